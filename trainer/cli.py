@@ -59,7 +59,7 @@ COMMANDS = {
         settings="trainer.inference.settings:EvaluateSettings", function="trainer.cli:evaluate",
     ),
     "features": Command(
-        summary="write hidden states of texts to Parquet or npy",
+        summary="write hidden states of a file's texts to Parquet",
         settings="trainer.inference.features.settings:FeaturesSettings", function="trainer.cli:features",
     ),
     "nsp": Command(
@@ -164,7 +164,7 @@ def next_sentence(settings: NextSentenceSettings, _remainder: object = None) -> 
 
 
 def features(settings: FeaturesSettings, _remainder: object = None) -> None:
-    """`python -m trainer features --model DIR --input FILES --output DIR`."""
+    """`python -m trainer features --model DIR --input FILE --output FILE`."""
     from trainer.inference.features.job import describe_features, write_features
 
     print(describe_features(settings.output, write_features(settings)))

@@ -19,8 +19,7 @@ from torch import Tensor
 from scripts.bench.measured import print_result
 from trainer.finetune.batches import shuffled_order
 from trainer.finetune.table_files import Record, read_table
-from trainer.inference.features.extract import FeatureExtractor
-from trainer.inference.features.read import plain_texts
+from trainer.inference.features.extract import FeatureExtractor, plain_texts
 from trainer.inference.features.settings import Rows
 from trainer.inference.open_model import OpenedModel, open_model
 from trainer.model.bert import BertForPreTraining
@@ -52,7 +51,7 @@ def main() -> None:
         opened = dataclasses.replace(opened, state=BertForPreTraining(opened.config).state_dict())
     folder = Path(arguments.data, "sst2")
     train, dev = (
-        read_table(str(folder / name), ["sentence", "label"]).records
+        read_table(str(folder / name), ["sentence", "label"])
         for name in ("train.tsv.zst", "dev.tsv")
     )
     train = [train[index] for index in shuffled_order(len(train), 0, 0)[: arguments.sentences]]

@@ -2,8 +2,8 @@
 
 import pytest
 
+from pipeline.documents.text_files import read_text
 from trainer.conll.read import Columns, add_column, read_conll
-from trainer.finetune.text_files import read_text
 
 CONLL_2003 = """\
 -DOCSTART- -X- -X- O

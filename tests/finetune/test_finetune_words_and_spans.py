@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 
+from pipeline.documents.text_files import read_text
 from tests.trainer.two_ranks import run_ranks
 from tokenizer.vocab import parse_vocab
 from trainer.conll.read import Columns, read_conll
@@ -15,7 +16,6 @@ from trainer.finetune.batches import pack_items
 from trainer.finetune.settings import FinetuneSettings, SquadSettings
 from trainer.finetune.squad.task import open_squad
 from trainer.finetune.text import TextEncoder
-from trainer.finetune.text_files import read_text
 from trainer.finetune.tokens.entities import score_entities
 from trainer.finetune.training import forward, split_outputs
 from trainer.model.bert import build_model

@@ -98,7 +98,7 @@ def test_files_as_distributed(name, tmp_path):
     task, (labelled, unlabelled) = task_of(name), FILES[name]
     train = task.read(write(tmp_path, "train.tsv", labelled), "train")
     examples = train.examples
-    assert (examples[0].text, examples[0].text_b) == FIRST_TEXTS[name]
+    assert (examples[0].text, *examples[0].seconds) == FIRST_TEXTS[name]
     assert [example.label for example in examples] == LABELS[name]
     labels = task.find_labels(examples)
     encoded = task.encode(examples, labels, make_encoder(), "train")
@@ -113,6 +113,14 @@ def test_files_as_distributed(name, tmp_path):
     files = task.prediction_files(str(tmp_path / "test.tsv"), test.examples, predictions[:1], {})
     value = "5.000" if name == "stsb" else LABELS[name][0]
     assert files == {SUBMITTED[name]: f"index\tprediction\n0\t{value}\n"}
+
+
+def test_rows_of_a_file_without_an_index_are_numbered(tmp_path):
+    task, path = task_of("sst2"), write(tmp_path, "dev.tsv", FILES["sst2"][0])
+    examples = task.read(path, "test").examples
+    assert task.prediction_files(path, examples, ["1", "0"], {}) == {
+        "SST-2.tsv": "index\tprediction\n0\t1\n1\t0\n"
+    }
 
 
 def test_scores_are_sent_between_0_and_5_and_mismatched_is_named(tmp_path):
@@ -134,9 +142,9 @@ def test_scores_are_sent_between_0_and_5_and_mismatched_is_named(tmp_path):
 def test_a_pair_is_encoded_as_bert_reads_it():
     task, encoder = task_of("rte"), make_encoder(9)
     rows = [
-        PairExample("f:2", "0", "the cat sat", "a dog", "entailment"),
-        PairExample("f:3", "1", "the cat sat very good .", "a dog ran", "not_entailment"),
-        PairExample("f:4", "2", "", "a", "entailment"),
+        PairExample("f:2", "0", "the cat sat", ("a dog",), "entailment"),
+        PairExample("f:3", "1", "the cat sat very good .", ("a dog ran",), "not_entailment"),
+        PairExample("f:4", "2", "", ("a",), "entailment"),
     ]
     encoded = task.encode(rows, task.find_labels(rows), encoder, "train")
     words = [[TOKENS[index] for index in item.sequences[0].input_ids] for item in encoded.items]
@@ -168,10 +176,10 @@ def test_pairs_are_cut_as_googles_program_cuts_them():
         encoder = make_encoder(room + 3)
         for length_a in range(14):
             for length_b in range(14):
-                kept = encoder.truncate(np.arange(length_a), np.arange(length_b))
-                assert (len(kept.a), len(kept.b)) == truncate_one_by_one(length_a, length_b, room)
-                assert kept.num_removed == max(0, length_a + length_b - room)
-                assert kept.a.tolist() == list(range(len(kept.a)))
+                a, b, num_removed = encoder.truncate(np.arange(length_a), np.arange(length_b))
+                assert (len(a), len(b)) == truncate_one_by_one(length_a, length_b, room)
+                assert num_removed == max(0, length_a + length_b - room)
+                assert a.tolist() == list(range(len(a)))
 
 
 @pytest.mark.parametrize(
@@ -198,7 +206,7 @@ def test_pairs_are_cut_as_googles_program_cuts_them():
             r"train\.tsv:2: 7 columns",
         ),
         ("sst2", "sentence\tlabel\n", r"train\.tsv: has no rows"),
-        ("sst2", "", r"train\.tsv: is empty, expected a header"),
+        ("sst2", "", r"train\.tsv: no column sentence, label; the columns are "),
     ],
 )
 def test_malformed_files(name, text, message, tmp_path):

@@ -1,8 +1,9 @@
-"""The BiLSTM over a frozen model's states: packing, vectors on disk, the task ner-features from files to results."""
+"""The BiLSTM over a frozen model's states: packing, the task ner-features from files to results."""
 
 import json
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -96,33 +97,18 @@ def settings_of(folder, **tokens):
     )  # fmt: skip
 
 
-def test_vectors_are_those_of_the_command_features_and_computed_once(folder):
-    flags = ["--rows", "word", "--combine", "concat", "--output_format", "npy"]
-    command = [
-        "features",
-        "--model",
-        str(folder / "hf"),
-        "--input",
-        str(folder / "words.conll"),
-        "--layers=-1,-2,-3,-4",
-    ]
-    assert main([*command, "--output", str(folder / "states"), *flags]) == 0
+def test_vectors_are_those_of_the_command_features(folder):
+    files = ["--model", str(folder / "hf"), "--input", str(folder / "words.conll")]
+    flags = ["--layers=-1,-2,-3,-4", "--rows", "word", "--combine", "concat"]
+    assert main(["features", *files, "--output", str(folder / "states"), *flags]) == 0
     task = open_ner_features(settings_of(folder))
     examples = task.read(str(folder / "words.conll"), "train").examples
-    labels = task.find_labels(examples)
     encoder = TextEncoder(read_vocabulary(open_model(str(folder / "hf"))), True, 40)
-    encoded = task.encode(examples, labels, encoder, "train")
+    encoded = task.encode(examples, task.find_labels(examples), encoder, "train")
     rows = np.concatenate([item.sequences[0].input_ids for item in encoded.items])
     np.testing.assert_array_equal(rows, np.arange(encoded.counts["words"]))
-    expected = np.load(folder / "states" / "part-00000.npy")
+    expected = pq.read_table(folder / "states").column("concat_4_3_2_1").to_pylist()
     np.testing.assert_allclose(task._store.take(rows.astype(np.int64)), expected, atol=1e-5)
-    [cached] = (folder / "out-features").glob("*.npy")
-    written = cached.stat().st_mtime_ns
-    open_ner_features(settings_of(folder)).encode(examples, labels, encoder, "train")
-    assert cached.stat().st_mtime_ns == written
-    other = open_ner_features(settings_of(folder, feature_layers="-1"))
-    other.encode(examples, labels, encoder, "train")
-    assert len(list((folder / "out-features").glob("*.npy"))) == 2
 
 
 @pytest.mark.engines

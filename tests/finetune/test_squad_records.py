@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from pipeline.documents.text_files import read_text
 from trainer.finetune.squad.records import Answer, find_bad_answer, read_squad
-from trainer.finetune.text_files import read_text
 
 CONTEXT = "Rollo was the Norse leader. Café Society."
 

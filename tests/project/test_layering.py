@@ -76,7 +76,7 @@ ROOMS = {
         " trainer.runs trainer.checkpoints trainer.pretrain"
     ),
     "trainer.inference.features": (
-        "tokenizer pipeline.interrupts pipeline.storage pipeline.command_line pipeline.documents"
+        "tokenizer pipeline.storage pipeline.command_line pipeline.documents"
         " trainer.conll trainer.process trainer.model trainer.conversion trainer.runs trainer.inference"
     ),
     "trainer.finetune": (

@@ -1,9 +1,7 @@
-"""`features`: vectors equal to transformers', every token once, interrupted and continued, in bounded memory."""
+"""`features`: vectors equal to transformers', every token once, in bounded memory."""
 
 import gzip
 import json
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,9 +15,12 @@ import zstandard
 
 from tests.trainer.lettered_model import export_lettered_model
 from trainer.cli import main
-from trainer.inference.features.extract import FeatureExtractor, choose_layers
-from trainer.inference.features.read import InputText
-from trainer.inference.features.windows import cut_windows
+from trainer.inference.features.extract import (
+    FeatureExtractor,
+    InputText,
+    choose_layers,
+    cut_windows,
+)
 from trainer.inference.open_model import open_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,26 +39,18 @@ def text_file(tmp_path):
     return path
 
 
-def features(hf, files, output, *flags):
-    files = files if isinstance(files, list) else [files]
-    return main(
-        [
-            "features",
-            "--model",
-            str(hf),
-            "--input",
-            *map(str, files),
-            "--output",
-            str(output),
-            *flags,
-        ]
-    )
+def features(hf, file, output, *flags):
+    given = ["--model", str(hf), "--input", str(file), "--output", str(output)]
+    return main(["features", *given, *flags])
 
 
 def rows_of(output, column=None):
-    tables = [pq.read_table(path) for path in sorted(Path(output).glob("part-*.parquet"))]
-    rows = [row for table in tables for row in table.to_pylist()]
+    rows = pq.read_table(output).to_pylist()
     return np.array([row[column] for row in rows]) if column else rows
+
+
+def facts_of(output):
+    return json.loads(pq.read_metadata(output).metadata[b"beambert"])
 
 
 def theirs(hf, text, **changes):
@@ -81,7 +74,7 @@ def test_states_of_every_token_and_layer_are_those_of_transformers(hf, text_file
         )
         assert [(row["start"], row["end"]) for row in mine] == encoding["offset_mapping"]
         assert [row["token"] for row in mine] == list(range(len(mine)))
-        assert {(row["source"], row["line"]) for row in mine} <= {(str(text_file), number + 1)}
+        assert {row["line"] for row in mine} <= {number + 1}
         expected = theirs(hf, text)[0][:, 1:-1]
         for layer in range(3):
             found = np.array([row[f"layer_{layer}"] for row in mine], dtype=np.float32).reshape(
@@ -144,40 +137,9 @@ def test_a_vector_a_text(hf, text_file, tmp_path, rows):
         np.testing.assert_allclose(vector, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("flags", "shape"), [(["--layers", "-1"], (64,)), (["--layers", "-1,-2"], (2, 64))]
-)
-def test_arrays_hold_what_parquet_holds(hf, text_file, tmp_path, flags, shape):
-    assert features(hf, text_file, tmp_path / "parquet", *flags, "--texts_per_part", "2") == 0
-    assert (
-        features(
-            hf,
-            text_file,
-            tmp_path / "npy",
-            *flags,
-            "--texts_per_part",
-            "2",
-            "--output_format",
-            "npy",
-        )
-        == 0
-    )
-    parts = sorted((tmp_path / "npy").glob("*.npy"))
-    assert [path.name for path in parts] == ["part-00000.npy", "part-00001.npy", "part-00002.npy"]
-    arrays = np.concatenate([np.load(path) for path in parts])
-    assert arrays.shape[1:] == shape
-    rows = rows_of(tmp_path / "parquet")
-    first = arrays if len(shape) == 1 else arrays[:, 0]
-    np.testing.assert_array_equal(
-        first, np.array([row["layer_2"] for row in rows], dtype=np.float32)
-    )
-    kept = [{name: row[name] for name in ("text", "line", "token", "piece")} for row in rows]
-    assert [{name: row[name] for name in kept[0]} for row in rows_of(tmp_path / "npy")] == kept
-
-
 def test_half_precision(hf, text_file, tmp_path):
     assert features(hf, text_file, tmp_path / "out", "--layers", "-1", "--dtype", "float16") == 0
-    table = pq.read_table(tmp_path / "out" / "part-00000.parquet")
+    table = pq.read_table(tmp_path / "out")
     assert str(table.schema.field("layer_2").type) == "fixed_size_list<element: halffloat>[64]"
     states, _ = theirs(hf, TEXTS[0])
     found = np.array(table["layer_2"].to_pylist()[: states.shape[1] - 2], dtype=np.float32)
@@ -221,7 +183,7 @@ def test_long_texts_are_read_in_windows_and_counted(hf, tmp_path):
         np.testing.assert_allclose(
             found[window.keep_start : window.keep_stop], states[-1, inside], atol=1e-5
         )
-    counts = json.loads((tmp_path / "out" / "features.json").read_text())
+    counts = facts_of(tmp_path / "out")
     assert (counts["long_texts"], counts["windows"], counts["texts"]) == (1, len(windows) + 1, 2)
     assert features(hf, tmp_path / "long.txt", tmp_path / "mean", *flags, "--rows", "mean") == 0
     np.testing.assert_allclose(
@@ -233,21 +195,23 @@ def test_long_texts_are_read_in_windows_and_counted(hf, tmp_path):
 # ---------------------------------------------------------------------------------------------------------
 
 
-def test_fields_names_and_compressed_files(hf, tmp_path):
-    records = [{"body": text, "key": f"k{number}"} for number, text in enumerate(TEXTS[:2])]
+def test_fields_and_compressed_files(hf, tmp_path):
+    records = [{"body": text, "key": number} for number, text in enumerate(TEXTS[:2])]
     lines = "".join(json.dumps(record) + "\n" for record in records)
-    (tmp_path / "a.jsonl").write_text(lines)
-    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     frames = [zstandard.compress(lines[:30].encode()), zstandard.compress(lines[30:].encode())]
-    (tmp_path / "c.jsonl.zst").write_bytes(b"".join(frames))
-    flags = ["--rows", "cls", "--text_field", "body", "--id_field", "key", "--layers", "-1"]
-    assert features(hf, [tmp_path / "*.jsonl*"], tmp_path / "out", *flags) == 0
-    rows = rows_of(tmp_path / "out")
-    assert [row["name"] for row in rows] == ["k0", "k1"] * 3
-    assert [Path(row["source"]).name for row in rows] == ["a.jsonl"] * 2 + ["b.jsonl.gz"] * 2 + [
-        "c.jsonl.zst"
-    ] * 2
-    assert rows[0]["layer_2"] == rows[2]["layer_2"] == rows[4]["layer_2"]
+    contents = {
+        "a.jsonl": lines.encode(),
+        "b.jsonl.gz": gzip.compress(lines.encode()),
+        "c.jsonl.zst": b"".join(frames),
+    }
+    found = []
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+        flags = ["--rows", "cls", "--text_field", "body", "--layers", "-1"]
+        assert features(hf, tmp_path / name, tmp_path / "out", *flags) == 0
+        found.append(rows_of(tmp_path / "out"))
+    assert [row["text"] for row in found[0]] == [0, 1]
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize(
@@ -257,12 +221,12 @@ def test_fields_names_and_compressed_files(hf, tmp_path):
             "a.jsonl",
             b'{"text": "x"}\n{"t": "y"}\n',
             [],
-            "a.jsonl:2: no field 'text', found t; --text_field and --id_field",
+            "a.jsonl:2: no field 'text', found t; --text_field names it",
         ),
         ("a.jsonl", b'{"text": 3}\n', [], "a.jsonl:1: field 'text' is int, expected a string"),
-        ("a.jsonl", b"{\n", [], "a.jsonl:1: not JSON"),
-        ("a.txt", b"fine\n\xff\n", [], "a.txt:2: is not UTF-8"),
-        ("a.txt", b"", [], "the input holds no text"),
+        ("a.jsonl", b"{\n", [], "a.jsonl:1: found no JSON"),
+        ("a.txt", b"fine\n\xff\n", [], "a.txt:2: found the byte 0xff"),
+        ("a.txt", b"", [], "a.txt holds no text"),
         (
             "a.txt",
             b"x\n",
@@ -277,7 +241,7 @@ def test_fields_names_and_compressed_files(hf, tmp_path):
             "layers is 'last'; expected numbers separated by commas, or all",
         ),
         ("a.txt", b"x\n", ["--seq_len", "99"], "seq_len is 99;"),
-        ("a.txt", b"x\n", ["--rows", "word"], "rows word asks for words, which a.txt has not; "),
+        ("a.txt", b"x\n", ["--rows", "word"], "rows word asks for words; give a CoNLL file"),
     ],
 )
 def test_what_cannot_be_read_is_named(
@@ -287,7 +251,7 @@ def test_what_cannot_be_read_is_named(
     Path(name).write_bytes(content)
     assert features(hf, name, "out", "--layers", "-1", *flags) == 2
     assert message in capsys.readouterr().err.replace(f"{tmp_path}/", "")
-    assert not Path("out/features.json").exists()
+    assert not Path("out").exists()
 
 
 def test_layers_are_numbered_as_in_transformers():
@@ -299,9 +263,9 @@ def test_layers_are_numbered_as_in_transformers():
 def test_words_have_the_vector_of_their_first_piece(hf):
     extractor = FeatureExtractor(open_model(str(hf)), layers="-1,-2", rows="word", seq_len=12)
     words = ("the", "cats", "dog", "\x00", "Sat", "bird", "the")
-    [rows] = extractor.iterate([extractor.encode(InputText(0, "f", 1, " ".join(words), words))])
+    [rows] = extractor.iterate([extractor.encode(InputText(0, 1, " ".join(words), words))])
     every = FeatureExtractor(open_model(str(hf)), layers="-1,-2", seq_len=12)
-    [tokens] = every.iterate([every.encode(InputText(0, "f", 1, " ".join(words), words))])
+    [tokens] = every.iterate([every.encode(InputText(0, 1, " ".join(words), words))])
     assert rows.index == list(range(7))
     pieces = " ".join(tokens.texts[0].pieces)
     assert pieces == "the cat ##s d ##o ##g [UNK] sat b ##i ##r ##d the"
@@ -334,98 +298,13 @@ def test_words_of_conll_files(hf, tmp_path):
     assert [row["form"] for row in rows_of(tmp_path / "b")] == ["sat", "cats"]
 
 
-# --- interrupted, continued, refused ---
-
-
-# Waits for ever when the vectors of the second part are there and its table is not.
-WAITING = """
-import sys, time
-from trainer.cli import main
-from pipeline.storage.folder import Folder
-write = Folder.write
-def write_or_wait(folder, name, data):
-    if name.endswith("part-00001.parquet"):
-        print("waits", flush=True)
-        while True:
-            time.sleep(0.05)
-    write(folder, name, data)
-Folder.write = write_or_wait
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-@pytest.mark.processes
-def test_an_interrupted_command_goes_on_and_gives_the_same(hf, text_file, tmp_path):
-    flags = ["--layers", "-1", "--texts_per_part", "2", "--output_format", "npy"]
-    assert features(hf, text_file, tmp_path / "calm", *flags) == 0
-    files = ["--model", str(hf), "--input", str(text_file), "--output", str(tmp_path / "rough")]
-    command = [sys.executable, "-c", WAITING, "features", *files, *flags]
-    with subprocess.Popen(
-        command,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        assert process.stdout.readline() == "waits\n", process.communicate()
-        os.killpg(process.pid, signal.SIGINT)
-        said = process.communicate(timeout=120)
-    assert said == ("", "interrupted; 1 part is kept, the same command continues\n")
-    assert process.returncode == 130
-    names = ["part-00000.npy", "part-00000.parquet", "started.json"]
-    assert sorted(path.name for path in (tmp_path / "rough").iterdir()) == names
-    before = (tmp_path / "rough" / "part-00000.parquet").stat().st_mtime_ns
-    assert features(hf, text_file, tmp_path / "rough", *flags) == 0
-    assert (tmp_path / "rough" / "part-00000.parquet").stat().st_mtime_ns == before
-    for path in (tmp_path / "calm").iterdir():
-        assert path.read_bytes() == (tmp_path / "rough" / path.name).read_bytes(), path.name
-
-
-def test_other_settings_models_and_texts_are_not_mixed(hf, text_file, tmp_path, capsys):
-    output, flags = tmp_path / "out", ["--layers", "-1", "--texts_per_part", "2"]
-    assert features(hf, text_file, output, *flags) == 0
-    assert features(hf, text_file, output, "--layers", "-2", "--texts_per_part", "2") == 2
-    assert (
-        "holds a set of features with other settings: layers was '-1' and is now '-2'"
-        in capsys.readouterr().err
-    )
-    other = export_lettered_model(tmp_path / "hf", seed=6)
-    assert features(other, text_file, output, *flags) == 2
-    assert "model_sha256 was" in capsys.readouterr().err
-    (output / "features.json").unlink()
-    text_file.write_text(text_file.read_text().replace("cats", "dogs"))
-    assert features(hf, text_file, output, *flags) == 2
-    assert (
-        "part-00000.parquet was made of other texts than the input has now"
-        in capsys.readouterr().err
-    )
-
-
-def test_a_folder_with_something_else_is_left_alone(hf, text_file, tmp_path, capsys):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "mine.txt").write_text("keep")
-    assert features(hf, text_file, tmp_path / "out", "--layers", "-1") == 2
-    assert (
-        "out exists and is not a set of features, it has no started.json; give another"
-        in capsys.readouterr().err
-    )
-
-
-def test_a_damaged_description_is_named(hf, text_file, tmp_path, capsys):
-    assert features(hf, text_file, tmp_path / "out", "--layers", "-1") == 0
-    (tmp_path / "out" / "started.json").write_text("{")
-    assert features(hf, text_file, tmp_path / "out", "--layers", "-1") == 2
-    assert "out/started.json is damaged, it is not JSON" in capsys.readouterr().err
-
-
-def test_an_object_store_gets_the_same_parts(hf, text_file, tmp_path):
+def test_an_object_store_gets_the_same_file(hf, text_file, tmp_path):
     import fsspec
 
     assert features(hf, text_file, tmp_path / "out", "--layers", "-1") == 0
     assert features(hf, text_file, "memory://features/out", "--layers", "-1") == 0
-    stored = fsspec.filesystem("memory").cat_file("/features/out/part-00000.parquet")
-    assert stored == (tmp_path / "out" / "part-00000.parquet").read_bytes()
+    stored = fsspec.filesystem("memory").cat_file("/features/out")
+    assert stored == (tmp_path / "out").read_bytes()
     fsspec.filesystem("memory").rm("/features", recursive=True)
 
 
@@ -447,19 +326,10 @@ def test_memory_does_not_grow_with_the_input(hf, tmp_path):
         path.write_text(
             "the cat sat on the mat of a cat .\n" * num_lines + "the cat " * (num_lines * 2) + "\n"
         )
-        command = [
-            sys.executable,
-            "-c",
-            PEAK,
-            "--model",
-            str(hf),
-            "--input",
-            str(path),
-            "--output",
-            f"{path}-out",
-        ]
+        files = ["--model", str(hf), "--input", str(path), "--output", f"{path}-out"]
+        command = [sys.executable, "-c", PEAK, *files]
         ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         peaks.append(float(ran.stdout.split()[-1]))
-    rows = json.loads((tmp_path / "big.txt-out" / "features.json").read_text())["rows"]
+    rows = facts_of(tmp_path / "big.txt-out")["rows"]
     assert rows == 108_000
     assert peaks[1] - peaks[0] < 40, peaks

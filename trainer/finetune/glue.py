@@ -10,9 +10,10 @@ from functools import partial
 
 from trainer.finetune.pairs import PairExample, PairTask, Prediction, tab_separated
 from trainer.finetune.settings import ColumnSettings, FinetuneSettings
-from trainer.finetune.table import read_pairs
+from trainer.finetune.table import make_example
+from trainer.finetune.table_files import read_table
 from trainer.finetune.task import ReadSet, Split
-from trainer.finetune.text_files import plain_name
+from trainer.finetune.text import file_stem
 
 BINARY = ("0", "1")
 ENTAILMENT = ("entailment", "not_entailment")
@@ -72,12 +73,12 @@ def open_glue(settings: FinetuneSettings) -> PairTask:
         metrics=layout.metrics,
         read_examples=partial(read_glue, layout),
         write_predictions=partial(_submission, layout),
-        labels=layout.labels or None,
+        labels=layout.labels,
     )
 
 
 def read_glue(layout: Layout, path: str, split: Split) -> ReadSet:
-    """Examples of one file of GLUE; those of a test file have its ids, others their row's number.
+    """Examples of one file of GLUE; where a test file has no ids, as any other, rows are numbered.
 
     Raises:
         ValueError: A row with another number of columns, or a column that is missing; says file and
@@ -87,8 +88,12 @@ def read_glue(layout: Layout, path: str, split: Split) -> ReadSet:
     columns = ColumnSettings(
         layout.text, layout.text_b, layout.label, id=layout.id if is_test else None
     )
-    header, skips = (None, False) if is_test else (layout.header, layout.skips_short_rows)
-    return read_pairs(columns, path, split, header, skips)
+    needed = [layout.text, layout.text_b, None if is_test else layout.label]
+    skipped: list[str] | None = [] if layout.skips_short_rows and not is_test else None
+    header = None if is_test else layout.header
+    records = read_table(path, [name for name in needed if name], header, skipped)
+    examples = [make_example(record, n, columns, (), split) for n, record in enumerate(records)]
+    return ReadSet(examples, {} if skipped is None else {"skipped_rows": len(skipped)})
 
 
 def _submission(
@@ -105,7 +110,7 @@ def _submission(
 
 def _file_name(layout: Layout, path: str) -> str:
     """MNLI has two test sets, and the diagnostic one is judged by its model."""
-    name = plain_name(path).lower()
+    name = file_stem(path).lower()
     if "diagnostic" in name or name == "ax":
         return "AX"
     if layout.name != "MNLI":

@@ -1,10 +1,11 @@
-"""Tasks that judge a text or a pair of texts: one class or one number each."""
+"""Tasks that judge a text or a pair of texts, or choose one of several pairs."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainer.finetune.measures import METRICS
 from trainer.finetune.task import EncodedSet, Item, Outputs, ReadSet, Split, TokenSequence
@@ -15,20 +16,20 @@ Prediction = str | float
 
 @dataclass(frozen=True)
 class PairExample:
-    """A text or a pair of texts.
+    """A text, a pair of texts, or several pairs of which one is right.
 
     Attributes:
         place: File and line.
         id: What its row of the predictions begins with.
         text: The first text.
-        text_b: The second, None for a single text.
-        label: Class or number as it is written; None in a test file.
+        seconds: The second text of the pair, None for a single text; or each choice's.
+        label: Class, number, or number of the right choice, as it is written; None in a test file.
     """
 
     place: str
     id: str
     text: str
-    text_b: str | None
+    seconds: tuple[str | None, ...]
     label: str | None
 
 
@@ -36,21 +37,24 @@ class PairExample:
 class PairTask:
     """A `Task` over texts or pairs; benchmarks differ in files, labels and metrics only.
 
+    Every choice is a sequence of its own, and the softmax runs over the choices (BERT paper,
+    section 4.4).
+
     Attributes:
-        kind: Classification or regression.
+        kind: classification, regression or choice.
         read_examples: Reads one file.
         metrics: Names of the metrics; the first one chooses the best run.
         write_predictions: Name and content of the file of predictions, from the path, the examples
             and predictions.
-        labels: The classes where the benchmark fixes them; None to take those of the training
-            files.
+        labels: The classes where the benchmark fixes them, or the numbers of the choices; empty to
+            take those of the training files.
     """
 
     kind: str
     read_examples: Callable[[str, Split], ReadSet]
     metrics: tuple[str, ...]
     write_predictions: Callable[[str, Sequence[PairExample], Sequence[Prediction]], tuple[str, str]]
-    labels: tuple[str, ...] | None = None
+    labels: tuple[str, ...] = ()
 
     @property
     def main_metric(self) -> str:
@@ -67,7 +71,7 @@ class PairTask:
         Raises:
             ValueError: A label is empty, or there is only one; says file and line.
         """
-        if self.kind == "regression":
+        if self.kind != "classification":
             return ()
         if unlabelled := next((each for each in examples if not str(each.label).strip()), None):
             raise ValueError(f"{unlabelled.place}: the label is empty; give one, or remove the row")
@@ -85,16 +89,19 @@ class PairTask:
         encoder: TextEncoder,
         split: Split,
     ) -> EncodedSet:
-        """One sequence an example; the longer text of a pair is cut, and counted."""
-        first = encoder.encode_texts([example.text for example in examples])
-        second = encoder.encode_texts([example.text_b or "" for example in examples])
+        """An item an example; the longer text of a pair is cut, and counted."""
+        firsts = encoder.encode_texts([example.text for example in examples])
+        texts = [text or "" for example in examples for text in example.seconds]
+        seconds = iter(encoder.encode_texts(texts))
         items, num_cut, num_removed, num_empty = [], 0, 0, 0
-        for index, (example, a, b) in enumerate(zip(examples, first, second, strict=True)):
-            kept = encoder.truncate(a, None if example.text_b is None else b)
-            num_cut, num_removed = num_cut + (kept.num_removed > 0), num_removed + kept.num_removed
-            num_empty += not len(a) or (example.text_b is not None and not len(b))
-            sequence = TokenSequence(*encoder.join(kept.a, kept.b))
-            items.append(Item(index, (sequence,), self._encode_label(example, labels, split)))
+        for index, (example, a) in enumerate(zip(examples, firsts, strict=True)):
+            pairs = [(text, next(seconds)) for text in example.seconds]
+            kept = [encoder.truncate(a, None if text is None else b) for text, b in pairs]
+            sequences = tuple(TokenSequence(*encoder.join(a, b)) for a, b, _ in kept)
+            items.append(Item(index, sequences, self._encode_label(example, labels, split)))
+            removed = sum(count for *_, count in kept)
+            num_cut, num_removed = num_cut + (removed > 0), num_removed + removed
+            num_empty += not len(a) or any(text is not None and not len(b) for text, b in pairs)
         counts = {
             "truncated_examples": num_cut,
             "truncated_tokens": num_removed,
@@ -109,11 +116,11 @@ class PairTask:
         outputs: Sequence[Outputs],
         labels: tuple[str, ...],
     ) -> list[Prediction]:
-        """The likeliest class, or the number."""
+        """The likeliest class or choice, or the number."""
         assert len(examples) == len(items), "one item an example"
         if self.kind == "regression":
             return [float(output[0]) for output in outputs]
-        return [labels[int(output.argmax())] for output in outputs]
+        return [(labels or self.labels)[int(output.argmax())] for output in outputs]
 
     def score(
         self, examples: Sequence[PairExample], predictions: Sequence[Prediction]
@@ -135,24 +142,20 @@ class PairTask:
 
     def _encode_label(
         self, example: PairExample, labels: tuple[str, ...], split: Split
-    ) -> "np.typing.NDArray[np.float32] | np.typing.NDArray[np.int64]":
+    ) -> NDArray[np.float32] | NDArray[np.int64]:
         if split == "test":
             return np.zeros(0, np.int64)
         if self.kind == "regression":
-            return np.array([read_number(example)], np.float32)
-        if example.label not in labels:
+            return np.array([_read_number(example)], np.float32)
+        known = labels or self.labels
+        if example.label not in known:
             raise ValueError(
-                f"{example.place}: label {example.label!r}, the labels are {', '.join(labels)}"
+                f"{example.place}: label {example.label!r}, the labels are {', '.join(known)}"
             )
-        return np.array([labels.index(example.label)], np.int64)
+        return np.array([known.index(example.label)], np.int64)
 
 
-def read_number(example: PairExample) -> float:
-    """The label as a finite number.
-
-    Raises:
-        ValueError: It is none; says file and line.
-    """
+def _read_number(example: PairExample) -> float:
     try:
         number = float(str(example.label))
     except ValueError:

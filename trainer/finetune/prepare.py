@@ -13,8 +13,7 @@ from trainer.finetune.settings import FinetuneSettings
 from trainer.finetune.start import choose_head, read_vocabulary, start_model
 from trainer.finetune.task import Item, OwnModel, ReadSet, Split, Task
 from trainer.finetune.tasks import open_task
-from trainer.finetune.text import TextEncoder
-from trainer.finetune.text_files import plain_name
+from trainer.finetune.text import TextEncoder, file_stem
 from trainer.inference.open_model import OpenedModel, open_model
 from trainer.model.config import BertConfig
 from trainer.model.task_heads import Head
@@ -39,7 +38,7 @@ class DataFile:
     @property
     def name(self) -> str:
         """The file's name without folders and extension."""
-        return plain_name(self.path)
+        return file_stem(self.path)
 
 
 @dataclass(frozen=True)
@@ -160,7 +159,7 @@ def _splits(settings: FinetuneSettings) -> Sequence[tuple[Split, list[str]]]:
 
 def check_names(paths: Sequence[str]) -> None:
     """Metrics and predictions are found by the names of files."""
-    names = Counter(map(plain_name, paths))
+    names = Counter(map(file_stem, paths))
     repeated = [name for name, count in names.items() if count > 1]
     if repeated:
         raise ValueError(

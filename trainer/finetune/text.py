@@ -1,10 +1,11 @@
 """Texts to the sequences that a model reads."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 import numpy as np
 
+from pipeline.storage.compression import plain_name
 from tokenizer.encode import Encoder
 from tokenizer.vocab import IdArray, Vocabulary
 
@@ -38,25 +39,25 @@ class TextEncoder:
         assert len(input_ids) <= self.seq_len, f"{len(input_ids)} tokens, seq_len is {self.seq_len}"
         return input_ids, len(a) + 2
 
-    def truncate(self, a: IdArray, b: IdArray | None = None) -> "Truncated":
+    def truncate(self, a: IdArray, b: IdArray | None = None) -> tuple[IdArray, IdArray | None, int]:
         """What fits into a sequence: the longer text, B of equal ones, loses its last tokens.
 
         As `_truncate_seq_pair` of google-research/bert run_classifier.py.
+
+        Returns:
+            A, B, and how many tokens were taken off.
         """
-        room = self.seq_len - (2 if b is None else 3)
         if b is None:
-            return Truncated(a[:room], None, max(0, len(a) - room))
+            room = self.seq_len - 2
+            return a[:room], None, max(0, len(a) - room)
+        room = self.seq_len - 3
         excess = len(a) + len(b) - room
         if excess <= 0:
-            return Truncated(a, b, 0)
+            return a, b, 0
         length_b = max(min(len(b), room // 2), room - len(a))
-        return Truncated(a[: room - length_b], b[:length_b], excess)
+        return a[: room - length_b], b[:length_b], excess
 
 
-@dataclass(frozen=True)
-class Truncated:
-    """Two segments that fit, and how many tokens were taken off."""
-
-    a: IdArray
-    b: IdArray | None
-    num_removed: int
+def file_stem(path: str) -> str:
+    """A file's name without folders, compression and extension: train of data/train.tsv.zst."""
+    return plain_name(PurePosixPath(path.replace("\\", "/")).name).rsplit(".", 1)[0]

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pipeline.documents.text_files import read_text
 from trainer.finetune.settings import FinetuneSettings, SquadSettings
 from trainer.finetune.squad.evaluate import (
     Marks,
@@ -27,7 +28,6 @@ from trainer.finetune.squad.predictions import (
 from trainer.finetune.squad.records import Question, find_bad_answer, read_squad
 from trainer.finetune.task import EncodedSet, Item, Outputs, ReadSet, Split
 from trainer.finetune.text import TextEncoder
-from trainer.finetune.text_files import read_text
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,10 @@
 BERT paper, section 5.3 and table 7: the last four layers of each word's first piece, side by side,
 and two layers of BiLSTM before the classifier. Files, tags and scores are those of the task ner.
 Every word has one vector, those of sentences longer than the model reads from windows
-(trainer.inference.features.windows).
+(trainer.inference.features.extract).
 """
 
-import hashlib
-import json
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +14,6 @@ import safetensors.torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.storage.local import replace_file
 from trainer.conll.read import Sentence
 from trainer.conversion.export import CONFIG, PROVENANCE_KEY, WEIGHTS, read_export_file
 from trainer.conversion.initial_weights import hash_state
@@ -27,8 +22,7 @@ from trainer.finetune.task import EncodedSet, Item, Split, TokenSequence
 from trainer.finetune.text import TextEncoder
 from trainer.finetune.tokens.task import TokenTask, WordItem, number_tags, open_ner
 from trainer.finetune.tokens.windows import Window
-from trainer.inference.features.extract import FeatureExtractor
-from trainer.inference.features.read import InputText
+from trainer.inference.features.extract import FeatureExtractor, InputText
 from trainer.inference.open_model import OpenedModel, open_model
 from trainer.model.tagger import BiLstmTagger, VectorStore, build_tagger
 from trainer.model.task_heads import Head
@@ -41,15 +35,12 @@ NUM_LSTM_LAYERS = 2  # BERT paper, section 5.3
 class FeatureTask(TokenTask):
     """A task with a model of its own (`trainer.finetune.task.OwnModel`)."""
 
-    def __init__(
-        self, settings: TokenSettings, opened: OpenedModel, cache: Path, micro_tokens: int
-    ) -> None:
+    def __init__(self, settings: TokenSettings, opened: OpenedModel, micro_tokens: int) -> None:
         """Builds the model that gives the states.
 
         Args:
             settings: Columns, scheme, layers and sizes.
             opened: The model.
-            cache: Folder that keeps the states.
             micro_tokens: Most tokens of one of its forward passes.
         """
         super().__init__(settings)
@@ -62,7 +53,6 @@ class FeatureTask(TokenTask):
             device=choose_device("auto"),
         )
         self._model_hash = hash_state(opened.state)
-        self._cache = cache
         self._store = VectorStore()
 
     def encode(
@@ -72,7 +62,7 @@ class FeatureTask(TokenTask):
         encoder: TextEncoder,  # noqa: ARG002
         split: Split,
     ) -> EncodedSet:
-        """One item for each sentence; its words are rows of the vectors, computed unless kept."""
+        """One item for each sentence; its words are rows of the vectors."""
         num_words = sum(len(sentence.words) for sentence in examples)
         row = self._store.add(self._vectors([sentence.words for sentence in examples], num_words))
         items: list[Item] = []
@@ -125,34 +115,22 @@ class FeatureTask(TokenTask):
         return model
 
     def _vectors(self, sentences: Sequence[Sequence[str]], num_words: int) -> NDArray[np.float32]:
-        """[num_words, F], read from the cache without being held in memory."""
-        facts = [self._model_hash, list(self._extractor.layers), list(map(list, sentences))]
-        path = self._cache / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]}.npy"
-        if not path.is_file():
-            self._cache.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix="beambert-") as temporary:
-                self._compute(sentences, Path(temporary, "vectors.npy"), num_words)
-                replace_file(path, Path(temporary, "vectors.npy"))
-        vectors: NDArray[np.float32] = np.load(path, mmap_mode="r")
-        return vectors
-
-    def _compute(self, sentences: Sequence[Sequence[str]], path: Path, num_words: int) -> None:
-        shape = (num_words, self._extractor.width)
-        vectors = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+        """[num_words, F]."""
         texts = (
-            InputText(number, "sentences", number + 1, " ".join(words), tuple(words))
+            InputText(number, number + 1, " ".join(words), tuple(words))
             for number, words in enumerate(sentences)
         )
+        vectors = np.empty((num_words, self._extractor.width), np.float32)
         row = 0
         for rows in self._extractor.iterate(map(self._extractor.encode, texts)):
             vectors[row : row + len(rows.index)] = rows.vectors[:, 0]
             row += len(rows.index)
         assert row == num_words, f"{row} vectors of {num_words} words"
-        vectors.flush()
+        return vectors
 
 
 def open_ner_features(settings: FinetuneSettings) -> FeatureTask:
-    """The task ner-features; states are kept in the folder OUTPUT-features.
+    """The task ner-features.
 
     Raises:
         ValueError: A setting makes no sense.
@@ -162,9 +140,4 @@ def open_ner_features(settings: FinetuneSettings) -> FeatureTask:
         raise ValueError(
             f"tokens.lstm_hidden_size is {chosen.lstm_hidden_size}; it must be at least 1"
         )
-    return FeatureTask(
-        chosen,
-        open_model(settings.model),
-        Path(f"{settings.output}-features"),
-        settings.micro_tokens,
-    )
+    return FeatureTask(chosen, open_model(settings.model), settings.micro_tokens)

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.documents.text_files import read_text
 from tokenizer.vocab import IdArray
 from trainer.conll.read import Columns, Sentence, add_column, read_conll
 from trainer.conll.tags import OUTSIDE, Scheme, find_entities, label_names, type_of, write_tags
 from trainer.finetune.settings import FinetuneSettings, TokenSettings
 from trainer.finetune.task import EncodedSet, Item, Outputs, ReadSet, Split, TokenSequence
 from trainer.finetune.text import TextEncoder
-from trainer.finetune.text_files import read_text
 from trainer.finetune.tokens.entities import (
     format_table,
     score_entities,

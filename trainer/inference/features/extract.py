@@ -6,20 +6,40 @@ T tokens and R rows of a micro-batch, C columns, F their width.
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from tokenizer.vocab import CLS, SEP, UNK
-from trainer.inference.features.read import InputText
 from trainer.inference.features.settings import Combine, Rows
-from trainer.inference.features.windows import Window, cut_windows
 from trainer.inference.open_model import OpenedModel
-from trainer.model.packed_inputs import PackedInputs, pack_sequences
+from trainer.model.packed_inputs import pack_sequences
+
+
+@dataclass(frozen=True)
+class InputText:
+    """A text and where it comes from.
+
+    Attributes:
+        number: Number of the text in the whole input, from 0.
+        line: Line on which the text begins, from 1.
+        text: The text as it stands there; words are joined by spaces.
+        words: Words of a CoNLL sentence; None for plain text.
+    """
+
+    number: int
+    line: int
+    text: str
+    words: tuple[str, ...] | None = None
+
+
+def plain_texts(texts: Iterable[str]) -> Iterator[InputText]:
+    """Texts that are a line each."""
+    for number, text in enumerate(texts):
+        yield InputText(number, number + 1, text)
 
 
 @dataclass(frozen=True)
@@ -61,12 +81,24 @@ class FeatureRows:
 
 
 @dataclass(frozen=True)
-class _Piece:
-    """A window of a text that waits for its micro-batch."""
+class Window:
+    """Tokens of a text that the model reads together, and those whose vectors it gives.
 
-    text: EncodedText
-    window: Window
-    is_last: bool
+    Attributes:
+        start: First token that is read.
+        stop: One after the last.
+        keep_start: First token whose vector is taken from here.
+        keep_stop: One after the last.
+    """
+
+    start: int
+    stop: int
+    keep_start: int
+    keep_stop: int
+
+
+_Piece = tuple[EncodedText, Window]
+"""A window of a text that waits for its micro-batch."""
 
 
 class FeatureExtractor:
@@ -120,9 +152,12 @@ class FeatureExtractor:
         self._device = device or torch.device("cpu")
         self._tokenizer = opened.tokenizer()
         self._tokenizer.encode_special_tokens = True
-        self._ids = {
-            token: _id_of(self._tokenizer, token, opened.where) for token in (CLS, SEP, UNK)
-        }
+        known = self._tokenizer.get_vocab()
+        if missing := {CLS, SEP, UNK} - known.keys():
+            raise ValueError(
+                f"{opened.where}: its tokenizer has no {', '.join(missing)}, as BERT's has"
+            )
+        self._ids = {token: known[token] for token in (CLS, SEP, UNK)}
         self._bert = opened.build(self._device).bert
 
     def encode(self, text: InputText) -> EncodedText:
@@ -132,106 +167,78 @@ class FeatureExtractor:
             ValueError: A row is to stand for a word, and the text has none.
         """
         if text.words is None and self._rows == "word":
-            raise ValueError(
-                f"rows word asks for words, which {text.source} has not; give CoNLL files, or rows token"
-            )
-        if text.words is None:
-            encoding = self._tokenizer.encode(text.text, add_special_tokens=False)
-            return self._encoded(text, encoding.ids, encoding.tokens, encoding.offsets, [], 0)
+            raise ValueError("rows word asks for words; give a CoNLL file, or rows token")
+        units = [text.text] if text.words is None else list(text.words)
         ids: list[int] = []
         pieces: list[str] = []
         offsets: list[tuple[int, int]] = []
-        firsts, unknown = [], 0
-        for encoding, word in zip(
-            self._tokenizer.encode_batch(list(text.words), add_special_tokens=False),
-            text.words,
-            strict=True,
+        first_pieces, unknown = [], 0
+        for encoding, unit in zip(
+            self._tokenizer.encode_batch(units, add_special_tokens=False), units, strict=True
         ):
-            firsts.append(len(ids))
-            unknown += not encoding.ids
-            ids += encoding.ids or [self._ids[UNK]]
-            pieces += encoding.tokens or [UNK]
-            offsets += encoding.offsets or [(0, len(word))]
-        return self._encoded(text, ids, pieces, offsets, firsts, unknown)
+            first_pieces.append(len(ids))
+            if text.words is not None and not encoding.ids:
+                unknown += 1
+                ids.append(self._ids[UNK])
+                pieces.append(UNK)
+                offsets.append((0, len(unit)))
+            ids += encoding.ids
+            pieces += encoding.tokens
+            offsets += encoding.offsets
+        num_windows = len(cut_windows(len(ids), self._size, self._stride))
+        return EncodedText(text, ids, pieces, offsets, first_pieces, unknown, num_windows)
 
     def iterate(self, texts: Iterable[EncodedText]) -> Iterator[FeatureRows]:
         """Rows of the texts, in order; memory is that of one micro-batch."""
         sums: dict[int, NDArray[np.float64]] = {}
         pending: list[_Piece] = []
         num_tokens = 0
-        for piece in self._pieces(texts):
-            size = piece.window.stop - piece.window.start + 2
+        for text, window in self._pieces(texts):
+            size = window.stop - window.start + 2
             if pending and num_tokens + size > self._micro_tokens:
                 yield self._run(pending, sums)
                 pending, num_tokens = [], 0
-            pending.append(piece)
+            pending.append((text, window))
             num_tokens += size
         if pending:
             yield self._run(pending, sums)
 
-    def _encoded(
-        self,
-        origin: InputText,
-        ids: list[int],
-        pieces: list[str],
-        offsets: list[tuple[int, int]],
-        firsts: list[int],
-        unknown: int,
-    ) -> EncodedText:
-        num_windows = len(cut_windows(len(ids), self._size, self._stride))
-        return EncodedText(origin, ids, pieces, offsets, firsts, unknown, num_windows)
-
     def _pieces(self, texts: Iterable[EncodedText]) -> Iterator[_Piece]:
         for text in texts:
             windows = cut_windows(len(text.ids), self._size, self._stride)
-            if self._rows in ("cls", "pooler"):
-                windows = windows[:1]
-            for window in windows:
-                yield _Piece(text, window, window is windows[-1])
+            for window in windows[:1] if self._rows in ("cls", "pooler") else windows:
+                yield text, window
 
     @torch.inference_mode()
     def _run(self, pieces: Sequence[_Piece], sums: dict[int, NDArray[np.float64]]) -> FeatureRows:
-        packed = self._pack(pieces)
-        starts = packed.cu_seqlens.tolist()
-        if self._rows == "pooler":
-            vectors = _to_numpy(self._bert(packed)[1][:, None])
-            return FeatureRows([piece.text for piece in pieces], [0] * len(pieces), vectors)
-        states = self._bert.hidden_states(packed)
-        wanted = [self._wanted(piece) for piece in pieces]
-        places = [
-            start + 1 + token - piece.window.start
-            for start, piece, tokens in zip(starts, pieces, wanted, strict=False)
-            for _, token in tokens
-        ]
-        vectors = _to_numpy(
-            self._take(states, torch.tensor(places, dtype=torch.int64, device=self._device))
+        first, last = self._ids[CLS], self._ids[SEP]
+        packed = pack_sequences(
+            [[first, *text.ids[window.start : window.stop], last] for text, window in pieces],
+            self._device,
         )
+        if self._rows == "pooler":
+            pooled = self._bert(packed)[1][:, None].float().cpu().numpy()
+            return FeatureRows([text for text, _ in pieces], [0] * len(pieces), pooled)
+        states = self._bert.hidden_states(packed)
+        rows, places = [], []
+        for start, (text, window) in zip(packed.cu_seqlens.tolist(), pieces, strict=False):
+            wanted = self._wanted(text, window)
+            rows += [(text, index) for index, _ in wanted]
+            places += [start + 1 + token - window.start for _, token in wanted]
+        places_R = torch.tensor(places, dtype=torch.int64, device=self._device)
+        vectors = self._take(states, places_R).float().cpu().numpy()
         if self._rows == "mean":
-            return _mean_rows(pieces, [len(tokens) for tokens in wanted], vectors, sums)
-        rows = [
-            (piece.text, index)
-            for piece, tokens in zip(pieces, wanted, strict=True)
-            for index, _ in tokens
-        ]
+            return _mean_rows(pieces, vectors, sums)
         return FeatureRows([text for text, _ in rows], [index for _, index in rows], vectors)
 
-    def _pack(self, pieces: Sequence[_Piece]) -> PackedInputs:
-        first, last = self._ids[CLS], self._ids[SEP]
-        sequences = [
-            [first, *piece.text.ids[piece.window.start : piece.window.stop], last]
-            for piece in pieces
-        ]
-        return pack_sequences(sequences, self._device)
-
-    def _wanted(self, piece: _Piece) -> list[tuple[int, int]]:
+    def _wanted(self, text: EncodedText, window: Window) -> list[tuple[int, int]]:
         """Row index and token of every row of a window; [CLS] is the token before the first."""
-        window, firsts = piece.window, piece.text.first_pieces
         if self._rows == "cls":
             return [(0, window.start - 1)]
         if self._rows == "word":
-            low, high = (
-                bisect_left(firsts, token) for token in (window.keep_start, window.keep_stop)
-            )
+            firsts = text.first_pieces
+            low = bisect_left(firsts, window.keep_start)
+            high = bisect_left(firsts, window.keep_stop)
             return [(word, firsts[word]) for word in range(low, high)]
         return [(token, token) for token in range(window.keep_start, window.keep_stop)]
 
@@ -242,6 +249,32 @@ class FeatureExtractor:
         if self._combine == "sum":
             return chosen_RCH.sum(dim=1, keepdim=True)
         return chosen_RCH.flatten(1)[:, None] if self._combine == "concat" else chosen_RCH
+
+
+def cut_windows(num_tokens: int, size: int, stride: int) -> list[Window]:
+    """Windows of a text, in order; at least one, which an empty text has too.
+
+    A token's vector is that of the window in which the nearer of its two ends is farthest from it;
+    of two such windows, the earlier one's. The last window ends with the text.
+
+    Args:
+        num_tokens: How many tokens the text has, without [CLS] and [SEP].
+        size: Most tokens of a window.
+        stride: From one window's start to the next, at most `size`.
+    """
+    assert 1 <= stride <= size, f"stride {stride} must be between 1 and the window's {size} tokens"
+    last = max(0, num_tokens - size)
+    starts = [*range(0, last, stride), last]
+    # The token in the middle of what two windows share belongs to the earlier one.
+    borders = [
+        0,
+        *((start + size + following + 1) // 2 for start, following in pairwise(starts)),
+        num_tokens,
+    ]
+    return [
+        Window(start, min(start + size, num_tokens), *kept)
+        for start, kept in zip(starts, pairwise(borders), strict=True)
+    ]
 
 
 def choose_layers(text: str, num_layers: int) -> tuple[int, ...]:
@@ -282,34 +315,20 @@ def column_names(layers: Sequence[int], combine: Combine) -> list[str]:
 
 def _mean_rows(
     pieces: Sequence[_Piece],
-    counts: Sequence[int],
     vectors: NDArray[np.float32],
     sums: dict[int, NDArray[np.float64]],
 ) -> FeatureRows:
     """Means of the texts that end in this micro-batch; `sums` keeps that of one that goes on."""
     texts, means = [], []
     stop = 0
-    for piece, count in zip(pieces, counts, strict=True):
-        start, stop = stop, stop + count
-        key = piece.text.origin.number
+    for text, window in pieces:
+        start, stop = stop, stop + window.keep_stop - window.keep_start
+        key = text.origin.number
         total = sums.pop(key, 0.0) + vectors[start:stop].sum(axis=0, dtype=np.float64)
-        if piece.is_last:
-            texts.append(piece.text)
-            means.append(total / max(1, len(piece.text.ids)))
-        else:
+        if window.stop < len(text.ids):
             sums[key] = total
+        else:
+            texts.append(text)
+            means.append(total / max(1, len(text.ids)))
     shape = (len(means), *vectors.shape[1:])
     return FeatureRows(texts, [0] * len(texts), np.array(means, dtype=np.float32).reshape(shape))
-
-
-def _id_of(tokenizer: Tokenizer, token: str, where: str) -> int:
-    found = tokenizer.token_to_id(token)
-    if found is None:
-        raise ValueError(
-            f"{where}: its tokenizer has no token {token}; BERT's tokenizer is expected"
-        )
-    return found
-
-
-def _to_numpy(tensor: Tensor) -> NDArray[Any]:
-    return tensor.float().cpu().numpy()

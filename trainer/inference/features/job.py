@@ -1,82 +1,50 @@
-"""`python -m trainer features`: texts of files to parts of features.
+"""`python -m trainer features`: the texts of a file to a Parquet file of features.
 
-OUTPUT/started.json     settings and the model's hash: what the parts there are made with
-       part-00000.*     --texts_per_part texts each (trainer.inference.features.parts)
-       features.json    written last: only where it is, the features are complete
+A row has `text`, `line`; of a token or word `token`, `piece`, `start`, `end`, of a word also `word`
+and `form`; and the vectors, a fixed_size_list a column. The file's metadata (key "beambert", JSON)
+has the model, its hash and the counts.
 """
 
-import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from itertools import chain, islice
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
 from tqdm import tqdm
 
-from pipeline.interrupts import INTERRUPTED, Interrupted
+from pipeline.documents.text_files import read_json_lines, read_text, read_text_lines
+from pipeline.storage.compression import plain_name
 from pipeline.storage.folder import Folder
-from pipeline.storage.local import find_temporaries
+from trainer.conll.read import Columns, read_conll
 from trainer.conversion.initial_weights import hash_state
-from trainer.inference.features.extract import EncodedText, FeatureExtractor
-from trainer.inference.features.parts import Layout, read_part_facts, write_part
-from trainer.inference.features.read import InputFile, InputText, find_files, iterate_texts
-from trainer.inference.features.settings import FeaturesSettings
-from trainer.inference.open_model import OpenedModel, open_model
-from trainer.process.ranks import choose_device
-from trainer.runs.continuing import Continuable
-from trainer.runs.json_files import parse_object, to_json
-
-FEATURES = Continuable(
-    kind="a set of features", marker="started.json", free=("model", "output", "device")
+from trainer.inference.features.extract import (
+    EncodedText,
+    FeatureExtractor,
+    FeatureRows,
+    InputText,
 )
-FINISHED = "features.json"
+from trainer.inference.features.settings import FeaturesSettings
+from trainer.inference.open_model import open_model
+from trainer.process.ranks import choose_device
 
-
-class PartCounter:
-    """Counts a part's texts while they pass on their way to the model."""
-
-    def __init__(self) -> None:
-        self._digest = hashlib.sha256()
-        self._counts = dict.fromkeys(
-            ("texts", "tokens", "empty_texts", "long_texts", "windows", "unknown_words"), 0
-        )
-
-    def digest(self, texts: Iterator[InputText]) -> Iterator[InputText]:
-        """Passes texts on and hashes what they are made of."""
-        for text in texts:
-            content = [text.text, text.words, text.name, text.line]
-            self._digest.update(json.dumps(content).encode() + b"\n")
-            self._counts["texts"] += 1
-            yield text
-
-    def count(self, texts: Iterator[EncodedText]) -> Iterator[EncodedText]:
-        """Passes encoded texts on and counts what became of them."""
-        for text in texts:
-            self._counts["tokens"] += len(text.ids)
-            self._counts["empty_texts"] += not text.ids
-            self._counts["long_texts"] += text.num_windows > 1
-            self._counts["windows"] += text.num_windows
-            self._counts["unknown_words"] += text.unknown_words
-            yield text
-
-    def facts(self) -> dict[str, Any]:
-        """Counts and hash of what has passed."""
-        return {**self._counts, "texts_sha256": self._digest.hexdigest()}
+METADATA = b"beambert"
+CONLL_SUFFIXES = (".conll", ".iob2", ".bio", ".conllu")
+_TOKEN_FIELDS = (("token", pa.int32()), ("piece", pa.string()), ("start", pa.int32()), ("end", pa.int32()))  # fmt: skip
 
 
 def write_features(settings: FeaturesSettings) -> dict[str, Any]:
-    """Writes the features of the input's texts, but for parts that an earlier start finished.
-
-    Returns:
-        Content of features.json.
+    """Writes the features of the input's texts; what the file's metadata says of them.
 
     Raises:
         FileNotFoundError: No model or no input.
-        Interrupted: The process was told to end; says how many parts are kept.
-        ValueError: The output folder holds something else or features of other settings, the input
-            has changed since its first parts were made, or a text cannot be read.
+        ValueError: A text cannot be read, or a setting does not fit the model.
     """
-    files = find_files(settings.input)
     opened = open_model(settings.model)
     extractor = FeatureExtractor(
         opened,
@@ -87,143 +55,122 @@ def write_features(settings: FeaturesSettings) -> dict[str, Any]:
         micro_tokens=settings.micro_tokens,
         device=choose_device(settings.device),
     )
-    plan = describe_plan(settings, opened)
-    output = Folder(settings.output)
-    finished = _start(output, plan)
-    if finished:
-        return finished
-    layout = Layout.of(settings, extractor.columns, extractor.width)
-    with tqdm(
-        total=sum(file.size for file in files),
-        unit="B",
-        unit_scale=True,
-        mininterval=1.0,
-        disable=None,
-    ) as progress:
-        parts = _write_or_say_how_many(
-            output, _write_parts(files, settings, extractor, layout, progress)
-        )
-    return _finish(output, plan, extractor, layout, parts)
+    counts: Counter[str] = Counter()
+    texts = tqdm(read_texts(settings), unit="text", unit_scale=True, mininterval=1.0, disable=None)
+    rows = extractor.iterate(_count(map(extractor.encode, texts), counts))
+    folder, name = Folder.of_file(settings.output)
+    with tempfile.TemporaryDirectory(prefix="beambert-") as temporary:
+        file = Path(temporary, "features.parquet")
+        with pq.ParquetWriter(file, _schema(settings, extractor)) as writer:
+            for batch in rows:
+                writer.write_table(_to_table(batch, extractor, writer.schema, settings.dtype))
+                counts["rows"] += len(batch.index)
+            if not counts["texts"]:
+                raise ValueError(f"{settings.input} holds no text; expected one a line")
+            facts = {"model": opened.where, "model_sha256": hash_state(opened.state), **counts}
+            writer.add_key_value_metadata({METADATA: json.dumps(facts).encode()})
+        folder.write(name, file)
+    return facts
 
 
-def describe_plan(settings: FeaturesSettings, opened: OpenedModel) -> dict[str, Any]:
-    """Content of started.json: what has to be the same for a command to continue the output."""
-    return {
-        "settings": FEATURES.bound_settings(settings),
-        "model_sha256": hash_state(opened.state),
-        "hidden_size": opened.config.hidden_size,
-    }
-
-
-def _start(output: Folder, plan: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Claims the folder; features.json where it is complete already."""
-    found = output.list()
-    FEATURES.refuse_foreign(output.url, found)
-    if found:
-        then = _read_json(output, FEATURES.marker)
-        old, new = (
-            {**facts.get("settings", {}), "model_sha256": facts.get("model_sha256")}
-            for facts in (then, plan)
-        )
-        FEATURES.check_settings(output.url, old, new)
-        output.remove(find_temporaries(found))
-    else:
-        output.write(FEATURES.marker, to_json(plan))
-    return _read_json(output, FINISHED) if FINISHED in found else None
-
-
-def _read_json(output: Folder, name: str) -> dict[str, Any]:
-    return parse_object(
-        output.read(name), output.locate(name), "restore it, or give another --output"
-    )
-
-
-def _write_or_say_how_many(output: Folder, parts: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
-    try:
-        return list(parts)
-    except KeyboardInterrupt as error:
-        names = output.list()
-        kept = {name.removesuffix(".parquet") for name in names if name.endswith(".parquet")}
-        half = [
-            name
-            for name in names
-            if name.endswith(".npy") and name.removesuffix(".npy") not in kept
-        ]
-        output.remove(half)
-        parts_are = "1 part is" if len(kept) == 1 else f"{len(kept)} parts are"
-        raise Interrupted(f"{INTERRUPTED}; {parts_are} kept, the same command continues") from error
-
-
-def _write_parts(
-    files: list[InputFile],
-    settings: FeaturesSettings,
-    extractor: FeatureExtractor,
-    layout: Layout,
-    progress: Any,
-) -> Iterator[dict[str, Any]]:
-    """What each part holds, once it is there."""
-
-    def report(num_bytes: int) -> None:
-        progress.update(num_bytes - progress.n)
-
-    output = Folder(settings.output)
-    texts = iterate_texts(files, settings, report)
-    for first in texts:  # each turn is a part
-        number = first.number // settings.texts_per_part
-        name = f"part-{number:05d}"
-        counter = PartCounter()
-        digested = counter.digest(chain([first], islice(texts, settings.texts_per_part - 1)))
-        if output.exists(f"{name}.parquet"):
-            facts = read_part_facts(output, f"{name}.parquet")
-            _check_same_texts(digested, counter, facts, f"{settings.output}/{name}.parquet")
-        else:
-            rows = extractor.iterate(counter.count(map(extractor.encode, digested)))
-            facts = write_part(output, name, layout, rows, counter.facts)
-        yield {"name": name, **facts}
-
-
-def _check_same_texts(
-    digested: Iterator[InputText], counter: PartCounter, facts: Mapping[str, Any], where: str
-) -> None:
-    for _ in digested:
-        pass
-    if counter.facts()["texts_sha256"] != facts["texts_sha256"]:
-        raise ValueError(
-            f"{where} was made of other texts than the input has now; give another --output"
-        )
-
-
-def _finish(
-    output: Folder,
-    plan: Mapping[str, Any],
-    extractor: FeatureExtractor,
-    layout: Layout,
-    parts: list[dict[str, Any]],
-) -> dict[str, Any]:
-    if not parts:
-        raise ValueError("the input holds no text; give files that hold one a line")
-    names = [name for name, value in parts[0].items() if isinstance(value, int)]
-    finished = {
-        **plan,
-        "layers": list(extractor.layers),
-        "columns": list(layout.columns),
-        "width": layout.width,
-        **{name: sum(part[name] for part in parts) for name in names},
-        "parts": parts,
-    }
-    output.write(FINISHED, to_json(finished))
-    return finished
-
-
-def describe_features(output: str, finished: Mapping[str, Any]) -> str:
+def describe_features(output: str, facts: dict[str, Any]) -> str:
     """A few words for people."""
-    words = (
-        f", {finished['unknown_words']:,} words without pieces as [UNK]"
-        if finished["unknown_words"]
-        else ""
-    )
+    unknown = facts["unknown_words"]
+    words = f", {unknown:,} words without pieces as [UNK]" if unknown else ""
     return (
-        f"{output}: {finished['rows']:,} rows of {', '.join(finished['columns'])} ({finished['width']} values) from "
-        f"{finished['texts']:,} texts, {finished['tokens']:,} tokens; {finished['long_texts']:,} texts longer than a "
-        f"window, {finished['empty_texts']:,} empty{words}"
+        f"{output}: {facts['rows']:,} rows from {facts['texts']:,} texts, {facts['tokens']:,} "
+        f"tokens; {facts['long_texts']:,} texts longer than a window, {facts['empty_texts']:,} "
+        f"empty{words}"
     )
+
+
+def read_texts(settings: FeaturesSettings) -> Iterator[InputText]:
+    """Every text of the input, in order.
+
+    Raises:
+        ValueError: A line that is not UTF-8, not JSON, or lacks the field; says file and line.
+    """
+    url = settings.input
+    chosen = _format_of(plain_name(url)) if settings.format == "auto" else settings.format
+    if chosen == "conll":
+        columns = Columns(settings.token_column, None)
+        for number, sentence in enumerate(read_conll(read_text(url), url, columns)):
+            first = sentence.first_line + sentence.rows[0]
+            yield InputText(number, first, " ".join(sentence.words), sentence.words)
+        return
+    texts = read_text_lines(url)
+    if chosen == "jsonl":
+        name = settings.text_field
+        texts = ((place, _field_of(found, name, place)) for place, found in read_json_lines(url))
+    for number, (place, text) in enumerate(texts):
+        yield InputText(number, int(place.rpartition(":")[2]), text)
+
+
+def _format_of(name: str) -> str:
+    if name.endswith((".jsonl", ".ndjson")):
+        return "jsonl"
+    return "conll" if name.endswith(CONLL_SUFFIXES) else "text"
+
+
+def _field_of(record: dict[str, Any], name: str, place: str) -> str:
+    if name not in record:
+        found = ", ".join(record)
+        raise ValueError(f"{place}: no field {name!r}, found {found}; --text_field names it")
+    if not isinstance(record[name], str):
+        kind = type(record[name]).__name__
+        raise ValueError(f"{place}: field {name!r} is {kind}, expected a string")  # noqa: TRY004
+    return str(record[name])
+
+
+def _count(texts: Iterable[EncodedText], counts: Counter[str]) -> Iterator[EncodedText]:
+    """Passes texts on and counts what became of them."""
+    for text in texts:
+        counts.update(
+            texts=1,
+            tokens=len(text.ids),
+            empty_texts=not text.ids,
+            long_texts=text.num_windows > 1,
+            windows=text.num_windows,
+            unknown_words=text.unknown_words,
+        )
+        yield text
+
+
+def _schema(settings: FeaturesSettings, extractor: FeatureExtractor) -> pa.Schema:
+    fields = [("text", pa.int64()), ("line", pa.int64())]
+    if settings.rows == "word":
+        fields += [("word", pa.int32()), ("form", pa.string())]
+    if settings.rows in ("token", "word"):
+        fields += _TOKEN_FIELDS
+    vector = pa.list_(pa.from_numpy_dtype(np.dtype(settings.dtype)), extractor.width)
+    return pa.schema([*fields, *((name, vector) for name in extractor.columns)])
+
+
+def _to_table(
+    rows: FeatureRows, extractor: FeatureExtractor, schema: pa.Schema, dtype: str
+) -> pa.Table:
+    columns: dict[str, Any] = {
+        "text": [text.origin.number for text in rows.texts],
+        "line": [text.origin.line for text in rows.texts],
+    }
+    if "token" in schema.names:
+        places = list(zip(rows.texts, rows.index, strict=True))
+        if "word" in schema.names:
+            columns["word"] = rows.index
+            columns["form"] = [(text.origin.words or ())[word] for text, word in places]
+            places = [(text, text.first_pieces[word]) for text, word in places]
+        columns["token"] = [token for _, token in places]
+        columns["piece"] = [text.pieces[token] for text, token in places]
+        columns["start"] = [text.offsets[token][0] for text, token in places]
+        columns["end"] = [text.offsets[token][1] for text, token in places]
+    for number, name in enumerate(extractor.columns):
+        flat = _cast(rows.vectors[:, number].reshape(-1), np.dtype(dtype))
+        columns[name] = pa.FixedSizeListArray.from_arrays(pa.array(flat), extractor.width)
+    return pa.table(columns, schema=schema)
+
+
+def _cast(values: NDArray[np.float32], dtype: np.dtype[Any]) -> NDArray[Any]:
+    largest = np.abs(values).max(initial=0.0)
+    if largest > np.finfo(dtype).max:
+        raise ValueError(f"a value of {largest:.0f} does not fit float16; give --dtype float32")
+    return values.astype(dtype)

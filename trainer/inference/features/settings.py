@@ -11,17 +11,16 @@ Combine = Literal["each", "sum", "concat"]
 
 @dataclass(frozen=True, kw_only=True)
 class FeaturesSettings:
-    """Writes hidden states of a model for texts, a vector for each token, word or text.
+    """Writes hidden states of a model for the texts of a file, a vector for each token, word or text.
 
     Input:
-        model: A run, RUN@STEP for an earlier checkpoint, or the folder or URL of a model.
-        input: Files, folders or quoted globs, at any fsspec URL, also as .gz, .bz2, .xz and .zst.
-        format: How files are read: jsonl as a JSON object a line, conll as a word a line with a
-            blank line after each sentence, text as a row a line, auto by the file's name
+        model: A run, RUN@STEP for an earlier checkpoint, the folder or URL of a model, or its name
+            on the Hugging Face Hub.
+        input: A file at any fsspec URL, also as .gz, .bz2, .xz and .zst.
+        format: How the file is read: text line by line, jsonl as a JSON object a line, conll as a
+            word a line with a blank line after each sentence, auto by the file's name
             (docs/evaluating.md).
         text_field: The field of a JSON object that holds the text.
-        id_field: The field of a JSON object that is written beside each row as its name; null means
-            none.
         token_column: The column of a CoNLL file that holds the words, counted from 0.
 
     Vectors:
@@ -35,33 +34,26 @@ class FeaturesSettings:
             the model reads. A longer text is read in windows that overlap by half.
 
     Running:
-        output: Folder or fsspec URL to write. The same command again continues what was
-            interrupted.
-        output_format: How vectors are written: as columns of parquet, or as npy arrays with the
-            other columns beside them.
+        output: The Parquet file to write, at any fsspec URL. It appears whole or not at all.
         dtype: The number type of the vectors.
-        texts_per_part: Texts of one output file, the most that an interrupted command does again.
         micro_tokens: The most real tokens of one forward pass. It bounds memory and changes no
             result.
         device: Where the model runs, by default on a GPU if there is one.
     """
 
     model: str
-    input: list[str]
+    input: str
     output: str
     format: Literal["auto", "text", "jsonl", "conll"] = "auto"
     text_field: str = "text"
-    id_field: str | None = None
     token_column: int = 0
     layers: str = "-1"
     combine: Combine = "each"
     rows: Rows = "token"
-    output_format: Literal["parquet", "npy"] = "parquet"
-    dtype: Literal["float32", "float16"] = "float32"
     seq_len: int | None = None
+    dtype: Literal["float32", "float16"] = "float32"
     micro_tokens: int = 8_192
-    texts_per_part: int = 10_000
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
     def __post_init__(self) -> None:
-        check_least(self, seq_len=3, micro_tokens=1, texts_per_part=1)
+        check_least(self, seq_len=3, micro_tokens=1)
