@@ -23,7 +23,7 @@ _OF_INSTANCES = (
     "seq_lens", "passes", "seed", "short_seq_prob", "masked_lm_prob", "max_predictions", "whole_word_masking",
     "nsp_balance", "num_buckets", "validation_fraction", "exchange",
 )  # fmt: skip
-_OF_BUILD = ("plan", "prices", "training_instances")
+_OF_BUILD = ("plan",)
 _NOT_OF_VOCAB = (
     "language", "near_duplicates", "exclude_documents_of", "task_files", "task_overlap", "task_words",
     "validation_tokens", "tokens",

@@ -26,49 +26,6 @@ _UNSAID: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Prices:
-    """What machines and stores cost, in US dollars, for `build --plan true` (configs/prices).
-
-    Attributes:
-        name: Whose prices these are, and of which day.
-        core_hour: Dollars for an hour of one core.
-        memory_gb_hour: Dollars for an hour of a GB of memory, where it is paid apart from the core.
-        core_memory_gb: Gigabytes of memory that a machine has for each core.
-        disk_gb_hour: Dollars for an hour of a GB of disk, where it is paid apart from the core.
-        core_disk_gb: Gigabytes of disk that a machine has for each core.
-        shuffle_gb: Dollars for a GB that the runner's shuffle moves; null leaves it out.
-        reads_1000: Dollars for 1,000 reading requests to the store.
-        writes_1000: Dollars for 1,000 writing requests to the store.
-        storage_gb_month: Dollars for a GB that lies on the store for a month.
-    """
-
-    name: str
-    core_hour: float
-    memory_gb_hour: float = 0.0
-    core_memory_gb: float = 0.0
-    disk_gb_hour: float = 0.0
-    core_disk_gb: float = 0.0
-    shuffle_gb: float | None = None
-    reads_1000: float = 0.0
-    writes_1000: float = 0.0
-    storage_gb_month: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if isinstance(value, float) and not 0 <= value < 1e6:
-                raise ValueError(f"{name} is {value}, expected dollars or gigabytes, 0 or more")
-
-    @property
-    def core_and_its_share(self) -> float:
-        """Dollars for an hour of a core with its memory and disk."""
-        return (
-            self.core_hour
-            + self.memory_gb_hour * self.core_memory_gb
-            + self.disk_gb_hour * self.core_disk_gb
-        )
-
-
-@dataclass(frozen=True)
 class BuildSettings:
     """Makes a dataset from raw text: a vocabulary, encoded documents, and shards of instances.
 
@@ -143,12 +100,8 @@ class BuildSettings:
             million.
 
     Plan:
-        plan: Whether to print what the build would make and cost, judged by a sample of the input,
+        plan: Whether to print what the build would make, judged by a sample of the input,
             and write nothing.
-        training_instances: Instances that training will read of each of seq_lens, which is steps x
-            global_batch. --plan then says which passes it never reaches.
-        prices: What machines and stores cost, by which --plan says what the build would. Give one
-            of configs/prices as a second --config, or your own.
 
     Running:
         output: Folder or URL of the dataset. The same command again continues a build that was
@@ -205,8 +158,6 @@ class BuildSettings:
     tokens: str | None = None
     part_bytes: int = 32 * 2**20
     plan: bool = False
-    training_instances: list[int] = field(default_factory=list)
-    prices: Prices | None = None
     exchange: Literal["auto", "files", "shuffle"] = "auto"
     workers: int = field(default_factory=num_cores)
     storage_options: str | None = None
@@ -225,9 +176,6 @@ class BuildSettings:
         checks = {
             "seq_lens": (holds_lengths, "one or more lengths, each 8 to 65535"),
             "passes": (1 <= self.passes <= 100, "1 to 100"),
-            "training_instances": (
-                len(self.training_instances) in (0, len(self.seq_lens)), f"one for each of seq_lens {self.seq_lens}"
-            ),
             "short_seq_prob": (0 <= self.short_seq_prob <= 1, "0 to 1"),
             "masked_lm_prob": (0 < self.masked_lm_prob < 1, "above 0 and below 1"),
             "validation_fraction": (0 <= self.validation_fraction < 1, "0 or more and below 1"),

@@ -25,7 +25,7 @@ from pipeline.inspect.croissant import write_croissant
 from pipeline.inspect.page import REPORT_PAGE, write_page
 from pipeline.inspect.summary import SOURCES, load_report, summarize_dataset, write_report
 from pipeline.inspect.validation import format_validation, measure_validation
-from pipeline.jobs.run_beam import choose_exchange, stopwatch
+from pipeline.jobs.run_beam import stopwatch
 from pipeline.machine import num_cores, this_machine
 from pipeline.settings import OF_A_SOURCE, BuildSettings, describe_changes
 from pipeline.shards.dataset import Dataset
@@ -35,7 +35,6 @@ from pipeline.stages.build_vocab import VOCAB, prepare_vocabulary
 from pipeline.stages.choose_documents import choice_content
 from pipeline.stages.describe import count_documents
 from pipeline.stages.plan import format_plan, make_plan
-from pipeline.stages.price import format_price
 from pipeline.storage.secret_values import hide, hide_in
 from pipeline.tokens.overlaps import OVERLAPS_TABLE, write_overlaps
 from tokenizer.compiled import BUILD_COMMAND, load
@@ -68,10 +67,7 @@ def run_build(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
     if settings.plan:
         plan = make_plan(settings, corpus.files, corpus.parts, instance_rule)
         workers, _ = this_machine().limit(settings.workers, len(corpus.parts))
-        print(format_plan(plan, workers, settings.passes))
-        if settings.prices:
-            shuffles = choose_exchange(settings.exchange, beam_arguments) == "shuffle"
-            print(format_price(plan, settings.prices, workers, settings.passes, shuffles=shuffles))
+        print(format_plan(plan, len(corpus.files), workers, settings.passes))
         return
     _say_what_is_slow()
     vocabulary = prepare_vocabulary(settings, corpus.files, corpus.parts, beam_arguments)

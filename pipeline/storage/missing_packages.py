@@ -8,7 +8,7 @@ EXTRA_OF = {
 
 CORE = (
     "numpy", "pyarrow", "fsspec", "s3fs", "gcsfs", "tokenizers", "sentencex", "zstandard", "yaml", "tqdm",
-    "mwparserfromhell", "fastwarc", "resiliparse", "py3langid",
+    "mwparserfromhell", "fastwarc", "resiliparse", "jinja2", "py3langid",
 )  # fmt: skip
 """Import names of what every extra brings."""
 

@@ -5,8 +5,6 @@ import gzip
 import json
 import random
 import zipfile
-from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -16,13 +14,12 @@ import zstandard
 
 from pipeline.cli import COMMANDS
 from pipeline.command_line.program import run_program
-from pipeline.settings import BuildSettings, Prices
+from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import open_dataset
 from pipeline.stages import plan as plans
 from pipeline.stages import plan_sample
 from pipeline.stages.build import find_corpus
 from pipeline.stages.build_shards import instance_rule
-from pipeline.stages.price import format_price
 
 DOCUMENT_SECONDS, TOKEN_SECONDS, INSTANCE_SECONDS = 100, 1, 50  # each about as much of the whole
 
@@ -165,122 +162,6 @@ def write_as(suffix, texts, path):
                 bz2.compress(each.encode()) for each in ["<mediawiki>\n", *streams, "</mediawiki>"]
             )
         )
-
-
-def test_dollars_follow_from_what_is_planned():
-    length = plans.LengthPlan(128, instances=3_600_000, bytes_each=200.0, seconds_each=0.0)
-    plan = plans.BuildPlan(
-        files=1, stored_bytes=0, formats={}, parts=100, documents=10**6, cleaned_bytes=0, tokens=0, sources=(),
-        token_bytes=2 * 10**9, buckets=64, lengths=(length,), tasks=64 * 5, worker_bytes=0,
-        worker_seconds=7200 - plans._LAUNCHER_SECONDS, dropped={}, warnings=(),
-    )  # fmt: skip
-    prices = Prices(
-        "a shop",
-        0.5,
-        0.1,
-        4.0,
-        0.01,
-        10.0,
-        0.25,
-        reads_1000=1.0,
-        writes_1000=10.0,
-        storage_gb_month=0.5,
-    )
-    by_files = format_price(plan, prices, workers=1, passes=5, shuffles=False)
-    assert (
-        "by the prices of a shop: $2.00 for 2 core-hours of a core as fast as this one" in by_files
-    )
-    reads, writes = 3 * 100 + 320 * 100, 4 * 100 + 3 * 320
-    assert (
-        f"${reads / 1000 + writes / 100:,.2f} for {reads:,} reads and {writes:,} writes" in by_files
-    )
-    assert f"cost: ${2 + reads / 1000 + writes / 100:,.2f} by" in by_files
-    assert "then $1.80 a month for 3.6 GB of shards, and $1.00 a month for the tokens" in by_files
-    shuffled = format_price(plan, prices, workers=1, passes=5, shuffles=True)
-    assert f"{400:,} reads and" in shuffled
-    assert "$0.50 for a shuffle of 2 GB" in shuffled
-    unknown = format_price(
-        plan, replace(prices, shuffle_gb=None), workers=1, passes=5, shuffles=True
-    )
-    assert "the prices leave out the shuffle of 2 GB: give --prices.shuffle_gb" in unknown
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("name", ["dataflow", "cluster"])
-def test_the_price_files_are_taken_beside_a_configuration(
-    name, corpus, vocab_file, capsys, tmp_path
-):
-    configs = Path(__file__).parents[2] / "configs"
-    words = [
-        "build",
-        "--config",
-        configs / "data/demo.yaml",
-        "--config",
-        configs / f"prices/{name}.yaml",
-    ]
-    words += [
-        "--input",
-        corpus,
-        "--vocab",
-        vocab_file,
-        "--output",
-        tmp_path / "data",
-        "--plan",
-        "true",
-    ]
-    assert run_program("python -m pipeline", "Tests.", COMMANDS, [*map(str, words)]) == 0
-    assert "cost: $0." in capsys.readouterr().out
-
-
-@pytest.mark.processes
-def test_few_places_for_many_ranks_are_said(corpus, vocab_file, capsys, tmp_path):
-    words = [
-        "build",
-        "--input",
-        corpus,
-        "--vocab",
-        vocab_file,
-        "--output",
-        tmp_path / "data",
-        "--plan",
-        "true",
-    ]
-    assert run_program("python -m pipeline", "Tests.", COMMANDS, [*map(str, words)]) == 0
-    assert "warning: L128: training reads 1 place(s) at once" in capsys.readouterr().out
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    ("read", "message"),
-    [
-        (10, "training on 10 instances reads 1 of 3 passes, no more"),
-        (10**7, "training on 10,000,000 instances reads each pass "),
-    ],
-)
-def test_passes_the_training_does_not_reach_are_said(
-    read, message, corpus, vocab_file, capsys, tmp_path
-):
-    words = [
-        "build",
-        "--input",
-        corpus,
-        "--vocab",
-        vocab_file,
-        "--output",
-        tmp_path / "data",
-        "--plan",
-        "true",
-    ]
-    words += ["--passes", 3, "--training_instances", read]
-    assert run_program("python -m pipeline", "Tests.", COMMANDS, [*map(str, words)]) == 0
-    said = capsys.readouterr().out
-    assert "warning: L128: training on " in said
-    assert message in said
-
-
-def test_training_instances_belong_to_lengths():
-    with pytest.raises(ValueError, match="training_instances"):
-        BuildSettings(output="data", seq_lens=[128], training_instances=[1, 2])
 
 
 @pytest.mark.processes

@@ -72,13 +72,13 @@ def test_a_plan_takes_weights_into_account(mixture_config, vocab_file, mixture, 
         sum(shard.instances for shard in mixture.shards("train", 64, number)) for number in range(2)
     ]
     assert plan.lengths[0].instances == pytest.approx(sum(train) / 2, rel=0.15)
-    assert (plan.files, plan.documents) == (2, 130)
+    assert plan.documents == 130
     news, books = plan.sources
     assert (news.documents, books.documents) == (70, 60)
     assert books.used_share == pytest.approx(
         3 * books.tokens / (0.5 * news.tokens + 3 * books.tokens)
     )
-    shown = format_plan(plan, 1, 2)
+    shown = format_plan(plan, 1, 1, 2)
     assert (
         f"books: 60 documents of {books.tokens / 60:,.0f} tokens on average, {books.tokens:,} in all;"
         in shown

@@ -38,8 +38,8 @@ ROOMS = {
         " pipeline.text pipeline.tokens pipeline.instances"
     ),
     "pipeline.stages": (
-        "tokenizer pipeline.machine pipeline.storage pipeline.shards pipeline.documents pipeline.text pipeline.tokens"
-        " pipeline.instances pipeline.settings pipeline.inspect pipeline.jobs"
+        "tokenizer pipeline.machine pipeline.storage pipeline.pages pipeline.shards pipeline.documents pipeline.text"
+        " pipeline.tokens pipeline.instances pipeline.settings pipeline.inspect pipeline.jobs"
     ),
     "pipeline.cli": (
         "pipeline.machine pipeline.interrupts pipeline.storage pipeline.command_line pipeline.shards pipeline.tokens"

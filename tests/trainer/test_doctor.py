@@ -41,8 +41,8 @@ def test_well_nodes_are_well():
     ],
 )
 def test_the_rank_that_is_unfit_is_named(changed, what):
-    ranks = [dataclasses.replace(each, **changed) if each.rank == 5 else each for each in RANKS]
-    assert list(find_wrong(ranks)) == [f"rank 5 (node2): {what}"]
+    found = [dataclasses.replace(each, **changed) if each.rank == 5 else each for each in RANKS]
+    assert list(find_wrong(found)) == [f"rank 5 (node2): {what}"]
 
 
 @pytest.mark.engines
