@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipeline.shards.arrow_stream import RecordBatch, read_record_batch
-from pipeline.shards.arrow_writer import write_record_batch
+from pipeline.shards.block_stream import read_stream, write_stream
 
 try:
     from isal.isal_zlib import crc32  # 13 times as fast
@@ -26,10 +25,6 @@ except ImportError:  # a Beam worker, who writes and seldom reads
     from zlib import crc32
 
 TOKENS_PER_BLOCK = 65_536
-
-_BYTE, _UINT16, _UINT32, _UINT64, _INT32 = map(
-    np.dtype, (np.uint8, np.uint16, np.uint32, np.uint64, np.int32)
-)
 
 Array = npt.NDArray[Any]
 
@@ -120,26 +115,18 @@ def block_schema(token_dtype: Any) -> pa.Schema:
 
 def encode_block(block: Block) -> bytes:
     """The block as one Arrow IPC stream, zstd level 1. Equal blocks give equal bytes within one version of Arrow."""
-    offsets, masked_offsets = (
-        np.ascontiguousarray(each - each[0], np.int32)
-        for each in (block.offsets, block.masked_offsets)
-    )
-    n, num_tokens, num_masked = block.num_instances, block.num_tokens, block.num_masked
-    buffers = [
-        offsets,
-        np.ascontiguousarray(block.input_ids),
-        np.ascontiguousarray(block.segment_a_length, np.uint16),
-        masked_offsets,
-        np.ascontiguousarray(block.masked_lm_positions, np.uint16),
-        masked_offsets,
-        np.ascontiguousarray(block.masked_lm_ids),
-        np.packbits(block.is_random_next, bitorder="little"),
-        np.ascontiguousarray(block.document_a, np.uint64),
-        np.ascontiguousarray(block.document_b, np.uint64),
+    offsets, masked_offsets = (each - each[0] for each in (block.offsets, block.masked_offsets))
+    columns = [
+        _lists(offsets, block.input_ids),
+        pa.array(block.segment_a_length),
+        _lists(masked_offsets, block.masked_lm_positions),
+        _lists(masked_offsets, block.masked_lm_ids),
+        pa.array(block.is_random_next),
+        pa.array(block.document_a),
+        pa.array(block.document_b),
     ]
     schema = _cached_schema(block.input_ids.dtype.name)
-    lengths = [n, num_tokens, n, n, num_masked, n, num_masked, n, n, n]
-    return write_record_batch(schema, lengths, buffers)
+    return write_stream(pa.RecordBatch.from_arrays(columns, schema=schema))
 
 
 def decode_block(data: bytes | memoryview, where: str) -> Block:
@@ -153,71 +140,37 @@ def decode_block(data: bytes | memoryview, where: str) -> Block:
         ValueError: Not one record batch of the block schema, a null, or offsets that do not fit the
             values.
     """
-    return block_of_batch(read_batch(data, where), where)
-
-
-def read_batch(data: bytes | memoryview, where: str) -> RecordBatch:
-    """The decompressed buffers of a block, not looked into yet.
-
-    Raises:
-        ValueError: Not one record batch without nulls.
-    """
     try:
-        return read_record_batch(data)
+        return _block_of(read_stream(data))
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
 
 
-def block_of_batch(batch: RecordBatch, where: str) -> Block:
-    """The block that a record batch holds, checked; raises as `decode_block`."""
-    token = token_dtype(batch.schema)
-    if token is None:
+def _block_of(batch: pa.RecordBatch) -> Block:
+    """The block that a record batch holds, checked."""
+    if not any(batch.schema.equals(_cached_schema(width)) for width in ("uint16", "uint32")):
         found = repr(batch.schema.types)  # names may be no text
         expected = block_schema(np.uint16)
-        raise ValueError(
-            f"{where}: damaged or foreign block: schema is\n{found}\nexpected\n{expected}"
-        )
-    n, num_tokens, n_segments, n_positions, num_masked, n_labels, num_labels, *n_others = (
-        batch.lengths
-    )
-    same = {n, n_segments, n_positions, n_labels, *n_others} == {n}
-    _expect(same, where, f"its columns have {batch.lengths} values")
-    (
-        offsets_,
-        ids_,
-        segments_,
-        masked_offsets_,
-        positions_,
-        label_offsets_,
-        labels_,
-        random_,
-        a_,
-        b_,
-    ) = batch.buffers
-    offsets, lengths = _offsets("input_ids", offsets_, n, num_tokens, where)
-    masked_offsets, _ = _offsets("masked_lm_positions", masked_offsets_, n, num_masked, where)
-    equal = label_offsets_ == masked_offsets_ and num_labels == num_masked
-    _expect(equal, where, "masked_lm_positions and masked_lm_ids differ in length")
-    random_bits = _values("is_random_next", random_, _BYTE, -(-n // 8), where)
-    segments = _values("segment_a_length", segments_, _UINT16, n, where)
-    _expect(bool((segments < lengths).all()), where, "a segment_a_length reaches past its instance")
+        raise ValueError(f"damaged or foreign block: schema is\n{found}\nexpected\n{expected}")
+    ids, segments, positions, labels, random, document_a, document_b = batch.columns
+    offsets, input_ids = _parts("input_ids", ids)
+    masked_offsets, masked_lm_positions = _parts("masked_lm_positions", positions)
+    label_offsets, masked_lm_ids = _parts("masked_lm_ids", labels)
+    same = np.array_equal(masked_offsets, label_offsets)
+    _expect(same, "masked_lm_positions and masked_lm_ids differ in length")
+    segment_a_length = segments.to_numpy()
+    is_inside = bool((segment_a_length < np.diff(offsets)).all())
+    _expect(is_inside, "a segment_a_length reaches past its instance")
     return Block(
-        input_ids=_values("input_ids", ids_, token, num_tokens, where),
+        input_ids=input_ids,
         offsets=offsets,
-        segment_a_length=segments,
-        masked_lm_positions=_values("masked_lm_positions", positions_, _UINT16, num_masked, where),
-        masked_lm_ids=_values("masked_lm_ids", labels_, token, num_masked, where),
+        segment_a_length=segment_a_length,
+        masked_lm_positions=masked_lm_positions,
+        masked_lm_ids=masked_lm_ids,
         masked_offsets=masked_offsets,
-        is_random_next=np.unpackbits(random_bits, count=n, bitorder="little").view(np.bool_),
-        document_a=_values("document_a", a_, _UINT64, n, where),
-        document_b=_values("document_b", b_, _UINT64, n, where),
-    )
-
-
-def token_dtype(schema: pa.Schema) -> "np.dtype[Any] | None":
-    """The dtype of the tokens of a block's schema; None for any other schema."""
-    return next(
-        (dtype for dtype in (_UINT16, _UINT32) if schema.equals(_cached_schema(dtype.name))), None
+        is_random_next=random.to_numpy(zero_copy_only=False),
+        document_a=document_a.to_numpy(),
+        document_b=document_b.to_numpy(),
     )
 
 
@@ -297,27 +250,18 @@ def _list_of(kind: pa.DataType) -> pa.DataType:
 _cached_schema = lru_cache(maxsize=2)(block_schema)
 
 
-def _offsets(
-    name: str, buffer: bytes, num_rows: int, num_values: int, where: str
-) -> tuple[Array, Array]:
-    """Offsets [N+1] of lists, and the lists' lengths [N]."""
-    if not num_rows and not buffer:  # Arrow may leave the single offset of no rows out
-        return np.zeros(1, np.int32), np.zeros(0, np.int32)
-    offsets = _values(f"offsets of {name}", buffer, _INT32, num_rows + 1, where)
-    ordered = (
-        offsets[0] == 0 and offsets[-1] == num_values and bool((offsets[1:] >= offsets[:-1]).all())
-    )
-    if not ordered:
-        _expect(False, where, f"offsets of {name} do not fit its {num_values} values")
-    return offsets, offsets[1:] - offsets[:-1]
+def _lists(offsets: Array, values: Array) -> pa.ListArray:
+    kind = _list_of(pa.from_numpy_dtype(values.dtype))
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values), type=kind)
 
 
-def _values(name: str, buffer: bytes, dtype: "np.dtype[Any]", count: int, where: str) -> Array:
-    if len(buffer) < count * dtype.itemsize:
-        _expect(
-            False, where, f"{name} has {len(buffer)} bytes for {count} values of {dtype.itemsize}"
-        )
-    return np.frombuffer(buffer, dtype, count)
+def _parts(name: str, column: pa.ListArray) -> tuple[Array, Array]:
+    """Offsets [N+1] and values of a column of lists, checked."""
+    offsets, values = column.offsets.to_numpy(), column.values.to_numpy()
+    is_ordered = bool((offsets[1:] >= offsets[:-1]).all())
+    is_whole = offsets[0] == 0 and offsets[-1] == len(values)
+    _expect(is_ordered and is_whole, f"offsets of {name} do not fit its {len(values)} values")
+    return offsets, values
 
 
 def _join_offsets(parts: Sequence[Array]) -> Array:
@@ -325,6 +269,6 @@ def _join_offsets(parts: Sequence[Array]) -> Array:
     return np.concatenate([np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)])
 
 
-def _expect(holds: bool, where: str, what: str) -> None:
+def _expect(holds: bool, what: str) -> None:
     if not holds:
-        raise ValueError(f"{where}: damaged or foreign block: {what}")
+        raise ValueError(f"damaged or foreign block: {what}")

@@ -5,7 +5,7 @@
 Ours reads the dataset's shards in the order of training with all checks on. `packed` delivers
 micro-batches as they go to a device, in the narrowest types; `wide` those that models take, int32
 and int64, as on a CPU; `padded` the padded view. `blocks` is what no reader of the format can do
-without: reading the same bytes, crc32 and decompression. The others read the same instances,
+without: reading the same bytes, crc32 and decoding. The others read the same instances,
 padded, and make tensors of them that are as narrow (scripts/bench/load_peers.py); `raw` does
 nothing but read a file. Theirs are files of some MB that were just written; ours are read through
 before the clock starts, for the system's memory to hold them as well: bringing them there is the
@@ -34,7 +34,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.shards.arrow_stream import read_record_batch
 from pipeline.shards.block import Block, concatenate_blocks, decode_block
 from pipeline.shards.block_tables import blocks_table
 from pipeline.shards.dataset import Dataset, open_dataset
@@ -113,14 +112,14 @@ def _train_shards(dataset: Dataset, seq_len: int) -> list[Shard]:
 
 
 def read_blocks(dataset: Dataset, seq_len: int) -> Iterator[Any]:
-    """The offsets of blocks whose bytes were read in long requests, checked by crc32 and decompressed; no more."""
+    """A column of blocks whose bytes were read in long requests, checked by crc32 and decoded; no more."""
     for shard in _train_shards(dataset, seq_len):
         table, per_read = dataset.blocks(shard), 64
         for first in range(0, len(table), per_read):
             blocks = BlockRange(shard, table, first, min(first + per_read, len(table)))
             data = dataset.read_bytes(shard.name, blocks.start_byte, blocks.stop_byte)
             for body in split_blocks(data, blocks, shard.name):
-                yield memoryview(read_record_batch(body).buffers[0]).cast("i")[1:]
+                yield decode_block(body, shard.name).segment_a_length
 
 
 def read_through(dataset: Dataset, seq_len: int) -> None:

@@ -8,11 +8,9 @@ import struct
 import numpy as np
 import pyarrow as pa
 import pytest
-import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.shards import arrow_writer
 from pipeline.shards.block import (
     Block,
     block_digest,
@@ -91,24 +89,6 @@ def columns_of(block: Block) -> list[pa.Array]:
         pa.array(block.document_a),
         pa.array(block.document_b),
     ]
-
-
-@pytest.mark.parametrize(
-    ("num_instances", "dtype"), [(1, np.uint16), (9, np.uint32), (16, np.uint16), (500, np.uint16)]
-)
-def test_a_stream_is_that_of_arrow_to_the_byte(make_block, monkeypatch, num_instances, dtype):
-    """But for the parameters of zstd: with those of Arrow's own writer nothing differs."""
-    block = make_block(num_instances)
-    ids = {name: getattr(block, name).astype(dtype) for name in ("input_ids", "masked_lm_ids")}
-    block = dataclasses.replace(block, **ids)
-    monkeypatch.setattr(arrow_writer._compressors, "zstd", zstandard.ZstdCompressor(level=1))
-    sink, schema = pa.BufferOutputStream(), block_schema(dtype)
-    options = pa.ipc.IpcWriteOptions(
-        compression=pa.Codec("zstd", compression_level=1), use_threads=False
-    )
-    with pa.ipc.new_stream(sink, schema, options=options) as writer:
-        writer.write_batch(pa.record_batch(columns_of(block), schema=schema))
-    assert encode_block(block) == bytes(sink.getvalue())
 
 
 def test_arrow_reads_what_is_written(make_block):
@@ -233,7 +213,7 @@ IDS = [2, 10, 4, 3, 12, 3, 2, 13, 3, 4, 3]
         (stream_of(batch_of().drop_columns(["document_b"])), "schema is"),
         (
             stream_of(pa.record_batch([], schema=pa.schema([]))),
-            "not an Arrow block: field 3 of a message is missing",
+            "schema is",
         ),
         (stream_of(batch_of().rename_columns(list("abcdefg"))), "schema is"),
         (with_column("is_random_next", pa.array([True, None])), "is_random_next holds nulls"),

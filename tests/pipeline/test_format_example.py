@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 import zstandard
 
-from pipeline.shards.arrow_stream import _find_layout, _message_length
 from pipeline.shards.block import checksum, decode_block
+from pipeline.shards.block_stream import _BATCH, _BUFFERS, _follow, _number
 from pipeline.shards.block_tables import BLOCKS_SCHEMA
 from pipeline.shards.manifest import SHARDS_SCHEMA_OF_SOURCES
 from pipeline.shards.records import MANIFEST_HASH, Group, Manifest
@@ -42,15 +42,15 @@ def render(tar: bytes) -> str:
         f"{124:5}: {spaced(tar[124:136])}  size, octal: {size}",
         f"{257:5}: {spaced(tar[257:265])}  ustar, version 00",
     ]
-    batch_start = 8 + _message_length(data, 0)
-    body = batch_start + 8 + _message_length(data, batch_start)
-    message = bytes(data[batch_start + 8 : body])
-    layout = _find_layout(message)
-    [body_length] = struct.unpack_from("<q", message, layout.body_length)
+    batch_start = 8 + _number(data, "I", 4)
+    body = batch_start + 8 + _number(data, "I", batch_start + 4)
+    message = data[batch_start + 8 : body]
+    batch = _follow(message, _number(message, "I", 0), _BATCH)
     nodes, places = (
-        list(struct.unpack_from(f"<{count}q", message, first))
-        for first, count in (layout.nodes, layout.buffers)
+        list(struct.unpack_from(f"<{2 * _number(message, 'I', at)}q", message, at + 4))
+        for at in (_follow(message, batch, field) for field in (1, _BUFFERS))
     )
+    body_length = len(data) - body - 8
     for start, what in ((0, "schema"), (batch_start, "record batch")):
         length = struct.unpack_from("<I", data, start + 4)[0]
         framing = spaced(bytes(data[start : start + 8]))

@@ -2,25 +2,15 @@
 
 import dataclasses
 import re
-import struct
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
-import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.shards.arrow_stream import RecordBatch, find_messages, read_record_batch
-from pipeline.shards.arrow_writer import write_record_batch
-from pipeline.shards.block import Block, concatenate_blocks, decode_block, encode_block
-from pipeline.shards.records import Shard
-from pipeline.shards.seal import NOTHING
-from trainer.stream import arena
+from pipeline.shards.block import Block, concatenate_blocks
 from trainer.stream.arena import Arena, check_block
-
-needs_zstd = pytest.mark.skipif(not arena.IS_USABLE, reason="not compiled, or no zstd library")
 
 
 def assert_equal(found: Block, expected: Block) -> None:
@@ -109,90 +99,6 @@ def test_blocks_of_other_widths_do_not_mix(make_block: Callable[..., Block], num
     assert_equal(found, concatenate_blocks([*blocks, blocks[0]]))
 
 
-def grown(block: Block) -> Arena:
-    """An arena that has room for blocks like this one."""
-    found = Arena(8)
-    found.free(found.put(block))
-    return found
-
-
-def stored_in(
-    rows: Arena, block: Block, data: bytes, seq_len: int = 8192, vocab_size: int = 2**32
-) -> int | None:
-    return one_stored(rows, data, (block.num_instances, block.num_tokens), seq_len, vocab_size)
-
-
-def one_stored(
-    rows: Arena, data: bytes, counts: tuple[int, int], seq_len: int = 8192, vocab_size: int = 2**16
-):
-    slots = rows.put_stored([memoryview(data)], np.array([counts]), seq_len, vocab_size)
-    return slots[0] if slots else None
-
-
-@needs_zstd
-@settings(max_examples=40, deadline=None)
-@given(data=st.data())
-def test_the_compiled_path_holds_what_the_other_does(make_block: Callable[..., Block], data):
-    change = data.draw(st.sampled_from([lambda block: block, widen]))
-    found, blocks = grown(change(make_block(8))), []
-    for number in range(data.draw(st.integers(1, 3))):
-        block = change(make_block(data.draw(st.integers(1, 8)), first_id=100 * number))
-        encoded = encode_block(block)
-        slot = stored_in(found, block, encoded)
-        assert slot is not None
-        blocks.append(
-            (slot, block, found.put(decode_block(encoded, "here")) if number < 1 else slot)
-        )
-    for slot, block, other in blocks:
-        run = (np.array([0]), np.array([block.num_instances]))
-        assert_equal(found.gather(np.array([slot]), *run), block)
-        assert_equal(found.gather(np.array([other]), *run), block)
-
-
-def spoiled(
-    batch: RecordBatch, number: int, change: Callable[[np.ndarray], object], dtype=np.int32
-) -> RecordBatch:
-    values = np.frombuffer(batch.buffers[number], dtype).copy()
-    change(values)
-    buffers = [
-        values.tobytes() if n == number else buffer for n, buffer in enumerate(batch.buffers)
-    ]
-    return dataclasses.replace(batch, buffers=buffers)
-
-
-@needs_zstd
-def test_the_compiled_path_leaves_what_is_wrong_to_the_other(make_block: Callable[..., Block]):
-    block = make_block(8)
-    encoded = encode_block(block)
-    found, batch = grown(block), read_record_batch(encoded)
-
-    def swap(values: np.ndarray) -> None:
-        values[[1, 2]] = values[[2, 1]]
-
-    assert stored_in(found, block, encoded, int(np.diff(block.offsets).max()) - 1) is None
-    assert one_stored(found, encoded, (block.num_instances - 1, block.num_tokens)) is None
-    assert one_stored(found, encoded, (block.num_instances, block.num_tokens + 1)) is None
-    wrong = [
-        spoiled(batch, 0, swap),
-        spoiled(batch, 0, lambda values: values.__setitem__(0, 1)),
-        spoiled(batch, 0, lambda values: values.__setitem__(8, values[8] + 1)),
-        spoiled(batch, 2, lambda values: values.__setitem__(3, 60_000), np.uint16),
-        spoiled(batch, 3, swap),
-        spoiled(batch, 5, swap),
-        dataclasses.replace(
-            batch, buffers=[b"" if n == 8 else each for n, each in enumerate(batch.buffers)]
-        ),
-        dataclasses.replace(batch, lengths=[9, *batch.lengths[1:]]),
-        dataclasses.replace(batch, lengths=[*batch.lengths[:-1], 7]),
-    ]
-    for each in wrong:
-        stored = write_record_batch(each.schema, each.lengths, each.buffers)
-        assert stored_in(found, block, stored) is None
-        with pytest.raises(ValueError, match="here: "):
-            decode_block(stored, "here")
-    assert stored_in(found, block, encoded) is not None
-
-
 def changed(block: Block, name: str, place: int, value: int) -> Block:
     values = getattr(block, name).copy()
     values[place] = value
@@ -200,7 +106,6 @@ def changed(block: Block, name: str, place: int, value: int) -> Block:
 
 
 VOCAB_SIZE = 70_200  # above every id that `widen` makes
-SHARD = Shard("train", 8192, 0, "here", 0, "", "", "", 0, 0, 0, 0, 0, 0, NOTHING)
 
 
 def wrong_blocks(block: Block, vocab_size: int) -> list[tuple[Block, str]]:
@@ -222,228 +127,19 @@ def wrong_blocks(block: Block, vocab_size: int) -> list[tuple[Block, str]]:
 
 
 @pytest.mark.parametrize("change", [lambda block: block, widen])
-def test_both_paths_refuse_what_points_outside_its_instance_or_the_vocabulary(
+def test_what_points_outside_its_instance_or_the_vocabulary_is_refused(
     make_block: Callable[..., Block], change
 ):
     block = change(make_block(8))
     vocab_size = VOCAB_SIZE if change is widen else 100
-    found = grown(block)
     for wrong, said in wrong_blocks(block, vocab_size):
-        stored = encode_block(wrong)
-        assert stored_in(found, wrong, stored, vocab_size=vocab_size) is None
         with pytest.raises(ValueError, match=f"^there, block 5, {re.escape(said)}"):
-            check_block(read_record_batch(stored), SHARD, vocab_size, "there, block 5")
+            check_block(wrong, 8192, vocab_size, "there, block 5")
     inside = changed(block, "masked_lm_positions", 0, int(block.offsets[1]) - 1)
     inside = changed(
         changed(inside, "input_ids", -1, vocab_size - 1), "masked_lm_ids", -1, vocab_size - 1
     )
-    assert_equal(
-        check_block(read_record_batch(encode_block(inside)), SHARD, vocab_size, "there"), inside
-    )
-    if arena.IS_USABLE:
-        slot = stored_in(found, inside, encode_block(inside), vocab_size=vocab_size)
-        assert slot is not None
-        assert_equal(found.gather(np.array([slot]), np.array([0]), np.array([8])), inside)
-
-
-@needs_zstd
-def test_the_compiled_path_takes_no_bytes_that_the_other_refuses(make_block: Callable[..., Block]):
-    block = make_block(8)
-    encoded, found = encode_block(block), grown(block)
-    at = find_messages(encoded)
-    places = struct.unpack_from("<40q", encoded, at.places)
-    frames = [
-        at.body + start + 8 + n
-        for start, size in zip(places[2::4], places[3::4], strict=True)
-        for n in range(size - 8)
-    ]
-    taken = 0
-    for place in sorted({*range(len(encoded))} - {*frames}):  # in those a flip is crc32's to notice
-        for bit in range(8):
-            changed = bytearray(encoded)
-            changed[place] ^= 1 << bit
-            if (slot := stored_in(found, block, bytes(changed))) is not None:
-                taken += 1
-                decoded = decode_block(bytes(changed), "here")
-                assert_equal(found.gather(np.array([slot]), np.array([0]), np.array([8])), decoded)
-                found.free(slot)
-    assert (
-        taken < 2000
-    )  # the padding between buffers, and places of validity, which there is none of
-    for number, start in enumerate(places[2::4]):  # what the buffer says it becomes
-        for length in (
-            -(2**63),
-            -(2**40),
-            -600_000,
-            -5000,
-            -2,
-            0,
-            3,
-            5000,
-            600_000,
-            2**40,
-            2**63 - 1,
-        ):
-            changed = bytearray(encoded)
-            struct.pack_into("<q", changed, at.body + start, length)
-            assert stored_in(found, block, bytes(changed)) is None, number
-    for frame in frames:
-        changed = bytearray(encoded)
-        changed[frame] ^= 255
-        if (slot := stored_in(found, block, bytes(changed))) is not None:
-            found.free(slot)
-    for size in range(len(encoded)):
-        assert stored_in(found, block, encoded[:size]) is None
-    for more in (encoded + bytes(1), encoded + encoded):
-        assert stored_in(found, block, more) is None
-
-
-def with_frame(data: bytes, number: int, frame: bytes, length: int) -> bytes:
-    """A stored block with another frame for one of its buffers, put behind the others."""
-    at, changed = find_messages(data), bytearray(data[:-8])
-    stored = struct.pack("<q", length) + frame
-    struct.pack_into(
-        "<2q", changed, at.places + 32 * number + 16, len(changed) - at.body, len(stored)
-    )
-    changed += stored + bytes(-len(stored) % 8)
-    struct.pack_into("<q", changed, at.body_bytes, len(changed) - at.body)
-    return bytes(changed) + data[-8:]
-
-
-@needs_zstd
-def test_the_compiled_path_asks_zstd_about_frames_of_its_own_format_alone(
-    make_block: Callable[..., Block],
-):
-    block = make_block(8)
-    encoded, found, values = encode_block(block), grown(block), block.document_a.tobytes()
-    raw = struct.pack("<IBI", 0xFD2FB528, 0xA0, 64) + (64 << 3 | 1).to_bytes(3, "little") + values
-    zstd_7 = (
-        struct.pack("<IBI", 0xFD2FB527, 0xA0, 64)
-        + (1 << 22 | 64).to_bytes(3)
-        + values
-        + b"\xc0\0\0"
-    )
-    slot = stored_in(found, block, with_frame(encoded, 8, raw, 64))
-    assert slot is not None
-    assert_equal(found.gather(np.array([slot]), np.array([0]), np.array([8])), block)
-    found.free(slot)
-    skippable = struct.pack("<II", 0x184D2A50, 64) + values
-    for frame, length in (
-        (zstd_7, 64),
-        (skippable, 0),
-        (skippable, 64),
-        (raw[:3], 64),
-        (b"", 64),
-        (b"", 0),
-    ):
-        stored = with_frame(encoded, 8, frame, length)
-        assert stored_in(found, block, stored) is None
-        with pytest.raises(ValueError, match="here: "):
-            decode_block(stored, "here")
-
-
-@needs_zstd
-def test_the_compiled_path_takes_no_bytes_behind_a_frame(make_block: Callable[..., Block]):
-    """zstd's own call goes on to frames behind the first: those that hold nothing change no value and no length."""
-    block = make_block(8)
-    encoded, found, values = encode_block(block), grown(block), block.document_a.tobytes()
-    raw = struct.pack("<IBI", 0xFD2FB528, 0xA0, 64) + (64 << 3 | 1).to_bytes(3, "little") + values
-    empty = struct.pack("<IBB", 0xFD2FB528, 0x20, 0) + (1).to_bytes(3, "little")
-    skippable = struct.pack("<II", 0x184D2A50, 3) + b"abc"
-    assert zstandard.ZstdDecompressor().decompress(empty) == b""
-    for behind in (empty, skippable, skippable + empty, b"\0", bytes(8), raw):
-        stored = with_frame(encoded, 8, raw + behind, 64)
-        assert stored_in(found, block, stored) is None
-        with pytest.raises(ValueError, match="here: "):
-            decode_block(stored, "here")
-
-
-@needs_zstd
-def test_the_compiled_path_takes_no_frame_that_does_not_say_how_long_it_becomes(
-    make_block: Callable[..., Block],
-):
-    block = make_block(8)
-    encoded, found, values = encode_block(block), grown(block), block.document_a.tobytes()
-    unsaid = struct.pack("<IBB", 0xFD2FB528, 0, 0) + (64 << 3 | 1).to_bytes(3, "little") + values
-    assert zstandard.ZstdDecompressor().decompress(unsaid, max_output_size=64) == values
-    stored = with_frame(encoded, 8, unsaid, 64)
-    assert stored_in(found, block, stored) is None
-    with pytest.raises(ValueError, match="here: "):
-        decode_block(stored, "here")
-
-
-@pytest.fixture
-def put_stored(make_block: Callable[..., Block]) -> tuple[Callable[..., int], dict[str, Any]]:
-    """The compiled call, and what it would be given for one block."""
-    block = make_block(8)
-    found, encoded = grown(block), encode_block(block)
-    assert stored_in(found, block, encoded) is not None
-    template, places, lists, flat = found._targets
-    given = {
-        "blocks": [encoded],
-        "template": template,
-        "places": places,
-        "sizes": (4, 2, 8192, 2**16, 9),
-    }
-    given |= {"counts": np.array([[found._free[-1], block.num_instances, block.num_tokens]])}
-    given |= {"lists": lists, "flat": flat}
-    return lambda **changes: arena.COMPILED.put_stored(*(given | changes).values()), given
-
-
-@needs_zstd
-def test_the_compiled_path_takes_no_places_past_its_messages(put_stored):
-    put, given = put_stored
-    assert put() == 1
-    places, size = given["places"], len(given["template"])
-    for number in range(4):
-        for place in (-1, size - 7, size, 2**63 - 8, 2**63 - 1):
-            assert put(places=(*places[:number], place, *places[number + 1 :])) == 0
-
-
-@needs_zstd
-def test_blocks_are_put_up_to_the_first_that_is_wrong_or_has_no_room(
-    make_block: Callable[..., Block],
-):
-    blocks = [make_block(8, first_id=100 * n) for n in range(5)]
-    bodies = [memoryview(encode_block(block)) for block in blocks]
-    counts = [(each.num_instances, each.num_tokens) for each in blocks]
-    found = grown(blocks[0])  # has four slots
-    put = found.put_stored(bodies, np.array(counts), 8192, 2**16)
-    assert len(put) == 4
-    assert found.put_stored(bodies[4:], np.array(counts[4:]), 8192, 2**16) == []
-    run = np.zeros(4, int), np.full(4, 8)
-    assert_equal(found.gather(np.array(put), *run), concatenate_blocks(blocks[:4]))
-    for slot in put:
-        found.free(slot)
-    counts[2] = (8, 1)
-    put = found.put_stored(bodies[:4], np.array(counts[:4]), 8192, 2**16)
-    assert len(put) == 2
-    assert_equal(
-        found.gather(np.array(put), *(each[:2] for each in run)), concatenate_blocks(blocks[:2])
-    )
-    rest = [found.put(block) for block in blocks[2:4]]
-    assert len({*put, *rest}) == 4
-    assert found.put_stored([], np.zeros((0, 2), int), 8192, 2**16) == []
-
-
-@needs_zstd
-def test_the_compiled_path_refuses_arrays_that_do_not_fit(put_stored):
-    put, given = put_stored
-    counts = given["counts"]
-    for wrong in (counts[:0], counts[:, :2].copy(), np.concatenate([counts, counts])):
-        with pytest.raises(ValueError, match="three numbers of 8 bytes for each block"):
-            put(counts=wrong)
-    for blocks in ([*given["blocks"], 5], [None]):
-        with pytest.raises(TypeError, match="bytes-like"):
-            put(blocks=blocks)
-    with pytest.raises(ValueError, match="expected a tuple of 6 arrays"):
-        put(lists=given["lists"][:5])
-
-
-def test_without_room_or_compiled_module_the_other_path_is_taken(
-    make_block: Callable[..., Block], monkeypatch
-):
-    block = make_block(8)
-    assert stored_in(Arena(8), block, encode_block(block)) is None
-    monkeypatch.setattr(arena, "IS_USABLE", False)
-    assert stored_in(grown(block), block, encode_block(block)) is None
+    check_block(inside, 8192, vocab_size, "there")
+    longest = int(np.diff(block.offsets).max())
+    with pytest.raises(ValueError, match=f"^there: an instance of {longest} tokens in a shard of"):
+        check_block(block, longest - 1, vocab_size, "there")

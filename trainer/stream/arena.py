@@ -6,28 +6,13 @@ against what they point into.
 N rows gathered, R runs of rows.
 """
 
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from pipeline.shards.arrow_stream import RecordBatch
-from pipeline.shards.arrow_writer import template_of
-from pipeline.shards.block import (
-    TOKENS_PER_BLOCK,
-    Array,
-    Block,
-    block_of_batch,
-    block_schema,
-    read_batch,
-)
+from pipeline.shards.block import TOKENS_PER_BLOCK, Array, Block, decode_block
 from pipeline.shards.records import BlockTable, Shard
-from tokenizer.compiled import load
 from trainer.stream.rows import HostMemory, gather_lists, gather_values
-
-COMPILED = load("trainer.stream._blocks")
-IS_USABLE = COMPILED is not None and bool(COMPILED.IS_USABLE)
-"""Whether blocks are unpacked by compiled code, which takes zstd's own library."""
 
 _TOKENS_PER_MASKED = 4
 """One masked position in so many tokens has room at first; more make every slot larger."""
@@ -54,7 +39,6 @@ class Arena:
         flat: dict[str, Any] = {"segment_a_length": np.uint16, "is_random_next": np.bool_}
         flat |= {"document_a": np.uint64, "document_b": np.uint64}
         self._flat: dict[str, Array] = {name: np.zeros(0, dtype) for name, dtype in flat.items()}
-        self._targets: Any = None  # what put_stored takes, until the arrays are others
 
     def put(self, block: Block, where: str = "a block") -> int:
         """Copies a block into a free slot, which it returns.
@@ -68,7 +52,6 @@ class Arena:
             raise ValueError(
                 f"{where}: tokens of {found} among blocks of {expected}; verify the dataset"
             )
-        self._targets = None
         if not self._free:
             self._grow(max(4, 2 * self._num_slots))
         slot = self._free.pop()
@@ -79,42 +62,6 @@ class Arena:
         for name, column in self._flat.items():
             column[first : first + block.num_instances] = getattr(block, name)
         return slot
-
-    def put_stored(
-        self, bodies: list[memoryview], counts: Array, seq_len: int, vocab_size: int
-    ) -> list[int]:
-        """Decompresses stored blocks into free slots and checks them, by one call of compiled code.
-
-        Args:
-            bodies: The bytes of each, as `decode_block` takes them.
-            counts: [B, 2] int64; the instances and the tokens that each must hold.
-            seq_len: Tokens of none of them are more.
-            vocab_size: Above every token id.
-
-        Returns:
-            The slots of the first ones. It ends where nothing is compiled, the arena has to grow,
-            or a block is not as it should be: what `check_block` and `put` do with that one says
-            which.
-        """
-        dtype, room = self._lists["input_ids"].dtype, min(len(bodies), len(self._free))
-        if (
-            COMPILED is None
-            or not IS_USABLE
-            or not room
-            or self._lists["masked_lm_ids"].dtype != dtype
-        ):
-            return []
-        if self._targets is None:
-            lists = tuple(array for column in self._lists.values() for array in column.arrays)
-            self._targets = *_messages(dtype), lists, tuple(self._flat.values())
-        template, places, *arrays = self._targets
-        wanted = np.empty((room, 3), np.int64)
-        wanted[:, 0] = slots = self._free[: -room - 1 : -1]
-        wanted[:, 1:] = counts[:room]
-        sizes = (self._num_slots, dtype.itemsize, seq_len, vocab_size, self._stride)
-        num_put: int = COMPILED.put_stored(bodies[:room], template, places, sizes, wanted, *arrays)
-        del self._free[len(self._free) - num_put :]
-        return slots[:num_put]
 
     def free(self, slot: int) -> None:
         """Lets a slot be used again."""
@@ -155,37 +102,34 @@ class Arena:
             self._flat[name] = np.concatenate([column, more])
 
 
-def read_batch_checked(body: memoryview, table: BlockTable, index: int, where: str) -> RecordBatch:
-    """Decompresses one block and compares its sizes with the table's.
-
-    Raises:
-        ValueError: It holds something else, though its crc32 was right.
-    """
-    batch = read_batch(body, where)
-    counts, listed = (
-        tuple(batch.lengths[:2]),
-        (int(table.instances[index]), int(table.tokens[index])),
-    )
-    if counts != listed:
-        raise ValueError(
-            f"{where}: holds {counts} instances and tokens, the block table says {listed}"
-        )
-    return batch
-
-
-def check_block(batch: RecordBatch, shard: Shard, vocab_size: int, where: str) -> Block:
-    """What a block's buffers hold, checked.
+def unpack_block(
+    body: memoryview, table: BlockTable, index: int, shard: Shard, vocab_size: int, where: str
+) -> Block:
+    """A block of a shard out of its stored bytes, checked against the tables and the vocabulary.
 
     Nothing in it points outside its instance or the vocabulary.
 
     Raises:
-        ValueError: It is no block of this shard, or training would look up what is not there.
+        ValueError: It is no block of this shard, though its crc32 was right, or training would look
+            up what is not there.
     """
-    block = block_of_batch(batch, where)
-    lengths = np.diff(block.offsets)
-    if (longest := int(lengths.max(initial=0))) > shard.seq_len:
+    block = decode_block(body, where)
+    counts = block.num_instances, block.num_tokens
+    listed = int(table.instances[index]), int(table.tokens[index])
+    if counts != listed:
         raise ValueError(
-            f"{where}: an instance of {longest} tokens in a shard of seq_len {shard.seq_len}"
+            f"{where}: holds {counts} instances and tokens, the block table says {listed}"
+        )
+    check_block(block, shard.seq_len, vocab_size, where)
+    return block
+
+
+def check_block(block: Block, seq_len: int, vocab_size: int, where: str) -> None:
+    """Refuses a block of which something is too long or points outside; raises ValueError."""
+    lengths = np.diff(block.offsets)
+    if (longest := int(lengths.max(initial=0))) > seq_len:
+        raise ValueError(
+            f"{where}: an instance of {longest} tokens in a shard of seq_len {seq_len}"
         )
     _expect_below("token id", block.input_ids, vocab_size, block.offsets, where)
     _expect_below("masked_lm_id", block.masked_lm_ids, vocab_size, block.masked_offsets, where)
@@ -193,7 +137,6 @@ def check_block(batch: RecordBatch, shard: Shard, vocab_size: int, where: str) -
     _expect_below(
         "masked_lm_position", block.masked_lm_positions, limits, block.masked_offsets, where
     )
-    return block
 
 
 def _expect_below(
@@ -235,11 +178,6 @@ class _Lists:
         rows[len(offsets) :] = rows[len(offsets) - 1]
 
     @property
-    def arrays(self) -> tuple[Array, Array]:
-        """Offsets, and values."""
-        return self._offsets, self._values
-
-    @property
     def dtype(self) -> "np.dtype[Any]":
         """The dtype of the values."""
         return self._values.dtype
@@ -263,10 +201,3 @@ class _Lists:
             moved, self._stride
         )
         self._values, self._offsets, self._capacity = values.ravel(), offsets, capacity
-
-
-@lru_cache(maxsize=2)
-def _messages(dtype: "np.dtype[Any]") -> tuple[bytes, tuple[int, int, int, int]]:
-    """The messages before a block's body, and where in them blocks of one type of tokens differ."""
-    data, at = template_of(block_schema(dtype))
-    return data[: at.body], (at.body_bytes, at.num_rows, at.nodes, at.places)

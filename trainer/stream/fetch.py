@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeline.shards.block import Block, block_instances
 from pipeline.shards.records import Shard
-from trainer.stream.arena import Arena, check_block, read_batch_checked
+from trainer.stream.arena import Arena, unpack_block
 from trainer.stream.planned import Planned, Steps
 from trainer.stream.read_ahead import ReadAhead, ReadCounts
 from trainer.stream.read_settings import ReadSettings
@@ -156,32 +156,18 @@ class BlockWindow:
 
     def _put(self, due: Mapping[int, Read]) -> None:
         """Decodes blocks, by their numbers, into the arena, checked against the tables."""
-        places = [(read, number - read.first_number) for number, read in due.items()]
-        tables = [(read.blocks.table, read.blocks.first + index) for read, index in places]
-        counts = np.array(
-            [(table.instances[block], table.tokens[block]) for table, block in tables], np.int64
-        )
-        bodies = []
-        for read, index in places:
-            held = read.bodies.result()
-            bodies.append(held[index])
-            held[index] = _DECODED
-        slots: list[int] = []
-        while len(slots) < len(bodies):
-            rest = slice(len(slots), None)
-            slots += self._arena.put_stored(
-                bodies[rest], counts[rest], self._seq_len, self._dataset.vocab_size
+        slots = []
+        for number, read in due.items():
+            index, bodies = number - read.first_number, read.bodies.result()
+            shard, table, place = read.blocks.shard, read.blocks.table, read.blocks.first + index
+            where = (
+                f"{self._dataset.locate(shard.name)}, block {place} at byte {table.offset[place]}"
             )
-            if len(slots) < len(bodies):
-                slots.append(self._put_checked(bodies[len(slots)], *places[len(slots)]))
+            vocab_size = self._dataset.vocab_size
+            block = unpack_block(bodies[index], table, place, shard, vocab_size, where)
+            bodies[index] = _DECODED
+            slots.append(self._arena.put(block, where))
         self._blocks.slot[list(due)] = np.array(slots, np.int32) + 1
-
-    def _put_checked(self, body: memoryview, read: Read, index: int) -> int:
-        """What is not compiled: says what is wrong with a block."""
-        shard, table, block = read.blocks.shard, read.blocks.table, read.blocks.first + index
-        where = f"{self._dataset.locate(shard.name)}, block {block} at byte {table.offset[block]}"
-        batch = read_batch_checked(body, table, block, where)
-        return self._arena.put(check_block(batch, shard, self._dataset.vocab_size, where), where)
 
 
 def _is_here(read: Read) -> bool:
