@@ -1,6 +1,7 @@
 """The validation split by source: what each gives to it, and what a person should know of it."""
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.shards.records import Manifest
@@ -69,15 +70,15 @@ def _warnings(measured: Mapping[str, Any], settings: Mapping[str, Any]) -> Itera
     if num_documents < LEAST_DOCUMENTS:
         yield f"{num_documents} documents: no validation split, at least {LEAST_DOCUMENTS} are needed"
         return
-    reasons = {row["name"]: _explain(row, settings) for row in rows if not row["documents"]}
+    wanted = 1 if measured["documents"] else 2
+    reasons = [
+        (row["name"], _explain(row, settings, wanted)) for row in rows if not row["documents"]
+    ]
     if not measured["documents"]:
-        yield (
-            f"no validation split, which takes two documents: {_join(reasons)}; set validation_fraction to what may be"
-            " held out"
-        )
+        yield f"no validation split, which takes two documents: {_join(reasons, names=len(reasons) > 1)}"
         return
     if reasons:
-        yield f"validation holds nothing of {_join(reasons, always_named=True)}"
+        yield f"validation holds nothing of {_join(reasons, names=True)}"
     if measured["tokens"] < LEAST_TOKENS:
         yield (
             f"losses on fewer than {LEAST_TOKENS:,} tokens hang on single documents: give more text, or a larger"
@@ -88,23 +89,44 @@ def _warnings(measured: Mapping[str, Any], settings: Mapping[str, Any]) -> Itera
             f"validation takes {measured['share']:.1%} of the text, as documents are held out whole;"
             " validation_fraction 0 trains on all of it"
         )
+    yield from _find_outweighing(rows)
 
 
-def _explain(row: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    """Why a source gives nothing."""
+def _find_outweighing(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The source that is most of the split and much less of the text, and what evens it out."""
+    total = sum(row["of_tokens"] for row in rows)
+    for row in rows:
+        share, of_text = row["share_of_split"], row["of_tokens"] / max(1, total)
+        if share > 0.5 and share > 2 * of_text:
+            yield (
+                f"{share:.0%} of validation is of {row['name']}, which is {of_text:.0%} of the text: its documents are"
+                f" long, and held out whole; --validation_fraction {_round_up(row['share_of_source'], 3)} holds out as"
+                " much of every source"
+            )
+
+
+def _explain(row: Mapping[str, Any], settings: Mapping[str, Any], wanted: int) -> str:
+    """Why a source gives nothing, and what would make it give as many documents as are wanted."""
+    number = row["of_documents"]
+    if number < 3:
+        return f"it has {number} document(s), at least 3 are needed"
     most_share = max(MOST_SHARE, settings["validation_fraction"])
     most_tokens = settings.get("validation_tokens", VALIDATION_TOKENS)
-    if row["of_documents"] < 3:
-        return f"it has {row['of_documents']} document(s), at least 3 are needed"
+    tokens = -(-wanted * row["of_tokens"] // number)
+    flags = f"--validation_fraction {_round_up(wanted / number, 2)}"
+    flags += f" --validation_tokens {tokens}" if tokens > most_tokens else ""
     return (
-        f"its {row['of_documents']:,} documents are too long: at most {most_share:.0%} of a source's tokens are held"
-        f" out, and {most_tokens:,} in all"
+        f"its {number:,} documents are too long: at most {most_share:.0%} of a source's tokens are held out, and"
+        f" {most_tokens:,} in all; {flags} holds {wanted} out if they are equally long"
     )
 
 
-def _join(reasons: Mapping[str, str], *, always_named: bool = False) -> str:
-    is_named = always_named or len(reasons) > 1
-    said = [f"{name} ({reason})" if is_named else reason for name, reason in reasons.items()]
+def _round_up(share: float, digits: int) -> float:
+    return math.ceil(round(share * 10**digits, 6)) / 10**digits
+
+
+def _join(reasons: Sequence[tuple[str, str]], *, names: bool) -> str:
+    said = [f"{name} ({reason})" if names else reason for name, reason in reasons]
     more = len(said) - _MOST_NAMES
     return ", ".join(said[:_MOST_NAMES]) + (f" and {more} more sources" if more > 0 else "")
 

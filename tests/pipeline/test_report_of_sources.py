@@ -6,6 +6,7 @@ import pytest
 
 from pipeline.inspect.mixture import find_unused
 from pipeline.inspect.validation import format_validation, measure_validation
+from pipeline.tokens.held_out import choose_held_out
 
 
 def source(name, documents, tokens, held=0, held_tokens=0):
@@ -35,7 +36,8 @@ def test_several_sources_and_one_that_gives_nothing():
     assert said_of(*sources) == [
         "validation holds 22 documents of 20,000 tokens, 0.40% of the text: wiki 75.0%, web 25.0%",
         "warning: validation holds nothing of books (it has 2 document(s), at least 3 are needed), news (its 9"
-        " documents are too long: at most 10% of a source's tokens are held out, and 1,280,000 in all)",
+        " documents are too long: at most 10% of a source's tokens are held out, and 1,280,000 in all;"
+        " --validation_fraction 0.12 holds 1 out if they are equally long)",
     ]
 
 
@@ -59,7 +61,13 @@ def test_many_sources_are_counted_not_listed():
         (
             source("input", 15, 1500), {"validation_fraction": 0.11, "validation_tokens": 200},
             "no validation split, which takes two documents: its 15 documents are too long: at most 11% of a source's"
-            " tokens are held out, and 200 in all; set validation_fraction to what may be held out",
+            " tokens are held out, and 200 in all; --validation_fraction 0.14 holds 2 out if they are equally long",
+        ),
+        (
+            source("input", 8, 80_000_000), {},
+            "no validation split, which takes two documents: its 8 documents are too long: at most 10% of a source's"
+            " tokens are held out, and 1,280,000 in all; --validation_fraction 0.25 --validation_tokens 20000000 holds"
+            " 2 out if they are equally long",
         ),
     ],
 )  # fmt: skip
@@ -75,6 +83,38 @@ def test_a_split_that_is_too_small_or_too_large():
         "warning: validation takes 9.7% of the text, as documents are held out whole; validation_fraction 0 trains on"
         " all of it",
     ]
+
+
+def test_a_split_that_is_mostly_one_source_of_less_text_says_what_evens_it_out():
+    """One novel is 82 % of the tokens, and all novels are 32 % of the text."""
+    wiki, books = (
+        source("wiki", 9000, 3_400_000, 9, 18_000),
+        source("books", 37, 1_600_000, 1, 82_000),
+    )
+    assert said_of(wiki, books)[1:] == [
+        "warning: 82% of validation is of books, which is 32% of the text: its documents are long, and held out"
+        " whole; --validation_fraction 0.052 holds out as much of every source"
+    ]
+    assert len(said_of(source("wiki", 9000, 3_400_000, 9, 40_000), books)) == 2
+    assert (
+        len(
+            said_of(
+                source("wiki", 9000, 3_400_000, 9, 60_000),
+                source("books", 37, 1_600_000, 1, 50_000),
+            )
+        )
+        == 1
+    )
+
+
+def test_the_fraction_that_is_said_holds_two_of_eight_equal_documents_out():
+    tokens = [1000] * 8
+    own = SimpleNamespace(
+        documents=8, tokens=8000, lowest_ids=[f"{n:032x}" for n in range(8)], lowest_tokens=tokens
+    )
+    assert [choose_held_out([own], each, 10**6).sources[0].documents for each in (0.2, 0.25)] == [
+        0, 2
+    ]  # fmt: skip
 
 
 def test_what_was_not_asked_for_is_no_warning():
