@@ -9,12 +9,12 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pipeline.inspect.dataset_card import NOT_STATED, describe_in_words
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import BLOCKS_TABLE, MANIFEST, SHARDS_TABLE
 from pipeline.shards.records import json_bytes
 
 CROISSANT = "croissant.json"
-NOT_STATED = "not stated"
 _TERMS = (
     "citeAs", "column", "extract", "field", "fileObject", "fileProperty", "fileSet", "format", "includes",
     "isLiveDataset", "jsonPath", "key", "md5", "parentField", "path", "recordSet", "references", "regex", "repeated",
@@ -101,7 +101,7 @@ def describe_dataset(report: Mapping[str, Any], hashes: Mapping[str, str | None]
         "@type": "sc:Dataset",
         "conformsTo": "http://mlcommons.org/croissant/1.0",
         "name": numbers["name"],
-        "description": " ".join(_sentences(numbers)),
+        "description": " ".join(describe_in_words(numbers)),
         "identifier": numbers["root_hash"],
         "license": sorted({row["licence"] or NOT_STATED for row in mixture}) or [NOT_STATED],
         "inLanguage": sorted({row["language"] for row in mixture}),
@@ -131,26 +131,6 @@ def describe_dataset(report: Mapping[str, Any], hashes: Mapping[str, str | None]
             ),
         ],
     }
-
-
-def _sentences(numbers: Mapping[str, Any]) -> Iterator[str]:
-    counters = numbers["counters"]
-    yield (
-        f"Masked and paired instances to pretrain BERT on, from {counters['documents']:,} distinct documents of"
-        f" {counters['distinct_tokens']:,} tokens, with a vocabulary of {numbers['vocab_size']:,}."
-    )
-    for group in numbers["groups"]:
-        yield (
-            f"{group['split']} L{group['seq_len']}: {group['instances']:,} instances of {group['tokens']:,} tokens in"
-            f" {group['passes']} pass(es)."
-        )
-    dropped = {
-        name.removeprefix("dropped_"): n
-        for name, n in counters.items()
-        if name.startswith("dropped_") and n
-    }
-    if dropped:
-        yield f"Dropped documents: {', '.join(f'{reason} {count:,}' for reason, count in sorted(dropped.items()))}."
 
 
 def _file_object(name: str, sha256: str | None) -> dict[str, Any]:

@@ -122,7 +122,8 @@ def _explain(row: Mapping[str, Any], settings: Mapping[str, Any], wanted: int) -
 
 
 def _round_up(share: float, digits: int) -> float:
-    return math.ceil(round(share * 10**digits, 6)) / 10**digits
+    scale = 10.0**digits
+    return math.ceil(round(share * scale, 6)) / scale
 
 
 def _join(reasons: Sequence[tuple[str, str]], *, names: bool) -> str:

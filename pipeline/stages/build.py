@@ -22,6 +22,7 @@ from pipeline.documents.parts import InputFile, Part, choose_part_bytes, find_in
 from pipeline.documents.sentence_lines import SENTENCE_LINES
 from pipeline.documents.sources import Source
 from pipeline.inspect.croissant import write_croissant
+from pipeline.inspect.dataset_card import write_card
 from pipeline.inspect.page import REPORT_PAGE, write_page
 from pipeline.inspect.summary import SOURCES, load_report, summarize_dataset, write_report
 from pipeline.inspect.validation import format_validation, measure_validation
@@ -240,7 +241,7 @@ def _write_overlaps(settings: BuildSettings, store: TokenStore) -> None:
 
 
 def _write_report(dataset: Dataset, settings: BuildSettings, seconds: dict[str, float]) -> None:
-    """report.json, its page and croissant.json; a run that found all finished leaves the times of the one before."""
+    """What speaks of the dataset; a run that found all finished leaves the times of the one before."""
     machine = {"host": platform.node(), "cores": num_cores(), "python": sys.version.split()[0]}
     machine["compiled"] = ", ".join(filter(load, _COMPILED_MODULES)) or "nothing"
     run: dict[str, Any] = {
@@ -257,6 +258,7 @@ def _write_report(dataset: Dataset, settings: BuildSettings, seconds: dict[str, 
     write_report(dataset, report)
     write_page(report, dataset.folder, REPORT_PAGE)
     write_croissant(dataset, report)
+    write_card(dataset, report)
 
 
 def _print_counts(settings: BuildSettings, store: TokenStore) -> None:

@@ -97,7 +97,7 @@ LIBRARIES = {
     "tokenizer": "numpy tokenizers",
     "pipeline": "numpy pyarrow zstandard tqdm",
     "pipeline.pages": "jinja2 markupsafe",
-    "pipeline.inspect": "numpy pyarrow markupsafe",
+    "pipeline.inspect": "numpy pyarrow markupsafe yaml",
     "pipeline.storage": "pyarrow fsspec botocore google_crc32c zstandard",
     "pipeline.command_line": "yaml",
     "pipeline.shards": "numpy pyarrow fsspec zstandard isal",
