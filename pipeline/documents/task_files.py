@@ -5,19 +5,17 @@ between tabs.
 """
 
 import io
-import json
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from pathlib import PurePosixPath
 from typing import Any
 
-from pipeline.documents.encoding import UTF8_MARK, to_utf8
-from pipeline.documents.files import FileRange, StorageOptions, read_blocks
-from pipeline.documents.parts import InputFile, find_inputs
+from pipeline.documents.files import StorageOptions, read_blocks
+from pipeline.documents.parts import find_inputs
+from pipeline.documents.text_files import parse_json, read_text, read_text_lines, whole_file
 from pipeline.storage.compression import plain_name
 
 _JSON = {".json", ".jsonl", ".ndjson"}
-_LINE_ENDS = "\r\n"
 
 
 def read_task_texts(
@@ -30,12 +28,7 @@ def read_task_texts(
         ValueError: A file is not what its name says, or no UTF-8.
     """
     for file in find_inputs(patterns, storage_options):
-        try:
-            yield from _read_file(file, storage_options)
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{file.url}: is no UTF-8 ({error}); expected text, JSON or Parquet"
-            ) from error
+        yield from _read_file(file.url, storage_options)
 
 
 def hash_task_files(patterns: Sequence[str], storage_options: StorageOptions = None) -> str:
@@ -43,50 +36,34 @@ def hash_task_files(patterns: Sequence[str], storage_options: StorageOptions = N
     hashes = []
     for file in find_inputs(patterns, storage_options):
         digest = blake2b(digest_size=16)
-        for block in read_blocks(_whole(file), storage_options):
+        for block in read_blocks(whole_file(file.url, storage_options), storage_options):
             digest.update(block)
         hashes.append(digest.hexdigest())
     return blake2b("".join(sorted(hashes)).encode(), digest_size=16).hexdigest()
 
 
-def _whole(file: InputFile) -> FileRange:
-    return FileRange(file.url, 0, file.size, file.size, "text")
-
-
-def _read_file(file: InputFile, storage_options: StorageOptions) -> Iterator[tuple[str, str]]:
-    suffix = PurePosixPath(plain_name(file.url)).suffix
-    blocks = read_blocks(_whole(file), storage_options)
+def _read_file(url: str, storage_options: StorageOptions) -> Iterator[tuple[str, str]]:
+    suffix = PurePosixPath(plain_name(url)).suffix
     if suffix == ".parquet":
-        return _read_parquet(b"".join(blocks), file.url)
-    text = b"".join(to_utf8(blocks, file.url)).removeprefix(UTF8_MARK).decode()
-    return _read_json(text, file.url) if suffix in _JSON else _read_lines(text, file.url)
-
-
-def _read_lines(text: str, url: str) -> Iterator[tuple[str, str]]:
-    for number, line in enumerate(text.split("\n"), 1):
-        for cell in line.strip(_LINE_ENDS).split("\t"):
-            yield f"{url}:{number}", cell
+        blocks = read_blocks(whole_file(url, storage_options), storage_options)
+        return _read_parquet(b"".join(blocks), url)
+    if suffix in _JSON:
+        return _read_json(read_text(url, storage_options), url)
+    lines = read_text_lines(url, storage_options)
+    return ((place, cell) for place, line in lines for cell in line.split("\t"))
 
 
 def _read_json(text: str, url: str) -> Iterator[tuple[str, str]]:
     """One value over all lines, or a value a line."""
     try:
-        found = json.loads(text)
+        found = parse_json(text, url)
     except ValueError:
         for number, line in enumerate(text.split("\n"), 1):
             if line.strip():
-                yield from _walk(_parse_line(line, f"{url}:{number}"), f"{url}:{number}", "")
+                place = f"{url}:{number}"
+                yield from _walk(parse_json(line, place), place, "")
     else:
         yield from _walk(found, url, "")
-
-
-def _parse_line(line: str, place: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError as error:
-        raise ValueError(
-            f"{place}: found no JSON ({error}), expected a value a line, or one in the file"
-        ) from error
 
 
 def _read_parquet(data: bytes, url: str) -> Iterator[tuple[str, str]]:

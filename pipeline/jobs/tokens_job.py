@@ -1,10 +1,9 @@
 """The tokens job: parts of the input to token parts, a Beam graph of thin shells over document_lists.
 
-    Part | ReadDocuments | CleanDocuments | FilterDocuments | FindTaskTexts | SplitSentences |
-    SignDocuments
-         | EncodeDocuments | WriteTokenParts
+    Part | ReadDocuments | CleanDocuments | FilterDocuments | SplitSentences | SignDocuments
+         | EncodeDocuments | FindTaskTexts | WriteTokenParts
 
-Filtering, finding texts of task files and signing are there where the settings ask for them. Every
+Filtering, signing and finding texts of task files are there where the settings ask for them. Every
 stage between reading and writing takes and gives a DocumentList, so a transform of one's own fits
 between any two. A finished list leaves its files and, last, a small record; running again skips
 parts whose records are all there.
@@ -25,6 +24,7 @@ from pipeline.jobs.handed import CreateElements, Handed
 from pipeline.jobs.run_beam import Outputs, pipeline_options, run_graph
 from pipeline.storage.folder import Folder
 from pipeline.text.filters import DocumentFilter, FilterRule
+from pipeline.text.task_texts import WindowFinder
 from pipeline.tokens.document_lists import (
     DocumentList,
     SplitDocument,
@@ -158,10 +158,10 @@ def add_tokens_graph(
         | ReadDocuments(rule.reading)
         | CleanDocuments()
         | FilterDocuments(rule.filter)
-        | FindTaskTexts(rule.task_texts, drops=rule.drops_task_texts)
         | SplitSentences(rule.languages)
         | SignDocuments(signs=rule.signs)
         | EncodeDocuments(rule.vocab, rule.lower_case)
+        | FindTaskTexts(rule)
         | WriteTokenParts(folder, signs=rule.signs)
     )
 
@@ -200,21 +200,6 @@ class FilterDocuments(beam.PTransform):  # type: ignore[misc]
         return documents if self._rule.keeps_all else documents | beam.ParDo(_Filter(self._rule))
 
 
-class FindTaskTexts(beam.PTransform):  # type: ignore[misc]
-    """Leaves out or lists what holds text of task files; nothing is added to the graph where there are none."""
-
-    def __init__(self, texts: Handed | None, *, drops: bool) -> None:
-        super().__init__()
-        self._texts, self._drops = texts, drops
-
-    def expand(self, documents: beam.PCollection) -> beam.PCollection:
-        return (
-            documents | beam.Map(find_handed, self._texts, self._drops)
-            if self._texts
-            else documents
-        )
-
-
 class SplitSentences(beam.PTransform):  # type: ignore[misc]
     """Splits documents into sentences of a bounded length, by the rules of their source's language (its code)."""
 
@@ -247,6 +232,17 @@ class EncodeDocuments(beam.PTransform):  # type: ignore[misc]
 
     def expand(self, documents: beam.PCollection) -> beam.PCollection:
         return documents | beam.ParDo(_Encode(self._vocab, self._lower_case))
+
+
+class FindTaskTexts(beam.PTransform):  # type: ignore[misc]
+    """Leaves out or lists what holds text of task files; nothing is added to the graph where there are none."""
+
+    def __init__(self, rule: TokensRule) -> None:
+        super().__init__()
+        self._rule = rule
+
+    def expand(self, documents: beam.PCollection) -> beam.PCollection:
+        return documents | beam.ParDo(_Find(self._rule)) if self._rule.task_texts else documents
 
 
 class WriteTokenParts(beam.PTransform):  # type: ignore[misc]
@@ -285,6 +281,21 @@ class _Encode(beam.DoFn):  # type: ignore[misc]
         yield encode_documents(documents, self._encoder)
 
 
+class _Find(beam.DoFn):  # type: ignore[misc]
+    def __init__(self, rule: TokensRule) -> None:
+        self._rule = rule
+
+    def setup(self) -> None:
+        assert self._rule.task_texts is not None, "no texts to find"
+        encoder = Encoder(parse_vocab(self._rule.vocab, "vocab.txt"), self._rule.lower_case)
+        self._finder = WindowFinder(self._rule.task_texts.get(), encoder)
+
+    def process(
+        self, documents: DocumentList[TokenizedDocument]
+    ) -> Iterator[DocumentList[TokenizedDocument]]:
+        yield find_task_texts(documents, self._finder, drops=self._rule.drops_task_texts)
+
+
 def read_lists(part: Part, rule: ReadingRule) -> Iterator[DocumentList[Document]]:
     """A part's lists, read lazily one after the other."""
     malformed: dict[str, int] = {}
@@ -300,13 +311,6 @@ def read_lists(part: Part, rule: ReadingRule) -> Iterator[DocumentList[Document]
         without_text=without_text,
     )
     return group_documents(part, documents, malformed, rule.max_characters, examples, without_text)
-
-
-def find_handed(
-    documents: DocumentList[Document], texts: Handed, drops: bool
-) -> DocumentList[Document]:
-    """`find_task_texts` with the texts that were handed over."""
-    return find_task_texts(documents, texts.get().finder, drops=drops)
 
 
 def write_token_part(

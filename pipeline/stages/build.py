@@ -46,7 +46,6 @@ _NUM_SHOWN = 8  # files named in one line
 _COMPILED_MODULES = {
     "tokenizer._matcher": "words to ids 50 times",
     "pipeline.text._cleaning": "cleaning 20 times",
-    "pipeline.text._task_texts": "finding texts of task files 30 times",
     "pipeline.documents._wikitext": "wikitext 200 times",
     "pipeline.instances._instances": "pairs and masks 10 times",
 }

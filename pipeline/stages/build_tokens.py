@@ -25,7 +25,7 @@ from pipeline.stages.choose_documents import (
 )
 from pipeline.storage.folder import Folder
 from pipeline.storage.names import require_plain
-from pipeline.text.task_texts import TaskTexts, prepare_texts
+from pipeline.text.task_texts import TaskTexts, WindowFinder, prepare_texts
 from pipeline.tokens.dropped_ids import DROPPED
 from pipeline.tokens.index_rows import open_index
 from pipeline.tokens.overlaps import OVERLAPS
@@ -40,6 +40,7 @@ from pipeline.tokens.token_records import (
     record_stem,
     sum_counters,
 )
+from tokenizer.encode import Encoder
 from tokenizer.vocab import Vocabulary
 
 STORE = "tokens.json"
@@ -193,7 +194,7 @@ def open_task_texts(settings: BuildSettings) -> TaskTexts | None:
 
     Raises:
         FileNotFoundError: A pattern matches no file.
-        ValueError: A file is not what its name says, or no text is long enough.
+        ValueError: A file is not what its name says.
     """
     if not settings.task_files:
         return None
@@ -203,11 +204,18 @@ def open_task_texts(settings: BuildSettings) -> TaskTexts | None:
 
 
 def tokens_rule(settings: BuildSettings, vocabulary: Vocabulary) -> TokensRule:
-    """How documents are read and encoded by these settings."""
+    """How documents are read and encoded by these settings.
+
+    Raises:
+        ValueError: No text of the task files is long enough.
+    """
+    texts = open_task_texts(settings)
+    if texts:
+        WindowFinder(texts, Encoder(vocabulary, settings.lower_case))
     return TokensRule(
         reading_rule(settings), settings.filter_rule, tuple(source.language for source in settings.corpus),
         settings.signs, vocabulary.to_text().encode(), settings.lower_case,
-        hand_over(texts, settings.open_tokens()) if (texts := open_task_texts(settings)) else None,
+        hand_over(texts, settings.open_tokens()) if texts else None,
         settings.task_overlap == "drop",
     )  # fmt: skip
 

@@ -19,6 +19,7 @@ from pipeline.stages.build_tokens import open_task_texts
 from pipeline.stages.build_vocab import make_vocabulary
 from pipeline.storage.folder import Folder
 from pipeline.text.filters import DocumentFilter
+from pipeline.text.task_texts import WindowFinder
 from pipeline.tokens.document_lists import (
     DocumentList,
     clean_documents,
@@ -85,22 +86,22 @@ def take_sample(
             first, num_bytes, reading = _read_place(settings, source, part)
             start = time.process_time()
             stored_bytes[number] += num_bytes
-            kept = filter_documents(clean_documents(first), chosen)
-            drops = settings.task_overlap == "drop"
-            lists.append(find_task_texts(kept, texts.finder, drops=drops) if texts else kept)
+            lists.append(filter_documents(clean_documents(first), chosen))
             seconds[number] += reading + time.process_time() - start
     encoder = Encoder(_find_vocabulary(settings, lists), settings.lower_case)
-    documents: list[TokenizedDocument] = []
+    finder = WindowFinder(texts, encoder) if texts else None
+    languages, drops = [source.language for source in corpus], settings.task_overlap == "drop"
+    encoded: list[DocumentList[TokenizedDocument]] = []
     for each in lists:
         start = time.process_time()
-        documents += encode_documents(
-            split_documents(each, [source.language for source in corpus]), encoder
-        ).documents
+        found = encode_documents(split_documents(each, languages), encoder)
+        encoded.append(find_task_texts(found, finder, drops=drops) if finder else found)
         seconds[each.source] += time.process_time() - start
-    return Sample(documents, stored_bytes, seconds, encoder.vocab, _count_dropped(lists))
+    documents = [document for each in encoded for document in each.documents]
+    return Sample(documents, stored_bytes, seconds, encoder.vocab, _count_dropped(encoded))
 
 
-def _count_dropped(lists: Sequence[DocumentList[Document]]) -> dict[str, int]:
+def _count_dropped(lists: Sequence[DocumentList[TokenizedDocument]]) -> dict[str, int]:
     total: Counter[str] = Counter()
     for each in lists:
         total.update(

@@ -137,11 +137,7 @@ def _sign_batch(batch: Sequence[bytes]) -> npt.NDArray[np.uint32]:
 
 
 def _hash_shingles(batch: Sequence[bytes]) -> tuple[Words, npt.NDArray[np.int64]]:
-    """[S] hashes of all shingles of some texts, and [D] where each text's begin.
-
-    A run of bytes is hashed as a polynomial in an odd number modulo 2^64: the difference of two
-    running sums, times the inverse of the power that the run begins at.
-    """
+    """[S] hashes of all shingles of some texts, and [D] where each text's begin."""
     data = np.frombuffer(b" ".join(batch), np.uint8)
     first_bytes = np.cumsum([0, *(len(text) + 1 for text in batch)])
     starts, ends = _find_words(data)
@@ -152,16 +148,24 @@ def _hash_shingles(batch: Sequence[bytes]) -> tuple[Words, npt.NDArray[np.int64]
     shift = np.repeat(first_words[:-1] - first_shingles, num_shingles)
     begins = np.arange(len(shift)) + shift
     finishes = begins + np.repeat(np.minimum(num_words, SHINGLE_WORDS), num_shingles) - 1
-    table, powers, inverses = (
-        _byte_values(),
-        _powers(_MULTIPLIER, len(data)),
-        _powers(_inverse(), len(data)),
-    )
-    sums = np.concatenate(
-        [np.zeros(1, np.uint64), np.cumsum(table[data] * powers, dtype=np.uint64)]
-    )
-    runs = (sums[ends[finishes]] - sums[starts[begins]]) * inverses[starts[begins]]
-    return _mix(runs), first_shingles
+    sums, inverses = sum_powers(_byte_values()[data]), inverse_powers(len(data))
+    firsts = starts[begins]
+    return _mix((sums[ends[finishes]] - sums[firsts]) * inverses[firsts]), first_shingles
+
+
+def sum_powers(values: Words) -> Words:
+    """[N + 1] running sums of N values as coefficients of a polynomial in an odd number, modulo 2^64.
+
+    The difference of two of them, times the inverse of the power that a run begins at, is a hash of
+    the run of values: equal wherever it stands.
+    """
+    products = values * _powers(_MULTIPLIER, len(values))
+    return np.concatenate([np.zeros(1, np.uint64), np.cumsum(products, dtype=np.uint64)])
+
+
+def inverse_powers(count: int) -> Words:
+    """[count] inverses of the powers that `sum_powers` takes."""
+    return _powers(pow(_MULTIPLIER, -1, 1 << 64), count)
 
 
 def _find_words(data: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -222,11 +226,6 @@ def _permutations() -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
         for name in ("factor", "summand")
     )
     return factors | np.uint32(1), summands
-
-
-@cache
-def _inverse() -> int:
-    return pow(_MULTIPLIER, -1, 1 << 64)
 
 
 def _powers(base: int, count: int) -> Words:

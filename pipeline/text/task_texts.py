@@ -1,91 +1,36 @@
 """Texts of task files, and whether a document holds some of one: windows of n words that both have.
 
-A word is a run of letters and digits without case and accents; all else stands between words, and
-an ideograph or kana is a word by itself (GPT-3 paper, appendix C: "a gram as a lowercase,
+Documents and texts are compared by the ids that the vocabulary gives them. A word is a piece and
+those that continue it; punctuation, symbols and [UNK] stand between words, and with a cased
+vocabulary a piece counts as its lower-case one (GPT-3 paper, appendix C: "a gram as a lowercase,
 whitespace delimited word with no punctuation"). A text of fewer than n words counts as one window
-where it has at least LEAST_WORDS, the least n of that appendix. `pipeline.text._task_texts`, where
-it is built, finds the same.
+where it has at least LEAST_WORDS, the least n of that appendix.
+
+V pieces of the vocabulary, P pieces of words, W words, D documents or texts.
 """
 
 import unicodedata
-from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pipeline.text.cleaning import clean_text
-from tokenizer.compiled import load
-
-compiled: Any = load("pipeline.text._task_texts")
-"""The compiled module, or None where the Python path is to be used."""
+from pipeline.text.minhash import Words, inverse_powers, sum_powers
+from tokenizer.encode import Encoder
+from tokenizer.vocab import CONTINUATION, SPECIAL_TOKENS, IdArray, Vocabulary
 
 LEAST_WORDS = 8
 MOST_WORDS = 64
-_MOST_BYTES = 2**31 - 2
-_UNICODE = (
-    unicodedata.ucd_3_2_0
-)  # part of every Python, so that no version of it decides what a word is
-_SOFT_HYPHEN = "\u00ad"  # a dash to that version
-_ALONE = (
-    range(0x3040, 0x3100),
-    range(0x3400, 0x4DC0),
-    range(0x4E00, 0xA000),
-    range(0xF900, 0xFB00),
-)
+_MAYBE_BITS = 24  # of the table that most documents' windows are not in
+_GROUP_IDS = 1 << 16
+_NO_WORD = -1
+# Part of every Python, so that no version of it decides what a word is.
+_UNICODE = unicodedata.ucd_3_2_0
 
-
-def _form_of(code: int) -> str:
-    """What a character becomes: nothing, a space between words, a word by itself, or a character of a word."""
-    character = chr(code)
-    category = _UNICODE.category(character)
-    if category in ("Mn", "Me", "Cf") or character == _SOFT_HYPHEN:
-        return ""
-    if category[0] not in "LN" and category not in ("Mc", "Cn"):
-        return " "
-    if any(code in codes for codes in _ALONE):
-        return f" {character} "
-    lower = character.lower()
-    bare = "".join(
-        each for each in _UNICODE.normalize("NFD", lower) if _UNICODE.category(each) != "Mn"
-    )
-    return next(form for form in (bare, lower, character) if len(form) == 1)
-
-
-class _Forms(dict[int, str]):
-    """The forms of characters; those beyond the first plane separate words."""
-
-    def __missing__(self, code: int) -> str:
-        return " "
-
-
-@cache
-def _forms() -> _Forms:
-    """Made when a text is first looked at: it takes a tenth of a second, which no other command waits for."""
-    return _Forms((code, _form_of(code)) for code in range(1 << 16))
-
-
-@cache
-def _table() -> bytes:
-    """The forms for the compiled module: 0 separates words, 1 is nothing, the bit 0x10000 says: a word by itself."""
-    codes = {" ": 0, "": 1}
-    forms = _forms().values()
-    return np.array(
-        [
-            codes[form] if form in codes else ord(form.strip()) | (len(form) > 1) << 16
-            for form in forms
-        ],
-        np.uint32,
-    ).tobytes()
-
-
-def normalize(text: str) -> str:
-    """The words of a text with single spaces between them."""
-    if compiled is not None:
-        return str(compiled.normalize(text.encode("utf-8", "replace"), _table()).decode())
-    return " ".join(text.translate(_forms()).split())
+Places = npt.NDArray[np.int64]
+Pieces = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -94,44 +39,19 @@ class TaskTexts:
 
     Attributes:
         n: Words of a window.
-        words: The normalised texts that have enough words, a line each, in UTF-8.
+        lines: The cleaned texts, each in one line.
         places: Where each of them stands in the task files.
     """
 
     n: int
-    words: bytes
+    lines: tuple[str, ...]
     places: tuple[str, ...]
-
-    @property
-    def least(self) -> int:
-        """The fewest words of a text that is looked for."""
-        return min(self.n, LEAST_WORDS)
-
-    @cached_property
-    def finder(self) -> "WindowFinder":
-        """Made once a process."""
-        return WindowFinder(self)
 
 
 def prepare_texts(texts: Iterable[tuple[str, str]], n: int) -> TaskTexts:
-    """Texts with their places as they are handed to workers; shorter ones than are looked for are left out.
-
-    Raises:
-        ValueError: None is left, or they are over 2 GiB.
-    """
-    rows = [(place, normalize(clean_text(text))) for place, text in texts]
-    least = min(n, LEAST_WORDS)
-    kept = [(place, words) for place, words in rows if words and words.count(" ") + 1 >= least]
-    if not kept:
-        raise ValueError(
-            f"task_files: found {len(rows)} texts, none of {least} words or more, which are looked for"
-        )
-    joined = "".join(f"{words}\n" for _, words in kept).encode()
-    if len(joined) > _MOST_BYTES:
-        raise ValueError(
-            f"task_files: found {len(joined)} bytes of words, expected at most {_MOST_BYTES}"
-        )
-    return TaskTexts(n, joined, tuple(place for place, _ in kept))
+    """Texts with their places as they are handed to workers."""
+    rows = [(place, clean_text(text).replace("\n", " ")) for place, text in texts]
+    return TaskTexts(n, tuple(line for _, line in rows), tuple(place for place, _ in rows))
 
 
 @dataclass(frozen=True)
@@ -142,59 +62,165 @@ class Overlap:
     words: str
 
 
+@dataclass(frozen=True)
+class _Runs:
+    """Documents as words, one after another. Equal runs of words have equal hashes.
+
+    Attributes:
+        pieces: [P] ids of their pieces.
+        bounds: [W + 1] at which piece each word begins, and the last ends.
+        first_words: [D + 1] number of each document's first word.
+        sums: [W + 1] of the hash's polynomial before each word (`pipeline.text.minhash`).
+        inverses: [W + 1] what a difference of two sums is multiplied by.
+    """
+
+    pieces: Pieces
+    bounds: Places
+    first_words: Places
+    sums: Words
+    inverses: Words
+
+    def hash(self, words: Places, num_words: int) -> Words:
+        """Of the runs of so many words that begin with some words."""
+        return (self.sums[words + num_words] - self.sums[words]) * self.inverses[words]
+
+    def hash_all(self, num_words: int) -> Words:
+        """Of all runs of so many words, over the bounds of documents too."""
+        return (self.sums[num_words:] - self.sums[:-num_words]) * self.inverses[:-num_words]
+
+    def slice(self, word: int, num_words: int) -> Pieces:
+        """The pieces of one run."""
+        return self.pieces[self.bounds[word] : self.bounds[word + num_words]]
+
+    def number_of(self, words: Places) -> Places:
+        """Numbers of the documents that words are in."""
+        return np.searchsorted(self.first_words, words, side="right") - 1
+
+    def words_left(self, words: Places) -> Places:
+        """How many there are from each of some words to the end of its document, both counted."""
+        return self.first_words[self.number_of(words) + 1] - words
+
+
 class WindowFinder:
-    """Finds the first window of a document that is in the task files."""
+    """Finds the first window of each document that is in the task files."""
 
-    def __init__(self, texts: TaskTexts) -> None:
+    def __init__(self, texts: TaskTexts, encoder: Encoder) -> None:
+        """Sorts the windows by their hashes.
+
+        Raises:
+            ValueError: No text has enough words.
+        """
         self._texts = texts
-        self._starts = [0]  # of the texts
-        for line in texts.words.splitlines(keepends=True):
-            self._starts.append(self._starts[-1] + len(line))
-        self._find = _make_find(texts)
+        self.vocab = encoder.vocab
+        self._fold, self._continues = _describe_pieces(encoder.vocab)
+        self._hashes = np.random.default_rng(0).integers(
+            2**64, size=len(self.vocab), dtype=np.uint64
+        )
+        ids, lengths = encoder.encode_sentences(texts.lines)
+        self._runs = self._split_words(ids, np.cumsum(lengths, dtype=np.int64))
+        self._least = min(texts.n, LEAST_WORDS)
+        self._tables = {
+            size: self._sort_windows(words, size)
+            for size, words in self._choose_windows()
+            if len(words)
+        }
+        if not self._tables:
+            raise ValueError(
+                f"task_files: found {len(texts.lines)} texts, none of {self._least} words or more, which are looked for"
+            )
+        self._maybe = np.zeros(1 << _MAYBE_BITS, bool)
+        for _, words in self._tables.values():
+            self._maybe[_begin(self._runs.hash(words, self._least))] = True
 
-    def find(self, text: str) -> Overlap | None:
-        """The first window of a text that a task file has, and its first place there; None for a text without any."""
-        start = self._find(text)
-        if start < 0:
-            return None
-        number = bisect_right(self._starts, start) - 1
-        line = self._texts.words[start : self._starts[number + 1] - 1].decode()
-        return Overlap(self._texts.places[number], " ".join(line.split(" ")[: self._texts.n]))
+    def find(self, documents: Sequence[IdArray]) -> list[Overlap | None]:
+        """For each document its first window that a task file has, and its first place there; None without any."""
+        found: list[Overlap | None] = []
+        group: list[IdArray] = []
+        for number, ids in enumerate(documents, 1):
+            group.append(ids)
+            if number == len(documents) or sum(map(len, group)) >= _GROUP_IDS:
+                found += self._find_in_group(group)
+                group = []
+        return found
+
+    def _find_in_group(self, documents: Sequence[IdArray]) -> list[Overlap | None]:
+        """As `find`, of so many documents that their arrays stay in the processor's cache."""
+        found: list[Overlap | None] = [None] * len(documents)
+        runs = self._split_words(np.concatenate(documents), np.cumsum(list(map(len, documents))))
+        words = np.flatnonzero(self._maybe[_begin(runs.hash_all(self._least))])
+        for word, task_word, size in sorted(self._search(runs, words)):
+            number = int(runs.number_of(np.array(word)))
+            same = np.array_equal(runs.slice(word, size), self._runs.slice(task_word, size))
+            if found[number] is None and same:
+                found[number] = self._describe(task_word, size)
+        return found
+
+    def _split_words(self, ids: IdArray, ends: Places) -> _Runs:
+        """The words of documents that end before some of the ids."""
+        folded = self._fold[ids]
+        kept = np.flatnonzero(folded != _NO_WORD)
+        pieces = folded[kept]
+        documents = np.searchsorted(kept, np.concatenate([[0], ends]))
+        begins = np.append(~self._continues[pieces], True)
+        begins[documents] = True
+        bounds = np.flatnonzero(begins)
+        return _Runs(
+            pieces,
+            bounds,
+            np.searchsorted(bounds, documents),
+            sum_powers(self._hashes[pieces])[bounds],
+            inverse_powers(len(pieces) + 1)[bounds],
+        )
+
+    def _choose_windows(self) -> Iterator[tuple[int, Places]]:
+        """Numbers of words of windows, and the words that those of each number begin with."""
+        n, runs = self._texts.n, self._runs
+        words = np.arange(len(runs.bounds) - 1)
+        yield n, words[runs.words_left(words) >= n]
+        for size in range(self._least, n):
+            yield size, runs.first_words[:-1][np.diff(runs.first_words) == size]
+
+    def _sort_windows(self, words: Places, size: int) -> tuple[Words, Places]:
+        hashes = self._runs.hash(words, size)
+        order = np.argsort(hashes, kind="stable")
+        return hashes[order], words[order]
+
+    def _search(self, runs: _Runs, words: Places) -> Iterator[tuple[int, int, int]]:
+        """Words of documents, words of the task files and sizes of windows whose hashes are equal."""
+        left = runs.words_left(words)
+        for size, (hashes, own) in self._tables.items():
+            whole = words[left >= size]
+            wanted = runs.hash(whole, size)
+            rows = np.minimum(np.searchsorted(hashes, wanted), len(hashes) - 1)
+            is_found = hashes[rows] == wanted
+            for word, row in zip(whole[is_found].tolist(), rows[is_found].tolist(), strict=True):
+                yield word, int(own[row]), size
+
+    def _describe(self, word: int, size: int) -> Overlap:
+        number = int(self._runs.number_of(np.array(word)))
+        tokens = map(self.vocab.tokens.__getitem__, self._runs.slice(word, size))
+        words = " ".join(tokens).replace(f" {CONTINUATION}", "")
+        return Overlap(self._texts.places[number], words)
 
 
-def _make_find(texts: TaskTexts) -> Callable[[str], int]:
-    if compiled is None:
-        return _DefinedWindows(texts).find
-    windows = compiled.Windows(texts.words, _table(), texts.n, texts.least)
-    return lambda text: int(windows.find(text.encode("utf-8", "replace")))
+def _begin(hashes: Words) -> Places:
+    """The first bits of hashes."""
+    return (hashes >> np.uint64(64 - _MAYBE_BITS)).astype(np.int64)
 
 
-class _DefinedWindows:
-    """The definition: windows as strings, each with where its first copy begins in the texts."""
+def _describe_pieces(vocab: Vocabulary) -> tuple[Pieces, npt.NDArray[np.bool_]]:
+    """[V] the id that each piece counts as, or -1 for no part of a word; [V] whether it continues a word."""
+    fold = [
+        vocab.ids.get(token.lower(), number)
+        if token not in SPECIAL_TOKENS and _holds_letters(token.removeprefix(CONTINUATION))
+        else _NO_WORD
+        for number, token in enumerate(vocab.tokens)
+    ]
+    continues = [token.startswith(CONTINUATION) for token in vocab.tokens]
+    return np.array(fold, np.int32), np.array(continues)
 
-    def __init__(self, texts: TaskTexts) -> None:
-        self._n, self._least = texts.n, texts.least
-        self._windows: dict[str, int] = {}
-        self._whole: dict[str, list[tuple[list[str], int]]] = {}  # by their first words
-        start = 0
-        for line in texts.words.decode().split("\n")[:-1]:
-            self._add(line.split(" "), start)
-            start += len(line.encode()) + 1
 
-    def _add(self, words: list[str], start: int) -> None:
-        if len(words) < self._n:
-            self._whole.setdefault(" ".join(words[: self._least]), []).append((words, start))
-        for first in range(len(words) - self._n + 1):
-            self._windows.setdefault(" ".join(words[first : first + self._n]), start)
-            start += len(words[first].encode()) + 1
-
-    def find(self, text: str) -> int:
-        words = normalize(text).split(" ")
-        for first in range(len(words) - self._least + 1):
-            window = words[first : first + self._n]
-            if len(window) == self._n and (start := self._windows.get(" ".join(window), -1)) >= 0:
-                return start
-            for whole, start in self._whole.get(" ".join(window[: self._least]), ()):
-                if window[: len(whole)] == whole:
-                    return start
-        return -1
+def _holds_letters(text: str) -> bool:
+    """Whether letters, digits or vowel signs are in a piece."""
+    kinds = map(_UNICODE.category, text)
+    return any(kind[0] in "LN" or kind in ("Mc", "Cn") for kind in kinds)

@@ -162,25 +162,6 @@ def filter_documents(
     return dataclasses.replace(documents, dropped=tuple(examples)).replace(kept, counters)
 
 
-def find_task_texts(
-    documents: DocumentList[Document], finder: WindowFinder, *, drops: bool
-) -> DocumentList[Document]:
-    """Notes the cleaned documents that hold text of task files, and leaves them out or counts them as listed."""
-    found = [(each, finder.find(each.text)) for each in documents.documents]
-    hits = [(each, overlap) for each, overlap in found if overlap]
-    overlaps = tuple((document_id(each.text).hex(), each.where, overlap) for each, overlap in hits)
-    noted = dataclasses.replace(documents, overlaps=overlaps)
-    if not drops:
-        return noted.replace(documents.documents, {"documents_listed": len(hits)})
-    examples = list(documents.dropped)
-    for each, overlap in hits:
-        add_example(examples, TASK_TEXT, each.where, f"{overlap.place}: {overlap.words}")
-    kept = [each for each, overlap in found if not overlap]
-    return dataclasses.replace(noted, dropped=tuple(examples)).replace(
-        kept, {f"dropped_{TASK_TEXT}": len(hits)}
-    )
-
-
 def split_documents(
     documents: DocumentList[Document], languages: Sequence[str]
 ) -> DocumentList[SplitDocument]:
@@ -246,6 +227,29 @@ def encode_documents(
         counters["unknown_tokens"] += int(np.count_nonzero(tokens == encoder.vocab.unk_id))
     counters["dropped_empty"] = len(documents.documents) - len(encoded)
     return documents.replace(encoded, counters, empty)
+
+
+def find_task_texts(
+    documents: DocumentList[TokenizedDocument], finder: WindowFinder, *, drops: bool
+) -> DocumentList[TokenizedDocument]:
+    """Notes the documents that hold text of task files, and leaves them out or counts them as listed."""
+    found = finder.find([each.tokens for each in documents.documents])
+    pairs = list(zip(documents.documents, found, strict=True))
+    hits = [(each, overlap) for each, overlap in pairs if overlap]
+    overlaps = tuple((each.id.hex(), each.where, overlap) for each, overlap in hits)
+    noted = dataclasses.replace(documents, overlaps=overlaps)
+    if not drops:
+        return noted.replace(documents.documents, {"documents_listed": len(hits)})
+    examples = list(documents.dropped)
+    for each, overlap in hits:
+        add_example(examples, TASK_TEXT, each.where, f"{overlap.place}: {overlap.words}")
+    counters = Counter({f"dropped_{TASK_TEXT}": len(hits)})
+    for each, _ in hits:  # what encoding them has counted is taken off
+        unknown = int(np.count_nonzero(each.tokens == finder.vocab.unk_id))
+        told = {"sentences": len(each.sentence_lengths), "tokens": len(each.tokens)}
+        counters.subtract(told | {"unknown_tokens": unknown})
+    kept = [each for each, overlap in pairs if not overlap]
+    return dataclasses.replace(noted, dropped=tuple(examples)).replace(kept, counters)
 
 
 def _group_by_sentences(documents: Iterable[SplitDocument]) -> Iterator[list[SplitDocument]]:

@@ -16,7 +16,7 @@ from pipeline.documents.parts import find_inputs, plan_parts
 from pipeline.documents.task_files import read_task_texts
 from pipeline.jobs.tokens_job import ReadingRule, read_lists
 from pipeline.storage.folder import Folder
-from pipeline.text.task_texts import prepare_texts
+from pipeline.text.task_texts import WindowFinder, prepare_texts
 from pipeline.tokens.document_lists import (
     clean_documents,
     encode_documents,
@@ -58,17 +58,18 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     texts = prepare_texts(read_task_texts(arguments.task_files), arguments.task_words)
-    making = cpu_seconds(lambda: texts.finder)
     folder, name = Folder.of_file(arguments.vocab)
     encoder = Encoder(parse_vocab(folder.read(name), arguments.vocab), lower_case=True)
-    runs = [measure(arguments.input, texts.finder, encoder) for _ in range(arguments.repeats)]
+    making = cpu_seconds(lambda: WindowFinder(texts, encoder))
+    finder = WindowFinder(texts, encoder)
+    runs = [measure(arguments.input, finder, encoder) for _ in range(arguments.repeats)]
     last = runs[-1]
     print_result(
         "held_out",
         vars(arguments),
         ("numpy", "tokenizers"),
         task_texts=len(texts.places),
-        task_words=texts.words.count(b" ") + len(texts.places),
+        task_words=sum(line.count(" ") + 1 for line in texts.lines),
         table_seconds=round(making, 3),
         mb=last["mb"],
         documents=last["documents"],
@@ -89,11 +90,8 @@ def measure(patterns: list[str], finder: Any, encoder: Encoder) -> dict[str, flo
             documents := watch.time("reading", lambda lists=lists: next(lists, None))  # type: ignore[misc]
         ) is not None:
             cleaned = watch.time("cleaning", lambda own=documents: clean_documents(own))  # type: ignore[misc]
-            looked = watch.time(
-                "looking",
-                lambda own=cleaned: find_task_texts(own, finder, drops=False),  # type: ignore[misc]
-            )
-            watch.time("encoding", lambda own=cleaned: _encode(own, encoder))  # type: ignore[misc]
+            encoded = watch.time("encoding", lambda own=cleaned: _encode(own, encoder))  # type: ignore[misc]
+            looked = watch.time("looking", lambda own=encoded: _look(own, finder))  # type: ignore[misc]
             found["mb"] += sum(len(each.text.encode()) for each in cleaned.documents) / 1e6
             found["documents"] += len(cleaned.documents)
             found["hits"] += len(looked.overlaps)
@@ -101,10 +99,15 @@ def measure(patterns: list[str], finder: Any, encoder: Encoder) -> dict[str, flo
     return found | {"looking": looking, "others": sum(watch.seconds.values())}
 
 
-def _encode(documents: Any, encoder: Encoder) -> None:
-    encoded = encode_documents(split_documents(documents, ["en"]), encoder).documents
-    pack_documents(encoded)
-    pack_places(encoded)
+def _look(documents: Any, finder: WindowFinder) -> Any:
+    return find_task_texts(documents, finder, drops=False)
+
+
+def _encode(documents: Any, encoder: Encoder) -> Any:
+    encoded = encode_documents(split_documents(documents, ["en"]), encoder)
+    pack_documents(encoded.documents)
+    pack_places(encoded.documents)
+    return encoded
 
 
 if __name__ == "__main__":

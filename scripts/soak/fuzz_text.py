@@ -1,4 +1,4 @@
-"""Gives the compiled encoder, cleaning and finder random vocabularies, texts and tables, under gcc's sanitizers.
+"""Gives the compiled encoder and cleaning random vocabularies, texts and tables, under gcc's sanitizers.
 
     python -m scripts.soak.fuzz_text --seconds 60 --output scripts/soak/results/DATE-fuzz-text.json
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.text import cleaning, task_texts
+from pipeline.text import cleaning
 from scripts.soak.sanitized import run_sanitized
 from tokenizer.compiled_encoder import CompiledEncoder
 from tokenizer.encode import LibraryEncoder
@@ -46,7 +46,6 @@ def fuzz(modules: Mapping[str, Any], seconds: float, seed: int) -> dict[str, int
             calls["cleanings of any bytes"] += _clean_any_bytes(
                 modules["pipeline.text._cleaning"], rng
             )
-            calls["finders compared"] += _compare_finders(modules["pipeline.text._task_texts"], rng)
     return dict(calls)
 
 
@@ -128,30 +127,6 @@ def _clean_any_bytes(module: Any, rng: random.Random) -> int:
     return 1
 
 
-def _compare_finders(module: Any, rng: random.Random) -> int:
-    """Texts of few words, so that windows are shared, and of any characters, so that what is no word comes between."""
-    n = rng.choice((1, 2, 8, 13, 127))
-    words = [rng.choice("aBé中'") * rng.choice((1, 1, 7, 8, 9, 20)) for _ in range(3)] + list(
-        rng.choice(AWKWARD)
-    )
-    texts = [
-        " ".join(rng.choices(words, k=rng.choice((1, n, n + 1, 40))))
-        for _ in range(rng.randint(1, 5))
-    ]
-    documents = [" ".join(rng.choices(words, k=rng.choice((0, n, 60)))) for _ in range(3)] + texts[
-        :1
-    ]
-    results = []
-    for task_texts.compiled in (module, None):
-        try:
-            finder = task_texts.prepare_texts([("", text) for text in texts], n).finder
-            results.append([finder.find(document) for document in documents])
-        except ValueError:  # no text has words enough
-            results.append([])
-    assert results[0] == results[1], f"found differently: {n} words of {texts} in {documents}"
-    return 1
-
-
 if __name__ == "__main__":
-    names = ["tokenizer._matcher", "pipeline.text._cleaning", "pipeline.text._task_texts"]
+    names = ["tokenizer._matcher", "pipeline.text._cleaning"]
     sys.exit(run_sanitized(__file__, __doc__ or "", names, fuzz))

@@ -15,80 +15,87 @@ from pipeline.command_line.program import run_program
 from pipeline.documents.task_files import hash_task_files, read_task_texts
 from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import open_dataset
-from pipeline.text import task_texts
 from pipeline.text.cleaning import clean_text
-from pipeline.text.task_texts import Overlap, WindowFinder, normalize, prepare_texts
+from pipeline.text.task_texts import Overlap, WindowFinder, prepare_texts
 from scripts.bench.measured import read_documents
-from tests.compiled_paths import taken_path
+from tests.pipeline.conftest import WORDS
+from tokenizer.encode import Encoder
+from tokenizer.vocab import SPECIAL_TOKENS, Vocabulary, parse_vocab
 
 TEN = "Every morning, the old captain counted his eleven silver engines."
 TWENTY = f"{TEN} Nobody in the quiet village knew why he never sold them."
+SEVEN = "The captain counted his eleven silver engines."
+LETTERS = [*"abcdefghijklmnopqrstuvwxyz0123456789.,;:!?'\"-_()\u2019", "中", "文", "字", "é", "½"]
+PIECES = [*LETTERS, *(f"##{letter}" for letter in LETTERS), "captain", "##ver", "##ing", "©"]
+UNCASED = Encoder(Vocabulary((*SPECIAL_TOKENS, *PIECES)), lower_case=True)
 
 
-@pytest.fixture(scope="module", params=["python", "compiled"])
-def each_path(request):
-    with taken_path(request.param, "pipeline.text._task_texts", task_texts, "compiled"):
-        yield
+def make_finder(texts, n=13, encoder=UNCASED):
+    rows = [(f"tasks.txt:{number}", text) for number, text in enumerate(texts, 1)]
+    return WindowFinder(prepare_texts(rows, n), encoder)
 
 
-def find(document, *texts, n=13):
-    prepared = prepare_texts(
-        [(f"tasks.txt:{number}", text) for number, text in enumerate(texts, 1)], n
-    )
-    return WindowFinder(prepared).find(document)
+def find(document, *texts, n=13, encoder=UNCASED):
+    return make_finder(texts, n, encoder).find([encoder.encode(clean_text(document))])[0]
 
 
-@pytest.mark.usefixtures("each_path")
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("Don't stop -- believing!", "don t stop believing"),
-        ("Café, NAÏVE, cafe\u0301\nÜber", "cafe naive cafe uber"),
-        ("中文ab字 テスト", "中 文 ab 字 テ ス ト"),
-        ("soft\u00adhyphen zero\u200bwidth", "softhyphen zero width"),
-        ("x² ½ 3.14 a_b", "x² ½ 3 14 a b"),
-        ("smile\U0001f600d 한국어 İstanbul", "smile d 한국어 istanbul"),
-        (" \n!?", ""),
-        ("", ""),
+        ("CAPTAIN\n cafe\u0301 captain", "captain cafe captain"),
+        ("中文ab字", "中 文 ab 字"),
+        ("soft\u00adhyphen zero\u200bwidth", "softhyphen zerowidth"),
+        ("½ 3.14 a_b", "½ 3 14 a b"),
+        ("smile \U0001f600 d 한국어 ©", "smile d"),
     ],
 )
 def test_words_are_letters_and_digits_without_case_and_accents(text, words):
-    assert normalize(text) == words
+    found = find(f"and so {text}...", text, n=len(words.split()))
+    assert found == Overlap("tasks.txt:1", words)
 
 
-@pytest.mark.usefixtures("each_path")
+def test_a_cased_vocabulary_knows_words_by_their_lower_case_pieces():
+    pieces = [*PIECES, *map(str.upper, "abcdefghijklmnopqrstuvwxyz"), "Captain", "##VER"]
+    cased = Encoder(Vocabulary((*SPECIAL_TOKENS, *pieces)), lower_case=False)
+    assert find(f"So {TEN.title()}", TEN, encoder=cased).place == "tasks.txt:1"
+
+
 def test_a_shared_window_is_found_with_its_place():
-    text = clean_text(f"Once upon a time.\n{TWENTY.upper().replace(' ', ' -- ')} The end.")
+    text = f"Once upon a time.\n{TWENTY.upper().replace(' ', ' -- ')} The end."
     window = "every morning the old captain counted his eleven silver engines nobody in the"
-    assert find(text, "Nothing that any document has in it, not a single word.", TWENTY) == Overlap(
-        "tasks.txt:2", window
-    )
+    other = "Nothing that any document has in it, not a single word."
+    assert find(text, other, TWENTY) == Overlap("tasks.txt:2", window)
     assert find(text.replace("ENGINES", "MACHINES"), TWENTY) is None
     assert find(text.replace("ENGINES", "MACHINES"), TWENTY, n=8) == Overlap(
         "tasks.txt:1", "every morning the old captain counted his eleven"
     )
 
 
-@pytest.mark.usefixtures("each_path")
-def test_a_text_without_a_word_is_in_no_document():
-    assert find("...", "---", "word", n=1) is None
-    with pytest.raises(ValueError, match="found 1 texts, none of 1 words or more"):
-        find("...", "---", n=1)
+def test_a_window_lies_in_one_document():
+    words = UNCASED.encode(TWENTY)
+    middle = len(words) // 2
+    assert make_finder([TWENTY]).find([words[:middle], words[middle:], words[:0]]) == [None] * 3
+    found = make_finder([TWENTY]).find([words[:9], words, words[:0], words])
+    assert [each is not None for each in found] == [False, True, False, True]
+    assert make_finder([TWENTY]).find([]) == []
 
 
-@pytest.mark.usefixtures("each_path")
 def test_a_short_text_counts_as_a_whole_and_a_shorter_one_not():
-    assert find(f"So {TEN} And more.", TEN).words == normalize(TEN)
+    assert find(f"So {TEN} And more.", TEN).words == TEN[:-1].replace(",", "").lower()
     assert find(TEN, TEN).place == "tasks.txt:1"
     assert find(TEN.replace("engines", "engine"), TEN) is None
     assert find(f"{TEN[:-1]}s", TEN) is None  # a longer word
-    seven = "The captain counted his eleven silver engines."
-    assert find(seven, seven, TEN) is None
-    with pytest.raises(ValueError, match="found 1 texts, none of 8 words or more"):
-        find(seven, seven)
+    assert find(SEVEN, SEVEN, TEN) is None
 
 
-@pytest.mark.usefixtures("each_path")
+@pytest.mark.parametrize(("texts", "n", "least"), [([SEVEN] * 2, 13, 8), (["---"], 1, 1)])
+def test_task_files_without_a_text_that_is_long_enough_are_refused(texts, n, least):
+    message = f"found {len(texts)} texts, none of {least} words or more"
+    with pytest.raises(ValueError, match=message):
+        make_finder(texts, n)
+
+
 def test_the_first_place_of_the_task_files_is_told():
     longer = TEN.replace(".", " and more")
     assert find(longer, TEN, longer).place == "tasks.txt:1"
@@ -99,9 +106,9 @@ def test_the_first_place_of_the_task_files_is_told():
 
 def brute_force(document, texts, n):
     """Whether a document shares a window, by strings with spaces around them."""
-    words = f" {normalize(document)} "
+    words = f" {' '.join(document.lower().split())} "
     for text in texts:
-        own = normalize(text).split()
+        own = text.lower().split()
         windows = [own[first : first + n] for first in range(len(own) - n + 1)] or [own]
         if len(own) >= min(n, 8) and any(f" {' '.join(window)} " in words for window in windows):
             return True
@@ -110,31 +117,16 @@ def brute_force(document, texts, n):
 
 @given(st.data())
 @settings(max_examples=300, deadline=None)
-def test_both_paths_find_what_brute_force_finds(data):
-    words = st.lists(st.sampled_from(["a", "B", "é", "中", "ab"]), max_size=24).map(" ".join)
+def test_what_brute_force_finds_is_found(data):
+    words = st.lists(st.sampled_from(["a", "B", "ab", "中", "abc"]), max_size=24).map(" ".join)
     n = data.draw(st.integers(2, 12))
     texts = data.draw(st.lists(words, min_size=1, max_size=6))
     texts.append(data.draw(st.lists(st.sampled_from("ab"), min_size=12, max_size=14).map(" ".join)))
-    prepared = prepare_texts([(str(number), text) for number, text in enumerate(texts)], n)
     documents = data.draw(st.lists(words, min_size=1, max_size=8)) + texts
-    with pytest.MonkeyPatch.context() as patch:
-        compiled = task_texts.compiled
-        found = [WindowFinder(prepared).find(document) for document in documents]
-        patch.setattr(task_texts, "compiled", None)
-        assert [WindowFinder(prepared).find(document) for document in documents] == found
-        patch.setattr(task_texts, "compiled", compiled)
+    found = make_finder(texts, n).find([UNCASED.encode(document) for document in documents])
     assert [each is not None for each in found] == [
         brute_force(document, texts, n) for document in documents
     ]
-
-
-def test_every_character_of_the_first_planes_is_normalized_alike():
-    with taken_path("compiled", "pipeline.text._task_texts", task_texts, "compiled"):
-        text = "\n".join(f"a{chr(code)}b" for code in range(0x12000))
-        found = normalize(text)
-        with taken_path("python", "", task_texts, "compiled"):
-            assert normalize(text) == found
-            assert normalize(found) == found
 
 
 def disguise(words, rng):
@@ -144,44 +136,42 @@ def disguise(words, rng):
     return "".join(rng.choice(cases)(word) + rng.choice(marks) for word in words)
 
 
-@pytest.mark.usefixtures("each_path")
 @pytest.mark.parametrize("n", [8, 13])
 def test_every_planted_overlap_is_found_and_no_other(n):
     rng = random.Random(n)
     vocabulary = ["".join(rng.choices("aeioubdkmnrst", k=rng.randint(2, 9))) for _ in range(3000)]
     tasks = [rng.choices(vocabulary, k=rng.randint(8, 60)) for _ in range(300)]
-    prepared = prepare_texts(
-        [(str(number), disguise(words, rng)) for number, words in enumerate(tasks)], n
-    )
-    finder = WindowFinder(prepared)
-    for number, words in enumerate(tasks):
+    finder = make_finder([disguise(words, rng) for words in tasks], n)
+    documents, expected = [], []
+    for number, words in enumerate(tasks, 1):
         length = min(n, len(words))
         first = rng.randint(0, len(words) - length)
         before, after = (rng.choices(vocabulary, k=rng.choice([0, 1, 5, 200])) for _ in range(2))
-        for planted, is_there in (
-            (words[first : first + length], True),
-            (words[first : first + length - 1], False),
-        ):
-            document = disguise([*before, *planted, *after], rng)
-            for text in (document, clean_text(document)):
-                found = finder.find(text)
-                assert found.place == str(number) if is_there else found is None, (number, text)
+        for size in (length, length - 1):
+            planted = disguise([*before, *words[first : first + size], *after], rng)
+            documents.append(UNCASED.encode(clean_text(planted)))
+            expected.append(f"tasks.txt:{number}" if size == length else None)
+    assert [found and found.place for found in finder.find(documents)] == expected
 
 
-@pytest.mark.usefixtures("each_path")
-def test_real_test_sentences_planted_in_a_real_novel_are_found(shared_data):
+@pytest.mark.parametrize("name", ["uncased", "cased"])
+def test_real_test_sentences_planted_in_a_real_novel_are_found(shared_data, name):
+    path = shared_data / f"data/bert_vocab/bert-base-{name}-vocab.txt"
+    encoder = Encoder(parse_vocab(path.read_bytes(), name), lower_case=name == "uncased")
     rows = read_task_texts([str(shared_data / "data/rte/dev.tsv")])
-    texts = [
-        (place, text) for place, text in rows if len(normalize(clean_text(text)).split()) >= 13
-    ]
-    finder = WindowFinder(prepare_texts(texts, 13))
+    texts = [text for _, text in rows if len(text.split()) >= 16]
+    finder = make_finder(texts, encoder=encoder)
     (novel,) = read_documents([str(shared_data / "data/books_en/Stevenson_Treasure_1883.txt.zst")])
     lines = novel[:40_000].split("\n")
     assert len(texts) > 100
-    assert finder.find(novel) is None
-    for number, (_, text) in enumerate(texts):
-        at = number % len(lines)
-        assert finder.find("\n".join([*lines[:at], clean_text(text), *lines[at:]]))
+    assert finder.find([encoder.encode(clean_text(novel))]) == [None]
+    planted = [
+        "\n".join([*lines[:at], text, *lines[at:]])
+        for number, text in enumerate(texts)
+        if (at := number % len(lines)) >= 0
+    ]
+    found = finder.find([encoder.encode(clean_text(text)) for text in planted])
+    assert None not in found
 
 
 def test_texts_of_every_kind_of_task_file_are_read(tmp_path):
@@ -200,8 +190,8 @@ def test_texts_of_every_kind_of_task_file_are_read(tmp_path):
         for place, text in read_task_texts([str(tmp_path)])
     ]
     assert found == [
-        ("a.txt:1", "one"), ("a.txt:2", "two"), ("a.txt:3", ""),
-        ("b.tsv:1", "question"), ("b.tsv:1", "label"), ("b.tsv:2", "What is it?"), ("b.tsv:2", "1"), ("b.tsv:3", ""),
+        ("a.txt:1", "one"), ("a.txt:2", "two"),
+        ("b.tsv:1", "question"), ("b.tsv:1", "label"), ("b.tsv:2", "What is it?"), ("b.tsv:2", "1"),
         ("c.json, data[0].title", "T"), ("c.json, data[0].paragraphs[0].qas[0].question", "Q?"),
         ("d.jsonl.gz:1, a", "one"), ("d.jsonl.gz:3, a[0]", "two"), ("d.jsonl.gz:4", "three"),
         ("e.parquet, row 1, text", "row"), ("e.parquet, row 1, choices[0]", "x"),
@@ -212,9 +202,14 @@ def test_texts_of_every_kind_of_task_file_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("name", "data", "said"),
     [
-        ("a.jsonl", b'{"a": 1}\n{"a": \n', r"a.jsonl:2: found no JSON .* expected a value a line"),
+        (
+            "a.jsonl",
+            b'{"a": 1}\n{"a": \n',
+            r"a.jsonl:2: found no JSON .* expected a value in each line",
+        ),
         ("a.parquet", b"PAR1 and no more", "a.parquet: cannot be read as Parquet"),
-        ("a.txt", b"caf\xe9 au lait", "a.txt: is no UTF-8"),
+        ("a.txt", b"caf\xe9 au lait", "a.txt:1: found the byte 0xe9 .* expected UTF-8"),
+        ("a.json", b"[" * 100_000, "a.json:1: found no JSON .maximum recursion depth"),
     ],
 )
 def test_a_task_file_that_is_broken_is_named(tmp_path, name, data, said):
@@ -253,11 +248,12 @@ def write_documents(path, texts):
 @pytest.mark.processes
 def test_a_build_drops_or_lists_what_holds_text_of_task_files(texts, vocab_file, tmp_path, capsys):
     """The dataset without them is the one of a corpus that never had them, to the root hash."""
-    clean, hits = texts[:80], [f"{texts[90]} {TWENTY}", f"{TEN.upper()}\n{texts[91]}", TWENTY]
+    ten, twenty = " ".join(WORDS[10:0:-1]), " ".join(WORDS[25:5:-1])
+    clean, hits = texts[:80], [f"{texts[90]} {twenty}", f"{ten.upper()}\n{texts[91]}", twenty]
     write_documents(tmp_path / "clean.jsonl", clean)
     write_documents(tmp_path / "all.jsonl", [*clean[:40], *hits, *clean[40:]])
     tasks = tmp_path / "tasks.tsv"
-    tasks.write_text(f"0\t{TEN}\n1\t{TWENTY}\n")
+    tasks.write_text(f"0\t{ten}\n1\t{twenty}\n")
     fixed = ("--vocab", vocab_file, "--passes", 1, "--seq_lens", 64, "--part_bytes", 4096)
 
     def build(corpus, output, *more):
@@ -307,7 +303,7 @@ def test_a_build_drops_or_lists_what_holds_text_of_task_files(texts, vocab_file,
     assert str(tasks) in page
     assert "documents listed" in (tmp_path / "listed/report.html").read_text()
     assert not list((tmp_path / "dropped/tokens").glob("handed-*"))
-    tasks.write_text(f"{TWENTY}\n")
+    tasks.write_text(f"{twenty}\n")
     capsys.readouterr()
     assert build("all.jsonl", "dropped", *tested) == 2
     assert "holds tokens of other settings: task_files was" in capsys.readouterr().err
