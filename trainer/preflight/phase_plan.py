@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pipeline.shards.block import Block, checksum, decode_block
-from pipeline.shards.dataset import Dataset
+from pipeline.shards.block import Block
+from pipeline.shards.dataset import Dataset, read_block
 from trainer.model.config import BertConfig
 from trainer.model.flops import Lengths, num_parameters, training_flops
 from trainer.preflight.memory import MASKED_SHARE, Case
@@ -61,6 +61,12 @@ class PhasePlan:
         return self.phase.steps * self.fast.total, self.phase.steps * self.slow.total
 
 
+def main_of(mixture: Mixture) -> tuple[WeightedDataset, float]:
+    """The dataset of the greatest weight, and its share of a mixture's instances."""
+    main = max(mixture, key=lambda each: each.weight)
+    return main, main.weight / sum(each.weight for each in mixture)
+
+
 def plan_phases(settings: PlanSettings, config: BertConfig, mixture: Mixture) -> list[PhasePlan]:
     """All phases, with steps for the epochs that are asked for, where they are.
 
@@ -68,8 +74,8 @@ def plan_phases(settings: PlanSettings, config: BertConfig, mixture: Mixture) ->
         ValueError: The dataset has no instances of a length, or epochs are asked for and there is
             none.
     """
-    main = max(mixture, key=lambda each: each.weight) if mixture else None
-    dataset, share = (main.dataset, share_of(main, mixture)) if main else (None, 1.0)
+    main, share = main_of(mixture) if mixture else (None, 1.0)
+    dataset = main.dataset if main else None
     phases = [plan_phase(phase, config, dataset, settings, share) for phase in settings.phases]
     if settings.epochs is None:
         return phases
@@ -106,7 +112,7 @@ def plan_phase(
         shards = dataset.shards("train", phase.seq_len, 0)
         a_pass = sum(shard.instances for shard in shards)
         stored = sum(shard.num_bytes for shard in shards) / a_pass
-        lengths = measure_lengths(_first_block(dataset, phase.seq_len))
+        lengths = measure_lengths(read_block(dataset, shards[0], 0))
         if config.is_causal:
             lengths = replace(lengths, masked=lengths.tokens - 1)
     flops = training_flops(config, lengths)
@@ -118,7 +124,7 @@ def plan_phase(
 def _work_of(
     phase: Phase, config: BertConfig, settings: PlanSettings, lengths: Lengths, flops: float
 ) -> Work:
-    """What a step of a phase asks of a rank; every micro-batch but the last is taken to be full."""
+    """What a step asks of a rank; every micro-batch but the last is taken to be full."""
     instances = phase.global_batch / settings.world_size
     return Work(
         flops=instances * flops,
@@ -185,20 +191,3 @@ def device_of(settings: PlanSettings) -> Gpu:
     """The GPU of the data sheet, with the TFLOP/s that were given, if any."""
     gpu = GPUS[settings.gpu]
     return replace(gpu, tflops=settings.peak_tflops or gpu.tflops)
-
-
-def share_of(main: WeightedDataset, mixture: Mixture) -> float:
-    """Share of a mixture's instances that come from one of its datasets."""
-    return main.weight / sum(each.weight for each in mixture)
-
-
-def _first_block(dataset: Dataset, seq_len: int) -> Block:
-    shard = dataset.shards("train", seq_len, 0)[0]
-    table, where = dataset.blocks(shard), f"{dataset.locate(shard.name)} block 0"
-    start = int(table.offset[0])
-    data = dataset.read_bytes(shard.name, start, start + int(table.size[0]))
-    if checksum(data) != int(table.crc32[0]):
-        raise ValueError(
-            f"{where}: damaged: its crc32 is not the block table's; restore or rebuild the dataset"
-        )
-    return decode_block(data, where)

@@ -1,7 +1,7 @@
 """What a run will take (`python -m trainer plan`): tokens, epochs, hours, memory, bandwidth."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pipeline.storage.folder import parse_storage_options
 from trainer.model.config import BertConfig
@@ -11,9 +11,9 @@ from trainer.preflight.phase_plan import (
     PhasePlan,
     checkpoint_bytes,
     device_of,
+    main_of,
     memory_case,
     plan_phases,
-    share_of,
 )
 from trainer.preflight.settings import PlanSettings
 from trainer.preflight.step_time import SLOW
@@ -31,20 +31,16 @@ def describe_plan(settings: PlanSettings) -> Iterator[str]:
         ValueError: Settings that do not fit each other or the dataset.
     """
     settings = _check(settings)
-    mixture = (
-        open_mixture(settings.data, parse_storage_options(settings.storage_options))
-        if settings.data
-        else ()
-    )
-    main = max(mixture, key=lambda each: each.weight) if mixture else None
+    options = parse_storage_options(settings.storage_options)
+    mixture = open_mixture(settings.data, options) if settings.data else ()
+    main, share = main_of(mixture) if mixture else (None, 1.0)
     vocab_size = main.dataset.manifest.vocab_size if main else _DEFAULT_VOCAB_SIZE
     config = settings.model_config(vocab_size)
     phases = plan_phases(settings, config, mixture)
     parameters = num_parameters(config)
     yield f"{settings.model.preset}: {parameters:,} parameters; {settings.world_size} x {settings.gpu}"
     if main and len(mixture) > 1:
-        part = share_of(main, mixture)
-        yield f"lengths, sizes and epochs are those of {main.name}, {part:.0%} of the mixture"
+        yield f"lengths, sizes and epochs are those of {main.name}, {share:.0%} of the mixture"
     if main is None:
         yield "no --data: every instance counts as full, 15 % of it masked, which is the most there can be"
     yield "phase  length      steps      instances           tokens   epochs  PFLOP/step          hours"
@@ -57,7 +53,7 @@ def describe_plan(settings: PlanSettings) -> Iterator[str]:
     yield from _describe_time(settings, phases)
     yield from _describe_memory(settings, config, phases)
     size, count = checkpoint_bytes(parameters, settings.precision), settings.checkpoint.keep
-    yield f"checkpoints: {_gigabytes(size)} each, {count or 'all'} kept"
+    yield f"checkpoints: {size / 1e9:.2f} GB each, {count or 'all'} kept"
     yield from _describe_reading(settings, phases)
     yield from (f"warning: {each}" for each in _warnings(settings, phases))
 
@@ -113,10 +109,10 @@ def _describe_time(settings: PlanSettings, phases: list[PhasePlan]) -> Iterator[
     for index, each in enumerate(phases):
         names = ("mathematics", "launches", "optimizer", "exchange", "once")
         parts = [
-            f"{name} {_milliseconds(getattr(each.fast, name), getattr(each.slow, name))}"
+            f"{name} {_range(1e3 * getattr(end, name) for end in (each.fast, each.slow))}"
             for name in names
         ]
-        total = _milliseconds(each.fast.total, each.slow.total)
+        total = _range(1e3 * end.total for end in (each.fast, each.slow))
         yield f"step of phase {index}: {total} ms: the longer of {parts[0]} and {', '.join(parts[1:])}"
 
 
@@ -132,18 +128,16 @@ def _describe_memory(
     yield f"memory of the fullest rank, {where}, {settings.precision}, {tokens}, in GB:"
     yield "  ZeRO    held  in a step  process    total"
     for stage in (0, 1, 2, 3):
-        if settings.precision == "bf16" and stage == 0:
-            continue  # refused by the trainer: DeepSpeed cannot sum bf16 gradients in fp32 there
-        if settings.optimizer.name == "lamb" and stage == 3:
-            continue  # refused as well
+        if (settings.precision, stage) == ("bf16", 0) or (settings.optimizer.name, stage) == (
+            "lamb",
+            3,
+        ):
+            continue  # refused by the trainer
         found = count_memory(memory_case(settings, config, phases, stage))
         held, process = sum(found.held.values()), sum(found.process.values())
-        columns = (held, found.tensors - held, process, found.total)
-        texts = [
-            f"{each / 1e9:.2f}".rjust(width)
-            for each, width in zip(columns, (7, 10, 8, 8), strict=True)
-        ]
-        yield f"  {stage:4} {' '.join(texts)}{'  <- zero_stage' if stage == settings.zero_stage else ''}"
+        gigabytes = [each / 1e9 for each in (held, found.tensors - held, process, found.total)]
+        row = "{:7.2f} {:10.2f} {:8.2f} {:8.2f}".format(*gigabytes)
+        yield f"  {stage:4} {row}{'  <- zero_stage' if stage == settings.zero_stage else ''}"
     found = count_memory(memory_case(settings, config, phases, settings.zero_stage))
     yield f"  held: {_terms(found.held)}"
     yield f"  in a step, fullest in its {found.fullest}: {_terms(found.moments[found.fullest])}"
@@ -189,17 +183,10 @@ def _warnings(settings: PlanSettings, phases: list[PhasePlan]) -> Iterator[str]:
             )
 
 
-def _hours(seconds: Sequence[float]) -> str:
-    return " to ".join(_three_digits(each / 3600) for each in seconds)
+def _hours(seconds: Iterable[float]) -> str:
+    return _range(each / 3600 for each in seconds)
 
 
-def _milliseconds(fast: float, slow: float) -> str:
-    return f"{_three_digits(1000 * fast)} to {_three_digits(1000 * slow)}"
-
-
-def _three_digits(value: float) -> str:
-    return f"{value:,.{2 if value < 10 else 1 if value < 100 else 0}f}"
-
-
-def _gigabytes(size: float) -> str:
-    return f"{size / 1e9:.2f} GB"
+def _range(values: Iterable[float]) -> str:
+    """Both ends, in three digits."""
+    return " to ".join(f"{each:,.{2 if each < 10 else 1 if each < 100 else 0}f}" for each in values)

@@ -35,16 +35,9 @@ GPUS_A_NODE = 8
 
 @dataclass(frozen=True)
 class Assumed:
-    """What data sheets do not say, at one end of the range.
+    """What data sheets do not say, at one end of the range: seconds, shares, GB/s between nodes.
 
-    Attributes:
-        mfu_share: Share of the mfu that is given.
-        launch_seconds: Time from one kernel to the next where the host is late.
-        hop_seconds: Latency of a collective, for itself and for every doubling of the ranks.
-        link_share: Share of the bandwidth between the GPUs of a node.
-        network_gb_s: Bandwidth from a GPU to other nodes.
-        memory_share: Share of the bandwidth of a GPU's memory.
-        once_seconds: The host's own work for a step.
+    A hop is the latency of a collective, for itself and for every doubling of the ranks.
     """
 
     mfu_share: float
@@ -62,21 +55,7 @@ SLOW = Assumed(0.5, 8e-6, 50e-6, 0.2, 12.5, 0.5, 5e-3)
 
 @dataclass(frozen=True)
 class Work:
-    """What a step asks of one rank.
-
-    Attributes:
-        flops: Floating point operations of its share of the batch.
-        micro_batches: How many backward passes there are.
-        num_layers: How many layers the model has.
-        num_parameters: How many parameters the model has.
-        ranks: How many GPUs there are.
-        mfu: Share of the GPU's peak that large products reach.
-        optimizer: The optimizer, adamw or lamb.
-        zero_stage: The stage of ZeRO, 0 to 3.
-        value_bytes: Bytes of a weight in the passes.
-        recomputes: Whether activations are checkpointed.
-        is_compiled: Whether torch.compile is used.
-    """
+    """What a step asks of one rank: operations of its share of the batch, and what they depend on."""
 
     flops: float
     micro_batches: int
@@ -93,16 +72,7 @@ class Work:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step at one end of the range; the parts are those of the formula above.
-
-    Attributes:
-        mathematics: Time of the mathematics of all micro-batches.
-        launches: Time of launching the kernels of all micro-batches; only what it takes longer than
-            the mathematics counts.
-        optimizer: Time of the update.
-        exchange: Time of the exchange with other ranks.
-        once: Time of the host's own work.
-    """
+    """Seconds of a step at one end of the range; the parts are those of the formula above."""
 
     mathematics: float
     launches: float
