@@ -1,4 +1,5 @@
-/* tokenizer._matcher: words of sentences to ids, for tokenizer/compiled_encoder.py, which says what the arguments are.
+/* tokenizer._matcher: words of sentences to ids, for tokenizer/compiled_encoder.py, which says what the arguments are,
+ * and raw text to cleaned text, for pipeline/text/cleaning.py.
  *
  * One lock a matcher keeps threads apart while the interpreter's is released. */
 
@@ -6,6 +7,7 @@
 #define Py_LIMITED_API 0x030b0000
 #include <Python.h>
 
+#include "native/cleaning.h"
 #include "native/sentences.h"
 
 typedef struct {
@@ -247,6 +249,30 @@ static PyObject *encode(PyObject *object, PyObject *arguments) {
     return result;
 }
 
+static PyObject *clean(PyObject *Py_UNUSED(self), PyObject *arguments) {
+    Py_buffer text, kinds, plain;
+    if (!PyArg_ParseTuple(arguments, "y*y*y*", &text, &kinds, &plain)) return NULL;
+    PyObject *result = NULL;
+    uint8_t *cleaned = malloc((size_t)text.len + 1);
+    if (kinds.len != NUM_CODES || plain.len != 256) {
+        PyErr_SetString(PyExc_ValueError, "expected the kinds of 65,536 characters and 256 bytes");
+    } else if (cleaned == NULL) {
+        PyErr_NoMemory();
+    } else {
+        const uint8_t *start = text.buf;
+        size_t length;
+        Py_BEGIN_ALLOW_THREADS
+        length = clean_bytes(start, start + text.len, kinds.buf, plain.buf, cleaned);
+        Py_END_ALLOW_THREADS
+        result = PyUnicode_DecodeUTF8((const char *)cleaned, (Py_ssize_t)length, NULL);
+    }
+    free(cleaned);
+    PyBuffer_Release(&text);
+    PyBuffer_Release(&kinds);
+    PyBuffer_Release(&plain);
+    return result;
+}
+
 static PyMethodDef methods[] = {
     {"find_new", find_new, METH_O, "The characters of sentences that are not ASCII and were not met before."},
     {"learn", learn, METH_VARARGS, "Takes the forms of characters, None for one whose surroundings decide."},
@@ -270,10 +296,15 @@ static int add_type(PyObject *module) {
     return result;
 }
 
+static PyMethodDef module_methods[] = {
+    {"clean", clean, METH_VARARGS, "The cleaned text of UTF-8, by the kinds of characters and of plain bytes."},
+    {NULL, NULL, 0, NULL},
+};
+
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, add_type}, {0, NULL}};
 
 static struct PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, "tokenizer._matcher", NULL, 0, NULL, module_slots, NULL, NULL, NULL,
+    PyModuleDef_HEAD_INIT, "tokenizer._matcher", NULL, 0, module_methods, module_slots, NULL, NULL, NULL,
 };
 
 PyMODINIT_FUNC PyInit__matcher(void) { return PyModuleDef_Init(&module); }

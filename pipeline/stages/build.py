@@ -44,8 +44,7 @@ from tokenizer.vocab import parse_vocab
 _NUM_SHOWN = 8  # files named in one line
 # Each compiled module, and how many times as long its work takes without it (docs/performance.md).
 _COMPILED_MODULES = {
-    "tokenizer._matcher": "words to ids 50 times",
-    "pipeline.text._cleaning": "cleaning 20 times",
+    "tokenizer._matcher": "words to ids 50 times, cleaning 20 times",
     "pipeline.documents._wikitext": "wikitext 200 times",
     "pipeline.instances._instances": "pairs and masks 10 times",
 }

@@ -2,7 +2,7 @@
 
 Works by explicit lists of code points: no Unicode table of the Python version can change a document
 or its id. What the lists leave in (zero-width characters, private use) is the tokenizer's to judge.
-`pipeline.text._cleaning`, where it is built, does the same by the same lists, 20 times as fast.
+`tokenizer._matcher`, where it is built, does the same by the same lists, 20 times as fast.
 """
 
 from hashlib import blake2b
@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenizer.compiled import load
 
-compiled: Any = load("pipeline.text._cleaning")
+compiled: Any = load("tokenizer._matcher")
 """The compiled module, or None where the Python path is to be used."""
 
 _SPACES = (0x09, 0x20, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000)

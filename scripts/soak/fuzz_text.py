@@ -40,12 +40,8 @@ def fuzz(modules: Mapping[str, Any], seconds: float, seed: int) -> dict[str, int
             modules["tokenizer._matcher"], rng, texts
         )
         for _ in range(20):
-            calls["cleanings compared"] += _compare_cleaning(
-                modules["pipeline.text._cleaning"], rng
-            )
-            calls["cleanings of any bytes"] += _clean_any_bytes(
-                modules["pipeline.text._cleaning"], rng
-            )
+            calls["cleanings compared"] += _compare_cleaning(modules["tokenizer._matcher"], rng)
+            calls["cleanings of any bytes"] += _clean_any_bytes(modules["tokenizer._matcher"], rng)
     return dict(calls)
 
 
@@ -128,5 +124,5 @@ def _clean_any_bytes(module: Any, rng: random.Random) -> int:
 
 
 if __name__ == "__main__":
-    names = ["tokenizer._matcher", "pipeline.text._cleaning"]
+    names = ["tokenizer._matcher"]
     sys.exit(run_sanitized(__file__, __doc__ or "", names, fuzz))

@@ -18,7 +18,7 @@ LINE_ENDS = "\n\r\v\f\x85\u2028\u2029"
 @pytest.fixture(scope="module", params=["python", "compiled"], autouse=True)
 def each_path(request):
     """Every test here holds both paths."""
-    with taken_path(request.param, "pipeline.text._cleaning", cleaning, "compiled"):
+    with taken_path(request.param, "tokenizer._matcher", cleaning, "compiled"):
         yield request.param
 
 
