@@ -246,7 +246,7 @@ def verify(settings: VerifySettings, _: Sequence[str]) -> int:
 def inspect(settings: InspectSettings, _: Sequence[str]) -> None:
     """`python -m pipeline inspect DATASET`."""
     from pipeline.inspect.show import show_instances
-    from pipeline.inspect.summary import tokens_url
+    from pipeline.inspect.summary import load_report, tokens_url
     from pipeline.storage.folder import parse_storage_options
     from pipeline.tokens.provenance import describe_documents, find_tokens
 
@@ -255,7 +255,7 @@ def inspect(settings: InspectSettings, _: Sequence[str]) -> None:
         _print_dropped(dataset)
         return
     tokens = find_tokens(
-        dataset, tokens_url(dataset), parse_storage_options(settings.storage_options)
+        dataset, tokens_url(load_report(dataset)), parse_storage_options(settings.storage_options)
     )
     if settings.documents:
         if tokens is None:

@@ -6,7 +6,7 @@ creator, url, citeAs and datePublished are left out.
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pipeline.inspect.dataset_card import NOT_STATED, describe_in_words
@@ -33,50 +33,30 @@ _CONTEXT = {
     "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
     **{term: f"cr:{term}" for term in _TERMS},
 }
-_PARQUET = "application/x-parquet"
 _FILES = {
     MANIFEST: ("application/json", "Settings, counters, totals and hashes; it is written last."),
     "vocab.txt": ("text/plain", "The vocabulary, one entry a line; the first has the id 0."),
-    "tokenizer.json": (
-        "application/json",
-        "The same vocabulary with its rules, for the library tokenizers.",
-    ),
-    SHARDS_TABLE: (_PARQUET, "One row a shard: its place, counts, sha256 and content hash."),
-    BLOCKS_TABLE: (_PARQUET, "One row a block: where its bytes lie in its shard, and their crc32."),
+    "tokenizer.json": ("application/json", "The vocabulary with its rules, for tokenizers."),
+    SHARDS_TABLE: ("application/x-parquet", "One row a shard: its place, counts and hashes."),
+    BLOCKS_TABLE: ("application/x-parquet", "One row a block: where its bytes lie, their crc32."),
 }
-# Of each column: its type, whether it is a list, and what it means.
+# Of each column: its type and what it means; [] marks a list.
 _INSTANCE = {
-    "input_ids": ("sc:Integer", True, "[CLS] A [SEP] B [SEP], masked already, without padding."),
-    "segment_a_length": (
-        "sc:Integer",
-        False,
-        "Tokens of type 0, that is [CLS] A [SEP]; the rest is type 1.",
-    ),
-    "masked_lm_positions": (
-        "sc:Integer",
-        True,
-        "Positions to predict, ascending, counted from [CLS].",
-    ),
-    "masked_lm_ids": ("sc:Integer", True, "The tokens that stood at these positions."),
-    "is_random_next": ("sc:Boolean", False, "Whether B is something else than what follows A."),
-    "document_a": (
-        "sc:Integer",
-        False,
-        "The first 64 bits of the id of the document that A is from.",
-    ),
-    "document_b": (
-        "sc:Integer",
-        False,
-        "The first 64 bits of the id of the document that B is from.",
-    ),
+    "input_ids": ("Integer[]", "[CLS] A [SEP] B [SEP], masked already, without padding."),
+    "segment_a_length": ("Integer", "Tokens of type 0, that is [CLS] A [SEP]; the rest is type 1."),
+    "masked_lm_positions": ("Integer[]", "Positions to predict, ascending, counted from [CLS]."),
+    "masked_lm_ids": ("Integer[]", "The tokens that stood at these positions."),
+    "is_random_next": ("Boolean", "Whether B is something else than what follows A."),
+    "document_a": ("Integer", "The first 64 bits of the id of the document that A is from."),
+    "document_b": ("Integer", "The first 64 bits of the id of the document that B is from."),
 }
 _SHARD = {
-    "name": ("sc:Text", False, "Path of the tar file in the dataset."),
-    "bytes": ("sc:Integer", False, "Size of the tar file."),
-    "sha256": ("sc:Text", False, "The sha256 of the tar file."),
-    "content_hash": ("sc:Text", False, "Hash of what the shard holds, however it is compressed."),
-    "instances": ("sc:Integer", False, "Instances in the shard."),
-    "tokens": ("sc:Integer", False, "Tokens in the shard."),
+    "name": ("Text", "Path of the tar file in the dataset."),
+    "bytes": ("Integer", "Size of the tar file."),
+    "sha256": ("Text", "The sha256 of the tar file."),
+    "content_hash": ("Text", "Hash of what the shard holds, however it is compressed."),
+    "instances": ("Integer", "Instances in the shard."),
+    "tokens": ("Integer", "Tokens in the shard."),
 }
 
 
@@ -95,7 +75,12 @@ def describe_dataset(report: Mapping[str, Any], hashes: Mapping[str, str | None]
         hashes: The sha256 of each of the dataset's tables and files.
     """
     numbers, date = report["dataset"], report.get("build", {}).get("date")
-    mixture = numbers["mixture"]
+    licences = {row["name"]: row["licence"] or NOT_STATED for row in numbers["mixture"]}
+    settings = sorted(numbers["settings"].items())
+    files = [
+        _described("cr:FileObject", name, what, encodingFormat=kind, contentUrl=name, sha256=hashes[name])
+        for name, (kind, what) in _FILES.items()
+    ]  # fmt: skip
     return {
         "@context": _CONTEXT,
         "@type": "sc:Dataset",
@@ -103,86 +88,55 @@ def describe_dataset(report: Mapping[str, Any], hashes: Mapping[str, str | None]
         "name": numbers["name"],
         "description": " ".join(describe_in_words(numbers)),
         "identifier": numbers["root_hash"],
-        "license": sorted({row["licence"] or NOT_STATED for row in mixture}) or [NOT_STATED],
-        "inLanguage": sorted({row["language"] for row in mixture}),
+        "license": sorted({*licences.values()}) or [NOT_STATED],
+        "inLanguage": sorted({row["language"] for row in numbers["mixture"]}),
         "isBasedOn": [
-            {
-                "@type": "sc:CreativeWork",
-                "name": row["name"],
-                "license": row["licence"] or NOT_STATED,
-            }
-            for row in mixture
+            {"@type": "sc:CreativeWork", "name": name, "license": licence}
+            for name, licence in licences.items()
         ],
         **({"dateCreated": date} if date else {}),
         "rai:dataPreprocessingProtocol": [
             f"{name}: {json.dumps(value, ensure_ascii=False, sort_keys=True)}"
-            for name, value in sorted(numbers["settings"].items())
+            for name, value in settings
         ],
-        "distribution": [*(_file_object(name, hashes[name]) for name in _FILES), *_file_sets()],
-        "recordSet": [
-            _record_set(
-                "instance",
-                "One pair of segments to pretrain on.",
-                {"fileSet": {"@id": "blocks"}},
-                _INSTANCE,
+        "distribution": [
+            *files,
+            _described(
+                "cr:FileSet", "shards", "Tar files of blocks.", encodingFormat="application/x-tar",
+                includes="*/L*/pass-*/shard-*.tar",
             ),
-            _record_set(
+            _described(
+                "cr:FileSet", "blocks", "Arrow IPC streams of instances.", includes="*.arrow",
+                encodingFormat="application/vnd.apache.arrow.stream", containedIn={"@id": "shards"},
+            ),
+        ],
+        "recordSet": [
+            _describe_records(
+                "instance", "One pair to pretrain on.", {"fileSet": {"@id": "blocks"}}, _INSTANCE
+            ),
+            _describe_records(
                 "shard", "One file of instances.", {"fileObject": {"@id": SHARDS_TABLE}}, _SHARD
             ),
         ],
-    }
+    }  # fmt: skip
 
 
-def _file_object(name: str, sha256: str | None) -> dict[str, Any]:
-    encoding, description = _FILES[name]
-    facts = {
-        "@id": name,
-        "name": name,
-        "description": description,
-        "contentUrl": name,
-        "sha256": sha256,
-    }
-    return {"@type": "cr:FileObject", "encodingFormat": encoding, **facts}
+def _described(kind: str, name: str, description: str, **facts: Any) -> dict[str, Any]:
+    return {"@type": kind, "@id": name, "name": name, "description": description, **facts}
 
 
-def _file_sets() -> Iterator[dict[str, Any]]:
-    """The tar files by a pattern, and the blocks in them."""
-    for name, description, encoding, pattern in (
-        ("shards", "Tar files of blocks.", "application/x-tar", "*/L*/pass-*/shard-*.tar"),
-        (
-            "blocks",
-            "Arrow IPC streams of instances.",
-            "application/vnd.apache.arrow.stream",
-            "*.arrow",
-        ),
-    ):
-        facts = {"@id": name, "name": name, "description": description, "includes": pattern}
-        inside = {"containedIn": {"@id": "shards"}} if name == "blocks" else {}
-        yield {"@type": "cr:FileSet", "encodingFormat": encoding, **facts, **inside}
-
-
-def _record_set(
+def _describe_records(
     name: str,
     description: str,
     source: Mapping[str, Any],
-    columns: Mapping[str, tuple[str, bool, str]],
+    columns: Mapping[str, tuple[str, str]],
 ) -> dict[str, Any]:
     fields = [
-        {
-            "@type": "cr:Field",
-            "@id": f"{name}/{column}",
-            "name": column,
-            "description": meaning,
-            "dataType": kind,
-            **({"repeated": True} if is_list else {}),
-            "source": {**source, "extract": {"column": column}},
-        }
-        for column, (kind, is_list, meaning) in columns.items()
+        _described(
+            "cr:Field", f"{name}/{column}", meaning, dataType=f"sc:{kind.removesuffix('[]')}"
+        )
+        | {"name": column, "source": {**source, "extract": {"column": column}}}
+        | ({"repeated": True} if kind.endswith("[]") else {})
+        for column, (kind, meaning) in columns.items()
     ]
-    return {
-        "@type": "cr:RecordSet",
-        "@id": name,
-        "name": name,
-        "description": description,
-        "field": fields,
-    }
+    return _described("cr:RecordSet", name, description, field=fields)

@@ -20,7 +20,7 @@ from pipeline.shards.records import Group, Shard
 from pipeline.tokens.dropped_ids import read_dropped_ids
 from pipeline.tokens.grouped_rows import read_bounds, read_rows
 from pipeline.tokens.provenance import EncodedDocuments
-from pipeline.tokens.token_parts import INDEX_DTYPE, join_id, unpack_documents
+from pipeline.tokens.token_parts import INDEX_DTYPE, unpack_documents
 
 SAMPLE_BLOCKS = 32
 SAMPLE_PARTS = 16
@@ -69,16 +69,14 @@ def count_lengths(lengths: npt.NDArray[Any], edges: Sequence[int | None]) -> dic
     """A histogram, counts[i] being the lengths in (up_to[i - 1], up_to[i]] (null: no limit), quantiles, mean."""
     closed = [edge for edge in edges if edge is not None]
     counts = np.bincount(np.searchsorted(closed, lengths, side="left"), minlength=len(edges))
-    quantiles = (
-        np.quantile(lengths, [0.05, 0.5, 0.95], method="nearest").astype(int).tolist()
-        if len(lengths)
-        else []
-    )
+    if not len(lengths):
+        return {"up_to": list(edges), "counts": counts.tolist(), "quantiles": {}, "mean": 0.0}
+    quantiles = np.quantile(lengths, [0.05, 0.5, 0.95], method="nearest").astype(int).tolist()
     return {
         "up_to": list(edges),
         "counts": counts.tolist(),
-        "quantiles": dict(zip(("5%", "50%", "95%"), quantiles, strict=False)),
-        "mean": round(float(np.mean(lengths)), 2) if len(lengths) else 0.0,
+        "quantiles": dict(zip(("5%", "50%", "95%"), quantiles, strict=True)),
+        "mean": round(float(np.mean(lengths)), 2),
     }
 
 
@@ -136,7 +134,7 @@ def measure_documents(tokens: EncodedDocuments | None, vocab_size: int) -> dict[
 def _measure_part(
     tokens: EncodedDocuments, name: str, dtype: Any
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Tokens of a part's first documents that are kept, and of the sentences of as many of them as one read holds."""
+    """Tokens of the first documents of a part that are kept, as many as one read holds, and of their sentences."""
     num_rows = min(int(read_bounds(tokens.folder, f"{name}.index")[-1]), _ROWS_OF_A_PART)
     if num_rows == 0:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -144,17 +142,14 @@ def _measure_part(
     ends = (rows["offset"] + rows["size"]).astype(np.int64)
     end = int(ends[max(0, int(np.searchsorted(ends, _BYTES_OF_A_PART, side="right")) - 1)])
     data = tokens.folder.read_range(f"{name}.tokens", 0, end)
-    documents = unpack_documents(data, dtype, tokens.folder.locate(f"{name}.tokens"))
-    ids = [join_id(row["high"], row["low"]) for row in rows]
+    documents = list(unpack_documents(data, dtype, tokens.folder.locate(f"{name}.tokens")))
+    ids = [document.id for document in documents]
     is_dropped = tokens.store["totals"]["dropped"]
-    dropped = read_dropped_ids(tokens.folder, ids[0], ids[-1]) if is_dropped else frozenset()
-    lengths = [
-        document.sentence_lengths.astype(np.int64)
-        for document in documents
-        if document.id not in dropped
-    ]
-    kept = np.array([each not in dropped for each in ids])
-    return rows["tokens"][kept].astype(np.int64), np.concatenate([np.zeros(0, np.int64), *lengths])
+    dropped = read_dropped_ids(tokens.folder, min(ids), max(ids)) if is_dropped else frozenset()
+    kept = [each.sentence_lengths.astype(np.int64) for each in documents if each.id not in dropped]
+    return np.array([sum(each) for each in kept], np.int64), np.concatenate(
+        [np.zeros(0, np.int64), *kept]
+    )
 
 
 def _measure_pieces(dataset: Dataset, joined: Block) -> dict[str, Any]:

@@ -1,12 +1,8 @@
-"""What a dataset holds, in numbers: counts, drops by reason, lengths, fill, masks. As report.json and as text.
-
-report.json is the only source: the text here and the page in pipeline.inspect.page show what stands
-in it.
-"""
+"""What a dataset holds, in numbers: report.json, which its text here and pipeline.inspect.page show."""
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -24,7 +20,6 @@ from pipeline.tokens.provenance import find_tokens
 
 REPORT = "report.json"
 SOURCES = "sources.parquet"
-STAGES = ("vocabulary", "tokens", "shards")
 REPORT_VERSION = 5
 _NUM_SOURCES = 50
 
@@ -39,7 +34,8 @@ def summarize_dataset(
         tokens: Folder or URL of its encoded documents; by default below the dataset.
         options: Options of the filesystem that holds `tokens`.
     """
-    manifest = dataset.manifest
+    manifest, rows = dataset.manifest, _read_sources(dataset)
+    licences = {row["source"]: row["licence"] for row in rows or () if "licence" in row}
     return {
         "report_version": REPORT_VERSION,
         "name": dataset_name(dataset),
@@ -55,8 +51,8 @@ def summarize_dataset(
             manifest.counters.get("unknown_tokens", 0), manifest.counters.get("tokens", 0)
         ),
         "bytes": sum(shard.num_bytes for shard in dataset.all_shards),
-        "sources": _summarize_sources(dataset),
-        "mixture": measure_mixture(dataset, _licences(dataset)),
+        "sources": _summarize_sources(rows),
+        "mixture": measure_mixture(dataset, licences),
         "validation": measure_validation(manifest),
         "coverage": _measure_coverage(dataset),
         "documents": measure_documents(find_tokens(dataset, tokens, options), manifest.vocab_size),
@@ -89,9 +85,8 @@ def format_report(report: dict[str, Any]) -> str:
     for group in dataset["groups"]:
         lines += _format_group(group)
     if seconds := build.get("seconds"):
-        lines.append(
-            "time        " + ", ".join(f"{stage} {seconds[stage]:.1f} s" for stage in STAGES)
-        )
+        stages = ("vocabulary", "tokens", "shards")
+        lines.append(f"time        {', '.join(f'{name} {seconds[name]:.1f} s' for name in stages)}")
     return "\n".join(lines)
 
 
@@ -99,7 +94,7 @@ def read_report(dataset: Dataset) -> dict[str, Any]:
     """report.json; made anew where the dataset has none, or one of another content or of an earlier version."""
     found = load_report(dataset)
     if found.get("dataset", {}).get("report_version") != REPORT_VERSION:
-        found["dataset"] = summarize_dataset(dataset, _tokens_url(found))
+        found["dataset"] = summarize_dataset(dataset, tokens_url(found))
     found["dataset"]["name"] = dataset_name(dataset)  # it may have been moved
     return found
 
@@ -117,17 +112,13 @@ def load_report(dataset: Dataset) -> dict[str, Any]:
     return found if found.get("dataset", {}).get("root_hash") == dataset.manifest.root_hash else {}
 
 
-def tokens_url(dataset: Dataset) -> str | None:
-    """Where report.json says that the encoded documents were kept; None for below the dataset."""
-    return _tokens_url(load_report(dataset))
-
-
 def write_report(dataset: Dataset, report: dict[str, Any]) -> None:
     """Writes report.json into the dataset."""
     dataset.folder.write(REPORT, json_bytes(report))
 
 
-def _tokens_url(report: Mapping[str, Any]) -> str | None:
+def tokens_url(report: Mapping[str, Any]) -> str | None:
+    """Where report.json says that the encoded documents were kept; None for below the dataset."""
     url: str | None = report.get("build", {}).get("settings", {}).get("tokens")
     return url
 
@@ -150,19 +141,12 @@ def _measure_coverage(dataset: Dataset) -> dict[str, Any]:
     return {"is_whole": True, "said": describe_coverage(manifest, shards)}
 
 
-def _summarize_sources(dataset: Dataset) -> dict[str, Any] | None:
-    """Number and bytes of the input files, and the largest of them with whatever else the table says of each."""
-    rows = _read_sources(dataset)
+def _summarize_sources(rows: Sequence[Mapping[str, Any]] | None) -> dict[str, Any] | None:
+    """Number and bytes of the input files, and the largest of them."""
     if rows is None:
         return None
     largest = sorted(rows, key=lambda row: (-row["bytes"], row["url"]))[:_NUM_SOURCES]
     return {"files": len(rows), "bytes": sum(row["bytes"] for row in rows), "largest": largest}
-
-
-def _licences(dataset: Dataset) -> dict[str, str]:
-    return {
-        row["source"]: row["licence"] for row in _read_sources(dataset) or () if "licence" in row
-    }
 
 
 def _read_sources(dataset: Dataset) -> list[dict[str, Any]] | None:
@@ -176,13 +160,9 @@ def _read_sources(dataset: Dataset) -> list[dict[str, Any]] | None:
 
 
 def _format_group(group: dict[str, Any]) -> list[str]:
-    sample, lengths = group["sample"], group["lengths"]
+    sample, quantiles = group["sample"], group["lengths"]["quantiles"]
     shares = ", ".join(f"{kind} {group['masks']['shares'][kind]:.1%}" for kind in MASK_KINDS)
-    most = max(1, *lengths["counts"])
-    bars = [
-        f"    <= {edge:>4} {'#' * round(40 * count / most):<40} {count:,}"
-        for edge, count in zip(lengths["up_to"], lengths["counts"], strict=True)
-    ]
+    lengths = ", ".join(f"{name} <= {length}" for name, length in quantiles.items())
     return [
         f"{group['split']} L{group['seq_len']}",
         f"  {group['instances']:,} instances, {group['tokens']:,} tokens, {group['masked']:,} masked"
@@ -190,9 +170,7 @@ def _format_group(group: dict[str, Any]) -> list[str]:
         f"  mean length {group['mean_length']} (fill {group['fill']:.1%}),"
         f" random next {group['random_next_share']:.1%}",
         f"  sampled: {sample['blocks']:,} of {sample['of_blocks']:,} blocks, {sample['instances']:,} instances",
-        f"  at masked positions: {shares}",
-        "  lengths of the sampled instances",
-        *bars,
+        f"  at masked positions: {shares}; lengths: {lengths}",
     ]
 
 

@@ -57,11 +57,8 @@ class ReadRun:
 
 
 def _mappings(value: Any) -> list[Mapping[str, Any]]:
-    return (
-        [each for each in value if each and isinstance(each, dict)]
-        if isinstance(value, list)
-        else []
-    )
+    found = value if isinstance(value, list) else []
+    return [each for each in found if each and isinstance(each, dict)]
 
 
 def read_runs(folders: Sequence[str]) -> list[ReadRun]:
@@ -93,15 +90,13 @@ def choose_losses(run: ReadRun, last_step: int) -> list[list[Any]]:
     validation = {row["step"]: number(row, "mlm_loss") for row in run.validation}
     steps = [step for step in sorted(validation) or sorted(training) if step <= last_step]
     if len(steps) > _MAX_LOSSES:
-        steps = [
-            steps[round(index * (len(steps) - 1) / (_MAX_LOSSES - 1))]
-            for index in range(_MAX_LOSSES)
-        ]
-    losses = ([training.get(step), validation.get(step)] for step in steps)
-    return [
-        [step, *(None if loss is None else round(loss, 4) for loss in both)]
-        for step, both in zip(steps, losses, strict=True)
-    ]
+        last = len(steps) - 1
+        steps = [steps[round(n * last / (_MAX_LOSSES - 1))] for n in range(_MAX_LOSSES)]
+
+    def rounded(loss: float | None) -> float | None:
+        return None if loss is None else round(loss, 4)
+
+    return [[step, rounded(training.get(step)), rounded(validation.get(step))] for step in steps]
 
 
 def flatten(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -140,9 +135,8 @@ def _read_run(path: Path, name: str) -> ReadRun:
     events += _rows(folder.anomalies, problems)
     last = max(_last_saved(folder), train[-1]["step"] if train else 0)
     if missing := missing_steps((row["step"] for row in train), last):
-        problems.append(
-            f"metrics.jsonl lacks the rows of {format_steps(missing)}: it was cut or edited"
-        )
+        lost = format_steps(missing)
+        problems.append(f"metrics.jsonl lacks the rows of {lost}: it was cut or edited")
     elif not train:
         problems.append("metrics.jsonl has no step yet")
     return ReadRun(name, path, train, validation, events, facts, config, problems)
@@ -161,23 +155,20 @@ def _parse(path: Path, parse: Any, problems: list[str]) -> Mapping[str, Any]:
     try:
         found = parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        problems.append(
-            f"{path.name} cannot be read: {error.strerror if isinstance(error, OSError) else error}"
-        )
+        why = error.strerror if isinstance(error, OSError) else error
+        problems.append(f"{path.name} cannot be read: {why}")
         return {}
-    if not isinstance(found, dict):
-        problems.append(f"{path.name} holds no mapping")
-        return {}
-    return found
+    if isinstance(found, dict):
+        return found
+    problems.append(f"{path.name} holds no mapping")
+    return {}
 
 
 def _rows(path: Path, problems: list[str]) -> Iterator[Row]:
     """Rows that are JSON objects with a whole step; the numbers of other lines are told."""
     bad = []
-    lines = (
-        path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
-    )
-    for place, line in enumerate(lines, start=1):
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    for place, line in enumerate(text.splitlines(), start=1):
         try:
             row = json.loads(line)
         except ValueError:
