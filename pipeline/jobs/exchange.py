@@ -9,12 +9,13 @@ hold travels in its tasks (pipeline.tokens.bucket_seals).
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import apache_beam as beam
 import numpy as np
 
-from pipeline.jobs.handed import CreateElements, Handed, hand_over
+from pipeline.jobs.broadcast import Broadcast, CreateElements, broadcast
 from pipeline.shards.manifest import shard_name
 from pipeline.storage.folder import Folder
 from pipeline.tokens.bucket_seals import BucketContents, BucketFinder
@@ -113,29 +114,26 @@ class ExchangeByBucket(beam.PTransform):  # type: ignore[misc]
             folder: Takes what is too large for the job's description.
         """
         super().__init__()
-        self._mode, self._tokens, self._part_names, self._tasks = (
-            mode,
-            tokens,
-            tuple(part_names),
-            list(tasks),
-        )
-        self._folder = folder
+        self._mode, self._tokens, self._folder = mode, tokens, folder
+        self._part_names, self._tasks = tuple(part_names), tasks
 
     def expand(self, pipeline: beam.Pipeline) -> beam.PCollection:
         if self._mode == "files":
             tasks = pipeline | "Tasks" >> CreateElements(self._tasks, self._folder)
             return tasks | beam.Map(
-                find_documents, self._tokens, hand_over(self._part_names, self._folder)
+                find_documents,
+                self._tokens,
+                broadcast(self._part_names, tuple[str, ...], self._folder),
             )
-        by_bucket = hand_over(group_tasks(self._tasks), self._folder)
+        buckets = broadcast(group_tasks(self._tasks), tuple[BucketTasks, ...], self._folder)
         return (
             pipeline
             | "TokenParts" >> CreateElements(self._part_names, self._folder)
-            | beam.FlatMap(cut_for_tasks, self._tokens, by_bucket).with_output_types(
+            | beam.FlatMap(cut_for_tasks, self._tokens, buckets).with_output_types(
                 tuple[bytes, bytes]
             )
             | beam.GroupByKey()
-            | beam.Map(unpack_group, self._tokens, by_bucket)
+            | beam.Map(unpack_group, self._tokens, buckets)
         )
 
 
@@ -231,22 +229,17 @@ class BucketTasks:
         return [ShardTask(*place, self.bucket, self.contents) for place in self.places]
 
 
-def group_tasks(tasks: Iterable[ShardTask]) -> dict[bytes, BucketTasks]:
-    """Tasks by the name of their bucket, which is the key in the shuffle; buckets ascending by id."""
+def group_tasks(tasks: Iterable[ShardTask]) -> tuple[BucketTasks, ...]:
+    """Tasks by their buckets, which ascend by id."""
     places: dict[Bucket, list[tuple[int, int]]] = {}
     contents: dict[Bucket, BucketContents] = {}
     for task in tasks:
         places.setdefault(task.bucket, []).append((task.seq_len, task.pass_index))
         contents[task.bucket] = task.contents
-    shared: dict[
-        tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]
-    ] = {}  # mostly those of all buckets
-    return {
-        bucket.name.encode(): BucketTasks(
-            bucket, contents[bucket], shared.setdefault(found := tuple(own), found)
-        )
-        for bucket, own in sorted(places.items(), key=lambda each: each[0].first_id)
-    }
+    return tuple(
+        BucketTasks(bucket, contents[bucket], tuple(places[bucket]))
+        for bucket in sorted(places, key=lambda each: each.first_id)
+    )
 
 
 @dataclass(frozen=True)
@@ -282,8 +275,8 @@ class StoredDocuments:
 class GroupedDocuments:
     """The documents of one bucket, unpacked from what GroupByKey gathered whenever it is iterated.
 
-    What dropped.ids leaves out is left out here: a part would have to read all of it, a bucket
-    reads its range.
+    Documents that dropped.ids leaves out are left out here and not in `cut_part`: a bucket reads
+    its range of that file, a part would have to read all of it.
     """
 
     bucket: Bucket
@@ -330,17 +323,17 @@ class GroupedDocuments:
 
 
 def find_documents(
-    task: ShardTask, tokens: TokenParts, part_names: Handed
+    task: ShardTask, tokens: TokenParts, part_names: Broadcast
 ) -> tuple[list[ShardTask], StoredDocuments]:
     """A task and its bucket's documents; nothing is read yet."""
     return [task], StoredDocuments(tokens, part_names.get(), task.bucket)
 
 
 def cut_for_tasks(
-    name: str, tokens: TokenParts, by_bucket: Handed
+    name: str, tokens: TokenParts, buckets: Broadcast
 ) -> Iterator[tuple[bytes, bytes]]:
     """What a token part holds of each bucket that shards are built of."""
-    return cut_part(name, tokens, [found.bucket for found in by_bucket.get().values()])
+    return cut_part(name, tokens, [found.bucket for found in buckets.get()])
 
 
 def cut_part(
@@ -380,13 +373,17 @@ def unpack_chunk(chunk: bytes) -> tuple[str, memoryview]:
 
 
 def unpack_group(
-    group: tuple[bytes, Iterable[bytes]], tokens: TokenParts, by_bucket: Handed
+    group: tuple[bytes, Iterable[bytes]], tokens: TokenParts, buckets: Broadcast
 ) -> tuple[list[ShardTask], GroupedDocuments]:
     """The tasks of a bucket and its documents; nothing is unpacked yet."""
     name, chunks = group
-    tasks: BucketTasks | None = by_bucket.get().get(name)
-    if tasks is None:
+    if (tasks := _by_name(buckets).get(name)) is None:
         raise ValueError(
             f"the runner delivered a bucket {name.decode()} that no shard is built of; {_RUNNER_ADVICE}"
         )
     return tasks.tasks(), GroupedDocuments(tasks.bucket, chunks, tokens)
+
+
+@lru_cache(maxsize=1)
+def _by_name(buckets: Broadcast) -> dict[bytes, BucketTasks]:
+    return {each.bucket.name.encode(): each for each in buckets.get()}

@@ -16,7 +16,7 @@ import apache_beam as beam
 import numpy as np
 
 from pipeline.jobs import worker_guard
-from pipeline.jobs.handed import CreateElements
+from pipeline.jobs.broadcast import CreateElements
 from pipeline.jobs.run_beam import Outputs, pipeline_options, run_graph
 from pipeline.storage.folder import Folder
 from pipeline.tokens.grouped_rows import NUM_GROUPS, pack_rows, read_groups

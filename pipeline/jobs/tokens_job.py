@@ -20,7 +20,7 @@ from pipeline.documents import Document, DroppedDocument
 from pipeline.documents.parts import Part
 from pipeline.documents.read import read_part
 from pipeline.jobs import metrics, worker_guard
-from pipeline.jobs.handed import CreateElements, Handed
+from pipeline.jobs.broadcast import Broadcast, CreateElements
 from pipeline.jobs.run_beam import Outputs, pipeline_options, run_graph
 from pipeline.storage.folder import Folder
 from pipeline.text.filters import DocumentFilter, FilterRule
@@ -50,9 +50,10 @@ worker_guard.watch_in_workers()
 class DocumentListCoder(beam.coders.Coder):  # type: ignore[misc]
     """Pickle, as for any type without a coder of its own, but with the size told, not found by pickling.
 
-    Beam measures the elements of every stage, the first ten and every so often one: with lists of
-    megabytes that was 6 % of a build. It chooses the coder by the types that it infers from the
-    annotations of the stages' functions.
+    Lists travel inside the runner, never by a file beside the output. Beam measures the elements of
+    every stage, the first ten and every so often one: with lists of megabytes that was 6 % of a
+    build. It chooses the coder by the types that it infers from the annotations of the stages'
+    functions.
     """
 
     def encode(self, value: DocumentList[Any]) -> bytes:
@@ -121,7 +122,7 @@ class TokensRule:
     signs: bool
     vocab: bytes
     lower_case: bool
-    task_texts: Handed | None = None
+    task_texts: Broadcast | None = None
     drops_task_texts: bool = True
 
 

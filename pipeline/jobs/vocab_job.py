@@ -16,7 +16,7 @@ import apache_beam as beam
 from pipeline.documents import Document
 from pipeline.documents.parts import Part
 from pipeline.jobs import worker_guard
-from pipeline.jobs.handed import CreateElements
+from pipeline.jobs.broadcast import CreateElements
 from pipeline.jobs.run_beam import Outputs, pipeline_options, run_graph
 from pipeline.jobs.tokens_job import (
     CleanDocuments,

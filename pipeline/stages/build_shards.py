@@ -33,7 +33,6 @@ from pipeline.stages.describe import describe_dataset
 from pipeline.stages.publish import (
     SETTINGS,
     Built,
-    KeptBlocks,
     PassPublisher,
     planned_groups,
     publish_dataset,
@@ -78,18 +77,8 @@ def make_shards(
         return open_dataset(settings.output, settings.filesystem_options())
     contents = _seal_buckets(settings, store, buckets, held_out, folder)
     tasks = plan_tasks(buckets, settings.seq_lens, settings.passes, contents)
-    with KeptBlocks() as kept:
-        _build_missing(
-            settings,
-            vocabulary,
-            store,
-            held_out,
-            tasks,
-            total_seal(contents),
-            built,
-            kept,
-            beam_arguments,
-        )
+    seal = total_seal(contents)
+    _build_missing(settings, vocabulary, store, held_out, tasks, seal, built, beam_arguments)
     return open_dataset(settings.output, settings.filesystem_options())
 
 
@@ -101,7 +90,6 @@ def _build_missing(
     tasks: Sequence[ShardTask],
     seal: Seal,
     built: Built,
-    kept: KeptBlocks,
     beam_arguments: Sequence[str],
 ) -> None:
     """Builds those of the tasks' shards that are not there and publishes all of them."""
@@ -109,7 +97,7 @@ def _build_missing(
     described = describe_dataset(settings, vocabulary, store, held_out, [], seal)
     settings_hash = described.settings_hash
     built = _without_others(built, tasks)
-    built |= read_records(folder, _not_in(built, tasks), settings_hash, kept)
+    built |= read_records(folder, _not_in(built, tasks), settings_hash)
     missing = _not_in(built, tasks)
     plan = dataclasses.replace(
         described, groups=planned_groups(tasks, built), root_hash=UNKNOWN_HASH
@@ -118,7 +106,7 @@ def _build_missing(
     publish_plan(folder, plan)
     # A record whose shard is gone or cut must not tell a worker that there is nothing to do.
     folder.remove(sorted(_records_of(missing) & folder.list().keys()))
-    publisher = PassPublisher(folder, tasks, built, settings_hash, kept)
+    publisher = PassPublisher(folder, tasks, built, settings_hash)
     num_found = len(tasks) - len(missing)
     outputs = Outputs("shards", len(tasks), num_found, lambda: num_found + publisher.look(), folder)
     tokens = TokenParts(
@@ -137,7 +125,7 @@ def _build_missing(
         beam_arguments,
     )
     built |= publisher.built
-    built |= read_records(folder, _not_in(built, missing), settings_hash, kept)
+    built |= read_records(folder, _not_in(built, missing), settings_hash)
     built = _without_lost(folder, built, [task.name for task in tasks])
     _refuse_lost(_not_in(built, tasks), len(tasks))
     shards = [shard for shard, _ in built.values()]

@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.documents.parts import Part
 from pipeline.documents.task_files import hash_task_files, read_task_texts
-from pipeline.jobs.handed import hand_over
+from pipeline.jobs.broadcast import broadcast
 from pipeline.jobs.tokens_job import TokensRule, run_tokens_job
 from pipeline.settings import BuildSettings, describe_changes
 from pipeline.shards.records import json_bytes
@@ -215,7 +215,7 @@ def tokens_rule(settings: BuildSettings, vocabulary: Vocabulary) -> TokensRule:
     return TokensRule(
         reading_rule(settings), settings.filter_rule, tuple(source.language for source in settings.corpus),
         settings.signs, vocabulary.to_text().encode(), settings.lower_case,
-        hand_over(texts, settings.open_tokens()) if texts else None,
+        broadcast(texts, TaskTexts, settings.open_tokens()) if texts else None,
         settings.task_overlap == "drop",
     )  # fmt: skip
 

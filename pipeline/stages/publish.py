@@ -1,13 +1,12 @@
 """Making shards readable: each pass as it is complete, while the job runs, and in the end the whole dataset.
 
 A record counts only for its own task, and only while its shard has its size. The rows of all shards
-are held in memory, where their blocks lie is kept on this machine's disk.
+are held in memory. Where their blocks lie is read again from the records when it is written: 76
+million blocks of 80,000 shards would take 3 GB.
 """
 
 import dataclasses
 import hashlib
-import os
-import pickle
 import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,7 +14,13 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.jobs.exchange import ShardTask
-from pipeline.jobs.shard_records import ShardRecord, accept_record, format_record, record_name
+from pipeline.jobs.shard_records import (
+    ShardRecord,
+    accept_record,
+    format_record,
+    read_record,
+    record_name,
+)
 from pipeline.shards.block_tables import write_blocks
 from pipeline.shards.growing import PLAN, RECORDS, publish_pass, withdraw_passes
 from pipeline.shards.manifest import (
@@ -36,32 +41,6 @@ Built = dict[str, tuple[Shard, Callable[[], BlockTable]]]
 """The rows of shards that are there, by their names, and what reads where their blocks lie."""
 
 
-class KeptBlocks:
-    """Block tables on this machine's disk, where TMPDIR says: 76 million blocks of 80,000 shards take 3 GB."""
-
-    def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile(prefix="beambert-blocks-")  # noqa: SIM115 closed by __exit__
-        self._end = 0
-
-    def __enter__(self) -> "KeptBlocks":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
-
-    def keep(self, table: BlockTable) -> Callable[[], BlockTable]:
-        """Writes a table and returns what reads it, from any thread."""
-        data = pickle.dumps(table, pickle.HIGHEST_PROTOCOL)
-        self._file.write(data)
-        self._file.flush()
-        self._end += len(data)
-        return partial(self._read, self._end - len(data), len(data))
-
-    def _read(self, start: int, size: int) -> BlockTable:
-        table: BlockTable = pickle.loads(os.pread(self._file.fileno(), size, start))
-        return table
-
-
 class PassPublisher:
     """Publishes the passes of a running job as their shards are finished; called from one thread at a time."""
 
@@ -71,7 +50,6 @@ class PassPublisher:
         tasks: Sequence[ShardTask],
         built: Built,
         settings_hash: str,
-        kept: KeptBlocks,
     ) -> None:
         """Takes back what an earlier job published of passes that are not complete now.
 
@@ -80,10 +58,9 @@ class PassPublisher:
             tasks: All of the dataset.
             built: Shards that are there.
             settings_hash: The settings hash of the dataset.
-            kept: Takes the block tables of what is found.
         """
         self.built = dict(built)
-        self._folder, self._settings_hash, self._kept = folder, settings_hash, kept
+        self._folder, self._settings_hash = folder, settings_hash
         self._unfinished = {task.name for task in tasks if task.name not in built}
         self._num_missing = len(self._unfinished)
         self._tasks = {task.name: task for task in tasks}
@@ -107,22 +84,20 @@ class PassPublisher:
         ]:
             names = sorted(self._waiting[place])
             tasks = [self._tasks[name] for name in names if name not in self.built]
-            self.built |= read_records(self._folder, tasks, self._settings_hash, self._kept, place)
+            self.built |= read_records(self._folder, tasks, self._settings_hash, place)
             if self.built.keys() >= set(names):
-                rows = (self.built[name] for name in names)
+                rows = [self.built[name] for name in names]
+                tables = map_ahead(lambda row: row[1](), rows)
+                shards = (shard for shard, _ in rows)
                 publish_pass(
-                    self._folder, [(shard, read()) for shard, read in rows], self._settings_hash
+                    self._folder, list(zip(shards, tables, strict=True)), self._settings_hash
                 )
                 del self._waiting[place]
         return self._num_missing - len(self._unfinished)
 
 
 def read_records(
-    folder: Folder,
-    tasks: Sequence[ShardTask],
-    settings_hash: str,
-    kept: KeptBlocks,
-    place: str = "",
+    folder: Folder, tasks: Sequence[ShardTask], settings_hash: str, place: str = ""
 ) -> Built:
     """The finished ones among the tasks: those with a record that counts, and a shard of its size.
 
@@ -130,7 +105,6 @@ def read_records(
         folder: The folder of the dataset.
         tasks: All of them have their shards in the place.
         settings_hash: The settings hash of the dataset.
-        kept: Takes their block tables.
         place: A folder of the dataset; by default the dataset itself.
     """
     inside = f"{place}/" if place else ""
@@ -143,8 +117,18 @@ def read_records(
     for name, data in zip(names, read, strict=True):
         record = accept_record(data, own[name], settings_hash)
         if record is not None and record.shard.num_bytes == shard_sizes[name]:
-            built[record.shard.name] = record.shard, kept.keep(record.blocks)
+            read_again = partial(_read_blocks, folder, own[name], settings_hash)
+            built[record.shard.name] = record.shard, read_again
     return built
+
+
+def _read_blocks(folder: Folder, task: ShardTask, settings_hash: str) -> BlockTable:
+    record = read_record(folder, task, settings_hash)
+    if record is None:
+        raise ValueError(
+            f"{folder.locate(record_name(task.name))} is gone or damaged since it was read; run the same command again"
+        )
+    return record.blocks
 
 
 def publish_plan(folder: Folder, manifest: Manifest) -> None:

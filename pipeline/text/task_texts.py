@@ -35,7 +35,7 @@ Pieces = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class TaskTexts:
-    """The texts of task files, as they are handed to workers.
+    """The texts of task files, as they are sent to workers.
 
     Attributes:
         n: Words of a window.
@@ -49,7 +49,7 @@ class TaskTexts:
 
 
 def prepare_texts(texts: Iterable[tuple[str, str]], n: int) -> TaskTexts:
-    """Texts with their places as they are handed to workers."""
+    """Texts with their places as they are sent to workers."""
     rows = [(place, clean_text(text).replace("\n", " ")) for place, text in texts]
     return TaskTexts(n, tuple(line for _, line in rows), tuple(place for place, _ in rows))
 

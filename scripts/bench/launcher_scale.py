@@ -195,7 +195,7 @@ class SlowStore(AbstractFileSystem):  # type: ignore[misc]
         WORLD.ask()
         path = self._strip_protocol(path)
         WORLD.written[path] = (
-            len(value) if re.search(r"handed-|pass-\d\d/blocks", path) else bytes(value)
+            len(value) if re.search(r"broadcast-|pass-\d\d/blocks", path) else bytes(value)
         )
 
     def put_file(self, lpath: str, rpath: str, **_: Any) -> None:
@@ -316,7 +316,7 @@ def measure(arguments: argparse.Namespace) -> list[Stage]:
     listed = 4 * num_parts + 2 * num_shards
     with mock.patch.object(build_shards, "run_shards_job", finish):
         build = measured.run(
-            "seal the buckets, publish the shards", hours, num_parts + 2.02 * num_shards + 12 * listed / PAGE + 500,
+            "seal the buckets, publish the shards", hours, num_parts + 4.02 * num_shards + 12 * listed / PAGE + 500,
             lambda: make_shards(settings, vocabulary, store, []),
         )  # fmt: skip
         again = measured.run(

@@ -15,8 +15,9 @@ from apache_beam.runners.pipeline_context import PipelineContext
 from pipeline.cli import COMMANDS
 from pipeline.command_line.program import run_program
 from pipeline.instances.build_bucket import gather_documents
-from pipeline.jobs import handed
+from pipeline.jobs import broadcast
 from pipeline.jobs.exchange import (
+    BucketTasks,
     ExchangeByBucket,
     TokenParts,
     cut_part,
@@ -130,15 +131,15 @@ def test_gathered_documents_are_sorted_and_copies_dropped():
 def test_tasks_of_a_bucket_stay_together():
     tasks = plan_tasks(plan_buckets(2, HELD_OUT), [64, 128], 2, NOT_COUNTED)
     groups = group_tasks(reversed(tasks))
-    assert {name.decode(): len(found.tasks()) for name, found in groups.items()} == {
+    assert {found.bucket.name: len(found.tasks()) for found in groups} == {
         "validation-00000-of-00001": 2, "train-00000-of-00002": 4, "train-00001-of-00002": 4
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("most_inline", [0, handed.MAX_INLINE_BYTES])
+@pytest.mark.parametrize("most_inline", [0, broadcast.MAX_INLINE_BYTES])
 @pytest.mark.parametrize("mode", ["files", "shuffle"])
 def test_both_modes_bring_the_same_documents(folder, mode, most_inline, tmp_path, monkeypatch):
-    monkeypatch.setattr(handed, "MAX_INLINE_BYTES", most_inline)
+    monkeypatch.setattr(broadcast, "MAX_INLINE_BYTES", most_inline)
     folder = replace(folder, held_out=HELD_OUT)
     tasks = plan_tasks(plan_buckets(4, HELD_OUT), [64], 1, NOT_COUNTED)
 
@@ -156,7 +157,7 @@ def test_both_modes_bring_the_same_documents(folder, mode, most_inline, tmp_path
             | ExchangeByBucket(mode, folder, ["one", "two", "none"], tasks, Folder(str(tmp_path)))
             | beam.Map(write)
         )
-    assert len(list(tmp_path.glob("handed-*.pickle"))) == (0 if most_inline else 2)
+    assert len(list(tmp_path.glob("broadcast-*.json"))) == (0 if most_inline else 2)
     names = ["one", "two", "none"]
     for task in tasks:
         expected = read_bucket(folder.folder, names, task.bucket, np.uint16, held_out=HELD_OUT)
@@ -201,8 +202,11 @@ def test_a_jobs_description_does_not_grow_with_parts_and_shards(folder, mode, tm
     tasks = plan_tasks(buckets, [128, 512], 10, contents)
     pipeline = beam.Pipeline(options=pipeline_options(1, [], 4))
     _ = pipeline | ExchangeByBucket(mode, folder, names, tasks, Folder(str(tmp_path)))
-    assert pipeline.to_runner_api().ByteSize() < 3 * handed.MAX_INLINE_BYTES
-    assert sum(path.stat().st_size for path in tmp_path.glob("handed-*")) > handed.MAX_INLINE_BYTES
+    assert pipeline.to_runner_api().ByteSize() < 3 * broadcast.MAX_INLINE_BYTES
+    assert (
+        sum(path.stat().st_size for path in tmp_path.glob("broadcast-*"))
+        > broadcast.MAX_INLINE_BYTES
+    )
 
 
 def test_a_group_that_no_worker_carries_is_refused_before_the_shuffle():
@@ -221,14 +225,23 @@ def test_a_group_that_no_worker_carries_is_refused_before_the_shuffle():
             refuse_large_groups(tasks, "uint16")
 
 
-def test_a_long_list_comes_back_whole_and_in_order(tmp_path):
-    elements = [f"{number:0100d}" for number in range(20_000)]
-    lists = handed._pack_lists(elements)
-    assert [each for data in lists for each in pickle.loads(data)] == elements
-    assert all(2**17 < len(data) < 2**19 for data in lists)
-    value = handed.hand_over(elements, Folder(str(tmp_path)))
-    assert pickle.loads(pickle.dumps(value)).get() == elements
-    assert len(pickle.dumps(value)) < 500
+def test_a_broadcast_comes_back_as_it_was_and_by_its_hash_alone(tmp_path, monkeypatch):
+    """Workers ran code of a file that somebody exchanged: it was a pickle, and nothing was compared."""
+    monkeypatch.setattr(broadcast, "MAX_INLINE_BYTES", 0)
+    folder, kind = Folder(str(tmp_path)), tuple[BucketTasks, ...]
+    buckets = group_tasks(
+        plan_tasks(
+            plan_buckets(4096, b""), [64], 9, defaultdict(lambda: BucketContents(NOTHING, 0, 0))
+        )
+    )
+    sent = broadcast.broadcast(buckets, kind, folder)
+    assert len(pickle.dumps(sent)) < 500
+    assert pickle.loads(pickle.dumps(sent)).get() == buckets
+    [path] = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes().replace(b"train", b"other", 1))
+    broadcast._unpack.cache_clear()
+    with pytest.raises(ValueError, match=r"broadcast-\w+.json is not what this job wrote there"):
+        sent.get()
 
 
 def build(inputs, vocab_file, output, *arguments):

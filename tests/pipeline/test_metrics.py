@@ -8,7 +8,7 @@ from apache_beam.runners.portability.fn_api_runner.fn_runner import RunnerResult
 from pipeline.cli import COMMANDS
 from pipeline.command_line.program import run_program
 from pipeline.documents import wikitext
-from pipeline.jobs import handed
+from pipeline.jobs import broadcast
 from pipeline.jobs.run_beam import Outputs, pipeline_options, run_graph
 from pipeline.shards.dataset import open_dataset
 from pipeline.storage.folder import Folder
@@ -61,13 +61,13 @@ def test_counters_are_what_the_build_made(texts, vocab_file, tmp_path, monkeypat
 
 def test_a_worker_with_other_code_ends_the_job_before_it_writes(tmp_path, monkeypatch):
     hashes = iter(["launcher", *["worker"] * 100])
-    monkeypatch.setattr(handed, "hash_code", lambda: next(hashes))
+    monkeypatch.setattr(broadcast, "hash_code", lambda: next(hashes))
     folder = Folder(str(tmp_path))
 
     def build(pipeline):
         _ = (
             pipeline
-            | handed.CreateElements(["a"], folder)
+            | broadcast.CreateElements(["a"], folder)
             | beam.Map(lambda name: folder.write(name, b"made"))
         )
 
@@ -85,13 +85,13 @@ def test_the_hash_of_the_code_is_that_of_every_file_a_build_runs(tmp_path, monke
     (package / "room").mkdir(parents=True)
     (package / "room/a.py").write_text("a = 1")
     (package / "data.json").write_text("{}")
-    monkeypatch.setattr(handed, "_PACKAGES", (package,))
+    monkeypatch.setattr(broadcast, "_PACKAGES", (package,))
     found = []
     for path, text in ((None, ""), ("data.json", "[]"), ("room/a.py", "a = 2"), ("room/b.py", "")):
         if path:
             (package / path).write_text(text)
-        found.append(handed.hash_code.__wrapped__())
+        found.append(broadcast.hash_code.__wrapped__())
     monkeypatch.setenv("BEAMBERT_COMPILED", "0")  # wikitext is read by the definition
-    found.append(handed.hash_code.__wrapped__())
+    found.append(broadcast.hash_code.__wrapped__())
     assert found[0] == found[1]
     assert len(set(found)) == (4 if wikitext.compiled else 3)

@@ -112,7 +112,7 @@ def test_a_failed_job_shows_what_its_runner_said(tmp_path, monkeypatch):
     [
         ("ModuleNotFoundError: No module named 'pipeline'", "No module named 'pipeline'"),
         (
-            "AttributeError: Can't get attribute 'f' on <module 'pipeline.jobs.handed' from",
+            "AttributeError: Can't get attribute 'f' on <module 'pipeline.jobs.broadcast' from",
             "Can't get attribute 'f' on",
         ),
     ],

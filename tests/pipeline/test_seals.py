@@ -11,7 +11,9 @@ import pytest
 from pipeline.cli import COMMANDS
 from pipeline.command_line.program import run_program
 from pipeline.instances.build_bucket import gather_documents
+from pipeline.jobs.broadcast import broadcast
 from pipeline.jobs.exchange import (
+    BucketTasks,
     StoredDocuments,
     TokenParts,
     cut_part,
@@ -22,7 +24,6 @@ from pipeline.jobs.exchange import (
     unpack_chunk,
     unpack_group,
 )
-from pipeline.jobs.handed import hand_over
 from pipeline.jobs.shard_records import ShardRecord, format_record, parse_record, record_name
 from pipeline.jobs.shards_job import ShardBuilder
 from pipeline.settings import BuildSettings
@@ -91,8 +92,10 @@ class Encoded:
 
     def deliver(self, key, chunks, output):
         """Builds a bucket of what a runner delivered."""
-        tasks = hand_over(
-            group_tasks(plan_tasks(self.buckets, [64], 2, self.contents)), Folder(str(output))
+        tasks = broadcast(
+            group_tasks(plan_tasks(self.buckets, [64], 2, self.contents)),
+            tuple[BucketTasks, ...],
+            Folder(str(output)),
         )
         found, documents = unpack_group((key, chunks), self.tokens, tasks)
         return list(ShardBuilder(Folder(str(output)), self.rules, 1, HASH).build(found, documents))

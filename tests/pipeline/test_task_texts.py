@@ -302,7 +302,7 @@ def test_a_build_drops_or_lists_what_holds_text_of_task_files(texts, vocab_file,
     assert "dropped task text" in page
     assert str(tasks) in page
     assert "documents listed" in (tmp_path / "listed/report.html").read_text()
-    assert not list((tmp_path / "dropped/tokens").glob("handed-*"))
+    assert not list((tmp_path / "dropped/tokens").glob("broadcast-*"))
     tasks.write_text(f"{twenty}\n")
     capsys.readouterr()
     assert build("all.jsonl", "dropped", *tested) == 2
