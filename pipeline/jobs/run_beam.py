@@ -32,17 +32,14 @@ from pipeline.jobs import worker_guard
 from pipeline.jobs.exchange import ExchangeMode
 from pipeline.jobs.remote_job import NO_STAGE_TIMEOUT, Job, first_line, known_options
 from pipeline.machine import num_cores, this_machine
+from pipeline.shards.growing import RECORDS
 from pipeline.storage.folder import Folder
 from pipeline.storage.local import find_temporaries
 from pipeline.storage.secret_values import hide
 
 _USER_FAULTS = {
-    "ValueError",
-    "FileNotFoundError",
-    "FileExistsError",
-    "PermissionError",
-    "StorageError",
-}
+    "ValueError", "FileNotFoundError", "FileExistsError", "PermissionError", "StorageError",
+}  # fmt: skip
 _RAISED_LINE = re.compile(r"(?:^|\n)(?:\w+\.)*(\w+(?:Error|Exception)): ")
 _NO_MODULE = re.compile(
     r"No module named '[\w.]+'|Can't get attribute '\w+' on <module '(?:pipeline|tokenizer)[\w.]*'"
@@ -50,7 +47,8 @@ _NO_MODULE = re.compile(
 _INSTALL = "install the launcher's wheel with [pipeline] where workers run (docs/runners.md)"
 _BEAM_MARK = " [while running '"
 _POLL_SECONDS = 0.25
-_STILL_SECONDS = 60.0
+_SAID_SECONDS = 60.0
+WORKER_LOG = f"{RECORDS}/workers.log"
 _LOCAL_RUNNERS = {
     "FnApiRunner", "LocalRunner", "DirectRunner", "BundleBasedDirectRunner", "SwitchingDirectRunner", "PrismRunner",
 }  # fmt: skip
@@ -124,31 +122,22 @@ def pipeline_options(
     """
     if not any(argument.startswith("--runner") for argument in beam_arguments):
         chosen, why = this_machine().limit(workers, num_tasks)
-        if why and (
-            workers > num_cores() or chosen < num_tasks
-        ):  # of few tasks the default needs no word
+        # Of few tasks the default needs no word.
+        if why and (workers > num_cores() or chosen < num_tasks):
             _say_once(f"workers: {why}")
         beam_arguments = [*_local_runner(chosen), *beam_arguments]
     else:
         beam_arguments = [NO_STAGE_TIMEOUT, *beam_arguments]  # the last of several counts
     _import_runner(beam_arguments)
     options = PipelineOptions(list(beam_arguments))
-    unknown = (
-        options.get_all_options(retain_unknown_options=True).keys()
-        - options.get_all_options().keys()
-    )
-    if unknown := unknown - known_options(options):
+    given = options.get_all_options(retain_unknown_options=True).keys()
+    if unknown := given - options.get_all_options().keys() - known_options(options):
+        endpoint = options.view_as(PortableOptions).job_endpoint
+        server = f"neither Beam nor the job server at {endpoint} knows"
         raise ValueError(
-            f"{_who_knows(options)} the option(s) after --: {', '.join(sorted(unknown))}"
+            f"{server if endpoint else 'Beam does not know'} the option(s) after --: {', '.join(sorted(unknown))}"
         )
     return options
-
-
-def _who_knows(options: PipelineOptions) -> str:
-    endpoint = options.view_as(PortableOptions).job_endpoint
-    return (
-        f"neither Beam nor the job server at {endpoint} knows" if endpoint else "Beam does not know"
-    )
 
 
 @lru_cache(maxsize=64)
@@ -200,10 +189,10 @@ def run_graph(
     options: PipelineOptions,
     outputs: Outputs,
 ) -> None:
-    """Builds and runs a graph to its end with a progress bar of finished outputs.
+    """Builds and runs a graph to its end, and shows what is finished.
 
     Args:
-        describe: What the bar shows.
+        describe: What messages begin with.
         build: Adds the graph to a pipeline.
         options: The runner's options.
         outputs: What the graph makes.
@@ -214,51 +203,37 @@ def run_graph(
         ChildProcessError: A worker process is gone: killed, or out of memory.
         RuntimeError: Anything else that a worker or the runner raised.
     """
-    # The local runner logs a worker's traceback on its own, besides raising it.
-    logging.getLogger("apache_beam.runners.portability").setLevel(logging.CRITICAL)
-    logging.getLogger("apache_beam.runners.worker").setLevel(logging.CRITICAL)
     if outputs.num_found:
         found = f"{outputs.num_found} of {outputs.total} {outputs.noun}"
         tqdm.write(f"{found} are there from an earlier run; continuing", file=sys.stderr)
-    try:
-        _run_watched(describe, build, options, outputs)
-    except KeyboardInterrupt as error:
-        outputs.remove_partial()
-        raise Interrupted(f"{INTERRUPTED}; {outputs.describe_kept()}") from error
-
-
-def _run_watched(
-    describe: str,
-    build: Callable[[beam.Pipeline], object],
-    options: PipelineOptions,
-    outputs: Outputs,
-) -> None:
-    job = Job(describe, outputs.folder)
-    with _worker_log() as log, _progress(describe, outputs, job.state):
+    is_local, job = _runner_name(options) in _LOCAL_RUNNERS, Job(describe, outputs.folder)
+    with tempfile.TemporaryDirectory(prefix="beambert-") as folder:
+        log, progress = Path(folder, "workers.log"), Progress(describe, outputs, job.state)
         try:
-            with worker_guard.guard_workers(f"{log}.lock"):
-                pipeline = beam.Pipeline(options=options)
-                build(pipeline)
-                gc.freeze()  # Beam's modules are half of what a worker in this process would look for garbage among
-                job.run(pipeline)
+            with _worker_output(log) if is_local else contextlib.nullcontext(), progress.shown():
+                _run_guarded(build, options, job, f"{folder}/lock")
+        except KeyboardInterrupt as error:
+            outputs.remove_partial()
+            raise Interrupted(f"{INTERRUPTED}; {outputs.describe_kept()}") from error
         except ChildProcessError as error:
             raise ChildProcessError(f"{describe}: {error}") from error
         except Exception as error:
             if fault := find_fault(str(error), type(error).__name__):
                 raise ValueError(fault) from error
-            kept = Path(tempfile.gettempdir(), f"beambert-workers-{os.getpid()}.log")
-            kept.write_text(
-                hide(Path(log).read_text(encoding="utf-8", errors="replace")), encoding="utf-8"
-            )
-            if _runner_name(options) in _LOCAL_RUNNERS:
-                raise RuntimeError(
-                    f"{describe}: a worker failed; what the workers printed is in {kept}"
-                ) from error
-            with kept.open("a", encoding="utf-8") as file:
-                file.write(hide(f"\n{error}\n"))
-            raise RuntimeError(
-                f"{describe}: the runner ended the job: {_cause(error)}; all that it said is in {kept}"
-            ) from error
+            cause = "a worker failed" if is_local else f"the runner ended the job: {_cause(error)}"
+            said = log.read_text(encoding="utf-8", errors="replace") if is_local else str(error)
+            where = _keep_log(outputs.folder, hide(said))
+            raise RuntimeError(f"{describe}: {cause}; all that was said is {where}") from error
+
+
+def _run_guarded(
+    build: Callable[[beam.Pipeline], object], options: PipelineOptions, job: Job, lock: str
+) -> None:
+    with worker_guard.guard_workers(lock):
+        pipeline = beam.Pipeline(options=options)
+        build(pipeline)
+        gc.freeze()  # Beam's modules are half of what a worker in this process would look for garbage among
+        job.run(pipeline)
 
 
 def _cause(error: Exception) -> str:
@@ -266,6 +241,16 @@ def _cause(error: Exception) -> str:
     if found := _NO_MODULE.search(str(error)):
         return f"a worker says: {found[0]}; {_INSTALL}"
     return first_line(error)
+
+
+def _keep_log(folder: Folder, said: str) -> str:
+    """Keeps what was said beside the outputs, from where the next run removes it; says where it is."""
+    try:
+        folder.write(WORKER_LOG, said.encode())
+    except OSError:  # perhaps why the job failed
+        sys.stderr.write(said)
+        return "above"
+    return f"in {folder.locate(WORKER_LOG)}"
 
 
 def find_fault(text: str, kind: str) -> str | None:
@@ -283,97 +268,97 @@ def find_fault(text: str, kind: str) -> str | None:
 
 
 @contextlib.contextmanager
-def _worker_log() -> Iterator[str]:
-    """Sends what worker processes print to a file: they inherit file descriptor 2, and Beam's chatter is long."""
+def _worker_output(log: Path) -> Iterator[None]:
+    """Sends to a file what local worker processes print, and Beam of them: they inherit file descriptor 2.
+
+    Beam logs their tracebacks besides raising them, and its chatter is long.
+    """
+    loggers = [
+        logging.getLogger(f"apache_beam.runners.{name}") for name in ("portability", "worker")
+    ]
+    levels = [logger.level for logger in loggers]
     sys.stderr.flush()
     kept_stderr, kept_descriptor = sys.stderr, os.dup(2)
-    with tempfile.TemporaryDirectory(prefix="beambert-") as folder:
-        path = str(Path(folder, "workers.log"))
-        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        handlers = [
-            handler
-            for handler in logging.getLogger().handlers
-            if isinstance(handler, logging.StreamHandler)
-        ]
-        os.dup2(log, 2)
-        sys.stderr = os.fdopen(os.dup(kept_descriptor), "w", buffering=1)
-        try:
-            yield path
-        finally:
-            for handler in handlers:
-                handler.flush()
-            os.dup2(kept_descriptor, 2)
-            sys.stderr.close()
-            sys.stderr = kept_stderr
-            os.close(log)
-            os.close(kept_descriptor)
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 2)
+    sys.stderr = os.fdopen(os.dup(kept_descriptor), "w", buffering=1)
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        os.dup2(kept_descriptor, 2)
+        sys.stderr.close()
+        sys.stderr = kept_stderr
+        os.close(kept_descriptor)
 
 
-@contextlib.contextmanager
-def _progress(describe: str, outputs: Outputs, state: Callable[[], str]) -> Iterator[None]:
-    stop = threading.Event()
-    # A log file takes a line every ten seconds, a terminal a redraw at each look.
-    pause = 0.1 if sys.stderr.isatty() else 10.0
-    total, found = outputs.total, outputs.num_found
-    with tqdm(
-        total=total, initial=found, desc=describe, unit="task", file=sys.stderr, mininterval=pause
-    ) as bar:
+class Progress:
+    """How many outputs are finished: a bar on a terminal, a line a minute in files and pipes.
 
-        def watch() -> None:
-            seconds, still = _POLL_SECONDS, StillBar(bar, state)
-            while not stop.wait(seconds):
-                began = time.perf_counter()
-                _advance(bar, outputs.count)
-                still.look(began)
-                # Listing a large folder must stay a small share of what the launcher does.
-                seconds = max(_POLL_SECONDS, 20 * (time.perf_counter() - began))
-
-        watcher = threading.Thread(target=watch, name="progress", daemon=True)
-        watcher.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            watcher.join()
-            bar.set_postfix_str("", refresh=False)
-            _advance(bar, outputs.count)
-
-
-class StillBar:
-    """Says of a bar that stands still for how long it has, and what state the job is in; once a minute.
+    Where nothing was finished for some minutes, both say so, and what state the job is in.
 
     Args:
-        bar: Of finished tasks.
+        describe: What is shown before the numbers.
+        outputs: What is counted.
         state: What the runner says of the job, or nothing.
     """
 
-    def __init__(self, bar: "tqdm[NoReturn]", state: Callable[[], str]) -> None:
-        self._bar, self._state = bar, state
-        self._num, self._moved, self._minutes = bar.n, time.perf_counter(), 0
+    def __init__(self, describe: str, outputs: Outputs, state: Callable[[], str]) -> None:
+        self._describe, self._outputs, self._state = describe, outputs, state
+        self._num, self._still = outputs.num_found, ""
+        self._moved = self._said = time.perf_counter()
 
-    def look(self, now: float) -> None:
-        """Compares the bar with what it was at the last look; `now` is a time.perf_counter()."""
-        if self._bar.n != self._num:
-            self._num, self._moved, self._minutes = self._bar.n, now, 0
-            self._bar.set_postfix_str("", refresh=False)
-        elif (minutes := int((now - self._moved) / _STILL_SECONDS)) > self._minutes:
-            self._minutes = minutes
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        """Shows it while this holds, from a thread of its own."""
+        stop, outputs = threading.Event(), self._outputs
+        with tqdm(
+            total=outputs.total, initial=outputs.num_found, desc=self._describe, unit="task",
+            file=sys.stderr, mininterval=0.1, disable=None,
+        ) as bar:  # fmt: skip
+
+            def watch() -> None:
+                seconds = _POLL_SECONDS
+                while not stop.wait(seconds):
+                    began = time.perf_counter()
+                    self.look(bar, began)
+                    # Listing a large folder must stay a small share of what the launcher does.
+                    seconds = max(_POLL_SECONDS, 20 * (time.perf_counter() - began))
+
+            watcher = threading.Thread(target=watch, name="progress", daemon=True)
+            watcher.start()
+            try:
+                yield
+            finally:
+                stop.set()
+                watcher.join()
+                self.look(bar, time.perf_counter())
+
+    def look(self, bar: "tqdm[NoReturn]", now: float) -> None:
+        """Counts, and shows what was found; `now` is a time.perf_counter()."""
+        num = self._num
+        with contextlib.suppress(OSError):  # a listing that fails once only delays the bar
+            num = self._outputs.count()
+        if num != self._num:
+            self._num, self._moved = num, now
+        still = self._describe_still(int((now - self._moved) / _SAID_SECONDS))
+        if not bar.disable:
+            bar.set_postfix_str(still, refresh=False)
+            bar.update(num - bar.n)
+            bar.refresh()
+        elif now - self._said >= _SAID_SECONDS:
+            self._said = now
+            done = f"{num} of {self._outputs.total} {self._outputs.noun}"
+            tqdm.write(f"{self._describe}: {done}{still and '; '}{still}", file=sys.stderr)
+
+    def _describe_still(self, minutes: int) -> str:
+        """What is said of so many minutes without an output; the runner is asked once a minute."""
+        if not minutes:
+            self._still = ""
+        elif not self._still.startswith(said := f"nothing finished for {minutes} min"):
             state = self._state()
-            said = f"nothing finished for {minutes} min" + (
-                f", the job is {state}" if state else ""
-            )
-            self._bar.set_postfix_str(said)
-
-
-def _advance(bar: "tqdm[NoReturn]", count_outputs: Callable[[], int]) -> None:
-    # A listing that fails once, as object stores do, only delays the bar.
-    with contextlib.suppress(OSError):
-        bar.update(count_outputs() - bar.n)
-        if sys.stderr.isatty():
-            bar.refresh()  # the time that has passed, also where nothing was finished
-
-
-def stopwatch() -> Callable[[], float]:
-    """Seconds since this call."""
-    start = time.perf_counter()
-    return lambda: time.perf_counter() - start
+            self._still = said + (f", the job is {state}" if state else "")
+        return self._still

@@ -4,10 +4,12 @@ Each stage skips what is already there, so a build that was killed anywhere ends
 the same root hash.
 """
 
+import contextlib
 import json
 import platform
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -26,7 +28,6 @@ from pipeline.inspect.dataset_card import write_card
 from pipeline.inspect.page import REPORT_PAGE, write_page
 from pipeline.inspect.summary import SOURCES, load_report, summarize_dataset, write_report
 from pipeline.inspect.validation import format_validation, measure_validation
-from pipeline.jobs.run_beam import stopwatch
 from pipeline.machine import num_cores, this_machine
 from pipeline.settings import OF_A_SOURCE, BuildSettings, describe_changes
 from pipeline.shards.dataset import Dataset
@@ -36,12 +37,14 @@ from pipeline.stages.build_vocab import VOCAB, prepare_vocabulary
 from pipeline.stages.choose_documents import choice_content
 from pipeline.stages.describe import count_documents
 from pipeline.stages.plan import format_plan, make_plan
+from pipeline.storage.local import scratch_folder
 from pipeline.storage.secret_values import hide, hide_in
 from pipeline.tokens.overlaps import OVERLAPS_TABLE, write_overlaps
 from tokenizer.compiled import BUILD_COMMAND, load
 from tokenizer.vocab import parse_vocab
 
 _NUM_SHOWN = 8  # files named in one line
+_PROBE = ".beambert-probe"
 # Each compiled module, and how many times as long its work takes without it (docs/performance.md).
 _COMPILED_MODULES = {
     "tokenizer._matcher": "words to ids 50 times, cleaning 20 times",
@@ -61,7 +64,7 @@ class Corpus:
 def run_build(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
     """`python -m pipeline build`."""
     seconds: dict[str, float] = {}
-    watch = stopwatch()
+    began = time.perf_counter()
     corpus = find_corpus(settings)
     if settings.plan:
         plan = make_plan(settings, corpus.files, corpus.parts, instance_rule)
@@ -69,32 +72,35 @@ def run_build(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
         print(format_plan(plan, len(corpus.files), workers, settings.passes))
         return
     _say_what_is_slow()
-    vocabulary = prepare_vocabulary(settings, corpus.files, corpus.parts, beam_arguments)
-    seconds["vocabulary"] = watch()
-    store = make_tokens(settings, vocabulary, corpus.parts, beam_arguments)
-    seconds["tokens"] = watch() - sum(seconds.values())
-    dataset = make_shards(settings, vocabulary, store, beam_arguments)
-    seconds["shards"] = watch() - sum(seconds.values())
-    _write_sources(dataset, settings.corpus, corpus)
-    _write_overlaps(settings, store)
-    _write_report(dataset, settings, seconds)
+    with _writing(settings):
+        vocabulary = prepare_vocabulary(settings, corpus.files, corpus.parts, beam_arguments)
+        seconds["vocabulary"] = time.perf_counter() - began
+        store = make_tokens(settings, vocabulary, corpus.parts, beam_arguments)
+        seconds["tokens"] = time.perf_counter() - began - sum(seconds.values())
+        dataset = make_shards(settings, vocabulary, store, beam_arguments)
+        seconds["shards"] = time.perf_counter() - began - sum(seconds.values())
+        _write_sources(dataset, settings.corpus, corpus)
+        _write_overlaps(settings, store)
+        _write_report(dataset, settings, seconds)
     _print_counts(settings, store)
-    _print_result(dataset, watch())
+    _print_result(dataset, time.perf_counter() - began)
 
 
 def run_vocab(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
     """`python -m pipeline vocab`."""
     corpus = find_corpus(settings)
-    vocabulary = prepare_vocabulary(settings, corpus.files, corpus.parts, beam_arguments)
+    with _writing(settings):
+        vocabulary = prepare_vocabulary(settings, corpus.files, corpus.parts, beam_arguments)
     print(f"{len(vocabulary)} entries in {settings.output}/{VOCAB}")
 
 
 def run_tokens(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
     """`python -m pipeline tokens`."""
     corpus = find_corpus(settings)
-    vocabulary = prepare_vocabulary(settings, corpus.files, corpus.parts, beam_arguments)
-    store = make_tokens(settings, vocabulary, corpus.parts, beam_arguments)
-    _write_overlaps(settings, store)
+    with _writing(settings):
+        vocabulary = prepare_vocabulary(settings, corpus.files, corpus.parts, beam_arguments)
+        store = make_tokens(settings, vocabulary, corpus.parts, beam_arguments)
+        _write_overlaps(settings, store)
     _print_counts(settings, store)
     print(
         f"{store.totals.documents} distinct documents, {store.totals.tokens} tokens in {settings.tokens_folder}"
@@ -103,7 +109,7 @@ def run_tokens(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
 
 def run_shards(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
     """`python -m pipeline shards`: from finished tokens; the input is not looked at."""
-    watch = stopwatch()
+    began = time.perf_counter()
     store = read_store(settings.open_tokens())
     where = f"{settings.output}/{VOCAB}"
     vocabulary = parse_vocab(settings.open_output().read(VOCAB), where)
@@ -116,9 +122,30 @@ def run_shards(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
         raise ValueError(
             f"{settings.tokens_folder} holds tokens of other settings: {changed}; give the same ones"
         )
-    dataset = make_shards(settings, vocabulary, store, beam_arguments)
+    with _writing(settings):
+        dataset = make_shards(settings, vocabulary, store, beam_arguments)
     _print_counts(settings, store)
-    _print_result(dataset, watch())
+    _print_result(dataset, time.perf_counter() - began)
+
+
+@contextlib.contextmanager
+def _writing(settings: BuildSettings) -> Iterator[None]:
+    """While this holds, files are written into the output, and temporary ones into a folder of their own.
+
+    Raises:
+        ValueError: Nothing can be written into the output; known before any work is done.
+    """
+    output = settings.open_output()
+    try:
+        output.write(_PROBE, b"")
+        output.remove([_PROBE])
+    except OSError as error:
+        raise ValueError(
+            f"--output {settings.output}: nothing can be written there: {error.strerror or error}; give a folder"
+            " that you may write into"
+        ) from error
+    with scratch_folder(output.locate()):
+        yield
 
 
 def find_corpus(settings: BuildSettings) -> Corpus:

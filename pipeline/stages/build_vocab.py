@@ -17,8 +17,11 @@ from pipeline.documents.sources import Source, count_factors
 from pipeline.jobs.tokens_job import ReadingRule
 from pipeline.jobs.vocab_job import CountingRule, run_vocab_job
 from pipeline.settings import BuildSettings, describe_changes
+from pipeline.shards.growing import RECORDS
+from pipeline.shards.manifest import MANIFEST
 from pipeline.shards.records import json_bytes
 from pipeline.storage.folder import Folder
+from pipeline.storage.secret_values import hide
 from pipeline.tokens.token_records import (
     count_by_source,
     find_files_without_text,
@@ -37,6 +40,8 @@ TOKENIZER = "tokenizer.json"
 ORIGIN = "vocab.json"
 WORD_COUNTS = "word_counts.parquet"
 _NUM_NAMED = 8
+_FILES = "files"  # of vocab.json: says what changed, and decides nothing
+_MOST_FILES = 10_000
 _COUNTING = "_words"  # what the job leaves while it runs
 
 
@@ -56,12 +61,7 @@ def prepare_vocabulary(
     folder = settings.open_output()
     origin = _origin(settings, files)
     if folder.exists(ORIGIN):
-        found = json.loads(folder.read(ORIGIN))
-        if found != origin:
-            raise ValueError(
-                f"{settings.output} holds a vocabulary made otherwise: {describe_changes(found, origin)};"
-                " give the same settings and input, or another --output"
-            )
+        _refuse_other_origin(settings, json.loads(folder.read(ORIGIN)), origin, files)
         return parse_vocab(folder.read(VOCAB), f"{settings.output}/{VOCAB}")
     _remove_counting(folder)  # a killed build may have left some
     if settings.vocab:
@@ -70,8 +70,54 @@ def prepare_vocabulary(
         vocabulary = _learn(settings, parts, folder, beam_arguments)
     folder.write(VOCAB, vocabulary.to_text().encode())
     write_tokenizer(folder, vocabulary, settings.lower_case)
-    folder.write(ORIGIN, json_bytes(origin))
+    folder.write(ORIGIN, json_bytes(origin | {_FILES: _sizes(files)}))
     return vocabulary
+
+
+def _refuse_other_origin(
+    settings: BuildSettings,
+    found: Mapping[str, Any],
+    origin: Mapping[str, Any],
+    files: Sequence[InputFile],
+) -> None:
+    """Refuses a vocabulary of other settings or input.
+
+    Raises:
+        ValueError: It is; the message names what changed, and what to delete.
+    """
+    known = {key: value for key, value in found.items() if key != _FILES}
+    if known == origin:
+        return
+    changed = [describe_changes(known | {"input": 0}, {**origin, "input": 0})]
+    if known.get("input") != origin.get("input"):
+        changed.append(_describe_files(found.get(_FILES) or {}, _sizes(files)))
+    remedy = "give the same settings and input, or another --output"
+    if not settings.open_output().exists(MANIFEST):
+        remedy += (
+            f"; or begin again, as no dataset is finished there: delete {settings.output}/{ORIGIN},"
+            f" {settings.output}/{RECORDS} and {settings.tokens_folder}"
+        )
+    raise ValueError(
+        f"{settings.output} holds a vocabulary made otherwise: {', '.join(filter(None, changed))}; {remedy}"
+    )
+
+
+def _sizes(files: Sequence[InputFile]) -> dict[str, int]:
+    """Bytes of the files by their URLs, for messages; empty where they are too many for these."""
+    return {hide(file.url): file.size for file in files} if len(files) <= _MOST_FILES else {}
+
+
+def _describe_files(before: Mapping[str, int], now: Mapping[str, int]) -> str:
+    if not (before and now):
+        return "other input files"
+    said = [f"{url} is gone" for url in before.keys() - now.keys()]
+    said += [f"{url} is new" for url in now.keys() - before.keys()]
+    said += [
+        f"{url} had {before[url]:,} bytes and has {now[url]:,}"
+        for url in before.keys() & now.keys()
+        if before[url] != now[url]
+    ]
+    return ", ".join(sorted(said)[:_NUM_NAMED]) + ", ..." * (len(said) > _NUM_NAMED)
 
 
 def write_tokenizer(folder: Folder, vocabulary: Vocabulary, lower_case: bool) -> None:

@@ -1,11 +1,15 @@
 """Files of this machine's disks: written whole or not at all, and there after a loss of power."""
 
+import contextlib
 import errno
+import fcntl
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Iterator
+from hashlib import blake2b
 from pathlib import Path
 
 from pipeline.storage.faults import StorageError
@@ -91,3 +95,44 @@ def remove_empty_folders(folder: Path, top: Path) -> None:
 def find_temporaries(names: Iterable[str]) -> list[str]:
     """Those among file names that `replace_file` would have renamed, had its process not been killed."""
     return [name for name in names if _TEMPORARY_NAME.fullmatch(name.rpartition("/")[2])]
+
+
+@contextlib.contextmanager
+def scratch_folder(owner: str) -> Iterator[None]:
+    """Temporary files of this process and those it starts lie in a private folder, which goes in the end.
+
+    Folders that killed processes left of the same owner go at the start.
+
+    Args:
+        owner: What the files are for, such as the output of a build.
+    """
+    digest = blake2b(f"{os.getuid()} {owner}".encode(), digest_size=8).hexdigest()
+    for left in Path(tempfile.gettempdir()).glob(f"beambert-{digest}-*"):
+        with contextlib.suppress(OSError), _locked(left):
+            shutil.rmtree(left)
+    before = tempfile.tempdir, os.environ.get("TMPDIR")
+    with tempfile.TemporaryDirectory(prefix=f"beambert-{digest}-") as folder, _locked(Path(folder)):
+        tempfile.tempdir = os.environ["TMPDIR"] = folder
+        try:
+            yield
+        finally:
+            tempfile.tempdir = before[0]
+            del os.environ["TMPDIR"]
+            os.environ |= {"TMPDIR": before[1]} if before[1] is not None else {}
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Holds a folder of this user's own, which no other process holds.
+
+    Raises:
+        OSError: It is another user's, a link, or held.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(descriptor).st_uid != os.getuid():
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(folder))
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,12 +1,15 @@
 """Every wrong input: one clear message, exit code 2, and nothing that looks like a finished dataset."""
 
 import json
+import tempfile
+from pathlib import Path
 
 import pytest
 
 from pipeline.cli import COMMANDS
 from pipeline.command_line.program import run_program
 from pipeline.shards.dataset import open_dataset
+from pipeline.storage.local import scratch_folder
 
 pytestmark = pytest.mark.processes
 
@@ -273,3 +276,52 @@ def test_damage_is_found_and_named(run, capsys, corpus, vocab_file, tmp_path, na
     shown = capsys.readouterr()
     assert code == 2
     assert said in shown.out + shown.err
+
+
+@pytest.mark.parametrize("place", ["file", "file/data", "/proc/1/data"])
+def test_an_output_that_nothing_can_be_written_into(run, texts, tmp_path, place):
+    """Said before any work; workers that found it out ended in a traceback of 69 lines."""
+    (tmp_path / "a.txt").write_text(texts[0])
+    (tmp_path / "file").write_text("")
+    code, said = run("build", "--input", tmp_path / "a.txt", "--output", tmp_path / place)
+    assert (code, said.count("\n")) == (2, 1)
+    assert f"{place}: nothing can be written there: No" in said
+
+
+def test_what_changed_since_a_build_that_failed_is_named(run, texts, tmp_path):
+    output, first, second = tmp_path / "data", tmp_path / "in/a.txt", tmp_path / "in/b.txt"
+    first.parent.mkdir()
+    first.write_text(texts[0])
+    words = ("--input", first.parent, "--output", output, "--vocab_size", 100, "--workers", 1)
+    assert run("vocab", *words)[0] == 0
+    first.write_text(texts[0] + "Mended.")
+    second.write_text(texts[1])
+    code, said = run("build", *words)
+    assert code == 2
+    size = len(texts[0])
+    assert f"made otherwise: {first} had {size} bytes and has {size + 7}, {second} is new;" in said
+    assert f"delete {output}/vocab.json, {output}/_tasks and {output}/tokens" in said
+    (output / "vocab.json").unlink()
+    assert run("build", *words)[0] == 0
+
+
+def test_a_build_into_a_pipe_draws_no_bar(run, texts, tmp_path):
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": each}) + "\n" for each in texts))
+    words = ("--output", tmp_path / "data", "--vocab_size", 100, "--workers", 1)
+    code, said = run("build", "--input", tmp_path / "a.jsonl", *words)
+    assert code == 0
+    assert "%|" not in said
+
+
+def test_temporary_files_are_private_and_those_of_killed_builds_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with scratch_folder("data"):
+        own = Path(tempfile.gettempdir())
+        assert own.stat().st_mode & 0o777 == 0o700
+        Path(f"{own}-killed").mkdir()
+        Path(f"{own}-linked").symlink_to(tmp_path)
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        with scratch_folder("data"):
+            assert own.is_dir()
+            assert not Path(f"{own}-killed").exists()
+    assert list(tmp_path.iterdir()) == [Path(f"{own}-linked")]

@@ -1,9 +1,7 @@
 """Jobs of other runners, as a person at the launcher meets them."""
 
-import io
 import json
 import socket
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import apache_beam as beam
@@ -17,7 +15,7 @@ from tqdm import tqdm
 
 from pipeline.interrupts import Interrupted
 from pipeline.jobs.remote_job import RECORD, Job
-from pipeline.jobs.run_beam import Outputs, StillBar, pipeline_options, run_graph
+from pipeline.jobs.run_beam import WORKER_LOG, Outputs, Progress, pipeline_options, run_graph
 from pipeline.storage.folder import Folder
 
 
@@ -102,7 +100,7 @@ def test_a_failed_job_shows_what_its_runner_said(tmp_path, monkeypatch):
     result, message = run(tmp_path, monkeypatch, RuntimeError(words))
     assert result.num_cancelled == 0
     assert "TaskManager with id tm-1 is no longer reachable." in message
-    (log,) = tmp_path.glob("beambert-workers-*.log")
+    log = tmp_path / WORKER_LOG
     assert words in log.read_text()
     assert str(log) in message
 
@@ -201,24 +199,32 @@ def test_dataflows_page_of_a_job_is_printed(tmp_path, monkeypatch, capfd):
     assert capfd.readouterr().err == f"shards: the runner calls this job job-7: {said}\n"
 
 
-def test_a_bar_that_stands_still_says_for_how_long_and_the_jobs_state():
-    job, screen = Job("shards", Folder("")), io.StringIO()
-    with tqdm(total=4, file=screen) as bar:
-        still = StillBar(bar, job.state)
-        began = time.perf_counter()
-        still.look(began + 59)
-        assert "nothing" not in screen.getvalue()
-        still.look(began + 190)
-        assert (
-            "nothing finished for 3 min]" in screen.getvalue()
-        )  # of a local job there is no state to tell
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_what_stands_still_is_said_with_the_jobs_state(is_terminal, tmp_path, capsys):
+    """On a terminal beside the bar; in a file, which takes no bar, by a line a minute."""
+    num, job = [1], Job("shards", Folder(str(tmp_path)))
+    outputs = Outputs("files", 4, 1, lambda: num[0], Folder(str(tmp_path)))
+    progress, said = Progress("shards", outputs, job.state), []
+
+    def look(seconds):
+        progress.look(bar, began + seconds)
+        shown = str(bar) if is_terminal else capsys.readouterr().err.strip()
+        said.append(shown[shown.find("nothing") :].rstrip("]") if "nothing" in shown else "")
+
+    with tqdm(total=4, initial=1, disable=not is_terminal) as bar:
+        began = progress._moved
+        look(59)
+        look(190)
         job._result = RemoteResult(None, None)
-        still.look(began + 241)
-        assert "nothing finished for 4 min, the job is RUNNING]" in screen.getvalue()
-        bar.update(1)
-        still.look(began + 250)
-        bar.refresh()
-        assert "nothing" not in screen.getvalue().rpartition("\r")[2]
+        look(251)
+        num[0] = 2
+        look(255)
+    assert said == [
+        "",
+        "nothing finished for 3 min",
+        "nothing finished for 4 min, the job is RUNNING",
+        "",
+    ]
 
 
 def test_stages_may_take_longer_than_beams_five_minutes():
