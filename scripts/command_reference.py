@@ -20,7 +20,7 @@ from pipeline.command_line.help import (
     field_groups,
     field_help,
 )
-from pipeline.command_line.values import is_needed
+from pipeline.command_line.hints import is_needed
 from pipeline.machine import num_cores
 from trainer.cli import COMMANDS as TRAINER
 

@@ -31,12 +31,15 @@ COMMANDS = {
 _ZSH = "autoload -Uz compinit bashcompinit && compinit && bashcompinit\n"
 _SCRIPT = """\
 _beambert() {{
-  local current=${{COMP_WORDS[COMP_CWORD]}} words=
+  local current=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} words=
   case ${{COMP_WORDS[1]}} in
-{cases}
+{flags}
+  esac
+  case ${{COMP_WORDS[1]}}:$before in
+{choices}
+    *:--config) words="{recipes}";;
   esac
   [ "$COMP_CWORD" = 1 ] && words="{commands}"
-  [ "${{COMP_WORDS[COMP_CWORD-1]}}" = --config ] && words="{recipes}"
   COMPREPLY=($(compgen -W "$words" -- "$current"))
 }}
 complete -o bashdefault -o default -F _beambert beambert
@@ -54,20 +57,28 @@ class CompletionSettings:
     shell: Literal["bash", "zsh"]
 
 
-def completion(settings: CompletionSettings, _: Sequence[str]) -> None:
+def completion(asked: CompletionSettings, _: Sequence[str]) -> None:
     """`beambert completion bash`."""
-    from pipeline.command_line.flags import flag_keys
+    from pipeline.command_line.hints import choices_of, find_hint, kind_of, known_keys
     from pipeline.command_line.recipes import recipe_names
 
-    flags = {
-        name: " ".join(f"--{key}" for key in flag_keys(load(each.settings)))
-        for name, each in COMMANDS.items()
-    }
-    cases = "\n".join(f'    {name}) words="{words} --help";;' for name, words in flags.items())
+    shell, flags, choices = asked.shell, [], []
+    for name, command in COMMANDS.items():
+        settings = load(command.settings)
+        keys = known_keys(settings)
+        words = " ".join(f"--{key}" for key in ["config", *keys])
+        flags.append(f'    {name}) words="{words} --help";;')
+        for key in keys:
+            hint = kind_of(find_hint(settings, key))
+            known = ["true", "false"] if hint is bool else choices_of(hint)
+            choices += [f'    {name}:--{key}) words="{" ".join(known)}";;'] if known else []
     script = _SCRIPT.format(
-        cases=cases, commands=" ".join(COMMANDS), recipes=" ".join(recipe_names())
+        flags="\n".join(flags),
+        choices="\n".join(choices),
+        commands=" ".join([*COMMANDS, "help"]),
+        recipes=" ".join(recipe_names()),
     )
-    print(_ZSH + script if settings.shell == "zsh" else script, end="")
+    print(_ZSH + script if shell == "zsh" else script, end="")
 
 
 def main() -> int:

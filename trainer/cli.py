@@ -21,16 +21,19 @@ COMMANDS = {
     "pretrain": Command(
         summary="train a model, or continue a run", settings="trainer.settings:PretrainSettings",
         function="trainer.pretrain.loop:pretrain", unwinds=False,
+        local=("output",),
     ),
     "finetune": Command(
         summary="train a pretrained model on a task, over settings and seeds",
         settings="trainer.finetune.settings:FinetuneSettings", function="trainer.finetune.run:finetune",
         unwinds=False,
+        local=("output",),
     ),
     "predict": Command(
         summary="write what a fine-tuned model says of files",
         settings="trainer.finetune.settings:PredictSettings", function="trainer.finetune.predict:predict",
         unwinds=False,
+        local=("output",),
     ),
     "plan": Command(
         summary="what a run will take: hours, memory, bandwidth", settings="trainer.preflight.settings:PlanSettings",
@@ -40,10 +43,12 @@ COMMANDS = {
         summary="examine every rank of a job before it trains", settings="trainer.preflight.settings:DoctorSettings",
         function="trainer.cli:doctor", unused=("phases",),
         unwinds=False,
+        local=("output",),
     ),
     "report": Command(
         summary="write the curves of one or several runs as a page",
         settings="trainer.report.settings:ReportSettings", function="trainer.cli:report", positionals=("runs",),
+        local=("output",),
     ),
     "export": Command(
         summary="write a checkpoint of a run for Hugging Face or Google's BERT",

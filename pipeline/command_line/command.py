@@ -1,4 +1,4 @@
-"""The record of one command; it imports no package, so that a list of commands is there at once."""
+"""The record of one command."""
 
 from dataclasses import dataclass
 
@@ -20,6 +20,7 @@ class Command:
         description: What `--help` says first; by default what the docstring of its settings does.
         unwinds: Whether Ctrl-C is a KeyboardInterrupt in the function, not the end of the process
             at once.
+        local: Names of the fields whose folders or files are local, so that a URL is refused.
     """
 
     summary: str
@@ -30,3 +31,4 @@ class Command:
     unused: tuple[str, ...] = ()
     description: str = ""
     unwinds: bool = True
+    local: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from pipeline.command_line.command import Command
-from pipeline.command_line.values import choices_of, is_needed, item_of, section_of
+from pipeline.command_line.hints import choices_of, is_needed, item_of, section_of
 
 _INDENT = 22
 _SECTION = re.compile(r"^ {4}([A-Z][^\n]*):\n(?= {8})", re.MULTILINE)

@@ -61,6 +61,8 @@ def _run_command(
 ) -> int:
     arguments, remainder = _cut_at_separator(list(sys.argv[1:] if argv is None else argv))
     arguments = _drop_launcher_rank(arguments)
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_overview(program, description, commands))
         return 0 if arguments else 2
@@ -68,21 +70,20 @@ def _run_command(
         print(_version())
         return 0
     name, interruption = arguments[0], Interruption()
+    called = f"{program} {name}" if name in commands else program
     try:
         with interruption.watched():
             if name not in commands:
                 raise ValueError(_unknown_command(name, commands))
-            return _call(
-                f"{program} {name}", commands[name], arguments[1:], remainder, interruption
-            )
+            return _call(called, commands[name], arguments[1:], remainder, interruption)
     except KeyboardInterrupt as error:
         return interruption.report(error)
     except USER_FAULTS as fault:
-        return report_fault(f"{program} {name}" if name in commands else program, fault)
+        return report_fault(called, fault)
     except ImportError as error:
         if (missing := describe_missing(error)) is None:
             raise
-        return report_fault(f"{program} {name}", ValueError(missing))
+        return report_fault(called, ValueError(missing))
 
 
 def _call(
@@ -138,15 +139,22 @@ def parse_settings(program: str, command: Command, arguments: Sequence[str]) -> 
     """Parses flags and config files into the command's settings.
 
     Raises:
-        ValueError: An unknown flag or key (the message has the nearest), a wrong type or a missing
-            value.
+        ValueError: Unknown flags or keys (the message has the nearest), wrong types, missing
+            values, or a URL in the place of a local folder.
     """
-    from pipeline.command_line.flags import parse_words
+    from pipeline.command_line.words import parse_words
 
     try:
-        return parse_words(program, load(command.settings), command.positionals, arguments)
+        settings = parse_words(program, load(command.settings), command.positionals, arguments)
     except ValueError as error:  # without its cause, whose message may show storage options
         raise ValueError(hide_unparsed(str(error))) from None
+    for name in command.local:
+        if "://" in (path := getattr(settings, name) or ""):
+            raise ValueError(
+                f"--{name}: found the URL {path}, expected a folder of this machine: runs are "
+                "written locally; pretrain uploads checkpoints to --checkpoint.url"
+            )
+    return settings
 
 
 def check_least(settings: Any, **least: float) -> None:

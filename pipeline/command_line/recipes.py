@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pipeline.command_line.values import suggest
+from pipeline.command_line.names import suggest
 
 _FOLDER = Path(__file__).parent / "recipes"
 """A link to configs/ in a checkout, a copy of it in a wheel."""

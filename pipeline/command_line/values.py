@@ -1,31 +1,49 @@
-"""Values of settings, from YAML nodes to the types that a settings class states, with messages that name the place.
+"""Values of settings by their keys, from YAML to the types that a settings class states.
 
-A file's nodes carry file and line; a word of the command line is a node without either. What was
-given is kept as a tree of names, whose leaves are nodes, until everything is known; only then
-objects are made of it.
+A file's nodes carry file and line; a word of the command line is a node without either. Values of
+files and flags meet in one mapping from dotted keys, of which objects are made at the end.
 """
 
 import dataclasses
-import difflib
 import math
 import re
 import types
 import typing
-from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import yaml
 
-from pipeline.command_line.other_names import NOT_NEEDED, OLD_NAMES, OTHER_PROGRAMS
-
-Tree = dict[str, Any]
-"""Name of a field -> the node that it was given, or the tree of a nested settings class."""
+from pipeline.command_line.hints import (
+    alternatives,
+    choices_of,
+    describe_type,
+    find_hint,
+    is_mapping,
+    is_needed,
+    item_of,
+    kind_of,
+    section_of,
+)
+from pipeline.command_line.names import answer_unknown
 
 BOOLEANS: dict[str, bool] = yaml.SafeLoader.bool_values
 _NULL = "tag:yaml.org,2002:null"
-_TEXT = "tag:yaml.org,2002:str"
-_MOST_NODES = 100_000
 _LONGEST_SHOWN = 60
+
+
+@dataclass(frozen=True)
+class Given:
+    """A value that was given.
+
+    Attributes:
+        value: In the type of its field; of a list of sections how many there are.
+        where: File and line, as messages begin; empty for words of the command line.
+    """
+
+    value: Any
+    where: str
 
 
 class Loader(yaml.SafeLoader):
@@ -43,7 +61,7 @@ def parse_yaml(text: str, name: str, *, is_file: bool) -> yaml.Node | None:
     """The root of a text, None where it is empty.
 
     Raises:
-        ValueError: It is not YAML, or a few lines stand for very many values.
+        ValueError: It is not YAML.
     """
     try:
         loader = Loader(text)
@@ -54,156 +72,75 @@ def parse_yaml(text: str, name: str, *, is_file: bool) -> yaml.Node | None:
         raise ValueError(f"{name}{line}: not YAML: {error.problem or error.context}") from error
     except yaml.YAMLError as error:
         raise ValueError(f"{name}: not YAML: {' '.join(str(error).split())}") from error
-    except RecursionError as error:
-        raise ValueError(
-            f"{name}: not YAML that settings need: brackets are nested too deeply"
-        ) from error
-    if root is not None and _count_nodes(root, {}) > _MOST_NODES:
-        raise ValueError(
-            f"{name}: its aliases stand for more than {_MOST_NODES:,} values; write out what is meant"
-        )
     return root
-
-
-def _count_nodes(node: yaml.Node, counted: dict[int, int]) -> int:
-    """How many there are with every alias written out; an alias of what it stands in counts as too many."""
-    if isinstance(node, yaml.ScalarNode):
-        return 1
-    if id(node) not in counted:
-        counted[id(node)] = _MOST_NODES + 1
-        inner = (
-            node.value
-            if isinstance(node, yaml.SequenceNode)
-            else [each for pair in node.value for each in pair]
-        )
-        counted[id(node)] = 1 + sum(_count_nodes(each, counted) for each in inner)
-    return counted[id(node)]
 
 
 def word_node(word: str) -> yaml.ScalarNode:
     """A word of the command line as a node."""
-    return yaml.ScalarNode(_NULL if word == "null" else _TEXT, word)
+    return yaml.ScalarNode(_NULL if word == "null" else "tag:yaml.org,2002:str", word)
 
 
-def place_of(node: yaml.Node, key: str) -> str:
-    """Where a value stands, as messages begin."""
-    return f"{line_of(node)}{key}" if line_of(node) else f"--{key}"
+def read_mapping(
+    node: yaml.Node, settings_class: Any, prefix: str = ""
+) -> Iterator[tuple[str, Given]]:
+    """Values of a settings class, by their keys, those of nested classes after a dot.
+
+    Raises:
+        ValueError: It is no mapping, a key is unknown or stands there twice, or a value has another
+            type than its field.
+    """
+    if not isinstance(node, yaml.MappingNode):
+        names = sorted(typing.get_type_hints(settings_class))
+        keys = f"{', '.join(names[:3])}{' and others' if len(names) > 3 else ''}"
+        place = _place(node, prefix.rstrip(".") or "settings")
+        raise ValueError(  # noqa: TRY004
+            f"{place}: found {_shown(node)}, expected keys and values; keys are {keys}"
+        )
+    for name, value in _pairs(node, prefix):
+        hint = find_hint(settings_class, name)
+        if hint is None:
+            where = _where(value)
+            raise ValueError(answer_unknown(name, settings_class, prefix, where))
+        yield from read_value(value, hint, f"{prefix}{name}")
 
 
-def line_of(node: yaml.Node) -> str:
-    """File and line, as messages begin; empty for words of the command line."""
+def read_value(node: yaml.Node, hint: Any, key: str) -> Iterator[tuple[str, Given]]:
+    """The value of a key, or of each key below it; raises as `read_mapping`."""
+    item = section_of(item_of(hint))
+    if section := section_of(hint):
+        yield from read_mapping(node, section, f"{key}.")
+    elif is_mapping(hint) and isinstance(node, yaml.MappingNode):
+        for name, value in _pairs(node, f"{key}."):
+            yield f"{key}.{name}", Given(convert(value, Any, key), _where(value))
+    elif item and isinstance(node, yaml.SequenceNode):
+        yield key, Given(len(node.value), _where(node))
+        for index, each in enumerate(node.value):
+            yield f"{key}[{index}]", Given(None, _where(each))
+            yield from read_mapping(each, item, f"{key}[{index}].")
+    else:
+        yield key, Given(convert(node, hint, key), _where(node))
+
+
+def _where(node: yaml.Node) -> str:
     mark = node.start_mark
     return f"{mark.name}:{mark.line + 1}: " if mark is not None and mark.name else ""
 
 
-def read_section(
-    node: yaml.Node | None, settings_class: Any, prefix: str = "", program: str = ""
-) -> Tree:
-    """What a mapping gives of a settings class.
-
-    Raises:
-        ValueError: It is no mapping, a key is unknown or stands there twice.
-    """
-    if node is None:
-        return {}
-    names = sorted(typing.get_type_hints(settings_class))
-    if not isinstance(node, yaml.MappingNode):
-        examples = ", ".join(names[:3])
-        raise ValueError(  # noqa: TRY004
-            f"{place_of(node, prefix.rstrip('.') or 'settings')}: found {_shown(node)}, expected keys and values; "
-            f"keys are {examples}{' and others' if len(names) > 3 else ''}"
-        )
-    given: Tree = {}
-    for key_node, value in _pairs(node, prefix):
-        name, key = str(key_node.value), f"{prefix}{key_node.value}"
-        hint = typing.get_type_hints(settings_class).get(name)
-        if hint is None and (answer := renamed(settings_class, name, mark=prefix)):
-            raise ValueError(f"{line_of(key_node)}{key} {answer}")
-        if hint is None:
-            raise ValueError(
-                f"{line_of(key_node)}unknown key {key}; {_help_with(key, settings_class, program)}"
-            )
-        section = section_of(hint)
-        is_nested = section and isinstance(value, yaml.MappingNode)
-        given[name] = read_section(value, section, f"{key}.", program) if is_nested else value
-    return given
+def _place(node: yaml.Node, key: str) -> str:
+    return f"{_where(node)}{key}" if _where(node) else f"--{key}"
 
 
-def _pairs(node: yaml.MappingNode, prefix: str) -> Iterator[tuple[yaml.Node, yaml.Node]]:
-    """Keys and values, those of a merge (<<) where the mapping does not have them itself."""
+def _pairs(node: yaml.MappingNode, prefix: str) -> Iterator[tuple[str, yaml.Node]]:
     names: set[str] = set()
-    for key, _ in node.value:
+    for key, value in node.value:
         if not isinstance(key, yaml.ScalarNode):
             raise ValueError(  # noqa: TRY004
-                f"{line_of(key)}found {_shown(key)} in the place of a key, expected a name"
+                f"{_where(key)}found {_shown(key)} in the place of a key, expected a name"
             )
-        if (name := str(key.value)) in names:
-            raise ValueError(f"{place_of(key, prefix + name)} stands there twice; leave one out")
-        names.add(name)
-    Loader("").flatten_mapping(node)
-    yield from {str(key.value): (key, value) for key, value in node.value}.values()
-
-
-def merge(tree: Tree, other: Tree) -> Tree:
-    """Both, where the second one wins."""
-    merged = dict(tree)
-    for name, value in other.items():
-        both = isinstance(value, dict) and isinstance(merged.get(name), dict)
-        merged[name] = merge(merged[name], value) if both else value
-    return merged
-
-
-def make(settings_class: Any, tree: Tree, prefix: str = "", base: Any = None) -> Any:
-    """An object of a settings class.
-
-    Raises:
-        ValueError: A value of another type than the field's, one that is missing or one that the
-            class refuses.
-    """
-    hints, values = (
-        typing.get_type_hints(settings_class),
-        dict(vars(base)) if base is not None else {},
-    )
-    for name, value in tree.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, dict):
-            values[name] = make(
-                section_of(hints[name]), value, f"{key}.", _default_of(settings_class, name)
-            )
-        else:
-            values[name] = convert(value, hints[name], key)
-    try:
-        return settings_class(**values)
-    except ValueError as error:
-        raise ValueError(_with_place(str(error), tree, prefix)) from error
-
-
-def missing_fields(settings_class: Any, tree: Tree) -> list[str]:
-    """Names of the fields that have no default and were not given."""
-    return [
-        field.name
-        for field in dataclasses.fields(settings_class)
-        if is_needed(field) and field.name not in tree
-    ]
-
-
-def is_needed(field: "dataclasses.Field[Any]") -> bool:
-    """Whether the field has no default."""
-    return field.default is field.default_factory is dataclasses.MISSING
-
-
-def _default_of(settings_class: Any, name: str) -> Any:
-    field = next(field for field in dataclasses.fields(settings_class) if field.name == name)
-    return field.default_factory() if callable(field.default_factory) else None
-
-
-def _with_place(message: str, tree: Tree, prefix: str) -> str:
-    """The message of a settings class, after the file and line of the key or item that it begins with."""
-    named = re.match(r"(\w+)(?:\[(\d+)\])?", message.removeprefix(prefix))
-    node = tree.get(named[1]) if named else None
-    if named and named[2] and isinstance(node, yaml.SequenceNode):
-        node = node.value[int(named[2])]
-    return f"{line_of(node)}{message}" if isinstance(node, yaml.Node) else message
+        if key.value in names:
+            raise ValueError(f"{_place(key, prefix + key.value)} stands there twice; leave one out")
+        names.add(key.value)
+        yield key.value, value
 
 
 def convert(node: yaml.Node, hint: Any, key: str) -> Any:
@@ -212,125 +149,39 @@ def convert(node: yaml.Node, hint: Any, key: str) -> Any:
     Raises:
         ValueError: Names the place, what was found and what is allowed.
     """
-    kinds = _alternatives(hint)
-    if types.NoneType in kinds and node.tag == _NULL:
+    if types.NoneType in alternatives(hint) and node.tag == _NULL:
         return None
-    kind = next(each for each in kinds if each is not types.NoneType)
+    kind = kind_of(hint)
+    if (inner := item_of(kind)) and isinstance(node, yaml.SequenceNode):
+        keys = [f"{key}[{i}]" if _where(each) else key for i, each in enumerate(node.value)]
+        return [convert(each, inner, name) for each, name in zip(node.value, keys, strict=True)]
     try:
-        return _convert_kind(node, kind, key)
-    except _UnfitError:
+        if kind is Any:
+            return Loader("").construct_document(node)
+        return _convert_scalar(node, kind)
+    except yaml.MarkedYAMLError as error:
+        raise ValueError(f"{_place(node, key)}: {error.problem}") from error
+    except ValueError:
+        expected = describe_type(hint)
         raise ValueError(
-            f"{place_of(node, key)}: found {_shown(node)}, expected {describe_type(hint)}"
+            f"{_place(node, key)}: found {_shown(node)}, expected {expected}"
         ) from None
 
 
-class _UnfitError(Exception):
-    """A node is not of the type."""
-
-
-def _convert_kind(node: yaml.Node, kind: Any, key: str) -> Any:
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin is list:
-        if not isinstance(node, yaml.SequenceNode):
-            raise _UnfitError
-        is_words = not line_of(node) and not dataclasses.is_dataclass(inner[0])
-        keys = (key if is_words else f"{key}[{index}]" for index in range(len(node.value)))
-        return [
-            convert(each, inner[0], each_key)
-            for each, each_key in zip(node.value, keys, strict=True)
-        ]
-    if origin is dict:
-        return _plain_mapping(node, key)
-    if dataclasses.is_dataclass(kind):
-        return _make_item(node, kind, key)
-    is_word = kind is str and not line_of(node)  # such as --text null
+def _convert_scalar(node: yaml.Node, kind: Any) -> Any:
+    is_word = kind is str and not _where(node)  # such as --text null
     if not isinstance(node, yaml.ScalarNode) or (node.tag == _NULL and not is_word):
-        raise _UnfitError
-    choices = inner if origin is Literal else BOOLEANS if kind is bool else None
-    if choices is None:
-        return _convert_word(node.value, kind)
-    found = {str(choice): choice for choice in choices}
-    word = node.value.lower() if kind is bool else node.value
-    if word not in found:
-        raise _UnfitError
-    return BOOLEANS[word] if kind is bool else found[word]
-
-
-def _convert_word(word: str, kind: type) -> Any:
-    try:
-        value = kind(word)
-    except ValueError:
-        raise _UnfitError from None
+        raise ValueError
+    if kind is bool and node.value.lower() in BOOLEANS:
+        return BOOLEANS[node.value.lower()]
+    if choices_of(kind):
+        return typing.get_args(kind)[choices_of(kind).index(node.value)]
+    if kind not in (int, float, str):
+        raise ValueError
+    value = kind(node.value)
     if isinstance(value, float) and not math.isfinite(value):
-        raise _UnfitError
+        raise ValueError
     return value
-
-
-def _plain_mapping(node: yaml.Node, key: str) -> Any:
-    if not isinstance(node, yaml.MappingNode):
-        raise _UnfitError
-    list(_pairs(node, f"{key}."))
-    try:
-        return {str(name): value for name, value in Loader("").construct_document(node).items()}
-    except yaml.MarkedYAMLError as error:
-        raise ValueError(f"{place_of(node, key)}: {error.problem}") from error
-
-
-def _make_item(node: yaml.Node, kind: Any, key: str) -> Any:
-    """An item of a list of settings, or a section that is not written as a mapping, which read_section refuses."""
-    tree = read_section(node, kind, f"{key}.")
-    if missing := missing_fields(kind, tree):
-        raise ValueError(f"{place_of(node, key)}: {', '.join(missing)} missing; each item needs it")
-    try:
-        return make(kind, tree, f"{key}.")
-    except ValueError as error:
-        message = str(error)
-        has_place = message.startswith("--") or re.match(r".+:\d+: ", message)
-        raise ValueError(message if has_place else f"{place_of(node, key)}: {message}") from error
-
-
-def _alternatives(hint: Any) -> tuple[Any, ...]:
-    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    return typing.get_args(hint) if is_union else (hint,)
-
-
-def section_of(hint: Any) -> Any:
-    """The settings class that a field nests, None where it is a plain value or a list."""
-    return next((kind for kind in _alternatives(hint) if dataclasses.is_dataclass(kind)), None)
-
-
-def item_of(hint: Any) -> Any:
-    """What a field's list consists of, None where it is no list."""
-    return typing.get_args(hint)[0] if typing.get_origin(hint) is list else None
-
-
-def choices_of(hint: Any) -> list[str]:
-    """The values that a field may have, as they are written; none where any of its type will do."""
-    kinds = [kind for kind in _alternatives(hint) if typing.get_origin(kind) is Literal]
-    return [str(choice) for kind in kinds for choice in typing.get_args(kind)]
-
-
-def describe_type(hint: Any) -> str:
-    """A type in words."""
-    kinds = _alternatives(hint)
-    kind = next(each for each in kinds if each is not types.NoneType)
-    or_null = " or null" if types.NoneType in kinds else ""
-    if choices := choices_of(kind):
-        return f"one of {', '.join(choices)}{or_null}"
-    if inner := item_of(kind):
-        return f"a list, such as {_example(inner)}{or_null}"
-    if typing.get_origin(kind) is dict or dataclasses.is_dataclass(kind):
-        return f"keys and values{or_null}"
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    return f"{words.get(kind, 'a value')}{or_null}"
-
-
-def _example(kind: Any) -> str:
-    if dataclasses.is_dataclass(kind):
-        return (
-            "[{" + ", ".join(f"{field.name}: ..." for field in dataclasses.fields(kind)[:2]) + "}]"
-        )
-    return {int: "[1, 2]", float: "[0.1, 0.2]"}.get(kind, "[a, b]")
 
 
 def _shown(node: yaml.Node) -> str:
@@ -342,61 +193,51 @@ def _shown(node: yaml.Node) -> str:
     return repr(shown)
 
 
-def _help_with(key: str, settings_class: Any, program: str) -> str:
-    """What stands after an unknown key of a file: the nearest, or where all are listed."""
-    level, _, name = key.rpartition(".")
-    names = list(typing.get_type_hints(settings_class))
-    nearest = suggest(name, names if level else known_keys(settings_class))
-    if nearest:
-        return (
-            f"did you mean {' or '.join(f'{level}.{each}' if level else each for each in nearest)}?"
-        )
-    return f"the keys there are {', '.join(names)}" if level else f"{program} --help lists the keys"
+def make(settings_class: Any, given: Mapping[str, Given], prefix: str = "") -> Any:
+    """An object of a settings class, of the values whose keys begin so.
 
-
-def find_hint(settings_class: Any, key: str) -> Any:
-    """The type of the field that a dotted key names, in the items of lists too; None where there is none."""
-    name, _, rest = key.partition(".")
-    hint = typing.get_type_hints(settings_class).get(name)
-    if not rest or hint is None:
-        return hint
-    if typing.get_origin(hint) is dict:
-        return typing.get_args(hint)[1]
-    inner = section_of(item_of(hint) or hint)
-    return find_hint(inner, rest) if inner else None
-
-
-def renamed(settings_class: Any, key: str, mark: str = "") -> str | None:
-    """What is said after a key that the class lacks and other programs or versions have; None of any other key.
-
-    Args:
-        settings_class: The class.
-        key: The key, with its levels.
-        mark: What stands before a key in the message: "--" on the command line.
+    Raises:
+        ValueError: The class refuses a value.
     """
-    level, dot, name = key.replace("-", "_").rpartition(".")
-    for names, when in ((OLD_NAMES, "now"), (OTHER_PROGRAMS, "here")):
-        for new in names.get(name, "").split():
-            if find_hint(settings_class, f"{level}{dot}{new}") is not None:
-                return f"is {mark}{level}{dot}{new} {when}"
-    return NOT_NEEDED.get(name)
-
-
-def known_keys(settings_class: Any, prefix: str = "") -> list[str]:
-    """Every key of a settings class, those of nested classes and of the items of lists after a dot."""
-    keys: list[str] = []
+    values: dict[str, Any] = {}
     for name, hint in typing.get_type_hints(settings_class).items():
-        inner = section_of(item_of(hint) or hint)
-        keys += known_keys(inner, f"{prefix}{name}.") if inner else [f"{prefix}{name}"]
-    return keys
+        key, item = f"{prefix}{name}", section_of(item_of(hint))
+        below = {each: value for each, value in given.items() if each.startswith(f"{key}.")}
+        if item and (key in given or below):
+            count = given[key].value if key in given else 1
+            values[name] = [_make_item(item, given, below, key, index) for index in range(count)]
+        elif section_of(hint) and below:
+            values[name] = make(section_of(hint), below, f"{key}.")
+        elif is_mapping(hint) and below:
+            values[name] = {each[len(key) + 1 :]: below[each].value for each in below}
+        elif key in given:
+            values[name] = given[key].value
+    try:
+        return settings_class(**values)
+    except ValueError as error:
+        named = re.match(r"\w+(\[\d+\])?", str(error).removeprefix(prefix))
+        found = given.get(f"{prefix}{named[0]}") if named else None
+        raise ValueError(f"{found.where if found else ''}{error}") from error
 
 
-def suggest(wrong: str, known: Iterable[str]) -> list[str]:
-    """At most three names that may be meant: of that last part, with that beginning, or spelled nearly so."""
-    wrong, names = wrong.lower().replace("-", "_"), list(known)
-    same = [name for name in names if wrong in (name.replace("-", "_"), name.rpartition(".")[2])]
-    begun = [name for name in names if len(wrong) > 1 and name.startswith(wrong)]
-    near = difflib.get_close_matches(wrong, names)
-    by_last_part = {name.rpartition(".")[2]: name for name in reversed(names)}
-    nearly = [by_last_part[part] for part in difflib.get_close_matches(wrong, by_last_part)]
-    return next((found for found in (same, begun, near, nearly) if found), [])[:3]
+def _make_item(
+    kind: Any, given: Mapping[str, Given], below: Mapping[str, Given], key: str, index: int
+) -> Any:
+    """An item of a list, in which values that are given for all of them win."""
+    prefix = f"{key}[{index}]."
+    own = {each: value for each, value in given.items() if each.startswith(prefix)}
+    own |= {f"{prefix}{each[len(key) + 1 :]}": value for each, value in below.items()}
+    place = given[f"{key}[{index}]"].where + prefix[:-1] if key in given else f"--{key}"
+    if missing := missing_fields(kind, own, prefix):
+        raise ValueError(f"{place}: {', '.join(missing)} missing; each item needs it")
+    return make(kind, own, prefix)
+
+
+def missing_fields(settings_class: Any, given: Mapping[str, Given], prefix: str = "") -> list[str]:
+    """Names of the fields that have no default and were not given."""
+    needed = [field.name for field in dataclasses.fields(settings_class) if is_needed(field)]
+    return [
+        name
+        for name in needed
+        if not any(re.match(rf"{re.escape(prefix + name)}(\.|$)", key) for key in given)
+    ]

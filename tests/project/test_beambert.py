@@ -165,6 +165,8 @@ def completion(shell):
         (["pretrain", "--validation.num_"], ["--validation.num_instances"]),
         (["plan", "--config", "bert-large-m"], ["bert-large-mlperf"]),
         (["verify", "somewhere"], []),
+        (["pretrain", "--precision", "b"], ["bf16"]),
+        (["hel"], ["help"]),
     ],
 )
 def test_bash_completes(words, expected):

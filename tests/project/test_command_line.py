@@ -4,16 +4,15 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import pytest
 
 from pipeline.cli import COMMANDS as PIPELINE
 from pipeline.command_line.command import Command
-from pipeline.command_line.other_names import OLD_NAMES
+from pipeline.command_line.names import suggest
 from pipeline.command_line.program import check_least, parse_settings, run_program
-from trainer.cli import COMMANDS as TRAINER
 
 
 @dataclass(frozen=True)
@@ -140,12 +139,15 @@ def test_a_list_that_begins_with_a_negative_number_is_a_value(commands, capsys):
     ("arguments", "said"),
     [
         (["--stepz", "3"], "unknown flag --stepz; did you mean --steps?"),
-        (["--peak_lr", "3"], "unknown flag --peak_lr; did you mean --schedule.peak_lr?"),
+        (
+            ["--peak_lr", "3"],
+            "unknown flag --peak_lr; did you mean --schedule.peak_lr or --phases.peak_lr?",
+        ),
         (["--step", "3"], "unknown flag --step; did you mean --steps?"),
         (["--dry-run=SECRET"], "unknown flag --dry-run; did you mean --dry_run?"),
-        (["--quux", "3"], "unknown flag --quux; program build --help lists the flags"),
-        (["--phases.peak", "3"], "unknown flag --phases.peak; did you mean --phases?"),
-        (["-o", "3"], "unknown flag -o; program build --help lists the flags"),
+        (["--quux", "3"], "unknown flag --quux; --help lists the flags"),
+        (["--phases.peak", "3"], "unknown flag --phases.peak; did you mean --phases.peak_lr?"),
+        (["-o", "3"], "unknown flag -o; --help lists the flags"),
         (["--steps", "many"], "--steps: found 'many', expected a whole number"),
         (["--steps"], "--steps: a value is missing, expected a whole number"),
         (["--steps", "--dry_run"], "--steps: a value is missing, expected a whole number"),
@@ -234,19 +236,46 @@ def test_one_key_of_a_mapping_and_of_a_list_of_one(commands, tmp_path):
     assert settings.phases == [Schedule(7.0)]
 
 
+def test_one_key_of_several_items_is_that_of_each(commands):
+    phases = ["--phases", "[{peak_lr: 1}, {peak_lr: 2}]"]
+    words = ["--phases.peak_lr", "7", "--output", "o", *phases]
+    assert parse_settings("p", commands["build"], words).phases == [Schedule(7.0)] * 2
+    assert parse_settings("p", commands["build"], words[:4]).phases == [Schedule(7.0)]
+
+
 @pytest.mark.processes
-def test_one_key_of_several_items_is_refused(commands, capsys):
-    arguments = [
-        "--output",
-        "o",
-        "--phases",
-        "[{peak_lr: 1}, {peak_lr: 2}]",
-        "--phases.peak_lr",
-        "7",
+def test_every_wrong_flag_of_a_line_is_named(commands, capsys):
+    words = ["build", "--stepz", "3", "4", "--steps", "many", "--rates", "x", "--config", "no.yaml"]
+    assert run_program("program", "Tests.", commands, words) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "program build: error: unknown flag --stepz; did you mean --steps?",
+        "--steps: found 'many', expected a whole number",
+        "--rates: found 'x', expected a number",
+        "no configuration file no.yaml",
     ]
-    assert run_program("program", "Tests.", commands, ["build", *arguments]) == 2
-    said = "--phases.peak_lr names one of phases, and there are 2; write peak_lr in each of phases in the --config file"
-    assert said in capsys.readouterr().err
+
+
+def test_a_name_far_off_is_not_proposed():
+    assert suggest("epochs", ["optimizer.eps", "steps", "precision"]) == []
+
+
+@pytest.mark.processes
+def test_a_run_goes_to_a_local_folder(commands, capsys):
+    commands["look"] = replace(commands["look"], local=("folder",))
+    assert run_program("program", "Tests.", commands, ["look", "s3://bucket/run"]) == 2
+    assert capsys.readouterr().err == (
+        "program look: error: --folder: found the URL s3://bucket/run, expected a folder of this "
+        "machine: runs are written locally; pretrain uploads checkpoints to --checkpoint.url\n"
+    )
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("words", [["help"], ["help", "look"]])
+def test_help_is_a_command_too(commands, capsys, words):
+    assert run_program("program", "Tests.", commands, words) == 0
+    shown = capsys.readouterr().out
+    assert run_program("program", "Tests.", commands, [*words[1:], "--help"]) == 0
+    assert capsys.readouterr().out == shown
 
 
 @pytest.mark.processes
@@ -256,7 +285,7 @@ def test_one_key_of_several_items_is_refused(commands, capsys):
         ("steps: 3\nstepz: 3\n", "2: unknown key stepz; did you mean steps?"),
         ("schedule:\n  warmup: 3\n", "2: unknown key schedule.warmup; the keys there are peak_lr"),
         ("schedule:\n  peak: 3\n", "2: unknown key schedule.peak; did you mean schedule.peak_lr?"),
-        ("quux: 3\n", "1: unknown key quux; program build --help lists the keys"),
+        ("quux: 3\n", "1: unknown key quux; --help lists the keys"),
         ("\nsteps: many\n", "2: steps: found 'many', expected a whole number"),
         ("steps: [3]\n", "1: steps: found a list, expected a whole number"),
         ("steps:\n", "1: steps: found nothing, expected a whole number"),
@@ -297,43 +326,6 @@ def test_a_wrong_file_is_named_with_its_line(commands, capsys, tmp_path, text, s
         == 2
     )
     assert capsys.readouterr().err == f"program build: error: {file}:{said}\n"
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    "text",
-    [
-        "options:\n  a: &a [x, x, x, x, x, x, x, x, x, x]\n"
-        + "".join(
-            f"  {new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n"
-            for old, new in ("ab", "bc", "cd", "de", "ef")
-        ),
-        "options: &a\n  b: *a\n",
-    ],
-)
-def test_aliases_that_stand_for_too_much_are_refused(commands, capsys, tmp_path, text):
-    file = tmp_path / "run.yaml"
-    file.write_text(text)
-    assert (
-        run_program(
-            "program", "Tests.", commands, ["build", "--output", "o", "--config", str(file)]
-        )
-        == 2
-    )
-    assert "its aliases stand for more than 100,000 values" in capsys.readouterr().err
-
-
-@pytest.mark.processes
-def test_brackets_nested_deeply_are_refused(commands, capsys, tmp_path):
-    file = tmp_path / "run.yaml"
-    file.write_text("input: " + "[" * 5_000 + "]" * 5_000)
-    assert (
-        run_program(
-            "program", "Tests.", commands, ["build", "--output", "o", "--config", str(file)]
-        )
-        == 2
-    )
-    assert "brackets are nested too deeply" in capsys.readouterr().err
 
 
 def test_anchors_merges_and_several_files(commands, tmp_path):
@@ -501,34 +493,3 @@ def test_a_file_of_settings_is_read_no_further_than_settings_are_long(commands, 
         f"{path}: found more than 1,048,576 characters, expected a file of settings"
         in capsys.readouterr().err
     )
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    ("program", "name", "old", "new"),
-    [
-        (PIPELINE, "verify", "dataset", "data"),
-        (PIPELINE, "inspect", "count", "num_instances"),
-        (PIPELINE, "report", "html", "output"),
-        (TRAINER, "finetune", "max_seq_len", "seq_len"),
-        (TRAINER, "finetune", "batch_size", "global_batch"),
-        (TRAINER, "finetune", "learning_rate", "peak_lr"),
-        (TRAINER, "finetune", "dropout", "hidden_dropout"),
-        (TRAINER, "finetune", "squad.doc_stride", "squad.stride"),
-        (TRAINER, "features", "max_length", "seq_len"),
-        (TRAINER, "features", "field", "text_field"),
-        (TRAINER, "features", "input_format", "format"),
-        (TRAINER, "export", "format", "output_format"),
-        (TRAINER, "evaluate", "max_instances", "num_instances"),
-        (TRAINER, "plan", "gpus", "world_size"),
-    ],
-)
-def test_an_old_name_is_refused_with_the_new_one(program, name, old, new, capsys, tmp_path):
-    assert run_program("program", "Tests.", program, [name, f"--{old}", "1"]) == 2
-    assert capsys.readouterr().err == f"program {name}: error: --{old} is --{new} now\n"
-    section, _, key = old.rpartition(".")
-    path = tmp_path / "old.yaml"
-    path.write_text(f"{section}: {{{key}: 1}}\n" if section else f"{key}: 1\n")
-    assert run_program("program", "Tests.", program, [name, "--config", str(path)]) == 2
-    assert capsys.readouterr().err == f"program {name}: error: {path}:1: {old} is {new} now\n"
-    assert OLD_NAMES[key] == new.rpartition(".")[2]

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli import COMMANDS as PIPELINE
-from pipeline.command_line.other_names import NOT_NEEDED, OTHER_PROGRAMS
+from pipeline.command_line.hints import find_hint
+from pipeline.command_line.names import NOT_NEEDED, SAME_HERE
 from pipeline.command_line.program import load, run_program
-from pipeline.command_line.values import find_hint
 from tests.loaded_python import run_python
 from trainer.cli import COMMANDS as TRAINER
 
@@ -65,7 +65,7 @@ def test_a_flag_of_another_program_is_answered(command, theirs, ours, capsys):
     said = capsys.readouterr().err
     if ours:
         assert re.fullmatch(
-            rf"program {command}: error: --{theirs} is --{re.escape(ours)} (here|now)\n", said
+            rf"program {command}: error: --{theirs} is --{re.escape(ours)} here\n", said
         )
     else:
         assert re.match(rf"program {command}: error: --{theirs} is not (needed|there): ", said)
@@ -85,8 +85,8 @@ def test_every_name_that_is_answered_leads_somewhere():
     settings = [
         load(command.settings) for program in (PIPELINE, TRAINER) for command in program.values()
     ]
-    for name, answers in OTHER_PROGRAMS.items():
-        for answer in answers.split():
+    for name, answers in SAME_HERE.items():
+        for answer in answers:
             assert any(find_hint(each, answer) is not None for each in settings), (
                 f"{name} is {answer}"
             )

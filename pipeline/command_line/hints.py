@@ -1,0 +1,90 @@
+"""What the types of a settings class say: sections, lists, choices, and every key there is."""
+
+import dataclasses
+import re
+import types
+import typing
+from typing import Any, Literal
+
+ITEM = re.compile(r"\[\d+\]")
+"""The number of an item in a key such as phases[0].peak_lr."""
+
+
+def alternatives(hint: Any) -> tuple[Any, ...]:
+    """The types of a union, or the only one."""
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return typing.get_args(hint) if is_union else (hint,)
+
+
+def kind_of(hint: Any) -> Any:
+    """The type of a field's value where it is not null."""
+    return next(kind for kind in alternatives(hint) if kind is not types.NoneType)
+
+
+def section_of(hint: Any) -> Any:
+    """The settings class that a field nests, None where it is a plain value or a list."""
+    return next((kind for kind in alternatives(hint) if dataclasses.is_dataclass(kind)), None)
+
+
+def item_of(hint: Any) -> Any:
+    """What a field's list consists of, None where it is no list."""
+    return typing.get_args(hint)[0] if typing.get_origin(hint) is list else None
+
+
+def is_mapping(hint: Any) -> bool:
+    """Whether a field holds keys and values that no class names."""
+    return typing.get_origin(hint) is dict
+
+
+def choices_of(hint: Any) -> list[str]:
+    """The values that a field may have, as they are written; none where any of its type will do."""
+    kinds = [kind for kind in alternatives(hint) if typing.get_origin(kind) is Literal]
+    return [str(choice) for kind in kinds for choice in typing.get_args(kind)]
+
+
+def is_needed(field: "dataclasses.Field[Any]") -> bool:
+    """Whether the field has no default."""
+    return field.default is field.default_factory is dataclasses.MISSING
+
+
+def find_hint(settings_class: Any, key: str) -> Any:
+    """The type of the field that a dotted key names, in items of lists too; None where there is none."""
+    name, _, rest = ITEM.sub("", key).partition(".")
+    hint = typing.get_type_hints(settings_class).get(name)
+    if not rest or hint is None:
+        return hint
+    if is_mapping(hint):
+        return typing.get_args(hint)[1]
+    inner = section_of(item_of(hint) or hint)
+    return find_hint(inner, rest) if inner else None
+
+
+def known_keys(settings_class: Any, prefix: str = "") -> list[str]:
+    """Every key that stands for a value: those of sections and of items of lists after a dot."""
+    keys: list[str] = []
+    for name, hint in typing.get_type_hints(settings_class).items():
+        inner = section_of(item_of(hint) or hint)
+        keys += [] if section_of(hint) else [f"{prefix}{name}"]
+        keys += known_keys(inner, f"{prefix}{name}.") if inner else []
+    return keys
+
+
+def describe_type(hint: Any) -> str:
+    """A type in words."""
+    kind = kind_of(hint)
+    or_null = " or null" if types.NoneType in alternatives(hint) else ""
+    if choices := choices_of(kind):
+        return f"one of {', '.join(choices)}{or_null}"
+    if inner := item_of(kind):
+        return f"a list, such as {_example(inner)}{or_null}"
+    if is_mapping(kind) or section_of(kind):
+        return f"keys and values{or_null}"
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    return f"{words.get(kind, 'a value')}{or_null}"
+
+
+def _example(kind: Any) -> str:
+    if section_of(kind):
+        names = [f"{field.name}: ..." for field in dataclasses.fields(kind)[:2]]
+        return "[{" + ", ".join(names) + "}]"
+    return {int: "[1, 2]", float: "[0.1, 0.2]"}.get(kind, "[a, b]")

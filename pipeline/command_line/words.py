@@ -1,0 +1,167 @@
+"""Words of a command line: flags with their values, files of `--config`, and what is given without a flag."""
+
+import re
+import typing
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.command_line.hints import describe_type, find_hint, is_mapping, item_of, section_of
+from pipeline.command_line.names import answer_unknown
+from pipeline.command_line.recipes import find_config
+from pipeline.command_line.values import (
+    BOOLEANS,
+    Given,
+    make,
+    missing_fields,
+    parse_yaml,
+    read_mapping,
+    read_value,
+    word_node,
+)
+
+MAX_FILE_CHARACTERS = 2**20
+"""The longest file of --config: YAML takes minutes to parse a corpus that is given by mistake."""
+
+
+def parse_words(
+    program: str, settings_class: Any, positionals: Sequence[str], words: Sequence[str]
+) -> Any:
+    """The settings that the words and the files that they name give; flags win over files wherever they stand.
+
+    Raises:
+        ValueError: A line for every unknown flag or key, value of a wrong type and missing file; or
+            what is missing; or what the class refuses.
+    """
+    reader = _Words(settings_class, positionals, words)
+    reader.read()
+    if reader.mistakes:
+        raise ValueError("\n".join(reader.mistakes))
+    given = reader.in_files
+    for key, value in reader.flags.items():
+        _put(given, key, value)
+    if missing := missing_fields(settings_class, given):
+        names = ", ".join(_as_given(name, settings_class, positionals) for name in missing)
+        raise ValueError(f"missing: {names}; {program} --help says what it takes")
+    return make(settings_class, given)
+
+
+def _as_given(name: str, settings_class: Any, positionals: Sequence[str]) -> str:
+    """How a field is given: without a flag, in a file, or by a flag."""
+    if section_of(item_of(typing.get_type_hints(settings_class)[name])):
+        return f"{name} of a --config file"
+    return name.upper() if name in positionals else f"--{name}"
+
+
+def _put(given: dict[str, Given], key: str, value: Given) -> None:
+    """Adds a value; a list replaces one that was given before, with all its items."""
+    for old in [old for old in given if old.startswith(f"{key}[")]:
+        del given[old]
+    given[key] = value
+
+
+class _Words:
+    """A reader of words, from the first to the last, that goes on after a mistake."""
+
+    def __init__(
+        self, settings_class: Any, positionals: Sequence[str], words: Sequence[str]
+    ) -> None:
+        self.settings_class = settings_class
+        self.positionals = positionals
+        self.rest = list(words)
+        self.in_files: dict[str, Given] = {}
+        self.flags: dict[str, Given] = {}
+        self.mistakes: list[str] = []
+
+    def read(self) -> None:
+        loose: list[str] = []
+        while self.rest:
+            word = self.rest.pop(0)
+            try:
+                if is_flag(word):
+                    self._read_flag(*word.partition("="))
+                else:
+                    loose.append(word)
+            except (ValueError, FileNotFoundError) as error:
+                self.mistakes.append(str(error))
+        try:
+            self._take_positionals(loose)
+        except ValueError as error:
+            self.mistakes.append(str(error))
+
+    def _read_flag(self, name: str, equals: str, value: str) -> None:
+        key, values = name.lstrip("-"), [value] if equals else []
+        if name == "--config":
+            file = values or [self._next(name, "the name of a YAML file")]
+            for each, found in _read_file(file[0], self.settings_class):
+                _put(self.in_files, each, found)
+            return
+        hint = find_hint(self.settings_class, key) if name.startswith("--") else None
+        if hint is None:
+            list(self._until_flag())
+            raise ValueError(answer_unknown(key, self.settings_class, name[: -len(key)]))
+        if key in self.flags and item_of(hint):
+            list(self._until_flag())
+            raise ValueError(f"{name} is given twice; give all its values after one: {name} A B")
+        for each, found in read_value(self._node(name, hint, values), hint, key):
+            self.flags[each] = found
+
+    def _node(self, name: str, hint: Any, values: list[str]) -> yaml.Node:
+        """The value of a flag: that after its equals sign, or words that follow."""
+        inner = item_of(hint)
+        if inner and not section_of(inner):
+            values = values or [self._next(name, describe_type(inner)), *self._until_flag()]
+            nodes = [word_node(value) for value in values]
+            return yaml.SequenceNode("tag:yaml.org,2002:seq", nodes)
+        follows = self.rest[0].lower() if self.rest else ""
+        if hint in (bool, bool | None) and not values and follows not in {*BOOLEANS, "null"}:
+            return word_node("true")
+        word = values[0] if values else self._next(name, describe_type(hint))
+        if inner or section_of(hint) or hint is Any or is_mapping(hint):
+            return parse_yaml(word, name, is_file=False) or word_node(word)
+        return word_node(word)
+
+    def _next(self, name: str, expected: str) -> str:
+        if not self.rest or is_flag(self.rest[0]):
+            raise ValueError(f"{name}: a value is missing, expected {expected}")
+        return self.rest.pop(0)
+
+    def _until_flag(self) -> Iterator[str]:
+        while self.rest and not is_flag(self.rest[0]):
+            yield self.rest.pop(0)
+
+    def _take_positionals(self, loose: list[str]) -> None:
+        """Words without a flag for the fields that stand so; a list takes all that are left."""
+        for name in self.positionals if loose else ():
+            hint = find_hint(self.settings_class, name)
+            taken, loose = (loose, []) if item_of(hint) else (loose[:1], loose[1:])
+            if taken:
+                self.flags |= read_value(self._node(f"--{name}", hint, taken), hint, name)
+        if loose:
+            takes = " ".join(map(str.upper, self.positionals)) or "only flags"
+            raise ValueError(
+                f"unexpected word {loose[0]!r}; the command takes {takes}, and every other value "
+                "after its flag"
+            )
+
+
+def _read_file(name: str, settings_class: Any) -> Iterator[tuple[str, Given]]:
+    path = str(find_config(name))
+    try:
+        with Path(path).open(encoding="utf-8") as file:
+            text = file.read(MAX_FILE_CHARACTERS + 1)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: found bytes that are not UTF-8 text, expected YAML") from error
+    if len(text) > MAX_FILE_CHARACTERS:
+        raise ValueError(
+            f"{path}: found more than {MAX_FILE_CHARACTERS:,} characters, expected a file of settings"
+        )
+    root = parse_yaml(text, path, is_file=True)
+    return iter(()) if root is None else read_mapping(root, settings_class)
+
+
+def is_flag(word: str) -> bool:
+    """Whether a word is a flag, and not a value such as -1, -1,-2 or a text that begins with a hyphen."""
+    return re.fullmatch(r"--?[A-Za-z][\w.-]*(=.*)?", word, re.DOTALL) is not None
