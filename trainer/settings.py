@@ -330,12 +330,6 @@ def _check_training(settings: PretrainSettings) -> None:
         raise ValueError(
             "compile does not work with zero_stage 3, whose hooks gather weights; use zero_stage 0 to 2"
         )
-    for name in ("fused_qkv", "fused_sums", "fp8"):
-        if settings.zero_stage == 3 and settings.model.overrides.get(name):
-            raise ValueError(
-                f"model.overrides.{name} does not work with zero_stage 3, which gathers the weights of one projection "
-                "at a time; use zero_stage 0 to 2"
-            )
     if settings.budget_hours is not None and settings.budget_hours <= 0:
         raise ValueError(
             f"budget_hours is {settings.budget_hours}; it must be above 0, or null to train by steps"

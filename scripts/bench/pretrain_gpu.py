@@ -1,153 +1,276 @@
-"""BERT pretraining on one GPU: correctness, ceiling, a sweep of real steps and its peers, within a stated time.
+"""Optimizer steps on a GPU, ours and those of transformers over the same instances: a JSON line a case.
 
-    python -m scripts.bench.pretrain_gpu --data DATASET --minutes 9.5
+    python -m scripts.bench.pretrain_gpu --data DATASET [--preset large] [--seq_lens 128 512]
 
-DATASET holds lengths 128 and 512 (docs/gpu.md makes one of 40 MB). Checks what the device computes
-against the CPU, measures a matrix product and a copy, then the cases of scripts/bench/gpu/cases.py
-in order of worth until the time is used. Prints a table and writes WHAT_HARDWARE_DATE.json, renewed
-after every case. The exit code is 1 where a check or a case failed. `--device cpu --preset tiny`
-runs the same code on a CPU, whose times mean nothing; the file says so.
+Ours is the trainer's own step under ZeRO-1: compiled, plain, with LAMB, and with padded attention.
+The peer is BertForPreTraining of transformers on the same rows, padded to seq_len: bf16 weights,
+torch's fused AdamW, compiled, with torch's attention and, where it is installed, flash_attention_2.
+Only real tokens count. MFU is of a matrix product that is measured first. A case that fails leaves
+a line that says how.
 """
 
 import argparse
-import os
-from pathlib import Path
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from pipeline.shards.dataset import open_dataset
-from scripts.bench.gpu.cases import Budget, Case, cpu_cases, gpu_cases
-from scripts.bench.gpu.checks import check_all
-from scripts.bench.gpu.limits import measure_limits
-from scripts.bench.gpu.measure import Bench
-from scripts.bench.gpu.result import HEADER, ResultFile, compare, format_row, read_clocks
-from trainer.model.bert import build_model
-from trainer.model.config import preset
-from trainer.process.ranks import Ranks, start_ranks, stop_ranks
+from pipeline.shards.dataset import Dataset, open_dataset
+from scripts.bench.measured import print_result, summarize
+from scripts.bench.train_step import twin_of
+from trainer.engine.deepspeed_config import deepspeed_config
+from trainer.engine.start import start_engine
+from trainer.engine.train_step import StepCounts, agree_on_step, seed_dropout, train_step
+from trainer.model.bert import build_model, compile_model
+from trainer.model.config import BertConfig, preset
+from trainer.model.flops import batch_flops
+from trainer.optim.adamw import AdamW
+from trainer.optim.lamb import Lamb
+from trainer.process.ranks import Ranks, device_name, start_ranks, stop_ranks
+from trainer.stream.packing import pad_micro_batch
+from trainer.stream.rank_steps import RankStep
+from trainer.stream.step import StepLoader
 
-GUESSED_SECONDS = {"cuda": 40.0, "cpu": 3.0}  # of a case before one of its kind has run
+PACKAGES = ("torch", "deepspeed", "transformers")
+LEARNING_RATE = 1e-4
+WARMUP_STEPS, FEWEST_STEPS = 3, 5
+PRODUCT_SIZE = 8_192
 
 
-def main() -> int:
-    """Measures."""
-    options = parse_options()
-    if options.device == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    elif not torch.cuda.is_available():
-        raise SystemExit(
-            "pretrain_gpu: torch sees no GPU here; --device cpu --preset tiny runs the code on a CPU"
+@dataclass(frozen=True)
+class Case:
+    """What is measured.
+
+    Attributes:
+        system: ours, or transformers.
+        seq_len: Sequence length.
+        attention: A back end of ours, or an implementation of transformers.
+        compile: Whether torch.compile is used.
+        optimizer: adamw, or lamb for ours.
+    """
+
+    system: str
+    seq_len: int
+    attention: str
+    compile: bool = True
+    optimizer: str = "adamw"
+
+
+def cases_of(seq_len: int) -> list[Case]:
+    """All cases of one length."""
+    ours, theirs = Case("ours", seq_len, "auto"), Case("transformers", seq_len, "sdpa")
+    return [
+        ours,
+        replace(ours, compile=False),
+        replace(ours, optimizer="lamb"),
+        replace(ours, attention="padded"),
+        theirs,
+        replace(theirs, attention="flash_attention_2"),
+    ]
+
+
+class Ours:
+    """The trainer's step, as trainer/pretrain/loop.py makes it."""
+
+    def __init__(self, case: Case, config: BertConfig, ranks: Ranks) -> None:
+        model = build_model(replace(config, attention_backend=case.attention), seed=0).train()
+        if case.compile:
+            compile_model(model)
+        self._ranks = ranks
+        optimizer = (Lamb if case.optimizer == "lamb" else AdamW)(model.named_parameters())
+        optimizer.set_learning_rate(LEARNING_RATE)
+        self._engine = start_engine(model, optimizer, deepspeed_config({}, 1, "bf16"), ranks)
+
+    def prepare(self, step: RankStep) -> Callable[[], float]:
+        """A call that makes the step; its loss."""
+
+        def make() -> float:
+            counts = count_step(self._ranks, step)
+            seed_dropout(0, 0, step.step, 0)
+            mlm, nsp, *_ = train_step(
+                self._engine, self._ranks, step.micro_batches, counts
+            ).tolist()
+            return float(mlm / counts.masked + nsp / counts.instances)
+
+        return make
+
+    def close(self) -> None:
+        """Takes the engine apart: its hooks hold the weights."""
+        self._engine.destroy()
+
+
+class Transformers:
+    """A plain loop over transformers' model; its micro-batches have equal numbers of padded rows."""
+
+    def __init__(self, case: Case, config: BertConfig, ranks: Ranks, micro_tokens: int) -> None:
+        model = build_model(config, seed=0)
+        self._model = twin_of(model, case.attention).to(ranks.device, torch.bfloat16)
+        matrices = [each for each in self._model.parameters() if each.ndim >= 2]
+        others = [each for each in self._model.parameters() if each.ndim < 2]
+        groups = [
+            {"params": matrices, "weight_decay": 0.01},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        self._optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, eps=1e-6, fused=True)
+        self._call = torch.compile(self._model) if case.compile else self._model
+        self._device, self._seq_len = ranks.device, case.seq_len
+        self._num_rows = max(1, micro_tokens // case.seq_len)
+
+    def prepare(self, step: RankStep) -> Callable[[], float]:
+        """A call that makes the step over rows that are padded already; its loss."""
+        padded = [pad_micro_batch(batch, self._seq_len) for batch in step.micro_batches]
+        rows = {
+            name: torch.cat([each[name] for each in padded]).to(self._device) for name in padded[0]
+        }
+        return lambda: self._make(rows)
+
+    def _make(self, rows: dict[str, Tensor]) -> float:
+        losses, num_rows = [], len(rows["labels"])
+        for start in range(0, num_rows, self._num_rows):
+            micro = {name: each[start : start + self._num_rows] for name, each in rows.items()}
+            loss = self._call(**micro).loss * (len(micro["labels"]) / num_rows)
+            torch.autograd.backward(loss)
+            losses.append(loss.detach())
+        torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return float(torch.stack(losses).sum())
+
+    def close(self) -> None:
+        """Nothing holds it."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all cases have in common.
+
+    Attributes:
+        dataset: Real shards.
+        config: Sizes of the model.
+        ranks: This process.
+        options: The flags.
+        matmul_tflops: Ceiling that MFU is a share of.
+    """
+
+    dataset: Dataset
+    config: BertConfig
+    ranks: Ranks
+    options: argparse.Namespace
+    matmul_tflops: float
+
+    def run(self, case: Case) -> dict[str, Any]:
+        """What was found; a case that fails says how, for the others to go on."""
+        system = None
+        try:
+            system = self._build(case)
+            return self._measure(case, system)
+        except Exception as error:  # noqa: BLE001 - memory, compilers and packages that are missing
+            return {"error": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
+        finally:
+            if system is not None:
+                system.close()
+            del system
+            torch.compiler.reset()
+            gc.collect()
+            if self.ranks.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def _build(self, case: Case) -> Ours | Transformers:
+        if case.system == "ours":
+            return Ours(case, self.config, self.ranks)
+        return Transformers(case, self.config, self.ranks, self.options.micro_tokens)
+
+    def _measure(self, case: Case, system: Ours | Transformers) -> dict[str, Any]:
+        if self.ranks.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        loader = StepLoader(
+            self.dataset, "train", case.seq_len, rank=0, world_size=1, seed=0,
+            global_batch=max(1, self.options.step_tokens // case.seq_len),
+            micro_tokens=self.options.micro_tokens, pin_memory=self.ranks.device.type == "cuda",
+        )  # fmt: skip
+        with loader:
+            losses = [system.prepare(next(loader))() for _ in range(WARMUP_STEPS)]
+            rows = [self._time(system, loader)]
+            while len(rows) < FEWEST_STEPS or sum(row[0] for row in rows) < self.options.seconds:
+                rows.append(self._time(system, loader))
+        return {
+            "first_loss": round(losses[0], 4),
+            "step_seconds": summarize([seconds for seconds, _ in rows], 5),
+            "real_tokens_per_second": summarize([each.tokens / spent for spent, each in rows], 1),
+            "mfu": summarize([self._mfu(spent, each) for spent, each in rows], 4),
+            "peak_memory_gib": round(self.ranks.peak_memory_bytes() / 2**30, 3),
+        }
+
+    def _time(self, system: Ours | Transformers, loader: StepLoader) -> tuple[float, StepCounts]:
+        """Seconds from asking for the data until the loss was read, and the step's counts."""
+        began = time.perf_counter()
+        step = next(loader)
+        waited = time.perf_counter() - began
+        make = system.prepare(step)
+        began = time.perf_counter()
+        make()
+        return waited + time.perf_counter() - began, count_step(self.ranks, step)
+
+    def _mfu(self, seconds: float, counts: StepCounts) -> float:
+        flops = batch_flops(
+            self.config, counts.instances, counts.tokens, counts.squared_tokens, counts.masked
         )
-    ranks = start_ranks()
+        return flops / seconds / 1e12 / self.matmul_tflops
+
+
+def count_step(ranks: Ranks, step: RankStep) -> StepCounts:
+    """What a step holds."""
+    return agree_on_step(ranks, step.micro_batches, 0.0, must_stop=False)
+
+
+def measure_product(device: torch.device, size: int, repeats: int = 20) -> float:
+    """TFLOP/s of a bf16 product of two square matrices of random numbers."""
+    left, right = (torch.randn(size, size, device=device).bfloat16() for _ in range(2))
+    for number in range(repeats + 3):
+        if number == 3:
+            float(left.sum())  # waits for the device
+            began = time.perf_counter()
+        product = left @ right
+    float(product.sum())
+    return repeats * 2 * size**3 / (time.perf_counter() - began) / 1e12
+
+
+def parse_options() -> argparse.Namespace:
+    """The flags."""
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.splitlines()[0])
+    parser.add_argument("--data", required=True, help="dataset of `python -m pipeline build`")
+    parser.add_argument("--preset", default="large")
+    parser.add_argument("--seq_lens", type=int, nargs="+", default=[128, 512])
+    parser.add_argument("--step_tokens", type=int, default=131_072, help="seq_len * instances")
+    parser.add_argument("--micro_tokens", type=int, default=32_768)
+    parser.add_argument("--seconds", type=float, default=10.0, help="timed steps of a case")
+    parser.add_argument("--product_size", type=int, default=PRODUCT_SIZE)
+    parser.add_argument("--eager", action="store_true", help="compile nothing")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """All cases."""
+    options, ranks = parse_options(), start_ranks()
     try:
-        return benchmark(options, ranks)
+        dataset = open_dataset(options.data)
+        config = preset(options.preset, vocab_size=dataset.manifest.vocab_size)
+        ceiling = measure_product(ranks.device, options.product_size)
+        bench = Bench(dataset, config, ranks, options, ceiling)
+        facts = {"device": device_name(ranks.device), "matmul_tflops": round(ceiling, 4)}
+        cases = [case for length in options.seq_lens for case in cases_of(length)]
+        if options.eager:
+            cases = list(dict.fromkeys(replace(case, compile=False) for case in cases))
+        for case in cases:
+            sizes = {"preset": options.preset, "micro_tokens": options.micro_tokens}
+            print_result("pretrain_gpu", sizes | asdict(case), PACKAGES, **facts, **bench.run(case))
     finally:
         stop_ranks()
 
 
-def parse_options() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("--data", required=True, help="dataset with lengths 128 and 512")
-    parser.add_argument(
-        "--minutes", type=float, default=9.5, help="after which no case is begun that would not fit"
-    )
-    parser.add_argument(
-        "--case_seconds", type=float, default=5.0, help="timed steps of a case, at least 5 steps"
-    )
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--preset", default="large")
-    parser.add_argument(
-        "--seq_lens", type=int, nargs="+", default=[128, 512], help="of the cases on a CPU"
-    )
-    parser.add_argument("--only", help="cases whose name contains this")
-    parser.add_argument(
-        "--output", type=Path, help="file or folder of the result; scripts/bench/results without it"
-    )
-    return parser.parse_args()
-
-
-def benchmark(options: argparse.Namespace, ranks: Ranks) -> int:
-    """All of it; the exit code."""
-    device = ranks.device
-    budget = Budget(60 * options.minutes, GUESSED_SECONDS[device.type])
-    result = ResultFile("pretrain_gpu", device, options.output)
-    dataset = open_dataset(options.data)
-    config = preset(options.preset, vocab_size=dataset.manifest.vocab_size)
-    result.put(
-        model=vars(config),
-        preset=options.preset,
-        dataset=dataset.manifest.root_hash,
-        minutes=options.minutes,
-    )
-    checks: list[dict[str, Any]] = []
-    for check in check_all(device, compiled=device.type == "cuda"):
-        checks.append(check)
-        print(format_check(check), flush=True)
-        result.put(
-            checks=checks, failed_checks=[each["name"] for each in checks if not each["passed"]]
-        )
-    limits = measure_limits(
-        device, torch.bfloat16, *((20, 1) if device.type == "cuda" else (2, 16))
-    )
-    result.put(limits=limits)
-    cases = [
-        each
-        for each in choose_cases(options, device)
-        if not options.only or options.only in each.name
-    ]
-    profiled = frozenset(
-        each.name for each in cases[: 3 if device.type == "cuda" else 1] if each.system == "ours"
-    )
-    model = build_model(config, seed=0)
-    bench = Bench(dataset, model, ranks, limits["matmul_tflops"], options.case_seconds, profiled)
-    rows: list[dict[str, Any]] = []
-    result.put(cases=rows, goals=[])
-    print(HEADER, flush=True)
-    for row in budget.spend(cases, bench.run):
-        rows.append(row)
-        print(format_row(row), flush=True)
-        result.put(cases=rows, goals=compare(rows))
-    result.put(complete=True, clocks_at_end=read_clocks())
-    failed = [each["name"] for each in rows if "error" in each]
-    print_summary(result, failed)
-    return 1 if failed or result.content["failed_checks"] else 0
-
-
-def choose_cases(options: argparse.Namespace, device: torch.device) -> list[Case]:
-    """The sweep for the device."""
-    return gpu_cases() if device.type == "cuda" else cpu_cases(options.seq_lens)
-
-
-def format_check(check: dict[str, Any]) -> str:
-    """A check on one line."""
-    if check["passed"]:
-        return f"passed {check['name']}: {check['value']} of {check['bound']}"
-    reason = check.get("error", f"{check['value']} is above {check['bound']}")
-    return f"FAILED {check['name']}: {reason}"
-
-
-def print_summary(result: ResultFile, failed: list[str]) -> None:
-    """Ceiling, checks, goals and where the file is."""
-    content = result.content
-    print(
-        f"matmul {content['limits']['matmul_tflops']:.1f} TFLOP/s; {len(content['checks'])} checks"
-    )
-    for check in content["checks"]:
-        if not check["passed"]:
-            print(format_check(check))
-    for goal in content["goals"]:
-        print(
-            f"{'met ' if goal['met'] else 'NOT '} {goal['goal']} {goal['value']} ({goal['bound']}): {goal['cases']}"
-        )
-    for name in failed:
-        print(f"FAILED {name}")
-    if not content["times_mean_something"]:
-        print("this is a CPU: the code ran, its times mean nothing")
-    print(result.path)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -107,7 +107,7 @@ LIBRARIES = {
     "pipeline.stages": "numpy pyarrow tqdm",
     "trainer": "torch deepspeed numpy pyarrow safetensors tokenizers tqdm yaml fsspec tensorboard wandb zstandard",
     "trainer.report": "yaml markupsafe",
-    "trainer.model": "torch numpy triton",
+    "trainer.model": "torch numpy",
     "trainer.stream": "torch numpy pyarrow webdataset",
 }
 

@@ -107,7 +107,7 @@ def test_dropout_drops_probabilities_and_keeps_their_mean():
             CPU,
             torch.float32,
             0.0,
-            "'quick' is unknown; choose one of auto, padded, varlen, flash, triton",
+            "'quick' is unknown; choose one of auto, padded, varlen, flash",
         ),
         (
             "varlen",

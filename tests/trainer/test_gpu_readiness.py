@@ -1,5 +1,6 @@
 """What a step would cost a GPU, counted on a CPU: waits for the device, operations started, rows of logits."""
 
+import json
 from collections import Counter
 from contextlib import nullcontext
 
@@ -8,19 +9,17 @@ import torch
 from deepspeed.accelerator import get_accelerator
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.trainer.two_ranks import random_micro_batch
+from tests.trainer.tiny_dataset import write_tiny_dataset
+from tests.trainer.two_ranks import random_micro_batch, run_ranks
 from trainer.engine.deepspeed_config import deepspeed_config
 from trainer.engine.start import start_engine
 from trainer.engine.train_step import agree_on_step, forward_sums, train_step
 from trainer.model.attention import PackedSequences
-from trainer.model.bert import BertForPreTraining, build_model
+from trainer.model.bert import build_model
 from trainer.model.config import BertConfig
-from trainer.model.settings import ModelSettings
 from trainer.optim.adamw import AdamW
 from trainer.optim.lamb import Lamb
 from trainer.preflight.step_time import LAYER_LAUNCHES, OUTER_LAUNCHES
-from trainer.settings import Phase, PretrainSettings, resolve
-from trainer.stream.packing import empty_micro_batch
 
 CPU = torch.device("cpu")
 SIZES = {
@@ -118,37 +117,9 @@ def test_an_update_starts_as_many_operations_however_many_tensors_there_are(opti
     assert launches[0] == launches[1] <= most
 
 
-def gradients_of(model, batch):
-    model.zero_grad()
-    sums = forward_sums(model, batch, CPU)
-    (sums.mlm_nll + sums.nsp_nll).backward()
-    return [sums.mlm_nll.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
-
-
-@pytest.mark.parametrize("field", ["fused_qkv", "padded_vocab"])
-@pytest.mark.parametrize("pre_norm", [False, True])
-@pytest.mark.parametrize("lengths", [[20, 9, 33], []])
-def test_faster_products_change_no_value_and_no_name(field, pre_norm, lengths):
-    config = {
-        **SIZES,
-        "num_layers": 2,
-        "hidden_dropout": 0.0,
-        "attention_dropout": 0.0,
-        "pre_norm": pre_norm,
-    }
-    plain, fast = (
-        build_model(BertConfig(**config, **extra), seed=1) for extra in ({}, {field: True})
-    )
-    assert fast.state_dict().keys() == plain.state_dict().keys()
-    batch = random_micro_batch(lengths, 60, 0) if lengths else empty_micro_batch()
-    torch.testing.assert_close(
-        gradients_of(fast, batch), gradients_of(plain, batch), rtol=1e-5, atol=1e-6
-    )
-
-
 def test_logits_are_made_of_masked_positions_only():
-    """The decoder's product has as many rows as there are masked positions, padded to a multiple of 64 columns."""
-    model = build_model(BertConfig(num_layers=1, padded_vocab=True, **SIZES), seed=0)
+    """The decoder's product has as many rows as there are masked positions."""
+    model = build_model(BertConfig(num_layers=1, **SIZES), seed=0)
     batch = random_micro_batch([40, 40], 60, 0)
     shapes = []
     plain = torch.nn.functional.linear
@@ -160,38 +131,8 @@ def test_logits_are_made_of_masked_positions_only():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.nn.functional, "linear", linear)
         forward_sums(model, batch, CPU)
-    assert (len(batch.masked_labels), 64) in shapes
-    assert all(rows < 80 for rows, columns in shapes if columns == 64)
-
-
-def test_packed_views_reach_the_kernels_as_they_are(monkeypatch):
-    """Query, key and value as views of one product: the kernels want the last dimension dense, no copies are made."""
-    monkeypatch.setattr("trainer.model.attention._has_flash_kernel", lambda _device, _dtype: True)
-    with torch.device("meta"):
-        model = BertForPreTraining(BertConfig(num_layers=1, fused_qkv=True, **SIZES)).to(
-            torch.bfloat16
-        )
-        hidden = torch.empty(12, 32, dtype=torch.bfloat16)
-        sequences = PackedSequences(torch.empty(4, dtype=torch.int32), 5)
-    q, k, v = model.bert.layers[0].project(hidden)
-    assert [each.stride() for each in (q, k, v)] == [(96, 16, 1)] * 3
-    model.bert.layers[0].train()(hidden, sequences).sum().backward()
-    assert model.bert.layers[0].query.weight.grad.shape == (32, 32)
-
-
-@pytest.mark.parametrize("field", ["fused_qkv", "fused_sums", "fp8"])
-def test_what_reads_weights_past_their_modules_is_refused_where_they_come_one_by_one(field):
-    settings = PretrainSettings(
-        data=["x"],
-        output="y",
-        phases=[Phase(16, 4, 2, 1e-4)],
-        zero_stage=3,
-        model=ModelSettings("tiny", {field: True}),
-    )
-    with pytest.raises(
-        ValueError, match=rf"{field} does not work with zero_stage 3, .* use zero_stage 0 to 2"
-    ):
-        resolve(settings)
+    assert (len(batch.masked_labels), 60) in shapes
+    assert all(rows < 80 for rows, columns in shapes if columns == 60)
 
 
 def operations_of_a_step(num_layers, num_micro_batches, ranks):
@@ -216,3 +157,18 @@ def test_launches_are_those_that_the_plan_counts(ranks, kernel):
     a_layer = (a_micro_batch[1] - a_micro_batch[0]) / 2
     assert a_layer == pytest.approx(LAYER_LAUNCHES, rel=0.1)
     assert a_micro_batch[0] - 2 * a_layer == pytest.approx(OUTER_LAUNCHES, rel=0.1)
+
+
+@pytest.mark.engines
+def test_the_benchmark_of_steps_runs_on_a_cpu(tmp_path):
+    data = write_tiny_dataset(tmp_path / "data")
+    flags = ["--preset", "tiny", "--seq_lens", "16", "--step_tokens", "64", "--eager"]
+    flags += ["--seconds", "0", "--product_size", "32", "--data", str(data)]
+    [process] = run_ranks(["-m", "scripts.bench.pretrain_gpu", *flags], 1)
+    assert process.returncode == 0, process.stderr
+    rows = [json.loads(line) for line in process.stdout.splitlines()]
+    errors = [row["error"] for row in rows if "error" in row]
+    assert len(rows) == 5
+    assert all("FlashAttention2" in error for error in errors), errors
+    losses = {row["first_loss"] for row in rows if "first_loss" in row}
+    assert len(losses) > 1

@@ -1,20 +1,17 @@
-"""Self-attention over packed sequences: four back ends behind one function.
+"""Self-attention over packed sequences: three back ends behind one function.
 
 Shapes: B sequences, T packed tokens, S length, A heads, D head size, P positions of the padded
 buffer.
 
-| back end | runs on                | attention dropout | how
-|
-|----------|------------------------|-------------------|---------------------------------------------------------|
-| padded   | any device, any dtype  | yes               | pad -> scaled_dot_product_attention ->
-unpad            | | varlen   | CUDA, fp16 and bf16    | must be 0         |
-torch.nn.attention.varlen, torch's public interface     | | flash    | CUDA, fp16 and bf16    | yes
-| the same kernel through aten, whose call takes dropout  | | triton   | CUDA, fp16 and bf16    |
-yes               | our kernels for short rows, never yet run on a GPU      | | auto     |
-|                   | varlen without dropout, flash with it, padded elsewhere |
+| back end | runs on               | attention dropout | how
+|----------|-----------------------|-------------------|-----------------------------------------
+| padded   | any device, any dtype | yes               | pad, scaled_dot_product_attention, unpad
+| varlen   | CUDA, fp16 and bf16   | must be 0         | torch.nn.attention.varlen
+| flash    | CUDA, fp16 and bf16   | yes               | varlen's kernel, by aten's function
+
+"auto" stands for varlen without dropout, flash with it, and padded where neither can run.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from inspect import signature
@@ -136,28 +133,7 @@ def attention(
         return _varlen_attention(q_TAD, k_TAD, v_TAD, sequences, is_causal)
     if chosen == "flash":
         return _flash_attention(q_TAD, k_TAD, v_TAD, sequences, dropout_p, is_causal)
-    if chosen == "triton":
-        return _triton_attention(sequences, dropout_p, is_causal, q_TAD, k_TAD, v_TAD)
     return _padded_attention(q_TAD, k_TAD, v_TAD, sequences.padded, dropout_p, is_causal)
-
-
-def attention_of(
-    products: Sequence[Tensor],
-    sequences: PackedSequences,
-    dropout_p: float,
-    backend: str,
-    is_causal: bool = False,
-) -> Tensor:
-    """Attention of three products [T, A, D], or of one [T, 3, A, D], whose gradient triton makes in one piece."""
-    whole, is_whole = products[0], len(products) == 1
-    if (
-        is_whole
-        and len(whole)
-        and choose_backend(backend, whole.device, whole.dtype, dropout_p) == "triton"
-    ):
-        return _triton_attention(sequences, dropout_p, is_causal, whole)
-    q_TAD, k_TAD, v_TAD = whole.unbind(1) if is_whole else products
-    return attention(q_TAD, k_TAD, v_TAD, sequences, dropout_p, backend, is_causal)
 
 
 def choose_backend(backend: str, device: torch.device, dtype: torch.dtype, dropout_p: float) -> str:
@@ -307,16 +283,4 @@ def _flash_attention(
         is_causal,
         return_debug_mask,
     )[0]
-    return context_TAD
-
-
-def _triton_attention(
-    sequences: PackedSequences, dropout_p: float, is_causal: bool, *products: Tensor
-) -> Tensor:
-    from trainer.model.short_attention import (
-        ShortAttention,
-    )  # Triton comes with the CUDA build of torch alone
-
-    arguments = (sequences.cu_seqlens, sequences.max_seqlen, dropout_p, is_causal, *products)
-    context_TAD: Tensor = ShortAttention.apply(*arguments)  # type: ignore[no-untyped-call]
     return context_TAD

@@ -18,8 +18,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from pipeline.seeds import seed_of
-from trainer.model import fp8
-from trainer.model.attention import PackedSequences, attention_of
+from trainer.model.attention import PackedSequences, attention
 from trainer.model.config import BertConfig
 from trainer.model.heads import MaskedLmHead
 from trainer.model.packed_inputs import PackedInputs
@@ -64,13 +63,6 @@ class Layer(nn.Module):
         self.attention_backend = config.attention_backend
         self.is_causal = config.is_causal
         self.pre_norm = config.pre_norm
-        self.fused_qkv = config.fused_qkv
-        self.fused_sums = config.fused_sums
-        self.fp8 = config.fp8
-        # Whole numbers: torch.compile takes them as constants, and cannot hand a float to a
-        # function of our own.
-        self.dropout_ratio = config.hidden_dropout.as_integer_ratio()
-        self.eps_ratio = config.layer_norm_eps.as_integer_ratio()
         self.query = nn.Linear(config.hidden_size, config.hidden_size)
         self.key = nn.Linear(config.hidden_size, config.hidden_size)
         self.value = nn.Linear(config.hidden_size, config.hidden_size)
@@ -83,96 +75,31 @@ class Layer(nn.Module):
 
     def forward(self, hidden_TH: Tensor, sequences: PackedSequences) -> Tensor:
         """Hidden states [T, H] after this layer."""
-        products = self.project(hidden_TH)
+        q_TAD, k_TAD, v_TAD = self.project(hidden_TH)
         dropout_p = self.attention_dropout if self.training else 0.0
-        context_TAD = attention_of(
-            products, sequences, dropout_p, self.attention_backend, self.is_causal
+        context_TAD = attention(
+            q_TAD, k_TAD, v_TAD, sequences, dropout_p, self.attention_backend, self.is_causal
         )
         return self.finish(hidden_TH, context_TAD)
 
-    def project(self, hidden_TH: Tensor) -> tuple[Tensor, ...]:
-        """Queries, keys and values [T, A, D], or all in one [T, 3, A, D]: what comes before attention."""
+    def project(self, hidden_TH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values [T, A, D]: what comes before attention."""
         inputs_TH = self.attention_norm(hidden_TH) if self.pre_norm else hidden_TH
-        if self.fused_qkv or self._is_fp8(inputs_TH):
-            return self._project_at_once(inputs_TH)
         q_TAD, k_TAD, v_TAD = (
             projection(inputs_TH).unflatten(-1, (self.num_heads, -1))
             for projection in (self.query, self.key, self.value)
         )
         return q_TAD, k_TAD, v_TAD
 
-    def _project_at_once(self, inputs_TH: Tensor) -> tuple[Tensor, ...]:
-        """One product, which costs no more than reading the weights twice; views of it where attention wants three."""
-        projections = (self.query, self.key, self.value)
-        weight = torch.cat([each.weight for each in projections])
-        bias = torch.cat([each.bias for each in projections])
-        num_tokens, hidden_size = inputs_TH.shape
-        head_size = hidden_size // self.num_heads
-        qkv_T3AD = self._multiply(inputs_TH, weight, bias).view(
-            num_tokens, 3, self.num_heads, head_size
-        )
-        return (qkv_T3AD,) if self.attention_backend == "triton" else qkv_T3AD.unbind(1)
-
-    def _through(self, linear: nn.Linear, inputs_TC: Tensor) -> Tensor:
-        """A linear map; its module is called where it can be, as ZeRO-3 gathers weights there."""
-        return (
-            self._multiply(inputs_TC, linear.weight, linear.bias)
-            if self._is_fp8(inputs_TC)
-            else linear(inputs_TC)
-        )
-
-    def _multiply(self, inputs_TC: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """The product of a linear map, and its bias if given."""
-        return (fp8.fp8_linear if self._is_fp8(inputs_TC) else F.linear)(inputs_TC, weight, bias)
-
-    def _is_fp8(self, inputs_TC: Tensor) -> bool:
-        """Whether products are in FP8: in training, which is what they are made faster for."""
-        return self.fp8 and self.training and inputs_TC.shape[0] > 0
-
     def finish(self, hidden_TH: Tensor, context_TAD: Tensor) -> Tensor:
         """Hidden states [T, H] after this layer: what comes after attention."""
-        if self.fused_sums and hidden_TH.is_cuda and hidden_TH.shape[0] > 0:
-            return self._finish_with_sums(hidden_TH, context_TAD)
-        hidden_TH = (
-            self.dropout(self._through(self.attention_output, context_TAD.flatten(-2))) + hidden_TH
-        )
+        hidden_TH = self.dropout(self.attention_output(context_TAD.flatten(-2))) + hidden_TH
         if not self.pre_norm:
             hidden_TH = self.attention_norm(hidden_TH)
         inputs_TH = self.output_norm(hidden_TH) if self.pre_norm else hidden_TH
-        inner_TC = F.gelu(self._through(self.intermediate, inputs_TH))
-        hidden_TH = self.dropout(self._through(self.output, inner_TC)) + hidden_TH
+        inner_TC = F.gelu(self.intermediate(inputs_TH))
+        hidden_TH = self.dropout(self.output(inner_TC)) + hidden_TH
         return hidden_TH if self.pre_norm else self.output_norm(hidden_TH)
-
-    def _finish_with_sums(self, hidden_TH: Tensor, context_TAD: Tensor) -> Tensor:
-        """The same by kernels that sum gradients of biases and norms as they make those under them."""
-        from trainer.model.fused_sums import (
-            GeluOfBiased,
-            NormOfSum,
-        )  # Triton comes with the CUDA build of torch alone
-
-        def normed_sum(
-            inputs_TC: Tensor, output: nn.Linear, residual_TH: Tensor, norm: nn.LayerNorm
-        ) -> Tensor:
-            product_TH = self._multiply(inputs_TC, output.weight)
-            arguments = (
-                product_TH,
-                output.bias,
-                residual_TH,
-                norm.weight,
-                norm.bias,
-                dropout_ratio,
-                self.eps_ratio,
-            )
-            made_TH: Tensor = NormOfSum.apply(*arguments)  # type: ignore[no-untyped-call]
-            return made_TH
-
-        dropout_ratio = self.dropout_ratio if self.training else (0, 1)
-        hidden_TH = normed_sum(
-            context_TAD.flatten(-2), self.attention_output, hidden_TH, self.attention_norm
-        )
-        product_TC = self._multiply(hidden_TH, self.intermediate.weight)
-        inner_TC: Tensor = GeluOfBiased.apply(product_TC, self.intermediate.bias)  # type: ignore[no-untyped-call]
-        return normed_sum(inner_TC, self.output, hidden_TH, self.output_norm)
 
 
 class BertModel(nn.Module):
@@ -329,8 +256,6 @@ def compile_model(model: BertForPreTraining) -> None:
     however lengths vary. Attention itself has a data-dependent layout, or a fused kernel; it stays
     as it is.
     """
-    if model.config.fp8:
-        fp8.allow_in_graphs()
     project, finish = _compiled(Layer.project), _compiled(Layer.finish)
     for layer in model.bert.layers:
         _replace(layer, "project", project)

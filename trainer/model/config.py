@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 HEAD_SIZE = 64
-VOCAB_STEP = 64  # rows of logits then begin at multiples of 128 bytes in bf16, as the fastest matrix kernels want
-FP8_STEP = 16  # what FP8 kernels want the dimensions of their operands to be multiples of
-ATTENTION_BACKENDS = ("auto", "padded", "varlen", "flash", "triton")
+ATTENTION_BACKENDS = ("auto", "padded", "varlen", "flash")
 
 
 @dataclass(frozen=True)
@@ -41,15 +39,7 @@ class BertConfig:
     is_causal: bool = False
     """Whether a token attends to itself and those before it only, as in left-to-right models."""
     attention_backend: str = "auto"
-    """One of ATTENTION_BACKENDS. It and those below change speed, not what the model is."""
-    fused_qkv: bool = False
-    """Whether queries, keys and values come from one product, their weights put together."""
-    padded_vocab: bool = False
-    """Whether the decoder computes a multiple of VOCAB_STEP logits, and cuts the rest off."""
-    fused_sums: bool = False
-    """Whether a GPU sums gradients of biases and norms after attention as it makes those under them."""
-    fp8: bool = False
-    """Whether training multiplies the layers' matrices in FP8; what else is computed keeps its precision."""
+    """One of ATTENTION_BACKENDS. It changes speed, not what the model is."""
 
     def __post_init__(self) -> None:
         _check_sizes(self)
@@ -133,15 +123,6 @@ def _check_ranges(config: BertConfig) -> None:
             raise ValueError(
                 f"model setting {name} is {getattr(config, name)}; it must be positive"
             )
-    if config.fused_sums and config.pre_norm:
-        raise ValueError(
-            "fused_sums is made for LayerNorm after each sum; set fused_sums or pre_norm to false"
-        )
-    if config.fp8 and (config.hidden_size % FP8_STEP or config.intermediate_size % FP8_STEP):
-        raise ValueError(
-            f"fp8 wants multiples of {FP8_STEP}, hidden_size is {config.hidden_size} and intermediate_size "
-            f"{config.intermediate_size}; change them, or set fp8 to false"
-        )
     if config.attention_backend not in ATTENTION_BACKENDS:
         choices = ", ".join(ATTENTION_BACKENDS)
         raise ValueError(

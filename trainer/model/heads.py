@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trainer.model.config import VOCAB_STEP, BertConfig
+from trainer.model.config import BertConfig
 
 
 class MaskedLmHead(nn.Module):
@@ -25,17 +25,11 @@ class MaskedLmHead(nn.Module):
         self.transform = nn.Linear(config.hidden_size, config.hidden_size)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
-        self.num_padding = -config.vocab_size % VOCAB_STEP if config.padded_vocab else 0
 
     def forward(self, hidden_MH: Tensor, word_embeddings_VH: Tensor) -> Tensor:
         """Logits [M, V] of the hidden states of masked positions."""
         features_MH = self.norm(F.gelu(self.transform(hidden_MH)))
-        if not self.num_padding:
-            return F.linear(features_MH, word_embeddings_VH, self.bias)
-        weight = F.pad(word_embeddings_VH, (0, 0, 0, self.num_padding))
-        return F.linear(features_MH, weight, F.pad(self.bias, (0, self.num_padding)))[
-            :, : len(self.bias)
-        ]
+        return F.linear(features_MH, word_embeddings_VH, self.bias)
 
     def sums(self, logits_MV: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
         """Loss sum and hits of its logits: a method, for compile_model to put a graph in its place."""

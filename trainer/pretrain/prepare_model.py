@@ -13,8 +13,7 @@ from trainer.settings import PretrainSettings
 
 # What does not change weights or what they mean.
 _FREE_FIELDS = frozenset(
-    {"hidden_dropout", "attention_dropout", "initializer_range"}
-    | {"attention_backend", "fused_qkv", "padded_vocab", "fused_sums", "fp8"}
+    {"hidden_dropout", "attention_dropout", "initializer_range", "attention_backend"}
 )
 
 

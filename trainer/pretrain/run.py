@@ -20,7 +20,6 @@ from trainer.engine.start import start_engine
 from trainer.guards.spike_guard import SpikeGuard
 from trainer.guards.watchdog import Watchdog
 from trainer.guards.weights_check import WeightsCheck
-from trainer.model import fp8
 from trainer.model.bert import build_model
 from trainer.model.config import BertConfig
 from trainer.optim.build_optimizer import build_optimizer
@@ -148,8 +147,6 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
     mixture = open_data(settings.data, options, patience if settings.follow else None, ranks)
     with together(ranks):
         model_config = check_mixture(settings, mixture, ranks.world_size)
-        if model_config.fp8:
-            fp8.check_device(ranks.device)
         if settings.checkpoint.url is not None:
             store = CheckpointStore(settings.checkpoint.url, options)
         if ranks.rank == 0:

@@ -1,8 +1,8 @@
-/* Answers as one H200 to those calls of CUDA whose answer somebody reads; all others succeed (build.py makes them).
+/* Answers as one H200 to those calls of CUDA whose answer somebody reads; all others succeed (test_fake_cuda.py makes them).
  *
  * Kernels and copies to the device do nothing, and whatever is read back from it is 0: numbers that a model computes
  * mean nothing. Its memory is addresses that nobody may touch, so that a program that takes them for the host's ends as
- * on a GPU. What the host asks of the device is counted in the fake_cuda_ variables, which counts.py reads.
+ * on a GPU. What the host asks of the device is counted in the fake_cuda_ variables, which test_fake_cuda.py reads.
  */
 #define _GNU_SOURCE
 #include <cuda_runtime_api.h>
@@ -17,7 +17,7 @@
 #define OK return cudaSuccess
 #define COUNT(what) __atomic_add_fetch(&fake_cuda_##what, 1, __ATOMIC_RELAXED)
 
-long fake_cuda_launches;        /* kernels, those of cuBLAS and Triton among them */
+long fake_cuda_launches;        /* kernels, those of cuBLAS among them */
 long fake_cuda_device_copies;   /* from device to device */
 long fake_cuda_host_copies;     /* from the host to the device */
 long fake_cuda_pageable_copies; /* those of them that CUDA makes through a buffer of its own */
@@ -97,12 +97,6 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *found, const 
     found->devicePointer = (void *)pointer;
     found->hostPointer = place == DEVICE ? NULL : (void *)pointer;
     OK;
-}
-
-/* Triton asks for the address that the device has for a pointer: the same. */
-int cuPointerGetAttribute(void *found, int which, unsigned long long pointer) {
-    *(unsigned long long *)found = pointer;
-    return 0;
 }
 
 /* ---- Copies and waits ---- */
@@ -263,7 +257,7 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, 
 const char *cudaGetErrorString(cudaError_t error) { return "an error of the stand-in for CUDA"; }
 const char *cudaGetErrorName(cudaError_t error) { return "cudaErrorOfTheStandIn"; }
 
-/* ---- The driver, which torch looks up by name and Triton calls ---- */
+/* ---- The driver, which torch looks up by name ---- */
 
 static long succeed(void) { return 0; }
 
@@ -287,23 +281,6 @@ int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *is_active) { *f
 int cuDevicePrimaryCtxRetain(void **context, int device) { *context = CONTEXT; return 0; }
 int cuCtxGetCurrent(void **context) { *context = CONTEXT; return 0; }
 int cuCtxSetCurrent(void *context) { return 0; }
-int cuCtxGetLimit(size_t *found, int which) { *found = 8 << 20; return 0; } /* of printf's buffer, which Triton sets */
-int cuModuleLoad(void **module, const char *name) { return make_handle(module); }
-int cuModuleLoadData(void **module, const void *image) { return make_handle(module); }
-int cuModuleLoadDataEx(void **module) { return make_handle(module); }
-int cuModuleGetFunction(void **function, void *module, const char *name) { return make_handle(function); }
-int cuModuleUnload(void *module) { return 0; }
-/* 4 asks for registers, 0 for the most threads; the rest (spilled and shared bytes) is none. */
-int cuFuncGetAttribute(int *found, int which, void *function) {
-    *found = which == 4 ? 32 : which == 0 ? 1024 : 0;
-    return 0;
-}
-int cuFuncSetAttribute(void *function, int which, int value) { return 0; }
-int cuFuncSetCacheConfig(void *function, int config) { return 0; }
-int cuGetErrorString(int error, const char **text) { *text = "an error of the stand-in for CUDA"; return 0; }
-int cuOccupancyMaxActiveClusters(int *count, void *function, void *config) { *count = 1; return 0; }
-int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *count) { *count = 2; return 0; }
-int cuTensorMapEncodeTiled(void) { return 0; }
 
 /* ---- cuBLAS and NCCL: handles, versions, one rank ---- */
 
