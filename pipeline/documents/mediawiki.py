@@ -7,16 +7,16 @@ parsed by itself, and no dump needs a DTD: one that declares entities is refused
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
-from xml.parsers import expat
 
-from pipeline.documents import records, wikitext
+from pipeline.documents import records
 from pipeline.documents.encoding import to_utf8
 from pipeline.documents.files import FileRange, StorageOptions, read_blocks, read_stored
 from pipeline.documents.format import Format
 from pipeline.documents.records import BadDocumentError, Record, too_long
-from pipeline.documents.wiki_site import hidden_prefixes, take_head
 from pipeline.storage.compression import find_bzip2_stream, is_compressed, read_frames, slices
+from pipeline.wiki import BadPageError, wikitext
+from pipeline.wiki.page import read_page
+from pipeline.wiki.site import hidden_prefixes, take_head
 
 _ROOT_TAG = b"<mediawiki"
 _ROOT_TAG_BYTES = 1000  # in so many the tag begins
@@ -26,30 +26,7 @@ _TAG = re.compile(rb"</?page>")
 _HEAD_BYTES = 64 * 2**10  # read of every range's file for its siteinfo, which takes some 3 kB
 _OPEN, _CLOSE = b"<page>", b"</page>"
 _DECLARATION = re.compile(rb"<!(DOCTYPE|ENTITY)")
-_FIELDS = {
-    "page/title": "title",
-    "page/id": "id",
-    "page/ns": "namespace",
-    "page/redirect": "is_redirect",
-    "page/revision/model": "model",
-    "page/revision/text": "text",
-}
 _REDIRECT = re.compile(r"\s*#REDIRECT", re.IGNORECASE)
-
-# A page of one revision as MediaWiki's own export writes it, before and behind its text.
-_SIMPLE = (
-    rb"<(id|parentid|timestamp|minor|comment|origin|model|format|sha1|username|ip)"
-    rb'(?: \w+="\w*")?(?: ?/>|>[^<>]*</\%d>)\s*'
-)
-_BEFORE_TEXT = re.compile(
-    rb"<page>\s*<title>([^<>]*)</title>\s*<ns>(-?\d+)</ns>\s*<id>(\d+)</id>\s*"
-    rb'(<redirect title="[^<>"]*" />\s*)?(?:<restrictions>[^<>]*</restrictions>\s*)?<revision>\s*'
-    rb"(?:%s|<contributor>\s*(?:%s)*</contributor>\s*)*"
-    rb'<text(?: [\w:]+="\w*")*>' % (_SIMPLE % 5, _SIMPLE % 6)
-)
-_BEHIND_TEXT = re.compile(rb"</text>\s*(?:%s)*</revision>\s*</page>" % (_SIMPLE % 1))
-_MODEL = re.compile(rb"<model>([^<>]*)</model>")
-_TAGS = re.compile(rb"<[^<>]*>")
 
 
 Blocks = Iterable[tuple[bytes, bool]]
@@ -210,25 +187,14 @@ def _refuse_declarations(data: bytes | bytearray, url: str) -> None:
         )
 
 
-class Page(NamedTuple):
-    """What is read of a page, of its last revision where there are several; `text` is its wikitext in UTF-8."""
-
-    title: str = ""
-    id: str = ""
-    namespace: str = "0"
-    model: str = "wikitext"
-    is_redirect: bool = False
-    text: bytes = b""
-
-
 def make_record(
     data: bytes, offset: int, place: str, hidden: frozenset[str] = frozenset()
 ) -> Record:
     """The record of one page, in whose text links of hidden prefixes are not shown."""
     try:
-        page = _read_plain_page(data) or parse_page(data)
-    except BadDocumentError as error:
-        return Record(1, offset, b"", error, place)
+        page = read_page(data)
+    except BadPageError as error:
+        return Record(1, offset, b"", BadDocumentError(error.reason, str(error)), place)
     dropped = ""
     if page.namespace != "0" or page.model != "wikitext":
         dropped = "not_an_article"
@@ -238,63 +204,15 @@ def make_record(
     return Record(1, offset, page.text, None, place, dropped, hidden_prefixes=hidden)
 
 
-def _read_plain_page(data: bytes) -> Page | None:
-    """What `parse_page` finds, of a page that needs no parser; None of any other, or without the compiled module."""
-    before = _BEFORE_TEXT.match(data) if wikitext.compiled else None
-    end = data.find(b"<", before.end()) if before else -1
-    behind = _BEHIND_TEXT.fullmatch(data, end) if end > 0 else None
-    if not before or not behind:
-        return None
-    around = _TAGS.sub(b" ", before[0] + behind[0])
-    text = wikitext.compiled.resolve_text(data, before.end(), end)
-    if text is None or wikitext.compiled.resolve_text(around, 0, len(around)) is None:
-        return None
-    model = _MODEL.search(before[0]) or _MODEL.search(behind[0])
-    names = [before[1], before[3], before[2], model[1] if model else b"wikitext"]
-    title, number, namespace, kind = (
-        wikitext.compiled.resolve_text(each, 0, len(each)).decode() for each in names
-    )
-    return Page(title, number, namespace, kind, bool(before[4]), text)
-
-
-def parse_page(data: bytes) -> Page:
-    """A page by a parser of XML.
-
-    Raises:
-        BadDocumentError: Not well-formed, or with declarations.
-    """
-    found: dict[str, str] = {}
-    path: list[str] = []
-
-    def start(name: str, _: dict[str, str]) -> None:
-        path.append(name)
-        if (where := "/".join(path)) in _FIELDS:
-            found[_FIELDS[where]] = ""
-
-    def text(value: str) -> None:
-        if field := _FIELDS.get("/".join(path)):
-            found[field] += value
-
-    def refuse(*_: Any) -> None:
-        raise BadDocumentError(
-            "declaration", "found a document type or an entity declaration in a page"
-        )
-
-    parser = expat.ParserCreate()
-    parser.buffer_text = True
-    parser.StartElementHandler, parser.CharacterDataHandler = start, text
-    parser.EndElementHandler = lambda _: path.pop()
-    parser.StartDoctypeDeclHandler = parser.EntityDeclHandler = refuse
+def _show(data: bytes, hidden: frozenset[str]) -> str:
     try:
-        parser.Parse(data, True)
-    except expat.ExpatError as error:
-        raise BadDocumentError("bad_xml", f"found no well-formed XML ({error})") from error
-    is_redirect = found.pop("is_redirect", None) is not None
-    return Page(is_redirect=is_redirect, text=found.pop("text", "").encode(), **found)
+        return wikitext.parse_wikitext(data, hidden)
+    except BadPageError as error:
+        raise BadDocumentError(error.reason, str(error)) from error
 
 
 MEDIAWIKI = Format(
-    lambda data, record, *_: wikitext.parse_wikitext(data, record.hidden_prefixes),
+    lambda data, record, *_: _show(data, record.hidden_prefixes),
     lambda beginning: _ROOT_TAG in beginning.text[:_ROOT_TAG_BYTES],
     read=lambda file_range, _, storage_options: read_pages(file_range, storage_options),
     cut_suffix=".bz2",

@@ -107,9 +107,7 @@ def hash_code() -> str:
     And of whether wikitext is read by the compiled reader, which is no twin to the last bit as the
     other modules are.
     """
-    digest = blake2b(
-        b"" if load("pipeline.documents._wikitext") else b"defined wikitext", digest_size=8
-    )
+    digest = blake2b(b"" if load("pipeline.wiki._wikitext") else b"defined wikitext", digest_size=8)
     for package in _PACKAGES:
         for path in sorted(package.rglob("*.py")):
             digest.update(f"{path.relative_to(package.parent)}\0".encode() + path.read_bytes())

@@ -24,8 +24,8 @@ import pyarrow.parquet as pq
 from pipeline.documents.mediawiki import read_pages
 from pipeline.documents.parts import find_inputs, plan_parts
 from pipeline.documents.read import read_part
-from pipeline.documents.wikitext import parse_wikitext
 from pipeline.text.cleaning import clean_text
+from pipeline.wiki.wikitext import parse_wikitext
 from scripts.bench.measured import cpu_seconds, print_result, summarize
 from scripts.bench.mediawiki import write_streams
 

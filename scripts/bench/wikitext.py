@@ -12,7 +12,7 @@ readers give it. A paragraph that one reader alone gives is classified by what t
 - other: neither; these are to be read, one by one (`--differences`).
 
 `templates` says what stands within sentences but is not shown, for 1,000 sentences, without and
-with pipeline/documents/inline_templates.py:
+with pipeline/wiki/inline_templates.py:
 
 - holes: templates with a space or a bracket before them and text behind, in no paragraph's first
   place; pronunciations are counted by themselves, and notes are among the others (`--holes` lists
@@ -41,11 +41,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from pipeline.documents import inline_templates, wikitext
 from pipeline.documents.mediawiki import read_pages
 from pipeline.documents.parts import find_inputs, plan_parts
-from pipeline.documents.records import BadDocumentError
 from pipeline.storage.compression import decompress
+from pipeline.wiki import BadPageError, inline_templates, wikitext
 from scripts.bench.measured import cpu_seconds, print_result, summarize
 
 HOSTILE = [
@@ -92,7 +91,7 @@ def main() -> int:
     )
     parser.add_argument("--repeat", type=int, default=5)
     config = parser.parse_args()
-    assert wikitext.compiled, "pipeline.documents._wikitext is not built"
+    assert wikitext.compiled, "pipeline.wiki._wikitext is not built"
     pages = [(title, text) for title, text in read_input(config.input) if text]
     megabytes = sum(len(text.encode()) for _, text in pages) / 1e6
     runs = [
@@ -163,7 +162,7 @@ def compare(pages: list[tuple[str, str]]) -> Iterator[tuple[str, str, str, str]]
     for title, text in pages:
         try:
             defined = Counter(wikitext.define_paragraphs(text).split("\n"))
-        except BadDocumentError as error:
+        except BadPageError as error:
             defined = Counter([f"({error})"])
         found = Counter(wikitext.parse_wikitext(text).split("\n"))
         yield from (("agrees", title, each, each) for each in (defined & found).elements() if each)
@@ -226,7 +225,7 @@ def count_holes(pages: list[tuple[str, str]], show: Callable[[str], str]) -> Hol
         for _, text in pages:
             try:
                 lines = wikitext.define_paragraphs(text).split("\n")
-            except BadDocumentError:
+            except BadPageError:
                 continue
             for line in lines:
                 for hole in _HOLE.finditer(line):

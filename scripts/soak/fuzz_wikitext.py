@@ -19,12 +19,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.documents.inline_templates import hash_table
 from pipeline.storage.compression import decompress
+from pipeline.wiki.inline_templates import hash_table
 from scripts.checkout import ROOT
 from scripts.soak.sanitized import run_sanitized
 
-MODULE = "pipeline.documents._wikitext"
+MODULE = "pipeline.wiki._wikitext"
 MARKUP = """
 {{ }} {{{ }}} [[ ]] [ ] | {| |} <ref> </ref> <ref/> <ref <!-- --> <nowiki> </nowiki> <pre> <math> </math> <li> </li>
 <table> </table> <br> == '' __TOC__ http:// mailto: [[File: .jpg|thumb| &amp; &#8211; &#x10FFFF; &#xD800; & < > ( ) , ;

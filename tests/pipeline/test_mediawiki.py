@@ -9,14 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.documents import Document, records, wikitext
+from pipeline.documents import Document, records
 from pipeline.documents.files import FileRange
-from pipeline.documents.mediawiki import _read_plain_page, parse_page, read_pages
+from pipeline.documents.mediawiki import read_pages
 from pipeline.documents.parts import Part, find_inputs, plan_parts
 from pipeline.documents.read import read_part
-from pipeline.documents.wiki_site import hidden_prefixes
-from pipeline.documents.wikitext import define_paragraphs, parse_wikitext
 from pipeline.storage import compression
+from pipeline.wiki import wikitext
+from pipeline.wiki.page import parse_page, read_plain_page
+from pipeline.wiki.site import hidden_prefixes
+from pipeline.wiki.wikitext import define_paragraphs, parse_wikitext
 from tests.compiled_paths import taken_path
 
 HEAD = '<mediawiki xml:lang="en">\n  <siteinfo><sitename>W</sitename></siteinfo>\n'
@@ -187,19 +189,19 @@ edits = st.lists(
 
 @given(st.sampled_from(PAGES), edits, st.sampled_from([b"", b"\xff", b"\xed\xa0\x80", b"\xc3"]))
 def test_a_page_that_needs_no_parser_is_read_as_by_one(text, changes, raw):
-    with taken_path("compiled", "pipeline.documents._wikitext", wikitext, "compiled"):
+    with taken_path("compiled", "pipeline.wiki._wikitext", wikitext, "compiled"):
         data = text.strip()
         for at, size, put in changes:
             data = data[:at] + put + data[at + size :]
         data = data.encode()
         data = data[:150] + raw + data[150:]
-        plain = _read_plain_page(data)
+        plain = read_plain_page(data)
         assert plain is None or plain == parse_page(data)
 
 
 def test_pages_of_one_revision_need_no_parser():
-    with taken_path("compiled", "pipeline.documents._wikitext", wikitext, "compiled"):
-        needs = [_read_plain_page(each.strip().encode()) is None for each in PAGES]
+    with taken_path("compiled", "pipeline.wiki._wikitext", wikitext, "compiled"):
+        needs = [read_plain_page(each.strip().encode()) is None for each in PAGES]
     assert needs == [False] * 5 + [True, False]
 
 

@@ -7,11 +7,11 @@ from apache_beam.runners.portability.fn_api_runner.fn_runner import RunnerResult
 
 from pipeline.cli import COMMANDS
 from pipeline.command_line.program import run_program
-from pipeline.documents import wikitext
 from pipeline.jobs import broadcast
 from pipeline.jobs.run_beam import Outputs, pipeline_options, run_graph
 from pipeline.shards.dataset import open_dataset
 from pipeline.storage.folder import Folder
+from pipeline.wiki import wikitext
 
 pytestmark = pytest.mark.processes
 

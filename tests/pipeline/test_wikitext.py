@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.documents import wikitext
-from pipeline.documents.inline_templates import find, show, templates
-from pipeline.documents.wikitext import define_paragraphs, parse_wikitext
 from pipeline.storage.compression import decompress
+from pipeline.wiki import wikitext
+from pipeline.wiki.inline_templates import find, show, templates
+from pipeline.wiki.wikitext import define_paragraphs, parse_wikitext
 from tests.compiled_paths import taken_path
 
 GIVES = "#### gives\n"
@@ -30,13 +30,13 @@ def read_cases():
 
 @pytest.fixture(params=["python", "compiled"])
 def each_path(request):
-    with taken_path(request.param, "pipeline.documents._wikitext", wikitext, "compiled"):
+    with taken_path(request.param, "pipeline.wiki._wikitext", wikitext, "compiled"):
         yield request.param
 
 
 @pytest.fixture
 def compiled_path():
-    with taken_path("compiled", "pipeline.documents._wikitext", wikitext, "compiled"):
+    with taken_path("compiled", "pipeline.wiki._wikitext", wikitext, "compiled"):
         yield
 
 
@@ -74,7 +74,7 @@ pieces = st.sampled_from([*PIECES.split(), "\n", " ", "\n{|", "\n|}", "\u3000"])
 
 @given(st.lists(pieces, max_size=60).map("".join))
 def test_any_markup_is_read_twice_to_the_same_paragraphs(source):
-    with taken_path("compiled", "pipeline.documents._wikitext", wikitext, "compiled"):
+    with taken_path("compiled", "pipeline.wiki._wikitext", wikitext, "compiled"):
         paragraphs = parse_wikitext(source)
         assert paragraphs == parse_wikitext(source)
     assert len(paragraphs.encode()) <= len(source.encode()) * 1.5
@@ -112,7 +112,7 @@ arguments = st.lists(
 )
 def test_both_readers_show_the_same_of_a_template(name, values, before):
     call = "|".join([before + name, *values])
-    with taken_path("compiled", "pipeline.documents._wikitext", wikitext, "compiled"):
+    with taken_path("compiled", "pipeline.wiki._wikitext", wikitext, "compiled"):
         assert parse_wikitext(f"A {{{{{call}}}}} b.") == define_paragraphs(f"A {{{{{call}}}}} b.")
 
 

@@ -1,4 +1,4 @@
-/* pipeline.documents._wikitext: wikitext to paragraphs, as pipeline/documents/wikitext.py defines it; and, for dumps,
+/* pipeline.wiki._wikitext: wikitext to paragraphs, as pipeline/wiki/wikitext.py defines it; and, for dumps,
  * the text of an XML element.
  *
  * The page is read once, from left to right, into one buffer of half again its size (templates may show more than is
@@ -628,7 +628,7 @@ static PyMethodDef methods[] = {
 static PyModuleDef_Slot slots[] = {{0, NULL}};
 
 static struct PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, "pipeline.documents._wikitext", NULL, 0, methods, slots, NULL, NULL, NULL,
+    PyModuleDef_HEAD_INIT, "pipeline.wiki._wikitext", NULL, 0, methods, slots, NULL, NULL, NULL,
 };
 
 PyMODINIT_FUNC PyInit__wikitext(void) { return PyModuleDef_Init(&module); }

@@ -1,4 +1,4 @@
-/* What a template shows in its sentence, as pipeline/documents/inline_templates.py defines it. */
+/* What a template shows in its sentence, as pipeline/wiki/inline_templates.py defines it. */
 
 #ifndef BEAMBERT_INLINE_TEMPLATES_H
 #define BEAMBERT_INLINE_TEMPLATES_H

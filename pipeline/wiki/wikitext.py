@@ -1,8 +1,8 @@
 """Wikitext to paragraphs: only the text passages, no lists, tables and headers (BERT paper, section 3.1).
 
 References, files, categories, comments and most templates go too; those that are a part of a
-sentence are shown (pipeline/documents/inline_templates.py). `define_paragraphs` is the definition,
-over a parser of the whole syntax; `pipeline.documents._wikitext`, where it is built, gives the same
+sentence are shown (pipeline/wiki/inline_templates.py). `define_paragraphs` is the definition,
+over a parser of the whole syntax; `pipeline.wiki._wikitext`, where it is built, gives the same
 paragraphs in one pass. Where markup is broken (a link, table or tag that is never closed) the two
 may differ: scripts/bench/wikitext.py lists where.
 """
@@ -11,12 +11,12 @@ import re
 from collections.abc import Set
 from typing import Any
 
-from pipeline.documents.inline_templates import find, hash_table, show
-from pipeline.documents.records import BadDocumentError
-from pipeline.documents.wiki_site import normalize_prefix
+from pipeline.wiki import BadPageError
+from pipeline.wiki.inline_templates import find, hash_table, show
+from pipeline.wiki.site import normalize_prefix
 from tokenizer.compiled import load
 
-compiled: Any = load("pipeline.documents._wikitext")
+compiled: Any = load("pipeline.wiki._wikitext")
 """The compiled module, or None where the definition is to be used."""
 
 _LIST_MARK = "\0"
@@ -66,7 +66,7 @@ def parse_wikitext(text: str | bytes, hidden_prefixes: Set[str] = frozenset()) -
             categories.
 
     Raises:
-        BadDocumentError: The definition's parser gives up.
+        BadPageError: The definition's parser gives up.
     """
     hidden = _HIDDEN | hidden_prefixes
     if compiled is not None:
@@ -82,7 +82,7 @@ def define_paragraphs(text: str, hidden: Set[str] = _HIDDEN) -> str:
     """Paragraphs by the definition, without links of hidden prefixes.
 
     Raises:
-        BadDocumentError: The parser gives up.
+        BadPageError: The parser gives up.
     """
     import mwparserfromhell as parser
 
@@ -92,7 +92,7 @@ def define_paragraphs(text: str, hidden: Set[str] = _HIDDEN) -> str:
             parser.parse(_blank_out(text), skip_style_tags=True), parser.nodes, hidden
         )
     except (parser.parser.ParserError, RecursionError) as error:
-        raise BadDocumentError(
+        raise BadPageError(
             "bad_wikitext", f"found wikitext that cannot be parsed ({error})"
         ) from error
     rendered = _BEHAVIOUR.sub("", _QUOTES.sub("", rendered.replace(_NOTHING, "")))

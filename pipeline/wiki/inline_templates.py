@@ -17,7 +17,7 @@ import struct
 from functools import cache
 from itertools import product
 
-from pipeline.documents.wiki_site import LANGUAGES
+from pipeline.wiki.site import LANGUAGES
 
 MAX_CALL_BYTES = 1000
 """What is longer is a block, no part of a sentence."""

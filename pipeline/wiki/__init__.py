@@ -1,0 +1,13 @@
+"""Pages of MediaWiki's dumps, and their wikitext as paragraphs. Pure functions over the bytes of one page."""
+
+
+class BadPageError(ValueError):
+    """A page that cannot be read.
+
+    Attributes:
+        reason: To count it by.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
