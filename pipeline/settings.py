@@ -268,7 +268,7 @@ class BuildSettings:
         )
 
     @property
-    def signs(self) -> bool:
+    def has_signatures(self) -> bool:
         """Whether near-duplicates are looked for, by signatures that the tokens job makes."""
         return self.near_duplicates is not None
 

@@ -53,11 +53,12 @@ class Pairs:
 
 
 class _Balance:
-    """Chance of a random next for chunks that have a choice, so that a bucket comes to half random, half actual nexts.
+    """The chance of a random next, chosen so that half of a bucket's pairs end up with a random next sentence.
 
-    It is what would level both at the bucket's end, were one-sentence chunks as frequent as so far
-    (docs/parity.md 5). So it hardly depends on where a chunk stands, and what a long document is
-    off by is spread over all others.
+    A chunk of one sentence always takes a random next; the chance is for all other chunks. It is the
+    chance that reaches one half at the end of the bucket if one-sentence chunks stay as frequent as
+    they were so far (docs/parity.md 5). The excess of one long document is so spread over all other
+    chunks.
     """
 
     def __init__(self, num_tokens: int, max_tokens: int) -> None:

@@ -108,7 +108,7 @@ class TokensRule:
         filter: Which of them stay.
         languages: The languages by whose rules sentences are split: codes, by the number of the
             source.
-        signs: Whether documents are signed, for near-duplicates.
+        has_signatures: Whether documents are signed, for near-duplicates.
         vocab: Bytes of vocab.txt.
         lower_case: Whether the vocabulary is uncased.
         task_texts: What no document may hold (`pipeline.text.task_texts.TaskTexts`); None where all
@@ -119,7 +119,7 @@ class TokensRule:
     reading: ReadingRule
     filter: FilterRule
     languages: Sequence[str]
-    signs: bool
+    has_signatures: bool
     vocab: bytes
     lower_case: bool
     task_texts: Broadcast | None = None
@@ -160,10 +160,10 @@ def add_tokens_graph(
         | CleanDocuments()
         | FilterDocuments(rule.filter)
         | SplitSentences(rule.languages)
-        | SignDocuments(signs=rule.signs)
+        | SignDocuments(has_signatures=rule.has_signatures)
         | EncodeDocuments(rule.vocab, rule.lower_case)
         | FindTaskTexts(rule)
-        | WriteTokenParts(folder, signs=rule.signs)
+        | WriteTokenParts(folder, has_signatures=rule.has_signatures)
     )
 
 
@@ -215,12 +215,12 @@ class SplitSentences(beam.PTransform):  # type: ignore[misc]
 class SignDocuments(beam.PTransform):  # type: ignore[misc]
     """Signs documents, for near-duplicates; nothing is added to the graph where these are not looked for."""
 
-    def __init__(self, *, signs: bool) -> None:
+    def __init__(self, *, has_signatures: bool) -> None:
         super().__init__()
-        self._signs = signs
+        self._has_signatures = has_signatures
 
     def expand(self, documents: beam.PCollection) -> beam.PCollection:
-        return documents | beam.Map(sign_documents) if self._signs else documents
+        return documents | beam.Map(sign_documents) if self._has_signatures else documents
 
 
 class EncodeDocuments(beam.PTransform):  # type: ignore[misc]
@@ -249,9 +249,9 @@ class FindTaskTexts(beam.PTransform):  # type: ignore[misc]
 class WriteTokenParts(beam.PTransform):  # type: ignore[misc]
     """Writes each list as a token part below a folder and yields the name of its record."""
 
-    def __init__(self, folder: Folder, *, signs: bool = False) -> None:
+    def __init__(self, folder: Folder, *, has_signatures: bool = False) -> None:
         super().__init__()
-        self._arguments = (folder, signs)
+        self._arguments = (folder, has_signatures)
 
     def expand(self, documents: beam.PCollection) -> beam.PCollection:
         return documents | beam.Map(write_token_part, *self._arguments)
@@ -315,7 +315,7 @@ def read_lists(part: Part, rule: ReadingRule) -> Iterator[DocumentList[Document]
 
 
 def write_token_part(
-    documents: DocumentList[TokenizedDocument], folder: Folder, signs: bool = False
+    documents: DocumentList[TokenizedDocument], folder: Folder, has_signatures: bool = False
 ) -> str:
     """Writes a list's files, then the record that says they are whole; returns the record's name."""
     name = f"{documents.part}-{documents.number:05d}"
@@ -323,7 +323,7 @@ def write_token_part(
     folder.write(f"{name}.tokens", tokens)
     folder.write(f"{name}.index", index)
     folder.write(f"{name}.places", pack_places(documents.documents))
-    if signs:
+    if has_signatures:
         folder.write(f"{name}.signatures", pack_signatures(documents.documents))
     if documents.overlaps:
         folder.write(f"{name}{OVERLAPS}", pack_overlaps(documents.overlaps))

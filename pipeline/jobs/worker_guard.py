@@ -1,10 +1,10 @@
 """Local worker processes and their launcher end together: Beam itself sees to neither when one of them is killed.
 
 The launcher holds a lock on a file. In a worker process a thread waits for that lock: the kernel
-lets go of it when the launcher is gone, kill -9 included, and the worker ends. Modules with a Beam
+releases it when the launcher is gone, kill -9 included, and the worker ends. Modules with a Beam
 job start that thread when a worker imports them. A worker that a signal ended, or that ended before
-it was told to, makes the launcher let go, interrupts it and becomes a ChildProcessError. Workers
-leave signals of a terminal to the launcher, which lets go when it is interrupted.
+it was told to, makes the launcher release the lock, interrupts it and becomes a ChildProcessError. Workers
+leave signals of a terminal to the launcher, which releases the lock when it is interrupted.
 """
 
 import contextlib
@@ -41,30 +41,30 @@ def guard_workers(path: str) -> Iterator[None]:
     killed: list[int] = []
     told: list[int] = []
     others: list[threading.ExceptHookArgs] = []
-    letting_go, is_over = threading.Event(), threading.Event()
+    releasing, is_over = threading.Event(), threading.Event()
     kept = threading.excepthook
     with Path(path).open("w") as file, contextlib.ExitStack() as stack:
         fcntl.flock(file, fcntl.LOCK_EX)
 
-        def let_go() -> None:
-            letting_go.set()
+        def release() -> None:
+            releasing.set()
             fcntl.flock(file, fcntl.LOCK_UN)
 
         ender = threading.Thread(
-            target=_end_workers, args=(path, letting_go, is_over), name="end workers", daemon=True
+            target=_end_workers, args=(path, releasing, is_over), name="end workers", daemon=True
         )
         ender.start()
-        stack.enter_context(_interruptible(told, let_go))
+        stack.enter_context(_interruptible(told, release))
 
         def see_worker_end(arguments: threading.ExceptHookArgs) -> None:
             # Beam waits for each worker in a thread, which raises; the thread that runs the graph
             # is not told.
             found = _ENDED.fullmatch(str(arguments.exc_value))
-            if found is None or letting_go.is_set():
+            if found is None or releasing.is_set():
                 others.append(arguments)  # what follows from a killed worker says nothing more
             else:
                 killed.append(_signal_of(int(found[1])))
-                let_go()  # the others end too, or Beam would wait for them
+                release()  # the others end too, or Beam would wait for them
                 signal.pthread_kill(threading.main_thread().ident or 0, _INTERRUPT)
 
         threading.excepthook, os.environ[VARIABLE] = see_worker_end, path
@@ -78,29 +78,29 @@ def guard_workers(path: str) -> Iterator[None]:
             raise
         finally:
             threading.excepthook = kept
-            for arguments in () if letting_go.is_set() else others:
+            for arguments in () if releasing.is_set() else others:
                 kept(arguments)
             del os.environ[VARIABLE]
             is_over.set()
-            letting_go.set()
+            releasing.set()
 
 
 def watch_launcher(path: str) -> None:
-    """Waits until the launcher has let go of its lock, then ends this process without any clean-up."""
+    """Waits until the launcher has released its lock, then ends this process without any clean-up."""
     # A lock file that is gone means a launcher that ended in order.
     with contextlib.suppress(FileNotFoundError), Path(path).open() as file:
         fcntl.flock(file, fcntl.LOCK_SH)
     os._exit(1)
 
 
-def _end_workers(path: str, letting_go: threading.Event, is_over: threading.Event) -> None:
-    """Ends the workers of a launcher that lets go until it is over; those still starting up do not watch its lock yet.
+def _end_workers(path: str, releasing: threading.Event, is_over: threading.Event) -> None:
+    """Ends all workers of a launcher that releases its lock, until the job is over.
 
-    They are known by their environment, also where the shell between was killed. Elsewhere than on
+    Workers that still start up do not watch the lock yet. They are known by their environment, also where the shell between was killed. Elsewhere than on
     Linux none is found.
     """
     mark = f"{VARIABLE}={path}".encode()
-    letting_go.wait()
+    releasing.wait()
     while not is_over.is_set():
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):  # ended meanwhile, or another user's
@@ -113,7 +113,7 @@ def _end_workers(path: str, letting_go: threading.Event, is_over: threading.Even
 
 
 @contextlib.contextmanager
-def _interruptible(told: list[int], let_go: Callable[[], None]) -> Iterator[None]:
+def _interruptible(told: list[int], release: Callable[[], None]) -> Iterator[None]:
     """While this holds, `_INTERRUPT` ends what the main thread, which runs this, waits for.
 
     So do Ctrl-C and SIGTERM where something handles them; they are noted in `told`.
@@ -122,7 +122,7 @@ def _interruptible(told: list[int], let_go: Callable[[], None]) -> Iterator[None
     before: dict[int, Any] = {number: signal.getsignal(number) for number in signals}
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        let_go()  # first, as Beam waits for its workers where it is interrupted
+        release()  # first, as Beam waits for its workers where it is interrupted
         if number == _INTERRUPT:
             raise KeyboardInterrupt
         told.append(number)

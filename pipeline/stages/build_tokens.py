@@ -173,9 +173,12 @@ def read_store(folder: Folder) -> TokenStore:
 
 def store_settings(settings: BuildSettings, vocab_sha256: str) -> dict[str, Any]:
     """What a folder of token parts says of itself: what decides their content, and how they are laid out."""
-    signs = {"signatures": True} if settings.signs else {}
+    signatures = {"signatures": True} if settings.has_signatures else {}
     return (
-        settings.tokens_content(vocab_sha256) | {"layout": LAYOUT} | signs | _task_content(settings)
+        settings.tokens_content(vocab_sha256)
+        | {"layout": LAYOUT}
+        | signatures
+        | _task_content(settings)
     )
 
 
@@ -214,7 +217,7 @@ def tokens_rule(settings: BuildSettings, vocabulary: Vocabulary) -> TokensRule:
         WindowFinder(texts, Encoder(vocabulary, settings.lower_case))
     return TokensRule(
         reading_rule(settings), settings.filter_rule, tuple(source.language for source in settings.corpus),
-        settings.signs, vocabulary.to_text().encode(), settings.lower_case,
+        settings.has_signatures, vocabulary.to_text().encode(), settings.lower_case,
         broadcast(texts, TaskTexts, settings.open_tokens()) if texts else None,
         settings.task_overlap == "drop",
     )  # fmt: skip

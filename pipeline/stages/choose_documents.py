@@ -53,7 +53,7 @@ class Found:
 
 
 def choice_content(settings: BuildSettings) -> dict[str, Any]:
-    """The settings that decide which documents are left out because of others or held out, where they are not usual.
+    """Settings, unless they are defaults, by which the corpus as a whole leaves documents out or holds them out.
 
     Raises:
         FileNotFoundError: A dataset to exclude is not finished, or does not say which documents it

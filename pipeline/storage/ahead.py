@@ -1,4 +1,4 @@
-"""A function of many items, several at once and a bounded number ahead of whoever takes the results, in their order."""
+"""Calls a function for many items in several threads; a bounded number of results waits for whoever takes them."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator

@@ -3,21 +3,29 @@
 Requests to stores are tried ATTEMPTS times where the error is one that passes (`is_transient`),
 with growing random pauses of at most 16 s in all, besides what the store's own driver tries. A
 store that has answered before and now refuses is asked again for REFUSAL_SECONDS: a key may be in
-renewal. Local disks are asked once.
+renewal. A name that does not resolve is asked for once, until the store has answered. Local disks are
+asked once.
 """
 
 import contextlib
 import errno
 import math
+import socket
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from random import SystemRandom
 from typing import Any, TypeVar
 
+from pipeline.storage.secret_values import hide
+
 ATTEMPTS = 6
 FIRST_DELAY_SECONDS = 0.5
 MAX_DELAY_SECONDS = 8.0
 REFUSAL_SECONDS = 30.0
+MOST_SECONDS = 120.0  # no attempt begins later; drivers try again inside of ours
+SLOW_SECONDS = 10.0
 DAMAGE_ATTEMPTS = 3  # wrong bytes may come from the wire; else they stay
 
 _REFUSED_STATUS = {401, 403}
@@ -111,22 +119,29 @@ def call_patiently(
         StorageError: The attempts are used up, or the error will not pass.
     """
     began, failures, pauses = time.monotonic(), 0, Pauses(FIRST_DELAY_SECONDS, MAX_DELAY_SECONDS)
+    has_answered = hash(filesystem) in _answered
     while True:
         try:
-            result = call()
+            with _slowness_said(what):
+                result = call()
         except (FileNotFoundError, FileExistsError, ValueError):
             raise
         except Exception as error:
             now = time.monotonic()
             pause = pauses.after(error, now)
             if is_refusal(error):
-                if hash(filesystem) not in _answered or pause <= 0:
+                if not has_answered or pause <= 0:
                     raise PermissionError(
                         f"{what}: {error or 'refused'}; check the credentials and the URL"
                     ) from error
             else:
                 failures += 1
-                _raise_unless_passing(what, error, failures, attempts, now - began)
+                is_last = failures == attempts or now - began > MOST_SECONDS
+                is_last |= not is_transient(error) or (not has_answered and is_unresolved(error))
+                if is_last:
+                    raise _give_up(what, error, failures, now - began) from error
+                if failures == 1 and not has_answered:
+                    say(f"{what}: {_cause(error)}; trying again, for some {MOST_SECONDS:.0f} s")
         else:
             if filesystem is not None:
                 _answered.add(hash(filesystem))
@@ -134,18 +149,46 @@ def call_patiently(
         time.sleep(pause)
 
 
-def _raise_unless_passing(
-    what: str, error: Exception, failures: int, attempts: int, seconds: float
-) -> None:
-    passes, cause = is_transient(error), str(error) or repr(error)
-    if not passes or failures == attempts:
-        advice = (
-            "run the same command again when the store answers"
-            if passes
-            else "check the URL and settings"
-        )
-        spent = f"gave up after {failures} attempt(s) in {seconds:.1f} s"
-        raise StorageError(f"{what}: {spent}: {cause}; {advice}") from error
+def say(line: str) -> None:
+    """A line for people on standard error, without secrets."""
+    sys.stderr.write(f"{hide(line)}\n")
+    sys.stderr.flush()
+
+
+@contextlib.contextmanager
+def _slowness_said(what: str) -> Iterator[None]:
+    """Says so once where a driver, which has tries and pauses of its own, does not answer for long."""
+    line = f"{what}: no answer for {SLOW_SECONDS:.0f} s, still waiting"
+    timer = threading.Timer(SLOW_SECONDS, say, (line,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _give_up(what: str, error: Exception, failures: int, seconds: float) -> StorageError:
+    advice = "check the URL and settings"
+    if is_unresolved(error):
+        advice = "check the URL and that this machine has a network"
+    elif is_transient(error):
+        advice = "run the same command again when the store answers"
+    spent = f"gave up after {failures} attempt(s) in {seconds:.1f} s"
+    return StorageError(f"{what}: {spent}: {_cause(error)}; {advice}")
+
+
+def _cause(error: Exception) -> str:
+    return str(error) or repr(error)
+
+
+def is_unresolved(error: BaseException | None) -> bool:
+    """Whether the name of a store's machine is not known, by the error or what caused it."""
+    while error is not None:
+        if isinstance(error, socket.gaierror):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def reread_damaged(read: Callable[[], Result], *, is_local: bool) -> Result:

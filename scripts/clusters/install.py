@@ -63,10 +63,9 @@ class Engine:
 
 
 def home() -> Path:
-    """The folder of all engines."""
-    return Path(
-        os.environ.get("BEAMBERT_ENGINES") or Path(tempfile.gettempdir(), "beambert-engines")
-    ).absolute()
+    """The folder of all engines: the user's own, as what lies there is run."""
+    own = Path.home() / ".cache" / "beambert-engines"
+    return Path(os.environ.get("BEAMBERT_ENGINES") or own).absolute()
 
 
 def engines() -> dict[str, Engine]:

@@ -4,7 +4,9 @@ import errno
 import json
 import os
 import resource
+import socket
 import subprocess
+import threading
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -184,6 +186,50 @@ def test_a_store_that_refuses_the_first_question_is_believed(clock):
     with pytest.raises(PermissionError, match="check the credentials"):
         Folder.on(store, "/b").write("a", b"0")
     assert (store.calls, clock()) == (1, 0.0)
+
+
+def unresolved():
+    error = ConnectionError("Cannot connect to host nowhere.invalid:443")
+    error.__cause__ = socket.gaierror(-2, "Name or service not known")
+    return error
+
+
+def test_a_name_that_does_not_resolve_is_asked_once_until_it_has_answered(clock, capsys):
+    class Foreign(FaultyMemory):
+        """Of which no request was answered."""
+
+        protocol = "foreign"
+
+    store = Foreign([unresolved()] * 9)
+    with pytest.raises(
+        StorageError, match=r"1 attempt\(s\) in 0.0 s: .*that this machine has a net"
+    ):
+        Folder.on(store, "/b").write("a", b"0")
+    store.faults = [BUSY]
+    Folder.on(store, "/b").write("a", b"0")
+    assert "/b/a: [Errno 16] SlowDown; trying again, for some 120 s\n" in capsys.readouterr().err
+    store.faults = [unresolved()]
+    Folder.on(store, "/b").write("a", b"0")
+    assert capsys.readouterr().err == ""
+
+
+def test_no_attempt_begins_after_two_minutes_of_drivers_own_tries(clock, monkeypatch):
+    class Slow(FaultyMemory):
+        def pipe_file(self, *arguments, **options):
+            faults.time.sleep(102)  # as gcsfs does without a network
+            super().pipe_file(*arguments, **options)
+
+    store = Slow([BUSY] * 9)
+    with pytest.raises(StorageError, match=r"gave up after 2 attempt\(s\) in 20\d"):
+        Folder.on(store, "/b").write("a", b"0")
+
+
+def test_a_driver_that_does_not_answer_is_spoken_of(monkeypatch, capsys):
+    monkeypatch.setattr(faults, "SLOW_SECONDS", 0.0)
+    said = threading.Event()
+    monkeypatch.setattr(faults, "say", lambda line: (print(line), said.set()))
+    assert call_patiently("s3://b/a", lambda: said.wait(60))
+    assert capsys.readouterr().out == "s3://b/a: no answer for 0 s, still waiting\n"
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "shards.parquet"])
