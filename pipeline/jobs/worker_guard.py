@@ -96,8 +96,8 @@ def watch_launcher(path: str) -> None:
 def _end_workers(path: str, releasing: threading.Event, is_over: threading.Event) -> None:
     """Ends all workers of a launcher that releases its lock, until the job is over.
 
-    Workers that still start up do not watch the lock yet. They are known by their environment, also where the shell between was killed. Elsewhere than on
-    Linux none is found.
+    Workers that still start up do not watch the lock yet. They are known by their environment,
+    also where the shell between was killed. Elsewhere than on Linux none is found.
     """
     mark = f"{VARIABLE}={path}".encode()
     releasing.wait()
