@@ -15,7 +15,7 @@ from trainer.model.config import BertConfig, preset
 from trainer.model.settings import ModelSettings
 from trainer.optim.schedule import Schedule
 from trainer.optim.settings import OptimizerSettings
-from trainer.stream.read_settings import ReadingSettings
+from trainer.reading.settings import ReadingSettings
 
 OF_PHASES = ("steps", "global_batch", "peak_lr", "warmup_fraction", "warmup_steps")
 """Fields of a phase that PretrainSettings can give for all phases, or for each."""

@@ -39,11 +39,11 @@ from pipeline.shards.records import BlockTable, Manifest, Shard
 from pipeline.shards.seal import NOTHING
 from pipeline.shards.shard_file import pack_shard
 from pipeline.storage.folder import Folder
-from trainer.stream.known import KnownPasses
-from trainer.stream.order import ShardSize, StreamOrder
-from trainer.stream.read_settings import ReadSettings
-from trainer.stream.share import default_num_lanes, rank_runs
-from trainer.stream.source import one_dataset
+from trainer.order.known import KnownPasses
+from trainer.order.order import ShardSize, StreamOrder
+from trainer.order.share import default_num_lanes, rank_runs
+from trainer.order.source import one_dataset
+from trainer.reading.settings import ReadSettings
 from trainer.stream.step import StepLoader
 
 SEQ_LEN = 128

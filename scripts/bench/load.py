@@ -49,12 +49,12 @@ from pipeline.shards.manifest import (
 from pipeline.shards.records import Shard
 from scripts.bench.load_peers import LOADERS, measure
 from scripts.checkout import commit
+from trainer.batches.pack import pad_micro_batch, to_device
+from trainer.batches.rows import COMPILED
 from trainer.process.allocator import ENVIRONMENT
-from trainer.stream.packing import pad_micro_batch, to_device
+from trainer.reading.ranged_read import BlockRange, split_blocks
+from trainer.reading.settings import ReadSettings
 from trainer.stream.pipeline import planned_steps
-from trainer.stream.ranged_read import BlockRange, split_blocks
-from trainer.stream.read_settings import ReadSettings
-from trainer.stream.rows import COMPILED
 
 OURS = ("packed", "wide", "padded", "blocks")
 PEERS_ELSEWHERE = ("mosaicml", "mosaicml-blocks", "litdata", "litdata-blocks", "datasets")
@@ -265,7 +265,7 @@ def compare(batch: int, options: argparse.Namespace, folder: Path) -> None:
 def describe() -> dict[str, Any]:
     """What the numbers were measured with."""
     versions = {name: version(name) for name in ("numpy", "pyarrow", "torch", "webdataset")}
-    compiled = "trainer.stream._rows" if COMPILED else "none"
+    compiled = "trainer.batches._rows" if COMPILED else "none"
     load = round(os.getloadavg()[0], 1)
     return {
         "date": datetime.now(UTC).date().isoformat(),

@@ -29,11 +29,11 @@ from scripts.bench.measured import print_result
 from scripts.checkout import ROOT
 from trainer.model.settings import ModelSettings
 from trainer.optim.settings import OptimizerSettings
+from trainer.order.source import open_mixture
 from trainer.preflight.memory import Memory, count_memory
 from trainer.preflight.phase_plan import memory_case, plan_phases
 from trainer.preflight.settings import PlanSettings
 from trainer.settings import Phase
-from trainer.stream.source import open_mixture
 
 SEQ_LEN, VOCAB_SIZE, STEPS, MICRO_BATCHES = 128, 30_522, 3, 2
 PACKAGES = ("torch", "deepspeed", "numpy")

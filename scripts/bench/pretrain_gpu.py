@@ -22,6 +22,7 @@ from torch import Tensor
 from pipeline.shards.dataset import Dataset, open_dataset
 from scripts.bench.measured import print_result, summarize
 from scripts.bench.train_step import twin_of
+from trainer.batches.pack import pad_micro_batch
 from trainer.engine.deepspeed_config import deepspeed_config
 from trainer.engine.start import start_engine
 from trainer.engine.train_step import StepCounts, agree_on_step, seed_dropout, train_step
@@ -31,7 +32,6 @@ from trainer.model.flops import batch_flops
 from trainer.optim.adamw import AdamW
 from trainer.optim.lamb import Lamb
 from trainer.process.ranks import Ranks, device_name, start_ranks, stop_ranks
-from trainer.stream.packing import pad_micro_batch
 from trainer.stream.rank_steps import RankStep
 from trainer.stream.step import StepLoader
 

@@ -23,8 +23,8 @@ import numpy.typing as npt
 from pipeline.shards.block import block_instances, decode_block
 from pipeline.shards.dataset import Dataset, open_dataset
 from scripts.checkout import commit
-from trainer.stream.order import ShardSize, StreamOrder
-from trainer.stream.share import default_num_lanes, rank_runs
+from trainer.order.order import ShardSize, StreamOrder
+from trainer.order.share import default_num_lanes, rank_runs
 
 Array = npt.NDArray[np.int64]
 

@@ -27,9 +27,9 @@ from pipeline.shards.records import BlockTable, Manifest, Shard
 from pipeline.shards.seal import NOTHING
 from pipeline.storage.folder import Folder
 from trainer.process.allocator import keep_freed_memory
-from trainer.stream.ranged_read import BlockRange
-from trainer.stream.read_settings import ReadSettings
-from trainer.stream.read_threads import Read, ReadThreads
+from trainer.reading.ranged_read import BlockRange
+from trainer.reading.read_threads import Read, ReadThreads
+from trainer.reading.settings import ReadSettings
 
 BLOCK_BYTES, SHARD_BYTES = 2**17, 64 * 2**20
 

@@ -31,7 +31,7 @@ def start_ranks_on(folder: Path, nodes: int, ranks: int, per_second: int) -> dic
     from tests.trainer.http_store import serving
     from tests.trainer.stream_rank import read_steps
     from tests.trainer.two_ranks import run_nodes
-    from trainer.stream.read_settings import ReadSettings
+    from trainer.reading.settings import ReadSettings
 
     data = _make_dataset(folder / "data", ((900,) * 8,))
     caches = [folder / f"node-{number}" for number in range(nodes)]

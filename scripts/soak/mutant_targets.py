@@ -65,11 +65,11 @@ TARGETS: dict[str, tuple[str, ...]] = {
     ),
     "pipeline/shards/manifest.py": _DATASET,
     "pipeline/shards/table_checks.py": ("pipeline/test_table_checks.py", *_DATASET),
-    "trainer/stream/order.py": _ORDER,
-    "trainer/stream/share.py": _ORDER,
-    "trainer/stream/state.py": _ORDER,
-    "trainer/stream/packing.py": ("trainer/test_step.py", "trainer/test_objectives.py"),
-    "trainer/stream/cache.py": ("trainer/test_cache.py",),
+    "trainer/order/order.py": _ORDER,
+    "trainer/order/share.py": _ORDER,
+    "trainer/order/state.py": _ORDER,
+    "trainer/batches/pack.py": ("trainer/test_step.py", "trainer/test_objectives.py"),
+    "trainer/reading/cache.py": ("trainer/test_cache.py",),
     "trainer/optim/lamb.py": _OPTIMIZERS,
     "trainer/optim/adamw.py": _OPTIMIZERS,
     "trainer/optim/schedule.py": ("trainer/test_optim.py",),
@@ -176,7 +176,7 @@ EQUIVALENT: dict[str, str] = {
     "pipeline/shards/table_checks.py _are_plausible 0 to 1: 0 #1": (
         "rows are looked at one by one, which takes longer and says the same"
     ),
-    "trainer/stream/state.py StreamState.first_position 1 to 2: 1 #0": (
+    "trainer/order/state.py StreamState.first_position 1 to 2: 1 #0": (
         "the first of two positions is the first of one"
     ),
     "pipeline/shards/verify.py  1 to 2: 1 #0": "rows that are read at once",

@@ -52,28 +52,40 @@ ROOMS = {
     "trainer.conll": "",
     "trainer.process": "pipeline.interrupts",
     "trainer.model": "pipeline.seeds",
-    "trainer.stream": "tokenizer pipeline.storage pipeline.shards trainer.model",
+    "trainer.order": "pipeline.storage pipeline.shards",
+    "trainer.reading.settings": "",
+    "trainer.batches": "tokenizer pipeline.shards trainer.model",
+    "trainer.reading": (
+        "pipeline.storage pipeline.shards trainer.order trainer.reading.settings trainer.batches"
+    ),
+    "trainer.stream": (
+        "pipeline.storage pipeline.shards trainer.order trainer.reading.settings trainer.batches trainer.reading"
+    ),
     "trainer.conversion": "tokenizer pipeline.storage trainer.model",
     "trainer.optim": "",
-    "trainer.engine": "pipeline.seeds trainer.process trainer.stream trainer.model trainer.optim",
-    "trainer.settings": "trainer.checkpoints.settings trainer.guards.settings trainer.stream trainer.model trainer.optim",
-    "trainer.runs": "pipeline.storage pipeline.shards trainer.stream trainer.model trainer.settings",
+    "trainer.engine": "pipeline.seeds trainer.process trainer.batches trainer.model trainer.optim",
+    "trainer.settings": (
+        "trainer.checkpoints.settings trainer.guards.settings trainer.reading.settings trainer.model trainer.optim"
+    ),
+    "trainer.runs": "pipeline.storage pipeline.shards trainer.order trainer.model trainer.settings",
     "trainer.checkpoints": (
         "pipeline.storage trainer.checkpoints.settings trainer.process trainer.optim trainer.engine trainer.runs"
     ),
-    "trainer.guards": "trainer.guards.settings trainer.process trainer.stream trainer.optim trainer.engine",
+    "trainer.guards": "trainer.guards.settings trainer.process trainer.order trainer.optim trainer.engine",
     "trainer.watch": "trainer.process trainer.model trainer.engine trainer.settings trainer.runs",
     "trainer.report": "pipeline.pages trainer.model trainer.runs trainer.watch",
     "trainer.preflight": (
-        "pipeline.storage pipeline.command_line pipeline.shards trainer.process trainer.stream trainer.model"
+        "pipeline.storage pipeline.command_line pipeline.shards trainer.process trainer.order trainer.model"
         " trainer.engine trainer.settings trainer.runs"
     ),
     "trainer.pretrain": (
-        "pipeline.storage pipeline.shards trainer.process trainer.stream trainer.model trainer.conversion"
+        "pipeline.storage pipeline.shards trainer.process trainer.order trainer.batches trainer.stream"
+        " trainer.model trainer.conversion"
         " trainer.optim trainer.engine trainer.settings trainer.runs trainer.checkpoints trainer.guards trainer.watch"
     ),
     "trainer.inference": (
-        "tokenizer pipeline.storage pipeline.command_line pipeline.shards trainer.stream trainer.model trainer.conversion"
+        "tokenizer pipeline.storage pipeline.command_line pipeline.shards trainer.batches trainer.stream trainer.model"
+        " trainer.conversion"
         " trainer.runs trainer.checkpoints trainer.pretrain"
     ),
     "trainer.inference.features": (
@@ -110,7 +122,10 @@ LIBRARIES = {
     "trainer": "torch deepspeed numpy pyarrow safetensors tokenizers tqdm yaml fsspec tensorboard wandb zstandard",
     "trainer.report": "yaml markupsafe",
     "trainer.model": "torch numpy",
-    "trainer.stream": "torch numpy pyarrow webdataset",
+    "trainer.order": "numpy",
+    "trainer.reading": "numpy pyarrow",
+    "trainer.batches": "torch numpy pyarrow",
+    "trainer.stream": "torch numpy webdataset",
 }
 
 

@@ -15,9 +15,9 @@ from pipeline.storage import secret_values
 from pipeline.storage.folder import Folder, parse_storage_options
 from pipeline.storage.secret_values import hide, hide_arguments, hide_in, hide_unparsed, learn
 from trainer.model.config import preset
+from trainer.order.source import one_dataset
 from trainer.runs.run_folder import prepare_run
 from trainer.settings import Phase, PretrainSettings
-from trainer.stream.source import one_dataset
 
 ROOT = Path(__file__).parents[2]
 KEY, SECRET, TOKEN = "AKEXAMPLE", 'open"sesame/47+11', "tok-é-en-99887766"

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from pipeline.shards.dataset import open_dataset
+from trainer.order.source import one_dataset
 from trainer.runs.run_folder import prepare_run, to_yaml
 from trainer.settings import Phase, PretrainSettings
-from trainer.stream.source import one_dataset
 from trainer.stream.step import StepLoader
 
 pytestmark = pytest.mark.engines

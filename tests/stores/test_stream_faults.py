@@ -14,10 +14,10 @@ from pipeline.shards.manifest import BLOCKS_TABLE
 from pipeline.storage.range_readers import s3_range_reader
 from tests.stores import faulty_proxy
 from tests.stores.faulty_proxy import FAULTS, FaultyProxy
-from trainer.stream import ranged_read
-from trainer.stream.cache import _unsealed
-from trainer.stream.ranged_read import ShardReadError
-from trainer.stream.read_settings import ReadSettings
+from trainer.reading import ranged_read
+from trainer.reading.cache import _unsealed
+from trainer.reading.ranged_read import ShardReadError
+from trainer.reading.settings import ReadSettings
 from trainer.stream.step import StepLoader
 
 pytestmark = pytest.mark.engines

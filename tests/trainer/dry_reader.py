@@ -11,15 +11,15 @@ import numpy as np
 
 from pipeline.shards.block import Array
 from pipeline.shards.records import BlockTable, Shard
-from trainer.stream.fetch import gathered_instances
-from trainer.stream.known import KnownPasses
-from trainer.stream.planned import HeldBlocks
+from trainer.order.known import KnownPasses
+from trainer.order.source import ShardStore
+from trainer.order.state import StreamState
+from trainer.reading.fetch import gathered_instances
+from trainer.reading.planned import HeldBlocks
+from trainer.reading.read_ahead import ReadAhead
+from trainer.reading.read_threads import Read
+from trainer.reading.settings import ReadSettings
 from trainer.stream.rank_steps import RankSteps, StepSizes
-from trainer.stream.read_ahead import ReadAhead
-from trainer.stream.read_settings import ReadSettings
-from trainer.stream.read_threads import Read
-from trainer.stream.source import ShardStore
-from trainer.stream.state import StreamState
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from collections import Counter, deque
 from itertools import count
 
 from pipeline.storage import faults
-from trainer.stream import ranged_read
-from trainer.stream.pace import Pace
-from trainer.stream.ranged_read import Attempts, ShardReadError
+from trainer.reading import ranged_read
+from trainer.reading.ranged_read import Attempts, ShardReadError
+from trainer.reading.rate_limit import Pace
 
 NODE_RANKS = 8
 

@@ -9,11 +9,11 @@ import sys
 from itertools import pairwise
 
 from pipeline.shards.dataset import Dataset
+from trainer.order.source import Mixture
 from trainer.pretrain.run import open_data
 from trainer.process.ranks import start_ranks, stop_ranks
-from trainer.stream import cache
-from trainer.stream.read_settings import ReadSettings
-from trainer.stream.source import Mixture
+from trainer.reading import cache
+from trainer.reading.settings import ReadSettings
 from trainer.stream.step import StepLoader
 
 

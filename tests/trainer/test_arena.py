@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.shards.block import Block, concatenate_blocks
-from trainer.stream.arena import Arena, check_block
+from trainer.batches.arena import Arena, check_block
 
 
 def assert_equal(found: Block, expected: Block) -> None:

@@ -20,13 +20,13 @@ import numpy as np
 import pytest
 
 from pipeline.shards.dataset import Dataset, open_dataset
-from trainer.stream import cache as cache_module
-from trainer.stream import ranged_read
-from trainer.stream.cache import MIN_CACHE_BYTES, CacheError, ShardCache
-from trainer.stream.fetch import BlockWindow
-from trainer.stream.planned import Steps
-from trainer.stream.ranged_read import BlockRange, ShardReadError
-from trainer.stream.read_settings import ReadSettings
+from trainer.reading import cache as cache_module
+from trainer.reading import ranged_read
+from trainer.reading.cache import MIN_CACHE_BYTES, CacheError, ShardCache
+from trainer.reading.fetch import BlockWindow
+from trainer.reading.planned import Steps
+from trainer.reading.ranged_read import BlockRange, ShardReadError
+from trainer.reading.settings import ReadSettings
 
 ROOT = Path(__file__).parents[2]
 SIZES = (60, 45)
@@ -271,7 +271,7 @@ def test_a_process_forked_in_mid_fetch_does_not_keep_the_lock(tmp_path):
     """Such as a worker of a DataLoader, which inherits every open file."""
     forking = """
 import os, sys, threading
-from trainer.stream.cache import MIN_CACHE_BYTES, CacheError, ShardCache
+from trainer.reading.cache import MIN_CACHE_BYTES, CacheError, ShardCache
 
 cache, inside, leave = ShardCache(sys.argv[1], MIN_CACHE_BYTES), threading.Event(), threading.Event()
 
@@ -384,10 +384,10 @@ import os, signal, sys, time
 from pathlib import Path
 import numpy as np
 from pipeline.shards.dataset import open_dataset
-from trainer.stream import cache as cache_module
-from trainer.stream.fetch import BlockWindow
-from trainer.stream.planned import Steps
-from trainer.stream.read_settings import ReadSettings
+from trainer.reading import cache as cache_module
+from trainer.reading.fetch import BlockWindow
+from trainer.reading.planned import Steps
+from trainer.reading.settings import ReadSettings
 
 folder, cache, log, pause, cache_bytes, dies = sys.argv[1:]
 cache_module.STRETCH_BYTES = 3000

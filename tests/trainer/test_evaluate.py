@@ -13,12 +13,12 @@ import transformers
 from pipeline.shards.dataset import open_dataset
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.tiny_run import train_tiny_run
+from trainer.batches.pack import pad_micro_batch
 from trainer.cli import main
 from trainer.inference.evaluate import evaluate
 from trainer.inference.open_model import open_model
 from trainer.pretrain.objectives import unmasked_text
 from trainer.stream.held_out import iterate_validation
-from trainer.stream.packing import pad_micro_batch
 
 pytestmark = pytest.mark.engines
 

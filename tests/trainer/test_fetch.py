@@ -24,12 +24,13 @@ from pipeline.storage import faults
 from pipeline.storage import folder as storage
 from pipeline.storage.folder import Folder
 from tests.datasets import write_dataset
-from trainer.stream import arena, fetch, pace, ranged_read, read_ahead
-from trainer.stream.fetch import BlockWindow
-from trainer.stream.planned import Steps
-from trainer.stream.ranged_read import Attempts, ShardReadError, call_within, retry
-from trainer.stream.read_settings import ReadSettings
-from trainer.stream.source import JoinedShards
+from trainer.batches import arena
+from trainer.order.source import JoinedShards
+from trainer.reading import fetch, ranged_read, rate_limit, read_ahead
+from trainer.reading.fetch import BlockWindow
+from trainer.reading.planned import Steps
+from trainer.reading.ranged_read import Attempts, ShardReadError, call_within, retry
+from trainer.reading.settings import ReadSettings
 from trainer.stream.step import Prefetcher
 
 Fault = Callable[[bytes], bytes]
@@ -330,7 +331,7 @@ def test_a_lasting_fault_is_named(folder, fault, cause):
 
 def test_patience_with_the_block_table_is_that_with_blocks(folder, monkeypatch):
     """More failures than a file of a store is otherwise asked for; a pace of its own slows what fails."""
-    monkeypatch.setattr(pace, "MAX_SECONDS", 0.02)
+    monkeypatch.setattr(rate_limit, "MAX_SECONDS", 0.02)
     for module in (faults, ranged_read):
         monkeypatch.setattr(module, "FIRST_DELAY_SECONDS", 0.001)
         monkeypatch.setattr(module, "MAX_DELAY_SECONDS", 0.002)

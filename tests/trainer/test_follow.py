@@ -26,8 +26,8 @@ from pipeline.storage.patience import Patience
 from tests.datasets import with_own_hash, write_corpus
 from tests.loaded_python import Program, run_python
 from tests.trainer.tiny_dataset import write_tiny_dataset
-from trainer.stream.known import KnownPasses
-from trainer.stream.source import WeightedDataset, open_mixture
+from trainer.order.known import KnownPasses
+from trainer.order.source import WeightedDataset, open_mixture
 from trainer.stream.step import StepLoader
 
 SIZES = {"rank": 0, "world_size": 1, "global_batch": 24, "micro_tokens": 8192, "seed": 3}

@@ -15,10 +15,10 @@ from pipeline.shards.dataset import open_dataset
 from pipeline.shards.growing import PLAN, UNKNOWN_HASH, open_growing, publish_pass
 from pipeline.storage.folder import Folder
 from tests.datasets import CLS, MASK, SEP, with_own_hash, write_dataset
+from trainer.batches.pack import MicroBatch
+from trainer.order.source import Mixture, WeightedDataset, open_mixture
 from trainer.stream.held_out import iterate_validation
-from trainer.stream.packing import MicroBatch
 from trainer.stream.rank_steps import RankStep
-from trainer.stream.source import Mixture, WeightedDataset, open_mixture
 from trainer.stream.step import StepLoader
 
 SEQ_LEN, VOCAB_SIZE = 8192, 70_000

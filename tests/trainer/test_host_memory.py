@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.stream.rows import ALIGNMENT_BYTES, HostMemory
+from trainer.batches.rows import ALIGNMENT_BYTES, HostMemory
 
 
 def address(array):

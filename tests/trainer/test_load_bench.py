@@ -7,7 +7,7 @@ import pytest
 from pipeline.shards.block import decode_block
 from pipeline.shards.dataset import open_dataset
 from scripts.bench.load import copy_shards, refuse_small
-from trainer.stream.read_settings import ReadSettings
+from trainer.reading.settings import ReadSettings
 
 SEQ_LEN = 8192
 

@@ -5,8 +5,8 @@ import hashlib
 import numpy as np
 import pytest
 
-from trainer.stream.order import ShardSize, StreamOrder
-from trainer.stream.share import rank_runs
+from trainer.order.order import ShardSize, StreamOrder
+from trainer.order.share import rank_runs
 
 NUM_STEPS = 3
 

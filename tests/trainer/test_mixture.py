@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.storage.folder import Folder
 from tests.datasets import write_dataset
-from trainer.stream.order import own_position
+from trainer.order.order import own_position
+from trainer.order.source import Mixture, WeightedDataset, one_dataset, open_mixture, parse_entries
+from trainer.order.state import MAX_STATE_BYTES, DatasetState, StreamState
+from trainer.reading.settings import ReadSettings
 from trainer.stream.rank_steps import RankStep
-from trainer.stream.read_settings import ReadSettings
-from trainer.stream.source import Mixture, WeightedDataset, one_dataset, open_mixture, parse_entries
-from trainer.stream.state import MAX_STATE_BYTES, DatasetState, StreamState
 from trainer.stream.step import StepLoader
 
 SEQ_LEN = 8192
@@ -107,7 +107,7 @@ def test_global_batches_depend_on_nothing_but_their_size(mixture, monkeypatch, d
         "trainer.stream.step.PREFETCH_GROUPS", data.draw(st.integers(1, 9), "depth")
     )
     monkeypatch.setattr(
-        "trainer.stream.fetch.GATHERED_TOKENS",
+        "trainer.reading.fetch.GATHERED_TOKENS",
         SEQ_LEN * data.draw(st.sampled_from([1, 30, 4096]), "gathered"),
     )
     lanes = data.draw(st.integers(1, 50), "lanes")

@@ -3,6 +3,7 @@
 import torch
 
 from tests.trainer.two_ranks import random_micro_batch
+from trainer.batches.pack import MicroBatch, empty_micro_batch
 from trainer.model.bert import build_model
 from trainer.model.config import BertConfig
 from trainer.model.heads import pretraining_sums
@@ -13,7 +14,6 @@ from trainer.pretrain.objectives import (
     prepare_micro_batch,
     unmasked_text,
 )
-from trainer.stream.packing import MicroBatch, empty_micro_batch
 
 CONFIG = BertConfig(
     vocab_size=50, hidden_size=24, num_layers=2, num_heads=3, intermediate_size=40, max_position_embeddings=16,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.stream.order import (
+from trainer.order.order import (
     Passes,
     Place,
     ShardSize,
@@ -26,7 +26,7 @@ from trainer.stream.order import (
     shard_order,
     step_positions,
 )
-from trainer.stream.share import Runs, cut_at_blocks, default_num_lanes, rank_runs, rank_slots
+from trainer.order.share import Runs, cut_at_blocks, default_num_lanes, rank_runs, rank_slots
 
 Instance = tuple[int, int, int, int]  # dataset, epoch, shard, instance inside the shard
 

@@ -6,7 +6,13 @@ from itertools import pairwise
 import pytest
 
 from tests.trainer.simulated_ranks import Simulation
-from trainer.stream.pace import FIRST_SECONDS, FREE_SECONDS, MAX_SECONDS, Pace, make_pace_file
+from trainer.reading.rate_limit import (
+    FIRST_SECONDS,
+    FREE_SECONDS,
+    MAX_SECONDS,
+    Pace,
+    make_pace_file,
+)
 
 NUM_NODES, ASKING = 256, 8
 

@@ -14,11 +14,11 @@ from pipeline.storage.patience import Patience
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from trainer.engine.train_step import StepCounts
 from trainer.guards.spike_guard import SpikeGuard
+from trainer.order.source import Mixture, open_mixture
+from trainer.order.state import parse_state
 from trainer.pretrain.loop import _advance, _steps_of_phase, train_phase
 from trainer.pretrain.run import Position, refuse_consumed
 from trainer.settings import Phase, PretrainSettings
-from trainer.stream.source import Mixture, open_mixture
-from trainer.stream.state import parse_state
 
 COUNTS = StepCounts(1, 6, 12, 60, 600, 60, 0.0, False, 0.0, 0, ((6, 60),))
 

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pipeline.shards.dataset import open_dataset
 from tests.trainer.tiny_dataset import random_block, write_tiny_dataset
+from trainer.batches.pack import pack_micro_batches
 from trainer.engine.train_step import forward_sums
 from trainer.model.bert import BertForPreTraining, build_model
 from trainer.model.config import preset
@@ -20,7 +21,6 @@ from trainer.preflight.phase_plan import measure_lengths, plan_phase
 from trainer.preflight.plan import describe_plan
 from trainer.preflight.settings import PlanSettings
 from trainer.settings import Phase
-from trainer.stream.packing import pack_micro_batches
 
 
 @pytest.fixture(scope="module")

@@ -26,11 +26,11 @@ from trainer.cli import COMMANDS, main
 from trainer.model.config import preset
 from trainer.model.flops import num_parameters
 from trainer.model.settings import ModelSettings
+from trainer.order.source import one_dataset, open_mixture
 from trainer.preflight.phase_plan import checkpoint_bytes
 from trainer.pretrain.run import check_mixture
 from trainer.runs.run_folder import RunFolder, prepare_run
 from trainer.settings import Phase, PretrainSettings, resolve
-from trainer.stream.source import one_dataset, open_mixture
 from trainer.watch.curves import MEASURED
 
 PHASES = [Phase(16, 12, 8, 0.02, warmup_steps=2), Phase(32, 7, 5, 0.01, optimizer_state="reset")]

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from pipeline.shards.block import Block
 from tokenizer.compiled import load
-from trainer.stream import rows
+from trainer.batches import rows
 
-COMPILED = load("trainer.stream._rows")
+COMPILED = load("trainer.batches._rows")
 PATHS = [None, COMPILED] if COMPILED is not None else [None]
 both_paths = pytest.mark.parametrize("compiled", PATHS, ids=["numpy", "compiled"][: len(PATHS)])
 

@@ -10,11 +10,11 @@ import yaml
 from pipeline.shards.dataset import open_dataset
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.two_ranks import run_ranks
+from trainer.batches.pack import pad_micro_batch
 from trainer.conversion.huggingface import to_hf_config, to_hf_state
 from trainer.model.bert import build_model
 from trainer.model.config import preset
 from trainer.optim.schedule import Schedule
-from trainer.stream.packing import pad_micro_batch
 from trainer.stream.step import StepLoader
 
 pytestmark = pytest.mark.engines

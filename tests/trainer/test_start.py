@@ -17,16 +17,16 @@ from tests.trainer.http_store import serving
 from tests.trainer.simulated_ranks import NODE_RANKS, Node, Rank, Simulation
 from tests.trainer.stream_rank import read_steps
 from tests.trainer.two_ranks import run_nodes
+from trainer.order.known import KnownPasses
+from trainer.order.share import reads_of_a_block
+from trainer.order.source import one_dataset
 from trainer.pretrain.loop import describe_reads
+from trainer.reading import cache as cache_module
+from trainer.reading.ranged_read import BlockRange, ShardReadError
+from trainer.reading.read_threads import ReadThreads
+from trainer.reading.settings import ReadSettings
 from trainer.settings import Phase, PretrainSettings
-from trainer.stream import cache as cache_module
-from trainer.stream.known import KnownPasses
-from trainer.stream.ranged_read import BlockRange, ShardReadError
 from trainer.stream.rank_steps import StepSizes
-from trainer.stream.read_settings import ReadSettings
-from trainer.stream.read_threads import ReadThreads
-from trainer.stream.share import reads_of_a_block
-from trainer.stream.source import one_dataset
 
 SEQ_LEN = 128
 SHARDS, BLOCKS, BLOCK_BYTES = 8000, 62, 70_000
@@ -246,7 +246,7 @@ def test_damaged_rows_of_tables_are_not_kept(tmp_path, make_dataset, in_groups, 
 
 
 def test_tables_that_never_come_are_named(tmp_path, make_dataset, monkeypatch):
-    monkeypatch.setattr("trainer.stream.ranged_read.FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr("trainer.reading.ranged_read.FIRST_DELAY_SECONDS", 0.01)
     with serving(make_dataset(tmp_path / "data", ((20, 9),))) as store:
         dataset = open_dataset(store.url)
 

@@ -17,10 +17,7 @@ from hypothesis import strategies as st
 
 from pipeline.shards.block import Block, concatenate_blocks, decode_block
 from pipeline.shards.dataset import Dataset, open_dataset
-from trainer.stream import fetch
-from trainer.stream.held_out import iterate_validation
-from trainer.stream.order import ShardSize, StreamOrder
-from trainer.stream.packing import (
+from trainer.batches.pack import (
     DEVICE_DTYPES,
     MicroBatch,
     balance_micro_batches,
@@ -30,11 +27,14 @@ from trainer.stream.packing import (
     pad_micro_batch,
     to_device,
 )
+from trainer.batches.rows import HostMemory
+from trainer.order.order import ShardSize, StreamOrder
+from trainer.order.share import rank_runs
+from trainer.order.state import DatasetState, StreamState, parse_state
+from trainer.reading import fetch
+from trainer.reading.settings import ReadSettings
+from trainer.stream.held_out import iterate_validation
 from trainer.stream.rank_steps import RankStep
-from trainer.stream.read_settings import ReadSettings
-from trainer.stream.rows import HostMemory
-from trainer.stream.share import rank_runs
-from trainer.stream.state import DatasetState, StreamState, parse_state
 from trainer.stream.step import StepLoader
 
 SEQ_LEN = 8192

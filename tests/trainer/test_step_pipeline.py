@@ -10,10 +10,10 @@ import webdataset
 from torch.utils.data import DataLoader
 
 from pipeline.shards.dataset import open_dataset
+from trainer.order.source import open_mixture
+from trainer.reading.settings import ReadSettings
 from trainer.stream.pipeline import planned_steps
 from trainer.stream.rank_steps import RankStep
-from trainer.stream.read_settings import ReadSettings
-from trainer.stream.source import open_mixture
 from trainer.stream.step import StepLoader
 
 SEQ_LEN = 8192

@@ -12,9 +12,9 @@ import pytest
 
 from pipeline.shards import block_tables
 from pipeline.shards.dataset import open_dataset
-from trainer.stream.planned import HeldBlocks
-from trainer.stream.read_settings import ReadSettings
-from trainer.stream.read_threads import ReadThreads
+from trainer.reading.planned import HeldBlocks
+from trainer.reading.read_threads import ReadThreads
+from trainer.reading.settings import ReadSettings
 from trainer.stream.step import Prefetcher, StepLoader
 
 SIZES = {"rank": 0, "world_size": 1, "global_batch": 8, "micro_tokens": 8192, "seed": 0}

@@ -9,7 +9,7 @@ import torch
 
 from tests.loaded_python import Program
 from tests.ports import free_port
-from trainer.stream.packing import MicroBatch
+from trainer.batches.pack import MicroBatch
 
 ROOT = Path(__file__).resolve().parents[2]
 

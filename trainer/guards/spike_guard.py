@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from trainer.guards.settings import SafetySettings
-from trainer.stream.order import Stretch
+from trainer.order.order import Stretch
 
 FEWEST_NORMS, MOST_NORMS = 16, 64
 """The fewest norms before any counts as a spike, and the most that the median looks back on."""

@@ -18,12 +18,12 @@ from tqdm import tqdm
 
 from pipeline.shards.dataset import Dataset
 from tokenizer.vocab import parse_vocab
+from trainer.batches.pack import MicroBatch, to_device
 from trainer.inference.open_model import OpenedModel
 from trainer.model.bert import BertForPreTraining
 from trainer.pretrain.objectives import LEFT_TO_RIGHT, WITH_NSP, prepare_micro_batch, unmasked_text
 from trainer.runs.metrics import loss_columns, majority_share, unigram_entropy
 from trainer.stream.held_out import iterate_validation
-from trainer.stream.packing import MicroBatch, to_device
 
 PER_MILLION = (1_000, 100, 10)
 """Borders of the bands: occurrences among a million tokens of the evaluated text."""

@@ -15,12 +15,12 @@ from pipeline.shards.block import Block
 from pipeline.shards.dataset import Dataset, read_block
 from trainer.model.config import BertConfig
 from trainer.model.flops import Lengths, num_parameters, training_flops
+from trainer.order.source import Mixture, WeightedDataset
 from trainer.preflight.memory import MASKED_SHARE, Case
 from trainer.preflight.settings import PlanSettings
 from trainer.preflight.step_time import FAST, SLOW, StepTime, Work, step_time
 from trainer.process.gpus import GPUS, Gpu
 from trainer.settings import Phase
-from trainer.stream.source import Mixture, WeightedDataset
 
 _STEPS_PLANNED = 512  # by the stream at once
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pipeline.storage.folder import parse_storage_options
 from trainer.model.config import BertConfig
 from trainer.model.flops import num_parameters
+from trainer.order.source import open_mixture
 from trainer.preflight.memory import count_memory
 from trainer.preflight.phase_plan import (
     PhasePlan,
@@ -18,7 +19,6 @@ from trainer.preflight.phase_plan import (
 from trainer.preflight.settings import PlanSettings
 from trainer.preflight.step_time import SLOW
 from trainer.settings import resolve
-from trainer.stream.source import open_mixture
 
 _DEFAULT_VOCAB_SIZE = 30_522
 _MUCH_IDLE = 0.3  # of a step's time at the fast end

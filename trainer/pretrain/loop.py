@@ -23,6 +23,7 @@ from trainer.engine.train_step import (
 )
 from trainer.guards.watchdog import FIRST_STEP_FACTOR
 from trainer.guards.weights_check import CORRUPTED, CorruptWeightsError
+from trainer.order.share import MANY_TIMES, reads_of_a_block
 from trainer.pretrain.anomalies import note_gradient
 from trainer.pretrain.objectives import WITH_NSP, prepare_step
 from trainer.pretrain.phase_clock import PhaseClock, begin_phase, finish_at_accuracy, seconds_left
@@ -42,7 +43,6 @@ from trainer.runs.metrics import loss_columns
 from trainer.settings import Phase, PretrainSettings, resolve
 from trainer.stream.pipeline import planned_steps
 from trainer.stream.rank_steps import RankStep
-from trainer.stream.share import MANY_TIMES, reads_of_a_block
 from trainer.stream.step import StepLoader
 
 WAITING_SECONDS = 0.05

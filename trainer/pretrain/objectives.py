@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from trainer.stream.packing import MicroBatch
+from trainer.batches.pack import MicroBatch
 from trainer.stream.rank_steps import RankStep
 
 LEFT_TO_RIGHT = "left-to-right"

@@ -24,20 +24,20 @@ from trainer.model.bert import build_model
 from trainer.model.config import BertConfig
 from trainer.optim.build_optimizer import build_optimizer
 from trainer.optim.sharded import ShardedOptimizer
-from trainer.pretrain.prepare_model import prepare_model
-from trainer.process.ranks import Ranks, device_name, together
-from trainer.process.stopping import StopRequest
-from trainer.runs.run_folder import RunFolder, prepare_run
-from trainer.runs.run_lock import lock_run
-from trainer.settings import PretrainSettings
-from trainer.stream.source import (
+from trainer.order.source import (
     Mixture,
     OpenedMixture,
     open_mixture,
     open_mixture_again,
     opened_mixture,
 )
-from trainer.stream.state import parse_state
+from trainer.order.state import parse_state
+from trainer.pretrain.prepare_model import prepare_model
+from trainer.process.ranks import Ranks, device_name, together
+from trainer.process.stopping import StopRequest
+from trainer.runs.run_folder import RunFolder, prepare_run
+from trainer.runs.run_lock import lock_run
+from trainer.settings import PretrainSettings
 from trainer.watch.gauge import Gauge
 from trainer.watch.profile import Profile
 from trainer.watch.recorder import Recorder, open_recorder

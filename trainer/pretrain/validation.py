@@ -16,14 +16,14 @@ import torch.distributed
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.growing import wait_for_pass
 from pipeline.storage.patience import Patience
+from trainer.batches.pack import MicroBatch, empty_micro_batch
 from trainer.engine.train_step import forward_sums, stack_sums
+from trainer.order.source import Mixture, WeightedDataset
 from trainer.pretrain.objectives import WITH_NSP, prepare_micro_batch, unmasked_text
 from trainer.process.ranks import Ranks, together
 from trainer.runs.metrics import loss_columns, majority_share, unigram_entropy
 from trainer.settings import PretrainSettings
 from trainer.stream.held_out import iterate_validation
-from trainer.stream.packing import MicroBatch, empty_micro_batch
-from trainer.stream.source import Mixture, WeightedDataset
 
 
 @dataclass(frozen=True)

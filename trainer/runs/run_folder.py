@@ -18,11 +18,11 @@ from pipeline.shards.growing import UNKNOWN_HASH
 from pipeline.storage.local import replace_file
 from pipeline.storage.secret_values import hide_in
 from trainer.model.config import BertConfig
+from trainer.order.source import Mixture, WeightedDataset
 from trainer.runs.continuing import LOCK, Continuable, names_in
 from trainer.runs.json_files import parse_object, to_json
 from trainer.runs.launch import launch_facts
 from trainer.settings import OF_PHASES, PretrainSettings
-from trainer.stream.source import Mixture, WeightedDataset
 
 CONFIG = "config.yaml"
 RUN_FACTS = "run.json"

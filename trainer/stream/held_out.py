@@ -8,10 +8,10 @@ import numpy as np
 from pipeline.shards.block import Block, block_instances, concatenate_blocks
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.records import Shard
-from trainer.stream.fetch import BlockWindow
-from trainer.stream.packing import MicroBatch, cut_micro_batches, pack_micro_batches
-from trainer.stream.planned import Steps
-from trainer.stream.read_settings import ReadSettings
+from trainer.batches.pack import MicroBatch, cut_micro_batches, pack_micro_batches
+from trainer.reading.fetch import BlockWindow
+from trainer.reading.planned import Steps
+from trainer.reading.settings import ReadSettings
 
 
 def iterate_validation(

@@ -14,9 +14,9 @@ import webdataset
 from torch.utils.data import get_worker_info
 
 from pipeline.shards.dataset import Dataset
+from trainer.order.source import Mixture, open_mixture
+from trainer.reading.settings import ReadSettings
 from trainer.stream.rank_steps import StepSizes
-from trainer.stream.read_settings import ReadSettings
-from trainer.stream.source import Mixture, open_mixture
 from trainer.stream.step import StepLoader
 
 Stage = Callable[[Iterator[Any]], Iterable[Any]]

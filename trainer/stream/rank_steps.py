@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline.shards.block import Array, block_instances
-from trainer.stream.fetch import BlockWindow, Group
-from trainer.stream.known import KnownPasses
-from trainer.stream.order import step_positions
-from trainer.stream.packing import MicroBatch, balance_micro_batches, pack_micro_batches
-from trainer.stream.planned import Steps
-from trainer.stream.read_ahead import ReadCounts
-from trainer.stream.read_settings import ReadSettings
-from trainer.stream.rows import HostMemory
-from trainer.stream.share import Runs, cut_at_blocks, rank_runs, rank_slots
-from trainer.stream.state import StreamState
+from trainer.batches.pack import MicroBatch, balance_micro_batches, pack_micro_batches
+from trainer.batches.rows import HostMemory
+from trainer.order.known import KnownPasses
+from trainer.order.order import step_positions
+from trainer.order.share import Runs, cut_at_blocks, rank_runs, rank_slots
+from trainer.order.state import StreamState
+from trainer.reading.fetch import BlockWindow, Group
+from trainer.reading.planned import Steps
+from trainer.reading.read_ahead import ReadCounts
+from trainer.reading.settings import ReadSettings
 
 
 @dataclass(frozen=True)

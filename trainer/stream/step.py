@@ -13,13 +13,13 @@ from typing import Any, Generic, TypeVar
 from pipeline.shards.block import block_instances
 from pipeline.shards.dataset import Dataset
 from pipeline.storage.patience import Patience
-from trainer.stream.known import KnownPasses
-from trainer.stream.order import Stretch
+from trainer.order.known import KnownPasses
+from trainer.order.order import Stretch
+from trainer.order.share import default_num_lanes, rank_runs
+from trainer.order.source import Mixture, one_dataset
+from trainer.order.state import StreamState, parse_state, refuse_other_stream
+from trainer.reading.settings import ReadSettings
 from trainer.stream.rank_steps import RankStep, RankSteps, StepSizes
-from trainer.stream.read_settings import ReadSettings
-from trainer.stream.share import default_num_lanes, rank_runs
-from trainer.stream.source import Mixture, one_dataset
-from trainer.stream.state import StreamState, parse_state, refuse_other_stream
 
 PREFETCH_GROUPS = 1
 """Groups of steps that lie ready while the next one is packed."""

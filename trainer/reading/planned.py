@@ -14,7 +14,7 @@ import numpy as np
 
 from pipeline.shards.block import Array, block_instances
 from pipeline.shards.records import Shard
-from trainer.stream.read_threads import Read
+from trainer.reading.read_threads import Read
 
 
 class Steps(NamedTuple):

@@ -4,7 +4,7 @@ The memory is used again when nobody looks at it any more. A step's columns are 
 is new costs a page fault every 4 KiB, which is more than filling it; and copies to a GPU are only
 asynchronous from pinned memory, which is dear to get.
 
-What is computed here is the definition; trainer/stream/_rows.c, where it is built
+What is computed here is the definition; trainer/batches/_rows.c, where it is built
 (`tokenizer.compiled`), does the same, sooner. N rows in R runs, T tokens, M masked positions.
 """
 
@@ -20,7 +20,7 @@ import numpy as np
 from pipeline.shards.block import Array, Block
 from tokenizer.compiled import load
 
-COMPILED = load("trainer.stream._rows")
+COMPILED = load("trainer.batches._rows")
 
 ALIGNMENT_BYTES = 64
 _SIZE_STEP_BYTES = 2**20

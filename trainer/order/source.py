@@ -13,8 +13,8 @@ from pipeline.shards.growing import open_growing
 from pipeline.shards.records import BlockTable, Shard
 from pipeline.storage.faults import ATTEMPTS
 from pipeline.storage.patience import Patience
-from trainer.stream.order import check_weights
-from trainer.stream.state import MAX_DATASETS
+from trainer.order.order import check_weights
+from trainer.order.state import MAX_DATASETS
 
 _NAMES = [field.name for field in fields(Shard)]
 _NAME, _values_of = _NAMES.index("name"), attrgetter(*_NAMES)

@@ -13,10 +13,10 @@ from pipeline.shards.growing import wait_for_pass
 from pipeline.shards.manifest import root_hash
 from pipeline.shards.records import Shard
 from pipeline.storage.patience import Patience
-from trainer.stream.order import Array, Passes, ShardSize, StreamOrder, Stretch, own_position
-from trainer.stream.share import Runs
-from trainer.stream.source import JoinedShards, Mixture, ShardStore
-from trainer.stream.state import CONTENT_DIGITS, DatasetState, StreamState
+from trainer.order.order import Array, Passes, ShardSize, StreamOrder, Stretch, own_position
+from trainer.order.share import Runs
+from trainer.order.source import JoinedShards, Mixture, ShardStore
+from trainer.order.state import CONTENT_DIGITS, DatasetState, StreamState
 
 
 class KnownPasses:

@@ -1,4 +1,4 @@
-/* Rows of many blocks brought together, for trainer/stream/rows.py, which says what each function does and holds the same
+/* Rows of many blocks brought together, for trainer/batches/rows.py, which says what each function does and holds the same
    in numpy. Every index is checked against the sizes of the arrays before memory is touched. */
 
 #define PY_SSIZE_T_CLEAN
@@ -200,6 +200,6 @@ static int set_up(PyObject *module) {
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, set_up}, {0, NULL}};
 
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "trainer.stream._rows", NULL, 0, methods, slots, NULL, NULL, NULL};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "trainer.batches._rows", NULL, 0, methods, slots, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__rows(void) { return PyModuleDef_Init(&module); }

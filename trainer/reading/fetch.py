@@ -11,13 +11,13 @@ import numpy as np
 
 from pipeline.shards.block import Block, block_instances
 from pipeline.shards.records import Shard
-from trainer.stream.arena import Arena, unpack_block
-from trainer.stream.planned import Planned, Steps
-from trainer.stream.read_ahead import ReadAhead, ReadCounts
-from trainer.stream.read_settings import ReadSettings
-from trainer.stream.read_threads import Read, ReadThreads
-from trainer.stream.rows import HostMemory
-from trainer.stream.source import ShardStore
+from trainer.batches.arena import Arena, unpack_block
+from trainer.batches.rows import HostMemory
+from trainer.order.source import ShardStore
+from trainer.reading.planned import Planned, Steps
+from trainer.reading.read_ahead import ReadAhead, ReadCounts
+from trainer.reading.read_threads import Read, ReadThreads
+from trainer.reading.settings import ReadSettings
 
 GATHERED_TOKENS = 2**23
 """Steps are gathered together until they have room for so many tokens, some 36 MB.

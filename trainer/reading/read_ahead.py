@@ -10,10 +10,10 @@ import numpy as np
 
 from pipeline.shards.block import Array
 from pipeline.shards.records import BlockTable, Shard
-from trainer.stream.planned import HeldBlocks, Planned, StepQueue, Steps
-from trainer.stream.ranged_read import BlockRange
-from trainer.stream.read_settings import ReadSettings
-from trainer.stream.read_threads import Read
+from trainer.reading.planned import HeldBlocks, Planned, StepQueue, Steps
+from trainer.reading.ranged_read import BlockRange
+from trainer.reading.read_threads import Read
+from trainer.reading.settings import ReadSettings
 
 LOOKAHEAD_STEPS = 512
 """The most steps planned ahead at first, whatever the memory.

@@ -27,8 +27,8 @@ import numpy as np
 
 from pipeline.shards.block import checksum
 from pipeline.shards.records import BlockTable, Shard
-from trainer.stream.pace import Pace, make_pace_file
-from trainer.stream.ranged_read import (
+from trainer.order.source import ShardStore
+from trainer.reading.ranged_read import (
     Attempts,
     BlockRange,
     DamageError,
@@ -40,8 +40,8 @@ from trainer.stream.ranged_read import (
     retry,
     split_blocks,
 )
-from trainer.stream.read_settings import ReadSettings
-from trainer.stream.source import ShardStore
+from trainer.reading.rate_limit import Pace, make_pace_file
+from trainer.reading.settings import ReadSettings
 
 MIN_CACHE_BYTES = 64 * 2**20
 STRETCH_BYTES = 4 * 2**20

@@ -12,7 +12,7 @@ import numpy as np
 
 from pipeline.shards.block import TOKENS_PER_BLOCK, Array, Block, decode_block
 from pipeline.shards.records import BlockTable, Shard
-from trainer.stream.rows import HostMemory, gather_lists, gather_values
+from trainer.batches.rows import HostMemory, gather_lists, gather_values
 
 _TOKENS_PER_MASKED = 4
 """One masked position in so many tokens has room at first; more make every slot larger."""

@@ -21,9 +21,9 @@ from itertools import count
 from typing import Any, NamedTuple, TypeVar
 
 from pipeline.shards.records import BlockTable, Shard
-from trainer.stream.cache import open_cache, read_blocks_cached, read_table_cached
-from trainer.stream.pace import Pace
-from trainer.stream.ranged_read import (
+from trainer.order.source import ShardStore
+from trainer.reading.cache import open_cache, read_blocks_cached, read_table_cached
+from trainer.reading.ranged_read import (
     Attempts,
     BlockRange,
     Caller,
@@ -35,8 +35,8 @@ from trainer.stream.ranged_read import (
     no_answer,
     read_table,
 )
-from trainer.stream.read_settings import ReadSettings
-from trainer.stream.source import ShardStore
+from trainer.reading.rate_limit import Pace
+from trainer.reading.settings import ReadSettings
 
 _LOOKS_PER_TIMEOUT, _MAX_LOOK_SECONDS = 4, 1.0
 """How often threads are looked after: a thread may take that much longer than it is allowed."""

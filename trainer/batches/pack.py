@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from pipeline.shards.block import Array, Block
+from trainer.batches.rows import Columns, HostMemory, fill_columns
 from trainer.model.packed_inputs import PackedInputs
-from trainer.stream.rows import Columns, HostMemory, fill_columns
 
 DEVICE_DTYPES = {
     "input_ids": torch.int32,

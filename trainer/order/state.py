@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from trainer.stream.order import Stretch, next_stretches
+from trainer.order.order import Stretch, next_stretches
 
 STATE_FORMAT = 2
 MAX_STATE_BYTES = 1024

@@ -2,7 +2,7 @@
 
 Stores do return short bodies, other bytes or nothing at all without an error, so nothing they
 return is believed: the number of bytes is checked against the request, and every block's crc32
-against the block table. `trainer.stream.arena` checks what a block decodes to.
+against the block table. `trainer.batches.arena` checks what a block decodes to.
 """
 
 import contextlib
@@ -16,8 +16,8 @@ from pipeline.shards.block import checksum
 from pipeline.shards.manifest import BLOCKS_TABLE
 from pipeline.shards.records import BlockTable, Shard
 from pipeline.storage.faults import DAMAGE_ATTEMPTS, CutFileError, Pauses, StorageError, is_refusal
-from trainer.stream.pace import Pace
-from trainer.stream.source import ShardStore
+from trainer.order.source import ShardStore
+from trainer.reading.rate_limit import Pace
 
 FIRST_DELAY_SECONDS = 0.25
 MAX_DELAY_SECONDS = 15.0

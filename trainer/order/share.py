@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainer.stream.order import Array, Spans, StreamOrder, epoch_shards, expand, step_spans
+from trainer.order.order import Array, Spans, StreamOrder, epoch_shards, expand, step_spans
 
 MAX_DEFAULT_LANES = 256
 

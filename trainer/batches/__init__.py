@@ -1,0 +1,1 @@
+"""Blocks unpacked, rows gathered from them, and packed into micro-batches."""

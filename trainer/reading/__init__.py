@@ -1,0 +1,1 @@
+"""Ranged reads of shards: complete, checked, retried, cached."""
