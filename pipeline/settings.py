@@ -2,27 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pipeline.documents.sources import UNIT, Source, TextFormat, Wrapping, check_sources
-from pipeline.instances.pairs import NspBalance
+from pipeline.documents.source import UNIT, Source, TextFormat, Wrapping, check_sources
 from pipeline.machine import num_cores
-from pipeline.storage.folder import Folder, parse_storage_options
-from pipeline.text.filters import DEFAULT_LANGUAGE_THRESHOLD, FilterRule
-from pipeline.text.sentences import RULES
-from pipeline.text.task_texts import MOST_WORDS
-from pipeline.tokens.buckets import MAX_BUCKETS, VALIDATION_RULES, VALIDATION_TOKENS
+from pipeline.tokens.limits import VALIDATION_TOKENS
+
+if TYPE_CHECKING:
+    from pipeline.storage.folder import Folder
+    from pipeline.text.filters import FilterRule
 
 OF_A_SOURCE = ("format", "text_field", "wrapping", "language")
 """Settings that each of several sources has for itself."""
 
-# Later settings at the value of builds from before them: not written down, so that hashes stay.
-_UNSAID: dict[str, Any] = {
-    "nsp_balance": "reference",
-    "sentence_rules": 1,
-    "validation_rules": 1,
-    "validation_tokens": VALIDATION_TOKENS,
-}
+_UNSAID: dict[str, Any] = {"nsp_balance": "reference", "validation_tokens": VALIDATION_TOKENS}
+"""Settings that are written down only where they differ from this."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +125,7 @@ class BuildSettings:
     min_characters: int = 0
     max_characters: int | None = None
     languages: list[str] = field(default_factory=list)
-    language_threshold: float = DEFAULT_LANGUAGE_THRESHOLD
+    language_threshold: float = 0.5
     filter: list[str] = field(default_factory=list)
     near_duplicates: float | None = None
     exclude_documents_of: list[str] = field(default_factory=list)
@@ -151,7 +145,7 @@ class BuildSettings:
     masked_lm_prob: float = 0.15
     max_predictions: int | None = None
     whole_word_masking: bool = False
-    nsp_balance: NspBalance = "reference"
+    nsp_balance: Literal["reference", "exact"] = "reference"
     validation_fraction: float = 0.005
     validation_tokens: int = VALIDATION_TOKENS
     num_buckets: int | None = None
@@ -167,6 +161,9 @@ class BuildSettings:
         self._check_sources()
 
     def _check_ranges(self) -> None:
+        from pipeline.text.task_texts import MOST_WORDS
+        from pipeline.tokens.buckets import MAX_BUCKETS
+
         holds_lengths = (
             all(8 <= length <= 65_535 for length in self.seq_lens) and len(self.seq_lens) > 0
         )
@@ -232,14 +229,20 @@ class BuildSettings:
         Raises:
             ValueError: Not a JSON object.
         """
+        from pipeline.storage.folder import parse_storage_options
+
         return parse_storage_options(self.storage_options)
 
-    def open_output(self) -> Folder:
+    def open_output(self) -> "Folder":
         """The folder of the dataset; raises as `filesystem_options`."""
+        from pipeline.storage.folder import Folder
+
         return Folder(self.output, self.filesystem_options())
 
-    def open_tokens(self) -> Folder:
+    def open_tokens(self) -> "Folder":
         """The folder of the encoded documents; raises as `filesystem_options`."""
+        from pipeline.storage.folder import Folder
+
         return Folder(self.tokens_folder, self.filesystem_options())
 
     @property
@@ -257,8 +260,10 @@ class BuildSettings:
         return weights if set(weights) != {UNIT} else ()
 
     @property
-    def filter_rule(self) -> FilterRule:
+    def filter_rule(self) -> "FilterRule":
         """Which documents stay, each looked at alone."""
+        from pipeline.text.filters import FilterRule
+
         return FilterRule(
             min_characters=self.min_characters,
             max_characters=self.max_characters,
@@ -278,6 +283,8 @@ class BuildSettings:
         Raises:
             ValueError: A filter cannot be loaded.
         """
+        from pipeline.text.sentences import RULES
+
         content: dict[str, Any] = {"vocab_sha256": vocab_sha256, "lower_case": self.lower_case}
         content |= {"sentence_rules": RULES} | self.filter_rule.content()
         if len(self.corpus) == 1:
@@ -299,6 +306,8 @@ class BuildSettings:
             choice: What decides which are left out because of others
                 (`pipeline.stages.choose_documents`).
         """
+        from pipeline.tokens.buckets import VALIDATION_RULES
+
         held_out = {"validation_rules": VALIDATION_RULES} if self.validation_fraction > 0 else {}
         mixture: dict[str, Any] = (
             {} if self.nsp_balance == "reference" else {"nsp_balance": self.nsp_balance}

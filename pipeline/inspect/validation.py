@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.shards.records import Manifest
-from pipeline.tokens.buckets import VALIDATION_TOKENS
 from pipeline.tokens.held_out import LEAST_DOCUMENTS, LEAST_SHARE, LEAST_TOKENS, MOST_SHARE
+from pipeline.tokens.limits import VALIDATION_TOKENS
 
 _MOST_NAMES = 8  # sources that a line of text names
 

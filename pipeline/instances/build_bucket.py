@@ -12,7 +12,8 @@ from random import Random
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.documents.sources import MAX_SOURCES, choose_uses
+from pipeline.documents.source import MAX_SOURCES
+from pipeline.documents.sources import choose_uses
 from pipeline.instances.gather import gather_pairs
 from pipeline.instances.masking import MaskingRule, mask_run
 from pipeline.instances.pairs import NspBalance, Pairs, make_pairs

@@ -22,7 +22,7 @@ from pipeline.documents.counts import format_counts
 from pipeline.documents.listing import would_list
 from pipeline.documents.parts import InputFile, Part, choose_part_bytes, find_inputs, plan_parts
 from pipeline.documents.sentence_lines import SENTENCE_LINES
-from pipeline.documents.sources import Source
+from pipeline.documents.source import Source
 from pipeline.inspect.croissant import write_croissant
 from pipeline.inspect.dataset_card import write_card
 from pipeline.inspect.page import REPORT_PAGE, write_page

@@ -13,7 +13,8 @@ from typing import Any
 from tqdm import tqdm
 
 from pipeline.documents.parts import InputFile, Part
-from pipeline.documents.sources import Source, count_factors
+from pipeline.documents.source import Source
+from pipeline.documents.sources import count_factors
 from pipeline.jobs.tokens_job import ReadingRule
 from pipeline.jobs.vocab_job import CountingRule, run_vocab_job
 from pipeline.settings import BuildSettings, describe_changes

@@ -17,11 +17,11 @@ from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import Dataset
 from pipeline.storage.folder import Folder
 from pipeline.text.minhash import similarity_of
-from pipeline.tokens.buckets import VALIDATION_TOKENS
 from pipeline.tokens.dataset_ids import iterate_ids, open_excluded
 from pipeline.tokens.dropped_ids import DROPPED, EXCLUDED, NEAR_DUPLICATE, choose_dropped, id_keys
 from pipeline.tokens.grouped_rows import NUM_GROUPS, LocalGroups, Rows, write_groups
 from pipeline.tokens.index_rows import distinct_rows, iterate_index
+from pipeline.tokens.limits import VALIDATION_TOKENS
 from pipeline.tokens.near_duplicates import FOUND_DTYPE, keep_smallest, similarity_rule
 from pipeline.tokens.provenance import EncodedDocuments, find_documents
 from pipeline.tokens.token_parts import join_id

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.documents.sources import UNIT, Source
+from pipeline.documents.source import UNIT, Source
 from pipeline.settings import BuildSettings
 from pipeline.shards.manifest import FORMAT_VERSION, group_totals, root_hash, settings_hash
 from pipeline.shards.records import Manifest, Shard

@@ -13,7 +13,8 @@ import numpy as np
 
 from pipeline.documents.counts import format_mean
 from pipeline.documents.parts import InputFile, Part
-from pipeline.documents.sources import UNIT, apply_weights
+from pipeline.documents.source import UNIT
+from pipeline.documents.sources import apply_weights
 from pipeline.instances.build_bucket import InstanceRule, build_bucket, gather_documents
 from pipeline.pages.render import format_bytes
 from pipeline.settings import BuildSettings

@@ -13,7 +13,8 @@ from pipeline.documents.files import Meter
 from pipeline.documents.formats import is_plain
 from pipeline.documents.parts import InputFile, Part, plan_parts
 from pipeline.documents.read import read_part
-from pipeline.documents.sources import Source, count_factors
+from pipeline.documents.source import Source
+from pipeline.documents.sources import count_factors
 from pipeline.settings import BuildSettings
 from pipeline.stages.build_tokens import open_task_texts
 from pipeline.stages.build_vocab import make_vocabulary

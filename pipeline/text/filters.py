@@ -10,8 +10,6 @@ from typing import Any
 from pipeline.documents import Document
 from pipeline.text.own_filters import call_filter, describe_filter, load_filter
 
-DEFAULT_LANGUAGE_THRESHOLD = 0.5
-
 
 @dataclass(frozen=True)
 class FilterRule:
@@ -29,7 +27,7 @@ class FilterRule:
     min_characters: int = 0
     max_characters: int | None = None
     languages: tuple[str, ...] = ()
-    language_threshold: float = DEFAULT_LANGUAGE_THRESHOLD
+    language_threshold: float = 0.5
     own: tuple[str, ...] = ()
 
     @property

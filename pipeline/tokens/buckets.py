@@ -19,7 +19,6 @@ _COARSE_BYTES = 256 * 2**30
 MAX_BUCKETS = 1 << _FINE_PREFIX_BITS
 MAX_BUCKET_BYTES = 128 * 2**20
 MIN_BUCKET_DOCUMENTS = 64
-VALIDATION_TOKENS = 1_280_000
 VALIDATION_RULES = 2
 """Version of the rules that choose validation documents; 1 was the lowest ids of all sources together."""
 _LARGEST_ID = (1 << 128) - 1

@@ -16,17 +16,19 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.documents.sources import UNIT, count_uses
+from pipeline.documents.source import UNIT
+from pipeline.documents.sources import count_uses
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import named_damage
 from pipeline.shards.records import Manifest
 from pipeline.storage.folder import Folder
 from pipeline.storage.names import require_plain
 from pipeline.storage.secret_values import hide
-from pipeline.tokens.buckets import PREFIX_BITS, VALIDATION_TOKENS
+from pipeline.tokens.buckets import PREFIX_BITS
 from pipeline.tokens.dropped_ids import read_dropped_ids
 from pipeline.tokens.grouped_rows import read_rows
 from pipeline.tokens.held_out import most_document_tokens
+from pipeline.tokens.limits import VALIDATION_TOKENS
 from pipeline.tokens.token_index import find_prefix_rows
 from pipeline.tokens.token_parts import ID_BYTES, INDEX_DTYPE, LAYOUT, TokenizedDocument, join_id
 

@@ -25,7 +25,6 @@ from pipeline.storage.parquet_footer import RowGroup, read_file_footer
 from pipeline.tokens.buckets import (
     MAX_BUCKETS,
     PREFIX_BITS,
-    VALIDATION_TOKENS,
     Bucket,
     num_prefixes,
     prefix_of,
@@ -34,6 +33,7 @@ from pipeline.tokens.dropped_ids import REASONS, read_dropped_ids, reason_number
 from pipeline.tokens.grouped_rows import NUM_GROUPS, LocalGroups, Rows, read_rows
 from pipeline.tokens.held_out import LowestRows, is_held_out, split_ids
 from pipeline.tokens.index_rows import distinct_rows, iterate_index, iterate_reasons, pack_ids
+from pipeline.tokens.limits import VALIDATION_TOKENS
 from pipeline.tokens.token_parts import INDEX_DTYPE, TokenizedDocument, join_id, unpack_documents
 
 INDEX = "index.parquet"

@@ -16,7 +16,7 @@ from pipeline.documents.jsonl import split_jsonl
 from pipeline.documents.lines import split_lines
 from pipeline.documents.parts import Part, find_inputs, plan_parts
 from pipeline.documents.read import read_part
-from pipeline.documents.sources import TextFormat
+from pipeline.documents.source import TextFormat
 
 
 def read(

@@ -11,7 +11,8 @@ import pytest
 
 from pipeline.cli import COMMANDS
 from pipeline.command_line.program import run_program
-from pipeline.documents.sources import UNIT, count_uses
+from pipeline.documents.source import UNIT
+from pipeline.documents.sources import count_uses
 from pipeline.shards.dataset import open_dataset, read_blocks
 from pipeline.text.cleaning import clean_text, document_id
 

@@ -11,7 +11,7 @@ from pipeline.cli import COMMANDS
 from pipeline.command_line.program import run_program
 from pipeline.documents.parts import find_inputs, plan_parts
 from pipeline.documents.read import read_part
-from pipeline.documents.sources import Source
+from pipeline.documents.source import Source
 from pipeline.inspect.show import read_vocabulary
 from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import open_dataset, read_blocks

@@ -13,14 +13,8 @@ from hypothesis import strategies as st
 
 from pipeline.cli import COMMANDS
 from pipeline.command_line.program import run_program
-from pipeline.documents.sources import (
-    UNIT,
-    Source,
-    apply_weights,
-    choose_uses,
-    count_factors,
-    count_uses,
-)
+from pipeline.documents.source import UNIT, Source
+from pipeline.documents.sources import apply_weights, choose_uses, count_factors, count_uses
 from pipeline.instances.build_bucket import build_bucket, gather_documents
 from pipeline.seeds import seed_for
 from pipeline.settings import BuildSettings

@@ -493,3 +493,15 @@ def test_a_file_of_settings_is_read_no_further_than_settings_are_long(commands, 
         f"{path}: found more than 1,048,576 characters, expected a file of settings"
         in capsys.readouterr().err
     )
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("words", ["pipeline build", "trainer pretrain"])
+def test_help_imports_no_package_that_takes_time(words):
+    room, command = words.split()
+    code = (
+        f"import sys, {room}.cli as c; sys.argv[1:] = ['{command}', '--help']; c.main(); "
+        "print({'numpy', 'fsspec', 'pyarrow', 'torch', 'apache_beam'} & sys.modules.keys())"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.endswith("set()\n")
