@@ -74,29 +74,37 @@ COMMANDS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class VerifySettings:
-    """Reads a whole dataset once and says everything that is wrong with it.
+@dataclass(frozen=True, kw_only=True)
+class DatasetSettings:
+    """A dataset to look at.
 
     Attributes:
         data: Folder or URL of the dataset.
-        deep: Whether every instance is also held to BERT's rules (docs/parity.md), and the shares
-            that chance decides are tested.
-        storage_options: Options of the dataset's filesystem, as JSON or @FILE. Its environment
+        storage_options: Options of the filesystems, as JSON or @FILE. The usual environment
             variables count too.
     """
 
     data: str
-    deep: bool = False
     storage_options: str | None = None
 
 
-@dataclass(frozen=True)
-class InspectSettings:
+@dataclass(frozen=True, kw_only=True)
+class VerifySettings(DatasetSettings):
+    """Reads a whole dataset once and says everything that is wrong with it.
+
+    Attributes:
+        deep: Whether every instance is also held to BERT's rules (docs/parity.md), and the shares
+            that chance decides are tested.
+    """
+
+    deep: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectSettings(DatasetSettings):
     """Shows instances in readable form, masked words as [shown>original], or documents.
 
     Attributes:
-        data: Folder or URL of the dataset.
         num_instances: How many instances are shown, from the first on.
         split: The split that the instances are from.
         seq_len: Sequence length of the instances; null means the shortest there is.
@@ -104,60 +112,46 @@ class InspectSettings:
             the 16 hex digits beside an instance: where each comes from and how often it is used.
         dropped: Whether to show some dropped documents of each reason in place of instances. Copies
             of others are only counted.
-        storage_options: Options of the dataset's filesystem, as JSON or @FILE. Its environment
-            variables count too.
     """
 
-    data: str
     num_instances: int = 2
     split: Literal["train", "validation"] = "train"
     seq_len: int | None = None
     dropped: bool = False
     documents: list[str] = field(default_factory=list)
-    storage_options: str | None = None
 
     def __post_init__(self) -> None:
         check_least(self, num_instances=1)
 
 
-@dataclass(frozen=True)
-class ReportSettings:
+@dataclass(frozen=True, kw_only=True)
+class ReportSettings(DatasetSettings):
     """Prints what a dataset holds, and writes a page: documents, drops, lengths, masks, instances.
 
     Attributes:
-        data: Folder or URL of the dataset.
         output: File or URL of the page; null means report.html in the dataset.
-        storage_options: Options of the dataset's filesystem, as JSON or @FILE. Its environment
-            variables count too.
     """
 
-    data: str
     output: str | None = None
-    storage_options: str | None = None
 
 
-@dataclass(frozen=True)
-class ExportSettings:
+@dataclass(frozen=True, kw_only=True)
+class ExportSettings(DatasetSettings):
     """Writes the instances of one split and length in files that other trainers read: one a shard.
 
     Attributes:
-        data: Folder or URL of the dataset.
         format: Format of the files: tfrecord is what run_pretraining.py of google-research/bert
             reads; parquet has a row for each instance, without padding.
         output: Folder or URL of the files. It is empty, or holds a part of the same export, which
             is continued.
         split: The split that the instances are from; all of its passes are written.
         seq_len: Sequence length of the instances; null means the only one there is.
-        storage_options: Options of the filesystems of the dataset and the output, as JSON or @FILE.
-            Their environment variables count too.
     """
 
-    data: str
     format: Literal["tfrecord", "parquet"]
     output: str
     split: Literal["train", "validation"] = "train"
     seq_len: int | None = None
-    storage_options: str | None = None
 
 
 def build(settings: "BuildSettings", beam_arguments: Sequence[str]) -> None:
@@ -309,9 +303,7 @@ def export(settings: ExportSettings, _: Sequence[str]) -> None:
         print(describe_export(plan, settings.output))
 
 
-def _open(
-    settings: VerifySettings | InspectSettings | ReportSettings | ExportSettings,
-) -> "Dataset":
+def _open(settings: DatasetSettings) -> "Dataset":
     from pipeline.shards.dataset import open_dataset
     from pipeline.storage.folder import parse_storage_options
 

@@ -6,6 +6,7 @@ to the program
 
 import dataclasses
 import importlib
+import re
 import typing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from pipeline.command_line.help import (
     field_groups,
     field_help,
 )
-from pipeline.command_line.hints import is_needed
+from pipeline.command_line.hints import choices_of, is_needed
 from pipeline.machine import num_cores
 from trainer.cli import COMMANDS as TRAINER
 
@@ -28,14 +29,13 @@ PAGE = Path(__file__).parents[1] / "docs" / "commands.md"
 HEAD = """\
 # Commands and settings
 
-Written by `python -m scripts.command_reference` from what `--help` says; a test holds it to the program. Settings are
-flags, `--` before their name, and keys of the file of `--config`, where a dot is a level; flags win over files.
+Written by `python -m scripts.command_reference`; a test holds it to the program. Settings are flags, `--` before their
+name, and keys of the file of `--config`, where a dot is a level; flags win over files. The first sentence of each
+stands here; `--help` of a command says all.
 
-Where the wheel is installed, `beambert build`, `beambert pretrain` and so on are the same commands. What both programs
-call `report` is `beambert report-data` for a dataset and `beambert report` for runs; `export-data` and `export` are so
-too. `--config bert-large` is the recipe of that name in every folder. A file of yours that is called pipeline.py cannot
-take the program's place.
-`eval "$(beambert completion bash)"`, or zsh, completes commands, flags and recipes.
+Where the wheel is installed, `beambert build`, `beambert pretrain` and so on are the same commands; `report` and
+`export` of a dataset are `beambert report-data` and `export-data`. `--config bert-large` is the recipe of that name in
+every folder. `eval "$(beambert completion bash)"`, or zsh, completes commands, flags, choices and recipes.
 """
 
 
@@ -62,11 +62,23 @@ def _describe(title: str, command: Command, described: dict[str, str]) -> Iterat
     described[command.settings] = title
     if command.positionals:
         yield f"\nWithout a flag, in order: {', '.join(f'`{name}`' for name in command.positionals)}."
+    listed = [
+        (heading, row) for heading, names in field_groups(settings) for row in rows(settings, names)
+    ]
+    for other in dict.fromkeys(described.values()):
+        same = [row.split(" | ")[0][2:] for _, row in listed if described.get(row) == other]
+        if same:
+            yield f"\nAs in `{other}`: {', '.join(same)}."
     yield "\n| setting | default | meaning |\n|---|---|---|"
-    for heading, names in field_groups(settings):
-        if heading != ANY_FLAGS:
-            yield f"| **{heading}** | | |"
-        yield from rows(settings, names)
+    above = ANY_FLAGS
+    for heading, row in listed:
+        if row not in described:
+            if heading != above:
+                yield f"| **{heading}** | | |"
+            yield row
+            above = heading
+    for _, row in listed:
+        described.setdefault(row, title)
 
 
 def rows(settings: Any, names: Sequence[str], prefix: str = "") -> Iterator[str]:
@@ -74,12 +86,21 @@ def rows(settings: Any, names: Sequence[str], prefix: str = "") -> Iterator[str]
     fields = {field.name: field for field in dataclasses.fields(settings)}
     hints = typing.get_type_hints(settings)
     for name in names:
-        key, meaning = f"{prefix}{name}", field_help(settings, name).replace("|", r"\|")
+        key, meaning = f"{prefix}{name}", _first_sentence(field_help(settings, name), hints[name])
         kinds = (hints[name], *typing.get_args(hints[name]))
         inner = next((kind for kind in kinds if dataclasses.is_dataclass(kind)), None)
         yield f"| `{key}` | {'' if inner else _default(fields[name])} | {meaning} |"
         if inner:
             yield from rows(inner, list(typing.get_type_hints(inner)), f"{key}.")
+
+
+def _first_sentence(text: str, hint: Any) -> str:
+    """The beginning of a field's text, and the choices that it does not name."""
+    first = re.split(r"(?<=\.) (?=[A-Z])", text)[0]
+    named = set(re.split(r"[^\w+-]+", first))
+    if set(choices_of(hint)) - named:
+        first = f"{first} One of {', '.join(choices_of(hint))}."
+    return first.replace("|", r"\|")
 
 
 def load_class(dotted: str) -> Any:
