@@ -46,6 +46,7 @@ typedef struct {
     int depth;
     Frame frames[MAX_DEPTH];
     uint8_t unclosed[NUM_TAGS + 1];  /* raw tags (and comments) without a closer further on: none is looked for again */
+    const uint8_t *close, *close_from;  /* the next ">" (or the end) from any byte between the two on */
     PyObject *hidden;
     const char *templates;
     int failed;         /* whether a Python error is set */
@@ -388,14 +389,25 @@ static int is_name(const Reader *reader, const uint8_t *at, const char *name) {
     return same == length && !is_letter(at[same]) && !is_digit(at[same]);
 }
 
+/* The next ">" at or after `at`, or NULL; where one was found, the bytes before it are not looked at again. */
+static const uint8_t *find_close(Reader *reader, const uint8_t *at) {
+    if (reader->close == NULL || at < reader->close_from || at > reader->close) {
+        const uint8_t *found = memchr(at, '>', (size_t)(reader->end - at));
+        reader->close_from = at;
+        reader->close = found ? found : reader->end;
+    }
+    return reader->close < reader->end ? reader->close : NULL;
+}
+
 /* The tag's ">", or NULL where another "<" comes first that begins neither a comment nor a nowiki. */
 static const uint8_t *find_tag_end(Reader *reader, const uint8_t *at) {
     while (at < reader->end && *at != '>') {
+        if (find_close(reader, at) == NULL) return NULL;
         const uint8_t *next = at + 1;
         if (*at == '<') {
             next = find_comment_end(reader, at);
             int is_nowiki = is_name(reader, at + 1 + at_byte(reader, at + 1, '/'), "nowiki");
-            if (is_nowiki && (next = memchr(at, '>', (size_t)(reader->end - at)))) next++;
+            if (is_nowiki && (next = find_close(reader, at))) next++;
             if (next == NULL) return NULL;
         }
         at = next;

@@ -54,6 +54,7 @@ _BEHAVIOUR = re.compile("__[A-Z]+__")
 _EMPTY_BRACKETS = re.compile(r" ?\([\s,;]*\)|\uff08[\s\u3001\uff0c\uff1b]*\uff09")
 _STOPS_IN_BRACKETS = re.compile(r"(?<=\()[ ,;]+|[ ,;]* (?=\))")
 _LONE_COMMAS = re.compile(r" *,(?: *,)+| +,")
+_LONE_STOPS = re.compile(r" +\.(?=[ \n]|\Z)")
 _LINE_MARKS = ("*", "#", ":", ";", "=", "{|", "|", "!", "----")
 
 
@@ -83,11 +84,20 @@ def define_paragraphs(text: str, hidden: Set[str] = _HIDDEN) -> str:
 
     Raises:
         BadPageError: The parser gives up.
+        ModuleNotFoundError: It is not installed.
     """
-    import mwparserfromhell as parser
+    try:
+        import mwparserfromhell as parser
+    except ImportError as error:
+        raise ModuleNotFoundError(
+            "wikitext is read by our compiled module or by mwparserfromhell, and neither is installed: install a C"
+            " compiler and then this package again, or `pip install mwparserfromhell`"
+        ) from error
 
     try:
         text = text.replace("&apos;", "&#39;")  # which the parser does not know
+        before, close, behind = text.rpartition(">")  # no tag ends behind the last one
+        text = before + close + behind.replace("<", "&lt;")
         rendered = _render(
             parser.parse(_blank_out(text), skip_style_tags=True), parser.nodes, hidden
         )
@@ -97,6 +107,7 @@ def define_paragraphs(text: str, hidden: Set[str] = _HIDDEN) -> str:
         ) from error
     rendered = _BEHAVIOUR.sub("", _QUOTES.sub("", rendered.replace(_NOTHING, "")))
     rendered = _LONE_COMMAS.sub(",", _STOPS_IN_BRACKETS.sub("", _EMPTY_BRACKETS.sub("", rendered)))
+    rendered = _LONE_STOPS.sub(".", rendered)
     paragraphs: list[list[str]] = [[]]
     for line in map(str.strip, rendered.split("\n")):
         if line and not line.startswith((_LIST_MARK, *_LINE_MARKS)):

@@ -64,6 +64,27 @@ def test_tags_that_are_never_closed_are_not_shown(source, kept, compiled_path):
     assert parse_wikitext(source) == kept
 
 
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        ("It fell in 1066 {{note|a}}. Then {{x}} .", "It fell in 1066. Then."),
+        ("One {{x}}.\nTwo .5 and .com ... end", "One. Two .5 and .com ... end"),
+        ("A {{x}}. {{y}}. B", "A.. B"),
+    ],
+)
+def test_no_space_is_left_before_a_full_stop(source, shown, each_path):
+    assert parse_wikitext(source) == shown
+
+
+@pytest.mark.parametrize("end", ["", ">"])
+def test_tags_without_an_end_take_linear_time(end, compiled_path):
+    assert parse_wikitext("<nowiki " * 500_000 + end).startswith("<nowiki <nowiki")
+
+
+def test_a_tag_without_an_end_is_text_to_the_definition():
+    assert define_paragraphs("A <b>b</b>. " + "<nowiki " * 20_000).startswith("A b. <nowiki <")
+
+
 PIECES = """
 {{ }} {{{ }}} [[ ]] [ ] | {| |} <ref> </ref> <ref/> <!-- --> <nowiki> </nowiki> <li> </li> <table> </table> = == '' '
 __TOC__ http:// File: .jpg &amp; &#8211; & ; : * # ( ) <br> < > / é 力 a b

@@ -128,6 +128,18 @@ static inline size_t tidy_commas(uint8_t *text, size_t length) {
     return (size_t)(out - text);
 }
 
+/* Takes out spaces before full stops that end a sentence; the new length. */
+static inline size_t tidy_stops(uint8_t *text, size_t length) {
+    const uint8_t *at = text, *end = text + length;
+    uint8_t *out = text;
+    while (at < end) {
+        int is_last = *at == '.' && (at + 1 == end || at[1] == ' ' || at[1] == '\n');
+        while (is_last && out > text && out[-1] == ' ') out--;
+        *out++ = *at++;
+    }
+    return (size_t)(out - text);
+}
+
 /* What stands on a heading's line behind the heading: text; on other lines, the line. */
 static inline const uint8_t *skip_heading(const uint8_t *line, const uint8_t *end) {
     const uint8_t *start = line, *last = end;
@@ -172,6 +184,7 @@ static inline size_t make_paragraphs(uint8_t *text, size_t length) {
     length = take_out(text, length, 0xEF, match_wide_brackets, 0);
     length = tidy_brackets(text, length);
     length = tidy_commas(text, length);
+    length = tidy_stops(text, length);
     return join_lines(text, length);
 }
 
