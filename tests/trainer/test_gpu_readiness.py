@@ -19,7 +19,7 @@ from trainer.model.bert import build_model
 from trainer.model.config import BertConfig
 from trainer.optim.adamw import AdamW
 from trainer.optim.lamb import Lamb
-from trainer.preflight.step_time import LAYER_LAUNCHES, OUTER_LAUNCHES
+from trainer.preflight.phase_plan import LAYER_LAUNCHES, OUTER_LAUNCHES
 
 CPU = torch.device("cpu")
 SIZES = {

@@ -82,12 +82,10 @@ def test_a_phase_of_a_dataset(data):
     assert found.instances_a_pass == sum(
         shard.instances for shard in dataset.shards("train", 32, 0)
     )
-    assert found.fast.mathematics == pytest.approx(32 * found.flops / (312e12 * 0.4))
-    assert found.slow.mathematics == pytest.approx(2 * found.fast.mathematics)
-    assert found.seconds == (100 * found.fast.total, 100 * found.slow.total)
-    assert found.fast.launches == pytest.approx(
-        math.ceil(32 * found.lengths.tokens / 128) * (2 * 80 + 108) * 3e-6
-    )
+    assert found.mathematics == pytest.approx(32 * found.flops / (312e12 * 0.4))
+    micro_batches = math.ceil(32 * found.lengths.tokens / 128)
+    assert found.launches == pytest.approx(micro_batches * (2 * 80 + 108) * 3e-6)
+    assert found.seconds == 100 * max(found.mathematics, found.launches)
     assert found.flops < plan_phase(phase, config, None, settings).flops  # instances are not full
 
 
@@ -108,8 +106,7 @@ def test_warnings(data):
     few = settings_of(data=[str(data)], world_size=1, steps=[1], micro_tokens=1 << 20)
     text = "\n".join(describe_plan(few))
     assert "reads 1 of the 2 passes of L32" in text
-    assert "phase 0 is too small for this hardware: of each step a GPU idles 100% to 100%" in text
-    assert "; a larger global_batch loses little" in text
+    assert "phase 0 is too small for this hardware: a GPU gets " in text
 
 
 def test_steps_for_epochs(data):
@@ -143,8 +140,8 @@ def test_what_does_not_fit_is_refused(wrong, message):
         list(describe_plan(settings_of(**wrong)))
 
 
-def test_a_million_small_steps_take_hours_and_not_minutes():
-    """BERT-small on 8 H200: 0.96 ms of mathematics is no step; launches, update, exchange and host are the floor."""
+def test_small_steps_wait_for_their_kernels():
+    """BERT-small on 8 H200: 0.96 ms of mathematics is no step, as its kernels take longer to start."""
     phases = [Phase(seq_len=128, global_batch=256, steps=1_000_000, peak_lr=1e-4)]
     settings = settings_of(
         phases=phases,
@@ -154,16 +151,9 @@ def test_a_million_small_steps_take_hours_and_not_minutes():
         micro_tokens=131_072,
     )
     text = "\n".join(describe_plan(settings))
-    assert "time: 0.88 to 3.36 hours" in text
-    assert (
-        "step of phase 0: 3.18 to 12.1 ms: the longer of mathematics 0.96 to 1.92 and launches 1.28 to 3.42,"
-        in text
-    )
+    assert "time: at least 0.36 hours, 2.85 GPU hours" in text
+    assert "1.28 ms for 0.96 ms of mathematics" in text
     assert "no GPU has measured this yet" in text
-    assert (
-        "phase 0 is too small for this hardware: of each step a GPU idles 70% to 84%, as it gets 4,096 tokens"
-        in text
-    )
 
 
 def test_a_dataset_without_the_length_is_refused(data):

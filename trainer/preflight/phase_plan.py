@@ -1,8 +1,9 @@
 """What each phase of a run will take: its instances, operations, times and memory.
 
-Everything follows from formulas (trainer.model.flops, trainer.preflight.step_time,
-trainer.preflight.memory) and from the dataset's manifest and first block; nothing is trained, and torch
-is not imported.
+A step takes at least the longer of its mathematics, at the given share of the GPU's peak, and of
+starting its kernels one by one, which is what small models and batches wait for. Everything follows
+from formulas, the dataset's manifest and its first block; nothing is trained, and torch is not
+imported.
 """
 
 import math
@@ -14,15 +15,19 @@ import numpy as np
 from pipeline.shards.block import Block
 from pipeline.shards.dataset import Dataset, read_block
 from trainer.model.config import BertConfig
-from trainer.model.flops import Lengths, num_parameters, training_flops
+from trainer.model.flops import Lengths, training_flops
 from trainer.order.source import Mixture, WeightedDataset
 from trainer.preflight.memory import MASKED_SHARE, Case
 from trainer.preflight.settings import PlanSettings
-from trainer.preflight.step_time import FAST, SLOW, StepTime, Work, step_time
-from trainer.process.gpus import GPUS, Gpu
+from trainer.process.gpus import GPUS
 from trainer.settings import Phase
 
 _STEPS_PLANNED = 512  # by the stream at once
+LAYER_LAUNCHES, OUTER_LAUNCHES, COMPILED_SHARE = 80, 108, 0.6
+"""Kernels of a micro-batch, for a layer and around the layers; `compile` leaves out some 40 %."""
+_LAUNCH_SECONDS = 3e-6
+_RECOMPUTED = 4 / 3
+"""Mathematics with activation checkpointing, a second forward pass, over those without."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +42,8 @@ class PhasePlan:
             dataset.
         passes: How many passes the dataset has; 0 without one.
         flops: Floating point operations of one instance.
-        fast: A step's time at the fast end of its range.
-        slow: A step's time at the slow end.
+        mathematics: Seconds of the mathematics of a step.
+        launches: Seconds of starting the kernels of a step.
     """
 
     phase: Phase
@@ -47,8 +52,8 @@ class PhasePlan:
     instances_a_pass: int
     passes: int
     flops: float
-    fast: StepTime
-    slow: StepTime
+    mathematics: float
+    launches: float
 
     @property
     def instances(self) -> int:
@@ -56,9 +61,9 @@ class PhasePlan:
         return self.phase.steps * self.phase.global_batch
 
     @property
-    def seconds(self) -> tuple[float, float]:
-        """Seconds of the phase, at the fast end and at the slow one."""
-        return self.phase.steps * self.fast.total, self.phase.steps * self.slow.total
+    def seconds(self) -> float:
+        """The least seconds that the phase takes."""
+        return self.phase.steps * max(self.mathematics, self.launches)
 
 
 def main_of(mixture: Mixture) -> tuple[WeightedDataset, float]:
@@ -116,28 +121,22 @@ def plan_phase(
         if config.is_causal:
             lengths = replace(lengths, masked=lengths.tokens - 1)
     flops = training_flops(config, lengths)
-    work = _work_of(phase, config, settings, lengths, flops)
-    fast, slow = (step_time(work, device_of(settings), assumed) for assumed in (FAST, SLOW))
-    return PhasePlan(phase, lengths, stored, round(a_pass / share), passes, flops, fast, slow)
-
-
-def _work_of(
-    phase: Phase, config: BertConfig, settings: PlanSettings, lengths: Lengths, flops: float
-) -> Work:
-    """What a step asks of a rank; every micro-batch but the last is taken to be full."""
     instances = phase.global_batch / settings.world_size
-    return Work(
-        flops=instances * flops,
-        micro_batches=math.ceil(instances * lengths.tokens / settings.micro_tokens),
-        num_layers=config.num_layers,
-        num_parameters=num_parameters(config),
-        ranks=settings.world_size,
-        mfu=settings.mfu,
-        optimizer=settings.optimizer.name,
-        zero_stage=settings.zero_stage,
-        value_bytes=2 if settings.precision == "bf16" else 4,
-        recomputes=settings.activation_checkpointing,
-        is_compiled=settings.compile,
+    micro_batches = math.ceil(instances * lengths.tokens / settings.micro_tokens)
+    again = _RECOMPUTED if settings.activation_checkpointing else 1.0
+    kernels = LAYER_LAUNCHES * config.num_layers * again + OUTER_LAUNCHES
+    return PhasePlan(
+        phase,
+        lengths,
+        stored,
+        round(a_pass / share),
+        passes,
+        flops,
+        mathematics=instances * flops * again / (peak_tflops(settings) * 1e12 * settings.mfu),
+        launches=micro_batches
+        * kernels
+        * _LAUNCH_SECONDS
+        * (COMPILED_SHARE if settings.compile else 1),
     )
 
 
@@ -187,7 +186,6 @@ def checkpoint_bytes(parameters: int, precision: str) -> int:
     return ((2 if precision == "bf16" else 4) + 12) * parameters
 
 
-def device_of(settings: PlanSettings) -> Gpu:
-    """The GPU of the data sheet, with the TFLOP/s that were given, if any."""
-    gpu = GPUS[settings.gpu]
-    return replace(gpu, tflops=settings.peak_tflops or gpu.tflops)
+def peak_tflops(settings: PlanSettings) -> float:
+    """TFLOP/s that were given, or those of the GPU's data sheet."""
+    return settings.peak_tflops or GPUS[settings.gpu].tflops

@@ -1,7 +1,7 @@
 """What a run will take (`python -m trainer plan`): tokens, epochs, hours, memory, bandwidth."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.storage.folder import parse_storage_options
 from trainer.model.config import BertConfig
@@ -11,17 +11,16 @@ from trainer.preflight.memory import count_memory
 from trainer.preflight.phase_plan import (
     PhasePlan,
     checkpoint_bytes,
-    device_of,
     main_of,
     memory_case,
+    peak_tflops,
     plan_phases,
 )
 from trainer.preflight.settings import PlanSettings
-from trainer.preflight.step_time import SLOW
+from trainer.process.gpus import GPUS
 from trainer.settings import resolve
 
 _DEFAULT_VOCAB_SIZE = 30_522
-_MUCH_IDLE = 0.3  # of a step's time at the fast end
 
 
 def describe_plan(settings: PlanSettings) -> Iterator[str]:
@@ -43,7 +42,7 @@ def describe_plan(settings: PlanSettings) -> Iterator[str]:
         yield f"lengths, sizes and epochs are those of {main.name}, {share:.0%} of the mixture"
     if main is None:
         yield "no --data: every instance counts as full, 15 % of it masked, which is the most there can be"
-    yield "phase  length      steps      instances           tokens   epochs  PFLOP/step          hours"
+    yield "phase  length      steps      instances           tokens   epochs  PFLOP/step      hours"
     yield from (_format_phase(index, each) for index, each in enumerate(phases))
     if settings.epochs is not None:
         steps = " ".join(str(each.phase.steps) for each in phases)
@@ -91,29 +90,22 @@ def _format_phase(index: int, each: PhasePlan) -> str:
     step = each.phase.global_batch * each.flops / 1e15
     return (
         f"{index:5}  {each.phase.seq_len:6}  {each.phase.steps:9,}  {each.instances:13,}  {tokens:15,.0f}  {epochs}"
-        f"  {step:10,.3f}  {_hours(each.seconds):>13}"
+        f"  {step:10,.3f}  {_hours(each.seconds):>9}"
     )
 
 
 def _describe_time(settings: PlanSettings, phases: list[PhasePlan]) -> Iterator[str]:
-    """Both ends of the range, and what a step of each phase is made of."""
-    ends = [sum(seconds) for seconds in zip(*(each.seconds for each in phases), strict=True)]
+    """The least time of all phases."""
+    seconds = sum(each.seconds for each in phases)
     tokens = sum(each.instances * each.lengths.tokens for each in phases)
-    rates = " to ".join(f"{tokens / seconds:,.0f}" for seconds in reversed(ends))
-    days = " to ".join(f"{seconds / 3600 * settings.world_size:,.0f}" for seconds in ends)
-    yield f"time: {_hours(ends)} hours; {tokens:,.0f} tokens, {rates} a second; no GPU has measured this yet"
     yield (
-        f"      {days} GPU hours; {settings.mfu:.0%} to {settings.mfu * SLOW.mfu_share:.0%} of"
-        f" {device_of(settings).tflops:,g} TFLOP/s a GPU; checkpoints, validation and starts come on top"
+        f"time: at least {_hours(seconds)} hours, {_hours(seconds * settings.world_size)} GPU hours;"
+        f" {tokens:,.0f} tokens, {tokens / seconds:,.0f} a second"
     )
-    for index, each in enumerate(phases):
-        names = ("mathematics", "launches", "optimizer", "exchange", "once")
-        parts = [
-            f"{name} {_range(1e3 * getattr(end, name) for end in (each.fast, each.slow))}"
-            for name in names
-        ]
-        total = _range(1e3 * end.total for end in (each.fast, each.slow))
-        yield f"step of phase {index}: {total} ms: the longer of {parts[0]} and {', '.join(parts[1:])}"
+    yield (
+        f"      at {settings.mfu:.0%} of {peak_tflops(settings):,g} TFLOP/s a GPU, and 3 us a kernel; no GPU has measured"
+        " this yet; exchange between GPUs, updates, checkpoints, validation and starts come on top"
+    )
 
 
 def _describe_memory(
@@ -122,7 +114,7 @@ def _describe_memory(
     where = (
         "a process"
         if settings.gpu == "cpu"
-        else f"{settings.gpu} of {device_of(settings).memory_gb} GB"
+        else f"{settings.gpu} of {GPUS[settings.gpu].memory_gb} GB"
     )
     tokens = f"micro_tokens {settings.micro_tokens:,}"
     yield f"memory of the fullest rank, {where}, {settings.precision}, {tokens}, in GB:"
@@ -152,7 +144,7 @@ def _terms(terms: Mapping[str, int]) -> str:
 def _describe_reading(settings: PlanSettings, phases: list[PhasePlan]) -> Iterator[str]:
     for each in phases:
         if each.stored_bytes:
-            rate = each.instances / each.seconds[0] * each.stored_bytes
+            rate = each.instances / each.seconds * each.stored_bytes
             yield (
                 f"reading L{each.phase.seq_len}: {rate / 1e6:,.1f} MB/s by all ranks,"
                 f" {rate / settings.world_size / 1e6:,.2f} MB/s each; {each.stored_bytes:,.0f} bytes an instance"
@@ -169,24 +161,15 @@ def _warnings(settings: PlanSettings, phases: list[PhasePlan]) -> Iterator[str]:
             if needed > each.passes:
                 times = needed / each.passes
                 yield f"phase {index} reads the {each.passes} pass(es) of L{length} {times:.1f} times over"
-        if each.fast.idle_share > _MUCH_IDLE and settings.gpu != "cpu":
-            idle = f"{each.fast.idle_share:.0%} to {each.slow.idle_share:.0%}"
+        if each.launches > each.mathematics:
             tokens = each.phase.global_batch * each.lengths.tokens / settings.world_size
-            remedy = (
-                "fewer GPUs, or a larger global_batch, lose"
-                if settings.world_size > 1
-                else "a larger global_batch loses"
-            )
             yield (
-                f"phase {index} is too small for this hardware: of each step a GPU idles {idle}, as it gets"
-                f" {tokens:,.0f} tokens; {remedy} little"
+                f"phase {index} is too small for this hardware: a GPU gets {tokens:,.0f} tokens a step, and waits for"
+                f" kernels to start, {1e3 * each.launches:.2f} ms for {1e3 * each.mathematics:.2f} ms of mathematics;"
+                " fewer GPUs, or a larger global_batch, lose little"
             )
 
 
-def _hours(seconds: Iterable[float]) -> str:
-    return _range(each / 3600 for each in seconds)
-
-
-def _range(values: Iterable[float]) -> str:
-    """Both ends, in three digits."""
-    return " to ".join(f"{each:,.{2 if each < 10 else 1 if each < 100 else 0}f}" for each in values)
+def _hours(seconds: float) -> str:
+    hours = seconds / 3600
+    return f"{hours:,.{2 if hours < 10 else 1 if hours < 100 else 0}f}"

@@ -39,10 +39,9 @@ class PlanSettings(PretrainSettings):
         data: Datasets as pretrain takes them. Without any, every instance counts as full.
         output: The run's folder, which is not looked at.
         world_size: How many ranks train, each on a GPU or on CPUs.
-        gpu: The GPU of a rank, known by its data sheet's TFLOP/s, memory and bandwidths. Ranks on
-            CPUs also need --peak_tflops.
-        mfu: Share of the peak that training reaches at best, counting the mathematics of real
-            tokens only. The slow end of the times has half of it.
+        gpu: The GPU of a rank, known by its data sheet's TFLOP/s and memory. Ranks on CPUs also
+            need --peak_tflops.
+        mfu: Share of the peak that training reaches, counting the mathematics of real tokens only.
         epochs: Passes over the data, of all phases together. The phases' steps then only say their
             proportions; null takes the steps.
     """

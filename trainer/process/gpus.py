@@ -11,29 +11,23 @@ class Gpu:
     Attributes:
         tflops: Dense bf16 TFLOP/s, of a V100 fp16.
         memory_gb: Memory in GB.
-        memory_tb_s: Bandwidth of that memory in TB/s.
-        link_gb_s: Bandwidth to the other GPUs of a node in GB/s, one direction.
     """
 
     tflops: float
     memory_gb: int
-    memory_tb_s: float
-    link_gb_s: float
 
 
 GPUS = {
-    "v100": Gpu(125, 32, 0.90, 150),
-    "a100-40gb": Gpu(312, 40, 1.56, 300),
-    "a100": Gpu(312, 80, 2.04, 300),
-    "l4": Gpu(121, 24, 0.30, 32),
-    "l40s": Gpu(362, 48, 0.86, 32),
-    "h100": Gpu(989, 80, 3.35, 450),
-    "h200": Gpu(989, 141, 4.80, 450),
-    "b200": Gpu(2250, 180, 8.0, 900),
-    "mi300x": Gpu(1307, 192, 5.3, 448),
-    "cpu": Gpu(
-        0, 0, 0.02, 2
-    ),  # products and memory are not known; 20 GB/s and 2 GB/s are of one rank on a server
+    "v100": Gpu(125, 32),
+    "a100-40gb": Gpu(312, 40),
+    "a100": Gpu(312, 80),
+    "l4": Gpu(121, 24),
+    "l40s": Gpu(362, 48),
+    "h100": Gpu(989, 80),
+    "h200": Gpu(989, 141),
+    "b200": Gpu(2250, 180),
+    "mi300x": Gpu(1307, 192),
+    "cpu": Gpu(0, 0),  # not known
 }
 # What torch calls them; variants with a lower clock come before the name they share.
 _NAMES = (
