@@ -131,7 +131,7 @@ def test_the_commands_for_your_own_text_run_in_order(workplace):
     assert "This model has seen" in printed["python -m trainer fill-mask"]
     for model in ("hf", "sst2/best", "squad/best", "entities/best"):
         assert (workplace / model / "model.safetensors").exists()
-    assert list((workplace / "features").glob("*.parquet"))
+    assert (workplace / "a.parquet").exists()
 
 
 @pytest.mark.processes
