@@ -179,35 +179,30 @@ def evaluate(settings: EvaluateSettings, _remainder: object = None) -> None:
     """`python -m trainer evaluate --model DIR --data DATASET`."""
     from pipeline.shards.dataset import open_dataset
     from pipeline.storage.folder import Folder, parse_storage_options
+    from trainer.inference.evaluate import choose_lengths, format_evaluation
     from trainer.inference.evaluate import evaluate as measure
-    from trainer.inference.evaluate import format_evaluation
     from trainer.inference.open_model import open_model
     from trainer.process.ranks import choose_device
     from trainer.runs.json_files import to_json
 
     device = choose_device(settings.device)
     dataset = open_dataset(settings.data, parse_storage_options(settings.storage_options))
-    lengths = [group.seq_len for group in dataset.manifest.groups if group.split == settings.split]
-    seq_len = settings.seq_len or min(lengths, default=0)
     opened = open_model(settings.model)
-    found = measure(
-        opened,
-        dataset,
-        settings.split,
-        seq_len,
-        num_instances=settings.num_instances,
-        micro_tokens=settings.micro_tokens,
-        device=device,
-    )
-    facts = {
-        "model": opened.where,
-        "data": dataset.url,
-        "split": settings.split,
-        "seq_len": seq_len,
-    }
+    found = {}
+    for seq_len in choose_lengths(opened, dataset, settings.split, settings.seq_len):
+        found[seq_len] = measure(
+            opened,
+            dataset,
+            settings.split,
+            seq_len,
+            num_instances=settings.num_instances,
+            micro_tokens=settings.micro_tokens,
+            device=device,
+        )
+        place = f"{opened.where} on {dataset.url}, {settings.split}, {seq_len} tokens"
+        print(f"{place}\n{format_evaluation(found[seq_len])}", flush=True)
     if settings.output:
         folder, name = Folder.of_file(settings.output)
-        folder.write(name, to_json(facts | found.as_json()))
-    print(
-        f"{opened.where} on {dataset.url}, {settings.split}, {seq_len} tokens\n{format_evaluation(found)}"
-    )
+        facts = {"model": opened.where, "data": dataset.url, "split": settings.split}
+        lengths = [{"seq_len": each, **found[each].as_json()} for each in found]
+        folder.write(name, to_json(facts | {"lengths": lengths}))

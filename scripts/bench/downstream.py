@@ -236,7 +236,7 @@ def run_once(
 def begin(prepared: Prepared, variant: str, seed: int) -> Any:
     """The model that a variant trains."""
     state = {name: value for name, value in prepared.opened.state.items() if keeps(variant, name)}
-    model, _ = begin_model(
+    model = begin_model(
         dataclasses.replace(
             prepared, opened=dataclasses.replace(prepared.opened, state=state), keeps_head=False
         ),

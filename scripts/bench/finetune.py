@@ -68,9 +68,7 @@ class Bench:
     def start(self, seed: int) -> BertForTask:
         """The model that both sides begin with."""
         prepared = self.prepared
-        return start_model(prepared.opened, prepared.config, prepared.head, seed, keeps_head=False)[
-            0
-        ]
+        return start_model(prepared.opened, prepared.config, prepared.head, seed, keeps_head=False)
 
     def train_ours(self, recipe: Recipe) -> Trained:
         """Our side, as the command trains."""
@@ -178,8 +176,7 @@ def open_bench(arguments: argparse.Namespace, ranks: Ranks) -> Bench:
         validation=[arguments.validation],
         output="",
         seq_len=arguments.seq_len,
-        hidden_dropout=arguments.dropout,
-        attention_dropout=arguments.dropout,
+        dropout=arguments.dropout,
     )
     prepared = prepare_data(settings)
     if prepared.head.kind != "classification":

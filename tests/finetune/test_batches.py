@@ -1,5 +1,7 @@
 """Items to packed micro-batches: every item once an epoch, on one rank, in micro-batches that fit."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -81,13 +83,15 @@ def settings_of(**changes):
     return FinetuneSettings("sst2", "M", ["T"], ["V"], "O", **changes)
 
 
-def test_grids():
-    assert [recipe.seed for recipe in list_recipes(settings_of(seeds=[3]))] == [0, 1, 2]
-    assert [recipe.seed for recipe in list_recipes(settings_of(seeds=[3, 7]))] == [3, 7]
-    paper = list_recipes(settings_of(sweep="paper", seeds=[2]))
-    assert (len(paper), paper[0].name) == (36, "batch16-lr5e-05-epochs2-seed0")
-    assert len({recipe.name for recipe in paper}) == 36
-    assert len(list_recipes(settings_of(sweep="small-models"))) == 20
+def test_a_search_is_every_combination():
+    settings = settings_of(search_global_batch=[16, 32], search_epochs=[2, 3], search_seeds=[3, 7])
+    names = [recipe.name for recipe in list_recipes(settings)]
+    assert names[:3] == [
+        "batch16-lr5e-05-epochs2-seed3",
+        "batch16-lr5e-05-epochs2-seed7",
+        "batch16-lr5e-05-epochs3-seed3",
+    ]
+    assert len(set(names)) == 8
 
 
 def test_the_first_of_equal_runs_is_the_best():
@@ -95,22 +99,24 @@ def test_the_first_of_equal_runs_is_the_best():
         {"name": name, "metrics": {"dev": {"f1": value}}}
         for name, value in (("a", 0.5), ("b", 0.7), ("c", 0.7))
     ]
-    assert best_run(runs, "dev", "f1")["name"] == "b"
-    assert best_run([], "dev", "f1") is None
+    prepared = SimpleNamespace(
+        validation=[SimpleNamespace(name="dev")], task=SimpleNamespace(main_metric="f1")
+    )
+    assert best_run(runs, prepared)["name"] == "b"
+    assert best_run([], prepared) is None
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"global_batch": []}, "global_batch is empty"),
-        ({"epochs": [3, 0]}, r"epochs is \[3, 0\]"),
-        ({"seeds": [0]}, "seeds is 0; one number says how many seeds"),
-        ({"seeds": [3, 3]}, r"seeds \[3, 3\] repeats one"),
+        ({"search_global_batch": []}, "search_global_batch is empty"),
+        ({"search_epochs": [3, 0]}, r"search_epochs is \[3, 0\]"),
+        ({"search_seeds": [3, 3]}, r"search_seeds \[3, 3\] repeats one"),
         ({"warmup_fraction": 1.0}, "warmup_fraction is 1.0"),
         ({"seq_len": 4}, "seq_len is 4"),
         ({"micro_tokens": 100}, "micro_tokens 100 cannot hold one sequence of seq_len 128"),
     ],
-)  # fmt: skip
+)
 def test_settings_that_make_no_sense(changes, message):
     with pytest.raises(ValueError, match=message):
         check_settings(settings_of(**changes))

@@ -5,7 +5,6 @@ Run as a program, this file is one of the ranks: it fine-tunes what the tests be
 
 import csv
 import json
-import re
 import shutil
 import sys
 import time
@@ -51,10 +50,10 @@ def settings_of(folder, output, **changes):
         test=[str(folder / "test.tsv")],
         output=str(output),
         seq_len=16,
-        global_batch=[8, 16],
-        peak_lr=[5e-3],
-        epochs=[3],
-        seeds=[2],
+        search_global_batch=[8, 16],
+        search_peak_lr=[5e-3],
+        search_epochs=[3],
+        search_seeds=[0, 1],
         micro_tokens=64,
     )
     return replace(base, **changes)
@@ -77,9 +76,15 @@ def alone(ranks, folder, output, faults):
     """What needs no second rank."""
     finetune_on(ranks, settings_of(folder, output / "again"))
     resume(ranks, folder, output)
-    finetune_on(ranks, settings_of(folder, output / "longer", seeds=[0, 1, 5], global_batch=[8]))
+    finetune_on(
+        ranks,
+        settings_of(folder, output / "longer", search_seeds=[0, 1, 5], search_global_batch=[8]),
+    )
     shutil.copytree(output / "grid", output / "grown")
-    finetune_on(ranks, settings_of(folder, output / "grown", seeds=[0, 1, 5], global_batch=[8]))
+    finetune_on(
+        ranks,
+        settings_of(folder, output / "grown", search_seeds=[0, 1, 5], search_global_batch=[8]),
+    )
     shutil.copytree(output / "grid", output / "changed")
     faults["changed"] = fault_of(
         ranks, settings_of(folder, output / "changed", seq_len=12, warmup_fraction=0.2)
@@ -88,7 +93,7 @@ def alone(ranks, folder, output, faults):
     (output / "foreign" / "thesis.txt").write_text("mine")
     faults["foreign"] = fault_of(ranks, settings_of(folder, output / "foreign"))
     faults["positions"] = fault_of(ranks, settings_of(folder, output / "new", seq_len=41))
-    once = {"global_batch": [4], "seeds": [1], "test": [], "epochs": [8]}
+    once = {"search_global_batch": [4], "test": [], "search_epochs": [8], "search_seeds": [0]}
     swag, numbers = str(folder / "swag.csv"), str(folder / "numbers.jsonl")
     finetune_on(
         ranks,
@@ -103,7 +108,11 @@ def alone(ranks, folder, output, faults):
         **once,
     }
     finetune_on(ranks, settings_of(folder, output / "numbers", **regression))
-    head = {"model": str(output / "grid" / "best"), "seeds": [1], "global_batch": [16]}
+    head = {
+        "model": str(output / "grid" / "best"),
+        "search_seeds": [0],
+        "search_global_batch": [16],
+    }
     finetune_on(ranks, settings_of(folder, output / "goes-on", **head))
     other = settings_of(folder, output / "other", **{**head, "model": str(folder / "three-labels")})
     faults["other"] = fault_of(ranks, other)
@@ -139,7 +148,7 @@ def fault_of(ranks, settings):
 def losses_of(ranks, settings, recipe):
     """Of every step of one fine-tuning."""
     prepared = prepare_data(settings)
-    model, _ = start_model(
+    model = start_model(
         prepared.opened, prepared.config, prepared.head, recipe.seed, keeps_head=False
     )
     losses = []
@@ -234,28 +243,16 @@ def test_a_stopped_command_goes_on_and_gives_the_same_results(output):
 
 def test_predict_writes_what_finetune_wrote(output, folder, tmp_path):
     best = output / "grid" / "best"
-    command = [
-        "-m",
-        "trainer",
-        "predict",
-        "--model",
-        best,
-        "--input",
-        folder / "test.tsv",
-        folder / "dev.tsv",
-    ]
-    done = run_python([*command, "--output", tmp_path / "out"])
-    assert done.returncode == 2
-    assert re.search(
-        r"dev\.tsv.*index", done.stderr
-    )  # it has no column of the row's number, as test files have
-    done = run_python(
-        [*command[:-1], "--output", tmp_path / "out", "--micro_tokens", 16, "--seq_len", 16]
-    )
+    command = ["-m", "trainer", "predict", "--model", best, "--input", folder / "test.tsv"]
+    flags = ["--output", tmp_path / "out", "--micro_tokens", 16, "--seq_len", 16]
+    done = run_python([*command, folder / "dev.tsv", *flags])
     assert done.returncode == 0, done.stderr
     assert "SST-2.tsv, 7 rows" in done.stdout
     name = "predictions/test/SST-2.tsv"
     assert (tmp_path / "out" / name).read_bytes() == (output / "grid" / name).read_bytes()
+    rows = (tmp_path / "out/predictions/dev/SST-2.tsv").read_text().splitlines()
+    assert rows[0] == "index\tprediction"
+    assert [row.split("\t")[0] for row in rows[1:]] == list(map(str, range(20)))
 
 
 @pytest.mark.parametrize(
@@ -296,14 +293,14 @@ def test_models_that_cannot_predict_are_refused(folder, tmp_path, model, flags, 
 WAITING = """
 import sys, time
 from trainer.cli import main
-from trainer.finetune.progress import GridProgress
-advance = GridProgress.advance
+from trainer.finetune.progress import SearchProgress
+advance = SearchProgress.advance
 def advance_or_wait(self, loss):
     advance(self, loss)
-    if self._run == 2:
+    if self._run_number == 2:
         print("waits", flush=True)
         time.sleep(10_000)
-GridProgress.advance = advance_or_wait
+SearchProgress.advance = advance_or_wait
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -311,28 +308,12 @@ sys.exit(main(sys.argv[1:]))
 def test_a_killed_command_goes_on_and_gives_the_same_results(folder, output):
     """By the command line, killed in the second of its runs."""
     target = output / "killed"
-    files = [
-        "--train",
-        folder / "train.tsv",
-        "--validation",
-        folder / "dev.tsv",
-        "--test",
-        folder / "test.tsv",
-    ]
-    grid = "--seq_len 16 --global_batch 8 16 --peak_lr 5e-3 --epochs 3 --seeds 2 --micro_tokens 64"
-    command = [
-        "-m",
-        "trainer",
-        "finetune",
-        "--task",
-        "sst2",
-        "--model",
-        folder / "model",
-        *files,
-        "--output",
-        target,
-    ]
-    arguments = [*command, *grid.split()]
+    given = {"--task": "sst2", "--model": "model", "--train": "train.tsv"}
+    given |= {"--validation": "dev.tsv", "--test": "test.tsv", "--output": target}
+    paths = {flag: folder / name if flag != "--task" else name for flag, name in given.items()}
+    arguments = ["-m", "trainer", "finetune", *(each for pair in paths.items() for each in pair)]
+    arguments += ["--seq_len", "16", "--search_global_batch", "8", "16", "--search_peak_lr", "5e-3"]
+    arguments += ["--search_epochs", "3", "--search_seeds", "0", "1", "--micro_tokens", "64"]
     with Program(["-c", WAITING, *arguments[2:]]) as first:
         while "waits\n" not in first.said():
             assert first.poll() is None, "it ended before its first run was finished"
@@ -356,10 +337,7 @@ def test_refusals(faults):
     assert "no such file" in faults["missing"].lower()
     assert "seq_len was 16 and is now 12" in faults["changed"]
     assert "warmup_fraction was 0.1 and is now 0.2" in faults["changed"]
-    assert (
-        "exists and is not a fine-tuning, it has no finetune.json; give another"
-        in faults["foreign"]
-    )
+    assert "exists and is not a fine-tuning, it has no runs; give another" in faults["foreign"]
     assert "seq_len is 41" in faults["positions"]
     assert "reads 40 tokens at most" in faults["positions"]
     assert (
@@ -401,7 +379,7 @@ def test_two_ranks_give_what_one_gives(folder, output):
 def test_losses_are_those_of_a_loop_over_transformers(folder, output):
     settings = settings_of(folder, "")
     prepared = prepare_data(settings)
-    ours, _ = start_model(
+    ours = start_model(
         prepared.opened, prepared.config, prepared.head, LOSSES.seed, keeps_head=False
     )
     theirs = transformers.BertForSequenceClassification.from_pretrained(

@@ -44,12 +44,20 @@ def test_questions_and_entities_have_the_papers_settings():
             ["--config", str(CONFIGS / f"{name}.yaml"), *required, *arguments],
         )
 
-    assert (read("squad").seq_len, read("squad").global_batch, read("squad").epochs) == (
+    assert (
+        read("squad").seq_len,
+        read("squad").search_global_batch,
+        read("squad").search_epochs,
+    ) == (
         384,
         [32],
         [3],
     )
-    assert (read("squad2").task, read("squad2").global_batch, read("squad2").epochs) == (
+    assert (
+        read("squad2").task,
+        read("squad2").search_global_batch,
+        read("squad2").search_epochs,
+    ) == (
         "squad2",
         [48],
         [2],

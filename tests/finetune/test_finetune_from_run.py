@@ -45,7 +45,7 @@ def write_texts(path, num_rows, seed):
 
 
 def from_run(folder, model, output):
-    once = {"global_batch": [8], "seeds": [1], "epochs": [2], "test": []}
+    once = {"search_global_batch": [8], "search_seeds": [0], "search_epochs": [2], "test": []}
     return replace(settings_of(folder, folder / output, **once), model=str(folder / model))
 
 
@@ -57,7 +57,12 @@ def main(folder):
         finetune_on(ranks, from_run(folder / "texts", f"../hf-{name}", f"exported-{name}"))
     losses = {}
     for precision in ("fp32", "bf16"):
-        grid = {"global_batch": [8], "epochs": [6], "seeds": [1, 2], "precision": precision}
+        grid = {
+            "search_global_batch": [8],
+            "search_epochs": [6],
+            "search_seeds": [1, 2],
+            "precision": precision,
+        }
         settings = settings_of(folder / "sst2", folder / "sst2" / precision, **grid)
         finetune_on(ranks, settings)
         losses[precision] = losses_of(ranks, settings, RECIPE)

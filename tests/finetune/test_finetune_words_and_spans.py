@@ -17,7 +17,7 @@ from trainer.finetune.settings import FinetuneSettings, SquadSettings
 from trainer.finetune.squad.task import open_squad
 from trainer.finetune.text import TextEncoder
 from trainer.finetune.tokens.entities import score_entities
-from trainer.finetune.training import forward, split_outputs
+from trainer.finetune.training import split_outputs
 from trainer.model.bert import build_model
 from trainer.model.config import BertConfig
 from trainer.model.task_heads import BertForTask
@@ -28,7 +28,7 @@ CONFIG = BertConfig(
     vocab_size=30_522, num_layers=2, hidden_size=48, num_heads=2, intermediate_size=96, max_position_embeddings=160,
     hidden_dropout=0.0, attention_dropout=0.0,
 )  # fmt: skip
-FROZEN = ("--peak_lr", "1e-12", "--epochs", "1")
+FROZEN = ("--search_peak_lr", "1e-12", "--search_epochs", "1")
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +67,8 @@ def tagged(folder, shared_data):
     longest = "\n".join(sentences[:6])
     (folder / "words.conll").write_text("\n\n".join(["# of WNUT-17", *sentences, longest]) + "\n\n")
     files = folder / "words.conll", folder / "words.conll"
-    arguments = ("--seq_len", "64", "--global_batch", "8")
-    training = ("--peak_lr", "3e-3", "--epochs", "30")
+    arguments = ("--seq_len", "64", "--search_global_batch", "8")
+    training = ("--search_peak_lr", "3e-3", "--search_epochs", "30")
     results = _finetune("ner", folder / "model", *files, folder / "ner", *arguments, *training)
     return files, arguments, results
 
@@ -80,8 +80,8 @@ def answered(folder, shared_data):
     data = [_choose_questions(article) for article in content["data"][:3]]
     (folder / "questions.json").write_text(json.dumps({"version": "v2.0", "data": data}))
     files = folder / "questions.json", folder / "questions.json"
-    arguments = ("--seq_len", "160", "--squad.stride", "64", "--global_batch", "8")
-    training = ("--peak_lr", "2e-3", "--epochs", "40")
+    arguments = ("--seq_len", "160", "--squad.stride", "64", "--search_global_batch", "8")
+    training = ("--search_peak_lr", "2e-3", "--search_epochs", "40")
     results = _finetune(
         "squad2", folder / "model", *files, folder / "squad2", *arguments, *training
     )
@@ -198,7 +198,7 @@ def _our_logits(best, items):
     model.load_state_dict(state)
     batch = pack_items(items, torch.device("cpu"))
     with torch.no_grad():
-        return split_outputs(head, forward(model, batch), batch)
+        return split_outputs(head, model(batch), batch)
 
 
 @pytest.mark.parametrize("task", ["ner", "squad2"])

@@ -121,10 +121,10 @@ def test_entities_are_learned_and_the_encoder_is_not_touched(folder):
         str(folder / "out"),
         "--tokens.lstm_hidden_size",
         "24",
-        "--peak_lr",
+        "--search_peak_lr",
         "1e-2",
     ]
-    command += ["--global_batch", "4", "--epochs", "8", "--seq_len", "40"]
+    command += ["--search_global_batch", "4", "--search_epochs", "8", "--seq_len", "40"]
     [process] = run_ranks(command, 1)
     assert process.returncode == 0, process.stderr
     results = json.loads((folder / "out" / "results.json").read_text())

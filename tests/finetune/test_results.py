@@ -1,9 +1,10 @@
-"""Means over seeds, the table, and what a log says of a grid under way."""
+"""Means over seeds, the table, and what a log says of a search under way."""
 
 import pytest
 
-from trainer.finetune.progress import GridProgress
-from trainer.finetune.results import format_table, summarize
+from trainer.finetune.progress import SearchProgress
+from trainer.finetune.results import format_table, read_finished, summarize
+from trainer.finetune.training import Recipe
 from trainer.runs.run_lock import locked
 
 
@@ -52,15 +53,15 @@ def test_one_file_needs_no_name():
 
 def test_a_log_gets_a_line_every_ten_seconds_with_the_time_left(capsys):
     now = [100.0]
-    progress = GridProgress(40, 2, shown=True, clock=lambda: now[0])
+    progress = SearchProgress(40, 2, shown=True, clock=lambda: now[0])
     progress.begin("batch16-seed0")
+    now[0] += 500.0  # the first step, in which libraries load
     for _ in range(12):
-        now[0] += 2.0
         progress.advance(0.5)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines == [
-        "run 1/2 batch16-seed0: step 5/40 of all runs, loss 0.500, ETA 1 min 10 s",
-        "run 1/2 batch16-seed0: step 10/40 of all runs, loss 0.500, ETA 1 min 0 s",
+        now[0] += 2.0
+    assert capsys.readouterr().out.splitlines() == [
+        "run 1/2 batch16-seed0: step 6/40 of all runs, loss 0.500, ETA 1 min 8 s",
+        "run 1/2 batch16-seed0: step 11/40 of all runs, loss 0.500, ETA 58 s",
     ]
 
 
@@ -74,8 +75,22 @@ def test_an_output_that_is_a_file_is_refused_by_name(tmp_path):
 
 
 def test_other_ranks_say_nothing(capsys):
-    progress = GridProgress(40, 2, shown=False)
+    progress = SearchProgress(40, 2, shown=False)
     progress.begin("batch16-seed0")
     progress.advance(0.5)
     progress.say("a word")
     assert capsys.readouterr() == ("", "")
+
+
+def test_runs_of_other_settings_and_damaged_ones_are_named(tmp_path):
+    recipe = Recipe(16, 2e-5, 3, seed=0)
+    path = tmp_path / "runs" / f"{recipe.name}.json"
+    path.parent.mkdir()
+    path.write_text('{"made_with": {"seq_len": 16}, "metr')
+    with pytest.raises(
+        ValueError, match=r"seed0\.json is damaged.*delete it, and this run is made"
+    ):
+        read_finished(tmp_path, [recipe], None, {"seq_len": 16})
+    path.write_text('{"made_with": {"seq_len": 16}}')
+    with pytest.raises(ValueError, match="other settings: seq_len was 16 and is now 12"):
+        read_finished(tmp_path, [recipe], None, {"seq_len": 12})

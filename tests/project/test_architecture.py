@@ -128,7 +128,7 @@ def test_a_task(copy, tmp_path):
         table,
         "--validation",
         table,
-        "--epochs",
+        "--search_epochs",
         1,
     ]
     run(

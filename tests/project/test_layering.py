@@ -119,7 +119,10 @@ LIBRARIES = {
     "pipeline.text": "numpy sentencex py3langid",
     "pipeline.jobs": "numpy pyarrow fsspec tqdm apache_beam grpc",
     "pipeline.stages": "numpy pyarrow tqdm",
-    "trainer": "torch deepspeed numpy pyarrow safetensors tokenizers tqdm yaml fsspec tensorboard wandb zstandard",
+    "trainer": (
+        "torch deepspeed numpy pyarrow safetensors tokenizers tqdm yaml fsspec"
+        " tensorboard wandb huggingface_hub zstandard"
+    ),
     "trainer.report": "yaml markupsafe",
     "trainer.model": "torch numpy",
     "trainer.order": "numpy",

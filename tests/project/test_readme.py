@@ -43,7 +43,7 @@ SMALLER = {
     "python -m trainer report": [],
     "python -m trainer export": [],
     "python -m trainer fill-mask": [],
-    "python -m trainer finetune": ["--epochs", "1"],
+    "python -m trainer finetune": ["--search_epochs", "1"],
     "python -m trainer features": [],
     "python -m trainer evaluate": [],
 }

@@ -1,4 +1,4 @@
-"""A stand-in for the HTTP interface of the Hugging Face Hub: one dataset repository a name, one branch, no passwords.
+"""A stand-in for the HTTP interface of the Hugging Face Hub: one repository a name, one branch, no passwords.
 
 Written from what huggingface_hub asks: repository, tree by pages, paths, files by range behind a
 redirection, uploads through git-lfs, commits. Files of SMALL_BYTES and more go through git-lfs, as
@@ -125,7 +125,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _info(self, repository):
         self._json(
-            {"_id": SHA, "id": repository, "sha": SHA, "private": False, "tags": [], "siblings": []}
+            {
+                "_id": SHA,
+                "id": repository,
+                "sha": SHA,
+                "private": False,
+                "tags": [],
+                "siblings": [{"rfilename": name} for name in self.server.files[repository]],
+            }
         )
 
     def _create(self):
@@ -177,7 +184,10 @@ class _Handler(BaseHTTPRequestHandler):
         if (data := self.server.files[repository].get(path)) is None:
             self._answer(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": SHA})
         elif len(data) >= SMALL_BYTES:
-            self._answer(302, b"", {"Location": f"{self.server.url}/content/{repository}/{path}"})
+            etag = f'"{hashlib.sha256(data).hexdigest()}"'
+            headers = {"X-Repo-Commit": SHA, "X-Linked-Size": len(data), "X-Linked-ETag": etag}
+            headers["Location"] = f"{self.server.url}/content/{repository}/{path}"
+            self._answer(302, b"", headers)
         else:
             self._send(data)
 
@@ -261,6 +271,9 @@ ROUTES = [
     (f"POST /api/datasets/{NAME}/paths-info/[^/]+", _Handler._paths),
     (f"(?:GET|HEAD) /datasets/{NAME}/resolve/[^/]+/(?P<path>.+)", _Handler._resolve),
     (f"(?:GET|HEAD) /content/{NAME}/(?P<path>.+)", _Handler._content),
+    (f"GET /api/models/{NAME}/revision/[^/]+", _Handler._info),
+    (f"GET /api/models/{NAME}/tree/[^/]+(?:/(?P<folder>.+))?", _Handler._tree),
+    (f"(?:GET|HEAD) /{NAME}/resolve/[^/]+/(?P<path>.+)", _Handler._resolve),
     (f"POST /api/datasets/{NAME}/preupload/[^/]+", _Handler._preupload),
     (f"POST /datasets/{NAME}\\.git/info/lfs/objects/batch", _Handler._lfs_batch),
     (f"PUT /lfs/{NAME}/(?P<oid>[0-9a-f]+)", _Handler._lfs_put),

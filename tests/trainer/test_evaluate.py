@@ -15,7 +15,7 @@ from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.tiny_run import train_tiny_run
 from trainer.batches.pack import pad_micro_batch
 from trainer.cli import main
-from trainer.inference.evaluate import evaluate
+from trainer.inference.evaluate import choose_lengths, evaluate
 from trainer.inference.open_model import open_model
 from trainer.pretrain.objectives import unmasked_text
 from trainer.stream.held_out import iterate_validation
@@ -130,7 +130,12 @@ def test_the_command_prints_a_table_and_writes_the_same_as_json(folder, capsys):
     assert main([*command, "--output", str(folder / "found.json")]) == 0
     printed = capsys.readouterr().out
     found = json.loads((folder / "found.json").read_text())
-    assert (found["instances"], found["seq_len"], found["split"]) == (20, 16, "validation")
+    assert found["split"] == "validation"
+    assert [(each["instances"], each["seq_len"]) for each in found["lengths"]] == [
+        (20, 16),
+        (20, 32),
+    ]
+    found = found["lengths"][0]
     assert f"MLM loss {found['mlm_loss']:.4f} nats" in printed
     assert f"{found['bands'][0]['masked']:,}" in printed
     assert "20 instances, 40 masked tokens" in printed
@@ -161,3 +166,10 @@ def test_what_does_not_fit_is_refused(folder, tmp_path, monkeypatch, capsys, arg
     ]
     assert main(command) == 2
     assert message in capsys.readouterr().err
+
+
+def test_lengths_that_the_model_does_not_read_are_left_out(folder, tmp_path):
+    write_tiny_dataset(tmp_path, seq_lens=(16, 64))
+    opened, dataset = open_model(str(folder / "run")), open_dataset(str(tmp_path))
+    assert choose_lengths(opened, dataset, "validation", None) == [16]
+    assert choose_lengths(opened, dataset, "validation", 64) == [64]

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from trainer.finetune.output import OutputFolder
 from trainer.finetune.prepare import check_names, check_positions, encode_file
+from trainer.finetune.run import write_predictions
 from trainer.finetune.settings import FinetuneSettings, PredictSettings, check_lengths
 from trainer.finetune.start import check_kind, read_vocabulary, start_model
 from trainer.finetune.task import OwnModel
@@ -20,7 +20,7 @@ from trainer.finetune.tasks import open_task
 from trainer.finetune.text import TextEncoder
 from trainer.finetune.training import predict_items
 from trainer.inference.open_model import OpenedModel, open_model
-from trainer.process.ranks import start_ranks, stop_ranks, together
+from trainer.process.ranks import Ranks, start_ranks, stop_ranks, together
 
 _SEQ_LEN = 128
 """Sequence length for models of others, as fine-tuning has it by default."""
@@ -37,40 +37,39 @@ def predict(settings: PredictSettings, remainder: object = None) -> None:
     check_names(settings.input)
     ranks = start_ranks()
     try:
-        with together(ranks):
-            opened = open_model(settings.model)
-            asked = _as_finetuned(settings, opened)
-            task = open_task(asked)
-            has_own_model = isinstance(task, OwnModel)
-            if has_own_model:
-                raise ValueError(
-                    f"task {asked.task} predicts within finetune alone; give its files there as --test"
-                )
-            head = check_kind(opened, task.kind)
-            check_positions(asked.seq_len, opened)
-            lower_case = opened.lower_case if asked.lower_case is None else asked.lower_case
-            encoder = TextEncoder(read_vocabulary(opened), lower_case, asked.seq_len)
-        model, _ = start_model(opened, opened.config, head, 0, keeps_head=True)
-        model.to(ranks.device, torch.bfloat16 if asked.precision == "bf16" else torch.float32)
-        output, metrics = OutputFolder(Path(settings.output)), _tuned(opened)
-        for path in tqdm(settings.input, unit="file", disable=None if ranks.rank == 0 else True):
-            with together(ranks):
-                file = encode_file(task, path, "test", task.read(path, "test"), head, encoder)
-            outputs = predict_items(model, file.items, asked.micro_tokens, ranks)
-            with together(ranks):
-                if ranks.rank == 0:
-                    predictions = task.decode(file.examples, file.items, outputs, head.labels)
-                    contents = task.prediction_files(path, file.examples, predictions, metrics)
-                    output.write_predictions(file.name, contents)
-                    cut = "".join(
-                        f", {number} {name.replace('_', ' ')}"
-                        for name, number in _cut(file.facts).items()
-                    )
-                    tqdm.write(
-                        f"{output.predictions / file.name}: {', '.join(contents)}, {len(predictions):,} rows{cut}"
-                    )
+        _predict_on(ranks, settings)
     finally:
         stop_ranks()
+
+
+def _predict_on(ranks: Ranks, settings: PredictSettings) -> None:
+    with together(ranks):
+        opened = open_model(settings.model)
+        asked = _as_finetuned(settings, opened)
+        task = open_task(asked)
+        has_own_model = isinstance(task, OwnModel)
+        if has_own_model:
+            raise ValueError(
+                f"task {asked.task} predicts within finetune alone; give its files there as --test"
+            )
+        head = check_kind(opened, task.kind)
+        check_positions(asked.seq_len, opened)
+        encoder = TextEncoder(read_vocabulary(opened), opened.lower_case, asked.seq_len)
+    model = start_model(opened, opened.config, head, 0, keeps_head=True)
+    model.to(ranks.device, torch.bfloat16 if asked.precision == "bf16" else torch.float32)
+    for path in tqdm(settings.input, unit="file", disable=None if ranks.rank == 0 else True):
+        with together(ranks):
+            file = encode_file(task, path, "test", task.read(path, "test"), head, encoder)
+        outputs = predict_items(model, file.items, asked.micro_tokens, ranks)
+        with together(ranks):
+            if ranks.rank == 0:
+                predictions = task.decode(file.examples, file.items, outputs, head.labels)
+                contents = task.prediction_files(path, file.examples, predictions, _tuned(opened))
+                folder = write_predictions(Path(settings.output), file.name, contents)
+                names = ", ".join(contents)
+                tqdm.write(
+                    f"{folder}: {names}, {len(predictions):,} rows{_describe_cut(file.facts)}"
+                )
 
 
 def _as_finetuned(settings: PredictSettings, opened: OpenedModel) -> FinetuneSettings:
@@ -101,7 +100,8 @@ def _tuned(opened: OpenedModel) -> Mapping[str, float]:
     return next(iter(metrics.values()), {})
 
 
-def _cut(facts: Mapping[str, Any]) -> dict[str, int]:
+def _describe_cut(facts: Mapping[str, Any]) -> str:
     """What was left out or cut, where anything was."""
     others = ("file", "sha256", "examples", "items", "tokens")
-    return {name: value for name, value in facts.items() if name not in others and value}
+    cut = {name: value for name, value in facts.items() if name not in others and value}
+    return "".join(f", {value} {name.replace('_', ' ')}" for name, value in cut.items())

@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.storage.folder import Folder
 from tokenizer.vocab import Vocabulary
 from trainer.finetune.settings import FinetuneSettings
-from trainer.finetune.start import choose_head, read_vocabulary, start_model
+from trainer.finetune.start import choose_head, describe_new, read_vocabulary, start_model
 from trainer.finetune.task import Item, OwnModel, ReadSet, Split, Task
 from trainer.finetune.tasks import open_task
 from trainer.finetune.text import TextEncoder, file_stem
@@ -48,11 +48,10 @@ class Prepared:
     Attributes:
         task: What is learned.
         opened: Where the weights come from.
-        config: The encoder's, with the dropouts asked for.
+        config: The encoder's, with the dropout asked for.
         head: The one that the model gets.
         keeps_head: Whether the opened model's head goes on.
         vocab: The model's.
-        lower_case: Whether it reads lower-cased text.
         train: Files to train on.
         validation: Files to measure on.
         test: Files to predict.
@@ -65,7 +64,6 @@ class Prepared:
     head: Head
     keeps_head: bool
     vocab: Vocabulary
-    lower_case: bool
     train: list[DataFile]
     validation: list[DataFile]
     test: list[DataFile]
@@ -87,43 +85,41 @@ def prepare_data(settings: FinetuneSettings) -> Prepared:
     """
     task = open_task(settings)
     check_names([*settings.validation, *settings.test])
-    read = {
-        (split, path): task.read(path, split)
-        for split, paths in _splits(settings)
-        for path in paths
-    }
+    paths: dict[Split, list[str]] = {
+        "train": settings.train, "validation": settings.validation, "test": settings.test
+    }  # fmt: skip
+    read = {split: [task.read(path, split) for path in each] for split, each in paths.items()}
     opened = open_model(settings.model)
     check_positions(settings.seq_len, opened)
-    found = task.find_labels(
-        [each for path in settings.train for each in read["train", path].examples]
-    )
-    head, keeps_head, notes = choose_head(task, found, opened, settings.replace_head)
-    if settings.hidden_dropout is not None:
-        head = dataclasses.replace(head, dropout=settings.hidden_dropout)
-    vocab = read_vocabulary(opened)
-    lower_case = opened.lower_case if settings.lower_case is None else settings.lower_case
-    if opened.config.is_causal and head.reads_pooled:
+    labels = task.find_labels([each for rows in read["train"] for each in rows.examples])
+    head, keeps_head, note = choose_head(task, labels, opened, settings.replace_head)
+    notes = [note]
+    config = opened.config
+    if settings.dropout is not None:
+        config = dataclasses.replace(
+            config, hidden_dropout=settings.dropout, attention_dropout=settings.dropout
+        )
+        head = dataclasses.replace(head, dropout=settings.dropout)
+    if not isinstance(task, OwnModel):
+        notes += describe_new(opened, head)
+    if config.is_causal and head.reads_pooled:
         notes.append(
             f"{opened.where} reads left to right, so its last token is pooled; transformers pools the first and will "
             "not give the same"
         )
-    encoder = TextEncoder(vocab, lower_case, settings.seq_len)
-    files: dict[Split, list[DataFile]] = {"train": [], "validation": [], "test": []}
-    for (split, path), rows in read.items():
-        files[split].append(encode_file(task, path, split, rows, head, encoder))
+    vocab = read_vocabulary(opened)
+    encoder = TextEncoder(vocab, opened.lower_case, settings.seq_len)
+    files = {
+        split: [
+            encode_file(task, path, split, rows, head, encoder)
+            for path, rows in zip(each, read[split], strict=True)
+        ]
+        for split, each in paths.items()
+    }
     return Prepared(
-        task=task,
-        opened=opened,
-        config=_with_dropouts(opened.config, settings),
-        head=head,
-        keeps_head=keeps_head,
-        vocab=vocab,
-        lower_case=lower_case,
-        train=files["train"],
-        validation=files["validation"],
-        test=files["test"],
-        notes=notes,
-    )
+        task, opened, config, head, keeps_head, vocab,
+        files["train"], files["validation"], files["test"], notes,
+    )  # fmt: skip
 
 
 def encode_file(
@@ -146,15 +142,11 @@ def check_positions(seq_len: int, opened: OpenedModel) -> None:
         )
 
 
-def begin_model(prepared: Prepared, seed: int) -> tuple[Any, list[str]]:
-    """The model that a run trains, and the names of its parameters that begin as new."""
+def begin_model(prepared: Prepared, seed: int) -> Any:
+    """The model that a run trains."""
     if isinstance(prepared.task, OwnModel):
-        return prepared.task.build_model(prepared.head, seed), []
+        return prepared.task.build_model(prepared.head, seed)
     return start_model(prepared.opened, prepared.config, prepared.head, seed, prepared.keeps_head)
-
-
-def _splits(settings: FinetuneSettings) -> Sequence[tuple[Split, list[str]]]:
-    return (("train", settings.train), ("validation", settings.validation), ("test", settings.test))
 
 
 def check_names(paths: Sequence[str]) -> None:
@@ -165,16 +157,6 @@ def check_names(paths: Sequence[str]) -> None:
         raise ValueError(
             f"two files to be predicted are called {', '.join(repeated)}; rename one, or run twice"
         )
-
-
-def _with_dropouts(config: BertConfig, settings: FinetuneSettings) -> BertConfig:
-    chosen: dict[str, Any] = {
-        "hidden_dropout": settings.hidden_dropout,
-        "attention_dropout": settings.attention_dropout,
-    }
-    return dataclasses.replace(
-        config, **{name: value for name, value in chosen.items() if value is not None}
-    )
 
 
 def _sha256(path: str) -> str:

@@ -1,43 +1,115 @@
-"""From finished runs to results: means over seeds, the best run, results.json and the table.
+"""The runs of a search: which there are, means over seeds, the best one, results.json and the table.
 
-Times are not in results.json: the same command killed and started again gives the same file.
+OUTPUT/runs/NAME.json      a finished run: recipe, loss, metrics, seconds, and what it was made with
+OUTPUT/best/               the best run's model, as transformers opens it
+OUTPUT/predictions/FILE/   what the best model says of each validation and test file
+OUTPUT/results.json        all of it, with means and standard deviations, without times
 """
 
+import json
 import statistics
 from collections.abc import Mapping, Sequence
 from itertools import product
+from pathlib import Path
 from typing import Any
 
-from trainer.finetune.settings import SWEEPS, FinetuneSettings
+from trainer.conversion.export import CONFIG, read_provenance
+from trainer.conversion.initial_weights import hash_state
+from trainer.finetune.prepare import Prepared
+from trainer.finetune.settings import SEARCHED, FinetuneSettings
 from trainer.finetune.training import Recipe
+from trainer.runs.continuing import Continuable
+from trainer.runs.json_files import parse_object, to_json
 
-Run = Mapping[str, Any]
-"""Content of OUTPUT/runs/NAME.json: name, recipe, steps, train_loss and metrics."""
+Run = dict[str, Any]
+"""A finished run: name, recipe, steps, train_loss and metrics."""
 
-_GRID = ("global_batch", "peak_lr", "epochs")
+FINETUNING = Continuable(
+    kind="a fine-tuning",
+    marker="runs",
+    # The search may grow; files and models are known by their hashes.
+    free=("model", "train", "validation", "test", "output", "micro_tokens", *SEARCHED),
+)
+_SETTING = ("global_batch", "peak_lr", "epochs")
+_SPEED = ("train_seconds", "train_tokens_per_second", "made_with")
 
 
 def list_recipes(settings: FinetuneSettings) -> list[Recipe]:
-    """Every run of the grid, in order: settings outside, seeds inside."""
-    chosen = settings.global_batch, settings.peak_lr, settings.epochs
-    grid = SWEEPS[settings.sweep] if settings.sweep else chosen
-    seeds = list(range(settings.seeds[0])) if len(settings.seeds) == 1 else settings.seeds
-    return [Recipe(*values, seed) for values in product(*grid) for seed in seeds]
+    """Every run of the search, in order: settings outside, seeds inside."""
+    return [Recipe(*values) for values in product(*(getattr(settings, name) for name in SEARCHED))]
 
 
-def best_run(runs: Sequence[Run], main_file: str, main_metric: str) -> Run | None:
+def describe_work(settings: FinetuneSettings, prepared: Prepared) -> dict[str, Any]:
+    """What all runs of a folder are made with."""
+    files = {"train": prepared.train, "validation": prepared.validation, "test": prepared.test}
+    facts = {
+        **FINETUNING.bound_settings(settings),
+        "model_sha256": hash_state(prepared.opened.state),
+        "labels": list(prepared.head.labels),
+        "data_sha256": {
+            split: {file.name: file.facts["sha256"] for file in each}
+            for split, each in files.items()
+        },
+    }
+    plain: dict[str, Any] = json.loads(to_json(facts))
+    return plain
+
+
+def read_finished(
+    output: Path, recipes: Sequence[Recipe], prepared: Prepared, made_with: Mapping[str, Any]
+) -> dict[str, Run]:
+    """Finished runs by name; the best one is made again where its model is not in OUTPUT/best.
+
+    Raises:
+        ValueError: A file is damaged, or of other settings, another model or other data; says
+            which.
+    """
+    finished: dict[str, Run] = {}
+    for recipe in recipes:
+        path = output / "runs" / f"{recipe.name}.json"
+        if path.is_file():
+            remedy = "delete it, and this run is made again"
+            run = parse_object(path.read_bytes(), str(path), remedy)
+            FINETUNING.check_settings(str(path), run.get("made_with", {}), made_with)
+            finished[recipe.name] = run
+    best = best_run(list(finished.values()), prepared)
+    if best is not None and best["name"] != _kept_run(output / "best"):
+        del finished[best["name"]]
+    return finished
+
+
+def best_run(runs: Sequence[Run], prepared: Prepared) -> Run | None:
     """The first run with the best main metric on the first validation file; None without runs."""
-    return max(runs, key=lambda run: run["metrics"][main_file][main_metric], default=None)
+    file, metric = prepared.validation[0].name, prepared.task.main_metric
+    return max(runs, key=lambda run: run["metrics"][file][metric], default=None)
+
+
+def make_results(
+    settings: FinetuneSettings, prepared: Prepared, runs: Sequence[Run], best: Run
+) -> dict[str, Any]:
+    """Content of results.json: nothing in it depends on when or how often the command ran."""
+    files = {"train": prepared.train, "validation": prepared.validation, "test": prepared.test}
+    timeless = [{name: run[name] for name in run if name not in _SPEED} for run in runs]
+    return {
+        "task": settings.task,
+        "main_metric": prepared.task.main_metric,
+        "model": settings.model,
+        "head": {"kind": prepared.head.kind, "labels": list(prepared.head.labels)},
+        "data": {split: [file.facts for file in each] for split, each in files.items()},
+        "best": next(run for run in timeless if run["name"] == best["name"]),
+        "settings": summarize(runs),
+        "runs": timeless,
+    }
 
 
 def summarize(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Mean and standard deviation (of the sample; None for one) over the seeds of each setting."""
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
-        groups.setdefault(tuple(run[name] for name in _GRID), []).append(run)
+        groups.setdefault(tuple(run[name] for name in _SETTING), []).append(run)
     return [
         {
-            **dict(zip(_GRID, key, strict=True)),
+            **dict(zip(_SETTING, key, strict=True)),
             "num_seeds": len(group),
             "mean": _over_seeds(group, statistics.fmean),
             "standard_deviation": _over_seeds(
@@ -55,15 +127,14 @@ def format_table(summary: Sequence[Mapping[str, Any]], best: Run) -> str:
     names = [f"{file} {metric}" if several else metric for file, metric in columns]
     rows = [["batch", "learning rate", "epochs", "seeds", *names]]
     for entry in summary:
-        mark = " *" if all(entry[name] == best[name] for name in _GRID) else ""
-        setting = [str(entry["global_batch"]), f"{entry['peak_lr']:g}", str(entry["epochs"])]
-        pairs = [
-            (entry["mean"][file][metric], entry["standard_deviation"][file][metric])
-            for file, metric in columns
-        ]
-        rows.append(
-            [*setting, f"{entry['num_seeds']}{mark}", *(_format_cell(*pair) for pair in pairs)]
-        )
+        mark = " *" if all(entry[name] == best[name] for name in _SETTING) else ""
+        row = [str(entry["global_batch"]), f"{entry['peak_lr']:g}", str(entry["epochs"])]
+        row.append(f"{entry['num_seeds']}{mark}")
+        for file, metric in columns:
+            deviation = entry["standard_deviation"][file][metric]
+            spread = "" if deviation is None else f" +- {deviation:.4f}"
+            row.append(f"{entry['mean'][file][metric]:.4f}{spread}")
+        rows.append(row)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -72,12 +143,14 @@ def format_table(summary: Sequence[Mapping[str, Any]], best: Run) -> str:
     return "\n".join([*lines, f"* has the best run, {best['name']}"])
 
 
+def _kept_run(best: Path) -> Any:
+    if not (best / CONFIG).is_file():
+        return None
+    return read_provenance(str(best)).get("finetuned", {}).get("run")
+
+
 def _over_seeds(group: Sequence[Run], fold: Any) -> dict[str, dict[str, float | None]]:
     return {
         file: {metric: fold([run["metrics"][file][metric] for run in group]) for metric in metrics}
         for file, metrics in group[0]["metrics"].items()
     }
-
-
-def _format_cell(mean: float, deviation: float | None) -> str:
-    return f"{mean:.4f}" if deviation is None else f"{mean:.4f} +- {deviation:.4f}"

@@ -1,4 +1,4 @@
-"""`python -m trainer finetune`: the runs of a grid, the best model, its predictions, results.
+"""`python -m trainer finetune`: a loop over the runs of a search, of which the best model is kept.
 
 All ranks call everything; rank 0 writes and prints.
 """
@@ -7,138 +7,138 @@ import contextlib
 import dataclasses
 import gc
 import statistics
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed
-from tqdm import tqdm
-
-from pipeline.interrupts import INTERRUPTED, Interrupted
-from pipeline.storage.local import replace_file
-from trainer.conversion.export import export_hf, load_hf_task, read_provenance, write_export
+from pipeline.storage.local import make_folder, replace_file
+from trainer.conversion.export import export_hf, write_export
 from trainer.engine.partitions import iterate_weights
-from trainer.engine.train_step import agree_on_waiting
-from trainer.finetune.output import OutputFolder, open_output
 from trainer.finetune.prepare import DataFile, Prepared, begin_model, prepare_data
-from trainer.finetune.progress import GridProgress
-from trainer.finetune.results import Run, best_run, format_table, list_recipes, summarize
+from trainer.finetune.progress import SearchProgress
+from trainer.finetune.results import (
+    FINETUNING,
+    Run,
+    best_run,
+    describe_work,
+    format_table,
+    list_recipes,
+    make_results,
+    read_finished,
+    summarize,
+)
 from trainer.finetune.settings import FinetuneSettings, check_settings
-from trainer.finetune.start import describe_new
 from trainer.finetune.task import OwnModel
 from trainer.finetune.training import Recipe, predict_items, train_task
-from trainer.model.task_heads import BertForTask, build_task_model
+from trainer.model.task_heads import BertForTask
 from trainer.process.allocator import keep_freed_memory
 from trainer.process.ranks import Ranks, start_ranks, stop_ranks, together
-from trainer.process.stopping import LauncherWatch, StopRequest, Told, stops_requested
+from trainer.process.stopping import LauncherWatch
+from trainer.runs.continuing import names_in
 from trainer.runs.json_files import to_json
 from trainer.runs.run_lock import locked
-
-STOPPING = "stopping after this step, finished runs are kept; again leaves at once"
 
 
 def finetune(settings: FinetuneSettings, remainder: object = None) -> None:
     """Fine-tunes, or goes on with, what the settings ask for."""
     assert not remainder, "the command line passes nothing after --"
     check_settings(settings)
-    watch = LauncherWatch()
+    LauncherWatch()
     keep_freed_memory()
     ranks = start_ranks()
     try:
-        finetune_on(ranks, settings, watch)
+        finetune_on(ranks, settings)
     finally:
         stop_ranks()
 
 
-def finetune_on(
-    ranks: Ranks, settings: FinetuneSettings, watch: LauncherWatch | None = None
-) -> None:
+def finetune_on(ranks: Ranks, settings: FinetuneSettings) -> None:
     """Fine-tunes by processes that have joined each other already; may be called again and again.
 
     Raises:
-        Interrupted: A rank was told to stop, or its launcher is gone; says how many runs are kept.
+        FileExistsError: The output folder holds something else.
         ValueError: A file, a model or an output folder that does not fit; the same on every rank.
     """
     check_settings(settings)
-    output = OutputFolder(Path(settings.output))
+    output = Path(settings.output)
     with contextlib.ExitStack() as stack:
+        finished: dict[str, Run] = {}
         with together(ranks):
             prepared = prepare_data(settings)
+            recipes, made_with = list_recipes(settings), describe_work(settings, prepared)
             if ranks.rank == 0:
-                stack.enter_context(locked(output.path))
-                open_output(output, settings, prepared)
-        runs = run_grid(settings, prepared, output, ranks, watch or LauncherWatch())
-        _finish(settings, prepared, output, runs, ranks)
-
-
-def run_grid(
-    settings: FinetuneSettings,
-    prepared: Prepared,
-    output: OutputFolder,
-    ranks: Ranks,
-    watch: LauncherWatch,
-) -> list[Run]:
-    """All runs of the grid, finished before or now, in the grid's order."""
-    recipes = list_recipes(settings)
-    finished = share(ranks, lambda: read_finished(output, prepared, recipes))
-    num_items = len(prepared.train_items)
-    left = [recipe for recipe in recipes if recipe.name not in finished]
-    num_steps, stop = sum(recipe.num_steps(num_items) for recipe in left), StopRequest()
-
-    def told() -> bool:
-        return stop.is_made
-
-    with (
-        contextlib.closing(GridProgress(num_steps, len(left), ranks.rank == 0)) as progress,
-        stops_requested(watch, stop, progress.say, STOPPING),
-    ):
+                stack.enter_context(locked(output))
+                FINETUNING.refuse_foreign(str(output), names_in(output))
+                make_folder(output / "runs")
+                finished = read_finished(output, recipes, prepared, made_with)
+        finished = ranks.from_first(finished)
+        left = [recipe for recipe in recipes if recipe.name not in finished]
+        num_steps = sum(recipe.num_steps(len(prepared.train_items)) for recipe in left)
+        progress = stack.enter_context(
+            contextlib.closing(SearchProgress(num_steps, len(left), ranks.rank == 0))
+        )
         for note in prepared.notes:
             progress.say(note)
         if finished:
             progress.say(f"{len(finished)} of {len(recipes)} runs were finished before")
         for recipe in left:
             progress.begin(recipe.name)
-            try:
-                finished[recipe.name] = _run(
-                    recipe, settings, prepared, output, finished, ranks, progress, told
-                )
-                _leave_if_told(ranks, told)
-            except Interrupted as error:
-                kept = f"{len(finished)} of {len(recipes)} runs are kept"
-                raise Interrupted(
-                    f"{INTERRUPTED}; {kept}, the same command continues", stop.number
-                ) from error
+            engine, run = train_run(recipe, settings, prepared, ranks, progress)
+            finished[recipe.name] = run
+            runs = [finished[each.name] for each in recipes if each.name in finished]
+            if best_run(runs, prepared) is run:
+                _keep_best(engine, run, settings, prepared, output, ranks)
+            if ranks.rank == 0:
+                content = to_json({**run, "made_with": made_with})
+                replace_file(output / "runs" / f"{recipe.name}.json", content)
+            engine.destroy()
+            del engine
             gc.collect()  # engines are cycles: five large ones would fill a GPU before they are found
-    return [finished[recipe.name] for recipe in recipes]
+        runs = [finished[recipe.name] for recipe in recipes]
+        best = best_run(runs, prepared)
+        assert best is not None, "there is at least one run"
+        if ranks.rank == 0:
+            results = make_results(settings, prepared, runs, best)
+            replace_file(output / "results.json", to_json(results))
+        progress.say(
+            f"{format_table(summarize(runs), best)}\n{output}: results.json, predictions, and the "
+            f"best model in {output / 'best'}"
+        )
 
 
-def _leave_if_told(ranks: Ranks, told: Told) -> None:
-    _, is_told = agree_on_waiting(ranks, is_ready=True, must_stop=told())
-    if is_told:
-        raise Interrupted(INTERRUPTED)
+def train_run(
+    recipe: Recipe,
+    settings: FinetuneSettings,
+    prepared: Prepared,
+    ranks: Ranks,
+    progress: SearchProgress,
+) -> tuple[Any, Run]:
+    """Trains and measures; the engine, whose module is the trained model, and the run's facts."""
+    model = begin_model(prepared, recipe.seed)
+    began, losses = time.monotonic(), list[float]()
 
+    def report(loss: float) -> None:
+        losses.append(loss)
+        progress.advance(loss)
 
-def read_finished(
-    output: OutputFolder, prepared: Prepared, recipes: list[Recipe]
-) -> dict[str, Run]:
-    """Finished runs by name; the best one is redone where its model is not in OUTPUT/best."""
-    found = {recipe.name: output.read_run(recipe.name) for recipe in recipes}
-    finished: dict[str, Run] = {name: run for name, run in found.items() if run is not None}
-    best = best_run(list(finished.values()), prepared.validation[0].name, prepared.task.main_metric)
-    if best is not None and best_name(output) != best["name"]:
-        del finished[str(best["name"])]
-    return finished
-
-
-def best_name(output: OutputFolder) -> str | None:
-    """The run whose model lies in OUTPUT/best."""
-    if not (output.best / "config.json").is_file():
-        return None
-    name: str | None = read_provenance(str(output.best)).get("finetuned", {}).get("run")
-    return name
+    engine = train_task(model, prepared.train_items, recipe, settings, ranks, report)
+    seconds = time.monotonic() - began
+    metrics = {
+        file.name: measure(engine.module, file, prepared, settings, ranks)
+        for file in prepared.validation
+    }
+    tokens = recipe.epochs * sum(file.facts["tokens"] for file in prepared.train)
+    file, metric = prepared.validation[0].name, prepared.task.main_metric
+    progress.say(f"{recipe.name}: {file} {metric} {metrics[file][metric]:.4f}")
+    return engine, {
+        "name": recipe.name,
+        **dataclasses.asdict(recipe),
+        "steps": len(losses),
+        "train_loss": statistics.fmean(losses[-(len(losses) // recipe.epochs) :]),
+        "metrics": metrics,
+        "train_seconds": seconds,
+        "train_tokens_per_second": tokens / seconds,
+    }
 
 
 def measure(
@@ -147,10 +147,9 @@ def measure(
     prepared: Prepared,
     settings: FinetuneSettings,
     ranks: Ranks,
-    told: Told = lambda: False,
 ) -> Any:
-    """Predictions for each example of a file, and its metrics."""
-    predictions = predict(model, file, prepared, settings, ranks, told)
+    """Metrics of a model's predictions for a file."""
+    predictions = predict(model, file, prepared, settings, ranks)
     return prepared.task.score(file.examples, predictions)
 
 
@@ -160,75 +159,42 @@ def predict(
     prepared: Prepared,
     settings: FinetuneSettings,
     ranks: Ranks,
-    told: Told = lambda: False,
 ) -> list[Any]:
     """A prediction for each example of a file."""
-    outputs = predict_items(model, file.items, settings.micro_tokens, ranks, told)
+    outputs = predict_items(model, file.items, settings.micro_tokens, ranks)
     return prepared.task.decode(file.examples, file.items, outputs, prepared.head.labels)
 
 
-def share(ranks: Ranks, read: Callable[[], Any]) -> Any:
-    """What rank 0 reads, on every rank."""
-    box = [None]
-    with together(ranks):
-        if ranks.rank == 0:
-            box = [read()]
-    torch.distributed.broadcast_object_list(box, src=0, group=ranks.counts_group)
-    return box[0]
-
-
-def _run(
-    recipe: Recipe,
+def _keep_best(
+    engine: Any,
+    run: Run,
     settings: FinetuneSettings,
     prepared: Prepared,
-    output: OutputFolder,
-    finished: dict[str, Run],
+    output: Path,
     ranks: Ranks,
-    progress: GridProgress,
-    told: Told,
-) -> Run:
-    """Trains and measures one run, keeps its model if it is the best, and marks it as finished."""
-    model, new = begin_model(prepared, recipe.seed)
-    if not finished and (note := describe_new(new)):
-        progress.say(note)
-    began, items = time.monotonic(), prepared.train_items
-    losses: list[float] = []
-
-    def report(loss: float) -> None:
-        losses.append(loss)
-        progress.advance(loss)
-
-    engine = train_task(model, items, recipe, settings, ranks, report, told)
-    trained_seconds = time.monotonic() - began
-    run: dict[str, Any] = {
-        "name": recipe.name,
-        **dataclasses.asdict(recipe),
-        "steps": len(losses),
-        "train_loss": statistics.fmean(losses[-(len(losses) // recipe.epochs) :]),
-        "metrics": {
-            file.name: measure(engine.module, file, prepared, settings, ranks, told)
-            for file in prepared.validation
-        },
-    }
-    file, metric = prepared.validation[0].name, prepared.task.main_metric
-    best = best_run([*finished.values(), run], file, metric)
-    state = dict(iterate_weights(engine, ranks)) if best is run else {}
+) -> None:
+    """Writes the model that is the best so far, and its predictions."""
+    state = dict(iterate_weights(engine, ranks))
     if ranks.rank == 0:
-        if best is run:
-            _export(state, run, settings, prepared, output)
-        tokens = recipe.epochs * sum(file.facts["tokens"] for file in prepared.train)
-        speed = {
-            "train_seconds": trained_seconds,
-            "train_tokens_per_second": tokens / trained_seconds,
-        }
-        output.write_run(recipe.name, {**run, **speed})
-        progress.say(f"{recipe.name}: {file} {metric} {run['metrics'][file][metric]:.4f}")
-    engine.destroy()
-    return run
+        _export(state, run, settings, prepared, output / "best")
+    tuned = run["metrics"][prepared.validation[0].name]
+    for file in [*prepared.validation, *prepared.test]:
+        predictions = predict(engine.module, file, prepared, settings, ranks)
+        if ranks.rank == 0:
+            contents = prepared.task.prediction_files(file.path, file.examples, predictions, tuned)
+            write_predictions(output, file.name, contents)
+
+
+def write_predictions(output: Path, file_name: str, contents: dict[str, str]) -> Path:
+    """Writes what a model says of one file of data to a folder of that name, which is returned."""
+    folder = output / "predictions" / file_name
+    for name, text in contents.items():
+        replace_file(folder / name, text.encode())
+    return folder
 
 
 def _export(
-    state: Any, run: Run, settings: FinetuneSettings, prepared: Prepared, output: OutputFolder
+    state: Any, run: Run, settings: FinetuneSettings, prepared: Prepared, folder: Path
 ) -> None:
     facts = {
         "task": settings.task,
@@ -238,98 +204,14 @@ def _export(
     }
     provenance = {**prepared.opened.provenance, "finetuned": facts}
     if isinstance(prepared.task, OwnModel):
-        write_export(prepared.task.model_files(state, prepared.head, provenance), str(output.best))
+        write_export(prepared.task.model_files(state, prepared.head, provenance), str(folder))
         return
     export_hf(
         state,
         prepared.opened.config,
         prepared.vocab.to_text().encode(),
-        str(output.best),
-        lower_case=prepared.lower_case,
+        str(folder),
+        lower_case=prepared.opened.lower_case,
         provenance=provenance,
         head=prepared.head,
     )
-
-
-def _finish(
-    settings: FinetuneSettings,
-    prepared: Prepared,
-    output: OutputFolder,
-    runs: list[Run],
-    ranks: Ranks,
-) -> None:
-    """Predictions of the best model, results.json, and the table."""
-    best = best_run(runs, prepared.validation[0].name, prepared.task.main_metric)
-    assert best is not None, "there is at least one run"
-    model = _open_best(prepared, output, ranks)
-    model.to(torch.bfloat16 if settings.precision == "bf16" else torch.float32)
-    tuned = best["metrics"][prepared.validation[0].name]
-    for file in [*prepared.validation, *prepared.test]:
-        predictions = predict(model, file, prepared, settings, ranks)
-        if ranks.rank == 0:
-            contents = prepared.task.prediction_files(file.path, file.examples, predictions, tuned)
-            output.write_predictions(file.name, contents)
-    if ranks.rank == 0:
-        summary = summarize(runs)
-        replace_file(output.results, to_json(_results(settings, prepared, runs, summary, best)))
-        tqdm.write(format_table(summary, best))
-        tqdm.write(
-            f"{output.path}: {output.results.name}, predictions, and the best model in {output.best}"
-        )
-        sys.stdout.flush()
-
-
-def _open_best(prepared: Prepared, output: OutputFolder, ranks: Ranks) -> Any:
-    """The best run's model on every rank; rank 0 alone reads it, others may not see its disk."""
-    own = prepared.task if isinstance(prepared.task, OwnModel) else None
-    model = (
-        own.build_model(prepared.head, 0)
-        if own
-        else build_task_model(prepared.config, prepared.head, 0)
-    )
-    with together(ranks):
-        if ranks.rank == 0:
-            if own:
-                state = own.load_model(str(output.best), prepared.head).state_dict()
-            else:
-                loaded = load_hf_task(str(output.best))
-                assert loaded is not None, "the best model has a head"
-                state = loaded[1]
-            model.load_state_dict(state)
-    model.to(ranks.device)
-    for parameter in model.parameters():
-        torch.distributed.broadcast(parameter.data, src=0)
-    return model
-
-
-def _results(
-    settings: FinetuneSettings,
-    prepared: Prepared,
-    runs: list[Run],
-    summary: list[dict[str, Any]],
-    best: Run,
-) -> dict[str, Any]:
-    """Content of results.json: nothing in it depends on when or how often the command ran."""
-    return {
-        "task": settings.task,
-        "main_metric": prepared.task.main_metric,
-        "model": settings.model,
-        "head": {"kind": prepared.head.kind, "labels": list(prepared.head.labels)},
-        "data": {
-            split: [file.facts for file in files]
-            for split, files in (
-                ("train", prepared.train), ("validation", prepared.validation), ("test", prepared.test)
-            )
-        },
-        "best": _without_times(best),
-        "settings": summary,
-        "runs": [_without_times(run) for run in runs],
-    }  # fmt: skip
-
-
-def _without_times(run: Run) -> dict[str, Any]:
-    return {
-        name: value
-        for name, value in run.items()
-        if not name.startswith("train_seconds") and "per_second" not in name
-    }

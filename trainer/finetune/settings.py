@@ -3,13 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-SWEEPS: dict[str, tuple[list[int], list[float], list[int]]] = {
-    # BERT paper, appendix A.3.
-    "paper": ([16, 32], [5e-5, 3e-5, 2e-5], [2, 3, 4]),
-    # google-research/bert, README: what the small released models were searched over, for 4 epochs.
-    "small-models": ([8, 16, 32, 64, 128], [3e-4, 1e-4, 5e-5, 3e-5], [4]),
-}
-"""Batch sizes, learning rates and epochs."""
+SEARCHED = ("search_global_batch", "search_peak_lr", "search_epochs", "search_seeds")
+"""Settings of which every combination is a run."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +77,8 @@ class FinetuneSettings:
         task: The task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, swag; squad (1.1),
             squad2 (2.0); ner, ner-features; or classification, regression and multiple-choice of
             any table.
-        model: A run, RUN@STEP for an earlier checkpoint, or the folder or URL of a model, also a
-            fine-tuned one.
+        model: A run, RUN@STEP for an earlier checkpoint, the folder or URL of a model, also a
+            fine-tuned one, or a name on the Hugging Face Hub.
         train: Files to train on, together.
         validation: Files to measure on, each by itself. The first one chooses the best run.
         output: Folder for results.json, the best model and its predictions. The same command again
@@ -94,22 +89,16 @@ class FinetuneSettings:
         tokens: Columns and windows of ner, layers and sizes of ner-features.
 
     Search:
-        global_batch: Items of one optimizer step, over all ranks. Several numbers are all tried.
-        peak_lr: The learning rate after the warm-up. Several numbers are all tried.
-        epochs: How often the training items are seen. Several numbers are all tried.
-        seeds: Random seeds of new weights, order and dropout. One number says how many seeds, from
-            0 on; several are the seeds.
-        sweep: A search in place of global_batch, peak_lr and epochs: paper for that of BERT's
-            authors (appendix A.3, 18 settings), small-models for that of Google's small models (20
-            settings).
+        search_global_batch: Items of one optimizer step, over all ranks. All of several are tried.
+        search_peak_lr: The learning rate after the warm-up. All of several are tried.
+        search_epochs: How often the training items are seen. All of several are tried.
+        search_seeds: Random seeds of new weights, order and dropout. All of several are tried.
 
     Training:
         seq_len: Sequence length in tokens, with [CLS] and [SEP]. What is longer is cut and counted.
         warmup_fraction: Share of the steps in which the learning rate grows. It falls linearly to 0
             afterwards.
-        hidden_dropout: Dropout of hidden states and of the head; null means the model's own.
-        attention_dropout: Dropout of attention probabilities; null means the model's own.
-        lower_case: Whether the model reads lower-cased text; null means what its folder says.
+        dropout: Dropout of hidden states, attention and the head; null means the model's own.
         replace_head: Whether a model whose head has other labels, or is of another kind, gets a new
             one.
         precision: The numbers of weights and activations. Weights are updated in 32 bits either
@@ -130,19 +119,16 @@ class FinetuneSettings:
     squad: SquadSettings = field(default_factory=SquadSettings)
     tokens: TokenSettings = field(default_factory=TokenSettings)
     seq_len: int = 128
-    global_batch: list[int] = field(default_factory=lambda: [32])
-    peak_lr: list[float] = field(default_factory=lambda: [5e-5])
-    epochs: list[int] = field(default_factory=lambda: [3])
-    seeds: list[int] = field(default_factory=lambda: [1])
-    sweep: Literal["paper", "small-models"] | None = None
+    search_global_batch: list[int] = field(default_factory=lambda: [32])
+    search_peak_lr: list[float] = field(default_factory=lambda: [5e-5])
+    search_epochs: list[int] = field(default_factory=lambda: [3])
+    search_seeds: list[int] = field(default_factory=lambda: [0])
     warmup_fraction: float = 0.1
-    hidden_dropout: float | None = None
-    attention_dropout: float | None = None
+    dropout: float | None = None
     bias_correction: bool = True
     precision: Literal["fp32", "bf16"] = "fp32"
     micro_tokens: int = 8_192
     replace_head: bool = False
-    lower_case: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -160,8 +146,7 @@ class PredictSettings:
     Model:
         task: The task; null means the one that the model was fine-tuned on here.
         seq_len: Sequence length in tokens, with [CLS] and [SEP]; null means that of the
-        fine-tuning.
-        lower_case: Whether the model reads lower-cased text; null means what its folder says.
+            fine-tuning.
         precision: The numbers of weights and activations.
         micro_tokens: The most real tokens of one forward pass on one rank. It bounds memory and
             changes no prediction.
@@ -175,7 +160,6 @@ class PredictSettings:
     tokens: TokenSettings = field(default_factory=TokenSettings)
     task: str | None = None
     seq_len: int | None = None
-    lower_case: bool | None = None
     precision: Literal["fp32", "bf16"] = "fp32"
     micro_tokens: int = 8_192
 
@@ -186,18 +170,19 @@ def check_settings(settings: FinetuneSettings) -> None:
     Raises:
         ValueError: Names the setting.
     """
-    for name in ("train", "validation", "global_batch", "peak_lr", "epochs", "seeds"):
+    for name in ("train", "validation", *SEARCHED):
         if not getattr(settings, name):
             raise ValueError(f"{name} is empty; give at least one")
-    for name in ("global_batch", "peak_lr", "epochs"):
+    for name in SEARCHED[:3]:
         if min(getattr(settings, name)) <= 0:
             raise ValueError(f"{name} is {getattr(settings, name)}; every one must be above 0")
+    if len(set(settings.search_seeds)) != len(settings.search_seeds):
+        raise ValueError(f"search_seeds {settings.search_seeds} repeats one")
     if not 0.0 <= settings.warmup_fraction < 1.0:
         raise ValueError(
             f"warmup_fraction is {settings.warmup_fraction}; it is a share of the steps, in [0, 1)"
         )
     check_lengths(settings)
-    _check_seeds(settings.seeds)
 
 
 def check_lengths(settings: FinetuneSettings) -> None:
@@ -209,10 +194,3 @@ def check_lengths(settings: FinetuneSettings) -> None:
         raise ValueError(
             f"micro_tokens {micro_tokens} cannot hold one sequence of seq_len {length} tokens"
         )
-
-
-def _check_seeds(seeds: list[int]) -> None:
-    if len(seeds) == 1 and seeds[0] < 1:
-        raise ValueError(f"seeds is {seeds[0]}; one number says how many seeds, at least 1")
-    if len(set(seeds)) != len(seeds):
-        raise ValueError(f"seeds {seeds} repeats one")

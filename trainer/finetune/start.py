@@ -3,7 +3,8 @@
 import dataclasses
 import json
 import re
-from collections.abc import Sequence
+
+import torch
 
 from tokenizer.vocab import Vocabulary, parse_vocab
 from trainer.conversion.export import TOKENIZER, VOCAB
@@ -15,7 +16,7 @@ from trainer.model.task_heads import BertForTask, Head, HeadKind, build_task_mod
 
 def choose_head(
     task: Task, labels: tuple[str, ...], opened: OpenedModel, replace_head: bool
-) -> tuple[Head, bool, list[str]]:
+) -> tuple[Head, bool, str]:
     """The head that the model gets, whether it is the one it has, and what to tell people.
 
     Raises:
@@ -24,26 +25,22 @@ def choose_head(
     """
     fresh, old = Head(task.kind, labels), opened.head
     if old is None:
-        return fresh, False, [f"{opened.where} has no head for this task: it begins with a new one"]
+        return fresh, False, f"{opened.where} has no head for this task: it begins with a new one"
     if replace_head:
         return (
             fresh,
             False,
-            [f"the head of {opened.where} ({_describe(old)}) is replaced by a new one"],
+            f"the head of {opened.where} ({_describe(old)}) is replaced by a new one",
         )
-    if old.kind == fresh.kind:
-        if set(labels) <= set(old.labels):
-            return old, True, [f"{opened.where} goes on with its head ({_describe(old)})"]
-        is_unnamed = all(re.fullmatch(r"LABEL_\d+", label) for label in old.labels)
-        if is_unnamed and len(labels) == len(old.labels):
-            named = dataclasses.replace(old, labels=labels)
-            return (
-                named,
-                True,
-                [
-                    f"{opened.where} goes on with its head, whose classes are taken as {_describe(named)}"
-                ],
-            )
+    is_unnamed = all(re.fullmatch(r"LABEL_\d+", label) for label in old.labels)
+    if old.kind == fresh.kind and set(labels) <= set(old.labels):
+        return old, True, f"{opened.where} goes on with its head ({_describe(old)})"
+    if old.kind == fresh.kind and is_unnamed and len(labels) == len(old.labels):
+        named = dataclasses.replace(old, labels=labels)
+        note = (
+            f"{opened.where} goes on with its head, whose classes are taken as {_describe(named)}"
+        )
+        return named, True, note
     raise ValueError(
         f"{opened.where} has a head for {_describe(old)}, this task needs one for {_describe(fresh)}; give "
         "--replace_head true for a new one, or another model"
@@ -93,7 +90,7 @@ def read_vocabulary(opened: OpenedModel) -> Vocabulary:
 
 def start_model(
     opened: OpenedModel, config: BertConfig, head: Head, seed: int, keeps_head: bool
-) -> tuple[BertForTask, list[str]]:
+) -> BertForTask:
     """A model with the opened one's weights, and with new ones where that has none.
 
     Args:
@@ -102,9 +99,6 @@ def start_model(
         head: The one to have; of the opened one's shape where that is kept.
         seed: Random seed of new weights.
         keeps_head: Whether the opened model's head is taken.
-
-    Returns:
-        The model, and the names of its parameters that begin as new.
     """
     model = build_task_model(config, head, seed)
     wanted = {
@@ -113,13 +107,16 @@ def start_model(
         if keeps_head or not name.startswith("task_head.")
     }
     state = {name: tensor for name, tensor in opened.state.items() if name in wanted}
-    return model, sorted(model.load_state_dict(state, strict=False).missing_keys)
+    model.load_state_dict(state, strict=False)
+    return model
 
 
-def describe_new(names: Sequence[str]) -> str | None:
-    """A word for people about parameters besides the head that begin as new; None without any."""
-    others = [name for name in names if not name.startswith("task_head.")]
-    return f"the model lacks {', '.join(others)}, which begin as new" if others else None
+def describe_new(opened: OpenedModel, head: Head) -> list[str]:
+    """A word for people about parameters besides the head that begin as new, if there are any."""
+    with torch.device("meta"):
+        names = [name for name, _ in BertForTask(opened.config, head).bert.named_parameters()]
+    new = [f"bert.{name}" for name in names if f"bert.{name}" not in opened.state]
+    return [f"the model lacks {', '.join(new)}, which begin as new"] if new else []
 
 
 def _wordpieces(tokenizer_file: bytes, where: str) -> Vocabulary:

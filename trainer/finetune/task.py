@@ -93,9 +93,6 @@ class OwnModel(Protocol):
     ) -> dict[str, bytes]:
         """What OUTPUT/best holds, by file name; config.json, with the provenance, is last."""
 
-    def load_model(self, folder: str, head: Any) -> Any:
-        """The model of those files."""
-
 
 class Task(Protocol):
     """The five steps of a task. Examples and predictions are records of the task's own.

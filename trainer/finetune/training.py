@@ -10,7 +10,6 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from pipeline.interrupts import INTERRUPTED, Interrupted
 from trainer.engine.deepspeed_config import deepspeed_config
 from trainer.engine.start import start_engine
 from trainer.engine.train_step import seed_dropout
@@ -23,12 +22,11 @@ from trainer.optim.schedule import Schedule
 from trainer.optim.settings import OptimizerSettings
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.process.ranks import Ranks
-from trainer.process.stopping import Told
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What one run of a grid is trained with.
+    """What one run of a search is trained with.
 
     Attributes:
         global_batch: Items of a step over all ranks.
@@ -59,7 +57,6 @@ def train_task(
     settings: FinetuneSettings,
     ranks: Ranks,
     report: Callable[[float], None],
-    told: Told = lambda: False,
 ) -> Any:
     """Trains the model on the items; called by all ranks.
 
@@ -70,13 +67,9 @@ def train_task(
         settings: The rest.
         ranks: This process among all.
         report: Told the loss of every step.
-        told: Whether this rank was told to stop.
 
     Returns:
         The engine; `engine.module` is the trained model.
-
-    Raises:
-        Interrupted: A rank was told to stop; on all ranks after the same step.
     """
     optimizer = build_optimizer(model, OptimizerSettings(bias_correction=settings.bias_correction))
     zero_stage = (
@@ -99,38 +92,27 @@ def train_task(
     for index, step in enumerate(stream):
         optimizer.set_learning_rate(schedule.learning_rate(index))
         seed_dropout(recipe.seed, 0, index, ranks.rank)
-        report(task_step(engine, model.head, step, ranks, told))
+        report(task_step(engine, model.head, step, ranks))
     return engine
 
 
-def task_step(
-    engine: Any, head: Head, step: Step, ranks: Ranks, told: Told = lambda: False
-) -> float:
+def task_step(engine: Any, head: Head, step: Step, ranks: Ranks) -> float:
     """One optimizer step, exact for any split over ranks and micro-batches; the loss."""
     count = max(1, sum(count_losses(head, torch.from_numpy(item.labels)) for item in step.items))
-    total = torch.tensor([0.0, told()], dtype=torch.float64, device=ranks.device)
+    total = torch.zeros(1, dtype=torch.float64, device=ranks.device)
     for items in step.ranks[ranks.rank]:
         batch = pack_items(items, ranks.device)
         loss_sum = task_loss_sum(
-            head, forward(engine, batch), batch.labels, batch.cu_seqlens, batch.item_starts
+            head, engine(batch), batch.labels, batch.cu_seqlens, batch.item_starts
         )
         engine.backward(loss_sum / count * ranks.world_size, scale_wrt_gas=False)
-        total[0] += loss_sum.detach().double()
+        total += loss_sum.detach().double()
     optimizer: ShardedOptimizer = engine.basic_optimizer
     optimizer.carry(total)
     engine.step()
     if not optimizer.has_arrived():
         torch.distributed.all_reduce(total)
-    loss, num_told = total.tolist()
-    if num_told:
-        raise Interrupted(INTERRUPTED)
-    return float(loss) / count
-
-
-def forward(module: Any, batch: TaskBatch) -> Tensor:
-    """Logits of a micro-batch."""
-    logits: Tensor = module(batch)
-    return logits
+    return float(total) / count
 
 
 @torch.no_grad()
@@ -139,27 +121,19 @@ def predict_items(
     items: Sequence[Item],
     micro_tokens: int,
     ranks: Ranks,
-    told: Told = lambda: False,
 ) -> list[Outputs]:
     """The head's outputs for each item, in order, known to all ranks, which compute them together.
 
     The model keeps its mode; it drops nothing out meanwhile.
-
-    Raises:
-        Interrupted: A rank was told to stop; on all ranks.
     """
     was_training = model.training
     model.eval()
     mine: list[Outputs] = []
     for chunk in cut_items(items[ranks.rank :: ranks.world_size], micro_tokens):
-        if told():
-            break
         batch = pack_items(chunk, ranks.device)
-        mine += split_outputs(model.head, forward(model, batch), batch)
+        mine += split_outputs(model.head, model(batch), batch)
     model.train(was_training)
-    shares = ranks.gather(None if told() else mine)
-    if None in shares:
-        raise Interrupted(INTERRUPTED)
+    shares = ranks.gather(mine)
     return [
         shares[index % ranks.world_size][index // ranks.world_size] for index in range(len(items))
     ]

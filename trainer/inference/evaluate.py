@@ -128,6 +128,21 @@ def evaluate(
     return Evaluation({**columns, **perplexity, **facts}, list(_bands(tally, text_V)))
 
 
+def choose_lengths(
+    opened: OpenedModel, dataset: Dataset, split: str, seq_len: int | None
+) -> list[int]:
+    """The length that is asked for, or all of the split that the model reads.
+
+    Raises:
+        ValueError: The split has none, or only longer ones.
+    """
+    lengths = sorted(group.seq_len for group in dataset.manifest.groups if group.split == split)
+    if seq_len is not None:
+        return [seq_len]
+    _check_fits(opened, dataset, min(lengths, default=0))
+    return [each for each in lengths if each <= opened.config.max_position_embeddings]
+
+
 def format_evaluation(evaluation: Evaluation) -> str:
     """A few lines and a table for people."""
     columns = evaluation.columns

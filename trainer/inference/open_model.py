@@ -4,6 +4,7 @@ RUN                 a run's folder or its --checkpoint.url: the newest committed
 RUN@STEP            the checkpoint after that many optimizer steps
 FOLDER              an export, a folder of transformers' save_pretrained, or a checkpoint released
 by Google
+NAME                a model of the Hugging Face Hub, as bert-base-uncased or org/name
 """
 
 import dataclasses
@@ -39,6 +40,7 @@ from trainer.conversion.export import (
     WEIGHTS,
     load_hf_task,
 )
+from trainer.conversion.hub import resolve_model, revision_of
 from trainer.conversion.initial_weights import InitialWeights, read_initial_weights
 from trainer.model.bert import BertForPreTraining
 from trainer.model.config import BertConfig
@@ -132,7 +134,12 @@ def open_model(name: str) -> OpenedModel:
     folder, step = split_step(name)
     if step is not None or Folder(folder).exists(RUN_FACTS):
         return open_run(name)
-    return _open_folder(folder)
+    found = resolve_model(folder)
+    revision = revision_of(found)
+    opened = _open_folder(found)
+    if revision is None:
+        return opened
+    return dataclasses.replace(opened, where=f"{name} at revision {revision}")
 
 
 def open_run(name: str, storage_options: Mapping[str, Any] | None = None) -> OpenedModel:

@@ -45,7 +45,8 @@ class EvaluateSettings:
         data: Folder or URL of a dataset made by `python -m pipeline build` with the model's
             vocabulary.
         split: The split whose first pass is read.
-        seq_len: Sequence length of the instances; null means the shortest there is.
+        seq_len: Sequence length of the instances; null means each that the split has and the model
+            reads.
         num_instances: How many instances are read, from the first on; 0 takes all.
         micro_tokens: The most real tokens of one forward pass. It bounds memory and changes no
             result.

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainer.checkpoints.read import read_weights
+from trainer.conversion.hub import resolve_model
 from trainer.conversion.initial_weights import extend_rows, read_initial_weights
 from trainer.model.bert import BertForPreTraining, compile_model
 from trainer.model.config import BertConfig
@@ -46,7 +47,8 @@ def prepare_model(
             )
         model.load_state_dict({name: weights[name].float() for name in frozen}, strict=False)
     elif checkpoint is None and settings.init_from is not None:
-        yield from _start_from(settings.init_from, model, settings.init_from_pickle, vocabulary)
+        folder = resolve_model(settings.init_from)
+        yield from _start_from(folder, model, settings.init_from_pickle, vocabulary)
     if settings.compile:
         compile_model(model)
 

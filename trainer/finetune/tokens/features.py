@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainer.conll.read import Sentence
-from trainer.conversion.export import CONFIG, PROVENANCE_KEY, WEIGHTS, read_export_file
+from trainer.conversion.export import CONFIG, PROVENANCE_KEY, WEIGHTS
 from trainer.conversion.initial_weights import hash_state
 from trainer.finetune.settings import FinetuneSettings, TokenSettings
 from trainer.finetune.task import EncodedSet, Item, Split, TokenSequence
@@ -107,12 +107,6 @@ class FeatureTask(TokenTask):
             PROVENANCE_KEY: dict(provenance),
         }
         return {WEIGHTS: safetensors.torch.save(tensors), CONFIG: to_json(facts)}
-
-    def load_model(self, folder: str, head: Head) -> BiLstmTagger:
-        """The tagger that model_files() wrote."""
-        model = self.build_model(head, 0)
-        model.load_state_dict(safetensors.torch.load(read_export_file(folder, WEIGHTS)))
-        return model
 
     def _vectors(self, sentences: Sequence[Sequence[str]], num_words: int) -> NDArray[np.float32]:
         """[num_words, F]."""

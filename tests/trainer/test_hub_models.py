@@ -1,0 +1,50 @@
+"""Models by their names on the Hub: fetched once with their revision, or one line where they are not."""
+
+import threading
+
+import pytest
+
+from tests.finetune.tiny_model import write_pretrained
+from tests.stores.hub_server import SHA, Hub
+from trainer.conversion.hub import resolve_model, revision_of
+from trainer.inference.open_model import open_model
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    server = Hub()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for name, value in {
+        "HF_HUB_DISABLE_XET": True,
+        "ENDPOINT": server.url,
+        "HUGGINGFACE_CO_URL_TEMPLATE": server.url + "/{repo_id}/resolve/{revision}/{filename}",
+        "HF_HUB_CACHE": str(tmp_path / "cache"),
+    }.items():
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+    monkeypatch.chdir(tmp_path)
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_name_is_a_model_of_the_hub_at_its_revision(hub, tmp_path):
+    folder = write_pretrained(tmp_path / "hf")
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    hub.files["who/tiny"] = {**files, "training_args.bin": b"not wanted"}
+    opened = open_model("who/tiny")
+    assert opened.where == f"who/tiny at revision {SHA}"
+    expected = open_model(str(folder)).state
+    assert all((opened.state[name] == expected[name]).all() for name in expected)
+    fetched = resolve_model("who/tiny")
+    assert revision_of(fetched) == SHA
+    assert revision_of(str(folder)) is None
+
+
+def test_a_name_that_is_nowhere_is_one_line_with_the_cure(hub):
+    with pytest.raises(FileNotFoundError) as refused:
+        open_model("who/none")
+    assert "\n" not in str(refused.value)
+    assert "who/none is no folder here" in str(refused.value)
+    assert "`hf download who/none --local-dir who/none`" in str(refused.value)
