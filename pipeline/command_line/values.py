@@ -91,7 +91,9 @@ def read_mapping(
     """
     if not isinstance(node, yaml.MappingNode):
         names = sorted(typing.get_type_hints(settings_class))
-        keys = f"{', '.join(names[:3])}{' and others' if len(names) > 3 else ''}"
+        mark = "" if _where(node) else f"--{prefix}"
+        keys = ", ".join(f"{mark}{name}" for name in names[:3])
+        keys += " and others" if len(names) > 3 else ""
         place = _place(node, prefix.rstrip(".") or "settings")
         raise ValueError(  # noqa: TRY004
             f"{place}: found {_shown(node)}, expected keys and values; keys are {keys}"
@@ -163,6 +165,8 @@ def convert(node: yaml.Node, hint: Any, key: str) -> Any:
         raise ValueError(f"{_place(node, key)}: {error.problem}") from error
     except ValueError:
         expected = describe_type(hint)
+        if not _where(node) and "," in str(node.value):
+            expected += "; several values stand apart by spaces"
         raise ValueError(
             f"{_place(node, key)}: found {_shown(node)}, expected {expected}"
         ) from None

@@ -51,7 +51,7 @@ def parse_words(
 def _as_given(name: str, settings_class: Any, positionals: Sequence[str]) -> str:
     """How a field is given: without a flag, in a file, or by a flag."""
     if section_of(item_of(typing.get_type_hints(settings_class)[name])):
-        return f"{name} of a --config file"
+        return f"{name} of a --config file, such as bert-base"
     return name.upper() if name in positionals else f"--{name}"
 
 

@@ -181,32 +181,6 @@ def test_settings_that_make_no_sense(changed, message):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["pretend"],
-            "unknown command 'pretend'; did you mean pretrain? The commands are pretrain, finetune,",
-        ),
-        (
-            ["pretrain", "--data", "D", "--output", "R"],
-            "missing: phases of a --config file; python",
-        ),
-        (["pretrain", "--config", "none.yaml"], "no configuration file none.yaml"),
-        (
-            ["fill-mask", "hf", "It [MASK]."],
-            "missing: --model; python -m trainer fill-mask --help says what it takes",
-        ),
-        (["export", "no-such-run", "--output", "x"], "no-such-run holds no run.json"),
-    ],
-)
-def test_a_mistake_gives_one_message_and_code_2(capsys, arguments, message):
-    assert main(arguments) == 2
-    printed = capsys.readouterr()
-    assert message in printed.err
-    assert "Traceback" not in printed.err
-
-
-@pytest.mark.parametrize(
     ("flags", "message"),
     [
         (

@@ -1,0 +1,123 @@
+"""Typical mistakes of somebody who is new here: each ends with code 2 and one line that has the cure."""
+
+import gzip
+import shlex
+
+import pytest
+
+from pipeline.command_line.program import run_program
+from trainer.beambert import COMMANDS
+
+BUILD = "build --input text.txt --output data --workers 1"
+PRETRAIN = "pretrain --config bert-tiny --data D --output R"
+FINETUNE = "finetune --task sst2 --model M --train t.tsv --validation v.tsv --output R"
+LOCAL = "expected a folder of this machine: runs are written locally; pretrain uploads checkpoints to --checkpoint.url"
+NO_DATASET = (
+    "nowhere holds no manifest.json: not a finished dataset; run `python -m pipeline build`"
+)
+FILES = {
+    "text.txt": b"A cat sat. It slept.\n\nA dog ran. It barked.\n",
+    "bad.jsonl": b'{"text": "A cat."}\n{"body": "A dog."}\n',
+    "broken.jsonl": b'{"text": "A cat."\n',
+    "zipped.txt": gzip.compress(b"A cat sat.\n", mtime=0),
+    "list.yaml": b"- a\n",
+    "number.yaml": b"seq_lens: 128\n",
+    "words.yaml": b"steps: [many]\n",
+    "misspelt.yaml": b"seed: 1\nstepz: [3]\n",
+    "file": b"x",
+    "empty/.keep": b"",
+}
+# A command line, and what the one line says.
+MISTAKES = [
+    ("bulid --input text.txt", "unknown command 'bulid'; did you mean build?"),
+    ("train --data D", "unknown command 'train'; did you mean pretrain?"),
+    # Flags of a build.
+    ("build --input text.txt", "missing: --output; beambert build --help says what it takes"),
+    ("build text.txt --output data", "unexpected word 'text.txt'; the command takes only flags"),
+    (f"{BUILD} --inputs a", "unknown flag --inputs; did you mean --input?"),
+    (f"{BUILD} --input more.txt", "give all its values after one: --input A B"),
+    (f"{BUILD} --max_seq_length 128", "--max_seq_length is --seq_lens here"),
+    (f"{BUILD} --dupe_factor 10", "--dupe_factor is --passes here"),
+    (f"{BUILD} --do_lower_case", "--do_lower_case is --lower_case here"),
+    (f"{BUILD} --vocab_size 30k", "--vocab_size: found '30k', expected a whole number"),
+    (f"{BUILD} --seq_lens 128,512", "several values stand apart by spaces"),
+    (f"{BUILD} --seq_lens 4", "seq_lens is [4]; it must be one or more lengths, each 8 to 65535"),
+    (f"{BUILD} --masked_lm_prob 15", "masked_lm_prob is 15.0; it must be above 0 and below 1"),
+    (f"{BUILD} --format txt", "--format: found 'txt', expected one of auto, text, "),
+    (f"{BUILD} --num_buckets 3", "num_buckets is 3; it must be a power of two"),
+    (f"{BUILD} --filter mine.py", "expected module:function, such as my_filters:keep_prose"),
+    (f"{BUILD} --storage_options key=1", 'is not a JSON object such as {"anon": true}'),
+    (f"{BUILD} --vocab nofile.txt", "nofile.txt"),
+    # Files of settings.
+    (f"{BUILD} --config missing.yaml", "no configuration file missing.yaml"),
+    (f"{BUILD} --config wikipedia", "did you mean wikipedia-books or wikipedia-en-zh?"),
+    (f"{BUILD} --config number.yaml", "number.yaml:1: seq_lens: found '128', expected a list"),
+    (f"{BUILD} --config list.yaml", "list.yaml:1: settings: found a list, expected keys and"),
+    (f"{PRETRAIN} --config words.yaml", "words.yaml:1: steps[0]: found 'many', expected a whole"),
+    (
+        f"{PRETRAIN} --config misspelt.yaml",
+        "misspelt.yaml:2: unknown key stepz; did you mean steps",
+    ),
+    # Text.
+    (
+        "build --input missing.txt --output data",
+        "missing.txt: found no file; expected a file, a folder",
+    ),
+    ("build --input empty --output data", "empty: found no file; expected a file, a folder with"),
+    ("build --input file --output data --workers 1", "distinct document"),
+    ("build --input bad.jsonl --output data --workers 1", "bad.jsonl"),
+    ("build --input broken.jsonl --output data --workers 1", "broken.jsonl"),
+    ("build --input zipped.txt --output data --workers 1", "zipped.txt"),
+    ("build --input text.txt --output file --workers 1", "give a folder that you may write into"),
+    # Datasets.
+    ("verify", "missing: DATA; "),
+    ("verify nowhere", NO_DATASET),
+    ("inspect nowhere", NO_DATASET),
+    ("report-data nowhere", NO_DATASET),
+    (
+        "export-data nowhere --format mds --output o",
+        "found 'mds', expected one of tfrecord, parquet",
+    ),
+    # Runs.
+    ("pretrain --data D --output R", "missing: phases of a --config file, such as bert-base"),
+    ("pretrain --config bert-tinny --data D --output R", "did you mean bert-tiny?"),
+    ("pretrain --config bert-tiny --data nowhere --output R", NO_DATASET),
+    ("pretrain --config bert-tiny --data D --output s3://bucket/run", LOCAL),
+    (f"{PRETRAIN} --learning_rate 1e-4", "--learning_rate is --peak_lr here"),
+    (f"{PRETRAIN} --batch_size 32", "--batch_size is --global_batch here"),
+    (f"{PRETRAIN} --fp16 true", "--fp16 is --precision here"),
+    (f"{PRETRAIN} --precision fp16", "--precision: found 'fp16', expected one of fp32, bf16"),
+    (f"{PRETRAIN} --gradient_accumulation_steps 4", "--micro_tokens bounds the memory of one"),
+    (f"{PRETRAIN} --resume_from_checkpoint R", "the same command again continues"),
+    (f"{PRETRAIN} --optimizer adamw", "keys are --optimizer.beta1, "),
+    (f"{PRETRAIN} --steps 1e6", "--steps: found '1e6', expected a whole number"),
+    (f"{PRETRAIN} --peak_lr 1 2 3", "--peak_lr has 3 values and there are 2 phases"),
+    # What comes after.
+    (f"{FINETUNE} --num_train_epochs 3", "--num_train_epochs is --epochs here"),
+    (f"{FINETUNE} --task sst", "task 'sst' is unknown; the tasks are cola, sst2, "),
+    (FINETUNE.replace("--output R", "--output gs://bucket/run"), LOCAL),
+    ("predict --model M --input t.tsv --output s3://bucket/p", LOCAL),
+    ("report R --output s3://bucket/page.html", LOCAL),
+    ("doctor --output s3://bucket/run", LOCAL),
+    ("export nowhere --output o", "holds no run.json; give the --output of a pretrain command"),
+    ("fill-mask 'It is [MASK].'", "missing: --model; "),
+    ("fill-mask --model nowhere 'It is [MASK].'", "expected config.json with model.safetensors"),
+    ("features --model nowhere --input text.txt --output o", "nowhere holds nothing; expected"),
+    ("plan --config bert-large --num_gpus 8", "--num_gpus is --world_size here"),
+    ("plan --config bert-tiny --gpu rtx4090", "--gpu: found 'rtx4090', expected one of v100, "),
+    ("completion fish", "--shell: found 'fish', expected one of bash, zsh"),
+]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("line", "said"), MISTAKES, ids=[line for line, _ in MISTAKES])
+def test_a_mistake_is_answered_by_one_line_with_the_cure(line, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name, content in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    assert run_program("beambert", "Tests.", COMMANDS, shlex.split(line)) == 2
+    [message] = capsys.readouterr().err.splitlines()
+    assert message.startswith("beambert")
+    assert said in message
+    assert not (tmp_path / "s3:").exists()
