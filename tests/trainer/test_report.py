@@ -209,6 +209,13 @@ def test_the_header_says_which_model_reads_what_and_how_far_it_has_come(tmp_path
     assert header.endswith("<br>finished after 1 steps")
 
 
+@pytest.mark.parametrize("model", [None, 3, "text", {"hidden_size": "wide"}])
+def test_a_model_that_cannot_be_read_is_left_out(tmp_path, model):
+    facts = {"model": model, "launches": [], "datasets": []}
+    page = header_of(write_run(tmp_path / "run", facts=facts))
+    assert "model: " not in page
+
+
 @pytest.mark.parametrize(
     ("changed", "target", "expected"),
     [

@@ -120,16 +120,18 @@ def _describe(run: ReadRun) -> Iterator[str]:
 
 
 def _describe_model(run: ReadRun) -> Iterator[str]:
-    """Sizes and number of parameters of the model."""
+    """Sizes and number of parameters of the model, where run.json tells them."""
     names = {field.name for field in dataclasses.fields(BertConfig)}
-    found = run.facts.get("model")
-    known = {name: value for name, value in found.items() if name in names} if found else {}
-    if known:
-        config = BertConfig(**known)
-        yield (
-            f"model: {config.num_layers} layers of {config.hidden_size}, {config.num_heads} heads, vocabulary of "
-            f"{config.vocab_size:,}: {num_parameters(config):,} parameters"
-        )
+    try:
+        found = dict(run.facts["model"])
+        config = BertConfig(**{name: found[name] for name in names & found.keys()})
+        parameters = num_parameters(config)
+    except (KeyError, TypeError, ValueError):
+        return
+    yield (
+        f"model: {config.num_layers} layers of {config.hidden_size}, {config.num_heads} heads, vocabulary of "
+        f"{config.vocab_size:,}: {parameters:,} parameters"
+    )
 
 
 def _is_finished(run: ReadRun) -> bool:
