@@ -250,15 +250,14 @@ class StoredDocuments:
     part_names: tuple[str, ...]
     bucket: Bucket
 
+    advice = (
+        "they and their index are of different runs, or damaged: delete that folder and run again"
+    )
+
     @property
     def origin(self) -> str:
         """Begins the sentence that says what came."""
         return f"the token parts in {self.tokens.folder.url} hold"
-
-    @property
-    def advice(self) -> str:
-        """What to do where that is not the bucket."""
-        return "they and their index are of different runs, or damaged: delete that folder and run again"
 
     def __iter__(self) -> Iterator[TokenizedDocument]:
         return read_bucket(
@@ -283,20 +282,7 @@ class GroupedDocuments:
     chunks: Iterable[bytes]
     tokens: TokenParts
 
-    @property
-    def name(self) -> str:
-        """The bucket's."""
-        return self.bucket.name
-
-    @property
-    def origin(self) -> str:
-        """Begins the sentence that says what came."""
-        return "the runner delivered"
-
-    @property
-    def advice(self) -> str:
-        """What to do where that is not the bucket."""
-        return _RUNNER_ADVICE
+    origin, advice = "the runner delivered", _RUNNER_ADVICE
 
     def __iter__(self) -> Iterator[TokenizedDocument]:
         seen: set[str] = set()
@@ -305,12 +291,12 @@ class GroupedDocuments:
             part, data = unpack_chunk(chunk)
             if part in seen:
                 raise ValueError(
-                    f"bucket {self.name}: {self.origin} what part {part} holds of it twice, expected once;"
+                    f"bucket {self.bucket.name}: {self.origin} what part {part} holds of it twice, expected once;"
                     f" {self.advice}"
                 )
             seen.add(part)
             found = unpack_documents(
-                data, np.dtype(self.tokens.token_dtype), f"bucket {self.name}, part {part}"
+                data, np.dtype(self.tokens.token_dtype), f"bucket {self.bucket.name}, part {part}"
             )
             yield from (document for document in found if document.id not in dropped)
 

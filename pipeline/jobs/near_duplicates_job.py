@@ -1,14 +1,14 @@
 """The near-duplicates job: signatures of token parts to the documents that others make superfluous.
 
-    runs of documents | BandRuns -> files of bands;  ranges of keys | FindNearDuplicates -> files of
-    what was found
+    runs of documents | write_bands -> files of bands;  ranges of keys | write_found -> files of what
+    was found
 
 The second stage waits for the first, and reads from each of its files the one range that holds its
 keys: no shuffle, so memory is that of one range of keys. Every task leaves a whole file or none;
 running again skips those that are there.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -67,13 +67,16 @@ def run_near_duplicates_job(
     sizes = folder.list()
     runs = plan_runs({name: sizes[f"{name}.signatures"] // SIGNED_DTYPE.itemsize for name in names})
     ranges = plan_ranges(runs, rule)
-    names_of_all = set(output_names(runs, ranges, rule))
+    names_of_all = {run.file_name(rule) for run in runs} | {keys.file_name for keys in ranges}
 
     def count() -> int:
         return len(names_of_all & folder.list().keys())
 
     def build(pipeline: beam.Pipeline) -> None:
-        add_near_duplicates_graph(pipeline, runs, ranges, rule, folder)
+        elements = pipeline | "Runs" >> CreateElements(runs, folder)
+        written = beam.pvalue.AsList(elements | beam.Map(write_bands, rule, folder))
+        keys = pipeline | "KeyRanges" >> beam.Create(ranges, reshuffle=True)
+        _ = keys | beam.Map(write_found, written, rule, folder)
 
     if not {keys.file_name for keys in ranges} <= sizes.keys():
         found = len(names_of_all & sizes.keys())
@@ -81,34 +84,6 @@ def run_near_duplicates_job(
         options = pipeline_options(workers, beam_arguments, len(names_of_all) - found)
         run_graph("near-duplicates", build, options, outputs)
     return ranges
-
-
-class BandRuns(beam.PTransform):  # type: ignore[misc]
-    """Writes the bands of each run below a folder and yields the names of the files."""
-
-    def __init__(self, rule: SimilarityRule, folder: Folder) -> None:
-        super().__init__()
-        self._arguments = (rule, folder)
-
-    def expand(self, runs: beam.PCollection) -> beam.PCollection:
-        return runs | beam.Map(write_bands, *self._arguments)
-
-
-class FindNearDuplicates(beam.PTransform):  # type: ignore[misc]
-    """Searches each range of keys in the files of all runs, once these are there; yields the names of what it wrote."""
-
-    def __init__(
-        self,
-        written: beam.PCollection,
-        rule: SimilarityRule,
-        folder: Folder,
-    ) -> None:
-        super().__init__()
-        self._written = beam.pvalue.AsList(written)
-        self._arguments = (rule, folder)
-
-    def expand(self, ranges: beam.PCollection) -> beam.PCollection:
-        return ranges | beam.Map(write_found, self._written, *self._arguments)
 
 
 def plan_runs(num_documents: Mapping[str, int]) -> list[Run]:
@@ -171,27 +146,3 @@ def write_found(
         )
         folder.write(keys.file_name, pack_rows(found, found["high"] >> np.uint64(56)))
     return keys.file_name
-
-
-def add_near_duplicates_graph(
-    pipeline: beam.Pipeline,
-    runs: Sequence[Run],
-    ranges: Sequence[KeyRange],
-    rule: SimilarityRule,
-    folder: Folder,
-) -> None:
-    """The whole job."""
-    written = pipeline | "Runs" >> CreateElements(runs, folder) | BandRuns(rule, folder)
-    _ = (
-        pipeline
-        | "KeyRanges" >> beam.Create(ranges, reshuffle=True)
-        | FindNearDuplicates(written, rule, folder)
-    )
-
-
-def output_names(
-    runs: Sequence[Run], ranges: Sequence[KeyRange], rule: SimilarityRule
-) -> Iterator[str]:
-    """Every file that the job writes."""
-    yield from (run.file_name(rule) for run in runs)
-    yield from (keys.file_name for keys in ranges)

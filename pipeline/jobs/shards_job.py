@@ -1,6 +1,6 @@
 """The shards job: buckets of encoded documents to shards of instances, one a (split, length, pass, bucket).
 
-    ExchangeByBucket | BuildShards
+    ExchangeByBucket | ShardBuilder.build
 
 Documents of a bucket that are not those which its tasks must hold end the job. A finished shard
 leaves, last, a small record under _tasks/; running again skips shards that have both.
@@ -106,17 +106,6 @@ class ShardBuilder:
         metrics.count({"shards": 1, "instances": shard.instances, "shard_bytes": shard.num_bytes})
 
 
-class BuildShards(beam.PTransform):  # type: ignore[misc]
-    """Builds the shards of each (tasks of one bucket, its documents) and yields the names of bucket and shard."""
-
-    def __init__(self, builder: ShardBuilder) -> None:
-        super().__init__()
-        self._builder = builder
-
-    def expand(self, buckets: beam.PCollection) -> beam.PCollection:
-        return buckets | beam.FlatMapTuple(self._builder.build)
-
-
 def run_shards_job(
     builder: ShardBuilder,
     tokens: TokenParts,
@@ -152,7 +141,7 @@ def add_shards_graph(
     finished = (
         pipeline
         | ExchangeByBucket(mode, tokens, part_names, tasks, builder.output / RECORDS)
-        | BuildShards(builder)
+        | beam.FlatMapTuple(builder.build)
     )
     if mode == "shuffle":
         _ = finished | RefuseRepeats()

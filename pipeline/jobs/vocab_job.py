@@ -1,13 +1,14 @@
 """The vocabulary job: parts of the input to word counts, a Beam graph of thin shells over word_counts.
 
-    Part | ReadDocuments | CleanDocuments | SampleDocuments | FilterDocuments | CountWords |
-    AddCounts | WriteCounts
+    Part | ReadDocuments | CleanDocuments | sample_documents | FilterDocuments | count_and_record |
+    _AddCounts | write_bucket
 
 Words are counted list by list and added up by bucket; each bucket leaves one file. Counts are whole
 numbers and every file is sorted, so neither the order nor the grouping in which a runner adds
 changes a byte.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -31,12 +32,11 @@ from pipeline.tokens.document_lists import DocumentList
 from pipeline.tokens.token_records import finished_parts, format_record
 from pipeline.tokens.word_counts import (
     PackedCounts,
-    add_counts,
-    add_packed,
     count_list,
     counts_table,
     pack_counts,
     sample_documents,
+    unpack_counts,
 )
 
 worker_guard.watch_in_workers()
@@ -77,11 +77,11 @@ def run_vocab_job(
             | "Parts" >> CreateElements(largest_first(parts), folder)
             | ReadDocuments(rule.reading)
             | CleanDocuments()
-            | SampleDocuments(rule.num_bits)
+            | beam.Map(sample_documents, rule.num_bits)
             | FilterDocuments(rule.filter)
-            | CountWords(rule.lower_case, folder, rule.factors)
-            | AddCounts()
-            | WriteCounts(folder)
+            | beam.FlatMap(count_and_record, rule.lower_case, folder, tuple(rule.factors))
+            | beam.CombinePerKey(_AddCounts())
+            | beam.Map(write_bucket, folder)
         )
 
     def count() -> int:
@@ -91,68 +91,21 @@ def run_vocab_job(
     run_graph("vocabulary", build, pipeline_options(workers, beam_arguments, len(parts)), outputs)
 
 
-class SampleDocuments(beam.PTransform):  # type: ignore[misc]
-    """Keeps one of 2^bits cleaned documents of each part, by their ids."""
-
-    def __init__(self, num_bits: Mapping[str, int]) -> None:
-        super().__init__()
-        self._num_bits = num_bits
-
-    def expand(self, documents: beam.PCollection) -> beam.PCollection:
-        return documents | beam.Map(sample_documents, self._num_bits)
-
-
-class CountWords(beam.PTransform):  # type: ignore[misc]
-    """Lists of cleaned documents to (bucket, counts); a record of each list below a folder shows progress.
-
-    Counts are multiplied by the factor of the list's source.
-    """
-
-    def __init__(
-        self,
-        lower_case: bool,
-        folder: Folder,
-        factors: Sequence[int] = (1,),
-    ) -> None:
-        super().__init__()
-        self._arguments = (lower_case, folder, tuple(factors))
-
-    def expand(self, documents: beam.PCollection) -> beam.PCollection:
-        return documents | beam.FlatMap(count_and_record, *self._arguments)
-
-
-class AddCounts(beam.PTransform):  # type: ignore[misc]
-    """Adds up each bucket's counts."""
-
-    def expand(self, counts: beam.PCollection) -> beam.PCollection:
-        return counts | beam.CombinePerKey(_AddCounts())
-
-
-class WriteCounts(beam.PTransform):  # type: ignore[misc]
-    """Writes each bucket as a table below a folder and yields its name."""
-
-    def __init__(self, folder: Folder) -> None:
-        super().__init__()
-        self._arguments = (folder,)
-
-    def expand(self, counts: beam.PCollection) -> beam.PCollection:
-        return counts | beam.Map(write_bucket, *self._arguments)
-
-
 class _AddCounts(beam.CombineFn):  # type: ignore[misc]
-    def create_accumulator(self) -> dict[str, int]:
-        return {}
+    def create_accumulator(self) -> Counter[str]:
+        return Counter()
 
-    def add_input(self, accumulator: dict[str, int], counts: PackedCounts) -> dict[str, int]:
-        return add_packed(accumulator, counts)
+    def add_input(self, accumulator: Counter[str], counts: PackedCounts) -> Counter[str]:
+        accumulator.update(unpack_counts(counts))
+        return accumulator
 
-    def merge_accumulators(self, accumulators: Iterable[dict[str, int]]) -> dict[str, int]:
-        total: dict[str, int] = {}
+    def merge_accumulators(self, accumulators: Iterable[Counter[str]]) -> Counter[str]:
+        total: Counter[str] = Counter()
         for accumulator in accumulators:
-            add_counts(total, accumulator)
+            total.update(accumulator)
         return total
 
-    def extract_output(self, accumulator: dict[str, int]) -> PackedCounts:
+    def extract_output(self, accumulator: Counter[str]) -> PackedCounts:
         return pack_counts(accumulator)
 
 

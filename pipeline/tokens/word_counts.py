@@ -103,21 +103,12 @@ def pack_counts(counts: Mapping[str, int]) -> PackedCounts:
     return "".join(f"{word}\n" for word in words).encode(), numbers.tobytes()
 
 
-def add_packed(counts: dict[str, int], packed: PackedCounts) -> dict[str, int]:
-    """Adds packed counts to `counts` and returns it."""
+def unpack_counts(packed: PackedCounts) -> dict[str, int]:
+    """The counts that `pack_counts` packed."""
     words, numbers = packed
-    for word, number in zip(
-        words.decode().split("\n")[:-1], np.frombuffer(numbers, "<i8").tolist(), strict=True
-    ):
-        counts[word] = counts.get(word, 0) + number
-    return counts
-
-
-def add_counts(counts: dict[str, int], more: Mapping[str, int]) -> dict[str, int]:
-    """Adds counts to `counts` and returns it."""
-    for word, number in more.items():
-        counts[word] = counts.get(word, 0) + number
-    return counts
+    return dict(
+        zip(words.decode().split("\n")[:-1], np.frombuffer(numbers, "<i8").tolist(), strict=True)
+    )
 
 
 def counts_table(packed: PackedCounts) -> bytes:

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,6 @@ from pipeline.tokens import word_counts
 from pipeline.tokens.document_lists import DocumentList
 from pipeline.tokens.word_counts import (
     MAX_SAMPLE_BYTES,
-    add_packed,
     choose_sample,
     count_list,
     counts_table,
@@ -32,6 +32,7 @@ from pipeline.tokens.word_counts import (
     read_commonest,
     sample_bits,
     sample_documents,
+    unpack_counts,
 )
 from tokenizer.vocab import parse_vocab
 from tokenizer.words import count_words
@@ -331,11 +332,11 @@ def test_packed_counts_add_up():
         "a\nb\né\n".encode(),
         b"\x02\x01\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0",
     )
-    assert add_packed({"a": 1}, pack_counts({"b": 1, "a": 258})) == {"a": 259, "b": 1}
+    assert unpack_counts(pack_counts({"b": 1, "a": 258})) == {"a": 258, "b": 1}
     documents = DocumentList("part", 0, True, [Document("b a b", "1"), Document("B, c", "2")])
-    total = {}
+    total = Counter()
     for _, packed in count_list(documents, lower_case=True):
-        add_packed(total, packed)
+        total.update(unpack_counts(packed))
     assert total == {"a": 1, "b": 3, ",": 1, "c": 1}
 
 
