@@ -27,9 +27,10 @@ from pipeline.storage.folder import Folder
 from pipeline.storage.names import require_plain
 from pipeline.text.task_texts import TaskTexts, WindowFinder, prepare_texts
 from pipeline.tokens.dropped_ids import DROPPED
+from pipeline.tokens.held_out import SourceTotals
 from pipeline.tokens.index_rows import open_index
 from pipeline.tokens.overlaps import OVERLAPS
-from pipeline.tokens.token_index import INDEX, SourceTotals, Totals, build_index
+from pipeline.tokens.token_index import INDEX, Totals, build_index
 from pipeline.tokens.token_parts import LAYOUT
 from pipeline.tokens.token_records import (
     choose_examples,

@@ -16,8 +16,8 @@ from pipeline.shards.manifest import FORMAT_VERSION, group_totals, root_hash, se
 from pipeline.shards.records import Manifest, Shard
 from pipeline.shards.seal import Seal
 from pipeline.stages.build_tokens import TokenStore
-from pipeline.tokens.held_out import HeldOut, HeldOutSource
-from pipeline.tokens.token_index import SourceTotals, Totals
+from pipeline.tokens.held_out import HeldOut, HeldOutSource, SourceTotals
+from pipeline.tokens.token_index import Totals
 from tokenizer.export import tokenizer_json
 from tokenizer.vocab import Vocabulary
 

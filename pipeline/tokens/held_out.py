@@ -6,8 +6,8 @@ with the ids that are held out.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,24 +23,31 @@ _LOWEST_DTYPE = np.dtype([(name, INDEX_DTYPE[name]) for name in ("high", "low", 
 LEAST_DOCUMENTS = 4  # two of each split, as a random B comes from another document
 
 
-class SourceDocuments(Protocol):
-    """The distinct documents of one source."""
+@dataclass(frozen=True)
+class SourceTotals:
+    """Distinct documents of one source: how many, further copies of any, and their text and tokens.
 
-    @property
-    def documents(self) -> int:
-        """How many documents there are."""
+    A document that several sources hold belongs to the first of them; in the others it is a copy.
+    What filters over all documents left out is in `dropped` alone, by reason.
 
-    @property
-    def tokens(self) -> int:
-        """Tokens of all documents."""
+    Attributes:
+        documents: How many documents there are.
+        duplicates: Further copies of documents, which the shards job drops.
+        cleaned_bytes: Text of the documents.
+        tokens: Tokens of the documents.
+        dropped: Documents left out, by reason; none where filters over all documents are off.
+        lowest_ids: Ids of the documents that validation may take, in hex, ascending from the
+            lowest.
+        lowest_tokens: Tokens of each of these.
+    """
 
-    @property
-    def lowest_ids(self) -> Sequence[str]:
-        """Ids of the documents that may be held out, in hex, ascending from the lowest."""
-
-    @property
-    def lowest_tokens(self) -> Sequence[int]:
-        """Tokens of each of these documents."""
+    documents: int = 0
+    duplicates: int = 0
+    cleaned_bytes: int = 0
+    tokens: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    lowest_ids: list[str] = field(default_factory=list)
+    lowest_tokens: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -84,9 +91,7 @@ def most_document_tokens(source_tokens: int, fraction: float, most_tokens: int) 
     return min(most_tokens, int(max(MOST_SHARE, fraction) * source_tokens))
 
 
-def choose_held_out(
-    sources: Sequence[SourceDocuments], fraction: float, most_tokens: int
-) -> HeldOut:
+def choose_held_out(sources: Sequence[SourceTotals], fraction: float, most_tokens: int) -> HeldOut:
     """The validation documents of a corpus, none where fewer than two can be held out.
 
     Every source gives its first document, then others until it has given its share of the wanted
@@ -190,7 +195,7 @@ def split_ids(held_out: bytes) -> list[bytes]:
 
 
 def _list_documents(
-    source: SourceDocuments, fraction: float, most_tokens: int
+    source: SourceTotals, fraction: float, most_tokens: int
 ) -> tuple[list[str], npt.NDArray[np.int64]]:
     """Ids of the documents that may be held out, in hex, and [K] tokens of the first, of the first two, and so on."""
     most = most_document_tokens(source.tokens, fraction, most_tokens)
@@ -206,7 +211,7 @@ def _list_documents(
 
 
 def _choose_numbers(
-    sources: Sequence[SourceDocuments],
+    sources: Sequence[SourceTotals],
     sums: Sequence[npt.NDArray[np.int64]],
     fraction: float,
     most_tokens: int,

@@ -31,7 +31,7 @@ from pipeline.tokens.buckets import (
 )
 from pipeline.tokens.dropped_ids import REASONS, read_dropped_ids, reason_numbers
 from pipeline.tokens.grouped_rows import NUM_GROUPS, LocalGroups, Rows, read_rows
-from pipeline.tokens.held_out import LowestRows, is_held_out, split_ids
+from pipeline.tokens.held_out import LowestRows, SourceTotals, is_held_out, split_ids
 from pipeline.tokens.index_rows import distinct_rows, iterate_index, iterate_reasons, pack_ids
 from pipeline.tokens.limits import VALIDATION_TOKENS
 from pipeline.tokens.token_parts import INDEX_DTYPE, TokenizedDocument, join_id, unpack_documents
@@ -50,33 +50,6 @@ INDEX_SCHEMA = pa.schema(
 _ROWS_PER_GROUP = 1 << 16
 _MOST = 1 << 62
 _REMEDY = "delete the folder of token parts"
-
-
-@dataclass(frozen=True)
-class SourceTotals:
-    """Distinct documents of one source: how many, further copies of any, and their text and tokens.
-
-    A document that several sources hold belongs to the first of them; in the others it is a copy.
-    What filters over all documents left out is in `dropped` alone, by reason.
-
-    Attributes:
-        documents: How many documents there are.
-        duplicates: Further copies of documents, which the shards job drops.
-        cleaned_bytes: Text of the documents.
-        tokens: Tokens of the documents.
-        dropped: Documents left out, by reason; none where filters over all documents are off.
-        lowest_ids: Ids of the documents that validation may take, in hex, ascending from the
-            lowest.
-        lowest_tokens: Tokens of each of these.
-    """
-
-    documents: int = 0
-    duplicates: int = 0
-    cleaned_bytes: int = 0
-    tokens: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)
-    lowest_ids: list[str] = field(default_factory=list)
-    lowest_tokens: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,13 @@ from pipeline.tokens.grouped_rows import NUM_GROUPS
 from pipeline.tokens.held_out import (
     HeldOutSource,
     LowestRows,
+    SourceTotals,
     choose_held_out,
     is_held_out,
     split_ids,
     wanted_tokens,
 )
-from pipeline.tokens.token_index import SourceTotals, join_ranges
+from pipeline.tokens.token_index import join_ranges
 from pipeline.tokens.token_parts import INDEX_DTYPE, join_id
 
 
