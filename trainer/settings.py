@@ -5,6 +5,7 @@ file.
 """
 
 import dataclasses
+import math
 import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -150,6 +151,8 @@ class PretrainSettings:
         warmup_fraction: Shares of the steps to warm up in, in place of the phases' own, one number
             or one for each.
         warmup_steps: Steps to warm up in, in place of the phases' own, one number or one for each.
+        epochs: Passes over the data, of all phases together. The phases' steps then only say their
+            proportions; null takes the steps.
         budget_hours: Hours of training. Phases then share them in proportion to their steps, and
             the learning rate follows the time; null trains by steps.
         seed: Random seed of new weights, of dropout and of the order of instances.
@@ -204,6 +207,7 @@ class PretrainSettings:
     objective: Literal["mlm+nsp", "mlm", "left-to-right"] = "mlm+nsp"
     init_from: str | None = None
     init_from_pickle: bool = False
+    epochs: float | None = None
     budget_hours: float | None = None
     model: ModelSettings = field(default_factory=ModelSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
@@ -298,6 +302,7 @@ def resolve(settings: PretrainSettings) -> PretrainSettings:
         )
     settings.skipped()
     _check_training(settings)
+    _check_epochs(settings)
     none_given: dict[str, Any] = {name: [] for name in OF_PHASES}
     return dataclasses.replace(settings, phases=phases, **none_given)
 
@@ -317,6 +322,19 @@ def _change_phase(settings: PretrainSettings, index: int) -> Phase:
     if changed.keys() & {"warmup_fraction", "warmup_steps"}:
         changed = {"warmup_fraction": None, "warmup_steps": None} | changed
     return dataclasses.replace(settings.phases[index], **changed)
+
+
+def _check_epochs(settings: PretrainSettings) -> None:
+    if settings.epochs is None:
+        return
+    if not 0 < settings.epochs < math.inf:
+        raise ValueError(f"epochs is {settings.epochs}; give a number above 0")
+    if not settings.data:
+        raise ValueError("epochs are passes over a dataset; give --data, or --steps without epochs")
+    if settings.steps or settings.budget_hours is not None:
+        raise ValueError("epochs decides the steps; leave steps and budget_hours out")
+    if settings.follow:
+        raise ValueError("epochs are passes over a finished dataset; give --steps with follow")
 
 
 def _check_training(settings: PretrainSettings) -> None:

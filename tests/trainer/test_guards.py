@@ -6,8 +6,10 @@ it.
 
 import json
 import math
+import socket
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ from trainer.engine.start import start_engine
 from trainer.engine.train_step import agree_on_step, grad_norm, train_step
 from trainer.guards.settings import SafetySettings
 from trainer.guards.spike_guard import SpikeGuard
-from trainer.guards.watchdog import Peer, describe_hang
+from trainer.guards.watchdog import Peer, Watchdog, describe_hang
 from trainer.guards.weights_check import CorruptWeightsError, WeightsCheck, checksum, find_suspects
 from trainer.model.bert import build_model
 from trainer.model.config import BertConfig
@@ -255,6 +257,17 @@ def test_who_hangs():
         peers, [here, here, before]
     )
     assert "from the same place (step 4)" in describe_hang(peers, [here] * 3)
+
+
+def test_the_watchdog_listens_where_the_ranks_are_only(tmp_path, monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    gathered = []
+    ranks = SimpleNamespace(rank=0, gather=lambda mine: gathered.append(mine) or [mine])
+    watchdog = Watchdog(60.0, tmp_path, ranks)
+    assert watchdog._listener.getsockname()[0] == "127.0.0.1"
+    with socket.create_connection(gathered[0].address, timeout=5) as connection:
+        assert json.loads(connection.recv(100)) == {"beats": 1, "place": "start"}
+    watchdog.close()
 
 
 if __name__ == "__main__":

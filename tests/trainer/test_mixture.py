@@ -230,7 +230,8 @@ def test_datasets_that_do_not_agree_are_refused(tmp_path, make_dataset, make_blo
     make_dataset(tmp_path / "c", ((20,),), seq_len=4096)
     mixed = open_mixture([str(tmp_path / "a"), str(tmp_path / "c")])
     with pytest.raises(
-        ValueError, match=r"/c: no train instances of seq_len 8192; the dataset has train L4096"
+        ValueError,
+        match=r"/c: no train instances of seq_len 8192; the dataset has train L4096",
     ):
         loader(mixed)
 

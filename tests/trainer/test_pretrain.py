@@ -8,7 +8,6 @@ import dataclasses
 import gzip
 import json
 import os
-import platform
 import shutil
 import signal
 import sys
@@ -28,7 +27,7 @@ from trainer.model.flops import num_parameters
 from trainer.model.settings import ModelSettings
 from trainer.order.source import one_dataset, open_mixture
 from trainer.preflight.phase_plan import checkpoint_bytes
-from trainer.pretrain.run import check_mixture
+from trainer.pretrain.run import check_mixture, resolve_epochs
 from trainer.runs.run_folder import RunFolder, prepare_run
 from trainer.settings import Phase, PretrainSettings, resolve
 from trainer.watch.curves import MEASURED
@@ -191,12 +190,9 @@ def test_messages_for_people(runs):
     assert "step 5: validation MLM loss" in printed["calm"]
     assert "(unigram entropy of the text " in printed["calm"]
     assert " (constant answer 0." in printed["calm"]
-    assert f" {platform.node()} step 1/13: loss " in printed["calm"]
+    assert "Z step 1/13: loss " in printed["calm"]
     assert " tok/s, data wait " in printed["calm"]
-    assert (
-        "MFU is left out: no data sheet is known for this CPU, give --peak_tflops"
-        in printed["calm"]
-    )
+    assert "MFU" not in printed["calm"]
     assert " epochs of length 32; " in printed["calm"]
     assert "continuing after step 3" in printed["stopped"]
     assert (
@@ -274,7 +270,7 @@ def settings_for(data, output, **changed):
         (
             {"phases": [Phase(64, 8, 1, 0.1)]},
             1,
-            r"seq_len 64; the dataset has train L16, train L32, validation L16",
+            "seq_len 64; the dataset has train L16, train L32; build it with --seq_lens 16 32 64",
         ),
         (
             {"model": ModelSettings("tiny", {"max_position_embeddings": 16})},
@@ -296,6 +292,18 @@ def test_what_does_not_fit_the_dataset_is_refused(data, tmp_path, changed, world
             one_dataset(open_dataset(str(data))),
             world_size,
         )
+
+
+def test_epochs_become_steps_in_the_proportion_of_the_phases(data, tmp_path):
+    mixture = one_dataset(open_dataset(str(data)))
+    a_pass = sum(shard.instances for shard in mixture[0].dataset.shards("train", 16, 0))
+    phases = [Phase(16, 8, 30, 1e-3), Phase(16, 8, 10, 1e-3)]
+    asked = settings_for(data, tmp_path, phases=phases, epochs=4.0)
+    found = resolve_epochs(resolve(asked), mixture)
+    steps = 4 * a_pass / 8
+    assert [each.steps for each in found.phases] == [round(0.75 * steps), round(0.25 * steps)]
+    assert found.epochs is None
+    assert resolve_epochs(found, mixture) == found
 
 
 def test_a_run_with_other_settings_is_refused_by_key(data, tmp_path):

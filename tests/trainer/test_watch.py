@@ -74,6 +74,24 @@ def test_columns_of_a_step():
     assert found["eta_seconds"] == pytest.approx(2.0 * (9 + 10), rel=0.01)
 
 
+def test_the_first_step_of_a_launch_counts_in_no_estimate_but_its_own(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("trainer.watch.gauge.time.monotonic", lambda: now[0])
+    gauge, estimates = Gauge(preset("tiny"), [Phase(128, 4, 10, 1e-3)], CPU_RANKS), []
+    for seconds, left in [(60.0, 9), (2.0, 8), (4.0, 7)]:
+        now[0] += seconds
+        estimates.append(gauge.columns(COUNTS, seconds, 0, left)["eta_seconds"])
+    assert estimates == [540.0, 16.0, 21.0]
+
+
+def test_a_line_of_large_numbers_has_at_most_160_characters(capsys):
+    row = ROW | {"step": 1_000_000, "tokens_per_second": 12_345_678.0, "peak_memory_bytes": 123e9}
+    row |= {"eta_seconds": 10 * 86_400.0 + 72_000, "learning_rate": 1.234e-5, "loss": 10.5}
+    progress = Progress(1_000_000, 0, shown=True)
+    progress.advance(row)
+    assert len(capsys.readouterr().out.rstrip()) <= 160
+
+
 def test_a_cpu_has_no_mfu_of_its_own():
     gauge = Gauge(preset("tiny"), [Phase(128, 4, 10, 1e-3)], CPU_RANKS)
     assert gauge.peak_tflops is None
@@ -94,14 +112,13 @@ def test_peaks_of_gpus_by_the_name_torch_gives(name, tflops):
 
 def test_a_line_has_units():
     assert format_step(ROW, 90_000) == (
-        "step 1,200/90,000: loss 6.368 nats; MLM 5.637 (accuracy 0.154); NSP 0.731 (accuracy 0.627); "
-        "gradient norm 1.23, learning rate 0.0001; 21,000 tok/s, data wait 2%; fullest rank 1.03 x mean; "
-        "412 TFLOP/s a rank (MFU 41.7%); memory 3.20 GB, ETA 2 h 14 min"
+        "step 1,200/90,000: loss 6.368, MLM 5.637 (15%), NSP 0.731 (63%); norm 1.2, lr 0.0001; "
+        "21,000 tok/s, data wait 2%, MFU 42%; ETA 2 h 14 min"
     )
     assert "MFU" not in format_step(ROW | {"mfu": None}, 90_000)
     without_nsp = {key: value for key, value in ROW.items() if not key.startswith("nsp")}
     assert format_step(without_nsp, None).startswith(
-        "step 1,200: loss 6.368 nats; MLM 5.637 (accuracy 0.154); grad"
+        "step 1,200: loss 6.368, MLM 5.637 (15%); norm"
     )
 
 

@@ -68,13 +68,8 @@ class Watchdog:
         self._closed = threading.Event()
         if not limit_seconds:
             return
-        self._listener = socket.create_server(("", 0), backlog=128)
-        mine = Peer(
-            ranks.rank,
-            platform.node(),
-            os.getpid(),
-            (_own_address(), self._listener.getsockname()[1]),
-        )
+        self._listener = socket.create_server((_own_address(), 0), backlog=128)
+        mine = Peer(ranks.rank, platform.node(), os.getpid(), self._listener.getsockname())
         self._peers: list[Peer] = ranks.gather(mine)
         self.beat("start", FIRST_STEP_FACTOR)
         for target in (self._answer, self._watch):
@@ -133,6 +128,7 @@ class Watchdog:
             except OSError:
                 return
             with connection, contextlib.suppress(OSError):
+                connection.settimeout(ANSWER_SECONDS)
                 connection.sendall(
                     json.dumps({"beats": self._beats, "place": self._place}).encode()
                 )

@@ -16,10 +16,11 @@ from pipeline.shards.block import Block
 from pipeline.shards.dataset import Dataset, read_block
 from trainer.model.config import BertConfig
 from trainer.model.flops import Lengths, training_flops
-from trainer.order.source import Mixture, WeightedDataset
+from trainer.order.source import Mixture
 from trainer.preflight.memory import MASKED_SHARE, Case
 from trainer.preflight.settings import PlanSettings
 from trainer.process.gpus import GPUS
+from trainer.runs.epochs import lengthen_phases, main_of
 from trainer.settings import Phase
 
 _STEPS_PLANNED = 512  # by the stream at once
@@ -66,12 +67,6 @@ class PhasePlan:
         return self.phase.steps * max(self.mathematics, self.launches)
 
 
-def main_of(mixture: Mixture) -> tuple[WeightedDataset, float]:
-    """The dataset of the greatest weight, and its share of a mixture's instances."""
-    main = max(mixture, key=lambda each: each.weight)
-    return main, main.weight / sum(each.weight for each in mixture)
-
-
 def plan_phases(settings: PlanSettings, config: BertConfig, mixture: Mixture) -> list[PhasePlan]:
     """All phases, with steps for the epochs that are asked for, where they are.
 
@@ -82,12 +77,7 @@ def plan_phases(settings: PlanSettings, config: BertConfig, mixture: Mixture) ->
     main, share = main_of(mixture) if mixture else (None, 1.0)
     dataset = main.dataset if main else None
     phases = [plan_phase(phase, config, dataset, settings, share) for phase in settings.phases]
-    if settings.epochs is None:
-        return phases
-    factor = settings.epochs / sum(each.instances / each.instances_a_pass for each in phases)
-    longer = [
-        replace(phase, steps=max(1, round(phase.steps * factor))) for phase in settings.phases
-    ]
+    longer = lengthen_phases(settings, [each.instances_a_pass for each in phases])
     return [replace(each, phase=phase) for each, phase in zip(phases, longer, strict=True)]
 
 

@@ -1,6 +1,5 @@
 """What a run will take (`python -m trainer plan`): tokens, epochs, hours, memory, bandwidth."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.storage.folder import parse_storage_options
@@ -11,13 +10,13 @@ from trainer.preflight.memory import count_memory
 from trainer.preflight.phase_plan import (
     PhasePlan,
     checkpoint_bytes,
-    main_of,
     memory_case,
     peak_tflops,
     plan_phases,
 )
 from trainer.preflight.settings import PlanSettings
 from trainer.process.gpus import GPUS
+from trainer.runs.epochs import main_of
 from trainer.settings import resolve
 
 _DEFAULT_VOCAB_SIZE = 30_522
@@ -46,7 +45,7 @@ def describe_plan(settings: PlanSettings) -> Iterator[str]:
     yield from (_format_phase(index, each) for index, each in enumerate(phases))
     if settings.epochs is not None:
         steps = " ".join(str(each.phase.steps) for each in phases)
-        yield f"steps are those of {settings.epochs:g} epochs: pretrain --steps {steps}"
+        yield f"steps are those of {settings.epochs:g} epochs: pretrain --epochs {settings.epochs:g}, or --steps {steps}"
     if settings.budget_hours is not None:
         yield f"steps are shares of the budget of {settings.budget_hours:g} hours, which decides how many are made"
     yield from _describe_time(settings, phases)
@@ -66,20 +65,9 @@ def _check(settings: PlanSettings) -> PlanSettings:
         raise ValueError(
             "no data sheet is known for a CPU; give --peak_tflops, what one rank reaches in large products"
         )
-    if settings.epochs is not None:
-        _check_epochs(settings.epochs, settings)
     resolved = resolve(settings)
     assert isinstance(resolved, PlanSettings)
     return resolved
-
-
-def _check_epochs(epochs: float, settings: PlanSettings) -> None:
-    if not 0 < epochs < math.inf:
-        raise ValueError(f"epochs is {epochs}; give a number above 0")
-    if not settings.data:
-        raise ValueError("epochs are passes over a dataset; give --data, or --steps without epochs")
-    if settings.steps or settings.budget_hours is not None:
-        raise ValueError("epochs decides the steps; leave steps and budget_hours out")
 
 
 def _format_phase(index: int, each: PhasePlan) -> str:

@@ -42,8 +42,6 @@ class PlanSettings(PretrainSettings):
         gpu: The GPU of a rank, known by its data sheet's TFLOP/s and memory. Ranks on CPUs also
             need --peak_tflops.
         mfu: Share of the peak that training reaches, counting the mathematics of real tokens only.
-        epochs: Passes over the data, of all phases together. The phases' steps then only say their
-            proportions; null takes the steps.
     """
 
     data: list[str] = field(default_factory=list)
@@ -53,4 +51,3 @@ class PlanSettings(PretrainSettings):
         "v100", "a100-40gb", "a100", "l4", "l40s", "h100", "h200", "b200", "mi300x", "cpu"
     ] = "h200"
     mfu: float = 0.4
-    epochs: float | None = None

@@ -35,6 +35,7 @@ from trainer.order.state import parse_state
 from trainer.pretrain.prepare_model import prepare_model
 from trainer.process.ranks import Ranks, device_name, together
 from trainer.process.stopping import StopRequest
+from trainer.runs.epochs import instances_a_pass, lengthen_phases
 from trainer.runs.run_folder import RunFolder, prepare_run
 from trainer.runs.run_lock import lock_run
 from trainer.settings import PretrainSettings
@@ -147,6 +148,7 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
     mixture = open_data(settings.data, options, patience if settings.follow else None, ranks)
     with together(ranks):
         model_config = check_mixture(settings, mixture, ranks.world_size)
+        settings = resolve_epochs(settings, mixture)
         if settings.checkpoint.url is not None:
             store = CheckpointStore(settings.checkpoint.url, options)
         if ranks.rank == 0:
@@ -180,7 +182,7 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
             else Recorder()
         )
     gauge = Gauge(model_config, settings.phases, ranks, settings.peak_tflops)
-    if gauge.peak_tflops is None:
+    if gauge.peak_tflops is None and ranks.device.type == "cuda":
         progress.say(
             f"MFU is left out: no data sheet is known for {device_name(ranks.device)}, give --peak_tflops"
         )
@@ -256,6 +258,15 @@ def refuse_consumed(settings: PretrainSettings, position: Position) -> None:
         parse_state(state).skipping(settings.skipped(*settings.phases_of(int(seq_len))))
 
 
+def resolve_epochs(settings: PretrainSettings, mixture: Mixture) -> PretrainSettings:
+    """The settings with steps in the place of epochs."""
+    a_pass = [
+        instances_a_pass(mixture, phase.seq_len) if settings.epochs else 0
+        for phase in settings.phases
+    ]
+    return dataclasses.replace(settings, phases=lengthen_phases(settings, a_pass), epochs=None)
+
+
 def check_mixture(settings: PretrainSettings, mixture: Mixture, world_size: int) -> BertConfig:
     """The model's config with the datasets' vocabulary; settings and datasets are held to fit.
 
@@ -264,9 +275,17 @@ def check_mixture(settings: PretrainSettings, mixture: Mixture, world_size: int)
             vocabulary given twice.
     """
     config = settings.model_config(mixture[0].dataset.manifest.vocab_size)
+    wanted = {phase.seq_len for phase in settings.phases}
+    for each in mixture:
+        groups = each.dataset.manifest.groups
+        found = {group.seq_len for group in groups if group.split == "train"}
+        if lacking := sorted(wanted - found):
+            raise ValueError(
+                f"{each.dataset.url}: no train instances of seq_len {', '.join(map(str, lacking))}; the dataset has "
+                f"{', '.join(f'train L{length}' for length in sorted(found))}; build it with --seq_lens "
+                f"{' '.join(map(str, sorted(wanted | found)))}, or choose other phases"
+            )
     for index, phase in enumerate(settings.phases):
-        for each in mixture:
-            each.dataset.num_passes("train", phase.seq_len)
         if phase.seq_len > config.max_position_embeddings:
             raise ValueError(
                 f"phases.{index}.seq_len is {phase.seq_len}, the model reads {config.max_position_embeddings} tokens; "

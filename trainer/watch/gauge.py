@@ -48,7 +48,7 @@ class Gauge:
         self._recent: deque[float] = deque(
             maxlen=REMEMBERED_STEPS
         )  # whole seconds from step to step, saving included
-        self._phase, self._last = -1, 0.0
+        self._phase, self._last, self._is_warm = -1, 0.0, False
 
     def columns(
         self, counts: StepCounts, seconds: float, phase: int, steps_left: int
@@ -84,7 +84,10 @@ class Gauge:
         now = time.monotonic()
         if phase != self._phase:
             self._recent.clear()
-            self._phase, self._last = phase, now - seconds
+            self._phase, self._last, self._is_warm = phase, now - seconds, False
+        elif not self._is_warm:
+            self._recent.clear()  # the first step of a launch, which starts threads and compiles
+            self._is_warm = True
         self._recent.append(now - self._last)
         self._last = now
         a_step = statistics.fmean(self._recent)

@@ -1,6 +1,5 @@
-"""Rank 0's terminal: a progress bar for a person, lines with units and host for a log."""
+"""Rank 0's terminal: a progress bar for a person, lines for a log."""
 
-import platform
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -63,27 +62,23 @@ class Progress(Bar):
         self.bar.update()
         if self._clock() >= self._next_line or row["step"] == self._num_steps:
             self._next_line = self._clock() + self._pause
-            self.say(
-                f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}Z {platform.node()} {format_step(row, self._num_steps)}"
-            )
+            self.say(f"{datetime.now(UTC):%H:%M:%S}Z {format_step(row, self._num_steps)}")
 
 
 def format_step(row: Mapping[str, Any], num_steps: int | None) -> str:
-    """A row of metrics.jsonl as one line with units; num_steps may be unknown."""
+    """A row of metrics.jsonl as a line for a terminal; num_steps may be unknown."""
+    total = "" if num_steps is None else f"/{num_steps:,}"
+    losses = f"MLM {row['mlm_loss']:.3f} ({row['mlm_accuracy']:.0%})"
+    if "nsp_loss" in row:
+        losses += f", NSP {row['nsp_loss']:.3f} ({row['nsp_accuracy']:.0%})"
+    speed = f"{row['tokens_per_second']:,.0f} tok/s, data wait {row['data_wait_share']:.0%}"
+    if row["mfu"] is not None:
+        speed += f", MFU {row['mfu']:.0%}"
     parts = [
-        f"step {row['step']:,}{'' if num_steps is None else f'/{num_steps:,}'}: loss {row['loss']:.3f} nats",
-        f"MLM {row['mlm_loss']:.3f} (accuracy {row['mlm_accuracy']:.3f})",
-        *(
-            [f"NSP {row['nsp_loss']:.3f} (accuracy {row['nsp_accuracy']:.3f})"]
-            if "nsp_loss" in row
-            else []
-        ),
-        f"gradient norm {row['grad_norm']:.3g}, learning rate {row['learning_rate']:.3g}",
-        f"{row['tokens_per_second']:,.0f} tok/s, data wait {row['data_wait_share']:.0%}",
-        f"fullest rank {row['max_over_mean_tokens']:.2f} x mean",
-        f"{row['model_tflops_per_rank']:.3g} TFLOP/s a rank"
-        + ("" if row["mfu"] is None else f" (MFU {row['mfu']:.1%})"),
-        f"memory {row['peak_memory_bytes'] / 1e9:.2f} GB, ETA {format_seconds(row['eta_seconds'])}",
+        f"step {row['step']:,}{total}: loss {row['loss']:.3f}, {losses}",
+        f"norm {row['grad_norm']:.2g}, lr {row['learning_rate']:.2g}",
+        speed,
+        f"ETA {format_seconds(row['eta_seconds'])}",
     ]
     return "; ".join(parts)
 

@@ -1,0 +1,37 @@
+"""Steps for passes over the data, for the plan and for a run."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from trainer.order.source import Mixture, WeightedDataset
+from trainer.settings import Phase, PretrainSettings
+
+
+def main_of(mixture: Mixture) -> tuple[WeightedDataset, float]:
+    """The dataset of the greatest weight, and its share of a mixture's instances."""
+    main = max(mixture, key=lambda each: each.weight)
+    return main, main.weight / sum(each.weight for each in mixture)
+
+
+def instances_a_pass(mixture: Mixture, seq_len: int) -> int:
+    """Train instances of a length until one pass of the main dataset is through."""
+    main, share = main_of(mixture)
+    shards = main.dataset.shards("train", seq_len, 0)
+    return round(sum(shard.instances for shard in shards) / share)
+
+
+def lengthen_phases(settings: PretrainSettings, a_pass: Sequence[int]) -> list[Phase]:
+    """The phases with steps for `settings.epochs`, in proportion to their own; as they are without.
+
+    Args:
+        settings: Checked by `resolve`.
+        a_pass: `instances_a_pass` of each phase.
+    """
+    if settings.epochs is None:
+        return settings.phases
+    pairs = zip(settings.phases, a_pass, strict=True)
+    factor = settings.epochs / sum(each.steps * each.global_batch / size for each, size in pairs)
+    return [
+        dataclasses.replace(each, steps=max(1, round(each.steps * factor)))
+        for each in settings.phases
+    ]
