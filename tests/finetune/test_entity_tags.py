@@ -88,9 +88,9 @@ def test_written_tags_are_of_the_scheme_and_spell_the_same_entities(scheme, part
     ],
 )
 def test_tags_of_no_scheme_are_found(scheme, tags, index, says):
-    violation = check_tags(tags.split(), scheme)
-    assert violation.index == index
-    assert says in violation.reason
+    found, reason = check_tags(tags.split(), scheme)
+    assert found == index
+    assert says in reason
 
 
 def test_labels_are_all_tags_of_the_types():

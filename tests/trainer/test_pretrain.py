@@ -308,8 +308,9 @@ def test_epochs_become_steps_in_the_proportion_of_the_phases(data, tmp_path):
 
 def test_a_run_with_other_settings_is_refused_by_key(data, tmp_path):
     mixture, model, output = one_dataset(open_dataset(str(data))), preset("tiny"), tmp_path / "run"
-    prepare_run(settings_for(data, output), mixture, model, 1)
+    prepare_run(settings_for(data, output), mixture, model, 1, "c0ffee")
     prepare_run(settings_for(data, output, zero_stage=2, micro_tokens=99), mixture, model, 2)
+    assert json.loads((output / "run.json").read_text())["init_from_revision"] == "c0ffee"
     phases = [dataclasses.replace(PHASES[0], peak_lr=0.5), PHASES[1]]
     with pytest.raises(
         ValueError, match=r"phases\.0\.peak_lr was 0\.02 and is now 0\.5; seed was 0 and is now 4"

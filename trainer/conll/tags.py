@@ -30,19 +30,6 @@ class Entity:
     end: int
 
 
-@dataclass(frozen=True)
-class Violation:
-    """Where tags break a scheme.
-
-    Attributes:
-        index: Number of the word in its sentence.
-        reason: What is wrong with its tag.
-    """
-
-    index: int
-    reason: str
-
-
 def is_tag(text: str) -> bool:
     """Whether the text is a tag of any of the schemes."""
     return _TAG.fullmatch(text) is not None
@@ -98,12 +85,12 @@ def write_tags(entities: Iterable[Entity], num_words: int, scheme: Scheme) -> li
     return tags
 
 
-def check_tags(tags: Sequence[str], scheme: Scheme) -> Violation | None:
-    """The first place where the tags are not of the scheme; None where they are."""
+def check_tags(tags: Sequence[str], scheme: Scheme) -> tuple[int, str] | None:
+    """The first word whose tag is not of the scheme, and what is wrong; None where all are."""
     for index, (before, tag) in enumerate(zip([OUTSIDE, *tags], [*tags, OUTSIDE], strict=True)):
         reason = _find_fault(before, tag, scheme)
         if reason:
-            return Violation(min(index, len(tags) - 1), reason)
+            return min(index, len(tags) - 1), reason
     return None
 
 
@@ -173,7 +160,7 @@ def _find_fault(before: str, tag: str, scheme: Scheme) -> str | None:
 
 def _first_fault(sentences: Sequence[TaggedSentence], scheme: Scheme) -> str | None:
     for tags, locate in sentences:
-        violation = check_tags(tags, scheme)
-        if violation:
-            return f"{locate(violation.index)}: {violation.reason}"
+        if fault := check_tags(tags, scheme):
+            index, reason = fault
+            return f"{locate(index)}: {reason}"
     return None

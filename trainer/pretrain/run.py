@@ -16,6 +16,7 @@ from trainer.checkpoints.resume import choose_checkpoint, copy_run, restore_run
 from trainer.checkpoints.saver import CheckpointSaver
 from trainer.checkpoints.store import CheckpointStore
 from trainer.conversion.export import VOCAB
+from trainer.conversion.hub import resolve_model, revision_of
 from trainer.engine.start import start_engine
 from trainer.guards.spike_guard import SpikeGuard
 from trainer.guards.watchdog import Watchdog
@@ -155,7 +156,10 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
             lock_run(folder)
             if store is not None:
                 restore_run(folder, store)
-            prepare_run(settings, mixture, model_config, ranks.world_size)
+            revision = None
+            if settings.init_from is not None and not folder.facts.is_file():
+                revision = revision_of(resolve_model(settings.init_from))
+            prepare_run(settings, mixture, model_config, ranks.world_size, revision)
     copy_run(folder, store, ranks)
     checkpoint = choose_checkpoint(folder, store, ranks, settings.checkpoint.skip_damaged, say)
     if checkpoint is not None:

@@ -177,9 +177,15 @@ def parse_facts(data: bytes, where: str) -> dict[str, Any]:
 
 
 def prepare_run(
-    settings: PretrainSettings, mixture: Mixture, model: BertConfig, world_size: int
+    settings: PretrainSettings,
+    mixture: Mixture,
+    model: BertConfig,
+    world_size: int,
+    init_from_revision: str | None = None,
 ) -> None:
     """Makes the run's folder, or checks that the one there may be continued. Rank 0 only.
+
+    The revision, of a model that a new run takes from the Hub, stays in run.json.
 
     Raises:
         FileExistsError: The folder holds something that is not a run.
@@ -197,6 +203,8 @@ def prepare_run(
         "model": dataclasses.asdict(model),
         "launches": [],
     }
+    if init_from_revision is not None:
+        facts["init_from_revision"] = init_from_revision
     if run.facts.is_file():
         facts = run.read_facts()
         _check_unchanged(run, settings, facts["datasets"], datasets)
