@@ -1,6 +1,7 @@
 """`python -m trainer COMMAND`: how each is called. Heavy imports stay inside the functions."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ COMMANDS = {
         local=("output",),
     ),
     "export": Command(
-        summary="write a checkpoint of a run for Hugging Face or Google's BERT",
+        summary="write a checkpoint of a run for Hugging Face or ONNX",
         settings="trainer.conversion.settings:ExportSettings", function="trainer.cli:export", positionals=("run",),
     ),
     "fill-mask": Command(
@@ -115,36 +116,48 @@ def report(settings: ReportSettings, _remainder: object = None) -> None:
 
 def export(settings: ExportSettings, _remainder: object = None) -> None:
     """`python -m trainer export RUN --output DIR`."""
-    from pipeline.storage.folder import parse_storage_options
-    from trainer.conversion.export import export_google, export_hf
-    from trainer.inference.open_model import open_run
+    from pipeline.storage.folder import Folder, parse_storage_options
+    from trainer.conversion.export import CONFIG, model_files, write_export
+    from trainer.conversion.huggingface import OPTIONAL_PREFIXES
+    from trainer.inference.open_model import open_model, open_run
 
-    opened = open_run(settings.run, parse_storage_options(settings.storage_options))
-    assert opened.vocab is not None, "a run has its vocabulary"
-    write = export_hf if settings.output_format == "huggingface" else export_google
-    write(
+    options = parse_storage_options(settings.storage_options)
+    is_model = Folder(settings.run, options).exists(CONFIG)
+    opened = open_model(settings.run) if is_model else open_run(settings.run, options)
+    if opened.head is None:
+        opened.check_has(OPTIONAL_PREFIXES, "the heads of pretraining, which an export has")
+    files = model_files(
         opened.state,
         opened.config,
-        opened.vocab,
-        settings.output,
+        opened.vocab or b"",
         lower_case=opened.lower_case,
-        provenance=opened.provenance | _read_losses(settings.run, opened.provenance["steps"]),
+        provenance=opened.provenance | _read_losses(settings.run, opened.provenance),
+        head=opened.head,
+        is_onnx=settings.output_format == "onnx",
     )
+    if settings.output_format == "onnx":
+        from trainer.conversion.onnx import to_onnx
+
+        files = to_onnx(files)
+    write_export(files, settings.output)
     facts = {
         "exported": settings.output,
         "checkpoint": opened.where,
-        "step": opened.provenance["steps"],
+        "step": opened.provenance.get("steps"),
     }
     print(json.dumps(facts))
 
 
-def _read_losses(run: str, last_step: int) -> dict[str, Any]:
-    """Losses up to a step, for the model's card; nothing where the run is at a URL, or has no metrics."""
+def _read_losses(run: str, provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """Losses up to the step, for the model's card; nothing where the run is at a URL, or has no metrics."""
     from trainer.inference.open_model import split_step
     from trainer.report.read import choose_losses, read_runs
+    from trainer.runs.run_folder import RunFolder
 
     folder = Path(split_step(run)[0])
-    losses = choose_losses(read_runs([str(folder)])[0], last_step) if folder.is_dir() else []
+    if not RunFolder(folder).facts.is_file():
+        return {}
+    losses = choose_losses(read_runs([str(folder)])[0], provenance["steps"])
     return {"losses": losses} if losses else {}
 
 

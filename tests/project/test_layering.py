@@ -124,6 +124,7 @@ LIBRARIES = {
         " tensorboard wandb huggingface_hub zstandard"
     ),
     "trainer.report": "yaml markupsafe",
+    "trainer.conversion": "torch numpy safetensors huggingface_hub transformers onnxruntime onnxscript",
     "trainer.model": "torch numpy",
     "trainer.order": "numpy",
     "trainer.reading": "numpy pyarrow",

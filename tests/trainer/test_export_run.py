@@ -1,4 +1,4 @@
-"""A run's newest checkpoint as a model folder, for Hugging Face and for Google, from its folder and from a URL."""
+"""A run's newest checkpoint as a model folder, from its folder and from a URL."""
 
 import dataclasses
 import hashlib
@@ -11,16 +11,13 @@ import pytest
 import safetensors.torch
 import torch
 
-from tests.trainer.google_model import CONFIG, GOOGLE, VOCAB
+from tests.trainer.google_model import CONFIG, VOCAB
 from trainer.checkpoints.read import describe_file
 from trainer.checkpoints.saver import CheckpointSaver
 from trainer.checkpoints.settings import CheckpointSettings
 from trainer.checkpoints.store import CheckpointStore
 from trainer.cli import main
-from trainer.conversion.export import export_google
 from trainer.conversion.initial_weights import read_initial_weights
-from trainer.conversion.tensor_bundle import TensorBundle
-from trainer.conversion.tensor_bundle_writer import bundle_files
 from trainer.model.bert import build_model
 from trainer.optim.adamw import AdamW
 from trainer.runs.run_folder import RunFolder
@@ -82,15 +79,14 @@ def assert_same(found, weights):
 
 
 @pytest.mark.engines
-@pytest.mark.parametrize("form", ["huggingface", "google"])
-def test_a_run_whose_disk_is_gone_is_exported_from_its_url(run, bucket, tmp_path, capsys, form):
-    assert export(run.path, tmp_path / "from-folder", "--output_format", form) == 0
+def test_a_run_whose_disk_is_gone_is_exported_from_its_url(run, bucket, tmp_path, capsys):
+    assert export(run.path, tmp_path / "from-folder") == 0
     shutil.rmtree(run.path)
     bucket.rm(
         "/bucket/run/checkpoints/step-00000002/fragments-00000-of-00001.safetensors"
     )  # not needed
     capsys.readouterr()
-    assert export(URL, tmp_path / "from-url", "--output_format", form) == 0
+    assert export(URL, tmp_path / "from-url") == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["step"], said["checkpoint"]) == (
         2,
@@ -126,83 +122,6 @@ def test_a_damaged_checkpoint_at_a_url_is_named(run, bucket, tmp_path, capsys):
     assert re.search(
         r"memory://bucket/run/checkpoints/step-00000002/model\.safetensors: sha256 is", said
     )
-    assert not (tmp_path / "out").exists()
-
-
-def open_bundle(folder):
-    def read(suffix, span):
-        data = (folder / f"bert_model.ckpt{suffix}").read_bytes()
-        return data if span is None else data[slice(*span)]
-
-    return TensorBundle(str(folder), read)
-
-
-def test_a_checkpoint_is_written_as_tensorflow_writes_it():
-    """Variables of fp32 with one and two dimensions, and the step, a scalar of int64: both files, to the byte."""
-    bundle = open_bundle(GOOGLE)
-    files = bundle_files({name: bundle.read(name) for name in bundle.names})
-    for suffix, data in files.items():
-        assert data == (GOOGLE / f"bert_model.ckpt{suffix}").read_bytes()
-
-
-def test_googles_checkpoint_comes_out_of_an_export_as_it_went_in(tmp_path):
-    found = read_initial_weights(str(GOOGLE))
-    facts = {"lower_case": False, "provenance": {"steps": 3}}
-    export_google(found.state, found.config, VOCAB.encode(), str(tmp_path / "out"), **facts)
-    names = [
-        "README.md",
-        "bert_config.json",
-        "bert_model.ckpt.data-00000-of-00001",
-        "bert_model.ckpt.index",
-        "vocab.txt",
-    ]
-    assert list(contents(tmp_path / "out")) == names
-    theirs, ours = open_bundle(GOOGLE), open_bundle(tmp_path / "out")
-    assert theirs.names - ours.names == {"bert/pooler/dense/bias/adam_m", "global_step"}
-    for name in ours.names:
-        before, after = theirs.read(name), ours.read(name)
-        assert (before.shape, before.dtype, before.tobytes()) == (
-            after.shape,
-            after.dtype,
-            after.tobytes(),
-        )
-    settings = json.loads((tmp_path / "out" / "bert_config.json").read_text())
-    assert settings.pop("beambert") == {"lower_case": False, "steps": 3}
-    assert settings == json.loads((GOOGLE / "bert_config.json").read_text())
-    again = read_initial_weights(str(tmp_path / "out"))
-    assert (again.config, again.vocab) == (CONFIG, VOCAB.encode())
-    assert_same(again, found.state)
-
-
-@pytest.mark.engines
-def test_an_earlier_export_of_the_same_form_is_replaced_and_of_another_refused(
-    run, tmp_path, capsys
-):
-    assert export(run.path, tmp_path / "out", "--output_format", "google") == 0
-    assert export(run.path, tmp_path / "out", "--output_format", "google") == 0
-    assert export(run.path, tmp_path / "out") == 2
-    assert (
-        "out: holds bert_config.json, bert_model.ckpt.data-00000-of-00001"
-        in capsys.readouterr().err
-    )
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"pre_norm": True}, {"is_causal": True}, {"layer_norm_eps": 1e-5}],
-    ids=lambda change: next(iter(change)),
-)
-def test_models_that_googles_program_does_not_have_are_refused(tmp_path, change):
-    config = dataclasses.replace(CONFIG, **change)
-    state = build_model(config, seed=1).state_dict()
-    [(name, value)] = change.items()
-    with pytest.raises(
-        ValueError,
-        match=rf"the model has {name} {value}, in Google's program it is .* Hugging Face",
-    ):
-        export_google(
-            state, config, VOCAB.encode(), str(tmp_path / "out"), lower_case=True, provenance={}
-        )
     assert not (tmp_path / "out").exists()
 
 

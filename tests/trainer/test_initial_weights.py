@@ -13,12 +13,10 @@ import torch
 import transformers
 
 from tests.trainer.google_model import CONFIG, GOOGLE, VOCAB
-from trainer.conversion import tensor_bundle_writer
 from trainer.conversion.export import export_hf, load_hf
 from trainer.conversion.huggingface import hf_names
 from trainer.conversion.initial_weights import InitialWeights, extend_rows, read_initial_weights
 from trainer.conversion.tensor_bundle import TensorBundle
-from trainer.conversion.tensor_bundle_writer import bundle_files
 from trainer.model.bert import build_model
 from trainer.model.config import preset
 from trainer.model.settings import ModelSettings
@@ -278,22 +276,12 @@ def test_a_vocabulary_that_is_no_extension_is_refused(extended, change, message)
         list(prepare_model(build_model(CONFIG, 0), settings_for(init_from=folder), None, path))
 
 
-def test_names_in_a_google_checkpoint_never_become_paths():
-    files = bundle_files({"../../up": np.ones(2, np.float32), "/etc/passwd": np.zeros(1, np.int32)})
-    asked = []
-    bundle = TensorBundle(
-        "here",
-        lambda suffix, span: (asked.append(suffix), files[suffix][slice(*span or (None,))])[1],
-    )
-    assert bundle.read("../../up").tolist() == [1.0, 1.0]
-    assert bundle.read("/etc/passwd").tolist() == [0]
-    assert asked == [".index", ".data-00000-of-00001", ".data-00000-of-00001"]
-
-
 def test_a_number_where_a_shape_belongs_takes_no_memory():
-    """Python's bytes(n) are n zeros."""
-    entry = tensor_bundle_writer._number_field(1, 1) + tensor_bundle_writer._number_field(2, 2**50)
-    index = tensor_bundle_writer._table([(b"", tensor_bundle_writer._HEADER), (b"a", entry)])
+    """Python's bytes(n) are n zeros: the entry of the tensor "a" has 2^50 in the place of its shape."""
+    index = bytes.fromhex(
+        "00000608011a02080100010b610801108080808080808002000000000100000000c3ae5e34"
+        "000000000100000000c0f2a1b000010262002000000000010000000030d3691c2508320e00"
+    ).ljust(109, b"\0") + bytes.fromhex("57fb808b247547db")
     with pytest.raises(
         ValueError, match=r"here\.index: a protocol buffer has the number 1125899906842624"
     ):

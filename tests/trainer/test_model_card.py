@@ -10,7 +10,7 @@ from trainer.conversion.model_card import is_unedited, model_card
 from trainer.model.config import BertConfig
 from trainer.model.task_heads import Head
 from trainer.report.read import ReadRun, choose_losses
-from trainer.runs.training_facts import training_facts
+from trainer.runs.training_facts import base_model_facts, training_facts
 
 CONFIG = BertConfig(
     vocab_size=64, hidden_size=128, num_layers=2, num_heads=2, intermediate_size=256
@@ -50,7 +50,14 @@ def test_a_card_says_what_the_run_says():
         "steps": 60,
         "tokens_seen": 1_234_567,
         "objective": "mlm+nsp",
-        "datasets": [{"name": "wiki | more", "weight": 2.0, "root_hash": "ab" * 8}],
+        "datasets": [
+            {
+                "name": "wiki | more",
+                "weight": 2.0,
+                "root_hash": "ab" * 8,
+                "licences": ["CC-BY-SA-4.0", "MIT"],
+            }
+        ],
         "training": json.loads(json.dumps(training_facts(RUN_CONFIG, {"launches": [{}, LAUNCH]}))),
         "losses": choose_losses(make_run(), 60),
     }
@@ -65,13 +72,57 @@ def test_a_card_says_what_the_run_says():
         "| hardware of the last start | 8 rank(s) on NVIDIA H200 |",
         "| software | Python 3.12.1, torch 2.11.0, deepspeed 0.19.8 |",
         "| phase 1 | length 128, batches of 256, 100 steps |",
-        "| wiki \\| more | 2.0 | `abababababababab` |",
+        "| wiki \\| more | 2.0 | `abababababababab` | CC-BY-SA-4.0, MIT |",
         "| 2 | 8.98 | 7.98 |",
         "| 60 | 8.4 | 7.4 |",
         "AutoModelForMaskedLM.from_pretrained(FOLDER)",
     ):
         assert line in card
     assert len(provenance["losses"]) == 12
+
+
+def test_a_card_names_the_models_that_training_began_with(tmp_path):
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first/README.md").write_text(
+        "---\nlicense: apache-2.0\nbase_model: a/b\n---\n# A\n"
+    )
+    first = base_model_facts(f"{tmp_path}/first/")
+    assert first == {"name": "first", "licence": "apache-2.0", "base_model": "a/b"}
+    (tmp_path / "second").mkdir()
+    datasets = [{"name": "wiki", "licences": ["MIT"]}]
+    provenance = {"steps": 7, "tokens_seen": 4321, "datasets": datasets, "base_model": first}
+    (tmp_path / "second/README.md").write_bytes(model_card(CONFIG, provenance, lower_case=True))
+    (tmp_path / "second/config.json").write_text(json.dumps({"beambert": provenance}))
+    second = base_model_facts(str(tmp_path / "second"))
+    card = model_card(CONFIG, {"steps": 1, "base_model": second}, lower_case=True)
+    assert metadata(card)["base_model"] == "second"
+    table = card.decode().partition("## Base model\n")[2].partition("##")[0]
+    assert [line.strip("|").split(" | ") for line in table.splitlines() if line] == [
+        [" fact", " "],
+        [" ---", "--- "],
+        [" training began with", "second "],
+        [" licence", "not stated "],
+        [" its steps", "7 "],
+        [" its tokens seen", "4,321 "],
+        [" its data", "wiki (MIT) "],
+        [" training began with", "first "],
+        [" licence", "apache-2.0 "],
+        [" its base model", "a/b "],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("README.md", "---\n: [\n---\n"),
+        ("README.md", "# A"),
+        ("config.json", "{"),
+        ("config.json", "[]"),
+    ],
+)
+def test_a_base_model_that_says_nothing_has_a_name(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    assert base_model_facts(str(tmp_path)) == {"name": tmp_path.name}
 
 
 def test_a_card_says_nothing_that_is_not_known():
@@ -111,12 +162,6 @@ def test_a_fine_tuned_model_names_its_task(kind, pipeline):
     assert metadata(card)["pipeline_tag"] == pipeline
     assert b"| accuracy, dev.tsv | 0.9123 |" in card
     assert b"# BERT of 2 layers\n" in card
-
-
-def test_google_s_folder_names_no_other_library():
-    card = model_card(CONFIG, {"steps": 1}, lower_case=True, is_google=True)
-    assert metadata(card) == {"tags": ["bert"]}
-    assert b"transformers" not in card
 
 
 def test_a_card_is_known_again_until_it_is_edited():

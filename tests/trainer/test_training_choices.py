@@ -197,7 +197,10 @@ def test_a_run_is_finished_at_its_accuracy(data, tmp_path):
     )
     launch(OURS, run, 1)
     assert len(rows_of(tmp_path / "run")) == 2
-    assert "this run is finished, all 2 steps are made" in launch(OURS, run, 1)
+    assert (
+        "this run is finished, all 2 steps are made; to train on, `python -m trainer export"
+        in launch(OURS, run, 1)
+    )
     more = {"interval": 2, "num_instances": 61, "stop_at_mlm_accuracy": 0.5}
     refused = launch(OURS, command(data, tmp_path / "other", validation=more), 1, expected=2)
     assert "holds out 60 instances of 16 tokens, validation.num_instances is 61" in refused

@@ -1,4 +1,4 @@
-"""A trained model as a folder that Hugging Face transformers or Google's program opens, and back.
+"""A trained model as a folder that Hugging Face transformers opens, and back.
 
 Folders may be any fsspec URL.
 """
@@ -19,7 +19,6 @@ from torch import Tensor
 from pipeline.storage.folder import Folder
 from tokenizer.export import tokenizer_config_json, tokenizer_json
 from tokenizer.vocab import Vocabulary, parse_vocab
-from trainer.conversion.google import to_google_config, to_google_tensors
 from trainer.conversion.huggingface import from_hf_config, from_hf_state, to_hf_config, to_hf_state
 from trainer.conversion.model_card import CARD, is_unedited, model_card
 from trainer.conversion.task_huggingface import (
@@ -28,7 +27,6 @@ from trainer.conversion.task_huggingface import (
     to_hf_task_config,
     to_hf_task_state,
 )
-from trainer.conversion.tensor_bundle_writer import bundle_files
 from trainer.model.config import BertConfig
 from trainer.model.task_heads import Head
 
@@ -48,71 +46,55 @@ def export_hf(
     provenance: Mapping[str, Any],
     head: Head | None = None,
 ) -> None:
-    """Writes config.json, model.safetensors (float32), the files of the tokenizer and README.md, the model's card.
+    """Writes `model_files` into a folder, local or at an fsspec URL; raises as both functions."""
+    write_export(
+        model_files(state, config, vocab, lower_case=lower_case, provenance=provenance, head=head),
+        folder,
+    )
 
-    The folder appears whole or not at all. An earlier export in its place is replaced, anything
-    else is refused.
+
+def model_files(
+    state: Mapping[str, Tensor],
+    config: BertConfig,
+    vocab: bytes,
+    *,
+    lower_case: bool,
+    provenance: Mapping[str, Any],
+    head: Head | None = None,
+    is_onnx: bool = False,
+) -> dict[str, bytes]:
+    """model.safetensors (float32), the tokenizer's files, README.md (the model's card) and config.json, by name.
 
     Args:
         state: All parameters of BertForPreTraining, or of BertForTask, under our names.
         config: Sizes of the model.
         vocab: Content of vocab.txt.
-        folder: Local path or fsspec URL.
         lower_case: Whether the model reads lower-cased text.
         provenance: JSON values for config.json's key "beambert" and the card; "tokens_seen",
             "steps" and "training" are some of the known ones.
         head: Head of a fine-tuned model; None for a pretrained one.
+        is_onnx: Whether the card is that of a model of ONNX.
 
     Raises:
-        ValueError: The vocabulary does not fit the model, or the folder holds something that is not
-            an export.
+        ValueError: The vocabulary does not fit the model.
     """
     vocabulary = _parse_fitting_vocab(vocab, config)
     if head is None:
         settings, renamed = to_hf_config(config, vocabulary.pad_id), to_hf_state(state, config)
     else:
-        settings, renamed = (
-            to_hf_task_config(config, head, vocabulary.pad_id),
-            to_hf_task_state(state, config, head),
-        )
+        settings = to_hf_task_config(config, head, vocabulary.pad_id)
+        renamed = to_hf_task_state(state, config, head)
     tensors = {name: _plain(tensor) for name, tensor in renamed.items()}
-    files = {
+    longest = config.max_position_embeddings
+    card = model_card(config, provenance, lower_case=lower_case, head=head, is_onnx=is_onnx)
+    return {
         WEIGHTS: safetensors.torch.save(tensors, metadata={"format": "pt"}),
         VOCAB: vocab,
         TOKENIZER: tokenizer_json(vocabulary, lower_case).encode(),
-        TOKENIZER_CONFIG: tokenizer_config_json(
-            vocabulary, lower_case, config.max_position_embeddings
-        ).encode(),
-        CARD: model_card(config, provenance, lower_case=lower_case, head=head),
+        TOKENIZER_CONFIG: tokenizer_config_json(vocabulary, lower_case, longest).encode(),
+        CARD: card,
         CONFIG: _to_json(settings | {PROVENANCE_KEY: dict(provenance)}),
     }
-    write_export(files, folder)
-
-
-def export_google(
-    state: Mapping[str, Tensor],
-    config: BertConfig,
-    vocab: bytes,
-    folder: str,
-    *,
-    lower_case: bool,
-    provenance: Mapping[str, Any],
-) -> None:
-    """Writes bert_config.json, bert_model.ckpt (a TensorFlow checkpoint, float32), vocab.txt and README.md.
-
-    As `export_hf`, and with `lower_case` beside the provenance, for Google's format has no place
-    for it.
-
-    Raises:
-        ValueError: As `export_hf`; or Google's program has no such model.
-    """
-    _parse_fitting_vocab(vocab, config)
-    provenance = {"lower_case": lower_case, **provenance}
-    settings = to_google_config(config) | {PROVENANCE_KEY: provenance}
-    bundle = bundle_files(to_google_tensors(state, config))
-    files = {f"{GOOGLE_WEIGHTS}{suffix}": data for suffix, data in bundle.items()}
-    card = model_card(config, provenance, lower_case=lower_case, is_google=True)
-    write_export({**files, VOCAB: vocab, CARD: card, GOOGLE_CONFIG: _to_json(settings)}, folder)
 
 
 def load_hf(folder: str) -> tuple[BertConfig, dict[str, Tensor]]:

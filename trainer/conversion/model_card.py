@@ -28,6 +28,14 @@ from transformers import {model}, AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained(FOLDER)
 model = {model}.from_pretrained(FOLDER)
 ```"""
+_USE_ONNX = """```python
+import onnxruntime
+from transformers import AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(FOLDER)
+session = onnxruntime.InferenceSession(FOLDER + "/model.onnx")
+outputs = session.run(None, dict(tokenizer(["A text."], return_tensors="np")))
+```"""
 _MODELS = {
     "fill-mask": "AutoModelForMaskedLM",
     "text-classification": "AutoModelForSequenceClassification",
@@ -43,7 +51,7 @@ def model_card(
     *,
     lower_case: bool,
     head: Head | None = None,
-    is_google: bool = False,
+    is_onnx: bool = False,
 ) -> bytes:
     """The card of a model; what `provenance` does not say is left out.
 
@@ -53,21 +61,24 @@ def model_card(
             `trainer.runs.training_facts` finds in a run.
         lower_case: Whether the model reads lower-cased text.
         head: Head of a fine-tuned model; None for a pretrained one.
-        is_google: Whether the folder is for Google's program, not for transformers.
+        is_onnx: Whether the folder holds model.onnx in place of the weights.
     """
     pipeline = _PIPELINES[head.kind] if head else "fill-mask"
-    metadata = {"tags": "[bert]"}
-    if not is_google:
-        metadata = {"library_name": "transformers", "pipeline_tag": pipeline} | metadata
+    metadata = {"library_name": "onnx" if is_onnx else "transformers"}
+    metadata |= {"pipeline_tag": pipeline, "tags": "[bert]"}
+    base = provenance.get("base_model", {})
+    metadata |= {"base_model": base["name"]} if base else {}
     lines = ["---", *(f"{key}: {value}" for key, value in metadata.items()), "---", ""]
     # The pretraining heads are among these parameters, which a fine-tuned model lacks.
     size = "" if head else f" and {num_parameters(config) / 1e6:,.1f} M parameters"
     lines += [f"# BERT of {config.num_layers} layers{size}", ""]
     lines += _table(("model", ""), _describe_model(config, lower_case, head))
     lines += _describe_training(provenance)
+    if base:
+        lines += ["## Base model", "", *_table(("fact", ""), _describe_base(base))]
     lines += _describe_task(provenance.get("finetuned", {}))
-    if not is_google:
-        lines += ["## Use", "", _USE.format(model=_MODELS[pipeline]), ""]
+    use = _USE_ONNX if is_onnx else _USE.format(model=_MODELS[pipeline])
+    lines += ["## Use", "", use, ""]
     text = "\n".join(lines).encode()
     return text + f"<!-- written by export: {_digest(text)} -->\n".encode()
 
@@ -112,11 +123,7 @@ def _describe_training(provenance: Mapping[str, Any]) -> list[str]:
     ]
     lines = ["## Pretraining", "", *_table(("fact", ""), facts)] if facts else []
     if datasets := provenance.get("datasets"):
-        rows = [
-            (each.get("name"), each.get("weight"), f"`{each.get('root_hash')}`")
-            for each in datasets
-        ]
-        lines += ["## Data", "", *_table(("dataset", "weight", "root hash"), rows)]
+        lines += ["## Data", "", *_describe_data(datasets)]
     if losses := provenance.get("losses"):
         lines += [
             "## Losses",
@@ -124,6 +131,40 @@ def _describe_training(provenance: Mapping[str, Any]) -> list[str]:
             *_table(("step", "training, nats", "validation MLM, nats"), losses),
         ]
     return lines
+
+
+def _describe_data(datasets: Sequence[Mapping[str, Any]]) -> list[str]:
+    rows = [
+        (
+            each.get("name"),
+            each.get("weight"),
+            f"`{each.get('root_hash')}`",
+            ", ".join(each.get("licences", ())) or "not stated",
+        )
+        for each in datasets
+    ]
+    return _table(("dataset", "weight", "root hash", "licences"), rows)
+
+
+def _describe_base(base: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    """The model whose weights training began with, and the one that it began with itself."""
+    yield "training began with", base["name"]
+    yield "licence", base.get("licence") or "not stated"
+    own = base.get("provenance", {})
+    for key, name in (
+        ("steps", "steps"),
+        ("tokens_seen", "tokens seen"),
+        ("objective", "objective"),
+    ):
+        if key in own:
+            yield f"its {name}", _count(own[key]) or own[key]
+    for each in own.get("datasets", ()):
+        licences = ", ".join(each.get("licences", ())) or "licence not stated"
+        yield "its data", f"{each.get('name')} ({licences})"
+    if "base_model" in own:
+        yield from _describe_base(own["base_model"])
+    elif "base_model" in base:
+        yield "its base model", base["base_model"]
 
 
 def _describe_task(finetuned: Mapping[str, Any]) -> list[str]:

@@ -13,9 +13,24 @@ from torch import Tensor
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.process.ranks import Ranks, together
 
+_REMEDY = "this version of DeepSpeed partitions in a way that is not known here; install the one in constraints.txt"
+_OF_ZERO = ("update_lp_params",)
+_OF_ZERO3 = (
+    "fp32_partitioned_groups_flat", "fp16_groups", "persistent_parameters", "_partition_all_parameters",
+    "_reassign_or_swap_out_partitioned_parameters",
+)  # fmt: skip
+
 
 def adopt_partitions(engine: Any, optimizer: ShardedOptimizer) -> None:
-    """Tells the optimizer under ZeRO-3 which flat tensor it updates, as no group has it yet."""
+    """Tells the optimizer under ZeRO-3 which flat tensor it updates, as no group has it yet.
+
+    Raises:
+        ValueError: DeepSpeed's optimizer lacks something that is read or called here.
+    """
+    needed = _OF_ZERO3 if is_zero3(engine) else _OF_ZERO
+    missing = [name for name in needed if not hasattr(engine.optimizer, name)]
+    if missing and engine.zero_optimization_stage():
+        raise ValueError(f"ZeRO's optimizer has no {', '.join(missing)}; {_REMEDY}")
     if is_zero3(engine):
         optimizer.adopt(engine.optimizer.fp32_partitioned_groups_flat)
 
@@ -68,7 +83,6 @@ def check_partitions(engine: Any, optimizer: ShardedOptimizer, ranks: Ranks) -> 
         ValueError: Fragments do not cover every parameter exactly once, or one does not hold the
             parameter's values; the same on every rank.
     """
-    remedy = "this version of DeepSpeed partitions in a way that is not known here; install the one in pyproject.toml"
     parameters = {
         name: each for name, each in engine.module.named_parameters() if each.requires_grad
     }
@@ -84,7 +98,7 @@ def check_partitions(engine: Any, optimizer: ShardedOptimizer, ranks: Ranks) -> 
             expected = expected.detach().view(-1).narrow(0, start, piece.numel)
             if found.shape != expected.shape or (found.to(whole.dtype) != expected).any():
                 raise ValueError(
-                    f"rank {ranks.rank} does not update the elements of {piece.name} it should; {remedy}"
+                    f"rank {ranks.rank} does not update the elements of {piece.name} it should; {_REMEDY}"
                 )
     if optimizer.is_partitioned:
         torch.distributed.all_reduce(covered, group=ranks.counts_group)
@@ -92,5 +106,5 @@ def check_partitions(engine: Any, optimizer: ShardedOptimizer, ranks: Ranks) -> 
         numel = parameter.ds_numel if is_zero3(engine) else parameter.numel()
         if count != numel:
             raise ValueError(
-                f"{count} of the {numel} elements of {name} are updated on some rank; {remedy}"
+                f"{count} of the {numel} elements of {name} are updated on some rank; {_REMEDY}"
             )

@@ -171,9 +171,9 @@ def split_step(name: str) -> tuple[str, int | None]:
 def _read_run(run: RunFolder, checkpoint: Path) -> OpenedModel:
     facts = run.read_facts()
     state, config = read_state(checkpoint), _read_model_config(run, facts)
-    datasets = [
-        {key: each[key] for key in ("name", "weight", "root_hash")} for each in facts["datasets"]
-    ]
+    shown = ("name", "weight", "root_hash", "licences")
+    datasets = [{key: each[key] for key in shown if each.get(key)} for each in facts["datasets"]]
+    base = {"base_model": facts["base_model"]} if "base_model" in facts else {}
     weights = read_weights(checkpoint)
     _refuse_other_weights(weights, config, str(checkpoint))
     return OpenedModel(
@@ -190,6 +190,7 @@ def _read_run(run: RunFolder, checkpoint: Path) -> OpenedModel:
             "objective": _read_objective(run),
             "datasets": datasets,
             "training": training_facts(run.read_config(), facts),
+            **base,
         },
     )
 

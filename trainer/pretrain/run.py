@@ -168,7 +168,11 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
             refuse_consumed(settings, position)
     progress = Progress(settings.num_steps, position.step, shown=ranks.rank == 0)
     if position.phase == len(settings.phases):
-        progress.say(f"{folder.path}: this run is finished, all {position.step} steps are made")
+        progress.say(
+            f"{folder.path}: this run is finished, all {position.step} steps are made; to train on,"
+            f" `python -m trainer export {folder.path} --output MODEL`, and give pretrain --init_from MODEL and another"
+            " --output"
+        )
         return None
     model = build_model(model_config, settings.seed)
     with together(ranks):

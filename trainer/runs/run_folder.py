@@ -22,6 +22,7 @@ from trainer.order.source import Mixture, WeightedDataset
 from trainer.runs.continuing import LOCK, Continuable, names_in
 from trainer.runs.json_files import parse_object, to_json
 from trainer.runs.launch import launch_facts
+from trainer.runs.training_facts import base_model_facts, source_licences
 from trainer.settings import OF_PHASES, PretrainSettings
 
 CONFIG = "config.yaml"
@@ -208,6 +209,8 @@ def prepare_run(
     if run.facts.is_file():
         facts = run.read_facts()
         _check_unchanged(run, settings, facts["datasets"], datasets)
+    elif settings.init_from is not None:
+        facts["base_model"] = base_model_facts(settings.init_from)
     facts["datasets"] = (
         datasets  # a build that was followed may have ended, which gives its root hash
     )
@@ -241,6 +244,7 @@ def dataset_facts(source: WeightedDataset) -> dict[str, Any]:
         "lower_case": manifest.settings["lower_case"],
         "vocab_sha256": manifest.vocab_sha256,
         "tokenizer_sha256": manifest.tokenizer_sha256,
+        "licences": source_licences(source.dataset),
     }
 
 

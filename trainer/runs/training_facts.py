@@ -1,7 +1,18 @@
-"""What a run's folder says of how its model was trained, for those who get the model alone."""
+"""How a run's model came about, for those who get the model alone: training, base model, licences."""
 
+import io
+import json
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
+
+import pyarrow.parquet as pq
+import yaml
+
+from pipeline.shards.dataset import Dataset
+from pipeline.storage.folder import Folder
+
+_SOURCES = "sources.parquet"
 
 _PHASE = {
     "seq_len": "length {}",
@@ -29,6 +40,50 @@ def training_facts(config: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[
         **_describe_launch(launches[-1]),
     }
     return {name: value for name, value in found.items() if value not in (None, [], "")}
+
+
+def base_model_facts(name: str) -> dict[str, Any]:
+    """What the folder of `init_from` says of itself: its name, licence and own training.
+
+    A file that is damaged says nothing here: reading the weights names it.
+    """
+    folder = Folder(name)
+    card = _front_matter(_read(folder, "README.md"))
+    try:
+        config = json.loads(_read(folder, "config.json"))
+    except ValueError:
+        config = {}
+    own = config.get("beambert", {}) if isinstance(config, dict) else {}
+    found = {
+        "name": PurePath(name.rstrip("/")).name,
+        "licence": card.get("license"),
+        "base_model": card.get("base_model"),
+        "provenance": own,
+    }
+    return {key: value for key, value in found.items() if value}
+
+
+def source_licences(dataset: Dataset) -> list[str]:
+    """Licences that the dataset's sources state, sorted."""
+    if not dataset.folder.exists(_SOURCES):
+        return []
+    table = pq.ParquetFile(io.BytesIO(dataset.read_file(_SOURCES))).read(use_threads=False)
+    names = table.column("licence").unique().to_pylist() if "licence" in table.schema.names else []
+    return sorted(filter(None, names))
+
+
+def _read(folder: Folder, name: str) -> bytes:
+    return folder.read(name) if folder.exists(name) else b""
+
+
+def _front_matter(card: bytes) -> dict[str, Any]:
+    """The metadata at the head of a model card; empty where there are none."""
+    start, _, rest = card.decode(errors="replace").partition("---\n")
+    try:
+        found = yaml.safe_load(rest.partition("\n---")[0]) if not start.strip() else None
+    except yaml.YAMLError:
+        found = None
+    return found if isinstance(found, dict) else {}
 
 
 def _describe_phase(phase: Mapping[str, Any]) -> str:

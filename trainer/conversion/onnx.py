@@ -1,0 +1,129 @@
+"""A model folder of transformers as one of ONNX, which servers open without torch."""
+
+import logging
+import tempfile
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.conversion.export import CONFIG, WEIGHTS
+
+ONNX = "model.onnx"
+TOLERANCE = 1e-4
+"""Largest difference between onnxruntime and transformers that is left in a folder."""
+_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+_EXAMPLE = (2, 9)  # torch.export takes axes of 1 for constants
+_CHECKED = ((1, 1), (2, 9), (3, 16))
+
+
+class _Served(torch.nn.Module):
+    """A model of transformers whose outputs are plain tensors."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.is_pretrained = hasattr(model, "cls")
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The heads' logits; of a pretrained model also the last hidden states [B, S, H]."""
+        named = dict(zip(_INPUTS, inputs, strict=True))
+        found = self.model(**named, output_hidden_states=self.is_pretrained)
+        if not self.is_pretrained:
+            return tuple(found.values())
+        return found.prediction_logits, found.seq_relationship_logits, found.hidden_states[-1]
+
+
+def to_onnx(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The files of `trainer.conversion.export.model_files` with model.onnx in place of the weights.
+
+    Inputs are input_ids, attention_mask and token_type_ids, int64 [B, S] of any B and S; a model of
+    multiple choice has [B, choices, S].
+
+    Raises:
+        ModuleNotFoundError: The extra "onnx" is not installed.
+        ValueError: onnxruntime computes something else than transformers.
+    """
+    import onnxruntime
+    import onnxscript  # noqa: F401 (torch's exporter needs it)
+
+    served = _Served(_open(files))
+    data = _convert(served)
+    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    for shape in _CHECKED:
+        _compare(session, served, shape)
+    return {ONNX: data, **{name: each for name, each in files.items() if name != WEIGHTS}}
+
+
+def _open(files: Mapping[str, bytes]) -> Any:
+    import transformers
+
+    with tempfile.TemporaryDirectory(prefix="beambert-") as folder:
+        for name in (CONFIG, WEIGHTS):
+            (Path(folder) / name).write_bytes(files[name])
+        config = transformers.AutoConfig.from_pretrained(folder)
+        kind = getattr(transformers, config.architectures[0])
+        model = kind.from_pretrained(folder, attn_implementation="eager")
+    model.config.use_cache = False
+    return model.eval()
+
+
+def _convert(served: _Served) -> bytes:
+    example = _inputs(served, _EXAMPLE)
+    axes = {0: torch.export.Dim("batch"), example[0].ndim - 1: torch.export.Dim("length")}
+    if example[0].ndim == 3:
+        axes[1] = torch.export.Dim("choices")
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it misses torchvision
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory(prefix="beambert-") as folder:
+        warnings.simplefilter("ignore")  # of torch about its own exporter
+        program = torch.onnx.export(
+            served,
+            example,
+            dynamo=True,
+            dynamic_shapes=((axes,) * len(_INPUTS),),
+            input_names=list(_INPUTS),
+            output_names=_output_names(served),
+            verbose=False,
+        )
+        assert program is not None
+        program.save(path := Path(folder) / ONNX)
+        return path.read_bytes()
+
+
+def _output_names(served: _Served) -> list[str]:
+    if served.is_pretrained:
+        return ["logits", "seq_relationship_logits", "last_hidden_state"]
+    is_span = hasattr(served.model, "qa_outputs")
+    return ["start_logits", "end_logits"] if is_span else ["logits"]
+
+
+def _compare(session: Any, served: _Served, shape: tuple[int, int]) -> None:
+    inputs = _inputs(served, shape)
+    with torch.inference_mode():
+        expected = served(*inputs)
+    found = session.run(
+        None, {name: each.numpy() for name, each in zip(_INPUTS, inputs, strict=True)}
+    )
+    for name, theirs, ours in zip(_output_names(served), found, expected, strict=True):
+        if (off := float((torch.from_numpy(theirs) - ours).abs().max())) > TOLERANCE:
+            raise ValueError(
+                f"onnxruntime's {name} of {shape[0]} sequences of {shape[1]} tokens differ by {off:.1e} from those of"
+                f" transformers, expected {TOLERANCE} at most; nothing was written"
+            )
+
+
+def _inputs(served: _Served, shape: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Ids, mask and types of sequences, of which the last is padded."""
+    batch, length = shape[0], min(shape[1], served.model.config.max_position_embeddings)
+    drawn = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, served.model.config.vocab_size, (batch, length), generator=drawn)
+    mask = torch.ones_like(ids)
+    mask[-1, length // 2 + 1 :] = 0
+    types = (torch.arange(length) > length // 2).long().expand(batch, length)
+    each = (ids, mask, types.clone())
+    if "MultipleChoice" in type(served.model).__name__:
+        return tuple(tensor[:, None].expand(-1, 2, -1).clone() for tensor in each)  # type: ignore[return-value]
+    return each
