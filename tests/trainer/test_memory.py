@@ -143,6 +143,16 @@ def test_terms_of_bert_large_on_eight_gpus():
     assert first.process == second.process == {}
 
 
+@pytest.mark.parametrize(
+    ("precision", "is_compiled", "a_logit"),
+    [("bf16", False, 12), ("bf16", True, 4), ("fp32", False, 12), ("fp32", True, 8)],
+)
+def test_a_compiled_loss_copies_no_logits_to_fp32(precision, is_compiled, a_logit):
+    config = preset("base", vocab_size=30_000)
+    case = Case(config, 1, 1, precision=precision, micro_tokens=1_000, is_compiled=is_compiled)
+    assert count_memory(case).moments["loss"]["logits"] == a_logit * 30_000 * 150
+
+
 def test_activations_depend_on_where_attention_runs():
     """34 bytes on a GPU (Korthikanti et al. 2022, 4.1, without 5as/h); plain torch keeps attention's matrix."""
     config = preset("large", vocab_size=30_522)

@@ -11,7 +11,8 @@ embedding, a rank holds
 
 and one of these on top, whichever is most (`_moments`):
 
-    loss        activations, logits three times, gradients of the micro-batches before
+    loss        activations, logits three times (compiled: themselves and their gradient),
+                gradients of the micro-batches before
     head        the same with logits once, and the tied embedding's gradient
     end of the backward pass
                 all gradients, or under ZeRO-2 this rank's part and a bucket; the embedding's three
@@ -62,6 +63,7 @@ class Case:
         micro_batches: Micro-batches of a step on one rank; gradients of the first are held while
             the last is made.
         recomputes: Whether activations are checkpointed.
+        is_compiled: Whether the loss is compiled, which makes no copy of the logits in fp32.
         is_cpu: Whether the model is on the CPU, beside the copies for checkpoints.
         stream_bytes: Bytes of blocks that are read ahead.
     """
@@ -75,6 +77,7 @@ class Case:
     seq_len: int = 128
     micro_batches: int = 2
     recomputes: bool = False
+    is_compiled: bool = False
     is_cpu: bool = False
     stream_bytes: int = 0
 
@@ -158,7 +161,9 @@ def _heap_share(case: Case, term: str) -> float:
     if term == "activations":  # of some 21 values 8 are in pieces four times as wide
         return (13 * (values < MMAP_BYTES) + 8 * (4 * values < MMAP_BYTES)) / 21
     if term == "logits":
-        return float(_FP32 * config.vocab_size * MASKED_SHARE * case.micro_tokens < MMAP_BYTES)
+        return float(
+            _logit_bytes(case) * config.vocab_size * MASKED_SHARE * case.micro_tokens < MMAP_BYTES
+        )
     is_small = _FP32 * embedding < MMAP_BYTES
     if term == "gradient of the embedding":
         return float(is_small)
@@ -216,11 +221,11 @@ def _moments(case: Case) -> dict[str, dict[str, int]]:
     """What comes on top of what is held; see the module's docstring."""
     config = case.config
     masked = 1.0 if config.is_causal else MASKED_SHARE
-    logits = _FP32 * config.vocab_size * masked * case.micro_tokens
+    logits = _logit_bytes(case) * config.vocab_size * masked * case.micro_tokens
     tied = case.value_bytes * config.vocab_size * config.hidden_size
     passed = {"activations": activation_bytes(case), "gradients": _earlier_bytes(case)}
     moments = {
-        "loss": {**passed, "logits": 3 * logits},
+        "loss": {**passed, "logits": (2 if case.is_compiled else 3) * logits},
         "head": {**passed, "logits": logits, "gradient of the embedding": tied},
         "end of the backward pass": _end_of_backward(case, tied),
         "reduction": _reduction(case),
@@ -230,6 +235,11 @@ def _moments(case: Case) -> dict[str, dict[str, int]]:
         name: {term: round(size) for term, size in terms.items() if size}
         for name, terms in moments.items()
     }
+
+
+def _logit_bytes(case: Case) -> int:
+    """Bytes of a logit in the loss: plain passes copy logits to fp32."""
+    return case.value_bytes if case.is_compiled else _FP32
 
 
 def _earlier_bytes(case: Case) -> float:

@@ -157,6 +157,7 @@ def memory_case(
         seq_len=max(each.phase.seq_len for each in phases),
         micro_batches=math.ceil(max(shares) / settings.micro_tokens),
         recomputes=settings.activation_checkpointing,
+        is_compiled=settings.compile,
         is_cpu=settings.gpu == "cpu",
         stream_bytes=max(_stream_bytes(settings, each) for each in phases),
     )
