@@ -8,7 +8,7 @@ from itertools import count
 from pipeline.storage import faults
 from trainer.reading import ranged_read
 from trainer.reading.ranged_read import Attempts, ShardReadError
-from trainer.reading.rate_limit import Pace
+from trainer.reading.rate_limit import RateLimit
 
 NODE_RANKS = 8
 
@@ -48,7 +48,7 @@ class Simulation:
             event()
 
     def pace(self, rank=0, num_ranks=1):
-        return Pace(None, rank, num_ranks, self.random.uniform)
+        return RateLimit(None, rank, num_ranks, self.random.uniform)
 
     def request(self, pace, done):
         """Asks for something until it is there, as `ranged_read.retry` does, then calls done()."""

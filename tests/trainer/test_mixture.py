@@ -107,7 +107,7 @@ def test_global_batches_depend_on_nothing_but_their_size(mixture, monkeypatch, d
         "trainer.stream.step.PREFETCH_GROUPS", data.draw(st.integers(1, 9), "depth")
     )
     monkeypatch.setattr(
-        "trainer.reading.fetch.GATHERED_TOKENS",
+        "trainer.reading.block_reader.GATHERED_TOKENS",
         SEQ_LEN * data.draw(st.sampled_from([1, 30, 4096]), "gathered"),
     )
     lanes = data.draw(st.integers(1, 50), "lanes")

@@ -10,15 +10,15 @@ from trainer.reading.rate_limit import (
     FIRST_SECONDS,
     FREE_SECONDS,
     MAX_SECONDS,
-    Pace,
-    make_pace_file,
+    RateLimit,
+    make_rate_file,
 )
 
 NUM_NODES, ASKING = 256, 8
 
 
 def a_pace(path=None, rank=0, num_ranks=1):
-    return Pace(path, rank, num_ranks, random.Random(0).uniform)
+    return RateLimit(path, rank, num_ranks, random.Random(0).uniform)
 
 
 def test_nothing_waits_where_nothing_fails():
@@ -65,19 +65,19 @@ def test_answers_shrink_the_interval_until_all_is_free_again():
 
 
 def test_processes_of_a_node_share_the_interval_and_the_turns(tmp_path):
-    make_pace_file(tmp_path / "pace")
+    make_rate_file(tmp_path / "pace")
     one, other = a_pace(tmp_path / "pace"), a_pace(tmp_path / "pace")
     one.failed(5.0, 6.0)
     assert other.interval == FIRST_SECONDS
     turn = 6.0 + one.take_turn(6.0)
     assert other.take_turn(turn) == 0
     assert one.take_turn(turn) > 0
-    make_pace_file(tmp_path / "pace")
+    make_rate_file(tmp_path / "pace")
     assert other.interval == FIRST_SECONDS, "whoever comes later leaves it as it is"
 
 
 def test_a_pace_from_before_the_machine_started_again_is_forgotten(tmp_path):
-    make_pace_file(tmp_path / "pace")
+    make_rate_file(tmp_path / "pace")
     a_pace(tmp_path / "pace").failed(1e6, 1e6)
     assert a_pace(tmp_path / "pace").take_turn(5.0) == 0
     assert a_pace(tmp_path / "pace").interval == 0
@@ -85,7 +85,7 @@ def test_a_pace_from_before_the_machine_started_again_is_forgotten(tmp_path):
 
 def test_a_file_of_another_size_is_made_anew(tmp_path):
     (tmp_path / "pace").write_bytes(b"1")
-    make_pace_file(tmp_path / "pace")
+    make_rate_file(tmp_path / "pace")
     assert (tmp_path / "pace").stat().st_size == 24
 
 

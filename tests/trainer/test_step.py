@@ -31,7 +31,7 @@ from trainer.batches.rows import HostMemory
 from trainer.order.order import ShardSize, StreamOrder
 from trainer.order.share import rank_runs
 from trainer.order.state import DatasetState, StreamState, parse_state
-from trainer.reading import fetch
+from trainer.reading import block_reader
 from trainer.reading.settings import ReadSettings
 from trainer.stream.held_out import iterate_validation
 from trainer.stream.rank_steps import RankStep
@@ -244,7 +244,9 @@ def test_an_epoch_is_complete(dataset):
 
 
 def test_blocks_are_read_once_an_epoch(dataset, monkeypatch):
-    monkeypatch.setattr(fetch, "GATHERED_TOKENS", 1)  # else half this dataset is gathered ahead
+    monkeypatch.setattr(
+        block_reader, "GATHERED_TOKENS", 1
+    )  # else half this dataset is gathered ahead
     with loader(
         dataset, num_lanes=1, reading=ReadSettings(buffer_bytes=20_000, num_threads=2)
     ) as steps:
@@ -502,7 +504,7 @@ def test_steps_lie_in_memory_that_is_used_again_when_they_are_dropped(dataset, m
         return pieces[-1]
 
     monkeypatch.setattr(HostMemory, "_find", found)
-    monkeypatch.setattr(fetch, "GATHERED_TOKENS", 12 * SEQ_LEN)
+    monkeypatch.setattr(block_reader, "GATHERED_TOKENS", 12 * SEQ_LEN)
     with loader(dataset) as steps:
         kept = [next(steps) for _ in range(3)]
         expected = [instances_of(step.micro_batches) for step in kept]

@@ -7,12 +7,10 @@ import weakref
 from concurrent.futures import CancelledError
 from itertools import islice
 
-import numpy as np
 import pytest
 
 from pipeline.shards import block_tables
 from pipeline.shards.dataset import open_dataset
-from trainer.reading.planned import HeldBlocks
 from trainer.reading.read_threads import ReadThreads
 from trainer.reading.settings import ReadSettings
 from trainer.stream.step import Prefetcher, StepLoader
@@ -157,16 +155,3 @@ def test_a_stalled_opening_of_the_block_table_keeps_nobody(folder, monkeypatch):
         finally:
             answer.set()
     assert len(asked) >= 2
-
-
-def test_tables_of_held_blocks_are_this_process_s_own(folder):
-    """A fork must not share them."""
-    dataset, held = open_dataset(str(folder)), HeldBlocks()
-    held.number(dataset.all_shards, np.zeros(1, np.int64), np.zeros(1, np.int64))
-    with open("/proc/self/maps", encoding="ascii") as maps:
-        spans = [(line.split()[0].split("-"), line.split()[1]) for line in maps]
-    place = held.slot.ctypes.data
-    (rights,) = [
-        rights for (start, stop), rights in spans if int(start, 16) <= place < int(stop, 16)
-    ]
-    assert rights == "rw-p"

@@ -40,7 +40,7 @@ from trainer.reading.ranged_read import (
     retry,
     split_blocks,
 )
-from trainer.reading.rate_limit import Pace, make_pace_file
+from trainer.reading.rate_limit import RateLimit, make_rate_file
 from trainer.reading.settings import ReadSettings
 
 MIN_CACHE_BYTES = 64 * 2**20
@@ -62,7 +62,7 @@ class ShardCache:
     """A folder of stretches by key; any number of threads and processes use it at once.
 
     Attributes:
-        pace_path: File of the pace at which all that use the cache ask the store.
+        rate_path: File of the rate limit that all share who use the cache.
         found_bytes: Bytes of stretches that this process found in the folder.
         fetched_bytes: Bytes of stretches that it got from the store.
     """
@@ -80,13 +80,13 @@ class ShardCache:
             )
         self._folder = Path(folder)
         self._max_bytes = max_bytes
-        self.pace_path = self._folder / "pace"
+        self.rate_path = self._folder / "rate"
         self.found_bytes, self.fetched_bytes = 0, 0
         self._counting = threading.Lock()
         with self._named_errors():
             (self._folder / "locks").mkdir(parents=True, exist_ok=True)
             (self._folder / "stretches").mkdir(exist_ok=True)
-            make_pace_file(self.pace_path)
+            make_rate_file(self.rate_path)
             with self._locked("usage", threading.Event(), time.monotonic() + _USAGE_SECONDS):
                 pass
 
@@ -108,10 +108,10 @@ class ShardCache:
             fetch: Gets them from the store, with what `check` makes of them; raises where it
                 cannot.
             stop: Set when nobody waits any more.
-            seconds: Patience with another thread or process that fetches the same.
+            seconds: Seconds to wait for another thread or process that fetches the same.
 
         Raises:
-            CacheError: The folder cannot be used, or patience ended.
+            CacheError: The folder cannot be used, or the time ended.
         """
         path = self._place(key)
         if (found := self._find(path, check)) is not None:
@@ -256,7 +256,7 @@ def read_blocks_cached(
     blocks: BlockRange,
     settings: ReadSettings,
     stop: threading.Event,
-    pace: Pace | None = None,
+    rate_limit: RateLimit | None = None,
 ) -> list[memoryview]:
     """Reads the stored bytes of a range's blocks through the cache, and checks each one's crc32.
 
@@ -271,7 +271,7 @@ def read_blocks_cached(
     stretches = list(_stretches(blocks))
     asked_for = blocks._replace(first=stretches[0].first, stop=stretches[-1].stop)
     what = partial(describe_range, dataset, asked_for)
-    attempts = Attempts(what, settings.timeout_seconds, settings.budget_seconds, stop, pace)
+    attempts = Attempts(what, settings.timeout_seconds, settings.budget_seconds, stop, rate_limit)
     bodies: list[memoryview] = []
     for stretch in stretches:
         found = _read_stretch(cache, dataset, stretch, attempts, stop, deadline)
@@ -344,9 +344,7 @@ def _read_stretch(
         return cache.read(
             f"{stretch.shard.sha256} {stretch.start_byte}-{stretch.stop_byte}",
             lambda data: split_blocks(data, stretch, url),
-            # In a thread beside: this one holds a lock of the cache, which nobody else could go on
-            # with.
-            lambda: fetch_blocks(dataset, stretch, attempts, call_within),
+            lambda: fetch_blocks(dataset, stretch, attempts),
             stop,
             deadline - time.monotonic(),
         )

@@ -1,8 +1,8 @@
-"""Requests to a store: how patiently, and that their answers are complete.
+"""Requests to a store: how often they are made again, and that their answers are complete.
 
 Stores do return short bodies, other bytes or nothing at all without an error, so nothing they
 return is believed: the number of bytes is checked against the request, and every block's crc32
-against the block table. `trainer.batches.arena` checks what a block decodes to.
+against the block table. `trainer.batches.unpack` checks what a block decodes to.
 """
 
 import contextlib
@@ -10,19 +10,19 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 from pipeline.shards.block import checksum
 from pipeline.shards.manifest import BLOCKS_TABLE
 from pipeline.shards.records import BlockTable, Shard
 from pipeline.storage.faults import DAMAGE_ATTEMPTS, CutFileError, Pauses, StorageError, is_refusal
 from trainer.order.source import ShardStore
-from trainer.reading.rate_limit import Pace
+from trainer.reading.rate_limit import RateLimit
 
 FIRST_DELAY_SECONDS = 0.25
 MAX_DELAY_SECONDS = 15.0
 LAST_SECONDS = 5.0
-"""An attempt that begins at the end of patience may take so long all the same."""
+"""An attempt that begins at the end of the budget may take so long all the same."""
 
 Result = TypeVar("Result")
 
@@ -35,23 +35,8 @@ class DamageError(ValueError):
     """Bytes that are not what the tables say."""
 
 
-class LeftBehindError(BaseException):
-    """Ends a thread whose request took too long: another thread goes on with it."""
-
-
-class Caller(Protocol):
-    """Makes one request."""
-
-    def __call__(self, seconds: float, function: Callable[[], Result]) -> Result:
-        """Calls a function, which may take so many seconds.
-
-        Raises:
-            TimeoutError: It took longer; or LeftBehindError, where another thread is told so.
-        """
-
-
 class Attempts:
-    """The attempts at one thing. One thread at a time makes them; another may go on after it."""
+    """The attempts at one thing."""
 
     def __init__(
         self,
@@ -59,7 +44,7 @@ class Attempts:
         timeout_seconds: float,
         budget_seconds: float,
         stop: threading.Event,
-        pace: Pace | None = None,
+        rate_limit: RateLimit | None = None,
     ) -> None:
         """Time runs from here.
 
@@ -68,23 +53,22 @@ class Attempts:
             timeout_seconds: Seconds that each attempt may take.
             budget_seconds: Seconds for all attempts and the pauses.
             stop: No more attempts once it is set.
-            pace: Whose turns the attempts take; None where nobody else asks.
+            rate_limit: Whose turns the attempts take; None where nobody else asks.
         """
-        self._what, self._stop, self._pace = what, stop, pace or Pace()
+        self._what, self._stop, self._rate_limit = what, stop, rate_limit or RateLimit()
         self._timeout_seconds, self._budget_seconds = timeout_seconds, budget_seconds
         self._began = self._asked = self._not_before = time.monotonic()
         self._pauses = Pauses(FIRST_DELAY_SECONDS, MAX_DELAY_SECONDS)
         self._number = self._num_damaged = 0
-        self._overdue: TimeoutError | None = None
         self._failure: Exception | None = None
 
     def seconds_to_wait(self) -> float:
         """Seconds after which to ask again whether the next attempt may begin; 0 where it may now."""
         now = time.monotonic()
         left = self._began + self._budget_seconds - now
-        if self._overdue is not None or left <= 0:  # the last attempt takes nobody's turn
+        if left <= 0:  # the last attempt takes nobody's turn
             return 0.0
-        return min(left, max(0.0, self._not_before - now) or self._pace.take_turn(now))
+        return min(left, max(0.0, self._not_before - now) or self._rate_limit.take_turn(now))
 
     def wait(self) -> None:
         """Waits until the next attempt may begin.
@@ -97,26 +81,15 @@ class Attempts:
                 raise self._given_up() from self._failure
 
     def begin(self) -> float:
-        """The seconds that the next attempt may take.
-
-        Raises:
-            TimeoutError: The attempt of the thread before took longer.
-        """
-        if self._overdue is not None:
-            error, self._overdue = self._overdue, None
-            raise error
+        """The seconds that the next attempt may take."""
         self._number += 1
         self._asked = time.monotonic()
         left = self._budget_seconds - (self._asked - self._began)
         return min(self._timeout_seconds, max(left, LAST_SECONDS))
 
-    def leave(self, error: TimeoutError) -> None:
-        """The attempt is still under way and given up: whoever goes on begins with this error."""
-        self._overdue = error
-
     def answered(self) -> None:
         """The store answered the attempt."""
-        self._pace.answered(self._asked, time.monotonic())
+        self._rate_limit.answered(self._asked, time.monotonic())
 
     def failed(self, error: Exception) -> None:
         """Puts off the next attempt: for a random time that grows, and the others with it.
@@ -136,7 +109,7 @@ class Attempts:
         now, self._failure = time.monotonic(), error
         is_damage = isinstance(error, DamageError)
         if not is_damage and not is_refusal(error):
-            self._pace.failed(self._asked, now)
+            self._rate_limit.failed(self._asked, now)
         pause, left = self._pauses.after(error, now), self._began + self._budget_seconds - now
         self._num_damaged += is_damage
         if self._num_damaged >= DAMAGE_ATTEMPTS or pause <= 0 or left <= 0:
@@ -164,11 +137,6 @@ def retry(attempt: Callable[[float], Result], attempts: Attempts) -> Result:
             return result
 
 
-def no_answer(seconds: float) -> TimeoutError:
-    """What is said of a request that took too long."""
-    return TimeoutError(f"no answer within {seconds:g} s")
-
-
 def call_within(seconds: float, function: Callable[[], Result]) -> Result:
     """Calls a function in a thread of its own.
 
@@ -186,21 +154,16 @@ def call_within(seconds: float, function: Callable[[], Result]) -> Result:
     except TimeoutError as error:
         if str(error):  # the function's own
             raise
-        raise no_answer(seconds) from error
+        raise TimeoutError(f"no answer within {seconds:g} s") from error
 
 
 def complete(result: "Future[Result]", function: Callable[[], Result]) -> None:
     """Runs a function and gives its result or its exception to whoever waits.
 
     Nothing is given where that has been called off.
-
-    Raises:
-        LeftBehindError: Another thread will.
     """
     try:
         found = function()
-    except LeftBehindError:
-        raise
     except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
         with contextlib.suppress(InvalidStateError):
             result.set_exception(error)
@@ -229,7 +192,7 @@ class BlockRange(NamedTuple):
 
 
 def fetch_blocks(
-    dataset: ShardStore, blocks: BlockRange, attempts: Attempts, call: Caller
+    dataset: ShardStore, blocks: BlockRange, attempts: Attempts
 ) -> tuple[bytes, list[memoryview]]:
     """A range's bytes from the store, and those of every block, whose crc32 is checked.
 
@@ -237,7 +200,6 @@ def fetch_blocks(
         dataset: Where the shard is.
         blocks: Its blocks.
         attempts: The attempts at this range.
-        call: Makes a request.
 
     Raises:
         FileNotFoundError: The shard is not there.
@@ -246,7 +208,7 @@ def fetch_blocks(
     url = dataset.locate(blocks.shard.name)
 
     def attempt(seconds: float) -> tuple[bytes, list[memoryview]]:
-        data = call(
+        data = call_within(
             seconds,
             lambda: dataset.read_bytes(blocks.shard.name, blocks.start_byte, blocks.stop_byte),
         )
@@ -268,7 +230,7 @@ def describe_table(dataset: ShardStore, shard: Shard) -> str:
     return f"{dataset.locate(shard.name)}, its rows of {BLOCKS_TABLE}"
 
 
-def read_table(dataset: ShardStore, shard: Shard, attempts: Attempts, call: Caller) -> BlockTable:
+def read_table(dataset: ShardStore, shard: Shard, attempts: Attempts) -> BlockTable:
     """Reads a shard's block table and checks that all its blocks but the last are full.
 
     Lookup relies on that.
@@ -280,7 +242,7 @@ def read_table(dataset: ShardStore, shard: Shard, attempts: Attempts, call: Call
 
     def attempt(seconds: float) -> BlockTable:
         try:
-            return call(seconds, lambda: dataset.blocks(shard, attempts=1))
+            return call_within(seconds, lambda: dataset.blocks(shard, attempts=1))
         except StorageError:  # of a store that does not answer; a ValueError for people
             raise
         except ValueError as error:

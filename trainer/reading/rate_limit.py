@@ -37,7 +37,7 @@ _NUM_BYTES = 24
 _uniform = SystemRandom().uniform
 
 
-class Pace:
+class RateLimit:
     """The turns of one process, whose interval it may share with others through a file."""
 
     def __init__(
@@ -47,7 +47,7 @@ class Pace:
         num_ranks: int = 1,
         uniform: Callable[[float, float], float] = _uniform,
     ) -> None:
-        """A pace that nothing slows yet, or that of the others.
+        """A rate that nothing slows yet, or that of the others.
 
         Args:
             path: File on a disk of this machine that processes share; None shares with nobody.
@@ -98,7 +98,7 @@ class Pace:
             self._set(interval, now, now + self._jittered(interval))
 
     def answered(self, asked: float, now: float) -> None:
-        """Shrinks the interval, where a request that was made at this pace was answered."""
+        """Shrinks the interval, where a request that was made at this rate was answered."""
         if not self.interval:
             return
         with self._locked():
@@ -127,8 +127,8 @@ class Pace:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
 
 
-def make_pace_file(path: Path) -> None:
-    """A file for `Pace`, unless it is there; an OSError where it cannot be written."""
+def make_rate_file(path: Path) -> None:
+    """A file for `RateLimit`, unless it is there; an OSError where it cannot be written."""
     with path.open("ab") as file:
         if file.tell() != _NUM_BYTES:
             file.truncate(_NUM_BYTES)

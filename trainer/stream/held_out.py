@@ -9,8 +9,7 @@ from pipeline.shards.block import Block, block_instances, concatenate_blocks
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.records import Shard
 from trainer.batches.pack import MicroBatch, cut_micro_batches, pack_micro_batches
-from trainer.reading.fetch import BlockWindow
-from trainer.reading.planned import Steps
+from trainer.reading.block_reader import BlockReader, Steps
 from trainer.reading.settings import ReadSettings
 
 
@@ -46,10 +45,10 @@ def iterate_validation(
     start, stop = (share * num_instances // world_size for share in (rank, rank + 1))
     plan = _plan_instances(shards, start, stop, block_instances(seq_len))
     reading = replace(reading or ReadSettings(), rank=rank, num_ranks=world_size)
-    return _pack_in_order(BlockWindow(dataset, shards, plan, reading), micro_tokens)
+    return _pack_in_order(BlockReader(dataset, shards, plan, reading), micro_tokens)
 
 
-def _pack_in_order(window: BlockWindow, micro_tokens: int) -> Iterator[MicroBatch]:
+def _pack_in_order(window: BlockReader, micro_tokens: int) -> Iterator[MicroBatch]:
     """Micro-batches across the window's steps: only the last one is not full."""
     rest: list[Block] = []
     try:

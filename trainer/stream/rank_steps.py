@@ -17,9 +17,7 @@ from trainer.order.known import KnownPasses
 from trainer.order.order import step_positions
 from trainer.order.share import Runs, cut_at_blocks, rank_runs, rank_slots
 from trainer.order.state import StreamState
-from trainer.reading.fetch import BlockWindow, Group
-from trainer.reading.planned import Steps
-from trainer.reading.read_ahead import ReadCounts
+from trainer.reading.block_reader import BlockReader, Group, ReadCounts, Steps
 from trainer.reading.settings import ReadSettings
 
 
@@ -140,7 +138,7 @@ class RankSteps:
         self._passes, self._begin, self._sizes, self._reading = passes, begin, sizes, reading
         self._memory = HostMemory(is_pinned)
         self._places: deque[_StepPlace] = deque()
-        self._window: BlockWindow | None = None
+        self._window: BlockReader | None = None
         self._is_closed = False
 
     def groups(self, first_step: int, num_steps: int | None) -> Iterator[list[RankStep]]:
@@ -154,7 +152,7 @@ class RankSteps:
             self._passes.wait_for(state.after(sizes.global_batch))
             plan = self.plan(state, None if end is None else -((step - end) // sizes.num_workers))
             shards = tuple(self._passes.shards)
-            window = self._window = BlockWindow(
+            window = self._window = BlockReader(
                 self._passes.store,
                 shards,
                 plan,
