@@ -9,6 +9,25 @@ UTF8_MARK = codecs.BOM_UTF8
 _UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 MARK_BYTES = 2
 _SHORTEST_SIGN = 8  # bytes
+_HEAD_BYTES = 16
+
+
+_PACKED = {
+    b"\x1f\x8b\x08": ("gzip", ".gz"),
+    b"\x28\xb5\x2f\xfd": ("zstd", ".zst"),
+    b"BZh91AY&SY": ("bzip2", ".bz2"),
+    b"\xfd7zXZ\0": ("xz", ".xz"),
+    b"PK\x03\x04": ("zip", ".zip"),
+}
+
+
+def refuse_packed(url: str, head: bytes) -> None:
+    """Raises ValueError where a file of another name begins as compressed data does."""
+    for magic, (codec, suffix) in _PACKED.items():
+        if head.startswith(magic):
+            raise ValueError(
+                f"{url}: holds {codec} data, which its name does not say; rename it to end in {suffix}"
+            )
 
 
 def is_utf16(head: bytes) -> bool:
@@ -28,8 +47,9 @@ def to_utf8(blocks: Iterable[bytes], url: str) -> Iterator[bytes]:
     head = b""
     for block in stream:
         head += block
-        if len(head) >= _SHORTEST_SIGN:
+        if len(head) >= _HEAD_BYTES:
             break
+    refuse_packed(url, head)
     _refuse_others(head, url)
     if not is_utf16(head):
         yield head

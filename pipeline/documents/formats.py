@@ -1,6 +1,7 @@
 """The layouts of text: how a file becomes records, a record a text, and which range a document belongs to.
 
 - text: a file is a document.
+- lines: a line is one. It belongs to the range it starts in.
 - text-blank-lines, sentence-lines: blank lines end a document; in the second a line is a sentence.
   It belongs to the range in which the last blank line before it starts, the first one of a file to
   the range that starts at 0.
@@ -10,7 +11,7 @@
   in.
 - mediawiki: a page of an XML dump. It belongs to the range its tag starts in, in bzip2 that tag's
   stream.
-- warc: a page of a WARC or WET file, which is not cut.
+- warc, arrow, csv: a page, or a row, of a file that is not cut.
 - parquet: a row is a document, a column its text. Row group i of n belongs to the range of byte i *
   size // n.
 
@@ -24,15 +25,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import PurePosixPath
 
-from pipeline.documents.encoding import MARK_BYTES, decode, head_to_utf8, is_utf16
+from pipeline.documents.arrow import ARROW
+from pipeline.documents.csv_rows import CSV
+from pipeline.documents.encoding import MARK_BYTES, decode, head_to_utf8, is_utf16, refuse_packed
 from pipeline.documents.files import FileRange, StorageOptions, open_sized, read_blocks, read_head
 from pipeline.documents.format import Beginning, Format
 from pipeline.documents.jsonl import CIRRUS, JSONL, refuse_json
 from pipeline.documents.lines import read_lines, read_whole, split_file
 from pipeline.documents.mediawiki import MEDIAWIKI
 from pipeline.documents.parquet import PARQUET
+from pipeline.documents.plain_text import LINES, TEXT, TEXT_BLANK_LINES
 from pipeline.documents.plain_text import SENTENCE_LINES as SENTENCE_LINES_FORMAT
-from pipeline.documents.plain_text import TEXT, TEXT_BLANK_LINES
 from pipeline.documents.records import Record
 from pipeline.documents.sentence_lines import SENTENCE_LINES, WHICH_FLAG, look_at_lines
 from pipeline.documents.warc import WARC
@@ -45,9 +48,12 @@ _COMPRESSED_MARK_BYTES = 4096  # as many more are read as it takes to decompress
 # "auto" is the first of them that detects a file, or text.
 FORMATS: dict[str, Format] = {
     "text": TEXT,
+    "lines": LINES,
     "text-blank-lines": TEXT_BLANK_LINES,
     SENTENCE_LINES: SENTENCE_LINES_FORMAT,
     "parquet": PARQUET,
+    "arrow": ARROW,
+    "csv": CSV,
     "warc": WARC,
     "mediawiki": MEDIAWIKI,
     "cirrus": CIRRUS,
@@ -162,8 +168,9 @@ def detect_format(url: str, head: bytes) -> str:
     of a source.
 
     Raises:
-        ValueError: It is JSON, but not an object a line.
+        ValueError: It is JSON, but not an object a line, or compressed under another name.
     """
+    refuse_packed(url, head)
     suffix = PurePosixPath(plain_name(url)).suffix
     beginning = Beginning(suffix, head, head_to_utf8(head).lstrip())
     for name, layout in FORMATS.items():

@@ -20,6 +20,7 @@ from pipeline.storage.folder import Folder
 # What lies beside the texts of published corpora: described in docs/input.md.
 _ABOUT_THE_DATA = re.compile(
     r"(?:readme|source|licen[cs]e|copying|notice|changelog|citation)(?:\.(?:md|rst|txt|html|cff))?"
+    r"|dataset_info\.json|dataset_dict\.json|state\.json|cache-[0-9a-f]+.*\.arrow"
     r"|(?:md5|sha1|sha256|sha512)sums?(?:\.txt)?|.*\.(?:md5|sha1|sha256|sha512)|_success",
     re.IGNORECASE,
 )

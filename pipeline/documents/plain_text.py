@@ -1,9 +1,10 @@
-"""Plain text: a file is a document, or blank lines stand between documents."""
+"""Plain text: a file is a document, a line is one, or blank lines stand between documents."""
 
 from collections.abc import Iterable, Iterator
 
 from pipeline.documents.files import FileRange
 from pipeline.documents.format import Format
+from pipeline.documents.jsonl import split_jsonl
 from pipeline.documents.records import Gathered, Line, Record
 from pipeline.documents.wrapping import unwrap
 
@@ -31,5 +32,6 @@ def _as_it_stands(text: str, *_: object) -> str:
 
 
 TEXT = Format(lambda text, _, file_range, __: unwrap(text, file_range.wrapping), may_be_cut=False)
+LINES = Format(_as_it_stands, split=split_jsonl)
 TEXT_BLANK_LINES = Format(_as_it_stands, split=split_blank_lines)
 SENTENCE_LINES = Format(_as_it_stands, split=split_blank_lines, has_sentence_lines=True)

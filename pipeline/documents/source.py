@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Any, Literal
 
 TextFormat = Literal[
-    "auto", "text", "text-blank-lines", "sentence-lines", "parquet", "warc", "mediawiki", "cirrus",
+    "auto", "text", "lines", "text-blank-lines", "sentence-lines", "parquet", "arrow", "csv", "warc", "mediawiki", "cirrus",
     "jsonl", "wikiextractor",
 ]  # fmt: skip
 """The names of FORMATS (pipeline.documents.formats), which a test holds to them, and auto."""

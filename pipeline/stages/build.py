@@ -39,11 +39,13 @@ from pipeline.stages.describe import count_documents
 from pipeline.stages.plan import format_plan, make_plan
 from pipeline.storage.local import scratch_folder
 from pipeline.storage.secret_values import hide, hide_in
+from pipeline.storage.zip_archive import SUFFIX as ZIP
 from pipeline.tokens.overlaps import OVERLAPS_TABLE, write_overlaps
 from tokenizer.compiled import BUILD_COMMAND, load
 from tokenizer.vocab import parse_vocab
 
 _NUM_SHOWN = 8  # files named in one line
+_LARGE_SHARE = 0.5
 _PROBE = ".beambert-probe"
 # Each compiled module, and how many times as long its work takes without it (docs/performance.md).
 _COMPILED_MODULES = {
@@ -73,6 +75,7 @@ def run_build(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
         return
     _say_what_is_slow()
     with _writing(settings):
+        _say_what_is_one_document(corpus)
         vocabulary = prepare_vocabulary(settings, corpus.files, corpus.parts, beam_arguments)
         seconds["vocabulary"] = time.perf_counter() - began
         store = make_tokens(settings, vocabulary, corpus.parts, beam_arguments)
@@ -231,6 +234,27 @@ def _say_what_was_detected(sources: Sequence[Source], parts: Sequence[Part]) -> 
                 f"{source.name}: {len(urls):,} file(s), such as {hide(urls[0])}, hold a sentence a line and blank lines"
                 f" between documents: read as {SENTENCE_LINES}; if each file is one document, give --format text"
             )
+
+
+def _say_what_is_one_document(corpus: Corpus) -> None:
+    """A file of text that holds most of a corpus as one document; where there is no other, no work is begun.
+
+    Raises:
+        ValueError: It is the only document.
+    """
+    ranges = [each for part in corpus.parts for each in part.ranges if each.size]
+    largest = max(ranges, key=lambda each: each.num_bytes)
+    if largest.format != "text" or largest.url.endswith(ZIP):
+        return
+    cure = (
+        "give --format text-blank-lines where blank lines stand between documents, or --format lines where each line"
+        " is one"
+    )
+    if len(ranges) == 1:
+        raise ValueError(f"{largest.url}: is one document, and no pairs come of one; {cure}")
+    share = largest.num_bytes / sum(each.num_bytes for each in ranges)
+    if share > _LARGE_SHARE:
+        tqdm.write(f"{hide(largest.url)}: is one document, {share:.0%} of the input; {cure}")
 
 
 def _say_what_is_slow() -> None:

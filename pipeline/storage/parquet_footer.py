@@ -1,8 +1,7 @@
 """A Parquet file's description of itself, read without Arrow. Stdlib only.
 
 Arrow ends the process, by an exception that Python cannot catch, where the description of a column
-is damaged and its place is asked for; and it takes the sizes that pages tell as they are. So places
-and sizes are read here, and held to the bytes there are, before Arrow reads. Written from the
+is damaged and its statistics are asked for. So they are read here. Written from the
 format's description (parquet.thrift, Thrift's compact protocol): numbers of a varying length,
 fields with the distance to the one before, sizes before lists and texts.
 """
@@ -15,7 +14,6 @@ from typing import IO, Any
 MAGIC = b"PAR1"
 _TAIL_BYTES = 8  # the footer's length and MAGIC
 _ENOUGH_BYTES = 2**16  # what Arrow reads first too, so that a store is asked once
-_HEADER_BYTES = 2**16  # of a page; statistics of a data page may be long, of which none are needed
 _MAX_DEPTH = 32
 _STOP, _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = (
     0,
@@ -114,54 +112,6 @@ def read_file_footer(file: IO[bytes]) -> list[RowGroup]:
         return file.read(stop - start)
 
     return read_footer(read, file.seek(0, os.SEEK_END))
-
-
-def check_pages(data: bytes, chunk: ColumnChunk, max_bytes: Callable[[int], int]) -> None:
-    """Walks the pages of a column before they are decompressed: none tells of more than its bytes can be.
-
-    Args:
-        data: The chunk's bytes.
-        chunk: Which.
-        max_bytes: What so many stored bytes may become.
-
-    Raises:
-        DamagedParquetError: A page's header is damaged, or tells of more.
-    """
-    position = num_values = 0
-    try:
-        while position < len(data) and num_values < chunk.num_values:
-            position, values = _check_page(data, position, chunk, max_bytes)
-            num_values += values
-    except _WRONG_FIELDS as error:
-        where = f"a column at byte {chunk.start}, a page at byte {chunk.start + position}"
-        raise DamagedParquetError(f"{where}: {error or repr(error)}") from error
-
-
-def dictionary_bytes(read: Callable[[int, int], bytes], chunk: ColumnChunk) -> int:
-    """Bytes of a column's dictionary once decompressed, by its own header; 0 where it has none."""
-    try:
-        page = _Reader(read(chunk.start, min(chunk.stop, chunk.start + _HEADER_BYTES)), 0).struct()
-        return max(0, int(page[2])) if 7 in page else 0
-    except _WRONG_FIELDS as error:
-        raise DamagedParquetError(
-            f"a column at byte {chunk.start}: {error or repr(error)}"
-        ) from error
-
-
-def _check_page(
-    data: bytes, position: int, chunk: ColumnChunk, max_bytes: Callable[[int], int]
-) -> tuple[int, int]:
-    """Where the page at a position ends, and the values of the column in it."""
-    reader = _Reader(data, position)
-    page = reader.struct()
-    plain, stored, is_dictionary = page[2], page[3], 7 in page
-    values = (page.get(5) or page.get(8) or page.get(7) or {}).get(1, 0)
-    if not 0 <= stored <= len(data) - reader.position or not 0 <= plain <= max_bytes(stored):
-        raise ValueError(f"{stored} stored bytes tell of {plain}")
-    # Of a dictionary every value takes bytes; of data there are no more values than the column has.
-    if not 0 <= values <= (plain if is_dictionary else chunk.num_values):
-        raise ValueError(f"{plain} bytes tell of {values} values")
-    return reader.position + stored, 0 if is_dictionary else values
 
 
 def _parse(footer: bytes, end: int) -> tuple[list[RowGroup], int]:
@@ -307,18 +257,6 @@ class _Reader:
             field = field + (head >> 4) if head >> 4 else self.integer()
             yield field, head & 0x0F
         self._depth -= 1
-
-    def struct(self) -> dict[int, Any]:
-        """A struct's numbers and structs by field; all else is passed over."""
-        found: dict[int, Any] = {}
-        for field, kind in self.fields():
-            if kind in _INTEGERS:
-                found[field] = self.integer()
-            elif kind == _STRUCT:
-                found[field] = self.struct()
-            else:
-                self.skip(kind)
-        return found
 
     def skip(self, kind: int) -> None:
         """Passes over a value."""

@@ -106,8 +106,8 @@ def test_text_that_is_not_utf8(run, vocab_file, tmp_path):
     bad = tmp_path / "bad.txt"
     bad.write_bytes(b"first line\nsecond \xff line\n")
     output = tmp_path / "data"
-    result = run("build", "--input", bad, "--vocab", vocab_file, "--workers", 1, "--output", output)
-    assert_refused(result, output, f"{bad}:2", "UTF-8")
+    words = ("--vocab", vocab_file, "--workers", 1, "--output", output, "--format", "lines")
+    assert_refused(run("build", "--input", bad, *words), output, f"{bad}:2", "UTF-8")
 
 
 def test_files_and_documents_without_text_are_counted_and_named(
@@ -171,7 +171,7 @@ def test_fewer_than_four_documents_are_built_without_validation(run, texts, voca
     assert "warning: 3 documents: no validation split, at least 4 are needed" in said
     assert [group.split for group in open_dataset(str(output)).manifest.groups] == ["train"]
     alone = run("build", "--input", folder / "0.txt", *flags[:-1], tmp_path / "one")
-    assert_refused(alone, tmp_path / "one", "1 distinct document")
+    assert_refused(alone, tmp_path / "one", "0.txt: is one document")
 
 
 def test_unknown_keys_and_wrong_types(run, corpus, tmp_path):

@@ -1,10 +1,12 @@
 """Every input format, compression and archive gives one corpus the same shards, to the root hash."""
 
 import bz2
+import csv
 import gzip
 import io
 import json
 import lzma
+import re
 import zipfile
 
 import pyarrow as pa
@@ -14,7 +16,11 @@ import zstandard
 
 from pipeline.cli import COMMANDS
 from pipeline.command_line.program import run_program
+from pipeline.documents.parts import find_inputs, plan_parts
+from pipeline.documents.read import read_part
+from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import open_dataset
+from pipeline.stages.build import _say_what_is_one_document, find_corpus
 
 ROOT_HASH = "c91e5a9570c4ca52066db3351da7f38691c6e32c470d944bdc6f41ab4df5e89c"
 NUM_DOCUMENTS = 30
@@ -62,6 +68,21 @@ def write_table(texts):
     return file.getvalue()
 
 
+def write_stream(texts):
+    file = io.BytesIO()
+    table = pa.table({"id": list(range(len(texts))), "text": texts})
+    with pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=7)
+    return file.getvalue()
+
+
+def write_rows(texts):
+    file = io.StringIO()
+    writer = csv.writer(file)
+    writer.writerows([["id", "text"], *enumerate(texts)])
+    return file.getvalue().encode()
+
+
 def write_archive(texts):
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -80,10 +101,18 @@ INPUTS = {
     "mediawiki": lambda texts: {"a.xml.bz2": b"".join(map(bz2.compress, write_dump(texts)))},
     "warc": lambda texts: {"a.warc.wet.gz": gzip.compress(write_wet(texts))},
     "parquet": lambda texts: {"a.parquet": write_table(texts)},
+    "arrow": lambda texts: {
+        "data-00000-of-00001.arrow": write_stream(texts),
+        "state.json": b"{}",
+        "dataset_info.json": b"{}",
+    },
+    "csv": lambda texts: {"a.csv.gz": gzip.compress(write_rows(texts))},
     "auto": lambda texts: {
         "a.jsonl.zst": zstandard.compress(write_json_lines(texts[:9])),
         "b.zip": write_archive(texts[9:20]),
-        "c.xml": b"".join(write_dump(texts[20:])),
+        "c.xml": b"".join(write_dump(texts[20:25])),
+        "d.arrow": write_stream(texts[25:28]),
+        "e.csv": write_rows(texts[28:]),
     },
 }
 
@@ -101,3 +130,60 @@ def test_every_format_gives_the_same_shards(texts, vocab_file, tmp_path, text_fo
     words += ["--workers", 1]
     assert run_program("python -m pipeline", "Tests.", COMMANDS, list(map(str, words))) == 0
     assert open_dataset(str(tmp_path / "data")).manifest.root_hash == ROOT_HASH
+
+
+def build(corpus, vocab_file, tmp_path, *more):
+    words = ["build", "--input", corpus, "--output", tmp_path / "data", "--vocab", vocab_file]
+    words += ["--passes", 1, "--seq_lens", 64, "--workers", 1, *more]
+    return run_program("python -m pipeline", "Tests.", COMMANDS, list(map(str, words)))
+
+
+@pytest.mark.processes
+def test_each_line_is_a_document(texts, vocab_file, tmp_path):
+    corpus = tmp_path / "a.txt"
+    corpus.write_text("\n".join(text.replace("\n", " ") for text in texts[:20]))
+    assert build(corpus, vocab_file, tmp_path, "--format", "lines") == 0
+    manifest = open_dataset(str(tmp_path / "data")).manifest
+    assert manifest.counters["documents"] == 20
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"a.txt": b"One. " * 50}, "a.txt: is one document, and no pairs .* or --format lines"),
+        ({"a.txt": gzip.compress(b"One.")}, "a.txt: holds gzip data, .* rename it to end in .gz"),
+    ],
+)
+def test_what_cannot_become_a_dataset_is_said_before_any_work(
+    files, said, vocab_file, tmp_path, capsys
+):
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    assert build(tmp_path / "a.txt", vocab_file, tmp_path) == 2
+    assert re.search(said, capsys.readouterr().err)
+    assert not list((tmp_path / "data").glob("*"))
+
+
+def test_a_document_that_is_most_of_the_input_is_said(tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("One. " * 99)
+    (tmp_path / "b.txt").write_text("Two.")
+    corpus = find_corpus(BuildSettings(str(tmp_path / "out"), [f"{tmp_path}/*.txt"]))
+    _say_what_is_one_document(corpus)
+    assert "a.txt: is one document, 99% of the input; give --format" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("a.csv", b"text,n\nx\n", "a.csv:2: found 1 cells, expected 2: text, n"),
+        ("a.csv", b'n\n"x', "a.csv:2: unexpected end of data"),
+        ("a.csv", b"n\nx\n", "a.csv:2: found the fields .'n'., expected 'text'"),
+        ("a.arrow", b"nothing of Arrow", "a.arrow: cannot be read as Arrow"),
+        ("a.arrow", write_stream(["x"] * 9)[:-90], "a.arrow: cannot be read as Arrow"),
+    ],
+)
+def test_broken_rows_are_named(name, data, said, tmp_path):
+    (tmp_path / name).write_bytes(data)
+    parts = plan_parts(find_inputs([str(tmp_path / name)]), "auto", 2**20)
+    with pytest.raises(ValueError, match=said):
+        [document for part in parts for document in read_part(part)]

@@ -12,15 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.documents import parquet
 from pipeline.documents.parts import find_inputs, plan_parts
 from pipeline.documents.read import read_part
 from pipeline.shards import block_tables
 from pipeline.shards.dataset import open_dataset
 from pipeline.storage.parquet_footer import (
-    ColumnChunk,
     DamagedParquetError,
-    check_pages,
     read_footer,
 )
 
@@ -46,15 +43,6 @@ def read(data):
         for part in plan_parts(find_inputs([URL]), "parquet", 2**20)
         for document in read_part(part)
     ]
-
-
-def varint(number):
-    """As Thrift's compact protocol writes a whole number."""
-    number, data = number << 1, bytearray()
-    while number > 0x7F:
-        data.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*data, number])
 
 
 @pytest.mark.parametrize(
@@ -94,87 +82,11 @@ def test_what_is_read_is_what_arrow_reads(options):
             expected = (start, start + column.total_compressed_size, column.num_values)
             assert (chunk.start, chunk.stop, chunk.num_values) == expected
             assert b".".join(chunk.path).decode() == column.path_in_schema
-            check_pages(data[chunk.start : chunk.stop], chunk, lambda _: 2**20)
     assert read(data) == TEXTS
 
 
 PLAIN = write({"text": TEXTS}, use_dictionary=False, compression="none", write_statistics=False)
 CHUNKS = [group.columns[0] for group in footer_of(PLAIN)]
-SIZE = b"\x16" + varint(
-    CHUNKS[1].stop - CHUNKS[1].start
-)  # field and number: first as decompressed, then as stored
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        (SIZE + SIZE, SIZE + b"\x16" + varint(2**33), "before the footer are"),
-        (varint(CHUNKS[1].start), varint(2**40), "before the footer are"),
-        (
-            varint(CHUNKS[1].start),
-            varint(CHUNKS[0].start),
-            "share the bytes .*: a decompression bomb",
-        ),
-        (varint(300), varint(2**50), "do not hold the 1125899906842624 rows"),
-    ],
-)
-def test_a_lying_footer_is_refused(old, new, said):
-    begin = len(PLAIN) - 8 - int.from_bytes(PLAIN[-8:-4], "little")
-    assert old in PLAIN[begin:]
-    footer = PLAIN[begin:-8].replace(old, new, 1)
-    lying = PLAIN[:begin] + footer + len(footer).to_bytes(4, "little") + PLAIN[-4:]
-    with pytest.raises(
-        ValueError, match=rf"^{URL}: cannot be read as Parquet \(.*{said}.*fetch or write the file"
-    ):
-        read(lying)
-
-
-def page(kind, plain, stored, values):
-    """A header of a page: type, sizes and number of values; data pages have field 5, dictionaries 7."""
-    inner = b"\x15" + varint(values) + b"\x15\x00\x00"
-    jump = {5: b"\x2c", 7: b"\x4c"}[kind]
-    return b"\x15\x00\x15" + varint(plain) + b"\x15" + varint(stored) + jump + inner + b"\x00"
-
-
-@pytest.mark.parametrize(
-    ("header", "said"),
-    [
-        (page(5, 2**31 - 1, 10, 5), "10 stored bytes tell of 2147483647"),
-        (page(5, 10, 11, 5), "11 stored bytes tell of 10"),
-        (page(5, 10, 10, 6), "10 bytes tell of 6 values"),
-        (page(7, 10, 10, 80_000_000), "10 bytes tell of 80000000 values"),
-        (b"\x15" + b"\xff" * 20, "a number of more than 64 bits"),
-        (b"\x1c" * 100, "structs within more than 32 others"),
-        (b"\x19\xfc\xff\xff\xff\x7f", "a list of"),
-        (b"\x00", "2"),
-    ],
-)
-def test_a_lying_page_is_refused(header, said):
-    data = header + bytes(10)
-    with pytest.raises(
-        DamagedParquetError, match=rf"a column at byte 4, a page at byte 4: .*{said}"
-    ):
-        check_pages(
-            data, ColumnChunk((b"text",), 4, 4 + len(data), 5), lambda stored: 1000 + 250 * stored
-        )
-
-
-def test_a_page_whose_header_is_a_number_is_refused():
-    data = b"\x15\x04\x15\xc6\x01\x15R1\x15\x04\x00"  # field 7, which describes a dictionary, is 2
-    with pytest.raises(DamagedParquetError, match="a column at byte 4, a page at byte 4: "):
-        check_pages(data, ColumnChunk((b"text",), 4, 4 + len(data), 5), lambda _: 1000)
-
-
-def test_pages_that_tell_the_truth_pass():
-    data = (
-        page(7, 100, 10, 3)
-        + bytes(10)
-        + page(5, 1000, 3, 4)
-        + bytes(3)
-        + page(5, 0, 0, 1)
-        + b"rest"
-    )
-    check_pages(data, ColumnChunk((b"text",), 4, 4 + len(data), 5), lambda _: 1000)
 
 
 @pytest.mark.parametrize(
@@ -207,22 +119,6 @@ def test_a_damaged_footer_is_an_error_of_this_kind_or_none(data):
     assert all(
         4 <= chunk.start <= chunk.stop <= len(PLAIN) for group in groups for chunk in group.columns
     )
-
-
-def test_a_dictionary_of_huge_values_is_read_a_few_rows_at_a_time(monkeypatch):
-    """A value of a dictionary may stand in every row: 256 of them at once were as much memory as 256 files."""
-    taken = []
-    original = parquet._read_batches
-
-    def noted(batches, row):
-        for batch in batches:
-            taken.append(batch.num_rows)
-            yield from original(iter([batch]), row)
-
-    monkeypatch.setattr(parquet, "_read_batches", noted)
-    monkeypatch.setattr(parquet, "_BATCH_BYTES", 100_000)
-    assert read(write({"text": ["a" * 10_000] * 60})) == ["a" * 10_000] * 60
-    assert max(taken) == 9
 
 
 FLIP = """

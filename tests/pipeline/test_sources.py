@@ -137,7 +137,7 @@ GOOD = {"name": "a", "input": ["x"]}
             (),
             "unknown key sources[0].weigth; did you mean sources[0].weight?",
         ),
-        ([GOOD | {"format": "csv"}], (), "csv"),
+        ([GOOD | {"format": "docx"}], (), "docx"),
         ([GOOD], ("--language", "zh"), "language: with sources this belongs to each of them"),
         ([GOOD | {"name": str(number)} for number in range(256)], (), "found 256, at most 255"),
     ],

@@ -1,0 +1,51 @@
+"""Arrow files, as `save_to_disk` of Hugging Face's datasets writes them: a row is a document, its text a column."""
+
+from collections.abc import Iterator
+
+from pipeline.documents.files import FileRange, StorageOptions, open_sized
+from pipeline.documents.format import Format
+from pipeline.documents.parquet import check_column, read_batches
+from pipeline.documents.records import Record
+
+_FILE_MAGIC = b"ARROW1"
+
+
+def read_rows(
+    file_range: FileRange, text_field: str, storage_options: StorageOptions = None
+) -> Iterator[Record]:
+    """A record a row, lazily, a batch at a time; rows are counted from 1.
+
+    Raises:
+        ValueError: Not an Arrow file or stream, broken, or without a column of text.
+    """
+    import pyarrow as pa
+
+    folder, name = open_sized(file_range, storage_options)
+    with folder.open(name) as file:
+        try:
+            is_file = file.read(len(_FILE_MAGIC)) == _FILE_MAGIC
+            file.seek(0)
+            reader = pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)
+            check_column(reader.schema.names, text_field, file_range.url)
+            batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
+            row, position = 1, 0
+            for batch in batches:
+                column = batch.select([text_field])
+                column.validate(full=True)
+                yield from read_batches(iter([column]), row)
+                row += batch.num_rows
+                if file_range.meter:
+                    file_range.meter.num_bytes += file.tell() - position
+                    position = file.tell()
+        except (pa.ArrowException, OSError) as error:
+            message = f"{file_range.url}: cannot be read as Arrow ({error}); fetch or write the file again"
+            raise ValueError(message) from error
+
+
+ARROW = Format(
+    lambda text, *_: text,
+    lambda beginning: beginning.suffix == ".arrow" or beginning.head.startswith(_FILE_MAGIC),
+    read=read_rows,
+    is_text=False,
+    may_be_cut=False,
+)
