@@ -43,7 +43,6 @@ class BuildSettings:
         max_characters: Documents with more characters of cleaned text are dropped; null drops none.
         languages: Only documents in these languages stay, named by their codes. Without any, all
             stay.
-        language_threshold: The least probability that a document is in one of --languages.
         filter: Your own functions as module:function, each called with a document's text. None
             keeps the document, a word is the reason to drop it.
         near_duplicates: Documents whose estimated similarity to another one is at least this are
@@ -125,7 +124,6 @@ class BuildSettings:
     min_characters: int = 0
     max_characters: int | None = None
     languages: list[str] = field(default_factory=list)
-    language_threshold: float = 0.5
     filter: list[str] = field(default_factory=list)
     near_duplicates: float | None = None
     exclude_documents_of: list[str] = field(default_factory=list)
@@ -188,7 +186,6 @@ class BuildSettings:
             "num_unused": (self.num_unused >= 0, "0 or more"),
             "min_characters": (self.min_characters >= 0, "0 or more"),
             "max_characters": (most_characters, f"{max(1, self.min_characters)} or more, or null"),
-            "language_threshold": (0 < self.language_threshold <= 1, "above 0 and at most 1"),
             "near_duplicates": (self.near_duplicates is None or 0.5 <= self.near_duplicates <= 1, "0.5 to 1, or null"),
             "task_words": (2 <= self.task_words <= MOST_WORDS, f"2 to {MOST_WORDS}"),
             "alphabet_size": (self.alphabet_size >= 1, "1 or more"),
@@ -268,7 +265,6 @@ class BuildSettings:
             min_characters=self.min_characters,
             max_characters=self.max_characters,
             languages=tuple(self.languages),
-            language_threshold=self.language_threshold,
             own=tuple(self.filter),
         )
 

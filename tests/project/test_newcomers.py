@@ -93,7 +93,8 @@ MISTAKES = [
     (f"{PRETRAIN} --steps 1e6", "--steps: found '1e6', expected a whole number"),
     (f"{PRETRAIN} --peak_lr 1 2 3", "--peak_lr has 3 values and there are 2 phases"),
     # What comes after.
-    (f"{FINETUNE} --num_train_epochs 3", "--num_train_epochs is --epochs here"),
+    (f"{FINETUNE} --num_train_epochs 3", "--num_train_epochs is --search_epochs here"),
+    (f"{FINETUNE} --peak_lr 3e-5", "--peak_lr is --search_peak_lr here"),
     (f"{FINETUNE} --task sst", "task 'sst' is unknown; the tasks are cola, sst2, "),
     (FINETUNE.replace("--output R", "--output gs://bucket/run"), LOCAL),
     ("predict --model M --input t.tsv --output s3://bucket/p", LOCAL),
