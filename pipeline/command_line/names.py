@@ -35,9 +35,10 @@ _THEIRS = {
     "global_batch": (
         "train_batch_size per_device_train_batch_size batch_size global_train_batch_size"
     ),
-    "search_global_batch": "train_batch_size per_device_train_batch_size batch_size",
-    "search_epochs": "num_train_epochs",
-    "search_peak_lr": "learning_rate lr",
+    "search_global_batch": "global_batch train_batch_size per_device_train_batch_size batch_size",
+    "search_epochs": "epochs num_train_epochs",
+    "search_peak_lr": "peak_lr learning_rate lr",
+    "search_seeds": "seed seeds",
     "steps": "num_train_steps max_steps num_train_epochs max_duration",
     "peak_lr": "learning_rate lr",
     "warmup_steps": "num_warmup_steps",

@@ -139,7 +139,7 @@ def test_a_task(copy, tmp_path):
         *words,
         "--seq_len",
         16,
-        "--global_batch",
+        "--search_global_batch",
         4,
         "--output",
         tmp_path / "paws",
