@@ -29,13 +29,16 @@ describe_checkout() {
 }
 
 prepare_environment() {
-    local base
+    local base extra
     if [ "$(cat "$VENV/.beambert-installed" 2>/dev/null)" != "$(describe_checkout)" ]; then
         base=$(find_python) || return 1
-        echo "installing into $VENV (once)" >&2
+        echo "installing into $VENV (once, some minutes)" >&2
         [ -x "$VENV/bin/python" ] || "$base" -m venv "$VENV" || return 1
-        "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
-            --constraint "$ROOT/constraints.txt" --editable "${ROOT}[${EXTRAS:-pipeline,trainer,dev}]" || return 1
+        for extra in $(echo "${EXTRAS:-pipeline,trainer,dev}" | tr , ' '); do
+            echo "  packages of the extra $extra" >&2
+            "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
+                --constraint "$ROOT/constraints.txt" --editable "${ROOT}[$extra]" || return 1
+        done
         describe_checkout >"$VENV/.beambert-installed"
     fi
     PYTHON=$VENV/bin/python
