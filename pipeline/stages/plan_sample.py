@@ -157,7 +157,11 @@ def _choose_places(
     formats: Mapping[str, str],
     number: int,
 ) -> list[Part]:
+    """Parts of a source to read: all of a small one, whose files may be of several formats."""
     ends = np.cumsum([file.size for file in files])
+    if ends[-1] <= number * _PLACE_BYTES:
+        options = settings.filesystem_options()
+        return plan_parts(files, source.format, _PLACE_BYTES, options, source.wrapping)
     wanted = (np.arange(number) + 0.5) / number * ends[-1]
     chosen = Counter(np.searchsorted(ends, wanted, side="right").tolist())
     places: list[Part] = []

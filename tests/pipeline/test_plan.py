@@ -193,3 +193,15 @@ def test_a_plan_names_the_file_that_one_worker_must_read(texts, vocab_file, tmp_
         assert (
             "1 file(s) are more than 8 parts long, cut such into files of 2.05 kB" in printed
         ) == said
+
+
+def test_a_small_source_of_several_formats_is_read_whole(vocab_file, tmp_path):
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    for number in range(30):
+        text = f"river mountain engine {number}."
+        (corpus / f"{number}.txt").write_text(text)
+        (corpus / f"{number}.jsonl").write_text(json.dumps({"text": text}) + "\n" * 9)
+    settings = BuildSettings(str(tmp_path / "out"), [str(corpus)], vocab=str(vocab_file))
+    found = find_corpus(settings)
+    assert len(plan_sample.take_sample(settings, found.files, found.parts).documents) == 60
