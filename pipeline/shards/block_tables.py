@@ -45,6 +45,8 @@ _TAIL_BYTES = 2**16
 _AHEAD_SHARES = 1.25
 """A row group is read by one request where it takes at most so many times the bytes of the average one."""
 
+_STALE = "it is of another build of the dataset, or damaged: restore it, or rebuild the dataset"
+
 _OPENING_SECONDS = 5.0
 """Threads that want rows wait so long for the one that opens the file; its request may hang for ever."""
 
@@ -242,7 +244,7 @@ class BlockTables:
             file.metadata.row_group(index).num_rows for index in range(file.metadata.num_row_groups)
         ]
         group_rows = np.cumsum([0, *groups], dtype=np.int64)
-        advice = "restore or rebuild the dataset"
+        advice = _STALE
         if group_rows[-1] != first_row[-1]:
             expected = f"{first_row[-1]} for the blocks of {len(blocks)} shards"
             raise ValueError(f"{self._where}: {group_rows[-1]} rows, expected {expected}; {advice}")
@@ -270,7 +272,7 @@ def _parse_rows(table: pa.Table, index: int, shard: Shard, where: str) -> BlockT
     Raises:
         ValueError: The rows name another shard, or their sums are not the shard's.
     """
-    advice = "restore or rebuild the dataset"
+    advice = _STALE
     if holes := [name for name in BLOCKS_SCHEMA.names if table.column(name).null_count]:
         raise ValueError(f"{where}: rows of {shard.name} hold no {holes[0]} in places; {advice}")
     # Copies, so that the rows of other shards are let go.

@@ -204,7 +204,14 @@ def open_again(opened: OpenedDataset, storage_options: Mapping[str, Any] | None 
 
 
 def _read_dataset(folder: Folder) -> Dataset:
-    manifest = parse_manifest(folder.read(MANIFEST), f"{folder.url}/{MANIFEST}")
+    try:
+        data = folder.read(MANIFEST)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{folder.url}/{MANIFEST} is listed, but cannot be read: it was removed just now, or the store does not"
+            " give what it shows; try again, or restore the dataset"
+        ) from error
+    manifest = parse_manifest(data, f"{folder.url}/{MANIFEST}")
     if unpinned := [
         name for name in (SHARDS_TABLE, BLOCKS_TABLE) if name not in manifest.tables_sha256
     ]:

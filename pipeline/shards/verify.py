@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -94,7 +95,10 @@ def _check_pinned(dataset: Dataset) -> Iterator[Finding]:
         except ValueError as error:
             yield Finding(dataset.locate(name), str(error).removeprefix(f"{dataset.locate(name)} "))
         else:
-            yield from _check_vocabulary(dataset, data) if name == VOCAB else ()
+            if name == VOCAB:
+                yield from _check_vocabulary(dataset, data)
+            elif name == TOKENIZER:
+                yield from _check_tokenizer(dataset, data)
 
 
 def _check_vocabulary(dataset: Dataset, vocab: bytes) -> Iterator[Finding]:
@@ -114,9 +118,29 @@ def _check_vocabulary(dataset: Dataset, vocab: bytes) -> Iterator[Finding]:
             )
 
 
+def _check_tokenizer(dataset: Dataset, tokenizer: bytes) -> Iterator[Finding]:
+    """The ids of tokenizer.json are the lines of vocab.txt."""
+    try:
+        vocab = dataset.read_file(VOCAB)
+    except (FileNotFoundError, ValueError):  # which is a finding of its own
+        return
+    try:
+        ids = json.loads(tokenizer)["model"]["vocab"]
+    except (ValueError, KeyError, TypeError) as error:
+        yield Finding(dataset.locate(TOKENIZER), f"cannot be compared with {VOCAB}: {error!r}")
+        return
+    if ids != {token: number for number, token in enumerate(vocab.decode().split("\n")[:-1])}:
+        yield Finding(dataset.locate(TOKENIZER), f"its tokens and ids are not those of {VOCAB}")
+
+
 def _check_counters(dataset: Dataset) -> Iterator[Finding]:
-    """The counters of all sources add up to the dataset's."""
+    """The counters say what the seal says, and those of all sources add up to the dataset's."""
     manifest = dataset.manifest
+    sealed = {"documents": manifest.seal.documents, "distinct_tokens": manifest.seal.tokens}
+    for name, expected in sealed.items():
+        if (found := manifest.counters.get(name, expected)) != expected:
+            what = f"{name}: {found} by the counters, {expected} by the seal"
+            yield Finding(dataset.locate(MANIFEST), what)
     if not manifest.sources:
         return
     sums: Counter[str] = Counter()

@@ -149,7 +149,7 @@ def test_a_row_group_that_ends_inside_a_shard_is_refused(folder):
     pq.write_table(pq.read_table(path), path, row_group_size=4)
     dataset = open_dataset(str(folder))
     with pytest.raises(
-        ValueError, match=r"blocks.parquet: a row group ends inside a shard; restore or rebuild"
+        ValueError, match=r"blocks.parquet: a row group ends inside a shard; it is of another build"
     ):
         dataset.blocks(dataset.all_shards[0])
 
@@ -298,7 +298,8 @@ def test_block_tables_of_another_dataset_are_refused(folder):
     )
     dataset = open_dataset(str(folder))
     with pytest.raises(
-        ValueError, match=r"blocks.parquet: 10 rows, expected 11 for the blocks of 5 shards"
+        ValueError,
+        match=r"blocks.parquet: 10 rows, expected 11 for the blocks of 5 shards; it is of another build",
     ):
         dataset.blocks(dataset.all_shards[0])
 
@@ -411,6 +412,10 @@ def test_a_manifest_may_be_laid_out_otherwise(folder):
             "manifest.json: documents: 7 in all, 6 of its sources together",
         ),
         (
+            {"counters": {"documents": 7}},
+            "manifest.json: documents: 7 by the counters, 100000 by the seal",
+        ),
+        (
             {"counters": {}, "sources": [{"counters": {"documents": 1, "tokens": 0}}]},
             "manifest.json: documents: 0 in all, 1 of its sources together",
         ),
@@ -482,3 +487,18 @@ def test_verify_counts_what_the_shard_table_says(folder, name):
     assert [each for each in findings if rows[1].name in each] == [
         f"{folder}/{rows[1].name}: {name}: {expected - 1} in its blocks, {expected} in the shard table"
     ]
+
+
+def test_a_manifest_that_is_shown_and_not_given_is_named(folder, monkeypatch):
+    monkeypatch.setattr("pipeline.storage.folder.Folder.exists", lambda *_: True)
+    (folder / tables.MANIFEST).unlink()
+    with pytest.raises(FileNotFoundError, match=r"manifest.json is listed, but cannot be read"):
+        open_dataset(str(folder))
+
+
+def test_verify_compares_the_tokenizer_with_the_vocabulary(folder):
+    data = (folder / "tokenizer.json").read_text().replace('"w7"', '"w7x"')
+    (folder / "tokenizer.json").write_text(data)
+    edit_manifest(folder, tokenizer_sha256=hashlib.sha256(data.encode()).hexdigest())
+    said = f"{folder}/tokenizer.json: its tokens and ids are not those of vocab.txt"
+    assert said in [str(finding) for finding in verify_dataset(open_dataset(str(folder)))]
