@@ -45,7 +45,11 @@ def read_stream(data: bytes | memoryview) -> pa.RecordBatch:
         )
         _check_end(bytes(memoryview(data)[source.tell() :]))
         _check_buffers(memoryview(message.metadata), memoryview(message.body or b""))
-        with pa.ipc.open_stream(pa.BufferReader(data), options=_READING) as reader:
+        # Of malloc, which the trainer tells to keep what was freed: Arrow's own pool gives pages back.
+        pool = pa.system_memory_pool()
+        with pa.ipc.open_stream(
+            pa.BufferReader(data), options=_READING, memory_pool=pool
+        ) as reader:
             batch = reader.read_next_batch()
         batch.validate()  # buffers as long as lengths say: else numpy would read outside of them
     except (pa.ArrowException, OSError, EOFError, MemoryError, struct.error) as error:
