@@ -107,8 +107,7 @@ def test_every_call_that_the_page_names_is_there():
 def test_commands_of_the_page(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     train_tiny_run(write_tiny_dataset(tmp_path / "data"), tmp_path / "run")
-    (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "a.txt").write_text("w1 w2\n")
+    (tmp_path / "texts.txt").write_text("w1 w2\n")
     blocks = re.findall(r"```bash\n(.*?)```", (DOCS / "evaluating.md").read_text(), re.DOTALL)
     commands = [shlex.split(line)[3:] for block in blocks for line in block.strip().splitlines()]
     assert [command[0] for command in commands] == ["evaluate", "fill-mask", "nsp", "features"]
@@ -118,4 +117,4 @@ def test_commands_of_the_page(tmp_path, monkeypatch, capsys):
         )  # the tiny model has two
         assert main([*command, *shallow]) == 0, capsys.readouterr().err
     assert (tmp_path / "found.json").is_file()
-    assert (tmp_path / "features" / "features.json").is_file()
+    assert (tmp_path / "states.parquet").is_file()
