@@ -18,6 +18,7 @@ def hub(monkeypatch, tmp_path):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     for name, value in {
         "HF_HUB_DISABLE_XET": True,
+        "HF_HUB_OFFLINE": False,
         "ENDPOINT": server.url,
         "HUGGINGFACE_CO_URL_TEMPLATE": server.url + "/{repo_id}/resolve/{revision}/{filename}",
         "HF_HUB_CACHE": str(tmp_path / "cache"),
