@@ -147,6 +147,7 @@ def test_each_line_is_a_document(texts, vocab_file, tmp_path):
     assert manifest.counters["documents"] == 20
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("files", "said"),
     [

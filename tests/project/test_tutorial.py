@@ -29,7 +29,7 @@ SMALLER = {
     "--max_bytes 8000000": "--max_bytes 300000",
     "--config configs/data/demo.yaml": "--config configs/data/demo.yaml --vocab_size 1000",
     "--steps 300 60 \\\n": "--steps 3 2 --validation.num_instances 8 \\\n",
-    "--epochs 2": "--epochs 1",
+    "--search_epochs 2": "--search_epochs 1",
     "deepspeed --num_gpus 2": "deepspeed --num_gpus 2 --master_port $FREE_PORT",
     "curl -fL -o tutorial/dev-v1.1.json": "cp given.json tutorial/dev-v1.1.json #",
 }

@@ -107,8 +107,8 @@ def fingerprint(steps: Iterable[RankStep]) -> str:
 
 def take(data: Mixture, num_steps: int, rank: int = 0, world_size: int = 1, **changes):
     sizes = {"global_batch": 12, "micro_tokens": SEQ_LEN, "seed": 3, "num_lanes": 4} | changes
-    ranks = {"rank": rank, "world_size": world_size}
-    with StepLoader(data, "train", SEQ_LEN, **ranks, **sizes) as steps:
+    place = {"rank": rank, "world_size": world_size}
+    with StepLoader(data, "train", SEQ_LEN, **place, **sizes) as steps:
         return list(islice(steps, num_steps))
 
 

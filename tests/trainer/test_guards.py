@@ -262,8 +262,8 @@ def test_who_hangs():
 def test_the_watchdog_listens_where_the_ranks_are_only(tmp_path, monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     gathered = []
-    ranks = SimpleNamespace(rank=0, gather=lambda mine: gathered.append(mine) or [mine])
-    watchdog = Watchdog(60.0, tmp_path, ranks)
+    alone = SimpleNamespace(rank=0, gather=lambda mine: gathered.append(mine) or [mine])
+    watchdog = Watchdog(60.0, tmp_path, alone)
     assert watchdog._listener.getsockname()[0] == "127.0.0.1"
     with socket.create_connection(gathered[0].address, timeout=5) as connection:
         assert json.loads(connection.recv(100)) == {"beats": 1, "place": "start"}
