@@ -45,6 +45,7 @@ class BuildSettings:
             stay.
         filter: Your own functions as module:function, each called with a document's text. None
             keeps the document, a word is the reason to drop it.
+        allow_code: Whether a filter that a --config file names may run. Only the flag allows it.
         near_duplicates: Documents whose estimated similarity to another one is at least this are
             dropped, at 0.8 for example; null drops none.
         exclude_documents_of: Finished datasets, as folders or URLs. Documents that are in one of
@@ -124,7 +125,8 @@ class BuildSettings:
     min_characters: int = 0
     max_characters: int | None = None
     languages: list[str] = field(default_factory=list)
-    filter: list[str] = field(default_factory=list)
+    filter: list[str] = field(default_factory=list, metadata={"is_code": True})
+    allow_code: bool = False
     near_duplicates: float | None = None
     exclude_documents_of: list[str] = field(default_factory=list)
     task_files: list[str] = field(default_factory=list)

@@ -1,8 +1,9 @@
 """Words of a command line: flags with their values, files of `--config`, and what is given without a flag."""
 
+import dataclasses
 import re
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ def parse_words(
     reader.read()
     if reader.mistakes:
         raise ValueError("\n".join(reader.mistakes))
+    _check_code(settings_class, reader.in_files, reader.flags)
     given = reader.in_files
     for key, value in reader.flags.items():
         _put(given, key, value)
@@ -46,6 +48,20 @@ def parse_words(
         names = ", ".join(_as_given(name, settings_class, positionals) for name in missing)
         raise ValueError(f"missing: {names}; {program} --help says what it takes")
     return make(settings_class, given)
+
+
+def _check_code(
+    settings_class: Any, in_files: Mapping[str, Given], flags: Mapping[str, Given]
+) -> None:
+    """Raises ValueError where a file alone names code to run: who takes another's settings may not expect it."""
+    allowed = "allow_code" in flags and flags["allow_code"].value
+    for field in dataclasses.fields(settings_class):
+        found = in_files.get(field.name) if field.metadata.get("is_code") else None
+        if found and found.value and field.name not in flags and not allowed:
+            raise ValueError(
+                f"{found.where}{field.name} names code that would run, {', '.join(found.value)};"
+                " if you trust it give --allow_code true"
+            )
 
 
 def _as_given(name: str, settings_class: Any, positionals: Sequence[str]) -> str:

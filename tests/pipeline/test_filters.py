@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.cli import COMMANDS
-from pipeline.command_line.program import run_program
+from pipeline.command_line.program import parse_settings, run_program
 from pipeline.documents import Document
 from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import open_dataset
@@ -179,6 +179,24 @@ def test_a_filter_that_misbehaves_is_named_with_the_document(own_filters, functi
 def test_a_filter_that_cannot_be_loaded_is_refused(own_filters, name, said):
     with pytest.raises(ValueError, match=rf"filter '?{name}.*{said}"):
         describe_filter(name)
+
+
+@pytest.mark.parametrize("in_file", ["", "allow_code: true\n"])
+def test_a_filter_of_a_config_file_is_code_that_a_flag_allows(in_file, tmp_path):
+    def filters_of(*words):
+        words = ("--config", str(config), "--output", "o", *words)
+        return parse_settings("build", COMMANDS["build"], words).filter
+
+    config = tmp_path / "data.yaml"
+    config.write_text(f"{in_file}filter: [theirs:run]\n")
+    with pytest.raises(ValueError, match=r"data.yaml:\d: filter names code.*--allow_code true"):
+        filters_of()
+    with pytest.raises(ValueError, match="--allow_code true"):
+        filters_of("--allow_code", "false")
+    assert filters_of("--allow_code", "true") == ["theirs:run"]
+    assert filters_of("--filter", "mine:run") == ["mine:run"]
+    config.write_text(f"{in_file}filter: []\n")
+    assert filters_of() == []
 
 
 def test_reasons_are_kinds_and_not_texts(own_filters):
