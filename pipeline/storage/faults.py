@@ -10,13 +10,15 @@ asked once.
 import contextlib
 import errno
 import math
+import os
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from random import SystemRandom
 from typing import Any, TypeVar
+from urllib.request import getproxies
 
 from pipeline.storage.secret_values import hide
 
@@ -26,6 +28,7 @@ MAX_DELAY_SECONDS = 8.0
 REFUSAL_SECONDS = 30.0
 MOST_SECONDS = 120.0  # no attempt begins later; drivers try again inside of ours
 SLOW_SECONDS = 10.0
+_GOOGLE = "storage.googleapis.com"
 DAMAGE_ATTEMPTS = 3  # wrong bytes may come from the wire; else they stay
 
 _REFUSED_STATUS = {401, 403}
@@ -189,6 +192,20 @@ def is_unresolved(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def refuse_unresolved(url: str, options: Mapping[str, Any]) -> None:
+    """Refuses a gs:// URL at once where Google's name is not known.
+
+    gcsfs has no option for it: it looks for keys, then asks again, for a minute or two.
+
+    Raises:
+        StorageError: The name does not resolve, and neither a proxy nor an address of one's own is
+            set.
+    """
+    is_elsewhere = options.get("endpoint_url") or "STORAGE_EMULATOR_HOST" in os.environ
+    if url.startswith(("gs://", "gcs://")) and not (is_elsewhere or getproxies()):
+        call_patiently(url, lambda: socket.getaddrinfo(_GOOGLE, 443))
 
 
 def reread_damaged(read: Callable[[], Result], *, is_local: bool) -> Result:

@@ -20,7 +20,14 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.storage.ahead import map_ahead
-from pipeline.storage.faults import ATTEMPTS, CutFileError, SizeError, call_patiently, driver_errors
+from pipeline.storage.faults import (
+    ATTEMPTS,
+    CutFileError,
+    SizeError,
+    call_patiently,
+    driver_errors,
+    refuse_unresolved,
+)
 from pipeline.storage.local import remove_empty_folders, replace_file, size_of
 from pipeline.storage.missing_packages import describe_missing
 from pipeline.storage.names import stays_below
@@ -67,6 +74,7 @@ class Folder:
     @cached_property
     def _opened(self) -> tuple[Any, str]:
         learn(self.options)
+        refuse_unresolved(self.url, self.options or {})
         os.environ.setdefault(
             "HF_HUB_DISABLE_PROGRESS_BARS", "1"
         )  # of every file; ours show the work

@@ -213,6 +213,20 @@ def test_a_name_that_does_not_resolve_is_asked_once_until_it_has_answered(clock,
     assert capsys.readouterr().err == ""
 
 
+def test_a_gs_url_is_refused_at_once_where_the_name_of_google_does_not_resolve(monkeypatch):
+    def resolve(*_):
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    monkeypatch.setattr(faults, "getproxies", dict)
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr("pipeline.storage.folder.fsspec.core.url_to_fs", None)
+    with pytest.raises(
+        StorageError, match=r"^gs://b/a: gave up after 1 attempt\(s\) in .*network$"
+    ):
+        Folder("gs://b/a").read("manifest.json")
+
+
 def test_no_attempt_begins_after_two_minutes_of_drivers_own_tries(clock, monkeypatch):
     class Slow(FaultyMemory):
         def pipe_file(self, *arguments, **options):
