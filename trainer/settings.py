@@ -185,10 +185,7 @@ class PretrainSettings:
 
     Output:
         output: The run's folder, which holds settings, metrics and checkpoints.
-        tensorboard: Whether the curves also go to tensorboard/ in the run's folder.
         wandb: Weights & Biases project that the curves also go to. It needs the package wandb.
-        profile: Optimizer steps to look into, such as steps=20..25. A trace and a table of the
-            largest operations of rank 0 go to profile/ in the run's folder.
         peak_tflops: TFLOP/s of one rank's device, which MFU is a share of; null means those of the
             GPU's data sheet (dense bf16). A CPU has no MFU without it.
         validation: When and on what the validation loss is measured.
@@ -228,9 +225,7 @@ class PretrainSettings:
     cache_dir: str | None = None
     cache_bytes: int = 64 * 2**30
     reading: ReadingSettings = field(default_factory=ReadingSettings)
-    tensorboard: bool = True
     wandb: str | None = None
-    profile: str | None = None
     peak_tflops: float | None = None
 
     @property

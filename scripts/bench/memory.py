@@ -70,7 +70,6 @@ class Case:
             "zero_stage": self.zero_stage,
             "checkpoint": {"interval": 2, "keep": 1},
             "validation": {"interval": 2, "num_instances": 8},
-            "tensorboard": False,
         }
 
 

@@ -93,7 +93,7 @@ def test_steps_for_people(steps, text):
 
 
 def test_a_run_that_goes_on_says_which_rows_are_missing(tmp_path):
-    settings = PretrainSettings(data=["d"], output="o", phases=[], tensorboard=False)
+    settings = PretrainSettings(data=["d"], output="o", phases=[])
     said, folder = [], RunFolder(tmp_path)
     for step in (1, 4):
         MetricsFile(folder.metrics).append({"step": step, "split": "train"})

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from contextlib import nullcontext
 from itertools import chain
 from types import SimpleNamespace
 
@@ -96,10 +95,7 @@ def record_steps(
     run.ranks.rank, run.ranks.world_size = rank, 4
     run.optimizer = SimpleNamespace(set_learning_rate=lambda _: None)
     run.weights_check = SimpleNamespace(forget=lambda: None)
-    run.saver, run.profile = (
-        SimpleNamespace(has_failed=False),
-        SimpleNamespace(step=lambda _: nullcontext()),
-    )
+    run.saver = SimpleNamespace(has_failed=False)
     run.engine, run.stop, run.is_due = None, SimpleNamespace(is_made=False), lambda _: False
     stubs = {
         "load_validation_sets": lambda *_: [],

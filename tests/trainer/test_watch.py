@@ -1,4 +1,4 @@
-"""What a run shows of itself, without a run: columns, lines, curves, Weights & Biases, profile."""
+"""What a run shows of itself, without a run: columns, lines, curves, Weights & Biases."""
 
 import json
 import sys
@@ -20,7 +20,6 @@ from trainer.runs.metrics import MetricsFile
 from trainer.settings import Phase
 from trainer.watch.curves import TensorBoard, WeightsAndBiases, curves
 from trainer.watch.gauge import Gauge
-from trainer.watch.profile import Profile, parse_steps
 from trainer.watch.recorder import Recorder
 from trainer.watch.terminal import Progress, format_seconds, format_step
 
@@ -251,18 +250,3 @@ def test_weights_and_biases_that_is_missing_or_refuses(wandb, tmp_path, monkeypa
         ValueError, match="--wandb needs the package wandb, which cannot be imported"
     ):
         WeightsAndBiases("berts", tmp_path, FACTS, {})
-
-
-@pytest.mark.parametrize("text", ["20..25", "steps=0..3", "steps=5..4", "steps=a..b"])
-def test_steps_to_profile_that_are_none(text):
-    with pytest.raises(ValueError, match=r"give steps=FIRST\.\.LAST"):
-        parse_steps(text)
-
-
-def test_a_run_that_ends_before_the_steps_to_profile_says_so(tmp_path, capsys):
-    profile = Profile("steps=2..9", tmp_path / "profile", CPU_RANKS)
-    for step in (1, 2, 3):
-        with profile.step(step):
-            torch.ones(3).sum()
-    profile.close()
-    assert "the run ended before step 9, there is no profile" in capsys.readouterr().out

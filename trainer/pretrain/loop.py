@@ -109,14 +109,9 @@ def train_phase(run: Run) -> None:
         run.optimizer.set_learning_rate(learning_rate)
         seed_dropout(settings.seed, phase_index, run.position.phase_step, run.ranks.rank)
         run.optimizer.norm_limit = run.guard.limit
-        with run.profile.step(run.position.step + 1):
-            sums = train_step(
-                run.engine,
-                run.ranks,
-                rank_step.micro_batches,
-                counts,
-                settings.objective == WITH_NSP,
-            )
+        sums = train_step(
+            run.engine, run.ranks, rank_step.micro_batches, counts, settings.objective == WITH_NSP
+        )
         ends = clock.ends(run.position.phase_step + 1, counts.elapsed_seconds)
         run.position = _advance(run.position, ends, counts, rank_step.state)
         if not note_gradient(run, phase_index, rank_step, loader):

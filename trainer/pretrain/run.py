@@ -41,7 +41,6 @@ from trainer.runs.run_folder import RunFolder, prepare_run
 from trainer.runs.run_lock import lock_run
 from trainer.settings import PretrainSettings
 from trainer.watch.gauge import Gauge
-from trainer.watch.profile import Profile
 from trainer.watch.recorder import Recorder, open_recorder
 from trainer.watch.terminal import Progress
 
@@ -93,7 +92,6 @@ class Run:
     progress: Progress
     recorder: Recorder
     gauge: Gauge
-    profile: Profile
     position: Position
     step_started: float = 0.0
     stop: StopRequest = field(default_factory=StopRequest)  # of this rank
@@ -106,7 +104,7 @@ class Run:
 
     def close(self) -> None:
         """Ends what watches and shows the run."""
-        for each in (self.watchdog, self.profile, self.recorder, self.progress):
+        for each in (self.watchdog, self.recorder, self.progress):
             each.close()
 
     def save(self) -> None:
@@ -144,7 +142,6 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
     say = (lambda line: tqdm.write(hide(line))) if ranks.rank == 0 else lambda _: None
     patience = Patience(60 * settings.follow_limit_minutes, say)
     with together(ranks):
-        profile = Profile(settings.profile, folder.path / "profile", ranks)
         options = parse_storage_options(settings.storage_options)
     mixture = open_data(settings.data, options, patience if settings.follow else None, ranks)
     with together(ranks):
@@ -212,7 +209,6 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
         progress,
         recorder,
         gauge,
-        profile,
         position,
     )
 

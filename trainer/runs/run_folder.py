@@ -49,7 +49,7 @@ PRETRAINING = Continuable(
     # state.
     free=(
         "data", "output", "validation", "checkpoint", "safety", "zero_stage", "deepspeed", "micro_tokens", "skip",
-        "follow", "follow_limit_minutes", "cache_dir", "cache_bytes", "reading", "tensorboard", "wandb", "profile",
+        "follow", "follow_limit_minutes", "cache_dir", "cache_bytes", "reading", "wandb",
         "peak_tflops", "activation_checkpointing", "compile",
     ),
 )  # fmt: skip

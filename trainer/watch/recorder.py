@@ -81,9 +81,7 @@ def open_recorder(
             f"{folder.metrics} lacks the rows of {format_steps(missing)}: it was cut or edited. Curves have a gap,"
             " and nothing else is lost: training goes on"
         )
-    shown: list[Curves] = []
-    if settings.tensorboard:
-        shown.append(TensorBoard(folder.path / "tensorboard", step))
+    shown: list[Curves] = [TensorBoard(folder.path / "tensorboard", step)]
     if settings.wandb:
         shown.append(
             WeightsAndBiases(settings.wandb, folder.path, folder.read_facts(), folder.read_config())
