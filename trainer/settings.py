@@ -165,8 +165,6 @@ class PretrainSettings:
             released Google checkpoint (bert_config.json, bert_model.ckpt), or an export. Sizes and
             vocabulary must be equal, but that the dataset's may extend theirs (`pipeline vocab
             --extend`): new pieces begin as the mean of the old ones that they were cut into.
-        init_from_pickle: Whether pytorch_model.bin in that folder, a pickle, is read too. A pickle
-            can run code: give it only for files you trust.
         model: Which BERT is trained.
         optimizer: How weights are updated.
 
@@ -203,7 +201,6 @@ class PretrainSettings:
     warmup_steps: list[int] = field(default_factory=list)
     objective: Literal["mlm+nsp", "mlm", "left-to-right"] = "mlm+nsp"
     init_from: str | None = None
-    init_from_pickle: bool = False
     epochs: float | None = None
     budget_hours: float | None = None
     model: ModelSettings = field(default_factory=ModelSettings)

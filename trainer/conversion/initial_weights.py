@@ -1,11 +1,9 @@
 """Weights of models trained elsewhere: of Hugging Face, of exports, and of Google's releases.
 
-Nothing is unpickled unless the caller allows it.
+Nothing is unpickled.
 """
 
 import hashlib
-import io
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -24,11 +22,10 @@ from trainer.conversion.export import (
     VOCAB,
     WEIGHTS,
     load_hf,
-    read_export_file,
     read_json,
 )
 from trainer.conversion.google import from_google_tensors, google_names
-from trainer.conversion.huggingface import from_hf_config, from_hf_state
+from trainer.conversion.huggingface import from_hf_config
 from trainer.conversion.tensor_bundle import TensorBundle
 from trainer.model.config import BertConfig
 
@@ -51,12 +48,12 @@ class InitialWeights:
     vocab: bytes | None
 
 
-def read_initial_weights(folder: str, *, allow_pickle: bool = False) -> InitialWeights:
+def read_initial_weights(folder: str) -> InitialWeights:
     """Reads a model folder, local or an fsspec URL.
 
     Raises:
         FileNotFoundError: It holds no model that is known; says what it holds.
-        ValueError: Damaged, not a BERT as pretrained here, or a pickle without permission.
+        ValueError: Damaged, not a BERT as pretrained here, or a pickle.
     """
     files = Folder(folder)
     names = set(files.list())
@@ -64,7 +61,11 @@ def read_initial_weights(folder: str, *, allow_pickle: bool = False) -> InitialW
     if CONFIG in names and WEIGHTS in names:
         return InitialWeights(*load_hf(folder), vocab)
     if CONFIG in names and PICKLED_WEIGHTS in names:
-        return InitialWeights(*_load_pickled(folder, allow_pickle), vocab)
+        raise ValueError(
+            f"{folder}/{PICKLED_WEIGHTS} is a pickle, which can run any code when it is read; if you trust it, write "
+            f'safetensors beside it: python -c "from transformers import BertForPreTraining as Bert; '
+            f'Bert.from_pretrained({folder!r}).save_pretrained({folder!r})"'
+        )
     indexes = sorted(
         name
         for name in names
@@ -132,25 +133,6 @@ def hash_state(state: Mapping[str, Tensor]) -> str:
         digest.update(f"{name} {tuple(state[name].shape)}\n".encode())
         digest.update(state[name].contiguous().numpy().tobytes())
     return digest.hexdigest()
-
-
-def _load_pickled(folder: str, allow_pickle: bool) -> tuple[BertConfig, dict[str, Tensor]]:
-    where = f"{folder}/{PICKLED_WEIGHTS}"
-    if not allow_pickle:
-        raise ValueError(
-            f"{where} is a pickle, which can run any code when it is read; save the model again as safetensors, or "
-            "give --init_from_pickle true if you trust the file"
-        )
-    config = from_hf_config(read_json(folder, CONFIG), f"{folder}/{CONFIG}")
-    try:
-        tensors = torch.load(
-            io.BytesIO(read_export_file(folder, PICKLED_WEIGHTS)), "cpu", weights_only=True
-        )
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise ValueError(
-            f"{where}: not a file of tensors alone ({error}); it is not read"
-        ) from error
-    return config, from_hf_state(tensors, config, where)
 
 
 def _load_google(folder: str, name: str) -> tuple[BertConfig, dict[str, Tensor]]:

@@ -48,15 +48,13 @@ def prepare_model(
         model.load_state_dict({name: weights[name].float() for name in frozen}, strict=False)
     elif checkpoint is None and settings.init_from is not None:
         folder = resolve_model(settings.init_from)
-        yield from _start_from(folder, model, settings.init_from_pickle, vocabulary)
+        yield from _start_from(folder, model, vocabulary)
     if settings.compile:
         compile_model(model)
 
 
-def _start_from(
-    folder: str, model: BertForPreTraining, allow_pickle: bool, vocabulary: Path
-) -> Iterator[str]:
-    found, num_new = read_initial_weights(folder, allow_pickle=allow_pickle), 0
+def _start_from(folder: str, model: BertForPreTraining, vocabulary: Path) -> Iterator[str]:
+    found, num_new = read_initial_weights(folder), 0
     if found.vocab is not None:
         found, num_new = extend_rows(found, vocabulary.read_bytes(), folder)
     _check_config(found.config, model.config, folder)
