@@ -53,7 +53,7 @@ def summarize_dataset(
         "bytes": sum(shard.num_bytes for shard in dataset.all_shards),
         "sources": _summarize_sources(rows),
         "mixture": measure_mixture(dataset, licences),
-        "validation": measure_validation(manifest),
+        "validation": measure_validation(manifest.sources, manifest.settings),
         "coverage": _measure_coverage(dataset),
         "documents": measure_documents(find_tokens(dataset, tokens, options), manifest.vocab_size),
         "groups": [asdict(group) | _summarize_group(dataset, group) for group in manifest.groups],

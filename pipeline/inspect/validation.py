@@ -4,24 +4,30 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pipeline.shards.records import Manifest
 from pipeline.tokens.held_out import LEAST_DOCUMENTS, LEAST_SHARE, LEAST_TOKENS, MOST_SHARE
 from pipeline.tokens.limits import VALIDATION_TOKENS
 
 _MOST_NAMES = 8  # sources that a line of text names
 
 
-def measure_validation(manifest: Manifest) -> dict[str, Any] | None:
-    """Documents and tokens that are held out, in all and by source, and warnings; None where a manifest knows none."""
-    if not manifest.sources or any("validation" not in source for source in manifest.sources):
+def measure_validation(
+    sources: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Documents and tokens that are held out, in all and by source, and warnings; None where a manifest knows none.
+
+    Args:
+        sources: Sources of a manifest.
+        settings: Those of the build that the manifest keeps.
+    """
+    if not sources or any("validation" not in source for source in sources):
         return None
-    rows = [_measure_source(source) for source in manifest.sources]
+    rows = [_measure_source(source) for source in sources]
     documents, tokens = (sum(row[name] for row in rows) for name in ("documents", "tokens"))
     for row in rows:
         row["share_of_split"] = _share(row["tokens"], tokens)
     share = _share(tokens, sum(row["of_tokens"] for row in rows))
     found = {"documents": documents, "tokens": tokens, "share": share, "sources": rows}
-    return found | {"said": _describe(found), "warnings": list(_warnings(found, manifest.settings))}
+    return found | {"said": _describe(found), "warnings": list(_warnings(found, settings))}
 
 
 def format_validation(measured: Mapping[str, Any] | None) -> list[str]:

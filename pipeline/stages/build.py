@@ -322,6 +322,6 @@ def _print_result(dataset: Dataset, seconds: float) -> None:
             f"{group.split} L{group.seq_len}: {group.instances:,} instances of {group.tokens:,} tokens"
             f" in {group.shards} shard(s), {group.passes} pass(es)"
         )
-    for line in format_validation(measure_validation(manifest)):
+    for line in format_validation(measure_validation(manifest.sources, manifest.settings)):
         tqdm.write(line)
     tqdm.write(f"root hash {manifest.root_hash}\n{dataset.url} is complete ({seconds:.1f} s)")

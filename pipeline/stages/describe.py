@@ -58,7 +58,7 @@ def describe_dataset(
         root_hash=root_hash(shards),
         seal=seal,
         sources=tuple(
-            _describe_source(*each)
+            describe_source(*each)
             for each in zip(
                 settings.corpus,
                 store.source_counters,
@@ -78,9 +78,10 @@ def count_documents(settings: BuildSettings, store: TokenStore) -> dict[str, dic
     }
 
 
-def _describe_source(
+def describe_source(
     source: Source, counters: Mapping[str, int], totals: SourceTotals, validation: HeldOutSource
 ) -> dict[str, Any]:
+    """A source as the manifest has it: its name, what became of its documents, and what it holds out."""
     named = {"name": source.name, "language": source.language, "weight": source.millionths / UNIT}
     return named | {
         "counters": dict(counters) | _count_distinct(totals),

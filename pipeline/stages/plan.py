@@ -7,7 +7,7 @@ Nothing is written.
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
@@ -15,15 +15,17 @@ from pipeline.documents.counts import format_mean
 from pipeline.documents.parts import InputFile, Part
 from pipeline.documents.source import UNIT
 from pipeline.documents.sources import apply_weights
+from pipeline.inspect.validation import measure_validation
 from pipeline.instances.build_bucket import InstanceRule, build_bucket, gather_documents
 from pipeline.pages.render import format_bytes
 from pipeline.settings import BuildSettings
 from pipeline.shards.seal import seal_documents
 from pipeline.shards.shard_file import pack_shard
+from pipeline.stages.describe import describe_source
 from pipeline.stages.plan_sample import Sample, take_sample
 from pipeline.storage.secret_values import hide
 from pipeline.tokens.buckets import choose_num_buckets, num_prefixes
-from pipeline.tokens.held_out import wanted_tokens
+from pipeline.tokens.held_out import SourceTotals, choose_held_out, wanted_tokens
 from pipeline.tokens.provenance import pack_places
 from pipeline.tokens.token_parts import pack_documents
 from tokenizer.vocab import Vocabulary
@@ -152,7 +154,11 @@ def make_plan(
         lengths=lengths,
         worker_seconds=_OVERHEAD * (encoding + building),
         dropped=sample.dropped,
-        warnings=(*_find_long_files(settings, parts, sample), *_not_counted(settings)),
+        warnings=(
+            *_find_long_files(settings, parts, sample),
+            *_find_validation(settings, files, sample),
+            *_not_counted(settings),
+        ),
     )
 
 
@@ -258,6 +264,32 @@ def _find_long_files(
             f" some {_hours(seconds_a_byte * stored_bytes)}; {len(long)} file(s) are more than {_LONG_PARTS} parts"
             f" long, cut such into files of {format_bytes(settings.part_bytes)} of text"
         )
+
+
+def _find_validation(
+    settings: BuildSettings, files: Sequence[InputFile], sample: Sample
+) -> Sequence[str]:
+    """What a person should know of the validation split, where the sample is the whole input."""
+    if sum(sample.stored_bytes) < sum(file.size for file in files):
+        return ()
+    # A copy counts for the first source.
+    distinct = {document.id: document for document in reversed(sample.documents)}
+    totals = []
+    for number in range(len(settings.corpus)):
+        own = sorted(
+            (document.id.hex(), len(document.tokens))
+            for document in distinct.values()
+            if document.source == number
+        )
+        ids, tokens = [each for each, _ in own], [each for _, each in own]
+        totals.append(
+            SourceTotals(len(own), tokens=sum(tokens), lowest_ids=ids, lowest_tokens=tokens)
+        )
+    held_out = choose_held_out(totals, settings.validation_fraction, settings.validation_tokens)
+    rows = zip(settings.corpus, totals, held_out.sources, strict=True)
+    sources = [describe_source(source, {}, own, given) for source, own, given in rows]
+    measured = measure_validation(sources, asdict(settings))
+    return measured["warnings"] if measured else ()
 
 
 def _not_counted(settings: BuildSettings) -> Iterator[str]:

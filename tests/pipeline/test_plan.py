@@ -14,6 +14,7 @@ import zstandard
 
 from pipeline.cli import COMMANDS
 from pipeline.command_line.program import run_program
+from pipeline.documents.source import Source
 from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import open_dataset
 from pipeline.stages import plan as plans
@@ -205,3 +206,21 @@ def test_a_small_source_of_several_formats_is_read_whole(vocab_file, tmp_path):
     settings = BuildSettings(str(tmp_path / "out"), [str(corpus)], vocab=str(vocab_file))
     found = find_corpus(settings)
     assert len(plan_sample.take_sample(settings, found.files, found.parts).documents) == 60
+
+
+@pytest.mark.parametrize("place_bytes", [2**19, 2**10])
+def test_a_plan_that_read_everything_warns_of_validation(
+    place_bytes, vocab_file, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("pipeline.stages.plan_sample._PLACE_BYTES", place_bytes)
+    for name, documents, sentences in (("novel", 12, 500), ("web", 510, 25)):
+        rows = [{"text": "river mountain engine. " * sentences + str(n)} for n in range(documents)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, [*rows, rows[0]])))
+    sources = [Source(name, [f"{tmp_path}/{name}.jsonl"]) for name in ("novel", "web")]
+    settings = BuildSettings(
+        str(tmp_path / "out"), sources=sources, vocab=str(vocab_file), validation_tokens=3000
+    )
+    corpus = find_corpus(settings)
+    said = plans.make_plan(settings, corpus.files, corpus.parts, instance_rule).warnings
+    told = any("of validation is of novel, which is 31% of the text" in each for each in said)
+    assert told == (place_bytes == 2**19)

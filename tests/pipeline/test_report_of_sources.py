@@ -16,8 +16,7 @@ def source(name, documents, tokens, held=0, held_tokens=0):
 
 
 def said_of(*sources, **settings):
-    manifest = SimpleNamespace(sources=sources, settings={"validation_fraction": 0.005} | settings)
-    return format_validation(measure_validation(manifest))
+    return format_validation(measure_validation(sources, {"validation_fraction": 0.005} | settings))
 
 
 def test_one_source():
@@ -126,8 +125,8 @@ def test_what_was_not_asked_for_is_no_warning():
 def test_a_dataset_of_before_says_nothing():
     own = source("input", 300, 90_000)
     del own["validation"]
-    assert measure_validation(SimpleNamespace(sources=[own], settings={})) is None
-    assert measure_validation(SimpleNamespace(sources=[], settings={})) is None
+    assert measure_validation([own], {}) is None
+    assert measure_validation([], {}) is None
     assert format_validation(None) == []
 
 
