@@ -69,7 +69,7 @@ def run_build(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
     began = time.perf_counter()
     corpus = find_corpus(settings)
     if settings.plan:
-        plan = make_plan(settings, corpus.files, corpus.parts, instance_rule)
+        plan = make_plan(settings, corpus.parts, instance_rule)
         workers, _ = this_machine().limit(settings.workers, len(corpus.parts))
         print(format_plan(plan, len(corpus.files), workers, settings.passes))
         return

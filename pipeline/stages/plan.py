@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from pipeline.documents.counts import format_mean
-from pipeline.documents.parts import InputFile, Part
+from pipeline.documents.parts import Part
 from pipeline.documents.source import UNIT
 from pipeline.documents.sources import apply_weights
 from pipeline.inspect.validation import measure_validation
@@ -22,7 +22,7 @@ from pipeline.settings import BuildSettings
 from pipeline.shards.seal import seal_documents
 from pipeline.shards.shard_file import pack_shard
 from pipeline.stages.describe import describe_source
-from pipeline.stages.plan_sample import Sample, take_sample
+from pipeline.stages.plan_sample import Sample, kind_of, take_sample
 from pipeline.storage.secret_values import hide
 from pipeline.tokens.buckets import choose_num_buckets, num_prefixes
 from pipeline.tokens.held_out import SourceTotals, choose_held_out, wanted_tokens
@@ -104,7 +104,6 @@ class BuildPlan:
 
 def make_plan(
     settings: BuildSettings,
-    files: Sequence[InputFile],
     parts: Sequence[Part],
     rule_for: Callable[[BuildSettings, Vocabulary, int], InstanceRule],
 ) -> BuildPlan:
@@ -112,43 +111,32 @@ def make_plan(
 
     Args:
         settings: The settings of the build.
-        files: The input's.
         parts: The parts that the tokens job would read.
         rule_for: How instances of a length are made.
 
     Raises:
         ValueError: Malformed input, or too few documents.
     """
-    sample = take_sample(settings, files, parts)
-    scales = [
-        sum(file.size for file in files if file.source == number) / max(1, stored_bytes)
-        for number, stored_bytes in enumerate(sample.stored_bytes)
-    ]
-    bytes_of = sample.scaled(scales, lambda own: sum(document.cleaned_bytes for document in own))
-    sources = _plan_sources(settings, sample, scales)
+    sample = take_sample(settings, parts)
+    bytes_of = sample.scaled(lambda own: sum(document.cleaned_bytes for document in own))
+    sources = _plan_sources(settings, sample)
     tokens = sum(source.tokens for source in sources)
     most_held_out = settings.validation_tokens
     held_out = wanted_tokens(tokens, settings.validation_fraction, most_held_out) / max(1, tokens)
     lengths = tuple(
-        _plan_length(
-            sample,
-            rule_for(settings, sample.vocabulary, seq_len),
-            [each * (1 - held_out) for each in scales],
-        )
+        _plan_length(sample, rule_for(settings, sample.vocabulary, seq_len), 1 - held_out)
         for seq_len in settings.seq_lens
     )
-    encoding = sum(scale * seconds for scale, seconds in zip(scales, sample.seconds, strict=True))
+    encoding = sum(each.scale * each.seconds for each in sample.kinds.values())
     building = settings.passes * sum(each.instances * each.seconds_each for each in lengths)
     return BuildPlan(
-        stored_bytes=sum(file.size for file in files),
+        stored_bytes=sum(each.total_bytes for each in sample.kinds.values()),
         formats=Counter(each.format for part in parts for each in part.ranges),
         parts=len(parts),
         cleaned_bytes=sum(bytes_of),
         sources=sources,
         token_bytes=sum(
-            sample.scaled(
-                scales, lambda own: sum(map(len, (*pack_documents(own), pack_places(own))))
-            )
+            sample.scaled(lambda own: sum(map(len, (*pack_documents(own), pack_places(own)))))
         ),
         buckets=_plan_buckets(settings, [source.documents for source in sources], bytes_of),
         lengths=lengths,
@@ -156,7 +144,7 @@ def make_plan(
         dropped=sample.dropped,
         warnings=(
             *_find_long_files(settings, parts, sample),
-            *_find_validation(settings, files, sample),
+            *_find_validation(settings, sample),
             *_not_counted(settings),
         ),
     )
@@ -200,11 +188,9 @@ def _format_length(length: LengthPlan, buckets: int) -> str:
     )
 
 
-def _plan_sources(
-    settings: BuildSettings, sample: Sample, scales: Sequence[float]
-) -> tuple[SourcePlan, ...]:
-    documents = sample.scaled(scales, len)
-    tokens = sample.scaled(scales, lambda own: sum(len(document.tokens) for document in own))
+def _plan_sources(settings: BuildSettings, sample: Sample) -> tuple[SourcePlan, ...]:
+    documents = sample.scaled(len)
+    tokens = sample.scaled(lambda own: sum(len(document.tokens) for document in own))
     used = [source.millionths * own for source, own in zip(settings.corpus, tokens, strict=True)]
     rows = zip(settings.corpus, documents, tokens, used, strict=True)
     return tuple(
@@ -222,7 +208,7 @@ def _plan_buckets(
     return choose_num_buckets(spread, used_bytes, settings.num_buckets, "num_buckets", used)
 
 
-def _plan_length(sample: Sample, rule: InstanceRule, scales: Sequence[float]) -> LengthPlan:
+def _plan_length(sample: Sample, rule: InstanceRule, train_share: float) -> LengthPlan:
     """Counts every document once; weights then multiply what each source gave."""
     seconds = 0.0
     for _ in range(
@@ -236,18 +222,15 @@ def _plan_length(sample: Sample, rule: InstanceRule, scales: Sequence[float]) ->
             blocks, "train", rule.seq_len, 0, "plan", rule.masking.mask_id, seal
         )
         seconds = time.process_time() - start
-    source_of = {
-        int.from_bytes(key[:8], "big"): source
-        for key, source in zip(documents.ids, documents.sources, strict=True)
-    }
-    instances = Counter(source_of[key] for block in blocks for key in block.document_a.tolist())
-    weights = rule.weights or (UNIT,) * len(scales)
-    total = sum(
-        scale * weight / UNIT * instances[number]
-        for number, (scale, weight) in enumerate(zip(scales, weights, strict=True))
-    )
+    weights = rule.weights or (UNIT,) * sample.num_sources
+    worth: dict[int, float] = {}
+    for kind, sampled in sample.kinds.items():
+        each_worth = sampled.scale * weights[kind.source] / UNIT
+        for document in sampled.documents:  # a copy belongs to the source listed first
+            worth.setdefault(int.from_bytes(document.id[:8], "big"), each_worth)
+    total = sum(worth[key] for block in blocks for key in block.document_a.tolist())
     each = max(1, shard.instances)
-    return LengthPlan(rule.seq_len, round(total), len(tar) / each, seconds / each)
+    return LengthPlan(rule.seq_len, round(train_share * total), len(tar) / each, seconds / each)
 
 
 def _find_long_files(
@@ -258,19 +241,18 @@ def _find_long_files(
     if long:
         part = max(long, key=lambda part: part.text_bytes)
         stored_bytes = sum(each.num_bytes for each in part.ranges)
-        seconds_a_byte = sample.seconds[part.source] / max(1, sample.stored_bytes[part.source])
+        sampled = sample.kinds[kind_of(part.ranges[0], part.source)]
+        seconds = sampled.seconds / max(1, sampled.stored_bytes) * stored_bytes
         yield (
             f"{hide(part.ranges[0].url)} cannot be cut: one worker reads its {format_bytes(part.text_bytes)} of text,"
-            f" some {_hours(seconds_a_byte * stored_bytes)}; {len(long)} file(s) are more than {_LONG_PARTS} parts"
+            f" some {_hours(seconds)}; {len(long)} file(s) are more than {_LONG_PARTS} parts"
             f" long, cut such into files of {format_bytes(settings.part_bytes)} of text"
         )
 
 
-def _find_validation(
-    settings: BuildSettings, files: Sequence[InputFile], sample: Sample
-) -> Sequence[str]:
+def _find_validation(settings: BuildSettings, sample: Sample) -> Sequence[str]:
     """What a person should know of the validation split, where the sample is the whole input."""
-    if sum(sample.stored_bytes) < sum(file.size for file in files):
+    if any(kind.stored_bytes < kind.total_bytes for kind in sample.kinds.values()):
         return ()
     # A copy counts for the first source.
     distinct = {document.id: document for document in reversed(sample.documents)}

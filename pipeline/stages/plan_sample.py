@@ -4,14 +4,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from pipeline.documents import Document
-from pipeline.documents.files import Meter
+from pipeline.documents.files import FileRange, Meter
 from pipeline.documents.formats import is_plain
-from pipeline.documents.parts import InputFile, Part, plan_parts
+from pipeline.documents.parts import Part, cut_again
 from pipeline.documents.read import read_part
 from pipeline.documents.source import Source
 from pipeline.documents.sources import count_factors
@@ -41,78 +41,121 @@ _LOT_CHARACTERS = 128 * 2**10  # what zstd gives at once
 
 
 @dataclass(frozen=True)
+class FileKind:
+    """What files have in common whose bytes are worth about the same number of documents."""
+
+    source: int
+    format: str
+    is_plain: bool
+
+
+@dataclass
+class SampledFiles:
+    """All files of a kind, and what was read of them.
+
+    Attributes:
+        files: Each as one range, by URL.
+        lists: The documents, until they are encoded.
+        documents: These encoded, distinct or not, as they came.
+        stored_bytes: Bytes of the input that they came from, as stored.
+        seconds: CPU time of reading, cleaning, splitting and encoding them.
+    """
+
+    files: list[FileRange]
+    lists: list[DocumentList[Document]] = field(default_factory=list)
+    documents: list[TokenizedDocument] = field(default_factory=list)
+    stored_bytes: int = 0
+    seconds: float = 0.0
+
+    @property
+    def total_bytes(self) -> int:
+        """Of the files, as stored."""
+        return sum(file.size for file in self.files)
+
+    @property
+    def scale(self) -> float:
+        """How many times the sample all files are."""
+        return self.total_bytes / max(1, self.stored_bytes)
+
+
+@dataclass(frozen=True)
 class Sample:
     """Documents of the input, encoded.
 
     Attributes:
-        documents: Distinct or not, as they came.
-        stored_bytes: Bytes of the input that they came from, as stored, by the source's number.
-        seconds: CPU time of reading, cleaning, splitting and encoding them, by the source's number.
+        kinds: All files.
+        num_sources: How many sources the input has.
         vocabulary: The given one, the output's, or one learned from the sample.
         dropped: Documents that are left out, by reason.
     """
 
-    documents: list[TokenizedDocument]
-    stored_bytes: list[int]
-    seconds: list[float]
+    kinds: Mapping[FileKind, SampledFiles]
+    num_sources: int
     vocabulary: Vocabulary
     dropped: Mapping[str, int]
 
-    def scaled(
-        self, scales: Sequence[float], measure: Callable[[Sequence[TokenizedDocument]], int]
-    ) -> list[int]:
+    @property
+    def documents(self) -> list[TokenizedDocument]:
+        """All of them, in the order of the sources."""
+        return [document for sampled in self.kinds.values() for document in sampled.documents]
+
+    def scaled(self, measure: Callable[[Sequence[TokenizedDocument]], int]) -> list[int]:
         """What is measured of each source's documents, scaled to the whole source."""
-        return [
-            round(
-                scale
-                * measure([document for document in self.documents if document.source == number])
-            )
-            for number, scale in enumerate(scales)
-        ]
+        found = [0.0] * self.num_sources
+        for kind, sampled in self.kinds.items():
+            found[kind.source] += sampled.scale * measure(sampled.documents)
+        return [round(each) for each in found]
 
 
-def take_sample(
-    settings: BuildSettings, files: Sequence[InputFile], parts: Sequence[Part]
-) -> Sample:
-    """Reads and encodes up to 8 places of half a MB, of several sources at least 2 each, spread evenly by size."""
+def take_sample(settings: BuildSettings, parts: Sequence[Part]) -> Sample:
+    """Reads and encodes up to 8 places of half a MB, of several kinds of files at least 2 each, spread evenly by size."""
     corpus = settings.corpus
-    places = max(2, _NUM_PLACES // len(corpus))
-    stored_bytes, seconds = [0] * len(corpus), [0.0] * len(corpus)
-    lists: list[DocumentList[Document]] = []
+    kinds = _sort_files(parts)
+    places = max(2, _NUM_PLACES // len(kinds))
     chosen, texts = DocumentFilter(settings.filter_rule), open_task_texts(settings)
-    formats = {each.url: each.format for part in parts for each in part.ranges}
-    for number, source in enumerate(corpus):
-        own = [file for file in files if file.source == number]
-        for part in _choose_places(settings, source, own, formats, places):
-            first, num_bytes, reading = _read_place(settings, source, part)
+    for kind, sampled in kinds.items():
+        for part in _choose_places(kind, sampled, places):
+            first, num_bytes, reading = _read_place(settings, corpus[kind.source], part)
             start = time.process_time()
-            stored_bytes[number] += num_bytes
-            lists.append(filter_documents(clean_documents(first), chosen))
-            seconds[number] += reading + time.process_time() - start
+            sampled.stored_bytes += num_bytes
+            sampled.lists.append(filter_documents(clean_documents(first), chosen))
+            sampled.seconds += reading + time.process_time() - start
+    lists = [each for sampled in kinds.values() for each in sampled.lists]
     encoder = Encoder(_find_vocabulary(settings, lists), settings.lower_case)
     finder = WindowFinder(texts, encoder) if texts else None
     languages, drops = [source.language for source in corpus], settings.task_overlap == "drop"
-    encoded: list[DocumentList[TokenizedDocument]] = []
-    for each in lists:
+    dropped: Counter[str] = Counter()
+    for sampled in kinds.values():
         start = time.process_time()
-        found = encode_documents(split_documents(each, languages), encoder)
-        encoded.append(find_task_texts(found, finder, drops=drops) if finder else found)
-        seconds[each.source] += time.process_time() - start
-    documents = [document for each in encoded for document in each.documents]
-    return Sample(documents, stored_bytes, seconds, encoder.vocab, _count_dropped(encoded))
+        for each in sampled.lists:
+            found = encode_documents(split_documents(each, languages), encoder)
+            found = find_task_texts(found, finder, drops=drops) if finder else found
+            sampled.documents += found.documents
+            dropped.update(_count_dropped(found))
+        sampled.seconds += time.process_time() - start
+    return Sample(kinds, len(corpus), encoder.vocab, dict(sorted(dropped.items())))
 
 
-def _count_dropped(lists: Sequence[DocumentList[TokenizedDocument]]) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for each in lists:
-        total.update(
-            {
-                name.removeprefix("dropped_"): n
-                for name, n in each.counters.items()
-                if "dropped_" in name and n
-            }
-        )
-    return dict(sorted(total.items()))
+def kind_of(file_range: FileRange, source: int) -> FileKind:
+    """The kind that the file of a range is of."""
+    return FileKind(source, file_range.format, is_plain(file_range.format, file_range.url))
+
+
+def _sort_files(parts: Sequence[Part]) -> dict[FileKind, SampledFiles]:
+    kinds: dict[FileKind, dict[str, FileRange]] = {}
+    for part in parts:
+        for each in part.ranges:
+            whole = replace(each, start=0, end=each.size)
+            kinds.setdefault(kind_of(each, part.source), {})[each.url] = whole
+    return {kind: SampledFiles(list(files.values())) for kind, files in kinds.items()}
+
+
+def _count_dropped(found: DocumentList[TokenizedDocument]) -> dict[str, int]:
+    return {
+        name.removeprefix("dropped_"): count
+        for name, count in found.counters.items()
+        if "dropped_" in name and count
+    }
 
 
 def _read_place(
@@ -150,33 +193,20 @@ def _read_place(
     return next(group_documents(part, found, malformed, sys.maxsize)), num_bytes, seconds
 
 
-def _choose_places(
-    settings: BuildSettings,
-    source: Source,
-    files: Sequence[InputFile],
-    formats: Mapping[str, str],
-    number: int,
-) -> list[Part]:
-    """Parts of a source to read: all of a small one, whose files may be of several formats."""
-    ends = np.cumsum([file.size for file in files])
-    if ends[-1] <= number * _PLACE_BYTES:
-        options = settings.filesystem_options()
-        return plan_parts(files, source.format, _PLACE_BYTES, options, source.wrapping)
+def _choose_places(kind: FileKind, sampled: SampledFiles, number: int) -> list[Part]:
+    """Parts of files of a kind to read: all of a few bytes."""
+    files = [Part((file,), kind.source) for file in sampled.files]
+    if sampled.total_bytes <= number * _PLACE_BYTES:
+        return cut_again(files, _PLACE_BYTES)
+    ends = np.cumsum([file.size for file in sampled.files])
     wanted = (np.arange(number) + 0.5) / number * ends[-1]
     chosen = Counter(np.searchsorted(ends, wanted, side="right").tolist())
     places: list[Part] = []
     for index, count in chosen.items():
-        options = settings.filesystem_options()
-        file_format = formats[files[index].url]
         part_bytes = _PLACE_BYTES
-        if not is_plain(
-            file_format, files[index].url
-        ):  # a lot may be long, and lies in one of the ranges
-            (whole,) = plan_parts(
-                [files[index]], file_format, sys.maxsize, options, source.wrapping
-            )
-            part_bytes = -(-whole.text_bytes // count)
-        found = plan_parts([files[index]], file_format, part_bytes, options, source.wrapping)
+        if not kind.is_plain:  # a lot may be long, and lies in one of the ranges
+            part_bytes = -(-files[index].text_bytes // count)
+        found = cut_again([files[index]], part_bytes)
         picks = {int((pick + 0.5) / count * len(found)) for pick in range(count)}
         places += [found[pick] for pick in sorted(picks)]
     return places

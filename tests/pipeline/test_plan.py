@@ -79,7 +79,7 @@ def test_a_plan_says_what_the_build_makes(texts, vocab_file, tmp_path, capsys, m
         output=str(tmp_path / "data"), input=inputs, vocab=str(vocab_file), seq_lens=[64], passes=2
     )
     corpus = find_corpus(settings)
-    plan = plans.make_plan(settings, corpus.files, corpus.parts, instance_rule)
+    plan = plans.make_plan(settings, corpus.parts, instance_rule)
 
     assert run_program("python -m pipeline", "Tests.", COMMANDS, words) == 0
     dataset = open_dataset(str(tmp_path / "data"))
@@ -130,7 +130,7 @@ def test_a_plan_scales_by_what_its_sample_took_of_the_stored_bytes(
     monkeypatch.setattr(
         plan_sample, "filter_documents", lambda own, _: read.append(len(own.documents)) or own
     )
-    plan = plans.make_plan(settings, corpus.files, corpus.parts, instance_rule)
+    plan = plans.make_plan(settings, corpus.parts, instance_rule)
     assert sum(read) < 0.75 * len(copies), "it is a sample"
     assert plan.documents == pytest.approx(len(copies), rel=0.15)
 
@@ -196,16 +196,19 @@ def test_a_plan_names_the_file_that_one_worker_must_read(texts, vocab_file, tmp_
         ) == said
 
 
-def test_a_small_source_of_several_formats_is_read_whole(vocab_file, tmp_path):
+@pytest.mark.parametrize("copies", [1, 400], ids=["read whole", "sampled"])
+def test_each_format_of_a_source_is_sampled_and_scaled(copies, vocab_file, tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.stages.plan_sample._PLACE_BYTES", 2**10)
     corpus = tmp_path / "corpus"
     corpus.mkdir()
-    for number in range(30):
-        text = f"river mountain engine {number}."
-        (corpus / f"{number}.txt").write_text(text)
-        (corpus / f"{number}.jsonl").write_text(json.dumps({"text": text}) + "\n" * 9)
+    for number in range(10):
+        text = f"river mountain engine {number}. " * 5
+        (corpus / f"a{number}.txt").write_text(text * copies)
+        (corpus / f"b{number}.jsonl").write_text((json.dumps({"text": text}) + "\n") * copies)
     settings = BuildSettings(str(tmp_path / "out"), [str(corpus)], vocab=str(vocab_file))
-    found = find_corpus(settings)
-    assert len(plan_sample.take_sample(settings, found.files, found.parts).documents) == 60
+    plan = plans.make_plan(settings, find_corpus(settings).parts, instance_rule)
+    assert plan.documents == pytest.approx(10 + 10 * copies, rel=0.1)
+    assert plan.cleaned_bytes == pytest.approx(10 * copies * 2 * 125, rel=0.1)
 
 
 @pytest.mark.parametrize("place_bytes", [2**19, 2**10])
@@ -221,6 +224,6 @@ def test_a_plan_that_read_everything_warns_of_validation(
         str(tmp_path / "out"), sources=sources, vocab=str(vocab_file), validation_tokens=3000
     )
     corpus = find_corpus(settings)
-    said = plans.make_plan(settings, corpus.files, corpus.parts, instance_rule).warnings
+    said = plans.make_plan(settings, corpus.parts, instance_rule).warnings
     told = any("of validation is of novel, which is 31% of the text" in each for each in said)
     assert told == (place_bytes == 2**19)

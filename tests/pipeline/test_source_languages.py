@@ -67,7 +67,7 @@ def test_a_plan_takes_weights_into_account(mixture_config, vocab_file, mixture, 
     settings["sources"] = [Source(**source) for source in settings["sources"]]
     settings = BuildSettings(**settings)
     corpus = find_corpus(settings)
-    plan = make_plan(settings, corpus.files, corpus.parts, instance_rule)
+    plan = make_plan(settings, corpus.parts, instance_rule)
     train = [
         sum(shard.instances for shard in mixture.shards("train", 64, number)) for number in range(2)
     ]
