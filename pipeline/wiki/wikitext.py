@@ -84,12 +84,12 @@ def define_paragraphs(text: str, hidden: Set[str] = _HIDDEN) -> str:
 
     Raises:
         BadPageError: The parser gives up.
-        ModuleNotFoundError: It is not installed.
+        ValueError: It is not installed.
     """
     try:
         import mwparserfromhell as parser
     except ImportError as error:
-        raise ModuleNotFoundError(
+        raise ValueError(
             "wikitext is read by our compiled module or by mwparserfromhell, and neither is installed: install a C"
             " compiler and then this package again, or `pip install mwparserfromhell`"
         ) from error

@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import sys
 from itertools import chain, pairwise
 
 import fsspec
@@ -9,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.cli import COMMANDS
+from pipeline.command_line.program import run_program
 from pipeline.documents import Document, records
 from pipeline.documents.files import FileRange
 from pipeline.documents.mediawiki import read_pages
@@ -348,3 +351,17 @@ def test_real_small_dump(shared_data):
     )
     found = list(read_part(part, skipped=skipped))
     assert len(found) + sum(skipped.values()) == 9
+
+
+def test_without_a_compiler_and_a_parser_a_build_says_what_to_install(
+    vocab_file, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(wikitext, "compiled", None)
+    monkeypatch.setitem(sys.modules, "mwparserfromhell", None)
+    (tmp_path / "d.xml").write_bytes(DUMP)
+    words = ["--input", tmp_path / "d.xml", "--output", tmp_path / "data", "--vocab", vocab_file]
+    words = ["build", *map(str, words), "--plan", "true"]
+    assert run_program("python -m pipeline", "Tests.", COMMANDS, words) == 2
+    said = capsys.readouterr().err
+    assert "install a C compiler and then this package again" in said
+    assert "`pip install mwparserfromhell`" in said
