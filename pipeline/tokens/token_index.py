@@ -5,9 +5,10 @@ Read group by group (ids with the same top byte), so memory is the largest group
 
 import contextlib
 import hashlib
+import os
 import tempfile
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from pipeline.shards.manifest import named_damage
 from pipeline.shards.table_checks import check_range
 from pipeline.storage.faults import SizeError
 from pipeline.storage.folder import Folder
-from pipeline.storage.parquet_footer import RowGroup, read_file_footer
 from pipeline.tokens.buckets import (
     MAX_BUCKETS,
     PREFIX_BITS,
@@ -48,6 +48,10 @@ INDEX_SCHEMA = pa.schema(
     ]
 )
 _ROWS_PER_GROUP = 1 << 16
+_BOUNDS = (
+    b"prefix_bounds"  # first and last prefix of each row group, as JSON in the file's metadata
+)
+_MOST_THRIFT = 2**31 - 1
 _MOST = 1 << 62
 _REMEDY = "delete the folder of token parts"
 
@@ -100,12 +104,12 @@ def build_index(
     by_prefix = np.zeros((NUM_GROUPS, MAX_BUCKETS // NUM_GROUPS), np.int64)
     lowest = LowestRows(num_sources, validation_tokens)
     ranges: list[pa.Table] = []
-    with _table_writer(index.folder) as writer:
+    with _table_writer(index.folder) as write:
         dropped = iterate_reasons(index.folder, has_dropped=bool(reasons))
         for group, rows in enumerate(iterate_index(index)):
             ranges.append(_find_ranges(rows))
             if sum(map(len, ranges)) >= _ROWS_PER_GROUP:
-                writer.write_table(pa.concat_tables(ranges), row_group_size=_ROWS_PER_GROUP)
+                write(pa.concat_tables(ranges))
                 ranges.clear()
             distinct = distinct_rows(rows)
             found = reason_numbers(distinct, next(dropped))
@@ -116,7 +120,7 @@ def build_index(
             by_prefix[group] = _count_prefixes(distinct)
             lowest.add(distinct)
         if ranges:
-            writer.write_table(pa.concat_tables(ranges), row_group_size=_ROWS_PER_GROUP)
+            write(pa.concat_tables(ranges))
     numbered = [(REASONS.index(reason), reason) for reason in reasons]
     found_lowest = lowest.finish(counts[:, 3].tolist())
     sources = tuple(
@@ -145,11 +149,20 @@ def build_index(
 
 
 @contextlib.contextmanager
-def _table_writer(folder: Folder) -> Iterator[pq.ParquetWriter]:
+def _table_writer(folder: Folder) -> Iterator[Callable[[pa.Table], None]]:
     """Writes index.parquet through a local file: 8 bytes for a part and prefix are a GB for 30,000 parts."""
+    bounds: list[str] = []
+
+    def write(table: pa.Table) -> None:
+        for start in range(0, len(table), _ROWS_PER_GROUP):
+            group = table.slice(start, _ROWS_PER_GROUP)
+            bounds.extend(str(group["prefix"][row]) for row in (0, -1))
+            writer.write_table(group)
+
     with tempfile.NamedTemporaryFile(prefix="beambert-index-") as file:
         with pq.ParquetWriter(file, INDEX_SCHEMA, compression="zstd") as writer:
-            yield writer
+            yield write
+            writer.add_key_value_metadata({_BOUNDS: " ".join(bounds)})
         file.flush()
         folder.write(INDEX, Path(file.name))
 
@@ -289,16 +302,14 @@ def _read_ranges(
     path = folder.locate(INDEX)
     with _named_loss(path), folder.open(INDEX) as file, named_damage(path, _REMEDY):
         # Not pq.read_table, whose filters import pyarrow.dataset: half a second of every worker's
-        # start. Arrow is not asked for statistics, as its answer ends the process where a column's
-        # description is damaged.
-        groups = [
-            number
-            for number, group in enumerate(read_file_footer(file))
-            if _may_hold(group, prefixes)
-        ]
-        table = pq.ParquetFile(file)
+        # start.
+        most = max(1, min(file.seek(0, os.SEEK_END), _MOST_THRIFT))
+        table = pq.ParquetFile(
+            file, thrift_string_size_limit=most, thrift_container_size_limit=most
+        )
         if not table.schema_arrow.equals(INDEX_SCHEMA):
             raise ValueError(f"its columns are {table.schema_arrow.names}")
+        groups = _find_groups(table.metadata, prefixes)
         found = table.read_row_groups(groups, columns=["prefix", *names], use_threads=False)
     wanted = np.isin(found.column("prefix").to_numpy(), np.asarray(prefixes))
     columns = [found.column(name).to_numpy()[wanted] for name in names]
@@ -310,13 +321,23 @@ def _read_ranges(
     return columns
 
 
-def _may_hold(group: RowGroup, prefixes: Sequence[int]) -> bool:
-    """Whether a row group of the index may have rows of one of some ascending prefixes."""
-    bounds = group.columns[0].bounds
-    if bounds is None:
-        return True
-    least, most = (int.from_bytes(bound, "little") for bound in bounds)
-    return bisect_left(prefixes, least) < bisect_right(prefixes, most)
+def _find_groups(metadata: pq.FileMetaData, prefixes: Sequence[int]) -> list[int]:
+    """Row groups of the index that may have rows of one of some ascending prefixes.
+
+    Arrow is not asked for statistics, as its answer ends the process where a column's description
+    is damaged.
+    """
+    told = (metadata.metadata or {}).get(_BOUNDS)
+    if told is None:
+        raise ValueError("it does not say its row groups' prefixes: made by an earlier version")
+    bounds = [int(each) for each in told.split()]
+    if len(bounds) != 2 * metadata.num_row_groups:
+        raise ValueError(f"{len(bounds)} bounds of {metadata.num_row_groups} row groups")
+    return [
+        number
+        for number, (first, last) in enumerate(zip(bounds[::2], bounds[1::2], strict=True))
+        if bisect_left(prefixes, first) < bisect_right(prefixes, last)
+    ]
 
 
 def _find_ranges(rows: Rows) -> pa.Table:

@@ -85,6 +85,11 @@ def test_token_parts_with_other_names_are_refused(tmp_path, name):
         open_tokens(place, manifest)
 
 
+def write_index(place, rows):
+    with token_index._table_writer(place) as write:
+        write(pa.Table.from_pylist(rows, token_index.INDEX_SCHEMA))
+
+
 @pytest.mark.parametrize(
     ("column", "value", "how"),
     [
@@ -97,10 +102,8 @@ def test_token_parts_with_other_names_are_refused(tmp_path, name):
 )
 def test_an_index_that_points_outside_is_refused(tmp_path, column, value, how):
     row = {"prefix": 5, "part": 0, "offset": 0, "size": 10, "row": 0, "rows": 1, column: value}
-    pq.write_table(
-        pa.Table.from_pylist([row], token_index.INDEX_SCHEMA), tmp_path / "index.parquet"
-    )
     place, names = Folder(str(tmp_path)), ["a-00000"]
+    write_index(place, [row])
     bucket = plan_buckets(1, None)[0]
     read = {
         "row": lambda: find_prefix_rows(place, names, [5]),
@@ -143,19 +146,16 @@ def test_a_pass_json_names_shards_of_its_own_folder(make_dataset, tmp_path):
         parse_pass_json(json.dumps(fields | {"pass_hash": "0" * 64}).encode(), folder, "here")
 
 
-def test_a_damaged_index_is_an_error_that_names_it_and_no_end_of_the_process(tmp_path):
+def test_a_damaged_index_is_an_error_that_names_it_and_no_end_of_the_process(tmp_path, monkeypatch):
     rows = [
         {"prefix": each, "part": 0, "offset": each, "size": 1, "row": each, "rows": 1}
         for each in range(60)
     ]
-    whole = io.BytesIO()
-    pq.write_table(
-        pa.Table.from_pylist(rows, token_index.INDEX_SCHEMA),
-        whole,
-        row_group_size=20,
-        compression="zstd",
-    )
-    whole, place = whole.getvalue(), Folder(str(tmp_path))
+    monkeypatch.setattr(token_index, "_ROWS_PER_GROUP", 20)
+    place = Folder(str(tmp_path))
+    write_index(place, rows)
+    whole = (tmp_path / "index.parquet").read_bytes()
+    assert pq.ParquetFile(io.BytesIO(whole)).num_row_groups == 3
     begin = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
     found = {"fine": 0, "damaged": 0}
     for position in range(begin, len(whole), 3):
@@ -173,3 +173,11 @@ def test_a_damaged_index_is_an_error_that_names_it_and_no_end_of_the_process(tmp
     assert min(found.values()) > 50
     (tmp_path / "index.parquet").write_bytes(whole)
     assert find_prefix_rows(place, ["a"], [5, 30]) == [("a", 5, 6), ("a", 30, 31)]
+
+
+def test_an_index_of_an_earlier_version_is_refused(tmp_path):
+    pq.write_table(token_index.INDEX_SCHEMA.empty_table(), tmp_path / "index.parquet")
+    with pytest.raises(
+        ValueError, match=r"index.parquet: .* by an earlier version; delete the fol"
+    ):
+        find_prefix_rows(Folder(str(tmp_path)), ["a"], [5])
