@@ -26,7 +26,7 @@ _ABOUT_THE_DATA = re.compile(
 )
 _MAGIC = re.compile(r"[*?\[]")
 _WRITTEN_BY_A_BUILD = (
-    "vocab.txt", "tokenizer.json", "vocab.json", "word_counts.parquet", "tokens.json", "index.parquet", "manifest.json",
+    "vocab.txt", "tokenizer.json", "vocab.json", "word_counts.parquet", "tokens.json", "prefixes.rows", "manifest.json",
     "report.html", "tokens/0-00000.tokens", "train/L128/pass-00/shard-00000.tar",
 )  # fmt: skip
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from pipeline.tokens.token_parts import ID_BYTES, split_id
 
 PREFIX_BITS = 12
-"""Of ids in index.parquet, and of the counts that buckets are chosen by, up to 256 GiB of text; beyond it these are of
+"""Of ids in prefixes.rows, and of the counts that buckets are chosen by, up to 256 GiB of text; beyond it these are of
 16 bits. A bucket that is finer than the index reads the range of its prefix, some kilobytes of a part."""
 _FINE_PREFIX_BITS = 16
 _COARSE_BYTES = 256 * 2**30

@@ -53,8 +53,15 @@ def write_groups(folder: Folder, name: str, groups: Iterable[Rows]) -> int:
 
 
 def read_bounds(folder: Folder, name: str) -> npt.NDArray[np.int64]:
-    """[257] first row of each group."""
-    return parse_bounds(folder.read_range(name, 0, HEAD_BYTES))
+    """[257] first row of each group.
+
+    Raises:
+        ValueError: They do not ascend from 0.
+    """
+    bounds = parse_bounds(folder.read_range(name, 0, HEAD_BYTES))
+    if bounds[0] or np.any(np.diff(bounds) < 0):
+        raise ValueError(f"{folder.locate(name)}: its groups do not ascend: damaged; {_REMEDY}")
+    return bounds
 
 
 def parse_bounds(head: bytes) -> npt.NDArray[np.int64]:

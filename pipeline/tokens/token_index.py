@@ -5,53 +5,43 @@ Read group by group (ids with the same top byte), so memory is the largest group
 
 import contextlib
 import hashlib
-import os
-import tempfile
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from pipeline.shards.manifest import named_damage
 from pipeline.shards.table_checks import check_range
 from pipeline.storage.faults import SizeError
 from pipeline.storage.folder import Folder
-from pipeline.tokens.buckets import (
-    MAX_BUCKETS,
-    PREFIX_BITS,
-    Bucket,
-    num_prefixes,
-    prefix_of,
-)
+from pipeline.tokens.buckets import MAX_BUCKETS, PREFIX_BITS, Bucket, num_prefixes, prefix_of
 from pipeline.tokens.dropped_ids import REASONS, read_dropped_ids, reason_numbers
-from pipeline.tokens.grouped_rows import NUM_GROUPS, LocalGroups, Rows, read_rows
+from pipeline.tokens.grouped_rows import (
+    NUM_GROUPS,
+    LocalGroups,
+    Rows,
+    read_bounds,
+    read_rows,
+    write_groups,
+)
 from pipeline.tokens.held_out import LowestRows, SourceTotals, is_held_out, split_ids
 from pipeline.tokens.index_rows import distinct_rows, iterate_index, iterate_reasons, pack_ids
 from pipeline.tokens.limits import VALIDATION_TOKENS
 from pipeline.tokens.token_parts import INDEX_DTYPE, TokenizedDocument, join_id, unpack_documents
 
-INDEX = "index.parquet"
-INDEX_SCHEMA = pa.schema(
+INDEX = "prefixes.rows"
+PREFIX_DTYPE = np.dtype(
     [
-        ("prefix", pa.uint16()),
-        ("part", pa.int32()),
-        ("offset", pa.int64()),  # bytes of the part's tokens
-        ("size", pa.int64()),
-        ("row", pa.int64()),  # rows of its index
-        ("rows", pa.int32()),
+        ("prefix", "<u2"),
+        ("part", "<i4"),
+        ("offset", "<i8"),  # bytes of the part's tokens
+        ("size", "<i8"),
+        ("row", "<i8"),  # rows of its index
+        ("rows", "<i4"),
     ]
 )
-_ROWS_PER_GROUP = 1 << 16
-_BOUNDS = (
-    b"prefix_bounds"  # first and last prefix of each row group, as JSON in the file's metadata
-)
-_MOST_THRIFT = 2**31 - 1
+_PREFIXES_PER_GROUP = (1 << PREFIX_BITS) // NUM_GROUPS
 _MOST = 1 << 62
 _REMEDY = "delete the folder of token parts"
 
@@ -90,7 +80,7 @@ def build_index(
     reasons: Sequence[str] = (),
     validation_tokens: int = VALIDATION_TOKENS,
 ) -> Totals:
-    """Counts the documents of all parts and writes the table of their ranges (index.parquet, by prefix).
+    """Counts the documents of all parts and writes the table of their ranges (prefixes.rows).
 
     Args:
         index: What `open_index` fetched.
@@ -103,24 +93,21 @@ def build_index(
     drops = np.zeros((num_sources, len(REASONS) + 1), np.int64)
     by_prefix = np.zeros((NUM_GROUPS, MAX_BUCKETS // NUM_GROUPS), np.int64)
     lowest = LowestRows(num_sources, validation_tokens)
-    ranges: list[pa.Table] = []
-    with _table_writer(index.folder) as write:
-        dropped = iterate_reasons(index.folder, has_dropped=bool(reasons))
+    dropped = iterate_reasons(index.folder, has_dropped=bool(reasons))
+
+    def count_groups() -> Iterator[Rows]:
         for group, rows in enumerate(iterate_index(index)):
-            ranges.append(_find_ranges(rows))
-            if sum(map(len, ranges)) >= _ROWS_PER_GROUP:
-                write(pa.concat_tables(ranges))
-                ranges.clear()
             distinct = distinct_rows(rows)
             found = reason_numbers(distinct, next(dropped))
             np.add.at(drops, (distinct["source"], found), 1)
             distinct = distinct[found == len(REASONS)]
             digest.update(pack_ids(distinct, num_sources))
-            counts += _count_by_source(rows, distinct, num_sources)
+            counts[:] += _count_by_source(rows, distinct, num_sources)
             by_prefix[group] = _count_prefixes(distinct)
             lowest.add(distinct)
-        if ranges:
-            write(pa.concat_tables(ranges))
+            yield _find_ranges(rows)
+
+    write_groups(index.folder, INDEX, count_groups())
     numbered = [(REASONS.index(reason), reason) for reason in reasons]
     found_lowest = lowest.finish(counts[:, 3].tolist())
     sources = tuple(
@@ -148,25 +135,6 @@ def build_index(
     )
 
 
-@contextlib.contextmanager
-def _table_writer(folder: Folder) -> Iterator[Callable[[pa.Table], None]]:
-    """Writes index.parquet through a local file: 8 bytes for a part and prefix are a GB for 30,000 parts."""
-    bounds: list[str] = []
-
-    def write(table: pa.Table) -> None:
-        for start in range(0, len(table), _ROWS_PER_GROUP):
-            group = table.slice(start, _ROWS_PER_GROUP)
-            bounds.extend(str(group["prefix"][row]) for row in (0, -1))
-            writer.write_table(group)
-
-    with tempfile.NamedTemporaryFile(prefix="beambert-index-") as file:
-        with pq.ParquetWriter(file, INDEX_SCHEMA, compression="zstd") as writer:
-            yield write
-            writer.add_key_value_metadata({_BOUNDS: " ".join(bounds)})
-        file.flush()
-        folder.write(INDEX, Path(file.name))
-
-
 def read_bucket(
     folder: Folder,
     names: Sequence[str],
@@ -192,12 +160,10 @@ def read_bucket(
     ends = bucket.first_id, bucket.last_id
     left_out = frozenset(split_ids(held_out))
     left_out |= read_dropped_ids(folder, *ends) if has_dropped else frozenset()
-    part, offset, size = _read_ranges(
-        folder, bucket.prefixes, ("part", "offset", "size"), len(names)
-    )
-    for index in np.unique(part):
-        chosen = part == index
-        start, stop = int(offset[chosen].min()), int((offset + size)[chosen].max())
+    ranges = _read_ranges(folder, bucket.prefixes, len(names))
+    for index in np.unique(ranges["part"]):
+        own = ranges[ranges["part"] == index]
+        start, stop = int(own["offset"].min()), int((own["offset"] + own["size"]).max())
         name = f"{names[index]}.tokens"
         for document in unpack_documents(
             read_tokens(folder, name, start, stop), token_dtype, folder.locate(name)
@@ -211,10 +177,10 @@ def _read_held_out(
 ) -> Iterator[TokenizedDocument]:
     """The validation documents: runs of documents next to each other in a part, found by its index."""
     prefixes = sorted({prefix_of(each) for each in split_ids(held_out)})
-    part, row, num_rows = _read_ranges(folder, prefixes, ("part", "row", "rows"), len(names))
-    for index in np.unique(part):
-        chosen = part == index
-        ends = int(row[chosen].min()), int((row + num_rows)[chosen].max())
+    ranges = _read_ranges(folder, prefixes, len(names))
+    for index in np.unique(ranges["part"]):
+        own = ranges[ranges["part"] == index]
+        ends = int(own["row"].min()), int((own["row"] + own["rows"]).max())
         rows = read_rows(folder, f"{names[index]}.index", INDEX_DTYPE, *ends)
         name = f"{names[index]}.tokens"
         for start, stop in join_ranges(rows[is_held_out(rows, held_out)]):
@@ -264,8 +230,7 @@ def find_prefix_rows(
     folder: Folder, names: Sequence[str], prefixes: Sequence[int]
 ) -> list[tuple[str, int, int]]:
     """Where documents with these id prefixes are in the parts' index files: part name, first row, one past the last."""
-    columns = _read_ranges(folder, prefixes, ("part", "row", "rows"), len(names))
-    found = zip(*(column.tolist() for column in columns), strict=True)
+    found = _read_ranges(folder, prefixes, len(names))[["part", "row", "rows"]].tolist()
     return [(names[part], row, row + rows) for part, row, rows in found]
 
 
@@ -291,75 +256,41 @@ def _prefixes(rows: Rows) -> npt.NDArray[np.int64]:
     return (rows["high"] >> np.uint64(64 - PREFIX_BITS)).astype(np.int64)
 
 
-def _read_ranges(
-    folder: Folder, prefixes: Sequence[int], names: Sequence[str], num_parts: int
-) -> list[npt.NDArray[np.integer]]:
-    """Columns of index.parquet for ascending id prefixes, out of the row groups that may hold them.
+def _read_ranges(folder: Folder, prefixes: Sequence[int], num_parts: int) -> Rows:
+    """The rows of prefixes.rows of ascending id prefixes; groups next to each other are one read.
 
     Raises:
         ValueError: It is damaged, or a row points to no part, or before the beginning of one.
     """
     path = folder.locate(INDEX)
-    with _named_loss(path), folder.open(INDEX) as file, named_damage(path, _REMEDY):
-        # Not pq.read_table, whose filters import pyarrow.dataset: half a second of every worker's
-        # start.
-        most = max(1, min(file.seek(0, os.SEEK_END), _MOST_THRIFT))
-        table = pq.ParquetFile(
-            file, thrift_string_size_limit=most, thrift_container_size_limit=most
-        )
-        if not table.schema_arrow.equals(INDEX_SCHEMA):
-            raise ValueError(f"its columns are {table.schema_arrow.names}")
-        groups = _find_groups(table.metadata, prefixes)
-        found = table.read_row_groups(groups, columns=["prefix", *names], use_threads=False)
-    wanted = np.isin(found.column("prefix").to_numpy(), np.asarray(prefixes))
-    columns = [found.column(name).to_numpy()[wanted] for name in names]
+    groups = np.unique(np.asarray(prefixes, np.int64) // _PREFIXES_PER_GROUP)
+    found = [np.zeros(0, PREFIX_DTYPE)]
+    with _named_loss(path):
+        bounds = read_bounds(folder, INDEX)
+        for run in np.split(groups, np.flatnonzero(np.diff(groups) > 1) + 1):
+            first, last = bounds[run[0]], bounds[run[-1] + 1]
+            found.append(read_rows(folder, INDEX, PREFIX_DTYPE, int(first), int(last)))
+    rows = np.concatenate(found)
+    rows = rows[np.isin(rows["prefix"], np.asarray(prefixes))]
     try:
-        for name, values in zip(names, columns, strict=True):
-            check_range(name, values, 0, num_parts - 1 if name == "part" else _MOST)
+        for name in ("part", "offset", "size", "row", "rows"):
+            check_range(name, rows[name], 0, num_parts - 1 if name == "part" else _MOST)
     except ValueError as error:
         raise ValueError(f"{path}: {error}; {_REMEDY}") from error
-    return columns
+    return rows
 
 
-def _find_groups(metadata: pq.FileMetaData, prefixes: Sequence[int]) -> list[int]:
-    """Row groups of the index that may have rows of one of some ascending prefixes.
-
-    Arrow is not asked for statistics, as its answer ends the process where a column's description
-    is damaged.
-    """
-    told = (metadata.metadata or {}).get(_BOUNDS)
-    if told is None:
-        raise ValueError("it does not say its row groups' prefixes: made by an earlier version")
-    bounds = [int(each) for each in told.split()]
-    if len(bounds) != 2 * metadata.num_row_groups:
-        raise ValueError(f"{len(bounds)} bounds of {metadata.num_row_groups} row groups")
-    return [
-        number
-        for number, (first, last) in enumerate(zip(bounds[::2], bounds[1::2], strict=True))
-        if bisect_left(prefixes, first) < bisect_right(prefixes, last)
-    ]
-
-
-def _find_ranges(rows: Rows) -> pa.Table:
-    """(prefix, part, offset, size, row, rows), one row for each prefix that a part holds."""
+def _find_ranges(rows: Rows) -> Rows:
+    """One row for each prefix that a part holds, of all rows of a group."""
     if not len(rows):
-        return INDEX_SCHEMA.empty_table()
+        return np.zeros(0, PREFIX_DTYPE)
     keys = _prefixes(rows) << 32 | rows["file"]
     order = np.lexsort((rows["offset"], keys))
     keys, rows = keys[order], rows[order]
     starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
-    sizes = np.add.reduceat(rows["size"].astype(np.int64), starts)
-    num_rows = np.diff(starts, append=len(rows))
-    columns = (
-        keys[starts] >> 32,
-        keys[starts] & 0xFFFFFFFF,
-        rows["offset"][starts],
-        sizes,
-        rows["number"][starts],
-        num_rows,
-    )
-    arrays = [
-        pa.array(column).cast(field.type)
-        for column, field in zip(columns, INDEX_SCHEMA, strict=True)
-    ]
-    return pa.table(arrays, schema=INDEX_SCHEMA)
+    found = np.empty(len(starts), PREFIX_DTYPE)
+    found["prefix"], found["part"] = keys[starts] >> 32, keys[starts] & 0xFFFFFFFF
+    found["offset"], found["row"] = rows["offset"][starts], rows["number"][starts]
+    found["size"] = np.add.reduceat(rows["size"].astype(np.int64), starts)
+    found["rows"] = np.diff(starts, append=len(rows))
+    return found

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from pipeline.tokens.grouped_rows import pack_rows
 
-LAYOUT = 3
+LAYOUT = 4
 """Version of the layout of these files, told in the settings of their folder: parts of another layout are refused."""
 
 ID_BYTES = 16

@@ -436,12 +436,12 @@ STORE_LIES: Sequence[StoreLie] = (
     StoreLie("the index of a part is lost", lambda folder, _: _part(folder, "index").unlink()),
     StoreLie(
         "the index over all parts is lost",
-        lambda folder, _: (folder / "tokens/index.parquet").unlink(),
+        lambda folder, _: (folder / "tokens/prefixes.rows").unlink(),
         exchanges=("files",),  # the only one that reads it
     ),
     StoreLie(
         "the index over all parts is another build's",
-        _copy("tokens/index.parquet"),
+        _copy("tokens/prefixes.rows"),
         exchanges=("files",),
     ),
     StoreLie(

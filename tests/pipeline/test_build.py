@@ -316,7 +316,7 @@ def test_parts_of_another_size_are_never_read(built, corpus, vocab_file, tmp_pat
     output = tmp_path / "data"
     assert build(corpus, vocab_file, output, "--part_bytes", 4096) == 0
     shutil.rmtree(output / "train")
-    for name in ("manifest.json", "tokens/tokens.json", "tokens/index.parquet"):
+    for name in ("manifest.json", "tokens/tokens.json", "tokens/prefixes.rows"):
         (output / name).unlink()
     stale = list(output.glob("tokens/*.tokens")) + list(output.glob("tokens/*.index"))
     assert len(stale) > 10

@@ -238,7 +238,7 @@ def test_a_kill_anywhere_in_between_leaves_the_same_hash(
     monkeypatch.setattr(near_duplicates_job, "RUN_DOCUMENTS", 20)
     monkeypatch.setattr(near_duplicates_job, "RANGE_ROWS", 512)
     writes, write = itertools.count(1), Folder.write
-    ends = ("settings.json", "dropped.ids", "index.parquet", "tokens.json")
+    ends = ("settings.json", "dropped.ids", "prefixes.rows", "tokens.json")
 
     def die(folder, name, data):
         is_counted = name.startswith("near_duplicates/") or (

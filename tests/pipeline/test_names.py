@@ -1,15 +1,12 @@
 """Names that files tell: whatever would lead out of the folder is refused before it is a path."""
 
-import io
 import json
 
 import fsspec
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from pipeline.shards.dataset import open_dataset
+from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.shards.manifest import parse_pass_json, pass_json
 from pipeline.shards.records import Manifest
 from pipeline.stages.build_tokens import read_store
@@ -17,7 +14,8 @@ from pipeline.storage.folder import Folder
 from pipeline.storage.names import is_plain, require_plain, stays_below
 from pipeline.tokens import token_index
 from pipeline.tokens.buckets import plan_buckets
-from pipeline.tokens.provenance import open_tokens
+from pipeline.tokens.grouped_rows import pack_rows
+from pipeline.tokens.provenance import find_tokens
 from pipeline.tokens.token_index import find_prefix_rows, read_bucket
 from pipeline.tokens.token_parts import LAYOUT
 
@@ -81,13 +79,16 @@ def test_token_parts_with_other_names_are_refused(tmp_path, name):
         read_store(place)
     settings = {"settings": {"documents_hash": "abc"}}
     manifest = Manifest(**{name: settings.get(name) for name in Manifest.__dataclass_fields__})
+    dataset = Dataset(Folder(str(tmp_path)), manifest, [])
     with pytest.raises(ValueError, match=r"tokens\.json: found the name"):
-        open_tokens(place, manifest)
+        find_tokens(dataset, str(tmp_path))
 
 
-def write_index(place, rows):
-    with token_index._table_writer(place) as write:
-        write(pa.Table.from_pylist(rows, token_index.INDEX_SCHEMA))
+def write_index(folder, rows):
+    table = np.array([tuple(row.values()) for row in rows], token_index.PREFIX_DTYPE)
+    data = pack_rows(table, table["prefix"] >> 4)
+    (folder / "prefixes.rows").write_bytes(data)
+    return data
 
 
 @pytest.mark.parametrize(
@@ -102,8 +103,8 @@ def write_index(place, rows):
 )
 def test_an_index_that_points_outside_is_refused(tmp_path, column, value, how):
     row = {"prefix": 5, "part": 0, "offset": 0, "size": 10, "row": 0, "rows": 1, column: value}
+    write_index(tmp_path, [row])
     place, names = Folder(str(tmp_path)), ["a-00000"]
-    write_index(place, [row])
     bucket = plan_buckets(1, None)[0]
     read = {
         "row": lambda: find_prefix_rows(place, names, [5]),
@@ -111,7 +112,7 @@ def test_an_index_that_points_outside_is_refused(tmp_path, column, value, how):
     }[how]
     with pytest.raises(
         ValueError,
-        match=rf"index\.parquet: {column}: found '\[{value}\]'.*delete the folder of token",
+        match=rf"prefixes\.rows: {column}: found '\[{value}\]'.*delete the folder of token",
     ):
         read()
 
@@ -146,38 +147,17 @@ def test_a_pass_json_names_shards_of_its_own_folder(make_dataset, tmp_path):
         parse_pass_json(json.dumps(fields | {"pass_hash": "0" * 64}).encode(), folder, "here")
 
 
-def test_a_damaged_index_is_an_error_that_names_it_and_no_end_of_the_process(tmp_path, monkeypatch):
+def test_a_damaged_index_is_an_error_that_names_it(tmp_path):
     rows = [
         {"prefix": each, "part": 0, "offset": each, "size": 1, "row": each, "rows": 1}
         for each in range(60)
     ]
-    monkeypatch.setattr(token_index, "_ROWS_PER_GROUP", 20)
-    place = Folder(str(tmp_path))
-    write_index(place, rows)
-    whole = (tmp_path / "index.parquet").read_bytes()
-    assert pq.ParquetFile(io.BytesIO(whole)).num_row_groups == 3
-    begin = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
-    found = {"fine": 0, "damaged": 0}
-    for position in range(begin, len(whole), 3):
-        spoilt = whole[:position] + bytes([whole[position] ^ 4]) + whole[position + 1 :]
-        (tmp_path / "index.parquet").write_bytes(spoilt)
-        said = ""
-        try:
-            find_prefix_rows(place, ["a"], [5, 30])
-        except ValueError as error:
-            said = str(error)
-        if said:
-            assert said.startswith(f"{tmp_path}/index.parquet: ")
-            assert "delete the folder of token parts" in said
-        found["damaged" if said else "fine"] += 1
-    assert min(found.values()) > 50
-    (tmp_path / "index.parquet").write_bytes(whole)
-    assert find_prefix_rows(place, ["a"], [5, 30]) == [("a", 5, 6), ("a", 30, 31)]
-
-
-def test_an_index_of_an_earlier_version_is_refused(tmp_path):
-    pq.write_table(token_index.INDEX_SCHEMA.empty_table(), tmp_path / "index.parquet")
-    with pytest.raises(
-        ValueError, match=r"index.parquet: .* by an earlier version; delete the fol"
-    ):
-        find_prefix_rows(Folder(str(tmp_path)), ["a"], [5])
+    whole, place = write_index(tmp_path, rows), Folder(str(tmp_path))
+    assert find_prefix_rows(place, ["a"], [5, 6, 50]) == [
+        ("a", 5, 6), ("a", 6, 7), ("a", 50, 51)
+    ]  # fmt: skip
+    for spoilt in (b"", whole[:-40], whole[:4] + b"\xff" + whole[5:], b"\1" + whole[1:]):
+        (tmp_path / "prefixes.rows").write_bytes(spoilt)
+        said = r"prefixes\.rows: .*delete the folder of token parts"
+        with pytest.raises(ValueError, match=said):
+            find_prefix_rows(place, ["a"], [5, 50])

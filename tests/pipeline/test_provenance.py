@@ -82,7 +82,7 @@ def test_one_document_takes_small_reads_and_one_table_of_places(built, texts, mo
     monkeypatch.setattr(tokens.folder.filesystem, "cat_file", cat_file)
     monkeypatch.setattr(Folder, "is_local", False)  # as on a store
     assert len(find_documents(tokens, [id_of(texts[3])])[id_of(texts[3])]) == 1
-    assert {kind for kind, _, _ in read} == {"index", "parquet", "places"}
+    assert {kind for kind, _, _ in read} == {"index", "rows", "places"}
     assert sum(size for kind, _, size in read if kind == "index") < 500
     assert len({path for kind, path, _ in read if kind == "places"}) == 1
 
@@ -223,7 +223,7 @@ def test_tokens_of_an_earlier_version_are_refused_and_not_shown(
         tmp_path / "data",
     )
     for command, said in (
-        ("build", "layout was None and is now 3"),
+        ("build", "layout was None and is now 4"),
         ("shards", "of an earlier version; delete"),
     ):
         assert run(command, *flags) == 2

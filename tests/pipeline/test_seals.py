@@ -288,9 +288,9 @@ def test_tokens_that_end_before_their_index_says_are_named(encoded, tmp_path):
         ValueError, match=rf"{encoded.part_names[0]}.tokens is missing; delete the folder of token"
     ):
         list(cut_part(encoded.part_names[0], tokens, encoded.buckets))
-    path.with_name("index.parquet").unlink()
+    path.with_name("prefixes.rows").unlink()
     with pytest.raises(
-        ValueError, match=r"index\.parquet is missing; delete the folder of token parts"
+        ValueError, match=r"prefixes\.rows is missing; delete the folder of token parts"
     ):
         list(StoredDocuments(tokens, encoded.part_names, encoded.buckets[1]))
 
