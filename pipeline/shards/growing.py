@@ -9,10 +9,11 @@ When manifest.json is there, _tasks/ goes.
 """
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 from pipeline.shards.block_tables import BlockTables, Keep, blocks_table
 from pipeline.shards.dataset import Dataset, open_dataset
@@ -28,7 +29,6 @@ from pipeline.shards.manifest import (
 from pipeline.shards.records import BlockTable, Manifest, Shard
 from pipeline.storage.faults import ATTEMPTS, SizeError, StorageError, reread_damaged
 from pipeline.storage.folder import Folder
-from pipeline.storage.patience import Patience
 
 RECORDS = "_tasks"
 PLAN = f"{RECORDS}/plan.json"
@@ -37,9 +37,12 @@ UNKNOWN_HASH = "0" * 64
 MAX_OPEN_TABLES = 4
 """Passes of which the block tables are kept open, with some 8 MiB in memory each; training is at one or two."""
 
+FIRST_PAUSE_SECONDS = 0.25
+MAX_PAUSE_SECONDS = 30.0
 _LOOKING_SECONDS = 5.0
 """Threads that miss a pass wait so long for the one that looks for it; its request may hang for ever."""
 
+Found = TypeVar("Found")
 ShardBlocks = tuple[Shard, BlockTable]
 FindBlocks = Callable[[Shard, int], BlockTable]
 """`Dataset.blocks` for the shards of a pass."""
@@ -223,13 +226,62 @@ class GrowingDataset(Dataset):
             )
 
 
+@dataclass(frozen=True)
+class WaitPolicy:
+    """How long to wait for a build.
+
+    Attributes:
+        limit_seconds: Without any new file of the dataset, until waiting ends with an error.
+        say: Takes a line for people.
+        stop: Ends the waiting early.
+    """
+
+    limit_seconds: float = 3600.0
+    say: Callable[[str], object] = field(default=lambda _: None)
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def wait(
+        self, look: Callable[[], Found | None], what: str, count_files: Callable[[], int]
+    ) -> Found:
+        """Looks until something is found, at growing intervals.
+
+        Args:
+            look: Returns it, or None as long as it is not there.
+            what: Is waited for, for people.
+            count_files: A number that changes while the build goes on.
+
+        Raises:
+            FileNotFoundError: Nothing moved for limit_seconds, or somebody stopped the waiting.
+        """
+        if (found := look()) is not None:
+            return found
+        self.say(f"waiting for {what}")
+        began = moved = time.monotonic()
+        num_files, pause = count_files(), FIRST_PAUSE_SECONDS
+        while time.monotonic() - moved < self.limit_seconds:
+            if self.stop.wait(min(pause, self.limit_seconds)):
+                raise FileNotFoundError(f"stopped while waiting for {what}")
+            if (found := look()) is not None:
+                self.say(f"{what}: there after {time.monotonic() - began:.0f} s")
+                return found
+            if (now := count_files()) != num_files:
+                num_files, moved = now, time.monotonic()
+            pause = min(1.5 * pause, MAX_PAUSE_SECONDS)
+        raise FileNotFoundError(
+            f"waited {time.monotonic() - began:.0f} s for {what}, the last {self.limit_seconds:g} s without a new file:"
+            " is the build still running? Run it again to continue it, and then this"
+        )
+
+
 def open_growing(
-    url: str, storage_options: Mapping[str, Any] | None = None, patience: Patience | None = None
+    url: str,
+    storage_options: Mapping[str, Any] | None = None,
+    wait_policy: WaitPolicy | None = None,
 ) -> Dataset:
     """Opens a dataset that is finished or being built; waits until the build's shards are planned.
 
     Raises:
-        FileNotFoundError: Patience ended.
+        FileNotFoundError: Nothing new came for as long as the policy says.
     """
     folder = Folder(url, storage_options)
 
@@ -247,21 +299,21 @@ def open_growing(
         return open_dataset(url, storage_options) if folder.exists(MANIFEST) else None
 
     what = f"the build of {url} to come to its shards"
-    return (patience or Patience()).wait(look, what, lambda: len(folder.list()))
+    return (wait_policy or WaitPolicy()).wait(look, what, lambda: len(folder.list()))
 
 
 def wait_for_pass(
-    dataset: Dataset, split: str, seq_len: int, pass_index: int, patience: Patience
+    dataset: Dataset, split: str, seq_len: int, pass_index: int, wait_policy: WaitPolicy
 ) -> None:
     """Waits until a pass is complete.
 
     Raises:
-        FileNotFoundError: Patience ended.
+        FileNotFoundError: Nothing new came for as long as the policy says.
     """
     if not isinstance(dataset, GrowingDataset):
         return
     what = f"{dataset.locate(pass_folder(split, seq_len, pass_index))} to be built"
-    patience.wait(
+    wait_policy.wait(
         lambda: dataset.find_pass(split, seq_len, pass_index) or None, what, dataset.count_files
     )
 

@@ -20,9 +20,8 @@ from pipeline.shards import growing
 from pipeline.shards import manifest as tables
 from pipeline.shards.block_tables import blocks_table
 from pipeline.shards.dataset import open_dataset
-from pipeline.shards.growing import PLAN, open_growing, publish_pass
+from pipeline.shards.growing import PLAN, WaitPolicy, open_growing, publish_pass
 from pipeline.storage.folder import Folder
-from pipeline.storage.patience import Patience
 from tests.datasets import with_own_hash, write_corpus
 from tests.loaded_python import Program, run_python
 from tests.trainer.tiny_dataset import write_tiny_dataset
@@ -36,8 +35,8 @@ TRAIN = ((60, 45), (50, 37), (41, 70))
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch):
-    monkeypatch.setattr("pipeline.storage.patience.MAX_PAUSE_SECONDS", 0.05)
-    monkeypatch.setattr("pipeline.storage.patience.FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("pipeline.shards.growing.MAX_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr("pipeline.shards.growing.FIRST_PAUSE_SECONDS", 0.01)
 
 
 class Build:
@@ -120,9 +119,9 @@ def test_batches_are_those_of_the_finished_dataset(whole, build):
         lambda: wait_until(lambda: is_waiting_for("pass-01")), lambda: build.finish_pass(1),
         lambda: time.sleep(0.3), lambda: build.finish_pass(2), build.end,
     )  # fmt: skip
-    patience = Patience(300, said.append)
-    [followed] = open_mixture([str(build.folder)], patience=patience)
-    with StepLoader((followed,), "train", 8192, **SIZES, patience=patience) as loader:
+    wait_policy = WaitPolicy(300, said.append)
+    [followed] = open_mixture([str(build.folder)], wait_policy=wait_policy)
+    with StepLoader((followed,), "train", 8192, **SIZES, wait_policy=wait_policy) as loader:
         steps = list(islice(loader, 30))
     builder.join()
     assert ids_of(iter(steps)) == ids_of(iter(expected))
@@ -136,7 +135,7 @@ def test_steps_of_the_passes_there_do_not_wait(build):
     build.plan()
     build.finish_pass(0)
     with StepLoader(
-        open_growing(str(build.folder)), "train", 8192, **SIZES, patience=Patience(0.3)
+        open_growing(str(build.folder)), "train", 8192, **SIZES, wait_policy=WaitPolicy(0.3)
     ) as loader:
         taken = list(islice(loader, 4))  # 105 instances: 4 whole steps
         assert sum(step.num_instances for step in taken) == 96
@@ -147,7 +146,7 @@ def test_steps_of_the_passes_there_do_not_wait(build):
             next(loader)
 
 
-def test_new_files_keep_patience(build, monkeypatch):
+def test_new_files_keep_it_waiting(build, monkeypatch):
     build.plan()
     turns = iter(
         [
@@ -164,13 +163,11 @@ def test_new_files_keep_patience(build, monkeypatch):
         return False
 
     followed = open_growing(str(build.folder))
-    monkeypatch.setattr(
-        "pipeline.storage.patience.time", SimpleNamespace(monotonic=lambda: clock[0])
-    )
-    patience = Patience(0.6, stop=SimpleNamespace(wait=wait))
-    known = KnownPasses((WeightedDataset("d", followed),), "train", 8192, patience)
+    monkeypatch.setattr("pipeline.shards.growing.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    wait_policy = WaitPolicy(0.6, stop=SimpleNamespace(wait=wait))
+    known = KnownPasses((WeightedDataset("d", followed),), "train", 8192, wait_policy)
     assert known.first_pass_instances == [105]
-    assert clock[0] == pytest.approx(1.2), "twice its patience"
+    assert clock[0] == pytest.approx(1.2), "twice its limit"
 
 
 def test_a_build_that_never_began_is_named(tmp_path):
@@ -178,7 +175,7 @@ def test_a_build_that_never_began_is_named(tmp_path):
         FileNotFoundError,
         match=r"s for the build of .*nothing to come to its shards, the last 0.1 s",
     ):
-        open_growing(str(tmp_path / "nothing"), patience=Patience(0.1))
+        open_growing(str(tmp_path / "nothing"), wait_policy=WaitPolicy(0.1))
 
 
 def test_a_build_that_ends_with_fewer_passes_is_named(build):
@@ -293,15 +290,17 @@ def test_a_waiting_loader_can_be_left(build):
     build.plan()
     build.finish_pass(0)
     said: list[str] = []
-    patience = Patience(600, said.append)
-    loader = StepLoader(open_growing(str(build.folder)), "train", 8192, **SIZES, patience=patience)
+    wait_policy = WaitPolicy(600, said.append)
+    loader = StepLoader(
+        open_growing(str(build.folder)), "train", 8192, **SIZES, wait_policy=wait_policy
+    )
     list(islice(loader, 4))
     wait_until(lambda: said)
     began = time.monotonic()
     loader.close()
     loader._steps._thread.join(60)
     assert not loader._steps._thread.is_alive()
-    assert time.monotonic() - began < 300, "as long as its patience"
+    assert time.monotonic() - began < 300, "as long as its limit"
 
 
 PASSES = 24
@@ -387,7 +386,7 @@ sys.exit(main())
 
 @pytest.mark.engines
 def test_a_build_that_dies_and_is_run_again(corpus, tmp_path):
-    """A launcher killed after its first pass: training says so when patience ends; both commands again go on."""
+    """A launcher killed after its first pass: training says so when its limit is over; both commands again go on."""
     data = tmp_path / "data"
     died = run_python(["-c", DIES_AFTER_A_PASS, *build_command(corpus, data)[2:]])
     assert died.returncode == -signal.SIGKILL, died.stderr
@@ -397,13 +396,13 @@ def test_a_build_that_dies_and_is_run_again(corpus, tmp_path):
     followed = open_growing(str(data))
     assert followed.num_passes("train", 64) == PASSES
     with (
-        StepLoader(followed, "train", 64, **sizes, patience=Patience(0.5)) as loader,
+        StepLoader(followed, "train", 64, **sizes, wait_policy=WaitPolicy(0.5)) as loader,
         pytest.raises(
             FileNotFoundError, match=r"pass-01 to be built, the last 0.5 s without a new file"
         ),
     ):
         list(islice(loader, PASSES * 10))
-    with StepLoader(followed, "train", 64, **sizes, patience=Patience(0.5)) as loader:
+    with StepLoader(followed, "train", 64, **sizes, wait_policy=WaitPolicy(0.5)) as loader:
         steps = list(islice(loader, 2))
     assert run_python(build_command(corpus, data)).returncode == 0
     with StepLoader(open_dataset(str(data)), "train", 64, **sizes) as loader:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import trainer.pretrain.loop
-from pipeline.storage.patience import Patience
+from pipeline.shards.growing import WaitPolicy
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from trainer.engine.train_step import StepCounts
 from trainer.guards.spike_guard import SpikeGuard
@@ -59,7 +59,7 @@ def make_run(
         ranks=SimpleNamespace(rank=0, world_size=1, device=torch.device("cpu")),
         guard=SpikeGuard(settings.safety, {"left_out": left_out}),
         watchdog=SimpleNamespace(beat=lambda *_: None),
-        patience=Patience(),
+        wait_policy=WaitPolicy(),
         position=position,
         must_stop=False,
         step_started=0.0,

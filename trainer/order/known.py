@@ -9,10 +9,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from pipeline.shards.growing import wait_for_pass
+from pipeline.shards.growing import WaitPolicy, wait_for_pass
 from pipeline.shards.manifest import root_hash
 from pipeline.shards.records import Shard
-from pipeline.storage.patience import Patience
 from trainer.order.order import Array, Passes, ShardSize, StreamOrder, Stretch, own_position
 from trainer.order.share import Runs
 from trainer.order.source import JoinedShards, Mixture, ShardStore
@@ -31,12 +30,12 @@ class KnownPasses:
     """
 
     def __init__(
-        self, mixture: Mixture, split: str, seq_len: int, patience: Patience | None = None
+        self, mixture: Mixture, split: str, seq_len: int, wait_policy: WaitPolicy | None = None
     ) -> None:
         """Waits for the first pass of every dataset.
 
         Raises:
-            FileNotFoundError: Patience ended.
+            FileNotFoundError: Nothing new came for as long as the policy says.
             ValueError: A dataset has no such instances.
         """
         self.mixture = mixture
@@ -48,7 +47,7 @@ class KnownPasses:
         first = mixture[0].dataset
         self.store: ShardStore = first if len(mixture) == 1 else JoinedShards(first.vocab_size)
         self.shards: list[Shard] = []
-        self._patience = patience or Patience()
+        self._wait_policy = wait_policy or WaitPolicy()
         self._passes: list[list[list[Shard]]] = [[] for _ in mixture]
         self._first_shard: list[list[int]] = [[] for _ in mixture]
         self._starts: list[list[int]] = [
@@ -93,7 +92,7 @@ class KnownPasses:
         Takes in what more there is.
 
         Raises:
-            FileNotFoundError: Patience ended.
+            FileNotFoundError: Nothing new came for as long as the policy says.
         """
         for dataset in range(len(self.mixture)):
             while not self._reaches(dataset, position):
@@ -174,7 +173,9 @@ class KnownPasses:
 
     def _wait_for_next(self, dataset: int) -> None:
         opened = self.mixture[dataset].dataset
-        wait_for_pass(opened, self.split, self.seq_len, len(self._passes[dataset]), self._patience)
+        wait_for_pass(
+            opened, self.split, self.seq_len, len(self._passes[dataset]), self._wait_policy
+        )
         found = self._find_next(dataset)
         assert found, f"{opened.url}: a finished dataset lacks a pass"
 

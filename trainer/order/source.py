@@ -9,10 +9,9 @@ from typing import Any, Protocol
 
 from pipeline.shards.block_tables import Keep
 from pipeline.shards.dataset import Dataset, OpenedDataset, open_again, open_dataset
-from pipeline.shards.growing import open_growing
+from pipeline.shards.growing import WaitPolicy, open_growing
 from pipeline.shards.records import BlockTable, Shard
 from pipeline.storage.faults import ATTEMPTS
-from pipeline.storage.patience import Patience
 from trainer.order.order import check_weights
 from trainer.order.state import MAX_DATASETS
 
@@ -74,25 +73,25 @@ Mixture = tuple[WeightedDataset, ...]
 def open_mixture(
     entries: Sequence[str],
     storage_options: Mapping[str, Any] | None = None,
-    patience: Patience | None = None,
+    wait_policy: WaitPolicy | None = None,
 ) -> Mixture:
     """Opens the datasets that `[NAME=]URL[:WEIGHT]` name.
 
     Args:
         entries: One or several.
         storage_options: Options of their filesystems.
-        patience: Patience with builds that still run; None takes finished datasets only.
+        wait_policy: How to wait for builds that still run; None takes finished datasets only.
 
     Raises:
-        FileNotFoundError: There is no dataset, or patience ended.
+        FileNotFoundError: There is no dataset, or waiting for it ended.
         ValueError: A dataset is damaged, or they do not agree.
     """
     mixture = []
     for entry in parse_entries(entries):
         opened = (
             open_dataset(entry.url, storage_options)
-            if patience is None
-            else open_growing(entry.url, storage_options, patience)
+            if wait_policy is None
+            else open_growing(entry.url, storage_options, wait_policy)
         )
         mixture.append(WeightedDataset(entry.name, opened, entry.weight))
     refuse_disagreement(tuple(mixture))

@@ -92,7 +92,7 @@ def train_phase(run: Run) -> None:
     )
     run.watchdog.beat("opening the data", math.inf if run.settings.follow else FIRST_STEP_FACTOR)
     validation_sets = load_validation_sets(
-        run.mixture, phase.seq_len, settings, run.ranks, run.patience
+        run.mixture, phase.seq_len, settings, run.ranks, run.wait_policy
     )
     if unmeasured := describe_unmeasured(run.mixture, validation_sets, phase.seq_len):
         run.progress.say(unmeasured)
@@ -142,7 +142,7 @@ def _steps_of_phase(run: Run, phase: Phase) -> Iterator[tuple[RankStep, float, S
         state=run.position.streams.get(str(phase.seq_len)),
         first_step=run.position.phase_step,
         skip=[*run.settings.skipped(*same_stream), *run.guard.skipped(*same_stream)],
-        patience=run.patience,
+        wait_policy=run.wait_policy,
         reading=run.settings.reading.with_cache(run.settings.cache_dir, run.settings.cache_bytes),
         pin_memory=run.ranks.device.type == "cuda",
     )

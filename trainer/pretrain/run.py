@@ -8,8 +8,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from pipeline.shards.growing import WaitPolicy
 from pipeline.storage.folder import parse_storage_options
-from pipeline.storage.patience import Patience
 from pipeline.storage.secret_values import hide
 from trainer.checkpoints.read import STATE, load_checkpoint, read_state
 from trainer.checkpoints.resume import choose_checkpoint, copy_run, restore_run
@@ -88,7 +88,7 @@ class Run:
     guard: SpikeGuard
     weights_check: WeightsCheck
     watchdog: Watchdog
-    patience: Patience
+    wait_policy: WaitPolicy
     progress: Progress
     recorder: Recorder
     gauge: Gauge
@@ -140,10 +140,10 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
     """
     folder, position, store = RunFolder(Path(settings.output)), Position(), None
     say = (lambda line: tqdm.write(hide(line))) if ranks.rank == 0 else lambda _: None
-    patience = Patience(60 * settings.follow_limit_minutes, say)
+    wait_policy = WaitPolicy(60 * settings.follow_limit_minutes, say)
     with together(ranks):
         options = parse_storage_options(settings.storage_options)
-    mixture = open_data(settings.data, options, patience if settings.follow else None, ranks)
+    mixture = open_data(settings.data, options, wait_policy if settings.follow else None, ranks)
     with together(ranks):
         model_config = check_mixture(settings, mixture, ranks.world_size)
         settings = resolve_epochs(settings, mixture)
@@ -205,7 +205,7 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
         SpikeGuard(settings.safety, position.guard),
         WeightsCheck(model, optimizer, ranks, settings.safety.weights_interval),
         Watchdog(60 * settings.safety.watchdog_minutes, folder.stacks, ranks),
-        patience,
+        wait_policy,
         progress,
         recorder,
         gauge,
@@ -216,22 +216,24 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
 def open_data(
     entries: Sequence[str],
     options: Mapping[str, Any] | None,
-    patience: Patience | None,
+    wait_policy: WaitPolicy | None,
     ranks: Ranks,
 ) -> Mixture:
     """The datasets, whose tables rank 0 reads for all ranks.
 
-    With patience a build is followed, in which every rank looks for passes itself.
+    With a wait policy a build is followed, in which every rank looks for passes itself.
 
     Raises:
         ValueError: As `open_mixture`, on every rank.
     """
     opened: OpenedMixture = ()
     with together(ranks):
-        mixture = open_mixture(entries, options, patience) if ranks.rank == 0 or patience else ()
-        if not patience:
+        mixture = (
+            open_mixture(entries, options, wait_policy) if ranks.rank == 0 or wait_policy else ()
+        )
+        if not wait_policy:
             opened = opened_mixture(mixture)
-    if patience:
+    if wait_policy:
         return mixture
     opened = ranks.from_first(opened)
     return mixture or open_mixture_again(opened, options)

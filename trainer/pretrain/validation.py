@@ -14,8 +14,7 @@ import torch
 import torch.distributed
 
 from pipeline.shards.dataset import Dataset
-from pipeline.shards.growing import wait_for_pass
-from pipeline.storage.patience import Patience
+from pipeline.shards.growing import WaitPolicy, wait_for_pass
 from trainer.batches.pack import MicroBatch, empty_micro_batch
 from trainer.engine.train_step import forward_sums, stack_sums
 from trainer.order.source import Mixture, WeightedDataset
@@ -52,14 +51,18 @@ class ValidationSet:
 
 
 def load_validation_sets(
-    mixture: Mixture, seq_len: int, settings: PretrainSettings, ranks: Ranks, patience: Patience
+    mixture: Mixture,
+    seq_len: int,
+    settings: PretrainSettings,
+    ranks: Ranks,
+    wait_policy: WaitPolicy,
 ) -> list[ValidationSet]:
     """Reads this rank's shares into memory; datasets built without validation documents have none.
 
     The builder holds a split to some 1.3 M tokens, 6 bytes each in here.
 
     Raises:
-        FileNotFoundError: Patience with a build that is still running ended; the same on every
+        FileNotFoundError: The waiting for a build that is still running ended; the same on every
             rank.
         ValueError: The run is to stop at an accuracy, and too few instances are held out for it.
     """
@@ -76,7 +79,7 @@ def load_validation_sets(
         )
     with together(ranks):
         for each in held_out:
-            wait_for_pass(each.dataset, "validation", seq_len, 0, patience)
+            wait_for_pass(each.dataset, "validation", seq_len, 0, wait_policy)
     return [_load(each, seq_len, settings, ranks) for each in held_out]
 
 

@@ -196,5 +196,7 @@ def _open_loader(
         }
     arguments = {**arguments, "reading": reading}
     if _are_urls(data):
-        data = open_mixture(cast("Sequence[str]", data), storage_options, arguments.get("patience"))
+        data = open_mixture(
+            cast("Sequence[str]", data), storage_options, arguments.get("wait_policy")
+        )
     return StepLoader(cast("Dataset | Mixture", data), split, seq_len, **arguments)

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from pipeline.shards.block import block_instances
 from pipeline.shards.dataset import Dataset
-from pipeline.storage.patience import Patience
+from pipeline.shards.growing import WaitPolicy
 from trainer.order.known import KnownPasses
 from trainer.order.order import Stretch
 from trainer.order.share import default_num_lanes, rank_runs
@@ -135,7 +135,7 @@ class StepLoader:
         skip: Sequence[Stretch] = (),
         reading: ReadSettings | None = None,
         pin_memory: bool = False,
-        patience: Patience | None = None,
+        wait_policy: WaitPolicy | None = None,
         worker: int = 0,
         num_workers: int = 1,
     ) -> None:
@@ -157,27 +157,27 @@ class StepLoader:
                 included.
             num_lanes: K, where the default is not wanted; a state has its own.
             skip: Stretches of positions to leave out, besides those of the state.
-            reading: Memory, threads and patience.
+            reading: Memory, threads and retries.
             pin_memory: Lays steps into pinned memory, from which `to_device` copies to a GPU
                 without waiting.
-            patience: Patience with builds that are still running.
+            wait_policy: How to wait for builds that are still running.
             worker: As in StepSizes.
             num_workers: As in StepSizes.
 
         Raises:
             ValueError: Sizes that do not fit together, or a state of other data, another seed or
                 number of lanes.
-            FileNotFoundError: Patience ended.
+            FileNotFoundError: Nothing new came for as long as the policy says.
         """
         sizes = StepSizes(rank, world_size, global_batch, micro_tokens, worker, num_workers)
         sizes.check(seq_len)
         mixture = one_dataset(data) if isinstance(data, Dataset) else data
-        patience = replace(patience or Patience(), stop=threading.Event())
-        self.passes = KnownPasses(mixture, split, seq_len, patience)
+        wait_policy = replace(wait_policy or WaitPolicy(), stop=threading.Event())
+        self.passes = KnownPasses(mixture, split, seq_len, wait_policy)
         begin = _begin(self.passes, seed, num_lanes, global_batch, state).skipping(skip)
         rank_steps = RankSteps(self.passes, begin, sizes, reading or ReadSettings(), pin_memory)
         self._steps = Prefetcher(rank_steps.groups(first_step, num_steps), PREFETCH_GROUPS)
-        self._finalizer = weakref.finalize(self, _close, self._steps, rank_steps, patience.stop)
+        self._finalizer = weakref.finalize(self, _close, self._steps, rank_steps, wait_policy.stop)
         self.num_lanes = begin.num_lanes
         self.reads = rank_steps.counts
         self.wait_seconds = 0.0
@@ -189,7 +189,7 @@ class StepLoader:
         """The next step.
 
         Raises:
-            FileNotFoundError: A shard is missing, or patience with a build ended.
+            FileNotFoundError: A shard is missing, or waiting for a build ended.
             ShardReadError: A shard could not be read in full; a ValueError.
         """
         began = time.monotonic()
