@@ -15,10 +15,8 @@ from pipeline.command_line.program import run_program
 from pipeline.inspect.show import show_instances
 from pipeline.shards.block import decode_block
 from pipeline.shards.dataset import open_dataset, read_blocks
-from pipeline.shards.manifest import settings_hash
 from pipeline.stages import build as build_stages
 from pipeline.text.cleaning import clean_text, document_id
-from tests.datasets import with_own_hash
 
 
 def run(*arguments):
@@ -144,22 +142,6 @@ def test_a_giant_of_the_lowest_id_is_trained_on_and_takes_no_validation_away(
         "  used      1 time(s) in each of 2 pass(es)",
         "  used      for validation, once",
     ]
-
-
-@pytest.mark.processes
-def test_a_dataset_of_the_earlier_choice_of_validation_takes_no_more_passes(
-    corpus, vocab_file, tmp_path, capsys
-):
-    """Its passes were trained on documents that are held out now."""
-    assert build(corpus, vocab_file, tmp_path / "data") == 0
-    manifest = tmp_path / "data/manifest.json"
-    fields = json.loads(manifest.read_text())
-    del fields["settings"]["validation_rules"]
-    manifest.write_bytes(
-        with_own_hash(fields | {"settings_hash": settings_hash(fields["settings"])})
-    )
-    assert build(corpus, vocab_file, tmp_path / "data", "--passes", 3) == 2
-    assert "validation_rules was 1 and is now 2; give another --output" in capsys.readouterr().err
 
 
 @pytest.mark.processes
