@@ -32,16 +32,11 @@ def make_pairs(
     short_seq_prob: float,
     balanced_tokens: int | None,
 ) -> Columns:
-    """The columns of pipeline.instances.pairs.Pairs, in their order.
+    """The columns of pipeline.instances.pairs.Pairs of the documents `rows`, in their order.
 
-    Args:
-        bounds: [S + 1], first token of each sentence and the number of tokens; ascending from 0.
-        firsts: [D + 1], first sentence of each document and S; ascending from 0.
-        rows: [R], the documents to make pairs of.
-        seeds: [R].
-        max_tokens: Most tokens of both segments together, at least 2.
-        short_seq_prob: Share of documents cut to a shorter target.
-        balanced_tokens: For an exact balance, tokens of all rows.
+    bounds [S + 1] are the first token of each sentence and the number of tokens, firsts [D + 1] the
+    first sentence of each document and S; for an exact balance, balanced_tokens are those of all
+    rows.
 
     Raises:
         ValueError: The arrays do not fit each other.
@@ -71,14 +66,7 @@ def make_pairs(
 
 
 def gather_pairs(tokens: Ids, spans: Columns, cls_id: int, sep_id: int, offsets: Offsets) -> Ids:
-    """[T] tokens of the instances [CLS] A [SEP] B [SEP].
-
-    Args:
-        tokens: The bucket's tokens.
-        spans: a_start, a_stop, b_start and b_stop, each [N].
-        cls_id: Id of [CLS].
-        sep_id: Id of [SEP].
-        offsets: [N + 1], where instances start.
+    """[T] tokens of the instances of spans (a_start, a_stop, b_start, b_stop), which start at offsets [N + 1].
 
     Raises:
         ValueError: The arrays do not fit each other.
@@ -105,16 +93,8 @@ def mask_instances(
 ) -> tuple[Ids, npt.NDArray[np.uint16], Ids, Offsets]:
     """The columns of pipeline.instances.masking.MaskedRun, in their order.
 
-    Args:
-        input_ids: [T].
-        offsets: [N + 1], where instances start.
-        segment_a_length: [N].
-        counts: [N] positions to mask in each.
-        grid_rows: Instances drawn for at a time.
-        bases: 64 bits for each draw of random words: those that choose, then the one that replaces.
-        is_continuation: By id, where whole words are masked.
-        mask_id: Id of [MASK].
-        vocab_size: A random replacement is any id below it.
+    grid_rows instances are drawn for at a time, counts [N] positions masked in each. Of bases, 64
+    bits for each draw of random words, the last replaces and the others choose.
 
     Raises:
         ValueError: The arrays do not fit each other, or an id is not in the vocabulary.
