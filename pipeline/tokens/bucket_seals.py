@@ -18,8 +18,6 @@ from pipeline.tokens.grouped_rows import Rows
 from pipeline.tokens.held_out import is_held_out
 from pipeline.tokens.token_parts import TokenizedDocument
 
-_ROWS_AT_ONCE = 1 << 16
-
 
 @dataclass(frozen=True)
 class BucketContents:
@@ -55,7 +53,7 @@ class DeliveredDocuments(Protocol):
 
 
 class BucketSums:
-    """Adds up the contents of all buckets; memory is a few numbers a bucket, and the rows that are counted at once."""
+    """Adds up the contents of all buckets; memory is a few numbers a bucket."""
 
     def __init__(self, buckets: Sequence[Bucket], held_out: bytes) -> None:
         """Begins with these buckets, which hold every document there is, and nothing counted.
@@ -68,23 +66,11 @@ class BucketSums:
         self._finder = BucketFinder(buckets, held_out)
         self._counts = np.zeros((4, len(buckets)), np.uint64)  # documents, tokens, rows, crc32
         self._ids = np.zeros((2, len(buckets)), np.uint64)  # xor of either half
-        self._waiting: list[tuple[Rows, npt.NDArray[np.int64], npt.NDArray[np.uint64]]] = []
-        self._num_waiting = 0
 
     def add(
         self, documents: Rows, num_rows: npt.NDArray[np.int64], crc32: npt.NDArray[np.uint64]
     ) -> None:
         """Counts distinct documents, each with how many rows hold it or a copy, and with the sum of their crc32."""
-        self._waiting.append((documents, num_rows, crc32))
-        self._num_waiting += len(documents)
-        if self._num_waiting >= _ROWS_AT_ONCE:
-            self._count()
-
-    def _count(self) -> None:
-        """Counts what waits, all at once: a 256th of a small corpus is a few rows."""
-        documents, num_rows, crc32 = map(np.concatenate, zip(*self._waiting, strict=True))
-        self._waiting.clear()
-        self._num_waiting = 0
         owners = self._finder.find(documents)
         for row, values in enumerate(
             (np.ones_like(num_rows), documents["tokens"], num_rows, crc32)
@@ -95,8 +81,6 @@ class BucketSums:
 
     def contents(self) -> dict[str, BucketContents]:
         """What was counted, by the bucket's name."""
-        if self._waiting:
-            self._count()
         columns = zip(self._buckets, *self._counts.tolist(), *self._ids.tolist(), strict=True)
         return {
             bucket.name: BucketContents(

@@ -95,25 +95,20 @@ def pack_places(documents: Sequence[TokenizedDocument]) -> bytes:
 def find_tokens(
     dataset: Dataset, url: str | None = None, options: Mapping[str, Any] | None = None
 ) -> EncodedDocuments | None:
-    """The encoded documents of a dataset; None where they are gone, or those of another input have their place.
+    """The encoded documents of a dataset; None where they are gone, or others have their place.
+
+    Others are those of another input, or of an earlier version.
 
     Args:
         dataset: A finished one.
         url: Folder or URL of the encoded documents; by default below the dataset.
         options: Options of the filesystem of `url`.
     """
-    folder = dataset.folder / TOKENS_FOLDER
-    if url is not None:
-        folder = Folder(url, options)
-    return open_tokens(folder, dataset.manifest)
-
-
-def open_tokens(folder: Folder, manifest: Manifest) -> EncodedDocuments | None:
-    """The encoded documents in a folder; None where there are none, others, or those of an earlier version."""
+    folder = dataset.folder / TOKENS_FOLDER if url is None else Folder(url, options)
     if not folder.exists("tokens.json"):
         return None
     store = json.loads(folder.read("tokens.json"))
-    is_own = store["totals"]["documents_hash"] == manifest.settings.get("documents_hash")
+    is_own = store["totals"]["documents_hash"] == dataset.manifest.settings.get("documents_hash")
     if not is_own or store["settings"].get("layout") != LAYOUT:
         return None
     require_plain(store["part_names"], folder.locate("tokens.json"))
