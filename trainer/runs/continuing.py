@@ -20,11 +20,13 @@ class Continuable:
         kind: What the work is called in messages, with its article.
         marker: The file that is written first and says what the work was begun with.
         free: Settings that may change: they move work and files around, not what is computed.
+        advice: What else a person may do who wants other settings, in words.
     """
 
     kind: str
     marker: str
     free: tuple[str, ...]
+    advice: str = ""
 
     def is_foreign(self, names: Collection[str]) -> bool:
         """Whether a folder of these files holds something else."""
@@ -72,7 +74,7 @@ class Continuable:
         if found:
             raise ValueError(
                 f"{where} holds {self.kind} with other settings: {'; '.join(found)}. Give the settings it was started "
-                "with to continue it, or another --output"
+                f"with to continue it, or another --output{self.advice}"
             )
 
 

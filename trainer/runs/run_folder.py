@@ -45,6 +45,7 @@ REMEDY = (
 PRETRAINING = Continuable(
     kind="a run",
     marker=RUN_FACTS,
+    advice="; to train its weights on, export them and give pretrain --init_from",
     # The data and what was skipped are checked by content, in the run's folder and in the stream's
     # state.
     free=(
