@@ -25,7 +25,7 @@ _OF_INSTANCES = (
 )  # fmt: skip
 _OF_BUILD = ("plan",)
 _NOT_OF_VOCAB = (
-    "language", "near_duplicates", "exclude_documents_of", "task_files", "task_overlap", "task_words",
+    "language", "near_duplicates", "exclude_documents_of", "task_files", "task_overlap",
     "validation_tokens", "tokens",
 )  # fmt: skip
 _NOT_OF_SHARDS = (

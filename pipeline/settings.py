@@ -51,11 +51,9 @@ class BuildSettings:
         exclude_documents_of: Finished datasets, as folders or URLs. Documents that are in one of
             them are dropped.
         task_files: Files of tasks that a model is tested on, as paths or URLs. Documents that share
-            a run of --task_words words with one of them are listed in task_overlaps.parquet.
+            a run of 13 words with one of them are listed in task_overlaps.parquet.
         task_overlap: What happens to these documents: drop leaves them out and counts them, list
             keeps them.
-        task_words: How many words in a row a document must share with a task file. A text of fewer
-            words counts as a whole from 8 on.
 
     Vocabulary:
         vocab: An existing vocab.txt to use. Without one a vocabulary is learned from the input.
@@ -131,7 +129,6 @@ class BuildSettings:
     exclude_documents_of: list[str] = field(default_factory=list)
     task_files: list[str] = field(default_factory=list)
     task_overlap: Literal["drop", "list"] = "drop"
-    task_words: int = 13
     vocab: str | None = None
     extend: str | None = None
     vocab_size: int = 30_522
@@ -161,7 +158,6 @@ class BuildSettings:
         self._check_sources()
 
     def _check_ranges(self) -> None:
-        from pipeline.text.task_texts import MOST_WORDS
         from pipeline.tokens.buckets import MAX_BUCKETS
 
         holds_lengths = (
@@ -189,7 +185,6 @@ class BuildSettings:
             "min_characters": (self.min_characters >= 0, "0 or more"),
             "max_characters": (most_characters, f"{max(1, self.min_characters)} or more, or null"),
             "near_duplicates": (self.near_duplicates is None or 0.5 <= self.near_duplicates <= 1, "0.5 to 1, or null"),
-            "task_words": (2 <= self.task_words <= MOST_WORDS, f"2 to {MOST_WORDS}"),
             "alphabet_size": (self.alphabet_size >= 1, "1 or more"),
         }  # fmt: skip
         for name, (holds, allowed) in checks.items():

@@ -198,7 +198,6 @@ def evaluate(settings: EvaluateSettings, _remainder: object = None) -> None:
     from trainer.process.ranks import choose_device
     from trainer.runs.json_files import to_json
 
-    device = choose_device(settings.device)
     dataset = open_dataset(settings.data, parse_storage_options(settings.storage_options))
     opened = open_model(settings.model)
     found = {}
@@ -210,7 +209,7 @@ def evaluate(settings: EvaluateSettings, _remainder: object = None) -> None:
             seq_len,
             num_instances=settings.num_instances,
             micro_tokens=settings.micro_tokens,
-            device=device,
+            device=choose_device(),
         )
         place = f"{opened.where} on {dataset.url}, {settings.split}, {seq_len} tokens"
         print(f"{place}\n{format_evaluation(found[seq_len])}", flush=True)

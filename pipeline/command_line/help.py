@@ -150,14 +150,16 @@ def describe_class(settings_class: Any) -> list[str]:
 def field_groups(settings_class: Any) -> Iterator[tuple[str, list[str]]]:
     """Headings of the class's docstring with the fields under each, and those of a base without headings.
 
-    A base with headings is another command's settings, which the class's text names.
+    The latter stand under the class's first heading. A base with headings is another command's
+    settings, which the class's text names.
     """
     groups: dict[str, list[str]] = {}
     for base in settings_class.__mro__[:-1]:
         _, *rest = _SECTION.split(base.__doc__ or "")
         if base is settings_class or rest[:1] == [ANY_FLAGS]:
             for heading, text in zip(rest[::2], rest[1::2], strict=True):
-                groups.setdefault(heading, []).extend(_FIELD.findall(text))
+                shown = next(iter(groups), heading) if base is not settings_class else heading
+                groups.setdefault(shown, []).extend(_FIELD.findall(text))
     yield from groups.items()
 
 

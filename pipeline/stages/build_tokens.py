@@ -25,7 +25,7 @@ from pipeline.stages.choose_documents import (
 )
 from pipeline.storage.folder import Folder
 from pipeline.storage.names import require_plain
-from pipeline.text.task_texts import TaskTexts, WindowFinder, prepare_texts
+from pipeline.text.task_texts import TASK_WORDS, TaskTexts, WindowFinder, prepare_texts
 from pipeline.tokens.dropped_ids import DROPPED
 from pipeline.tokens.held_out import SourceTotals
 from pipeline.tokens.index_rows import open_index
@@ -188,9 +188,7 @@ def _task_content(settings: BuildSettings) -> dict[str, Any]:
     if not settings.task_files:
         return {}
     found = hash_task_files(settings.task_files, settings.filesystem_options())
-    return dict(
-        zip(_TASK_SETTINGS, (found, settings.task_overlap, settings.task_words), strict=True)
-    )
+    return dict(zip(_TASK_SETTINGS, (found, settings.task_overlap, TASK_WORDS), strict=True))
 
 
 def open_task_texts(settings: BuildSettings) -> TaskTexts | None:
@@ -203,7 +201,7 @@ def open_task_texts(settings: BuildSettings) -> TaskTexts | None:
     if not settings.task_files:
         return None
     return prepare_texts(
-        read_task_texts(settings.task_files, settings.filesystem_options()), settings.task_words
+        read_task_texts(settings.task_files, settings.filesystem_options()), TASK_WORDS
     )
 
 

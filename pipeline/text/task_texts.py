@@ -22,7 +22,8 @@ from tokenizer.encode import Encoder
 from tokenizer.vocab import CONTINUATION, SPECIAL_TOKENS, IdArray, Vocabulary
 
 LEAST_WORDS = 8
-MOST_WORDS = 64
+TASK_WORDS = 13
+"""How many words in a row a document shares with a task file to be one of it."""
 _MAYBE_BITS = 24  # of the table that most documents' windows are not in
 _GROUP_IDS = 1 << 16
 _NO_WORD = -1

@@ -43,7 +43,7 @@ from trainer.order.known import KnownPasses
 from trainer.order.order import ShardSize, StreamOrder
 from trainer.order.share import default_num_lanes, rank_runs
 from trainer.order.source import one_dataset
-from trainer.reading.settings import ReadSettings
+from trainer.reading.settings import Reading
 from trainer.stream.step import StepLoader
 
 SEQ_LEN = 128
@@ -157,7 +157,7 @@ def measure(folder: Path, tar: bytes, options: argparse.Namespace) -> dict[str, 
         micro_tokens=32_768,
         seed=0,
         state=state,
-        reading=ReadSettings(buffer_bytes=options.buffer_mb * 2**20),
+        reading=Reading(buffer_bytes=options.buffer_mb * 2**20),
     ) as loader:
         next(loader)
         seconds = time.perf_counter() - began

@@ -53,7 +53,7 @@ from trainer.batches.pack import pad_micro_batch, to_device
 from trainer.batches.rows import COMPILED
 from trainer.process.allocator import ENVIRONMENT
 from trainer.reading.ranged_read import BlockRange, split_blocks
-from trainer.reading.settings import ReadSettings
+from trainer.reading.settings import Reading
 from trainer.stream.pipeline import planned_steps
 
 OURS = ("packed", "wide", "padded", "blocks")
@@ -69,12 +69,12 @@ def refuse_small(dataset: Dataset, seq_len: int, copies: int = 1) -> None:
         ValueError: It is as small; the message says how many copies are enough.
     """
     found = copies * sum(shard.num_bytes for shard in _train_shards(dataset, seq_len))
-    if found <= ReadSettings.buffer_bytes:
-        enough = -(-copies * (ReadSettings.buffer_bytes + 1) // max(1, found))
+    if found <= Reading.buffer_bytes:
+        enough = -(-copies * (Reading.buffer_bytes + 1) // max(1, found))
         times = f" in {copies} copies" if copies > 1 else ""
         raise ValueError(
             f"{dataset.url} holds {found / 1e6:,.0f} MB of train L{seq_len}{times}; a reader keeps up to"
-            f" {ReadSettings.buffer_bytes / 1e6:,.0f} MB in its own memory and would read from there: give a larger"
+            f" {Reading.buffer_bytes / 1e6:,.0f} MB in its own memory and would read from there: give a larger"
             f" dataset, or --copies {enough}"
         )
 

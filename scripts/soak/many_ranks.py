@@ -31,7 +31,7 @@ def start_ranks_on(folder: Path, nodes: int, ranks: int, per_second: int) -> dic
     from tests.trainer.http_store import serving
     from tests.trainer.stream_rank import read_steps
     from tests.trainer.two_ranks import run_nodes
-    from trainer.reading.settings import ReadSettings
+    from trainer.reading.settings import Reading
 
     data = _make_dataset(folder / "data", ((900,) * 8,))
     caches = [folder / f"node-{number}" for number in range(nodes)]
@@ -53,7 +53,7 @@ def start_ranks_on(folder: Path, nodes: int, ranks: int, per_second: int) -> dic
     ]
     if not findings:
         found = [json.loads(each.stdout.splitlines()[-1]) for each in ended]
-        alone = read_steps(open_dataset(str(data)), 0, 1, GLOBAL_BATCH, NUM_STEPS, ReadSettings())
+        alone = read_steps(open_dataset(str(data)), 0, 1, GLOBAL_BATCH, NUM_STEPS, Reading())
         if [list(chain.from_iterable(shares)) for shares in zip(*found, strict=True)] != alone:
             findings.append("the batches are not those of one reader")
     tables = {

@@ -80,7 +80,9 @@ def test_the_order_is_fixed_by_seed_and_epoch():
 
 
 def settings_of(**changes):
-    return FinetuneSettings("sst2", "M", ["T"], ["V"], "O", **changes)
+    return FinetuneSettings(
+        task="sst2", model="M", train=["T"], validation=["V"], output="O", **changes
+    )
 
 
 def test_a_search_is_every_combination():

@@ -166,7 +166,13 @@ def test_transformers_gives_the_same_logits_and_answers(folder, answered):
     ).eval()
     assert isinstance(model, transformers.BertForQuestionAnswering)
     settings = FinetuneSettings(
-        "squad2", "m", ["t"], ["v"], "o", seq_len=160, squad=SquadSettings(stride=64)
+        task="squad2",
+        model="m",
+        train=["t"],
+        validation=["v"],
+        output="o",
+        seq_len=160,
+        squad=SquadSettings(stride=64),
     )
     task = open_squad(settings)
     vocab = parse_vocab((folder / "squad2/best/vocab.txt").read_bytes(), "vocab.txt")

@@ -80,7 +80,9 @@ SUBMITTED = {
 
 
 def task_of(name, **changes):
-    return open_task(FinetuneSettings(name, "M", ["T"], ["V"], "O", **changes))
+    return open_task(
+        FinetuneSettings(task=name, model="M", train=["T"], validation=["V"], output="O", **changes)
+    )
 
 
 def make_encoder(seq_len=40):

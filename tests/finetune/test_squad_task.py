@@ -14,7 +14,13 @@ from trainer.finetune.text import TextEncoder
 def _open(task="squad", seq_len=384, **squad):
     return open_squad(
         FinetuneSettings(
-            task, "m", ["t"], ["v"], "o", seq_len=seq_len, squad=SquadSettings(**squad)
+            task=task,
+            model="m",
+            train=["t"],
+            validation=["v"],
+            output="o",
+            seq_len=seq_len,
+            squad=SquadSettings(**squad),
         )
     )
 

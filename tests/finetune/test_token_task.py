@@ -32,7 +32,16 @@ TEXT = "New B-LOC\nYorker-. I-LOC\n\u200b O\n\nRome B-LOC\n. O\n"
 
 
 def _open(**tokens):
-    return open_ner(FinetuneSettings("ner", "m", ["t"], ["v"], "o", tokens=TokenSettings(**tokens)))
+    return open_ner(
+        FinetuneSettings(
+            task="ner",
+            model="m",
+            train=["t"],
+            validation=["v"],
+            output="o",
+            tokens=TokenSettings(**tokens),
+        )
+    )
 
 
 def _read(task, folder, text, split="train"):

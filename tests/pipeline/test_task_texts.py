@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from pipeline.cli import COMMANDS
 from pipeline.command_line.program import run_program
 from pipeline.documents.task_files import hash_task_files, read_task_texts
-from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import open_dataset
 from pipeline.text.cleaning import clean_text
 from pipeline.text.task_texts import Overlap, WindowFinder, prepare_texts
@@ -227,12 +226,6 @@ def test_task_files_are_known_by_their_bytes(tmp_path):
     ]
     assert hashes[0] == hashes[1]
     assert len(set(hashes)) == 3
-
-
-@pytest.mark.parametrize("words", [1, 65])
-def test_windows_out_of_range_are_refused(words):
-    with pytest.raises(ValueError, match=f"task_words is {words}; it must be 2 to 64"):
-        BuildSettings("o", ["i"], task_words=words)
 
 
 def run(*arguments):

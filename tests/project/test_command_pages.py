@@ -141,5 +141,5 @@ def test_help_of_a_stage_shows_what_the_stage_looks_at(name, tmp_path, monkeypat
     listed_only = {"vocab": {"language", "tokens"}, "tokens": set(), "shards": {"input"}}[name]
     assert looked & fields & unused <= listed_only
     only_where_asked = {"vocab_size", "num_unused", "alphabet_size"} if name != "vocab" else set()
-    only_where_asked |= {"task_overlap", "task_words"}
+    only_where_asked |= {"task_overlap"}
     assert fields - looked - unused <= only_where_asked | {"sources", "allow_code"}

@@ -17,7 +17,7 @@ from tests.stores.faulty_proxy import FAULTS, FaultyProxy
 from trainer.reading import ranged_read
 from trainer.reading.cache import _unsealed
 from trainer.reading.ranged_read import ShardReadError
-from trainer.reading.settings import ReadSettings
+from trainer.reading.settings import Reading
 from trainer.stream.step import StepLoader
 
 pytestmark = pytest.mark.engines
@@ -91,7 +91,7 @@ def batches(dataset, settings):
 
 @pytest.fixture(scope="module")
 def clean(folder):
-    return batches(open_dataset(str(folder)), ReadSettings())
+    return batches(open_dataset(str(folder)), Reading())
 
 
 def assert_same(found, expected):
@@ -110,7 +110,7 @@ def assert_same(found, expected):
 def settings_for(fault, tmp_path, cached, budget_seconds):
     timeout = 0.5 if fault is faulty_proxy.stall else 10.0
     cache_dir = str(tmp_path / "cache") if cached else None
-    return ReadSettings(
+    return Reading(
         num_threads=2,
         timeout_seconds=timeout,
         budget_seconds=budget_seconds,
@@ -192,7 +192,7 @@ def test_options_that_only_s3fs_knows_are_left_to_it(on_s3, s3, folder, clean):
     assert s3_range_reader(fsspec.filesystem("s3", **s3)) is not None
     for other in (fsspec.filesystem("file"), fsspec.filesystem("s3", **s3, requester_pays=True)):
         assert s3_range_reader(other) is None
-    assert_same(batches(open_dataset(on_s3, s3 | {"requester_pays": True}), ReadSettings()), clean)
+    assert_same(batches(open_dataset(on_s3, s3 | {"requester_pays": True}), Reading()), clean)
 
 
 def test_a_storm_over_every_second_answer_changes_nothing(through, clean, tmp_path):

@@ -6,7 +6,7 @@ from trainer.order.known import KnownPasses
 from trainer.order.state import StreamState
 from trainer.reading.block_reader import Planner, join_blocks
 from trainer.reading.ranged_read import BlockRange
-from trainer.reading.settings import ReadSettings
+from trainer.reading.settings import Reading
 from trainer.stream.rank_steps import RankSteps, StepSizes
 
 
@@ -20,7 +20,7 @@ class Asked(NamedTuple):
 class DryReader:
     """Counts the requests of one rank after another; each block table is read once for all."""
 
-    def __init__(self, passes: KnownPasses, reading: ReadSettings) -> None:
+    def __init__(self, passes: KnownPasses, reading: Reading) -> None:
         self._passes, self._reading = passes, reading
         self._tables = {}
 

@@ -13,7 +13,7 @@ from trainer.order.source import Mixture
 from trainer.pretrain.run import open_data
 from trainer.process.ranks import start_ranks, stop_ranks
 from trainer.reading import cache
-from trainer.reading.settings import ReadSettings
+from trainer.reading.settings import Reading
 from trainer.stream.step import StepLoader
 
 
@@ -23,7 +23,7 @@ def read_steps(
     world_size: int,
     global_batch: int,
     num_steps: int,
-    reading: ReadSettings,
+    reading: Reading,
 ) -> list[list[list[int]]]:
     """The tokens of every instance of this rank's share of each step."""
     sizes = {
@@ -54,7 +54,7 @@ def main():
     ranks = start_ranks()
     mixture = open_data([url], None, None, ranks)
     own = caches.split(",")[ranks.rank // int(node_ranks)]
-    reading = ReadSettings(num_threads=3, cache_dir=own)
+    reading = Reading(num_threads=3, cache_dir=own)
     found = read_steps(
         mixture, ranks.rank, ranks.world_size, int(global_batch), int(num_steps), reading
     )

@@ -25,7 +25,7 @@ from trainer.reading import ranged_read
 from trainer.reading.block_reader import BlockReader, Steps
 from trainer.reading.cache import MIN_CACHE_BYTES, CacheError, ShardCache
 from trainer.reading.ranged_read import BlockRange, ShardReadError
-from trainer.reading.settings import ReadSettings
+from trainer.reading.settings import Reading
 
 ROOT = Path(__file__).parents[2]
 SIZES = (60, 45)
@@ -39,10 +39,8 @@ def dataset(tmp_path: Path, make_dataset, monkeypatch) -> Dataset:
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> ReadSettings:
-    return ReadSettings(
-        num_threads=2, cache_dir=str(tmp_path / "cache"), cache_bytes=MIN_CACHE_BYTES
-    )
+def settings(tmp_path: Path) -> Reading:
+    return Reading(num_threads=2, cache_dir=str(tmp_path / "cache"), cache_bytes=MIN_CACHE_BYTES)
 
 
 def count_reads(dataset: Dataset) -> list[tuple[str, int, int]]:
@@ -58,7 +56,7 @@ def count_reads(dataset: Dataset) -> list[tuple[str, int, int]]:
     return reads
 
 
-def read_all(dataset: Dataset, settings: ReadSettings) -> list[int]:
+def read_all(dataset: Dataset, settings: Reading) -> list[int]:
     rows = [
         [s, b, 0, min(8, size - 8 * b)]
         for s, size in enumerate(SIZES)
@@ -74,7 +72,7 @@ def read_all(dataset: Dataset, settings: ReadSettings) -> list[int]:
 EVERYTHING = [*range(60), *range(100_000, 100_045)]
 
 
-def stretches(settings: ReadSettings) -> list[Path]:
+def stretches(settings: Reading) -> list[Path]:
     return sorted(Path(settings.cache_dir, "stretches").iterdir())
 
 
@@ -386,7 +384,7 @@ from pipeline.shards.dataset import open_dataset
 from trainer.reading import cache as cache_module
 from trainer.reading.block_reader import BlockReader
 from trainer.reading.block_reader import Steps
-from trainer.reading.settings import ReadSettings
+from trainer.reading.settings import Reading
 
 folder, cache, log, pause, cache_bytes, dies = sys.argv[1:]
 cache_module.STRETCH_BYTES = 3000
@@ -411,7 +409,7 @@ def slow_read(name, start, stop):
 
 dataset.read_bytes = slow_read
 rows = [[s, b, 0, min(8, size - 8 * b)] for s, size in enumerate((60, 45)) for b in range(-(-size // 8))]
-settings = ReadSettings(num_threads=3, cache_dir=cache, cache_bytes=int(cache_bytes))
+settings = Reading(num_threads=3, cache_dir=cache, cache_bytes=int(cache_bytes))
 plan = iter([Steps(*np.array(rows).T, np.arange(len(rows) + 1))])
 window = BlockReader(dataset, dataset.shards("train", 8192, 0), plan, settings)
 print([n for step in window for n in step.document_a.tolist()] == [*range(60), *range(100_000, 100_045)])
@@ -419,7 +417,7 @@ print([n for step in window for n in step.document_a.tolist()] == [*range(60), *
 
 
 def start_reader(
-    dataset: Dataset, settings: ReadSettings, log: Path, pause: float, dies: str = "never"
+    dataset: Dataset, settings: Reading, log: Path, pause: float, dies: str = "never"
 ) -> subprocess.Popen:
     arguments = [
         dataset.url,

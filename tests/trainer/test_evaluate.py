@@ -148,7 +148,6 @@ def test_the_command_prints_a_table_and_writes_the_same_as_json(folder, capsys):
         (["--data", "other"], "has another vocabulary (70 tokens) than"),
         (["--data", "long"], "instances of 64 tokens, and"),
         (["--num_instances", "-1"], "num_instances is -1; it must be at least 0"),
-        (["--device", "cuda"], "torch finds no GPU here; give --device cpu"),
     ],
 )
 def test_what_does_not_fit_is_refused(folder, tmp_path, monkeypatch, capsys, arguments, message):

@@ -29,11 +29,11 @@ from trainer.order.source import JoinedShards
 from trainer.reading import block_reader, ranged_read, rate_limit
 from trainer.reading.block_reader import BlockReader, Steps
 from trainer.reading.ranged_read import Attempts, ShardReadError, call_within, retry
-from trainer.reading.settings import ReadSettings
+from trainer.reading.settings import Reading
 from trainer.stream.step import Prefetcher
 
 Fault = Callable[[bytes], bytes]
-QUICK = ReadSettings(timeout_seconds=0.3, budget_seconds=2.0, num_threads=2)
+QUICK = Reading(timeout_seconds=0.3, budget_seconds=2.0, num_threads=2)
 
 
 class HttpError(Exception):
@@ -150,7 +150,7 @@ def joined(steps: Iterable[np.ndarray], together: int) -> Iterator[Steps]:
 
 def window_over(
     dataset: Dataset,
-    reading: ReadSettings = QUICK,
+    reading: Reading = QUICK,
     steps: Iterable | None = None,
     together: int = 3,
 ) -> BlockReader:
@@ -177,7 +177,7 @@ def test_requests_stay_below_their_size(folder):
     dataset = open_dataset(str(folder))
     table = dataset.blocks(dataset.shards("train", 8192, 0)[0])
     two_blocks = int(table.offset[1] + table.size[1] - table.offset[0])
-    window = window_over(dataset, ReadSettings(max_read_bytes=two_blocks + 600))
+    window = window_over(dataset, Reading(max_read_bytes=two_blocks + 600))
     assert read_all(window) == EVERYTHING
     assert 7 <= window.counts.requests <= 9
 
@@ -230,7 +230,7 @@ def test_shards_may_be_added_while_reading(folder):
 def test_a_block_needed_again_later_is_read_again(folder, together):
     steps = [np.array([[0, block, 0, 8]]) for block in (0, 1, 2, 3, 0, 1)]
     window = window_over(
-        open_dataset(str(folder)), ReadSettings(buffer_bytes=1, num_threads=1), steps, together
+        open_dataset(str(folder)), Reading(buffer_bytes=1, num_threads=1), steps, together
     )
     assert read_all(window) == [
         n for block in (0, 1, 2, 3, 0, 1) for n in range(8 * block, 8 * block + 8)
@@ -246,7 +246,7 @@ def test_memory_is_bounded_and_blocks_are_released(folder, together):
     )
     buffer_bytes = 8 * int(sizes.max())  # 4 blocks, as stored bytes count twice
     window = window_over(
-        dataset, ReadSettings(buffer_bytes=buffer_bytes, num_threads=2), together=together
+        dataset, Reading(buffer_bytes=buffer_bytes, num_threads=2), together=together
     )
     held = [2 * int(sizes.max()) * len({*window._blocks, *window._reads}) for _ in window]
     assert max(held) <= buffer_bytes + 4 * int(sizes.max())
@@ -257,7 +257,7 @@ def test_memory_is_bounded_and_blocks_are_released(folder, together):
 
 def test_a_step_larger_than_the_memory_is_read_all_the_same(folder):
     steps = [np.concatenate(list(each_block([60, 45])))] * 3
-    window = window_over(open_dataset(str(folder)), ReadSettings(buffer_bytes=1), steps)
+    window = window_over(open_dataset(str(folder)), Reading(buffer_bytes=1), steps)
     assert read_all(window) == EVERYTHING * 3
 
 
@@ -274,9 +274,7 @@ def test_steps_are_the_planned_rows_whatever_is_planned_gathered_and_held_togeth
     monkeypatch.setattr(block_reader, "LOOKAHEAD_STEPS", data.draw(st.sampled_from([1, 4, 512])))
     rows = st.tuples(st.integers(0, 1), st.integers(0, 4), st.integers(0, 3), st.integers(4, 5))
     steps = data.draw(st.lists(st.lists(rows, min_size=1, max_size=6).map(np.array), max_size=30))
-    reading = ReadSettings(
-        buffer_bytes=data.draw(st.sampled_from([1, 10_000, 2**20])), num_threads=2
-    )
+    reading = Reading(buffer_bytes=data.draw(st.sampled_from([1, 10_000, 2**20])), num_threads=2)
     plan, dataset = joined(steps, data.draw(st.integers(1, 40))), open_dataset(str(folder))
     window = BlockReader(
         dataset, dataset.shards("train", 8192, 0), plan, reading, data.draw(st.integers(1, 8))
@@ -301,7 +299,7 @@ def test_steps_are_the_planned_rows_whatever_is_planned_gathered_and_held_togeth
 )
 def test_a_passing_fault_is_mended(folder, fault):
     dataset, store = over_faulty_store(folder, [fault, fault])
-    reading = ReadSettings(num_threads=2, timeout_seconds=2.0 if fault is stall else 60.0)
+    reading = Reading(num_threads=2, timeout_seconds=2.0 if fault is stall else 60.0)
     assert read_all(window_over(dataset, reading)) == EVERYTHING
     assert store.shard_reads == 4 or (fault is stall and store.shard_reads > 4), (
         "a busy machine may stall too"
@@ -350,7 +348,7 @@ def test_patience_with_the_block_table_is_that_with_blocks(folder, monkeypatch):
     store, good = Store(), open_dataset(str(folder))
     store.put(f"{folder}/", "/data/", recursive=True)
     dataset = Dataset(Folder.on(store, "/data"), good.manifest, list(good.all_shards))
-    assert read_all(window_over(dataset, ReadSettings(num_threads=1))) == EVERYTHING
+    assert read_all(window_over(dataset, Reading(num_threads=1))) == EVERYTHING
     assert store.failures == 0
 
 
@@ -365,14 +363,14 @@ def test_a_store_that_does_not_answer_is_no_damage_to_the_block_table(folder):
         return real(shard, attempts)
 
     dataset.blocks = blocks
-    assert read_all(window_over(dataset, ReadSettings(num_threads=1))) == EVERYTHING
+    assert read_all(window_over(dataset, Reading(num_threads=1))) == EVERYTHING
 
 
 def test_a_lasting_wrong_byte_names_block_and_offset_after_three_attempts(folder):
     dataset, store = over_faulty_store(folder, [wrong_byte], lasting=True)
     said = r"after 3 attempts .*shard-00000.tar, block 0 at byte 512: crc32 of its \d+ bytes is"
     with pytest.raises(ShardReadError, match=said):
-        read_all(window_over(dataset, ReadSettings(num_threads=1)))
+        read_all(window_over(dataset, Reading(num_threads=1)))
     assert store.shard_reads >= 3  # the thread may have gone on to the next read
 
 
@@ -396,7 +394,7 @@ def test_a_file_cut_at_a_record_is_an_error(folder):
     path.write_bytes(path.read_bytes()[: int(dataset.blocks(shard).offset[4]) - 512])
     said = r"shard-00001.tar, blocks 0 to 5 .*asked for bytes 512-\d+, got .*: the file is cut short; restore it"
     with pytest.raises(ShardReadError, match=said):
-        read_all(window_over(dataset, ReadSettings()))  # at once, whatever patience there is
+        read_all(window_over(dataset, Reading()))  # at once, whatever patience there is
 
 
 def test_a_cut_file_is_asked_for_once():
@@ -440,7 +438,7 @@ def test_a_refusal_has_the_patience_of_a_key_in_renewal(monkeypatch, refusal, se
 
 def test_a_missing_shard_is_an_error_at_once(folder):
     (folder / "train/L8192/pass-00/shard-00001.tar").unlink()
-    window = window_over(open_dataset(str(folder)), ReadSettings())
+    window = window_over(open_dataset(str(folder)), Reading())
     with pytest.raises(
         FileNotFoundError, match=r"shard-00001.tar.*is missing; restore or rebuild the dataset"
     ):
@@ -523,9 +521,7 @@ def test_retrying_stops_when_the_stream_is_closed():
 def test_what_a_thread_that_is_left_behind_brings_is_not_used(folder):
     """It returns other bytes after all, while another thread has read them again."""
     dataset, _ = over_faulty_store(folder, [late_wrong_byte])
-    window = window_over(
-        dataset, ReadSettings(timeout_seconds=0.3, budget_seconds=300, num_threads=1)
-    )
+    window = window_over(dataset, Reading(timeout_seconds=0.3, budget_seconds=300, num_threads=1))
     assert read_all(window) == EVERYTHING
 
 
@@ -538,9 +534,7 @@ def test_threads_that_wait_forever_do_not_hold_up_the_others(folder):
         return data
 
     dataset, _ = over_faulty_store(folder, [hang, hang])
-    settings = ReadSettings(
-        timeout_seconds=0.3, budget_seconds=300, num_threads=2, max_read_bytes=1
-    )
+    settings = Reading(timeout_seconds=0.3, budget_seconds=300, num_threads=2, max_read_bytes=1)
     assert read_all(window_over(dataset, settings)) == EVERYTHING
     answer.set()
 
@@ -562,12 +556,14 @@ def test_local_files_are_read_by_fewer_threads_than_stores(folder):
     )
     for shard in dataset.all_shards:
         joined_up.add(dataset, shard)
-    assert [
-        ReadSettings().num_requests(each.is_local) for each in (dataset, joined_up, remote)
-    ] == [2, 2, 8]
+    assert [Reading().num_requests(each.is_local) for each in (dataset, joined_up, remote)] == [
+        2,
+        2,
+        8,
+    ]
     joined_up.add(remote, dataset.all_shards[0])
-    assert ReadSettings().num_requests(joined_up.is_local) == 8
-    assert ReadSettings(num_threads=5).num_requests(dataset.is_local) == 5
+    assert Reading().num_requests(joined_up.is_local) == 8
+    assert Reading(num_threads=5).num_requests(dataset.is_local) == 5
 
 
 EXIT_WHILE_READING = """

@@ -7,7 +7,7 @@ import pytest
 from pipeline.shards.block import decode_block
 from pipeline.shards.dataset import open_dataset
 from scripts.bench.load import copy_shards, refuse_small
-from trainer.reading.settings import ReadSettings
+from trainer.reading.settings import Reading
 
 SEQ_LEN = 8192
 
@@ -32,7 +32,7 @@ def test_small_data_is_refused_with_the_copies_that_are_enough(dataset, monkeypa
     ):
         refuse_small(dataset, SEQ_LEN)
     monkeypatch.setattr(
-        ReadSettings, "buffer_bytes", 10 * sum(shard.num_bytes for shard in dataset.all_shards)
+        Reading, "buffer_bytes", 10 * sum(shard.num_bytes for shard in dataset.all_shards)
     )
     with pytest.raises(ValueError, match=r"or --copies (\d+)$") as caught:
         refuse_small(dataset, SEQ_LEN)

@@ -16,12 +16,12 @@ from tests.datasets import write_dataset
 from trainer.order.order import own_position
 from trainer.order.source import Mixture, WeightedDataset, one_dataset, open_mixture, parse_entries
 from trainer.order.state import MAX_STATE_BYTES, DatasetState, StreamState
-from trainer.reading.settings import ReadSettings
+from trainer.reading.settings import Reading
 from trainer.stream.rank_steps import RankStep
 from trainer.stream.step import StepLoader
 
 SEQ_LEN = 8192
-QUICK = ReadSettings(num_threads=2)
+QUICK = Reading(num_threads=2)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_global_batches_do_not_depend_on_ranks(mixture, expected, world_size, mi
     sizes = {
         "world_size": world_size,
         "micro_tokens": micro_tokens,
-        "reading": ReadSettings(buffer_bytes=1),
+        "reading": Reading(buffer_bytes=1),
     }
     shares = [take(mixture, 12, rank=rank, **sizes) for rank in range(world_size)]
     for one, *steps in zip(expected, *shares, strict=False):
@@ -98,7 +98,7 @@ def test_global_batches_depend_on_nothing_but_their_size(mixture, monkeypatch, d
     """Random ranks, micro-batches, memory, request sizes, threads and steps packed ahead."""
     global_batch = data.draw(st.integers(1, 40), "global batch")
     world_size = data.draw(st.integers(1, min(9, global_batch)), "world size")
-    reading = ReadSettings(
+    reading = Reading(
         buffer_bytes=data.draw(st.sampled_from([1, 10_000, 2**20])),
         max_read_bytes=data.draw(st.sampled_from([1, 4_000, 2**20])),
         num_threads=data.draw(st.integers(1, 3)),

@@ -24,7 +24,7 @@ from trainer.pretrain.loop import describe_reads
 from trainer.reading import cache as cache_module
 from trainer.reading.ranged_read import BlockRange, ShardReadError
 from trainer.reading.read_threads import ReadThreads
-from trainer.reading.settings import ReadSettings
+from trainer.reading.settings import Reading
 from trainer.settings import Phase, PretrainSettings
 from trainer.stream.rank_steps import StepSizes
 
@@ -84,7 +84,7 @@ def test_2048_ranks_start_in_ten_seconds_without_a_storm(
     passes = KnownPasses(one_dataset(many_shards), "train", SEQ_LEN)
     begin, reader = (
         passes.state(first_step * global_batch, 0, num_lanes),
-        DryReader(passes, ReadSettings()),
+        DryReader(passes, Reading()),
     )
     simulation = Simulation(monkeypatch, lambda _: 3500)
     nodes = [Node(simulation, is_cached) for _ in range(world_size // NODE_RANKS)]
@@ -138,7 +138,7 @@ def test_how_often_blocks_are_fetched_is_known_without_a_plan(
     passes = KnownPasses(one_dataset(many_shards), "train", SEQ_LEN)
     begin, reader, block = (
         passes.state(0, 0, num_lanes),
-        DryReader(passes, ReadSettings()),
+        DryReader(passes, Reading()),
         block_instances(SEQ_LEN),
     )
     sizes = (StepSizes(rank, world_size, global_batch, SEQ_LEN) for rank in range(world_size))
@@ -178,7 +178,7 @@ def test_pretrain_points_out_a_layout_that_reads_many_times():
 def test_what_small_steps_cost(many_shards, num_lanes, max_read_bytes, requests):
     """2 instances a rank: requests of a rank in 1,024 steps, by lanes and by the size of a read."""
     passes = KnownPasses(one_dataset(many_shards), "train", SEQ_LEN)
-    reader = DryReader(passes, ReadSettings(max_read_bytes=max_read_bytes))
+    reader = DryReader(passes, Reading(max_read_bytes=max_read_bytes))
     asked = reader.count(passes.state(0, 0, num_lanes), StepSizes(0, 64, 128, SEQ_LEN), 1024)
     assert len(asked.ranges) == requests
 
@@ -206,7 +206,7 @@ def in_groups(monkeypatch):
 )
 def test_a_node_reads_rows_of_tables_once(tmp_path, make_dataset, in_groups, damage):
     with serving(make_dataset(tmp_path / "data", ((20, 9),))) as store:
-        settings = ReadSettings(cache_dir=str(tmp_path / "cache"), budget_seconds=60)
+        settings = Reading(cache_dir=str(tmp_path / "cache"), budget_seconds=60)
         for process in range(3):
             dataset = open_dataset(store.url)
             threads = ReadThreads(dataset, settings)
@@ -238,7 +238,7 @@ def test_damaged_rows_of_tables_are_not_kept(tmp_path, make_dataset, in_groups, 
 
         dataset.read_bytes = spoil
         threads = ReadThreads(
-            dataset, ReadSettings(cache_dir=str(tmp_path / "cache"), budget_seconds=60)
+            dataset, Reading(cache_dir=str(tmp_path / "cache"), budget_seconds=60)
         )
         assert len(threads.read_table(dataset.all_shards[0]).result(60)) == 3
         threads.close()
@@ -255,7 +255,7 @@ def test_tables_that_never_come_are_named(tmp_path, make_dataset, monkeypatch):
 
         dataset.read_bytes = fail
         threads = ReadThreads(
-            dataset, ReadSettings(cache_dir=str(tmp_path / "cache"), budget_seconds=0.3)
+            dataset, Reading(cache_dir=str(tmp_path / "cache"), budget_seconds=0.3)
         )
         with pytest.raises(
             ShardReadError,
@@ -284,7 +284,7 @@ def test_real_ranks_read_everything_once_a_node(tmp_path, make_dataset, busy):
         ended = run_nodes([(words, 3), (words, 3)])
     assert [each.returncode for each in ended] == [0] * 6, ended[0].stderr
     found = [json.loads(each.stdout.splitlines()[-1]) for each in ended]
-    alone = read_steps(open_dataset(str(folder)), 0, 1, 12, 14, ReadSettings())
+    alone = read_steps(open_dataset(str(folder)), 0, 1, 12, 14, Reading())
     assert [list(chain.from_iterable(shares)) for shares in zip(*found, strict=True)] == alone
     assert store.refused == busy
     assert (

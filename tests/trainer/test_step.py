@@ -32,7 +32,7 @@ from trainer.order.order import ShardSize, StreamOrder
 from trainer.order.share import rank_runs
 from trainer.order.state import DatasetState, StreamState, parse_state
 from trainer.reading import block_reader
-from trainer.reading.settings import ReadSettings
+from trainer.reading.settings import Reading
 from trainer.stream.held_out import iterate_validation
 from trainer.stream.rank_steps import RankStep
 from trainer.stream.step import StepLoader
@@ -56,7 +56,7 @@ def loader(dataset: Dataset, **changes) -> StepLoader:
         "micro_tokens": SEQ_LEN,
         "seed": 3,
         "num_lanes": 4,
-        "reading": ReadSettings(num_threads=2),
+        "reading": Reading(num_threads=2),
     }
     return StepLoader(dataset, "train", SEQ_LEN, **(settings | changes))
 
@@ -247,9 +247,7 @@ def test_blocks_are_read_once_an_epoch(dataset, monkeypatch):
     monkeypatch.setattr(
         block_reader, "GATHERED_TOKENS", 1
     )  # else half this dataset is gathered ahead
-    with loader(
-        dataset, num_lanes=1, reading=ReadSettings(buffer_bytes=20_000, num_threads=2)
-    ) as steps:
+    with loader(dataset, num_lanes=1, reading=Reading(buffer_bytes=20_000, num_threads=2)) as steps:
         while next(steps).first_position < 192:
             pass
         assert 25 <= steps.reads.blocks <= 25 + 25  # a whole epoch, and what is read ahead

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from pipeline.shards.dataset import open_dataset
 from trainer.order.source import open_mixture
-from trainer.reading.settings import ReadSettings
+from trainer.reading.settings import Reading
 from trainer.stream.pipeline import planned_steps
 from trainer.stream.rank_steps import RankStep
 from trainer.stream.step import StepLoader
@@ -28,7 +28,7 @@ SIZES = {
 }
 LARGE = {"global_batch": 600}
 """Steps of several micro-batches."""
-QUICK = ReadSettings(num_threads=2)
+QUICK = Reading(num_threads=2)
 FORKED = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning",
     "ignore:This DataLoader will create 3 worker",
@@ -233,7 +233,7 @@ def test_workers_of_a_rank_share_its_memory(folder, monkeypatch):
         lambda _, *__, **options: opened.append(options),
     )
     monkeypatch.setattr("trainer.stream.pipeline.StepLoader.__iter__", lambda _: iter([]))
-    list(steps_of(folder, reading=ReadSettings(buffer_bytes=1000), pin_memory=True))
+    list(steps_of(folder, reading=Reading(buffer_bytes=1000), pin_memory=True))
     [options] = opened
     assert (options["reading"].buffer_bytes, options["pin_memory"]) == (500, False)
     assert (options["worker"], options["num_workers"]) == (1, 2)

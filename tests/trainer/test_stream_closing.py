@@ -12,7 +12,7 @@ import pytest
 from pipeline.shards import block_tables
 from pipeline.shards.dataset import open_dataset
 from trainer.reading.read_threads import ReadThreads
-from trainer.reading.settings import ReadSettings
+from trainer.reading.settings import Reading
 from trainer.stream.step import Prefetcher, StepLoader
 
 SIZES = {"rank": 0, "world_size": 1, "global_batch": 8, "micro_tokens": 8192, "seed": 0}
@@ -48,7 +48,7 @@ def threads_end():
 
 
 def test_closed_while_it_plans_or_before_it_has_begun(folder, threads_end):
-    dataset, reading = open_dataset(str(folder)), ReadSettings(num_threads=2, max_read_bytes=1)
+    dataset, reading = open_dataset(str(folder)), Reading(num_threads=2, max_read_bytes=1)
     for number in range(40):
         loader = StepLoader(dataset, "train", 8192, **SIZES, num_lanes=8, reading=reading)
         time.sleep(0.0004 * number)
@@ -116,7 +116,7 @@ def test_nobody_waits_for_a_request_that_hangs(folder, threads_end):
         raise ConnectionResetError("late")
 
     dataset.read_bytes = read_bytes
-    loader = StepLoader(dataset, "train", 8192, **SIZES, reading=ReadSettings(num_threads=2))
+    loader = StepLoader(dataset, "train", 8192, **SIZES, reading=Reading(num_threads=2))
     try:
         assert is_asked.wait(LIMIT_SECONDS)
         loader.close()
@@ -129,7 +129,7 @@ def test_nobody_waits_for_a_request_that_hangs(folder, threads_end):
 
 def test_what_is_asked_for_after_the_end_is_called_off(folder):
     dataset = open_dataset(str(folder))
-    threads = ReadThreads(dataset, ReadSettings(num_threads=1))
+    threads = ReadThreads(dataset, Reading(num_threads=1))
     threads.close()
     with pytest.raises(CancelledError):
         threads.read_table(dataset.all_shards[0]).result(LIMIT_SECONDS)
@@ -148,7 +148,7 @@ def test_a_stalled_opening_of_the_block_table_keeps_nobody(folder, monkeypatch):
         return real(name, start, stop)
 
     dataset.read_bytes = read_bytes
-    reading = ReadSettings(num_threads=2, timeout_seconds=0.3, budget_seconds=LIMIT_SECONDS)
+    reading = Reading(num_threads=2, timeout_seconds=0.3, budget_seconds=LIMIT_SECONDS)
     with StepLoader(dataset, "train", 8192, **SIZES, reading=reading) as loader:
         try:
             assert next(loader).num_instances == 8

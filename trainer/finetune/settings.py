@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from trainer.inference.settings import BatchesToAskSettings
+
 SEARCHED = ("search_global_batch", "search_peak_lr", "search_epochs", "search_seeds")
 """Settings of which every combination is a run."""
 
@@ -69,24 +71,37 @@ class TokenSettings:
     lstm_hidden_size: int = 768
 
 
-@dataclass(frozen=True)
-class FinetuneSettings:
+@dataclass(frozen=True, kw_only=True)
+class TaskSettings(BatchesToAskSettings):
+    """How the files of a task are read, and a model for them.
+
+    Attributes:
+        columns: Names of the columns of a table.
+        squad: Windows and answers of squad and squad2.
+        tokens: Columns of ner, layers and sizes of ner-features.
+        precision: The numbers of weights and activations. Training updates weights in 32 bits
+            either way.
+    """
+
+    columns: ColumnSettings = field(default_factory=ColumnSettings)
+    squad: SquadSettings = field(default_factory=SquadSettings)
+    tokens: TokenSettings = field(default_factory=TokenSettings)
+    precision: Literal["fp32", "bf16"] = "fp32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneSettings(TaskSettings):
     """Fine-tunes a pretrained model on a task, over settings and seeds, and keeps the best.
 
     Files:
         task: The task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, swag; squad (1.1),
             squad2 (2.0); ner, ner-features; or classification, regression and multiple-choice of
             any table.
-        model: A run, RUN@STEP for an earlier checkpoint, the folder or URL of a model, also a
-            fine-tuned one, or a name on the Hugging Face Hub.
         train: Files to train on, together.
         validation: Files to measure on, each by itself. The first one chooses the best run.
         output: Folder for results.json, the best model and its predictions. The same command again
             continues.
         test: Files without labels that the best model predicts, in the benchmark's format.
-        columns: Names of the columns of a table.
-        squad: Windows and answers of squad and squad2.
-        tokens: Columns and windows of ner, layers and sizes of ner-features.
 
     Search:
         search_global_batch: Items of one optimizer step, over all ranks. All of several are tried.
@@ -101,23 +116,15 @@ class FinetuneSettings:
         dropout: Dropout of hidden states, attention and the head; null means the model's own.
         replace_head: Whether a model whose head has other labels, or is of another kind, gets a new
             one.
-        precision: The numbers of weights and activations. Weights are updated in 32 bits either
-            way.
-        micro_tokens: The most real tokens of one forward pass on one rank. It bounds memory and
-            changes no loss.
         bias_correction: Whether AdamW corrects its means for their start at 0, as torch's does.
             google-research/bert does not.
     """
 
     task: str
-    model: str
     train: list[str]
     validation: list[str]
     output: str
     test: list[str] = field(default_factory=list)
-    columns: ColumnSettings = field(default_factory=ColumnSettings)
-    squad: SquadSettings = field(default_factory=SquadSettings)
-    tokens: TokenSettings = field(default_factory=TokenSettings)
     seq_len: int = 128
     search_global_batch: list[int] = field(default_factory=lambda: [32])
     search_peak_lr: list[float] = field(default_factory=lambda: [5e-5])
@@ -126,42 +133,27 @@ class FinetuneSettings:
     warmup_fraction: float = 0.1
     dropout: float | None = None
     bias_correction: bool = True
-    precision: Literal["fp32", "bf16"] = "fp32"
-    micro_tokens: int = 8_192
     replace_head: bool = False
 
 
-@dataclass(frozen=True)
-class PredictSettings:
+@dataclass(frozen=True, kw_only=True)
+class PredictSettings(TaskSettings):
     """Writes what a fine-tuned model says of files, in the form in which the task's predictions are.
 
     Files:
-        model: The folder or URL of a fine-tuned model, such as OUTPUT/best of finetune.
         input: Files without labels, of the layout of the task's test files.
         output: Folder for the predictions, which are written to OUTPUT/predictions/FILE/.
-        columns: Names of the columns of a table.
-        squad: Windows and answers of squad and squad2.
-        tokens: Columns and windows of ner.
 
     Model:
         task: The task; null means the one that the model was fine-tuned on here.
         seq_len: Sequence length in tokens, with [CLS] and [SEP]; null means that of the
             fine-tuning.
-        precision: The numbers of weights and activations.
-        micro_tokens: The most real tokens of one forward pass on one rank. It bounds memory and
-            changes no prediction.
     """
 
-    model: str
     input: list[str]
     output: str
-    columns: ColumnSettings = field(default_factory=ColumnSettings)
-    squad: SquadSettings = field(default_factory=SquadSettings)
-    tokens: TokenSettings = field(default_factory=TokenSettings)
     task: str | None = None
     seq_len: int | None = None
-    precision: Literal["fp32", "bf16"] = "fp32"
-    micro_tokens: int = 8_192
 
 
 def check_settings(settings: FinetuneSettings) -> None:

@@ -6,63 +6,76 @@ from typing import Literal
 from pipeline.command_line.program import check_least
 
 
-@dataclass(frozen=True)
-class FillMaskSettings:
+@dataclass(frozen=True, kw_only=True)
+class ModelToAskSettings:
+    """A model to ask.
+
+    Attributes:
+        model: A run, RUN@STEP for an earlier checkpoint, the folder or URL of a model, also a
+            fine-tuned one, or its name on the Hugging Face Hub.
+    """
+
+    model: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchesToAskSettings(ModelToAskSettings):
+    """A model to ask of many texts.
+
+    Attributes:
+        micro_tokens: The most real tokens of one forward pass on one rank. It bounds memory and
+            changes no result.
+    """
+
+    micro_tokens: int = 8_192
+
+
+@dataclass(frozen=True, kw_only=True)
+class FillMaskSettings(ModelToAskSettings):
     """Prints what a trained model would put in the place of [MASK].
 
     Attributes:
         texts: Texts, each with one or several [MASK].
-        model: A run, RUN@STEP for an earlier checkpoint, or the folder or URL of a model.
         top_k: How many candidates are printed for each [MASK].
     """
 
-    model: str
     texts: list[str]
     top_k: int = 5
 
 
-@dataclass(frozen=True)
-class NextSentenceSettings:
+@dataclass(frozen=True, kw_only=True)
+class NextSentenceSettings(ModelToAskSettings):
     """Prints how probable it is, by a trained model, that the second text follows the first.
 
     Attributes:
         first: The first text.
         second: The second text.
-        model: A run, RUN@STEP for an earlier checkpoint, or the folder or URL of a model.
     """
 
     first: str
     second: str
-    model: str
 
 
-@dataclass(frozen=True)
-class EvaluateSettings:
+@dataclass(frozen=True, kw_only=True)
+class EvaluateSettings(BatchesToAskSettings):
     """Measures a model on a dataset: losses, accuracies, and both by the token's frequency.
 
     Attributes:
-        model: A run, RUN@STEP for an earlier checkpoint, or the folder or URL of a model.
         data: Folder or URL of a dataset made by `python -m pipeline build` with the model's
             vocabulary.
         split: The split whose first pass is read.
         seq_len: Sequence length of the instances; null means each that the split has and the model
             reads.
         num_instances: How many instances are read, from the first on; 0 takes all.
-        micro_tokens: The most real tokens of one forward pass. It bounds memory and changes no
-            result.
-        device: Where the model runs, by default on a GPU if there is one.
         output: File or URL for the same numbers as JSON; null writes none.
         storage_options: Options of the data's filesystem, as JSON or @FILE. Its environment
             variables count too.
     """
 
-    model: str
     data: str
     split: Literal["train", "validation"] = "validation"
     seq_len: int | None = None
     num_instances: int = 0
-    micro_tokens: int = 8_192
-    device: Literal["auto", "cpu", "cuda"] = "auto"
     output: str | None = None
     storage_options: str | None = None
 

@@ -1,6 +1,6 @@
 """What each phase of a run will take: its instances, operations, times and memory.
 
-A step takes at least the longer of its mathematics, at the given share of the GPU's peak, and of
+A step takes at least the longer of its mathematics, at a usual share of the GPU's peak, and of
 starting its kernels one by one, which is what small models and batches wait for. Everything follows
 from formulas, the dataset's manifest and its first block; nothing is trained, and torch is not
 imported.
@@ -23,6 +23,8 @@ from trainer.process.gpus import GPUS
 from trainer.runs.epochs import lengthen_phases, main_of
 from trainer.settings import Phase
 
+MFU = 0.4
+"""Share of the peak that training reaches, counting the mathematics of real tokens only."""
 _STEPS_PLANNED = 512  # by the stream at once
 LAYER_LAUNCHES, OUTER_LAUNCHES, COMPILED_SHARE = 80, 108, 0.6
 """Kernels of a micro-batch, for a layer and around the layers; `compile` leaves out some 40 %."""
@@ -122,7 +124,7 @@ def plan_phase(
         round(a_pass / share),
         passes,
         flops,
-        mathematics=instances * flops * again / (peak_tflops(settings) * 1e12 * settings.mfu),
+        mathematics=instances * flops * again / (peak_tflops(settings) * 1e12 * MFU),
         launches=micro_batches
         * kernels
         * _LAUNCH_SECONDS

@@ -41,7 +41,6 @@ class PlanSettings(PretrainSettings):
         world_size: How many ranks train, each on a GPU or on CPUs.
         gpu: The GPU of a rank, known by its data sheet's TFLOP/s and memory. Ranks on CPUs also
             need --peak_tflops.
-        mfu: Share of the peak that training reaches, counting the mathematics of real tokens only.
     """
 
     data: list[str] = field(default_factory=list)
@@ -50,4 +49,3 @@ class PlanSettings(PretrainSettings):
     gpu: Literal[
         "v100", "a100-40gb", "a100", "l4", "l40s", "h100", "h200", "b200", "mi300x", "cpu"
     ] = "h200"
-    mfu: float = 0.4

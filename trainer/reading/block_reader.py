@@ -23,7 +23,7 @@ from trainer.batches.unpack import unpack_block
 from trainer.order.source import ShardStore
 from trainer.reading.ranged_read import BlockRange
 from trainer.reading.read_threads import Read, ReadThreads
-from trainer.reading.settings import ReadSettings
+from trainer.reading.settings import Reading
 
 LOOKAHEAD_STEPS = 512
 """The most steps planned together at first: the first batch is not to wait for long reads of every lane."""
@@ -191,7 +191,7 @@ class BlockReader:
         store: ShardStore,
         shards: Sequence[Shard],
         steps: Iterator[Steps],
-        settings: ReadSettings,
+        settings: Reading,
         min_steps: int = 2,
         memory: HostMemory | None = None,
         counts: ReadCounts | None = None,

@@ -41,7 +41,7 @@ from trainer.reading.ranged_read import (
     split_blocks,
 )
 from trainer.reading.rate_limit import RateLimit, make_rate_file
-from trainer.reading.settings import ReadSettings
+from trainer.reading.settings import Reading
 
 MIN_CACHE_BYTES = 64 * 2**20
 STRETCH_BYTES = 4 * 2**20
@@ -254,7 +254,7 @@ def open_cache(folder: str, max_bytes: int) -> ShardCache:
 def read_blocks_cached(
     dataset: ShardStore,
     blocks: BlockRange,
-    settings: ReadSettings,
+    settings: Reading,
     stop: threading.Event,
     rate_limit: RateLimit | None = None,
 ) -> list[memoryview]:
@@ -282,7 +282,7 @@ def read_blocks_cached(
 def read_table_cached(
     dataset: ShardStore,
     shard: Shard,
-    settings: ReadSettings,
+    settings: Reading,
     stop: threading.Event,
     attempts: Attempts,
 ) -> BlockTable:

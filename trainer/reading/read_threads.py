@@ -28,7 +28,7 @@ from trainer.reading.ranged_read import (
     read_table,
 )
 from trainer.reading.rate_limit import RateLimit
-from trainer.reading.settings import ReadSettings
+from trainer.reading.settings import Reading
 
 
 @dataclass
@@ -56,7 +56,7 @@ class _Job(NamedTuple):
 class ReadThreads:
     """A few daemon threads."""
 
-    def __init__(self, store: ShardStore, settings: ReadSettings) -> None:
+    def __init__(self, store: ShardStore, settings: Reading) -> None:
         """Starts the threads.
 
         Raises:

@@ -13,38 +13,31 @@ class ReadingSettings:
     Attributes:
         buffer_bytes: Bytes of memory of one rank for blocks that are read ahead, and as many again
             while it validates. Half of it is read at a time.
-        max_read_bytes: The most bytes of consecutive blocks that one request reads.
-        timeout_seconds: Seconds that one request may take. Drivers have limits too, S3's a minute
-            without a byte.
-        budget_seconds: Seconds that one range of bytes may take over all its attempts.
     """
 
     buffer_bytes: int = 512 * 2**20
-    max_read_bytes: int = 8 * 2**20
-    timeout_seconds: float = 60.0
-    budget_seconds: float = 300.0
 
     def __post_init__(self) -> None:
-        for name in ("buffer_bytes", "max_read_bytes"):
-            if (value := getattr(self, name)) < 1:
-                raise ValueError(f"reading.{name} is {value}; it must be at least 1")
-        for name in ("timeout_seconds", "budget_seconds"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"reading.{name} is {getattr(self, name)}; it must be above 0")
+        if self.buffer_bytes < 1:
+            raise ValueError(f"reading.buffer_bytes is {self.buffer_bytes}; it must be at least 1")
 
-    def with_cache(self, cache_dir: str | None, cache_bytes: int) -> "ReadSettings":
+    def with_cache(self, cache_dir: str | None, cache_bytes: int) -> "Reading":
         """The same, with a cache."""
-        return ReadSettings(**vars(self), cache_dir=cache_dir, cache_bytes=cache_bytes)
+        return Reading(**vars(self), cache_dir=cache_dir, cache_bytes=cache_bytes)
 
 
 @dataclass(frozen=True)
-class ReadSettings(ReadingSettings):
-    """How shards are read.
+class Reading(ReadingSettings):
+    """How shards are read, with what no command asks for.
 
     Attributes:
         cache_dir: Folder on a disk of this machine that keeps what was read, for all ranks on it;
             None keeps nothing.
         cache_bytes: The most bytes that the cache folder holds.
+        max_read_bytes: The most bytes of consecutive blocks that one request reads.
+        timeout_seconds: Seconds that one request may take. Drivers have limits too, S3's a minute
+            without a byte.
+        budget_seconds: Seconds that one range of bytes may take over all its attempts.
         num_threads: Requests in flight; None means STORE_THREADS, or LOCAL_THREADS for local files.
         rank: Number of this process among those that ask the same store.
         num_ranks: How many these are.
@@ -52,6 +45,9 @@ class ReadSettings(ReadingSettings):
 
     cache_dir: str | None = None
     cache_bytes: int = 64 * 2**30
+    max_read_bytes: int = 8 * 2**20
+    timeout_seconds: float = 60.0
+    budget_seconds: float = 300.0
     num_threads: int | None = None
     rank: int = 0
     num_ranks: int = 1

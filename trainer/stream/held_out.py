@@ -10,7 +10,7 @@ from pipeline.shards.dataset import Dataset
 from pipeline.shards.records import Shard
 from trainer.batches.pack import MicroBatch, cut_micro_batches, pack_micro_batches
 from trainer.reading.block_reader import BlockReader, Steps
-from trainer.reading.settings import ReadSettings
+from trainer.reading.settings import Reading
 
 
 def iterate_validation(
@@ -21,7 +21,7 @@ def iterate_validation(
     world_size: int,
     micro_tokens: int,
     max_instances: int | None = None,
-    reading: ReadSettings | None = None,
+    reading: Reading | None = None,
     split: str = "validation",
 ) -> Iterator[MicroBatch]:
     """This rank's share of the first instances of a split's pass 0, once and in order.
@@ -44,7 +44,7 @@ def iterate_validation(
         num_instances = min(num_instances, max_instances)
     start, stop = (share * num_instances // world_size for share in (rank, rank + 1))
     plan = _plan_instances(shards, start, stop, block_instances(seq_len))
-    reading = replace(reading or ReadSettings(), rank=rank, num_ranks=world_size)
+    reading = replace(reading or Reading(), rank=rank, num_ranks=world_size)
     return _pack_in_order(BlockReader(dataset, shards, plan, reading), micro_tokens)
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import get_worker_info
 
 from pipeline.shards.dataset import Dataset
 from trainer.order.source import Mixture, open_mixture
-from trainer.reading.settings import ReadSettings
+from trainer.reading.settings import Reading
 from trainer.stream.rank_steps import StepSizes
 from trainer.stream.step import StepLoader
 
@@ -178,7 +178,7 @@ def _open_loader(
 ) -> StepLoader:
     """Begins to read what falls to this process: all steps of the rank, or a worker's."""
     reading = replace(
-        arguments.get("reading") or ReadSettings(),
+        arguments.get("reading") or Reading(),
         rank=arguments["rank"],
         num_ranks=arguments["world_size"],
     )

@@ -18,7 +18,7 @@ from trainer.order.order import step_positions
 from trainer.order.share import Runs, cut_at_blocks, rank_runs, rank_slots
 from trainer.order.state import StreamState
 from trainer.reading.block_reader import BlockReader, Group, ReadCounts, Steps
-from trainer.reading.settings import ReadSettings
+from trainer.reading.settings import Reading
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class RankSteps:
         passes: KnownPasses,
         begin: StreamState,
         sizes: StepSizes,
-        reading: ReadSettings,
+        reading: Reading,
         is_pinned: bool = False,
     ) -> None:
         """Nothing is read before the first step is asked for."""

@@ -18,7 +18,7 @@ from trainer.order.order import Stretch
 from trainer.order.share import default_num_lanes, rank_runs
 from trainer.order.source import Mixture, one_dataset
 from trainer.order.state import StreamState, parse_state, refuse_other_stream
-from trainer.reading.settings import ReadSettings
+from trainer.reading.settings import Reading
 from trainer.stream.rank_steps import RankStep, RankSteps, StepSizes
 
 PREFETCH_GROUPS = 1
@@ -133,7 +133,7 @@ class StepLoader:
         num_steps: int | None = None,
         num_lanes: int | None = None,
         skip: Sequence[Stretch] = (),
-        reading: ReadSettings | None = None,
+        reading: Reading | None = None,
         pin_memory: bool = False,
         wait_policy: WaitPolicy | None = None,
         worker: int = 0,
@@ -175,7 +175,7 @@ class StepLoader:
         wait_policy = replace(wait_policy or WaitPolicy(), stop=threading.Event())
         self.passes = KnownPasses(mixture, split, seq_len, wait_policy)
         begin = _begin(self.passes, seed, num_lanes, global_batch, state).skipping(skip)
-        rank_steps = RankSteps(self.passes, begin, sizes, reading or ReadSettings(), pin_memory)
+        rank_steps = RankSteps(self.passes, begin, sizes, reading or Reading(), pin_memory)
         self._steps = Prefetcher(rank_steps.groups(first_step, num_steps), PREFETCH_GROUPS)
         self._finalizer = weakref.finalize(self, _close, self._steps, rank_steps, wait_policy.stop)
         self.num_lanes = begin.num_lanes

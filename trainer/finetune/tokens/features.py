@@ -50,7 +50,7 @@ class FeatureTask(TokenTask):
             combine="concat",
             rows="word",
             micro_tokens=max(micro_tokens, opened.config.max_position_embeddings),
-            device=choose_device("auto"),
+            device=choose_device(),
         )
         self._model_hash = hash_state(opened.state)
         self._store = VectorStore()

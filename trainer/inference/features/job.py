@@ -53,7 +53,7 @@ def write_features(settings: FeaturesSettings) -> dict[str, Any]:
         rows=settings.rows,
         seq_len=settings.seq_len,
         micro_tokens=settings.micro_tokens,
-        device=choose_device(settings.device),
+        device=choose_device(),
     )
     counts: Counter[str] = Counter()
     texts = tqdm(read_texts(settings), unit="text", unit_scale=True, mininterval=1.0, disable=None)

@@ -4,18 +4,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipeline.command_line.program import check_least
+from trainer.inference.settings import BatchesToAskSettings
 
 Rows = Literal["token", "word", "cls", "mean", "pooler"]
 Combine = Literal["each", "sum", "concat"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeaturesSettings:
+class FeaturesSettings(BatchesToAskSettings):
     """Writes hidden states of a model for the texts of a file, a vector for each token, word or text.
 
     Input:
-        model: A run, RUN@STEP for an earlier checkpoint, the folder or URL of a model, or its name
-            on the Hugging Face Hub.
         input: A file at any fsspec URL, also as .gz, .bz2, .xz and .zst.
         format: How the file is read: text line by line, jsonl as a JSON object a line, conll as a
             word a line with a blank line after each sentence, auto by the file's name
@@ -36,12 +35,8 @@ class FeaturesSettings:
     Running:
         output: The Parquet file to write, at any fsspec URL. It appears whole or not at all.
         dtype: The number type of the vectors.
-        micro_tokens: The most real tokens of one forward pass. It bounds memory and changes no
-            result.
-        device: Where the model runs, by default on a GPU if there is one.
     """
 
-    model: str
     input: str
     output: str
     format: Literal["auto", "text", "jsonl", "conll"] = "auto"
@@ -52,8 +47,6 @@ class FeaturesSettings:
     rows: Rows = "token"
     seq_len: int | None = None
     dtype: Literal["float32", "float16"] = "float32"
-    micro_tokens: int = 8_192
-    device: Literal["auto", "cpu", "cuda"] = "auto"
 
     def __post_init__(self) -> None:
         check_least(self, seq_len=3, micro_tokens=1)
