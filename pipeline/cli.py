@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -154,36 +154,19 @@ class ExportSettings(DatasetSettings):
     seq_len: int | None = None
 
 
-def build(settings: "BuildSettings", beam_arguments: Sequence[str]) -> None:
-    """`python -m pipeline build`."""
-    with _continuing():
-        from pipeline.stages.build import run_build
+def _run_stage(name: str) -> Callable[["BuildSettings", Sequence[str]], None]:
+    """What `python -m pipeline build`, vocab, tokens or shards calls."""
 
-        run_build(settings, beam_arguments)
+    def run(settings: "BuildSettings", beam_arguments: Sequence[str]) -> None:
+        with _continuing():
+            from pipeline.stages import build
 
+            getattr(build, f"run_{name}")(settings, beam_arguments)
 
-def vocab(settings: "BuildSettings", beam_arguments: Sequence[str]) -> None:
-    """`python -m pipeline vocab`."""
-    with _continuing():
-        from pipeline.stages.build import run_vocab
-
-        run_vocab(settings, beam_arguments)
+    return run
 
 
-def tokens(settings: "BuildSettings", beam_arguments: Sequence[str]) -> None:
-    """`python -m pipeline tokens`."""
-    with _continuing():
-        from pipeline.stages.build import run_tokens
-
-        run_tokens(settings, beam_arguments)
-
-
-def shards(settings: "BuildSettings", beam_arguments: Sequence[str]) -> None:
-    """`python -m pipeline shards`."""
-    with _continuing():
-        from pipeline.stages.build import run_shards
-
-        run_shards(settings, beam_arguments)
+build, vocab, tokens, shards = map(_run_stage, ("build", "vocab", "tokens", "shards"))
 
 
 @contextlib.contextmanager

@@ -82,28 +82,14 @@ def _rows(settings_class: Any, names: Sequence[str], prefix: str, width: int) ->
     fields = {field.name: field for field in dataclasses.fields(settings_class)}
     for name in names:
         hint, meaning = hints[name], field_help(settings_class, name)
-        if section := section_of(hint):
+        if section := section_of(item_of(hint) or hint):
             yield from ("", *textwrap.wrap(f"{prefix}{name}.*: {meaning}", width))
-            yield from _rows(
-                section, list(typing.get_type_hints(section)), f"{prefix}{name}.", width
-            )
+            keys = list(typing.get_type_hints(section))
+            yield from _rows(section, keys, f"{prefix}{name}.", width)
             continue
         default = field_default(fields[name])
         said = f"{meaning} (default:{_NO_BREAK}{default})" if default else meaning
         yield from _row(f"{prefix}{name} {_metavar(hint)}", said, width)
-        if item := section_of(item_of(hint)):
-            yield from _item_rows(item, name, hints, width)
-
-
-def _item_rows(item: Any, listed: str, flags: dict[str, Any], width: int) -> Iterator[str]:
-    """The keys of each item of a list; those that mean what the flag of their name does are named only."""
-    hints = typing.get_type_hints(item)
-    same = [name for name, hint in hints.items() if flags.get(name) == hint]
-    own = [name for name in hints if name not in same]
-    yield from textwrap.wrap(f"Each of {listed} has these keys:", width, initial_indent="    ")
-    yield from _rows(item, own, "    ", width)
-    if same:
-        yield from _row(f"    {', '.join(same)}", "The same as the flags of these names.", width)
 
 
 def _row(name: str, meaning: str, width: int) -> list[str]:
@@ -123,7 +109,7 @@ def _metavar(hint: Any) -> str:
     if choices_of(kind):
         return "CHOICE"
     if inner := item_of(kind):
-        return "YAML" if section_of(inner) else f"{_metavar(inner)} ..."
+        return f"{_metavar(inner)} ..."
     return {bool: "[true|false]", int: "N", float: "NUMBER", str: "TEXT"}.get(kind, "YAML")
 
 

@@ -17,49 +17,38 @@
 
 A zip archive holds files of these: a member belongs to the range its header starts in.
 So any cut of a file into ranges gives every document once. UTF-16 belongs as a whole to the range
-that starts at 0. A new layout is a file with its `Format` and a line in FORMATS.
+that starts at 0. A new layout is a file with its `Format` and a line in LAYOUTS
+(pipeline.documents.source).
 """
 
+import importlib
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import PurePosixPath
 
-from pipeline.documents.arrow import ARROW
-from pipeline.documents.csv_rows import CSV
 from pipeline.documents.encoding import MARK_BYTES, decode, head_to_utf8, is_utf16, refuse_packed
 from pipeline.documents.files import FileRange, StorageOptions, open_sized, read_blocks, read_head
 from pipeline.documents.format import Beginning, Format
-from pipeline.documents.jsonl import CIRRUS, JSONL, refuse_json
+from pipeline.documents.jsonl import refuse_json
 from pipeline.documents.lines import read_lines, read_whole, split_file
-from pipeline.documents.mediawiki import MEDIAWIKI
-from pipeline.documents.parquet import PARQUET
-from pipeline.documents.plain_text import LINES, TEXT, TEXT_BLANK_LINES
-from pipeline.documents.plain_text import SENTENCE_LINES as SENTENCE_LINES_FORMAT
 from pipeline.documents.records import Record
-from pipeline.documents.sentence_lines import SENTENCE_LINES, WHICH_FLAG, look_at_lines
-from pipeline.documents.warc import WARC
-from pipeline.documents.wikiextractor import WIKIEXTRACTOR
+from pipeline.documents.sentence_lines import WHICH_FLAG, look_at_lines
+from pipeline.documents.source import LAYOUTS
 from pipeline.storage.compression import compression_suffix, is_compressed, plain_name
 from pipeline.storage.zip_archive import SUFFIX as ZIP
 from pipeline.storage.zip_archive import Member, list_members
 
 _COMPRESSED_MARK_BYTES = 4096  # as many more are read as it takes to decompress the first two bytes
-# "auto" is the first of them that detects a file, or text.
-FORMATS: dict[str, Format] = {
-    "text": TEXT,
-    "lines": LINES,
-    "text-blank-lines": TEXT_BLANK_LINES,
-    SENTENCE_LINES: SENTENCE_LINES_FORMAT,
-    "parquet": PARQUET,
-    "arrow": ARROW,
-    "csv": CSV,
-    "warc": WARC,
-    "mediawiki": MEDIAWIKI,
-    "cirrus": CIRRUS,
-    "jsonl": JSONL,
-    "wikiextractor": WIKIEXTRACTOR,
-}
+
+
+def _load(layout: str) -> Format:
+    module, _, name = layout.partition(":")
+    found: Format = getattr(importlib.import_module(f"pipeline.documents.{module}"), name)
+    return found
+
+
+FORMATS = {name: _load(layout) for name, layout in LAYOUTS.items()}
 
 
 def format_of(record: Record, file_range: FileRange) -> Format:

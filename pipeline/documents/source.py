@@ -3,13 +3,27 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-TextFormat = Literal[
-    "auto", "text", "lines", "text-blank-lines", "sentence-lines", "parquet", "arrow", "csv", "warc", "mediawiki", "cirrus",
-    "jsonl", "wikiextractor",
-]  # fmt: skip
-"""The names of FORMATS (pipeline.documents.formats), which a test holds to them, and auto."""
+LAYOUTS = {
+    "text": "plain_text:TEXT",
+    "lines": "plain_text:LINES",
+    "text-blank-lines": "plain_text:TEXT_BLANK_LINES",
+    "sentence-lines": "plain_text:SENTENCE_LINES",
+    "parquet": "parquet:PARQUET",
+    "arrow": "arrow:ARROW",
+    "csv": "csv_rows:CSV",
+    "warc": "warc:WARC",
+    "mediawiki": "mediawiki:MEDIAWIKI",
+    "cirrus": "jsonl:CIRRUS",
+    "jsonl": "jsonl:JSONL",
+    "wikiextractor": "wikiextractor:WIKIEXTRACTOR",
+}
+"""The `Format` of each layout, by its module here; "auto" is the first that detects a file, or text."""
+if TYPE_CHECKING:
+    TextFormat = str
+else:
+    TextFormat = Literal[("auto", *LAYOUTS)]
 Wrapping = Literal["auto", "none", "blank-lines", "hard"]
 
 MAX_SOURCES = 255

@@ -1,7 +1,6 @@
 """Every line layout from literal bytes: texts, places, and errors that name file and line."""
 
 from pathlib import Path
-from typing import get_args
 
 import fsspec
 import pytest
@@ -16,7 +15,6 @@ from pipeline.documents.jsonl import split_jsonl
 from pipeline.documents.lines import split_lines
 from pipeline.documents.parts import Part, find_inputs, plan_parts
 from pipeline.documents.read import read_part
-from pipeline.documents.source import TextFormat
 
 
 def read(
@@ -343,7 +341,3 @@ def test_a_format_is_one_line_of_the_table(monkeypatch, tmp_path):
             "two",
             "three",
         ]
-
-
-def test_the_table_says_which_formats_may_be_chosen():
-    assert get_args(TextFormat) == ("auto", *FORMATS)

@@ -75,6 +75,8 @@ def test_a_format_and_a_filter(copy, tmp_path):
     words = [
         "--input",
         tmp_path / "texts.tsv",
+        "--format",
+        "tsv",
         "--min_words",
         3,
         "--vocab",

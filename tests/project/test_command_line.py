@@ -377,7 +377,7 @@ flags:
     assert "usage: program build --output TEXT [flags]\n" in out
     assert "  --kind CHOICE         Which. One of plain, googles, 3. (default: plain)\n" in out
     assert (
-        "    Each of phases has these keys:\n      peak_lr NUMBER    Highest rate. (default: 0.0001)\n"
+        "  --phases.peak_lr NUMBER\n                        Highest rate. (default: 0.0001)\n"
         in out
     )
 
@@ -404,7 +404,7 @@ def test_help_groups_flags_by_the_sections_of_the_docstring_and_leaves_out_what_
         "usage: program vocab --output TEXT [flags]\n\nLearns a vocabulary from text"
     )
     assert "--seq_lens" not in out
-    assert "      input, language, format, text_field, wrapping\n" in out
+    assert "  --sources.text_field TEXT\n" in out
 
 
 def test_numbers_below_the_least_are_refused():
