@@ -137,15 +137,6 @@ def test_a_vector_a_text(hf, text_file, tmp_path, rows):
         np.testing.assert_allclose(vector, expected, atol=1e-5)
 
 
-def test_half_precision(hf, text_file, tmp_path):
-    assert features(hf, text_file, tmp_path / "out", "--layers", "-1", "--dtype", "float16") == 0
-    table = pq.read_table(tmp_path / "out")
-    assert str(table.schema.field("layer_2").type) == "fixed_size_list<element: halffloat>[64]"
-    states, _ = theirs(hf, TEXTS[0])
-    found = np.array(table["layer_2"].to_pylist()[: states.shape[1] - 2], dtype=np.float32)
-    np.testing.assert_allclose(found, states[-1, 1:-1], atol=5e-3)
-
-
 # --- long texts
 # -----------------------------------------------------------------------------------------------------
 

@@ -97,10 +97,10 @@ def test_a_run_that_goes_on_says_which_rows_are_missing(tmp_path):
     said, folder = [], RunFolder(tmp_path)
     for step in (1, 4):
         MetricsFile(folder.metrics).append({"step": step, "split": "train"})
-    open_recorder(folder, settings, 6, said.append)
+    open_recorder(folder, settings, 6, said.append).close()
     assert said == [
         f"{tmp_path}/metrics.jsonl lacks the rows of steps 2-3, 5-6: it was cut or edited. Curves have a gap,"
         " and nothing else is lost: training goes on"
     ]
-    open_recorder(folder, settings, 1, said.append)
+    open_recorder(folder, settings, 1, said.append).close()
     assert len(said) == 1

@@ -7,7 +7,21 @@ from trainer.settings import Phase, PretrainSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class DoctorSettings(PretrainSettings):
+class PreflightSettings(PretrainSettings):
+    """A run that is looked at before it begins.
+
+    Attributes:
+        data: Datasets as pretrain takes them. Without any, doctor reads none, and in a plan every
+            instance counts as full.
+        output: The planned folder of the run, which is not made.
+    """
+
+    data: list[str] = field(default_factory=list)
+    output: str = "."
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorSettings(PreflightSettings):
     """Examines every rank of a job before it trains.
 
     Start it as pretrain is started. The exit code is 1 if a rank is unfit.
@@ -17,34 +31,25 @@ class DoctorSettings(PretrainSettings):
     there.
 
     Attributes:
-        data: Datasets as pretrain takes them, to be read from on every rank. Without any, none is
-            read.
-        output: The planned folder of the run, which is looked at but not made.
         phases: The phases of the training, which are not looked at.
     """
 
-    data: list[str] = field(default_factory=list)
-    output: str = "."
     phases: list[Phase] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanSettings(PretrainSettings):
+class PlanSettings(PreflightSettings):
     """Says what a run will take: tokens, epochs, hours, memory by ZeRO stage, bandwidth.
 
     It takes every flag of `python -m trainer pretrain` too, so that the run's --config can be given
     as it is.
 
     Attributes:
-        data: Datasets as pretrain takes them. Without any, every instance counts as full.
-        output: The run's folder, which is not looked at.
         world_size: How many ranks train, each on a GPU or on CPUs.
         gpu: The GPU of a rank, known by its data sheet's TFLOP/s and memory. Ranks on CPUs also
             need --peak_tflops.
     """
 
-    data: list[str] = field(default_factory=list)
-    output: str = ""
     world_size: int = 8
     gpu: Literal[
         "v100", "a100-40gb", "a100", "l4", "l40s", "h100", "h200", "b200", "mi300x", "cpu"

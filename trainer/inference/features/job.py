@@ -12,10 +12,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 from tqdm import tqdm
 
 from pipeline.documents.text_files import read_json_lines, read_text, read_text_lines
@@ -63,7 +61,7 @@ def write_features(settings: FeaturesSettings) -> dict[str, Any]:
         file = Path(temporary, "features.parquet")
         with pq.ParquetWriter(file, _schema(settings, extractor)) as writer:
             for batch in rows:
-                writer.write_table(_to_table(batch, extractor, writer.schema, settings.dtype))
+                writer.write_table(_to_table(batch, extractor, writer.schema))
                 counts["rows"] += len(batch.index)
             if not counts["texts"]:
                 raise ValueError(f"{settings.input} holds no text; expected one a line")
@@ -142,13 +140,11 @@ def _schema(settings: FeaturesSettings, extractor: FeatureExtractor) -> pa.Schem
         fields += [("word", pa.int32()), ("form", pa.string())]
     if settings.rows in ("token", "word"):
         fields += _TOKEN_FIELDS
-    vector = pa.list_(pa.from_numpy_dtype(np.dtype(settings.dtype)), extractor.width)
+    vector = pa.list_(pa.float32(), extractor.width)
     return pa.schema([*fields, *((name, vector) for name in extractor.columns)])
 
 
-def _to_table(
-    rows: FeatureRows, extractor: FeatureExtractor, schema: pa.Schema, dtype: str
-) -> pa.Table:
+def _to_table(rows: FeatureRows, extractor: FeatureExtractor, schema: pa.Schema) -> pa.Table:
     columns: dict[str, Any] = {
         "text": [text.origin.number for text in rows.texts],
         "line": [text.origin.line for text in rows.texts],
@@ -164,13 +160,6 @@ def _to_table(
         columns["start"] = [text.offsets[token][0] for text, token in places]
         columns["end"] = [text.offsets[token][1] for text, token in places]
     for number, name in enumerate(extractor.columns):
-        flat = _cast(rows.vectors[:, number].reshape(-1), np.dtype(dtype))
+        flat = rows.vectors[:, number].reshape(-1)
         columns[name] = pa.FixedSizeListArray.from_arrays(pa.array(flat), extractor.width)
     return pa.table(columns, schema=schema)
-
-
-def _cast(values: NDArray[np.float32], dtype: np.dtype[Any]) -> NDArray[Any]:
-    largest = np.abs(values).max(initial=0.0)
-    if largest > np.finfo(dtype).max:
-        raise ValueError(f"a value of {largest:.0f} does not fit float16; give --dtype float32")
-    return values.astype(dtype)

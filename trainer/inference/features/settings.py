@@ -34,7 +34,6 @@ class FeaturesSettings(BatchesToAskSettings):
 
     Running:
         output: The Parquet file to write, at any fsspec URL. It appears whole or not at all.
-        dtype: The number type of the vectors.
     """
 
     input: str
@@ -46,7 +45,6 @@ class FeaturesSettings(BatchesToAskSettings):
     combine: Combine = "each"
     rows: Rows = "token"
     seq_len: int | None = None
-    dtype: Literal["float32", "float16"] = "float32"
 
     def __post_init__(self) -> None:
         check_least(self, seq_len=3, micro_tokens=1)
