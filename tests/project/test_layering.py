@@ -71,7 +71,7 @@ ROOMS = {
     "trainer.checkpoints": (
         "pipeline.storage trainer.checkpoints.settings trainer.process trainer.optim trainer.engine trainer.runs"
     ),
-    "trainer.guards": "trainer.guards.settings trainer.process trainer.order trainer.optim trainer.engine",
+    "trainer.guards": "trainer.guards.settings trainer.process trainer.optim",
     "trainer.watch": "trainer.process trainer.model trainer.engine trainer.settings trainer.runs",
     "trainer.report": "pipeline.pages trainer.model trainer.runs trainer.watch",
     "trainer.preflight": (

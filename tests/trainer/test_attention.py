@@ -103,13 +103,6 @@ def test_dropout_drops_probabilities_and_keeps_their_mean():
     ("backend", "device", "dtype", "dropout_p", "message"),
     [
         (
-            "quick",
-            CPU,
-            torch.float32,
-            0.0,
-            "'quick' is unknown; choose one of auto, padded, varlen, flash",
-        ),
-        (
             "varlen",
             CPU,
             torch.float32,

@@ -10,6 +10,7 @@ import socket
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from trainer.engine.start import start_engine
 from trainer.engine.train_step import agree_on_step, grad_norm, train_step
 from trainer.guards.settings import SafetySettings
 from trainer.guards.spike_guard import SpikeGuard
-from trainer.guards.watchdog import Peer, Watchdog, describe_hang
+from trainer.guards.watchdog import ANSWER_SECONDS, Peer, Watchdog, describe_hang
 from trainer.guards.weights_check import CorruptWeightsError, WeightsCheck, checksum, find_suspects
 from trainer.model.bert import build_model
 from trainer.model.config import BertConfig
@@ -268,6 +269,26 @@ def test_the_watchdog_listens_where_the_ranks_are_only(tmp_path, monkeypatch):
     with socket.create_connection(gathered[0].address, timeout=5) as connection:
         assert json.loads(connection.recv(100)) == {"beats": 1, "place": "start"}
     watchdog.close()
+
+
+def test_the_watchdog_waits_for_no_rank_that_does_not_read(tmp_path):
+    """The first who asks never reads, so sending to it ends by its limit; the second is answered."""
+    limits, sent = [], []
+
+    def send(data):
+        sent.append(json.loads(data))
+        if len(sent) == 1:
+            raise TimeoutError
+
+    connection = MagicMock(settimeout=limits.append, sendall=send)
+    watchdog = Watchdog(0, tmp_path, SimpleNamespace(rank=0))
+    accepted = [(connection, None), (connection, None), OSError("closed")]
+    watchdog._listener = MagicMock(accept=MagicMock(side_effect=accepted))
+    connection.__exit__.return_value = False
+    watchdog.beat("step 4")
+    watchdog._answer()
+    assert limits == [ANSWER_SECONDS] * 2
+    assert sent == [{"beats": 1, "place": "step 4"}] * 2
 
 
 if __name__ == "__main__":

@@ -128,6 +128,7 @@ def test_steps_for_epochs(data):
         ({"epochs": 40.0}, "epochs are passes over a dataset; give --data"),
         ({"epochs": 0.0, "data": ["somewhere"]}, "epochs is 0.0; give a number above 0"),
         ({"epochs": 40.0, "data": ["somewhere"], "steps": [7]}, "epochs decides the steps"),
+        ({"epochs": 40.0, "data": ["somewhere"], "follow": True}, "give --steps with follow"),
         (
             {"epochs": 40.0, "data": ["somewhere"], "budget_hours": 3.0},
             "leave steps and budget_hours out",

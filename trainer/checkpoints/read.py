@@ -1,11 +1,10 @@
 """Checkpoints per parameter, so that any number of ranks and any ZeRO stage reads the same files.
 
-    checkpoints/step-00000600/model.safetensors                     weights as the model uses them,
-    fp32 or bf16
-                              fragments-00000-of-00002.safetensors  rank 0's pieces: "fp32/NAME",
-                              "exp_avg/NAME", ... state.json                            progress,
-                              and which piece of what lies where COMMITTED
-                              sizes and hashes of the others, written last
+    checkpoints/step-00000600/
+        model.safetensors                     weights as the model uses them, fp32 or bf16
+        fragments-00000-of-00002.safetensors  rank 0's pieces: "fp32/NAME", "exp_avg/NAME", ...
+        state.json                            progress, and which piece of what lies where
+        COMMITTED                             sizes and hashes of the others, written last
 
 This file finds and reads them; write.py beside it writes them. No pickle anywhere. Generators are
 keyed to the step (`trainer.engine.train_step.seed_dropout`), so there is no random state to save.

@@ -98,10 +98,9 @@ def choose_checkpoint(
         if ranks.rank == 0:
             local, remote = _list_checkpoints(run, store, say)
             found = local | remote if everywhere else remote
-            names = sorted(
-                (each for each in found if before is None or step_of(each) < before), reverse=True
-            )
-            name = _choose(run, store, names, local, skip_damaged, say)
+            names = [each for each in found if before is None or step_of(each) < before]
+            newest_first = sorted(names, reverse=True)
+            name = _choose(run, store, newest_first, local, skip_damaged, say)
     name = ranks.gather(name)[0]
     if name is None:
         return None
@@ -135,16 +134,13 @@ def _choose(
     for name in names:
         try:
             if store is not None and name not in local:
-                store.fetch_files(
-                    [METRICS], run.path
-                )  # first: where the checkpoint is, its rows are
+                # Rows first: where the checkpoint is, they are.
+                store.fetch_files([METRICS], run.path)
                 store.fetch_checkpoint(name, run.checkpoints)
             if skip_damaged:
                 verify_checkpoint(run.checkpoints / name)
         except ValueError as damage:
-            if not skip_damaged or isinstance(
-                damage, OSError
-            ):  # an OSError: the store did not answer
+            if not skip_damaged or isinstance(damage, OSError):  # the store did not answer
                 raise
             say(f"skipped: {damage}")
             (run.checkpoints / name / COMMITTED).unlink(missing_ok=True)

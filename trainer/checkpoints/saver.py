@@ -55,9 +55,8 @@ class CheckpointSaver:
             say: Tells the user something, from rank 0.
         """
         group = torch.distributed.new_group(backend="gloo", timeout=LONGEST_UPLOAD)
-        torch.distributed.barrier(
-            group=group
-        )  # connects now: a launcher that is lost may take the addresses with it
+        # Connects now: a launcher that is lost may take the addresses with it.
+        torch.distributed.barrier(group=group)
         self._run, self._settings, self._store, self._say = run, settings, store, say
         self._ranks = dataclasses.replace(ranks, counts_group=group)
         self._copies = HostCopies()

@@ -43,10 +43,9 @@ class CheckpointStore:
     def list_checkpoints(self) -> tuple[list[str], list[str]]:
         """Names of committed checkpoints, oldest first, and of those whose upload never ended."""
         found = (self._folder / CHECKPOINTS).list()
-        names = sorted({name.partition("/")[0] for name in found})
-        names = [
-            name for name in names if is_checkpoint(name)
-        ]  # anything else is not ours to remove
+        folders = sorted({name.partition("/")[0] for name in found})
+        # Anything else is not ours to remove.
+        names = [name for name in folders if is_checkpoint(name)]
         finished = [name for name in names if f"{name}/{COMMITTED}" in found]
         return finished, [name for name in names if name not in finished]
 

@@ -70,22 +70,18 @@ def deepspeed_config(chosen: dict[str, Any], zero_stage: int, precision: str) ->
     if zero_stage == 3:
         zero["sub_group_size"] = 2**62  # one group, so that clipping sees all gradients at once
     if zero_stage == 2 or (zero_stage == 1 and precision == "fp32"):
-        zero["compute_grad_norm"] = (
-            False  # ours comes with clipping, and theirs would be one more all-reduce
-        )
+        # Ours comes with clipping, and theirs would be one more all-reduce.
+        zero["compute_grad_norm"] = False
     return {
         **chosen,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
-        "bf16": {
-            "enabled": precision == "bf16",
-            "immediate_grad_update": True,
-        },  # not one more copy of all gradients
+        # Updated at once: not one more copy of all gradients.
+        "bf16": {"enabled": precision == "bf16", "immediate_grad_update": True},
         "data_types": {"grad_accum_dtype": "fp32"},
         "communication_data_type": "fp32",
-        "timers": {
-            "throughput": {"enabled": False}
-        },  # it waits for the device before every forward pass
+        # The timer waits for the device before every forward pass.
+        "timers": {"throughput": {"enabled": False}},
         # The loop decides where a step ends and what the loss is divided by; these are dummies.
         "managed_gradient_accumulation": False,
         "train_micro_batch_size_per_gpu": 1,

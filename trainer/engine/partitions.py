@@ -91,10 +91,8 @@ def check_partitions(engine: Any, optimizer: ShardedOptimizer, ranks: Ranks) -> 
         for piece in optimizer.fragments:
             covered[piece.index] += piece.numel
             found, whole = piece.of(optimizer.owned), parameters[piece.name]
-            expected = (
-                whole if not is_zero3(engine) else whole.ds_tensor
-            )  # this rank's share, padding after it
-            start = 0 if is_zero3(engine) else piece.start
+            # Under ZeRO-3 ds_tensor is this rank's share, padding after it.
+            expected, start = (whole.ds_tensor, 0) if is_zero3(engine) else (whole, piece.start)
             expected = expected.detach().view(-1).narrow(0, start, piece.numel)
             if found.shape != expected.shape or (found.to(whole.dtype) != expected).any():
                 raise ValueError(

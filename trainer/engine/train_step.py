@@ -68,13 +68,9 @@ def agree_on_step(
         elapsed_seconds,
         *(number for pair in drawn for number in pair),
     ]
-    table = torch.zeros(
-        ranks.world_size, len(mine), dtype=torch.float64
-    )  # whole numbers stay exact to 2^53
-    rows = list(table.unbind())
-    torch.distributed.all_gather(
-        rows, torch.tensor(mine, dtype=torch.float64), group=ranks.counts_group
-    )
+    row = torch.tensor(mine, dtype=torch.float64)  # whole numbers stay exact to 2^53
+    rows = [torch.zeros_like(row) for _ in range(ranks.world_size)]
+    torch.distributed.all_gather(rows, row, group=ranks.counts_group)
     batches, instances, masked, tokens, squares, waits, stops, memory, elapsed, *draws = (
         torch.stack(rows).T
     )

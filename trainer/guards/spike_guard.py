@@ -7,12 +7,11 @@ checkpoints, so that a continued run decides as an undisturbed one.
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
 from trainer.guards.settings import SafetySettings
-from trainer.order.order import Stretch
 
 FEWEST_NORMS, MOST_NORMS = 16, 64
 """The fewest norms before any counts as a spike, and the most that the median looks back on."""
@@ -77,7 +76,7 @@ class SpikeGuard:
         """Whether the run may go back once more."""
         return self.num_rollbacks < MOST_ROLLBACKS
 
-    def note(self, norm: float, step: int, phase: int, positions: Stretch) -> bool:
+    def note(self, norm: float, step: int, phase: int, positions: tuple[int, int]) -> bool:
         """Takes in a step's norm; whether the step was taken.
 
         Args:
@@ -95,9 +94,7 @@ class SpikeGuard:
         if self.streak is None or self.streak.phase != phase:
             self.streak = Streak(1, step, phase, start, stop)
         else:
-            self.streak = Streak(
-                self.streak.length + 1, self.streak.first_step, phase, self.streak.start, stop
-            )
+            self.streak = replace(self.streak, length=self.streak.length + 1, stop=stop)
         return False
 
     def went_back(self, then: "SpikeGuard") -> "SpikeGuard":
@@ -107,7 +104,7 @@ class SpikeGuard:
         then.num_rollbacks, then.num_skipped = self.num_rollbacks + 1, self.num_skipped
         return then
 
-    def skipped(self, *phases: int) -> list[Stretch]:
+    def skipped(self, *phases: int) -> list[tuple[int, int]]:
         """Positions of the stream of these phases that no step takes, one after the other."""
         return [(start, stop) for index, start, stop in self.left_out if index in phases]
 

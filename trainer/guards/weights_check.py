@@ -42,9 +42,8 @@ class WeightsCheck:
         self._parameters = list(model.parameters())
         self._optimizer, self._ranks, self._interval = optimizer, ranks, interval
         self._calls = 0
-        self._left: int | None = (
-            None  # checksum of what this rank updates, as the last update left it
-        )
+        # Checksum of what this rank updates, as the last update left it.
+        self._left: int | None = None
         if interval:
             optimizer.register_step_pre_hook(self._before_step)
             optimizer.register_step_post_hook(self._after_step)

@@ -22,8 +22,6 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from trainer.model.config import ATTENTION_BACKENDS
-
 # Rows are padded to a multiple of this, and rows of one length run together. Attention forward and
 # backward with dropout, 2 cores, lengths uniform in 10..512: 310 ms in one group, 119 by steps of
 # 128, 102 by 32, 99 by 16.
@@ -125,9 +123,8 @@ def attention(
         ValueError: the back end cannot run on this device or dtype, or cannot drop out.
     """
     if q_TAD.shape[0] == 0:
-        return (
-            q_TAD + k_TAD + v_TAD
-        )  # empty, and connected to all three: backward must reach every parameter
+        # Empty, and connected to all three: backward must reach every parameter.
+        return q_TAD + k_TAD + v_TAD
     chosen = choose_backend(backend, q_TAD.device, q_TAD.dtype, dropout_p)
     if chosen == "varlen":
         return _varlen_attention(q_TAD, k_TAD, v_TAD, sequences, is_causal)
@@ -145,10 +142,6 @@ def choose_backend(backend: str, device: torch.device, dtype: torch.dtype, dropo
         ValueError: the back end cannot run on this device or dtype, or cannot drop out; says what
             to choose.
     """
-    if backend not in ATTENTION_BACKENDS:
-        raise ValueError(
-            f"attention_backend {backend!r} is unknown; choose one of {', '.join(ATTENTION_BACKENDS)}"
-        )
     has_kernel = _has_flash_kernel(device, dtype)
     if backend == "auto":
         return ("flash" if dropout_p > 0.0 else "varlen") if has_kernel else "padded"
@@ -234,27 +227,19 @@ def _varlen_attention(
     context_TAD = varlen_attn(
         q_TAD, k_TAD, v_TAD, borders, borders, length, length, **_varlen_causality(is_causal)
     )
-    assert isinstance(context_TAD, Tensor), (
-        "varlen_attn returns more than the context only when asked to"
-    )
+    assert isinstance(context_TAD, Tensor), "more than the context comes only when asked for"
     return context_TAD
 
 
 @cache
 def _varlen_causality(is_causal: bool) -> dict[str, Any]:
-    """How varlen_attn is told to be causal.
-
-    Torch 2.10 has a flag, later ones a window of -1 (all) and 0 (none).
-    """
+    """How varlen_attn is told: torch 2.10 has a flag, later ones a window of -1 (all) and 0 (none)."""
     from torch.nn.attention.varlen import varlen_attn
 
     if not is_causal:
         return {}
-    return (
-        {"is_causal": True}
-        if "is_causal" in signature(varlen_attn).parameters
-        else {"window_size": (-1, 0)}
-    )
+    has_flag = "is_causal" in signature(varlen_attn).parameters
+    return {"is_causal": True} if has_flag else {"window_size": (-1, 0)}
 
 
 def _flash_attention(
@@ -265,22 +250,11 @@ def _flash_attention(
     dropout_p: float,
     is_causal: bool,
 ) -> Tensor:
-    """The kernel under varlen_attn.
-
-    The Python wrapper alone fixes dropout at 0 (torch 2.10 to 2.13).
-    """
+    """The kernel under varlen_attn, whose Python wrapper alone fixes dropout at 0."""
     borders, length = sequences.cu_seqlens, sequences.max_seqlen
-    return_debug_mask = False
-    context_TAD: Tensor = torch.ops.aten._flash_attention_forward(
-        q_TAD,
-        k_TAD,
-        v_TAD,
-        borders,
-        borders,
-        length,
-        length,
-        dropout_p,
-        is_causal,
-        return_debug_mask,
-    )[0]
+    of_sequences = (borders, borders, length, length)
+    context_TAD: Tensor
+    context_TAD, *_ = torch.ops.aten._flash_attention_forward(
+        q_TAD, k_TAD, v_TAD, *of_sequences, dropout_p, is_causal, return_debug_mask=False
+    )
     return context_TAD

@@ -2,15 +2,13 @@
 
 Shapes: B sequences, T packed tokens, H hidden, I items, L outputs of the head, N logits, G groups.
 
-| kind           | logits | an item is                | its labels                         | loss
-|
-|----------------|--------|---------------------------|------------------------------------|-----------------------|
-| classification | [B, L] | a sequence                | one class                          | -log
-p(class)         | | regression     | [B, 1] | a sequence                | one number
-| squared error         | | choice         | [B, 1] | the choices of a question | which is right
-| -log p(choice)        | | tokens         | [T, L] | a sequence                | a class a token,
-or IGNORED        | -log p(class)         | | span           | [T, 2] | a sequence                |
-first and last token of the answer | mean of both -log p   |
+| kind           | logits | an item is            | its labels                     | loss           |
+|----------------|--------|-----------------------|--------------------------------|----------------|
+| classification | [B, L] | a sequence            | one class                      | -log p         |
+| regression     | [B, 1] | a sequence            | one number                     | squared error  |
+| choice         | [B, 1] | choices of a question | which is right                 | -log p         |
+| tokens         | [T, L] | a sequence            | a class a token, or IGNORED    | -log p         |
+| span           | [T, 2] | a sequence            | the answer's first, last token | mean of both   |
 
 Sources: BERT paper, section 4 and figure 4. Names, dropout and losses are those of transformers'
 BertForSequenceClassification, BertForMultipleChoice, BertForTokenClassification and

@@ -1,12 +1,8 @@
 """What a model is trained to predict: pure functions on packed micro-batches.
 
-| objective     | predicted                                        | attention     | source
-|
-|---------------|--------------------------------------------------|---------------|----------------------------------|
-| mlm+nsp       | masked tokens, and whether B follows A           | bidirectional | BERT paper,
-section 3.1          | | mlm           | masked tokens                                    |
-bidirectional | BERT paper, 5.1 ("No NSP")       | | left-to-right | every token from those before
-it, nothing masked | causal        | BERT paper, 5.1 ("LTR & No NSP") |
+    mlm+nsp        masked tokens, and whether B follows A (BERT paper, section 3.1)
+    mlm            masked tokens (5.1, "No NSP")
+    left-to-right  every token from those before it, nothing masked (5.1, "LTR & No NSP")
 
 The instances are the same ones for all three: pairs of segments with static masks, which are undone
 for the last.

@@ -69,15 +69,9 @@ def start_ranks() -> Ranks:
     """
     if "RANK" not in os.environ:
         # Of port 0 the system makes one that is free.
-        alone = {
-            "RANK": 0,
-            "LOCAL_RANK": 0,
-            "WORLD_SIZE": 1,
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": 0,
-        }
-        os.environ.update({name: str(value) for name, value in alone.items()})
-        _alone.extend(alone)
+        alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "0"}
+        os.environ.update({"MASTER_ADDR": "127.0.0.1", **alone})
+        _alone.extend(["MASTER_ADDR", *alone])
     with quiet_deepspeed():
         import deepspeed
         import deepspeed.ops
@@ -129,10 +123,8 @@ def stop_ranks() -> None:
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
         _let_gloo_rest()
-    while _alone:
-        os.environ.pop(
-            _alone.pop(), None
-        )  # programs that this one starts have ranks and ports of their own
+    while _alone:  # programs that this one starts have ranks and ports of their own
+        os.environ.pop(_alone.pop(), None)
 
 
 def _let_gloo_rest(seconds: float = 10.0) -> None:
@@ -145,18 +137,15 @@ def _let_gloo_rest(seconds: float = 10.0) -> None:
     deadline, looks = time.monotonic() + seconds, 0
     while looks < _LOOKS_AT_REST and time.monotonic() < deadline:
         looks = looks + 1 if all(state == "S" for state in _gloo_states()) else 0
-        time.sleep(
-            0.01
-        )  # and one that waits for the interpreter's lock, and so sleeps as well, gets it
+        time.sleep(0.01)  # a thread that sleeps as it waits for the interpreter's lock gets it
 
 
 def _gloo_states() -> Iterator[str]:
     """The state of each of Gloo's threads of this process: S for one that sleeps, as in proc(5)."""
     for path in Path("/proc/self/task").glob("*/stat"):
         with contextlib.suppress(OSError):  # the thread has ended
-            name, state = (
-                path.read_text(encoding="utf-8", errors="replace").partition("(")[2].rsplit(")", 1)
-            )
+            stat = path.read_text(encoding="utf-8", errors="replace")
+            name, state = stat.partition("(")[2].rsplit(")", 1)
             if name == _GLOO_THREAD:
                 yield state.split()[0]
 

@@ -84,16 +84,10 @@ def is_launcher(arguments: list[str]) -> bool:
     """
     for index, argument in enumerate(arguments[:5]):
         if argument == "-m":
-            return arguments[index + 1 : index + 2] != [] and arguments[index + 1].startswith(
-                LAUNCHER_MODULES
-            )
+            return "".join(arguments[index + 1 : index + 2]).startswith(LAUNCHER_MODULES)
         if not argument.startswith("-") and Path(argument).name in LAUNCHER_PROGRAMS:
             return True
     return False
-
-
-Told = Callable[[], bool]
-"""Asks whether this rank was told to stop."""
 
 
 class StopRequest:

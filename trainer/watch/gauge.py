@@ -45,9 +45,8 @@ class Gauge:
             peak_tflops = peak_tflops_of(torch.cuda.get_device_name(ranks.device))
         self.peak_tflops = peak_tflops
         self._config, self._phases, self._ranks = config, phases, ranks
-        self._recent: deque[float] = deque(
-            maxlen=REMEMBERED_STEPS
-        )  # whole seconds from step to step, saving included
+        # Whole seconds from step to step, saving included.
+        self._recent: deque[float] = deque(maxlen=REMEMBERED_STEPS)
         self._phase, self._last, self._is_warm = -1, 0.0, False
 
     def columns(

@@ -1,28 +1,14 @@
 """Where rows of metrics go: metrics.jsonl first, then whatever else shows curves."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from trainer.runs.metrics import MetricsFile, format_steps
 from trainer.runs.run_folder import RunFolder
 from trainer.settings import PretrainSettings
 from trainer.watch.curves import TensorBoard, WeightsAndBiases
 
-
-class Curves(Protocol):
-    """Shows a row."""
-
-    def add(self, row: Mapping[str, Any]) -> None:
-        """Shows a row."""
-
-    def restart_after(self, step: int) -> None:
-        """Forgets later rows, which come again."""
-
-    def flush(self) -> None:
-        """Makes what was added outlive this process."""
-
-    def close(self) -> None:
-        """Ends what is shown: there are no more rows."""
+Curves = TensorBoard | WeightsAndBiases
 
 
 class Recorder:
