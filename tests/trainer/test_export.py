@@ -6,6 +6,7 @@ import safetensors.torch
 import torch
 import transformers
 
+from pipeline.storage.folder import Folder
 from tests.trainer.lettered_model import CONFIG, TOKENS, VOCAB
 from trainer.conversion.export import export_hf, load_hf, read_provenance
 from trainer.inference.open_model import open_model
@@ -146,6 +147,26 @@ def test_an_object_store_gets_the_same_files(model, tmp_path):
     config, state = load_hf("memory://models/bert")
     assert config == CONFIG
     assert all(torch.equal(tensor, state[name]) for name, tensor in load_hf(str(folder))[1].items())
+
+
+@pytest.mark.parametrize("num_written", [1, 2, 5])
+def test_a_killed_export_to_an_object_store_is_done_again(model, monkeypatch, num_written):
+    folder, written, write = f"memory://models/killed-{num_written}", [], Folder.write
+
+    def die(self, name, data):
+        if len(written) == num_written:
+            raise KeyboardInterrupt
+        written.append(name)
+        write(self, name, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Folder, "write", die)
+        with pytest.raises(KeyboardInterrupt):
+            export(model, folder)
+    assert Folder(folder).list().keys() == set(written)
+    assert "config.json" not in written
+    export(model, folder)
+    assert load_hf(folder)[0] == CONFIG
 
 
 # --- replacing and refusing

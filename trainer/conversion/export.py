@@ -167,8 +167,8 @@ def read_export_file(folder: str, name: str) -> bytes:
 def write_export(files: Mapping[str, bytes], folder: str) -> None:
     """Writes an export: as a renamed folder on local disks, elsewhere file after file.
 
-    The settings come last: without them nobody opens the model, so on an object store they mark a
-    whole export.
+    On an object store the card comes first, as it says whose folder this is, and the settings last:
+    without them nobody opens the model, so they mark a whole export.
 
     Raises:
         ValueError: The folder holds something that is not an earlier export of the same form.
@@ -180,8 +180,8 @@ def write_export(files: Mapping[str, bytes], folder: str) -> None:
         return
     if target.exists(names[-1]):
         target.remove(names[-1:])
-    for name, data in files.items():
-        target.write(name, data)
+    for name in sorted(names[:-1], key=lambda name: name != CARD) + names[-1:]:
+        target.write(name, files[name])
 
 
 def _read_tensors(folder: str) -> dict[str, Tensor]:
@@ -221,7 +221,9 @@ def _refuse_foreign_folder(folder: Folder, names: Sequence[str]) -> None:
     foreign = sorted(set(found) - set(names))
     if CARD in found and not is_unedited(folder.read(CARD)):
         foreign.append(CARD)
-    is_export = names[-1] in found and PROVENANCE_KEY in read_json(folder.url, names[-1])
+    is_export = CARD in found  # if there are no settings yet: its program was killed
+    if names[-1] in found:
+        is_export = PROVENANCE_KEY in read_json(folder.url, names[-1])
     if found and (foreign or not is_export):
         what = (
             ", ".join(foreign[:5]) if foreign else f"{names[-1]} without the key {PROVENANCE_KEY!r}"
