@@ -2,15 +2,19 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from pipeline.storage.folder import Folder
 from trainer.conversion.model_card import is_unedited, model_card
 from trainer.model.config import BertConfig
 from trainer.model.task_heads import Head
 from trainer.report.read import ReadRun, choose_losses
-from trainer.runs.training_facts import base_model_facts, training_facts
+from trainer.runs.training_facts import base_model_facts, source_licences, training_facts
 
 CONFIG = BertConfig(
     vocab_size=64, hidden_size=128, num_layers=2, num_heads=2, intermediate_size=256
@@ -123,6 +127,22 @@ def test_a_card_names_the_models_that_training_began_with(tmp_path):
 def test_a_base_model_that_says_nothing_has_a_name(tmp_path, name, content):
     (tmp_path / name).write_text(content)
     assert base_model_facts(str(tmp_path)) == {"name": tmp_path.name}
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        ({"licence": ["MIT", "", "CC0-1.0", "MIT"]}, ["CC0-1.0", "MIT"]),
+        ({"name": ["wiki"]}, []),
+        (None, []),
+    ],
+)
+def test_licences_are_those_that_the_sources_state(tmp_path, columns, expected):
+    if columns is not None:
+        pq.write_table(pa.table(columns), tmp_path / "sources.parquet")
+    folder = Folder(str(tmp_path))
+    dataset = SimpleNamespace(folder=folder, read_file=folder.read)
+    assert source_licences(dataset) == expected
 
 
 def test_a_card_says_nothing_that_is_not_known():

@@ -149,6 +149,9 @@ def test_a_run_starts_from_an_export_and_refuses_another_start_later(data, tmp_p
     run = command(data, tmp_path / "run", init_from=str(tmp_path / "start"))
     said = launch(DYING, run, 1, expected=9)
     assert f"weights are those of {tmp_path / 'start'}" in said
+    base = json.loads((tmp_path / "run/run.json").read_text())["base_model"]
+    assert base["name"] == "start"
+    assert "provenance" not in base
     shutil.rmtree(tmp_path / "start")  # read once
     assert "continuing after step 4" in launch(OURS, run, 1)
     refused = launch(OURS, [*run, "--init_from", "elsewhere"], 1, expected=2)
