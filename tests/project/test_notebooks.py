@@ -1,6 +1,7 @@
 """docs/notebooks: every cell of the four runs as it stands there, one notebook behind the other in one folder.
 
-Cells run in this process, as a kernel would run them; lines that begin with "!" are commands.
+Cells run in this process, as a kernel would run them; lines that begin with "!" are commands,
+which a backslash continues.
 `beambert` is this checkout's, and pictures are drawn where nobody sees them.
 """
 
@@ -27,8 +28,8 @@ def run_cell(source, names):
     if not source.startswith("!"):
         exec(compile(source, "cell", "exec"), names)
         return
-    assert "\n" not in source
-    command = source[1:].replace("beambert ", BEAMBERT, 1)
+    command = source[1:].replace("\\\n", " ").replace("beambert ", BEAMBERT, 1)
+    assert "\n" not in command
     environment = os.environ | {"PYTHONPATH": str(FOLDER.parents[1]), "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
         command, shell=True, env=environment, capture_output=True, text=True, check=False
