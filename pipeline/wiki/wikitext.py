@@ -4,7 +4,7 @@ References, files, categories, comments and most templates go too; those that ar
 sentence are shown (pipeline/wiki/inline_templates.py). `define_paragraphs` is the definition,
 over a parser of the whole syntax; `pipeline.wiki._wikitext`, where it is built, gives the same
 paragraphs in one pass. Where markup is broken (a link, table or tag that is never closed) the two
-may differ: scripts/bench/wikitext.py lists where.
+may differ.
 """
 
 import re
