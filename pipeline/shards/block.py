@@ -158,7 +158,7 @@ def _block_of(batch: pa.RecordBatch) -> Block:
     label_offsets, masked_lm_ids = _parts("masked_lm_ids", labels)
     same = np.array_equal(masked_offsets, label_offsets)
     _expect(same, "masked_lm_positions and masked_lm_ids differ in length")
-    segment_a_length = segments.to_numpy()
+    segment_a_length = view(segments)
     is_inside = bool((segment_a_length < np.diff(offsets)).all())
     _expect(is_inside, "a segment_a_length reaches past its instance")
     return Block(
@@ -168,9 +168,9 @@ def _block_of(batch: pa.RecordBatch) -> Block:
         masked_lm_positions=masked_lm_positions,
         masked_lm_ids=masked_lm_ids,
         masked_offsets=masked_offsets,
-        is_random_next=random.to_numpy(zero_copy_only=False),
-        document_a=document_a.to_numpy(),
-        document_b=document_b.to_numpy(),
+        is_random_next=view(random.cast(pa.uint8())).view(bool),
+        document_a=view(document_a),
+        document_b=view(document_b),
     )
 
 
@@ -243,6 +243,11 @@ def checksum(data: bytes | memoryview) -> int:
     return crc32(data)
 
 
+def view(values: pa.Array) -> Array:
+    """Numbers of Arrow as they lie, read-only; its to_numpy imports pandas, 40 MB, wherever it is installed."""
+    return np.from_dlpack(values)
+
+
 def _list_of(kind: pa.DataType) -> pa.DataType:
     return pa.list_(pa.field("item", kind, nullable=False))
 
@@ -257,7 +262,7 @@ def _lists(offsets: Array, values: Array) -> pa.ListArray:
 
 def _parts(name: str, column: pa.ListArray) -> tuple[Array, Array]:
     """Offsets [N+1] and values of a column of lists, checked."""
-    offsets, values = column.offsets.to_numpy(), column.values.to_numpy()
+    offsets, values = view(column.offsets), view(column.values)
     is_ordered = bool((offsets[1:] >= offsets[:-1]).all())
     is_whole = offsets[0] == 0 and offsets[-1] == len(values)
     _expect(is_ordered and is_whole, f"offsets of {name} do not fit its {len(values)} values")

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.shards.block import Array, block_instances
+from pipeline.shards.block import Array, block_instances, view
 from pipeline.shards.manifest import BLOCKS_TABLE, named_damage, read_parquet
 from pipeline.shards.records import BlockTable, Shard
 from pipeline.shards.table_checks import check_blocks
@@ -277,7 +277,7 @@ def _parse_rows(table: pa.Table, index: int, shard: Shard, where: str) -> BlockT
         raise ValueError(f"{where}: rows of {shard.name} hold no {holes[0]} in places; {advice}")
     # Copies, so that the rows of other shards are let go.
     columns: dict[str, Array] = {
-        name: table.column(name).to_numpy().copy() for name in BLOCKS_SCHEMA.names
+        name: view(table.column(name).combine_chunks()).copy() for name in BLOCKS_SCHEMA.names
     }
     blocks = BlockTable(
         offset=columns["offset"],
