@@ -196,7 +196,7 @@ def verify(settings: VerifySettings, _: Sequence[str]) -> int:
     check = DeepCheck(dataset) if settings.deep else None
     largest = max((shard.num_bytes for shard in dataset.all_shards), default=0)
     threads, _ = this_machine().limit(_CHECKED_AT_ONCE, len(dataset.all_shards), 2 * largest)
-    with tqdm(total=total, desc="verify", unit="B", unit_scale=True) as bar:
+    with tqdm(total=total, desc="verify", unit="B", unit_scale=True, disable=None) as bar:
         findings = verify_dataset(
             dataset,
             threads,

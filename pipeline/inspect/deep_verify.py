@@ -3,9 +3,9 @@
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from pipeline.inspect.show import read_vocabulary
 from pipeline.instances.rules import (
@@ -17,10 +17,11 @@ from pipeline.instances.rules import (
     find_violations,
     rules_of,
 )
-from pipeline.shards.block import Block
+from pipeline.shards.block import Array, Block
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.records import Shard
 from pipeline.shards.verify import Finding
+from pipeline.tokens.buckets import plan_buckets
 from tokenizer.vocab import CONTINUATION
 
 
@@ -48,11 +49,11 @@ class DeepCheck:
         lengths = {group.seq_len for group in manifest.groups}
         self._rules = {seq_len: rules_of(manifest, seq_len, is_continuation) for seq_len in lengths}
         self.shares: dict[tuple[str, int], Shares] = {}
-        self._documents: dict[
-            str, list[npt.NDArray[np.uint64]]
-        ] = {}  # of shards that are being read, by name
+        self._documents: dict[str, list[tuple[Array, Array]]] = {}  # of A and B, by shard
         self._instances: Counter[str] = Counter()
+        self._sources = manifest.sources
         self._uses_all = all(source["weight"] >= 1 for source in manifest.sources)
+        self._num_buckets = Counter(_pass_of(shard) for shard in dataset.all_shards)
         self._lock = threading.Lock()
         self._where = dataset.locate("manifest.json")
 
@@ -66,16 +67,18 @@ class DeepCheck:
         yield from self._check_documents(shard, block)
 
     def _check_documents(self, shard: Shard, block: Block) -> Iterator[str]:
-        """After the last block of a shard: its instances begin with every document of its seal, and no other.
+        """After the last block of a shard: its documents are those of its seal, and of its bucket.
 
         Every document that a pass uses begins an instance of it, which has the first 64 bits of the
-        document's id.
+        document's id; segments B are of the same documents.
         """
-        self._documents.setdefault(shard.name, []).append(block.document_a)
+        others = block.document_b[block.is_random_next]
+        self._documents.setdefault(shard.name, []).append((block.document_a, others))
         self._instances[shard.name] += block.num_instances
         if self._instances[shard.name] < shard.instances:
             return
-        ids = np.sort(np.concatenate(self._documents.pop(shard.name)))
+        ids, others = map(np.concatenate, zip(*self._documents.pop(shard.name), strict=True))
+        ids.sort()
         ids = ids[
             np.concatenate([[True], ids[1:] != ids[:-1]])[: len(ids)]
         ]  # np.unique takes five times as long
@@ -86,6 +89,38 @@ class DeepCheck:
             yield (
                 f"the instances of its shard begin with {len(ids):,} documents (xor of ids {ids_xor}...),"
                 f" the shard's seal is of {'' if uses_all else 'at most '}{shard.seal}"
+            )
+        if uses_all and (foreign := np.count_nonzero(~np.isin(others, ids))):
+            yield f"{foreign:,} segment(s) B are of documents that begin no instance of its shard"
+        if shard.split == "train":
+            yield from self._check_bucket(shard, np.concatenate([ids, others]))
+        else:
+            yield from self._check_last_ids(ids)
+
+    def _check_bucket(self, shard: Shard, ids: Array) -> Iterator[str]:
+        """Ids of a train shard lie in the range of its bucket, which has the shard's number."""
+        number = int(Path(shard.name).stem.removeprefix("shard-"))
+        num_buckets = self._num_buckets[_pass_of(shard)]
+        if number >= num_buckets:
+            yield f"the number of its shard is past the {num_buckets} of its pass"
+            return
+        bucket = plan_buckets(num_buckets, b"")[number]
+        first, last = _first_64_bits(bucket.first_id.hex()), _first_64_bits(bucket.last_id.hex())
+        if foreign := np.count_nonzero((ids < first) | (ids > last)):
+            yield (
+                f"{foreign:,} segment(s) are of another bucket than {number} of {num_buckets}: ids of it"
+                f" begin with {first:016x} to {last:016x}"
+            )
+
+    def _check_last_ids(self, ids: Array) -> Iterator[str]:
+        """Of the ids held out, ascending, the last of each source is there, and none is past them all."""
+        of_sources = (each.get("validation", {}).get("last_id") for each in self._sources)
+        found = [last_id for last_id in of_sources if last_id]
+        expected = np.array([_first_64_bits(last_id) for last_id in found], np.uint64)
+        if len(expected) and not (np.isin(expected, ids).all() and ids[-1] == expected.max()):
+            yield (
+                f"the manifest says that the last ids of sources held out are {', '.join(found)}; its"
+                f" shard ends with {ids[-1]:016x}..."
             )
 
     def _add(self, shard: Shard, shares: Shares) -> None:
@@ -107,3 +142,11 @@ class DeepCheck:
     def _vocab_size(self, seq_len: int) -> int:
         rules: InstanceRules = self._rules[seq_len]
         return rules.masking.vocab_size
+
+
+def _pass_of(shard: Shard) -> tuple[str, int, int]:
+    return shard.split, shard.seq_len, shard.pass_index
+
+
+def _first_64_bits(document_id: str) -> np.uint64:
+    return np.uint64(int(document_id[:16], 16))

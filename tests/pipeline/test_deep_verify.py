@@ -54,7 +54,7 @@ def sound_block(num_instances: int, rule: MaskingRule = RULE, seed: int = 0) -> 
         masked_offsets=masked.masked_offsets.astype(np.int32),
         is_random_next=is_random_next,
         document_a=documents,
-        document_b=documents + is_random_next.astype(np.uint64),
+        document_b=np.where(is_random_next, np.roll(documents, 1), documents),
     )
 
 
@@ -192,7 +192,7 @@ BROKEN = {
         "is_random_next and its documents do not agree",
     ),
     "document": (
-        lambda b: changed(b, "document_b", ROW, b.document_a[ROW] + (not b.is_random_next[ROW])),
+        lambda b: changed(b, "document_b", ROW, b.document_a[ROW - (not b.is_random_next[ROW])]),
         "is_random_next and its documents do not agree",
     ),
 }
@@ -264,6 +264,33 @@ def test_weights_leave_documents_out_of_a_pass_but_add_none(mixture):
     blocks = read_blocks(mixture, fewer[place])
     [said] = [what for block in blocks for what in check(fewer[place], block)]
     assert "at most" in said
+
+
+@pytest.mark.processes
+def test_a_bucket_that_copies_another_is_found_where_a_weight_leaves_documents_out(mixture):
+    first, other = mixture.shards("train", 64, 0)[:2]
+    check = DeepCheck(mixture)
+    said = [what for block in read_blocks(mixture, other) for what in check(first, block)]
+    assert "segment(s) are of another bucket than 0 of 4: ids of it begin with 0000" in said[-1]
+
+
+@pytest.mark.processes
+def test_the_last_ids_held_out_are_those_of_the_manifest(mixture):
+    [shard] = mixture.shards("validation", 64, 0)
+    check = DeepCheck(mixture)
+    check._sources = [{"validation": {"last_id": "f" * 32}}]
+    [said] = [what for block in read_blocks(mixture, shard) for what in check(shard, block)]
+    assert said.startswith(
+        f"the manifest says that the last ids of sources held out are {'f' * 32}; "
+    )
+
+
+def test_segment_b_is_of_a_document_of_its_bucket(tmp_path):
+    block = sound_block(300)
+    row = int(np.flatnonzero(block.is_random_next)[0])
+    foreign = changed(block, "document_b", row, 7)
+    [finding] = deep(write(tmp_path, foreign))
+    assert finding.endswith("1 segment(s) B are of documents that begin no instance of its shard")
 
 
 def test_a_block_of_no_instances_breaks_nothing():
@@ -358,10 +385,9 @@ def test_the_command_names_the_block_and_fails(tmp_path, capsys):
     write(tmp_path, changed(sound_block(300), "input_ids", 0, 9))
     assert run("verify", tmp_path) == 0
     assert run("verify", tmp_path, "--deep", "true") == 2
-    assert (
-        "shard-00000.tar, block 0: 1 instance(s), the first is row 0: no [CLS]"
-        in capsys.readouterr().out
-    )
+    said = capsys.readouterr()
+    assert "shard-00000.tar, block 0: 1 instance(s), the first is row 0: no [CLS]" in said.out
+    assert said.err == "", "no bar where nobody looks"
 
 
 @pytest.mark.processes
