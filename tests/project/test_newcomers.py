@@ -8,7 +8,7 @@ import pytest
 from pipeline.command_line.program import run_program
 from trainer.beambert import COMMANDS
 
-BUILD = "build --input text.txt --output data --workers 1"
+BUILD = "build --input text.jsonl --output data --workers 1"
 PRETRAIN = "pretrain --config bert-tiny --data D --output R"
 FINETUNE = "finetune --task sst2 --model M --train t.tsv --validation v.tsv --output R"
 LOCAL = "expected a folder of this machine: runs are written locally; pretrain uploads checkpoints to --checkpoint.url"
@@ -17,6 +17,7 @@ NO_DATASET = (
 )
 FILES = {
     "text.txt": b"A cat sat. It slept.\n\nA dog ran. It barked.\n",
+    "text.jsonl": b'{"text": "A cat sat."}\n{"text": "A dog ran."}\n',
     "bad.jsonl": b'{"text": "A cat."}\n{"body": "A dog."}\n',
     "broken.jsonl": b'{"text": "A cat."\n',
     "zipped.txt": gzip.compress(b"A cat sat.\n", mtime=0),
@@ -64,7 +65,7 @@ MISTAKES = [
         "missing.txt: found no file; expected a file, a folder",
     ),
     ("build --input empty --output data", "empty: found no file; expected a file, a folder with"),
-    ("build --input file --output data --workers 1", "distinct document"),
+    ("build --input file --output data --workers 1", "is one document, and no pairs come of one"),
     ("build --input bad.jsonl --output data --workers 1", "bad.jsonl"),
     ("build --input broken.jsonl --output data --workers 1", "broken.jsonl"),
     ("build --input zipped.txt --output data --workers 1", "zipped.txt"),
