@@ -27,9 +27,9 @@ def read_dropped_ids(folder: Folder, first_id: bytes, last_id: bytes) -> frozens
     return frozenset(each for each in ids if first_id <= each <= last_id)
 
 
-def iterate_dropped(folder: Folder) -> Iterator[Rows]:
-    """The rows of each of the 256 groups of ids, one after the other."""
-    bounds = read_bounds(folder, DROPPED)
+def iterate_dropped(folder: Folder, *, has_dropped: bool) -> Iterator[Rows]:
+    """The rows of each of the 256 groups of ids, one after the other; none where there is no such file."""
+    bounds = read_bounds(folder, DROPPED) if has_dropped else np.zeros(NUM_GROUPS + 1, np.int64)
     for group in range(NUM_GROUPS):
         yield read_rows(folder, DROPPED, DROPPED_DTYPE, int(bounds[group]), int(bounds[group + 1]))
 

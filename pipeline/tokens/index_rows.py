@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.storage.folder import Folder
-from pipeline.tokens.dropped_ids import DROPPED_DTYPE, REASONS, iterate_dropped, reason_numbers
-from pipeline.tokens.grouped_rows import NUM_GROUPS, LocalGroups, Rows, parse_rows
+from pipeline.tokens.dropped_ids import REASONS, iterate_dropped, reason_numbers
+from pipeline.tokens.grouped_rows import LocalGroups, Rows, parse_rows
 from pipeline.tokens.token_parts import INDEX_DTYPE
 
 
@@ -36,18 +36,11 @@ def _first_rows(rows: Rows) -> npt.NDArray[np.int64]:
     return np.flatnonzero(np.concatenate([[True], ~is_copy])[: len(rows)])
 
 
-def iterate_reasons(folder: Folder, *, has_dropped: bool) -> Iterator[Rows]:
-    """The rows of dropped.ids in 256 groups; empty ones where there is no such file."""
-    return (
-        iterate_dropped(folder) if has_dropped else iter([np.zeros(0, DROPPED_DTYPE)] * NUM_GROUPS)
-    )
-
-
 def iterate_kept(
     index: LocalGroups, *, has_dropped: bool
 ) -> Iterator[tuple[Rows, npt.NDArray[np.int64], npt.NDArray[np.uint64]]]:
     """The first row of each kept document, how many rows hold it or a copy, the sum of their crc32: in 256 groups."""
-    dropped = iterate_reasons(index.folder, has_dropped=has_dropped)
+    dropped = iterate_dropped(index.folder, has_dropped=has_dropped)
     for rows in iterate_index(index):
         starts = _first_rows(rows)
         documents, num_rows = rows[starts], np.diff(starts, append=len(rows))
@@ -67,15 +60,9 @@ def read_part_rows(folder: Folder, name: str) -> Rows:
 
 def pack_ids(rows: Rows, num_sources: int) -> bytes:
     """What documents_hash covers of some documents: their ids, of several sources each with its source's number."""
-    return _id_bytes(rows) if num_sources == 1 else _labelled_id_bytes(rows)
-
-
-def _id_bytes(rows: Rows) -> bytes:
-    return np.stack([rows["high"], rows["low"]], axis=1).astype(">u8").tobytes()
-
-
-def _labelled_id_bytes(rows: Rows) -> bytes:
-    labelled = np.empty(len(rows), [("id", ">u8", 2), ("source", "u1")])
-    labelled["id"] = np.stack([rows["high"], rows["low"]], axis=1)
-    labelled["source"] = rows["source"]
-    return labelled.tobytes()
+    dtype = [("high", ">u8"), ("low", ">u8"), ("source", "u1")]
+    columns = dtype[: 2 if num_sources == 1 else 3]
+    packed = np.empty(len(rows), columns)
+    for name, _ in columns:
+        packed[name] = rows[name]
+    return packed.tobytes()

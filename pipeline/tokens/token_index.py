@@ -16,7 +16,12 @@ from pipeline.shards.table_checks import check_range
 from pipeline.storage.faults import SizeError
 from pipeline.storage.folder import Folder
 from pipeline.tokens.buckets import MAX_BUCKETS, PREFIX_BITS, Bucket, num_prefixes, prefix_of
-from pipeline.tokens.dropped_ids import REASONS, read_dropped_ids, reason_numbers
+from pipeline.tokens.dropped_ids import (
+    REASONS,
+    iterate_dropped,
+    read_dropped_ids,
+    reason_numbers,
+)
 from pipeline.tokens.grouped_rows import (
     NUM_GROUPS,
     LocalGroups,
@@ -26,7 +31,7 @@ from pipeline.tokens.grouped_rows import (
     write_groups,
 )
 from pipeline.tokens.held_out import LowestRows, SourceTotals, is_held_out, split_ids
-from pipeline.tokens.index_rows import distinct_rows, iterate_index, iterate_reasons, pack_ids
+from pipeline.tokens.index_rows import distinct_rows, iterate_index, pack_ids
 from pipeline.tokens.limits import VALIDATION_TOKENS
 from pipeline.tokens.token_parts import INDEX_DTYPE, TokenizedDocument, join_id, unpack_documents
 
@@ -93,7 +98,7 @@ def build_index(
     drops = np.zeros((num_sources, len(REASONS) + 1), np.int64)
     by_prefix = np.zeros((NUM_GROUPS, MAX_BUCKETS // NUM_GROUPS), np.int64)
     lowest = LowestRows(num_sources, validation_tokens)
-    dropped = iterate_reasons(index.folder, has_dropped=bool(reasons))
+    dropped = iterate_dropped(index.folder, has_dropped=bool(reasons))
 
     def count_groups() -> Iterator[Rows]:
         for group, rows in enumerate(iterate_index(index)):

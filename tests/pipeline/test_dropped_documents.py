@@ -107,7 +107,9 @@ def test_reasons_are_found_again(part_folder):
     with open_index(folder, names) as index:
         found = {
             int(row["high"] >> np.uint64(56)): int(number)
-            for rows, dropped in zip(iterate_index(index), iterate_dropped(folder), strict=True)
+            for rows, dropped in zip(
+                iterate_index(index), iterate_dropped(folder, has_dropped=True), strict=True
+            )
             for row, number in zip(rows, reason_numbers(rows, dropped), strict=True)
         }
     assert {number: reason for number, reason in found.items() if reason < 2} == {
