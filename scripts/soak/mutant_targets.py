@@ -192,11 +192,6 @@ EQUIVALENT: dict[str, str] = {
         "rows are looked at one by one, which takes longer and says the same"
     ),
     "trainer/optim/sharded.py ShardedOptimizer.step left out: self.views(name) #0": "made when asked for",
-    "pipeline/tokens/bucket_seals.py BucketSums.add GtE to Gt: self._num_waiting >= _ROWS_AT_ONCE #0": (
-        "counts a little later"
-    ),
-    "pipeline/tokens/bucket_seals.py BucketSums.add left out: self._count() #0": "counts a little later",
-    "pipeline/tokens/bucket_seals.py  1 to 2: 1 #0": "rows that are counted at once",
     "pipeline/tokens/held_out.py LowestRows.finish 1 to 2: 1 #3": "keeps more documents than are looked at",
     "pipeline/tokens/held_out.py LowestRows.add LtE to Lt: rows['tokens'] <= self._most_tokens #0": (
         "a document of as many tokens as the split leaves room for no second, and one is no split"

@@ -353,6 +353,7 @@ def test_real_small_dump(shared_data):
     assert len(found) + sum(skipped.values()) == 9
 
 
+@pytest.mark.processes
 def test_without_a_compiler_and_a_parser_a_build_says_what_to_install(
     vocab_file, tmp_path, monkeypatch, capsys
 ):
