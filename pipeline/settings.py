@@ -56,7 +56,8 @@ class BuildSettings:
             keeps them.
 
     Vocabulary:
-        vocab: An existing vocab.txt to use. Without one a vocabulary is learned from the input.
+        vocab: A vocab.txt to use, or a model that has one: a folder, or a name on the Hugging Face Hub
+            such as bert-base-uncased. Without one a vocabulary is learned from the input.
         extend: A vocab.txt to extend by the pieces that save most tokens of the input. They replace
             its [unusedN] and are appended up to --vocab_size; every other entry keeps its id, so
             that pretraining can start from a model that has it (docs/domain.md).

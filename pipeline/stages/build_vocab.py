@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
@@ -22,6 +23,7 @@ from pipeline.shards.growing import RECORDS
 from pipeline.shards.manifest import MANIFEST
 from pipeline.shards.records import json_bytes
 from pipeline.storage.folder import Folder
+from pipeline.storage.hub import fetch_from_hub, is_hub_name
 from pipeline.storage.secret_values import hide
 from pipeline.tokens.token_records import (
     count_by_source,
@@ -176,7 +178,11 @@ def reading_rule(settings: BuildSettings) -> ReadingRule:
 
 
 def read_vocabulary(settings: BuildSettings, url: str) -> Vocabulary:
-    """The vocabulary in a file that the settings name."""
+    """The vocabulary that the settings name: a file, a model's folder, or a model of the Hub."""
+    if not url.endswith(".txt") and is_hub_name(url):
+        url = str(fetch_from_hub(url, (VOCAB,)))
+    if Path(url).is_dir():
+        url = f"{url}/{VOCAB}"
     folder, name = Folder.of_file(url, settings.filesystem_options())
     if not folder.is_file(name):
         raise FileNotFoundError(f"{url}: no such file; expected a vocab.txt")

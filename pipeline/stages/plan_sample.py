@@ -17,7 +17,7 @@ from pipeline.documents.source import Source
 from pipeline.documents.sources import count_factors
 from pipeline.settings import BuildSettings
 from pipeline.stages.build_tokens import open_task_texts
-from pipeline.stages.build_vocab import make_vocabulary
+from pipeline.stages.build_vocab import make_vocabulary, read_vocabulary
 from pipeline.storage.folder import Folder
 from pipeline.text.filters import DocumentFilter
 from pipeline.text.task_texts import WindowFinder
@@ -215,10 +215,12 @@ def _choose_places(kind: FileKind, sampled: SampledFiles, number: int) -> list[P
 def _find_vocabulary(
     settings: BuildSettings, lists: Sequence[DocumentList[Document]]
 ) -> Vocabulary:
-    for url in filter(None, (settings.vocab, f"{settings.output}/vocab.txt")):
-        folder, name = Folder.of_file(url, settings.filesystem_options())
-        if folder.exists(name):
-            return parse_vocab(folder.read(name), url)
+    if settings.vocab:
+        return read_vocabulary(settings, settings.vocab)
+    url = f"{settings.output}/vocab.txt"
+    folder, name = Folder.of_file(url, settings.filesystem_options())
+    if folder.exists(name):
+        return parse_vocab(folder.read(name), url)
     factors = count_factors([source.millionths for source in settings.corpus])
     counts: Counter[str] = Counter()
     for each in lists:

@@ -10,6 +10,7 @@ EXTRA_OF = {
 CORE = (
     "numpy", "pyarrow", "fsspec", "s3fs", "gcsfs", "tokenizers", "sentencex", "zstandard", "yaml", "tqdm",
     "mwparserfromhell", "fastwarc", "resiliparse", "jinja2", "py3langid",
+    "huggingface_hub",
 )  # fmt: skip
 """Import names of what every extra brings."""
 

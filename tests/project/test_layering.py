@@ -111,7 +111,7 @@ LIBRARIES = {
     "pipeline": "numpy pyarrow zstandard tqdm",
     "pipeline.pages": "jinja2 markupsafe",
     "pipeline.inspect": "numpy pyarrow markupsafe yaml",
-    "pipeline.storage": "pyarrow fsspec botocore google_crc32c zstandard",
+    "pipeline.storage": "pyarrow fsspec botocore google_crc32c huggingface_hub zstandard",
     "pipeline.command_line": "yaml",
     "pipeline.shards": "numpy pyarrow fsspec zstandard isal",
     "pipeline.documents": "numpy pyarrow fsspec zstandard fastwarc resiliparse",
@@ -121,10 +121,10 @@ LIBRARIES = {
     "pipeline.stages": "numpy pyarrow tqdm",
     "trainer": (
         "torch deepspeed numpy pyarrow safetensors tokenizers tqdm yaml fsspec"
-        " tensorboard wandb huggingface_hub zstandard"
+        " tensorboard wandb zstandard"
     ),
     "trainer.report": "yaml markupsafe",
-    "trainer.conversion": "torch numpy safetensors huggingface_hub transformers onnxruntime onnxscript",
+    "trainer.conversion": "torch numpy safetensors transformers onnxruntime onnxscript",
     "trainer.model": "torch numpy",
     "trainer.order": "numpy",
     "trainer.reading": "numpy pyarrow",

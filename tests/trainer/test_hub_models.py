@@ -4,9 +4,13 @@ import threading
 
 import pytest
 
+from pipeline.settings import BuildSettings
+from pipeline.stages.build_vocab import read_vocabulary
+from pipeline.storage.hub import revision_of
 from tests.finetune.tiny_model import write_pretrained
 from tests.stores.hub_server import SHA, Hub
-from trainer.conversion.hub import resolve_model, revision_of
+from tokenizer.vocab import parse_vocab
+from trainer.conversion.hub import resolve_model
 from trainer.inference.open_model import open_model
 
 pytestmark = pytest.mark.processes
@@ -41,6 +45,15 @@ def test_a_name_is_a_model_of_the_hub_at_its_revision(hub, tmp_path):
     fetched = resolve_model("who/tiny")
     assert revision_of(fetched) == SHA
     assert revision_of(str(folder)) is None
+
+
+def test_a_vocabulary_is_that_of_a_model_of_the_hub_or_of_its_folder(hub, tmp_path):
+    folder = write_pretrained(tmp_path / "hf")
+    hub.files["who/tiny"] = {"vocab.txt": (folder / "vocab.txt").read_bytes()}
+    settings = BuildSettings(input=["text"], output="data", vocab="who/tiny")
+    expected = parse_vocab((folder / "vocab.txt").read_bytes(), "")
+    assert read_vocabulary(settings, "who/tiny").tokens == expected.tokens
+    assert read_vocabulary(settings, str(folder)).tokens == expected.tokens
 
 
 def test_a_name_that_is_nowhere_is_one_line_with_the_cure(hub):

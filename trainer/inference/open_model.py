@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from pipeline.storage.folder import Folder
+from pipeline.storage.hub import revision_of
 from tokenizer.export import build_tokenizer
 from tokenizer.vocab import parse_vocab
 from trainer.checkpoints.read import (
@@ -40,7 +41,7 @@ from trainer.conversion.export import (
     WEIGHTS,
     load_hf_task,
 )
-from trainer.conversion.hub import resolve_model, revision_of
+from trainer.conversion.hub import resolve_model
 from trainer.conversion.initial_weights import InitialWeights, read_initial_weights
 from trainer.model.bert import BertForPreTraining
 from trainer.model.config import BertConfig

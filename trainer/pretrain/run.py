@@ -10,13 +10,14 @@ from tqdm import tqdm
 
 from pipeline.shards.growing import WaitPolicy
 from pipeline.storage.folder import parse_storage_options
+from pipeline.storage.hub import revision_of
 from pipeline.storage.secret_values import hide
 from trainer.checkpoints.read import STATE, load_checkpoint, read_state
 from trainer.checkpoints.resume import choose_checkpoint, copy_run, restore_run
 from trainer.checkpoints.saver import CheckpointSaver
 from trainer.checkpoints.store import CheckpointStore
 from trainer.conversion.export import VOCAB
-from trainer.conversion.hub import resolve_model, revision_of
+from trainer.conversion.hub import resolve_model
 from trainer.engine.start import start_engine
 from trainer.guards.spike_guard import SpikeGuard
 from trainer.guards.watchdog import Watchdog
