@@ -181,7 +181,7 @@ def _source_files() -> list[Path]:
         found += [
             each
             for each in (ROOT / room).rglob("*")
-            if each.suffix in (".py", ".c", ".h", ".typed")
+            if each.suffix in (".py", ".c", ".h", ".html", ".css", ".typed")
         ]
     return sorted(found)
 
