@@ -214,9 +214,9 @@ def test_formats_are_found_by_one_request_a_file():
 def test_unknown_formats_are_refused():
     with pytest.raises(
         ValueError,
-        match="format is 'csv', expected auto or one of text, text-blank-lines, sentence-lines, parquet",
+        match="format is 'tsv', expected auto or one of text, lines, text-blank-lines, sentence-lines, parquet",
     ):
-        plan_parts([InputFile("/a", 1)], "csv", 10)
+        plan_parts([InputFile("/a", 1)], "tsv", 10)
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,10 @@ class _Handler(BaseHTTPRequestHandler):
             }
         )
 
+    def _validate(self):
+        """What the Hub says of the metadata of a README.md."""
+        self._json({"errors": [], "warnings": []})
+
     def _create(self):
         asked = json.loads(self.body)
         repository = f"{asked.get('organization') or 'who'}/{asked['name']}"
@@ -265,6 +269,7 @@ class _Handler(BaseHTTPRequestHandler):
 NAME = "(?P<repository>[^/]+/[^/]+)"
 ROUTES = [
     ("POST /api/repos/create", _Handler._create),
+    ("POST /api/validate-yaml", _Handler._validate),
     (f"GET /api/datasets/{NAME}", _Handler._info),
     (f"GET /api/datasets/{NAME}/revision/[^/]+", _Handler._info),
     (f"GET /api/datasets/{NAME}/tree/[^/]+(?:/(?P<folder>.+))?", _Handler._tree),

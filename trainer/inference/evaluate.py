@@ -139,7 +139,9 @@ def choose_lengths(
     lengths = sorted(group.seq_len for group in dataset.manifest.groups if group.split == split)
     if seq_len is not None:
         return [seq_len]
-    _check_fits(opened, dataset, min(lengths, default=0))
+    if not lengths:
+        raise ValueError(f"{dataset.url}: there are no {split} instances of any length")
+    _check_fits(opened, dataset, lengths[0])
     return [each for each in lengths if each <= opened.config.max_position_embeddings]
 
 
