@@ -342,7 +342,7 @@ def wait_until(condition, seconds: float = 600.0) -> None:
 def test_build_and_training_at_once(corpus, tmp_path):
     data = tmp_path / "data"
     follow = train_command(
-        data, tmp_path / "followed", "--follow", "true", "--follow_limit_minutes", "2"
+        data, tmp_path / "followed", "--follow", "true", "--follow_limit_minutes", "10"
     )
     with Program(follow) as training:
         wait_until(
