@@ -1,7 +1,7 @@
 """The near-duplicates job: signatures of token parts to the documents that others make superfluous.
 
-    runs of documents | write_bands -> files of bands;  ranges of keys | write_found -> files of what
-    was found
+    runs of documents | write_bands -> files of bands
+    ranges of keys    | write_found -> files of what was found
 
 The second stage waits for the first, and reads from each of its files the one range that holds its
 keys: no shuffle, so memory is that of one range of keys. Every task leaves a whole file or none;

@@ -1,9 +1,8 @@
 """A dataset whose build is still running: what the builder publishes before the manifest, and a reader that follows.
 
-    _tasks/plan.json                           the manifest as far as it is known at the start;
-    totals are 0 _tasks/train/L128/pass-00/blocks.parquet   where the blocks of a complete pass lie
-    train/L128/pass-00/pass.json               the shards of that pass; written after its
-    blocks.parquet
+    _tasks/plan.json                           the manifest as known at the start; totals are 0
+    _tasks/train/L128/pass-00/blocks.parquet   where the blocks of a complete pass lie
+    train/L128/pass-00/pass.json               its shards; written after its blocks.parquet
 
 When manifest.json is there, _tasks/ goes.
 """

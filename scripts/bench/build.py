@@ -1,10 +1,9 @@
 """Instances per CPU-second of a whole build, text to finished shards, everything in: one JSON line.
 
     python -m scripts.bench.build --input 'wiki/*.zst' --vocab vocab.txt --passes 5
-    python -m scripts.bench.build ... --workers 1 2              # in turn: what the second worker
-    gains in each stage python -m scripts.bench.build ... --copies 10                # ten times the
-    corpus: memory, start-up's share python -m scripts.bench.build ... --reference_python python  #
-    google-research/bert's program in the same run
+    python -m scripts.bench.build ... --workers 1 2              # what the second worker gains
+    python -m scripts.bench.build ... --copies 10                # ten times the corpus
+    python -m scripts.bench.build ... --reference_python python  # google-research/bert's beside it
 
 CPU seconds are those of every process of the build, start-up of Python and Beam included. With
 `--copies N` the corpus is written N times as JSON Lines, with one word of every document changed in

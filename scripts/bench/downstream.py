@@ -1,13 +1,11 @@
 """What pretraining is worth: tasks learned from a pretrained model and from three that lack something of it.
 
-| variant       | begins with                                    | trains
-|
+| variant       | begins with                                    | trains                                     |
 |---------------|------------------------------------------------|--------------------------------------------|
-| pretrained    | all weights of the model, a new head           | everything
-| | random        | new weights of the same architecture           | everything
-| | random-layers | its embeddings, new layers and pooler          | everything
-| | frozen        | all its weights, a new head                    | pooler and head; for entities,
-a BiLSTM    |
+| pretrained    | all weights of the model, a new head           | everything                                 |
+| random        | new weights of the same architecture           | everything                                 |
+| random-layers | its embeddings, new layers and pooler          | everything                                 |
+| frozen        | all its weights, a new head                    | pooler and head; for entities, a BiLSTM    |
 
 Everything but the weights is the same: files, order, batch size, epochs; but the BiLSTM (2 layers
 of 256 over the last four layers) sees the words four times as often, for it begins with nothing and

@@ -1,8 +1,7 @@
 """MB of sentences per CPU-second into arrays of ids, beside `tokenizers` and tensorflow-text: one JSON line.
 
     python -m scripts.bench.encode --input 'wiki_en/*.zst' --vocab vocab.txt
-    python -m scripts.bench.encode ... --tensorflow_python tfenv/bin/python   # an interpreter with
-    tensorflow-text
+    python -m scripts.bench.encode ... --tensorflow_python tfenv/bin/python   # with tensorflow-text
 
 One process, one thread each, the same sentences, into arrays of the vocabulary's dtype. Our encoder
 (`path` says which of the two) is measured on all of them when it is new (cold), on the second half

@@ -1,7 +1,7 @@
 """Reads TensorFlow checkpoints (format V2, "tensor bundle") without TensorFlow.
 
-    NAME.index                  a LevelDB table: name -> BundleEntryProto (dtype, shape, shard,
-    offset, size, crc) NAME.data-00000-of-00001    the tensors' bytes, little endian
+    NAME.index                  a LevelDB table: name -> dtype, shape, shard, offset, size, crc
+    NAME.data-00000-of-00001    the tensors' bytes, little endian
 
 Written from the format's description (tensorflow/core/protobuf/tensor_bundle.proto,
 leveldb/doc/table_format.md). Nothing is executed and every block and tensor is held to its crc32c.
