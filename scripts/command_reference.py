@@ -66,15 +66,14 @@ def _describe(title: str, command: Command, described: dict[str, str]) -> Iterat
         (heading, row) for heading, names in field_groups(settings) for row in rows(settings, names)
     ]
     for other in dict.fromkeys(described.values()):
-        same = [row.split(" | ")[0][2:] for _, row in listed if described.get(row) == other]
+        same = [f"`{row.split('`')[1]}`" for _, row in listed if described.get(row) == other]
         if same:
             yield f"\nAs in `{other}`: {', '.join(same)}."
-    yield "\n| setting | default | meaning |\n|---|---|---|"
-    above = ANY_FLAGS
+    above = None
     for heading, row in listed:
         if row not in described:
             if heading != above:
-                yield f"| **{heading}** | | |"
+                yield "" if heading == ANY_FLAGS else f"\n**{heading}**\n"
             yield row
             above = heading
     for _, row in listed:
@@ -89,7 +88,7 @@ def rows(settings: Any, names: Sequence[str], prefix: str = "") -> Iterator[str]
         key, meaning = f"{prefix}{name}", _first_sentence(field_help(settings, name), hints[name])
         kinds = (hints[name], *typing.get_args(hints[name]))
         inner = next((kind for kind in kinds if dataclasses.is_dataclass(kind)), None)
-        yield f"| `{key}` | {'' if inner else _default(fields[name])} | {meaning} |"
+        yield f"- `{key}`{'' if inner else _default(fields[name])}: {meaning}"
         if inner:
             yield from rows(inner, list(typing.get_type_hints(inner)), f"{key}.")
 
@@ -100,7 +99,7 @@ def _first_sentence(text: str, hint: Any) -> str:
     named = set(re.split(r"[^\w+-]+", first))
     if set(choices_of(hint)) - named:
         first = f"{first} One of {', '.join(choices_of(hint))}."
-    return first.replace("|", r"\|")
+    return first
 
 
 def load_class(dotted: str) -> Any:
@@ -111,11 +110,9 @@ def load_class(dotted: str) -> Any:
 
 def _default(field: "dataclasses.Field[Any]") -> str:
     if is_needed(field):
-        return "(to be given)"
-    if field.default_factory is num_cores:
-        return "(the machine's)"
-    shown = field_default(field)
-    return f"`{shown}`".replace("|", r"\|") if shown else ""
+        return " (to be given)"
+    shown = "" if field.default_factory is num_cores else field_default(field)
+    return f" (`{shown}`)" if shown and shown != "null" else ""
 
 
 if __name__ == "__main__":
