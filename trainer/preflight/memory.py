@@ -29,7 +29,7 @@ LIBRARIES_BYTES = 980_000_000
 """A rank on a CPU that trains a model of next to nothing: Python 3.11, torch 2.13, DeepSpeed 0.19.8."""
 KEPT_SHARE = 0.6
 """What the C library keeps of freed tensors, as a share of the fullest moment's; of ranks of tiny,
-BASE and LARGE (scripts/bench/memory.py)."""
+BASE and LARGE."""
 MASKED_SHARE = 0.15
 _FP32 = 4
 
