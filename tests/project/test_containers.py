@@ -1,21 +1,12 @@
 """The two Dockerfiles, read instruction by instruction as Docker would run them; no Docker is needed.
 
-Reading alone checks that COPY finds its sources in git, that pip finds the files, extras and pins
-it is told of, and what Python imports when the image starts. The last two tests run the steps, each
-from a Python with nothing else, and start what the image is for. They install 6 GB from the package
-index, so that they are run where it is asked for:
-
-    BEAMBERT_REQUIRE_IMAGES=1 python -m pytest tests/project/test_containers.py
-
-Of the steps `apt-get` alone is not run, since it would change this machine.
+COPY finds its sources in git, pip the files, extras and pins it is told of, and Python starts where it
+imports what was installed. tests/stores/test_worker_package.py runs the worker's steps.
 """
 
-import os
 import re
 import shlex
-import shutil
 import subprocess
-import sys
 import tomllib
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -25,9 +16,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from pipeline.shards.dataset import open_dataset
-from tests.datasets import write_corpus
-from tests.dockerfiles import Container, ignored_names, steps
+from tests.dockerfiles import ignored_names, steps
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -44,10 +33,6 @@ WORKER, TRAINER = (
     ROOT / f"scripts/docker/{name}.Dockerfile" for name in ("beam-worker", "trainer-gpu")
 )
 each_image = pytest.mark.parametrize("path", [WORKER, TRAINER], ids=lambda path: path.stem)
-asked_for = pytest.mark.skipif(
-    not os.environ.get("BEAMBERT_REQUIRE_IMAGES"),
-    reason="installs 6 GB: BEAMBERT_REQUIRE_IMAGES=1 has it run",
-)
 
 
 class Install(NamedTuple):
@@ -199,70 +184,3 @@ def test_what_a_checkout_makes_for_itself_is_not_copied():
         for part in sorted(parts)
         if any(PurePosixPath(part).match(pattern) for pattern in patterns)
     ] == []
-
-
-def find_python(version):
-    """A Python of that version that starts, or the test is skipped."""
-    places = [
-        shutil.which(f"python{version}"),
-        *Path.home().glob(f".pyenv/versions/{version}.*/bin/python"),
-    ]
-    for place in filter(None, places):
-        if subprocess.run([place, "-c", ""], capture_output=True, check=False).returncode == 0:
-            return place
-    pytest.skip(f"no python{version} here")
-
-
-def build_words(corpus, output):
-    """Of a small dataset's build."""
-    return f"build --input {corpus}/a.jsonl --vocab {corpus}/vocab.txt --seq_lens 32 --passes 1 --output {output}"
-
-
-def build_here(folder):
-    """The dataset that this checkout makes of a corpus, which is written to the folder too."""
-    write_corpus(folder, 60)
-    words = build_words(folder, folder / "here").split()
-    subprocess.run(
-        [sys.executable, "-m", "pipeline", *words, "--workers", "1"], cwd=ROOT, check=True
-    )
-    return folder / "here"
-
-
-@asked_for
-@pytest.mark.engines
-def test_the_worker_image_builds_a_dataset(tmp_path):
-    """Its base is an environment with Beam of the version that the image names."""
-    _, values, *_ = image(WORKER.read_text())
-    base = tmp_path / "base"
-    subprocess.run([find_python(values["PYTHON_VERSION"]), "-m", "venv", base], check=True)
-    container = Container(tmp_path / "root", base / "bin")
-    container.run(f"pip install --quiet apache-beam=={values['BEAM_VERSION']}")
-    container.build(WORKER.read_text())
-    assert container.left_out == []
-    assert container.run("pip check") == "No broken requirements found.\n"
-    assert container.run("beambert --version").startswith("beambert 0.")
-    here, there = build_here(tmp_path), tmp_path / "there"
-    container.run(f"python -m pipeline {build_words(tmp_path, there)} --workers 2")
-    assert open_dataset(str(there)).manifest.root_hash == open_dataset(str(here)).manifest.root_hash
-
-
-@asked_for
-@pytest.mark.engines
-def test_the_trainer_image_trains(tmp_path):
-    """Its base is the Python of Ubuntu 24.04, and two ranks are started as the Dockerfile says."""
-    programs = tmp_path / "programs"
-    programs.mkdir()
-    (programs / "python3").symlink_to(find_python("3.12"))
-    container = Container(tmp_path / "root", programs)
-    container.build(TRAINER.read_text())
-    assert [command.split()[:2] for command in container.left_out] == [
-        ["apt-get", "update"], ["apt-get", "install"], ["rm", "-rf"]
-    ]  # fmt: skip
-    assert container.run("pip check") == "No broken requirements found.\n"
-    assert container.run("beambert plan --config bert-large --world_size 8").startswith("large: ")
-    run, data = tmp_path / "run", build_here(tmp_path)
-    container.run(
-        "torchrun --nproc_per_node=2 -m trainer pretrain --config configs/pretrain/bert-tiny-demo.yaml"
-        f" --data {data} --output {run} --steps 3"
-    )
-    assert (run / "checkpoints/step-00000003/COMMITTED").is_file()
