@@ -60,7 +60,7 @@ class CompletionSettings:
 def completion(asked: CompletionSettings, _: Sequence[str]) -> None:
     """`beambert completion bash`."""
     from pipeline.command_line.hints import choices_of, find_hint, kind_of, known_keys
-    from pipeline.command_line.recipes import recipe_names
+    from pipeline.command_line.words import recipes
 
     shell, flags, choices = asked.shell, [], []
     for name, command in COMMANDS.items():
@@ -76,7 +76,7 @@ def completion(asked: CompletionSettings, _: Sequence[str]) -> None:
         flags="\n".join(flags),
         choices="\n".join(choices),
         commands=" ".join([*COMMANDS, "help"]),
-        recipes=" ".join(recipe_names()),
+        recipes=" ".join(recipes()),
     )
     print(_ZSH + script if shell == "zsh" else script, end="")
 

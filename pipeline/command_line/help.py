@@ -4,7 +4,6 @@ A group is a section of the class's docstring: its heading, and under it each fi
 """
 
 import dataclasses
-import itertools
 import re
 import shutil
 import textwrap
@@ -15,7 +14,7 @@ from typing import Any, Literal
 from pipeline.command_line.command import Command
 from pipeline.command_line.hints import choices_of, is_needed, item_of, section_of
 
-_INDENT = 22
+_INDENT = 24
 _SECTION = re.compile(r"^ {4}([A-Z][^\n]*):\n(?= {8})", re.MULTILINE)
 _FIELD = re.compile(r"^ {8}(\w+): ", re.MULTILINE)
 ANY_FLAGS = "Attributes"
@@ -24,83 +23,72 @@ _NO_BREAK = "\N{NO-BREAK SPACE}"
 _CONFIG = (
     "YAML file of settings that differ from the defaults, or a recipe's name. Flags win over it."
 )
-_HELP = "Prints this."
 
 
 def render_help(program: str, settings_class: Any, command: Command) -> str:
     """The page, as wide as the terminal."""
     width = min(100, shutil.get_terminal_size().columns)
-    lines = textwrap.wrap(_usage(program, settings_class, command), width, subsequent_indent="  ")
-    for paragraph in (
-        [command.description] if command.description else describe_class(settings_class)
-    ):
+    fields = [each for each in dataclasses.fields(settings_class) if is_needed(each)]
+    needed = [each.name for each in fields if each.name not in command.positionals]
+    usage = _usage(program, settings_class, command.positionals, needed)
+    lines = textwrap.wrap(usage, width, subsequent_indent="  ")
+    description = [command.description] if command.description else describe_class(settings_class)
+    for paragraph in description:
         lines += ["", *textwrap.wrap(paragraph, width)]
-    for heading, rows in _groups(settings_class, command, width):
+    for heading, rows in _groups(settings_class, command, needed, width):
         lines += ["", f"{heading}:", *rows] if rows else []
     return "\n".join(lines)
 
 
-def _usage(program: str, settings_class: Any, command: Command) -> str:
+def _usage(
+    program: str, settings_class: Any, positionals: Sequence[str], needed: Sequence[str]
+) -> str:
     hints = typing.get_type_hints(settings_class)
-    words = [
-        f"{name.upper()} ..." if item_of(hints[name]) else name.upper()
-        for name in command.positionals
-    ]
-    flags = [_as_flag(name, hints[name]) for name in _needed(settings_class, command)]
-    return " ".join(["usage:", program, *words, *flags, "[flags]"])
+    lists = {name for name in positionals if item_of(hints[name])}
+    words = [f"{name.upper()} ..." if name in lists else name.upper() for name in positionals]
+    for name in needed:
+        is_file = section_of(item_of(hints[name]))
+        words.append("--config FILE" if is_file else f"--{name} {_metavar(hints[name])}")
+    return " ".join(["usage:", program, *words, "[flags]"])
 
 
-def _as_flag(name: str, hint: Any) -> str:
-    return "--config FILE" if section_of(item_of(hint)) else f"--{name} {_metavar(hint)}"
-
-
-def _needed(settings_class: Any, command: Command) -> list[str]:
-    """Fields that a flag or a file has to give."""
-    fields = dataclasses.fields(settings_class)
-    return [
-        field.name for field in fields if is_needed(field) and field.name not in command.positionals
-    ]
-
-
-def _groups(settings_class: Any, command: Command, width: int) -> Iterator[tuple[str, list[str]]]:
-    """Headings and the rows under each: what has to be given, what every command takes, and the class's own."""
-    needed = _needed(settings_class, command)
-    words = [
-        _row(name.upper(), field_help(settings_class, name), width) for name in command.positionals
-    ]
-    yield "required", [*itertools.chain(*words), *_rows(settings_class, needed, "--", width)]
-    yield "general", [*_row("--config FILE", _CONFIG, width), *_row("--help", _HELP, width)]
+def _groups(
+    settings_class: Any, command: Command, needed: Sequence[str], width: int
+) -> Iterator[tuple[str, list[str]]]:
+    """Headings and the rows under each: what has to be given, of every command, the class's own."""
+    required: list[str] = []
+    for name in command.positionals:
+        required += _row(name.upper(), field_help(settings_class, name), width)
+    yield "required", required + _rows(settings_class, needed, "--", width)
+    yield "general", _row("--config FILE", _CONFIG, width) + _row("--help", "Prints this.", width)
     left_out = {*command.positionals, *needed, *command.unused}
     for heading, names in field_groups(settings_class):
         shown = [name for name in names if name not in left_out]
         said = "flags" if heading == ANY_FLAGS else f"{heading[0].lower()}{heading[1:]}"
-        yield said, list(_rows(settings_class, shown, "--", width))
+        yield said, _rows(settings_class, shown, "--", width)
 
 
-def _rows(settings_class: Any, names: Sequence[str], prefix: str, width: int) -> Iterator[str]:
-    hints = typing.get_type_hints(settings_class)
+def _rows(settings_class: Any, names: Sequence[str], prefix: str, width: int) -> list[str]:
+    hints, rows = typing.get_type_hints(settings_class), []
     fields = {field.name: field for field in dataclasses.fields(settings_class)}
     for name in names:
         hint, meaning = hints[name], field_help(settings_class, name)
         if section := section_of(item_of(hint) or hint):
-            yield from ("", *textwrap.wrap(f"{prefix}{name}.*: {meaning}", width))
-            keys = list(typing.get_type_hints(section))
-            yield from _rows(section, keys, f"{prefix}{name}.", width)
-            continue
-        default = field_default(fields[name])
-        said = f"{meaning} (default:{_NO_BREAK}{default})" if default else meaning
-        yield from _row(f"{prefix}{name} {_metavar(hint)}", said, width)
+            rows += ["", *textwrap.wrap(f"{prefix}{name}.*: {meaning}", width)]
+            rows += _rows(section, list(typing.get_type_hints(section)), f"{prefix}{name}.", width)
+        else:
+            if default := field_default(fields[name]):
+                meaning += f" (default:{_NO_BREAK}{default})"
+            rows += _row(f"{prefix}{name} {_metavar(hint)}", meaning, width)
+    return rows
 
 
 def _row(name: str, meaning: str, width: int) -> list[str]:
-    indent = " " * (_INDENT + 2)
-    lines = textwrap.wrap(
-        meaning, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
-    )
-    lines = [line.replace(_NO_BREAK, " ") for line in lines]
-    if len(name) > _INDENT - 2 or not lines:
+    wrapped = textwrap.wrap(meaning, width - _INDENT, break_on_hyphens=False)
+    lines = [" " * _INDENT + line.replace(_NO_BREAK, " ") for line in wrapped]
+    if len(name) > _INDENT - 4 or not lines:
         return [f"  {name}", *lines]
-    return [f"  {name.ljust(_INDENT)}{lines[0].lstrip()}", *lines[1:]]
+    return [f"  {name}".ljust(_INDENT) + lines[0].lstrip(), *lines[1:]]
 
 
 def _metavar(hint: Any) -> str:
@@ -120,11 +108,7 @@ def field_default(field: "dataclasses.Field[Any]") -> str:
     value = field.default_factory() if callable(field.default_factory) else field.default
     if isinstance(value, list | dict):
         return " ".join(map(str, value))
-    return (
-        {None: "null", True: "true", False: "false"}[value]
-        if isinstance(value, bool | None)
-        else str(value)
-    )
+    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
 
 
 def describe_class(settings_class: Any) -> list[str]:
@@ -134,10 +118,10 @@ def describe_class(settings_class: Any) -> list[str]:
 
 
 def field_groups(settings_class: Any) -> Iterator[tuple[str, list[str]]]:
-    """Headings of the class's docstring with the fields under each, and those of a base without headings.
+    """Headings of the class's docstring with the fields under each.
 
-    The latter stand under the class's first heading. A base with headings is another command's
-    settings, which the class's text names.
+    Fields of a base without headings stand under the class's first heading. A base with headings is
+    another command's settings, which the class's text names.
     """
     groups: dict[str, list[str]] = {}
     for base in settings_class.__mro__[:-1]:
@@ -150,7 +134,7 @@ def field_groups(settings_class: Any) -> Iterator[tuple[str, list[str]]]:
 
 
 def field_help(settings_class: Any, name: str) -> str:
-    """What the docstring of the class, or of one it inherits from, says of a field, and its choices."""
+    """What the docstring of the class, or of a base, says of a field, and its choices."""
     pattern = rf"^ {{8}}{name}: (.+?)(?=^ {{8}}\w+: |^ {{4}}\S|\n\n|\Z)"
     docs = (known.__doc__ or "" for known in settings_class.__mro__)
     found = (re.search(pattern, text, re.MULTILINE | re.DOTALL) for text in docs)

@@ -6,9 +6,6 @@ import types
 import typing
 from typing import Any, Literal
 
-ITEM = re.compile(r"\[\d+\]")
-"""The number of an item in a key such as phases[0].peak_lr."""
-
 
 def alternatives(hint: Any) -> tuple[Any, ...]:
     """The types of a union, or the only one."""
@@ -48,8 +45,8 @@ def is_needed(field: "dataclasses.Field[Any]") -> bool:
 
 
 def find_hint(settings_class: Any, key: str) -> Any:
-    """The type of the field that a dotted key names, in items of lists too; None where there is none."""
-    name, _, rest = ITEM.sub("", key).partition(".")
+    """The type of the field that a dotted key such as phases[0].peak_lr names; None for no field."""
+    name, _, rest = re.sub(r"\[\d+\]", "", key).partition(".")
     hint = typing.get_type_hints(settings_class).get(name)
     if not rest or hint is None:
         return hint
@@ -72,19 +69,12 @@ def known_keys(settings_class: Any, prefix: str = "") -> list[str]:
 def describe_type(hint: Any) -> str:
     """A type in words."""
     kind = kind_of(hint)
-    or_null = " or null" if types.NoneType in alternatives(hint) else ""
-    if choices := choices_of(kind):
-        return f"one of {', '.join(choices)}{or_null}"
-    if inner := item_of(kind):
-        return f"a list, such as {_example(inner)}{or_null}"
-    if is_mapping(kind) or section_of(kind):
-        return f"keys and values{or_null}"
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    return f"{words.get(kind, 'a value')}{or_null}"
-
-
-def _example(kind: Any) -> str:
-    if section_of(kind):
-        names = [f"{field.name}: ..." for field in dataclasses.fields(kind)[:2]]
-        return "[{" + ", ".join(names) + "}]"
-    return {int: "[1, 2]", float: "[0.1, 0.2]"}.get(kind, "[a, b]")
+    said = words.get(kind, "a value")
+    if choices := choices_of(kind):
+        said = f"one of {', '.join(choices)}"
+    elif item := item_of(kind):
+        said = "a list, such as [{...}, {...}]" if section_of(item) else "a list, such as [a, b]"
+    elif is_mapping(kind) or section_of(kind):
+        said = "keys and values"
+    return f"{said} or null" if types.NoneType in alternatives(hint) else said

@@ -1,10 +1,8 @@
-"""Command lines over frozen dataclasses: `PROGRAM COMMAND [flags]`, one settings class and one function per command.
+"""Command lines over frozen dataclasses: `PROGRAM COMMAND [flags]`, one class and one function each.
 
-A leaf that `python -m pipeline`, `python -m trainer` and `beambert` stand on. Files of `--config`
-state differences from the defaults, flags win over files wherever they stand, and an unknown key
-fails with the nearest that exists. A user's fault ends with one message on standard error and exit
-code 2, Ctrl-C with one line and 130. What needs a package is imported by the function that needs
-it, so that a missing package is such a fault too.
+A leaf that `python -m pipeline`, `python -m trainer` and `beambert` stand on. A user's fault ends
+with one message on standard error and exit code 2, Ctrl-C with one line and 130. What needs a
+package is imported by the function that needs it, so that a missing package is such a fault too.
 """
 
 import difflib
@@ -20,19 +18,18 @@ from typing import Any
 from pipeline.command_line.command import Command
 from pipeline.interrupts import Interruption
 from pipeline.storage.missing_packages import describe_missing
-from pipeline.storage.secret_values import hide, hide_unparsed
+from pipeline.storage.secret_values import hide
 
 USER_FAULTS = (
     ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError,
     ChildProcessError,
 )  # fmt: skip
-TRACEBACK_VARIABLE = "BEAMBERT_TRACEBACK"
 
 
 def run_program(
     program: str, description: str, commands: dict[str, Command], argv: Sequence[str] | None = None
 ) -> int:
-    """Runs the command that `argv` (default: the process's arguments) names and returns its exit code.
+    """Runs the command that `argv` (default: the process's arguments) names; its exit code.
 
     Where nobody reads what it prints any more, as behind `| head`, it ends silently as a signal
     would end it.
@@ -59,15 +56,19 @@ def _has_no_reader(descriptor: int) -> bool:
 def _run_command(
     program: str, description: str, commands: dict[str, Command], argv: Sequence[str] | None
 ) -> int:
-    arguments, remainder = _cut_at_separator(list(sys.argv[1:] if argv is None else argv))
-    arguments = _drop_launcher_rank(arguments)
+    words = list(sys.argv[1:] if argv is None else argv)
+    cut = words.index("--") if "--" in words else len(words)
+    arguments, remainder = words[:cut], words[cut + 1 :]
+    if arguments and arguments[0].startswith("--local_rank="):  # DeepSpeed's launcher puts it there
+        del arguments[0]
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_overview(program, description, commands))
         return 0 if arguments else 2
     if "--version" in arguments:
-        print(_version())
+        versions = [each.version for each in importlib.metadata.distributions(name="beambert")]
+        print("beambert", *(versions[:1] or ["of a checkout that is not installed"]))
         return 0
     name, interruption = arguments[0], Interruption()
     called = f"{program} {name}" if name in commands else program
@@ -79,11 +80,11 @@ def _run_command(
     except KeyboardInterrupt as error:
         return interruption.report(error)
     except USER_FAULTS as fault:
-        return report_fault(called, fault)
+        return _report_fault(called, fault)
     except ImportError as error:
         if (missing := describe_missing(error)) is None:
             raise
-        return report_fault(called, ValueError(missing))
+        return _report_fault(called, ValueError(missing))
 
 
 def _call(
@@ -112,42 +113,26 @@ def _unknown_command(name: str, commands: dict[str, Command]) -> str:
     return f"unknown command {name!r}{question} The commands are {', '.join(commands)}"
 
 
-def _version() -> str:
-    try:
-        return f"beambert {importlib.metadata.version('beambert')}"
-    except importlib.metadata.PackageNotFoundError:
-        return "beambert, run from a checkout without being installed"
-
-
-def report_fault(program: str, fault: BaseException) -> int:
-    """Prints a user's fault, from rank 0 only, and returns exit code 2."""
-    if os.environ.get(TRACEBACK_VARIABLE):
-        raise fault
+def _report_fault(program: str, fault: BaseException) -> int:
+    """Prints a user's fault, of an operating system's with its path, from rank 0 only; exit code 2."""
+    said = str(fault)
+    if isinstance(fault, OSError) and fault.filename is not None and fault.strerror:
+        said = f"{fault.filename}: {fault.strerror}"
     if os.environ.get("RANK", "0") == "0":
-        print(f"{program}: error: {hide(describe_fault(fault))}", file=sys.stderr)
+        print(f"{program}: error: {hide(said)}", file=sys.stderr)
     return 2
 
 
-def describe_fault(fault: BaseException) -> str:
-    """The message of a user's fault, on any operating system error with its path."""
-    if isinstance(fault, OSError) and fault.filename is not None and fault.strerror:
-        return f"{fault.filename}: {fault.strerror}"
-    return str(fault)
-
-
 def parse_settings(program: str, command: Command, arguments: Sequence[str]) -> Any:
-    """Parses flags and config files into the command's settings.
+    """The command's settings, of flags and config files.
 
     Raises:
-        ValueError: Unknown flags or keys (the message has the nearest), wrong types, missing
-            values, or a URL in the place of a local folder.
+        ValueError: Unknown flags or keys, wrong types, missing values, or a URL in the place of a
+            local folder.
     """
     from pipeline.command_line.words import parse_words
 
-    try:
-        settings = parse_words(program, load(command.settings), command.positionals, arguments)
-    except ValueError as error:  # without its cause, whose message may show storage options
-        raise ValueError(hide_unparsed(str(error))) from None
+    settings = parse_words(program, load(command.settings), command.positionals, arguments)
     for name in command.local:
         if "://" in (path := getattr(settings, name) or ""):
             raise ValueError(
@@ -158,39 +143,18 @@ def parse_settings(program: str, command: Command, arguments: Sequence[str]) -> 
 
 
 def check_least(settings: Any, **least: float) -> None:
-    """Holds numbers of a settings class, where they are given, to the least that makes sense.
-
-    Raises:
-        ValueError: Names the setting, its value and the least.
-    """
+    """Refuses numbers of a settings class that are given and below the least that makes sense."""
     for name, bound in least.items():
         if (value := getattr(settings, name)) is not None and value < bound:
             raise ValueError(f"{name} is {value}; it must be at least {bound}")
 
 
-def _cut_at_separator(arguments: list[str]) -> tuple[list[str], list[str]]:
-    if "--" not in arguments:
-        return arguments, []
-    position = arguments.index("--")
-    return arguments[:position], arguments[position + 1 :]
-
-
-def _drop_launcher_rank(arguments: list[str]) -> list[str]:
-    """The deepspeed launcher puts --local_rank=N before the command; the rank is read from the environment."""
-    if arguments and arguments[0].startswith("--local_rank"):
-        return arguments[1 if "=" in arguments[0] else 2 :]
-    return arguments
-
-
 def _overview(program: str, description: str, commands: dict[str, Command]) -> str:
     width = max(map(len, commands))
-    rows = "\n".join(
-        f"  {name.ljust(width)}  {command.summary}" for name, command in commands.items()
-    )
-    return (
-        f"usage: {program} COMMAND [flags]\n\n{description}\n\ncommands:\n{rows}\n\n"
-        f"{program} COMMAND --help lists a command's flags.\n{program} --version says which version this is."
-    )
+    rows = [f"  {name.ljust(width)}  {command.summary}" for name, command in commands.items()]
+    usage = [f"usage: {program} COMMAND [flags]", "", description, "", "commands:", *rows, ""]
+    end = f"{program} --version says which version this is."
+    return "\n".join([*usage, f"{program} COMMAND --help lists a command's flags.", end])
 
 
 def load(dotted: str) -> Any:

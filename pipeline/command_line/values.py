@@ -10,8 +10,7 @@ import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -33,8 +32,7 @@ _NULL = "tag:yaml.org,2002:null"
 _LONGEST_SHOWN = 60
 
 
-@dataclass(frozen=True)
-class Given:
+class Given(NamedTuple):
     """A value that was given.
 
     Attributes:
@@ -57,7 +55,7 @@ Loader.add_implicit_resolver(
 )
 
 
-def parse_yaml(text: str, name: str, *, is_file: bool) -> yaml.Node | None:
+def parse_yaml(text: str | bytes, name: str, *, is_file: bool) -> yaml.Node | None:
     """The root of a text, None where it is empty.
 
     Raises:
@@ -67,11 +65,11 @@ def parse_yaml(text: str, name: str, *, is_file: bool) -> yaml.Node | None:
         loader = Loader(text)
         loader.name = name if is_file else ""
         root: yaml.Node | None = loader.get_single_node()
-    except yaml.MarkedYAMLError as error:
-        line = f":{error.problem_mark.line + 1}" if is_file and error.problem_mark else ""
-        raise ValueError(f"{name}{line}: not YAML: {error.problem or error.context}") from error
     except yaml.YAMLError as error:
-        raise ValueError(f"{name}: not YAML: {' '.join(str(error).split())}") from error
+        mark, said = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        line = f":{mark.line + 1}" if is_file and mark else ""
+        said = said or " ".join(str(error).split())
+        raise ValueError(f"{name}{line}: not YAML: {said}") from error
     return root
 
 
@@ -83,26 +81,22 @@ def word_node(word: str) -> yaml.ScalarNode:
 def read_mapping(
     node: yaml.Node, settings_class: Any, prefix: str = ""
 ) -> Iterator[tuple[str, Given]]:
-    """Values of a settings class, by their keys, those of nested classes after a dot.
+    """Dotted keys and values of a mapping, in the types of a settings class.
 
     Raises:
         ValueError: It is no mapping, a key is unknown or stands there twice, or a value has another
             type than its field.
     """
     if not isinstance(node, yaml.MappingNode):
-        names = sorted(typing.get_type_hints(settings_class))
-        mark = "" if _where(node) else f"--{prefix}"
-        keys = ", ".join(f"{mark}{name}" for name in names[:3])
-        keys += " and others" if len(names) > 3 else ""
+        keys = ", ".join(sorted(typing.get_type_hints(settings_class))[:3])
         place = _place(node, prefix.rstrip(".") or "settings")
         raise ValueError(  # noqa: TRY004
-            f"{place}: found {_shown(node)}, expected keys and values; keys are {keys}"
+            f"{place}: found {_shown(node)}, expected keys and values, with keys such as {keys}"
         )
     for name, value in _pairs(node, prefix):
         hint = find_hint(settings_class, name)
         if hint is None:
-            where = _where(value)
-            raise ValueError(answer_unknown(name, settings_class, prefix, where))
+            raise ValueError(answer_unknown(name, settings_class, prefix, _where(value)))
         yield from read_value(value, hint, f"{prefix}{name}")
 
 
@@ -129,7 +123,7 @@ def _where(node: yaml.Node) -> str:
 
 
 def _place(node: yaml.Node, key: str) -> str:
-    return f"{_where(node)}{key}" if _where(node) else f"--{key}"
+    return f"{_where(node) or '--'}{key}"
 
 
 def _pairs(node: yaml.MappingNode, prefix: str) -> Iterator[tuple[str, yaml.Node]]:
@@ -151,25 +145,21 @@ def convert(node: yaml.Node, hint: Any, key: str) -> Any:
     Raises:
         ValueError: Names the place, what was found and what is allowed.
     """
-    if types.NoneType in alternatives(hint) and node.tag == _NULL:
-        return None
     kind = kind_of(hint)
+    if node.tag == _NULL and types.NoneType in alternatives(hint):
+        return None
     if (inner := item_of(kind)) and isinstance(node, yaml.SequenceNode):
         keys = [f"{key}[{i}]" if _where(each) else key for i, each in enumerate(node.value)]
         return [convert(each, inner, name) for each, name in zip(node.value, keys, strict=True)]
     try:
-        if kind is Any:
-            return Loader("").construct_document(node)
-        return _convert_scalar(node, kind)
+        return Loader("").construct_document(node) if kind is Any else _convert_scalar(node, kind)
     except yaml.MarkedYAMLError as error:
         raise ValueError(f"{_place(node, key)}: {error.problem}") from error
     except ValueError:
-        expected = describe_type(hint)
-        if not _where(node) and "," in str(node.value):
-            expected += "; several values stand apart by spaces"
-        raise ValueError(
-            f"{_place(node, key)}: found {_shown(node)}, expected {expected}"
-        ) from None
+        said = f"{_place(node, key)}: found {_shown(node)}, expected {describe_type(hint)}"
+        is_list = not _where(node) and "," in str(node.value)
+        hint_of_list = "; several values stand apart by spaces" if is_list else ""
+        raise ValueError(f"{said}{hint_of_list}") from None
 
 
 def _convert_scalar(node: yaml.Node, kind: Any) -> Any:
@@ -231,17 +221,14 @@ def _make_item(
     prefix = f"{key}[{index}]."
     own = {each: value for each, value in given.items() if each.startswith(prefix)}
     own |= {f"{prefix}{each[len(key) + 1 :]}": value for each, value in below.items()}
-    place = given[f"{key}[{index}]"].where + prefix[:-1] if key in given else f"--{key}"
     if missing := missing_fields(kind, own, prefix):
+        place = given[f"{key}[{index}]"].where + prefix[:-1] if key in given else f"--{key}"
         raise ValueError(f"{place}: {', '.join(missing)} missing; each item needs it")
     return make(kind, own, prefix)
 
 
 def missing_fields(settings_class: Any, given: Mapping[str, Given], prefix: str = "") -> list[str]:
     """Names of the fields that have no default and were not given."""
+    roots = {re.split(r"[.]", key.removeprefix(prefix))[0] for key in given}
     needed = [field.name for field in dataclasses.fields(settings_class) if is_needed(field)]
-    return [
-        name
-        for name in needed
-        if not any(re.match(rf"{re.escape(prefix + name)}(\.|$)", key) for key in given)
-    ]
+    return [name for name in needed if name not in roots]

@@ -1,4 +1,4 @@
-"""Words of a command line: flags with their values, files of `--config`, and what is given without a flag."""
+"""Words of a command line: flags and their values, files of `--config`, what stands without a flag."""
 
 import dataclasses
 import re
@@ -10,8 +10,7 @@ from typing import Any
 import yaml
 
 from pipeline.command_line.hints import describe_type, find_hint, is_mapping, item_of, section_of
-from pipeline.command_line.names import answer_unknown
-from pipeline.command_line.recipes import find_config
+from pipeline.command_line.names import answer_unknown, suggest
 from pipeline.command_line.values import (
     BOOLEANS,
     Given,
@@ -23,14 +22,14 @@ from pipeline.command_line.values import (
     word_node,
 )
 
-MAX_FILE_CHARACTERS = 2**20
-"""The longest file of --config: YAML takes minutes to parse a corpus that is given by mistake."""
+_RECIPES = Path(__file__).parent / "recipes"
+"""A link to configs/ in a checkout, a copy of it in a wheel."""
 
 
 def parse_words(
     program: str, settings_class: Any, positionals: Sequence[str], words: Sequence[str]
 ) -> Any:
-    """The settings that the words and the files that they name give; flags win over files wherever they stand.
+    """The settings that words and the files they name give; flags win wherever they stand.
 
     Raises:
         ValueError: A line for every unknown flag or key, value of a wrong type and missing file; or
@@ -53,7 +52,7 @@ def parse_words(
 def _check_code(
     settings_class: Any, in_files: Mapping[str, Given], flags: Mapping[str, Given]
 ) -> None:
-    """Raises ValueError where a file alone names code to run: who takes another's settings may not expect it."""
+    """Refuses code to run that a file alone names: who takes another's settings may not expect it."""
     allowed = "allow_code" in flags and flags["allow_code"].value
     for field in dataclasses.fields(settings_class):
         found = in_files.get(field.name) if field.metadata.get("is_code") else None
@@ -84,9 +83,7 @@ class _Words:
     def __init__(
         self, settings_class: Any, positionals: Sequence[str], words: Sequence[str]
     ) -> None:
-        self.settings_class = settings_class
-        self.positionals = positionals
-        self.rest = list(words)
+        self.settings_class, self.positionals, self.rest = settings_class, positionals, list(words)
         self.in_files: dict[str, Given] = {}
         self.flags: dict[str, Given] = {}
         self.mistakes: list[str] = []
@@ -100,18 +97,16 @@ class _Words:
                     self._read_flag(*word.partition("="))
                 else:
                     loose.append(word)
+                if not self.rest:
+                    self._take_positionals(loose)
             except (ValueError, FileNotFoundError) as error:
                 self.mistakes.append(str(error))
-        try:
-            self._take_positionals(loose)
-        except ValueError as error:
-            self.mistakes.append(str(error))
 
     def _read_flag(self, name: str, equals: str, value: str) -> None:
         key, values = name.lstrip("-"), [value] if equals else []
         if name == "--config":
             file = values or [self._next(name, "the name of a YAML file")]
-            for each, found in _read_file(file[0], self.settings_class):
+            for each, found in _read_file(find_config(file[0]), self.settings_class):
                 _put(self.in_files, each, found)
             return
         hint = find_hint(self.settings_class, key) if name.startswith("--") else None
@@ -121,8 +116,7 @@ class _Words:
         if key in self.flags and item_of(hint):
             list(self._until_flag())
             raise ValueError(f"{name} is given twice; give all its values after one: {name} A B")
-        for each, found in read_value(self._node(name, hint, values), hint, key):
-            self.flags[each] = found
+        self.flags |= read_value(self._node(name, hint, values), hint, key)
 
     def _node(self, name: str, hint: Any, values: list[str]) -> yaml.Node:
         """The value of a flag: that after its equals sign, or words that follow."""
@@ -157,24 +151,39 @@ class _Words:
                 self.flags |= read_value(self._node(f"--{name}", hint, taken), hint, name)
         if loose:
             takes = " ".join(map(str.upper, self.positionals)) or "only flags"
+            shown = loose[0].partition("{")[0]  # what stands in braces may be storage options
             raise ValueError(
-                f"unexpected word {loose[0]!r}; the command takes {takes}, and every other value "
+                f"unexpected word {shown!r}; the command takes {takes}, and every other value "
                 "after its flag"
             )
 
 
-def _read_file(name: str, settings_class: Any) -> Iterator[tuple[str, Given]]:
-    path = str(find_config(name))
-    try:
-        with Path(path).open(encoding="utf-8") as file:
-            text = file.read(MAX_FILE_CHARACTERS + 1)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: found bytes that are not UTF-8 text, expected YAML") from error
-    if len(text) > MAX_FILE_CHARACTERS:
-        raise ValueError(
-            f"{path}: found more than {MAX_FILE_CHARACTERS:,} characters, expected a file of settings"
-        )
-    root = parse_yaml(text, path, is_file=True)
+def recipes() -> dict[str, Path]:
+    """The files of configs/ by their names, such as bert-large."""
+    return {path.stem: path for path in sorted(_RECIPES.glob("*/*.yaml"))}
+
+
+def find_config(name: str) -> Path:
+    """A file on disk, otherwise the recipe bert-large or configs/pretrain/bert-large.yaml.
+
+    Raises:
+        FileNotFoundError: Neither is there; names the nearest recipes.
+    """
+    known = recipes()
+    in_recipes = _RECIPES / name.removeprefix("configs/")
+    if Path(name).is_file():
+        return Path(name)
+    if found := known.get(name) or (in_recipes in known.values() and in_recipes):
+        return found
+    if "." in name or "/" in name:
+        raise FileNotFoundError(f"no configuration file {name}")
+    near = suggest(name, known)
+    cure = f"did you mean {' or '.join(near)}?" if near else f"recipes are {', '.join(known)}"
+    raise FileNotFoundError(f"no configuration file or recipe {name}; {cure}")
+
+
+def _read_file(path: Path, settings_class: Any) -> Iterator[tuple[str, Given]]:
+    root = parse_yaml(path.read_bytes(), str(path), is_file=True)
     return iter(()) if root is None else read_mapping(root, settings_class)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli import COMMANDS as PIPELINE
-from pipeline.command_line.recipes import find_config, recipe_names
+from pipeline.command_line.words import find_config, recipes
 from trainer.beambert import COMMANDS
 from trainer.cli import COMMANDS as TRAINER
 
@@ -135,7 +135,7 @@ def test_every_command_of_both_programs_is_there_once():
 
 
 def test_recipes_have_names_of_their_own():
-    assert sorted(recipe_names()) == sorted(path.stem for path in RECIPES)
+    assert sorted(recipes()) == sorted(path.stem for path in RECIPES)
 
 
 def test_a_file_on_disk_wins_over_a_recipe(tmp_path, monkeypatch):

@@ -166,7 +166,7 @@ def test_a_list_that_begins_with_a_negative_number_is_a_value(commands, capsys):
             ["--phases", "[{peak_lr: 3}"],
             "--phases: not YAML: expected ',' or ']', but got '<stream end>'",
         ),
-        (["--phases", "3"], "--phases: found '3', expected a list, such as [{peak_lr: ...}]"),
+        (["--phases", "3"], "--phases: found '3', expected a list, such as [{...}, {...}]"),
         (
             ["--input", "a", "--input", "b"],
             "--input is given twice; give all its values after one: --input A B",
@@ -289,7 +289,10 @@ def test_help_is_a_command_too(commands, capsys, words):
         ("\nsteps: many\n", "2: steps: found 'many', expected a whole number"),
         ("steps: [3]\n", "1: steps: found a list, expected a whole number"),
         ("steps:\n", "1: steps: found nothing, expected a whole number"),
-        ("schedule: 3\n", "1: schedule: found '3', expected keys and values; keys are peak_lr"),
+        (
+            "schedule: 3\n",
+            "1: schedule: found '3', expected keys and values, with keys such as peak_lr",
+        ),
         ("rates: [0.1, x]\n", "1: rates[1]: found 'x', expected a number"),
         ("input: a\n", "1: input: found 'a', expected a list, such as [a, b]"),
         (
@@ -312,7 +315,7 @@ def test_help_is_a_command_too(commands, capsys, words):
         ("steps: 3\n  input: [a]\n", "2: not YAML: mapping values are not allowed here"),
         (
             "- steps\n",
-            "1: settings: found a list, expected keys and values; keys are dry_run, input, kind and others",
+            "1: settings: found a list, expected keys and values, with keys such as dry_run, input, kind",
         ),
     ],
 )
@@ -477,22 +480,6 @@ def test_a_pipe_that_broke_elsewhere_is_an_error(commands, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "show", lose_connection)
     with pytest.raises(BrokenPipeError, match="connection lost"):
         run_program("program", "Tests.", commands, ["look", "here"])
-
-
-@pytest.mark.processes
-def test_a_file_of_settings_is_read_no_further_than_settings_are_long(commands, capsys, tmp_path):
-    path = tmp_path / "large.yaml"
-    path.write_text("# not a file of settings\n" * 50_000)
-    assert (
-        run_program(
-            "program", "Tests.", commands, ["build", "--output", "o", "--config", str(path)]
-        )
-        == 2
-    )
-    assert (
-        f"{path}: found more than 1,048,576 characters, expected a file of settings"
-        in capsys.readouterr().err
-    )
 
 
 @pytest.mark.processes
