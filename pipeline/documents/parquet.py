@@ -34,9 +34,8 @@ def read_rows(
         try:
             # A footer tells of no list or text that is longer than the file.
             most = max(1, min(file_range.size, _MOST_THRIFT))
-            table = ParquetFile(
-                file, thrift_string_size_limit=most, thrift_container_size_limit=most
-            )
+            limits = {"thrift_string_size_limit": most, "thrift_container_size_limit": most}
+            table = ParquetFile(file, pre_buffer=False, **limits)
             check_column(table.schema_arrow.names, text_field, file_range.url)
             for group, first_row in _own_groups(table.metadata, file_range):
                 batches = table.iter_batches(

@@ -4,7 +4,6 @@ In JSON, JSON lines and Parquet these are strings at any depth, in other files l
 between tabs.
 """
 
-import io
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from pathlib import PurePosixPath
@@ -71,7 +70,7 @@ def _read_parquet(data: bytes, url: str) -> Iterator[tuple[str, str]]:
     import pyarrow.parquet as pq
 
     try:
-        table = pq.ParquetFile(io.BytesIO(data)).read(use_threads=False)
+        table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise ValueError(
             f"{url}: cannot be read as Parquet ({error}); fetch the file again"

@@ -1,11 +1,11 @@
 """What a dataset holds, in numbers: report.json, which its text here and pipeline.inspect.page show."""
 
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.inspect.checks import find_checks
@@ -154,7 +154,9 @@ def _read_sources(dataset: Dataset) -> list[dict[str, Any]] | None:
     if not dataset.folder.exists(SOURCES):
         return None
     rows: list[dict[str, Any]] = (
-        pq.ParquetFile(io.BytesIO(dataset.read_file(SOURCES))).read(use_threads=False).to_pylist()
+        pq.ParquetFile(pa.BufferReader(dataset.read_file(SOURCES)))
+        .read(use_threads=False)
+        .to_pylist()
     )
     return rows
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.shards.block import Array, block_instances, view
-from pipeline.shards.manifest import BLOCKS_TABLE, named_damage, read_parquet
+from pipeline.shards.manifest import BLOCKS_TABLE, named_damage, open_parquet, read_parquet
 from pipeline.shards.records import BlockTable, Shard
 from pipeline.shards.table_checks import check_blocks
 from pipeline.storage.ranged_file import SeekableFile
@@ -187,9 +187,7 @@ class BlockTables:
         ahead = _Ahead(read, opened.num_bytes, int(_AHEAD_SHARES * share))
         try:
             with named_damage(self._where):
-                file = pq.ParquetFile(
-                    ahead, metadata=opened.metadata, page_checksum_verification=True
-                )
+                file = open_parquet(ahead, metadata=opened.metadata)
                 return file.read_row_group(group, use_threads=False)
         except ValueError:
             if ahead.failure is not None:  # of the store, and not of the table

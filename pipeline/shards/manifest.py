@@ -288,8 +288,7 @@ def read_parquet(
             schemas.
     """
     with named_damage(where):
-        where_from = source if num_bytes is not None else pa.BufferReader(source)
-        file = pq.ParquetFile(where_from, page_checksum_verification=True)
+        file = open_parquet(source if num_bytes is not None else pa.BufferReader(source))
         names = file.schema_arrow.names
         check_parquet(file, len(source) if num_bytes is None else num_bytes)
     if not any(file.schema_arrow.equals(each) for each in (schema, *others)):
@@ -297,6 +296,17 @@ def read_parquet(
             f"{where}: columns are {names}, expected {schema.names} of format {FORMAT_VERSION}"
         )
     return file
+
+
+def open_parquet(source: Any, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
+    """A table whose pages are checked when they are read, by the thread that asks.
+
+    Threads of Arrow that read a Python file ahead hold it for some time more: the process dies
+    where it ends then (`pre_buffer`).
+    """
+    return pq.ParquetFile(
+        source, metadata=metadata, pre_buffer=False, page_checksum_verification=True
+    )
 
 
 @contextlib.contextmanager

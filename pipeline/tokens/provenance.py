@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from pipeline.documents.source import UNIT
 from pipeline.documents.sources import count_uses
 from pipeline.shards.dataset import Dataset
-from pipeline.shards.manifest import named_damage
+from pipeline.shards.manifest import named_damage, open_parquet
 from pipeline.shards.records import Manifest
 from pipeline.storage.folder import Folder
 from pipeline.storage.names import require_plain
@@ -203,7 +203,7 @@ def _find_in_range(
     found = []
     with tokens.folder.open(f"{name}.places") as file:
         with named_damage(path, _REMEDY):
-            places = pq.ParquetFile(file)
+            places = open_parquet(file)
         for number, row in matches:
             with named_damage(path, _REMEDY):
                 rows_around = places.read_row_group(number // _ROWS_PER_GROUP, use_threads=False)

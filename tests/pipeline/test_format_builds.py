@@ -7,6 +7,8 @@ import io
 import json
 import lzma
 import re
+import subprocess
+import sys
 import zipfile
 
 import pyarrow as pa
@@ -68,10 +70,10 @@ def write_table(texts):
     return file.getvalue()
 
 
-def write_stream(texts):
+def write_stream(texts, new=pa.ipc.new_stream):
     file = io.BytesIO()
     table = pa.table({"id": list(range(len(texts))), "text": texts})
-    with pa.ipc.new_stream(file, table.schema) as writer:
+    with new(file, table.schema) as writer:
         writer.write_table(table, max_chunksize=7)
     return file.getvalue()
 
@@ -111,7 +113,7 @@ INPUTS = {
         "a.jsonl.zst": zstandard.compress(write_json_lines(texts[:9])),
         "b.zip": write_archive(texts[9:20]),
         "c.xml": b"".join(write_dump(texts[20:25])),
-        "d.arrow": write_stream(texts[25:28]),
+        "d.arrow": write_stream(texts[25:28], pa.ipc.new_file),
         "e.csv": write_rows(texts[28:]),
     },
 }
@@ -181,6 +183,7 @@ def test_a_document_that_is_most_of_the_input_is_said(tmp_path, capsys):
         ("a.csv", b"n\nx\n", "a.csv:2: found the fields .'n'., expected 'text'"),
         ("a.arrow", b"nothing of Arrow", "a.arrow: cannot be read as Arrow"),
         ("a.arrow", write_stream(["x"] * 9)[:-90], "a.arrow: cannot be read as Arrow"),
+        ("a.arrow", write_stream(["x"] * 9, pa.ipc.new_file)[:-1], "its end is missing"),
     ],
 )
 def test_broken_rows_are_named(name, data, said, tmp_path):
@@ -188,3 +191,33 @@ def test_broken_rows_are_named(name, data, said, tmp_path):
     parts = plan_parts(find_inputs([str(tmp_path / name)]), "auto", 2**20)
     with pytest.raises(ValueError, match=said):
         [document for part in parts for document in read_part(part)]
+
+
+ALONE = """
+import sys
+from pathlib import Path
+from pipeline.documents.parts import find_inputs, plan_parts
+from pipeline.documents.read import read_part
+from pipeline.shards.manifest import open_parquet
+
+def num_threads():
+    return len(list(Path("/proc/self/task").iterdir()))
+
+import pyarrow.parquet
+before = num_threads()
+for part in plan_parts(find_inputs(sys.argv[1:]), "auto", 2**20):
+    assert list(read_part(part))
+with open(sys.argv[1], "rb") as file:
+    assert open_parquet(file).read_row_group(0, use_threads=False).num_rows
+assert num_threads() == before, "a thread of Arrow was started"
+"""
+
+
+def test_tables_are_read_by_the_thread_that_asks(tmp_path):
+    """One of Arrow's that still holds the Python file when the interpreter ends aborts the process."""
+    texts = ["some text"] * 30
+    contents = [write_table(texts), write_stream(texts), write_stream(texts, pa.ipc.new_file)]
+    files = [tmp_path / name for name in ("a.parquet", "b.arrow", "c.arrow")]
+    for path, data in zip(files, contents, strict=True):
+        path.write_bytes(data)
+    subprocess.run([sys.executable, "-c", ALONE, *map(str, files)], check=True)

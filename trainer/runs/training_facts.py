@@ -1,11 +1,11 @@
 """How a run's model came about, for those who get the model alone: training, base model, licences."""
 
-import io
 import json
 from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
@@ -67,7 +67,7 @@ def source_licences(dataset: Dataset) -> list[str]:
     """Licences that the dataset's sources state, sorted."""
     if not dataset.folder.exists(_SOURCES):
         return []
-    table = pq.ParquetFile(io.BytesIO(dataset.read_file(_SOURCES))).read(use_threads=False)
+    table = pq.ParquetFile(pa.BufferReader(dataset.read_file(_SOURCES))).read(use_threads=False)
     names = table.column("licence").unique().to_pylist() if "licence" in table.schema.names else []
     return sorted(filter(None, names))
 
