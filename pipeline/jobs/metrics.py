@@ -1,4 +1,4 @@
-"""Counters that a runner shows of a job while it runs: what was read, dropped, cut, and made."""
+"""Counters and distributions that a runner shows of a job while it runs."""
 
 from collections.abc import Mapping
 
@@ -11,3 +11,9 @@ def count(numbers: Mapping[str, int]) -> None:
     """Adds to the job's counters of these names; outside a job nothing happens."""
     for name, number in numbers.items():
         Metrics.counter(_NAMESPACE, name).inc(number)
+
+
+def observe(numbers: Mapping[str, float]) -> None:
+    """Adds a value to each distribution of these names, rounded."""
+    for name, number in numbers.items():
+        Metrics.distribution(_NAMESPACE, name).update(round(number))

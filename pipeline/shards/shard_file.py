@@ -40,16 +40,12 @@ def pack_shard(
     digests: list[bytes] = []
     for number, block in enumerate(blocks):
         data = encode_block(block)
-        stream.write(_member_header(f"{number:06d}.arrow", len(data)))
-        rows.append(
-            (stream.tell(), len(data), block.num_instances, block.num_tokens, checksum(data))
-        )
-        stream.write(data)
-        stream.write(bytes(-len(data) % tarfile.BLOCKSIZE))
+        start = stream.tell() + tarfile.BLOCKSIZE
+        rows.append((start, len(data), block.num_instances, block.num_tokens, checksum(data)))
+        stream.write(pack_member(f"{number:06d}.arrow", data))
         digests.append(block_digest(block))
         totals.update(count_block(block, mask_id))
-    stream.write(bytes(2 * tarfile.BLOCKSIZE))
-    stream.write(bytes(-stream.tell() % tarfile.RECORDSIZE))
+    stream.write(end_of_tar(stream.tell()))
     tar = stream.getvalue()
     offset, size, instances, tokens, crc32 = (
         np.array(column, np.int64) for column in zip(*rows, strict=True)
@@ -76,8 +72,14 @@ def pack_shard(
     return tar, shard, table
 
 
-def _member_header(name: str, num_bytes: int) -> bytes:
-    """Mode 0644, time and owner 0, no names. Members are put together here: tarfile copies them in small pieces."""
+def pack_member(name: str, data: bytes) -> bytes:
+    """A file as a tar holds it: mode 0644, time and owner 0, no names. tarfile itself copies it in small pieces."""
     member = tarfile.TarInfo(name)
-    member.size = num_bytes
-    return member.tobuf(tarfile.USTAR_FORMAT)
+    member.size = len(data)
+    return b"".join((member.tobuf(tarfile.PAX_FORMAT), data, bytes(-len(data) % tarfile.BLOCKSIZE)))
+
+
+def end_of_tar(num_bytes: int) -> bytes:
+    """What follows members of so many bytes: two empty blocks, and padding to a whole record."""
+    num_empty = 2 * tarfile.BLOCKSIZE
+    return bytes(num_empty + -(num_bytes + num_empty) % tarfile.RECORDSIZE)

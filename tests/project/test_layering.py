@@ -42,6 +42,10 @@ ROOMS = {
         "tokenizer pipeline.machine pipeline.storage pipeline.pages pipeline.shards pipeline.documents pipeline.text"
         " pipeline.tokens pipeline.instances pipeline.settings pipeline.inspect pipeline.jobs"
     ),
+    "pipeline.transforms": (
+        "pipeline.storage pipeline.shards pipeline.documents pipeline.tokens pipeline.settings pipeline.jobs"
+        " pipeline.stages"
+    ),
     "pipeline.cli": (
         "pipeline.machine pipeline.interrupts pipeline.storage pipeline.command_line pipeline.shards pipeline.tokens"
         " pipeline.settings pipeline.inspect pipeline.export pipeline.jobs pipeline.stages"
@@ -118,6 +122,7 @@ LIBRARIES = {
     "pipeline.wiki": "mwparserfromhell",
     "pipeline.text": "numpy sentencex py3langid",
     "pipeline.jobs": "numpy pyarrow fsspec tqdm apache_beam grpc",
+    "pipeline.transforms": "apache_beam webdataset",
     "pipeline.stages": "numpy pyarrow tqdm",
     "trainer": (
         "torch deepspeed numpy pyarrow safetensors tokenizers tqdm yaml fsspec"

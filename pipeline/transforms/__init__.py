@@ -1,0 +1,1 @@
+"""Transforms for Beam pipelines of one's own (docs/library.md)."""

@@ -1,0 +1,472 @@
+"""WriteToWebDataset: shards that depend on the samples alone, what it refuses, and lies of a runner."""
+
+import functools
+import io
+import json
+import os
+import random
+import subprocess
+import sys
+import tarfile
+from itertools import groupby
+from operator import itemgetter
+
+import apache_beam as beam
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.testing import test_pipeline
+from apache_beam.testing.util import assert_that, equal_to
+
+from pipeline.storage.folder import Folder
+from pipeline.transforms import webdataset
+from pipeline.transforms.webdataset import (
+    MANIFEST,
+    WIDS_INDEX,
+    Plan,
+    ShardRule,
+    WriteToWebDataset,
+    encode_sample,
+    finish_dataset,
+    to_shard,
+    write_shard,
+)
+
+pytestmark = pytest.mark.processes
+SAMPLES = [
+    {"__key__": f"sample-{n:03d}", "txt": f"text {n}", "cls": n, "bin": bytes([n]) * n}
+    for n in range(60)
+]
+GroupByKey = beam.GroupByKey
+
+
+def write(folder, samples=SAMPLES, name="part", max_samples=9, *flags, **options):
+    """The URLs that the transform yields are those of its shards; the files, by their names."""
+    words = ["--runner=FnApiRunner", "--direct_num_workers=1", "--direct_running_mode=in_memory"]
+    with test_pipeline.TestPipeline(options=PipelineOptions([*words, *flags])) as pipeline:
+        source = samples if isinstance(samples, beam.PTransform) else beam.Create(samples)
+        urls = (
+            pipeline
+            | source
+            | WriteToWebDataset(str(folder), name, max_samples=max_samples, **options)
+        )
+        _ = urls | beam.Map(lambda url: os.path.exists(url) or 1 / 0)
+    return read_files(folder)
+
+
+def read_files(folder):
+    return {each.name: each.read_bytes() for each in folder.iterdir()}
+
+
+def read_samples(folder):
+    """By webdataset, from files that are closed again."""
+    from webdataset.tariterators import group_by_keys, tar_file_expander
+
+    found = []
+    for path in sorted(folder.glob("*.tar")):
+        with path.open("rb") as stream:
+            found += group_by_keys(tar_file_expander([{"stream": stream, "url": str(path)}]))
+    return [{key: sample[key] for key in sample if key != "__url__"} for sample in found]
+
+
+def encoded(sample):
+    values = {"txt": sample["txt"].encode(), "cls": str(sample["cls"]).encode()}
+    return {**sample, **values}
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("honest")
+    return folder, write(folder)
+
+
+READ_BY_INDEX = """
+import sys, wids
+index, cache = sys.argv[1:]
+found = wids.ShardListDataset(index, cache_dir=cache, transformations=[], keep=True)
+for sample in found:
+    print(sample["__key__"], sample[".txt"].read(), sample[".bin"].read())
+"""  # in a process of its own: wids leaves files open
+
+
+def test_webdataset_and_wids_read_every_sample_to_the_byte(honest, tmp_path):
+    folder, _ = honest
+    found = read_samples(folder)
+    assert sorted(found, key=lambda each: each["__key__"]) == [encoded(each) for each in SAMPLES]
+    command = [sys.executable, "-c", READ_BY_INDEX, str(folder / WIDS_INDEX), str(tmp_path)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert said.splitlines() == [f"{each['__key__']} {each['txt']} {each['bin']}" for each in found]
+
+
+def test_the_manifest_says_what_each_shard_holds_and_no_shard_is_larger_than_its_bound(honest):
+    _, files = honest
+    manifest = json.loads(files[MANIFEST])
+    names = [f"part-{number:06d}.tar" for number in range(len(manifest["shards"]))]
+    assert files.keys() == {MANIFEST, WIDS_INDEX, *names}
+    assert [each["name"] for each in manifest["shards"]] == names
+    assert [each["bytes"] for each in manifest["shards"]] == [len(files[name]) for name in names]
+    assert manifest["samples"] == 60
+    assert sum(each["samples"] for each in manifest["shards"]) == 60
+    assert {each["samples"] for each in manifest["shards"][:-1]} <= {8, 9}
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_bytes_do_not_depend_on_the_order_or_the_bundles(honest, tmp_path, seed):
+    samples = random.Random(seed).sample(SAMPLES, len(SAMPLES))
+    rebundled = beam.Create(samples, reshuffle=seed == 2)
+    assert write(tmp_path, rebundled) == honest[1]
+
+
+@pytest.mark.parametrize("flag", ["--direct_num_workers=2", "--runtime_type_check"])
+def test_bytes_do_not_depend_on_the_workers(honest, tmp_path, flag):
+    mode = ["--direct_running_mode=multi_threading"] if "workers" in flag else []
+    assert write(tmp_path, SAMPLES, "part", 9, flag, *mode) == honest[1]
+
+
+def test_a_sample_more_than_a_shard_holds_begins_the_next(tmp_path):
+    large = [{"__key__": str(n), "bin": bytes(3000)} for n in range(8)]
+    size = 512 + 3072  # of each, of which two and the end fit into 10,240 bytes
+    files = write(tmp_path, large, max_bytes=10240)
+    rows = json.loads(files[MANIFEST])["shards"]
+    assert [each["samples"] for each in rows] == [2] * 4
+    assert all(each["bytes"] == 10240 >= 2 * size + 1024 for each in rows)
+
+
+def test_writing_again_writes_nothing(honest, tmp_path, monkeypatch):
+    write(tmp_path)
+    monkeypatch.setattr(Folder, "write", lambda *_: 1 / 0)
+    assert write(tmp_path) == honest[1]
+
+
+def test_what_a_kill_left_is_completed(honest, tmp_path):
+    write(tmp_path)
+    for name in (MANIFEST, WIDS_INDEX, "part-000002.tar"):
+        (tmp_path / name).unlink()
+    (tmp_path / "part-000003.tar").unlink()
+    assert write(tmp_path) == honest[1]
+
+
+def test_samples_come_from_files_of_any_kind(tmp_path):
+    (tmp_path / "a.txt").write_text("".join(f"line {n}\n" for n in range(20)))
+    rows = [{"id": f"row-{n}", "image": bytes([n])} for n in range(20)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    schema = {"type": "record", "name": "row", "fields": [
+        {"name": "id", "type": "string"}, {"name": "image", "type": "bytes"},
+    ]}  # fmt: skip
+    with test_pipeline.TestPipeline() as pipeline:
+        _ = (
+            pipeline
+            | beam.Create(rows)
+            | beam.io.WriteToAvro(str(tmp_path / "a"), schema, file_name_suffix=".avro")
+        )
+
+    def row_sample(row):
+        return {"__key__": row["id"], "png": row["image"]}
+
+    sources = {
+        "text": beam.io.ReadFromText(str(tmp_path / "a.txt")),
+        "parquet": beam.io.ReadFromParquet(str(tmp_path / "a.parquet")),
+        "avro": beam.io.ReadFromAvro(str(tmp_path / "a*.avro")),
+    }
+    found = {}
+    for kind, source in sources.items():
+        with test_pipeline.TestPipeline() as pipeline:
+            to_sample = (
+                (lambda line: {"__key__": line.replace(" ", "-"), "txt": line})
+                if kind == "text"
+                else row_sample
+            )
+            urls = pipeline | source | beam.Map(to_sample) | WriteToWebDataset(str(tmp_path / kind))
+            assert_that(urls, equal_to([str(tmp_path / kind / "shard-000000.tar")]))
+        found[kind] = read_files(tmp_path / kind)
+    assert found["parquet"] == found["avro"]
+    assert len(read_samples(tmp_path / "text")) == 20
+
+
+def test_values_are_encoded_as_webdataset_encodes_them(tmp_path):
+    array = np.arange(6).reshape(2, 3)
+    sample = {
+        "__key__": "a", "__url__": "not written", "none": None, "json": {"a": [1, None]}, "npy": array,
+        "seg.txt": "größe", "raw": b"\0\xff", "txt.gz": "packed",
+    }  # fmt: skip
+    write(tmp_path, [sample])
+    [found] = read_samples(tmp_path)
+    assert found.keys() == {"__key__", "json", "npy", "seg.txt", "raw", "txt.gz"}
+    assert json.loads(found["json"]) == {"a": [1, None]}
+    assert np.array_equal(np.load(io.BytesIO(found["npy"])), array)
+    assert found["seg.txt"].decode() == "größe"
+    assert encode_sample(sample, RULE) == encode_sample(dict(reversed(sample.items())), RULE)
+
+
+RULE = ShardRule(Folder("unused"), "shard", 2**20, 10)
+
+
+def test_long_and_foreign_keys_are_read_back(tmp_path):
+    keys = ["x" * 300, "größe", "a b"]
+    write(tmp_path, [{"__key__": key, "txt": key} for key in keys])
+    assert {each["__key__"]: each["txt"].decode() for each in read_samples(tmp_path)} == {
+        key: key for key in keys
+    }
+
+
+@pytest.mark.parametrize(
+    ("sample", "message"),
+    [
+        ({"txt": "a"}, r"a sample's __key__ is None, expected text .*the sample has 'txt'"),
+        ({"__key__": 7, "txt": "a"}, r"a sample's __key__ is 7, expected text"),
+        ({"__key__": "", "txt": "a"}, r"a sample's __key__ is '', expected text that is not empty"),
+        ({"__key__": "a/b", "txt": "a"}, r"__key__ is 'a/b', expected text .* without '\.', '/'"),
+        ({"__key__": "a.b", "txt": "a"}, r"__key__ is 'a\.b', expected text"),
+        ({"__key__": "a"}, r"the sample 'a' is empty: it has no entry besides __key__"),
+        ({"__key__": "a", "txt": None}, r"the sample 'a' is empty"),
+        ({"__key__": "a", "odd": 5}, r"the sample 'a': its 'odd' is a int that cannot be encoded"),
+        ({"__key__": "a", "json": {1, 2}}, r"the sample 'a': its 'json' is a set that cannot be"),
+        ({"__key__": "a", "x/y": b""}, r"the sample 'a': the extension 'x/y'"),
+        ({"__key__": "a", "b": bytes(2**20)}, r"the sample 'a' takes 1,04\d,\d+ bytes, more than a sh"),
+    ],
+)  # fmt: skip
+def test_a_sample_that_cannot_be_written_is_named(sample, message):
+    with pytest.raises(ValueError, match=message):
+        encode_sample(sample, RULE)
+
+
+def refused(folder, message, *arguments, **options):
+    with pytest.raises(Exception, match=message):
+        write(folder, *arguments, **options)
+    assert not {MANIFEST, WIDS_INDEX} & set(os.listdir(folder)), "it looks whole"
+
+
+def test_two_samples_of_one_key_end_the_job(tmp_path):
+    twice = [*SAMPLES, {"__key__": "sample-007", "txt": "another"}]
+    refused(tmp_path, "two samples have the __key__ 'sample-007'; a key names one", twice)
+
+
+def test_no_sample_ends_the_job(tmp_path):
+    refused(tmp_path, "there is no sample to write", [])
+
+
+def test_more_samples_in_a_range_of_keys_than_a_shard_holds_end_the_job(tmp_path):
+    many = [{"__key__": str(n), "txt": ""} for n in range(600)]
+    refused(tmp_path, "2 samples of .* lie in one of the 65,536 ranges of keys", many, "part", 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        (MANIFEST, b'{"format_version": 3}'),
+        ("other.tar", b""),
+        ("part-0.tar", b""),
+    ],
+)
+def test_the_folder_of_another_dataset_is_refused_before_any_work(tmp_path, name, data):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ValueError, match=rf"{name} is of another dataset; give another folder"):
+        write(tmp_path)
+
+
+def test_shards_of_other_samples_or_bounds_are_refused(tmp_path):
+    write(tmp_path)
+    before = read_files(tmp_path)
+    with pytest.raises(Exception, match=r"part-00000\d\.tar is of another dataset"):
+        write(tmp_path, [*SAMPLES, {"__key__": "one-more", "txt": ""}])
+    with pytest.raises(Exception, match=r"part-00000\d\.tar is of another dataset"):
+        write(tmp_path, SAMPLES, "part", 60)
+    assert read_files(tmp_path) == before
+
+
+def test_settings_that_cannot_be_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="name is 'a/b', expected letters"):
+        WriteToWebDataset(str(tmp_path), "a/b")
+    with pytest.raises(ValueError, match="max_bytes is 100 and max_samples 5, expected 10240 or"):
+        WriteToWebDataset(str(tmp_path), max_bytes=100, max_samples=5)
+
+
+def test_a_runners_page_names_the_transform_its_stages_and_where_it_writes(tmp_path):
+    from apache_beam.transforms.display import DisplayData
+
+    transform = WriteToWebDataset("memory://bucket/x", "part")
+    shown = {item.key: item.value for item in DisplayData.create_from(transform).items}
+    assert shown["url"] == "memory://bucket/x"
+    assert (shown["name"], shown["max_samples"]) == ("part", 100_000)
+    pipeline = beam.Pipeline()
+    _ = pipeline | beam.Create(SAMPLES) | WriteToWebDataset(str(tmp_path))
+    labels = []
+    pipeline.visit(_Labels(labels))
+    assert {"WriteToWebDataset/EncodeSamples", "WriteToWebDataset/WriteShards"} <= {*labels}
+    assert len({*labels}) == len(labels)
+
+
+class _Labels(beam.pipeline.PipelineVisitor):
+    def __init__(self, labels):
+        self._labels = labels
+
+    def visit_transform(self, transform):
+        self._labels.append(transform.full_label)
+
+
+# Lies of a runner: of the groups that reach WriteShards, of what was counted, and of what was written.
+OTHER = encode_sample({"__key__": "of-another-job", "txt": "x"}, RULE)
+
+
+def _group(change, number=1):
+    """A lie about the samples of one group."""
+    return lambda groups: [(n, change(each) if n == number else each) for n, each in groups]
+
+
+def _move(groups, keep):
+    first, second, *rest = groups
+    moved = first[1][0]
+    return [(first[0], first[1] if keep else first[1][1:]), (second[0], [*second[1], moved]), *rest]
+
+
+def _exchange(groups):
+    first, second, *rest = groups
+    return [
+        (first[0], [second[1][0], *first[1][1:]]),
+        (second[0], [first[1][0], *second[1][1:]]),
+        *rest,
+    ]
+
+
+def _in_parts(groups):
+    number, found = groups[0]
+    return [(number, found[:3]), (number, found[3:]), *groups[1:]]
+
+
+GROUP_LIES = {
+    "a sample is lost": _group(lambda found: found[1:]),
+    "the last sample is lost": _group(lambda found: found[:-1]),
+    "half of a group is lost": _group(lambda found: found[::2]),
+    "half of every group is lost": lambda groups: [(n, found[::2]) for n, found in groups],
+    "a group is empty": _group(lambda _: []),
+    "a group is lost": lambda groups: groups[1:],
+    "the last group is lost": lambda groups: groups[:-1],
+    "all groups but one are lost": lambda groups: groups[:1],
+    "a sample comes twice": _group(lambda found: [found[0], *found]),
+    "every sample comes twice": lambda groups: [(n, found * 2) for n, found in groups],
+    "a sample comes twice, another is lost": _group(lambda found: [found[0], *found[:-1]]),
+    "a group comes twice": lambda groups: [groups[0], *groups],
+    "every group comes twice": lambda groups: groups * 2,
+    "a group comes in two parts": _in_parts,
+    "a group comes, then an empty one of its number": lambda groups: [*groups, (0, [])],
+    "a group has a number of no shard": lambda groups: [*groups[1:], (99, groups[0][1])],
+    "a group has a number below all": lambda groups: [*groups[1:], (-1, groups[0][1])],
+    "two groups have each other's numbers": lambda groups: [(1 - n if n < 2 else n, found) for n, found in groups],
+    "two groups come as one": lambda groups: [(0, groups[0][1] + groups[1][1]), *groups[2:]],
+    "a sample comes to another group": lambda groups: _move(groups, keep=False),
+    "a sample comes to its group and to another": lambda groups: _move(groups, keep=True),
+    "two samples have each other's groups": _exchange,
+    "a sample of another job comes too": _group(lambda found: [*found, OTHER]),
+    "a sample of another job stands in one's place": _group(lambda found: [OTHER, *found[1:]]),
+    "a byte of a sample is another": _group(lambda found: [found[0][:-600] + b"\xaa" + found[0][-599:], *found[1:]]),
+    "a sample is cut": _group(lambda found: [found[0][:-512], *found[1:]]),
+    "a sample is longer": _group(lambda found: [found[0] + bytes(512), *found[1:]]),
+    "an empty sample stands in one's place": _group(lambda found: [b"", *found[1:]]),
+    "a hash is another": _group(lambda found: [bytes([found[0][0] ^ 1]) + found[0][1:], *found[1:]]),
+}  # fmt: skip
+
+
+def _tally(change, place=0):
+    def tell(plan):
+        expected = [*plan.expected]
+        expected[place] = change(expected[place])
+        return Plan(plan.firsts, tuple(expected))
+
+    return tell
+
+
+PLAN_LIES = {
+    "a sample was counted twice": _tally(lambda found: found._replace(samples=found.samples + 1)),
+    "bytes were counted twice": _tally(lambda found: found._replace(num_bytes=2 * found.num_bytes)),
+    "a checksum is another": _tally(lambda found: found._replace(checksum=found.checksum ^ 1)),
+    "the last shard was not planned": lambda plan: Plan(plan.firsts[:-1], plan.expected[:-1]),
+    "the first shard was not planned": lambda plan: Plan(plan.firsts[1:], plan.expected[1:]),
+    "nothing was planned": lambda _: Plan(),
+    "a shard begins elsewhere": lambda plan: Plan((0, plan.firsts[1] + 2000, *plan.firsts[2:]), plan.expected),
+}  # fmt: skip
+WRITTEN_LIES = {
+    "a written shard is not told of": lambda rows: rows[1:],
+    "a written shard is told of twice": lambda rows: [rows[0], *rows],
+    "no written shard is told of": lambda _: [],
+    "a shard is told of by another name": lambda rows: [("part-000099.tar", *rows[0][1:]), *rows[1:]],
+    "a shard's size is another": lambda rows: [(*rows[0][:2], 1, rows[0][3]), *rows[1:]],
+}  # fmt: skip
+HARMLESS = {
+    "groups come in another order": lambda groups: groups[::-1],
+    "samples come in another order": lambda groups: [(n, found[::-1]) for n, found in groups],
+    "samples come in another order, from an iterator": lambda groups: [(n, sorted(found, key=hash)) for n, found in groups],
+}  # fmt: skip
+
+
+class _LyingGroupByKey(beam.PTransform):
+    def __init__(self, lie):
+        super().__init__()
+        self._lie = lie
+
+    def expand(self, pairs):
+        def tell(groups, lie):
+            return lie(sorted((number, sorted(found)) for number, found in groups))
+
+        lists = pairs | GroupByKey() | beam.MapTuple(lambda number, found: (number, [*found]))
+        return lists | beam.combiners.ToList() | "Tell" >> beam.FlatMap(tell, self._lie)
+
+
+def run_lying(folder, name):
+    """The transform's functions, called as a runner calls them that tells a lie."""
+    rule = ShardRule(Folder(str(folder)), "part", 2**28, 9)
+    found = [encode_sample(sample, rule) for sample in SAMPLES]
+    counting = webdataset._PlanShards(rule)
+    cells = functools.reduce(counting.add_input, found, counting.create_accumulator())
+    plan = PLAN_LIES.get(name, honestly)(counting.extract_output(cells))
+    pairs = sorted(to_shard(each, plan) for each in found)
+    groups = [(n, [each for _, each in own]) for n, own in groupby(pairs, key=itemgetter(0))]
+    told = GROUP_LIES.get(name, honestly)(groups)
+    written = [write_shard(group, plan, rule) for group in told]
+    return [*finish_dataset(WRITTEN_LIES.get(name, honestly)(written), plan, rule)]
+
+
+def honestly(told):
+    return told
+
+
+def test_functions_called_honestly_write_what_the_transform_writes(honest, tmp_path):
+    run_lying(tmp_path, "no lie")
+    assert read_files(tmp_path) == honest[1]
+
+
+FOUND = r"the runner (delivered|loses)|__key__|is not there as it was written|no sample to write"
+
+
+@pytest.mark.parametrize("name", [*GROUP_LIES, *PLAN_LIES, *WRITTEN_LIES])
+def test_a_lie_of_a_runner_is_found(name, tmp_path):
+    with pytest.raises(ValueError, match=FOUND):
+        run_lying(tmp_path, name)
+    assert not {MANIFEST, WIDS_INDEX} & set(os.listdir(tmp_path)), "it looks whole"
+
+
+@pytest.mark.parametrize("name", ["a sample is lost", "a group comes twice", "a group is lost"])
+def test_a_lie_told_by_a_runner_itself_is_found(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(beam, "GroupByKey", lambda: _LyingGroupByKey(GROUP_LIES[name]))
+    refused(tmp_path, FOUND)
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_is_no_lie_gives_the_same_bytes(name, honest, tmp_path, monkeypatch):
+    monkeypatch.setattr(beam, "GroupByKey", lambda: _LyingGroupByKey(HARMLESS[name]))
+    assert write(tmp_path) == honest[1]
+
+
+def test_there_are_forty_lies():
+    assert len(GROUP_LIES | PLAN_LIES | WRITTEN_LIES) == 41
+
+
+def test_a_tar_is_one_that_tarfile_reads_to_its_end(honest):
+    _, files = honest
+    with tarfile.open(fileobj=io.BytesIO(files["part-000000.tar"])) as tar:
+        members = tar.getmembers()
+    assert {(each.mode, each.mtime, each.uid, each.uname) for each in members} == {
+        (0o644, 0, 0, "")
+    }
+    assert len(files["part-000000.tar"]) % tarfile.RECORDSIZE == 0
