@@ -29,7 +29,6 @@ class Format:
     Attributes:
         parse: The text of a record: of its decoded bytes, the record, its range and the field that
             holds text.
-        takes_bytes: Whether `parse` decodes the bytes itself.
         detect: Whether a file begins like this; without it, only users choose the format.
         split: Lines to the records that belong to a range; also reads members of archives.
         read: The records that belong to a range, of a layout that is not made of lines.
@@ -47,7 +46,6 @@ class Format:
     may_be_cut: bool = True
     cut_suffix: str = ""
     has_sentence_lines: bool = False
-    takes_bytes: bool = False
 
     @property
     def is_whole(self) -> bool:

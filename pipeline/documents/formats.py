@@ -131,10 +131,7 @@ def parse_record(record: Record, file_range: FileRange, text_field: str) -> str:
     """
     if record.error:
         raise record.error
-    layout = format_of(record, file_range)
-    return layout.parse(
-        record.data if layout.takes_bytes else decode(record.data), record, file_range, text_field
-    )
+    return format_of(record, file_range).parse(decode(record.data), record, file_range, text_field)
 
 
 def may_be_cut(text_format: str, url: str) -> bool:

@@ -198,23 +198,22 @@ def make_record(
     dropped = ""
     if page.namespace != "0" or page.model != "wikitext":
         dropped = "not_an_article"
-    elif page.is_redirect or _REDIRECT.match(page.text[:1000].decode(errors="ignore")):
+    elif page.is_redirect or _REDIRECT.match(page.text):
         dropped = "redirect"
     place = f"page {page.id} {page.title!r}"
-    return Record(1, offset, page.text, None, place, dropped, hidden_prefixes=hidden)
+    return Record(1, offset, page.text.encode(), None, place, dropped, hidden_prefixes=hidden)
 
 
-def _show(data: bytes, hidden: frozenset[str]) -> str:
+def _show(text: str, hidden: frozenset[str]) -> str:
     try:
-        return wikitext.parse_wikitext(data, hidden)
+        return wikitext.parse_wikitext(text, hidden)
     except BadPageError as error:
         raise BadDocumentError(error.reason, str(error)) from error
 
 
 MEDIAWIKI = Format(
-    lambda data, record, *_: _show(data, record.hidden_prefixes),
+    lambda text, record, *_: _show(text, record.hidden_prefixes),
     lambda beginning: _ROOT_TAG in beginning.text[:_ROOT_TAG_BYTES],
     read=lambda file_range, _, storage_options: read_pages(file_range, storage_options),
     cut_suffix=".bz2",
-    takes_bytes=True,
 )

@@ -2,11 +2,7 @@
 
 
 class BadPageError(ValueError):
-    """A page that cannot be read.
-
-    Attributes:
-        reason: To count it by.
-    """
+    """A page that cannot be read, and the reason to count it by."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)

@@ -1,9 +1,7 @@
-/* pipeline.wiki._wikitext: wikitext to paragraphs, as pipeline/wiki/wikitext.py defines it; and, for dumps,
- * the text of an XML element.
+/* pipeline.wiki._wikitext: wikitext to paragraphs, as pipeline/wiki/wikitext.py defines it.
  *
  * The page is read once, from left to right, into one buffer of half again its size (templates may show more than is
- * written: "{{s-|V}}" is "Ve siècle"). What has been opened and not
- * closed stands on a stack: its opener is in the buffer as plain text, and stays there if it is never closed. A closer
+ * written: "{{s-|V}}" is "Ve siècle"). What has been opened and not closed stands on a stack: its opener is in the buffer as plain text, and stays there if it is never closed. A closer
  * takes its part of the buffer away (templates, references, tables, files) or keeps a piece of it (links). So nothing
  * is read twice, whatever the markup: each frame knows the innermost frame of every kind that a closer may reach, and
  * beyond MAX_DEPTH frames openers are plain text, as they are to mwparserfromhell. */
@@ -15,11 +13,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "native/entities.h"
-#include "native/inline_templates.h"
 #include "native/lines.h"
-#include "native/xml_text.h"
 
+#define MAX_CALL_BYTES 1000  /* as in inline_templates.py */
+#define MAX_ENTITY_NAME 8
 #define MAX_DEPTH 100
 #define MAX_TAG_NAME 16
 #define MAX_SCHEME 9
@@ -47,8 +44,7 @@ typedef struct {
     Frame frames[MAX_DEPTH];
     uint8_t unclosed[NUM_TAGS + 1];  /* raw tags (and comments) without a closer further on: none is looked for again */
     const uint8_t *close, *close_from;  /* the next ">" (or the end) from any byte between the two on */
-    PyObject *hidden;
-    const char *templates;
+    PyObject *hidden, *show, *entities;
     int failed;         /* whether a Python error is set */
 } Reader;
 
@@ -164,6 +160,21 @@ static int starts_line(const Reader *reader) {
     return at == reader->begin || at[-1] == '\n';
 }
 
+/* Writes what Python's `show` says of a call, whose last byte is the last of the output, where the call begins. */
+static void show_call(Reader *reader, size_t call, size_t out) {
+    size_t size = reader->length - call;
+    PyObject *found = NULL;
+    Py_ssize_t length = 0;
+    if (size <= MAX_CALL_BYTES) {
+        found = PyObject_CallFunction(reader->show, "s#", (const char *)reader->out + call, (Py_ssize_t)size);
+        const char *shown = found ? PyUnicode_AsUTF8AndSize(found, &length) : NULL;
+        if (shown == NULL) reader->failed = 1, length = 0;
+        else memcpy(reader->out + out, shown, (size_t)length);
+        Py_XDECREF(found);
+    }
+    reader->length = out + (size_t)length;
+}
+
 static void read_open_braces(Reader *reader) {
     size_t num_braces = 1;
     while (at_byte(reader, reader->at + num_braces, '{')) num_braces++;
@@ -187,17 +198,12 @@ static void read_close_braces(Reader *reader) {
             reader->depth = index;
             continue;
         }
-        size_t closed = frame->num_braces > 2 && num_braces > 2 ? 3 : 2, num_shown = 0;
-        uint8_t shown[MAX_SHOWN_BYTES];
-        if (closed == 2) {
-            const uint8_t *call = reader->out + frame->out + frame->num_braces;
-            num_shown = show_call(reader->templates, call, reader->out + reader->length, shown);
-        }
+        size_t closed = frame->num_braces > 2 && num_braces > 2 ? 3 : 2, call = frame->out + frame->num_braces;
         frame->num_braces -= closed;
         num_braces -= closed;
         reader->at += closed;
-        reader->length = frame->out + frame->num_braces;
-        emit(reader, shown, shown + num_shown);
+        if (closed == 2) show_call(reader, call, frame->out + frame->num_braces);
+        else reader->length = frame->out + frame->num_braces;
         reader->depth = frame->num_braces > 1 ? index + 1 : index;
     }
     take(reader, num_braces);
@@ -352,11 +358,8 @@ static void read_close_bracket(Reader *reader) {
 
 /* ---- tags ---- */
 
-/* Both tables begin their rows with the name; most names differ in the first byte. */
-static int compare_names(const void *name, const void *row) {
-    int difference = *(const char *)name - *(const char *)row;
-    return difference ? difference : strcmp(name, row);
-}
+/* Rows begin with the name. */
+static int compare_names(const void *name, const void *row) { return strcmp(name, row); }
 
 /* The tag of this name, and the byte after the name; NULL where it is none that we know. */
 static const struct Tag *find_tag(const Reader *reader, const uint8_t **at) {
@@ -537,9 +540,8 @@ static uint32_t read_name(const Reader *reader, const uint8_t **at) {
         name[*at - start] = (char)**at;
     }
     if (*at == start || !at_byte(reader, *at, ';')) return 0;
-    size_t num_entities = sizeof ENTITIES / sizeof *ENTITIES;
-    const char *found = bsearch(name, ENTITIES, num_entities, sizeof *ENTITIES, compare_names);
-    return found ? ENTITIES[(size_t)(found - ENTITIES[0].name) / sizeof *ENTITIES].code : 0;
+    PyObject *found = PyDict_GetItemString(reader->entities, name);
+    return found ? (uint32_t)PyLong_AsUnsignedLong(found) : 0;
 }
 
 static void read_entity(Reader *reader) {
@@ -588,13 +590,10 @@ static void read_page(Reader *reader) {
 }
 
 static PyObject *to_paragraphs(PyObject *Py_UNUSED(self), PyObject *arguments) {
-    PyObject *text, *hidden, *templates;
+    PyObject *hidden, *show, *entities;
+    const uint8_t *source;
     Py_ssize_t size;
-    if (!PyArg_ParseTuple(arguments, "OOS", &text, &hidden, &templates)) return NULL;
-    const uint8_t *source = NULL;
-    if (PyUnicode_Check(text)) source = (const uint8_t *)PyUnicode_AsUTF8AndSize(text, &size);
-    else if (PyBytes_AsStringAndSize(text, (char **)&source, &size) < 0) return NULL;
-    if (source == NULL) return NULL;
+    if (!PyArg_ParseTuple(arguments, "s#OOO!", &source, &size, &hidden, &show, &PyDict_Type, &entities)) return NULL;
     Reader *reader = calloc(1, sizeof *reader);
     uint8_t *out = malloc((size_t)size + (size_t)size / 2 + 1);
     PyObject *result = NULL;
@@ -604,8 +603,7 @@ static PyObject *to_paragraphs(PyObject *Py_UNUSED(self), PyObject *arguments) {
         reader->begin = reader->at = source;
         reader->end = source + size;
         reader->out = out;
-        reader->hidden = hidden;
-        reader->templates = PyBytes_AsString(templates);
+        reader->hidden = hidden, reader->show = show, reader->entities = entities;
         read_page(reader);
         size_t length = reader->failed ? 0 : make_paragraphs(out, reader->length);
         if (!reader->failed) result = PyUnicode_DecodeUTF8((const char *)out, (Py_ssize_t)length, NULL);
@@ -615,25 +613,10 @@ static PyObject *to_paragraphs(PyObject *Py_UNUSED(self), PyObject *arguments) {
     return result;
 }
 
-static PyObject *resolve_text(PyObject *Py_UNUSED(self), PyObject *arguments) {
-    const char *data;
-    Py_ssize_t size, start, end;
-    if (!PyArg_ParseTuple(arguments, "y#nn", &data, &size, &start, &end)) return NULL;
-    if (start < 0 || start > end || end > size) return PyErr_Format(PyExc_ValueError, "no such bytes");
-    uint8_t *out = malloc((size_t)(end - start) + 1);
-    if (out == NULL) return PyErr_NoMemory();
-    const uint8_t *text = (const uint8_t *)data;
-    uint8_t *last = resolve_references(text + start, text + end, out);
-    PyObject *result = last ? PyBytes_FromStringAndSize((const char *)out, last - out) : Py_NewRef(Py_None);
-    free(out);
-    return result;
-}
-
 static PyMethodDef methods[] = {
     {"to_paragraphs", to_paragraphs, METH_VARARGS,
-     "Paragraphs of a page (str, or bytes of UTF-8), one a line; `hidden` judges prefixes, `templates` are those shown."},
-    {"resolve_text", resolve_text, METH_VARARGS,
-     "Bytes of a range as XML text with its references resolved, or None where a parser of XML is to judge it."},
+     "Paragraphs of a page, one a line; `hidden` judges prefixes of links, `show` says what templates show, and"
+     " `entities` are the named ones."},
     {NULL, NULL, 0, NULL},
 };
 

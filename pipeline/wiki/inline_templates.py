@@ -1,9 +1,8 @@
 """What templates within a sentence show: "{{lang|fr|mot}}" stands for "mot", "{{convert|5|km}}" for "5 km".
 
 A template's text lies in another page, so most templates vanish with what they show. Those of
-`_TABLE` stand for a word or a number of the sentence around them. They were chosen by counting the
-calls within paragraphs of articles in 110 languages. Pronunciations and notes are not among them: a
-sentence reads better without.
+`_TABLE` stand for a word or a number of the sentence around them: the commonest within paragraphs
+of articles in 110 languages, without pronunciations and notes.
 
 A row is `names = ways to show it`, each list divided by " | "; a row goes on behind a "|" at a
 line's end. The first way is taken all of whose arguments are given and not empty: `{1}` is the
@@ -13,18 +12,13 @@ name is small or large.
 """
 
 import re
-import struct
 from functools import cache
 from itertools import product
 
 from pipeline.wiki.site import LANGUAGES
 
-MAX_CALL_BYTES = 1000
-"""What is longer is a block, no part of a sentence."""
-MAX_PIECES = 12
-"""Arguments that are looked at."""
-NUM_SLOTS = 4096
-_MAX_NAME_BYTES = 64
+_MAX_CALL_BYTES = 1000  # what is longer is a block, no part of a sentence
+_MAX_PIECES = 12  # arguments that are looked at
 _BETWEEN_NUMBERS = frozenset({"to", "and", "or", "by", "x", "×", "-", "–", "+/-", "±"})
 _SIGNS = tuple("0123456789+-.,−")
 _KEY = re.compile(r"\{([^{}]+)\}")
@@ -137,7 +131,7 @@ def templates() -> dict[str, str]:
     for number in range(2, 100):
         found.setdefault(f"{number}e", "{0} {1}|{0}")
     for tens, unit in product(
-        ("", "X", "XX"), ("I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX", "X")
+        ("", "X", "XX"), ["I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX", "X"]
     ):
         if len(tens + unit) > 1:
             found.setdefault(tens + unit, "{0}")
@@ -151,8 +145,7 @@ def templates() -> dict[str, str]:
 def find(call: str) -> str:
     """The name of `templates` that a call begins with, or nothing: "lang" of "lang|fr|mot".
 
-    A name that ends with a colon has its first argument behind it: "formatnum:" of
-    "formatnum:1000".
+    Behind a name that ends with a colon stands its first argument: "formatnum:" of "formatnum:10".
     """
     name = call.partition("|")[0].strip()
     if name in templates():
@@ -164,14 +157,13 @@ def find(call: str) -> str:
 def show(call: str) -> str:
     """What a template shows in a sentence, or nothing.
 
-    Args:
-        call: What stands between its braces, with links and templates in it as they are shown.
+    `call` is what stands between its braces, with links and templates in it as they are shown.
     """
     name = find(call)
-    if not name or len(call.encode()) > MAX_CALL_BYTES:
+    if not name or len(call.encode()) > _MAX_CALL_BYTES:
         return ""
     behind = call.strip()[len(name) :] if name.endswith(":") else call.partition("|")[2]
-    positional, named = _read_arguments(behind.split("|")[:MAX_PIECES])
+    positional, named = _read_arguments(behind.split("|")[:_MAX_PIECES])
     numbered = {str(number): each for number, each in enumerate(positional, 1)}
     values = numbered | named | {"0": name, "~": _measure(positional)}
     for way in templates()[name].split("|"):
@@ -200,29 +192,3 @@ def _measure(positional: list[str]) -> str:
         if not (each.startswith(_SIGNS) or each in _BETWEEN_NUMBERS):
             return " ".join(positional[:num_arguments])
     return " ".join(positional)
-
-
-@cache
-def hash_table() -> bytes:
-    """The templates for the compiled reader: `NUM_SLOTS` numbers of 32 bits, and the rows that they point to, or 0.
-
-    A row is a name and its ways, each with a zero byte behind it. It lies in the slot of its name's
-    FNV-1a hash, or in the first empty one behind it. Behind the last row, a name's bytes can be
-    read.
-    """
-    assert len(templates()) < NUM_SLOTS / 2, f"{len(templates())} templates in {NUM_SLOTS} slots"
-    slots, rows = [0] * NUM_SLOTS, bytearray()
-    for name, ways in templates().items():
-        slot = _hash(name.encode()) % NUM_SLOTS
-        while slots[slot]:
-            slot = (slot + 1) % NUM_SLOTS
-        slots[slot] = 4 * NUM_SLOTS + len(rows)
-        rows += f"{name}\0{ways}\0".encode()
-    return struct.pack(f"={NUM_SLOTS}I", *slots) + rows + bytes(_MAX_NAME_BYTES)
-
-
-def _hash(name: bytes) -> int:
-    value = 2166136261
-    for byte in name:
-        value = (value ^ byte) * 16777619 % 2**32
-    return value

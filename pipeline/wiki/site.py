@@ -1,8 +1,7 @@
 """What the head of a MediaWiki dump says of its wiki: which links of a page are not part of its text.
 
-A link to a file or a category is not shown where it stands, and neither is one to the same page in
-another language. The names of these namespaces stand in the dump's `<siteinfo>`; the prefixes of
-other languages do not, so they are a list here.
+A link to a file or a category is not shown where it stands, nor is one to the same page in another
+language. A dump's `<siteinfo>` names these namespaces; the prefixes of languages are a list here.
 """
 
 import html
@@ -15,7 +14,7 @@ _MAX_HEAD_BYTES = 2**20
 _NAMESPACE = re.compile(r"""<namespace key=["'](-?\d+)["'][^>]*>([^<]+)</namespace>""")
 _LANGUAGE = re.compile(r"""<mediawiki\b[^>]*\bxml:lang=["']([\w-]+)["']""")
 _DATABASE = re.compile(
-    r"<dbname>(\w+?)wik(?:i|tionary|inews|ibooks|isource|iquote|iversity|ivoyage)</dbname>"
+    r"<dbname>(\w+?)wik(?:i|tionary|i(?:news|books|source|quote|versity|voyage))</dbname>"
 )
 _NOT_SHOWN_KEYS = {"-2", "6", "14"}  # media, files and categories
 
@@ -50,11 +49,7 @@ def take_head(blocks: Iterable[bytes]) -> bytes:
 
 
 def hidden_prefixes(head: bytes) -> frozenset[str]:
-    """Prefixes of links that are not shown: its own names of files and categories, other languages.
-
-    Args:
-        head: The beginning of a dump, to the end of `<siteinfo>` at least where it has one.
-    """
+    """Prefixes of links that are not shown, of the beginning of a dump: names of files and categories, languages."""
     text = head.decode(errors="replace").partition("</siteinfo>")[0]
     names = {key: normalize_prefix(html.unescape(name)) for key, name in _NAMESPACE.findall(text)}
     own = {*_LANGUAGE.findall(text), *(name.replace("_", "-") for name in _DATABASE.findall(text))}

@@ -9,16 +9,22 @@ may differ.
 
 import re
 from collections.abc import Set
+from html.entities import name2codepoint
 from typing import Any
 
 from pipeline.wiki import BadPageError
-from pipeline.wiki.inline_templates import find, hash_table, show
+from pipeline.wiki.inline_templates import find, show
 from pipeline.wiki.site import normalize_prefix
 from tokenizer.compiled import load
 
+_NO_READER = (
+    "wikitext is read by our compiled module or by mwparserfromhell, and neither is installed: install a C compiler"
+    " and then this package again, or `pip install mwparserfromhell`"
+)
 compiled: Any = load("pipeline.wiki._wikitext")
 """The compiled module, or None where the definition is to be used."""
 
+ENTITIES = name2codepoint | {"apos": ord("'")}
 _LIST_MARK = "\0"
 _NOTHING = "\ue000"  # stands where something was that is not shown: private, so no article's own
 _DROPPED_TAGS = {
@@ -58,53 +64,37 @@ _LONE_STOPS = re.compile(r" +\.(?=[ \n]|\Z)")
 _LINE_MARKS = ("*", "#", ":", ";", "=", "{|", "|", "!", "----")
 
 
-def parse_wikitext(text: str | bytes, hidden_prefixes: Set[str] = frozenset()) -> str:
-    """Paragraphs, one a line.
-
-    Args:
-        text: The wikitext of a page, or its bytes in UTF-8.
-        hidden_prefixes: Of links that are not shown, besides the commonest names of files and
-            categories.
+def parse_wikitext(text: str, hidden_prefixes: Set[str] = frozenset()) -> str:
+    """Paragraphs of a page, one a line, without links of hidden prefixes and of the commonest names of files.
 
     Raises:
         BadPageError: The definition's parser gives up.
     """
     hidden = _HIDDEN | hidden_prefixes
-    if compiled is not None:
-        return str(
-            compiled.to_paragraphs(
-                text, lambda prefix: normalize_prefix(prefix) in hidden, hash_table()
-            )
-        )
-    return define_paragraphs(text.decode() if isinstance(text, bytes) else text, hidden)
+    if compiled is None:
+        return define_paragraphs(text, hidden)
+
+    def is_hidden(prefix: str) -> bool:
+        return normalize_prefix(prefix) in hidden
+
+    return str(compiled.to_paragraphs(text, is_hidden, show, ENTITIES))
 
 
 def define_paragraphs(text: str, hidden: Set[str] = _HIDDEN) -> str:
-    """Paragraphs by the definition, without links of hidden prefixes.
-
-    Raises:
-        BadPageError: The parser gives up.
-        ValueError: It is not installed.
-    """
+    """As `parse_wikitext`, by mwparserfromhell; raises ValueError where that is not installed."""
     try:
         import mwparserfromhell as parser
     except ImportError as error:
-        raise ValueError(
-            "wikitext is read by our compiled module or by mwparserfromhell, and neither is installed: install a C"
-            " compiler and then this package again, or `pip install mwparserfromhell`"
-        ) from error
-
+        raise ValueError(_NO_READER) from error
     try:
         text = text.replace("&apos;", "&#39;")  # which the parser does not know
         before, close, behind = text.rpartition(">")  # no tag ends behind the last one
         text = before + close + behind.replace("<", "&lt;")
-        rendered = _render(
-            parser.parse(_blank_out(text), skip_style_tags=True), parser.nodes, hidden
-        )
+        code = parser.parse(_blank_out(text), skip_style_tags=True)
+        rendered = _render(code, parser.nodes, hidden)
     except (parser.parser.ParserError, RecursionError) as error:
-        raise BadPageError(
-            "bad_wikitext", f"found wikitext that cannot be parsed ({error})"
-        ) from error
+        message = f"found wikitext that cannot be parsed ({error})"
+        raise BadPageError("bad_wikitext", message) from error
     rendered = _BEHAVIOUR.sub("", _QUOTES.sub("", rendered.replace(_NOTHING, "")))
     rendered = _LONE_COMMAS.sub(",", _STOPS_IN_BRACKETS.sub("", _EMPTY_BRACKETS.sub("", rendered)))
     rendered = _LONE_STOPS.sub(".", rendered)
@@ -118,11 +108,7 @@ def define_paragraphs(text: str, hidden: Set[str] = _HIDDEN) -> str:
 
 
 def _blank_out(text: str) -> str:
-    """Replaces what is surely not shown by a character that is taken out in the end: parsing takes half the time.
-
-    A character and not nothing, because a link's text that is a template is not the same as no
-    text.
-    """
+    """Replaces what is surely not shown by a character that is taken out in the end: parsing takes half the time."""
     if _NOTHING in text or _SHOWN_AS_WRITTEN.search(text):
         return text
     text, before = _COMMENT.sub(_NOTHING, text), ""
@@ -148,18 +134,13 @@ def _render_node(node: Any, nodes: Any, hidden: Set[str]) -> str:
     if isinstance(node, nodes.ExternalLink):
         return _render(node.title, nodes, hidden) if node.title else ""
     if isinstance(node, nodes.Template):
-        call = "|".join(
-            [
-                _render(node.name, nodes, hidden),
-                *(_render_argument(each, nodes, hidden) for each in node.params),
-            ]
-        )
+        arguments = (_render_argument(each, nodes, hidden) for each in node.params)
+        call = "|".join([_render(node.name, nodes, hidden), *arguments])
         return show(call.replace(_NOTHING, ""))
     if isinstance(node, nodes.HTMLEntity):
         shown = str(node.normalize())
-        return (
-            str(node) if "\ud800" <= shown <= "\udfff" else shown
-        )  # half of a pair is no character
+        is_half = "\ud800" <= shown <= "\udfff"  # of a pair, which is no character
+        return str(node) if is_half else shown
     if isinstance(node, nodes.Heading):
         return "\n\n"
     return _render_tag(node, nodes, hidden) if isinstance(node, nodes.Tag) else ""
@@ -171,7 +152,6 @@ def _render_argument(argument: Any, nodes: Any, hidden: Set[str]) -> str:
 
 
 def _has_prefix(title: str, prefixes: Set[str]) -> bool:
-    """Whether a link's target begins with one of the prefixes; behind a colon a target is always shown."""
     prefix, colon, _ = title.partition(":")
     return bool(colon) and normalize_prefix(prefix) in prefixes
 

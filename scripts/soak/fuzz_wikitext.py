@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.storage.compression import decompress
-from pipeline.wiki.inline_templates import hash_table
+from pipeline.wiki.inline_templates import show
+from pipeline.wiki.wikitext import ENTITIES
 from scripts.checkout import ROOT
 from scripts.soak.sanitized import run_sanitized
 
@@ -60,7 +61,7 @@ def fuzz(modules: Mapping[str, Any], seconds: float, seed: int) -> dict[str, int
     while time.monotonic() < end:
         for _ in range(CALLS_A_ROUND):
             text = damage(rng, rng.choice(pages))
-            first, second = (read(text, is_hidden, hash_table()) for _ in range(2))
+            first, second = (read(text, is_hidden, show, ENTITIES) for _ in range(2))
             assert first == second, f"read differently the second time: {text!r}"
             assert len(first.encode()) <= 1.5 * len(text.encode()), f"longer than it was: {text!r}"
         num_calls += 2 * CALLS_A_ROUND

@@ -19,10 +19,8 @@ from pipeline.documents.parts import Part, find_inputs, plan_parts
 from pipeline.documents.read import read_part
 from pipeline.storage import compression
 from pipeline.wiki import wikitext
-from pipeline.wiki.page import parse_page, read_plain_page
 from pipeline.wiki.site import hidden_prefixes
 from pipeline.wiki.wikitext import define_paragraphs, parse_wikitext
-from tests.compiled_paths import taken_path
 
 HEAD = '<mediawiki xml:lang="en">\n  <siteinfo><sitename>W</sitename></siteinfo>\n'
 
@@ -163,49 +161,6 @@ def count_decompressed(monkeypatch):
 
     monkeypatch.setattr(compression, "feed", counting)
     return sizes
-
-
-XML = [
-    *"<>&;\n\r\t \x00]é力😀\ufffe",
-    "&amp;",
-    "&lt;",
-    "&#65;",
-    "&b;",
-    "]]>",
-    "<b/>",
-    "<!-- -->",
-    "<ns>1</ns>",
-    "T",
-]
-TAGS = [
-    "<title>",
-    "</title>",
-    '<redirect title="A" />',
-    "<minor />",
-    "<model>css</model>",
-    "<comment>é &gt;</comment>",
-]
-edits = st.lists(
-    st.tuples(st.integers(0, 400), st.integers(0, 3), st.sampled_from([*XML, *TAGS])), max_size=3
-)
-
-
-@given(st.sampled_from(PAGES), edits, st.sampled_from([b"", b"\xff", b"\xed\xa0\x80", b"\xc3"]))
-def test_a_page_that_needs_no_parser_is_read_as_by_one(text, changes, raw):
-    with taken_path("compiled", "pipeline.wiki._wikitext", wikitext, "compiled"):
-        data = text.strip()
-        for at, size, put in changes:
-            data = data[:at] + put + data[at + size :]
-        data = data.encode()
-        data = data[:150] + raw + data[150:]
-        plain = read_plain_page(data)
-        assert plain is None or plain == parse_page(data)
-
-
-def test_pages_of_one_revision_need_no_parser():
-    with taken_path("compiled", "pipeline.wiki._wikitext", wikitext, "compiled"):
-        needs = [read_plain_page(each.strip().encode()) is None for each in PAGES]
-    assert needs == [False] * 5 + [True, False]
 
 
 @pytest.mark.parametrize("policy", ["stop", "skip"])
