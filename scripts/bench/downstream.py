@@ -34,12 +34,12 @@ import torch
 
 from scripts.bench.downstream_data import BenchTask, list_tasks
 from scripts.bench.measured import print_result
-from trainer.finetune.batches import shuffled_order
+from trainer.finetune.batches import Recipe, shuffled_order
 from trainer.finetune.prepare import Prepared, begin_model, prepare_data
 from trainer.finetune.run import measure
 from trainer.finetune.settings import FinetuneSettings
 from trainer.finetune.task import OwnModel
-from trainer.finetune.training import Recipe, train_task
+from trainer.finetune.training import train_task
 from trainer.inference.open_model import open_model
 from trainer.process.allocator import keep_freed_memory
 from trainer.process.ranks import Ranks, start_ranks, stop_ranks
@@ -207,7 +207,9 @@ def run_once(
     model = begin(prepared, variant, recipe.seed)
     losses: list[float] = []
     engine = train_task(model, chosen, recipe, settings, bench.ranks, losses.append)
-    metrics = measure(engine.module, prepared.validation[0], prepared, settings, bench.ranks)
+    metrics = measure(
+        engine.module, prepared.files["validation"][0], prepared, settings, bench.ranks
+    )
     engine.destroy()
     score = metrics[prepared.task.main_metric] / (100 if task.is_percent else 1)
     facts = {

@@ -25,13 +25,12 @@ from torch import Tensor
 
 from scripts.bench.measured import cpu_seconds, print_result, summarize
 from trainer.conversion.task_huggingface import to_hf_task_config, to_hf_task_state
-from trainer.finetune.batches import iterate_steps, shuffled_order
-from trainer.finetune.prepare import Prepared, prepare_data
+from trainer.finetune.batches import Recipe, iterate_steps, shuffled_order
+from trainer.finetune.prepare import Prepared, prepare_data, start_model
 from trainer.finetune.run import measure
 from trainer.finetune.settings import FinetuneSettings
-from trainer.finetune.start import start_model
 from trainer.finetune.task import Item, Outputs
-from trainer.finetune.training import Recipe, train_task
+from trainer.finetune.training import train_task
 from trainer.model.task_heads import BertForTask
 from trainer.optim.schedule import Schedule
 from trainer.process.allocator import keep_freed_memory
@@ -83,7 +82,11 @@ class Bench:
 
         seconds = cpu_seconds(train)
         metrics = measure(
-            engines[0].module, self.prepared.validation[0], self.prepared, self.settings, self.ranks
+            engines[0].module,
+            self.prepared.files["validation"][0],
+            self.prepared,
+            self.settings,
+            self.ranks,
         )
         engines[0].destroy()
         return Trained(metrics[self.prepared.task.main_metric], losses, seconds)
@@ -93,7 +96,7 @@ class Bench:
         losses: list[float] = []
         models: list[Any] = []
         seconds = cpu_seconds(lambda: models.append(self._loop(recipe, losses)))
-        file, task = self.prepared.validation[0], self.prepared.task
+        file, task = self.prepared.files["validation"][0], self.prepared.task
         outputs = predict(models[0].eval(), file.items, recipe.global_batch)
         predictions = task.decode(file.examples, file.items, outputs, self.prepared.head.labels)
         return Trained(task.score(file.examples, predictions)[task.main_metric], losses, seconds)
@@ -103,14 +106,7 @@ class Bench:
         optimizer = two_groups(model)
         steps = recipe.num_steps(len(self.items))
         schedule = Schedule(steps, round(self.settings.warmup_fraction * steps), recipe.peak_lr)
-        stream = iterate_steps(
-            self.items,
-            global_batch=recipe.global_batch,
-            epochs=recipe.epochs,
-            seed=recipe.seed,
-            world_size=1,
-            micro_tokens=self.settings.micro_tokens,
-        )
+        stream = iterate_steps(self.items, recipe, 1, self.settings.micro_tokens)
         for index, step in enumerate(stream):
             for group in optimizer.param_groups:
                 group["lr"] = schedule.learning_rate(index)

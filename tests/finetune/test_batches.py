@@ -8,10 +8,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.finetune.batches import cut_items, iterate_steps, make_step, pack_items, shuffled_order
+from trainer.finetune.batches import (
+    Recipe,
+    cut_items,
+    iterate_steps,
+    make_step,
+    pack_items,
+    shuffled_order,
+)
 from trainer.finetune.results import best_run, list_recipes
 from trainer.finetune.settings import FinetuneSettings, check_settings
-from trainer.finetune.task import Item, TokenSequence
+from trainer.finetune.task import Item
+from trainer.finetune.text import TokenSequence
 
 
 def make_items(lengths):
@@ -65,9 +73,7 @@ def test_an_item_is_never_cut():
 def test_every_item_once_an_epoch(num_items, global_batch, seed):
     items = make_items([3] * num_items)
     steps = list(
-        iterate_steps(
-            items, global_batch=global_batch, epochs=2, seed=seed, world_size=1, micro_tokens=8
-        )
+        iterate_steps(items, Recipe(global_batch, 1e-3, 2, seed), world_size=1, micro_tokens=8)
     )
     seen = [item.example for step in steps for item in step.items]
     assert [sorted(seen[:num_items]), sorted(seen[num_items:])] == [list(range(num_items))] * 2
@@ -102,7 +108,7 @@ def test_the_first_of_equal_runs_is_the_best():
         for name, value in (("a", 0.5), ("b", 0.7), ("c", 0.7))
     ]
     prepared = SimpleNamespace(
-        validation=[SimpleNamespace(name="dev")], task=SimpleNamespace(main_metric="f1")
+        files={"validation": [SimpleNamespace(name="dev")]}, task=SimpleNamespace(main_metric="f1")
     )
     assert best_run(runs, prepared)["name"] == "b"
     assert best_run([], prepared) is None
@@ -113,7 +119,6 @@ def test_the_first_of_equal_runs_is_the_best():
     [
         ({"search_global_batch": []}, "search_global_batch is empty"),
         ({"search_epochs": [3, 0]}, r"search_epochs is \[3, 0\]"),
-        ({"search_seeds": [3, 3]}, r"search_seeds \[3, 3\] repeats one"),
         ({"warmup_fraction": 1.0}, "warmup_fraction is 1.0"),
         ({"seq_len": 4}, "seq_len is 4"),
         ({"micro_tokens": 100}, "micro_tokens 100 cannot hold one sequence of seq_len 128"),

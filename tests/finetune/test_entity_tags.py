@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from trainer.conll.tags import (
     Entity,
-    check_tags,
     find_entities,
+    find_scheme,
     find_strict_entities,
     label_names,
     write_tags,
@@ -69,28 +69,33 @@ def test_written_tags_are_of_the_scheme_and_spell_the_same_entities(scheme, part
         entities.append(Entity(name, end + gap, end + gap + length))
         end += gap + length
     tags = write_tags(entities, end + 1, scheme)
-    assert check_tags(tags, scheme) is None
     assert find_entities(tags) == entities
     if scheme != "iob1":
         assert find_strict_entities(tags, scheme) == entities
 
 
 @pytest.mark.parametrize(
-    ("scheme", "tags", "index", "says"),
+    ("tags", "found"),
     [
-        ("iob2", "O I-PER", 1, "begins an entity, which B does in iob2"),
-        ("iob2", "B-PER I-LOC", 1, "I-LOC after B-PER"),
-        ("iob2", "O S-PER", 1, "of bioes only"),
-        ("iob1", "O B-PER", 1, "only where an entity follows another of its type"),
-        ("bioes", "B-PER O", 1, "neither goes on with the entity nor ends it"),
-        ("bioes", "O B-PER I-PER", 2, "I-PER is followed by O"),
-        ("bioes", "S-PER E-PER", 1, "begins an entity"),
+        ("B-PER I-PER O B-LOC", "iob2"),
+        ("I-PER B-PER O", "iob1"),
+        ("B-PER E-PER S-LOC", "bioes"),
+        (
+            "B-PER I-LOC",
+            "1: I-LOC stands where iob2 has B-LOC, and 0: B-PER stands where iob1 has I",
+        ),
+        ("B-PER O S-PER", "0: B-PER stands where bioes has S-PER"),
+        ("O B-PER I-PER O S-X", "2: I-PER stands where bioes has E-PER"),
+        ("S-PER E-PER", "1: E-PER stands where bioes has S-PER"),
     ],
 )
-def test_tags_of_no_scheme_are_found(scheme, tags, index, says):
-    found, reason = check_tags(tags.split(), scheme)
-    assert found == index
-    assert says in reason
+def test_the_scheme_is_found_or_the_first_tag_that_is_of_none(tags, found):
+    sentences = [(tags.split(), str)]
+    if " " not in found:
+        assert find_scheme(sentences) == found
+    else:
+        with pytest.raises(ValueError, match=f"of no scheme: {found}"):
+            find_scheme(sentences)
 
 
 def test_labels_are_all_tags_of_the_types():

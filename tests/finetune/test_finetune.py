@@ -19,12 +19,11 @@ from tests.finetune.tiny_data import write_sst2
 from tests.finetune.tiny_model import NO_DROPOUT, write_fine_tuned, write_pretrained
 from tests.loaded_python import Program, run_python
 from tests.trainer.two_ranks import run_ranks
-from trainer.finetune.batches import iterate_steps
-from trainer.finetune.prepare import prepare_data
+from trainer.finetune.batches import Recipe, iterate_steps
+from trainer.finetune.prepare import prepare_data, start_model
 from trainer.finetune.run import finetune_on
 from trainer.finetune.settings import FinetuneSettings
-from trainer.finetune.start import start_model
-from trainer.finetune.training import Recipe, train_task
+from trainer.finetune.training import train_task
 from trainer.model.task_heads import Head
 from trainer.process.ranks import start_ranks, stop_ranks
 
@@ -293,14 +292,17 @@ def test_models_that_cannot_predict_are_refused(folder, tmp_path, model, flags, 
 WAITING = """
 import sys, time
 from trainer.cli import main
-from trainer.finetune.progress import SearchProgress
-advance = SearchProgress.advance
-def advance_or_wait(self, loss):
-    advance(self, loss)
-    if self._run_number == 2:
-        print("waits", flush=True)
-        time.sleep(10_000)
-SearchProgress.advance = advance_or_wait
+from trainer.finetune import run
+train_run, names = run.train_run, []
+def train_or_wait(recipe, settings, prepared, ranks, tell_step):
+    def tell_or_wait():
+        tell_step()
+        if len(names) == 2:
+            print("waits", flush=True)
+            time.sleep(10_000)
+    names.append(recipe.name)
+    return train_run(recipe, settings, prepared, ranks, tell_or_wait)
+run.train_run = train_or_wait
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -393,15 +395,7 @@ def test_losses_are_those_of_a_loop_over_transformers(folder, output):
     steps = LOSSES.num_steps(len(prepared.train_items))
     schedule = transformers.get_linear_schedule_with_warmup(optimizer, round(0.1 * steps), steps)
     losses = []
-    stream = iterate_steps(
-        prepared.train_items,
-        global_batch=6,
-        epochs=2,
-        seed=LOSSES.seed,
-        world_size=1,
-        micro_tokens=64,
-    )
-    for step in stream:
+    for step in iterate_steps(prepared.train_items, LOSSES, world_size=1, micro_tokens=64):
         loss = theirs(**padded(step.items)).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)

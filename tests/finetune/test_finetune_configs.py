@@ -63,9 +63,7 @@ def test_questions_and_entities_have_the_papers_settings():
         [2],
     )
     assert read("squad2", "--squad.null_threshold", "-1.5").squad.null_threshold == -1.5
-    assert (
-        read("ner", "--tokens.tag_column", "2", "--tokens.scheme", "bioes").tokens.tag_column == 2
-    )
+    assert read("ner", "--tokens.tag_column", "2").tokens.tag_column == 2
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.tiny_run import train_tiny_run
 from tests.trainer.two_ranks import run_ranks
 from trainer.cli import main as command
+from trainer.finetune.batches import Recipe
 from trainer.finetune.run import finetune_on
-from trainer.finetune.training import Recipe
 from trainer.process.ranks import start_ranks, stop_ranks
 
 pytestmark = pytest.mark.engines

@@ -107,14 +107,17 @@ WAITING = """
 import sys, time
 from pathlib import Path
 from trainer.cli import main
-from trainer.finetune.progress import SearchProgress
-advance = SearchProgress.advance
-def advance_or_wait(self, loss):
-    advance(self, loss)
-    Path(f"run-{self._run_number}").touch()
-    while self._run_number == 2:
-        time.sleep(0.05)
-SearchProgress.advance = advance_or_wait
+from trainer.finetune import run
+train_run, names = run.train_run, []
+def train_or_wait(recipe, settings, prepared, ranks, tell_step):
+    def tell_or_wait():
+        tell_step()
+        Path(f"run-{len(names)}").touch()
+        while len(names) == 2:
+            time.sleep(0.05)
+    names.append(recipe.name)
+    return train_run(recipe, settings, prepared, ranks, tell_or_wait)
+run.train_run = train_or_wait
 sys.exit(main(sys.argv[1:]))
 """
 

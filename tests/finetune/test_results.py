@@ -1,10 +1,9 @@
-"""Means over seeds, the table, and what a log says of a search under way."""
+"""Means over seeds, the table, and what is refused."""
 
 import pytest
 
-from trainer.finetune.progress import SearchProgress
+from trainer.finetune.batches import Recipe
 from trainer.finetune.results import format_table, read_finished, summarize
-from trainer.finetune.training import Recipe
 from trainer.runs.run_lock import locked
 
 
@@ -51,20 +50,6 @@ def test_one_file_needs_no_name():
     )
 
 
-def test_a_log_gets_a_line_every_ten_seconds_with_the_time_left(capsys):
-    now = [100.0]
-    progress = SearchProgress(40, 2, shown=True, clock=lambda: now[0])
-    progress.begin("batch16-seed0")
-    now[0] += 500.0  # the first step, in which libraries load
-    for _ in range(12):
-        progress.advance(0.5)
-        now[0] += 2.0
-    assert capsys.readouterr().out.splitlines() == [
-        "run 1/2 batch16-seed0: step 6/40 of all runs, loss 0.500, ETA 1 min 8 s",
-        "run 1/2 batch16-seed0: step 11/40 of all runs, loss 0.500, ETA 58 s",
-    ]
-
-
 def test_an_output_that_is_a_file_is_refused_by_name(tmp_path):
     (tmp_path / "dev.tsv").write_text("sentence\tlabel\n")
     with (
@@ -72,14 +57,6 @@ def test_an_output_that_is_a_file_is_refused_by_name(tmp_path):
         locked(tmp_path / "dev.tsv"),
     ):
         pass
-
-
-def test_other_ranks_say_nothing(capsys):
-    progress = SearchProgress(40, 2, shown=False)
-    progress.begin("batch16-seed0")
-    progress.advance(0.5)
-    progress.say("a word")
-    assert capsys.readouterr() == ("", "")
 
 
 def test_runs_of_other_settings_and_damaged_ones_are_named(tmp_path):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pipeline.documents.text_files import read_text
-from trainer.finetune.squad.records import Answer, find_bad_answer, read_squad
+from trainer.finetune.squad.records import Answer, find_fault, read_squad
 
 CONTEXT = "Rollo was the Norse leader. Café Society."
 
@@ -34,7 +34,7 @@ def test_a_question_is_read():
     (question,) = _read(_file())
     assert (question.id, question.text, question.context) == ("q1", "Who?", CONTEXT)
     assert question.answers == (Answer("Rollo", 0),)
-    assert find_bad_answer(question) is None
+    assert find_fault(question) is None
 
 
 def test_questions_without_answer():
@@ -109,9 +109,9 @@ def test_an_id_that_is_there_twice_is_refused():
 )
 def test_answers_that_are_not_where_the_file_says(answer, says):
     (question,) = _read(_file(answers=[answer]))
-    assert find_bad_answer(question).startswith("dev.json: article 'Normans', question q1: ")
+    assert find_fault(question).startswith("dev.json: article 'Normans', question q1: ")
     with pytest.raises(ValueError, match=says):
-        raise ValueError(find_bad_answer(question))
+        raise ValueError(find_fault(question))
 
 
 @pytest.mark.parametrize(
@@ -126,4 +126,4 @@ def test_real_files(shared_data, file, with_impossible, num_questions, num_unans
     questions = _read(read_text(str(shared_data / "data/squad" / file)), with_impossible)
     assert len(questions) == num_questions
     assert sum(not question.answers for question in questions) == num_unanswerable
-    assert [question.id for question in questions if find_bad_answer(question)] == []
+    assert [question.id for question in questions if find_fault(question)] == []

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tokenizer.encode import Encoder
 from tokenizer.vocab import parse_vocab
-from trainer.finetune.squad.items import Window, cut_windows, find_best_windows
-from trainer.finetune.squad.offsets import OffsetEncoder
-from trainer.finetune.squad.predictions import WindowLogits, find_spans, softmax
+from trainer.finetune.squad.items import Window, cut_windows, find_best_windows, find_pieces
+from trainer.finetune.squad.predictions import find_spans
+from trainer.finetune.text import TextEncoder
 
 VOCAB = parse_vocab(
     "\n".join(
@@ -39,14 +39,16 @@ TEXTS = st.text(
 )
 
 
+def pieces_of(texts, vocab=VOCAB, lower_case=True):
+    return find_pieces(texts, TextEncoder(vocab, lower_case, 384))
+
+
 @pytest.mark.parametrize("lower_case", [True, False])
 @settings(deadline=None)
 @given(texts=st.lists(TEXTS, max_size=3))
 def test_ids_are_the_encoders_and_places_are_in_order(lower_case, texts):
     encoder = Encoder(VOCAB, lower_case)
-    for text, pieces in zip(
-        texts, OffsetEncoder(VOCAB, lower_case).encode_texts(texts), strict=True
-    ):
+    for text, pieces in zip(texts, pieces_of(texts, VOCAB, lower_case), strict=True):
         assert pieces.ids.tolist() == encoder.encode(text).tolist()
         assert pieces.ids.dtype == encoder.encode(text).dtype
         starts, ends = pieces.starts.tolist(), pieces.ends.tolist()
@@ -68,7 +70,7 @@ def test_ids_are_the_encoders_and_places_are_in_order(lower_case, texts):
     ],
 )
 def test_pieces_stand_for_the_text_as_it_was_written(text, places):
-    (pieces,) = OffsetEncoder(VOCAB, lower_case=True).encode_texts([text])
+    (pieces,) = pieces_of([text])
     assert [
         text[start:end] for start, end in zip(pieces.starts, pieces.ends, strict=True)
     ] == places
@@ -87,13 +89,13 @@ def test_pieces_stand_for_the_text_as_it_was_written(text, places):
 )
 def test_the_pieces_of_an_answer(answer, span):
     text = "The (a-b) Café the"
-    (pieces,) = OffsetEncoder(VOCAB, lower_case=True).encode_texts([text])
+    (pieces,) = pieces_of([text])
     start = text.index(answer)
     assert pieces.find_span(start, start + len(answer)) == span
 
 
 def test_an_answer_of_nothing_that_is_read_has_no_piece():
-    (pieces,) = OffsetEncoder(VOCAB, lower_case=True).encode_texts(["a \u200b b"])
+    (pieces,) = pieces_of(["a \u200b b"])
     assert pieces.find_span(2, 3) is None
 
 
@@ -143,19 +145,15 @@ def test_the_best_spans_are_the_best_of_all(data, num_pieces, max_pieces, num_sp
     may_start = np.array(
         data.draw(st.lists(st.booleans(), min_size=num_pieces, max_size=num_pieces))
     )
-    found = find_spans(WindowLogits(start, end, (0.0, 0.0), may_start, 100), max_pieces, num_spans)
+    found = find_spans(start, end, may_start, max_pieces, num_spans)
     every = [
-        (100 + first, 100 + last, float(start[first] + end[last]))
+        (first, last, float(start[first] + end[last]))
         for first in range(num_pieces)
         for last in range(first, min(num_pieces, first + max_pieces))
         if may_start[first]
     ]
     expected = sorted(every, key=lambda each: -each[2])[:num_spans]
-    assert [(span.first, span.last, span.score) for span in found] == expected
-
-
-def test_softmax_of_large_scores():
-    assert softmax([1000.0, 1000.0]) == [0.5, 0.5]
+    assert found == [(first, last) for first, last, _ in expected]
 
 
 def test_real_contexts_have_the_encoders_ids(shared_data):
@@ -163,7 +161,7 @@ def test_real_contexts_have_the_encoders_ids(shared_data):
         (shared_data / "data/bert_vocab/bert-base-uncased-vocab.txt").read_bytes(), "vocab.txt"
     )
     text = (shared_data / "data/bert_sample/sample_text.txt").read_text()
-    (pieces,) = OffsetEncoder(vocab, lower_case=True).encode_texts([text])
+    (pieces,) = pieces_of([text], vocab)
     assert np.array_equal(pieces.ids, Encoder(vocab, lower_case=True).encode(text))
     for index in range(0, len(pieces.ids), 7):
         token = vocab.tokens[pieces.ids[index]].removeprefix("##")

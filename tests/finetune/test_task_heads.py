@@ -10,8 +10,9 @@ import transformers
 
 from tests.finetune.tiny_model import TOKENS, tiny_config, write_fine_tuned, write_pretrained
 from trainer.finetune.batches import pack_items
-from trainer.finetune.start import start_model
-from trainer.finetune.task import Item, TokenSequence
+from trainer.finetune.prepare import start_model
+from trainer.finetune.task import Item
+from trainer.finetune.text import TokenSequence
 from trainer.inference.open_model import open_model
 from trainer.model.bert import BertModel
 from trainer.model.task_heads import (

@@ -81,7 +81,6 @@ def test_only_first_pieces_have_labels(tmp_path):
     assert encoded.counts == {
         "words": 5,
         "words_without_pieces": 1,
-        "words_cut": 0,
         "sentences_in_windows": 0,
     }
 
@@ -120,7 +119,6 @@ def test_a_long_sentence_is_read_in_windows_and_predicted_once(tmp_path):
     encoded = task.encode(sentences, labels, TextEncoder(VOCAB, True, 10), "train")
     assert len(encoded.items) > 2
     assert encoded.counts["sentences_in_windows"] == 1
-    assert encoded.counts["words_cut"] == 0
     assert sum(int((item.labels != IGNORED).sum()) for item in encoded.items) == 21
     assert max(len(item.sequences[0].input_ids) for item in encoded.items) <= 10
     predictions = task.decode(
@@ -129,16 +127,13 @@ def test_a_long_sentence_is_read_in_windows_and_predicted_once(tmp_path):
     assert predictions == [sentences[0].tags]
 
 
-def test_a_word_longer_than_the_model_reads_is_cut_and_counted(tmp_path):
+def test_a_word_longer_than_the_model_reads_is_predicted_once(tmp_path):
     task = _open()
     sentences = _read(task, tmp_path, "Rome B-LOC\n.-.-.-.-.-.-.- O\nRome O\n")
     labels = task.find_labels(sentences)
     encoded = task.encode(sentences, labels, TextEncoder(VOCAB, True, 8), "train")
-    assert encoded.counts["words_cut"] == 1
-    predictions = task.decode(
-        sentences, encoded.items, [_logits_of_labels(each, 3) for each in encoded.items], labels
-    )
-    assert predictions == [("B-LOC", "O", "O")]
+    outputs = [_logits_of_labels(each, 3) for each in encoded.items]
+    assert task.decode(sentences, encoded.items, outputs, labels) == [("B-LOC", "O", "O")]
 
 
 def test_test_files_need_no_tags(tmp_path):
@@ -167,14 +162,9 @@ def test_iob1_is_learned_as_iob2_and_written_as_iob1(tmp_path):
 
 
 def test_bioes_labels(tmp_path):
-    task = _open(scheme="bioes")
-    assert task.find_labels(_read(task, tmp_path, "Rome S-LOC\n")) == (
-        "O",
-        "B-LOC",
-        "I-LOC",
-        "E-LOC",
-        "S-LOC",
-    )
+    task = _open()
+    labels = task.find_labels(_read(task, tmp_path, "Rome S-LOC\n"))
+    assert labels == ("O", "B-LOC", "I-LOC", "E-LOC", "S-LOC")
 
 
 def test_tags_that_training_does_not_know_are_refused(tmp_path):

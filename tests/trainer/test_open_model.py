@@ -153,7 +153,7 @@ def test_what_lacks_a_head_says_so(tmp_path):
         ValueError, match=r"saved without the next sentence head .*\(nsp_head. missing\)"
     ):
         opened.check_has(("bert.embeddings.", "nsp_head."), "the next sentence head that nsp asks")
-    with pytest.raises(ValueError, match=r"holds neither tokenizer.json nor vocab.txt"):
+    with pytest.raises(ValueError, match=r"holds neither vocab.txt nor tokenizer.json"):
         opened.tokenizer()
 
 

@@ -13,28 +13,15 @@ Rules (docs/token-classification.md):
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from trainer.conll.tags import (
-    OUTSIDE,
-    Scheme,
-    SchemeName,
-    find_entities,
-    is_tag,
-    resolve_scheme,
-    write_tags,
-)
+from trainer.conll.tags import OUTSIDE, Scheme, find_entities, find_scheme, is_tag, write_tags
 
 DOCUMENT_START = "-DOCSTART-"
 
 
-@dataclass(frozen=True)
-class Columns:
-    """Where the words and tags of a file stand.
-
-    Attributes:
-        token: Number of the words' column, from 0; from the end if negative.
-        tag: Number of the tags' column; None where tags are not read.
-    """
+class Columns(NamedTuple):
+    """Where words and tags stand, from 0, from the end if negative; None where tags are not read."""
 
     token: int = 0
     tag: int | None = -1
@@ -76,8 +63,7 @@ class Sentence:
         return tuple(write_tags(find_entities(self.tags), len(self.tags), scheme))
 
 
-@dataclass(frozen=True)
-class _Layout:
+class _Layout(NamedTuple):
     """How the lines of one file are read."""
 
     path: str
@@ -85,44 +71,31 @@ class _Layout:
     separator: str | None
     num_columns: int
 
-    def split(self, line: str) -> list[str]:
-        return line.split(self.separator) if line.strip() else []
-
     def is_comment(self, line: str, cells: Sequence[str]) -> bool:
         if not line.startswith("#"):
             return False
         if self.separator == "\t":
             return "\t" not in line
-        return len(cells) != self.num_columns or (
-            self.columns.tag is not None and not is_tag(cells[self.columns.tag])
-        )
+        tag = self.columns.tag
+        return len(cells) != self.num_columns or (tag is not None and not is_tag(cells[tag]))
 
     def read_row(self, number: int, cells: Sequence[str]) -> tuple[str, str]:
         """Word and tag of a line; the tag is "O" where tags are not read."""
-        where = f"{self.path}:{number}"
+        where, (token, tag_column) = f"{self.path}:{number}", self.columns
         if len(cells) != self.num_columns:
-            raise ValueError(
-                f"{where}: {len(cells)} columns, the first line of words has {self.num_columns}"
-            )
-        word = cells[self.columns.token]
+            says = f"{len(cells)} columns, the first line of words has {self.num_columns}"
+            raise ValueError(f"{where}: {says}")
+        word = cells[token]
         if not word.strip():
-            raise ValueError(f"{where}: no word in column {self.columns.token} (token_column)")
-        tag = OUTSIDE if self.columns.tag is None else cells[self.columns.tag]
+            raise ValueError(f"{where}: no word in column {token} (token_column)")
+        tag = OUTSIDE if tag_column is None else cells[tag_column]
         if not is_tag(tag):
-            raise ValueError(
-                f"{where}: {tag!r} in column {self.columns.tag} is neither O nor B-, I-, E- or S- with a type; "
-                "tag_column says which column holds the tags"
-            )
+            says = f"{tag!r} in column {tag_column} is neither O nor B-, I-, E- or S- with a type"
+            raise ValueError(f"{where}: {says}; tag_column says which column holds the tags")
         return word, tag
 
 
-_Block = tuple[int, list[int], list[tuple[str, str]]]
-"""What a sentence consists of: its first line, those of its words, and words with tags."""
-
-
-def read_conll(
-    text: str, path: str, columns: Columns, scheme: SchemeName = "auto"
-) -> list[Sentence]:
+def read_conll(text: str, path: str, columns: Columns) -> list[Sentence]:
     """Sentences of a file's text, in order.
 
     Raises:
@@ -130,12 +103,11 @@ def read_conll(
             that are not of one scheme; says file and line.
     """
     lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
-    layout = _find_layout(lines, path, columns)
-    sentences = list(_read_sentences(lines, layout))
+    sentences = list(_read_sentences(lines, _find_layout(lines, path, columns)))
     if columns.tag is None:
         return [replace(sentence, tags=()) for sentence in sentences]
-    of_file = resolve_scheme([(sentence.tags, sentence.locate) for sentence in sentences], scheme)
-    return [replace(sentence, scheme=of_file) for sentence in sentences]
+    scheme = find_scheme([(sentence.tags, sentence.locate) for sentence in sentences])
+    return [replace(sentence, scheme=scheme) for sentence in sentences]
 
 
 def add_column(sentences: Sequence[Sentence], tags: Sequence[Sequence[str]]) -> str:
@@ -144,64 +116,55 @@ def add_column(sentences: Sequence[Sentence], tags: Sequence[Sequence[str]]) -> 
     for sentence, column in zip(sentences, tags, strict=True):
         of_row = dict(zip(sentence.rows, column, strict=True))
         for row, line in enumerate(sentence.lines):
-            if row not in of_row and DOCUMENT_START not in line.split():
-                written.append(line)
-            else:
+            if row in of_row or DOCUMENT_START in line.split():
                 written.append(f"{line}{sentence.separator}{of_row.get(row, OUTSIDE)}")
+            else:
+                written.append(line)
     return "\n".join(written) + "\n"
 
 
 def _find_layout(lines: Sequence[str], path: str, columns: Columns) -> _Layout:
-    filled = [
-        (number, line)
-        for number, line in enumerate(lines, start=1)
-        if line.strip() and line[0] != "#"
-    ]
+    filled = [(n, line) for n, line in enumerate(lines, 1) if line.strip() and line[0] != "#"]
     if not filled:
-        raise ValueError(
-            f"{path}: has no sentence; expected a word and its tag in columns, one word a line"
-        )
+        wanted = "expected a word and its tag in columns, one word a line"
+        raise ValueError(f"{path}: has no sentence; {wanted}")
     separator = "\t" if any("\t" in line for _, line in filled) else None
     number, first = next(((n, line) for n, line in filled if DOCUMENT_START not in line), filled[0])
-    num_columns = len(first.split(separator))
-    for name, column in (("token_column", columns.token), ("tag_column", columns.tag)):
-        if column is not None and not -num_columns <= column < num_columns:
-            raise ValueError(
-                f"{path}:{number}: {num_columns} columns, {name} is {column}, counted from 0"
-            )
-    if columns.tag is not None and (columns.tag - columns.token) % num_columns == 0:
-        raise ValueError(
-            f"{path}:{number}: {num_columns} columns, so token_column {columns.token} and tag_column "
-            f"{columns.tag} are the same; expected a word and its tag"
-        )
-    return _Layout(path, columns, separator, num_columns)
+    count = len(first.split(separator))
+    found, (token, tag) = f"{path}:{number}: {count} columns", columns
+    for name, column in (("token_column", token), ("tag_column", tag)):
+        if column is not None and not -count <= column < count:
+            raise ValueError(f"{found}, {name} is {column}, counted from 0")
+    if tag is not None and (tag - token) % count == 0:
+        same = f"so token_column {token} and tag_column {tag} are the same"
+        raise ValueError(f"{found}, {same}; expected a word and its tag")
+    return _Layout(path, columns, separator, count)
 
 
 def _read_sentences(lines: Sequence[str], layout: _Layout) -> Iterator[Sentence]:
     """Sentences with the scheme still unknown; the last has the lines that follow it, too."""
-    blocks, first, rows, found = list[_Block](), 0, list[int](), list[tuple[str, str]]()
+    sentences: list[dict[int, tuple[str, str]]] = [{}]
+    firsts = [0]
     for index, line in enumerate(lines):
-        cells = layout.split(line)
+        cells = line.split(layout.separator) if line.strip() else []
         if cells and layout.is_comment(line, cells):
             continue
         if cells and cells[layout.columns.token % len(cells)] != DOCUMENT_START:
-            rows.append(index)
-            found.append(layout.read_row(index + 1, cells))
-        elif rows:
-            blocks.append((first, rows, found))
-            first, rows, found = index, [], []
-    if rows:
-        blocks.append((first, rows, found))
-    ends = [*(first for first, _, _ in blocks[1:]), len(lines)]
-    for (first, rows, found), end in zip(blocks, ends, strict=True):
-        words, tags = zip(*found, strict=True)
+            sentences[-1][index] = layout.read_row(index + 1, cells)
+        elif sentences[-1]:
+            sentences.append({})
+            firsts.append(index)
+    if not sentences[-1]:
+        del sentences[-1], firsts[-1]
+    for first, found, end in zip(firsts, sentences, [*firsts[1:], len(lines)], strict=True):
+        words, tags = zip(*found.values(), strict=True)
         yield Sentence(
             path=layout.path,
             words=words,
             tags=tags,
             scheme=None,
             lines=tuple(lines[first:end]),
-            rows=tuple(row - first for row in rows),
+            rows=tuple(row - first for row in found),
             first_line=first + 1,
             separator=layout.separator or " ",
         )

@@ -7,13 +7,11 @@ writes those of one as S.
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 OUTSIDE = "O"
 
 Scheme = Literal["iob1", "iob2", "bioes"]
-SchemeName = Literal["auto", "iob1", "iob2", "bioes"]
 
 TaggedSentence = tuple[Sequence[str], Callable[[int], str]]
 """Tags of a sentence, and where its words stand."""
@@ -21,8 +19,7 @@ TaggedSentence = tuple[Sequence[str], Callable[[int], str]]
 _TAG = re.compile(r"O|[BIES]-.+", re.DOTALL)
 
 
-@dataclass(frozen=True, order=True)
-class Entity:
+class Entity(NamedTuple):
     """Words start to end - 1 of a sentence."""
 
     type: str
@@ -35,11 +32,6 @@ def is_tag(text: str) -> bool:
     return _TAG.fullmatch(text) is not None
 
 
-def type_of(tag: str) -> str:
-    """What kind of entity the tag is of; empty for "O"."""
-    return tag[2:]
-
-
 def find_entities(tags: Sequence[str]) -> list[Entity]:
     """Entities of any sequence of tags, well-formed or not, as conlleval reads them.
 
@@ -48,77 +40,52 @@ def find_entities(tags: Sequence[str]) -> list[Entity]:
     """
     entities: list[Entity] = []
     start: int | None = None
-    for index, tag in enumerate([*tags, OUTSIDE]):
-        if start is not None and not _continues(tags[index - 1], tag):
-            entities.append(Entity(type_of(tags[start]), start, index))
-            start = None
-        if start is None and tag != OUTSIDE:
-            start = index
+    for index, (before, tag) in enumerate(zip([OUTSIDE, *tags], [*tags, OUTSIDE], strict=True)):
+        if start is not None:
+            if before[0] in "BI" and tag[0] in "IE" and before[2:] == tag[2:]:
+                continue
+            entities.append(Entity(tags[start][2:], start, index))
+        start = None if tag == OUTSIDE else index
     return entities
 
 
 def find_strict_entities(tags: Sequence[str], scheme: Literal["iob2", "bioes"]) -> list[Entity]:
     """Entities that are written as the scheme has them: what seqeval's strict mode counts."""
     first, last = ("B", "BI") if scheme == "iob2" else ("BS", "ES")
-    entities = []
-    for index, tag in enumerate(tags):
-        if tag[0] not in first:
-            continue
-        end = index + 1
-        while tag[0] != "S" and end < len(tags) and _continues(tags[end - 1], tags[end]):
-            end += 1
-        if tags[end - 1][0] in last:
-            entities.append(Entity(type_of(tag), index, end))
-    return entities
+    return [
+        each
+        for each in find_entities(tags)
+        if tags[each.start][0] in first and tags[each.end - 1][0] in last
+    ]
 
 
 def write_tags(entities: Iterable[Entity], num_words: int, scheme: Scheme) -> list[str]:
-    """Tags of a sentence with these entities, which do not overlap."""
+    """Tags of a sentence with these entities, which do not overlap and are in order."""
     tags = [OUTSIDE] * num_words
-    for entity in sorted(entities, key=lambda entity: entity.start):
-        for index in range(entity.start, entity.end):
-            is_first, is_last = index == entity.start, index == entity.end - 1
-            prefix = "B" if is_first and _begins_with_b(tags, entity, scheme) else "I"
-            if scheme == "bioes" and is_last:
-                prefix = "S" if is_first else "E"
-            tags[index] = f"{prefix}-{entity.type}"
+    for name, start, end in entities:
+        tags[start:end] = [f"I-{name}"] * (end - start)
+        if scheme != "iob1" or (start > 0 and tags[start - 1][2:] == name):
+            tags[start] = f"B-{name}"
+        if scheme == "bioes":
+            tags[end - 1] = f"{'S' if end - start == 1 else 'E'}-{name}"
     return tags
 
 
-def check_tags(tags: Sequence[str], scheme: Scheme) -> tuple[int, str] | None:
-    """The first word whose tag is not of the scheme, and what is wrong; None where all are."""
-    for index, (before, tag) in enumerate(zip([OUTSIDE, *tags], [*tags, OUTSIDE], strict=True)):
-        reason = _find_fault(before, tag, scheme)
-        if reason:
-            return min(index, len(tags) - 1), reason
-    return None
-
-
-def resolve_scheme(sentences: Sequence[TaggedSentence], name: SchemeName) -> Scheme:
-    """The scheme of that name once every tag is checked; "auto" finds the one that all tags are of.
-
-    BIOES if there is an E or S, IOB1 if there is none and an I begins an entity, otherwise IOB2.
+def find_scheme(sentences: Sequence[TaggedSentence]) -> Scheme:
+    """The scheme that all tags are of: bioes if there is an E or S, else iob2, or iob1.
 
     Raises:
-        ValueError: A tag is not of the scheme; says where, and with "auto" why it is that scheme.
+        ValueError: The tags are of none; says where.
     """
-    if name != "auto":
-        fault = _first_fault(sentences, name)
-        if fault:
-            raise ValueError(f"{fault}; the scheme was named {name}")
-        return name
-    if any(tag[0] in "ES" for tags, _ in sentences for tag in tags):
-        fault = _first_fault(sentences, "bioes")
-        if fault:
-            raise ValueError(f"{fault}; the file has E- or S- tags, so it is bioes")
-        return "bioes"
-    not_iob2 = _first_fault(sentences, "iob2")
-    if not_iob2 is None:
-        return "iob2"
-    not_iob1 = _first_fault(sentences, "iob1")
-    if not_iob1:
-        raise ValueError(f"the tags are of no scheme: {not_iob2}, and {not_iob1}; mend one of them")
-    return "iob1"
+    is_bioes = any(tag[0] in "ES" for tags, _ in sentences for tag in tags)
+    schemes: tuple[Scheme, ...] = ("bioes",) if is_bioes else ("iob2", "iob1")
+    faults = []
+    for scheme in schemes:
+        fault = next(filter(None, (_find_fault(*each, scheme) for each in sentences)), None)
+        if fault is None:
+            return scheme
+        faults.append(fault)
+    raise ValueError(f"the tags are of no scheme: {', and '.join(faults)}; mend them")
 
 
 def label_names(types: Iterable[str], scheme: Scheme) -> tuple[str, ...]:
@@ -127,40 +94,10 @@ def label_names(types: Iterable[str], scheme: Scheme) -> tuple[str, ...]:
     return (OUTSIDE, *(f"{prefix}-{name}" for name in sorted(set(types)) for prefix in prefixes))
 
 
-def _continues(before: str, tag: str) -> bool:
-    return before[0] in "BI" and tag[0] in "IE" and type_of(before) == type_of(tag)
-
-
-def _begins_with_b(tags: Sequence[str], entity: Entity, scheme: Scheme) -> bool:
-    return scheme != "iob1" or (entity.start > 0 and type_of(tags[entity.start - 1]) == entity.type)
-
-
-def _find_fault(before: str, tag: str, scheme: Scheme) -> str | None:
-    """What is wrong with a tag after the one before it; None if nothing is."""
-    if scheme == "bioes":
-        if before[0] in "BI" and not _continues(before, tag):
-            return (
-                f"{before} is followed by {tag}, which neither goes on with the entity nor ends it"
-            )
-        if tag[0] in "IE" and not _continues(before, tag):
-            return f"{tag} after {before} begins an entity, which B or S does"
-        return None
-    if tag[0] in "ES":
-        return f"{tag} is a tag of bioes only"
-    if scheme == "iob2" and tag[0] == "I" and not _continues(before, tag):
-        return f"{tag} after {before} begins an entity, which B does in iob2"
-    if (
-        scheme == "iob1"
-        and tag[0] == "B"
-        and (before == OUTSIDE or type_of(before) != type_of(tag))
-    ):
-        return f"{tag} after {before}: iob1 writes B only where an entity follows another of its type at once"
-    return None
-
-
-def _first_fault(sentences: Sequence[TaggedSentence], scheme: Scheme) -> str | None:
-    for tags, locate in sentences:
-        if fault := check_tags(tags, scheme):
-            index, reason = fault
-            return f"{locate(index)}: {reason}"
+def _find_fault(tags: Sequence[str], locate: Callable[[int], str], scheme: Scheme) -> str | None:
+    """The first tag that the scheme would have otherwise, for a message; None if there is none."""
+    right = write_tags(find_entities(tags), len(tags), scheme)
+    for index, (found, wanted) in enumerate(zip(tags, right, strict=True)):
+        if found != wanted:
+            return f"{locate(index)}: {found} stands where {scheme} has {wanted}"
     return None

@@ -3,9 +3,11 @@
 Everything is in memory on every rank, so every rank knows every count.
 """
 
+import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +16,25 @@ from torch import Tensor
 from pipeline.seeds import seed_of
 from trainer.finetune.task import Item
 from trainer.model.packed_inputs import PackedInputs, pack_sequences
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What one run of a search is trained with; a global batch is items of a step over all ranks."""
+
+    global_batch: int
+    peak_lr: float
+    epochs: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """A name of the run for files and people."""
+        return f"batch{self.global_batch}-lr{self.peak_lr:g}-epochs{self.epochs}-seed{self.seed}"
+
+    def num_steps(self, num_items: int) -> int:
+        """Optimizer steps of the run."""
+        return self.epochs * math.ceil(num_items / self.global_batch)
 
 
 @dataclass(frozen=True)
@@ -27,6 +48,13 @@ class TaskBatch(PackedInputs):
 
     item_starts: Tensor
     labels: Tensor
+
+
+class Step(NamedTuple):
+    """The items of a global batch, and each rank's micro-batches: as many on all, the last may be empty."""
+
+    items: list[Item]
+    ranks: list[list[list[Item]]]
 
 
 def pack_items(items: Sequence[Item], device: torch.device) -> TaskBatch:
@@ -64,42 +92,20 @@ def shuffled_order(num_items: int, seed: int, epoch: int) -> list[int]:
     return sorted(range(num_items), key=lambda index: (keys[index], index))
 
 
-@dataclass(frozen=True)
-class Step:
-    """One optimizer step.
-
-    Attributes:
-        items: The items of the global batch.
-        ranks: Micro-batches of each rank, as many on every one; those that a rank lacks are empty.
-    """
-
-    items: list[Item]
-    ranks: list[list[list[Item]]]
-
-
-def make_step(items: Sequence[Item], world_size: int, micro_tokens: int) -> Step:
+def make_step(items: list[Item], world_size: int, micro_tokens: int) -> Step:
     """Deals a global batch over ranks and cuts each share into micro-batches."""
     shares = [cut_items(items[rank::world_size], micro_tokens) for rank in range(world_size)]
     most = max(map(len, shares))
     empty: list[Item] = []
-    return Step(list(items), [[*share, *[empty] * (most - len(share))] for share in shares])
+    return Step(items, [[*share, *[empty] * (most - len(share))] for share in shares])
 
 
 def iterate_steps(
-    items: Sequence[Item],
-    *,
-    global_batch: int,
-    epochs: int,
-    seed: int,
-    world_size: int,
-    micro_tokens: int,
+    items: Sequence[Item], recipe: Recipe, world_size: int, micro_tokens: int
 ) -> Iterator[Step]:
     """All steps of a training run: every epoch has an order of its own and a shorter last batch."""
-    for epoch in range(epochs):
-        order = shuffled_order(len(items), seed, epoch)
-        for start in range(0, len(order), global_batch):
-            yield make_step(
-                [items[index] for index in order[start : start + global_batch]],
-                world_size,
-                micro_tokens,
-            )
+    for epoch in range(recipe.epochs):
+        order = shuffled_order(len(items), recipe.seed, epoch)
+        for start in range(0, len(order), recipe.global_batch):
+            chosen = [items[index] for index in order[start : start + recipe.global_batch]]
+            yield make_step(chosen, world_size, micro_tokens)

@@ -10,8 +10,7 @@ from functools import partial
 
 from trainer.finetune.pairs import PairExample, PairTask, Prediction, tab_separated
 from trainer.finetune.settings import ColumnSettings, FinetuneSettings
-from trainer.finetune.table import make_example
-from trainer.finetune.table_files import read_table
+from trainer.finetune.table import make_example, read_table
 from trainer.finetune.task import ReadSet, Split
 from trainer.finetune.text import file_stem
 
@@ -21,15 +20,10 @@ ENTAILMENT = ("entailment", "not_entailment")
 
 @dataclass(frozen=True)
 class Layout:
-    """Files of one task.
+    """Columns of one task's files, its classes in order (none for a number), and its metrics.
 
     Attributes:
         name: What GLUE's server wants the file of predictions called.
-        text: Column of the first text.
-        text_b: The column of the second text, None for a single text.
-        label: Column of the label.
-        labels: The classes in order; none for a number.
-        metrics: Which are computed; the first one chooses.
         id: Column of the row's number in test files.
         header: Columns of the labelled files, where they have no header.
         skips_short_rows: Whether rows with missing columns are known to be there and are left out.
@@ -71,23 +65,17 @@ def open_glue(settings: FinetuneSettings) -> PairTask:
     return PairTask(
         kind="classification" if layout.labels else "regression",
         metrics=layout.metrics,
-        read_examples=partial(read_glue, layout),
-        write_predictions=partial(_submission, layout),
+        read=partial(read_glue, layout),
+        write=partial(_submission, layout),
         labels=layout.labels,
     )
 
 
 def read_glue(layout: Layout, path: str, split: Split) -> ReadSet:
-    """Examples of one file of GLUE; where a test file has no ids, as any other, rows are numbered.
-
-    Raises:
-        ValueError: A row with another number of columns, or a column that is missing; says file and
-            line.
-    """
+    """Examples of one file of GLUE; where a test file has no ids, as any other, rows are numbered."""
     is_test = split == "test"
-    columns = ColumnSettings(
-        layout.text, layout.text_b, layout.label, id=layout.id if is_test else None
-    )
+    names = (layout.text, layout.text_b, layout.label)
+    columns = ColumnSettings(*names, id=layout.id if is_test else None)
     needed = [layout.text, layout.text_b, None if is_test else layout.label]
     skipped: list[str] | None = [] if layout.skips_short_rows and not is_test else None
     header = None if is_test else layout.header
@@ -100,19 +88,13 @@ def _submission(
     layout: Layout, path: str, examples: Sequence[PairExample], predictions: Sequence[Prediction]
 ) -> tuple[str, str]:
     """The file of GLUE's server: index and prediction, scores between 0 and 5."""
-    values = [
-        f"{min(5.0, max(0.0, each)):.3f}" if isinstance(each, float) else each
-        for each in predictions
+    rows = [
+        (example.id, f"{min(5.0, max(0.0, each)):.3f}" if isinstance(each, float) else each)
+        for example, each in zip(examples, predictions, strict=True)
     ]
-    rows = [(example.id, value) for example, value in zip(examples, values, strict=True)]
-    return f"{_file_name(layout, path)}.tsv", tab_separated(("index", "prediction"), rows)
-
-
-def _file_name(layout: Layout, path: str) -> str:
-    """MNLI has two test sets, and the diagnostic one is judged by its model."""
-    name = file_stem(path).lower()
-    if "diagnostic" in name or name == "ax":
-        return "AX"
-    if layout.name != "MNLI":
-        return layout.name
-    return "MNLI-mm" if "mismatched" in name else "MNLI-m"
+    stem, name = file_stem(path).lower(), layout.name
+    if "diagnostic" in stem or stem == "ax":  # judged by MNLI's model
+        name = "AX"
+    elif name == "MNLI":
+        name = "MNLI-mm" if "mismatched" in stem else "MNLI-m"
+    return f"{name}.tsv", tab_separated(("index", "prediction"), rows)

@@ -1,7 +1,4 @@
-"""The metrics of classification and regression, from their definitions.
-
-Shapes: N examples.
-"""
+"""The metrics of classification and regression, from their definitions. Shapes: N examples."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -33,35 +30,23 @@ def macro_f1(found: Sequence[str], expected: Sequence[str]) -> float:
 
 def matthews(found: Sequence[str], expected: Sequence[str]) -> float:
     """Matthews correlation of any classes (Gorodkin 2004); 0 where a side has one class."""
-    labels = sorted({*found, *expected})
-    found_NK = np.array([[a == label for label in labels] for a in found], dtype=np.float64)
-    expected_NK = np.array([[b == label for label in labels] for b in expected], dtype=np.float64)
-
-    def covariance(x_NK: Numbers, y_NK: Numbers) -> float:
-        return float(((x_NK - x_NK.mean(axis=0)) * (y_NK - y_NK.mean(axis=0))).sum())
-
-    spread = covariance(found_NK, found_NK) * covariance(expected_NK, expected_NK)
-    return covariance(found_NK, expected_NK) / float(np.sqrt(spread)) if spread > 0 else 0.0
+    labels = np.array(sorted({*found, *expected}))
+    return _correlation(*(np.array(each)[:, None] == labels for each in (found, expected)))
 
 
 def pearson(found: Sequence[float], expected: Sequence[float]) -> float:
     """Linear correlation; 0 where one side is constant."""
-    x_N, y_N = (np.asarray(values, dtype=np.float64) for values in (found, expected))
-    x_N, y_N = x_N - x_N.mean(), y_N - y_N.mean()
-    spread = float(np.sqrt((x_N**2).sum() * (y_N**2).sum()))
-    return float((x_N * y_N).sum()) / spread if spread > 0 else 0.0
+    return _correlation(found, expected)
 
 
 def spearman(found: Sequence[float], expected: Sequence[float]) -> float:
     """Pearson correlation of ranks; equal values share the mean of their ranks."""
-    return pearson(_ranks(found).tolist(), _ranks(expected).tolist())
+    return _correlation(_ranks(found), _ranks(expected))
 
 
 def mean_squared_error(found: Sequence[float], expected: Sequence[float]) -> float:
     """Mean of squared differences."""
-    return float(
-        np.mean((np.asarray(found, dtype=np.float64) - np.asarray(expected, dtype=np.float64)) ** 2)
-    )
+    return float(np.mean((np.array(found, dtype=np.float64) - np.array(expected)) ** 2))
 
 
 METRICS: Mapping[str, Callable[[Sequence[Any], Sequence[Any]], float]] = {
@@ -76,10 +61,15 @@ METRICS: Mapping[str, Callable[[Sequence[Any], Sequence[Any]], float]] = {
 """Metrics by name, of predictions and what is right; f1 is that of the class 1, as in GLUE."""
 
 
+def _correlation(found: Any, expected: Any) -> float:
+    """Of arrays [N, ...]: the sum of products of what differs from the mean over N, normed."""
+    x, y = (np.asarray(values, dtype=np.float64) for values in (found, expected))
+    x, y = x - x.mean(axis=0), y - y.mean(axis=0)
+    spread = float(np.sqrt((x**2).sum() * (y**2).sum()))
+    return float((x * y).sum()) / spread if spread > 0 else 0.0
+
+
 def _ranks(values: Sequence[float]) -> Numbers:
-    _, inverse_N, counts = np.unique(
-        np.asarray(values, dtype=np.float64), return_inverse=True, return_counts=True
-    )
-    last = np.cumsum(counts)
-    means: Numbers = last - (counts - 1) / 2
+    _, inverse_N, counts = np.unique(values, return_inverse=True, return_counts=True)
+    means: Numbers = np.cumsum(counts) - (counts - 1) / 2
     return means[inverse_N]

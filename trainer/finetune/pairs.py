@@ -3,19 +3,19 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainer.finetune.measures import METRICS
-from trainer.finetune.task import EncodedSet, Item, Outputs, ReadSet, Split, TokenSequence
+from trainer.finetune.task import EncodedSet, Item, Labels, Outputs, ReadSet, Split
 from trainer.finetune.text import TextEncoder
 
 Prediction = str | float
 
 
-@dataclass(frozen=True)
-class PairExample:
+class PairExample(NamedTuple):
     """A text, a pair of texts, or several pairs of which one is right.
 
     Attributes:
@@ -42,52 +42,38 @@ class PairTask:
 
     Attributes:
         kind: classification, regression or choice.
-        read_examples: Reads one file.
+        read: Reads one file, as `Task` says.
         metrics: Names of the metrics; the first one chooses the best run.
-        write_predictions: Name and content of the file of predictions, from the path, the examples
-            and predictions.
+        write: Name and content of the file of predictions, from the path, the examples and them.
         labels: The classes where the benchmark fixes them, or the numbers of the choices; empty to
             take those of the training files.
     """
 
     kind: str
-    read_examples: Callable[[str, Split], ReadSet]
+    read: Callable[[str, Split], ReadSet]
     metrics: tuple[str, ...]
-    write_predictions: Callable[[str, Sequence[PairExample], Sequence[Prediction]], tuple[str, str]]
-    labels: tuple[str, ...] = ()
+    write: Callable[[str, Sequence[PairExample], Sequence[Prediction]], tuple[str, str]]
+    labels: Labels = ()
 
     @property
     def main_metric(self) -> str:
-        """The metric that chooses the best run, as `Task` says."""
+        """The first one."""
         return self.metrics[0]
 
-    def read(self, path: str, split: Split) -> ReadSet:
-        """Examples of a file, as `Task` says."""
-        return self.read_examples(path, split)
-
-    def find_labels(self, examples: Sequence[PairExample]) -> tuple[str, ...]:
-        """The classes that the benchmark fixes, or those there are, sorted.
-
-        Raises:
-            ValueError: A label is empty, or there is only one; says file and line.
-        """
+    def find_labels(self, examples: Sequence[PairExample]) -> Labels:
+        """The classes that the benchmark fixes, or those there are, sorted."""
         if self.kind != "classification":
             return ()
         if unlabelled := next((each for each in examples if not str(each.label).strip()), None):
             raise ValueError(f"{unlabelled.place}: the label is empty; give one, or remove the row")
         found = self.labels or tuple(sorted({str(example.label) for example in examples}))
         if len(found) < 2:
-            raise ValueError(
-                f"{examples[0].place}: every training example has the label {found[0]!r}; at least 2 differ"
-            )
+            says = f"every training example has the label {found[0]!r}; at least 2 differ"
+            raise ValueError(f"{examples[0].place}: {says}")
         return found
 
     def encode(
-        self,
-        examples: Sequence[PairExample],
-        labels: tuple[str, ...],
-        encoder: TextEncoder,
-        split: Split,
+        self, examples: Sequence[PairExample], labels: Labels, encoder: TextEncoder, split: Split
     ) -> EncodedSet:
         """An item an example; the longer text of a pair is cut, and counted."""
         firsts = encoder.encode_texts([example.text for example in examples])
@@ -97,27 +83,22 @@ class PairTask:
         for index, (example, a) in enumerate(zip(examples, firsts, strict=True)):
             pairs = [(text, next(seconds)) for text in example.seconds]
             kept = [encoder.truncate(a, None if text is None else b) for text, b in pairs]
-            sequences = tuple(TokenSequence(*encoder.join(a, b)) for a, b, _ in kept)
+            sequences = tuple(encoder.join(a, b) for a, b, _ in kept)
             items.append(Item(index, sequences, self._encode_label(example, labels, split)))
             removed = sum(count for *_, count in kept)
             num_cut, num_removed = num_cut + (removed > 0), num_removed + removed
             num_empty += not len(a) or any(text is not None and not len(b) for text, b in pairs)
-        counts = {
-            "truncated_examples": num_cut,
-            "truncated_tokens": num_removed,
-            "examples_with_empty_text": num_empty,
-        }
-        return EncodedSet(items, counts)
+        names = ("truncated_examples", "truncated_tokens", "examples_with_empty_text")
+        return EncodedSet(items, dict(zip(names, (num_cut, num_removed, num_empty), strict=True)))
 
     def decode(
         self,
-        examples: Sequence[PairExample],
-        items: Sequence[Item],
+        examples: Sequence[PairExample],  # noqa: ARG002
+        items: Sequence[Item],  # noqa: ARG002
         outputs: Sequence[Outputs],
-        labels: tuple[str, ...],
+        labels: Labels,
     ) -> list[Prediction]:
         """The likeliest class or choice, or the number."""
-        assert len(examples) == len(items), "one item an example"
         if self.kind == "regression":
             return [float(output[0]) for output in outputs]
         return [(labels or self.labels)[int(output.argmax())] for output in outputs]
@@ -135,23 +116,20 @@ class PairTask:
         path: str,
         examples: Sequence[PairExample],
         predictions: Sequence[Prediction],
-        metrics: Mapping[str, float],  # noqa: ARG002
+        tuned: Mapping[str, float],  # noqa: ARG002
     ) -> dict[str, str]:
         """One table."""
-        return dict([self.write_predictions(path, examples, predictions)])
+        return dict([self.write(path, examples, predictions)])
 
-    def _encode_label(
-        self, example: PairExample, labels: tuple[str, ...], split: Split
-    ) -> NDArray[np.float32] | NDArray[np.int64]:
+    def _encode_label(self, example: PairExample, labels: Labels, split: Split) -> NDArray[Any]:
         if split == "test":
             return np.zeros(0, np.int64)
         if self.kind == "regression":
             return np.array([_read_number(example)], np.float32)
         known = labels or self.labels
         if example.label not in known:
-            raise ValueError(
-                f"{example.place}: label {example.label!r}, the labels are {', '.join(known)}"
-            )
+            says = f"label {example.label!r}, the labels are {', '.join(known)}"
+            raise ValueError(f"{example.place}: {says}")
         return np.array([known.index(example.label)], np.int64)
 
 

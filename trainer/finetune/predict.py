@@ -1,4 +1,4 @@
-"""`python -m trainer predict`: what a fine-tuned model says of files that have no labels, one file after another.
+"""`python -m trainer predict`: what a fine-tuned model says of files without labels, one by one.
 
 All ranks call everything and share each file's items; rank 0 writes and prints.
 """
@@ -11,19 +11,21 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from trainer.finetune.prepare import check_names, check_positions, encode_file
+from trainer.finetune.prepare import (
+    check_kind,
+    check_names,
+    check_positions,
+    encode_file,
+    start_model,
+)
 from trainer.finetune.run import write_predictions
 from trainer.finetune.settings import FinetuneSettings, PredictSettings, check_lengths
-from trainer.finetune.start import check_kind, read_vocabulary, start_model
 from trainer.finetune.task import OwnModel
 from trainer.finetune.tasks import open_task
 from trainer.finetune.text import TextEncoder
 from trainer.finetune.training import predict_items
 from trainer.inference.open_model import OpenedModel, open_model
 from trainer.process.ranks import Ranks, start_ranks, stop_ranks, together
-
-_SEQ_LEN = 128
-"""Sequence length for models of others, as fine-tuning has it by default."""
 
 
 def predict(settings: PredictSettings, remainder: object = None) -> None:
@@ -47,14 +49,12 @@ def _predict_on(ranks: Ranks, settings: PredictSettings) -> None:
         opened = open_model(settings.model)
         asked = _as_finetuned(settings, opened)
         task = open_task(asked)
-        has_own_model = isinstance(task, OwnModel)
-        if has_own_model:
-            raise ValueError(
-                f"task {asked.task} predicts within finetune alone; give its files there as --test"
-            )
+        if isinstance(task, OwnModel):
+            advice = "predicts within finetune alone; give its files there as --test"
+            raise ValueError(f"task {asked.task} {advice}")  # noqa: TRY004
         head = check_kind(opened, task.kind)
         check_positions(asked.seq_len, opened)
-        encoder = TextEncoder(read_vocabulary(opened), opened.lower_case, asked.seq_len)
+        encoder = TextEncoder(opened.vocabulary(), opened.lower_case, asked.seq_len)
     model = start_model(opened, opened.config, head, 0, keeps_head=True)
     model.to(ranks.device, torch.bfloat16 if asked.precision == "bf16" else torch.float32)
     for path in tqdm(settings.input, unit="file", disable=None if ranks.rank == 0 else True):
@@ -66,31 +66,23 @@ def _predict_on(ranks: Ranks, settings: PredictSettings) -> None:
                 predictions = task.decode(file.examples, file.items, outputs, head.labels)
                 contents = task.prediction_files(path, file.examples, predictions, _tuned(opened))
                 folder = write_predictions(Path(settings.output), file.name, contents)
-                names = ", ".join(contents)
-                tqdm.write(
-                    f"{folder}: {names}, {len(predictions):,} rows{_describe_cut(file.facts)}"
-                )
+                rows = f"{len(predictions):,} rows{_describe_cut(file.facts)}"
+                tqdm.write(f"{folder}: {', '.join(contents)}, {rows}")
 
 
 def _as_finetuned(settings: PredictSettings, opened: OpenedModel) -> FinetuneSettings:
-    """The settings of a fine-tuning that has come to its predictions: those given, then what the model says of itself.
-
-    Raises:
-        ValueError: The model does not say its task, or numbers make no sense.
-    """
+    """Those of a fine-tuning: what is given, then what the model says of itself, then defaults."""
     facts = opened.provenance.get("finetuned", {})
     task = settings.task or facts.get("task")
     if task is None:
-        raise ValueError(
-            f"{opened.where} does not say which task it was fine-tuned on; give --task"
-        )
-    names = {field.name for field in dataclasses.fields(FinetuneSettings)}
+        says = "does not say which task it was fine-tuned on; give --task"
+        raise ValueError(f"{opened.where} {says}")
+    names = {field.name for field in dataclasses.fields(FinetuneSettings)} - {"seq_len"}
     given = {name: value for name, value in vars(settings).items() if name in names}
-    seq_len = settings.seq_len or facts.get("seq_len") or _SEQ_LEN
-    asked = FinetuneSettings(
-        **{**given, "task": task, "seq_len": seq_len, "train": [], "validation": []}
-    )
-    check_lengths(asked)
+    if seq_len := settings.seq_len or facts.get("seq_len"):
+        given["seq_len"] = seq_len
+    asked = FinetuneSettings(**given | {"task": task, "train": [], "validation": []})
+    check_lengths(asked.seq_len, asked.micro_tokens)
     return asked
 
 

@@ -2,21 +2,23 @@
 
 import dataclasses
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from pipeline.storage.folder import Folder
 from tokenizer.vocab import Vocabulary
 from trainer.finetune.settings import FinetuneSettings
-from trainer.finetune.start import choose_head, describe_new, read_vocabulary, start_model
-from trainer.finetune.task import Item, OwnModel, ReadSet, Split, Task
+from trainer.finetune.task import Item, Labels, OwnModel, ReadSet, Split, Task
 from trainer.finetune.tasks import open_task
 from trainer.finetune.text import TextEncoder, file_stem
 from trainer.inference.open_model import OpenedModel, open_model
 from trainer.model.config import BertConfig
-from trainer.model.task_heads import Head
+from trainer.model.task_heads import BertForTask, Head, HeadKind, build_task_model
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,7 @@ class Prepared:
         head: The one that the model gets.
         keeps_head: Whether the opened model's head goes on.
         vocab: The model's.
-        train: Files to train on.
-        validation: Files to measure on.
-        test: Files to predict.
+        files: What is trained on, measured on and predicted.
         notes: What people should know.
     """
 
@@ -64,15 +64,13 @@ class Prepared:
     head: Head
     keeps_head: bool
     vocab: Vocabulary
-    train: list[DataFile]
-    validation: list[DataFile]
-    test: list[DataFile]
+    files: dict[Split, list[DataFile]]
     notes: list[str]
 
     @property
     def train_items(self) -> list[Item]:
         """Items of all training files together."""
-        return [item for file in self.train for item in file.items]
+        return [item for file in self.files["train"] for item in file.items]
 
 
 def prepare_data(settings: FinetuneSettings) -> Prepared:
@@ -93,21 +91,18 @@ def prepare_data(settings: FinetuneSettings) -> Prepared:
     check_positions(settings.seq_len, opened)
     labels = task.find_labels([each for rows in read["train"] for each in rows.examples])
     head, keeps_head, note = choose_head(task, labels, opened, settings.replace_head)
-    notes = [note]
-    config = opened.config
-    if settings.dropout is not None:
-        config = dataclasses.replace(
-            config, hidden_dropout=settings.dropout, attention_dropout=settings.dropout
-        )
-        head = dataclasses.replace(head, dropout=settings.dropout)
+    notes, config = [note], opened.config
+    if (dropout := settings.dropout) is not None:
+        config = dataclasses.replace(config, hidden_dropout=dropout, attention_dropout=dropout)
+        head = dataclasses.replace(head, dropout=dropout)
     if not isinstance(task, OwnModel):
-        notes += describe_new(opened, head)
+        notes += _describe_new(opened, head)
     if config.is_causal and head.reads_pooled:
         notes.append(
-            f"{opened.where} reads left to right, so its last token is pooled; transformers pools the first and will "
-            "not give the same"
+            f"{opened.where} reads left to right, so its last token is pooled; transformers pools the "
+            "first and will not give the same"
         )
-    vocab = read_vocabulary(opened)
+    vocab = opened.vocabulary()
     encoder = TextEncoder(vocab, opened.lower_case, settings.seq_len)
     files = {
         split: [
@@ -116,30 +111,80 @@ def prepare_data(settings: FinetuneSettings) -> Prepared:
         ]
         for split, each in paths.items()
     }
-    return Prepared(
-        task, opened, config, head, keeps_head, vocab,
-        files["train"], files["validation"], files["test"], notes,
-    )  # fmt: skip
+    return Prepared(task, opened, config, head, keeps_head, vocab, files, notes)
 
 
 def encode_file(
     task: Task, path: str, split: Split, rows: ReadSet, head: Head, encoder: TextEncoder
 ) -> DataFile:
     """A file that was read, as the model reads it."""
-    encoded = task.encode(rows.examples, head.labels, encoder, split)
-    tokens = sum(len(sequence.input_ids) for item in encoded.items for sequence in item.sequences)
-    numbers = {"examples": len(rows.examples), "items": len(encoded.items), "tokens": tokens}
-    facts = {"file": path, "sha256": _sha256(path), **numbers, **rows.counts, **encoded.counts}
-    return DataFile(path, rows.examples, encoded.items, facts)
+    items, cut = task.encode(rows.examples, head.labels, encoder, split)
+    tokens = sum(len(sequence.input_ids) for item in items for sequence in item.sequences)
+    folder, name = Folder.of_file(path)
+    facts = {
+        "file": path,
+        "sha256": hashlib.sha256(folder.read(name)).hexdigest(),
+        "examples": len(rows.examples),
+        "items": len(items),
+        "tokens": tokens,
+    }
+    return DataFile(path, rows.examples, items, {**facts, **rows.counts, **cut})
 
 
 def check_positions(seq_len: int, opened: OpenedModel) -> None:
     """Refuses a sequence length that the model has no positions for."""
-    if seq_len > opened.config.max_position_embeddings:
+    limit = opened.config.max_position_embeddings
+    if seq_len > limit:
+        says = f"{opened.where} reads {limit} tokens at most; give a smaller one"
+        raise ValueError(f"seq_len is {seq_len}, {says}")
+
+
+def check_names(paths: Sequence[str]) -> None:
+    """Metrics and predictions are found by the names of files."""
+    repeated = [name for name, count in Counter(map(file_stem, paths)).items() if count > 1]
+    if repeated:
+        names = ", ".join(repeated)
+        raise ValueError(f"two files to be predicted are called {names}; rename one, or run twice")
+
+
+def choose_head(
+    task: Task, labels: Labels, opened: OpenedModel, replace_head: bool
+) -> tuple[Head, bool, str]:
+    """The head that the model gets, whether it is the one it has, and what to tell people.
+
+    Raises:
+        ValueError: The model has a head of another kind or with other labels, which is not to be
+            replaced.
+    """
+    fresh, old, where = Head(task.kind, labels), opened.head, opened.where
+    if old is None:
+        return fresh, False, f"{where} has no head for this task: it begins with a new one"
+    if replace_head:
+        return fresh, False, f"the head of {where} ({_describe(old)}) is replaced by a new one"
+    is_unnamed = all(re.fullmatch(r"LABEL_\d+", label) for label in old.labels)
+    if old.kind == fresh.kind and set(labels) <= set(old.labels):
+        return old, True, f"{where} goes on with its head ({_describe(old)})"
+    if old.kind == fresh.kind and is_unnamed and len(labels) == len(old.labels):
+        named = dataclasses.replace(old, labels=labels)
+        note = f"{where} goes on with its head, whose classes are taken as {_describe(named)}"
+        return named, True, note
+    raise ValueError(
+        f"{where} has a head for {_describe(old)}, this task needs one for {_describe(fresh)}; give "
+        "--replace_head true for a new one, or another model"
+    )
+
+
+def check_kind(opened: OpenedModel, kind: HeadKind) -> Head:
+    """The head of a model that is to predict; a ValueError if it has none, or another kind."""
+    where, head = opened.where, opened.head
+    if head is None:
+        advice = "fine-tune it first, and give OUTPUT/best of that"
+        raise ValueError(f"{where} has no head for a task; {advice}")
+    if head.kind != kind:
         raise ValueError(
-            f"seq_len is {seq_len}, {opened.where} reads {opened.config.max_position_embeddings} "
-            "tokens at most; give a smaller one"
+            f"{where} has a head for {_describe(head)}, this task needs one for {kind}"
         )
+    return head
 
 
 def begin_model(prepared: Prepared, seed: int) -> Any:
@@ -149,16 +194,27 @@ def begin_model(prepared: Prepared, seed: int) -> Any:
     return start_model(prepared.opened, prepared.config, prepared.head, seed, prepared.keeps_head)
 
 
-def check_names(paths: Sequence[str]) -> None:
-    """Metrics and predictions are found by the names of files."""
-    names = Counter(map(file_stem, paths))
-    repeated = [name for name, count in names.items() if count > 1]
-    if repeated:
-        raise ValueError(
-            f"two files to be predicted are called {', '.join(repeated)}; rename one, or run twice"
-        )
+def start_model(
+    opened: OpenedModel, config: BertConfig, head: Head, seed: int, keeps_head: bool
+) -> BertForTask:
+    """A model with the opened one's weights, and ones of the seed where that has none to keep."""
+    model = build_task_model(config, head, seed)
+    names = {name for name, _ in model.named_parameters()}
+    if not keeps_head:
+        names = {name for name in names if not name.startswith("task_head.")}
+    state = {name: opened.state[name] for name in names & opened.state.keys()}
+    model.load_state_dict(state, strict=False)
+    return model
 
 
-def _sha256(path: str) -> str:
-    folder, name = Folder.of_file(path)
-    return hashlib.sha256(folder.read(name)).hexdigest()
+def _describe_new(opened: OpenedModel, head: Head) -> list[str]:
+    """A word for people about parameters besides the head that begin as new, if there are any."""
+    with torch.device("meta"):
+        names = [name for name, _ in BertForTask(opened.config, head).bert.named_parameters()]
+    new = [f"bert.{name}" for name in names if f"bert.{name}" not in opened.state]
+    return [f"the model lacks {', '.join(new)}, which begin as new"] if new else []
+
+
+def _describe(head: Head) -> str:
+    names = ", ".join(head.labels[:8]) + (", ..." if len(head.labels) > 8 else "")
+    return f"{head.kind} with {len(head.labels)} labels: {names}" if head.labels else head.kind

@@ -15,9 +15,9 @@ from typing import Any
 
 from trainer.conversion.export import CONFIG, read_provenance
 from trainer.conversion.initial_weights import hash_state
+from trainer.finetune.batches import Recipe
 from trainer.finetune.prepare import Prepared
 from trainer.finetune.settings import SEARCHED, FinetuneSettings
-from trainer.finetune.training import Recipe
 from trainer.runs.continuing import Continuable
 from trainer.runs.json_files import parse_object, to_json
 
@@ -36,19 +36,19 @@ _SPEED = ("train_seconds", "train_tokens_per_second", "made_with")
 
 def list_recipes(settings: FinetuneSettings) -> list[Recipe]:
     """Every run of the search, in order: settings outside, seeds inside."""
-    return [Recipe(*values) for values in product(*(getattr(settings, name) for name in SEARCHED))]
+    values = product(*(dict.fromkeys(getattr(settings, name)) for name in SEARCHED))
+    return [Recipe(*each) for each in values]
 
 
 def describe_work(settings: FinetuneSettings, prepared: Prepared) -> dict[str, Any]:
-    """What all runs of a folder are made with."""
-    files = {"train": prepared.train, "validation": prepared.validation, "test": prepared.test}
+    """What all runs of a folder are made with, as plain values."""
     facts = {
         **FINETUNING.bound_settings(settings),
         "model_sha256": hash_state(prepared.opened.state),
-        "labels": list(prepared.head.labels),
+        "labels": prepared.head.labels,
         "data_sha256": {
             split: {file.name: file.facts["sha256"] for file in each}
-            for split, each in files.items()
+            for split, each in prepared.files.items()
         },
     }
     plain: dict[str, Any] = json.loads(to_json(facts))
@@ -72,15 +72,17 @@ def read_finished(
             run = parse_object(path.read_bytes(), str(path), remedy)
             FINETUNING.check_settings(str(path), run.get("made_with", {}), made_with)
             finished[recipe.name] = run
-    best = best_run(list(finished.values()), prepared)
-    if best is not None and best["name"] != _kept_run(output / "best"):
+    best, kept = best_run(list(finished.values()), prepared), None
+    if (output / "best" / CONFIG).is_file():
+        kept = read_provenance(str(output / "best")).get("finetuned", {}).get("run")
+    if best is not None and best["name"] != kept:
         del finished[best["name"]]
     return finished
 
 
 def best_run(runs: Sequence[Run], prepared: Prepared) -> Run | None:
     """The first run with the best main metric on the first validation file; None without runs."""
-    file, metric = prepared.validation[0].name, prepared.task.main_metric
+    file, metric = prepared.files["validation"][0].name, prepared.task.main_metric
     return max(runs, key=lambda run: run["metrics"][file][metric], default=None)
 
 
@@ -88,14 +90,14 @@ def make_results(
     settings: FinetuneSettings, prepared: Prepared, runs: Sequence[Run], best: Run
 ) -> dict[str, Any]:
     """Content of results.json: nothing in it depends on when or how often the command ran."""
-    files = {"train": prepared.train, "validation": prepared.validation, "test": prepared.test}
     timeless = [{name: run[name] for name in run if name not in _SPEED} for run in runs]
+    files = prepared.files.items()
     return {
         "task": settings.task,
         "main_metric": prepared.task.main_metric,
         "model": settings.model,
-        "head": {"kind": prepared.head.kind, "labels": list(prepared.head.labels)},
-        "data": {split: [file.facts for file in each] for split, each in files.items()},
+        "head": {"kind": prepared.head.kind, "labels": prepared.head.labels},
+        "data": {split: [file.facts for file in each] for split, each in files},
         "best": next(run for run in timeless if run["name"] == best["name"]),
         "settings": summarize(runs),
         "runs": timeless,
@@ -136,17 +138,9 @@ def format_table(summary: Sequence[Mapping[str, Any]], best: Run) -> str:
             row.append(f"{entry['mean'][file][metric]:.4f}{spread}")
         rows.append(row)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    padded = [[cell.ljust(n) for cell, n in zip(row, widths, strict=True)] for row in rows]
+    lines = ["  ".join(row).rstrip() for row in padded]
     return "\n".join([*lines, f"* has the best run, {best['name']}"])
-
-
-def _kept_run(best: Path) -> Any:
-    if not (best / CONFIG).is_file():
-        return None
-    return read_provenance(str(best)).get("finetuned", {}).get("run")
 
 
 def _over_seeds(group: Sequence[Run], fold: Any) -> dict[str, dict[str, float | None]]:

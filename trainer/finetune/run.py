@@ -7,15 +7,19 @@ import contextlib
 import dataclasses
 import gc
 import statistics
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
 
 from pipeline.storage.local import make_folder, replace_file
 from trainer.conversion.export import export_hf, write_export
 from trainer.engine.partitions import iterate_weights
+from trainer.finetune.batches import Recipe
 from trainer.finetune.prepare import DataFile, Prepared, begin_model, prepare_data
-from trainer.finetune.progress import SearchProgress
 from trainer.finetune.results import (
     FINETUNING,
     Run,
@@ -29,7 +33,7 @@ from trainer.finetune.results import (
 )
 from trainer.finetune.settings import FinetuneSettings, check_settings
 from trainer.finetune.task import OwnModel
-from trainer.finetune.training import Recipe, predict_items, train_task
+from trainer.finetune.training import predict_items, train_task
 from trainer.model.task_heads import BertForTask
 from trainer.process.allocator import keep_freed_memory
 from trainer.process.ranks import Ranks, start_ranks, stop_ranks, together
@@ -73,21 +77,18 @@ def finetune_on(ranks: Ranks, settings: FinetuneSettings) -> None:
                 finished = read_finished(output, recipes, prepared, made_with)
         finished = ranks.from_first(finished)
         left = [recipe for recipe in recipes if recipe.name not in finished]
-        num_steps = sum(recipe.num_steps(len(prepared.train_items)) for recipe in left)
-        progress = stack.enter_context(
-            contextlib.closing(SearchProgress(num_steps, len(left), ranks.rank == 0))
-        )
+        bar = stack.enter_context(_progress(prepared, left, ranks))
         for note in prepared.notes:
-            progress.say(note)
+            _say(note, ranks)
         if finished:
-            progress.say(f"{len(finished)} of {len(recipes)} runs were finished before")
+            _say(f"{len(finished)} of {len(recipes)} runs were finished before", ranks)
         for recipe in left:
-            progress.begin(recipe.name)
-            engine, run = train_run(recipe, settings, prepared, ranks, progress)
+            bar.set_description_str(recipe.name)
+            engine, run = train_run(recipe, settings, prepared, ranks, bar.update)
             finished[recipe.name] = run
             runs = [finished[each.name] for each in recipes if each.name in finished]
             if best_run(runs, prepared) is run:
-                _keep_best(engine, run, settings, prepared, output, ranks)
+                _keep_best(engine, run, settings, prepared, ranks)
             if ranks.rank == 0:
                 content = to_json({**run, "made_with": made_with})
                 replace_file(output / "runs" / f"{recipe.name}.json", content)
@@ -100,10 +101,8 @@ def finetune_on(ranks: Ranks, settings: FinetuneSettings) -> None:
         if ranks.rank == 0:
             results = make_results(settings, prepared, runs, best)
             replace_file(output / "results.json", to_json(results))
-        progress.say(
-            f"{format_table(summarize(runs), best)}\n{output}: results.json, predictions, and the "
-            f"best model in {output / 'best'}"
-        )
+        where = f"{output}: results.json, predictions, and the best model in {output / 'best'}"
+        _say(f"{format_table(summarize(runs), best)}\n{where}", ranks)
 
 
 def train_run(
@@ -111,7 +110,7 @@ def train_run(
     settings: FinetuneSettings,
     prepared: Prepared,
     ranks: Ranks,
-    progress: SearchProgress,
+    tell_step: Callable[[], object],
 ) -> tuple[Any, Run]:
     """Trains and measures; the engine, whose module is the trained model, and the run's facts."""
     model = begin_model(prepared, recipe.seed)
@@ -119,17 +118,17 @@ def train_run(
 
     def report(loss: float) -> None:
         losses.append(loss)
-        progress.advance(loss)
+        tell_step()
 
     engine = train_task(model, prepared.train_items, recipe, settings, ranks, report)
     seconds = time.monotonic() - began
+    measured = prepared.files["validation"]
     metrics = {
-        file.name: measure(engine.module, file, prepared, settings, ranks)
-        for file in prepared.validation
+        file.name: measure(engine.module, file, prepared, settings, ranks) for file in measured
     }
-    tokens = recipe.epochs * sum(file.facts["tokens"] for file in prepared.train)
-    file, metric = prepared.validation[0].name, prepared.task.main_metric
-    progress.say(f"{recipe.name}: {file} {metric} {metrics[file][metric]:.4f}")
+    tokens = recipe.epochs * sum(file.facts["tokens"] for file in prepared.files["train"])
+    file, metric = measured[0].name, prepared.task.main_metric
+    _say(f"{recipe.name}: {file} {metric} {metrics[file][metric]:.4f}", ranks)
     return engine, {
         "name": recipe.name,
         **dataclasses.asdict(recipe),
@@ -142,47 +141,19 @@ def train_run(
 
 
 def measure(
-    model: BertForTask,
-    file: DataFile,
-    prepared: Prepared,
-    settings: FinetuneSettings,
-    ranks: Ranks,
-) -> Any:
+    model: BertForTask, file: DataFile, prepared: Prepared, settings: FinetuneSettings, ranks: Ranks
+) -> dict[str, float]:
     """Metrics of a model's predictions for a file."""
     predictions = predict(model, file, prepared, settings, ranks)
     return prepared.task.score(file.examples, predictions)
 
 
 def predict(
-    model: BertForTask,
-    file: DataFile,
-    prepared: Prepared,
-    settings: FinetuneSettings,
-    ranks: Ranks,
+    model: BertForTask, file: DataFile, prepared: Prepared, settings: FinetuneSettings, ranks: Ranks
 ) -> list[Any]:
     """A prediction for each example of a file."""
     outputs = predict_items(model, file.items, settings.micro_tokens, ranks)
     return prepared.task.decode(file.examples, file.items, outputs, prepared.head.labels)
-
-
-def _keep_best(
-    engine: Any,
-    run: Run,
-    settings: FinetuneSettings,
-    prepared: Prepared,
-    output: Path,
-    ranks: Ranks,
-) -> None:
-    """Writes the model that is the best so far, and its predictions."""
-    state = dict(iterate_weights(engine, ranks))
-    if ranks.rank == 0:
-        _export(state, run, settings, prepared, output / "best")
-    tuned = run["metrics"][prepared.validation[0].name]
-    for file in [*prepared.validation, *prepared.test]:
-        predictions = predict(engine.module, file, prepared, settings, ranks)
-        if ranks.rank == 0:
-            contents = prepared.task.prediction_files(file.path, file.examples, predictions, tuned)
-            write_predictions(output, file.name, contents)
 
 
 def write_predictions(output: Path, file_name: str, contents: dict[str, str]) -> Path:
@@ -193,25 +164,45 @@ def write_predictions(output: Path, file_name: str, contents: dict[str, str]) ->
     return folder
 
 
-def _export(
-    state: Any, run: Run, settings: FinetuneSettings, prepared: Prepared, folder: Path
+def _progress(prepared: Prepared, left: list[Recipe], ranks: Ranks) -> Any:
+    """A bar over the steps of all runs, in a log a line every ten seconds."""
+    num_steps = sum(recipe.num_steps(len(prepared.train_items)) for recipe in left)
+    seconds = 0.5 if sys.stderr.isatty() else 10.0
+    is_hidden = ranks.rank != 0
+    return tqdm(total=num_steps, unit="step", mininterval=seconds, disable=is_hidden)
+
+
+def _say(text: str, ranks: Ranks) -> None:
+    if ranks.rank == 0:
+        tqdm.write(text)
+        sys.stdout.flush()  # a log file would show it only with the next 8 kB
+
+
+def _keep_best(
+    engine: Any, run: Run, settings: FinetuneSettings, prepared: Prepared, ranks: Ranks
 ) -> None:
-    facts = {
-        "task": settings.task,
-        "run": run["name"],
-        "seq_len": settings.seq_len,
-        "metrics": run["metrics"],
-    }
-    provenance = {**prepared.opened.provenance, "finetuned": facts}
-    if isinstance(prepared.task, OwnModel):
-        write_export(prepared.task.model_files(state, prepared.head, provenance), str(folder))
-        return
-    export_hf(
-        state,
-        prepared.opened.config,
-        prepared.vocab.to_text().encode(),
-        str(folder),
-        lower_case=prepared.opened.lower_case,
-        provenance=provenance,
-        head=prepared.head,
-    )
+    """Writes the model that is the best so far, and its predictions."""
+    output, task, opened = Path(settings.output), prepared.task, prepared.opened
+    state = dict(iterate_weights(engine, ranks))
+    facts = {"task": settings.task, "run": run["name"], "seq_len": settings.seq_len}
+    finetuned = {**facts, "metrics": run["metrics"]}
+    provenance = {**opened.provenance, "finetuned": finetuned}
+    if ranks.rank == 0 and isinstance(task, OwnModel):
+        files = task.model_files(state, prepared.head, provenance)
+        write_export(files, str(output / "best"))
+    elif ranks.rank == 0:
+        export_hf(
+            state,
+            opened.config,
+            prepared.vocab.to_text().encode(),
+            str(output / "best"),
+            lower_case=opened.lower_case,
+            provenance=provenance,
+            head=prepared.head,
+        )
+    tuned = run["metrics"][prepared.files["validation"][0].name]
+    for file in [*prepared.files["validation"], *prepared.files["test"]]:
+        predictions = predict(engine.module, file, prepared, settings, ranks)
+        if ranks.rank == 0:
+            contents = task.prediction_files(file.path, file.examples, predictions, tuned)
+            write_predictions(output, file.name, contents)

@@ -1,4 +1,4 @@
-"""Settings of `python -m trainer finetune`: every default, meaning and unit."""
+"""Settings of `python -m trainer finetune` and `predict`."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -19,8 +19,7 @@ class ColumnSettings:
             every ending; null means none.
         label: The column of the class, of the number, or of the right choice, counted from 0.
         choices: The columns of the choices.
-        id: The column that a row of the predictions begins with; null means the row's number, from
-            0.
+        id: The column that a row of the predictions begins with; null means the row's number.
     """
 
     text: str = "text"
@@ -59,14 +58,12 @@ class TokenSettings:
     Attributes:
         token_column: The column of the words, counted from 0; from the end if negative.
         tag_column: The column of the tags. It is not read in test files.
-        scheme: How tags spell entities, which every tag is held to. By default the files decide.
         feature_layers: Layers whose states, side by side, are a word's vector in ner-features.
         lstm_hidden_size: Values of the BiLSTM of ner-features in each direction.
     """
 
     token_column: int = 0
     tag_column: int = -1
-    scheme: Literal["auto", "iob1", "iob2", "bioes"] = "auto"
     feature_layers: str = "-1,-2,-3,-4"
     lstm_hidden_size: int = 768
 
@@ -157,32 +154,23 @@ class PredictSettings(TaskSettings):
 
 
 def check_settings(settings: FinetuneSettings) -> None:
-    """Refuses numbers that make no sense before anything is read.
-
-    Raises:
-        ValueError: Names the setting.
-    """
+    """Refuses numbers that make no sense before anything is read; a ValueError names the setting."""
     for name in ("train", "validation", *SEARCHED):
         if not getattr(settings, name):
             raise ValueError(f"{name} is empty; give at least one")
     for name in SEARCHED[:3]:
         if min(getattr(settings, name)) <= 0:
             raise ValueError(f"{name} is {getattr(settings, name)}; every one must be above 0")
-    if len(set(settings.search_seeds)) != len(settings.search_seeds):
-        raise ValueError(f"search_seeds {settings.search_seeds} repeats one")
     if not 0.0 <= settings.warmup_fraction < 1.0:
-        raise ValueError(
-            f"warmup_fraction is {settings.warmup_fraction}; it is a share of the steps, in [0, 1)"
-        )
-    check_lengths(settings)
+        found = f"warmup_fraction is {settings.warmup_fraction}"
+        raise ValueError(f"{found}; it is a share of the steps, in [0, 1)")
+    check_lengths(settings.seq_len, settings.micro_tokens)
 
 
-def check_lengths(settings: FinetuneSettings) -> None:
-    """Refuses lengths that hold no sequence, as `check_settings` does."""
-    length, micro_tokens = settings.seq_len, settings.micro_tokens
-    if length < 5:
-        raise ValueError(f"seq_len is {length}; [CLS] A [SEP] B [SEP] needs 5")
-    if micro_tokens < length:
-        raise ValueError(
-            f"micro_tokens {micro_tokens} cannot hold one sequence of seq_len {length} tokens"
-        )
+def check_lengths(seq_len: int, micro_tokens: int) -> None:
+    """Refuses lengths that hold no sequence."""
+    if seq_len < 5:
+        raise ValueError(f"seq_len is {seq_len}; [CLS] A [SEP] B [SEP] needs 5")
+    if micro_tokens < seq_len:
+        found = f"micro_tokens {micro_tokens}"
+        raise ValueError(f"{found} cannot hold one sequence of seq_len {seq_len} tokens")

@@ -1,11 +1,17 @@
-"""Any table by the names of its columns: classes, numbers and choices; and SWAG's."""
+"""Any table by the names of its columns: classes, numbers and choices; and SWAG's.
 
-from collections.abc import Sequence
+Tables are tab- or comma-separated rows, or JSON lines, with named columns.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any, NamedTuple
 
+from pipeline.documents.text_files import read_csv_rows, read_json_lines, read_text_lines
+from pipeline.storage.compression import plain_name
 from trainer.finetune.pairs import PairExample, PairTask, Prediction, tab_separated
 from trainer.finetune.settings import ColumnSettings, FinetuneSettings
-from trainer.finetune.table_files import Record, read_table
 from trainer.finetune.task import ReadSet, Split
 from trainer.finetune.text import file_stem
 
@@ -13,6 +19,7 @@ KINDS = {
     "classification": ("classification", ("accuracy", "macro_f1")),
     "regression": ("regression", ("pearson", "spearman", "mean_squared_error")),
     "multiple-choice": ("choice", ("accuracy",)),
+    "swag": ("choice", ("accuracy",)),
 }
 """The kind of head and the metrics of each task."""
 
@@ -21,49 +28,35 @@ KINDS = {
 SWAG = ColumnSettings(text="sent1", text_b="sent2", label="label")
 
 
-def open_table(settings: FinetuneSettings) -> PairTask:
-    """The tasks classification, regression and multiple-choice.
+class Record(NamedTuple):
+    """One row of a table: file and line, for messages, and cells by column."""
 
-    Raises:
-        ValueError: A choice of fewer than two columns.
-    """
+    place: str
+    fields: dict[str, str]
+
+
+def open_table(settings: FinetuneSettings) -> PairTask:
+    """The tasks classification, regression, multiple-choice, and swag with its own columns."""
     kind, metrics = KINDS[settings.task]
-    choices = settings.columns.choices if kind == "choice" else ()
+    columns = SWAG if settings.task == "swag" else settings.columns
+    choices = columns.choices if kind == "choice" else ()
     if len(choices) == 1:
         raise ValueError(f"columns.choices is {choices}; a choice needs at least two columns")
     return PairTask(
         kind=kind,
-        read_examples=partial(read_pairs, settings.columns, choices),
+        read=partial(read_pairs, columns, choices),
         metrics=metrics,
-        write_predictions=_write_table,
+        write=_write_swag if settings.task == "swag" else _write_table,
         labels=tuple(map(str, range(len(choices)))),
     )
 
 
-def open_swag(_settings: FinetuneSettings) -> PairTask:
-    """SWAG's own files."""
-    return PairTask(
-        kind="choice",
-        read_examples=partial(read_pairs, SWAG, SWAG.choices),
-        metrics=("accuracy",),
-        write_predictions=_write_swag,
-        labels=("0", "1", "2", "3"),
-    )
-
-
 def read_pairs(columns: ColumnSettings, choices: Sequence[str], path: str, split: Split) -> ReadSet:
-    """Examples of a table; those of a test file have no label.
-
-    Raises:
-        ValueError: A column that is missing, or a row with another number of columns; says file and
-            line.
-    """
+    """Examples of a table; those of a test file have no label."""
     optional = [columns.text_b, columns.id, None if split == "test" else columns.label]
-    needed = [columns.text, *choices, *(name for name in optional if name is not None)]
-    records = read_table(path, needed)
-    return ReadSet(
-        [make_example(record, n, columns, choices, split) for n, record in enumerate(records)]
-    )
+    records = read_table(path, [columns.text, *choices, *filter(None, optional)])
+    numbered = enumerate(records)
+    return ReadSet([make_example(each, n, columns, choices, split) for n, each in numbered], {})
 
 
 def make_example(
@@ -79,6 +72,78 @@ def make_example(
         seconds=endings or (second,),
         label=None if split == "test" else record.fields[columns.label],
     )
+
+
+def read_table(
+    path: str,
+    needed: Sequence[str],
+    header: Sequence[str] | None = None,
+    skipped: list[str] | None = None,
+) -> list[Record]:
+    """Rows of a .tsv, .csv or .jsonl file, compressed or not; malformed ones are a ValueError.
+
+    In .tsv files quotes mean nothing, as in GLUE's; in .csv cells in double quotes may hold commas
+    and line ends.
+
+    Args:
+        path: The file.
+        needed: Columns that it must have.
+        header: Names of the columns of a file without a header.
+        skipped: Where given, it gets the places of rows with too few columns, which are left out.
+    """
+    extension = plain_name(path).rpartition(".")[2].lower()
+    if extension == "jsonl":
+        records = [_from_json(place, found, needed) for place, found in read_json_lines(path)]
+    elif extension == "tsv":
+        rows = ((place, line.split("\t")) for place, line in read_text_lines(path) if line)
+        records = _by_name(path, rows, header, needed, skipped)
+    elif extension == "csv":
+        records = _by_name(path, read_csv_rows(path), header, needed, skipped)
+    else:
+        wanted = ".tsv, .csv or .jsonl (also .gz or .zst after it)"
+        raise ValueError(f"{path}: ends in .{extension}, expected {wanted}")
+    if not records:
+        raise ValueError(f"{path}: has no rows")
+    return records
+
+
+def _by_name(
+    path: str,
+    rows: Iterator[tuple[str, list[str]]],
+    header: Sequence[str] | None,
+    needed: Sequence[str],
+    skipped: list[str] | None,
+) -> list[Record]:
+    header = header or next(rows, ("", []))[1]
+    _check_columns(path, header, needed)
+    records = []
+    for place, cells in rows:
+        if len(cells) < len(header) and skipped is not None:
+            skipped.append(place)
+            continue
+        if len(cells) != len(header):
+            names = ", ".join(header)
+            raise ValueError(f"{place}: {len(cells)} columns, expected {len(header)} ({names})")
+        records.append(Record(place, dict(zip(header, cells, strict=True))))
+    return records
+
+
+def _check_columns(place: str, found: Sequence[str], needed: Sequence[str]) -> None:
+    if missing := [name for name in needed if name not in found]:
+        columns = ", ".join(found)
+        raise ValueError(f"{place}: no column {', '.join(missing)}; the columns are {columns}")
+    if len(set(found)) != len(found):
+        raise ValueError(f"{place}: two columns have one name: {', '.join(found)}")
+
+
+def _from_json(place: str, values: dict[str, Any], needed: Sequence[str]) -> Record:
+    _check_columns(place, list(values), needed)
+    if wrong := [name for name in needed if isinstance(values[name], (dict, list, type(None)))]:
+        raise ValueError(f"{place}: {', '.join(wrong)} is no text and no number")
+    texts = {
+        name: each if isinstance(each, str) else json.dumps(each) for name, each in values.items()
+    }
+    return Record(place, texts)
 
 
 def _write_table(

@@ -1,7 +1,7 @@
 """Every task by name. Heavy imports stay inside the functions, so that help stays quick."""
 
 import importlib
-from collections.abc import Callable
+from typing import cast
 
 from trainer.finetune.settings import FinetuneSettings
 from trainer.finetune.task import Task
@@ -14,7 +14,7 @@ TASKS = {
     "classification": "trainer.finetune.table:open_table",
     "regression": "trainer.finetune.table:open_table",
     "multiple-choice": "trainer.finetune.table:open_table",
-    "swag": "trainer.finetune.table:open_swag",
+    "swag": "trainer.finetune.table:open_table",
     "squad": "trainer.finetune.squad.task:open_squad",
     "squad2": "trainer.finetune.squad.task:open_squad",
     "ner": "trainer.finetune.tokens.task:open_ner",
@@ -24,13 +24,8 @@ TASKS = {
 
 
 def open_task(settings: FinetuneSettings) -> Task:
-    """The task that the settings name.
-
-    Raises:
-        ValueError: There is no such task; names those that there are.
-    """
+    """The task that the settings name; a ValueError names those that there are."""
     if settings.task not in TASKS:
         raise ValueError(f"task {settings.task!r} is unknown; the tasks are {', '.join(TASKS)}")
     module, _, name = TASKS[settings.task].partition(":")
-    function: Callable[[FinetuneSettings], Task] = getattr(importlib.import_module(module), name)
-    return function(settings)
+    return cast("Task", getattr(importlib.import_module(module), name)(settings))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import PurePosixPath
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,20 +11,18 @@ from tokenizer.encode import Encoder
 from tokenizer.vocab import IdArray, Vocabulary
 
 
-class TextEncoder:
-    """The model's tokenizer and the longest sequence that is made.
+class TokenSequence(NamedTuple):
+    """[CLS] A [SEP] or [CLS] A [SEP] B [SEP]; segment A has [CLS] and the first [SEP]."""
 
-    Attributes:
-        vocab: The model's.
-        lower_case: Whether it reads lower-cased text.
-        seq_len: Tokens of a sequence at most, [CLS] and [SEP] among them.
-        encoder: Texts to ids, without [CLS] and [SEP].
-    """
+    input_ids: IdArray
+    segment_a_length: int
+
+
+class TextEncoder:
+    """The model's tokenizer, and the longest sequence that is made, with [CLS] and [SEP]."""
 
     def __init__(self, vocab: Vocabulary, lower_case: bool, seq_len: int) -> None:
-        self.vocab = vocab
-        self.lower_case = lower_case
-        self.seq_len = seq_len
+        self.vocab, self.lower_case, self.seq_len = vocab, lower_case, seq_len
         self.encoder = Encoder(vocab, lower_case)
 
     def encode_texts(self, texts: Sequence[str]) -> list[IdArray]:
@@ -31,21 +30,19 @@ class TextEncoder:
         ids, lengths = self.encoder.encode_sentences(texts)
         return np.split(ids, np.cumsum(lengths)[:-1]) if len(texts) else []
 
-    def join(self, a: IdArray, b: IdArray | None = None) -> tuple[IdArray, int]:
-        """[CLS] a [SEP], or [CLS] a [SEP] b [SEP], and the length of its first segment."""
+    def join(self, a: IdArray, b: IdArray | None = None) -> TokenSequence:
+        """The sequence of one text or of a pair."""
         cls, sep = self.vocab.cls_id, self.vocab.sep_id
         second = [] if b is None else [*b.tolist(), sep]
         input_ids = np.array([cls, *a.tolist(), sep, *second], self.vocab.dtype)
         assert len(input_ids) <= self.seq_len, f"{len(input_ids)} tokens, seq_len is {self.seq_len}"
-        return input_ids, len(a) + 2
+        return TokenSequence(input_ids, len(a) + 2)
 
     def truncate(self, a: IdArray, b: IdArray | None = None) -> tuple[IdArray, IdArray | None, int]:
-        """What fits into a sequence: the longer text, B of equal ones, loses its last tokens.
+        """What fits of A and B, and how many tokens were taken off.
 
-        As `_truncate_seq_pair` of google-research/bert run_classifier.py.
-
-        Returns:
-            A, B, and how many tokens were taken off.
+        The longer text, B of equal ones, loses its last tokens, as in `_truncate_seq_pair` of
+        google-research/bert run_classifier.py.
         """
         if b is None:
             room = self.seq_len - 2

@@ -1,8 +1,6 @@
 """One fine-tuning run and the outputs of a model: what happens between items and numbers."""
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,7 @@ from torch import Tensor
 from trainer.engine.deepspeed_config import deepspeed_config
 from trainer.engine.start import start_engine
 from trainer.engine.train_step import seed_dropout
-from trainer.finetune.batches import Step, TaskBatch, cut_items, iterate_steps, pack_items
+from trainer.finetune.batches import Recipe, Step, TaskBatch, cut_items, iterate_steps, pack_items
 from trainer.finetune.settings import FinetuneSettings
 from trainer.finetune.task import Item, Outputs
 from trainer.model.task_heads import BertForTask, Head, count_losses, task_loss_sum
@@ -24,32 +22,6 @@ from trainer.optim.sharded import ShardedOptimizer
 from trainer.process.ranks import Ranks
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """What one run of a search is trained with.
-
-    Attributes:
-        global_batch: Items of a step over all ranks.
-        peak_lr: The highest.
-        epochs: Times that every item is seen.
-        seed: Random seed of new weights, order and dropout.
-    """
-
-    global_batch: int
-    peak_lr: float
-    epochs: int
-    seed: int
-
-    @property
-    def name(self) -> str:
-        """A name of the run for files and people."""
-        return f"batch{self.global_batch}-lr{self.peak_lr:g}-epochs{self.epochs}-seed{self.seed}"
-
-    def num_steps(self, num_items: int) -> int:
-        """Optimizer steps of the run."""
-        return self.epochs * math.ceil(num_items / self.global_batch)
-
-
 def train_task(
     model: BertForTask,
     items: Sequence[Item],
@@ -58,38 +30,20 @@ def train_task(
     ranks: Ranks,
     report: Callable[[float], None],
 ) -> Any:
-    """Trains the model on the items; called by all ranks.
+    """Trains the model, which begins on the CPU, on all items; called by all ranks.
 
-    Args:
-        model: The model as it begins, on the CPU.
-        items: All of them, on every rank.
-        recipe: Batch size, learning rate, epochs and seed.
-        settings: The rest.
-        ranks: This process among all.
-        report: Told the loss of every step.
-
-    Returns:
-        The engine; `engine.module` is the trained model.
+    `report` is told the loss of every step. Returns the engine, whose `module` is the trained model.
     """
     optimizer = build_optimizer(model, OptimizerSettings(bias_correction=settings.bias_correction))
-    zero_stage = (
-        0 if settings.precision == "fp32" else 1
-    )  # fp32 gradients of bf16 weights need a stage
-    engine = start_engine(
-        model, optimizer, deepspeed_config({}, zero_stage, settings.precision), ranks
-    )
-    steps = recipe.num_steps(len(items))
-    schedule = Schedule(steps, round(settings.warmup_fraction * steps), recipe.peak_lr)
+    # fp32 gradients of bf16 weights need a stage.
+    zero_stage = 0 if settings.precision == "fp32" else 1
+    config = deepspeed_config({}, zero_stage, settings.precision)
+    engine = start_engine(model, optimizer, config, ranks)
+    num_steps = recipe.num_steps(len(items))
+    schedule = Schedule(num_steps, round(settings.warmup_fraction * num_steps), recipe.peak_lr)
     engine.train()
-    stream = iterate_steps(
-        items,
-        global_batch=recipe.global_batch,
-        epochs=recipe.epochs,
-        seed=recipe.seed,
-        world_size=ranks.world_size,
-        micro_tokens=settings.micro_tokens,
-    )
-    for index, step in enumerate(stream):
+    steps = iterate_steps(items, recipe, ranks.world_size, settings.micro_tokens)
+    for index, step in enumerate(steps):
         optimizer.set_learning_rate(schedule.learning_rate(index))
         seed_dropout(recipe.seed, 0, index, ranks.rank)
         report(task_step(engine, model.head, step, ranks))

@@ -5,9 +5,8 @@ T tokens, M masked positions, B instances, V vocabulary.
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,17 +28,8 @@ PER_MILLION = (1_000, 100, 10)
 """Borders of the bands: occurrences among a million tokens of the evaluated text."""
 
 
-@dataclass(frozen=True)
-class Band:
-    """Masked positions whose token is about as frequent in the text as that of others.
-
-    Attributes:
-        name: For people.
-        masked: How many.
-        mlm_loss: Mean, nats.
-        perplexity: Exponential of the masked-LM loss.
-        mlm_accuracy: Share whose most probable token is the right one.
-    """
+class Band(NamedTuple):
+    """Masked positions whose tokens are about as frequent in the text; the loss is a mean in nats."""
 
     name: str
     masked: int
@@ -48,33 +38,25 @@ class Band:
     mlm_accuracy: float
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """What was found.
-
-    Attributes:
-        columns: The numbers of a validation in a run, and the perplexity.
-        bands: From frequent to rare; those without a masked position are left out.
-    """
+class Evaluation(NamedTuple):
+    """The numbers of a validation in a run with the perplexity, and bands from frequent to rare."""
 
     columns: dict[str, float]
     bands: list[Band]
 
     def as_json(self) -> dict[str, Any]:
         """The measurement as plain values."""
-        return {**self.columns, "bands": [asdict(band) for band in self.bands]}
+        return {**self.columns, "bands": [band._asdict() for band in self.bands]}
 
 
-@dataclass(frozen=True)
-class _Tally:
-    """Sums over instances, and by token, float64 [V]: of the text, and of masked labels."""
+class _Tally(NamedTuple):
+    """Sums in float64: by token [V]; of NSP [3] the loss, hits, and instances whose B is random."""
 
     text: Tensor
     masked: Tensor
     nll: Tensor
     hits: Tensor
     nsp: Tensor
-    """[3]: loss, hits and instances whose B is random."""
 
 
 def evaluate(
@@ -98,10 +80,8 @@ def evaluate(
     """
     _check_fits(opened, dataset, seq_len)
     device = device or torch.device("cpu")
-    has_nsp = (
-        opened.provenance.get("objective", WITH_NSP) == WITH_NSP
-        and "nsp_head.weight" in opened.state
-    )
+    objective = opened.provenance.get("objective", WITH_NSP)
+    has_nsp = objective == WITH_NSP and "nsp_head.weight" in opened.state
     total = sum(shard.instances for shard in dataset.shards(split, seq_len, 0))
     batches = iterate_validation(
         dataset,
@@ -131,11 +111,7 @@ def evaluate(
 def choose_lengths(
     opened: OpenedModel, dataset: Dataset, split: str, seq_len: int | None
 ) -> list[int]:
-    """The length that is asked for, or all of the split that the model reads.
-
-    Raises:
-        ValueError: The split has none, or only longer ones.
-    """
+    """The length that is asked for, or all of the split that the model reads; ValueError if none."""
     lengths = sorted(group.seq_len for group in dataset.manifest.groups if group.split == split)
     if seq_len is not None:
         return [seq_len]
@@ -149,49 +125,42 @@ def format_evaluation(evaluation: Evaluation) -> str:
     """A few lines and a table for people."""
     columns = evaluation.columns
     lines = [
-        f"{columns['instances']:,} instances, {columns['masked']:,} masked tokens",
-        f"MLM loss {columns['mlm_loss']:.4f} nats (unigram entropy of the text {columns['unigram_entropy']:.4f}), "
-        f"perplexity {columns['perplexity']:.2f}, accuracy {columns['mlm_accuracy']:.4f}",
+        "{instances:,} instances, {masked:,} masked tokens",
+        "MLM loss {mlm_loss:.4f} nats (unigram entropy of the text {unigram_entropy:.4f}), perplexity"
+        " {perplexity:.2f}, accuracy {mlm_accuracy:.4f}",
     ]
     if "nsp_loss" in columns:
-        lines.append(
-            f"NSP loss {columns['nsp_loss']:.4f} nats, accuracy {columns['nsp_accuracy']:.4f}"
-            f" (constant answer {columns['nsp_majority_share']:.4f})"
-        )
+        constant = "(constant answer {nsp_majority_share:.4f})"
+        lines.append(f"NSP loss {{nsp_loss:.4f}} nats, accuracy {{nsp_accuracy:.4f}} {constant}")
     width = max(len(band.name) for band in evaluation.bands)
-    lines.append(
+    heading = (
         f"{'in a million tokens of the text':<{width}}  {'masked':>9}    loss  perplexity  accuracy"
     )
-    lines += [
-        f"{band.name:<{width}}  {band.masked:>9,}  {band.mlm_loss:6.3f}  {band.perplexity:10.1f}  "
-        f"{band.mlm_accuracy:8.4f}"
-        for band in evaluation.bands
+    rows = [
+        f"{name:<{width}}  {masked:>9,}  {loss:6.3f}  {perplexity:10.1f}  {accuracy:8.4f}"
+        for name, masked, loss, perplexity, accuracy in evaluation.bands
     ]
-    return "\n".join(lines)
+    return "\n".join([*(line.format(**columns) for line in lines), heading, *rows])
 
 
 def _check_fits(opened: OpenedModel, dataset: Dataset, seq_len: int) -> None:
-    manifest, config = dataset.manifest, opened.config
-    same = (
-        opened.vocab is None
-        or parse_vocab(opened.vocab, opened.where).sha256 == manifest.vocab_sha256
-    )
-    if config.vocab_size != manifest.vocab_size or not same:
+    manifest, config, where = dataset.manifest, opened.config, opened.where
+    size, limit = config.vocab_size, config.max_position_embeddings
+    expected = manifest.vocab_sha256
+    same = opened.vocab is None or parse_vocab(opened.vocab, where).sha256 == expected
+    if size != manifest.vocab_size or not same:
         raise ValueError(
-            f"{dataset.url} has another vocabulary ({manifest.vocab_size} tokens) than {opened.where} "
-            f"({config.vocab_size}), so ids mean other words; build a dataset with --vocab of the model's vocab.txt"
+            f"{dataset.url} has another vocabulary ({manifest.vocab_size} tokens) than {where} ({size}), "
+            "so ids mean other words; build a dataset with --vocab of the model's vocab.txt"
         )
-    if seq_len > config.max_position_embeddings:
-        raise ValueError(
-            f"instances of {seq_len} tokens, and {opened.where} reads {config.max_position_embeddings}; give --seq_len"
-        )
+    if seq_len > limit:
+        says = f"{where} reads {limit}; give --seq_len"
+        raise ValueError(f"instances of {seq_len} tokens, and {says}")
     opened.check_has(("mlm_head.",), "the masked language model head, which evaluate measures")
 
 
 def _with_progress(batches: Iterator[MicroBatch], instances: int) -> Iterator[MicroBatch]:
-    with tqdm(
-        total=instances, unit="instance", unit_scale=True, mininterval=1.0, disable=None
-    ) as progress:
+    with tqdm(total=instances, unit="instance", unit_scale=True, disable=None) as progress:
         for batch in batches:
             yield batch
             progress.update(len(batch.is_random_next))
@@ -202,9 +171,7 @@ def _measure(
     model: BertForPreTraining, batches: Iterator[MicroBatch], has_nsp: bool, device: torch.device
 ) -> _Tally:
     size = model.config.vocab_size
-    tally = _Tally(
-        *(torch.zeros(length, dtype=torch.float64) for length in (size, size, size, size, 3))
-    )
+    tally = _Tally(*(torch.zeros(n, dtype=torch.float64) for n in (size, size, size, size, 3)))
     for read in batches:
         batch = prepare_micro_batch(read, LEFT_TO_RIGHT) if model.config.is_causal else read
         tally.text.add_(torch.bincount(unmasked_text(read).long(), minlength=size))
@@ -215,16 +182,12 @@ def _measure(
 def _add_batch(tally: _Tally, model: BertForPreTraining, batch: MicroBatch, has_nsp: bool) -> None:
     hidden_TH = model.bert.encode(batch)
     labels_M = batch.masked_labels
-    logits_MV = model.mlm_head(
-        hidden_TH.index_select(0, batch.masked_positions), model.bert.embeddings.word.weight
-    )
+    masked_MH = hidden_TH.index_select(0, batch.masked_positions)
+    logits_MV = model.mlm_head(masked_MH, model.bert.embeddings.word.weight)
     nll_M = F.cross_entropy(logits_MV.float(), labels_M, reduction="none")
     hits_M = logits_MV.argmax(dim=-1) == labels_M
-    for total_V, values_M in (
-        (tally.masked, torch.ones_like(nll_M)),
-        (tally.nll, nll_M),
-        (tally.hits, hits_M),
-    ):
+    values = (torch.ones_like(nll_M), nll_M, hits_M)
+    for total_V, values_M in zip((tally.masked, tally.nll, tally.hits), values, strict=True):
         total_V.index_add_(0, labels_M.cpu(), values_M.double().cpu())
     if has_nsp:
         first_BH = hidden_TH.index_select(0, batch.cu_seqlens[:-1])
@@ -237,17 +200,13 @@ def _add_batch(tally: _Tally, model: BertForPreTraining, batch: MicroBatch, has_
 
 def _bands(tally: _Tally, text_V: npt.NDArray[np.int64]) -> Iterator[Band]:
     rate_V = text_V * (1_000_000 / text_V.sum())
-    borders = (np.inf, *PER_MILLION, 0.0)
-    for upper, lower in pairwise(borders):
+    for upper, lower in pairwise((np.inf, *PER_MILLION, 0.0)):
         inside_V = torch.from_numpy((rate_V >= lower) & (rate_V < upper))
         masked = int(tally.masked[inside_V].sum())
+        name = f"{lower:,.0f} to {upper:,.0f} times" if lower else f"fewer than {upper:,.0f} times"
+        if upper == np.inf:
+            name = f"{lower:,.0f} times or more"
         if masked:
             loss = float(tally.nll[inside_V].sum()) / masked
             accuracy = float(tally.hits[inside_V].sum()) / masked
-            yield Band(_band_name(lower, upper), masked, loss, math.exp(loss), accuracy)
-
-
-def _band_name(lower: float, upper: float) -> str:
-    if upper == np.inf:
-        return f"{lower:,.0f} times or more"
-    return f"{lower:,.0f} to {upper:,.0f} times" if lower else f"fewer than {upper:,.0f} times"
+            yield Band(name, masked, loss, math.exp(loss), accuracy)

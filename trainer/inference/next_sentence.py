@@ -1,10 +1,10 @@
 """How probable it is that one text follows another."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 
 from trainer.inference.open_model import open_model
 from trainer.model.bert import BertForPreTraining
@@ -14,8 +14,7 @@ from trainer.pretrain.objectives import WITH_NSP
 HEADS = ("bert.pooler.", "nsp_head.")
 
 
-@dataclass(frozen=True)
-class NextSentenceJudge:
+class NextSentenceJudge(NamedTuple):
     """A model with its tokenizer, ready for `follow_probabilities`."""
 
     model: BertForPreTraining
@@ -33,9 +32,8 @@ def open_judge(name: str) -> NextSentenceJudge:
     opened.check_has(HEADS, "the pooler and the next sentence head, which tell what follows")
     objective = opened.provenance.get("objective", WITH_NSP)
     if objective != WITH_NSP:
-        raise ValueError(
-            f"{opened.where}: was trained with objective {objective}, so its next sentence head is as new"
-        )
+        says = f"was trained with objective {objective}, so its next sentence head is as new"
+        raise ValueError(f"{opened.where}: {says}")
     return NextSentenceJudge(opened.build(), opened.tokenizer())
 
 
@@ -47,21 +45,13 @@ def follow_probabilities(judge: NextSentenceJudge, pairs: Sequence[tuple[str, st
         ValueError: A pair is too long for the model.
     """
     encodings = judge.tokenizer.encode_batch(list(pairs))
-    for pair, encoding in zip(pairs, encodings, strict=True):
-        _check_length(pair, encoding, judge.model.config.max_position_embeddings)
-    packed = pack_sequences(
-        [each.ids for each in encodings],
-        torch.device("cpu"),
-        [each.type_ids.count(0) for each in encodings],
-    )
+    limit = judge.model.config.max_position_embeddings
+    for (first, _), encoding in zip(pairs, encodings, strict=True):
+        if (size := len(encoding.ids)) > limit:
+            says = f"has {size} tokens with [CLS] and [SEP], the model reads {limit}; shorten it"
+            raise ValueError(f"the pair beginning {first[:40]!r} {says}")
+    in_a = [each.type_ids.count(0) for each in encodings]
+    packed = pack_sequences([each.ids for each in encodings], torch.device("cpu"), in_a)
     _, pooled_BH = judge.model.bert(packed)
     probabilities_B2 = judge.model.nsp_head(pooled_BH).float().softmax(-1)
     return [float(value) for value in probabilities_B2[:, 0]]
-
-
-def _check_length(pair: tuple[str, str], encoding: Encoding, limit: int) -> None:
-    if len(encoding.ids) > limit:
-        raise ValueError(
-            f"the pair beginning {pair[0][:40]!r} has {len(encoding.ids)} tokens with [CLS] and [SEP], the model reads "
-            f"{limit}; shorten it"
-        )

@@ -1,16 +1,15 @@
 """How every tool opens a trained model: folders and runs, local or at any fsspec URL.
 
-RUN                 a run's folder or its --checkpoint.url: the newest committed checkpoint
-RUN@STEP            the checkpoint after that many optimizer steps
-FOLDER              an export, a folder of transformers' save_pretrained, or a checkpoint released
-by Google
-NAME                a model of the Hugging Face Hub, as bert-base-uncased or org/name
+RUN         a run's folder or its --checkpoint.url: the newest committed checkpoint
+RUN@STEP    the checkpoint after that many optimizer steps
+FOLDER      an export, a folder of transformers' save_pretrained, or a checkpoint released by Google
+NAME        a model of the Hugging Face Hub, as bert-base-uncased or org/name
 """
 
 import dataclasses
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from torch import Tensor
 from pipeline.storage.folder import Folder
 from pipeline.storage.hub import revision_of
 from tokenizer.export import build_tokenizer
-from tokenizer.vocab import parse_vocab
+from tokenizer.vocab import Vocabulary, parse_vocab
 from trainer.checkpoints.read import (
     MODEL,
     STATE,
@@ -30,6 +29,7 @@ from trainer.checkpoints.read import (
     newest_checkpoint,
     read_state,
     read_weights,
+    step_of,
 )
 from trainer.checkpoints.store import CHECKPOINTS, CheckpointStore
 from trainer.conversion.export import (
@@ -83,49 +83,59 @@ class OpenedModel:
         Raises:
             ValueError: The folder has none, or it has other ids than the model has embeddings for.
         """
-        tokenizer = _build_tokenizer(self)
+        if self.tokenizer_file is None:
+            return build_tokenizer(self.vocabulary(), self.lower_case)
+        tokenizer = Tokenizer.from_str(self.tokenizer_file.decode())
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        if tokenizer.get_vocab_size() > self.config.vocab_size:
-            raise ValueError(
-                f"{self.where}: the tokenizer has {tokenizer.get_vocab_size()} tokens, the model embeddings for "
-                f"{self.config.vocab_size}; give the folder the vocabulary that the model was trained with"
-            )
+        self._check_size(tokenizer.get_vocab_size(), is_whole=False)
         return tokenizer
+
+    def vocabulary(self) -> Vocabulary:
+        """The vocabulary of vocab.txt, or of tokenizer.json where that is all a folder has.
+
+        Raises:
+            ValueError: There is neither, it is no WordPiece, or it has other ids than the model has
+                embeddings for.
+        """
+        if self.vocab is not None:
+            vocab = parse_vocab(self.vocab, f"{self.where}/{VOCAB}")
+        elif self.tokenizer_file is not None:
+            vocab = _read_wordpieces(self.tokenizer_file, f"{self.where}/{TOKENIZER}")
+        else:
+            advice = "put the model's vocabulary beside it"
+            raise ValueError(f"{self.where}: holds neither {VOCAB} nor {TOKENIZER}; {advice}")
+        self._check_size(len(vocab), is_whole=True)
+        return vocab
 
     def build(self, device: torch.device | str = "cpu") -> BertForPreTraining:
         """The model in evaluation mode; parts without weights stay on the meta device."""
         with torch.device("meta"):
             model = BertForPreTraining(self.config)
-        model.load_state_dict(
-            {name: each.to(device) for name, each in self.state.items()}, strict=False, assign=True
-        )
+        state = {name: each.to(device) for name, each in self.state.items()}
+        model.load_state_dict(state, strict=False, assign=True)
         return model.eval()
 
     def check_has(self, prefixes: tuple[str, ...], what: str) -> None:
-        """Refuses a model that was saved without some of its parts.
-
-        Args:
-            prefixes: Beginnings of our parameter names, such as "nsp_head.".
-            what: The part and what wants it, for the message.
-
-        Raises:
-            ValueError: It lacks one of them.
-        """
+        """Refuses a model without parts of these prefixes of our names; `what` says who wants them."""
         missing = [
             each for each in prefixes if not any(name.startswith(each) for name in self.state)
         ]
         if missing:
-            raise ValueError(
-                f"{self.where}: saved without {what} ({', '.join(missing)} missing); give another model"
-            )
+            names = ", ".join(missing)
+            says = f"saved without {what} ({names} missing); give another model"
+            raise ValueError(f"{self.where}: {says}")
+
+    def _check_size(self, num_tokens: int, is_whole: bool) -> None:
+        size = self.config.vocab_size
+        if num_tokens > size or (is_whole and num_tokens < size):
+            says = f"the tokenizer has {num_tokens} tokens, the model embeddings for {size}"
+            advice = "give the folder the vocabulary that the model was trained with"
+            raise ValueError(f"{self.where}: {says}; {advice}")
 
 
 def open_model(name: str) -> OpenedModel:
-    """Opens what the user named with --model.
-
-    Args:
-        name: A run, folder or URL, as the module's docstring lists them.
+    """Opens what the user named with --model, as the module's docstring lists it.
 
     Raises:
         FileNotFoundError: There is neither a run with a committed checkpoint nor a model; says what
@@ -136,8 +146,7 @@ def open_model(name: str) -> OpenedModel:
     if step is not None or Folder(folder).exists(RUN_FACTS):
         return open_run(name)
     found = resolve_model(folder)
-    revision = revision_of(found)
-    opened = _open_folder(found)
+    opened, revision = _open_folder(found), revision_of(found)
     if revision is None:
         return opened
     return dataclasses.replace(opened, where=f"{name} at revision {revision}")
@@ -146,21 +155,20 @@ def open_model(name: str) -> OpenedModel:
 def open_run(name: str, storage_options: Mapping[str, Any] | None = None) -> OpenedModel:
     """Opens RUN or RUN@STEP, in a folder or at a URL.
 
-    Args:
-        name: A run or URL, as the module's docstring says.
-        storage_options: Options of the filesystem, besides its environment variables.
-
     Raises:
         FileNotFoundError: There is no run, or it has no committed checkpoint of that step.
         ValueError: It is damaged.
     """
     folder, step = split_step(name)
     place = Folder(folder, storage_options)
-    if place.is_local:
-        run = RunFolder(place.local_path())
-        run.read_facts()  # first: whether it is a run at all
-        return _read_run(run, _choose_checkpoint(run, step))
-    return _open_remote_run(CheckpointStore(folder, storage_options), folder, step)
+    if not place.is_local:
+        return _open_remote_run(CheckpointStore(folder, storage_options), folder, step)
+    run = RunFolder(place.local_path())
+    run.read_facts()  # first: whether it is a run at all
+    if step is None:
+        return _read_run(run, newest_checkpoint(run.checkpoints))
+    names = [path.name for path in find_checkpoints(run.checkpoints)[0]]
+    return _read_run(run, run.checkpoints / _find_step(step, names, str(run.path)))
 
 
 def split_step(name: str) -> tuple[str, int | None]:
@@ -170,13 +178,18 @@ def split_step(name: str) -> tuple[str, int | None]:
 
 
 def _read_run(run: RunFolder, checkpoint: Path) -> OpenedModel:
-    facts = run.read_facts()
-    state, config = read_state(checkpoint), _read_model_config(run, facts)
-    shown = ("name", "weight", "root_hash", "licences")
-    datasets = [{key: each[key] for key in shown if each.get(key)} for each in facts["datasets"]]
-    base = {"base_model": facts["base_model"]} if "base_model" in facts else {}
-    weights = read_weights(checkpoint)
+    facts, settings = run.read_facts(), run.read_config()
+    if "objective" not in settings:
+        raise ValueError(f"{run.config} lacks objective: it was cut or edited; {REMEDY}")
+    try:
+        config = BertConfig(**facts["model"])
+    except (TypeError, ValueError) as error:
+        says = f"is damaged: its model is not one, {error}; {REMEDY}"
+        raise ValueError(f"{run.facts} {says}") from error
+    state, weights = read_state(checkpoint), read_weights(checkpoint)
     _refuse_other_weights(weights, config, str(checkpoint))
+    shown = ("name", "weight", "root_hash", "licences")
+    base = {"base_model": facts["base_model"]} if "base_model" in facts else {}
     return OpenedModel(
         where=str(checkpoint),
         config=config,
@@ -188,79 +201,46 @@ def _read_run(run: RunFolder, checkpoint: Path) -> OpenedModel:
             "steps": state["step"],
             "tokens_seen": state["tokens"],
             "instances_seen": state["instances"],
-            "objective": _read_objective(run),
-            "datasets": datasets,
-            "training": training_facts(run.read_config(), facts),
+            "objective": settings["objective"],
+            "datasets": [
+                {key: each[key] for key in shown if each.get(key)} for each in facts["datasets"]
+            ],
+            "training": training_facts(settings, facts),
             **base,
         },
     )
-
-
-def _read_model_config(run: RunFolder, facts: Mapping[str, Any]) -> BertConfig:
-    try:
-        return BertConfig(**facts["model"])
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"{run.facts} is damaged: its model is not one, {error}; {REMEDY}"
-        ) from error
 
 
 def _refuse_other_weights(weights: Mapping[str, Tensor], config: BertConfig, where: str) -> None:
     """Refuses weights that are not those of the whole model: a half would begin as new."""
     with torch.device("meta"):
         model = BertForPreTraining(config)
-    expected = dict(model.named_parameters())
-    wrong = [
-        name
-        for name, each in expected.items()
-        if name not in weights or weights[name].shape != each.shape
-    ]
-    wrong += sorted(weights.keys() - model.state_dict().keys())
-    if wrong:
-        raise ValueError(
-            f"{where} does not hold the weights of the run's model: {', '.join(wrong[:3])} differ or lack"
-        )
+    try:
+        model.load_state_dict(weights, assign=True)
+    except RuntimeError as error:
+        says = " ".join(str(error).split())
+        raise ValueError(f"{where} does not hold the weights of the run's model: {says}") from error
 
 
-def _read_objective(run: RunFolder) -> Any:
-    config = run.read_config()
-    if "objective" not in config:
-        raise ValueError(f"{run.config} lacks objective: it was cut or edited; {REMEDY}")
-    return config["objective"]
-
-
-def _choose_checkpoint(run: RunFolder, step: int | None) -> Path:
-    if step is None:
-        return newest_checkpoint(run.checkpoints)
-    finished, _ = find_checkpoints(run.checkpoints)
-    found = {_step_of(path.name): path for path in finished}
-    return found[_check_step(step, list(found), str(run.path))]
-
-
-def _check_step(step: int, found: list[int], where: str) -> int:
+def _find_step(step: int, names: Collection[str], where: str) -> str:
+    """The checkpoint of a step among these."""
+    found = {step_of(name): name for name in names}
     if step not in found:
-        raise FileNotFoundError(
-            f"{where} has no checkpoint of step {step}; it has {found or 'none'}"
-        )
-    return step
-
-
-def _step_of(name: str) -> int:
-    return int(name.removeprefix("step-"))
+        steps = sorted(found) or "none"
+        raise FileNotFoundError(f"{where} has no checkpoint of step {step}; it has {steps}")
+    return found[step]
 
 
 def _open_remote_run(store: CheckpointStore, url: str, step: int | None) -> OpenedModel:
     """Downloads what reading weights takes, without the optimizer's states."""
     if store.read_facts() is None:
-        raise FileNotFoundError(
-            f"{url} holds no {RUN_FACTS}; give the --checkpoint.url of a pretrain command"
-        )
-    names = {_step_of(each): each for each in store.list_checkpoints()[0]}
+        advice = "give the --checkpoint.url of a pretrain command"
+        raise FileNotFoundError(f"{url} holds no {RUN_FACTS}; {advice}")
+    names = store.list_checkpoints()[0]
     if not names:
-        raise FileNotFoundError(
-            f"no committed checkpoint at {url}; train first, or give another run"
-        )
-    name = names[max(names) if step is None else _check_step(step, sorted(names), url)]
+        advice = "train first, or give another run"
+        raise FileNotFoundError(f"no committed checkpoint at {url}; {advice}")
+    name = names[-1] if step is None else _find_step(step, names, url)
     with tempfile.TemporaryDirectory(prefix="beambert-") as folder:
         run = RunFolder(Path(folder))
         store.fetch_files([RUN_FACTS, RUN_CONFIG, VOCAB, TOKENIZER], run.path)
@@ -274,8 +254,8 @@ def _open_remote_run(store: CheckpointStore, url: str, step: int | None) -> Open
 
 def _open_folder(folder: str) -> OpenedModel:
     files = Folder(folder)
-    names = files.list()
-    fine_tuned = load_hf_task(folder) if {CONFIG, WEIGHTS} <= set(names) else None
+    names = set(files.list())
+    fine_tuned = load_hf_task(folder) if {CONFIG, WEIGHTS} <= names else None
     if fine_tuned is None:
         weights, head = read_initial_weights(folder), None
     else:
@@ -308,13 +288,11 @@ def _reads_lower_case(
     return not any(token != token.lower() for token in tokens if not token.startswith("["))
 
 
-def _build_tokenizer(opened: OpenedModel) -> Tokenizer:
-    if opened.tokenizer_file is not None:
-        return Tokenizer.from_str(opened.tokenizer_file.decode())
-    if opened.vocab is not None:
-        return build_tokenizer(
-            parse_vocab(opened.vocab, f"{opened.where}/{VOCAB}"), opened.lower_case
-        )
-    raise ValueError(
-        f"{opened.where}: holds neither {TOKENIZER} nor {VOCAB}; put the model's vocabulary beside it"
+def _read_wordpieces(tokenizer_file: bytes, where: str) -> Vocabulary:
+    model = json.loads(tokenizer_file).get("model") or {}
+    if model.get("type") != "WordPiece":
+        raise ValueError(f"{where}: is a {model.get('type')} tokenizer, expected BERT's WordPiece")
+    ids: dict[str, int] = model["vocab"]
+    return parse_vocab(
+        "".join(f"{each}\n" for each in sorted(ids, key=ids.__getitem__)).encode(), where
     )

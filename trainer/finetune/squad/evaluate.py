@@ -10,33 +10,21 @@ import re
 import string
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-@dataclass(frozen=True)
-class Marks:
-    """How good the answer to one question is.
-
-    Attributes:
-        exact: 1 if it is one of the right ones, else 0.
-        f1: The best overlap of words with one of them, 0 to 1.
-    """
+class Marks(NamedTuple):
+    """How good the answer to a question is: 1 if it is a right one, and its best overlap of words."""
 
     exact: float
     f1: float
 
 
-@dataclass(frozen=True)
-class Threshold:
-    """The best that a threshold reaches.
-
-    Attributes:
-        score: The mean mark in percent.
-        threshold: Questions whose score of no answer is above it are left unanswered.
-    """
+class Threshold(NamedTuple):
+    """The mean mark in percent where questions whose null score is above it are left unanswered."""
 
     score: float
     threshold: float
@@ -49,21 +37,19 @@ def normalize_answer(text: str) -> str:
 
 def mark_v1(prediction: str, answers: Sequence[str]) -> Marks:
     """Marks by the evaluator of SQuAD 1.1."""
-    return _best([_compare(prediction, answer, both_empty=0.0) for answer in answers])
+    return _best_mark(prediction, answers, both_empty=0.0)
 
 
 def mark_v2(prediction: str, answers: Sequence[str]) -> Marks:
     """Marks by the evaluator of SQuAD 2.0; without answers only the empty prediction is right."""
     counted = [answer for answer in answers if normalize_answer(answer)] or [""]
-    return _best([_compare(prediction, answer, both_empty=1.0) for answer in counted])
+    return _best_mark(prediction, counted, both_empty=1.0)
 
 
 def average(marks: Sequence[Marks]) -> dict[str, float]:
     """The means in percent, under the evaluators' names."""
-    return {
-        "exact": 100.0 * sum(each.exact for each in marks) / len(marks),
-        "f1": 100.0 * sum(each.f1 for each in marks) / len(marks),
-    }
+    sums = (sum(values) for values in zip(*marks, strict=True))
+    return {name: 100.0 * each / len(marks) for name, each in zip(Marks._fields, sums, strict=True)}
 
 
 def apply_threshold(
@@ -91,29 +77,31 @@ def find_best_threshold(
     Unlike there the score is one that the threshold reaches: questions of equal null score are
     answered together, and where it is best to answer nothing the threshold lies below every null
     score.
-
-    Args:
-        marks: Exact match or F1 of each question's answer.
-        texts: The answers.
-        null_scores: How much more likely no answer is.
-        has_answer: Whether there is a right answer.
     """
     keys = sorted(null_scores, key=lambda key: null_scores[key])
     score = best = float(sum(not has for has in has_answer.values()))
     threshold = math.nextafter(null_scores[keys[0]], -math.inf)
-    for index, key in enumerate(keys):
+    for key, following in zip(keys, [*keys[1:], None], strict=True):
         score += marks[key] if has_answer[key] else -float(bool(texts[key]))
-        is_last_of_equals = (
-            index + 1 == len(keys) or null_scores[keys[index + 1]] != null_scores[key]
-        )
+        is_last_of_equals = following is None or null_scores[following] != null_scores[key]
         if is_last_of_equals and score > best:
             best, threshold = score, null_scores[key]
     return Threshold(100.0 * best / len(keys), threshold)
 
 
-def _compare(prediction: str, answer: str, both_empty: float) -> Marks:
-    found, expected = normalize_answer(prediction), normalize_answer(answer)
-    return Marks(float(found == expected), _word_f1(found.split(), expected.split(), both_empty))
+def halfway_above(threshold: float, null_scores: Iterable[float]) -> float:
+    """A threshold halfway to the next null score: no score's last bit then decides a question."""
+    above = [score for score in null_scores if score > threshold]
+    return (threshold + min(above)) / 2 if above else threshold + 1.0
+
+
+def _best_mark(prediction: str, answers: Iterable[str], both_empty: float) -> Marks:
+    found = normalize_answer(prediction)
+    pairs = [(found, normalize_answer(answer)) for answer in answers]
+    return Marks(
+        max(float(found == expected) for found, expected in pairs),
+        max(_word_f1(found.split(), expected.split(), both_empty) for found, expected in pairs),
+    )
 
 
 def _word_f1(found: Sequence[str], expected: Sequence[str], both_empty: float) -> float:
@@ -124,13 +112,3 @@ def _word_f1(found: Sequence[str], expected: Sequence[str], both_empty: float) -
         return 0.0
     precision, recall = num_same / len(found), num_same / len(expected)
     return 2 * precision * recall / (precision + recall)
-
-
-def _best(marks: Sequence[Marks]) -> Marks:
-    return Marks(max(each.exact for each in marks), max(each.f1 for each in marks))
-
-
-def halfway_above(threshold: float, null_scores: Iterable[float]) -> float:
-    """A threshold halfway to the next null score: no score's last bit then decides a question."""
-    above = [score for score in null_scores if score > threshold]
-    return (threshold + min(above)) / 2 if above else threshold + 1.0

@@ -1,27 +1,49 @@
-"""A question's windows as items, and a model's outputs for them as logits of the context.
+"""Contexts to pieces with their places, and a question's windows of them as items.
 
 A long context is cut into overlapping windows by the rules of google-research/bert run_squad.py,
 convert_examples_to_features and _check_is_max_context.
 """
 
+import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tokenizer.export import build_tokenizer
 from tokenizer.vocab import IdArray
-from trainer.finetune.squad.offsets import Pieces
-from trainer.finetune.squad.predictions import WindowLogits
 from trainer.finetune.squad.records import Question
-from trainer.finetune.task import Item, Outputs, Split, TokenSequence
+from trainer.finetune.task import Item, Split
 from trainer.finetune.text import TextEncoder
 
 NO_ANSWER = (0, 0)
 """Where the answer begins and ends if the window has none: at [CLS]."""
 
 
-@dataclass(frozen=True)
-class Window:
+class Pieces(NamedTuple):
+    """The N pieces of one text, without [CLS] and [SEP].
+
+    Attributes:
+        ids: [N], as tokenizer.encode.Encoder makes them.
+        starts: [N] int64: the first character of the text as it was written that a piece stands
+            for.
+        ends: [N] int64: one after the last, with the accents that are combined with it.
+    """
+
+    ids: IdArray
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+    def find_span(self, start: int, end: int) -> tuple[int, int] | None:
+        """The first and last piece that have a character of start to end - 1; None if none has."""
+        first = int(np.searchsorted(self.ends, start, side="right"))
+        last = int(np.searchsorted(self.starts, end, side="left")) - 1
+        return (first, last) if first <= last else None
+
+
+class Window(NamedTuple):
     """Pieces start to start + length - 1 of a context."""
 
     start: int
@@ -43,6 +65,21 @@ class WindowItem(Item):
     may_start: NDArray[np.bool_]
 
 
+def find_pieces(texts: Sequence[str], encoder: TextEncoder) -> list[Pieces]:
+    """Pieces of each text, of any length, by an export's tokenizer; "[SEP]" in a text is a word."""
+    tokenizer = build_tokenizer(encoder.vocab, encoder.lower_case)
+    tokenizer.encode_special_tokens = True
+    all_pieces = []
+    encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
+    for text, encoding in zip(texts, encodings, strict=True):
+        places = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+        starts, ends = places[:, 0].copy(), places[:, 1].copy()
+        if not text.isascii():
+            ends[:] = [_skip_accents(text, end) for end in ends.tolist()]
+        all_pieces.append(Pieces(np.array(encoding.ids, encoder.vocab.dtype), starts, ends))
+    return all_pieces
+
+
 def cut_question(
     index: int,
     question: Question,
@@ -55,15 +92,16 @@ def cut_question(
     """The windows of one question as items: [CLS] question [SEP] pieces of the context [SEP]."""
     windows = cut_windows(len(pieces.ids), encoder.seq_len - len(query) - 3, stride)
     best_N = find_best_windows(windows, len(pieces.ids))
+    span = find_answer(question, pieces) if split != "test" and question.answers else None
     items = []
     for number, window in enumerate(windows):
         read = slice(window.start, window.start + window.length)
-        sequence = TokenSequence(*encoder.join(query, pieces.ids[read]))
-        labels = np.zeros(0, dtype=np.int64)
-        if split != "test":
-            labels = np.array(
-                _label(question, pieces, window, sequence.segment_a_length), dtype=np.int64
-            )
+        sequence = encoder.join(query, pieces.ids[read])
+        answer = NO_ANSWER  # also where the answer is not wholly in the window
+        if span is not None and read.start <= span[0] and span[1] < read.stop:
+            offset = sequence.segment_a_length - window.start
+            answer = span[0] + offset, span[1] + offset
+        labels = np.array(() if split == "test" else answer, dtype=np.int64)
         items.append(WindowItem(index, (sequence,), labels, pieces, window, best_N[read] == number))
     return items
 
@@ -74,15 +112,9 @@ def cut_windows(num_pieces: int, room: int, stride: int) -> list[Window]:
     Of a context without pieces there is none. A stride above the room is cut to it: no piece is
     passed over.
     """
-    windows: list[Window] = []
-    start = 0
-    while start < num_pieces:
-        length = min(room, num_pieces - start)
-        windows.append(Window(start, length))
-        if start + length == num_pieces:
-            break
-        start += min(length, stride)
-    return windows
+    stride = min(room, stride)
+    starts = range(0, max(0, num_pieces - room) + stride, stride) if num_pieces else ()
+    return [Window(start, min(room, num_pieces - start)) for start in starts]
 
 
 def find_best_windows(windows: list[Window], num_pieces: int) -> NDArray[np.int64]:
@@ -109,19 +141,8 @@ def find_answer(question: Question, pieces: Pieces) -> tuple[int, int] | None:
     return pieces.find_span(answer.start, answer.start + len(answer.text))
 
 
-def read_logits(item: WindowItem, output: Outputs) -> WindowLogits:
-    """What the model says of the window's context and of [CLS]."""
-    offset = item.sequences[0].segment_a_length
-    context_N2 = output[offset : offset + item.window.length]
-    null_logits = (float(output[0, 0]), float(output[0, 1]))
-    return WindowLogits(
-        context_N2[:, 0], context_N2[:, 1], null_logits, item.may_start, item.window.start
-    )
-
-
-def _label(question: Question, pieces: Pieces, window: Window, offset: int) -> tuple[int, int]:
-    """First and last token of the answer in the window; at [CLS] if it is not wholly in it."""
-    span = find_answer(question, pieces) if question.answers else None
-    if span is None or span[0] < window.start or span[1] >= window.start + window.length:
-        return NO_ANSWER
-    return span[0] - window.start + offset, span[1] - window.start + offset
+def _skip_accents(text: str, end: int) -> int:
+    """Where combining characters from `end` on end: the normalizer drops a last letter's."""
+    while end < len(text) and unicodedata.category(text[end]) == "Mn":
+        end += 1
+    return end

@@ -9,25 +9,17 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True)
-class Answer:
-    """A passage of the context.
-
-    Attributes:
-        text: The answer as it stands in the context.
-        start: First character of the answer, from 0.
-    """
+class Answer(NamedTuple):
+    """A passage of the context, from its character `start` on."""
 
     text: str
     start: int
 
 
-@dataclass(frozen=True)
-class Question:
+class Question(NamedTuple):
     """A question about a context.
 
     Attributes:
@@ -48,13 +40,10 @@ class Question:
 def read_squad(
     text: str, path: str, *, with_impossible: bool, needs_answers: bool
 ) -> list[Question]:
-    """Questions of a file, in order.
+    """Questions of a file's text, in order.
 
-    Args:
-        text: Content of the file.
-        path: Name of the file, for messages.
-        with_impossible: Whether questions may be marked as having no answer (2.0).
-        needs_answers: Whether every other question must have an answer.
+    `with_impossible` says whether questions may be marked as having no answer (2.0),
+    `needs_answers` whether every other question must have one.
 
     Raises:
         ValueError: No JSON, another layout, no question, an id that is there twice, or a question
@@ -67,51 +56,45 @@ def read_squad(
     questions: dict[str, Question] = {}
     for place, context, entry in _read_entries(content, path):
         question = _read_question(place, context, entry, with_impossible, needs_answers)
-        if question.id in questions:
-            raise ValueError(
-                f"{question.place}: the id is there twice, first in {questions[question.id].place}"
-            )
+        if old := questions.get(question.id):
+            raise ValueError(f"{question.place}: the id is there twice, first in {old.place}")
         questions[question.id] = question
     if not questions:
         raise ValueError(f"{path}: has no question")
     return list(questions.values())
 
 
-def find_bad_answer(question: Question) -> str | None:
-    """What is wrong with where the answers are said to be, for a message; None if nothing is."""
-    for answer in question.answers:
-        found = question.context[max(0, answer.start) : max(0, answer.start) + len(answer.text)]
-        if not answer.text.strip():
+def find_fault(question: Question) -> str | None:
+    """What is wrong with a question or its answers, for a message; None if nothing is."""
+    for name, text in (("question", question.text), ("context", question.context)):
+        if not text.strip():
+            return f"{question.place}: the {name} is empty"
+    for text, start in question.answers:
+        found = question.context[max(0, start) : max(0, start) + len(text)]
+        if not text.strip():
             return f"{question.place}: an answer without text"
-        if answer.start < 0 or found != answer.text:
-            return (
-                f"{question.place}: answer {answer.text!r} is said to begin at character {answer.start} of the "
-                f"context, where {found!r} stands"
-            )
+        if start < 0 or found != text:
+            says = f"answer {text!r} is said to begin at character {start} of the context"
+            return f"{question.place}: {says}, where {found!r} stands"
     return None
 
 
 def _read_entries(content: Any, path: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Place, context and JSON object of every question."""
     for number, article in enumerate(_get(content, "data", list, path)):
-        title = (
-            article.get("title", f"number {number}")
-            if isinstance(article, dict)
-            else f"number {number}"
-        )
-        place = f"{path}: article {title!r}"
+        known = article if isinstance(article, dict) else {}
+        place = f"{path}: article {known.get('title', f'number {number}')!r}"
         for index, paragraph in enumerate(_get(article, "paragraphs", list, place)):
             in_paragraph = f"{place}, paragraph {index}"
             context = _get(paragraph, "context", str, in_paragraph)
             for entry in _get(paragraph, "qas", list, in_paragraph):
-                _get(entry, "id", str, in_paragraph)
-                yield place, context, entry
+                question_id = _get(entry, "id", str, in_paragraph)
+                yield f"{place}, question {question_id}", context, entry
 
 
 def _read_question(
     place: str, context: str, entry: dict[str, Any], with_impossible: bool, needs_answers: bool
 ) -> Question:
-    place = f"{place}, question {entry['id']}"
     answers = _get(entry, "answers", list, place) if needs_answers or "answers" in entry else []
     read = tuple(
         Answer(_get(each, "text", str, place), _get(each, "answer_start", int, place))
@@ -119,9 +102,8 @@ def _read_question(
     )
     is_impossible = _get(entry, "is_impossible", bool, place) if "is_impossible" in entry else False
     if is_impossible and not with_impossible:
-        raise ValueError(
-            f"{place}: has no answer, which squad (1.1) does not know; use the task squad2"
-        )
+        advice = "which squad (1.1) does not know; use the task squad2"
+        raise ValueError(f"{place}: has no answer, {advice}")
     if is_impossible and read:
         raise ValueError(f"{place}: is_impossible is true, but there are answers")
     if needs_answers and not read and not is_impossible:

@@ -5,7 +5,7 @@ An entity is right if its type and both its borders are. What is divided by noth
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from trainer.conll.tags import Entity, find_entities, find_strict_entities
 
@@ -13,15 +13,10 @@ Tags = Sequence[str]
 """The tags of one sentence."""
 
 
-@dataclass(frozen=True)
-class Score:
-    """How well entities were found.
+class Score(NamedTuple):
+    """How well entities were found: right of the predicted, right of the true, and their mean.
 
-    Attributes:
-        precision: Right of the predicted.
-        recall: Right of the true.
-        f1: Their harmonic mean; of the macro average, the mean of the types' F1.
-        num_true: Entities of the labels.
+    F1 is the harmonic mean; of the macro average, the mean of the types' F1.
     """
 
     precision: float
@@ -30,15 +25,8 @@ class Score:
     num_true: int
 
 
-@dataclass(frozen=True)
-class EntityScores:
-    """Scores of all entities.
-
-    Attributes:
-        micro: The score of all entities together.
-        macro: Plain means over the types.
-        by_type: The score of each type that was labelled or predicted, by name in order.
-    """
+class EntityScores(NamedTuple):
+    """Scores of all entities together, plain means over the types, and each type's by name."""
 
     micro: Score
     macro: Score
@@ -52,21 +40,15 @@ def score_entities(labels: Sequence[Tags], predictions: Sequence[Tags]) -> Entit
 
 def score_strict_entities(labels: Sequence[Tags], predictions: Sequence[Tags]) -> EntityScores:
     """Scores by well-formed entities (seqeval's strict mode), of BIOES or else IOB2."""
-    is_bioes = any(
-        tag[0] in "ES" for sentences in (labels, predictions) for tags in sentences for tag in tags
-    )
-    return _score(
-        labels,
-        predictions,
-        lambda tags: find_strict_entities(tags, "bioes" if is_bioes else "iob2"),
-    )
+    is_bioes = any(tag[0] in "ES" for tags in (*labels, *predictions) for tag in tags)
+    scheme: Literal["iob2", "bioes"] = "bioes" if is_bioes else "iob2"
+    return _score(labels, predictions, lambda tags: find_strict_entities(tags, scheme))
 
 
 def tag_accuracy(labels: Sequence[Tags], predictions: Sequence[Tags]) -> float:
     """Share of words whose tag is right."""
-    pairs = [
-        pair for each in zip(labels, predictions, strict=True) for pair in zip(*each, strict=True)
-    ]
+    sentences = zip(labels, predictions, strict=True)
+    pairs = [pair for each in sentences for pair in zip(*each, strict=True)]
     return _divide(sum(label == prediction for label, prediction in pairs), len(pairs))
 
 
@@ -75,10 +57,8 @@ def format_table(scores: EntityScores) -> str:
     rows = {**scores.by_type, "micro average": scores.micro, "macro average": scores.macro}
     width = max(map(len, rows))
     lines = [f"{'':{width}}  precision     recall         f1   entities"]
-    for name, score in rows.items():
-        lines.append(
-            f"{name:{width}}  {score.precision:9.4f}  {score.recall:9.4f}  {score.f1:9.4f}  {score.num_true:9,}"
-        )
+    for name, (precision, recall, f1, num_true) in rows.items():
+        lines.append(f"{name:{width}}  {precision:9.4f}  {recall:9.4f}  {f1:9.4f}  {num_true:9,}")
     return "\n".join(lines) + "\n"
 
 
@@ -95,25 +75,18 @@ def _score(
         name: _score_counts(num_right[name], num_predicted[name], num_true[name])
         for name in sorted(num_true | num_predicted)
     }
-    micro = _score_counts(num_right.total(), num_predicted.total(), num_true.total())
-    return EntityScores(micro, _average(list(by_type.values())), by_type)
+    means = [_divide(sum(each), len(by_type)) for each in zip(*by_type.values(), strict=True)]
+    precision, recall, f1, _ = means or [0.0] * 4
+    return EntityScores(
+        _score_counts(num_right.total(), num_predicted.total(), num_true.total()),
+        Score(precision, recall, f1, num_true.total()),
+        by_type,
+    )
 
 
 def _score_counts(num_right: int, num_predicted: int, num_true: int) -> Score:
     precision, recall = _divide(num_right, num_predicted), _divide(num_right, num_true)
     return Score(precision, recall, _divide(2 * precision * recall, precision + recall), num_true)
-
-
-def _average(scores: Sequence[Score]) -> Score:
-    def mean(values: list[float]) -> float:
-        return _divide(sum(values), len(values))
-
-    return Score(
-        mean([score.precision for score in scores]),
-        mean([score.recall for score in scores]),
-        mean([score.f1 for score in scores]),
-        sum(score.num_true for score in scores),
-    )
 
 
 def _divide(numerator: float, denominator: float) -> float:

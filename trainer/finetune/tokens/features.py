@@ -11,17 +11,15 @@ from typing import Any
 
 import numpy as np
 import safetensors.torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from trainer.conll.read import Sentence
 from trainer.conversion.export import CONFIG, PROVENANCE_KEY, WEIGHTS
 from trainer.conversion.initial_weights import hash_state
 from trainer.finetune.settings import FinetuneSettings, TokenSettings
-from trainer.finetune.task import EncodedSet, Item, Split, TokenSequence
-from trainer.finetune.text import TextEncoder
-from trainer.finetune.tokens.task import TokenTask, WordItem, number_tags, open_ner
-from trainer.finetune.tokens.windows import Window
+from trainer.finetune.task import EncodedSet, Item, Labels, Split
+from trainer.finetune.text import TextEncoder, TokenSequence
+from trainer.finetune.tokens.task import TokenTask, WordItem, number_tags
 from trainer.inference.features.extract import FeatureExtractor, InputText
 from trainer.inference.open_model import OpenedModel, open_model
 from trainer.model.tagger import BiLstmTagger, VectorStore, build_tagger
@@ -36,13 +34,7 @@ class FeatureTask(TokenTask):
     """A task with a model of its own (`trainer.finetune.task.OwnModel`)."""
 
     def __init__(self, settings: TokenSettings, opened: OpenedModel, micro_tokens: int) -> None:
-        """Builds the model that gives the states.
-
-        Args:
-            settings: Columns, scheme, layers and sizes.
-            opened: The model.
-            micro_tokens: Most tokens of one of its forward passes.
-        """
+        """Builds the model that gives the states."""
         super().__init__(settings)
         self._extractor = FeatureExtractor(
             opened,
@@ -58,80 +50,59 @@ class FeatureTask(TokenTask):
     def encode(
         self,
         examples: Sequence[Sentence],
-        labels: tuple[str, ...],
+        labels: Labels,
         encoder: TextEncoder,  # noqa: ARG002
         split: Split,
     ) -> EncodedSet:
         """One item for each sentence; its words are rows of the vectors."""
-        num_words = sum(len(sentence.words) for sentence in examples)
-        row = self._store.add(self._vectors([sentence.words for sentence in examples], num_words))
+        texts = (
+            InputText(n, n + 1, " ".join(each.words), each.words) for n, each in enumerate(examples)
+        )
+        batches = self._extractor.iterate(map(self._extractor.encode, texts))
+        num_words = sum(len(each.words) for each in examples)
+        vectors, done = np.empty((num_words, self._extractor.width), np.float32), 0
+        for rows in batches:
+            vectors[done : done + len(rows.index)] = rows.vectors[:, 0]
+            done += len(rows.index)
+        assert done == num_words, f"{done} vectors of {num_words} words"
         items: list[Item] = []
+        row = self._store.add(vectors)
         for example, sentence in enumerate(examples):
             count = len(sentence.words)
             classes = [] if split == "test" else number_tags(sentence, labels)
             sequence = TokenSequence(np.arange(row, row + count, dtype=np.uint32), count)
-            words = WordItem(
-                example,
-                (sequence,),
-                np.array(classes, np.int64),
-                Window(0, count, 0, count),
-                np.arange(count),
-            )
-            items.append(words)
+            of_words = np.array(classes, np.int64)
+            items.append(WordItem(example, (sequence,), of_words, 0, np.arange(count)))
             row += count
         return EncodedSet(items, {"words": num_words})
 
     def build_model(self, head: Head, seed: int) -> BiLstmTagger:
         """A new tagger."""
-        settings = self.settings
-        width = self._extractor.width
-        return build_tagger(
-            self._store, width, settings.lstm_hidden_size, NUM_LSTM_LAYERS, head, seed
-        )
+        size, width = self.settings.lstm_hidden_size, self._extractor.width
+        return build_tagger(self._store, width, size, NUM_LSTM_LAYERS, head, seed)
 
     def model_files(
         self, state: Mapping[str, Tensor], head: Head, provenance: Mapping[str, Any]
     ) -> dict[str, bytes]:
         """The tagger's weights and what they are; the provenance names the model of the states."""
-        tensors = {
-            name: tensor.detach().float().cpu().contiguous() for name, tensor in state.items()
-        }
+        tensors = {name: each.detach().float().cpu().contiguous() for name, each in state.items()}
         facts = {
             "model_type": "bilstm-tagger",
-            "labels": list(head.labels),
-            "feature_layers": list(self._extractor.layers),
+            "labels": head.labels,
+            "feature_layers": self._extractor.layers,
             "width": self._extractor.width,
             "hidden_size": self.settings.lstm_hidden_size,
             "num_layers": NUM_LSTM_LAYERS,
             "encoder_sha256": self._model_hash,
-            PROVENANCE_KEY: dict(provenance),
+            PROVENANCE_KEY: provenance,
         }
         return {WEIGHTS: safetensors.torch.save(tensors), CONFIG: to_json(facts)}
 
-    def _vectors(self, sentences: Sequence[Sequence[str]], num_words: int) -> NDArray[np.float32]:
-        """[num_words, F]."""
-        texts = (
-            InputText(number, number + 1, " ".join(words), tuple(words))
-            for number, words in enumerate(sentences)
-        )
-        vectors = np.empty((num_words, self._extractor.width), np.float32)
-        row = 0
-        for rows in self._extractor.iterate(map(self._extractor.encode, texts)):
-            vectors[row : row + len(rows.index)] = rows.vectors[:, 0]
-            row += len(rows.index)
-        assert row == num_words, f"{row} vectors of {num_words} words"
-        return vectors
-
 
 def open_ner_features(settings: FinetuneSettings) -> FeatureTask:
-    """The task ner-features.
-
-    Raises:
-        ValueError: A setting makes no sense.
-    """
-    chosen = open_ner(settings).settings
+    """The task ner-features."""
+    chosen = settings.tokens
     if chosen.lstm_hidden_size < 1:
-        raise ValueError(
-            f"tokens.lstm_hidden_size is {chosen.lstm_hidden_size}; it must be at least 1"
-        )
+        found = f"tokens.lstm_hidden_size is {chosen.lstm_hidden_size}"
+        raise ValueError(f"{found}; it must be at least 1")
     return FeatureTask(chosen, open_model(settings.model), settings.micro_tokens)

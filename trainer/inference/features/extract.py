@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,16 +20,8 @@ from trainer.inference.open_model import OpenedModel
 from trainer.model.packed_inputs import pack_sequences
 
 
-@dataclass(frozen=True)
-class InputText:
-    """A text and where it comes from.
-
-    Attributes:
-        number: Number of the text in the whole input, from 0.
-        line: Line on which the text begins, from 1.
-        text: The text as it stands there; words are joined by spaces.
-        words: Words of a CoNLL sentence; None for plain text.
-    """
+class InputText(NamedTuple):
+    """A text, its number from 0 and line from 1; words are those of a CoNLL sentence."""
 
     number: int
     line: int
@@ -42,8 +35,16 @@ def plain_texts(texts: Iterable[str]) -> Iterator[InputText]:
         yield InputText(number, number + 1, text)
 
 
-@dataclass(frozen=True)
-class EncodedText:
+class Window(NamedTuple):
+    """Tokens start to stop - 1 that the model reads together, and those whose vectors it gives."""
+
+    start: int
+    stop: int
+    keep_start: int
+    keep_stop: int
+
+
+class EncodedText(NamedTuple):
     """A text as pieces of the vocabulary, without [CLS] and [SEP].
 
     Attributes:
@@ -53,7 +54,7 @@ class EncodedText:
         offsets: First character and one after the last, of the text; in words, of the word.
         first_pieces: Index of each word's first piece; empty for plain text.
         unknown_words: Words without any piece, such as control characters, for which [UNK] stands.
-        num_windows: How many windows the model reads it in.
+        windows: What the model reads.
     """
 
     origin: InputText
@@ -62,7 +63,7 @@ class EncodedText:
     offsets: list[tuple[int, int]]
     first_pieces: list[int]
     unknown_words: int
-    num_windows: int
+    windows: list[Window]
 
 
 @dataclass(frozen=True)
@@ -80,23 +81,6 @@ class FeatureRows:
     vectors: NDArray[np.float32]
 
 
-@dataclass(frozen=True)
-class Window:
-    """Tokens of a text that the model reads together, and those whose vectors it gives.
-
-    Attributes:
-        start: First token that is read.
-        stop: One after the last.
-        keep_start: First token whose vector is taken from here.
-        keep_stop: One after the last.
-    """
-
-    start: int
-    stop: int
-    keep_start: int
-    keep_stop: int
-
-
 _Piece = tuple[EncodedText, Window]
 """A window of a text that waits for its micro-batch."""
 
@@ -105,7 +89,7 @@ class FeatureExtractor:
     """A model that gives vectors for texts.
 
     Attributes:
-        layers: Numbers of the layers, 0 the embeddings.
+        layers: Numbers of the layers, 0 the embeddings; none for the pooler.
         columns: Names of the C columns.
         width: F, values of a vector.
     """
@@ -134,29 +118,24 @@ class FeatureExtractor:
             )
         self.layers = () if rows == "pooler" else choose_layers(layers, config.num_layers)
         self.columns = column_names(self.layers, combine)
-        self.width = config.hidden_size * (
-            len(self.layers) if combine == "concat" and self.layers else 1
-        )
-        length = seq_len or config.max_position_embeddings
-        if not 3 <= length <= config.max_position_embeddings:
-            raise ValueError(
-                f"seq_len is {length}; {opened.where} reads 3 to {config.max_position_embeddings} tokens"
-            )
-        self._size = length - 2
-        self._stride = max(1, self._size // 2)
+        beside = len(self.layers) if combine == "concat" and self.layers else 1
+        self.width = config.hidden_size * beside
+        limit = config.max_position_embeddings
+        length = seq_len or limit
+        if not 3 <= length <= limit:
+            raise ValueError(f"seq_len is {length}; {opened.where} reads 3 to {limit} tokens")
         if micro_tokens < length:
-            raise ValueError(
-                f"micro_tokens is {micro_tokens}: a window may take {length}; raise it"
-            )
+            says = f"micro_tokens is {micro_tokens}: a window may take {length}; raise it"
+            raise ValueError(says)
+        self._size = length - 2
         self._rows, self._combine, self._micro_tokens = rows, combine, micro_tokens
         self._device = device or torch.device("cpu")
         self._tokenizer = opened.tokenizer()
         self._tokenizer.encode_special_tokens = True
         known = self._tokenizer.get_vocab()
         if missing := {CLS, SEP, UNK} - known.keys():
-            raise ValueError(
-                f"{opened.where}: its tokenizer has no {', '.join(missing)}, as BERT's has"
-            )
+            says = f"its tokenizer has no {', '.join(missing)}, as BERT's has"
+            raise ValueError(f"{opened.where}: {says}")
         self._ids = {token: known[token] for token in (CLS, SEP, UNK)}
         self._bert = opened.build(self._device).bert
 
@@ -173,9 +152,8 @@ class FeatureExtractor:
         pieces: list[str] = []
         offsets: list[tuple[int, int]] = []
         first_pieces, unknown = [], 0
-        for encoding, unit in zip(
-            self._tokenizer.encode_batch(units, add_special_tokens=False), units, strict=True
-        ):
+        encodings = self._tokenizer.encode_batch(units, add_special_tokens=False)
+        for encoding, unit in zip(encodings, units, strict=True):
             first_pieces.append(len(ids))
             if text.words is not None and not encoding.ids:
                 unknown += 1
@@ -185,15 +163,16 @@ class FeatureExtractor:
             ids += encoding.ids
             pieces += encoding.tokens
             offsets += encoding.offsets
-        num_windows = len(cut_windows(len(ids), self._size, self._stride))
-        return EncodedText(text, ids, pieces, offsets, first_pieces, unknown, num_windows)
+        windows = cut_windows(len(ids), self._size, max(1, self._size // 2))
+        return EncodedText(text, ids, pieces, offsets, first_pieces, unknown, windows)
 
     def iterate(self, texts: Iterable[EncodedText]) -> Iterator[FeatureRows]:
         """Rows of the texts, in order; memory is that of one micro-batch."""
         sums: dict[int, NDArray[np.float64]] = {}
         pending: list[_Piece] = []
         num_tokens = 0
-        for text, window in self._pieces(texts):
+        count = 1 if self._rows in ("cls", "pooler") else None
+        for text, window in ((each, window) for each in texts for window in each.windows[:count]):
             size = window.stop - window.start + 2
             if pending and num_tokens + size > self._micro_tokens:
                 yield self._run(pending, sums)
@@ -203,33 +182,26 @@ class FeatureExtractor:
         if pending:
             yield self._run(pending, sums)
 
-    def _pieces(self, texts: Iterable[EncodedText]) -> Iterator[_Piece]:
-        for text in texts:
-            windows = cut_windows(len(text.ids), self._size, self._stride)
-            for window in windows[:1] if self._rows in ("cls", "pooler") else windows:
-                yield text, window
-
     @torch.inference_mode()
     def _run(self, pieces: Sequence[_Piece], sums: dict[int, NDArray[np.float64]]) -> FeatureRows:
         first, last = self._ids[CLS], self._ids[SEP]
-        packed = pack_sequences(
-            [[first, *text.ids[window.start : window.stop], last] for text, window in pieces],
-            self._device,
-        )
+        sequences = [[first, *text.ids[each.start : each.stop], last] for text, each in pieces]
+        packed = pack_sequences(sequences, self._device)
         if self._rows == "pooler":
             pooled = self._bert(packed)[1][:, None].float().cpu().numpy()
             return FeatureRows([text for text, _ in pieces], [0] * len(pieces), pooled)
         states = self._bert.hidden_states(packed)
-        rows, places = [], []
+        texts, indices, places = [], [], []
         for start, (text, window) in zip(packed.cu_seqlens.tolist(), pieces, strict=False):
-            wanted = self._wanted(text, window)
-            rows += [(text, index) for index, _ in wanted]
-            places += [start + 1 + token - window.start for _, token in wanted]
+            for index, token in self._wanted(text, window):
+                texts.append(text)
+                indices.append(index)
+                places.append(start + 1 + token - window.start)
         places_R = torch.tensor(places, dtype=torch.int64, device=self._device)
         vectors = self._take(states, places_R).float().cpu().numpy()
         if self._rows == "mean":
             return _mean_rows(pieces, vectors, sums)
-        return FeatureRows([text for text, _ in rows], [index for _, index in rows], vectors)
+        return FeatureRows(texts, indices, vectors)
 
     def _wanted(self, text: EncodedText, window: Window) -> list[tuple[int, int]]:
         """Row index and token of every row of a window; [CLS] is the token before the first."""
@@ -237,44 +209,34 @@ class FeatureExtractor:
             return [(0, window.start - 1)]
         if self._rows == "word":
             firsts = text.first_pieces
-            low = bisect_left(firsts, window.keep_start)
-            high = bisect_left(firsts, window.keep_stop)
+            low, high = (
+                bisect_left(firsts, each) for each in (window.keep_start, window.keep_stop)
+            )
             return [(word, firsts[word]) for word in range(low, high)]
         return [(token, token) for token in range(window.keep_start, window.keep_stop)]
 
     def _take(self, states: Sequence[Tensor], places_R: Tensor) -> Tensor:
-        chosen_RCH = torch.stack(
-            [states[layer].index_select(0, places_R) for layer in self.layers], dim=1
-        )
+        chosen = [states[layer].index_select(0, places_R) for layer in self.layers]
+        chosen_RCH = torch.stack(chosen, dim=1)
         if self._combine == "sum":
             return chosen_RCH.sum(dim=1, keepdim=True)
         return chosen_RCH.flatten(1)[:, None] if self._combine == "concat" else chosen_RCH
 
 
 def cut_windows(num_tokens: int, size: int, stride: int) -> list[Window]:
-    """Windows of a text, in order; at least one, which an empty text has too.
+    """Windows of `size` tokens at most, one every `stride`; at least one, also of an empty text.
 
     A token's vector is that of the window in which the nearer of its two ends is farthest from it;
     of two such windows, the earlier one's. The last window ends with the text.
-
-    Args:
-        num_tokens: How many tokens the text has, without [CLS] and [SEP].
-        size: Most tokens of a window.
-        stride: From one window's start to the next, at most `size`.
     """
     assert 1 <= stride <= size, f"stride {stride} must be between 1 and the window's {size} tokens"
     last = max(0, num_tokens - size)
     starts = [*range(0, last, stride), last]
     # The token in the middle of what two windows share belongs to the earlier one.
-    borders = [
-        0,
-        *((start + size + following + 1) // 2 for start, following in pairwise(starts)),
-        num_tokens,
-    ]
-    return [
-        Window(start, min(start + size, num_tokens), *kept)
-        for start, kept in zip(starts, pairwise(borders), strict=True)
-    ]
+    middles = [(start + size + following + 1) // 2 for start, following in pairwise(starts)]
+    kept = pairwise([0, *middles, num_tokens])
+    pairs = zip(starts, kept, strict=True)
+    return [Window(start, min(start + size, num_tokens), *ends) for start, ends in pairs]
 
 
 def choose_layers(text: str, num_layers: int) -> tuple[int, ...]:
@@ -288,19 +250,15 @@ def choose_layers(text: str, num_layers: int) -> tuple[int, ...]:
     try:
         named = [int(part) for part in text.split(",")]
     except ValueError as error:
-        raise ValueError(
-            f"layers is {text!r}; expected numbers separated by commas, or all"
-        ) from error
-    wrong = [layer for layer in named if not -num_layers - 1 <= layer <= num_layers]
-    if wrong:
-        raise ValueError(
-            f"layers names {wrong[0]}; the model has 0 (embeddings) to {num_layers}, or -{num_layers + 1} to -1"
-        )
+        says = "expected numbers separated by commas, or all"
+        raise ValueError(f"layers is {text!r}; {says}") from error
+    if wrong := [layer for layer in named if not -num_layers - 1 <= layer <= num_layers]:
+        limits = f"0 (embeddings) to {num_layers}, or -{num_layers + 1} to -1"
+        raise ValueError(f"layers names {wrong[0]}; the model has {limits}")
     chosen = tuple(layer % (num_layers + 1) for layer in named)
     if len(set(chosen)) < len(chosen):
-        raise ValueError(
-            f"layers {text} names a layer twice: they are {', '.join(map(str, chosen))}"
-        )
+        names = ", ".join(map(str, chosen))
+        raise ValueError(f"layers {text} names a layer twice: they are {names}")
     return chosen
 
 
@@ -314,9 +272,7 @@ def column_names(layers: Sequence[int], combine: Combine) -> list[str]:
 
 
 def _mean_rows(
-    pieces: Sequence[_Piece],
-    vectors: NDArray[np.float32],
-    sums: dict[int, NDArray[np.float64]],
+    pieces: Sequence[_Piece], vectors: NDArray[np.float32], sums: dict[int, NDArray[np.float64]]
 ) -> FeatureRows:
     """Means of the texts that end in this micro-batch; `sums` keeps that of one that goes on."""
     texts, means = [], []

@@ -33,7 +33,6 @@ from trainer.process.ranks import choose_device
 
 METADATA = b"beambert"
 CONLL_SUFFIXES = (".conll", ".iob2", ".bio", ".conllu")
-_TOKEN_FIELDS = (("token", pa.int32()), ("piece", pa.string()), ("start", pa.int32()), ("end", pa.int32()))  # fmt: skip
 
 
 def write_features(settings: FeaturesSettings) -> dict[str, Any]:
@@ -54,7 +53,7 @@ def write_features(settings: FeaturesSettings) -> dict[str, Any]:
         device=choose_device(),
     )
     counts: Counter[str] = Counter()
-    texts = tqdm(read_texts(settings), unit="text", unit_scale=True, mininterval=1.0, disable=None)
+    texts = tqdm(read_texts(settings), unit="text", unit_scale=True, disable=None)
     rows = extractor.iterate(_count(map(extractor.encode, texts), counts))
     folder, name = Folder.of_file(settings.output)
     with tempfile.TemporaryDirectory(prefix="beambert-") as temporary:
@@ -88,26 +87,20 @@ def read_texts(settings: FeaturesSettings) -> Iterator[InputText]:
     Raises:
         ValueError: A line that is not UTF-8, not JSON, or lacks the field; says file and line.
     """
-    url = settings.input
-    chosen = _format_of(plain_name(url)) if settings.format == "auto" else settings.format
-    if chosen == "conll":
+    url, chosen = settings.input, settings.format
+    name = plain_name(url)
+    if chosen == "conll" or (chosen == "auto" and name.endswith(CONLL_SUFFIXES)):
         columns = Columns(settings.token_column, None)
         for number, sentence in enumerate(read_conll(read_text(url), url, columns)):
-            first = sentence.first_line + sentence.rows[0]
-            yield InputText(number, first, " ".join(sentence.words), sentence.words)
+            line = sentence.first_line + sentence.rows[0]
+            yield InputText(number, line, " ".join(sentence.words), sentence.words)
         return
     texts = read_text_lines(url)
-    if chosen == "jsonl":
-        name = settings.text_field
-        texts = ((place, _field_of(found, name, place)) for place, found in read_json_lines(url))
+    if chosen == "jsonl" or (chosen == "auto" and name.endswith((".jsonl", ".ndjson"))):
+        records = read_json_lines(url)
+        texts = ((place, _field_of(each, settings.text_field, place)) for place, each in records)
     for number, (place, text) in enumerate(texts):
         yield InputText(number, int(place.rpartition(":")[2]), text)
-
-
-def _format_of(name: str) -> str:
-    if name.endswith((".jsonl", ".ndjson")):
-        return "jsonl"
-    return "conll" if name.endswith(CONLL_SUFFIXES) else "text"
 
 
 def _field_of(record: dict[str, Any], name: str, place: str) -> str:
@@ -127,27 +120,29 @@ def _count(texts: Iterable[EncodedText], counts: Counter[str]) -> Iterator[Encod
             texts=1,
             tokens=len(text.ids),
             empty_texts=not text.ids,
-            long_texts=text.num_windows > 1,
-            windows=text.num_windows,
+            long_texts=len(text.windows) > 1,
+            windows=len(text.windows),
             unknown_words=text.unknown_words,
         )
         yield text
 
 
 def _schema(settings: FeaturesSettings, extractor: FeatureExtractor) -> pa.Schema:
-    fields = [("text", pa.int64()), ("line", pa.int64())]
+    number, string = pa.int32(), pa.string()
+    fields = {"text": pa.int64(), "line": pa.int64()}
     if settings.rows == "word":
-        fields += [("word", pa.int32()), ("form", pa.string())]
+        fields |= {"word": number, "form": string}
     if settings.rows in ("token", "word"):
-        fields += _TOKEN_FIELDS
+        fields |= {"token": number, "piece": string, "start": number, "end": number}
     vector = pa.list_(pa.float32(), extractor.width)
-    return pa.schema([*fields, *((name, vector) for name in extractor.columns)])
+    return pa.schema(fields | dict.fromkeys(extractor.columns, vector))
 
 
 def _to_table(rows: FeatureRows, extractor: FeatureExtractor, schema: pa.Schema) -> pa.Table:
+    origins = [text.origin for text in rows.texts]
     columns: dict[str, Any] = {
-        "text": [text.origin.number for text in rows.texts],
-        "line": [text.origin.line for text in rows.texts],
+        "text": [origin.number for origin in origins],
+        "line": [origin.line for origin in origins],
     }
     if "token" in schema.names:
         places = list(zip(rows.texts, rows.index, strict=True))
