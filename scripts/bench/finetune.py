@@ -24,7 +24,7 @@ import transformers
 from torch import Tensor
 
 from scripts.bench.measured import cpu_seconds, print_result, summarize
-from trainer.conversion.task_huggingface import to_hf_task_config, to_hf_task_state
+from trainer.conversion.huggingface import to_hf_config, to_hf_state
 from trainer.finetune.batches import Recipe, iterate_steps, shuffled_order
 from trainer.finetune.prepare import Prepared, prepare_data, start_model
 from trainer.finetune.run import measure
@@ -225,9 +225,9 @@ def mean_and_error(values: Sequence[float]) -> dict[str, float]:
 
 def twin_of(model: BertForTask) -> Any:
     """BertForSequenceClassification of transformers with the same weights."""
-    settings = transformers.BertConfig(**to_hf_task_config(model.config, model.head, 0))
+    settings = transformers.BertConfig(**to_hf_config(model.config, 0, model.head))
     twin = transformers.BertForSequenceClassification(settings)
-    twin.load_state_dict(to_hf_task_state(model.state_dict(), model.config, model.head))
+    twin.load_state_dict(to_hf_state(model.state_dict(), model.config, model.head))
     return twin
 
 

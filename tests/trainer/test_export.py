@@ -212,20 +212,6 @@ def test_a_file_in_the_place_of_the_folder_is_refused(model, tmp_path):
         export(model, tmp_path / "out")
 
 
-def test_a_failed_write_leaves_the_earlier_export(model, tmp_path, monkeypatch):
-    folder = export(model, tmp_path / "out")
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-
-    def fail(path, data):
-        raise OSError("disk full")
-
-    monkeypatch.setattr("trainer.conversion.export._write_synced", fail)
-    with pytest.raises(OSError, match="disk full"):
-        export(model, folder, provenance={})
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
 def test_a_vocabulary_of_another_size_is_refused(model, tmp_path):
     with pytest.raises(
         ValueError, match=rf"vocab.txt has {len(TOKENS) + 1} tokens, the model {len(TOKENS)}"

@@ -10,7 +10,7 @@ from pipeline.storage.hub import revision_of
 from tests.finetune.tiny_model import write_pretrained
 from tests.stores.hub_server import SHA, Hub
 from tokenizer.vocab import parse_vocab
-from trainer.conversion.hub import resolve_model
+from trainer.conversion.initial_weights import resolve_model
 from trainer.inference.open_model import open_model
 
 pytestmark = pytest.mark.processes

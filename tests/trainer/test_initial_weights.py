@@ -77,7 +77,7 @@ def test_a_google_checkpoint_goes_out_as_hugging_face_without_loss(tmp_path):
     assert again.vocab == VOCAB.encode()
     assert all(torch.equal(again.state[name], tensor) for name, tensor in found.state.items())
     theirs = transformers.BertForPreTraining.from_pretrained(tmp_path / "hf").state_dict()
-    names = hf_names(2)
+    names = hf_names(CONFIG)
     assert all(torch.equal(theirs[names[name]], tensor) for name, tensor in found.state.items())
 
 
@@ -272,15 +272,12 @@ def test_a_number_where_a_shape_belongs_takes_no_memory():
     with pytest.raises(
         ValueError, match=r"here\.index: a protocol buffer has the number 1125899906842624"
     ):
-        TensorBundle("here", lambda _suffix, _span: index)
+        TensorBundle("here", lambda _suffix: index)
 
 
 def test_a_tensor_past_the_end_of_its_file_is_not_read(tmp_path):
     shutil.copytree(GOOGLE, tmp_path / "model")
     data = next((tmp_path / "model").glob("*.data-00000-of-00001"))
     data.write_bytes(data.read_bytes()[:100])
-    with pytest.raises(
-        ValueError,
-        match=r"data-00000-of-00001: ends before byte \d+, where a tensor of the index ends",
-    ):
+    with pytest.raises(ValueError, match=r"data-00000-of-00001: \S+ is damaged: \d+ bytes of \d+"):
         read_initial_weights(str(tmp_path / "model"))

@@ -109,7 +109,7 @@ def test_logits_and_gradients_equal_transformers(config, lengths):
     for outputs in (logits, expected):
         sums = pretraining_sums(*outputs, batch.masked_labels, batch.is_random_next)
         (sums.mlm_nll / len(batch.masked_labels) + sums.nsp_nll / len(lengths)).backward()
-    theirs, names = dict(twin.named_parameters()), hf_names(config.num_layers)
+    theirs, names = dict(twin.named_parameters()), hf_names(config)
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(
             parameter.grad, theirs[names[name]].grad, rtol=0, atol=1e-5, msg=name

@@ -1,14 +1,7 @@
-"""A trained model as a folder that Hugging Face transformers opens, and back.
-
-Folders may be any fsspec URL.
-"""
+"""A trained model as a folder that Hugging Face transformers opens, and back; any fsspec URL will do."""
 
 import json
-import os
-import secrets
-import shutil
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import safetensors.torch
@@ -18,39 +11,29 @@ from torch import Tensor
 
 from pipeline.storage.folder import Folder
 from tokenizer.export import tokenizer_config_json, tokenizer_json
-from tokenizer.vocab import Vocabulary, parse_vocab
-from trainer.conversion.huggingface import from_hf_config, from_hf_state, to_hf_config, to_hf_state
-from trainer.conversion.model_card import CARD, is_unedited, model_card
-from trainer.conversion.task_huggingface import (
+from tokenizer.vocab import parse_vocab
+from trainer.conversion.huggingface import (
+    from_hf_config,
+    from_hf_state,
     from_hf_task_state,
     head_of_hf_config,
-    to_hf_task_config,
-    to_hf_task_state,
+    to_hf_config,
+    to_hf_state,
 )
+from trainer.conversion.model_card import CARD, is_unedited, model_card
 from trainer.model.config import BertConfig
 from trainer.model.task_heads import Head
 
 CONFIG, WEIGHTS, VOCAB = "config.json", "model.safetensors", "vocab.txt"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
-GOOGLE_CONFIG, GOOGLE_WEIGHTS = "bert_config.json", "bert_model.ckpt"
 PROVENANCE_KEY = "beambert"
 
 
 def export_hf(
-    state: Mapping[str, Tensor],
-    config: BertConfig,
-    vocab: bytes,
-    folder: str,
-    *,
-    lower_case: bool,
-    provenance: Mapping[str, Any],
-    head: Head | None = None,
+    state: Mapping[str, Tensor], config: BertConfig, vocab: bytes, folder: str, **facts: Any
 ) -> None:
-    """Writes `model_files` into a folder, local or at an fsspec URL; raises as both functions."""
-    write_export(
-        model_files(state, config, vocab, lower_case=lower_case, provenance=provenance, head=head),
-        folder,
-    )
+    """Writes `model_files` into a folder; raises as both functions."""
+    write_export(model_files(state, config, vocab, **facts), folder)
 
 
 def model_files(
@@ -63,7 +46,7 @@ def model_files(
     head: Head | None = None,
     is_onnx: bool = False,
 ) -> dict[str, bytes]:
-    """model.safetensors (float32), the tokenizer's files, README.md (the model's card) and config.json, by name.
+    """Weights in float32, the tokenizer's files, the model's card and config.json, by name.
 
     Args:
         state: All parameters of BertForPreTraining, or of BertForTask, under our names.
@@ -78,22 +61,24 @@ def model_files(
     Raises:
         ValueError: The vocabulary does not fit the model.
     """
-    vocabulary = _parse_fitting_vocab(vocab, config)
-    if head is None:
-        settings, renamed = to_hf_config(config, vocabulary.pad_id), to_hf_state(state, config)
-    else:
-        settings = to_hf_task_config(config, head, vocabulary.pad_id)
-        renamed = to_hf_task_state(state, config, head)
-    tensors = {name: _plain(tensor) for name, tensor in renamed.items()}
+    vocabulary = parse_vocab(vocab, VOCAB)
+    if len(vocabulary) != config.vocab_size:
+        raise ValueError(
+            f"{VOCAB} has {len(vocabulary)} tokens, the model {config.vocab_size}; export with the vocabulary "
+            "the model was trained with"
+        )
+    tensors = to_hf_state(state, config, head)
+    settings = to_hf_config(config, vocabulary.pad_id, head) | {PROVENANCE_KEY: dict(provenance)}
     longest = config.max_position_embeddings
-    card = model_card(config, provenance, lower_case=lower_case, head=head, is_onnx=is_onnx)
     return {
-        WEIGHTS: safetensors.torch.save(tensors, metadata={"format": "pt"}),
+        WEIGHTS: safetensors.torch.save(
+            {name: _plain(tensor) for name, tensor in tensors.items()}, {"format": "pt"}
+        ),
         VOCAB: vocab,
         TOKENIZER: tokenizer_json(vocabulary, lower_case).encode(),
         TOKENIZER_CONFIG: tokenizer_config_json(vocabulary, lower_case, longest).encode(),
-        CARD: card,
-        CONFIG: _to_json(settings | {PROVENANCE_KEY: dict(provenance)}),
+        CARD: model_card(config, provenance, lower_case=lower_case, head=head, is_onnx=is_onnx),
+        CONFIG: (json.dumps(settings, indent=2, sort_keys=True) + "\n").encode(),
     }
 
 
@@ -104,7 +89,7 @@ def load_hf(folder: str) -> tuple[BertConfig, dict[str, Tensor]]:
 
     Raises:
         FileNotFoundError: There is no config.json or no model.safetensors.
-        ValueError: It is not a BERT as pretrained here, or a file is damaged; says what was found.
+        ValueError: It is not a BERT as pretrained here, or a file is damaged.
     """
     config = from_hf_config(read_json(folder, CONFIG), f"{folder}/{CONFIG}")
     return config, from_hf_state(_read_tensors(folder), config, f"{folder}/{WEIGHTS}")
@@ -115,12 +100,8 @@ def load_hf_task(folder: str) -> tuple[BertConfig, dict[str, Tensor], Head] | No
     settings = read_json(folder, CONFIG)
     if (head := head_of_hf_config(settings, f"{folder}/{CONFIG}")) is None:
         return None
-    config = from_hf_config(settings, f"{folder}/{CONFIG}")
-    return (
-        config,
-        from_hf_task_state(_read_tensors(folder), config, head, f"{folder}/{WEIGHTS}"),
-        head,
-    )
+    config, tensors = from_hf_config(settings, f"{folder}/{CONFIG}"), _read_tensors(folder)
+    return config, from_hf_task_state(tensors, config, head, f"{folder}/{WEIGHTS}"), head
 
 
 def read_provenance(folder: str) -> dict[str, Any]:
@@ -137,22 +118,32 @@ def read_json(folder: str, name: str) -> dict[str, Any]:
         ValueError: It is not a JSON object.
     """
     try:
-        settings = json.loads(read_export_file(folder, name))
+        settings = json.loads(_read_file(folder, name))
     except ValueError as error:
         raise ValueError(f"{folder}/{name}: not JSON ({error})") from error
     if not isinstance(settings, dict):
-        raise ValueError(  # noqa: TRY004
-            f"{folder}/{name}: expected a JSON object, found {type(settings).__name__}"
-        )
+        kind = type(settings).__name__
+        raise ValueError(f"{folder}/{name}: expected a JSON object, found {kind}")  # noqa: TRY004
     return settings
 
 
-def read_export_file(folder: str, name: str) -> bytes:
-    """One file of a model folder.
+def write_export(files: Mapping[str, bytes], folder: str) -> None:
+    """Writes an export in the place of an earlier one.
+
+    The card comes first, as it says whose folder this is, and the settings last: without them
+    nobody opens the model, so they mark a whole export.
 
     Raises:
-        FileNotFoundError: It is not there; names what is.
+        ValueError: The folder holds something that is not an earlier export of the same form.
     """
+    target, names = Folder(folder), list(files)
+    _refuse_foreign_folder(target, names)
+    target.remove(names[-1:])
+    for name in sorted(names[:-1], key=lambda name: name != CARD) + names[-1:]:
+        target.write(name, files[name])
+
+
+def _read_file(folder: str, name: str) -> bytes:
     files = Folder(folder)
     found = files.list()
     if name not in found:
@@ -164,48 +155,13 @@ def read_export_file(folder: str, name: str) -> bytes:
     return files.read(name)
 
 
-def write_export(files: Mapping[str, bytes], folder: str) -> None:
-    """Writes an export: as a renamed folder on local disks, elsewhere file after file.
-
-    On an object store the card comes first, as it says whose folder this is, and the settings last:
-    without them nobody opens the model, so they mark a whole export.
-
-    Raises:
-        ValueError: The folder holds something that is not an earlier export of the same form.
-    """
-    target, names = Folder(folder), list(files)
-    _refuse_foreign_folder(target, names)
-    if target.is_local:
-        _replace_local_folder(target.local_path(), files)
-        return
-    if target.exists(names[-1]):
-        target.remove(names[-1:])
-    for name in sorted(names[:-1], key=lambda name: name != CARD) + names[-1:]:
-        target.write(name, files[name])
-
-
 def _read_tensors(folder: str) -> dict[str, Tensor]:
-    data = read_export_file(folder, WEIGHTS)
     try:
-        return safetensors.torch.load(data)
+        return safetensors.torch.load(_read_file(folder, WEIGHTS))
     except SafetensorError as error:
         raise ValueError(
             f"{folder}/{WEIGHTS}: damaged ({error}); copy or export it again"
         ) from error
-
-
-def _parse_fitting_vocab(vocab: bytes, config: BertConfig) -> Vocabulary:
-    vocabulary = parse_vocab(vocab, VOCAB)
-    if len(vocabulary) != config.vocab_size:
-        raise ValueError(
-            f"{VOCAB} has {len(vocabulary)} tokens, the model {config.vocab_size}; export with the vocabulary "
-            "the model was trained with"
-        )
-    return vocabulary
-
-
-def _to_json(settings: Mapping[str, Any]) -> bytes:
-    return (json.dumps(settings, indent=2, sort_keys=True) + "\n").encode()
 
 
 def _plain(tensor: Tensor) -> Tensor:
@@ -213,46 +169,19 @@ def _plain(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
 
 
-def _refuse_foreign_folder(folder: Folder, names: Sequence[str]) -> None:
-    """Whether a folder may be replaced: it is empty, or holds nothing but an export of ours."""
+def _refuse_foreign_folder(folder: Folder, names: list[str]) -> None:
+    """Refuses a folder that holds anything but an export of ours."""
     if folder.is_file():
         raise ValueError(f"{folder.url}: is a file; name a folder to export to")
     found = folder.list()
-    foreign = sorted(set(found) - set(names))
+    foreign = sorted(found.keys() - names)
     if CARD in found and not is_unedited(folder.read(CARD)):
         foreign.append(CARD)
     is_export = CARD in found  # if there are no settings yet: its program was killed
     if names[-1] in found:
         is_export = PROVENANCE_KEY in read_json(folder.url, names[-1])
     if found and (foreign or not is_export):
-        what = (
-            ", ".join(foreign[:5]) if foreign else f"{names[-1]} without the key {PROVENANCE_KEY!r}"
-        )
+        what = ", ".join(foreign[:5]) or f"{names[-1]} without the key {PROVENANCE_KEY!r}"
         raise ValueError(
             f"{folder.url}: holds {what}, which no export wrote; empty it or name another folder"
         )
-
-
-def _replace_local_folder(target: Path, files: Mapping[str, bytes]) -> None:
-    """Gives a temporary neighbour the folder's name; a kill may leave the old one beside it."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    mark = secrets.token_hex(4)
-    fresh, old = (
-        target.with_name(f".{target.name}.{kind}-{mark}") for kind in ("partial", "replaced")
-    )
-    try:
-        fresh.mkdir()
-        for name, data in files.items():
-            _write_synced(fresh / name, data)
-        if target.exists():
-            target.rename(old)
-        fresh.rename(target)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _write_synced(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        os.fsync(file.fileno())

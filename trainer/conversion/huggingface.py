@@ -1,8 +1,7 @@
-"""Names and settings of Hugging Face's BertForPreTraining, to and from ours.
+"""Names and settings of transformers' BERTs, pretrained and fine-tuned, to and from ours.
 
-Pure: files are export.py's. Every tensor keeps its shape, so export and import are renames. A model
-with `pre_norm` is transformers' MegatronBertForPreTraining, one that `is_causal` has its
-`is_decoder`.
+Every tensor keeps its shape, so export and import are renames. A model with `pre_norm` is
+transformers' MegatronBert, one that `is_causal` has its `is_decoder`. Files are export.py's.
 """
 
 from collections.abc import Mapping
@@ -13,34 +12,30 @@ from torch import Tensor
 
 from trainer.model.bert import BertForPreTraining
 from trainer.model.config import BertConfig
+from trainer.model.task_heads import Head, HeadKind
 
 _EMBEDDINGS = {
     "bert.embeddings.word.weight": "bert.embeddings.word_embeddings.weight",
     "bert.embeddings.position.weight": "bert.embeddings.position_embeddings.weight",
     "bert.embeddings.token_type.weight": "bert.embeddings.token_type_embeddings.weight",
-    "bert.embeddings.norm": "bert.embeddings.LayerNorm",
 }
 _LAYER = {
     "query": "attention.self.query",
     "key": "attention.self.key",
     "value": "attention.self.value",
     "attention_output": "attention.output.dense",
-    "attention_norm": "attention.output.LayerNorm",
     "intermediate": "intermediate.dense",
     "output": "output.dense",
-    "output_norm": "output.LayerNorm",
 }
-_PRE_NORM_LAYER = {"attention_norm": "attention.ln", "output_norm": "ln"}
-_PRE_NORM = {"bert.final_norm": "bert.encoder.ln"}
+_POST_NORMS = {"attention_norm": "attention.output.LayerNorm", "output_norm": "output.LayerNorm"}
+_PRE_NORMS = {"attention_norm": "attention.ln", "output_norm": "ln"}
 _HEADS = {
-    "bert.pooler": "bert.pooler.dense",
     "mlm_head.transform": "cls.predictions.transform.dense",
     "mlm_head.norm": "cls.predictions.transform.LayerNorm",
     "mlm_head.bias": "cls.predictions.bias",
     "nsp_head": "cls.seq_relationship",
 }
-# What a file may hold beside the parameters: the tied decoder once more, and an old buffer of
-# positions.
+# What a file may hold beside the parameters: the tied decoder, and an old buffer of positions.
 _TIED = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
@@ -64,9 +59,17 @@ _SETTINGS = {
 }
 # Settings that would make it another model than ours, and what they must be if given.
 _FIXED = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
-_MODEL_TYPES = {"bert": "BertForPreTraining", "megatron-bert": "MegatronBertForPreTraining"}
-# What a config.json leaves out has BERT-BASE's value, in transformers as in ours, but for the other
-# model type.
+_CLASSES: dict[HeadKind, str] = {
+    "classification": "ForSequenceClassification",
+    "regression": "ForSequenceClassification",
+    "choice": "ForMultipleChoice",
+    "tokens": "ForTokenClassification",
+    "span": "ForQuestionAnswering",
+}
+_KINDS = {suffix: kind for kind, suffix in _CLASSES.items() if kind != "regression"}
+_PROBLEM_TYPES = {"classification": "single_label_classification", "regression": "regression"}
+_MODEL_TYPES = {"bert": "Bert", "megatron-bert": "MegatronBert"}
+# What a config.json leaves out has BERT-BASE's value, in transformers as in ours, but for these.
 _MEGATRON_DEFAULTS = {
     "vocab_size": 29_056,
     "hidden_size": 1_024,
@@ -76,31 +79,34 @@ _MEGATRON_DEFAULTS = {
 }
 
 
-def hf_names(num_layers: int, pre_norm: bool = False) -> dict[str, str]:
-    """Our name of every parameter -> Hugging Face's."""
-    modules, in_layer = dict(_EMBEDDINGS), dict(_LAYER)
-    if pre_norm:
-        del modules["bert.embeddings.norm"]
-        modules |= _PRE_NORM
-        in_layer |= _PRE_NORM_LAYER
-    for layer in range(num_layers):
-        modules |= {
-            f"bert.layers.{layer}.{ours}": f"bert.encoder.layer.{layer}.{hf}"
-            for ours, hf in in_layer.items()
-        }
+def hf_names(config: BertConfig, head: Head | None = None) -> dict[str, str]:
+    """Our name of every parameter, of a pretrained model or one with a head -> Hugging Face's."""
+    modules = dict(_EMBEDDINGS)
+    if config.pre_norm:
+        modules["bert.final_norm"] = "bert.encoder.ln"
+    else:
+        modules["bert.embeddings.norm"] = "bert.embeddings.LayerNorm"
+    in_layer = _LAYER | (_PRE_NORMS if config.pre_norm else _POST_NORMS)
+    for layer in range(config.num_layers):
+        for ours, theirs in in_layer.items():
+            modules[f"bert.layers.{layer}.{ours}"] = f"bert.encoder.layer.{layer}.{theirs}"
+    if head is None or head.reads_pooled:
+        modules["bert.pooler"] = "bert.pooler.dense"
+    modules |= _HEADS if head is None else {"task_head": _task_head_name(head)}
     names: dict[str, str] = {}
-    for ours, theirs in (modules | _HEADS).items():
+    for ours, theirs in modules.items():
         leaves = ("",) if ours.endswith((".weight", ".bias")) else (".weight", ".bias")
         names |= {f"{ours}{leaf}": f"{theirs}{leaf}" for leaf in leaves}
     return names
 
 
-def to_hf_state(state: Mapping[str, Tensor], config: BertConfig) -> dict[str, Tensor]:
+def to_hf_state(
+    state: Mapping[str, Tensor], config: BertConfig, head: Head | None = None
+) -> dict[str, Tensor]:
     """Our parameters under Hugging Face's names; the tied decoder is left out, as there."""
-    names = hf_names(config.num_layers, config.pre_norm)
-    assert set(state) == set(names), (
-        f"parameters differ from BERT's: {sorted(set(state) ^ set(names))}"
-    )
+    names = hf_names(config, head)
+    wrong = sorted(set(state) ^ set(names))
+    assert not wrong, f"parameters differ from the model's: {wrong}"
     return {names[name]: tensor for name, tensor in state.items()}
 
 
@@ -117,26 +123,16 @@ def from_hf_state(
     """
     found = {_modern_name(name): tensor for name, tensor in tensors.items()}
     _check_tied(found, where)
-    ours = {theirs: name for name, theirs in hf_names(config.num_layers, config.pre_norm).items()}
+    ours = {theirs: name for name, theirs in hf_names(config).items()}
     unknown = sorted(set(found) - set(ours) - set(_TIED) - _IGNORED)
-    missing = [
-        theirs
-        for theirs, name in ours.items()
-        if theirs not in found and not name.startswith(OPTIONAL_PREFIXES)
-    ]
+    needed = [theirs for theirs, name in ours.items() if not name.startswith(OPTIONAL_PREFIXES)]
+    missing = [name for name in needed if name not in found]
     if unknown or missing:
         raise ValueError(
             f"{where}: not the weights of a pretrained BERT of {config.num_layers} layers: "
             f"unknown {unknown[:5]}, missing {missing[:5]}; save it with transformers' BertForPreTraining"
         )
-    state = {
-        name: found[theirs].to(torch.float32) for theirs, name in ours.items() if theirs in found
-    }
-    _check_shapes(state, config, where)
-    return state
-
-
-def _check_shapes(state: Mapping[str, Tensor], config: BertConfig, where: str) -> None:
+    state = {name: found[theirs].float() for theirs, name in ours.items() if theirs in found}
     with torch.device("meta"):
         expected = BertForPreTraining(config).state_dict()
     for name, tensor in state.items():
@@ -145,13 +141,40 @@ def _check_shapes(state: Mapping[str, Tensor], config: BertConfig, where: str) -
                 f"{where}: {name} has shape {tuple(tensor.shape)}, config.json says {tuple(expected[name].shape)}; "
                 "the two files belong to different models"
             )
+    return state
 
 
-def to_hf_config(config: BertConfig, pad_id: int) -> dict[str, Any]:
-    """Content of config.json: transformers opens it as a BERT or MegatronBERT to pretrain."""
+def from_hf_task_state(
+    tensors: Mapping[str, Tensor], config: BertConfig, head: Head, where: str
+) -> dict[str, Tensor]:
+    """Tensors of transformers under the names of BertForTask, in float32.
+
+    Raises:
+        ValueError: The head is missing or of another shape, or the rest is not the encoder's.
+    """
+    rest, module = dict(tensors), _task_head_name(head)
+    names = [f"{module}.{leaf}" for leaf in ("bias", "weight")]
+    if missing := [name for name in names if name not in rest]:
+        raise ValueError(
+            f"{where}: config.json says {_CLASSES[head.kind]}, but there is no {', '.join(missing)}"
+        )
+    bias, weight = (rest.pop(name).float() for name in names)
+    expected = (head.num_outputs, config.hidden_size)
+    if tuple(weight.shape) != expected:
+        raise ValueError(
+            f"{where}: {module}.weight has shape {tuple(weight.shape)}, config.json says "
+            f"{expected} ({len(head.labels)} labels in id2label); the two files belong to different models"
+        )
+    state = from_hf_state(rest, config, where)
+    return state | {"task_head.weight": weight, "task_head.bias": bias}
+
+
+def to_hf_config(config: BertConfig, pad_id: int, head: Head | None = None) -> dict[str, Any]:
+    """Content of config.json: transformers opens it as a BERT to pretrain, or as the head's class."""
     model_type = "megatron-bert" if config.pre_norm else "bert"
-    return {
-        "architectures": [_MODEL_TYPES[model_type]],
+    suffix = "ForPreTraining" if head is None else _CLASSES[head.kind]
+    settings = {
+        "architectures": [_MODEL_TYPES[model_type] + suffix],
         "model_type": model_type,
         **_FIXED,
         "is_decoder": config.is_causal,
@@ -160,6 +183,15 @@ def to_hf_config(config: BertConfig, pad_id: int) -> dict[str, Any]:
         "pad_token_id": pad_id,
         "tie_word_embeddings": True,
     }
+    if head is None:
+        return settings
+    settings["classifier_dropout"] = head.dropout
+    if head.kind in _PROBLEM_TYPES:
+        settings["problem_type"] = _PROBLEM_TYPES[head.kind]
+    if labels := ("LABEL_0",) if head.kind == "regression" else head.labels:
+        settings["id2label"] = {str(index): label for index, label in enumerate(labels)}
+        settings["label2id"] = {label: index for index, label in enumerate(labels)}
+    return settings
 
 
 def from_hf_config(settings: Mapping[str, Any], where: str) -> BertConfig:
@@ -174,8 +206,7 @@ def from_hf_config(settings: Mapping[str, Any], where: str) -> BertConfig:
             f"{where}: model_type is {model_type!r}, expected one of {', '.join(_MODEL_TYPES)}"
         )
     for name, expected in _FIXED.items():
-        found = settings.get(name, expected)
-        if found != expected:
+        if (found := settings.get(name, expected)) != expected:
             raise ValueError(
                 f"{where}: {name} is {found!r}, expected {expected!r}; this model cannot be read here"
             )
@@ -185,11 +216,44 @@ def from_hf_config(settings: Mapping[str, Any], where: str) -> BertConfig:
     return BertConfig(**sizes, pre_norm=model_type == "megatron-bert", is_causal=is_causal)
 
 
+def head_of_hf_config(settings: Mapping[str, Any], where: str) -> Head | None:
+    """The head that config.json says the model has; None for a pretrained one.
+
+    Raises:
+        ValueError: A head that is not known here, such as one of several labels at once.
+    """
+    name = next(iter(settings.get("architectures") or []), "")
+    suffix = name.removeprefix("Megatron").removeprefix("Bert")
+    if suffix not in _KINDS:
+        return None
+    kind, dropout = _KINDS[suffix], settings.get("classifier_dropout")
+    if kind in ("choice", "span"):
+        return Head(kind, dropout=dropout)
+    given = settings.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+    labels = {int(index): str(label) for index, label in given.items()}
+    if sorted(labels) != list(range(len(labels))):
+        raise ValueError(
+            f"{where}: id2label has the ids {sorted(labels)}, expected 0 to {len(labels) - 1}"
+        )
+    problem = settings.get("problem_type")
+    is_number = problem == "regression" or (problem is None and len(labels) == 1)
+    if kind == "classification" and is_number:
+        return Head("regression", dropout=dropout)
+    if problem == "multi_label_classification":
+        raise ValueError(
+            f"{where}: problem_type is {problem}; heads of one label a sequence are read here"
+        )
+    return Head(kind, tuple(labels[index] for index in range(len(labels))), dropout)
+
+
+def _task_head_name(head: Head) -> str:
+    return "qa_outputs" if head.kind == "span" else "classifier"
+
+
 def _modern_name(name: str) -> str:
     """Today's name of a tensor: files of 2018 say gamma and beta, BertModel lacks the prefix."""
-    name = name.replace(".LayerNorm.gamma", ".LayerNorm.weight").replace(
-        ".LayerNorm.beta", ".LayerNorm.bias"
-    )
+    name = name.replace("LayerNorm.gamma", "LayerNorm.weight")
+    name = name.replace("LayerNorm.beta", "LayerNorm.bias")
     return f"bert.{name}" if name.startswith(("embeddings.", "encoder.", "pooler.")) else name
 
 

@@ -1,32 +1,19 @@
-"""Weights of models trained elsewhere: of Hugging Face, of exports, and of Google's releases.
-
-Nothing is unpickled.
-"""
+"""Weights of models trained elsewhere: of Hugging Face, of exports, and of Google's releases. Nothing is unpickled."""
 
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from pipeline.storage.folder import Folder
+from pipeline.storage.hub import fetch_from_hub, is_hub_name
 from tokenizer.extend import is_unused
 from tokenizer.vocab import parse_vocab
 from tokenizer.wordpiece import split_piece
-from trainer.conversion.export import (
-    CONFIG,
-    GOOGLE_CONFIG,
-    VOCAB,
-    WEIGHTS,
-    load_hf,
-    read_json,
-)
-from trainer.conversion.google import from_google_tensors, google_names
-from trainer.conversion.huggingface import from_hf_config
-from trainer.conversion.tensor_bundle import TensorBundle
+from trainer.conversion.export import CONFIG, TOKENIZER, TOKENIZER_CONFIG, VOCAB, WEIGHTS, load_hf
+from trainer.conversion.google import GOOGLE_CONFIG, load_google
 from trainer.model.config import BertConfig
 
 PICKLED_WEIGHTS = "pytorch_model.bin"
@@ -48,6 +35,20 @@ class InitialWeights:
     vocab: bytes | None
 
 
+def resolve_model(name: str) -> str:
+    """The folder of a model: the name itself, or where a model of the Hub by that name was put.
+
+    Raises:
+        FileNotFoundError: It is no folder, and the Hub gives no model of that name.
+    """
+    if not is_hub_name(name):
+        return name
+    folder = fetch_from_hub(name, (CONFIG, VOCAB, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS))
+    if not (folder / WEIGHTS).exists():
+        folder = fetch_from_hub(name, (CONFIG, VOCAB, PICKLED_WEIGHTS))
+    return str(folder)
+
+
 def read_initial_weights(folder: str) -> InitialWeights:
     """Reads a model folder, local or an fsspec URL.
 
@@ -66,13 +67,9 @@ def read_initial_weights(folder: str) -> InitialWeights:
             f'safetensors beside it: python -c "from transformers import BertForPreTraining as Bert; '
             f'Bert.from_pretrained({folder!r}).save_pretrained({folder!r})"'
         )
-    indexes = sorted(
-        name
-        for name in names
-        if name.endswith(".ckpt.index") or (".ckpt-" in name and ".index" in name)
-    )
+    indexes = [name for name in names if ".ckpt" in name and name.endswith(".index")]
     if GOOGLE_CONFIG in names and len(indexes) == 1:
-        return InitialWeights(*_load_google(folder, indexes[0].removesuffix(".index")), vocab)
+        return InitialWeights(*load_google(folder, indexes[0].removesuffix(".index")), vocab)
     listing = ", ".join(sorted(names)[:10]) or "nothing"
     raise FileNotFoundError(
         f"{folder} holds {listing}; expected {CONFIG} with {WEIGHTS} (Hugging Face), or {GOOGLE_CONFIG} with one "
@@ -87,22 +84,17 @@ def extend_rows(found: InitialWeights, vocab: bytes, folder: str) -> tuple[Initi
     masked-LM head, begin as the means of those of the pieces that the old vocabulary cuts it into.
 
     Raises:
-        ValueError: The vocabulary is not theirs, extended: another piece than an [unusedN] has gone
-            or moved.
+        ValueError: Another piece than an [unusedN] has gone or moved.
     """
     assert found.vocab is not None
-    old, vocabulary = (
-        parse_vocab(found.vocab, f"{folder}/{VOCAB}"),
-        parse_vocab(vocab, "the dataset's vocabulary"),
-    )
+    old = parse_vocab(found.vocab, f"{folder}/{VOCAB}")
+    vocabulary = parse_vocab(vocab, "the dataset's vocabulary")
     kept = list(zip(old.tokens, vocabulary.tokens, strict=False))
     moved = [(before, after) for before, after in kept if before != after and not is_unused(before)]
     if moved or len(vocabulary) < len(old):
-        shown = (
-            f"{moved[0][0]!r} of it is {moved[0][1]!r} there"
-            if moved
-            else f"{len(old)} lines, there {len(vocabulary)}"
-        )
+        shown = f"{len(old)} lines, there {len(vocabulary)}"
+        if moved:
+            shown = "{!r} of it is {!r} there".format(*moved[0])
         raise ValueError(
             f"{folder}/{VOCAB} differs from the dataset's vocabulary, so ids mean other words ({shown}); build the "
             "dataset with --vocab or --extend of that file, or leave init_from out"
@@ -111,19 +103,15 @@ def extend_rows(found: InitialWeights, vocab: bytes, folder: str) -> tuple[Initi
     new += range(len(old), len(vocabulary))
     if not new:
         return found, 0
-    state = dict(found.state)
-    pieces = {
-        index: [old.ids[piece] for piece in split_piece(vocabulary.tokens[index], old)]
-        for index in new
-    }
+    tokens, state = vocabulary.tokens, dict(found.state)
+    pieces = {index: [old.ids[piece] for piece in split_piece(tokens[index], old)] for index in new}
     for name in _ROWS_BY_TOKEN & state.keys():
         rows = state[name][: len(old)]
-        state[name] = torch.cat([rows, rows.new_zeros(len(vocabulary) - len(old), *rows.shape[1:])])
+        state[name] = torch.cat([rows, rows.new_zeros(len(tokens) - len(old), *rows.shape[1:])])
         for index in new:
             state[name][index] = rows[pieces[index]].mean(0)
-    return InitialWeights(
-        replace(found.config, vocab_size=len(vocabulary)), state, found.vocab
-    ), len(new)
+    config = replace(found.config, vocab_size=len(vocabulary))
+    return InitialWeights(config, state, found.vocab), len(new)
 
 
 def hash_state(state: Mapping[str, Tensor]) -> str:
@@ -133,24 +121,3 @@ def hash_state(state: Mapping[str, Tensor]) -> str:
         digest.update(f"{name} {tuple(state[name].shape)}\n".encode())
         digest.update(state[name].contiguous().numpy().tobytes())
     return digest.hexdigest()
-
-
-def _load_google(folder: str, name: str) -> tuple[BertConfig, dict[str, Tensor]]:
-    config = from_hf_config(read_json(folder, GOOGLE_CONFIG), f"{folder}/{GOOGLE_CONFIG}")
-    files = Folder(folder)
-    size_of = lru_cache(maxsize=None)(files.size)
-
-    def read(suffix: str, span: tuple[int, int] | None) -> bytes:
-        file = name + suffix
-        if span is not None and span[1] > size_of(file):
-            raise ValueError(
-                f"{files.locate(file)}: ends before byte {span[1]}, where a tensor of the index ends; copy it again"
-            )
-        return files.read(file) if span is None else files.read_range(file, *span)
-
-    bundle = TensorBundle(f"{folder}/{name}", read)
-    known = google_names(config)
-    tensors: Mapping[str, Any] = {
-        each: bundle.read(each) for each in known.values() if each in bundle.names
-    }
-    return config, from_google_tensors(tensors, bundle.names, config, bundle.where)

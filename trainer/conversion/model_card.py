@@ -1,4 +1,4 @@
-"""README.md of an exported model: what it is, what it was trained on and how that went, as far as the export knows.
+"""README.md of an exported model: what it is and what it was trained on, as far as the export knows.
 
 It begins with the metadata of Hugging Face's model cards, and ends with a mark by which an export
 knows its own card again.
@@ -6,7 +6,7 @@ knows its own card again.
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from trainer.model.config import BertConfig
@@ -15,12 +15,13 @@ from trainer.model.task_heads import Head
 
 CARD = "README.md"
 _MARK = re.compile(rb"<!-- written by export: ([0-9a-f]{16}) -->\n\Z")
-_PIPELINES = {
-    "classification": "text-classification",
-    "regression": "text-classification",
-    "choice": "multiple-choice",
-    "tokens": "token-classification",
-    "span": "question-answering",
+_USES = {  # the task of Hugging Face's hub, and transformers' class
+    "": ("fill-mask", "AutoModelForMaskedLM"),
+    "classification": ("text-classification", "AutoModelForSequenceClassification"),
+    "regression": ("text-classification", "AutoModelForSequenceClassification"),
+    "choice": ("multiple-choice", "AutoModelForMultipleChoice"),
+    "tokens": ("token-classification", "AutoModelForTokenClassification"),
+    "span": ("question-answering", "AutoModelForQuestionAnswering"),
 }
 _USE = """```python
 from transformers import {model}, AutoTokenizer
@@ -36,13 +37,10 @@ tokenizer = AutoTokenizer.from_pretrained(FOLDER)
 session = onnxruntime.InferenceSession(FOLDER + "/model.onnx")
 outputs = session.run(None, dict(tokenizer(["A text."], return_tensors="np")))
 ```"""
-_MODELS = {
-    "fill-mask": "AutoModelForMaskedLM",
-    "text-classification": "AutoModelForSequenceClassification",
-    "token-classification": "AutoModelForTokenClassification",
-    "multiple-choice": "AutoModelForMultipleChoice",
-    "question-answering": "AutoModelForQuestionAnswering",
-}
+_OF_DATA = ("dataset", "weight", "root hash", "licences")
+_OF_LOSSES = ("step", "training, nats", "validation MLM, nats")
+
+Rows = Iterator[tuple[Any, ...]]
 
 
 def model_card(
@@ -63,7 +61,7 @@ def model_card(
         head: Head of a fine-tuned model; None for a pretrained one.
         is_onnx: Whether the folder holds model.onnx in place of the weights.
     """
-    pipeline = _PIPELINES[head.kind] if head else "fill-mask"
+    pipeline, model = _USES[head.kind if head else ""]
     metadata = {"library_name": "onnx" if is_onnx else "transformers"}
     metadata |= {"pipeline_tag": pipeline, "tags": "[bert]"}
     base = provenance.get("base_model", {})
@@ -73,12 +71,12 @@ def model_card(
     size = "" if head else f" and {num_parameters(config) / 1e6:,.1f} M parameters"
     lines += [f"# BERT of {config.num_layers} layers{size}", ""]
     lines += _table(("model", ""), _describe_model(config, lower_case, head))
-    lines += _describe_training(provenance)
-    if base:
-        lines += ["## Base model", "", *_table(("fact", ""), _describe_base(base))]
-    lines += _describe_task(provenance.get("finetuned", {}))
-    use = _USE_ONNX if is_onnx else _USE.format(model=_MODELS[pipeline])
-    lines += ["## Use", "", use, ""]
+    lines += _section("Pretraining", ("fact", ""), _describe_training(provenance))
+    lines += _section("Data", _OF_DATA, map(_describe_data, provenance.get("datasets", ())))
+    lines += _section("Losses", _OF_LOSSES, provenance.get("losses", ()))
+    lines += _section("Base model", ("fact", ""), _describe_base(base))
+    lines += _section("Fine-tuning", ("fact", ""), _describe_task(provenance.get("finetuned", {})))
+    lines += ["## Use", "", _USE_ONNX if is_onnx else _USE.format(model=model), ""]
     text = "\n".join(lines).encode()
     return text + f"<!-- written by export: {_digest(text)} -->\n".encode()
 
@@ -93,20 +91,16 @@ def _digest(text: bytes) -> str:
     return hashlib.sha256(text).hexdigest()[:16]
 
 
-def _describe_model(
-    config: BertConfig, lower_case: bool, head: Head | None
-) -> Iterable[tuple[str, Any]]:
+def _describe_model(config: BertConfig, lower_case: bool, head: Head | None) -> Rows:
     yield "layers, width, heads", f"{config.num_layers}, {config.hidden_size}, {config.num_heads}"
     yield "longest input", f"{config.max_position_embeddings} tokens"
-    yield (
-        "vocabulary",
-        f"{config.vocab_size:,} WordPiece tokens, {'lower-cased' if lower_case else 'cased'}",
-    )
+    case = "lower-cased" if lower_case else "cased"
+    yield "vocabulary", f"{config.vocab_size:,} WordPiece tokens, {case}"
     if head:
         yield "head", head.kind + (f": {', '.join(head.labels[:20])}" if head.labels else "")
 
 
-def _describe_training(provenance: Mapping[str, Any]) -> list[str]:
+def _describe_training(provenance: Mapping[str, Any]) -> Rows:
     training = provenance.get("training", {})
     known = {
         "objective": provenance.get("objective"),
@@ -117,47 +111,26 @@ def _describe_training(provenance: Mapping[str, Any]) -> list[str]:
         "hardware of the last start": training.get("hardware"),
         "software": training.get("software"),
     }
-    facts = [(name, value) for name, value in known.items() if value not in (None, "")]
-    facts += [
-        (f"phase {number}", each) for number, each in enumerate(training.get("phases", []), 1)
-    ]
-    lines = ["## Pretraining", "", *_table(("fact", ""), facts)] if facts else []
-    if datasets := provenance.get("datasets"):
-        lines += ["## Data", "", *_describe_data(datasets)]
-    if losses := provenance.get("losses"):
-        lines += [
-            "## Losses",
-            "",
-            *_table(("step", "training, nats", "validation MLM, nats"), losses),
-        ]
-    return lines
+    phases = enumerate(training.get("phases", []), 1)
+    known |= {f"phase {number}": each for number, each in phases}
+    yield from ((name, value) for name, value in known.items() if value not in (None, ""))
 
 
-def _describe_data(datasets: Sequence[Mapping[str, Any]]) -> list[str]:
-    rows = [
-        (
-            each.get("name"),
-            each.get("weight"),
-            f"`{each.get('root_hash')}`",
-            ", ".join(each.get("licences", ())) or "not stated",
-        )
-        for each in datasets
-    ]
-    return _table(("dataset", "weight", "root hash", "licences"), rows)
+def _describe_data(dataset: Mapping[str, Any]) -> tuple[Any, ...]:
+    licences = ", ".join(dataset.get("licences", ())) or "not stated"
+    return dataset.get("name"), dataset.get("weight"), f"`{dataset.get('root_hash')}`", licences
 
 
-def _describe_base(base: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+def _describe_base(base: Mapping[str, Any]) -> Rows:
     """The model whose weights training began with, and the one that it began with itself."""
+    if not base:
+        return
     yield "training began with", base["name"]
     yield "licence", base.get("licence") or "not stated"
     own = base.get("provenance", {})
-    for key, name in (
-        ("steps", "steps"),
-        ("tokens_seen", "tokens seen"),
-        ("objective", "objective"),
-    ):
+    for key in ("steps", "tokens_seen", "objective"):
         if key in own:
-            yield f"its {name}", _count(own[key]) or own[key]
+            yield f"its {key.replace('_', ' ')}", _count(own[key]) or own[key]
     for each in own.get("datasets", ()):
         licences = ", ".join(each.get("licences", ())) or "licence not stated"
         yield "its data", f"{each.get('name')} ({licences})"
@@ -167,25 +140,25 @@ def _describe_base(base: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
         yield "its base model", base["base_model"]
 
 
-def _describe_task(finetuned: Mapping[str, Any]) -> list[str]:
+def _describe_task(finetuned: Mapping[str, Any]) -> Rows:
     if not finetuned:
-        return []
-    facts = [
-        ("task", finetuned.get("task")),
-        ("run", finetuned.get("run")),
-        ("sequence length", finetuned.get("seq_len")),
-    ]
+        return
+    for key, name in (("task", "task"), ("run", "run"), ("seq_len", "sequence length")):
+        yield name, finetuned.get(key)
     for file, metrics in finetuned.get("metrics", {}).items():
-        facts += [
-            (f"{name}, {file}", f"{value:.4f}")
-            for name, value in metrics.items()
-            if isinstance(value, float)
-        ]
-    return ["## Fine-tuning", "", *_table(("fact", ""), facts)]
+        for name, value in metrics.items():
+            if isinstance(value, float):
+                yield f"{name}, {file}", f"{value:.4f}"
 
 
 def _count(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else ""
+
+
+def _section(title: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+    """A table under its title; nothing without rows."""
+    found = list(rows)
+    return [f"## {title}", "", *_table(head, found)] if found else []
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:

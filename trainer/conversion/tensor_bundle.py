@@ -3,106 +3,86 @@
     NAME.index                  a LevelDB table: name -> dtype, shape, shard, offset, size, crc
     NAME.data-00000-of-00001    the tensors' bytes, little endian
 
-Written from the format's description (tensorflow/core/protobuf/tensor_bundle.proto,
-leveldb/doc/table_format.md). Nothing is executed and every block and tensor is held to its crc32c.
+Written from tensorflow/core/protobuf/tensor_bundle.proto and leveldb/doc/table_format.md. Nothing
+is executed, and every block and tensor is held to its crc32c.
 """
 
 import math
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 from pipeline.storage.tensorflow_bytes import masked_crc32c
 
 MAGIC = 0xDB4775248B80FB57
 FOOTER_BYTES = 48
 TRAILER_BYTES = 5  # one of compression, four of crc32c
-DTYPES: dict[int, np.dtype[Any]] = {
-    1: np.dtype("<f4"),
-    2: np.dtype("<f8"),
-    3: np.dtype("<i4"),
-    9: np.dtype("<i8"),
-    19: np.dtype("<f2"),
-}
+DTYPES = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", 19: "<f2"}
+_DTYPE, _SHAPE, _SHARD, _OFFSET, _SIZE, _CRC, _SLICES = range(1, 8)  # fields of an entry
 
-Reader = Callable[[str, tuple[int, int] | None], bytes]
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """Where a tensor lies."""
-
-    dtype: int
-    shape: tuple[int, ...]
-    shard: int
-    offset: int
-    size: int
-    crc32c: int
-    is_sliced: bool
+Fields = dict[int, list[Any]]
 
 
 class TensorBundle:
-    """A checkpoint's tensors by name; the index is read at once, tensors when they are asked for.
+    """A checkpoint's tensors by name; data is read when a tensor of its file is asked for.
 
     Attributes:
         where: The checkpoint, for messages.
         names: Names of all tensors in it.
     """
 
-    def __init__(self, where: str, read: Reader) -> None:
-        """Opens the index.
-
-        Args:
-            where: The checkpoint, for messages.
-            read: Bytes [start, stop) of the file called NAME + a suffix; all of it for None.
+    def __init__(self, where: str, read: Callable[[str], bytes]) -> None:
+        """Opens the index, by a function that reads the file called NAME + a suffix.
 
         Raises:
             ValueError: It is damaged or in a form that is not read.
         """
-        self.where = where
-        self._read = read
+        self.where, self._read = where, lru_cache(read)
         try:
-            table = dict(_table_entries(read(".index", None)))
+            table = dict(_table_entries(read(".index")))
             header = _fields(table.pop(b""))
-            self._num_shards = int(header.get(1, [1])[0])
-            self._entries = {key.decode(): _parse_entry(value) for key, value in table.items()}
+            self._entries = {key.decode(): _fields(value) for key, value in table.items()}
+            self._shapes = {name: _shape(entry) for name, entry in self._entries.items()}
         except (IndexError, KeyError, struct.error, UnicodeDecodeError) as error:
             raise ValueError(
                 f"{where}.index: not a TensorFlow checkpoint, or damaged ({error!r})"
             ) from error
         except ValueError as error:
             raise ValueError(f"{where}.index: {error}") from error
-        if header.get(2, [0])[0]:
+        self._num_shards = _number(header, 1, 1)
+        if _number(header, 2):
             raise ValueError(f"{where}: written on a big-endian machine, which is not read here")
         self.names = frozenset(self._entries)
 
-    def read(self, name: str) -> npt.NDArray[Any]:
+    def read(self, name: str) -> NDArray[Any]:
         """One tensor.
 
         Raises:
             ValueError: Damaged, or of a kind that is not read (strings, bfloat16, sliced
                 variables).
         """
-        entry = self._entries[name]
-        if entry.dtype not in DTYPES or entry.is_sliced:
+        entry, shape = self._entries[name], self._shapes[name]
+        kind = _number(entry, _DTYPE)
+        if kind not in DTYPES or _SLICES in entry:
             raise ValueError(
-                f"{self.where}: {name} has dtype {entry.dtype} or is cut into slices; not read here"
+                f"{self.where}: {name} has dtype {kind} or is cut into slices; not read here"
             )
-        dtype = DTYPES[entry.dtype]
-        suffix = f".data-{entry.shard:05d}-of-{self._num_shards:05d}"
-        data = self._read(suffix, (entry.offset, entry.offset + entry.size))
-        expected = math.prod(entry.shape) * dtype.itemsize
-        if not len(data) == entry.size == expected or masked_crc32c(data) != entry.crc32c:
+        dtype: np.dtype[Any] = np.dtype(DTYPES[kind])
+        suffix = f".data-{_number(entry, _SHARD):05d}-of-{self._num_shards:05d}"
+        offset, size = _number(entry, _OFFSET), _number(entry, _SIZE)
+        data = self._read(suffix)[offset : offset + size]
+        expected = math.prod(shape) * dtype.itemsize
+        is_whole = len(data) == size == expected
+        if not is_whole or masked_crc32c(data) != _number(entry, _CRC):
             raise ValueError(
                 f"{self.where}{suffix}: {name} is damaged: {len(data)} bytes of {expected}, or another crc32c; "
                 "copy the checkpoint again"
             )
-        values: npt.NDArray[Any] = np.frombuffer(data, dtype)
-        return values.reshape(entry.shape)
+        return np.frombuffer(data, dtype).reshape(shape)
 
 
 def _table_entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -112,19 +92,15 @@ def _table_entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
         raise ValueError(
             "it does not end as a TensorFlow checkpoint's index does; copy the checkpoint again"
         )
-    _, position = _handle(footer, 0)  # of the table's metadata
-    index, _ = _handle(footer, position)
-    for _, value in _block_entries(_block(data, index)):
-        yield from _block_entries(_block(data, _handle(value, 0)[0]))
+    _, _, start, size = _varints(footer)  # of the table's metadata, and of its index
+    for _, place in _block_entries(_block(data, start, size)):
+        yield from _block_entries(_block(data, *_varints(place, 2)))
 
 
-def _block(data: bytes, handle: tuple[int, int]) -> bytes:
-    start, size = handle
+def _block(data: bytes, start: int, size: int) -> bytes:
     block = data[start : start + size + TRAILER_BYTES]
-    if (
-        len(block) != size + TRAILER_BYTES
-        or masked_crc32c(block[:-4]) != struct.unpack("<I", block[-4:])[0]
-    ):
+    is_whole = len(block) == size + TRAILER_BYTES
+    if not is_whole or masked_crc32c(block[:-4]) != struct.unpack("<I", block[-4:])[0]:
         raise ValueError("a block is cut short or has another crc32c; copy the checkpoint again")
     if block[size]:
         raise ValueError(
@@ -147,38 +123,22 @@ def _block_entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         position += size
 
 
-def _handle(data: bytes, position: int) -> tuple[tuple[int, int], int]:
-    offset, position = _varint(data, position)
-    size, position = _varint(data, position)
-    return (offset, size), position
+def _shape(entry: Fields) -> tuple[int, ...]:
+    sizes = [size for shape in entry.get(_SHAPE, []) for size in _fields(shape).get(2, [])]
+    return tuple(_number(_fields(size), 1) for size in sizes)
 
 
-def _parse_entry(data: bytes) -> _Entry:
-    fields = _fields(data)
-    sizes = [size for shape in fields.get(2, []) for size in _fields(_as_bytes(shape)).get(2, [])]
-    return _Entry(
-        dtype=int(fields.get(1, [0])[0]),
-        shape=tuple(int(_fields(_as_bytes(size)).get(1, [0])[0]) for size in sizes),
-        shard=int(fields.get(3, [0])[0]),
-        offset=int(fields.get(4, [0])[0]),
-        size=int(fields.get(5, [0])[0]),
-        crc32c=int(fields.get(6, [0])[0]),
-        is_sliced=7 in fields,
-    )
+def _number(fields: Fields, field: int, default: int = 0) -> int:
+    return int(fields.get(field, [default])[0])
 
 
-def _as_bytes(value: int | bytes) -> bytes:
-    """A field that holds others; of a number Python would make as many zeros."""
-    if isinstance(value, int):
-        raise ValueError(  # noqa: TRY004
-            f"a protocol buffer has the number {value} where fields belong; copy the checkpoint again"
-        )
-    return value
-
-
-def _fields(data: bytes) -> dict[int, list[int | bytes]]:
+def _fields(data: bytes | int) -> Fields:
     """Fields of a protocol buffer by number: numbers as int, everything else as bytes."""
-    fields: dict[int, list[int | bytes]] = {}
+    if isinstance(data, int):
+        raise ValueError(  # noqa: TRY004
+            f"a protocol buffer has the number {data} where fields belong; copy the checkpoint again"
+        )
+    fields: Fields = {}
     position = 0
     while position < len(data):
         key, position = _varint(data, position)
@@ -197,6 +157,14 @@ def _fields(data: bytes) -> dict[int, list[int | bytes]]:
                 raise ValueError(f"a protocol buffer has a field of unknown kind {kind}")
         fields.setdefault(key >> 3, []).append(value)
     return fields
+
+
+def _varints(data: bytes, count: int = 4) -> list[int]:
+    position, values = 0, []
+    for _ in range(count):
+        value, position = _varint(data, position)
+        values.append(value)
+    return values
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:

@@ -41,8 +41,7 @@ from trainer.conversion.export import (
     WEIGHTS,
     load_hf_task,
 )
-from trainer.conversion.hub import resolve_model
-from trainer.conversion.initial_weights import InitialWeights, read_initial_weights
+from trainer.conversion.initial_weights import InitialWeights, read_initial_weights, resolve_model
 from trainer.model.bert import BertForPreTraining
 from trainer.model.config import BertConfig
 from trainer.model.task_heads import Head

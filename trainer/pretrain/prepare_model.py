@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainer.checkpoints.read import read_weights
-from trainer.conversion.hub import resolve_model
-from trainer.conversion.initial_weights import extend_rows, read_initial_weights
+from trainer.conversion.initial_weights import extend_rows, read_initial_weights, resolve_model
 from trainer.model.bert import BertForPreTraining, compile_model
 from trainer.model.config import BertConfig
 from trainer.pretrain.objectives import freeze_unused

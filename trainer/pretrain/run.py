@@ -17,7 +17,7 @@ from trainer.checkpoints.resume import choose_checkpoint, copy_run, restore_run
 from trainer.checkpoints.saver import CheckpointSaver
 from trainer.checkpoints.store import CheckpointStore
 from trainer.conversion.export import VOCAB
-from trainer.conversion.hub import resolve_model
+from trainer.conversion.initial_weights import resolve_model
 from trainer.engine.start import start_engine
 from trainer.guards.spike_guard import SpikeGuard
 from trainer.guards.watchdog import Watchdog
