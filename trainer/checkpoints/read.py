@@ -6,8 +6,7 @@
         state.json                            progress, and which piece of what lies where
         COMMITTED                             sizes and hashes of the others, written last
 
-This file finds and reads them; write.py beside it writes them. No pickle anywhere. Generators are
-keyed to the step (`trainer.engine.train_step.seed_dropout`), so there is no random state to save.
+No pickle anywhere. Generators are keyed to the step, so there is no random state to save.
 """
 
 import hashlib
@@ -51,9 +50,8 @@ def is_checkpoint(name: str) -> bool:
 def find_checkpoints(checkpoints: Path) -> tuple[list[Path], list[Path]]:
     """Committed checkpoints, oldest first, and folders of saves that never ended."""
     folders = sorted(checkpoints.glob("step-*")) if checkpoints.is_dir() else []
-    finished = [
-        path for path in folders if is_checkpoint(path.name) and (path / COMMITTED).is_file()
-    ]
+    named = [path for path in folders if is_checkpoint(path.name)]
+    finished = [path for path in named if (path / COMMITTED).is_file()]
     return finished, [path for path in folders if path not in finished]
 
 
@@ -65,9 +63,8 @@ def newest_checkpoint(checkpoints: Path) -> Path:
     """
     finished, unfinished = find_checkpoints(checkpoints)
     if not finished:
-        others = (
-            f" (unfinished: {', '.join(path.name for path in unfinished)})" if unfinished else ""
-        )
+        names = ", ".join(path.name for path in unfinished)
+        others = f" (unfinished: {names})" if unfinished else ""
         raise FileNotFoundError(
             f"no committed checkpoint in {checkpoints}{others}; train first, or give another run"
         )
@@ -75,11 +72,7 @@ def newest_checkpoint(checkpoints: Path) -> Path:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """state.json of a committed checkpoint, checked.
-
-    Raises:
-        ValueError: It is damaged or of another format.
-    """
+    """state.json of a committed checkpoint; a ValueError where it is damaged or of another format."""
     verify_file(path, STATE)
     state = parse_object((path / STATE).read_bytes(), str(path / STATE), _remedy(path))
     if state.get("format") != FORMAT:
@@ -92,10 +85,7 @@ def read_state(path: Path) -> dict[str, Any]:
 def load_checkpoint(
     path: Path, engine: Any, optimizer: ShardedOptimizer, ranks: Ranks
 ) -> dict[str, Any]:
-    """Restores weights and optimizer states on any number of ranks; called by all of them.
-
-    Returns:
-        state.json.
+    """Restores weights and optimizer states, and returns state.json; called by all ranks.
 
     Raises:
         ValueError: A file this rank or another needs is damaged or missing a parameter; the same on
@@ -117,11 +107,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def verify_checkpoint(path: Path) -> None:
-    """Checks every file of a checkpoint against COMMITTED.
-
-    Raises:
-        ValueError: One is damaged or missing.
-    """
+    """Checks every file of a checkpoint against COMMITTED; raises as `verify_file`."""
     for name in read_marker(path):
         verify_file(path, name)
 
@@ -130,14 +116,11 @@ def read_marker(path: Path) -> dict[str, dict[str, Any]]:
     """Bytes and sha256 of a checkpoint's files by name, from COMMITTED.
 
     Raises:
-        ValueError: It is missing or damaged, or tells a name that is not one of a file in its
-            folder.
+        ValueError: It is missing or damaged, or names something that is not in its folder.
     """
     try:
-        files = json.loads((path / COMMITTED).read_bytes())["files"]
-        described = {
-            name: {key: facts[key] for key in ("bytes", "sha256")} for name, facts in files.items()
-        }
+        files = json.loads((path / COMMITTED).read_bytes())["files"].items()
+        described = {name: {key: each[key] for key in ("bytes", "sha256")} for name, each in files}
     except FileNotFoundError as error:
         raise ValueError(f"{error.filename} is missing; {_remedy(path)}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -156,22 +139,22 @@ def _read_fragments(
     kinds = {kind: optimizer.tensors(kind) for kind in ("fp32", *optimizer.state_names)}
     missing = {piece.name: piece.numel for piece in optimizer.fragments}
     for name, pieces in files.items():
-        needed = [
-            (mine, max(mine.start, start), min(mine.start + mine.numel, start + numel))
-            for mine in optimizer.fragments
-            for start, numel in [pieces.get(mine.name, (0, 0))]
-        ]
-        needed = [(mine, start, stop) for mine, start, stop in needed if start < stop]
-        if needed:
-            verify_file(path, name)
-            with safe_open(path / name, "pt") as file:
+        needed = []
+        for mine in optimizer.fragments:
+            start, numel = pieces.get(mine.name, (0, 0))
+            first, stop = max(mine.start, start), min(mine.start + mine.numel, start + numel)
+            if first < stop:
+                needed.append((mine, slice(first - mine.start, stop - mine.start), first - start))
+        if not needed:
+            continue
+        verify_file(path, name)
+        with safe_open(path / name, "pt") as file:
+            for mine, place, offset in needed:
+                length = place.stop - place.start
+                missing[mine.name] -= length
                 for kind, owned in kinds.items():
-                    for mine, start, stop in needed:
-                        offset = pieces[mine.name][0]
-                        part = file.get_slice(f"{kind}/{mine.name}")[start - offset : stop - offset]
-                        mine.of(owned)[start - mine.start : stop - mine.start].copy_(part)
-        for mine, start, stop in needed:
-            missing[mine.name] -= stop - start
+                    part = file.get_slice(f"{kind}/{mine.name}")[offset : offset + length]
+                    mine.of(owned)[place].copy_(part)
     lacking = [name for name, numel in missing.items() if numel]
     if lacking:
         raise ValueError(
@@ -180,11 +163,7 @@ def _read_fragments(
 
 
 def verify_file(path: Path, name: str) -> None:
-    """Checks one file of a checkpoint against COMMITTED.
-
-    Raises:
-        ValueError: It is damaged or missing.
-    """
+    """Checks one file against COMMITTED; a ValueError where it is damaged or missing."""
     files = read_marker(path)
     if name not in files:
         raise ValueError(f"{path / COMMITTED} does not describe {name}; {_remedy(path)}")
@@ -202,10 +181,8 @@ def verify_file(path: Path, name: str) -> None:
 def describe_file(path: Path) -> dict[str, Any]:
     """Its bytes and sha256, as COMMITTED has them."""
     with path.open("rb") as file:
-        return {
-            "bytes": path.stat().st_size,
-            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
-        }
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": digest}
 
 
 def _remedy(path: Path) -> str:

@@ -1,8 +1,7 @@
 """The choice of the checkpoint that a run goes on from: the newest whole one, here or at a URL.
 
 Rank 0 chooses and downloads. Nodes that do not see its folder download for themselves, which needs
-a URL, and to a place of its own: what they downloaded is no checkpoint of theirs when one of them
-is the first node next time.
+a URL, and to a place of its own: it is no checkpoint of theirs when one of them is first next time.
 """
 
 import json
@@ -11,8 +10,6 @@ import platform
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-
-import torch.distributed
 
 from pipeline.storage.local import replace_file
 from trainer.checkpoints.read import COMMITTED, find_checkpoints, step_of, verify_checkpoint
@@ -41,9 +38,9 @@ def restore_run(run: RunFolder, store: CheckpointStore) -> None:
 
 
 def copy_run(run: RunFolder, store: CheckpointStore | None, ranks: Ranks) -> None:
-    """Gives nodes that do not see rank 0's folder what the run is. All ranks call it.
+    """Gives nodes that do not see rank 0's folder what the run is; any may then be first next time.
 
-    Any of the nodes may then be first next time.
+    All ranks call it.
 
     Raises:
         ValueError: There is such a node and no URL, or another run is in its folder.
@@ -58,15 +55,13 @@ def copy_run(run: RunFolder, store: CheckpointStore | None, ranks: Ranks) -> Non
             )
     if all(ranks.gather(is_shared)):
         return
-    files = [
-        {name: (run.path / name).read_bytes() for name in RUN_FILES} if ranks.rank == 0 else {}
-    ]
-    torch.distributed.broadcast_object_list(files, src=0, group=ranks.counts_group)
+    names = RUN_FILES if ranks.rank == 0 else ()
+    files = ranks.from_first({name: (run.path / name).read_bytes() for name in names})
     with together(ranks):
         if not is_shared and _is_first_of_node():
-            _refuse_other_run(run, json.loads(files[0][RUN_FACTS])["id"])
+            _refuse_other_run(run, json.loads(files[RUN_FACTS])["id"])
             run.checkpoints.mkdir(parents=True, exist_ok=True)
-            for name, data in files[0].items():
+            for name, data in files.items():
                 replace_file(run.path / name, data)
 
 
@@ -99,9 +94,9 @@ def choose_checkpoint(
             local, remote = _list_checkpoints(run, store, say)
             found = local | remote if everywhere else remote
             names = [each for each in found if before is None or step_of(each) < before]
-            newest_first = sorted(names, reverse=True)
-            name = _choose(run, store, newest_first, local, skip_damaged, say)
-    name = ranks.gather(name)[0]
+            names.sort(reverse=True)
+            name = _choose(run, store, names, local, skip_damaged, say)
+    name = ranks.from_first(name)
     if name is None:
         return None
     place = run.checkpoints if is_shared else run.downloads
@@ -117,9 +112,8 @@ def discard_from(run: RunFolder, store: CheckpointStore | None, step: int) -> No
     finished, _ = find_checkpoints(run.checkpoints)
     remove_folders(*(path for path in finished if step_of(path.name) >= step))
     if store is not None:
-        store.remove_checkpoints(
-            [name for name in store.list_checkpoints()[0] if step_of(name) >= step]
-        )
+        finished_there, _ = store.list_checkpoints()
+        store.remove_checkpoints(name for name in finished_there if step_of(name) >= step)
 
 
 def _choose(
@@ -182,4 +176,4 @@ def _refuse_other_run(run: RunFolder, expected: str) -> None:
 def _see_same_folder(run: RunFolder, ranks: Ranks) -> bool:
     """Whether this rank sees the lock of rank 0, which names the job."""
     mine = run.lock.read_bytes() if run.lock.is_file() else b""
-    return bool(mine == ranks.gather(mine if ranks.rank == 0 else None)[0])
+    return bool(mine == ranks.from_first(mine))

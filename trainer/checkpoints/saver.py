@@ -45,15 +45,7 @@ class CheckpointSaver:
         store: CheckpointStore | None,
         say: Callable[[str], None],
     ) -> None:
-        """Makes the threads' group; called by all ranks.
-
-        Args:
-            run: Where checkpoints are written.
-            settings: What stays.
-            ranks: This rank and the others.
-            store: Where they are uploaded to.
-            say: Tells the user something, from rank 0.
-        """
+        """Makes the threads' group; called by all ranks."""
         group = torch.distributed.new_group(backend="gloo", timeout=LONGEST_UPLOAD)
         # Connects now: a launcher that is lost may take the addresses with it.
         torch.distributed.barrier(group=group)
@@ -81,8 +73,7 @@ class CheckpointSaver:
     def save(self, position: Mapping[str, Any], engine: Any, optimizer: ShardedOptimizer) -> None:
         """Saves in the background, after what is in flight; called by all ranks at the same step.
 
-        Raises:
-            OSError, ValueError: What the save before could not write or upload, on all ranks.
+        It raises, on all ranks, what the save before could not write or upload.
         """
         self.finish()
         snapshot = take_snapshot(position, engine, optimizer, self._ranks, self._copies)
@@ -91,32 +82,26 @@ class CheckpointSaver:
         self._thread.start()
 
     def finish(self) -> None:
-        """Waits for what is in flight.
-
-        Raises:
-            OSError, ValueError: What it could not write or upload, on all ranks.
-        """
+        """Waits for what is in flight; an OSError or ValueError of it is raised on all ranks."""
         began = time.monotonic()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
         if (waited := time.monotonic() - began) > WORTH_SAYING_SECONDS:
-            self._say(
-                f"waited {waited:.1f} s until {self._in_flight} was written{' and uploaded' * bool(self._store)}"
-            )
+            done = "written and uploaded" if self._store else "written"
+            self._say(f"waited {waited:.1f} s until {self._in_flight} was {done}")
         if self._failure is not None:
             raise self._failure
 
     def _write(self, snapshot: Snapshot) -> None:
+        keep, keep_every = self._settings.keep, self._settings.keep_every
         try:
             folder = write_snapshot(self._run.checkpoints, snapshot, self._ranks)
             if self._store is not None:
                 self._upload(self._store, folder, snapshot)
             with together(self._ranks):
                 if self._ranks.rank == 0:
-                    remove_old(
-                        self._run.checkpoints, self._settings.keep, self._settings.keep_every
-                    )
+                    remove_old(self._run.checkpoints, keep, keep_every)
                 elif folder.suffix:
                     remove_folders(folder)  # pieces of a node that does not see rank 0's folder
         except BaseException as failure:  # noqa: BLE001 - raised by finish()

@@ -1,10 +1,7 @@
 """A run's copy at a URL: its checkpoints, and the files that a wiped node needs besides.
 
-    URL/run.json, config.yaml, vocab.txt, tokenizer.json, metrics.jsonl
-    URL/checkpoints/step-00000600/...       COMMITTED is uploaded last: what lacks it does not count
-
-Objects appear whole, their size is checked, and passing errors are tried again
-(`pipeline.storage.folder`).
+URL/run.json, config.yaml, vocab.txt, tokenizer.json, metrics.jsonl
+URL/checkpoints/step-00000600/...       COMMITTED is uploaded last: what lacks it does not count
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,12 +24,7 @@ class CheckpointStore:
     """Where a run's checkpoints are uploaded to and come back from."""
 
     def __init__(self, url: str, storage_options: Mapping[str, Any] | None = None) -> None:
-        """Asks the store nothing.
-
-        Args:
-            url: Folder at any fsspec URL, of this run alone.
-            storage_options: Options of the filesystem of the URL.
-        """
+        """Takes a URL of this run alone, and options of its filesystem; asks the store nothing."""
         self.url = url.rstrip("/")
         self._folder = Folder(url, storage_options)
 
@@ -50,12 +42,7 @@ class CheckpointStore:
         return finished, [name for name in names if name not in finished]
 
     def upload(self, folder: Path, checkpoint: str, names: Iterable[str]) -> None:
-        """Uploads files of a checkpoint.
-
-        Args:
-            folder: Where they lie.
-            checkpoint: Its name, step-00000600.
-            names: Names of the files.
+        """Uploads files of a checkpoint from the folder where they lie.
 
         Raises:
             StorageError: The store did not take one; names its URL and the cause.
@@ -70,10 +57,7 @@ class CheckpointStore:
                 ) from error
 
     def upload_run(self, run: RunFolder) -> None:
-        """Uploads the files a wiped node needs besides a checkpoint.
-
-        They say what the run is, and hold its rows up to now.
-        """
+        """Uploads what says which run it is, and its rows of metrics up to now."""
         for name in RUN_FILES:
             self._folder.write(name, (run.path / name).read_bytes())
         if run.metrics.exists():
@@ -81,11 +65,7 @@ class CheckpointStore:
             self._folder.write(METRICS, rows[: rows.rfind(b"\n") + 1])
 
     def read_facts(self) -> dict[str, Any] | None:
-        """run.json; None where the URL holds no run.
-
-        Raises:
-            ValueError: It is damaged.
-        """
+        """run.json; None where the URL holds no run, a ValueError where it is damaged."""
         try:
             data = self._folder.read(RUN_FACTS)
         except FileNotFoundError:
@@ -100,9 +80,7 @@ class CheckpointStore:
     def fetch_checkpoint(
         self, name: str, checkpoints: Path, files: Iterable[str] | None = None
     ) -> Path:
-        """Downloads a committed checkpoint, or some of its files.
-
-        Its folder appears when all of them are there.
+        """Downloads a committed checkpoint, or some of its files; its folder appears when all are there.
 
         Raises:
             ValueError: It is damaged.

@@ -1,8 +1,7 @@
 """Writing a checkpoint: copied in memory while training waits, then written, hashed and committed.
 
 The folder is made as `step-00000600.tmp` and renamed when it is whole. A node that does not see
-rank 0's folder keeps its own ranks' pieces in a folder of the same temporary name until they are
-uploaded (`trainer.checkpoints.saver`).
+rank 0's folder keeps its own ranks' pieces in a folder of that name until they are uploaded.
 """
 
 import contextlib
@@ -41,8 +40,7 @@ class Snapshot:
     """What one rank writes of a checkpoint, in memory that training no longer changes.
 
     Attributes:
-        position: JSON values that a resume needs beside tensors; "step", the optimizer steps made,
-            names the folder.
+        position: JSON values that a resume needs beside tensors; "step" names the folder.
         num_updates: Updates that the optimizer has made.
         files: Tensors by name, of every file this rank writes.
         pieces: {file: {parameter: [start, numel]}} of this rank's fragments.
@@ -81,17 +79,7 @@ def take_snapshot(
     ranks: Ranks,
     copies: HostCopies,
 ) -> Snapshot:
-    """Copies what this rank writes of a checkpoint.
-
-    All ranks call it, as under ZeRO-3 they gather the weights.
-
-    Args:
-        position: See Snapshot.
-        engine: DeepSpeed engine of the model.
-        optimizer: The optimizer the engine was given.
-        ranks: This rank and the others.
-        copies: Where the copies are kept.
-    """
+    """Copies what this rank writes; all ranks call it, as under ZeRO-3 they gather the weights."""
     files: dict[str, dict[str, Tensor]] = {}
     pieces: dict[str, dict[str, list[int]]] = {}
     weights = {
@@ -118,10 +106,7 @@ def _copy_piece(
     weights: Mapping[str, Tensor],
     copies: HostCopies,
 ) -> Tensor:
-    """A piece of a state, or of the weights.
-
-    Where the model is in fp32 as well, its own copy of the weights serves.
-    """
+    """A piece of a state, or of the weights, where the copy of the model's serves if that is fp32."""
     whole = weights.get(piece.name)
     if kind == "fp32" and whole is not None and whole.dtype == torch.float32:
         return whole.view(-1).narrow(0, piece.start, piece.numel)
@@ -129,15 +114,9 @@ def _copy_piece(
 
 
 def write_snapshot(checkpoints: Path, snapshot: Snapshot, ranks: Ranks) -> Path:
-    """Writes and commits a checkpoint; called by all ranks.
+    """Writes and commits a checkpoint, and returns the folder where this rank's files lie.
 
-    Args:
-        checkpoints: The run's folder of checkpoints.
-        snapshot: This rank's part.
-        ranks: This rank and the others; their group must be free for this alone.
-
-    Returns:
-        The folder where this rank's files lie.
+    Called by all ranks, whose group must be free for this alone.
 
     Raises:
         OSError, ValueError: What any rank could not write, on all of them.
@@ -150,9 +129,8 @@ def write_snapshot(checkpoints: Path, snapshot: Snapshot, ranks: Ranks) -> Path:
             folder.mkdir(parents=True)
     with together(ranks):
         folder.mkdir(parents=True, exist_ok=True)
-        mine = {
-            name: _write_tensors(folder / name, tensors) for name, tensors in snapshot.files.items()
-        }
+        files = snapshot.files.items()
+        mine = {name: _write_tensors(folder / name, tensors) for name, tensors in files}
     parts = ranks.gather((mine, dict(snapshot.pieces)))
     with together(ranks):
         if ranks.rank == 0:
@@ -163,15 +141,12 @@ def write_snapshot(checkpoints: Path, snapshot: Snapshot, ranks: Ranks) -> Path:
 
 
 def superseded(names: list[str], keep: int, keep_every: int) -> list[str]:
-    """Checkpoints that may go: all but the newest `keep` and the multiples of `keep_every`.
+    """Checkpoints, named oldest first, that may go: all but the newest `keep` (0 keeps all).
 
-    Args:
-        names: Names of committed checkpoints, oldest first.
-        keep: 0 keeps all.
-        keep_every: 0 keeps none besides the newest.
+    Multiples of `keep_every` stay too; of 0 there are none.
     """
     old = names[:-keep] if keep else []
-    return [name for name in old if not (keep_every and step_of(name) % keep_every == 0)]
+    return [name for name in old if not keep_every or step_of(name) % keep_every]
 
 
 def remove_old(checkpoints: Path, keep: int, keep_every: int = 0) -> None:
@@ -182,10 +157,7 @@ def remove_old(checkpoints: Path, keep: int, keep_every: int = 0) -> None:
 
 
 def remove_folders(*folders: Path) -> None:
-    """Deletes checkpoints, the marker first: one cut short must not look whole.
-
-    Ranks of a node may delete one folder at the same time.
-    """
+    """Deletes checkpoints, the marker first: one cut short must not look whole."""
     for folder in folders:
         if folder.is_dir():
             (folder / COMMITTED).unlink(missing_ok=True)
@@ -213,12 +185,8 @@ def _commit(
     pieces: Mapping[str, Any],
 ) -> None:
     """Writes state.json, then COMMITTED when all else is on the disk, and renames the folder."""
-    state = {
-        "format": FORMAT,
-        **snapshot.position,
-        "num_updates": snapshot.num_updates,
-        "fragments": pieces,
-    }
+    of_tensors = {"num_updates": snapshot.num_updates, "fragments": pieces}
+    state = {"format": FORMAT, **snapshot.position, **of_tensors}
     (folder / STATE).write_text(json.dumps(state, indent=1) + "\n")
     make_durable(folder / STATE)
     make_durable(folder)

@@ -7,7 +7,7 @@ checkpoints, so that a continued run decides as an undisturbed one.
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -23,15 +23,7 @@ MOST_ROLLBACKS = 3
 
 @dataclass(frozen=True)
 class Streak:
-    """Steps in a row whose gradient was not taken.
-
-    Attributes:
-        length: Length of the streak in steps.
-        first_step: Number of its first step.
-        phase: They belong to.
-        start: Stream position of the first step's first instance.
-        stop: Stream position after the last step.
-    """
+    """Steps in a row whose gradient was not taken, with the stream positions of their instances."""
 
     length: int
     first_step: int
@@ -71,30 +63,18 @@ class SpikeGuard:
         """Whether so many steps in a row were not taken that the run must go back."""
         return self.streak is not None and self.streak.length >= MOST_SKIPPED
 
-    @property
-    def may_go_back(self) -> bool:
-        """Whether the run may go back once more."""
-        return self.num_rollbacks < MOST_ROLLBACKS
-
     def note(self, norm: float, step: int, phase: int, positions: tuple[int, int]) -> bool:
-        """Takes in a step's norm; whether the step was taken.
-
-        Args:
-            norm: Norm of the gradient before clipping.
-            step: Number of the step.
-            phase: It belongs to.
-            positions: Stream positions of the step's instances.
-        """
+        """Takes in a step's norm before clipping, and its stream positions; whether it was taken."""
         if norm < self.limit:  # false for NaN
             self._norms.append(norm)
             self.streak = None
             return True
         self.num_skipped += 1
-        start, stop = positions
-        if self.streak is None or self.streak.phase != phase:
+        before, (start, stop) = self.streak, positions
+        if before is None or before.phase != phase:
             self.streak = Streak(1, step, phase, start, stop)
         else:
-            self.streak = replace(self.streak, length=self.streak.length + 1, stop=stop)
+            self.streak = replace(before, length=before.length + 1, stop=stop)
         return False
 
     def went_back(self, then: "SpikeGuard") -> "SpikeGuard":
@@ -112,7 +92,7 @@ class SpikeGuard:
         """Plain values for a checkpoint."""
         return {
             "norms": list(self._norms),
-            "streak": vars(self.streak) if self.streak else None,
+            "streak": asdict(self.streak) if self.streak else None,
             "num_skipped": self.num_skipped,
             "num_rollbacks": self.num_rollbacks,
             "left_out": [list(each) for each in self.left_out],

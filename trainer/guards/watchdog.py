@@ -1,9 +1,8 @@
 """Ends a job in which a rank hangs, names it, and leaves all stacks in RUN/stacks.
 
-Ranks wait for each other in every step, so one that hangs stops all. Each rank notes when its loop
-last came by; where that is too long ago its watchdog thread writes down all stacks. The first rank
-that is alive then asks the others over sockets of their own: who does not answer is stopped or
-gone, who answers from an earlier place holds the others up.
+Each rank notes when its loop last came by; where that is too long ago its watchdog thread writes
+down all stacks. The first rank that is alive then asks the others over sockets of their own: who
+does not answer is stopped or gone, who answers from an earlier place holds the others up.
 """
 
 import contextlib
@@ -18,9 +17,8 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
@@ -34,34 +32,23 @@ KILL_SECONDS = 3
 FIRST_STEP_FACTOR = 3
 
 
-@dataclass(frozen=True)
-class Peer:
-    """Where a rank answers.
-
-    Attributes:
-        rank: Its number.
-        host: Name of its machine.
-        pid: Its process there.
-        address: IP address and port.
-    """
+class Peer(NamedTuple):
+    """Where a rank answers: its number, machine and process, with IP address and port."""
 
     rank: int
     host: str
     pid: int
     address: tuple[str, int]
 
+    def __str__(self) -> str:
+        return f"rank {self.rank} on {self.host}"
+
 
 class Watchdog:
     """Threads of one rank: one answers the others, one looks at the clock."""
 
     def __init__(self, limit_seconds: float, folder: Path, ranks: Ranks) -> None:
-        """Exchanges addresses; called by all ranks.
-
-        Args:
-            limit_seconds: Longest time between two calls of `beat`; 0 watches nothing.
-            folder: Where stacks go.
-            ranks: This rank and the others.
-        """
+        """Exchanges addresses, called by all ranks; a limit of 0 watches nothing."""
         self._limit, self._folder, self._rank = limit_seconds, folder, ranks.rank
         self._beats, self._place = 0, "start"
         self._deadline = float("inf")
@@ -93,11 +80,10 @@ class Watchdog:
             if self._closed.wait(min(1.0, self._limit / 10)):
                 return
         self._write_stacks()
-        below = (peer for peer in self._peers if peer.rank < self._rank)
-        if next((peer for peer in below if _ask(peer)), None) is None:
-            self._report()
-        else:
+        if any(_ask(peer) for peer in self._peers[: self._rank]):
             time.sleep(3 * ANSWER_SECONDS)  # the reporter asks meanwhile
+        else:
+            self._report()
         os._exit(HUNG)
 
     def _report(self) -> None:
@@ -115,9 +101,8 @@ class Watchdog:
         with contextlib.suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
             with (self._folder / f"rank-{self._rank:05d}.txt").open("w") as file:
-                file.write(
-                    f"rank {self._rank} on {platform.node()}, process {os.getpid()}: {self._place}\n"
-                )
+                host = f"{platform.node()}, process {os.getpid()}"
+                file.write(f"rank {self._rank} on {host}: {self._place}\n")
                 file.flush()
                 faulthandler.dump_traceback(file, all_threads=True)
 
@@ -129,29 +114,23 @@ class Watchdog:
                 return
             with connection, contextlib.suppress(OSError):
                 connection.settimeout(ANSWER_SECONDS)
-                connection.sendall(
-                    json.dumps({"beats": self._beats, "place": self._place}).encode()
-                )
+                answer = {"beats": self._beats, "place": self._place}
+                connection.sendall(json.dumps(answer).encode())
 
 
 def describe_hang(peers: Sequence[Peer], answers: Sequence[dict[str, Any] | None]) -> str:
     """Who is at fault, by who answered and from where."""
     pairs = list(zip(peers, answers, strict=True))
-    silent = [
-        f"rank {p.rank} on {p.host} (process {p.pid})" for p, answer in pairs if answer is None
-    ]
-    if silent:
+    if silent := [f"{peer} (process {peer.pid})" for peer, answer in pairs if answer is None]:
         return f"No answer from {', '.join(silent)}: stopped, or its machine is gone."
-    behind = min(answer["beats"] for answer in answers if answer)
-    if any(answer["beats"] > behind for answer in answers if answer):
-        slow = [
-            f"rank {p.rank} on {p.host} (at {a['place']})"
-            for p, a in pairs
-            if a and a["beats"] == behind
-        ]
+    found = [(peer, answer["beats"], answer["place"]) for peer, answer in pairs if answer]
+    behind = min(beats for _, beats, _ in found)
+    if any(beats > behind for _, beats, _ in found):
+        slow = [f"{peer} (at {place})" for peer, beats, place in found if beats == behind]
         return f"All ranks answer; behind the others is {', '.join(slow)}."
-    place = answers[0]["place"] if answers[0] else "?"
-    return f"All ranks answer from the same place ({place}); their stacks tell where each waits."
+    return (
+        f"All ranks answer from the same place ({found[0][2]}); their stacks tell where each waits."
+    )
 
 
 def _kill_later(pids: Sequence[int]) -> None:
@@ -168,8 +147,7 @@ def _ask(peer: Peer) -> dict[str, Any] | None:
     try:
         with socket.create_connection(peer.address, timeout=ANSWER_SECONDS) as connection:
             data = b"".join(iter(lambda: connection.recv(4096), b""))
-            answer: dict[str, Any] = json.loads(data)
-            return answer
+            return dict(json.loads(data))
     except (OSError, ValueError):
         return None
 

@@ -1,8 +1,7 @@
-"""Finds weights that changed by themselves.
+"""Finds weights that changed by themselves, as no hardware catches every flipped bit.
 
-No checksum of hardware catches every flipped bit in memory. Two things must hold before an update:
-the model's weights are the same on all ranks, and what a rank updates (its fp32 weights and
-moments) is what the update before left.
+Two things must hold before an update: the model's weights are the same on all ranks, and what a
+rank updates (its fp32 weights and moments) is what the update before left.
 """
 
 import platform
@@ -31,19 +30,11 @@ class WeightsCheck:
     def __init__(
         self, model: Module, optimizer: ShardedOptimizer, ranks: Ranks, interval: int
     ) -> None:
-        """Hooks into the optimizer.
-
-        Args:
-            model: Its weights.
-            optimizer: Updates them, or this rank's partition of them.
-            ranks: This rank and the others.
-            interval: Updates between two checks; 0 checks never.
-        """
+        """Hooks into the optimizer; an interval of 0 checks never."""
         self._parameters = list(model.parameters())
         self._optimizer, self._ranks, self._interval = optimizer, ranks, interval
         self._calls = 0
-        # Checksum of what this rank updates, as the last update left it.
-        self._left: int | None = None
+        self._left: int | None = None  # checksum of what this rank updates after its last update
         if interval:
             optimizer.register_step_pre_hook(self._before_step)
             optimizer.register_step_post_hook(self._after_step)
@@ -94,10 +85,7 @@ def checksum(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def _sum_words(flat: Tensor) -> Tensor:
-    """Sums eight bytes at a time, 20 times as fast as smaller words.
-
-    What is not aligned at both ends is summed apart.
-    """
+    """Eight bytes at a time, 20 times as fast as smaller words; unaligned ends are summed apart."""
     per_word, small = {2: (4, torch.int16), 4: (2, torch.int32)}[flat.element_size()]
     start = min(-flat.storage_offset() % per_word, flat.numel())
     stop = start + (flat.numel() - start) // per_word * per_word
@@ -106,16 +94,12 @@ def _sum_words(flat: Tensor) -> Tensor:
 
 
 def find_suspects(rows: Sequence[tuple[int, bool]]) -> list[int]:
-    """Ranks at fault: those that drifted; else those outside the majority; all where there is none.
+    """Ranks at fault, by every rank's checksum and whether it drifted.
 
-    Args:
-        rows: Checksum of every rank, and whether it drifted.
+    They are those that drifted; else those outside the majority; all where there is none.
     """
-    drifted = [rank for rank, (_, has_drifted) in enumerate(rows) if has_drifted]
-    if drifted:
+    if drifted := [rank for rank, (_, has_drifted) in enumerate(rows) if has_drifted]:
         return drifted
     (common, votes), *others = Counter(value for value, _ in rows).most_common()
-    if not others:
-        return []
-    has_majority = votes > len(rows) / 2
-    return [rank for rank, (value, _) in enumerate(rows) if not has_majority or value != common]
+    is_common = votes > len(rows) / 2 or not others
+    return [rank for rank, (value, _) in enumerate(rows) if not is_common or value != common]

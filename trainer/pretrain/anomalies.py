@@ -11,7 +11,7 @@ import math
 from trainer.checkpoints.read import load_checkpoint
 from trainer.checkpoints.resume import choose_checkpoint, discard_from
 from trainer.engine.train_step import grad_norm
-from trainer.guards.spike_guard import SpikeGuard
+from trainer.guards.spike_guard import MOST_ROLLBACKS, SpikeGuard
 from trainer.pretrain.run import Run, read_position
 from trainer.process.ranks import together
 from trainer.stream.rank_steps import RankStep
@@ -60,7 +60,7 @@ def _roll_back(run: Run, norm: float) -> None:
     first = guard.streak.first_step
     run.saver.finish()
     checkpoint = None
-    if guard.may_go_back:
+    if guard.num_rollbacks < MOST_ROLLBACKS:
         skip_damaged = run.settings.checkpoint.skip_damaged
         checkpoint = choose_checkpoint(
             run.folder, run.store, run.ranks, skip_damaged, run.progress.say, before=first
