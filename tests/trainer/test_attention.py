@@ -69,15 +69,7 @@ def test_layout_groups_rows_by_length():
     assert layout.positions.tolist() == expected
     assert layout.groups[0].key_mask.sum(dim=-1).flatten().tolist() == [30, 3, 31]
     assert layout.groups[1].key_mask is None
-
-
-def test_layout_pads_no_further_than_the_longest():
-    assert padded_layout(cu_seqlens_of([40, 33]), row_step=32).num_positions == 80
-
-
-def test_layout_is_made_once():
-    sequences = PackedSequences(cu_seqlens_of([4, 2]), 4)
-    assert sequences.padded is sequences.padded
+    assert padded_layout(cu_seqlens_of([40, 33]), row_step=32).num_positions == 80, "no further"
 
 
 def dropout_draws(q, k, v, backend, num_draws=400):
@@ -99,60 +91,32 @@ def test_dropout_drops_probabilities_and_keeps_their_mean():
     assert (draws.mean(0) - exact).abs().max() < 0.1  # 4 standard errors
 
 
-@pytest.mark.parametrize(
-    ("backend", "device", "dtype", "dropout_p", "message"),
-    [
-        (
-            "varlen",
-            CPU,
-            torch.float32,
-            0.0,
-            "varlen needs fp16 or bf16 on a CUDA device .* found torch.float32 on cpu",
-        ),
-        (
-            "flash",
-            CPU,
-            torch.bfloat16,
-            0.1,
-            "flash needs .* choose attention_backend padded or auto",
-        ),
-        ("flash", CUDA, torch.float32, 0.0, "found torch.float32 on cuda"),
-    ],
-)
-def test_a_back_end_refuses_what_it_cannot_do(backend, device, dtype, dropout_p, message):
-    with pytest.raises(ValueError, match=message):
-        choose_backend(backend, device, dtype, dropout_p)
-
-
-def test_auto_is_padded_without_a_gpu():
-    assert choose_backend("auto", CPU, torch.bfloat16, 0.1) == "padded"
-
-
-def test_on_a_gpu_auto_follows_dropout(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 0))
-    assert choose_backend("auto", CUDA, torch.bfloat16, 0.0) == "varlen"
-    assert choose_backend("auto", CUDA, torch.bfloat16, 0.1) == "flash"
-    assert choose_backend("auto", CUDA, torch.float32, 0.1) == "padded"
+def test_auto_is_flash_where_it_can_run(monkeypatch):
+    assert choose_backend("auto", CPU, torch.bfloat16) == "padded"
     with pytest.raises(
-        ValueError,
-        match=r"varlen cannot drop out, attention_dropout is 0\.1; choose .* flash or auto",
+        ValueError, match=r"flash needs .* found torch\.bfloat16 on cpu; choose .* padded or auto"
     ):
-        choose_backend("varlen", CUDA, torch.bfloat16, 0.1)
+        choose_backend("flash", CPU, torch.bfloat16)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 0))
+    assert choose_backend("auto", CUDA, torch.bfloat16) == "flash"
+    assert choose_backend("padded", CUDA, torch.bfloat16) == "padded"
+    assert choose_backend("auto", CUDA, torch.float32) == "padded"
+    with pytest.raises(ValueError, match=r"found torch\.float32 on cuda"):
+        choose_backend("flash", CUDA, torch.float32)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (7, 5))
-    assert choose_backend("auto", CUDA, torch.bfloat16, 0.1) == "padded"
+    assert choose_backend("auto", CUDA, torch.bfloat16) == "padded"
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("backend", ["varlen", "flash"])
-def test_kernels_are_called_as_this_torch_declares_them(backend, is_causal, monkeypatch):
+def test_the_kernel_is_called_as_this_torch_declares_it(is_causal, monkeypatch):
     """On meta tensors: shapes and a backward, without a GPU."""
-    monkeypatch.setattr("trainer.model.attention._has_flash_kernel", lambda _device, _dtype: True)
+    monkeypatch.setattr("trainer.model.attention.choose_backend", lambda *_: "flash")
     q, k, v = (
         torch.empty(12, 2, 64, dtype=torch.bfloat16, device="meta", requires_grad=True)
         for _ in range(3)
     )
     sequences = PackedSequences(torch.empty(4, dtype=torch.int32, device="meta"), 5)
-    context = attention(q, k, v, sequences, 0.0 if backend == "varlen" else 0.1, backend, is_causal)
+    context = attention(q, k, v, sequences, 0.1, "flash", is_causal)
     assert context.shape == q.shape
     context.sum().backward()
     assert q.grad.shape == k.grad.shape == v.grad.shape == q.shape
@@ -160,13 +124,12 @@ def test_kernels_are_called_as_this_torch_declares_them(backend, is_causal, monk
 
 @needs_gpu
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("backend", ["varlen", "flash"])
-def test_kernels_equal_padded_on_a_gpu(backend, is_causal):
+def test_the_kernel_equals_padded_on_a_gpu(is_causal):
     lengths = [5, 130, 64, 1, 512]
     sequences = PackedSequences(cu_seqlens_of(lengths).cuda(), max(lengths))
     q, k, v = random_qkv(sum(lengths), size=64, dtype=torch.bfloat16, device=CUDA)
     context, expected = (
-        attention(q, k, v, sequences, 0.0, name, is_causal) for name in (backend, "padded")
+        attention(q, k, v, sequences, 0.0, name, is_causal) for name in ("flash", "padded")
     )
     torch.testing.assert_close(context, expected, rtol=0, atol=2e-2)
     gradients = torch.autograd.grad(context.float().square().sum(), (q, k, v))

@@ -65,7 +65,7 @@ def test_parameter_counts_with_both_heads(name, num_parameters):
         (lambda: BertConfig(layer_norm_eps=0.0), "layer_norm_eps is 0.0; it must be positive"),
         (
             lambda: BertConfig(attention_backend="fast"),
-            "'fast' is unknown; choose one of auto, padded, varlen, flash",
+            "'fast' is unknown; choose one of auto, padded, flash",
         ),
     ],
 )

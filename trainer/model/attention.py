@@ -1,21 +1,18 @@
-"""Self-attention over packed sequences: three back ends behind one function.
+"""Self-attention over packed sequences: two back ends behind one function.
 
 Shapes: B sequences, T packed tokens, S length, A heads, D head size, P positions of the padded
 buffer.
 
-| back end | runs on               | attention dropout | how
-|----------|-----------------------|-------------------|-----------------------------------------
-| padded   | any device, any dtype | yes               | pad, scaled_dot_product_attention, unpad
-| varlen   | CUDA, fp16 and bf16   | must be 0         | torch.nn.attention.varlen
-| flash    | CUDA, fp16 and bf16   | yes               | varlen's kernel, by aten's function
+| back end | runs on                                          | how
+|----------|--------------------------------------------------|------------------------------------------
+| padded   | any device, any dtype                            | pad, scaled_dot_product_attention, unpad
+| flash    | CUDA of capability 8.0 or later, fp16 and bf16   | the kernel under torch's varlen_attn
 
-"auto" stands for varlen without dropout, flash with it, and padded where neither can run.
+"auto" stands for flash where it can run. Both drop out.
 """
 
 from dataclasses import dataclass
-from functools import cache, cached_property
-from inspect import signature
-from typing import Any
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -26,6 +23,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 # backward with dropout, 2 cores, lengths uniform in 10..512: 310 ms in one group, 119 by steps of
 # 128, 102 by 32, 99 by 16.
 ROW_STEP = 32
+# Not cuDNN's, which Hopper prefers: it makes a plan for every new shape, as most groups are.
+_SDPA_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 @dataclass(frozen=True)
@@ -64,16 +63,14 @@ class PackedSequences:
 
 
 def padded_layout(cu_seqlens: Tensor, row_step: int = ROW_STEP) -> PaddedLayout:
-    """Lays the sequences out as padded rows, grouped by length.
+    """Lays the sequences out as padded rows, grouped by length, so that short ones stay short.
 
-    Short ones are not padded to the longest. Reads the lengths back to the host: one
-    synchronisation a micro-batch on a GPU.
+    Reads the lengths back to the host: one synchronisation a micro-batch on a GPU.
     """
     starts_B1 = cu_seqlens.cpu().long()
     lengths_B = starts_B1.diff()
-    row_lengths_B = ((lengths_B + row_step - 1) // row_step * row_step).clamp(
-        max=int(lengths_B.max())
-    )
+    rounded_B = (lengths_B + row_step - 1) // row_step * row_step
+    row_lengths_B = rounded_B.clamp(max=int(lengths_B.max()))
     order_B = row_lengths_B.argsort(stable=True)
     row_starts_B = torch.empty_like(lengths_B)
     row_starts_B[order_B] = row_lengths_B[order_B].cumsum(0) - row_lengths_B[order_B]
@@ -91,9 +88,8 @@ def _groups(
     values, counts = torch.unique_consecutive(row_lengths_B, return_counts=True)
     lengths_of_groups = torch.split(lengths_B, counts.tolist())
     for row_length, lengths in zip(values.tolist(), lengths_of_groups, strict=True):
-        is_full = bool((lengths == row_length).all())
         mask_BS = torch.arange(row_length) < lengths[:, None]
-        mask = None if is_full else mask_BS[:, None, None, :].to(device)
+        mask = None if mask_BS.all() else mask_BS[:, None, None, :].to(device)
         groups.append(PaddedGroup(start, len(lengths), row_length, mask))
         start += len(lengths) * row_length
     return tuple(groups)
@@ -110,60 +106,42 @@ def attention(
 ) -> Tensor:
     """Every token attends to the tokens of its own sequence: softmax(q k / sqrt(D)) v, [T, A, D].
 
-    Args:
-        q_TAD: queries.
-        k_TAD: keys.
-        v_TAD: values.
-        sequences: borders of the sequences.
-        dropout_p: dropout of the attention probabilities in this call, 0 outside training.
-        backend: see the table above.
-        is_causal: whether a token sees no later ones.
+    `dropout_p` is that of the probabilities, 0 outside training; a causal token sees no later ones.
 
     Raises:
-        ValueError: the back end cannot run on this device or dtype, or cannot drop out.
+        ValueError: The back end cannot run on this device or dtype.
     """
     if q_TAD.shape[0] == 0:
         # Empty, and connected to all three: backward must reach every parameter.
         return q_TAD + k_TAD + v_TAD
-    chosen = choose_backend(backend, q_TAD.device, q_TAD.dtype, dropout_p)
-    if chosen == "varlen":
-        return _varlen_attention(q_TAD, k_TAD, v_TAD, sequences, is_causal)
-    if chosen == "flash":
-        return _flash_attention(q_TAD, k_TAD, v_TAD, sequences, dropout_p, is_causal)
-    return _padded_attention(q_TAD, k_TAD, v_TAD, sequences.padded, dropout_p, is_causal)
+    if choose_backend(backend, q_TAD.device, q_TAD.dtype) == "padded":
+        return _padded_attention(q_TAD, k_TAD, v_TAD, sequences.padded, dropout_p, is_causal)
+    borders, length = sequences.cu_seqlens, sequences.max_seqlen
+    of_sequences = (borders, borders, length, length)
+    context_TAD: Tensor  # varlen_attn, the Python around this, fixes dropout at 0
+    context_TAD, *_ = torch.ops.aten._flash_attention_forward(
+        q_TAD, k_TAD, v_TAD, *of_sequences, dropout_p, is_causal, return_debug_mask=False
+    )
+    return context_TAD
 
 
-def choose_backend(backend: str, device: torch.device, dtype: torch.dtype, dropout_p: float) -> str:
-    """The back end that will run.
-
-    That is `backend` itself after checking that it can, or what "auto" stands for.
+def choose_backend(backend: str, device: torch.device, dtype: torch.dtype) -> str:
+    """The back end that will run: what "auto" stands for, or `backend` itself, if it can.
 
     Raises:
-        ValueError: the back end cannot run on this device or dtype, or cannot drop out; says what
-            to choose.
+        ValueError: It cannot run on this device or dtype; says what to choose.
     """
-    has_kernel = _has_flash_kernel(device, dtype)
-    if backend == "auto":
-        return ("flash" if dropout_p > 0.0 else "varlen") if has_kernel else "padded"
-    if backend == "padded":
-        return backend
-    if not has_kernel:
+    has_flash = (
+        device.type == "cuda"
+        and dtype in (torch.float16, torch.bfloat16)
+        and torch.cuda.get_device_capability(device) >= (8, 0)
+    )
+    if backend == "flash" and not has_flash:
         raise ValueError(
             f"attention_backend {backend} needs fp16 or bf16 on a CUDA device of compute capability 8.0 or later, "
             f"found {dtype} on {device}; choose attention_backend padded or auto"
         )
-    if backend == "varlen" and dropout_p > 0.0:
-        raise ValueError(
-            f"attention_backend varlen cannot drop out, attention_dropout is {dropout_p}; "
-            "choose attention_backend flash or auto, or set attention_dropout to 0"
-        )
-    return backend
-
-
-def _has_flash_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
-        return False
-    return torch.cuda.get_device_capability(device) >= (8, 0)
+    return "flash" if has_flash and backend != "padded" else "padded"
 
 
 def _padded_attention(
@@ -174,13 +152,9 @@ def _padded_attention(
     dropout_p: float,
     is_causal: bool,
 ) -> Tensor:
-    q_PAD, k_PAD, v_PAD = (_pad(x_TAD, layout) for x_TAD in (q_TAD, k_TAD, v_TAD))
-    contexts = [
-        _group_attention(q_PAD, k_PAD, v_PAD, group, dropout_p, is_causal)
-        for group in layout.groups
-    ]
-    context_PAD = torch.cat(contexts)
-    return context_PAD.index_select(0, layout.positions)
+    qkv_PAD = [_pad(x_TAD, layout) for x_TAD in (q_TAD, k_TAD, v_TAD)]
+    contexts = [_group_attention(qkv_PAD, each, dropout_p, is_causal) for each in layout.groups]
+    return torch.cat(contexts).index_select(0, layout.positions)
 
 
 def _pad(x_TAD: Tensor, layout: PaddedLayout) -> Tensor:
@@ -188,26 +162,16 @@ def _pad(x_TAD: Tensor, layout: PaddedLayout) -> Tensor:
     return buffer_PAD.index_copy(0, layout.positions, x_TAD)
 
 
-# Not cuDNN's, which Hopper prefers: it makes a plan for every new shape, and groups have a new one
-# each time.
-_SDPA_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-
-
 def _group_attention(
-    q_PAD: Tensor,
-    k_PAD: Tensor,
-    v_PAD: Tensor,
-    group: PaddedGroup,
-    dropout_p: float,
-    is_causal: bool,
+    qkv_PAD: list[Tensor], group: PaddedGroup, dropout_p: float, is_causal: bool
 ) -> Tensor:
     """Attention of one group of rows, flat again: [num_rows * row_length, A, D]."""
-    stop = group.start + group.num_rows * group.row_length
+    rows, length = group.num_rows, group.row_length
     q_BASD, k_BASD, v_BASD = (
-        x_PAD[group.start : stop]
-        .view(group.num_rows, group.row_length, *x_PAD.shape[1:])
+        x_PAD[group.start : group.start + rows * length]
+        .unflatten(0, (rows, length))
         .transpose(1, 2)
-        for x_PAD in (q_PAD, k_PAD, v_PAD)
+        for x_PAD in qkv_PAD
     )
     # Padding comes last in a row, where no real token looks when none looks ahead.
     mask = None if is_causal else group.key_mask
@@ -216,45 +180,3 @@ def _group_attention(
             q_BASD, k_BASD, v_BASD, mask, dropout_p, is_causal
         )
     return context_BASD.transpose(1, 2).flatten(0, 1)
-
-
-def _varlen_attention(
-    q_TAD: Tensor, k_TAD: Tensor, v_TAD: Tensor, sequences: PackedSequences, is_causal: bool
-) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn  # absent before torch 2.10
-
-    borders, length = sequences.cu_seqlens, sequences.max_seqlen
-    context_TAD = varlen_attn(
-        q_TAD, k_TAD, v_TAD, borders, borders, length, length, **_varlen_causality(is_causal)
-    )
-    assert isinstance(context_TAD, Tensor), "more than the context comes only when asked for"
-    return context_TAD
-
-
-@cache
-def _varlen_causality(is_causal: bool) -> dict[str, Any]:
-    """How varlen_attn is told: torch 2.10 has a flag, later ones a window of -1 (all) and 0 (none)."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    if not is_causal:
-        return {}
-    has_flag = "is_causal" in signature(varlen_attn).parameters
-    return {"is_causal": True} if has_flag else {"window_size": (-1, 0)}
-
-
-def _flash_attention(
-    q_TAD: Tensor,
-    k_TAD: Tensor,
-    v_TAD: Tensor,
-    sequences: PackedSequences,
-    dropout_p: float,
-    is_causal: bool,
-) -> Tensor:
-    """The kernel under varlen_attn, whose Python wrapper alone fixes dropout at 0."""
-    borders, length = sequences.cu_seqlens, sequences.max_seqlen
-    of_sequences = (borders, borders, length, length)
-    context_TAD: Tensor
-    context_TAD, *_ = torch.ops.aten._flash_attention_forward(
-        q_TAD, k_TAD, v_TAD, *of_sequences, dropout_p, is_causal, return_debug_mask=False
-    )
-    return context_TAD

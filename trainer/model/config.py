@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 HEAD_SIZE = 64
-ATTENTION_BACKENDS = ("auto", "padded", "varlen", "flash")
+ATTENTION_BACKENDS = ("auto", "padded", "flash")
 
 
 @dataclass(frozen=True)

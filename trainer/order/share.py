@@ -101,27 +101,6 @@ def default_num_lanes(
     )
 
 
-MANY_TIMES = 1.5
-"""A layout that reads more than so many times its bytes is pointed out."""
-
-
-def reads_of_a_block(
-    global_batch: int, world_size: int, num_lanes: int, block_instances: int, node_ranks: int = 1
-) -> float:
-    """How often each block is fetched on average, but for the ends of epochs.
-
-    Where a lane's share of a step lies inside a block, every rank with a part of it needs all
-    blocks of the lane. With node_ranks, the ranks of a node fetch a block once for all of them.
-    """
-    firsts = np.append(np.arange(0, world_size, node_ranks), world_size)
-    cuts = np.union1d(
-        firsts * global_batch // world_size, np.arange(num_lanes + 1) * global_batch // num_lanes
-    )
-    size, of_lane = np.diff(cuts), global_batch / num_lanes
-    shares = np.where(size >= of_lane, 1.0, np.minimum(1.0, (block_instances + size - 1) / of_lane))
-    return float(shares.sum() / num_lanes)
-
-
 def cut_at_blocks(runs: Runs, block_instances: int) -> tuple[Runs, Array]:
     """Rule 8: every block of a shard holds b instances except the last.
 

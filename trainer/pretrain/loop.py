@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor
 from tqdm import tqdm
 
-from pipeline.shards.block import block_instances
 from trainer.engine.deepspeed_config import deepspeed_config, read_deepspeed_file
 from trainer.engine.train_step import (
     StepCounts,
@@ -23,7 +22,6 @@ from trainer.engine.train_step import (
 )
 from trainer.guards.watchdog import FIRST_STEP_FACTOR
 from trainer.guards.weights_check import CORRUPTED, CorruptWeightsError
-from trainer.order.share import MANY_TIMES, reads_of_a_block
 from trainer.pretrain.anomalies import note_gradient
 from trainer.pretrain.objectives import WITH_NSP, prepare_step
 from trainer.pretrain.phase_clock import PhaseClock, begin_phase, finish_at_accuracy, seconds_left
@@ -37,7 +35,7 @@ from trainer.pretrain.validation import (
     validate,
 )
 from trainer.process.allocator import keep_freed_memory
-from trainer.process.ranks import count_local_ranks, start_ranks, stop_ranks
+from trainer.process.ranks import start_ranks, stop_ranks
 from trainer.process.stopping import LauncherWatch, leave_at_once, note_outcome, stops_requested
 from trainer.runs.metrics import loss_columns
 from trainer.settings import Phase, PretrainSettings, resolve
@@ -147,16 +145,6 @@ def _steps_of_phase(run: Run, phase: Phase) -> Iterator[tuple[RankStep, float, S
         pin_memory=run.ranks.device.type == "cuda",
     )
     with iter(steps.map(partial(prepare_step, objective=run.settings.objective))) as samples:
-        if not all(each.dataset.is_local for each in run.mixture):
-            warning = describe_reads(
-                run.settings,
-                phase,
-                run.ranks.world_size,
-                samples.loader.num_lanes,
-                count_local_ranks(),
-            )
-            if warning is not None:
-                run.progress.say(warning)
         while run.position.phase == phase_index and not run.must_stop:
             run.step_started = time.monotonic()
             run.watchdog.beat(
@@ -169,23 +157,6 @@ def _steps_of_phase(run: Run, phase: Phase) -> Iterator[tuple[RankStep, float, S
                 return
             rank_step = next(samples)
             yield rank_step, time.monotonic() - run.step_started, samples.loader
-
-
-def describe_reads(
-    settings: PretrainSettings, phase: Phase, world_size: int, num_lanes: int, local_ranks: int
-) -> str | None:
-    """Says so where a phase fetches its blocks many times; None where it does not."""
-    times, cached = (
-        reads_of_a_block(
-            phase.global_batch, world_size, num_lanes, block_instances(phase.seq_len), each
-        )
-        for each in (1, local_ranks)
-    )
-    now = times if settings.cache_dir is None else cached
-    if now <= MANY_TIMES:
-        return None
-    cure = f"; --cache_dir on every node makes it {cached:.1f} times" if cached < now else ""
-    return f"every block is fetched {now:.1f} times, as {world_size:,} ranks share {num_lanes} lanes{cure}"
 
 
 def _have_step(run: Run, loader: StepLoader) -> bool:
