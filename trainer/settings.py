@@ -12,8 +12,7 @@ from typing import Any, Literal
 
 from trainer.checkpoints.settings import CheckpointSettings
 from trainer.guards.settings import SafetySettings
-from trainer.model.config import BertConfig, preset
-from trainer.model.settings import ModelSettings
+from trainer.model.config import BertConfig, ModelSettings, preset
 from trainer.optim.schedule import Schedule
 from trainer.optim.settings import OptimizerSettings
 from trainer.reading.settings import ReadingSettings

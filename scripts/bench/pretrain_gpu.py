@@ -28,7 +28,7 @@ from trainer.engine.start import start_engine
 from trainer.engine.train_step import StepCounts, agree_on_step, seed_dropout, train_step
 from trainer.model.bert import build_model, compile_model
 from trainer.model.config import BertConfig, preset
-from trainer.model.flops import batch_flops
+from trainer.model.flops import Lengths, training_flops
 from trainer.optim.adamw import AdamW
 from trainer.optim.lamb import Lamb
 from trainer.process.ranks import Ranks, device_name, start_ranks, stop_ranks
@@ -216,9 +216,8 @@ class Bench:
         return waited + time.perf_counter() - began, count_step(self.ranks, step)
 
     def _mfu(self, seconds: float, counts: StepCounts) -> float:
-        flops = batch_flops(
-            self.config, counts.instances, counts.tokens, counts.squared_tokens, counts.masked
-        )
+        lengths = Lengths(counts.tokens, counts.squared_tokens, counts.masked)
+        flops = training_flops(self.config, lengths)
         return flops / seconds / 1e12 / self.matmul_tflops
 
 

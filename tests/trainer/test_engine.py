@@ -12,14 +12,13 @@ import itertools
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.trainer.two_ranks import random_micro_batch, run_ranks
 from trainer.engine.deepspeed_config import deepspeed_config, read_deepspeed_file
-from trainer.engine.partitions import adopt_partitions, iterate_weights
+from trainer.engine.partitions import iterate_weights
 from trainer.engine.start import start_engine
 from trainer.engine.train_step import (
     agree_on_step,
@@ -547,19 +546,3 @@ def test_combinations_that_deepspeed_cannot_do_are_refused():
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
-
-
-@pytest.mark.parametrize(
-    ("stage", "missing"), [(2, "update_lp_params"), (3, "fp16_groups, persistent_parameters")]
-)
-def test_a_deepspeed_of_another_layout_is_named(stage, missing):
-    zero = SimpleNamespace(
-        fp32_partitioned_groups_flat=[],
-        _partition_all_parameters=None,
-        _reassign_or_swap_out_partitioned_parameters=None,
-    )
-    engine = SimpleNamespace(optimizer=zero, zero_optimization_stage=lambda: stage)
-    with pytest.raises(
-        ValueError, match=f"ZeRO's optimizer has no {missing}; this version of DeepSpeed"
-    ):
-        adopt_partitions(engine, None)

@@ -21,7 +21,7 @@ import torch
 
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from trainer.model import attention
-from trainer.model.settings import ModelSettings
+from trainer.model.config import ModelSettings
 from trainer.optim.settings import OptimizerSettings
 from trainer.pretrain import loop
 from trainer.settings import Phase, PretrainSettings

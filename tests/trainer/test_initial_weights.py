@@ -17,8 +17,7 @@ from trainer.conversion.huggingface import hf_names
 from trainer.conversion.initial_weights import InitialWeights, extend_rows, read_initial_weights
 from trainer.conversion.tensor_bundle import TensorBundle
 from trainer.model.bert import build_model
-from trainer.model.config import preset
-from trainer.model.settings import ModelSettings
+from trainer.model.config import ModelSettings, preset
 from trainer.pretrain.prepare_model import prepare_model
 from trainer.settings import Phase, PretrainSettings
 

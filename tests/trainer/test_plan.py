@@ -14,9 +14,8 @@ from tests.trainer.tiny_dataset import random_block, write_tiny_dataset
 from trainer.batches.pack import pack_micro_batches
 from trainer.engine.train_step import forward_sums
 from trainer.model.bert import BertForPreTraining, build_model
-from trainer.model.config import preset
+from trainer.model.config import ModelSettings, preset
 from trainer.model.flops import Lengths, num_parameters, training_flops
-from trainer.model.settings import ModelSettings
 from trainer.preflight.phase_plan import measure_lengths, plan_phase
 from trainer.preflight.plan import describe_plan
 from trainer.preflight.settings import PlanSettings

@@ -21,9 +21,8 @@ from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.two_ranks import run_ranks
 from trainer.checkpoints.read import find_checkpoints
 from trainer.cli import COMMANDS, main
-from trainer.model.config import preset
+from trainer.model.config import ModelSettings, preset
 from trainer.model.flops import num_parameters
-from trainer.model.settings import ModelSettings
 from trainer.order.source import one_dataset, open_mixture
 from trainer.preflight.phase_plan import checkpoint_bytes
 from trainer.pretrain.run import check_mixture, resolve_epochs

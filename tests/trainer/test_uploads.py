@@ -19,7 +19,6 @@ from trainer.checkpoints.read import (
     load_checkpoint,
     newest_checkpoint,
     read_state,
-    step_folder,
     step_of,
 )
 from trainer.checkpoints.resume import choose_checkpoint, discard_from, restore_run
@@ -126,7 +125,7 @@ def test_the_newer_of_folder_and_url_is_taken(ranks, bucket, tmp_path):
     [(0, 0, []), (2, 0, [3, 6, 9]), (2, 6, [3, 9]), (1, 3, []), (9, 0, [])],
 )
 def test_what_is_superseded(keep, keep_every, gone):
-    names = [step_folder(Path(), step).name for step in (3, 6, 9, 12, 15)]
+    names = [f"step-{step:08d}" for step in (3, 6, 9, 12, 15)]
     assert [step_of(name) for name in superseded(names, keep, keep_every)] == gone
 
 

@@ -13,7 +13,7 @@ from tests.trainer.two_ranks import random_micro_batch
 from trainer.engine.train_step import StepCounts, forward_sums
 from trainer.model.bert import build_model
 from trainer.model.config import preset
-from trainer.model.flops import batch_flops
+from trainer.model.flops import Lengths, training_flops
 from trainer.process.gpus import peak_tflops_of
 from trainer.process.ranks import Ranks
 from trainer.runs.metrics import MetricsFile
@@ -40,21 +40,16 @@ ROW = {
 def test_operations_of_mixed_lengths_are_those_torch_counts():
     config = preset("mini", vocab_size=3_000, attention_backend="padded")
     model, lengths = build_model(config, 0), [17, 128, 64, 101, 33, 128]
-    counted = tokens = squared = masked = 0
+    counted = masked = 0
     for length in lengths:  # one at a time, so that nothing is padded
         batch = random_micro_batch([length], 3_000, seed=length)
         with FlopCounterMode(display=False) as counter:
             sums = forward_sums(model, batch, torch.device("cpu"))
             (sums.mlm_nll + sums.nsp_nll).backward()
         counted += counter.get_total_flops()
-        tokens, squared, masked = (
-            tokens + length,
-            squared + length**2,
-            masked + len(batch.masked_labels),
-        )
-    assert counted == pytest.approx(
-        batch_flops(config, len(lengths), tokens, squared, masked), rel=0.02
-    )
+        masked += len(batch.masked_labels)
+    found = training_flops(config, Lengths(sum(lengths), sum(n**2 for n in lengths), masked))
+    assert counted == pytest.approx(found, rel=0.02)
 
 
 def test_columns_of_a_step():
@@ -62,7 +57,7 @@ def test_columns_of_a_step():
     found = Gauge(config, phases, CPU_RANKS, peak_tflops=0.001).columns(
         COUNTS, 2.0, phase=0, steps_left=9
     )
-    flops = batch_flops(config, 4, 100, 3000, 8)
+    flops = training_flops(config, Lengths(100, 3000, 8))
     assert found["tokens_per_second"] == 50.0
     assert found["max_over_mean_tokens"] == 1.2
     assert found["data_wait_share"] == 0.25

@@ -32,11 +32,6 @@ STATE = "state.json"
 COMMITTED = "COMMITTED"
 
 
-def step_folder(checkpoints: Path, step: int) -> Path:
-    """Where the checkpoint after `step` optimizer steps lies."""
-    return checkpoints / f"step-{step:08d}"
-
-
 def step_of(name: str) -> int:
     """The optimizer steps made before a checkpoint, by the name of its folder."""
     return int(name.removeprefix("step-"))
@@ -56,11 +51,7 @@ def find_checkpoints(checkpoints: Path) -> tuple[list[Path], list[Path]]:
 
 
 def newest_checkpoint(checkpoints: Path) -> Path:
-    """The newest committed checkpoint.
-
-    Raises:
-        FileNotFoundError: There is none.
-    """
+    """The newest committed checkpoint; a FileNotFoundError where there is none."""
     finished, unfinished = find_checkpoints(checkpoints)
     if not finished:
         names = ", ".join(path.name for path in unfinished)
@@ -74,11 +65,10 @@ def newest_checkpoint(checkpoints: Path) -> Path:
 def read_state(path: Path) -> dict[str, Any]:
     """state.json of a committed checkpoint; a ValueError where it is damaged or of another format."""
     verify_file(path, STATE)
-    state = parse_object((path / STATE).read_bytes(), str(path / STATE), _remedy(path))
-    if state.get("format") != FORMAT:
-        raise ValueError(
-            f"{path / STATE}: format is {state.get('format')}, this version reads {FORMAT}"
-        )
+    file = path / STATE
+    state = parse_object(file.read_bytes(), str(file), _remedy(path))
+    if (found := state.get("format")) != FORMAT:
+        raise ValueError(f"{file}: format is {found}, this version reads {FORMAT}")
     return state
 
 
@@ -87,9 +77,7 @@ def load_checkpoint(
 ) -> dict[str, Any]:
     """Restores weights and optimizer states, and returns state.json; called by all ranks.
 
-    Raises:
-        ValueError: A file this rank or another needs is damaged or missing a parameter; the same on
-            every rank.
+    A file that any rank needs and that is damaged is a ValueError on all of them.
     """
     with together(ranks):
         state = read_state(path)
@@ -106,18 +94,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
 
 
-def verify_checkpoint(path: Path) -> None:
-    """Checks every file of a checkpoint against COMMITTED; raises as `verify_file`."""
-    for name in read_marker(path):
-        verify_file(path, name)
-
-
 def read_marker(path: Path) -> dict[str, dict[str, Any]]:
-    """Bytes and sha256 of a checkpoint's files by name, from COMMITTED.
-
-    Raises:
-        ValueError: It is missing or damaged, or names something that is not in its folder.
-    """
+    """Bytes and sha256 of a checkpoint's files by name, from COMMITTED, which must be plain names."""
     try:
         files = json.loads((path / COMMITTED).read_bytes())["files"].items()
         described = {name: {key: each[key] for key in ("bytes", "sha256")} for name, each in files}
@@ -155,11 +133,9 @@ def _read_fragments(
                 for kind, owned in kinds.items():
                     part = file.get_slice(f"{kind}/{mine.name}")[offset : offset + length]
                     mine.of(owned)[place].copy_(part)
-    lacking = [name for name, numel in missing.items() if numel]
-    if lacking:
-        raise ValueError(
-            f"{path} does not hold all of {', '.join(lacking[:3])}; it is of another model"
-        )
+    if lacking := [name for name, numel in missing.items() if numel]:
+        names = ", ".join(lacking[:3])
+        raise ValueError(f"{path} does not hold all of {names}; it is of another model")
 
 
 def verify_file(path: Path, name: str) -> None:

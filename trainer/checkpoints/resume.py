@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.storage.local import replace_file
-from trainer.checkpoints.read import COMMITTED, find_checkpoints, step_of, verify_checkpoint
+from trainer.checkpoints.read import COMMITTED, find_checkpoints, read_marker, step_of, verify_file
 from trainer.checkpoints.store import METRICS, RUN_FILES, CheckpointStore
 from trainer.checkpoints.write import remove_folders
 from trainer.process.ranks import Ranks, together
@@ -21,11 +21,7 @@ from trainer.runs.run_folder import PRETRAINING, RUN_FACTS, RunFolder
 
 
 def restore_run(run: RunFolder, store: CheckpointStore) -> None:
-    """Brings back what a wiped node needs before settings can be compared. Rank 0 only.
-
-    Raises:
-        ValueError: The URL holds another run than the folder.
-    """
+    """Brings back what a wiped node needs before settings can be compared. Rank 0 only."""
     facts = store.read_facts()
     if facts is None or run.is_foreign:
         return
@@ -40,11 +36,7 @@ def restore_run(run: RunFolder, store: CheckpointStore) -> None:
 def copy_run(run: RunFolder, store: CheckpointStore | None, ranks: Ranks) -> None:
     """Gives nodes that do not see rank 0's folder what the run is; any may then be first next time.
 
-    All ranks call it.
-
-    Raises:
-        ValueError: There is such a node and no URL, or another run is in its folder.
-        FileExistsError: Something that is not a run is in its folder.
+    All ranks call it. Such nodes need a URL.
     """
     is_shared = _see_same_folder(run, ranks)
     with together(ranks):
@@ -75,16 +67,7 @@ def choose_checkpoint(
 ) -> Path | None:
     """The checkpoint to load, on this node's disk; None where there is none. Called by all ranks.
 
-    Args:
-        run: Where checkpoints lie and downloads go.
-        store: Where they were uploaded to.
-        ranks: This rank and the others.
-        skip_damaged: Go back to the newest one that is whole.
-        say: Tells the user something.
-        before: Only those of earlier steps.
-
-    Raises:
-        ValueError: A checkpoint at the URL is damaged.
+    With `skip_damaged` it is the newest one that is whole, and with `before` one of an earlier step.
     """
     is_shared = _see_same_folder(run, ranks)
     everywhere = all(ranks.gather(is_shared))
@@ -131,8 +114,8 @@ def _choose(
                 # Rows first: where the checkpoint is, they are.
                 store.fetch_files([METRICS], run.path)
                 store.fetch_checkpoint(name, run.checkpoints)
-            if skip_damaged:
-                verify_checkpoint(run.checkpoints / name)
+            for file in read_marker(run.checkpoints / name) if skip_damaged else ():
+                verify_file(run.checkpoints / name, file)
         except ValueError as damage:
             if not skip_damaged or isinstance(damage, OSError):  # the store did not answer
                 raise
@@ -168,9 +151,8 @@ def _refuse_other_run(run: RunFolder, expected: str) -> None:
     where = f"{run.path} on {platform.node()}, which does not see that of rank 0,"
     PRETRAINING.refuse_foreign(where, names_in(run.path))
     if run.facts.is_file() and (found := run.read_facts().get("id")) != expected:
-        raise ValueError(
-            f"{where} holds another run ({found}) than rank 0's ({expected}); remove it"
-        )
+        both = f"another run ({found}) than rank 0's ({expected})"
+        raise ValueError(f"{where} holds {both}; remove it")
 
 
 def _see_same_folder(run: RunFolder, ranks: Ranks) -> bool:

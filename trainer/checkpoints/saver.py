@@ -57,11 +57,6 @@ class CheckpointSaver:
         self._in_flight = ""
 
     @property
-    def is_busy(self) -> bool:
-        """Whether something is being written or uploaded."""
-        return self._thread is not None and self._thread.is_alive()
-
-    @property
     def has_failed(self) -> bool:
         """Whether the last save failed on this rank; the others learn of it in `finish`."""
         return self._failure is not None
@@ -71,10 +66,7 @@ class CheckpointSaver:
         take_snapshot({}, engine, optimizer, self._ranks, self._copies)
 
     def save(self, position: Mapping[str, Any], engine: Any, optimizer: ShardedOptimizer) -> None:
-        """Saves in the background, after what is in flight; called by all ranks at the same step.
-
-        It raises, on all ranks, what the save before could not write or upload.
-        """
+        """Saves in the background, called by all ranks at the same step; raises as `finish`."""
         self.finish()
         snapshot = take_snapshot(position, engine, optimizer, self._ranks, self._copies)
         self._in_flight = snapshot.name

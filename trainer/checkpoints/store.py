@@ -42,12 +42,7 @@ class CheckpointStore:
         return finished, [name for name in names if name not in finished]
 
     def upload(self, folder: Path, checkpoint: str, names: Iterable[str]) -> None:
-        """Uploads files of a checkpoint from the folder where they lie.
-
-        Raises:
-            StorageError: The store did not take one; names its URL and the cause.
-            PermissionError: It refused.
-        """
+        """Uploads files of a checkpoint from the folder where they lie."""
         for name in names:
             try:
                 self._folder.write(f"{CHECKPOINTS}/{checkpoint}/{name}", folder / name)
@@ -80,12 +75,7 @@ class CheckpointStore:
     def fetch_checkpoint(
         self, name: str, checkpoints: Path, files: Iterable[str] | None = None
     ) -> Path:
-        """Downloads a committed checkpoint, or some of its files; its folder appears when all are there.
-
-        Raises:
-            ValueError: It is damaged.
-            StorageError: The store did not give one of its files.
-        """
+        """Downloads a committed checkpoint, or some of its files; its folder appears when all are there."""
         folder = checkpoints / f"{name}.tmp"
         remove_folders(checkpoints / name, folder)
         folder.mkdir(parents=True)

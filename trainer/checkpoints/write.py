@@ -27,7 +27,6 @@ from trainer.checkpoints.read import (
     STATE,
     describe_file,
     find_checkpoints,
-    step_folder,
     step_of,
 )
 from trainer.engine.partitions import iterate_weights
@@ -54,7 +53,7 @@ class Snapshot:
     @property
     def name(self) -> str:
         """Name of the checkpoint's folder."""
-        return step_folder(Path(), self.position["step"]).name
+        return f"step-{self.position['step']:08d}"
 
 
 class HostCopies:
@@ -116,10 +115,8 @@ def _copy_piece(
 def write_snapshot(checkpoints: Path, snapshot: Snapshot, ranks: Ranks) -> Path:
     """Writes and commits a checkpoint, and returns the folder where this rank's files lie.
 
-    Called by all ranks, whose group must be free for this alone.
-
-    Raises:
-        OSError, ValueError: What any rank could not write, on all of them.
+    Called by all ranks, whose group must be free for this alone. What any rank could not write is
+    raised on all of them.
     """
     final = checkpoints / snapshot.name
     folder = final.with_suffix(".tmp")
@@ -141,9 +138,9 @@ def write_snapshot(checkpoints: Path, snapshot: Snapshot, ranks: Ranks) -> Path:
 
 
 def superseded(names: list[str], keep: int, keep_every: int) -> list[str]:
-    """Checkpoints, named oldest first, that may go: all but the newest `keep` (0 keeps all).
+    """Checkpoints, oldest first, that may go: all but the newest `keep` (0 keeps all).
 
-    Multiples of `keep_every` stay too; of 0 there are none.
+    Multiples of `keep_every`, unless that is 0, stay too.
     """
     old = names[:-keep] if keep else []
     return [name for name in old if not keep_every or step_of(name) % keep_every]

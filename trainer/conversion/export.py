@@ -48,18 +48,9 @@ def model_files(
 ) -> dict[str, bytes]:
     """Weights in float32, the tokenizer's files, the model's card and config.json, by name.
 
-    Args:
-        state: All parameters of BertForPreTraining, or of BertForTask, under our names.
-        config: Sizes of the model.
-        vocab: Content of vocab.txt.
-        lower_case: Whether the model reads lower-cased text.
-        provenance: JSON values for config.json's key "beambert" and the card; "tokens_seen",
-            "steps" and "training" are some of the known ones.
-        head: Head of a fine-tuned model; None for a pretrained one.
-        is_onnx: Whether the card is that of a model of ONNX.
-
-    Raises:
-        ValueError: The vocabulary does not fit the model.
+    Takes all parameters of BertForPreTraining, or with a head of BertForTask, under our names, and
+    vocab.txt. `provenance` has JSON values for config.json's key "beambert" and the card:
+    "tokens_seen", "steps" and "training" are some of the known ones.
     """
     vocabulary = parse_vocab(vocab, VOCAB)
     if len(vocabulary) != config.vocab_size:
@@ -86,10 +77,6 @@ def load_hf(folder: str) -> tuple[BertConfig, dict[str, Tensor]]:
     """Config and parameters (our names, float32, CPU) of a BERT saved by us or by transformers.
 
     Pooler and heads that the folder lacks are absent from the parameters.
-
-    Raises:
-        FileNotFoundError: There is no config.json or no model.safetensors.
-        ValueError: It is not a BERT as pretrained here, or a file is damaged.
     """
     config = from_hf_config(read_json(folder, CONFIG), f"{folder}/{CONFIG}")
     return config, from_hf_state(_read_tensors(folder), config, f"{folder}/{WEIGHTS}")
@@ -111,12 +98,7 @@ def read_provenance(folder: str) -> dict[str, Any]:
 
 
 def read_json(folder: str, name: str) -> dict[str, Any]:
-    """A JSON object of a model folder.
-
-    Raises:
-        FileNotFoundError: It is not there; names what is.
-        ValueError: It is not a JSON object.
-    """
+    """A JSON object of a model folder; a FileNotFoundError names what else is there."""
     try:
         settings = json.loads(_read_file(folder, name))
     except ValueError as error:
@@ -128,13 +110,10 @@ def read_json(folder: str, name: str) -> dict[str, Any]:
 
 
 def write_export(files: Mapping[str, bytes], folder: str) -> None:
-    """Writes an export in the place of an earlier one.
+    """Writes an export in the place of an earlier one of the same form; refuses any other folder.
 
     The card comes first, as it says whose folder this is, and the settings last: without them
     nobody opens the model, so they mark a whole export.
-
-    Raises:
-        ValueError: The folder holds something that is not an earlier export of the same form.
     """
     target, names = Folder(folder), list(files)
     _refuse_foreign_folder(target, names)

@@ -1,8 +1,7 @@
 """google-research/bert's TensorFlow checkpoints: their names, and their weights under ours.
 
-Dense kernels are stored transposed there; everything else keeps its shape. Google's code of 2018
-used the exact GELU, later ones its tanh approximation; ours, like Hugging Face's conversions of the
-released models, is the exact one.
+Dense kernels are stored transposed there. Google's code of 2018 used the exact GELU, later ones its
+tanh approximation; ours, like Hugging Face's conversions of the released models, is the exact one.
 """
 
 import re
@@ -30,9 +29,6 @@ def load_google(folder: str, name: str) -> tuple[BertConfig, dict[str, Tensor]]:
     """Config and parameters (our names, fp32) of the checkpoint NAME.index, NAME.data-... .
 
     Heads that it lacks are absent. The optimizer's slots and the step are left out.
-
-    Raises:
-        ValueError: It is damaged, or a parameter is missing, unknown, or of another shape.
     """
     where, files = f"{folder}/{name}", Folder(folder)
     config = from_hf_config(read_json(folder, GOOGLE_CONFIG), f"{folder}/{GOOGLE_CONFIG}")

@@ -116,10 +116,6 @@ def from_hf_state(
     """Hugging Face's tensors under our names, in float32; heads that the file lacks are absent.
 
     Reads files of BertForPreTraining, BertForMaskedLM and BertModel, old (gamma, beta) and new.
-
-    Raises:
-        ValueError: A parameter of the encoder is missing, one is unknown or of another shape, or
-            the decoder is not tied; says which and where.
     """
     found = {_modern_name(name): tensor for name, tensor in tensors.items()}
     _check_tied(found, where)
@@ -147,11 +143,7 @@ def from_hf_state(
 def from_hf_task_state(
     tensors: Mapping[str, Tensor], config: BertConfig, head: Head, where: str
 ) -> dict[str, Tensor]:
-    """Tensors of transformers under the names of BertForTask, in float32.
-
-    Raises:
-        ValueError: The head is missing or of another shape, or the rest is not the encoder's.
-    """
+    """Tensors of transformers under the names of BertForTask, in float32."""
     rest, module = dict(tensors), _task_head_name(head)
     names = [f"{module}.{leaf}" for leaf in ("bias", "weight")]
     if missing := [name for name in names if name not in rest]:
@@ -195,11 +187,7 @@ def to_hf_config(config: BertConfig, pad_id: int, head: Head | None = None) -> d
 
 
 def from_hf_config(settings: Mapping[str, Any], where: str) -> BertConfig:
-    """Our config from config.json.
-
-    Raises:
-        ValueError: It describes a model that ours is not, such as another activation.
-    """
+    """Our config from config.json; refuses a model that ours is not, such as of another activation."""
     model_type = settings.get("model_type", "bert")
     if model_type not in _MODEL_TYPES:
         raise ValueError(
@@ -217,11 +205,7 @@ def from_hf_config(settings: Mapping[str, Any], where: str) -> BertConfig:
 
 
 def head_of_hf_config(settings: Mapping[str, Any], where: str) -> Head | None:
-    """The head that config.json says the model has; None for a pretrained one.
-
-    Raises:
-        ValueError: A head that is not known here, such as one of several labels at once.
-    """
+    """The head that config.json says the model has; None for a pretrained one."""
     name = next(iter(settings.get("architectures") or []), "")
     suffix = name.removeprefix("Megatron").removeprefix("Bert")
     if suffix not in _KINDS:

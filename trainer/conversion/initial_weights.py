@@ -22,13 +22,7 @@ _ROWS_BY_TOKEN = frozenset({"bert.embeddings.word.weight", "mlm_head.bias"})
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """What a folder holds.
-
-    Attributes:
-        config: Sizes of the model.
-        state: Parameters under our names, fp32; heads that the folder lacks are absent.
-        vocab: vocab.txt, where there is one.
-    """
+    """Sizes, parameters under our names (fp32, without heads that it lacks) and vocab.txt of a folder."""
 
     config: BertConfig
     state: dict[str, Tensor]
@@ -36,11 +30,7 @@ class InitialWeights:
 
 
 def resolve_model(name: str) -> str:
-    """The folder of a model: the name itself, or where a model of the Hub by that name was put.
-
-    Raises:
-        FileNotFoundError: It is no folder, and the Hub gives no model of that name.
-    """
+    """The folder of a model: the name itself, or where a model of the Hub by that name was put."""
     if not is_hub_name(name):
         return name
     folder = fetch_from_hub(name, (CONFIG, VOCAB, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS))
@@ -50,12 +40,7 @@ def resolve_model(name: str) -> str:
 
 
 def read_initial_weights(folder: str) -> InitialWeights:
-    """Reads a model folder, local or an fsspec URL.
-
-    Raises:
-        FileNotFoundError: It holds no model that is known; says what it holds.
-        ValueError: Damaged, not a BERT as pretrained here, or a pickle.
-    """
+    """Reads a model folder, local or an fsspec URL; refuses what is no BERT, or a pickle."""
     files = Folder(folder)
     names = set(files.list())
     vocab = files.read(VOCAB) if VOCAB in names else None
@@ -82,9 +67,6 @@ def extend_rows(found: InitialWeights, vocab: bytes, folder: str) -> tuple[Initi
 
     Old pieces keep their rows to the bit. A new one's row of the embeddings, and its bias in the
     masked-LM head, begin as the means of those of the pieces that the old vocabulary cuts it into.
-
-    Raises:
-        ValueError: Another piece than an [unusedN] has gone or moved.
     """
     assert found.vocab is not None
     old = parse_vocab(found.vocab, f"{folder}/{VOCAB}")

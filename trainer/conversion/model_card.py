@@ -51,15 +51,9 @@ def model_card(
     head: Head | None = None,
     is_onnx: bool = False,
 ) -> bytes:
-    """The card of a model; what `provenance` does not say is left out.
+    """The card of a model, or of model.onnx; what `provenance` does not say is left out.
 
-    Args:
-        config: Sizes of the model.
-        provenance: As of `trainer.conversion.export.export_hf`; its key "training" is what
-            `trainer.runs.training_facts` finds in a run.
-        lower_case: Whether the model reads lower-cased text.
-        head: Head of a fine-tuned model; None for a pretrained one.
-        is_onnx: Whether the folder holds model.onnx in place of the weights.
+    Its key "training" is what `trainer.runs.training_facts` finds in a run.
     """
     pipeline, model = _USES[head.kind if head else ""]
     metadata = {"library_name": "onnx" if is_onnx else "transformers"}

@@ -44,11 +44,7 @@ def to_onnx(files: Mapping[str, bytes]) -> dict[str, bytes]:
     """The files of `trainer.conversion.export.model_files` with model.onnx in place of the weights.
 
     Inputs are input_ids, attention_mask and token_type_ids, int64 [B, S] of any B and S; a model of
-    multiple choice has [B, choices, S].
-
-    Raises:
-        ModuleNotFoundError: The extra "onnx" is not installed.
-        ValueError: onnxruntime computes something else than transformers.
+    multiple choice has [B, choices, S]. onnxruntime must compute what transformers does.
     """
     import onnxruntime
     import onnxscript  # noqa: F401 (torch's exporter needs it)

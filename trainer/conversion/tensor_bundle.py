@@ -28,19 +28,10 @@ Fields = dict[int, list[Any]]
 
 
 class TensorBundle:
-    """A checkpoint's tensors by name; data is read when a tensor of its file is asked for.
-
-    Attributes:
-        where: The checkpoint, for messages.
-        names: Names of all tensors in it.
-    """
+    """A checkpoint's tensors by name; data is read when a tensor of its file is asked for."""
 
     def __init__(self, where: str, read: Callable[[str], bytes]) -> None:
-        """Opens the index, by a function that reads the file called NAME + a suffix.
-
-        Raises:
-            ValueError: It is damaged or in a form that is not read.
-        """
+        """Opens the index, by a function that reads the file called NAME + a suffix."""
         self.where, self._read = where, lru_cache(read)
         try:
             table = dict(_table_entries(read(".index")))
@@ -59,12 +50,7 @@ class TensorBundle:
         self.names = frozenset(self._entries)
 
     def read(self, name: str) -> NDArray[Any]:
-        """One tensor.
-
-        Raises:
-            ValueError: Damaged, or of a kind that is not read (strings, bfloat16, sliced
-                variables).
-        """
+        """One tensor; strings, bfloat16 and sliced variables are not read."""
         entry, shape = self._entries[name], self._shapes[name]
         kind = _number(entry, _DTYPE)
         if kind not in DTYPES or _SLICES in entry:

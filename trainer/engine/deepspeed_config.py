@@ -30,12 +30,7 @@ LARGEST_BUCKET = 2**25
 
 
 def read_deepspeed_file(path: str | None) -> dict[str, Any]:
-    """The choices in a DeepSpeed settings file; none without a file.
-
-    Raises:
-        ValueError: A key that is not in `CHOOSABLE`, or not JSON.
-        FileNotFoundError: No such file.
-    """
+    """The choices in a DeepSpeed settings file; none without a file."""
     if path is None:
         return {}
     try:
@@ -50,13 +45,10 @@ def read_deepspeed_file(path: str | None) -> dict[str, Any]:
 
 
 def deepspeed_config(chosen: dict[str, Any], zero_stage: int, precision: str) -> dict[str, Any]:
-    """DeepSpeed's settings: the person's choices and ours.
+    """DeepSpeed's settings: the person's choices and ours, at a zero_stage of 0 to 3.
 
-    Args:
-        chosen: What `read_deepspeed_file` returned.
-        zero_stage: 0 to 3.
-        precision: "fp32" or "bf16"; gradients are summed and reduced in fp32 either way, because
-            bf16 sums, which are DeepSpeed's default, were off by 0.84 % over 64 micro-batches.
+    Gradients are summed and reduced in fp32 in bf16 too, because bf16 sums, which are DeepSpeed's
+    default, were off by 0.84 % over 64 micro-batches.
     """
     if precision == "bf16" and zero_stage == 0:
         raise ValueError(

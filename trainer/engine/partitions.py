@@ -1,7 +1,4 @@
-"""Whole weights out of what ZeRO has partitioned, partitions back into weights, and their fit.
-
-What DeepSpeed keeps where is known here and in trainer.optim.sharded.
-"""
+"""Whole weights out of what ZeRO has partitioned, partitions back into weights, and their fit."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,25 +11,6 @@ from trainer.optim.sharded import ShardedOptimizer
 from trainer.process.ranks import Ranks, together
 
 _REMEDY = "this version of DeepSpeed partitions in a way that is not known here; install the one in constraints.txt"
-_OF_ZERO = ("update_lp_params",)
-_OF_ZERO3 = (
-    "fp32_partitioned_groups_flat", "fp16_groups", "persistent_parameters", "_partition_all_parameters",
-    "_reassign_or_swap_out_partitioned_parameters",
-)  # fmt: skip
-
-
-def adopt_partitions(engine: Any, optimizer: ShardedOptimizer) -> None:
-    """Tells the optimizer under ZeRO-3 which flat tensor it updates, as no group has it yet.
-
-    Raises:
-        ValueError: DeepSpeed's optimizer lacks something that is read or called here.
-    """
-    needed = _OF_ZERO3 if is_zero3(engine) else _OF_ZERO
-    missing = [name for name in needed if not hasattr(engine.optimizer, name)]
-    if missing and engine.zero_optimization_stage():
-        raise ValueError(f"ZeRO's optimizer has no {', '.join(missing)}; {_REMEDY}")
-    if is_zero3(engine):
-        optimizer.adopt(engine.optimizer.fp32_partitioned_groups_flat)
 
 
 def is_zero3(engine: Any) -> bool:
@@ -43,8 +21,7 @@ def is_zero3(engine: Any) -> bool:
 def iterate_weights(engine: Any, ranks: Ranks) -> Iterator[tuple[str, Tensor]]:
     """Names and whole weights on rank 0, one after another, each to be copied at once.
 
-    Other ranks get nothing. Called, and run to its end, by all ranks: under ZeRO-3 they bring the
-    weights together.
+    Called, and run to its end, by all ranks: under ZeRO-3 they bring the weights together.
     """
     if not is_zero3(engine):
         yield from engine.module.state_dict().items() if ranks.rank == 0 else ()
@@ -58,10 +35,7 @@ def iterate_weights(engine: Any, ranks: Ranks) -> Iterator[tuple[str, Tensor]]:
 
 
 def refresh_weights(engine: Any, optimizer: ShardedOptimizer) -> None:
-    """Brings the model's weights in line with fp32 partitions that were changed from outside.
-
-    A checkpoint that is loaded does so.
-    """
+    """Brings the model's weights in line with fp32 partitions that a checkpoint was loaded into."""
     if is_zero3(engine):
         zero = engine.optimizer
         zero._partition_all_parameters()
@@ -75,17 +49,9 @@ def refresh_weights(engine: Any, optimizer: ShardedOptimizer) -> None:
 
 @torch.no_grad()
 def check_partitions(engine: Any, optimizer: ShardedOptimizer, ranks: Ranks) -> None:
-    """Holds this rank's fragments to the model before anything is trained.
-
-    Clipping, decay and LAMB rest on them.
-
-    Raises:
-        ValueError: Fragments do not cover every parameter exactly once, or one does not hold the
-            parameter's values; the same on every rank.
-    """
-    parameters = {
-        name: each for name, each in engine.module.named_parameters() if each.requires_grad
-    }
+    """Refuses fragments that do not cover every parameter once, or hold other values: norms rest on them."""
+    everything = engine.module.named_parameters()
+    parameters = {name: each for name, each in everything if each.requires_grad}
     covered = torch.zeros(len(parameters), dtype=torch.int64)
     with together(ranks):
         for piece in optimizer.fragments:

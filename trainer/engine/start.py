@@ -1,4 +1,4 @@
-"""A DeepSpeed engine around the model: it partitions states and gradients (ZeRO) and reduces gradients."""
+"""A DeepSpeed engine around the model: it partitions states and gradients (ZeRO), and reduces."""
 
 import importlib
 from functools import partial
@@ -9,7 +9,7 @@ import torch.distributed
 from torch.nn import Module
 
 from trainer.engine.deepspeed_config import bucket_elements
-from trainer.engine.partitions import adopt_partitions, check_partitions
+from trainer.engine.partitions import check_partitions, is_zero3
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.process.ranks import Ranks, quiet_deepspeed
 
@@ -17,27 +17,20 @@ from trainer.process.ranks import Ranks, quiet_deepspeed
 def start_engine(
     model: Module, optimizer: ShardedOptimizer, config: dict[str, Any], ranks: Ranks
 ) -> Any:
-    """A DeepSpeed engine around the model.
-
-    The optimizer then updates this rank's partition of the weights.
-
-    Raises:
-        ValueError: DeepSpeed's partitions are not what the optimizer takes them for.
-    """
+    """A DeepSpeed engine around the model, whose optimizer updates this rank's partition of it."""
     with quiet_deepspeed():
         import deepspeed
 
         _load_muon()
         sizes = bucket_sizes(model)
-        sized = {**config, "zero_optimization": {**sizes, **config["zero_optimization"]}}
-        engine, *_ = deepspeed.initialize(
-            model=model.to(ranks.device), optimizer=optimizer, config=sized
-        )
+        config = {**config, "zero_optimization": {**sizes, **config["zero_optimization"]}}
+        model.to(ranks.device)
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
     # Without ZeRO, and under ZeRO-1 in bf16, DeepSpeed takes this number and not the settings'.
-    engine.allreduce_gradients = partial(
-        engine.allreduce_gradients, bucket_size=sizes["reduce_bucket_size"]
-    )
-    adopt_partitions(engine, optimizer)
+    size = sizes["reduce_bucket_size"]
+    engine.allreduce_gradients = partial(engine.allreduce_gradients, bucket_size=size)
+    if is_zero3(engine):  # no group has it yet
+        optimizer.adopt(engine.optimizer.fp32_partitioned_groups_flat)
     check_partitions(engine, optimizer, ranks)
     return engine
 
@@ -45,8 +38,7 @@ def start_engine(
 def _load_muon() -> None:
     """Imports DeepSpeed's Muon, which every engine asks for, without its kernels compiled.
 
-    They would be by an import, which loads torch's compiler: a second of every start for what
-    nobody here calls.
+    That would load torch's compiler: a second of every start for what nobody here calls.
     """
     compile_kernels = torch.compile
     torch.compile = lambda kernel: kernel  # type: ignore[assignment]

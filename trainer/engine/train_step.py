@@ -20,18 +20,10 @@ from trainer.process.ranks import Ranks
 class StepCounts:
     """What all ranks must know of a step before its first backward pass.
 
-    Attributes:
-        num_micro_batches: Backward passes every rank makes: the most any rank needs.
-        instances: Instances of the global batch.
-        masked: Masked positions of the global batch.
-        tokens: Real tokens of the global batch.
-        squared_tokens: Sum of the squares of its instances' lengths, which attention costs.
-        most_tokens: Tokens of the rank that has most.
-        wait_seconds: Longest wait for data on any rank.
-        must_stop: Whether any rank was told to stop.
-        elapsed_seconds: Most seconds any rank has spent on the phase.
-        memory_bytes: Most memory that any rank has held before the step.
-        drawn: Instances and tokens of every dataset of the mixture, over all ranks.
+    Counts are of the global batch: all but `num_micro_batches`, the backward passes that every rank
+    makes, and `most_tokens`, those of the rank that has most. Squared tokens are what attention
+    costs. Seconds and bytes are the most of any rank; `drawn` has instances and tokens of every
+    dataset of the mixture.
     """
 
     num_micro_batches: int

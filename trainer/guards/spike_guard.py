@@ -35,11 +35,8 @@ class Streak:
 class SpikeGuard:
     """Judges the norm of every step's gradient.
 
-    Attributes:
-        streak: Steps just now not taken; None after one that was.
-        num_skipped: Steps not taken in the whole run.
-        num_rollbacks: Times the run went back to an earlier checkpoint.
-        left_out: (phase, start, stop) of positions that no step takes since.
+    `streak` are the steps just now not taken, `left_out` (phase, start, stop) of positions that no
+    step takes since; the numbers are of the whole run.
     """
 
     def __init__(self, settings: SafetySettings, state: Mapping[str, Any]) -> None:

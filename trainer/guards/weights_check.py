@@ -44,11 +44,7 @@ class WeightsCheck:
         self._left = None
 
     def check(self) -> None:
-        """Compares now; called by all ranks.
-
-        Raises:
-            CorruptWeightsError: On all ranks alike.
-        """
+        """Compares now, called by all ranks; a CorruptWeightsError is raised on all alike."""
         if not self._interval:
             return
         has_drifted = self._left is not None and self._left != self._own()

@@ -17,14 +17,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 # Rows are padded to a multiple of this, and rows of one length run together. Attention forward and
 # backward with dropout, 2 cores, lengths uniform in 10..512: 310 ms in one group, 119 by steps of
 # 128, 102 by 32, 99 by 16.
 ROW_STEP = 32
-# Not cuDNN's, which Hopper prefers: it makes a plan for every new shape, as most groups are.
-_SDPA_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 @dataclass(frozen=True)
@@ -63,10 +60,7 @@ class PackedSequences:
 
 
 def padded_layout(cu_seqlens: Tensor, row_step: int = ROW_STEP) -> PaddedLayout:
-    """Lays the sequences out as padded rows, grouped by length, so that short ones stay short.
-
-    Reads the lengths back to the host: one synchronisation a micro-batch on a GPU.
-    """
+    """Lays the sequences out as padded rows, grouped by length; on a GPU the host waits for it once."""
     starts_B1 = cu_seqlens.cpu().long()
     lengths_B = starts_B1.diff()
     rounded_B = (lengths_B + row_step - 1) // row_step * row_step
@@ -107,9 +101,6 @@ def attention(
     """Every token attends to the tokens of its own sequence: softmax(q k / sqrt(D)) v, [T, A, D].
 
     `dropout_p` is that of the probabilities, 0 outside training; a causal token sees no later ones.
-
-    Raises:
-        ValueError: The back end cannot run on this device or dtype.
     """
     if q_TAD.shape[0] == 0:
         # Empty, and connected to all three: backward must reach every parameter.
@@ -126,11 +117,7 @@ def attention(
 
 
 def choose_backend(backend: str, device: torch.device, dtype: torch.dtype) -> str:
-    """The back end that will run: what "auto" stands for, or `backend` itself, if it can.
-
-    Raises:
-        ValueError: It cannot run on this device or dtype; says what to choose.
-    """
+    """The back end that will run: what "auto" stands for, or `backend` itself, if it can."""
     has_flash = (
         device.type == "cuda"
         and dtype in (torch.float16, torch.bfloat16)
@@ -168,15 +155,11 @@ def _group_attention(
     """Attention of one group of rows, flat again: [num_rows * row_length, A, D]."""
     rows, length = group.num_rows, group.row_length
     q_BASD, k_BASD, v_BASD = (
-        x_PAD[group.start : group.start + rows * length]
-        .unflatten(0, (rows, length))
-        .transpose(1, 2)
+        x_PAD[group.start :][: rows * length].view(rows, length, *x_PAD.shape[1:]).transpose(1, 2)
         for x_PAD in qkv_PAD
     )
     # Padding comes last in a row, where no real token looks when none looks ahead.
     mask = None if is_causal else group.key_mask
-    with sdpa_kernel(_SDPA_KERNELS):
-        context_BASD = F.scaled_dot_product_attention(
-            q_BASD, k_BASD, v_BASD, mask, dropout_p, is_causal
-        )
+    attend = F.scaled_dot_product_attention
+    context_BASD = attend(q_BASD, k_BASD, v_BASD, mask, dropout_p, is_causal)
     return context_BASD.transpose(1, 2).flatten(0, 1)

@@ -8,7 +8,7 @@ decoder is tied. With `pre_norm` sub-layers read normalised states and the sums 
 at the end (Xiong et al. 2020).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -40,20 +40,16 @@ class Embeddings(nn.Module):
     ) -> Tensor:
         """Embeddings [T, H]."""
         # Hugging Face adds in this order; another one differs in the last bit.
-        embedded_TH = (
-            self.word(input_ids_T)
-            + self.token_type(token_type_ids_T)
-            + self.position(position_ids_T)
-        )
+        embedded_TH = self.word(input_ids_T) + self.token_type(token_type_ids_T)
+        embedded_TH = embedded_TH + self.position(position_ids_T)
         hidden_TH: Tensor = self.dropout(self.norm(embedded_TH))
         return hidden_TH
 
 
 class Layer(nn.Module):
-    """One Transformer encoder layer: self-attention, then feed-forward.
+    """Self-attention, then feed-forward, each with a residual and LayerNorm.
 
-    Each has a residual and LayerNorm. Query, key and value are separate parameters, as in the
-    reference: LAMB's trust ratio is one per parameter.
+    Query, key and value are separate, as in the reference: LAMB has a trust ratio a parameter.
     """
 
     def __init__(self, config: BertConfig) -> None:
@@ -105,9 +101,7 @@ class Layer(nn.Module):
 class BertModel(nn.Module):
     """The encoder with its pooler: what fine-tuning keeps.
 
-    Attributes:
-        recompute_layers: Whether training keeps only each layer's input and computes the rest again
-            going backward.
+    With `recompute_layers` training keeps only each layer's input, and computes the rest again.
     """
 
     def __init__(self, config: BertConfig, has_pooler: bool = True) -> None:
@@ -117,9 +111,8 @@ class BertModel(nn.Module):
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
         self.final_norm = _layer_norm(config) if config.pre_norm else nn.Identity()
         self.recompute_layers = False
-        self.pooler = (
-            nn.Linear(config.hidden_size, config.hidden_size) if has_pooler else nn.Identity()
-        )
+        size = config.hidden_size
+        self.pooler = nn.Linear(size, size) if has_pooler else nn.Identity()
 
     def forward(self, inputs: PackedInputs) -> tuple[Tensor, Tensor]:
         """Hidden states [T, H] of the last layer and pooled [B, H] of each first token."""
@@ -140,10 +133,7 @@ class BertModel(nn.Module):
         return normalised_TH
 
     def hidden_states(self, inputs: PackedInputs) -> list[Tensor]:
-        """[T, H] of the embeddings and of every layer, the last one as `encode` gives it.
-
-        The same as transformers' `output_hidden_states`.
-        """
+        """[T, H] of the embeddings and of every layer, as transformers' `output_hidden_states`."""
         sequences = PackedSequences(inputs.cu_seqlens, inputs.max_seqlen)
         states_TH = [self._embed(inputs)]
         for layer in self.layers:
@@ -152,17 +142,13 @@ class BertModel(nn.Module):
         return states_TH
 
     def _embed(self, inputs: PackedInputs) -> Tensor:
-        embedded_TH: Tensor = self.embeddings(
-            inputs.input_ids, inputs.token_type_ids, inputs.position_ids
-        )
+        ids = inputs.input_ids, inputs.token_type_ids, inputs.position_ids
+        embedded_TH: Tensor = self.embeddings(*ids)
         return embedded_TH
 
 
 class BertForPreTraining(nn.Module):
-    """BERT with the masked language model and next sentence heads.
-
-    Make one with build_model(): the constructor alone leaves weights undefined.
-    """
+    """BERT with the masked language model and next sentence heads; made by build_model()."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -172,15 +158,11 @@ class BertForPreTraining(nn.Module):
         self.nsp_head = nn.Linear(config.hidden_size, 2)
 
     def forward(self, inputs: PackedInputs, masked_positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits of both tasks: MLM [M, V] of the masked positions only, NSP [B, 2].
+        """Logits of both tasks: MLM [M, V] of the masked positions into T (int64 [M]), NSP [B, 2].
 
         Class 1 of NSP means that B is random. With T = B = M = 0 the logits are empty and connected
         to every parameter, whose gradients become zero: ZeRO-2 needs as many backward passes on
         every rank. A plain tuple, since ZeRO-3's hooks look into no others.
-
-        Args:
-            inputs: B sequences of T tokens, masked already.
-            masked_positions: int64 [M], flat positions into T.
         """
         hidden_TH, pooled_BH = self.bert(inputs)
         masked_MH = hidden_TH.index_select(0, masked_positions)
@@ -214,18 +196,22 @@ def initialize_weights(module: nn.Module, initializer_range: float, seed: int) -
     Biases become 0, LayerNorm 1 and 0. Each parameter has a generator of its own, keyed by (seed,
     name): adding a head changes no other weight.
     """
-    for name, parameter, is_norm in _named_parameters(module):
+    norms = {name for name, each in module.named_modules() if isinstance(each, nn.LayerNorm)}
+    for name, parameter in module.named_parameters():
         if parameter.ndim > 1:
-            _fill_truncated_normal(parameter, initializer_range, _generator(seed, name))
+            # torch takes any 64-bit seed; one bit less keeps it positive on every path.
+            key = seed_of(f"{seed}/weights/{name}", num_bytes=8) >> 1
+            generator = torch.Generator().manual_seed(key)
+            _fill_truncated_normal(parameter, initializer_range, generator)
         else:
-            parameter.fill_(1.0 if is_norm and name.endswith("weight") else 0.0)
+            owner, _, leaf = name.rpartition(".")
+            parameter.fill_(1.0 if owner in norms and leaf == "weight" else 0.0)
 
 
 def _fill_truncated_normal(parameter: Tensor, std: float, generator: torch.Generator) -> None:
-    """Draws from a normal, those beyond two standard deviations drawn again.
+    """Draws those beyond two standard deviations again, as TensorFlow's truncated_normal.
 
-    TensorFlow's truncated_normal does the same. Five times as fast as nn.init.trunc_normal_, which
-    takes 19 CPU seconds for LARGE.
+    Five times as fast as nn.init.trunc_normal_, which takes 19 CPU seconds for LARGE.
     """
     values = parameter.view(-1).normal_(std=std, generator=generator)
     outliers = torch.nonzero(values.abs() > 2 * std).flatten()
@@ -235,26 +221,12 @@ def _fill_truncated_normal(parameter: Tensor, std: float, generator: torch.Gener
         outliers = outliers[draws.abs() > 2 * std]
 
 
-def _named_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, bool]]:
-    """Every parameter with its full name and whether a LayerNorm owns it."""
-    for prefix, owner in module.named_modules():
-        for name, parameter in owner.named_parameters(recurse=False):
-            yield f"{prefix}.{name}".lstrip("."), parameter, isinstance(owner, nn.LayerNorm)
-
-
-def _generator(seed: int, name: str) -> torch.Generator:
-    # torch takes any 64-bit seed; one bit less keeps it positive on every path.
-    return torch.Generator().manual_seed(seed_of(f"{seed}/weights/{name}", num_bytes=8) >> 1)
-
-
 def compile_model(model: BertForPreTraining) -> None:
-    """Compiles the model's training passes, in place.
+    """Compiles the model's training passes, in place; those of fewer than 2 tokens stay eager.
 
-    Passes of validation, and of fewer than 2 tokens, stay eager. Five functions are compiled:
-    embeddings, what a layer does before attention and after it, the masked-LM head and its loss.
-    Their token counts are symbolic and all layers share their graphs, so a run compiles five times
-    however lengths vary. Attention itself has a data-dependent layout, or a fused kernel; it stays
-    as it is.
+    Five functions are compiled: embeddings, what a layer does before attention and after it, the
+    masked-LM head and its loss. Their token counts are symbolic and all layers share their graphs,
+    so a run compiles five times however lengths vary. Attention has a data-dependent layout.
     """
     project, finish = _compiled(Layer.project), _compiled(Layer.finish)
     for layer in model.bert.layers:

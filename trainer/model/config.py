@@ -1,8 +1,9 @@
 """Sizes and constants of a BERT, and the sizes Google released."""
 
 import difflib
-from dataclasses import dataclass
-from typing import Any
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 HEAD_SIZE = 64
 ATTENTION_BACKENDS = ("auto", "padded", "flash")
@@ -10,10 +11,7 @@ ATTENTION_BACKENDS = ("auto", "padded", "flash")
 
 @dataclass(frozen=True)
 class BertConfig:
-    """One BERT encoder with its pretraining heads.
-
-    Defaults are BERT-BASE (BERT paper, section 3).
-    """
+    """One BERT encoder with its pretraining heads; defaults are BERT-BASE (BERT paper, section 3)."""
 
     vocab_size: int = 30_522
     hidden_size: int = 768
@@ -32,18 +30,51 @@ class BertConfig:
     initializer_range: float = 0.02
     """Standard deviation of the truncated normal the weight matrices start from."""
     pre_norm: bool = False
-    """Whether LayerNorm is before each sub-layer and after the last, not after each sum.
-
-    Transformers' MegatronBert is built so.
-    """
+    """Whether LayerNorm is before each sub-layer and after the last, as in MegatronBert."""
     is_causal: bool = False
     """Whether a token attends to itself and those before it only, as in left-to-right models."""
     attention_backend: str = "auto"
     """One of ATTENTION_BACKENDS. It changes speed, not what the model is."""
 
     def __post_init__(self) -> None:
-        _check_sizes(self)
-        _check_ranges(self)
+        sizes = ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size")
+        self._check((*sizes, "max_position_embeddings", "type_vocab_size"), "at least 1", 1)
+        if self.hidden_size % self.num_heads:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} cannot be shared by {self.num_heads} heads; "
+                f"choose num_heads that divides it (BERT has hidden_size / {HEAD_SIZE} heads)"
+            )
+        for name in ("hidden_dropout", "attention_dropout"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(
+                    f"model setting {name} is {getattr(self, name)}; a dropout is in [0, 1)"
+                )
+        self._check(("layer_norm_eps", "initializer_range"), "positive", math.ulp(0.0))
+        if self.attention_backend not in ATTENTION_BACKENDS:
+            raise ValueError(
+                f"attention_backend {self.attention_backend!r} is unknown; choose one of "
+                f"{', '.join(ATTENTION_BACKENDS)}"
+            )
+
+    def _check(self, names: tuple[str, ...], kind: str, least: float) -> None:
+        for name in names:
+            if (value := getattr(self, name)) < least:
+                raise ValueError(f"model setting {name} is {value}; it must be {kind}")
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """Which BERT is trained.
+
+    Attributes:
+        preset: A released size of BERT.
+        overrides: Fields of BertConfig (trainer/model/config.py) that differ from the preset's,
+            such as {"hidden_dropout": 0.0}. The vocabulary's size is the dataset's and cannot be
+            set.
+    """
+
+    preset: Literal["tiny", "mini", "small", "medium", "base", "large"] = "base"
+    overrides: dict[str, Any] = field(default_factory=dict)
 
 
 # Google's released sizes: number of layers, hidden size (google-research/bert, README).
@@ -61,15 +92,11 @@ def preset(name: str, **overrides: Any) -> BertConfig:
     """Config of one of Google's sizes, with any field overridden.
 
     Heads (hidden / 64) and feed-forward width (4 * hidden) follow the hidden size unless they are
-    given.
-
-    Raises:
-        ValueError: unknown preset, unknown field, or sizes that do not fit each other.
+    given. A ValueError names an unknown preset or field, or sizes that do not fit each other.
     """
     if name not in PRESETS:
         raise ValueError(f"model preset {name!r} is unknown; choose one of {', '.join(PRESETS)}")
-    _check_names(overrides)
-    _check_types(overrides)
+    _check_overrides(overrides)
     num_layers, default_hidden_size = PRESETS[name]
     hidden_size = overrides.get("hidden_size", default_hidden_size)
     fields = {
@@ -81,50 +108,17 @@ def preset(name: str, **overrides: Any) -> BertConfig:
     return BertConfig(**{**fields, **overrides})
 
 
-def _check_names(overrides: dict[str, Any]) -> None:
-    fields = BertConfig.__dataclass_fields__
-    for name in sorted(overrides.keys() - fields.keys()):
-        near = difflib.get_close_matches(name, fields, n=1)
-        choices = f"did you mean {near[0]}?" if near else f"the settings are {', '.join(fields)}"
-        raise ValueError(f"model setting {name} is unknown; {choices}")
-
-
-def _check_types(overrides: dict[str, Any]) -> None:
+def _check_overrides(overrides: dict[str, Any]) -> None:
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    for name, value in overrides.items():
-        kind = BertConfig.__annotations__[name]
+    fields = BertConfig.__annotations__
+    for name, value in sorted(overrides.items()):
+        if name not in fields:
+            near = difflib.get_close_matches(name, fields, n=1)
+            choices = (
+                f"did you mean {near[0]}?" if near else f"the settings are {', '.join(fields)}"
+            )
+            raise ValueError(f"model setting {name} is unknown; {choices}")
+        kind = fields[name]
         takes = (int, float) if kind is float else kind
         if not isinstance(value, takes) or (isinstance(value, bool) and kind is not bool):
             raise ValueError(f"model setting {name} is {value!r}; it must be {words[kind]}")
-
-
-def _check_sizes(config: BertConfig) -> None:
-    sizes = ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size")
-    for name in (*sizes, "max_position_embeddings", "type_vocab_size"):
-        if getattr(config, name) < 1:
-            raise ValueError(
-                f"model setting {name} is {getattr(config, name)}; it must be at least 1"
-            )
-    if config.hidden_size % config.num_heads:
-        raise ValueError(
-            f"hidden_size {config.hidden_size} cannot be shared by {config.num_heads} heads; "
-            f"choose num_heads that divides it (BERT has hidden_size / {HEAD_SIZE} heads)"
-        )
-
-
-def _check_ranges(config: BertConfig) -> None:
-    for name in ("hidden_dropout", "attention_dropout"):
-        if not 0.0 <= getattr(config, name) < 1.0:
-            raise ValueError(
-                f"model setting {name} is {getattr(config, name)}; a dropout is in [0, 1)"
-            )
-    for name in ("layer_norm_eps", "initializer_range"):
-        if getattr(config, name) <= 0.0:
-            raise ValueError(
-                f"model setting {name} is {getattr(config, name)}; it must be positive"
-            )
-    if config.attention_backend not in ATTENTION_BACKENDS:
-        choices = ", ".join(ATTENTION_BACKENDS)
-        raise ValueError(
-            f"attention_backend {config.attention_backend!r} is unknown; choose one of {choices}"
-        )

@@ -17,13 +17,7 @@ TRAINING_OVER_FORWARD = 3  # a backward pass makes two products for each one of 
 
 @dataclass(frozen=True)
 class Lengths:
-    """How long instances are, as means over instances.
-
-    Attributes:
-        tokens: Real tokens, specials included.
-        squared_tokens: Their squares, which attention costs.
-        masked: Masked positions.
-    """
+    """Real tokens, their squares (for attention) and masked positions: means, or sums of a batch."""
 
     tokens: float
     squared_tokens: float
@@ -31,7 +25,7 @@ class Lengths:
 
 
 def training_flops(config: BertConfig, lengths: Lengths) -> float:
-    """Operations of training on one instance of these lengths, forward and backward."""
+    """Operations of training on an instance or batch of these lengths, forward and backward."""
     h, f, layers = config.hidden_size, config.intermediate_size, config.num_layers
     dense = lengths.tokens * 2 * layers * (4 * h * h + 2 * h * f)
     attention = 4 * layers * h * lengths.squared_tokens
@@ -39,24 +33,12 @@ def training_flops(config: BertConfig, lengths: Lengths) -> float:
     return TRAINING_OVER_FORWARD * (dense + attention + head)
 
 
-def batch_flops(
-    config: BertConfig, instances: int, tokens: int, squared_tokens: int, masked: int
-) -> float:
-    """Floating point operations of training on a batch, from sums over its instances.
-
-    The sums are tokens, their squares, and masked positions.
-    """
-    means = Lengths(tokens / instances, squared_tokens / instances, masked / instances)
-    return instances * training_flops(config, means)
-
-
 def num_parameters(config: BertConfig) -> int:
     """Parameters of the model with both pretraining heads, tied ones once."""
     h, f = config.hidden_size, config.intermediate_size
     norm = 2 * h
-    embeddings = (
-        config.vocab_size + config.max_position_embeddings + config.type_vocab_size
-    ) * h + norm
+    rows = config.vocab_size + config.max_position_embeddings + config.type_vocab_size
+    embeddings = rows * h + norm
     layer = 4 * (h * h + h) + norm + (h * f + f) + (f * h + h) + norm
     pooler, nsp_head = h * h + h, 2 * h + 2
     mlm_head = h * h + h + norm + config.vocab_size

@@ -1,7 +1,4 @@
-"""The two pretraining heads and the sums their losses are made of.
-
-Shapes: B sequences, M masked positions, H hidden, V vocabulary.
-"""
+"""The two pretraining heads: B sequences, M masked positions, H hidden, V vocabulary."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,11 +11,7 @@ from trainer.model.config import BertConfig
 
 
 class MaskedLmHead(nn.Module):
-    """Predicts the token at a masked position (BERT paper, section 3.1, task 1).
-
-    The decoder is the word embedding itself, handed in by the caller, so there is one parameter and
-    not two.
-    """
+    """Predicts the token at a masked position (BERT paper, 3.1); the decoder is the word embedding."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -46,14 +39,10 @@ def masked_lm_sums(logits_MV: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]
 class PretrainingSums:
     """Sums over one micro-batch, scalars on the device; the loop divides them by global counts."""
 
-    mlm_nll: Tensor
-    """float32, differentiable: sum over masked positions of -log p(label), nats."""
-    nsp_nll: Tensor
-    """float32, differentiable: sum over sequences of -log p(is_random_next), nats."""
-    num_mlm_correct: Tensor
-    """int64: masked positions whose most likely token is the label."""
-    num_nsp_correct: Tensor
-    """int64: sequences whose pair was judged right."""
+    mlm_nll: Tensor  # float32, differentiable: of -log p(label) over masked positions, nats
+    nsp_nll: Tensor  # float32, differentiable: of -log p(is_random_next) over sequences, nats
+    num_mlm_correct: Tensor  # int64: masked positions whose most likely token is the label
+    num_nsp_correct: Tensor  # int64: sequences whose pair was judged right
 
 
 def pretraining_sums(
@@ -63,16 +52,10 @@ def pretraining_sums(
     is_random_next_B: Tensor,
     mlm_sums: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = masked_lm_sums,
 ) -> PretrainingSums:
-    """Loss sums and hits of both tasks, in float32 whatever the logits are.
+    """Loss sums and hits of both tasks, in float32 whatever the logits are (docs/parity.md 2.6).
 
-    The source is docs/parity.md 2.6, without its epsilon.
-
-    Args:
-        mlm_logits_MV: logits of the masked positions.
-        nsp_logits_B2: class 0 = B follows A, class 1 = B is random.
-        masked_labels_M: int64 token ids that were masked.
-        is_random_next_B: int64, 1 = random: the convention of BERT's data and of Hugging Face.
-        mlm_sums: Makes those of masked positions; a compiled head has a graph for it.
+    Labels are int64. Class 1 of next sentences means random, the convention of BERT's data and of
+    Hugging Face. A compiled head has a graph for `mlm_sums`.
     """
     mlm_nll, num_mlm_correct = mlm_sums(mlm_logits_MV, masked_labels_M)
     return PretrainingSums(

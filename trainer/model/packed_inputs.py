@@ -1,7 +1,4 @@
-"""What every model here reads: sequences one after another without padding.
-
-Shapes: B sequences, T packed tokens.
-"""
+"""What every model here reads: B sequences of T tokens one after another, without padding."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,12 +13,9 @@ from torch import Tensor
 class PackedInputs:
     """Sequences one after another; without any, B = T = 0. Batches add to it what is predicted.
 
-    Attributes:
-        input_ids: [T] integers, masked already.
-        token_type_ids: [T] integers, 0 in [CLS] A [SEP] and 1 in B [SEP].
-        position_ids: [T] integers, counted inside each sequence.
-        cu_seqlens: [B+1] int32; sequence b is tokens cu_seqlens[b] to cu_seqlens[b + 1] - 1.
-        max_seqlen: Tokens of the longest sequence, or any bound of them.
+    Ids are [T] integers: input_ids masked already, token_type_ids 0 in [CLS] A [SEP] and 1 in
+    B [SEP], position_ids counted inside each sequence. Sequence b is tokens cu_seqlens[b] to
+    cu_seqlens[b + 1] - 1 (int32), max_seqlen any bound of their lengths.
     """
 
     input_ids: Tensor
@@ -36,12 +30,9 @@ def pack_sequences(
     device: torch.device,
     segment_a_lengths: Sequence[int] | None = None,
 ) -> PackedInputs:
-    """Sequences as a model's inputs on a device, all int32.
+    """Ids of sequences, [CLS] and [SEP] included, as inputs on a device, all int32.
 
-    Args:
-        sequences: Ids of each, [CLS] and [SEP] included.
-        device: Where the tensors lie.
-        segment_a_lengths: Tokens of [CLS] A [SEP] in each sequence; None where there is no B.
+    `segment_a_lengths` are tokens of [CLS] A [SEP] in each; None where there is no B.
     """
     rows = [np.asarray(each, np.int32) for each in sequences]
     lengths = np.array([len(each) for each in rows], np.int64)

@@ -1,6 +1,6 @@
 """A BiLSTM over fixed vectors of words, with a tag classifier: BERT paper, section 5.3.
 
-Shapes: B sentences, T words one after another, F width of a vector, L tags.
+Shapes: T words of B sentences one after another, F width of a vector, L tags.
 """
 
 import numpy as np
@@ -43,12 +43,7 @@ class VectorStore:
 
 
 class BiLstmTagger(nn.Module):
-    """Tags of words from vectors that nothing changes; make one with build_tagger().
-
-    Attributes:
-        head: Which tags there are.
-        store: Where the vectors are, not part of the model's state.
-    """
+    """Tags of words from vectors that nothing changes; made by build_tagger()."""
 
     def __init__(
         self, store: VectorStore, width: int, hidden_size: int, num_layers: int, head: Head
@@ -62,24 +57,17 @@ class BiLstmTagger(nn.Module):
         self.task_head = nn.Linear(2 * hidden_size, head.num_outputs)
 
     def forward(self, inputs: PackedInputs) -> Tensor:
-        """Logits [T, L] of words, whose input_ids are rows of the store.
-
-        With T = 0 they are empty and connected to every parameter.
-        """
+        """Logits [T, L] of words, whose input_ids are rows of the store; connected where T = 0."""
         weight = self.task_head.weight
         if not len(inputs.input_ids):
             zero = torch.stack([parameter.sum() for parameter in self.parameters()]).sum() * 0.0
             return weight.new_zeros(0, self.head.num_outputs) + zero
-        vectors_TF = torch.from_numpy(
-            self.store.take(inputs.input_ids.cpu().numpy().astype(np.int64))
-        )
-        states, _ = self.lstm(self._pack(vectors_TF.to(weight), inputs.cu_seqlens.diff().tolist()))
+        rows = inputs.input_ids.cpu().numpy().astype(np.int64)
+        vectors_TF = torch.from_numpy(self.store.take(rows))
+        sentences = torch.split(vectors_TF.to(weight), inputs.cu_seqlens.diff().tolist())
+        states, _ = self.lstm(pack_sequence(list(sentences), enforce_sorted=False))
         logits_TL: Tensor = self.task_head(self.dropout(torch.cat(unpack_sequence(states))))
         return logits_TL
-
-    @staticmethod
-    def _pack(vectors_TF: Tensor, lengths: list[int]) -> nn.utils.rnn.PackedSequence:
-        return pack_sequence(list(torch.split(vectors_TF, lengths)), enforce_sorted=False)
 
 
 def build_tagger(

@@ -36,12 +36,9 @@ _NUM_OUTPUTS = {"regression": 1, "choice": 1, "span": 2}
 
 @dataclass(frozen=True)
 class Head:
-    """Which head a model has.
+    """Which head a model has: its kind as above, and names of the classes of those that have some.
 
-    Attributes:
-        kind: See the table above.
-        labels: Names of the classes in order; empty for other kinds than classification and tokens.
-        dropout: Before the classifier; None for the encoder's hidden_dropout. A span head has none.
+    Dropout is before the classifier; None for the encoder's hidden_dropout. A span head has none.
     """
 
     kind: HeadKind
@@ -60,7 +57,7 @@ class Head:
 
 
 class BertForTask(nn.Module):
-    """BERT with one head over packed tokens. Make one with build_task_model()."""
+    """BERT with one head over packed tokens; made by build_task_model()."""
 
     def __init__(self, config: BertConfig, head: Head) -> None:
         super().__init__()
@@ -74,8 +71,7 @@ class BertForTask(nn.Module):
     def forward(self, inputs: PackedInputs) -> Tensor:
         """Logits [B, L], or [T, L] for heads that read every token.
 
-        Models trained left to right are pooled at their last token: the first one sees nothing but
-        itself.
+        Left-to-right models are pooled at their last token: the first one sees nothing but itself.
         """
         hidden_TH = self.bert.encode(inputs)
         if self.head.reads_pooled:
@@ -100,15 +96,9 @@ def task_loss_sum(
 ) -> Tensor:
     """Sum of an item's or token's losses over a micro-batch: a float32 scalar.
 
-    It is to be divided by a global count. With no item it is 0 and connected to the logits.
-
-    Args:
-        head: The model's.
-        logits: What BertForTask returned.
-        labels: Flat, item after item: [I] int64 or float32, [T] int64, or [2 I] int64 counted in
-            each sequence.
-        cu_seqlens: int32 [B+1], tokens of the sequences.
-        item_starts: int64 [I+1], sequences of the items.
+    It is to be divided by a global count. With no item it is 0 and connected to the logits. Labels
+    are flat, item after item: [I] int64 or float32, [T] int64, or [2 I] int64 counted in each
+    sequence. `cu_seqlens` [B+1] are tokens of sequences, `item_starts` [I+1] sequences of items.
     """
     if not len(labels):
         return logits.float().sum()
@@ -118,11 +108,8 @@ def task_loss_sum(
         return F.mse_loss(logits.float().squeeze(-1), labels, reduction="sum")
     if head.kind == "choice":
         return _grouped_nll(logits[:, 0], item_starts, labels)
-    starts_I, ends_I = labels.view(-1, 2).unbind(dim=1)
-    return (
-        _grouped_nll(logits[:, 0], cu_seqlens, starts_I)
-        + _grouped_nll(logits[:, 1], cu_seqlens, ends_I)
-    ) / 2
+    both = zip(logits.unbind(1), labels.view(-1, 2).unbind(1), strict=True)  # first, last
+    return torch.stack([_grouped_nll(each, cu_seqlens, of) for each, of in both]).sum() / 2
 
 
 def count_losses(head: Head, labels: Tensor) -> int:
@@ -135,7 +122,5 @@ def count_losses(head: Head, labels: Tensor) -> int:
 def _grouped_nll(logits_N: Tensor, starts_G1: Tensor, labels_G: Tensor) -> Tensor:
     """Sum over groups of neighbouring logits of -log softmax at the label in the group."""
     groups = torch.split(logits_N.float(), starts_G1.diff().tolist())
-    padded_GN = nn.utils.rnn.pad_sequence(
-        list(groups), batch_first=True, padding_value=float("-inf")
-    )
+    padded_GN = nn.utils.rnn.pad_sequence(list(groups), batch_first=True, padding_value=-torch.inf)
     return F.cross_entropy(padded_GN, labels_G, reduction="sum")

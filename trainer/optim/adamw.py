@@ -1,7 +1,4 @@
-"""AdamW as BERT uses it (google-research/bert `optimization.py`).
-
-The source is Loshchilov and Hutter 2019, algorithm 2.
-"""
+"""AdamW as BERT uses it (google-research/bert `optimization.py`; Loshchilov and Hutter 2019)."""
 
 import math
 from collections.abc import Iterable
@@ -14,10 +11,7 @@ from trainer.optim.sharded import ShardedOptimizer
 
 
 class AdamW(ShardedOptimizer):
-    """Adam with decoupled weight decay.
-
-    Google's BERT leaves the bias correction out, torch.optim.AdamW applies it.
-    """
+    """Adam with decoupled weight decay; Google's BERT leaves the bias correction out."""
 
     state_names = ("exp_avg", "exp_avg_sq")
 
@@ -39,26 +33,12 @@ class AdamW(ShardedOptimizer):
         self.bias_correction = bias_correction
 
     def _update(self, gradients: list[Tensor], divisor: Tensor | None) -> None:
-        learning_rate: float = self.param_groups[0]["lr"]
+        rate: float = self.param_groups[0]["lr"]
         everything = (self.views("fp32"), gradients, *map(self.views, self.state_names))
-        for decays in (True, False):
-            places = [
-                place for place, fragment in enumerate(self.fragments) if fragment.decays == decays
-            ]
-            weights, grads, first, second = (
-                [pieces[place] for place in places] for pieces in everything
-            )
-            weight_decay = self.weight_decay if decays else 0.0
-            self._move(
-                weights,
-                grads,
-                first,
-                second,
-                learning_rate,
-                weight_decay,
-                self.num_updates,
-                divisor,
-            )
+        for decays, decay in ((True, self.weight_decay), (False, 0.0)):
+            places = [i for i, fragment in enumerate(self.fragments) if fragment.decays == decays]
+            weights, grads, first, second = ([pieces[i] for i in places] for pieces in everything)
+            self._move(weights, grads, first, second, rate, decay, self.num_updates, divisor)
 
     def _move(
         self,
@@ -73,18 +53,8 @@ class AdamW(ShardedOptimizer):
     ) -> None:
         """Moves both running means on, and weights by Adam's direction.
 
-        One pass of torch's kernel does it for all. 28 bytes an element where single operations move
-        90.
-
-        Args:
-            weights: What moves, as many tensors as in the next three.
-            gradients: Before clipping; divided in place where they are clipped.
-            first: Running means of gradients.
-            second: Running means of their squares.
-            learning_rate: The learning rate of this update.
-            weight_decay: Share of learning_rate by which weights shrink before they move.
-            num_updates: This one included.
-            divisor: Scalar that clips the gradients; None for those that stay.
+        One pass of torch's kernel does it for all: 28 bytes an element where single operations move
+        90. Lists are in one order; gradients are divided in place where `divisor` clips them.
         """
         if not weights:
             return

@@ -1,16 +1,14 @@
-"""LAMB (You et al. 2020, algorithm 2), whose trust ratios are those of whole tensors.
+"""LAMB (You et al. 2020, algorithm 2), whose trust ratios are those of whole tensors, however split.
 
-They are the same however ZeRO splits the tensors. As NVIDIA's BERT uses it: the gradient is clipped
-by its global norm first, both means are bias-corrected, tensors without weight decay (biases,
-LayerNorm) take Adam's step, and no ratio is clamped. `timm.optim.Lamb` does the same in one process
-with bias_correction, grad_averaging and max_grad_norm=1.0, and with trust_clip and always_adapt
-off.
+As NVIDIA's BERT uses it: the gradient is clipped by its global norm first, both means are
+bias-corrected, tensors without weight decay (biases, LayerNorm) take Adam's step, and no ratio is
+clamped. `timm.optim.Lamb` does the same in one process with bias_correction, grad_averaging and
+max_grad_norm=1.0, and with trust_clip and always_adapt off.
 
 The norms of updates depend on the clipped gradient, not linearly, and what clips it is a norm that
 takes an all-reduce. So the update is worked out as if nothing were clipped, and its norms ride
-along with the gradient's. Mostly that is how it turns out, and a step asks the other ranks once.
-Where the gradient is clipped, the guess is dropped, and the norms of the right update take a second
-all-reduce. What comes out is the same to the last bit.
+along with the gradient's. Where the gradient is clipped, the guess is dropped, and the norms of the
+right update take a second all-reduce. What comes out is the same to the last bit.
 """
 
 from collections.abc import Iterable
@@ -26,14 +24,7 @@ from trainer.optim.adamw import AdamW
 
 @dataclass(frozen=True)
 class _Proposal:
-    """An update that is worked out and not made.
-
-    Lists are in the order of the optimizer's fragments.
-
-    Attributes:
-        moments: Both running means after it.
-        updates: What is added to weights, before it is scaled: minus Adam's direction, minus decay.
-    """
+    """An update not yet made: both running means after it, and what is added to weights unscaled."""
 
     moments: tuple[list[Tensor], list[Tensor]]
     updates: list[Tensor]
@@ -42,31 +33,22 @@ class _Proposal:
 class Lamb(AdamW):
     """Adam's direction with decay, scaled for each tensor to the norm of its weights.
 
-    Attributes:
-        trust_ratios_P: [P] of the last update; 1 where a tensor has no decay or a norm is 0, and
-            before the first.
+    `trust_ratios_P` are of the last update; 1 where a tensor has no decay or a norm is 0.
     """
 
     def __init__(self, named_parameters: Iterable[tuple[str, Parameter]], **settings: Any) -> None:
         """Takes what AdamW takes."""
         super().__init__(named_parameters, **settings)
         self.trust_ratios_P = torch.ones(len(self.decays_P))
-        self._decays_P = (
-            self.decays_P
-        )  # where the norms are: copied once, as a copy waits for the device
-        self._guess: tuple[_Proposal, Tensor] | None = (
-            None  # and squared norms [2, P] of weights and updates
-        )
+        self._decays_P = self.decays_P  # where the norms are: a copy waits for the device
+        # With the squared norms [2, P] of weights and updates.
+        self._guess: tuple[_Proposal, Tensor] | None = None
 
     def metrics(self) -> dict[str, float]:
         """Smallest, middle and largest trust ratio among the tensors that decay."""
-        ratios = self.trust_ratios_P.cpu()[
-            self.decays_P
-        ]  # one wait for a device; choosing there would be more
-        values = torch.stack([ratios.min(), ratios.median(), ratios.max()]).tolist()
-        return dict(
-            zip(("trust_ratio_min", "trust_ratio_median", "trust_ratio_max"), values, strict=True)
-        )
+        ratios = self.trust_ratios_P.cpu()[self.decays_P]  # one wait for a device
+        of_all = {"min": ratios.min(), "median": ratios.median(), "max": ratios.max()}
+        return {f"trust_ratio_{name}": float(ratio) for name, ratio in of_all.items()}
 
     def _measure(self, gradients: list[Tensor]) -> Tensor:
         self._guess = None
@@ -117,6 +99,4 @@ class Lamb(AdamW):
         if self._decays_P.device != weight_norms_P.device:
             self._decays_P = self.decays_P.to(weight_norms_P.device)
         is_scaled_P = self._decays_P & (weight_norms_P > 0) & (update_norms_P > 0)
-        return torch.where(
-            is_scaled_P, weight_norms_P / update_norms_P, torch.ones_like(weight_norms_P)
-        )
+        return torch.where(is_scaled_P, weight_norms_P / update_norms_P, 1.0)

@@ -10,15 +10,8 @@ class Schedule:
     With power 1 and end_lr 0 it is `get_linear_schedule_with_warmup` of Hugging Face.
     google-research/bert and NVIDIA draw the decay from step 0 instead of from the end of the
     warm-up (`decay_start` 0): 1 % lower at step 10,000 of 1 M in Google's recipe, 15 % lower right
-    after the warm-up in NVIDIA's first phase.
-
-    Attributes:
-        steps: Optimizer steps of the phase.
-        warmup_steps: Steps of linear growth from 0 to peak_lr.
-        peak_lr: Learning rate after the warm-up.
-        end_lr: Learning rate that the decay reaches at `steps`, one step after the last update.
-        power: Exponent of the decay: 1 is linear, 0 keeps peak_lr.
-        decay_start: Step at which the decay would be at peak_lr; None for the end of the warm-up.
+    after the warm-up in NVIDIA's first phase. `end_lr` is reached one step after the last update; a
+    power of 0 keeps peak_lr.
     """
 
     steps: int
@@ -29,10 +22,9 @@ class Schedule:
     decay_start: int | None = None
 
     def learning_rate(self, step: float) -> float:
-        """The learning rate of the update that turns step `step` into `step + 1`.
+        """The learning rate of the update that turns step `step` into `step + 1`: 0 for the first.
 
-        It is 0 for the very first one. Between whole steps it is drawn on: a run by time asks for
-        (share of its time) * steps.
+        Between whole steps it is drawn on: a run by time asks for (share of its time) * steps.
         """
         if step < self.warmup_steps:
             return self.peak_lr * step / self.warmup_steps

@@ -1,11 +1,10 @@
 """One base for every optimizer here: it updates what this rank owns.
 
-It knows which tensor each element belongs to. DeepSpeed hands an optimizer under ZeRO-1 and 2 one
-flat fp32 partition, in which a parameter may be split between ranks; under ZeRO-3 its partition has
-a piece of every parameter. Clipping, norms of single tensors and weight decay need the parameters
-back: a `Fragment` is the piece of one parameter that lies in this rank's partition. All parameters
-form one group, because ZeRO calls `step` once per group and a global norm must see all of them at
-once.
+DeepSpeed hands an optimizer under ZeRO-1 and 2 one flat fp32 partition, in which a parameter may be
+split between ranks; under ZeRO-3 its partition has a piece of every parameter. Clipping, norms of
+single tensors and weight decay need the parameters back: a `Fragment` is the piece of one parameter
+that lies in this rank's partition. All parameters form one group, because ZeRO calls `step` once
+per group and a global norm must see all of them at once.
 
 Shapes: P parameters of the model.
 """
@@ -26,14 +25,8 @@ from torch.nn import Parameter
 class Fragment:
     """The piece of one parameter that this rank updates.
 
-    Attributes:
-        name: The parameter's name in the model.
-        index: The parameter's number among those the optimizer was given.
-        start: First element, counted in the flattened parameter.
-        numel: Elements in the piece.
-        owner: Number of the tensor that holds it, among the tensors this rank updates.
-        owner_start: First element, counted in that tensor flattened.
-        decays: Whether weight decay applies.
+    `start` counts in the flattened parameter, whose number among all is `index`; `owner_start` in
+    the flattened tensor that holds it, whose number among those this rank updates is `owner`.
     """
 
     name: str
@@ -45,18 +38,15 @@ class Fragment:
     decays: bool
 
     def of(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The piece as a view [numel] into tensors shaped like those this rank updates.
-
-        Such tensors are weights, gradients, and others.
-        """
+        """The piece as a view [numel] into tensors shaped like those this rank updates."""
         return tensors[self.owner].view(-1).narrow(0, self.owner_start, self.numel)
 
 
 def decays(name: str, parameter: Tensor) -> bool:
     """Whether weight decay applies: to matrices, not to biases and LayerNorm.
 
-    The source is `optimization.py` of google-research/bert. Decided by name and checked by shape:
-    what is excluded by name is one-dimensional in BERT and nothing else is.
+    Decided by name as in google-research/bert's `optimization.py`, and checked by shape: what is
+    excluded by name is one-dimensional in BERT and nothing else is.
     """
     module, _, kind = name.rpartition(".")
     excluded = kind == "bias" or module.rpartition(".")[2].lower().endswith("norm")
@@ -66,8 +56,7 @@ def decays(name: str, parameter: Tensor) -> bool:
 class ShardedOptimizer(torch.optim.Optimizer):
     """Clips to a global norm and keeps states next to the fp32 weights.
 
-    Subclasses say how weights move. Subclasses implement `_update` and name their states in
-    `state_names`.
+    Subclasses implement `_update`, which moves weights, and name their states in `state_names`.
     """
 
     state_names: tuple[str, ...] = ()
@@ -78,18 +67,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def __init__(
         self, named_parameters: Iterable[tuple[str, Parameter]], max_grad_norm: float
     ) -> None:
-        """Takes the model's parameters before DeepSpeed flattens them.
-
-        Args:
-            named_parameters: Names and parameters; those that need no gradient are left out.
-            max_grad_norm: Largest global L2 norm of the gradient; 0 turns clipping off.
-        """
-        self._parameters = {
-            name: parameter for name, parameter in named_parameters if parameter.requires_grad
-        }
-        self.decays_P = torch.tensor(
-            [decays(name, parameter) for name, parameter in self._parameters.items()]
-        )
+        """Takes the model's parameters by name before DeepSpeed flattens them; a norm of 0 clips none."""
+        self._parameters = {name: each for name, each in named_parameters if each.requires_grad}
+        self.decays_P = torch.tensor([decays(*each) for each in self._parameters.items()])
         self._fragments: list[Fragment] | None = None
         self._partitions: list[Tensor] | None = None
         self._carried: Tensor | None = None
@@ -100,9 +80,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.num_updates = 0
         self.is_clipped = False  # the gradient of the last update
         self.grad_squared_norms_P: Tensor | None = None
-        self.grad_norm = (
-            math.nan
-        )  # global L2 norm of the last gradient before clipping, the same everywhere
+        self.grad_norm = math.nan  # of the last gradient before clipping, the same everywhere
         super().__init__(list(self._parameters.values()), {"lr": 0.0})
 
     @property
@@ -117,10 +95,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
     @property
     def is_partitioned(self) -> bool:
         """Whether ZeRO has replaced the parameters by this rank's partition of them."""
-        parameters = self._parameters.values()
-        return self._partitions is not None or any(
-            hasattr(each, "_hp_mapping") for each in parameters
-        )
+        is_mapped = any(hasattr(each, "_hp_mapping") for each in self._parameters.values())
+        return is_mapped or self._partitions is not None
 
     @property
     def has_partitioned_weights(self) -> bool:
@@ -133,10 +109,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return self.is_partitioned and torch.distributed.get_world_size() > 1
 
     def adopt(self, partitions: Sequence[Tensor]) -> None:
-        """Takes what ZeRO-3 lets this rank update.
-
-        It is among `param_groups` during a step only.
-        """
+        """Takes what ZeRO-3 lets this rank update, which is in `param_groups` during a step only."""
         assert len(partitions) == 1, "clipping needs all parameters in one sub-group"
         self._partitions = list(partitions)
 
@@ -154,9 +127,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         assert name in self.state_names, f"{type(self).__name__} has no state {name}"
         for tensor in self.owned:
             if name not in self.state[tensor]:
-                self.state[tensor][name] = torch.zeros_like(
-                    tensor, memory_format=torch.contiguous_format
-                )
+                zeros = torch.zeros_like(tensor, memory_format=torch.contiguous_format)
+                self.state[tensor][name] = zeros
         return [self.state[tensor][name] for tensor in self.owned]
 
     def views(self, name: str) -> list[Tensor]:
@@ -194,19 +166,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._carried = sums
 
     def has_arrived(self) -> bool:
-        """Whether what was carried has been added up.
-
-        It has not if no step came, or none that asked the other ranks.
-        """
+        """Whether what was carried has been added up: not if no step came, or none that asked others."""
         arrived, self._carried = self._carried is None, None
         return arrived
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Clips and updates what this rank owns.
+        """Clips and updates what this rank owns, with gradients summed over ranks.
 
-        DeepSpeed calls it once a step, with gradients summed over ranks. A gradient that is not
-        finite, or not below `norm_limit`, changes nothing, on all ranks alike.
+        One that is not finite, or not below `norm_limit`, changes nothing, on all ranks alike.
         """
         assert closure is None, "DeepSpeed passes no closure"
         whole = [
@@ -229,20 +197,16 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def squared_norms(self, *pieces: Sequence[Tensor]) -> Tensor:
         """Squared L2 norms of whole parameters from the pieces on each rank, with one all-reduce.
 
-        Args:
-            pieces: One or several lists of tensors, each in the order of `fragments`.
-
-        Returns:
-            fp32 [P] for one list, [len(pieces), P] for several; equal on all ranks.
+        Takes lists of tensors in the order of `fragments`; fp32 [P] for one list, [len(pieces), P]
+        for several, equal on all ranks.
         """
         norms = torch.zeros(len(pieces), len(self._parameters), device=self.index.device)
         if self.fragments:
             for row, tensors in zip(norms, pieces, strict=True):
                 row[self.index] = torch.stack(torch._foreach_norm(list(tensors))).square()
         if self.asks_other_ranks:
-            carried = (
-                norms.new_zeros(0, dtype=torch.float64) if self._carried is None else self._carried
-            )
+            nothing = norms.new_zeros(0, dtype=torch.float64)
+            carried = nothing if self._carried is None else self._carried
             everything = torch.cat([norms.double().flatten(), carried])
             torch.distributed.all_reduce(everything)
             norms.copy_(everything[: norms.numel()].view_as(norms))
@@ -255,10 +219,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return [fragment.of(tensors) for fragment in self.fragments]
 
     def _measure(self, gradients: list[Tensor]) -> Tensor:
-        """[P] squared norms of the gradient before clipping.
-
-        It must leave the gradient, weights and states as they are.
-        """
+        """[P] squared norms of the gradient before clipping, which stays, as do weights and states."""
         return self.squared_norms(gradients)
 
     def _update(self, gradients: list[Tensor], divisor: Tensor | None) -> None:
@@ -267,9 +228,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def _find_fragments(self) -> Iterable[Fragment]:
         owned = self.owned
-        assert all(tensor.dtype == torch.float32 for tensor in owned), (
-            "the weights that are updated must be fp32"
-        )
+        assert {each.dtype for each in owned} <= {torch.float32}, "fp32 weights are updated"
         if self._partitions is not None:
             yield from self._find_zero3_fragments(owned[0])
             return
@@ -284,10 +243,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 yield Fragment(name, index, whole.start, whole.numel, 0, partition.start, decay)
 
     def _find_zero3_fragments(self, partition: Tensor) -> Iterable[Fragment]:
-        """Finds the pieces of parameters that are each cut into as many as there are ranks.
-
-        The last pieces of a parameter are padded or empty.
-        """
+        """Every parameter is cut into as many pieces as there are ranks, the last padded or empty."""
         rank, offset = torch.distributed.get_rank(), 0
         for index, (name, parameter) in enumerate(self._parameters.items()):
             whole: Any = parameter

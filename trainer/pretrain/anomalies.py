@@ -21,9 +21,7 @@ from trainer.stream.step import StepLoader
 def note_gradient(run: Run, phase_index: int, rank_step: RankStep, loader: StepLoader) -> bool:
     """Judges the gradient of the step just made; False where the run went back.
 
-    Raises:
-        ValueError: Training has diverged: there is nothing to go back to, or it went back too
-            often.
+    A ValueError says that training has diverged: there is nothing, or no more, to go back to.
     """
     guard, norm, limit = run.guard, grad_norm(run.engine, run.optimizer), run.guard.limit
     start, stop = rank_step.first_position, rank_step.state["position"]
@@ -80,7 +78,7 @@ def _roll_back(run: Run, norm: float) -> None:
     load_checkpoint(checkpoint, run.engine, run.optimizer, run.ranks)
     run.guard = guard.went_back(SpikeGuard(run.settings.safety, run.position.guard))
     run.position = dataclasses.replace(run.position, guard=run.guard.to_dict())
-    run.reopen_records()
+    run.recorder.restart_after(run.position.step)
     run.progress.say(
         f"back to step {run.position.step}, {guard.streak.length} steps in a row were not taken; positions "
         f"{guard.streak.start}-{guard.streak.stop} of phase {guard.streak.phase} are left out from now on"

@@ -83,11 +83,8 @@ def pretrain(settings: PretrainSettings, remainder: object = None) -> int:
 
 def train_phase(run: Run) -> None:
     """The loop: the steps that are left of the current phase, unless a signal stops it before."""
-    settings, phase, phase_index = (
-        run.settings,
-        run.settings.phases[run.position.phase],
-        run.position.phase,
-    )
+    settings, phase_index = run.settings, run.position.phase
+    phase = settings.phases[phase_index]
     run.watchdog.beat("opening the data", math.inf if run.settings.follow else FIRST_STEP_FACTOR)
     validation_sets = load_validation_sets(
         run.mixture, phase.seq_len, settings, run.ranks, run.wait_policy
@@ -126,8 +123,9 @@ def train_phase(run: Run) -> None:
 
 def _steps_of_phase(run: Run, phase: Phase) -> Iterator[tuple[RankStep, float, StepLoader]]:
     """This rank's share of every step that is left, the seconds it was waited for, its source."""
-    phase_index, is_first = run.position.phase, True
-    same_stream = run.settings.phases_of(phase.seq_len)
+    phase_index, settings = run.position.phase, run.settings
+    factor = float(FIRST_STEP_FACTOR)
+    same_stream = settings.phases_of(phase.seq_len)
     steps = planned_steps(
         run.mixture,
         "train",
@@ -135,23 +133,21 @@ def _steps_of_phase(run: Run, phase: Phase) -> Iterator[tuple[RankStep, float, S
         rank=run.ranks.rank,
         world_size=run.ranks.world_size,
         global_batch=phase.global_batch,
-        micro_tokens=run.settings.micro_tokens,
-        seed=run.settings.seed,
+        micro_tokens=settings.micro_tokens,
+        seed=settings.seed,
         state=run.position.streams.get(str(phase.seq_len)),
         first_step=run.position.phase_step,
-        skip=[*run.settings.skipped(*same_stream), *run.guard.skipped(*same_stream)],
+        skip=[*settings.skipped(*same_stream), *run.guard.skipped(*same_stream)],
         wait_policy=run.wait_policy,
-        reading=run.settings.reading.with_cache(run.settings.cache_dir, run.settings.cache_bytes),
+        reading=settings.reading.with_cache(settings.cache_dir, settings.cache_bytes),
         pin_memory=run.ranks.device.type == "cuda",
     )
-    with iter(steps.map(partial(prepare_step, objective=run.settings.objective))) as samples:
+    with iter(steps.map(partial(prepare_step, objective=settings.objective))) as samples:
         while run.position.phase == phase_index and not run.must_stop:
             run.step_started = time.monotonic()
-            run.watchdog.beat(
-                f"step {run.position.step + 1}", FIRST_STEP_FACTOR if is_first else 1.0
-            )
-            is_first = False
-            if run.settings.follow and not _have_step(run, samples.loader):
+            run.watchdog.beat(f"step {run.position.step + 1}", factor)
+            factor = 1.0
+            if settings.follow and not _have_step(run, samples.loader):
                 run.save()
                 run.must_stop = True
                 return
@@ -173,22 +169,18 @@ def _advance(
     position: Position, ends: bool, counts: StepCounts, stream: dict[str, Any]
 ) -> Position:
     """The position after a step; after the last of a phase it is the next one's beginning."""
+    before = position.drawn or [[0, 0]] * len(counts.drawn)
+    pairs = zip(before, counts.drawn, strict=True)
     return Position(
         step=position.step + 1,
         phase=position.phase + ends,
         phase_step=0 if ends else position.phase_step + 1,
         tokens=position.tokens + counts.tokens,
         instances=position.instances + counts.instances,
-        drawn=_add_drawn(position.drawn, counts.drawn),
+        drawn=[[old[0] + new[0], old[1] + new[1]] for old, new in pairs],
         streams={**position.streams, str(stream["seq_len"]): stream},
         phase_seconds=0.0 if ends else counts.elapsed_seconds,
     )
-
-
-def _add_drawn(before: Sequence[Sequence[int]], now: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Instances and tokens of every dataset, added up."""
-    pairs = zip(before or [[0, 0]] * len(now), now, strict=True)
-    return [[one + other for one, other in zip(old, new, strict=True)] for old, new in pairs]
 
 
 def _log_step(
@@ -200,25 +192,18 @@ def _log_step(
     learning_rate: float,
 ) -> None:
     """Adds the step's row to metrics.jsonl and moves the bar."""
-    norm = grad_norm(run.engine, run.optimizer)
-    columns = loss_columns(
-        sums.tolist(), counts.masked, counts.instances, run.settings.objective == WITH_NSP
-    )
+    phase, has_nsp = run.settings.phases[phase_index], run.settings.objective == WITH_NSP
     seconds = time.monotonic() - run.step_started
-    steps_left = (
-        run.settings.phases[phase_index].steps - run.position.phase_step
-        if run.position.phase_step
-        else 0
-    )
+    steps_left = phase.steps - (run.position.phase_step or phase.steps)
     names = [each.name for each in run.mixture]
-    drawn = [dict(zip(("instances", "tokens"), pair, strict=True)) for pair in run.position.drawn]
+    drawn = [{"instances": pair[0], "tokens": pair[1]} for pair in run.position.drawn]
     row: dict[str, Any] = {
         "step": run.position.step,
         "split": "train",
         "phase": phase_index,
         "position": rank_step.first_position,
-        **columns,
-        "grad_norm": norm,
+        **loss_columns(sums.tolist(), counts.masked, counts.instances, has_nsp),
+        "grad_norm": grad_norm(run.engine, run.optimizer),
         "learning_rate": learning_rate,
         **run.optimizer.metrics(),
         "tokens": counts.tokens,
@@ -235,7 +220,7 @@ def _log_step(
     if run.position.phase_step == 0:
         for name, counted in row["drawn"].items():
             run.progress.say(
-                f"{name}: {row['epochs'][name]:.2f} epochs of length {run.settings.phases[phase_index].seq_len};"
+                f"{name}: {row['epochs'][name]:.2f} epochs of length {phase.seq_len};"
                 f" {counted['instances']:,} instances and {counted['tokens']:,} tokens in all"
             )
 
@@ -256,12 +241,8 @@ def _log_validation(run: Run, validation_sets: Sequence[ValidationSet]) -> None:
 
 
 def _say_how_it_ended(run: Run) -> None:
-    position = run.position
+    step, tokens = run.position.step, run.position.tokens
+    text = f"stopped by a signal and saved after step {step}; the same command continues"
     if run.is_finished:
-        run.progress.say(
-            f"{run.folder.path}: finished, {position.step} steps and {position.tokens:,} tokens"
-        )
-    else:
-        run.progress.say(
-            f"stopped by a signal and saved after step {position.step}; the same command continues"
-        )
+        text = f"{run.folder.path}: finished, {step} steps and {tokens:,} tokens"
+    run.progress.say(text)

@@ -4,8 +4,7 @@
     mlm            masked tokens (5.1, "No NSP")
     left-to-right  every token from those before it, nothing masked (5.1, "LTR & No NSP")
 
-The instances are the same ones for all three: pairs of segments with static masks, which are undone
-for the last.
+The instances are the same for all three: pairs with static masks, which the last one undoes.
 """
 
 import dataclasses

@@ -1,8 +1,7 @@
 """When a phase begins, where its learning rate stands and when it ends: by steps or by time.
 
-A run by time has its seconds in the checkpoint's position, so a continued run goes on where the
-saved one was; seconds between the last checkpoint and an accident are not counted. Ranks agree on
-the time as they agree on a step's counts.
+A run by time has its seconds in the checkpoint's position; those between the last checkpoint and an
+accident are not counted. Ranks agree on the time as they agree on a step's counts.
 """
 
 import dataclasses
@@ -16,13 +15,7 @@ from trainer.settings import Phase, PretrainSettings
 
 @dataclass(frozen=True)
 class PhaseClock:
-    """One phase's clock.
-
-    Attributes:
-        phase: The phase as configured.
-        budget_seconds: How long it may take; None where its steps decide.
-        spent_seconds: Seconds of it before this process took over.
-    """
+    """One phase's clock: `budget_seconds` is None where its steps decide."""
 
     phase: Phase
     budget_seconds: float | None
@@ -37,10 +30,7 @@ class PhaseClock:
         return self.spent_seconds + time.monotonic() - self._began
 
     def learning_rate(self, step: int, elapsed_seconds: float) -> float:
-        """The learning rate of the phase's next step.
-
-        A run by time counts as having made the share of its steps that it has spent of its time.
-        """
+        """The learning rate of the next step; by time, of the step that is as far as the time is."""
         if self.budget_seconds is None:
             return self.phase.schedule.learning_rate(step)
         share = min(1.0, elapsed_seconds / self.budget_seconds)
@@ -57,15 +47,11 @@ def seconds_left(
     settings: PretrainSettings, phase: int, elapsed_seconds: float
 ) -> dict[str, float]:
     """Columns of metrics.jsonl that a run by time has in place of an estimate."""
-    budgets = [
-        settings.budget_seconds(index) or 0.0 for index in range(phase, len(settings.phases))
-    ]
+    phases = range(phase, len(settings.phases))
+    left = sum(settings.budget_seconds(index) or 0.0 for index in phases) - elapsed_seconds
     if settings.budget_hours is None:
         return {}
-    return {
-        "phase_seconds": elapsed_seconds,
-        "eta_seconds": max(0.0, sum(budgets) - elapsed_seconds),
-    }
+    return {"phase_seconds": elapsed_seconds, "eta_seconds": max(0.0, left)}
 
 
 def begin_phase(optimizer: ShardedOptimizer, phase: Phase) -> None:
@@ -83,6 +69,5 @@ def finish_at_accuracy(
     target = settings.validation.stop_at_mlm_accuracy
     if target is None or mlm_accuracy < target:
         return position
-    return dataclasses.replace(
-        position, phase=len(settings.phases), phase_step=0, phase_seconds=0.0
-    )
+    end = len(settings.phases)
+    return dataclasses.replace(position, phase=end, phase_step=0, phase_seconds=0.0)

@@ -22,17 +22,8 @@ def prepare_model(
 ) -> Iterator[str]:
     """Freezes, fills and compiles the model as asked; says which weights came from elsewhere.
 
-    Args:
-        model: With its initial weights.
-        settings: Resolved settings.
-        checkpoint: The committed one that the run continues from, whose partitions are read later;
-            None for a new run.
-        vocabulary: vocab.txt of the run.
-
-    Raises:
-        ValueError: `init_from` is of another model or another vocabulary, or damaged; the
-            checkpoint lacks a weight.
-        FileNotFoundError: It is not there.
+    The checkpoint is the one that the run continues from, whose partitions are read later; None for
+    a new run. `vocabulary` is vocab.txt of the run.
     """
     freeze_unused(model, settings.objective)
     model.bert.recompute_layers = settings.activation_checkpointing
@@ -46,8 +37,7 @@ def prepare_model(
             )
         model.load_state_dict({name: weights[name].float() for name in frozen}, strict=False)
     elif checkpoint is None and settings.init_from is not None:
-        folder = resolve_model(settings.init_from)
-        yield from _start_from(folder, model, vocabulary)
+        yield from _start_from(resolve_model(settings.init_from), model, vocabulary)
     if settings.compile:
         compile_model(model)
 
@@ -70,16 +60,13 @@ def _start_from(folder: str, model: BertForPreTraining, vocabulary: Path) -> Ite
 def _check_config(found: BertConfig, expected: BertConfig, folder: str) -> None:
     """Refuses weights of another model by the name of the setting that would fit them."""
     theirs, ours = dataclasses.asdict(found), dataclasses.asdict(expected)
-    wrong = {
-        name: value
+    wrong = [
+        f"{name} {value} (this run: {ours[name]})"
         for name, value in theirs.items()
         if name not in _FREE_FIELDS and value != ours[name]
-    }
+    ]
     if wrong:
-        listing = ", ".join(
-            f"{name} {value} (this run: {ours[name]})" for name, value in wrong.items()
-        )
         raise ValueError(
-            f"{folder} has {listing}; choose the model preset and overrides that fit it, the dataset for vocab_size, "
-            "and objective for is_causal"
+            f"{folder} has {', '.join(wrong)}; choose the model preset and overrides that fit it, the dataset for "
+            "vocab_size, and objective for is_causal"
         )

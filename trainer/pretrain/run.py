@@ -26,13 +26,7 @@ from trainer.model.bert import build_model
 from trainer.model.config import BertConfig
 from trainer.optim.build_optimizer import build_optimizer
 from trainer.optim.sharded import ShardedOptimizer
-from trainer.order.source import (
-    Mixture,
-    OpenedMixture,
-    open_mixture,
-    open_mixture_again,
-    opened_mixture,
-)
+from trainer.order.source import Mixture, open_mixture, open_mixture_again, opened_mixture
 from trainer.order.state import parse_state
 from trainer.pretrain.prepare_model import prepare_model
 from trainer.process.ranks import Ranks, device_name, together
@@ -50,17 +44,10 @@ from trainer.watch.terminal import Progress
 class Position:
     """How far a run has come; what its checkpoints say beside tensors.
 
-    Attributes:
-        step: Optimizer steps of the whole run.
-        phase: Index of the phase the next step belongs to.
-        phase_step: Steps made in that phase.
-        tokens: Real tokens read by all ranks, over the whole run.
-        instances: Instances read by all ranks, over the whole run.
-        drawn: Instances and tokens of every dataset of the mixture, over the whole run.
-        streams: State of the stream of every length read so far, by the length in digits, as JSON's
-            keys are text.
-        phase_seconds: Spent on the phase, where time decides how long it is.
-        guard: State of the spike guard, in checkpoints only.
+    Counts are of all ranks over the whole run; `phase` is that of the next step, `phase_step` the
+    steps made in it, `phase_seconds` its time, where that decides. `drawn` has instances and tokens
+    of every dataset; `streams` the state of every length read so far, by the length in digits;
+    `guard` that of the spike guard, in checkpoints only.
     """
 
     step: int = 0
@@ -116,30 +103,15 @@ class Run:
             {**vars(self.position), "guard": self.guard.to_dict()}, self.engine, self.optimizer
         )
 
-    def reopen_records(self) -> None:
-        """Drops rows and curves of steps after the position, which will be made again."""
-        self.recorder.restart_after(self.position.step)
-
     def is_due(self, interval: int) -> bool:
         """Whether something done every `interval` steps, and after each phase, is due now."""
-        return self.position.phase_step == 0 or (
-            interval > 0 and self.position.step % interval == 0
-        )
+        is_multiple = interval > 0 and self.position.step % interval == 0
+        return is_multiple or self.position.phase_step == 0
 
 
 def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks) -> Run | None:
-    """Everything a run needs, at its newest checkpoint or its start; None when it is finished.
-
-    Args:
-        settings: Resolved settings.
-        deepspeed: DeepSpeed's settings.
-        ranks: This rank and the others.
-
-    Raises:
-        ValueError: Settings, dataset and what is in the folder do not fit each other; the same on
-            every rank.
-    """
-    folder, position, store = RunFolder(Path(settings.output)), Position(), None
+    """Everything a run needs, at its newest checkpoint or its start; None when it is finished."""
+    folder, position = RunFolder(Path(settings.output)), Position()
     say = (lambda line: tqdm.write(hide(line))) if ranks.rank == 0 else lambda _: None
     wait_policy = WaitPolicy(60 * settings.follow_limit_minutes, say)
     with together(ranks):
@@ -148,8 +120,8 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
     with together(ranks):
         model_config = check_mixture(settings, mixture, ranks.world_size)
         settings = resolve_epochs(settings, mixture)
-        if settings.checkpoint.url is not None:
-            store = CheckpointStore(settings.checkpoint.url, options)
+        url = settings.checkpoint.url
+        store = None if url is None else CheckpointStore(url, options)
         if ranks.rank == 0:
             lock_run(folder)
             if store is not None:
@@ -181,37 +153,22 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
     if checkpoint is not None:
         load_checkpoint(checkpoint, engine, optimizer, ranks)
         progress.say(f"{folder.path}: continuing after step {position.step}")
+    recorder = Recorder()
     with together(ranks):
-        recorder = (
-            open_recorder(folder, settings, position.step, progress.say)
-            if ranks.rank == 0
-            else Recorder()
-        )
+        if ranks.rank == 0:
+            recorder = open_recorder(folder, settings, position.step, progress.say)
     gauge = Gauge(model_config, settings.phases, ranks, settings.peak_tflops)
     if gauge.peak_tflops is None and ranks.device.type == "cuda":
-        progress.say(
-            f"MFU is left out: no data sheet is known for {device_name(ranks.device)}, give --peak_tflops"
-        )
+        device = device_name(ranks.device)
+        progress.say(f"MFU is left out: no data sheet is known for {device}, give --peak_tflops")
     saver = CheckpointSaver(folder, settings.checkpoint, ranks, store, progress.say)
     saver.prepare(engine, optimizer)
-    return Run(
-        settings,
-        ranks,
-        mixture,
-        folder,
-        engine,
-        optimizer,
-        saver,
-        store,
-        SpikeGuard(settings.safety, position.guard),
-        WeightsCheck(model, optimizer, ranks, settings.safety.weights_interval),
-        Watchdog(60 * settings.safety.watchdog_minutes, folder.stacks, ranks),
-        wait_policy,
-        progress,
-        recorder,
-        gauge,
-        position,
-    )
+    guard, safety = SpikeGuard(settings.safety, position.guard), settings.safety
+    weights_check = WeightsCheck(model, optimizer, ranks, safety.weights_interval)
+    watchdog = Watchdog(60 * safety.watchdog_minutes, folder.stacks, ranks)
+    of_model, shown = (engine, optimizer, saver, store), (progress, recorder, gauge)
+    guards = guard, weights_check, watchdog, wait_policy
+    return Run(settings, ranks, mixture, folder, *of_model, *guards, *shown, position)
 
 
 def open_data(
@@ -220,20 +177,15 @@ def open_data(
     wait_policy: WaitPolicy | None,
     ranks: Ranks,
 ) -> Mixture:
-    """The datasets, whose tables rank 0 reads for all ranks.
+    """The datasets, whose tables rank 0 reads for all ranks; raises as `open_mixture`, on every rank.
 
     With a wait policy a build is followed, in which every rank looks for passes itself.
-
-    Raises:
-        ValueError: As `open_mixture`, on every rank.
     """
-    opened: OpenedMixture = ()
+    mixture: Mixture = ()
     with together(ranks):
-        mixture = (
-            open_mixture(entries, options, wait_policy) if ranks.rank == 0 or wait_policy else ()
-        )
-        if not wait_policy:
-            opened = opened_mixture(mixture)
+        if ranks.rank == 0 or wait_policy:
+            mixture = open_mixture(entries, options, wait_policy)
+        opened = () if wait_policy else opened_mixture(mixture)
     if wait_policy:
         return mixture
     opened = ranks.from_first(opened)
@@ -241,11 +193,7 @@ def open_data(
 
 
 def read_position(checkpoint: Path) -> Position:
-    """How far a run had come at a checkpoint.
-
-    Raises:
-        ValueError: Its state is damaged, or says less than a run needs.
-    """
+    """How far a run had come at a checkpoint; a ValueError where its state says less."""
     state = read_state(checkpoint)
     names = [each.name for each in dataclasses.fields(Position)]
     if lacking := [name for name in names if name not in state]:
@@ -256,31 +204,21 @@ def read_position(checkpoint: Path) -> Position:
 
 
 def refuse_consumed(settings: PretrainSettings, position: Position) -> None:
-    """Looks at `skip` for every stream that was begun, also those of phases that are over.
-
-    Raises:
-        ValueError: It leaves out what was consumed already.
-    """
+    """Refuses a `skip` of what was consumed already, of any stream that was begun."""
     for seq_len, state in position.streams.items():
         parse_state(state).skipping(settings.skipped(*settings.phases_of(int(seq_len))))
 
 
 def resolve_epochs(settings: PretrainSettings, mixture: Mixture) -> PretrainSettings:
     """The settings with steps in the place of epochs."""
-    a_pass = [
-        instances_a_pass(mixture, phase.seq_len) if settings.epochs else 0
-        for phase in settings.phases
-    ]
+    if settings.epochs is None:
+        return settings
+    a_pass = [instances_a_pass(mixture, phase.seq_len) for phase in settings.phases]
     return dataclasses.replace(settings, phases=lengthen_phases(settings, a_pass), epochs=None)
 
 
 def check_mixture(settings: PretrainSettings, mixture: Mixture, world_size: int) -> BertConfig:
-    """The model's config with the datasets' vocabulary; settings and datasets are held to fit.
-
-    Raises:
-        ValueError: A length the dataset or the model lacks, a batch smaller than the ranks, a
-            vocabulary given twice.
-    """
+    """The model's config with the datasets' vocabulary; settings and datasets are held to fit."""
     config = settings.model_config(mixture[0].dataset.manifest.vocab_size)
     wanted = {phase.seq_len for phase in settings.phases}
     for each in mixture:

@@ -29,25 +29,18 @@ from trainer.stream.held_out import iterate_validation
 class ValidationSet:
     """The first instances of the validation split's first pass of one dataset.
 
-    Attributes:
-        name: Name of the dataset.
-        weight: Weight of the dataset in the mixture.
-        micro_batches: This rank's share.
-        instances: How many instances all ranks read.
-        masked: Masked positions of all ranks.
-        unigram_entropy: Entropy of the tokens of all ranks, in nats; see `trainer.runs.metrics`.
-        nsp_majority_share: NSP accuracy of a constant answer over the instances of all ranks.
-        has_nsp: Whether next sentences are predicted.
+    The micro-batches are this rank's share; what follows is of all ranks. The last two are what
+    guesses reach: see `trainer.runs.metrics`.
     """
 
     name: str
     weight: int
     micro_batches: list[MicroBatch]
+    has_nsp: bool
     instances: int
     masked: int
     unigram_entropy: float
     nsp_majority_share: float
-    has_nsp: bool = True
 
 
 def load_validation_sets(
@@ -60,17 +53,14 @@ def load_validation_sets(
     """Reads this rank's shares into memory; datasets built without validation documents have none.
 
     The builder holds a split to some 1.3 M tokens, 6 bytes each in here.
-
-    Raises:
-        FileNotFoundError: The waiting for a build that is still running ended; the same on every
-            rank.
-        ValueError: The run is to stop at an accuracy, and too few instances are held out for it.
     """
     held_out = [
         each
         for each in mixture
-        if ("validation", seq_len)
-        in {(group.split, group.seq_len) for group in each.dataset.manifest.groups}
+        if any(
+            (group.split, group.seq_len) == ("validation", seq_len)
+            for group in each.dataset.manifest.groups
+        )
     ]
     if settings.validation.stop_at_mlm_accuracy is not None and not held_out:
         raise ValueError(
@@ -85,14 +75,11 @@ def load_validation_sets(
 
 def describe_unmeasured(mixture: Mixture, sets: Sequence[ValidationSet], seq_len: int) -> str:
     """Says which datasets have no validation split of a length, if any."""
-    missing = [
-        each.name for each in mixture if each.name not in {held_out.name for held_out in sets}
-    ]
-    if not missing:
-        return ""
-    return (
-        f"no validation loss of {', '.join(missing)}: no documents are held out at {seq_len} tokens"
-    )
+    found = {each.name for each in sets}
+    if missing := [each.name for each in mixture if each.name not in found]:
+        names = ", ".join(missing)
+        return f"no validation loss of {names}: no documents are held out at {seq_len} tokens"
+    return ""
 
 
 def _load(
@@ -120,28 +107,15 @@ def _load(
     read = list(share)
     entropy = unigram_entropy(_count_text(read, dataset, ranks))
     micro_batches = [prepare_micro_batch(batch, settings.objective) for batch in read]
-    counts = torch.tensor(
-        [
-            sum(len(batch.masked_labels) for batch in micro_batches),
-            sum(int(batch.is_random_next.sum()) for batch in read),
-        ]
-    )
-    torch.distributed.all_reduce(counts, group=ranks.counts_group)
-    masked, num_random = counts.tolist()
-    most = torch.tensor(len(micro_batches))
-    torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX, group=ranks.counts_group)
+    masked = sum(len(batch.masked_labels) for batch in micro_batches)
+    num_random = sum(int(batch.is_random_next.sum()) for batch in read)
+    counts = list(zip(*ranks.gather((masked, num_random, len(read))), strict=True))
     # Under ZeRO-3 a forward pass is a collective: every rank makes as many.
-    micro_batches += [empty_micro_batch()] * (int(most) - len(micro_batches))
-    return ValidationSet(
-        source.name,
-        source.weight,
-        micro_batches,
-        instances,
-        masked,
-        entropy,
-        majority_share(num_random, instances),
-        has_nsp=settings.objective == WITH_NSP,
-    )
+    micro_batches += [empty_micro_batch()] * (max(counts[2]) - len(read))
+    share_of_guess = majority_share(sum(counts[1]), instances)
+    has_nsp, masked = settings.objective == WITH_NSP, sum(counts[0])
+    ours = source.name, source.weight, micro_batches, has_nsp
+    return ValidationSet(*ours, instances, masked, entropy, share_of_guess)
 
 
 @torch.no_grad()
@@ -154,48 +128,38 @@ def validate(engine: Any, validation_set: ValidationSet, ranks: Ranks) -> dict[s
         totals += stack_sums(forward_sums(model, batch, ranks.device))
     model.train()
     torch.distributed.all_reduce(totals)
-    columns = loss_columns(
-        totals.tolist(), validation_set.masked, validation_set.instances, validation_set.has_nsp
-    )
-    guesses = {"unigram_entropy": validation_set.unigram_entropy}
+    counts = {"instances": validation_set.instances, "masked": validation_set.masked}
+    columns = loss_columns(totals.tolist(), **counts, has_nsp=validation_set.has_nsp)
+    columns["unigram_entropy"] = validation_set.unigram_entropy
     if validation_set.has_nsp:
-        guesses["nsp_majority_share"] = validation_set.nsp_majority_share
-    return {
-        **columns,
-        **guesses,
-        "instances": validation_set.instances,
-        "masked": validation_set.masked,
-    }
+        columns["nsp_majority_share"] = validation_set.nsp_majority_share
+    return columns | counts
 
 
 def join_columns(
     parts: Mapping[str, Mapping[str, float]], sets: Sequence[ValidationSet]
 ) -> dict[str, Any]:
     """The mixture's columns: means weighted as the datasets are, and sums of what is counted."""
-    if len(sets) == 1:
-        return dict(parts[sets[0].name])
     total = sum(each.weight for each in sets)
-    means = {
+    joined = {
         key: sum(each.weight * parts[each.name][key] for each in sets) / total
         for key in parts[sets[0].name]
     }
-    return means | {
-        key: sum(parts[each.name][key] for each in sets) for key in ("instances", "masked")
-    }
+    for key in ("instances", "masked"):
+        joined[key] = sum(part[key] for part in parts.values())
+    return dict(parts[sets[0].name]) if len(sets) == 1 else joined
 
 
 def format_validation(columns: Mapping[str, Any]) -> str:
     """One line for people."""
-    return (
+    line = (
         f"validation MLM loss {columns['mlm_loss']:.3f} nats (unigram entropy of the text "
         f"{columns['unigram_entropy']:.3f}), accuracy {columns['mlm_accuracy']:.3f}"
-        + (f"; {format_nsp_accuracy(columns)}" if "nsp_accuracy" in columns else "")
     )
-
-
-def format_nsp_accuracy(columns: Mapping[str, Any]) -> str:
-    """The accuracy beside that of a constant answer."""
-    return f"NSP accuracy {columns['nsp_accuracy']:.3f} (constant answer {columns['nsp_majority_share']:.3f})"
+    if "nsp_accuracy" in columns:
+        constant = f"constant answer {columns['nsp_majority_share']:.3f}"
+        line += f"; NSP accuracy {columns['nsp_accuracy']:.3f} ({constant})"
+    return line
 
 
 def _count_text(

@@ -10,7 +10,7 @@ import torch
 
 from trainer.engine.train_step import StepCounts
 from trainer.model.config import BertConfig
-from trainer.model.flops import batch_flops
+from trainer.model.flops import Lengths, training_flops
 from trainer.process.gpus import peak_tflops_of
 from trainer.process.ranks import Ranks
 from trainer.settings import Phase
@@ -64,9 +64,8 @@ class Gauge:
             tokens_per_second, max_over_mean_tokens, data_wait_share, model_tflops_per_rank, mfu
             (None without a peak), peak_memory_bytes, eta_seconds.
         """
-        flops = batch_flops(
-            self._config, counts.instances, counts.tokens, counts.squared_tokens, counts.masked
-        )
+        lengths = Lengths(counts.tokens, counts.squared_tokens, counts.masked)
+        flops = training_flops(self._config, lengths)
         tflops = flops / seconds / self._ranks.world_size / 1e12
         return {
             "tokens_per_second": counts.tokens / seconds,
