@@ -52,7 +52,7 @@ COMMANDS = {
         local=("output",),
     ),
     "export": Command(
-        summary="write a checkpoint of a run for Hugging Face or ONNX",
+        summary="write a checkpoint of a run for Hugging Face",
         settings="trainer.conversion.settings:ExportSettings", function="trainer.cli:export", positionals=("run",),
     ),
     "fill-mask": Command(
@@ -133,12 +133,7 @@ def export(settings: ExportSettings, _remainder: object = None) -> None:
         lower_case=opened.lower_case,
         provenance=opened.provenance | _read_losses(settings.run, opened.provenance),
         head=opened.head,
-        is_onnx=settings.output_format == "onnx",
     )
-    if settings.output_format == "onnx":
-        from trainer.conversion.onnx import to_onnx
-
-        files = to_onnx(files)
     write_export(files, settings.output)
     facts = {
         "exported": settings.output,
