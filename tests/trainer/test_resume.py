@@ -57,29 +57,25 @@ def second(ranks: Ranks) -> Ranks:
 
 
 @pytest.fixture
-def see(monkeypatch) -> Callable[..., None]:
-    """see(is_shared, name=None, is_first=True): whether this rank sees rank 0's folder, what rank 0 chose there."""
-
-    def set_answers(is_shared: bool, name: str | None = None, is_first: bool = True) -> None:
-        answers = {bool: [True, is_shared], str: [name], type(None): [name]}
-        monkeypatch.setattr(resume, "_see_same_folder", lambda *_: is_shared)
-        monkeypatch.setattr(Ranks, "gather", lambda _, value: answers[type(value)])
-        monkeypatch.setenv("LOCAL_RANK", "0" if is_first else "1")
-
-    return set_answers
+def broadcast(tmp_path) -> dict[str, bytes]:
+    """The run's files as rank 0 sends them."""
+    first = write_run(tmp_path / "rank 0")
+    return {name: (first.path / name).read_bytes() for name in RUN_FILES}
 
 
 @pytest.fixture
-def broadcast(monkeypatch, tmp_path) -> dict[str, bytes]:
-    """The run's files as rank 0 sends them."""
-    first = write_run(tmp_path / "first")
-    files = {name: (first.path / name).read_bytes() for name in RUN_FILES}
+def see(monkeypatch, broadcast) -> Callable[..., None]:
+    """see(is_shared, name=None, is_first=True): whether this rank sees rank 0's folder, what rank 0 chose there."""
 
-    def send(objects: list[Any], **_: object) -> None:
-        objects[0] = files
+    def set_answers(is_shared: bool, name: str | None = None, is_first: bool = True) -> None:
+        monkeypatch.setattr(resume, "_see_same_folder", lambda *_: is_shared)
+        monkeypatch.setattr(Ranks, "gather", lambda *_: [True, is_shared])
+        monkeypatch.setattr(
+            Ranks, "from_first", lambda _, mine: broadcast if isinstance(mine, dict) else name
+        )
+        monkeypatch.setenv("LOCAL_RANK", "0" if is_first else "1")
 
-    monkeypatch.setattr("torch.distributed.broadcast_object_list", send)
-    return files
+    return set_answers
 
 
 def names(folder: Path) -> list[str]:
@@ -99,7 +95,7 @@ def test_a_node_of_its_own_gets_what_the_run_is(second, see, broadcast, tmp_path
 
 
 @pytest.mark.engines
-def test_only_the_first_rank_of_a_node_writes_there(second, see, broadcast, tmp_path):
+def test_only_the_first_rank_of_a_node_writes_there(second, see, tmp_path):
     see(is_shared=False, is_first=False)
     copy_run(RunFolder(tmp_path / "own"), CheckpointStore(URL), second)
     assert names(tmp_path / "own") == []
@@ -107,7 +103,7 @@ def test_only_the_first_rank_of_a_node_writes_there(second, see, broadcast, tmp_
 
 @pytest.mark.engines
 def test_who_sees_the_folder_gets_nothing_though_another_node_does_not(
-    second, see, broadcast, tmp_path, monkeypatch
+    second, see, tmp_path, monkeypatch
 ):
     see(is_shared=True)
     monkeypatch.setattr(Ranks, "gather", lambda *_: [True, True, False])
@@ -118,13 +114,13 @@ def test_who_sees_the_folder_gets_nothing_though_another_node_does_not(
 @pytest.mark.engines
 def test_nothing_is_sent_where_all_see_the_folder(second, see, monkeypatch, tmp_path):
     see(is_shared=True)
-    monkeypatch.setattr("torch.distributed.broadcast_object_list", None)
+    monkeypatch.setattr(Ranks, "from_first", None)
     copy_run(RunFolder(tmp_path / "own"), None, second)
     assert names(tmp_path / "own") == []
 
 
 @pytest.mark.engines
-def test_a_node_of_its_own_needs_a_url(second, see, broadcast, tmp_path):
+def test_a_node_of_its_own_needs_a_url(second, see, tmp_path):
     see(is_shared=False)
     with pytest.raises(
         ValueError,
@@ -135,7 +131,7 @@ def test_a_node_of_its_own_needs_a_url(second, see, broadcast, tmp_path):
 
 
 @pytest.mark.engines
-def test_a_node_of_its_own_keeps_what_is_not_this_run(second, see, broadcast, tmp_path):
+def test_a_node_of_its_own_keeps_what_is_not_this_run(second, see, tmp_path):
     see(is_shared=False)
     other = write_run(tmp_path / "other", facts={**FACTS, "id": "def"})
     with pytest.raises(
@@ -207,9 +203,8 @@ def everywhere(
     seen: list[bool],
 ) -> Path | None:
     """What rank 0 chooses where these ranks see its folder."""
-    monkeypatch.setattr(
-        Ranks, "gather", lambda _, value: seen if isinstance(value, bool) else [value]
-    )
+    monkeypatch.setattr(Ranks, "gather", lambda *_: seen)
+    monkeypatch.setattr(Ranks, "from_first", lambda _, mine: mine)
     return choose_checkpoint(run, store, ranks, False, print)
 
 
@@ -287,7 +282,7 @@ def test_a_damaged_run_json_is_named_in_the_folder_and_at_the_url(bucket, tmp_pa
 @pytest.mark.engines
 def test_who_sees_the_folder_knows_it_by_the_lock_of_rank_0(ranks, second, tmp_path, monkeypatch):
     run = write_run(tmp_path / "run")
-    monkeypatch.setattr(Ranks, "gather", lambda _, value: [b"the job" if value is None else value])
+    monkeypatch.setattr(Ranks, "from_first", lambda self, mine: b"the job" if self.rank else mine)
     assert not resume._see_same_folder(run, second), "there is no lock"
     run.lock.write_bytes(b"another job")
     assert not resume._see_same_folder(run, second)
