@@ -53,7 +53,7 @@ def decompress(blocks: Iterable[bytes], url: str) -> Iterator[bytes]:
 
 
 def read_frames(blocks: Iterable[bytes], url: str) -> Iterator[tuple[bytes, int]]:
-    """Content of all frames in pieces, and the byte of the blocks at which each piece's frame begins.
+    """Content of all frames in pieces, each with the byte of the blocks at which its frame begins.
 
     An empty piece comes first in each frame, before anything of it is decompressed.
 
@@ -104,11 +104,7 @@ def find_bzip2_stream(blocks: Iterable[bytes], num_bytes: int) -> tuple[int, Ite
 
 
 def feed(decoder: Any, data: bytes, url: str) -> Iterator[bytes]:
-    """What a decoder gives for a piece of a file, lazily.
-
-    Raises:
-        ValueError: It is not what the file's name promises.
-    """
+    """What a decoder gives for a piece of a file, lazily; a ValueError where the name lies."""
     try:
         if not hasattr(decoder, "needs_input"):
             yield bytes(decoder.decompress(data))
@@ -124,11 +120,7 @@ def feed(decoder: Any, data: bytes, url: str) -> Iterator[bytes]:
 
 
 def check_ratio(num_bytes: int, num_stored: int, where: str) -> None:
-    """Refuses text of more than 64 MiB that is over 250 times as long as its compressed form.
-
-    Raises:
-        ValueError: It is.
-    """
+    """Refuses, by a ValueError, over 64 MiB of text that is over 250 times its compressed form."""
     if num_bytes > FREE_BYTES and num_bytes > MAX_RATIO * num_stored:
         raise ValueError(
             f"{where}: {num_stored} stored bytes became over {num_bytes} bytes, expected at most {MAX_RATIO} times as "

@@ -1,10 +1,9 @@
-"""What passes and what does not: the errors of stores, how often a request is tried, and with what pauses.
+"""Errors of stores: which of them pass, how often a request is tried, and with what pauses.
 
-Requests to stores are tried ATTEMPTS times where the error is one that passes (`is_transient`),
-with growing random pauses of at most 16 s in all, besides what the store's own driver tries. A
-store that has answered before and now refuses is asked again for REFUSAL_SECONDS: a key may be in
-renewal. A name that does not resolve is asked for once, until the store has answered. Local disks are
-asked once.
+Requests are tried ATTEMPTS times where the error is one that passes, with growing random pauses of
+at most 16 s in all. A store that has answered before and now refuses is asked again for
+REFUSAL_SECONDS: a key may be in renewal. A name that does not resolve is asked for once, until the
+store has answered. Local disks are asked once.
 """
 
 import contextlib
@@ -32,37 +31,20 @@ _GOOGLE = "storage.googleapis.com"
 DAMAGE_ATTEMPTS = 3  # wrong bytes may come from the wire; else they stay
 
 _REFUSED_STATUS = {401, 403}
-_TRANSIENT_STATUS = {
-    408,
-    412,
-    429,
-    500,
-    502,
-    503,
-    504,
-}  # 412: the Hub's, where another commit came first
+# 412 is the Hub's, where another commit came first.
+_TRANSIENT_STATUS = {408, 412, 429, 500, 502, 503, 504}
 _TRANSIENT_ERRNO = {
-    errno.EAGAIN,
-    errno.EBUSY,
-    errno.EIO,
-    errno.EREMOTEIO,
-    errno.ENETUNREACH,
-    errno.EHOSTUNREACH,
-}
+    errno.EAGAIN, errno.EBUSY, errno.EIO, errno.EREMOTEIO, errno.ENETUNREACH, errno.EHOSTUNREACH,
+}  # fmt: skip
 # By name, because drivers are optional: errors of transport of botocore, aiohttp, requests,
-# urllib3, gcsfs and httpx.
+# urllib3, gcsfs and httpx; and where a machine has no key, or one that is out.
 _TRANSIENT_CLASSES = {
     "HTTPClientError", "ResponseParserError", "ClientConnectionError", "ClientPayloadError", "Timeout",
     "ConnectionError", "ChunkedEncodingError", "IncompleteRead", "ChecksumError", "TransportError",
 }  # fmt: skip
-
 _REFUSAL_CLASSES = {
-    "NoCredentialsError",
-    "PartialCredentialsError",
-    "DefaultCredentialsError",
-    "RefreshError",
-}
-"""By name, as the drivers are: botocore's and google.auth's errors where a machine has no key, or one that is out."""
+    "NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError", "RefreshError",
+}  # fmt: skip
 
 _answered: set[int] = set()
 """Filesystems, by their hash, of which a request was not refused: what they refuse later may pass."""
@@ -98,22 +80,16 @@ class Pauses:
         self._seconds = min(2 * self._seconds, self._max_seconds)
         if is_refusal(error):
             self._refused = min(self._refused, now)
-            pause = min(
-                pause, self._refused + REFUSAL_SECONDS - now
-            )  # the last attempt is at the end of patience
+            pause = min(pause, self._refused + REFUSAL_SECONDS - now)  # the last is at the end
         return pause
 
 
 def call_patiently(
     what: str, call: Callable[[], Result], attempts: int = ATTEMPTS, filesystem: Any = None
 ) -> Result:
-    """Calls a function until it returns, as long as its error is one that passes.
+    """Calls a function that makes the request `what` until it returns or its error will not pass.
 
-    Args:
-        what: Names the request, for messages.
-        call: Makes it.
-        attempts: That may fail, refusals not counted.
-        filesystem: That is asked; without one a refusal is believed at once.
+    So many attempts may fail, refusals not counted. Without a filesystem a refusal is believed.
 
     Raises:
         FileNotFoundError, FileExistsError, ValueError: At once, as they came.
@@ -131,20 +107,20 @@ def call_patiently(
             raise
         except Exception as error:
             now = time.monotonic()
-            pause = pauses.after(error, now)
+            pause, said = pauses.after(error, now), str(error) or repr(error)
             if is_refusal(error):
                 if not has_answered or pause <= 0:
-                    raise PermissionError(
-                        f"{what}: {error or 'refused'}; check the credentials and the URL"
-                    ) from error
+                    advice = "check the credentials and the URL"
+                    raise PermissionError(f"{what}: {said}; {advice}") from error
             else:
                 failures += 1
                 is_last = failures == attempts or now - began > MOST_SECONDS
                 is_last |= not is_transient(error) or (not has_answered and is_unresolved(error))
                 if is_last:
-                    raise _give_up(what, error, failures, now - began) from error
+                    spent = f"gave up after {failures} attempt(s) in {now - began:.1f} s"
+                    raise StorageError(f"{what}: {spent}: {said}; {_advice(error)}") from error
                 if failures == 1 and not has_answered:
-                    say(f"{what}: {_cause(error)}; trying again, for some {MOST_SECONDS:.0f} s")
+                    say(f"{what}: {said}; trying again, for some {MOST_SECONDS:.0f} s")
         else:
             if filesystem is not None:
                 _answered.add(hash(filesystem))
@@ -171,18 +147,12 @@ def _slowness_said(what: str) -> Iterator[None]:
         timer.cancel()
 
 
-def _give_up(what: str, error: Exception, failures: int, seconds: float) -> StorageError:
-    advice = "check the URL and settings"
+def _advice(error: Exception) -> str:
     if is_unresolved(error):
-        advice = "check the URL and that this machine has a network"
-    elif is_transient(error):
-        advice = "run the same command again when the store answers"
-    spent = f"gave up after {failures} attempt(s) in {seconds:.1f} s"
-    return StorageError(f"{what}: {spent}: {_cause(error)}; {advice}")
-
-
-def _cause(error: Exception) -> str:
-    return str(error) or repr(error)
+        return "check the URL and that this machine has a network"
+    if is_transient(error):
+        return "run the same command again when the store answers"
+    return "check the URL and settings"
 
 
 def is_unresolved(error: BaseException | None) -> bool:
@@ -195,25 +165,16 @@ def is_unresolved(error: BaseException | None) -> bool:
 
 
 def refuse_unresolved(url: str, options: Mapping[str, Any]) -> None:
-    """Refuses a gs:// URL at once where Google's name is not known.
-
-    gcsfs has no option for it: it looks for keys, then asks again, for a minute or two.
-
-    Raises:
-        StorageError: The name does not resolve, and neither a proxy nor an address of one's own is
-            set.
-    """
+    """Refuses a gs:// URL at once where Google's name is not known, as gcsfs takes minutes to."""
     is_elsewhere = options.get("endpoint_url") or "STORAGE_EMULATOR_HOST" in os.environ
     if url.startswith(("gs://", "gcs://")) and not (is_elsewhere or getproxies()):
         call_patiently(url, lambda: socket.getaddrinfo(_GOOGLE, 443))
 
 
 def reread_damaged(read: Callable[[], Result], *, is_local: bool) -> Result:
-    """Calls a function that reads and checks files, DAMAGE_ATTEMPTS times where it finds a store's bytes damaged.
+    """Calls a function that reads and checks files, DAMAGE_ATTEMPTS times where bytes are damaged.
 
-    Raises:
-        ValueError: They are every time; or on a local disk, which is read once. As the function
-            raised it.
+    A ValueError says so; a local disk is read once.
     """
     for left in reversed(range(1 if is_local else DAMAGE_ATTEMPTS)):
         try:
@@ -227,19 +188,13 @@ def reread_damaged(read: Callable[[], Result], *, is_local: bool) -> Result:
 
 def is_refusal(error: BaseException) -> bool:
     """Whether a store said that a request is not allowed, or its driver has no key to ask with."""
-    names = {each.__name__ for each in type(error).__mro__}
-    return (
-        isinstance(error, PermissionError)
-        or _status(error) in _REFUSED_STATUS
-        or bool(names & _REFUSAL_CLASSES)
-    )
+    is_refused = isinstance(error, PermissionError) or _status(error) in _REFUSED_STATUS
+    return is_refused or any(each.__name__ in _REFUSAL_CLASSES for each in type(error).__mro__)
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether trying again may help: time-outs, connections lost, overload and server errors, bodies cut short."""
-    if (
-        type(error) is RuntimeError and error.__cause__
-    ):  # huggingface_hub wraps what an upload's threads raise
+    """Whether trying again may help: time-outs, lost connections, overload, bodies cut short."""
+    if type(error) is RuntimeError and error.__cause__:  # huggingface_hub wraps a thread's error
         return is_transient(error.__cause__)
     if (status := _status(error)) is not None:
         return status in _TRANSIENT_STATUS
@@ -253,12 +208,9 @@ def is_transient(error: BaseException) -> bool:
 def _status(error: BaseException) -> int | None:
     """What the store's answer has as its status, where the error tells."""
     response = getattr(error, "response", None)
-    status = str(
-        getattr(error, "code", None)
-        or getattr(error, "status", None)
-        or getattr(response, "status_code", None)
-    )
-    return int(status) if status.isdigit() else None
+    places = ((error, "code"), (error, "status"), (response, "status_code"))
+    found = [str(value) for owner, name in places if (value := getattr(owner, name, None))]
+    return int(found[0]) if found and found[0].isdigit() else None
 
 
 @contextlib.contextmanager

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from threading import Lock
 from typing import Any, TypeVar
 
 import fsspec
@@ -31,25 +30,18 @@ from pipeline.storage.faults import (
 from pipeline.storage.local import remove_empty_folders, replace_file, size_of
 from pipeline.storage.missing_packages import describe_missing
 from pipeline.storage.names import stays_below
-from pipeline.storage.range_readers import RangeReader, range_reader
 from pipeline.storage.ranged_file import BUFFER_BYTES, RangedFile
 from pipeline.storage.secret_values import find_password, learn
-
-_MAKING_READERS = Lock()
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder, and its files by their names relative to it.
+    """A folder at a URL or local path, and its files by their names relative to it.
 
-    Making one asks nothing and costs little. The filesystem is opened when it is first needed, in
-    every process for itself, so that a folder can be pickled.
-
-    Attributes:
-        url: URL or local path.
-        options: Options of the filesystem, besides its environment variables.
+    The filesystem is opened when it is first needed, in every process for itself, so that a folder
+    can be pickled.
     """
 
     url: str
@@ -75,27 +67,19 @@ class Folder:
     def _opened(self) -> tuple[Any, str]:
         learn(self.options)
         refuse_unresolved(self.url, self.options or {})
-        os.environ.setdefault(
-            "HF_HUB_DISABLE_PROGRESS_BARS", "1"
-        )  # of every file; ours show the work
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # a bar for every file
         if "@" in self.url and (password := find_password(self.url)):
             learn({"password": password})
         try:
             filesystem, path = fsspec.core.url_to_fs(self.url, **(self.options or {}))
         except (ImportError, ValueError) as error:
-            raise ValueError(
-                f"{self.url}: cannot be opened: {describe_missing(error) or error}"
-            ) from error
+            cause = describe_missing(error) or error
+            raise ValueError(f"{self.url}: cannot be opened: {cause}") from error
         return filesystem, str(path).rstrip("/")
 
     @cached_property
     def filesystem(self) -> Any:
-        """The fsspec filesystem, for what no method here does.
-
-        Raises:
-            ValueError: No filesystem is known for the URL's protocol, or its driver is not
-                installed.
-        """
+        """The fsspec filesystem; a ValueError where none is known, or its driver is not installed."""
         return self._opened[0]
 
     @cached_property
@@ -184,43 +168,35 @@ class Folder:
             StorageError: The store returned another number of bytes, or failed otherwise, in every
                 attempt.
         """
-        read = partial(self._read, self._cat, self._prefix + name, start, stop)
+        read = partial(self.read_once, name, start, stop)
         if self.is_local:
             return read()
-        return call_patiently(
-            f"{self.locate(name)}, bytes {start}-{stop}", read, ATTEMPTS, self.filesystem
-        )
+        where = f"{self.locate(name)}, bytes {start}-{stop}"
+        return call_patiently(where, read, ATTEMPTS, self.filesystem)
 
     def read_once(self, name: str, start: int, stop: int) -> bytes:
-        """The same by one request in this thread, for callers that try again themselves and see errors as they came.
+        """The same by one request, for callers that try again themselves and see errors as they came.
 
         Raises:
             SizeError: The store returned another number of bytes than asked for: some cut a body
                 short without an error.
             CutFileError: So did a local disk.
         """
-        return self._read(self._range_reader, self._prefix + name, start, stop)
-
-    def _cat(self, path: str, start: int, stop: int) -> bytes:
-        data: bytes = self.filesystem.cat_file(path, start=start, end=stop)
-        return data
-
-    @cached_property
-    def _range_reader(self) -> RangeReader:
-        with _MAKING_READERS:  # one, however many threads begin with it
-            found = self.__dict__
-            if "_range_reader" not in found:
-                found["_range_reader"] = range_reader(self.filesystem) or self._cat
-            reader: RangeReader = found["_range_reader"]
-            return reader
-
-    def _read(self, reader: RangeReader, path: str, start: int, stop: int) -> bytes:
+        path = self._prefix + name
         with driver_errors(path):
-            data = reader(path, start, stop)
+            data = self._cat(path, start, stop)
         if len(data) != stop - start:
             is_cut = self.is_local and Path(path).stat().st_size < stop
             kind = CutFileError if is_cut else SizeError
             raise kind(f"{path}: asked for bytes {start}-{stop}, got {len(data)} of {stop - start}")
+        return data
+
+    def _cat(self, path: str, start: int, stop: int) -> bytes:
+        if self.is_local:
+            with open(path, "rb", buffering=0) as file:
+                file.seek(start)
+                return file.read(stop - start)
+        data: bytes = self.filesystem.cat_file(path, start=start, end=stop)
         return data
 
     def read_each(
@@ -246,12 +222,7 @@ class Folder:
         return dict(zip(names, self.read_each(names), strict=True))
 
     def open(self, name: str) -> io.BufferedReader:
-        """A file opened for reading, on local disks by the system itself; elsewhere every read is checked and retried.
-
-        Raises:
-            FileNotFoundError: It is missing.
-            StorageError: The store does not answer, now or at a later read.
-        """
+        """A file opened for reading; every read of a store's is checked and tried again."""
         if self.is_local:
             return self.local_path(name).open("rb")
         file = RangedFile(partial(self.read_range, name), self.size(name), self._prefix + name)
@@ -269,12 +240,9 @@ class Folder:
         self.ask(attempt, name)
 
     def write(self, name: str, data: bytes | Path) -> None:
-        """Writes a file whole or not at all: by rename on local disks, by one upload and a size check elsewhere.
+        """Writes bytes, or a copy of a local file, whole or not at all.
 
-        Args:
-            name: The file.
-            data: Its bytes; or a local file that holds them, which is copied without being held in
-                memory.
+        Local disks rename; stores take one upload, whose size is checked.
 
         Raises:
             StorageError: The disk is full, or the store did not take the file; nothing is there

@@ -20,11 +20,9 @@ _DISK_IS_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def replace_file(path: Path, data: bytes | Path) -> None:
-    """Writes a file whole or not at all; when it returns, a loss of power does not undo it.
+    """Writes a file, and missing folders, whole or not at all; a loss of power does not undo it.
 
-    Args:
-        path: The file's path; folders that are missing are made.
-        data: Its bytes, or a file that holds them, which is copied without being held in memory.
+    Data may be a file that holds them, which is copied without being held in memory.
 
     Raises:
         StorageError: The disk is full; what was there before still is.
@@ -65,9 +63,8 @@ def make_folder(folder: Path) -> None:
         try:
             folder.mkdir(exist_ok=True)
         except FileExistsError as error:
-            raise NotADirectoryError(
-                errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)
-            ) from error
+            reason = os.strerror(errno.ENOTDIR)
+            raise NotADirectoryError(errno.ENOTDIR, reason, str(folder)) from error
         make_durable(folder.parent)
 
 
@@ -77,34 +74,29 @@ def make_durable(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if (
-            error.errno != errno.EINVAL or not path.is_dir()
-        ):  # some network disks know no fsync of folders
+        if error.errno != errno.EINVAL or not path.is_dir():  # network disks may not fsync folders
             raise
     finally:
         os.close(descriptor)
 
 
 def remove_empty_folders(folder: Path, top: Path) -> None:
-    """Removes a folder and those above it up to the top, which stays, as far as nothing is in them."""
+    """Removes a folder and those above it that are empty, up to the top, which stays."""
     while folder != top and folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
         folder = folder.parent
 
 
 def find_temporaries(names: Iterable[str]) -> list[str]:
-    """Those among file names that `replace_file` would have renamed, had its process not been killed."""
+    """Those among file names that a killed `replace_file` left."""
     return [name for name in names if _TEMPORARY_NAME.fullmatch(name.rpartition("/")[2])]
 
 
 @contextlib.contextmanager
 def scratch_folder(owner: str) -> Iterator[None]:
-    """Temporary files of this process and those it starts lie in a private folder, which goes in the end.
+    """Keeps temporary files, of programs started here too, in a private folder that goes at the end.
 
-    Folders that killed processes left of the same owner go at the start.
-
-    Args:
-        owner: What the files are for, such as the output of a build.
+    Folders that killed processes left of the same owner, such as the output of a build, go first.
     """
     digest = blake2b(f"{os.getuid()} {owner}".encode(), digest_size=8).hexdigest()
     for left in Path(tempfile.gettempdir()).glob(f"beambert-{digest}-*"):
@@ -123,11 +115,7 @@ def scratch_folder(owner: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Holds a folder of this user's own, which no other process holds.
-
-    Raises:
-        OSError: It is another user's, a link, or held.
-    """
+    """Holds a folder; an OSError where it is another user's, a link, or held by another process."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.fstat(descriptor).st_uid != os.getuid():

@@ -24,15 +24,7 @@ def stays_below(path: str) -> bool:
 
 
 def require_plain(names: Iterable[object], where: str) -> None:
-    """Refuses a file that tells another name than a plain one.
-
-    Args:
-        names: What it tells.
-        where: The file, for the message.
-
-    Raises:
-        ValueError: One of them is not plain.
-    """
+    """Refuses, by a ValueError, a file `where` that tells another name than a plain one."""
     for name in names:
         if not is_plain(name):
             raise ValueError(

@@ -11,12 +11,6 @@ class SeekableFile(io.RawIOBase):
     """A file of known size, of which subclasses read what stands at the position."""
 
     def __init__(self, size: int, name: str) -> None:
-        """Begins at byte 0.
-
-        Args:
-            size: Bytes of the whole file.
-            name: Names the file in messages.
-        """
         super().__init__()
         self._size, self._name, self._position = size, name, 0
 
@@ -36,9 +30,7 @@ class SeekableFile(io.RawIOBase):
         """Moves to a position of the file; reading at or past its end gives nothing."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
         if base + offset < 0:
-            raise OSError(
-                f"{self._name}: cannot seek to {base + offset}, before the start of the file"
-            )
+            raise OSError(f"{self._name}: cannot seek to {base + offset}, before the start")
         self._position = base + offset
         return self._position
 
@@ -47,13 +39,6 @@ class RangedFile(SeekableFile):
     """A file of a store as a stream; every read is one request of exactly the bytes it needs."""
 
     def __init__(self, read_range: Callable[[int, int], bytes], size: int, name: str) -> None:
-        """Begins at byte 0.
-
-        Args:
-            read_range: Bytes start to stop - 1, checked and tried again.
-            size: Bytes of the whole file.
-            name: Names the file in messages.
-        """
         super().__init__(size, name)
         self._read_range = read_range
 

@@ -6,9 +6,8 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from pipeline.storage.compression import check_ratio, decompress, is_compressed
 from pipeline.storage.names import stays_below
@@ -22,8 +21,7 @@ _ZIP_ERRORS = (
 SUFFIX = ".zip"
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(NamedTuple):
     """One file of an archive that is open for reading."""
 
     archive: zipfile.ZipFile
@@ -36,11 +34,7 @@ class Member:
         return f"{self.url}/{self.info.filename}"
 
     def blocks(self) -> Iterator[bytes]:
-        """Its bytes, decompressed also where its own name promises that.
-
-        Raises:
-            ValueError: Broken, encrypted, or a bomb.
-        """
+        """Its bytes, decompressed by its own name too; a ValueError if broken, encrypted or a bomb."""
         stored = self._inflated()
         return decompress(stored, self.where) if is_compressed(self.where) else stored
 
@@ -63,8 +57,11 @@ def list_members(file: IO[bytes], size: int, url: str) -> list[Member]:
     with _broken_zip(url):
         archive = zipfile.ZipFile(file)
         members = [info for info in archive.infolist() if not info.is_dir()]
-    for info in members:
-        _check_name(info.filename, url)
+    for name in (info.filename for info in members):
+        if not stays_below(name) or ":" in name.partition("/")[0]:
+            raise ValueError(
+                f"{url}: found the member {name!r}, expected names below the archive's own folder; pack it again"
+            )
     if sum(info.compress_size for info in members) > size:
         raise ValueError(
             f"{url}: the members share their bytes: a decompression bomb; leave it out"
@@ -72,13 +69,6 @@ def list_members(file: IO[bytes], size: int, url: str) -> list[Member]:
     ordered = sorted(members, key=lambda info: info.header_offset)
     shown = [info for info in ordered if not PurePosixPath(info.filename).name.startswith(".")]
     return [Member(archive, info, url) for info in shown]
-
-
-def _check_name(name: str, url: str) -> None:
-    if not stays_below(name) or ":" in name.partition("/")[0]:
-        raise ValueError(
-            f"{url}: found the member {name!r}, expected names below the archive's own folder; pack it again"
-        )
 
 
 @contextmanager

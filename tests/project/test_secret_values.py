@@ -13,7 +13,7 @@ import yaml
 from pipeline.shards.dataset import open_dataset
 from pipeline.storage import secret_values
 from pipeline.storage.folder import Folder, parse_storage_options
-from pipeline.storage.secret_values import hide, hide_arguments, hide_in, hide_unparsed, learn
+from pipeline.storage.secret_values import hide, hide_in, learn
 from trainer.model.config import preset
 from trainer.order.source import one_dataset
 from trainer.runs.run_folder import prepare_run
@@ -105,13 +105,11 @@ def test_passwords_in_urls_are_hidden(url, shown):
 )
 def test_arguments_are_shown_without_secrets(arguments):
     learn(OPTIONS)
-    shown = hide_arguments(["trainer", "pretrain", *arguments, "--seed", "1"])
+    shown = hide_in(["trainer", "pretrain", *arguments, "--seed", "1"])
     assert len(shown) == len(arguments) + 4
     assert_hidden(str(shown))
     assert shown[:2] == ["trainer", "pretrain"]
     assert shown[-2:] == ["--seed", "1"]
-    if not arguments[0].endswith(SECRET):
-        assert shown[2].split("=")[0] == arguments[0].split("=")[0], "the flag says what was given"
 
 
 @pytest.mark.parametrize("way", ["text", "file", "filesystem", "url"])
@@ -193,14 +191,6 @@ def test_what_a_parser_refuses_is_said_without_secrets(tmp_path, program, way):
     assert ran.returncode == 2
     assert "sesame" not in ran.stdout + ran.stderr
     assert "storage_opt" in ran.stderr
-
-
-def test_other_braces_of_a_refusal_stay():
-    assert hide_unparsed("phases: found {a: 1}") == "phases: found {a: 1}"
-    assert (
-        hide_unparsed("storage_options: found {a: {b: 1}}, no")
-        == "storage_options: found {(hidden)}, no"
-    )
 
 
 def test_a_run_is_written_without_secrets_and_goes_on(make_dataset, tmp_path, monkeypatch):

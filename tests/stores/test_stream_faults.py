@@ -11,7 +11,6 @@ import torch
 
 from pipeline.shards.dataset import open_dataset
 from pipeline.shards.manifest import BLOCKS_TABLE
-from pipeline.storage.range_readers import s3_range_reader
 from tests.stores import faulty_proxy
 from tests.stores.faulty_proxy import FAULTS, FaultyProxy
 from trainer.reading import ranged_read
@@ -186,13 +185,6 @@ def test_a_lasting_fault_leaves_nothing_in_the_cache(through, clean, tmp_path):
     asked = proxy.requests
     assert_same(batches(dataset, settings), clean)
     assert proxy.requests == asked > 0
-
-
-def test_options_that_only_s3fs_knows_are_left_to_it(on_s3, s3, folder, clean):
-    assert s3_range_reader(fsspec.filesystem("s3", **s3)) is not None
-    for other in (fsspec.filesystem("file"), fsspec.filesystem("s3", **s3, requester_pays=True)):
-        assert s3_range_reader(other) is None
-    assert_same(batches(open_dataset(on_s3, s3 | {"requester_pays": True}), Reading()), clean)
 
 
 def test_a_storm_over_every_second_answer_changes_nothing(through, clean, tmp_path):

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pipeline.storage.secret_values import hide_arguments
+from pipeline.storage.secret_values import hide_in
 
 SOFTWARE = ("beambert", "torch", "deepspeed", "numpy", "pyarrow", "safetensors", "tokenizers")
 
@@ -22,7 +22,7 @@ def launch_facts(world_size: int) -> dict[str, Any]:
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "argv": hide_arguments(sys.argv),
+        "argv": hide_in(sys.argv),
         "world_size": world_size,
         "host": platform.node(),
         "hardware": {"machine": platform.machine(), "cpus": os.cpu_count(), "gpus": gpus},
