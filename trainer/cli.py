@@ -8,8 +8,12 @@ from typing import Any
 from pipeline.command_line.command import Command
 from pipeline.command_line.program import run_program
 from trainer.conversion.settings import ExportSettings
-from trainer.inference.features.settings import FeaturesSettings
-from trainer.inference.settings import EvaluateSettings, FillMaskSettings, NextSentenceSettings
+from trainer.inference.settings import (
+    EvaluateSettings,
+    FeaturesSettings,
+    FillMaskSettings,
+    NextSentenceSettings,
+)
 from trainer.preflight.settings import DoctorSettings, PlanSettings
 from trainer.report.settings import ReportSettings
 
@@ -66,7 +70,7 @@ COMMANDS = {
     ),
     "features": Command(
         summary="write hidden states of a file's texts to Parquet",
-        settings="trainer.inference.features.settings:FeaturesSettings", function="trainer.cli:features",
+        settings="trainer.inference.settings:FeaturesSettings", function="trainer.cli:features",
     ),
     "nsp": Command(
         summary="see how probable a model finds it that one text follows another",
@@ -178,9 +182,9 @@ def next_sentence(settings: NextSentenceSettings, _remainder: object = None) -> 
 
 def features(settings: FeaturesSettings, _remainder: object = None) -> None:
     """`python -m trainer features --model DIR --input FILE --output FILE`."""
-    from trainer.inference.features.job import describe_features, write_features
+    from trainer.inference.features.job import write_features
 
-    print(describe_features(settings.output, write_features(settings)))
+    print(json.dumps({"output": settings.output, **write_features(settings)}))
 
 
 def evaluate(settings: EvaluateSettings, _remainder: object = None) -> None:

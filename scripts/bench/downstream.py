@@ -207,9 +207,7 @@ def run_once(
     model = begin(prepared, variant, recipe.seed)
     losses: list[float] = []
     engine = train_task(model, chosen, recipe, settings, bench.ranks, losses.append)
-    metrics = measure(
-        engine.module, prepared.files["validation"][0], prepared, settings, bench.ranks
-    )
+    metrics = measure(engine.module, prepared.files["validation"][0], prepared, bench.ranks)
     engine.destroy()
     score = metrics[prepared.task.main_metric] / (100 if task.is_percent else 1)
     facts = {

@@ -29,7 +29,7 @@ from trainer.finetune.batches import Recipe, iterate_steps, shuffled_order
 from trainer.finetune.prepare import Prepared, prepare_data, start_model
 from trainer.finetune.run import measure
 from trainer.finetune.settings import FinetuneSettings
-from trainer.finetune.task import Item, Outputs
+from trainer.finetune.task import Item, Output
 from trainer.finetune.training import train_task
 from trainer.model.task_heads import BertForTask
 from trainer.optim.schedule import Schedule
@@ -81,13 +81,9 @@ class Bench:
             )
 
         seconds = cpu_seconds(train)
-        metrics = measure(
-            engines[0].module,
-            self.prepared.files["validation"][0],
-            self.prepared,
-            self.settings,
-            self.ranks,
-        )
+        prepared = self.prepared
+        file = prepared.files["validation"][0]
+        metrics = measure(engines[0].module, file, prepared, self.ranks)
         engines[0].destroy()
         return Trained(metrics[self.prepared.task.main_metric], losses, seconds)
 
@@ -254,9 +250,9 @@ def pad_items(items: Sequence[Item]) -> dict[str, Tensor]:
 
 
 @torch.inference_mode()
-def predict(model: Any, items: Sequence[Item], global_batch: int) -> list[Outputs]:
+def predict(model: Any, items: Sequence[Item], global_batch: int) -> list[Output]:
     """Logits of each item."""
-    outputs: list[Outputs] = []
+    outputs: list[Output] = []
     for start in range(0, len(items), global_batch):
         outputs += list(model(**pad_items(items[start : start + global_batch])).logits.numpy())
     return outputs

@@ -294,14 +294,14 @@ import sys, time
 from trainer.cli import main
 from trainer.finetune import run
 train_run, names = run.train_run, []
-def train_or_wait(recipe, settings, prepared, ranks, tell_step):
+def train_or_wait(recipe, prepared, ranks, tell_step):
     def tell_or_wait():
         tell_step()
         if len(names) == 2:
             print("waits", flush=True)
             time.sleep(10_000)
     names.append(recipe.name)
-    return train_run(recipe, settings, prepared, ranks, tell_or_wait)
+    return train_run(recipe, prepared, ranks, tell_or_wait)
 run.train_run = train_or_wait
 sys.exit(main(sys.argv[1:]))
 """

@@ -109,14 +109,14 @@ from pathlib import Path
 from trainer.cli import main
 from trainer.finetune import run
 train_run, names = run.train_run, []
-def train_or_wait(recipe, settings, prepared, ranks, tell_step):
+def train_or_wait(recipe, prepared, ranks, tell_step):
     def tell_or_wait():
         tell_step()
         Path(f"run-{len(names)}").touch()
         while len(names) == 2:
             time.sleep(0.05)
     names.append(recipe.name)
-    return train_run(recipe, settings, prepared, ranks, tell_or_wait)
+    return train_run(recipe, prepared, ranks, tell_or_wait)
 run.train_run = train_or_wait
 sys.exit(main(sys.argv[1:]))
 """

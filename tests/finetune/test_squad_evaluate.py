@@ -1,12 +1,11 @@
 """Exact match, F1 and thresholds of SQuAD, by cases worked by hand."""
 
-import itertools
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.finetune.squad.evaluate import (
+    Judged,
     Marks,
     apply_threshold,
     average,
@@ -81,74 +80,38 @@ def test_means_are_in_percent():
     }
 
 
+def judged_of(*questions):
+    """(F1, null score, whether there is an answer), all with a text."""
+    return [Judged(Marks(0, f1), score, has, True) for f1, score, has in questions]
+
+
 def test_questions_above_the_threshold_are_left_unanswered():
-    marks = {"right": Marks(1, 1), "wrong": Marks(0, 0.5), "none": Marks(0, 0)}
-    null_scores = {"right": 2.0, "wrong": 1.0, "none": 1.5}
-    has_answer = {"right": True, "wrong": True, "none": False}
-    assert apply_threshold(marks, null_scores, has_answer, 1.0) == {
-        "right": Marks(0, 0),
-        "wrong": Marks(0, 0.5),
-        "none": Marks(1, 1),
-    }
+    judged = judged_of((1, 2.0, True), (0.5, 1.0, True), (0, 1.5, False))
+    assert apply_threshold(judged, 1.0) == [Marks(0, 0), Marks(0, 0.5), Marks(1, 1)]
 
 
-def test_the_best_threshold_worked_by_hand():
-    null_scores = {"a": -3.0, "b": -1.0, "c": 0.5, "d": 2.0}
-    has_answer = {"a": True, "b": False, "c": True, "d": False}
-    # Answered up to a: 1 + b and d right by silence = 3; to b: 2; to c: 2.5; to d: 1.5.
-    best = find_best_threshold(
-        {"a": 1.0, "b": 0.0, "c": 0.5, "d": 0.0},
-        dict.fromkeys("abcd", "x"),
-        null_scores,
-        has_answer,
-    )
-    assert (best.score, best.threshold) == (75.0, -3.0)
-    # With c wholly right the scores are 3, 2, 3 and 2: of equal ones the first.
-    best = find_best_threshold(
-        {"a": 1.0, "b": 0.0, "c": 1.0, "d": 0.0},
-        dict.fromkeys("abcd", "x"),
-        null_scores,
-        has_answer,
-    )
-    assert (best.score, best.threshold) == (75.0, -3.0)
+# Answered up to a: 1 + b and d right by silence = 3; to b: 2; to c: 2.5; to d: 1.5. With c wholly
+# right the scores are 3, 2, 3 and 2: of equal ones the first.
+@pytest.mark.parametrize("f1_of_c", [0.5, 1.0])
+def test_the_best_threshold_worked_by_hand(f1_of_c):
+    judged = judged_of((1, -3.0, True), (0, -1.0, False), (f1_of_c, 0.5, True), (0, 2.0, False))
+    assert find_best_threshold(judged, "f1") == (75.0, -3.0)
 
 
 def test_where_silence_is_best_the_threshold_lies_below_everything():
-    best = find_best_threshold(
-        {"a": 0.0, "b": 0.0}, {"a": "x", "b": "x"}, {"a": -5.0, "b": 1.0}, {"a": True, "b": False}
-    )
+    best = find_best_threshold(judged_of((0, -5.0, True), (0, 1.0, False)), "f1")
     assert best.score == 50.0
     assert best.threshold < -5.0
 
 
-@given(
-    st.lists(
-        st.tuples(st.booleans(), st.sampled_from([0.0, 0.25, 1.0]), st.integers(-3, 3)),
-        min_size=1,
-        max_size=12,
-    )
-)
+QUESTION = st.tuples(st.sampled_from([0.0, 0.25, 1.0]), st.integers(-3, 3), st.booleans())
+
+
+@given(st.lists(QUESTION, min_size=1, max_size=12))
 def test_the_best_threshold_is_the_best_of_all(questions):
-    keys = [str(number) for number in range(len(questions))]
-    has_answer = {key: has for key, (has, _, _) in zip(keys, questions, strict=True)}
-    marks = {
-        key: Marks(0, mark if has else 0.0)
-        for key, (has, mark, _) in zip(keys, questions, strict=True)
-    }
-    null_scores = {key: float(score) for key, (_, _, score) in zip(keys, questions, strict=True)}
-    best = find_best_threshold(
-        {key: each.f1 for key, each in marks.items()},
-        dict.fromkeys(keys, "x"),
-        null_scores,
-        has_answer,
-    )
-
-    def mean_f1(threshold):
-        return average(list(apply_threshold(marks, null_scores, has_answer, threshold).values()))[
-            "f1"
-        ]
-
-    assert best.score == pytest.approx(mean_f1(best.threshold))
-    assert best.score == pytest.approx(
-        max(map(mean_f1, itertools.chain([-9.0], null_scores.values())))
-    )
+    judged = judged_of(*((f1 if has else 0.0, score, has) for f1, score, has in questions))
+    best = find_best_threshold(judged, "f1")
+    thresholds = [best.threshold, -9.0, *(each.null_score for each in judged)]
+    means = [average(apply_threshold(judged, each))["f1"] for each in thresholds]
+    assert best.score == pytest.approx(means[0])
+    assert best.score == pytest.approx(max(means))

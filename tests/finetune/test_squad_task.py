@@ -79,7 +79,6 @@ def test_windows_of_a_question_as_the_reference_cuts_them(vocab, tmp_path):
         "questions_cut": 1,
         "questions_in_windows": 1,
         "questions_without_answer": 0,
-        "answers_without_pieces": 0,
         "contexts_without_pieces": 0,
     }
 
@@ -191,71 +190,45 @@ def test_a_test_file_needs_no_answers(vocab, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("question", "context", "answer", "says"),
+    ("question", "context", "start", "says"),
     [
-        (" ", "Rollo met.", ("Rollo", 0), "article 'T', question a: the question is empty"),
-        ("Who?", "", ("Rollo", 0), "the context is empty"),
-        (
-            "Who?",
-            "Rollo met.",
-            ("Rollo", 2),
-            "'Rollo' is said to begin at character 2.*squad.on_bad_question skip",
-        ),
+        (" ", "Rollo met.", 0, "article 'T', question a: the question is empty"),
+        ("Who?", "", 0, "the context is empty"),
+        ("Who?", "Rollo met.", 2, "'Rollo' is said to begin at character 2.*first of 1 faults"),
     ],
 )
-def test_bad_questions_stop_or_are_counted(tmp_path, vocab, question, context, answer, says):
-    good = {"id": "b", "question": "Who?", "answers": [{"text": "Rollo", "answer_start": 0}]}
-    bad = {
-        "id": "a",
-        "question": question,
-        "answers": [{"text": answer[0], "answer_start": answer[1]}],
-    }
-    paragraphs = [{"context": context, "qas": [bad]}, {"context": "Rollo met.", "qas": [good]}]
+def test_bad_questions_stop(tmp_path, question, context, start, says):
+    answers = [{"text": "Rollo", "answer_start": start}]
+    bad = {"id": "a", "question": question, "answers": answers}
     path = tmp_path / "f.json"
+    paragraphs = [{"context": context, "qas": [bad]}]
     path.write_text(json.dumps({"data": [{"title": "T", "paragraphs": paragraphs}]}))
     for split in ("train", "validation"):
         with pytest.raises(ValueError, match=says):
             _open().read(str(path), split)
-    task = _open(on_bad_question="skip")
-    trained, measured = (task.read(str(path), split) for split in ("train", "validation"))
-    assert [each.id for each in trained.examples] == ["b"]
-    assert [each.id for each in measured.examples] == ["a", "b"]
-    assert trained.counts == measured.counts == {"bad_questions": 1}
-    encoded = task.encode(measured.examples, (), TextEncoder(vocab, True, 384), "validation")
+
+
+def test_a_context_without_pieces_has_no_answer(vocab, tmp_path):
+    path = _write(tmp_path / "f.json", [("Which?", ["\u200b"])], "\u200b")
+    task = _open()
+    questions = task.read(path, "validation").examples
+    encoded = task.encode(questions, (), TextEncoder(vocab, True, 384), "validation")
+    assert (encoded.items, encoded.counts["contexts_without_pieces"]) == ([], 1)
+    (prediction,) = task.decode(questions, [], [], ())
+    assert prediction.text == ""
+    with pytest.raises(ValueError, match=r"question q0: answer '.u200b' has no piece of text"):
+        task.encode(questions, (), TextEncoder(vocab, True, 384), "train")
+
+
+def test_a_model_of_others_answers_where_an_answer_is_likelier_than_none(vocab, tmp_path):
+    path = _write(tmp_path / "f.json", [("Who?", ["Rollo"])])
+    task = _open("squad2")
+    questions = task.read(path, "validation").examples
+    encoded = task.encode(questions, (), TextEncoder(vocab, True, 384), "validation")
     outputs = [_logits_of_labels(item) for item in encoded.items]
-    predictions = task.decode(measured.examples, encoded.items, outputs, ())
-    assert predictions[1].text == "Rollo"
-    assert (predictions[0].text == "") == (context == "")
-    assert task.prediction_files("f", measured.examples, predictions, {}).keys() >= {
-        "nbest_predictions.json"
-    }
-
-
-def test_a_file_of_bad_questions_alone_is_refused(tmp_path):
-    path = _write(tmp_path / "f.json", [("", ["Rollo"])])
-    with pytest.raises(
-        ValueError, match=r"no question is left; the first fault was .*the question is empty"
-    ):
-        _open(on_bad_question="skip").read(path, "train")
-
-
-def test_an_answer_without_pieces_stops_or_is_counted(vocab, tmp_path):
-    path = _write(
-        tmp_path / "f.json", [("Which?", ["\u200b"]), ("Who?", ["Rollo"])], "Rollo \u200b met."
-    )
-    for choice in ("stop", "skip"):
-        task = _open(on_bad_question=choice)
-        questions = task.read(path, "train").examples
-        encoder = TextEncoder(vocab, True, 384)
-        if choice == "stop":
-            with pytest.raises(
-                ValueError, match=r"question q0: answer '.u200b' has no piece of text"
-            ):
-                task.encode(questions, (), encoder, "train")
-        else:
-            encoded = task.encode(questions, (), encoder, "train")
-            assert [item.example for item in encoded.items] == [1]
-            assert encoded.counts["answers_without_pieces"] == 1
+    predictions = task.decode(questions, encoded.items, outputs, ())
+    files = task.prediction_files(path, questions, predictions, {})
+    assert json.loads(files["predictions.json"]) == {"q0": "Rollo"}
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,6 @@
 """CoNLL columns: a file's lines to sentences of words and tags, and back with one more column.
 
-Rules (docs/token-classification.md):
-
-- A blank line, one of white space alone, and -DOCSTART- end a sentence.
-- Columns are separated by tabs if any line that does not begin with "#" has one, otherwise by any
-  white space.
-- A line that begins with "#" is a comment if, with tabs, it has none; otherwise if it has another
-  number of columns than the first line without "#", or no tag in its tag column: words such as #NER
-  are words.
-- Every other line has as many columns as the first.
+docs/token-classification.md has the rules of files.
 """
 
 from collections.abc import Iterator, Sequence
@@ -96,12 +88,7 @@ class _Layout(NamedTuple):
 
 
 def read_conll(text: str, path: str, columns: Columns) -> list[Sentence]:
-    """Sentences of a file's text, in order.
-
-    Raises:
-        ValueError: No sentence, a wrong number of columns, an empty word, what is no tag, or tags
-            that are not of one scheme; says file and line.
-    """
+    """Sentences of a file's text, in order; a ValueError says file and line of what is malformed."""
     lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
     sentences = list(_read_sentences(lines, _find_layout(lines, path, columns)))
     if columns.tag is None:
@@ -116,10 +103,9 @@ def add_column(sentences: Sequence[Sentence], tags: Sequence[Sequence[str]]) -> 
     for sentence, column in zip(sentences, tags, strict=True):
         of_row = dict(zip(sentence.rows, column, strict=True))
         for row, line in enumerate(sentence.lines):
-            if row in of_row or DOCUMENT_START in line.split():
-                written.append(f"{line}{sentence.separator}{of_row.get(row, OUTSIDE)}")
-            else:
-                written.append(line)
+            has_columns = row in of_row or DOCUMENT_START in line.split()
+            tag = f"{sentence.separator}{of_row.get(row, OUTSIDE)}"
+            written.append(line + tag if has_columns else line)
     return "\n".join(written) + "\n"
 
 

@@ -49,14 +49,10 @@ def find_entities(tags: Sequence[str]) -> list[Entity]:
     return entities
 
 
-def find_strict_entities(tags: Sequence[str], scheme: Literal["iob2", "bioes"]) -> list[Entity]:
-    """Entities that are written as the scheme has them: what seqeval's strict mode counts."""
-    first, last = ("B", "BI") if scheme == "iob2" else ("BS", "ES")
-    return [
-        each
-        for each in find_entities(tags)
-        if tags[each.start][0] in first and tags[each.end - 1][0] in last
-    ]
+def keep_strict(entities: Iterable[Entity], tags: Sequence[str], is_bioes: bool) -> list[Entity]:
+    """Those entities of the tags that are written as BIOES, or IOB2, has them."""
+    first, last = ("BS", "ES") if is_bioes else ("B", "BI")
+    return [e for e in entities if tags[e.start][0] in first and tags[e.end - 1][0] in last]
 
 
 def write_tags(entities: Iterable[Entity], num_words: int, scheme: Scheme) -> list[str]:
@@ -72,11 +68,7 @@ def write_tags(entities: Iterable[Entity], num_words: int, scheme: Scheme) -> li
 
 
 def find_scheme(sentences: Sequence[TaggedSentence]) -> Scheme:
-    """The scheme that all tags are of: bioes if there is an E or S, else iob2, or iob1.
-
-    Raises:
-        ValueError: The tags are of none; says where.
-    """
+    """The scheme that all tags are of: bioes if there is an E or S, else iob2, or iob1."""
     is_bioes = any(tag[0] in "ES" for tags, _ in sentences for tag in tags)
     schemes: tuple[Scheme, ...] = ("bioes",) if is_bioes else ("iob2", "iob1")
     faults = []

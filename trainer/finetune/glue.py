@@ -4,11 +4,10 @@ Columns are those of the tsv files that GLUE distributes; metrics those of Wang 
 1, of which the one that the BERT paper reports (table 1) chooses the best run.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from trainer.finetune.pairs import PairExample, PairTask, Prediction, tab_separated
+from trainer.finetune.pairs import Examples, PairTask, Predictions, tab_separated
 from trainer.finetune.settings import ColumnSettings, FinetuneSettings
 from trainer.finetune.table import make_example, read_table
 from trainer.finetune.task import ReadSet, Split
@@ -85,7 +84,7 @@ def read_glue(layout: Layout, path: str, split: Split) -> ReadSet:
 
 
 def _submission(
-    layout: Layout, path: str, examples: Sequence[PairExample], predictions: Sequence[Prediction]
+    layout: Layout, path: str, examples: Examples, predictions: Predictions
 ) -> tuple[str, str]:
     """The file of GLUE's server: index and prediction, scores between 0 and 5."""
     rows = [

@@ -1,7 +1,7 @@
 """Tasks that judge a text or a pair of texts, or choose one of several pairs."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -9,19 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.finetune.measures import METRICS
-from trainer.finetune.task import EncodedSet, Item, Labels, Outputs, ReadSet, Split
+from trainer.finetune.task import EncodedSet, Item, Labels, Metrics, Outputs, ReadSet, Split
 from trainer.finetune.text import TextEncoder
 
 Prediction = str | float
+Predictions = Sequence[Prediction]
 
 
 class PairExample(NamedTuple):
     """A text, a pair of texts, or several pairs of which one is right.
 
     Attributes:
-        place: File and line.
-        id: What its row of the predictions begins with.
-        text: The first text.
         seconds: The second text of the pair, None for a single text; or each choice's.
         label: Class, number, or number of the right choice, as it is written; None in a test file.
     """
@@ -33,6 +31,9 @@ class PairExample(NamedTuple):
     label: str | None
 
 
+Examples = Sequence[PairExample]
+
+
 @dataclass(frozen=True)
 class PairTask:
     """A `Task` over texts or pairs; benchmarks differ in files, labels and metrics only.
@@ -41,8 +42,6 @@ class PairTask:
     section 4.4).
 
     Attributes:
-        kind: classification, regression or choice.
-        read: Reads one file, as `Task` says.
         metrics: Names of the metrics; the first one chooses the best run.
         write: Name and content of the file of predictions, from the path, the examples and them.
         labels: The classes where the benchmark fixes them, or the numbers of the choices; empty to
@@ -52,7 +51,7 @@ class PairTask:
     kind: str
     read: Callable[[str, Split], ReadSet]
     metrics: tuple[str, ...]
-    write: Callable[[str, Sequence[PairExample], Sequence[Prediction]], tuple[str, str]]
+    write: Callable[[str, Examples, Predictions], tuple[str, str]]
     labels: Labels = ()
 
     @property
@@ -60,7 +59,7 @@ class PairTask:
         """The first one."""
         return self.metrics[0]
 
-    def find_labels(self, examples: Sequence[PairExample]) -> Labels:
+    def find_labels(self, examples: Examples) -> Labels:
         """The classes that the benchmark fixes, or those there are, sorted."""
         if self.kind != "classification":
             return ()
@@ -73,7 +72,7 @@ class PairTask:
         return found
 
     def encode(
-        self, examples: Sequence[PairExample], labels: Labels, encoder: TextEncoder, split: Split
+        self, examples: Examples, labels: Labels, encoder: TextEncoder, split: Split
     ) -> EncodedSet:
         """An item an example; the longer text of a pair is cut, and counted."""
         firsts = encoder.encode_texts([example.text for example in examples])
@@ -92,31 +91,21 @@ class PairTask:
         return EncodedSet(items, dict(zip(names, (num_cut, num_removed, num_empty), strict=True)))
 
     def decode(
-        self,
-        examples: Sequence[PairExample],  # noqa: ARG002
-        items: Sequence[Item],  # noqa: ARG002
-        outputs: Sequence[Outputs],
-        labels: Labels,
+        self, examples: Examples, items: Sequence[Item], outputs: Outputs, labels: Labels
     ) -> list[Prediction]:
         """The likeliest class or choice, or the number."""
         if self.kind == "regression":
             return [float(output[0]) for output in outputs]
         return [(labels or self.labels)[int(output.argmax())] for output in outputs]
 
-    def score(
-        self, examples: Sequence[PairExample], predictions: Sequence[Prediction]
-    ) -> dict[str, float]:
+    def score(self, examples: Examples, predictions: Predictions) -> dict[str, float]:
         """Metrics of the predictions."""
         convert = float if self.kind == "regression" else str
         expected = [convert(str(example.label)) for example in examples]
         return {name: METRICS[name](predictions, expected) for name in self.metrics}
 
     def prediction_files(
-        self,
-        path: str,
-        examples: Sequence[PairExample],
-        predictions: Sequence[Prediction],
-        tuned: Mapping[str, float],  # noqa: ARG002
+        self, path: str, examples: Examples, predictions: Predictions, tuned: Metrics
     ) -> dict[str, str]:
         """One table."""
         return dict([self.write(path, examples, predictions)])

@@ -19,7 +19,7 @@ from trainer.finetune.prepare import (
     start_model,
 )
 from trainer.finetune.run import write_predictions
-from trainer.finetune.settings import FinetuneSettings, PredictSettings, check_lengths
+from trainer.finetune.settings import FinetuneSettings, PredictSettings
 from trainer.finetune.task import OwnModel
 from trainer.finetune.tasks import open_task
 from trainer.finetune.text import TextEncoder
@@ -29,12 +29,7 @@ from trainer.process.ranks import Ranks, start_ranks, stop_ranks, together
 
 
 def predict(settings: PredictSettings, remainder: object = None) -> None:
-    """Writes predictions for every file.
-
-    Raises:
-        ValueError: The model has no head, or one for another task; or a file is malformed.
-        FileNotFoundError: No such file or model.
-    """
+    """Writes predictions for every file."""
     assert not remainder, "the command line passes nothing after --"
     check_names(settings.input)
     ranks = start_ranks()
@@ -55,6 +50,9 @@ def _predict_on(ranks: Ranks, settings: PredictSettings) -> None:
         head = check_kind(opened, task.kind)
         check_positions(asked.seq_len, opened)
         encoder = TextEncoder(opened.vocabulary(), opened.lower_case, asked.seq_len)
+    # Of the first validation file, with the thresholds that were tuned there.
+    finetuned = opened.provenance.get("finetuned", {}).get("metrics", {})
+    tuned: dict[str, float] = next(iter(finetuned.values()), {})
     model = start_model(opened, opened.config, head, 0, keeps_head=True)
     model.to(ranks.device, torch.bfloat16 if asked.precision == "bf16" else torch.float32)
     for path in tqdm(settings.input, unit="file", disable=None if ranks.rank == 0 else True):
@@ -64,7 +62,7 @@ def _predict_on(ranks: Ranks, settings: PredictSettings) -> None:
         with together(ranks):
             if ranks.rank == 0:
                 predictions = task.decode(file.examples, file.items, outputs, head.labels)
-                contents = task.prediction_files(path, file.examples, predictions, _tuned(opened))
+                contents = task.prediction_files(path, file.examples, predictions, tuned)
                 folder = write_predictions(Path(settings.output), file.name, contents)
                 rows = f"{len(predictions):,} rows{_describe_cut(file.facts)}"
                 tqdm.write(f"{folder}: {', '.join(contents)}, {rows}")
@@ -81,15 +79,7 @@ def _as_finetuned(settings: PredictSettings, opened: OpenedModel) -> FinetuneSet
     given = {name: value for name, value in vars(settings).items() if name in names}
     if seq_len := settings.seq_len or facts.get("seq_len"):
         given["seq_len"] = seq_len
-    asked = FinetuneSettings(**given | {"task": task, "train": [], "validation": []})
-    check_lengths(asked.seq_len, asked.micro_tokens)
-    return asked
-
-
-def _tuned(opened: OpenedModel) -> Mapping[str, float]:
-    """Metrics of the first validation file, with the thresholds that were tuned there."""
-    metrics: dict[str, Any] = opened.provenance.get("finetuned", {}).get("metrics", {})
-    return next(iter(metrics.values()), {})
+    return FinetuneSettings(**given | {"task": task, "train": [], "validation": []})
 
 
 def _describe_cut(facts: Mapping[str, Any]) -> str:

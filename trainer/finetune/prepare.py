@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ from typing import Any
 import torch
 
 from pipeline.storage.folder import Folder
-from tokenizer.vocab import Vocabulary
 from trainer.finetune.settings import FinetuneSettings
 from trainer.finetune.task import Item, Labels, OwnModel, ReadSet, Split, Task
 from trainer.finetune.tasks import open_task
@@ -23,24 +21,13 @@ from trainer.model.task_heads import BertForTask, Head, HeadKind, build_task_mod
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file of labelled text, encoded.
-
-    Attributes:
-        path: The path or URL as it was given.
-        examples: The task's records.
-        items: What the model reads.
-        facts: For results.json: number of examples, items and tokens, sha256, what was cut.
-    """
+    """One file of labelled text, encoded; facts are for results.json: sizes, sha256, what was cut."""
 
     path: str
+    name: str
     examples: list[Any]
     items: list[Item]
     facts: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        """The file's name without folders and extension."""
-        return file_stem(self.path)
 
 
 @dataclass(frozen=True)
@@ -48,22 +35,17 @@ class Prepared:
     """Everything that the runs of a command share.
 
     Attributes:
-        task: What is learned.
-        opened: Where the weights come from.
         config: The encoder's, with the dropout asked for.
-        head: The one that the model gets.
-        keeps_head: Whether the opened model's head goes on.
-        vocab: The model's.
-        files: What is trained on, measured on and predicted.
+        head: The one that the model gets, which may be the opened model's: `keeps_head`.
         notes: What people should know.
     """
 
+    settings: FinetuneSettings
     task: Task
     opened: OpenedModel
     config: BertConfig
     head: Head
     keeps_head: bool
-    vocab: Vocabulary
     files: dict[Split, list[DataFile]]
     notes: list[str]
 
@@ -74,13 +56,7 @@ class Prepared:
 
 
 def prepare_data(settings: FinetuneSettings) -> Prepared:
-    """Reads the files and the model, settles the head, and encodes everything.
-
-    Raises:
-        ValueError: A malformed file, a label that training does not know, or a model that does not
-            fit.
-        FileNotFoundError: No such file or model.
-    """
+    """Reads the files and the model, settles the head, and encodes everything."""
     task = open_task(settings)
     check_names([*settings.validation, *settings.test])
     paths: dict[Split, list[str]] = {
@@ -97,13 +73,7 @@ def prepare_data(settings: FinetuneSettings) -> Prepared:
         head = dataclasses.replace(head, dropout=dropout)
     if not isinstance(task, OwnModel):
         notes += _describe_new(opened, head)
-    if config.is_causal and head.reads_pooled:
-        notes.append(
-            f"{opened.where} reads left to right, so its last token is pooled; transformers pools the "
-            "first and will not give the same"
-        )
-    vocab = opened.vocabulary()
-    encoder = TextEncoder(vocab, opened.lower_case, settings.seq_len)
+    encoder = TextEncoder(opened.vocabulary(), opened.lower_case, settings.seq_len)
     files = {
         split: [
             encode_file(task, path, split, rows, head, encoder)
@@ -111,7 +81,7 @@ def prepare_data(settings: FinetuneSettings) -> Prepared:
         ]
         for split, each in paths.items()
     }
-    return Prepared(task, opened, config, head, keeps_head, vocab, files, notes)
+    return Prepared(settings, task, opened, config, head, keeps_head, files, notes)
 
 
 def encode_file(
@@ -128,7 +98,7 @@ def encode_file(
         "items": len(items),
         "tokens": tokens,
     }
-    return DataFile(path, rows.examples, items, {**facts, **rows.counts, **cut})
+    return DataFile(path, file_stem(path), rows.examples, items, {**facts, **rows.counts, **cut})
 
 
 def check_positions(seq_len: int, opened: OpenedModel) -> None:
@@ -150,24 +120,14 @@ def check_names(paths: Sequence[str]) -> None:
 def choose_head(
     task: Task, labels: Labels, opened: OpenedModel, replace_head: bool
 ) -> tuple[Head, bool, str]:
-    """The head that the model gets, whether it is the one it has, and what to tell people.
-
-    Raises:
-        ValueError: The model has a head of another kind or with other labels, which is not to be
-            replaced.
-    """
+    """The head that the model gets, whether it is the one it has, and what to tell people."""
     fresh, old, where = Head(task.kind, labels), opened.head, opened.where
     if old is None:
         return fresh, False, f"{where} has no head for this task: it begins with a new one"
     if replace_head:
         return fresh, False, f"the head of {where} ({_describe(old)}) is replaced by a new one"
-    is_unnamed = all(re.fullmatch(r"LABEL_\d+", label) for label in old.labels)
     if old.kind == fresh.kind and set(labels) <= set(old.labels):
         return old, True, f"{where} goes on with its head ({_describe(old)})"
-    if old.kind == fresh.kind and is_unnamed and len(labels) == len(old.labels):
-        named = dataclasses.replace(old, labels=labels)
-        note = f"{where} goes on with its head, whose classes are taken as {_describe(named)}"
-        return named, True, note
     raise ValueError(
         f"{where} has a head for {_describe(old)}, this task needs one for {_describe(fresh)}; give "
         "--replace_head true for a new one, or another model"

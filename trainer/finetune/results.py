@@ -1,10 +1,4 @@
-"""The runs of a search: which there are, means over seeds, the best one, results.json and the table.
-
-OUTPUT/runs/NAME.json      a finished run: recipe, loss, metrics, seconds, and what it was made with
-OUTPUT/best/               the best run's model, as transformers opens it
-OUTPUT/predictions/FILE/   what the best model says of each validation and test file
-OUTPUT/results.json        all of it, with means and standard deviations, without times
-"""
+"""The runs of a search, means over seeds, the best one, and files of OUTPUT (docs/finetuning.md)."""
 
 import json
 import statistics
@@ -31,7 +25,7 @@ FINETUNING = Continuable(
     free=("model", "train", "validation", "test", "output", "micro_tokens", *SEARCHED),
 )
 _SETTING = ("global_batch", "peak_lr", "epochs")
-_SPEED = ("train_seconds", "train_tokens_per_second", "made_with")
+_SPEED = ("train_seconds", "made_with")
 
 
 def list_recipes(settings: FinetuneSettings) -> list[Recipe]:
@@ -40,10 +34,10 @@ def list_recipes(settings: FinetuneSettings) -> list[Recipe]:
     return [Recipe(*each) for each in values]
 
 
-def describe_work(settings: FinetuneSettings, prepared: Prepared) -> dict[str, Any]:
+def describe_work(prepared: Prepared) -> dict[str, Any]:
     """What all runs of a folder are made with, as plain values."""
     facts = {
-        **FINETUNING.bound_settings(settings),
+        **FINETUNING.bound_settings(prepared.settings),
         "model_sha256": hash_state(prepared.opened.state),
         "labels": prepared.head.labels,
         "data_sha256": {
@@ -51,19 +45,13 @@ def describe_work(settings: FinetuneSettings, prepared: Prepared) -> dict[str, A
             for split, each in prepared.files.items()
         },
     }
-    plain: dict[str, Any] = json.loads(to_json(facts))
-    return plain
+    return dict(json.loads(to_json(facts)))
 
 
 def read_finished(
     output: Path, recipes: Sequence[Recipe], prepared: Prepared, made_with: Mapping[str, Any]
 ) -> dict[str, Run]:
-    """Finished runs by name; the best one is made again where its model is not in OUTPUT/best.
-
-    Raises:
-        ValueError: A file is damaged, or of other settings, another model or other data; says
-            which.
-    """
+    """Finished runs by name; the best one is made again where its model is not in OUTPUT/best."""
     finished: dict[str, Run] = {}
     for recipe in recipes:
         path = output / "runs" / f"{recipe.name}.json"
@@ -86,16 +74,14 @@ def best_run(runs: Sequence[Run], prepared: Prepared) -> Run | None:
     return max(runs, key=lambda run: run["metrics"][file][metric], default=None)
 
 
-def make_results(
-    settings: FinetuneSettings, prepared: Prepared, runs: Sequence[Run], best: Run
-) -> dict[str, Any]:
+def make_results(prepared: Prepared, runs: Sequence[Run], best: Run) -> dict[str, Any]:
     """Content of results.json: nothing in it depends on when or how often the command ran."""
     timeless = [{name: run[name] for name in run if name not in _SPEED} for run in runs]
     files = prepared.files.items()
     return {
-        "task": settings.task,
+        "task": prepared.settings.task,
         "main_metric": prepared.task.main_metric,
-        "model": settings.model,
+        "model": prepared.settings.model,
         "head": {"kind": prepared.head.kind, "labels": prepared.head.labels},
         "data": {split: [file.facts for file in each] for split, each in files},
         "best": next(run for run in timeless if run["name"] == best["name"]),

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pipeline.command_line.program import check_least
 from trainer.inference.settings import BatchesToAskSettings
 
 SEARCHED = ("search_global_batch", "search_peak_lr", "search_epochs", "search_seeds")
@@ -40,15 +41,11 @@ class SquadSettings:
         null_threshold: A question of squad2 is left unanswered where the score of no answer is
             higher than the best answer's by more than this; null tunes it on the first validation
             file for the best F1.
-        on_bad_question: What a question or context without text, or an answer that is not where the
-            file says, does: stop ends the command; skip leaves it out of training and counts it,
-            and validation still scores it.
     """
 
     stride: int = 128
     max_query_pieces: int = 64
     null_threshold: float | None = None
-    on_bad_question: Literal["stop", "skip"] = "stop"
 
 
 @dataclass(frozen=True)
@@ -76,8 +73,7 @@ class TaskSettings(BatchesToAskSettings):
         columns: Names of the columns of a table.
         squad: Windows and answers of squad and squad2.
         tokens: Columns of ner, layers and sizes of ner-features.
-        precision: The numbers of weights and activations. Training updates weights in 32 bits
-            either way.
+        precision: The numbers of weights and activations. Training updates 32 bits either way.
     """
 
     columns: ColumnSettings = field(default_factory=ColumnSettings)
@@ -111,8 +107,7 @@ class FinetuneSettings(TaskSettings):
         warmup_fraction: Share of the steps in which the learning rate grows. It falls linearly to 0
             afterwards.
         dropout: Dropout of hidden states, attention and the head; null means the model's own.
-        replace_head: Whether a model whose head has other labels, or is of another kind, gets a new
-            one.
+        replace_head: Whether a model whose head is of other labels or kind gets a new one.
         bias_correction: Whether AdamW corrects its means for their start at 0, as torch's does.
             google-research/bert does not.
     """
@@ -152,6 +147,9 @@ class PredictSettings(TaskSettings):
     task: str | None = None
     seq_len: int | None = None
 
+    def __post_init__(self) -> None:
+        check_least(self, seq_len=5)
+
 
 def check_settings(settings: FinetuneSettings) -> None:
     """Refuses numbers that make no sense before anything is read; a ValueError names the setting."""
@@ -164,13 +162,5 @@ def check_settings(settings: FinetuneSettings) -> None:
     if not 0.0 <= settings.warmup_fraction < 1.0:
         found = f"warmup_fraction is {settings.warmup_fraction}"
         raise ValueError(f"{found}; it is a share of the steps, in [0, 1)")
-    check_lengths(settings.seq_len, settings.micro_tokens)
-
-
-def check_lengths(seq_len: int, micro_tokens: int) -> None:
-    """Refuses lengths that hold no sequence."""
-    if seq_len < 5:
-        raise ValueError(f"seq_len is {seq_len}; [CLS] A [SEP] B [SEP] needs 5")
-    if micro_tokens < seq_len:
-        found = f"micro_tokens {micro_tokens}"
-        raise ValueError(f"{found} cannot hold one sequence of seq_len {seq_len} tokens")
+    if settings.seq_len < 5:
+        raise ValueError(f"seq_len is {settings.seq_len}; [CLS] A [SEP] B [SEP] needs 5")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from pipeline.documents.text_files import read_csv_rows, read_json_lines, read_text_lines
 from pipeline.storage.compression import plain_name
-from trainer.finetune.pairs import PairExample, PairTask, Prediction, tab_separated
+from trainer.finetune.pairs import Examples, PairExample, PairTask, Predictions, tab_separated
 from trainer.finetune.settings import ColumnSettings, FinetuneSettings
 from trainer.finetune.task import ReadSet, Split
 from trainer.finetune.text import file_stem
@@ -26,6 +26,9 @@ KINDS = {
 # rowanz/swagaf: the first sentence, the beginning of the second, four ends of it; the first column
 # has no name.
 SWAG = ColumnSettings(text="sent1", text_b="sent2", label="label")
+
+
+Names = Sequence[str]
 
 
 class Record(NamedTuple):
@@ -75,30 +78,23 @@ def make_example(
 
 
 def read_table(
-    path: str,
-    needed: Sequence[str],
-    header: Sequence[str] | None = None,
-    skipped: list[str] | None = None,
+    path: str, needed: Names, header: Names | None = None, skipped: list[str] | None = None
 ) -> list[Record]:
     """Rows of a .tsv, .csv or .jsonl file, compressed or not; malformed ones are a ValueError.
 
     In .tsv files quotes mean nothing, as in GLUE's; in .csv cells in double quotes may hold commas
-    and line ends.
-
-    Args:
-        path: The file.
-        needed: Columns that it must have.
-        header: Names of the columns of a file without a header.
-        skipped: Where given, it gets the places of rows with too few columns, which are left out.
+    and line ends. `skipped`, where given, gets the places of rows with too few columns, which are
+    left out.
     """
     extension = plain_name(path).rpartition(".")[2].lower()
     if extension == "jsonl":
         records = [_from_json(place, found, needed) for place, found in read_json_lines(path)]
-    elif extension == "tsv":
-        rows = ((place, line.split("\t")) for place, line in read_text_lines(path) if line)
-        records = _by_name(path, rows, header, needed, skipped)
-    elif extension == "csv":
-        records = _by_name(path, read_csv_rows(path), header, needed, skipped)
+    elif extension in ("tsv", "csv"):
+        lines = ((place, line.split("\t")) for place, line in read_text_lines(path) if line)
+        rows = lines if extension == "tsv" else read_csv_rows(path)
+        header = header or next(rows, ("", []))[1]
+        _check_columns(path, header, needed)
+        records = list(_by_name(rows, header, skipped))
     else:
         wanted = ".tsv, .csv or .jsonl (also .gz or .zst after it)"
         raise ValueError(f"{path}: ends in .{extension}, expected {wanted}")
@@ -108,15 +104,8 @@ def read_table(
 
 
 def _by_name(
-    path: str,
-    rows: Iterator[tuple[str, list[str]]],
-    header: Sequence[str] | None,
-    needed: Sequence[str],
-    skipped: list[str] | None,
-) -> list[Record]:
-    header = header or next(rows, ("", []))[1]
-    _check_columns(path, header, needed)
-    records = []
+    rows: Iterator[tuple[str, list[str]]], header: Names, skipped: list[str] | None
+) -> Iterator[Record]:
     for place, cells in rows:
         if len(cells) < len(header) and skipped is not None:
             skipped.append(place)
@@ -124,11 +113,10 @@ def _by_name(
         if len(cells) != len(header):
             names = ", ".join(header)
             raise ValueError(f"{place}: {len(cells)} columns, expected {len(header)} ({names})")
-        records.append(Record(place, dict(zip(header, cells, strict=True))))
-    return records
+        yield Record(place, dict(zip(header, cells, strict=True)))
 
 
-def _check_columns(place: str, found: Sequence[str], needed: Sequence[str]) -> None:
+def _check_columns(place: str, found: Names, needed: Names) -> None:
     if missing := [name for name in needed if name not in found]:
         columns = ", ".join(found)
         raise ValueError(f"{place}: no column {', '.join(missing)}; the columns are {columns}")
@@ -136,7 +124,7 @@ def _check_columns(place: str, found: Sequence[str], needed: Sequence[str]) -> N
         raise ValueError(f"{place}: two columns have one name: {', '.join(found)}")
 
 
-def _from_json(place: str, values: dict[str, Any], needed: Sequence[str]) -> Record:
+def _from_json(place: str, values: dict[str, Any], needed: Names) -> Record:
     _check_columns(place, list(values), needed)
     if wrong := [name for name in needed if isinstance(values[name], (dict, list, type(None)))]:
         raise ValueError(f"{place}: {', '.join(wrong)} is no text and no number")
@@ -146,16 +134,12 @@ def _from_json(place: str, values: dict[str, Any], needed: Sequence[str]) -> Rec
     return Record(place, texts)
 
 
-def _write_table(
-    path: str, examples: Sequence[PairExample], predictions: Sequence[Prediction]
-) -> tuple[str, str]:
+def _write_table(path: str, examples: Examples, predictions: Predictions) -> tuple[str, str]:
     rows = [(example.id, str(value)) for example, value in zip(examples, predictions, strict=True)]
     return f"{file_stem(path)}.tsv", tab_separated(("id", "prediction"), rows)
 
 
-def _write_swag(
-    path: str, _examples: Sequence[PairExample], predictions: Sequence[Prediction]
-) -> tuple[str, str]:
+def _write_swag(path: str, _examples: Examples, predictions: Predictions) -> tuple[str, str]:
     """As SWAG's own program does (csv_predict.py of rowanz/swagaf): the row, from 0, and `pred`."""
     lines = [f"{row},{choice}\n" for row, choice in enumerate(predictions)]
     return f"{file_stem(path)}.csv", "".join([",pred\n", *lines])

@@ -19,11 +19,13 @@ from trainer.finetune.text import TextEncoder, TokenSequence
 Split = Literal["train", "validation", "test"]
 """Examples of "test" need no labels."""
 
-Outputs = NDArray[np.float32]
+Output = NDArray[np.float32]
 """Logits of an item: [labels], [1] (a number), [choices], [tokens, labels], [tokens, 2] (spans)."""
 
+Outputs = Sequence[Output]
 Labels = tuple[str, ...]
 """Names of the classes, in order."""
+Metrics = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -92,11 +94,7 @@ class Task(Protocol):
         """Items of the examples, called once for each file."""
 
     def decode(
-        self,
-        examples: Sequence[Any],
-        items: Sequence[Item],
-        outputs: Sequence[Outputs],
-        labels: Labels,
+        self, examples: Sequence[Any], items: Sequence[Item], outputs: Outputs, labels: Labels
     ) -> list[Any]:
         """One prediction for each example, from one output for each item."""
 
@@ -104,10 +102,6 @@ class Task(Protocol):
         """Metrics by name, `main_metric` among them, and what is tuned on these examples."""
 
     def prediction_files(
-        self,
-        path: str,
-        examples: Sequence[Any],
-        predictions: Sequence[Any],
-        tuned: Mapping[str, float],
+        self, path: str, examples: Sequence[Any], predictions: Sequence[Any], tuned: Metrics
     ) -> dict[str, str]:
         """What is written for a file's predictions, by name; `tuned` is score() of the first validation file."""

@@ -13,7 +13,7 @@ from trainer.engine.start import start_engine
 from trainer.engine.train_step import seed_dropout
 from trainer.finetune.batches import Recipe, Step, TaskBatch, cut_items, iterate_steps, pack_items
 from trainer.finetune.settings import FinetuneSettings
-from trainer.finetune.task import Item, Outputs
+from trainer.finetune.task import Item, Output
 from trainer.model.task_heads import BertForTask, Head, count_losses, task_loss_sum
 from trainer.optim.build_optimizer import build_optimizer
 from trainer.optim.schedule import Schedule
@@ -71,29 +71,24 @@ def task_step(engine: Any, head: Head, step: Step, ranks: Ranks) -> float:
 
 @torch.no_grad()
 def predict_items(
-    model: BertForTask,
-    items: Sequence[Item],
-    micro_tokens: int,
-    ranks: Ranks,
-) -> list[Outputs]:
+    model: BertForTask, items: Sequence[Item], micro_tokens: int, ranks: Ranks
+) -> list[Output]:
     """The head's outputs for each item, in order, known to all ranks, which compute them together.
 
     The model keeps its mode; it drops nothing out meanwhile.
     """
     was_training = model.training
     model.eval()
-    mine: list[Outputs] = []
+    mine: list[Output] = []
     for chunk in cut_items(items[ranks.rank :: ranks.world_size], micro_tokens):
         batch = pack_items(chunk, ranks.device)
         mine += split_outputs(model.head, model(batch), batch)
     model.train(was_training)
     shares = ranks.gather(mine)
-    return [
-        shares[index % ranks.world_size][index // ranks.world_size] for index in range(len(items))
-    ]
+    return [shares[n % ranks.world_size][n // ranks.world_size] for n in range(len(items))]
 
 
-def split_outputs(head: Head, logits: Tensor, batch: TaskBatch) -> list[Outputs]:
+def split_outputs(head: Head, logits: Tensor, batch: TaskBatch) -> list[Output]:
     """The logits of each item, as trainer.finetune.task describes them."""
     rows = logits.float().cpu().numpy()
     if head.kind == "choice":

@@ -73,10 +73,6 @@ def evaluate(
 
     A model trained left to right predicts every token, as in its run. NSP is judged where the model
     was trained for it.
-
-    Raises:
-        ValueError: The dataset has another vocabulary, no such split and length, or longer
-            instances than the model reads.
     """
     _check_fits(opened, dataset, seq_len)
     device = device or torch.device("cpu")
@@ -93,7 +89,7 @@ def evaluate(
         split=split,
     )
     instances = min(total, num_instances or total)
-    tally = _measure(opened.build(device), _with_progress(batches, instances), has_nsp, device)
+    tally = _measure(opened.build(device), batches, has_nsp, device)
     text_V = tally.text.long().numpy()
     for name in ("cls", "sep"):
         text_V[dataset.manifest.special_ids[name]] = 0
@@ -159,20 +155,13 @@ def _check_fits(opened: OpenedModel, dataset: Dataset, seq_len: int) -> None:
     opened.check_has(("mlm_head.",), "the masked language model head, which evaluate measures")
 
 
-def _with_progress(batches: Iterator[MicroBatch], instances: int) -> Iterator[MicroBatch]:
-    with tqdm(total=instances, unit="instance", unit_scale=True, disable=None) as progress:
-        for batch in batches:
-            yield batch
-            progress.update(len(batch.is_random_next))
-
-
 @torch.inference_mode()
 def _measure(
     model: BertForPreTraining, batches: Iterator[MicroBatch], has_nsp: bool, device: torch.device
 ) -> _Tally:
     size = model.config.vocab_size
     tally = _Tally(*(torch.zeros(n, dtype=torch.float64) for n in (size, size, size, size, 3)))
-    for read in batches:
+    for read in tqdm(batches, unit="batch", disable=None):
         batch = prepare_micro_batch(read, LEFT_TO_RIGHT) if model.config.is_causal else read
         tally.text.add_(torch.bincount(unmasked_text(read).long(), minlength=size))
         _add_batch(tally, model, to_device(batch, device), has_nsp)

@@ -34,13 +34,7 @@ class MaskFiller(NamedTuple):
 
 
 def open_mask_filler(name: str) -> MaskFiller:
-    """Opens a run, an export or a folder of transformers for fill_mask().
-
-    Raises:
-        FileNotFoundError: There is no model, or it lacks a file.
-        ValueError: It is no BERT, was trained left to right, or saved without its masked language
-            model head.
-    """
+    """Opens a run, an export or a folder of transformers for fill_mask()."""
     opened = open_model(name)
     if opened.config.is_causal:
         says = "was trained left to right, so it predicts next tokens and cannot fill masks"
@@ -59,10 +53,6 @@ def fill_mask(filler: MaskFiller, text: str, top_k: int = 5) -> list[list[Candid
     """The `top_k` most probable tokens for each [MASK] of the text, best first, in reading order.
 
     Several masks are filled independently of each other, each given all the others as masks.
-
-    Raises:
-        ValueError: The text has no [MASK], is too long for the model, or top_k is not in
-            1..vocabulary size.
     """
     model, tokenizer, config = filler.model, filler.tokenizer, filler.model.config
     if not 1 <= top_k <= config.vocab_size:

@@ -22,12 +22,7 @@ class NextSentenceJudge(NamedTuple):
 
 
 def open_judge(name: str) -> NextSentenceJudge:
-    """Opens a run or a model folder (`trainer.inference.open_model`).
-
-    Raises:
-        FileNotFoundError: There is none.
-        ValueError: It has no next sentence head, or was trained without one.
-    """
+    """Opens a run or a model folder (`trainer.inference.open_model`)."""
     opened = open_model(name)
     opened.check_has(HEADS, "the pooler and the next sentence head, which tell what follows")
     objective = opened.provenance.get("objective", WITH_NSP)
@@ -39,11 +34,7 @@ def open_judge(name: str) -> NextSentenceJudge:
 
 @torch.inference_mode()
 def follow_probabilities(judge: NextSentenceJudge, pairs: Sequence[tuple[str, str]]) -> list[float]:
-    """Probability, by the model, that B is what follows A in a text, for each pair (A, B).
-
-    Raises:
-        ValueError: A pair is too long for the model.
-    """
+    """Probability, by the model, that B is what follows A in a text, for each pair (A, B)."""
     encodings = judge.tokenizer.encode_batch(list(pairs))
     limit = judge.model.config.max_position_embeddings
     for (first, _), encoding in zip(pairs, encodings, strict=True):

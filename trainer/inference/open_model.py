@@ -9,7 +9,7 @@ NAME        a model of the Hugging Face Hub, as bert-base-uncased or org/name
 import dataclasses
 import json
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,7 @@ from pipeline.storage.folder import Folder
 from pipeline.storage.hub import revision_of
 from tokenizer.export import build_tokenizer
 from tokenizer.vocab import Vocabulary, parse_vocab
-from trainer.checkpoints.read import (
-    MODEL,
-    STATE,
-    find_checkpoints,
-    newest_checkpoint,
-    read_state,
-    read_weights,
-    step_of,
-)
+from trainer.checkpoints.read import MODEL, STATE, read_state, read_weights, step_of
 from trainer.checkpoints.store import CHECKPOINTS, CheckpointStore
 from trainer.conversion.export import (
     CONFIG,
@@ -56,15 +48,13 @@ class OpenedModel:
 
     Attributes:
         where: The folder, or the checkpoint of a run, for messages.
-        config: Sizes of the model.
         state: Parameters under our names, fp32, on the CPU; heads that the folder lacks are absent.
             Those of `head` are task_head.weight and task_head.bias.
-        vocab: Content of vocab.txt; None where the folder has tokenizer.json alone.
-        tokenizer_file: Content of tokenizer.json; None where the folder has vocab.txt alone.
-        lower_case: Whether the model reads lower-cased text.
+        vocab: Content of vocab.txt, or None; a folder may have one of the two alone.
+        tokenizer_file: Content of tokenizer.json, or None.
         provenance: What is known of its training, "steps", "tokens_seen", "objective" and others;
             empty for models of others.
-        head: The head of a fine-tuned model (trainer.model.task_heads); None for a pretrained one.
+        head: Of a fine-tuned model; None for a pretrained one.
     """
 
     where: str
@@ -77,11 +67,7 @@ class OpenedModel:
     head: Head | None = None
 
     def tokenizer(self) -> Tokenizer:
-        """A tokenizer that adds [CLS] and [SEP], never cuts or pads, and knows "[MASK]".
-
-        Raises:
-            ValueError: The folder has none, or it has other ids than the model has embeddings for.
-        """
+        """A tokenizer that adds [CLS] and [SEP], never cuts or pads, and knows "[MASK]"."""
         if self.tokenizer_file is None:
             return build_tokenizer(self.vocabulary(), self.lower_case)
         tokenizer = Tokenizer.from_str(self.tokenizer_file.decode())
@@ -91,12 +77,7 @@ class OpenedModel:
         return tokenizer
 
     def vocabulary(self) -> Vocabulary:
-        """The vocabulary of vocab.txt, or of tokenizer.json where that is all a folder has.
-
-        Raises:
-            ValueError: There is neither, it is no WordPiece, or it has other ids than the model has
-                embeddings for.
-        """
+        """The vocabulary of vocab.txt, or of tokenizer.json where that is all a folder has."""
         if self.vocab is not None:
             vocab = parse_vocab(self.vocab, f"{self.where}/{VOCAB}")
         elif self.tokenizer_file is not None:
@@ -117,9 +98,7 @@ class OpenedModel:
 
     def check_has(self, prefixes: tuple[str, ...], what: str) -> None:
         """Refuses a model without parts of these prefixes of our names; `what` says who wants them."""
-        missing = [
-            each for each in prefixes if not any(name.startswith(each) for name in self.state)
-        ]
+        missing = [p for p in prefixes if not any(name.startswith(p) for name in self.state)]
         if missing:
             names = ", ".join(missing)
             says = f"saved without {what} ({names} missing); give another model"
@@ -137,8 +116,7 @@ def open_model(name: str) -> OpenedModel:
     """Opens what the user named with --model, as the module's docstring lists it.
 
     Raises:
-        FileNotFoundError: There is neither a run with a committed checkpoint nor a model; says what
-            is there.
+        FileNotFoundError: There is neither a run with a committed checkpoint nor a model.
         ValueError: It is damaged, or not a BERT as pretrained here.
     """
     folder, step = split_step(name)
@@ -152,22 +130,27 @@ def open_model(name: str) -> OpenedModel:
 
 
 def open_run(name: str, storage_options: Mapping[str, Any] | None = None) -> OpenedModel:
-    """Opens RUN or RUN@STEP, in a folder or at a URL.
-
-    Raises:
-        FileNotFoundError: There is no run, or it has no committed checkpoint of that step.
-        ValueError: It is damaged.
-    """
-    folder, step = split_step(name)
-    place = Folder(folder, storage_options)
-    if not place.is_local:
-        return _open_remote_run(CheckpointStore(folder, storage_options), folder, step)
-    run = RunFolder(place.local_path())
-    run.read_facts()  # first: whether it is a run at all
-    if step is None:
-        return _read_run(run, newest_checkpoint(run.checkpoints))
-    names = [path.name for path in find_checkpoints(run.checkpoints)[0]]
-    return _read_run(run, run.checkpoints / _find_step(step, names, str(run.path)))
+    """Opens RUN or RUN@STEP, in a folder or at a URL."""
+    url, step = split_step(name)
+    place, store = Folder(url, storage_options), CheckpointStore(url, storage_options)
+    if store.read_facts() is None:
+        advice = (
+            f"give the {'--output' if place.is_local else '--checkpoint.url'} of a pretrain command"
+        )
+        raise FileNotFoundError(f"{url} holds no {RUN_FACTS}; {advice}")
+    names = {step_of(each): each for each in store.list_checkpoints()[0]}
+    if not names:
+        raise FileNotFoundError(
+            f"no committed checkpoint at {url}; train first, or give another run"
+        )
+    if step is not None and step not in names:
+        found = f"it has {sorted(names)}"
+        raise FileNotFoundError(f"{url} has no checkpoint of step {step}; {found}")
+    checkpoint = names[max(names) if step is None else step]
+    if place.is_local:
+        run = RunFolder(place.local_path())
+        return _read_run(run, run.checkpoints / checkpoint)
+    return _open_remote_run(store, checkpoint)
 
 
 def split_step(name: str) -> tuple[str, int | None]:
@@ -217,38 +200,21 @@ def _refuse_other_weights(weights: Mapping[str, Tensor], config: BertConfig, whe
     try:
         model.load_state_dict(weights, assign=True)
     except RuntimeError as error:
-        says = " ".join(str(error).split())
+        says = " ".join(str(error).split())[:300]
         raise ValueError(f"{where} does not hold the weights of the run's model: {says}") from error
 
 
-def _find_step(step: int, names: Collection[str], where: str) -> str:
-    """The checkpoint of a step among these."""
-    found = {step_of(name): name for name in names}
-    if step not in found:
-        steps = sorted(found) or "none"
-        raise FileNotFoundError(f"{where} has no checkpoint of step {step}; it has {steps}")
-    return found[step]
-
-
-def _open_remote_run(store: CheckpointStore, url: str, step: int | None) -> OpenedModel:
+def _open_remote_run(store: CheckpointStore, checkpoint: str) -> OpenedModel:
     """Downloads what reading weights takes, without the optimizer's states."""
-    if store.read_facts() is None:
-        advice = "give the --checkpoint.url of a pretrain command"
-        raise FileNotFoundError(f"{url} holds no {RUN_FACTS}; {advice}")
-    names = store.list_checkpoints()[0]
-    if not names:
-        advice = "train first, or give another run"
-        raise FileNotFoundError(f"no committed checkpoint at {url}; {advice}")
-    name = names[-1] if step is None else _find_step(step, names, url)
     with tempfile.TemporaryDirectory(prefix="beambert-") as folder:
         run = RunFolder(Path(folder))
         store.fetch_files([RUN_FACTS, RUN_CONFIG, VOCAB, TOKENIZER], run.path)
-        checkpoint = store.fetch_checkpoint(name, run.checkpoints, [MODEL, STATE])
+        fetched = store.fetch_checkpoint(checkpoint, run.checkpoints, [MODEL, STATE])
         try:
-            opened = _read_run(run, checkpoint)
+            opened = _read_run(run, fetched)
         except ValueError as error:
-            raise ValueError(str(error).replace(folder, url)) from error
-    return dataclasses.replace(opened, where=f"{url}/{CHECKPOINTS}/{name}")
+            raise ValueError(str(error).replace(folder, store.url)) from error
+    return dataclasses.replace(opened, where=f"{store.url}/{CHECKPOINTS}/{checkpoint}")
 
 
 def _open_folder(folder: str) -> OpenedModel:

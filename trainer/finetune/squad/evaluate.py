@@ -9,7 +9,7 @@ import math
 import re
 import string
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -21,6 +21,15 @@ class Marks(NamedTuple):
 
     exact: float
     f1: float
+
+
+class Judged(NamedTuple):
+    """An answer's marks, how much likelier no answer is, and whether there is a right one, and a text."""
+
+    marks: Marks
+    null_score: float
+    has_answer: bool
+    has_text: bool
 
 
 class Threshold(NamedTuple):
@@ -52,41 +61,31 @@ def average(marks: Sequence[Marks]) -> dict[str, float]:
     return {name: 100.0 * each / len(marks) for name, each in zip(Marks._fields, sums, strict=True)}
 
 
-def apply_threshold(
-    marks: Mapping[str, Marks],
-    null_scores: Mapping[str, float],
-    has_answer: Mapping[str, bool],
-    threshold: float,
-) -> dict[str, Marks]:
+def apply_threshold(judged: Sequence[Judged], threshold: float) -> list[Marks]:
     """Marks where questions whose score of no answer is above the threshold are left unanswered."""
     unanswered = {True: Marks(0.0, 0.0), False: Marks(1.0, 1.0)}
-    return {
-        key: unanswered[has_answer[key]] if null_scores[key] > threshold else each
-        for key, each in marks.items()
-    }
+    return [
+        unanswered[each.has_answer] if each.null_score > threshold else each.marks
+        for each in judged
+    ]
 
 
-def find_best_threshold(
-    marks: Mapping[str, float],
-    texts: Mapping[str, str],
-    null_scores: Mapping[str, float],
-    has_answer: Mapping[str, bool],
-) -> Threshold:
-    """The threshold with the best mean mark, as the official evaluator looks for it.
+def find_best_threshold(judged: Sequence[Judged], name: str) -> Threshold:
+    """The threshold with the best mean mark of that name, as the official evaluator looks for it.
 
     Unlike there the score is one that the threshold reaches: questions of equal null score are
     answered together, and where it is best to answer nothing the threshold lies below every null
     score.
     """
-    keys = sorted(null_scores, key=lambda key: null_scores[key])
-    score = best = float(sum(not has for has in has_answer.values()))
-    threshold = math.nextafter(null_scores[keys[0]], -math.inf)
-    for key, following in zip(keys, [*keys[1:], None], strict=True):
-        score += marks[key] if has_answer[key] else -float(bool(texts[key]))
-        is_last_of_equals = following is None or null_scores[following] != null_scores[key]
+    ranked = sorted(judged, key=lambda each: each.null_score)
+    score = best = float(sum(not each.has_answer for each in judged))
+    threshold = math.nextafter(ranked[0].null_score, -math.inf)
+    for each, following in zip(ranked, [*ranked[1:], None], strict=True):
+        score += getattr(each.marks, name) if each.has_answer else -float(each.has_text)
+        is_last_of_equals = following is None or following.null_score != each.null_score
         if is_last_of_equals and score > best:
-            best, threshold = score, null_scores[key]
-    return Threshold(100.0 * best / len(keys), threshold)
+            best, threshold = score, each.null_score
+    return Threshold(100.0 * best / len(ranked), threshold)
 
 
 def halfway_above(threshold: float, null_scores: Iterable[float]) -> float:

@@ -25,11 +25,8 @@ NO_ANSWER = (0, 0)
 class Pieces(NamedTuple):
     """The N pieces of one text, without [CLS] and [SEP].
 
-    Attributes:
-        ids: [N], as tokenizer.encode.Encoder makes them.
-        starts: [N] int64: the first character of the text as it was written that a piece stands
-            for.
-        ends: [N] int64: one after the last, with the accents that are combined with it.
+    Starts and ends, int64 [N], are characters of the text as it was written: the first that a piece
+    stands for, and one after the last, with the accents that are combined with it.
     """
 
     ids: IdArray
@@ -52,13 +49,7 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True)
 class WindowItem(Item):
-    """A window of a question's context.
-
-    Attributes:
-        pieces: Pieces of the whole context.
-        window: Which of them are read.
-        may_start: bool [length], pieces that have most context in this window.
-    """
+    """Some of the pieces of a context; may_start, bool [length], are those with most context here."""
 
     pieces: Pieces
     window: Window

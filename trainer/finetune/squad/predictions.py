@@ -1,4 +1,4 @@
-"""Outputs for a question's windows to its best answers, and the files that they are written to.
+"""Output for a question's windows to its best answers, and the files that they are written to.
 
 Rules of google-research/bert run_squad.py, write_predictions, with two of our own: every pair of a
 start and an end is looked at and not those of the 20 best starts and ends, and an answer is cut out
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from trainer.finetune.squad.items import WindowItem
 from trainer.finetune.squad.records import Question
-from trainer.finetune.task import Outputs
+from trainer.finetune.task import Output
 
 # Of google-research/bert run_squad.py: the most pieces of an answer, and the answers of a question
 # that are kept.
@@ -40,12 +40,9 @@ class Candidate(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """The best answers to a question.
+    """Answers to a question of different texts, best first; none where the context has no text.
 
-    Attributes:
-        id: The question's.
-        answers: Answers of different texts, best first; none only where the context has no text.
-        no_answer: Logits of no answer in the window where it is least likely.
+    no_answer has the logits of no answer in the window where it is least likely.
     """
 
     id: str
@@ -63,7 +60,7 @@ class Prediction(NamedTuple):
         return self.no_answer.score - self.answers[0].score if self.answers else 0.0
 
 
-def predict(question: Question, windows: Sequence[tuple[WindowItem, Outputs]]) -> Prediction:
+def predict(question: Question, windows: Sequence[tuple[WindowItem, Output]]) -> Prediction:
     """The best answers of all windows of a question together; none without a window."""
     found = [each for window in windows for each in _iterate_candidates(question.context, *window)]
     answers: dict[str, Candidate] = {}
@@ -76,7 +73,7 @@ def predict(question: Question, windows: Sequence[tuple[WindowItem, Outputs]]) -
 
 
 def find_spans(
-    starts_N: Outputs, ends_N: Outputs, may_start_N: NDArray[np.bool_], max_pieces: int, num: int
+    starts_N: Output, ends_N: Output, may_start_N: NDArray[np.bool_], max_pieces: int, num: int
 ) -> list[tuple[int, int]]:
     """First and last pieces of the best spans, of at most max_pieces, best first; of equal ones the first."""
     num_pieces = len(starts_N)
@@ -114,7 +111,7 @@ def prediction_files(
     return files
 
 
-def _iterate_candidates(context: str, item: WindowItem, output: Outputs) -> Iterator[Candidate]:
+def _iterate_candidates(context: str, item: WindowItem, output: Output) -> Iterator[Candidate]:
     """The best answers of a window, best first."""
     offset = item.sequences[0].segment_a_length
     starts_N, ends_N = output[offset : offset + item.window.length].T
@@ -137,14 +134,9 @@ def _list_candidates(prediction: Prediction, with_no_answer: bool) -> list[dict[
     scores = np.array([each.score for each in candidates])
     powers = np.exp(scores - scores.max())
     return [
-        {"text": each.text, "probability": float(power / powers.sum())} | _without_text(each)
+        {"text": each.text, "probability": float(power / powers.sum())} | each._asdict()
         for each, power in zip(candidates, powers, strict=True)
     ]
-
-
-def _without_text(candidate: Candidate) -> dict[str, object]:
-    names = ("start_logit", "end_logit", "start", "end")
-    return {name: getattr(candidate, name) for name in names}
 
 
 def _to_json(content: Mapping[str, object]) -> str:

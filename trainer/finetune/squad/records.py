@@ -44,10 +44,6 @@ def read_squad(
 
     `with_impossible` says whether questions may be marked as having no answer (2.0),
     `needs_answers` whether every other question must have one.
-
-    Raises:
-        ValueError: No JSON, another layout, no question, an id that is there twice, or a question
-            without answer that is not marked; says file, article and id.
     """
     try:
         content = json.loads(text)
@@ -64,12 +60,12 @@ def read_squad(
     return list(questions.values())
 
 
-def find_fault(question: Question) -> str | None:
-    """What is wrong with a question or its answers, for a message; None if nothing is."""
+def find_fault(question: Question, with_answers: bool = True) -> str | None:
+    """What is wrong with a question, or with its answers, for a message; None if nothing is."""
     for name, text in (("question", question.text), ("context", question.context)):
         if not text.strip():
             return f"{question.place}: the {name} is empty"
-    for text, start in question.answers:
+    for text, start in question.answers if with_answers else ():
         found = question.context[max(0, start) : max(0, start) + len(text)]
         if not text.strip():
             return f"{question.place}: an answer without text"

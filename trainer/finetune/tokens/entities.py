@@ -4,10 +4,10 @@ An entity is right if its type and both its borders are. What is divided by noth
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from trainer.conll.tags import Entity, find_entities, find_strict_entities
+from trainer.conll.tags import Entity, find_entities, keep_strict
 
 Tags = Sequence[str]
 """The tags of one sentence."""
@@ -33,41 +33,22 @@ class EntityScores(NamedTuple):
     by_type: dict[str, Score]
 
 
-def score_entities(labels: Sequence[Tags], predictions: Sequence[Tags]) -> EntityScores:
-    """Scores by the entities that any tags spell (seqeval's default mode, conlleval)."""
-    return _score(labels, predictions, find_entities)
-
-
-def score_strict_entities(labels: Sequence[Tags], predictions: Sequence[Tags]) -> EntityScores:
-    """Scores by well-formed entities (seqeval's strict mode), of BIOES or else IOB2."""
-    is_bioes = any(tag[0] in "ES" for tags in (*labels, *predictions) for tag in tags)
-    scheme: Literal["iob2", "bioes"] = "bioes" if is_bioes else "iob2"
-    return _score(labels, predictions, lambda tags: find_strict_entities(tags, scheme))
-
-
-def tag_accuracy(labels: Sequence[Tags], predictions: Sequence[Tags]) -> float:
-    """Share of words whose tag is right."""
-    sentences = zip(labels, predictions, strict=True)
-    pairs = [pair for each in sentences for pair in zip(*each, strict=True)]
-    return _divide(sum(label == prediction for label, prediction in pairs), len(pairs))
-
-
-def format_table(scores: EntityScores) -> str:
-    """Lines of a table: each type, then both averages."""
-    rows = {**scores.by_type, "micro average": scores.micro, "macro average": scores.macro}
-    width = max(map(len, rows))
-    lines = [f"{'':{width}}  precision     recall         f1   entities"]
-    for name, (precision, recall, f1, num_true) in rows.items():
-        lines.append(f"{name:{width}}  {precision:9.4f}  {recall:9.4f}  {f1:9.4f}  {num_true:9,}")
-    return "\n".join(lines) + "\n"
-
-
-def _score(
-    labels: Sequence[Tags], predictions: Sequence[Tags], find: Callable[[Tags], list[Entity]]
+def score_entities(
+    labels: Sequence[Tags], predictions: Sequence[Tags], is_strict: bool = False
 ) -> EntityScores:
+    """Scores by the entities that any tags spell (seqeval's default mode, conlleval).
+
+    In seqeval's strict mode only well-formed entities count, of BIOES or else IOB2.
+    """
+    is_bioes = any(tag[0] in "ES" for tags in (*labels, *predictions) for tag in tags)
+
+    def find(tags: Tags) -> set[Entity]:
+        entities = find_entities(tags)
+        return set(keep_strict(entities, tags, is_bioes) if is_strict else entities)
+
     num_true, num_predicted, num_right = Counter[str](), Counter[str](), Counter[str]()
     for label, prediction in zip(labels, predictions, strict=True):
-        true, predicted = set(find(label)), set(find(prediction))
+        true, predicted = find(label), find(prediction)
         num_true.update(entity.type for entity in true)
         num_predicted.update(entity.type for entity in predicted)
         num_right.update(entity.type for entity in true & predicted)
@@ -82,6 +63,13 @@ def _score(
         Score(precision, recall, f1, num_true.total()),
         by_type,
     )
+
+
+def tag_accuracy(labels: Sequence[Tags], predictions: Sequence[Tags]) -> float:
+    """Share of words whose tag is right."""
+    sentences = zip(labels, predictions, strict=True)
+    pairs = [pair for each in sentences for pair in zip(*each, strict=True)]
+    return _divide(sum(label == prediction for label, prediction in pairs), len(pairs))
 
 
 def _score_counts(num_right: int, num_predicted: int, num_true: int) -> Score:

@@ -41,18 +41,14 @@ class FeatureTask(TokenTask):
             layers=settings.feature_layers,
             combine="concat",
             rows="word",
-            micro_tokens=max(micro_tokens, opened.config.max_position_embeddings),
+            micro_tokens=micro_tokens,
             device=choose_device(),
         )
         self._model_hash = hash_state(opened.state)
         self._store = VectorStore()
 
     def encode(
-        self,
-        examples: Sequence[Sentence],
-        labels: Labels,
-        encoder: TextEncoder,  # noqa: ARG002
-        split: Split,
+        self, examples: Sequence[Sentence], labels: Labels, encoder: TextEncoder, split: Split
     ) -> EncodedSet:
         """One item for each sentence; its words are rows of the vectors."""
         texts = (

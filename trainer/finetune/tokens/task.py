@@ -1,6 +1,6 @@
 """The task ner: entities by the tag of each word's first piece (BERT paper, section 5.3)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,14 +10,9 @@ from pipeline.documents.text_files import read_text
 from trainer.conll.read import Columns, Sentence, add_column, read_conll
 from trainer.conll.tags import OUTSIDE, Scheme, find_entities, label_names, write_tags
 from trainer.finetune.settings import FinetuneSettings, TokenSettings
-from trainer.finetune.task import EncodedSet, Item, Labels, Outputs, ReadSet, Split
+from trainer.finetune.task import EncodedSet, Item, Labels, Metrics, Outputs, ReadSet, Split
 from trainer.finetune.text import TextEncoder
-from trainer.finetune.tokens.entities import (
-    format_table,
-    score_entities,
-    score_strict_entities,
-    tag_accuracy,
-)
+from trainer.finetune.tokens.entities import score_entities, tag_accuracy
 from trainer.inference.features.extract import cut_windows
 from trainer.model.task_heads import IGNORED
 
@@ -30,12 +25,7 @@ MAX_CONTEXT = 32
 
 @dataclass(frozen=True)
 class WordItem(Item):
-    """A window of a sentence.
-
-    Attributes:
-        first_word: The first word that is predicted.
-        first_pieces: Where in the sequence the predicted words begin.
-    """
+    """A window of a sentence: its first predicted word, and where in the sequence those begin."""
 
     first_word: int
     first_pieces: NDArray[np.int64]
@@ -102,11 +92,7 @@ class TokenTask:
         return EncodedSet(items, dict(zip(names, (num_words, num_unknown, num_long), strict=True)))
 
     def decode(
-        self,
-        examples: Sequence[Sentence],
-        items: Sequence[Item],
-        outputs: Sequence[Outputs],
-        labels: Labels,
+        self, examples: Sequence[Sentence], items: Sequence[Item], outputs: Outputs, labels: Labels
     ) -> list[Tags]:
         """The most probable tag of each word."""
         tags = [[""] * len(sentence.words) for sentence in examples]
@@ -119,7 +105,7 @@ class TokenTask:
     def score(self, examples: Sequence[Sentence], predictions: Sequence[Tags]) -> dict[str, float]:
         """Scores of entities as seqeval counts them, and the share of right tags."""
         true = [sentence.tags_in(_model_scheme(sentence)) for sentence in examples]
-        scores, strict = score_entities(true, predictions), score_strict_entities(true, predictions)
+        scores, strict = (score_entities(true, predictions, each) for each in (False, True))
         return {
             "f1": scores.micro.f1,
             "precision": scores.micro.precision,
@@ -130,26 +116,13 @@ class TokenTask:
         } | {f"f1_{name}": score.f1 for name, score in scores.by_type.items() if score.num_true}
 
     def prediction_files(
-        self,
-        path: str,  # noqa: ARG002
-        examples: Sequence[Sentence],
-        predictions: Sequence[Tags],
-        tuned: Mapping[str, float],  # noqa: ARG002
+        self, path: str, examples: Sequence[Sentence], predictions: Sequence[Tags], tuned: Metrics
     ) -> dict[str, str]:
-        """The file's lines with a column of predicted tags; with tags also scores by type."""
+        """The file's lines with a column of predicted tags."""
         written = list(predictions)
         if examples[0].scheme == "iob1":
             written = [tuple(write_tags(find_entities(t), len(t), "iob1")) for t in predictions]
-        files = {"predictions.conll": add_column(examples, written)}
-        if examples[0].scheme is None:
-            return files
-        true = [sentence.tags_in(_model_scheme(sentence)) for sentence in examples]
-        loose, strict = (
-            each(true, predictions) for each in (score_entities, score_strict_entities)
-        )
-        heading = "\nstrict: only well-formed entities\n"
-        tables = f"entities\n{format_table(loose)}{heading}{format_table(strict)}"
-        return files | {"entities.txt": tables}
+        return {"predictions.conll": add_column(examples, written)}
 
 
 def open_ner(settings: FinetuneSettings) -> TokenTask:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tokenizer.vocab import CLS, SEP, UNK
-from trainer.inference.features.settings import Combine, Rows
 from trainer.inference.open_model import OpenedModel
+from trainer.inference.settings import Combine, Rows
 from trainer.model.packed_inputs import pack_sequences
 
 
@@ -48,13 +48,9 @@ class EncodedText(NamedTuple):
     """A text as pieces of the vocabulary, without [CLS] and [SEP].
 
     Attributes:
-        origin: The text.
-        ids: Ids of the text's pieces.
-        pieces: The pieces as vocab.txt spells them.
         offsets: First character and one after the last, of the text; in words, of the word.
-        first_pieces: Index of each word's first piece; empty for plain text.
+        first_pieces: Index of each word's first piece; of plain text 0.
         unknown_words: Words without any piece, such as control characters, for which [UNK] stands.
-        windows: What the model reads.
     """
 
     origin: InputText
@@ -105,12 +101,7 @@ class FeatureExtractor:
         micro_tokens: int = 8_192,
         device: torch.device | None = None,
     ) -> None:
-        """Builds the model; see `FeaturesSettings` for what the arguments mean.
-
-        Raises:
-            ValueError: A layer that the model has not, a length that it does not read, or no pooler
-                where one is asked.
-        """
+        """Builds the model; see `FeaturesSettings` for what the arguments mean."""
         config = opened.config
         if rows == "pooler":
             opened.check_has(
@@ -124,9 +115,6 @@ class FeatureExtractor:
         length = seq_len or limit
         if not 3 <= length <= limit:
             raise ValueError(f"seq_len is {length}; {opened.where} reads 3 to {limit} tokens")
-        if micro_tokens < length:
-            says = f"micro_tokens is {micro_tokens}: a window may take {length}; raise it"
-            raise ValueError(says)
         self._size = length - 2
         self._rows, self._combine, self._micro_tokens = rows, combine, micro_tokens
         self._device = device or torch.device("cpu")
@@ -140,11 +128,7 @@ class FeatureExtractor:
         self._bert = opened.build(self._device).bert
 
     def encode(self, text: InputText) -> EncodedText:
-        """A text's pieces; "[MASK]" and the like in it are plain text, as in pretraining.
-
-        Raises:
-            ValueError: A row is to stand for a word, and the text has none.
-        """
+        """A text's pieces; "[MASK]" and the like in it are plain text, as in pretraining."""
         if text.words is None and self._rows == "word":
             raise ValueError("rows word asks for words; give a CoNLL file, or rows token")
         units = [text.text] if text.words is None else list(text.words)
@@ -240,11 +224,7 @@ def cut_windows(num_tokens: int, size: int, stride: int) -> list[Window]:
 
 
 def choose_layers(text: str, num_layers: int) -> tuple[int, ...]:
-    """Numbers of layers, 0 the embeddings, from "-1,-2" or "all".
-
-    Raises:
-        ValueError: Something else, a layer that the model has not, or one named twice.
-    """
+    """Numbers of layers, 0 the embeddings, from "-1,-2" or "all"."""
     if text == "all":
         return tuple(range(num_layers + 1))
     try:

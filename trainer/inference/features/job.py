@@ -21,14 +21,9 @@ from pipeline.storage.compression import plain_name
 from pipeline.storage.folder import Folder
 from trainer.conll.read import Columns, read_conll
 from trainer.conversion.initial_weights import hash_state
-from trainer.inference.features.extract import (
-    EncodedText,
-    FeatureExtractor,
-    FeatureRows,
-    InputText,
-)
-from trainer.inference.features.settings import FeaturesSettings
+from trainer.inference.features.extract import EncodedText, FeatureExtractor, FeatureRows, InputText
 from trainer.inference.open_model import open_model
+from trainer.inference.settings import FeaturesSettings
 from trainer.process.ranks import choose_device
 
 METADATA = b"beambert"
@@ -36,12 +31,7 @@ CONLL_SUFFIXES = (".conll", ".iob2", ".bio", ".conllu")
 
 
 def write_features(settings: FeaturesSettings) -> dict[str, Any]:
-    """Writes the features of the input's texts; what the file's metadata says of them.
-
-    Raises:
-        FileNotFoundError: No model or no input.
-        ValueError: A text cannot be read, or a setting does not fit the model.
-    """
+    """Writes the features of the input's texts; what the file's metadata says of them."""
     opened = open_model(settings.model)
     extractor = FeatureExtractor(
         opened,
@@ -70,23 +60,8 @@ def write_features(settings: FeaturesSettings) -> dict[str, Any]:
     return facts
 
 
-def describe_features(output: str, facts: dict[str, Any]) -> str:
-    """A few words for people."""
-    unknown = facts["unknown_words"]
-    words = f", {unknown:,} words without pieces as [UNK]" if unknown else ""
-    return (
-        f"{output}: {facts['rows']:,} rows from {facts['texts']:,} texts, {facts['tokens']:,} "
-        f"tokens; {facts['long_texts']:,} texts longer than a window, {facts['empty_texts']:,} "
-        f"empty{words}"
-    )
-
-
 def read_texts(settings: FeaturesSettings) -> Iterator[InputText]:
-    """Every text of the input, in order.
-
-    Raises:
-        ValueError: A line that is not UTF-8, not JSON, or lacks the field; says file and line.
-    """
+    """Every text of the input, in order."""
     url, chosen = settings.input, settings.format
     name = plain_name(url)
     if chosen == "conll" or (chosen == "auto" and name.endswith(CONLL_SUFFIXES)):
