@@ -97,7 +97,7 @@ ROOMS = {
         " trainer.conll trainer.process trainer.model trainer.conversion trainer.runs trainer.inference"
     ),
     "trainer.finetune": (
-        "tokenizer pipeline.seeds pipeline.interrupts pipeline.storage pipeline.documents"
+        "tokenizer pipeline.seeds pipeline.interrupts pipeline.storage pipeline.command_line pipeline.documents"
         " trainer.conll trainer.process trainer.model trainer.conversion trainer.optim trainer.engine"
         " trainer.runs trainer.watch trainer.inference trainer.inference.features"
     ),

@@ -178,5 +178,5 @@ def test_a_checkpoint_without_some_of_the_weights_is_not_exported(run, tmp_path,
         assert export(run.path, tmp_path / "hf") == 2
         said = capsys.readouterr().err
         assert f"{checkpoint} does not hold the weights of the run's model: " in said
-        assert 'Missing key(s) in state_dict: "bert.layers.0.key.bias"' in said
+        assert "bert.layers.0.key.bias" in said
     assert export(f"{run.path}@1", tmp_path / "hf") == 0
