@@ -116,9 +116,9 @@ def read_blocks(dataset: Dataset, seq_len: int) -> Iterator[Any]:
     for shard in _train_shards(dataset, seq_len):
         table, per_read = dataset.blocks(shard), 64
         for first in range(0, len(table), per_read):
-            blocks = BlockRange(shard, table, first, min(first + per_read, len(table)))
+            blocks = BlockRange(dataset, shard, table, first, min(first + per_read, len(table)))
             data = dataset.read_bytes(shard.name, blocks.start_byte, blocks.stop_byte)
-            for body in split_blocks(data, blocks, shard.name):
+            for body in split_blocks(data, blocks):
                 yield decode_block(body, shard.name).segment_a_length
 
 

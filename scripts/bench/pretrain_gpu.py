@@ -32,8 +32,7 @@ from trainer.model.flops import Lengths, training_flops
 from trainer.optim.adamw import AdamW
 from trainer.optim.lamb import Lamb
 from trainer.process.ranks import Ranks, device_name, start_ranks, stop_ranks
-from trainer.stream.rank_steps import RankStep
-from trainer.stream.step import StepLoader
+from trainer.stream.step import RankStep, StepLoader
 
 PACKAGES = ("torch", "deepspeed", "transformers")
 LEARNING_RATE = 1e-4

@@ -4,42 +4,51 @@ from typing import NamedTuple
 
 from trainer.order.known import KnownPasses
 from trainer.order.state import StreamState
-from trainer.reading.block_reader import Planner, join_blocks
+from trainer.reading.block_reader import BlockReader, join_blocks
 from trainer.reading.ranged_read import BlockRange
 from trainer.reading.settings import Reading
-from trainer.stream.rank_steps import RankSteps, StepSizes
+from trainer.stream import step
+from trainer.stream.step import StepSizes
 
 
 class Asked(NamedTuple):
-    """What one rank asks for, in the order of asking; blocks by `Steps.keys`."""
+    """What one rank asks for, in the order of asking; blocks by `PlannedStep.keys`."""
 
     ranges: list[BlockRange]
     blocks: list[int]
 
 
-class DryReader:
+class DryReader(BlockReader):
     """Counts the requests of one rank after another; each block table is read once for all."""
 
     def __init__(self, passes: KnownPasses, reading: Reading) -> None:
-        self._passes, self._reading = passes, reading
-        self._tables = {}
+        super().__init__(passes.shards, reading)
+        self._passes, self._found = passes, {}
+        self.close()
 
     def count(self, begin: StreamState, sizes: StepSizes, num_steps: int) -> Asked:
-        steps = RankSteps(self._passes, begin, sizes, self._reading)
-        shards, half_bytes = self._passes.shards, self._reading.buffer_bytes // 2
-        planner = Planner(shards, steps.plan(begin, num_steps), half_bytes, steps.min_steps())
-        found, held = Asked([], []), set()
-        while (planned := planner.next()) is not None:
-            new = [key for key in planned.keys if key not in held]
-            for read in join_blocks(new, shards, self._table, self._reading.max_read_bytes):
-                found.ranges.append(read.blocks)
-                count = read.blocks.stop - read.blocks.first
-                found.blocks.extend(range(read.first_key, read.first_key + count))
-            held = set(planned.keys)
-        return found
+        self._asked, self._held = Asked([], []), {}
+        planned = step._plan(self._passes, begin, sizes, begin.position, (0, num_steps))
+        for _ in self.steps(planned, step._min_steps(self._passes, begin, sizes)):
+            pass
+        return self._asked
+
+    def ask(self, keys):
+        new = [key for key in keys if key not in self._held]
+        most = self._settings.max_read_bytes
+        for first, blocks in join_blocks(new, self._shards, self._table, most):
+            self._asked.ranges.append(blocks)
+            self._asked.blocks.extend(range(first, first + blocks.stop - blocks.first))
+            self._held |= dict.fromkeys(range(first, first + blocks.stop - blocks.first))
+
+    def _have(self, _keys):
+        return True
+
+    def _gather(self, _steps):
+        return None
 
     def _table(self, number):
-        shard = self._passes.shards[number]
-        if shard.name not in self._tables:
-            self._tables[shard.name] = self._passes.store.blocks(shard)
-        return self._tables[shard.name]
+        dataset, shard = self._shards[number]
+        if shard.name not in self._found:
+            self._found[shard.name] = dataset.blocks(shard)
+        return self._found[shard.name]

@@ -9,6 +9,7 @@ from pipeline.storage import faults
 from trainer.reading import ranged_read
 from trainer.reading.ranged_read import Attempts, ShardReadError
 from trainer.reading.rate_limit import RateLimit
+from trainer.reading.settings import Reading
 
 NODE_RANKS = 8
 
@@ -52,7 +53,7 @@ class Simulation:
 
     def request(self, pace, done):
         """Asks for something until it is there, as `ranged_read.retry` does, then calls done()."""
-        attempts = Attempts(lambda: "it", 60.0, self.budget_seconds, None, pace)
+        attempts = Attempts("it", Reading(budget_seconds=self.budget_seconds), None, pace)
 
         def go_on():
             if seconds := attempts.seconds_to_wait():

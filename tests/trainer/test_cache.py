@@ -22,9 +22,9 @@ import pytest
 from pipeline.shards.dataset import Dataset, open_dataset
 from trainer.reading import cache as cache_module
 from trainer.reading import ranged_read
-from trainer.reading.block_reader import BlockReader, Steps
+from trainer.reading.block_reader import BlockReader, plan_rows
 from trainer.reading.cache import MIN_CACHE_BYTES, CacheError, ShardCache
-from trainer.reading.ranged_read import BlockRange, ShardReadError
+from trainer.reading.ranged_read import Attempts, BlockRange, ShardReadError
 from trainer.reading.settings import Reading
 
 ROOT = Path(__file__).parents[2]
@@ -62,10 +62,11 @@ def read_all(dataset: Dataset, settings: Reading) -> list[int]:
         for s, size in enumerate(SIZES)
         for b in range(-(-size // 8))
     ]
-    plan = iter([Steps(*np.array(rows).T, np.arange(len(rows) + 1))])
-    window = BlockReader(dataset, dataset.shards("train", 8192, 0), plan, settings)
-    found = [n for step in window for n in step.document_a.tolist()]
-    window.close()
+    shards = [(dataset, shard) for shard in dataset.shards("train", 8192, 0)]
+    reader = BlockReader(shards, settings)
+    planned = iter([plan_rows(*np.array(rows).T)])
+    found = [n for _, block in reader.steps(planned) for n in block.document_a.tolist()]
+    reader.close()
     return found
 
 
@@ -76,11 +77,15 @@ def stretches(settings: Reading) -> list[Path]:
     return sorted(Path(settings.cache_dir, "stretches").iterdir())
 
 
+def attempts(seconds: float = 300, stop: Event | None = None) -> Attempts:
+    return Attempts("it", Reading(budget_seconds=seconds), stop or Event())
+
+
 def read_as_bytes(
     cache: ShardCache, key: str, fetch: Callable[[], bytes], seconds: float = 300
 ) -> bytes:
     """Through a check that finds everything right."""
-    return cache.read(key, bytes, lambda: (data := fetch(), data), Event(), seconds)
+    return cache.read(key, bytes, lambda: (data := fetch(), data), attempts(seconds))
 
 
 @contextmanager
@@ -200,7 +205,7 @@ def test_what_is_fetched_is_checked_by_who_fetches(tmp_path):
     for _ in range(2):
         assert (
             cache.read(
-                "key", lambda data: checked.append(data) or 1, lambda: (b"data", 1), Event(), 5
+                "key", lambda data: checked.append(data) or 1, lambda: (b"data", 1), attempts()
             )
             == 1
         )
@@ -215,26 +220,26 @@ def test_the_crc32_of_a_block_is_computed_once_a_reading(dataset, settings, monk
     num_blocks = sum(len(dataset.blocks(shard)) for shard in dataset.all_shards)
     for reading in (1, 2):
         whole = [
-            BlockRange(shard, dataset.blocks(shard), 0, -(-shard.instances // 8))
+            BlockRange(dataset, shard, dataset.blocks(shard), 0, -(-shard.instances // 8))
             for shard in dataset.all_shards
         ]
         for blocks in whole:
-            cache_module.read_blocks_cached(dataset, blocks, settings, Event())
+            read_cached(blocks, settings)
         assert len(sizes) == reading * num_blocks
 
 
 def test_a_wait_for_another_process_ends(tmp_path):
     cache = ShardCache(str(tmp_path), MIN_CACHE_BYTES)
-    said = f"cache_dir {tmp_path}: waited in vain for another thread or process to let go of {tmp_path}/locks/"
-    with fetching(cache, "key"), pytest.raises(CacheError, match=said):
+    said = f"it: cache_dir {tmp_path}: waited in vain for another thread or process to let go of {tmp_path}/locks/"
+    with fetching(cache, "key"), pytest.raises(ShardReadError, match=said):
         read_as_bytes(cache, "key", lambda: b"data", 0.1)
 
 
 def test_a_wait_ends_when_nobody_wants_the_bytes_any_more(tmp_path):
     cache, stop = ShardCache(str(tmp_path), MIN_CACHE_BYTES), Event()
     stop.set()
-    with fetching(cache, "key"), pytest.raises(CacheError, match="waited in vain"):
-        cache.read("key", bytes, lambda: (b"data", b"data"), stop, 600)
+    with fetching(cache, "key"), pytest.raises(ShardReadError, match="waited in vain"):
+        cache.read("key", bytes, lambda: (b"data", b"data"), attempts(600, stop))
 
 
 def test_other_stretches_are_not_waited_for_and_their_locks_do_not_pile_up(tmp_path):
@@ -259,7 +264,7 @@ def test_a_lock_whose_file_was_removed_meanwhile_is_taken_again(tmp_path, monkey
         flock(file, operation)
 
     monkeypatch.setattr(cache_module.fcntl, "flock", lock_late)
-    with fetching(cache, "key"), pytest.raises(CacheError, match="waited in vain"):
+    with fetching(cache, "key"), pytest.raises(ShardReadError, match="waited in vain"):
         read_as_bytes(cache, "key", lambda: b"data", 0.1)
 
 
@@ -268,8 +273,11 @@ def test_a_process_forked_in_mid_fetch_does_not_keep_the_lock(tmp_path):
     """Such as a worker of a DataLoader, which inherits every open file."""
     forking = """
 import os, sys, threading
-from trainer.reading.cache import MIN_CACHE_BYTES, CacheError, ShardCache
+from trainer.reading.cache import MIN_CACHE_BYTES, ShardCache
+from trainer.reading.ranged_read import Attempts
+from trainer.reading.settings import Reading
 
+attempts = Attempts("it", Reading(budget_seconds=5), threading.Event())
 cache, inside, leave = ShardCache(sys.argv[1], MIN_CACHE_BYTES), threading.Event(), threading.Event()
 
 def fail():
@@ -279,7 +287,7 @@ def fail():
 
 def run():
     try:
-        cache.read("key", bytes, fail, threading.Event(), 5)
+        cache.read("key", bytes, fail, attempts)
     except ConnectionError:
         pass
 
@@ -293,7 +301,7 @@ if not (child := os.fork()):
     os._exit(0)
 leave.set()
 thread.join()
-print(cache.read("key", bytes, lambda: (b"data", b"data"), threading.Event(), 1))
+print(cache.read("key", bytes, lambda: (b"data", b"data"), attempts))
 os.close(write)
 os.waitpid(child, 0)
 """
@@ -311,7 +319,7 @@ def test_a_disk_without_locks_is_named(tmp_path, monkeypatch):
 
     monkeypatch.setattr(cache_module.fcntl, "flock", fail)
     said = f"cache_dir {tmp_path}: No locks available; .* give another folder, on a disk of this machine, or leave"
-    with pytest.raises(CacheError, match=said):
+    with pytest.raises(ShardReadError, match=said):
         read_as_bytes(cache, "key", lambda: b"data")
 
 
@@ -332,7 +340,12 @@ def test_a_damaged_stretch_that_cannot_be_removed_is_named(dataset, settings, mo
 def whole_shard(dataset: Dataset) -> BlockRange:
     """A range of several stretches."""
     shard = dataset.all_shards[0]
-    return BlockRange(shard, dataset.blocks(shard), 0, -(-shard.instances // 8))
+    return BlockRange(dataset, shard, dataset.blocks(shard), 0, -(-shard.instances // 8))
+
+
+def read_cached(blocks: BlockRange, settings: Reading) -> list[memoryview]:
+    cache = cache_module.open_cache(settings.cache_dir, settings.cache_bytes)
+    return cache_module.read_blocks_cached(cache, blocks, Attempts(blocks, settings, Event()))
 
 
 def test_a_range_has_one_budget_for_all_its_stretches(dataset, settings, monkeypatch):
@@ -353,27 +366,7 @@ def test_a_range_has_one_budget_for_all_its_stretches(dataset, settings, monkeyp
         r"shard-00000.tar, blocks 0 to 7 \(bytes \d+-\d+\): gave up after \d attempts in \d+\.\d s"
     )
     with pytest.raises(ShardReadError, match=said):
-        cache_module.read_blocks_cached(
-            dataset, blocks, replace(settings, budget_seconds=0.5), Event()
-        )
-
-
-def test_a_range_waits_for_others_no_longer_than_its_budget(dataset, settings, monkeypatch):
-    patience, read = [], ShardCache.read
-
-    def read_late(self, key, check, fetch, stop, seconds):
-        patience.append(seconds)
-        time.sleep(0.05)
-        return read(self, key, check, fetch, stop, seconds)
-
-    monkeypatch.setattr(ShardCache, "read", read_late)
-    cache_module.read_blocks_cached(
-        dataset, whole_shard(dataset), replace(settings, budget_seconds=60), Event()
-    )
-    assert len(patience) >= 3
-    assert patience == sorted(patience, reverse=True)
-    assert patience[0] <= 60
-    assert patience[-1] <= 60 - 0.05 * (len(patience) - 1)
+        read_cached(blocks, replace(settings, budget_seconds=0.5))
 
 
 READER = """
@@ -382,8 +375,7 @@ from pathlib import Path
 import numpy as np
 from pipeline.shards.dataset import open_dataset
 from trainer.reading import cache as cache_module
-from trainer.reading.block_reader import BlockReader
-from trainer.reading.block_reader import Steps
+from trainer.reading.block_reader import BlockReader, plan_rows
 from trainer.reading.settings import Reading
 
 folder, cache, log, pause, cache_bytes, dies = sys.argv[1:]
@@ -410,9 +402,9 @@ def slow_read(name, start, stop):
 dataset.read_bytes = slow_read
 rows = [[s, b, 0, min(8, size - 8 * b)] for s, size in enumerate((60, 45)) for b in range(-(-size // 8))]
 settings = Reading(num_threads=3, cache_dir=cache, cache_bytes=int(cache_bytes))
-plan = iter([Steps(*np.array(rows).T, np.arange(len(rows) + 1))])
-window = BlockReader(dataset, dataset.shards("train", 8192, 0), plan, settings)
-print([n for step in window for n in step.document_a.tolist()] == [*range(60), *range(100_000, 100_045)])
+reader = BlockReader([(dataset, shard) for shard in dataset.shards("train", 8192, 0)], settings)
+steps = reader.steps(iter([plan_rows(*np.array(rows).T)]))
+print([n for _, block in steps for n in block.document_a.tolist()] == [*range(60), *range(100_000, 100_045)])
 """
 
 
@@ -524,7 +516,7 @@ def test_a_cache_too_small_to_hold_anything_is_refused(dataset, settings):
 
 def test_a_key_that_looks_like_a_path_names_a_file_of_the_cache(tmp_path):
     cache = ShardCache(str(tmp_path / "cache"), MIN_CACHE_BYTES)
-    assert cache.read("../../up /etc/passwd", bytes, lambda: (b"1", b"1"), Event(), 1.0) == b"1"
+    assert read_as_bytes(cache, "../../up /etc/passwd", lambda: b"1") == b"1"
     found = [
         path
         for path in tmp_path.rglob("*")

@@ -1,18 +1,14 @@
 """Reading ahead: every fault a store was seen to make is mended or named, and never costs an instance."""
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -25,12 +21,10 @@ from pipeline.storage import folder as storage
 from pipeline.storage.folder import Folder
 from tests.datasets import write_dataset
 from trainer.batches import unpack
-from trainer.order.source import JoinedShards
 from trainer.reading import block_reader, ranged_read, rate_limit
-from trainer.reading.block_reader import BlockReader, Steps
+from trainer.reading.block_reader import BlockReader, plan_rows
 from trainer.reading.ranged_read import Attempts, ShardReadError, call_within, retry
 from trainer.reading.settings import Reading
-from trainer.stream.step import Prefetcher
 
 Fault = Callable[[bytes], bytes]
 QUICK = Reading(timeout_seconds=0.3, budget_seconds=2.0, num_threads=2)
@@ -57,27 +51,18 @@ class Clock:
         self.now += seconds
 
 
-class FaultyFileSystem(LocalFileSystem):
+class FaultyFolder(Folder):
     """Local files; each fault spoils one read of a shard, in order, and the last one stays when `lasting`."""
 
-    cachable = False
-
-    def __init__(self, faults: Iterable[Fault], lasting: bool = False) -> None:
-        super().__init__()
-        self.faults = list(faults)
-        self.lasting = lasting
-        self.shard_reads = 0
-
-    def cat_file(self, path, start=None, end=None, **kwargs):
-        data = super().cat_file(path, start=start, end=end, **kwargs)
+    def _cat(self, path, start, stop):
+        data = super()._cat(path, start, stop)
         if not path.endswith(".tar"):
             return data
-        self.shard_reads += 1
+        self.__dict__["shard_reads"] += 1
         if not self.faults:
             return data
-        return (self.faults[0] if self.lasting and len(self.faults) == 1 else self.faults.pop(0))(
-            data
-        )
+        is_last = self.lasting and len(self.faults) == 1
+        return (self.faults[0] if is_last else self.faults.pop(0))(data)
 
 
 def short_body(data: bytes) -> bytes:
@@ -127,138 +112,106 @@ def folder(tmp_path: Path, make_dataset) -> Path:
 
 def over_faulty_store(
     folder: Path, faults: Iterable[Fault], lasting: bool = False
-) -> tuple[Dataset, FaultyFileSystem]:
-    store = FaultyFileSystem(faults, lasting)
-    good = open_dataset(str(folder))
-    return Dataset(Folder.on(store, good.folder.path), good.manifest, list(good.all_shards)), store
+) -> tuple[Dataset, FaultyFolder]:
+    good, faulty = open_dataset(str(folder)), FaultyFolder(str(folder))
+    faulty.__dict__.update(faults=list(faults), lasting=lasting, shard_reads=0)
+    return Dataset(faulty, good.manifest, list(good.all_shards)), faulty
 
 
-def each_block(sizes: list[int]) -> Iterator[np.ndarray]:
-    """One step for every block of 8 instances, in order."""
-    for shard, size in enumerate(sizes):
-        for block in range(-(-size // 8)):
-            yield np.array([[shard, block, 0, min(8, size - 8 * block)]])
+def each_block(*sizes: int) -> list[np.ndarray]:
+    """One step for every block of 8 instances, in order: shard, block, start, stop."""
+    return [
+        np.array([[shard, block, 0, min(8, size - 8 * block)]])
+        for shard, size in enumerate(sizes)
+        for block in range(-(-size // 8))
+    ]
 
 
-def joined(steps: Iterable[np.ndarray], together: int) -> Iterator[Steps]:
-    """Steps as a plan gives them: so many at a time."""
-    rest = iter(steps)
-    while some := list(islice(rest, together)):
-        bounds = np.cumsum([0, *map(len, some)])
-        yield Steps(*np.concatenate(some).T, bounds)
-
-
-def window_over(
-    dataset: Dataset,
-    reading: Reading = QUICK,
-    steps: Iterable | None = None,
-    together: int = 3,
-) -> BlockReader:
-    plan = joined(each_block([60, 45]) if steps is None else steps, together)
-    return BlockReader(dataset, dataset.shards("train", 8192, 0), plan, reading)
-
-
-def read_all(window: BlockReader) -> list[int]:
-    found = [n for step in window for n in step.document_a.tolist()]
-    window.close()
-    return found
-
-
+EVERY_BLOCK = each_block(60, 45)
 EVERYTHING = [*range(60), *range(100_000, 100_045)]
 
 
+class Read:
+    """Steps read by a reader of its own: the document ids of each."""
+
+    def __init__(self, dataset, reading=QUICK, steps=EVERY_BLOCK, min_steps=2) -> None:
+        shards = [(dataset, shard) for shard in dataset.shards("train", 8192, 0)]
+        self.reader = BlockReader(shards, reading)
+        planned = (plan_rows(*step.T) for step in steps)
+        self._groups = self.reader.steps(planned, min_steps)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for group, block in self._groups:
+            place = 0
+            for step in group:
+                yield block.document_a[place : place + step.num_rows].tolist()
+                place += step.num_rows
+        self.reader.close()
+
+
+def read_all(*arguments) -> list[int]:
+    return [n for step in Read(*arguments) for n in step]
+
+
 def test_blocks_come_in_order_and_neighbours_in_one_request(folder):
-    window = window_over(open_dataset(str(folder)))
-    assert read_all(window) == EVERYTHING
-    assert (window.counts.blocks, window.counts.requests) == (14, 2)
+    read = Read(open_dataset(str(folder)))
+    assert [n for step in read for n in step] == EVERYTHING
+    assert (read.reader.blocks, read.reader.requests) == (14, 2)
 
 
 def test_requests_stay_below_their_size(folder):
     dataset = open_dataset(str(folder))
     table = dataset.blocks(dataset.shards("train", 8192, 0)[0])
     two_blocks = int(table.offset[1] + table.size[1] - table.offset[0])
-    window = window_over(dataset, Reading(max_read_bytes=two_blocks + 600))
-    assert read_all(window) == EVERYTHING
-    assert 7 <= window.counts.requests <= 9
+    read = Read(dataset, Reading(max_read_bytes=two_blocks + 600))
+    assert [n for step in read for n in step] == EVERYTHING
+    assert 7 <= read.reader.requests <= 9
 
 
 @pytest.mark.parametrize("gathered", [1, 6, 4096])
 def test_a_block_of_many_steps_is_read_and_decoded_once(folder, monkeypatch, gathered):
-    decoded = []
+    decoded, unpack_block = [], block_reader.unpack_block
     monkeypatch.setattr(block_reader, "GATHERED_TOKENS", 8192 * gathered)
-    unpack_one = BlockReader._unpack_one
     monkeypatch.setattr(
-        BlockReader,
-        "_unpack_one",
-        lambda window, read, index: (
-            decoded.append(read.blocks.first + index),
-            unpack_one(window, read, index),
-        )[1],
+        block_reader,
+        "unpack_block",
+        lambda *each: (decoded.append(each[2]), unpack_block(*each))[1],
     )
     steps = [np.array([[0, 0, n, n + 1], [0, 4, n, n + 1]]) for n in range(8)]
-    window = window_over(open_dataset(str(folder)), steps=steps)
-    assert [step.document_a.tolist() for step in window] == [[n, 32 + n] for n in range(8)]
-    assert window.counts.blocks == 2
-    assert decoded == [0, 4]
+    assert [*Read(open_dataset(str(folder)), QUICK, steps)] == [[n, 32 + n] for n in range(8)]
+    assert sorted(decoded) == [0, 4]
 
 
 def test_a_step_does_not_wait_for_blocks_of_later_ones(folder):
     steps = [np.array([[0, 0, 0, 8]]), np.array([[1, 0, 0, 8]])]
     (folder / "train/L8192/pass-00/shard-00001.tar").unlink()
-    window = window_over(open_dataset(str(folder)), steps=steps)
-    found = iter(window)
-    assert next(found).document_a.tolist() == list(range(8))
+    found = iter(Read(open_dataset(str(folder)), QUICK, steps))
+    assert next(found) == list(range(8))
     with pytest.raises(FileNotFoundError, match=r"shard-00001.tar.* is missing"):
         next(found)
 
 
-def test_shards_may_be_added_while_reading(folder):
-    dataset = open_dataset(str(folder))
-    first, second = dataset.shards("train", 8192, 0)
-    shards = [first]
-
-    def steps() -> Iterator[np.ndarray]:
-        yield np.array([[0, 0, 0, 8]])
-        shards.append(second)
-        yield np.array([[1, 5, 0, 5], [0, 0, 3, 4]])
-
-    window = BlockReader(dataset, shards, joined(steps(), 1), QUICK)
-    assert read_all(window) == [*range(8), *range(100_040, 100_045), 3]
-
-
-@pytest.mark.parametrize("together", [1, 2, 6])
-def test_a_block_needed_again_later_is_read_again(folder, together):
+def test_a_block_needed_again_later_is_read_again(folder):
     steps = [np.array([[0, block, 0, 8]]) for block in (0, 1, 2, 3, 0, 1)]
-    window = window_over(
-        open_dataset(str(folder)), Reading(buffer_bytes=1, num_threads=1), steps, together
-    )
-    assert read_all(window) == [
-        n for block in (0, 1, 2, 3, 0, 1) for n in range(8 * block, 8 * block + 8)
-    ]
-    assert window.counts.blocks == 6
+    read = Read(open_dataset(str(folder)), Reading(buffer_bytes=1, num_threads=1), steps)
+    assert [*read] == [[*range(8 * block, 8 * block + 8)] for block in (0, 1, 2, 3, 0, 1)]
+    assert read.reader.blocks == 6
 
 
-@pytest.mark.parametrize("together", [1, 3, 100])
-def test_memory_is_bounded_and_blocks_are_released(folder, together):
+def test_memory_is_bounded_and_blocks_are_released(folder):
     dataset = open_dataset(str(folder))
-    sizes = np.concatenate(
-        [dataset.blocks(shard).size for shard in dataset.shards("train", 8192, 0)]
-    )
-    buffer_bytes = 8 * int(sizes.max())  # 4 blocks, as stored bytes count twice
-    window = window_over(
-        dataset, Reading(buffer_bytes=buffer_bytes, num_threads=2), together=together
-    )
-    held = [2 * int(sizes.max()) * len({*window._blocks, *window._reads}) for _ in window]
-    assert max(held) <= buffer_bytes + 4 * int(sizes.max())
-    assert not window._blocks
-    assert 3 <= window.counts.requests <= 7
-    window.close()
+    shards = dataset.shards("train", 8192, 0)
+    most = max(int(dataset.blocks(shard).size.max()) for shard in shards)
+    read = Read(dataset, Reading(buffer_bytes=8 * most, num_threads=2))  # 4 blocks, unpacked
+    held = [2 * most * len(read.reader._held) for _ in read]
+    assert max(held) <= 12 * most
+    assert not read.reader._held
+    assert 3 <= read.reader.requests <= 7
 
 
 def test_a_step_larger_than_the_memory_is_read_all_the_same(folder):
-    steps = [np.concatenate(list(each_block([60, 45])))] * 3
-    window = window_over(open_dataset(str(folder)), Reading(buffer_bytes=1), steps)
-    assert read_all(window) == EVERYTHING * 3
+    steps = [np.concatenate(EVERY_BLOCK)] * 3
+    assert read_all(open_dataset(str(folder)), Reading(buffer_bytes=1), steps) == EVERYTHING * 3
 
 
 @settings(
@@ -275,12 +228,7 @@ def test_steps_are_the_planned_rows_whatever_is_planned_gathered_and_held_togeth
     rows = st.tuples(st.integers(0, 1), st.integers(0, 4), st.integers(0, 3), st.integers(4, 5))
     steps = data.draw(st.lists(st.lists(rows, min_size=1, max_size=6).map(np.array), max_size=30))
     reading = Reading(buffer_bytes=data.draw(st.sampled_from([1, 10_000, 2**20])), num_threads=2)
-    plan, dataset = joined(steps, data.draw(st.integers(1, 40))), open_dataset(str(folder))
-    window = BlockReader(
-        dataset, dataset.shards("train", 8192, 0), plan, reading, data.draw(st.integers(1, 8))
-    )
-    found = [step.document_a.tolist() for step in window]
-    window.close()
+    read = Read(open_dataset(str(folder)), reading, steps, data.draw(st.integers(1, 8)))
     expected = [
         [
             100_000 * shard + 8 * block + n
@@ -289,9 +237,8 @@ def test_steps_are_the_planned_rows_whatever_is_planned_gathered_and_held_togeth
         ]
         for step in steps
     ]
-    assert found == expected
-    assert not window._blocks
-    assert not window._reads
+    assert [*read] == expected
+    assert not read.reader._held
 
 
 @pytest.mark.parametrize(
@@ -300,7 +247,7 @@ def test_steps_are_the_planned_rows_whatever_is_planned_gathered_and_held_togeth
 def test_a_passing_fault_is_mended(folder, fault):
     dataset, store = over_faulty_store(folder, [fault, fault])
     reading = Reading(num_threads=2, timeout_seconds=2.0 if fault is stall else 60.0)
-    assert read_all(window_over(dataset, reading)) == EVERYTHING
+    assert read_all(dataset, reading) == EVERYTHING
     assert store.shard_reads == 4 or (fault is stall and store.shard_reads > 4), (
         "a busy machine may stall too"
     )
@@ -319,7 +266,7 @@ def test_a_passing_fault_is_mended(folder, fault):
 def test_a_lasting_fault_is_named(folder, fault, cause):
     dataset, store = over_faulty_store(folder, [fault], lasting=True)
     with pytest.raises(ShardReadError) as caught:
-        read_all(window_over(dataset))
+        read_all(dataset)
     message = str(caught.value)
     assert f"{folder}/train/L8192/pass-00/shard-00000.tar, blocks 0 to 7 (bytes 512-" in message
     assert "gave up after" in message
@@ -348,7 +295,7 @@ def test_patience_with_the_block_table_is_that_with_blocks(folder, monkeypatch):
     store, good = Store(), open_dataset(str(folder))
     store.put(f"{folder}/", "/data/", recursive=True)
     dataset = Dataset(Folder.on(store, "/data"), good.manifest, list(good.all_shards))
-    assert read_all(window_over(dataset, Reading(num_threads=1))) == EVERYTHING
+    assert read_all(dataset, Reading(num_threads=1)) == EVERYTHING
     assert store.failures == 0
 
 
@@ -363,14 +310,14 @@ def test_a_store_that_does_not_answer_is_no_damage_to_the_block_table(folder):
         return real(shard, attempts)
 
     dataset.blocks = blocks
-    assert read_all(window_over(dataset, Reading(num_threads=1))) == EVERYTHING
+    assert read_all(dataset, Reading(num_threads=1)) == EVERYTHING
 
 
 def test_a_lasting_wrong_byte_names_block_and_offset_after_three_attempts(folder):
     dataset, store = over_faulty_store(folder, [wrong_byte], lasting=True)
     said = r"after 3 attempts .*shard-00000.tar, block 0 at byte 512: crc32 of its \d+ bytes is"
     with pytest.raises(ShardReadError, match=said):
-        read_all(window_over(dataset, Reading(num_threads=1)))
+        read_all(dataset, Reading(num_threads=1))
     assert store.shard_reads >= 3  # the thread may have gone on to the next read
 
 
@@ -384,7 +331,7 @@ def test_one_wrong_byte_on_disk_names_its_block(folder):
     with pytest.raises(
         ShardReadError, match=f"shard-00001.tar, block 3 at byte {table.offset[3]}: crc32"
     ):
-        read_all(window_over(dataset))
+        read_all(dataset)
 
 
 def test_a_file_cut_at_a_record_is_an_error(folder):
@@ -394,7 +341,7 @@ def test_a_file_cut_at_a_record_is_an_error(folder):
     path.write_bytes(path.read_bytes()[: int(dataset.blocks(shard).offset[4]) - 512])
     said = r"shard-00001.tar, blocks 0 to 5 .*asked for bytes 512-\d+, got .*: the file is cut short; restore it"
     with pytest.raises(ShardReadError, match=said):
-        read_all(window_over(dataset, Reading()))  # at once, whatever patience there is
+        read_all(dataset, Reading())  # at once, whatever patience there is
 
 
 def test_a_cut_file_is_asked_for_once():
@@ -408,7 +355,7 @@ def test_a_cut_file_is_asked_for_once():
         ShardReadError,
         match=r"^here: a\.tar: asked for bytes 0-9, got 3 of 9: the file is cut short",
     ):
-        retry(attempt, Attempts(lambda: "here", 60.0, 300.0, Event()))
+        retry(attempt, Attempts("here", Reading(), Event()))
     assert asked == [60.0]
 
 
@@ -425,7 +372,7 @@ def test_a_refusal_has_the_patience_of_a_key_in_renewal(monkeypatch, refusal, se
         return "bytes"
 
     stop = SimpleNamespace(wait=clock.sleep)
-    tried = Attempts(lambda: "here", 60.0, 300.0, stop)
+    tried = Attempts("here", Reading(), stop)
     if passes:
         assert retry(attempt, tried) == "bytes"
     else:
@@ -438,11 +385,10 @@ def test_a_refusal_has_the_patience_of_a_key_in_renewal(monkeypatch, refusal, se
 
 def test_a_missing_shard_is_an_error_at_once(folder):
     (folder / "train/L8192/pass-00/shard-00001.tar").unlink()
-    window = window_over(open_dataset(str(folder)), Reading())
     with pytest.raises(
         FileNotFoundError, match=r"shard-00001.tar.*is missing; restore or rebuild the dataset"
     ):
-        read_all(window)
+        read_all(open_dataset(str(folder)), Reading())
 
 
 def test_a_block_table_without_full_blocks_is_refused(folder):
@@ -457,7 +403,7 @@ def test_a_block_table_without_full_blocks_is_refused(folder):
         ValueError,
         match=r"shard-00000.tar do not describe it: instances: found '\[9\]', expected .* 0 to 8",
     ):
-        read_all(window_over(open_dataset(str(folder))))
+        read_all(open_dataset(str(folder)))
 
 
 def test_a_block_that_is_not_what_the_table_says_is_refused(folder):
@@ -481,48 +427,25 @@ def test_a_position_outside_its_instance_is_refused_though_the_crc32_is_right(
         tmp_path / "dataset", {("train", 8192, 0, 0): blocks}, 100, {"lower_case": True}
     )
     monkeypatch.setattr(block_reader, "GATHERED_TOKENS", 1)
-    window = window_over(open_dataset(str(folder)), steps=each_block([24]))
-    found = iter(window)
-    assert [next(found).document_a[0] for _ in range(2)] == [0, 8]
+    found = iter(Read(open_dataset(str(folder)), QUICK, each_block(24)))
+    assert [next(found)[0] for _ in range(2)] == [0, 8]
     said = rf"shard-00000.tar, block 2 at byte \d+, instance 6: masked_lm_position {length} should be below {length};"
     with pytest.raises(ValueError, match=said):
         next(found)
-
-
-def test_prefetched_items_end_or_fail_where_they_would():
-    def groups() -> Iterator[list[int]]:
-        yield from ([], [1, 2])
-        raise ShardReadError("gone")
-
-    assert list(Prefetcher(iter([[1, 2], [], [3]]), 2)) == [1, 2, 3]
-    failing = Prefetcher(groups(), 2)
-    assert [next(failing), next(failing)] == [1, 2]
-    for _ in range(2):
-        with pytest.raises(ShardReadError, match="gone"):
-            next(failing)
-
-
-def test_closing_ends_a_prefetch_without_end():
-    forever = Prefetcher(iter(lambda: [0, 0], 1), 2)
-    assert next(forever) == 0
-    forever.close()
-    assert not forever._thread.is_alive()
-    with pytest.raises(ValueError, match="the stream is closed"):
-        next(forever)
 
 
 def test_retrying_stops_when_the_stream_is_closed():
     stop = Event()
     stop.set()
     with pytest.raises(ShardReadError, match="gave up after 1 attempts"):
-        retry(lambda _: connection_reset(b""), Attempts(lambda: "here", 1, 1, stop))
+        retry(lambda _: connection_reset(b""), Attempts("here", Reading(), stop))
 
 
 def test_what_a_thread_that_is_left_behind_brings_is_not_used(folder):
     """It returns other bytes after all, while another thread has read them again."""
     dataset, _ = over_faulty_store(folder, [late_wrong_byte])
-    window = window_over(dataset, Reading(timeout_seconds=0.3, budget_seconds=300, num_threads=1))
-    assert read_all(window) == EVERYTHING
+    reading = Reading(timeout_seconds=0.3, budget_seconds=300, num_threads=1)
+    assert read_all(dataset, reading) == EVERYTHING
 
 
 def test_threads_that_wait_forever_do_not_hold_up_the_others(folder):
@@ -535,7 +458,7 @@ def test_threads_that_wait_forever_do_not_hold_up_the_others(folder):
 
     dataset, _ = over_faulty_store(folder, [hang, hang])
     settings = Reading(timeout_seconds=0.3, budget_seconds=300, num_threads=2, max_read_bytes=1)
-    assert read_all(window_over(dataset, settings)) == EVERYTHING
+    assert read_all(dataset, settings) == EVERYTHING
     answer.set()
 
 
@@ -550,41 +473,13 @@ def test_a_request_in_a_thread_beside_is_given_up_in_time():
 
 def test_local_files_are_read_by_fewer_threads_than_stores(folder):
     dataset = open_dataset(str(folder))
-    remote, joined_up = (
-        Dataset(Folder.on(MemoryFileSystem(), ""), dataset.manifest, []),
-        JoinedShards(100),
-    )
-    for shard in dataset.all_shards:
-        joined_up.add(dataset, shard)
-    assert [Reading().num_requests(each.is_local) for each in (dataset, joined_up, remote)] == [
-        2,
-        2,
-        8,
-    ]
-    joined_up.add(remote, dataset.all_shards[0])
-    assert Reading().num_requests(joined_up.is_local) == 8
-    assert Reading(num_threads=5).num_requests(dataset.is_local) == 5
-
-
-EXIT_WHILE_READING = """
-import sys, time
-sys.path.insert(0, sys.argv[2])
-from pipeline.shards.dataset import Dataset, open_dataset
-from trainer.stream.step import StepLoader
-
-dataset = open_dataset(sys.argv[1])
-read = dataset.read_bytes
-dataset.read_bytes = lambda *range: (time.sleep(10_000), read(*range))[1]
-loader = StepLoader(
-    dataset, "train", 8192, rank=0, world_size=1, global_batch=8, micro_tokens=8192, seed=0
-)
-print("leaving", flush=True)
-"""
-
-
-@pytest.mark.processes
-def test_a_stalled_read_does_not_keep_the_interpreter_from_exiting(folder):
-    root = Path(__file__).parents[2]
-    program = [sys.executable, "-c", EXIT_WHILE_READING, str(folder), str(root)]
-    left = subprocess.run(program, capture_output=True, text=True, timeout=600, check=True)
-    assert (left.stdout, left.stderr) == ("leaving\n", "")
+    remote = Dataset(Folder.on(MemoryFileSystem(), ""), dataset.manifest, [])
+    for datasets, reading, expected in [
+        ([dataset], Reading(), 2),
+        ([remote], Reading(), 8),
+        ([dataset, remote], Reading(), 8),
+        ([dataset], Reading(num_threads=5), 5),
+    ]:
+        reader = BlockReader([(each, dataset.all_shards[0]) for each in datasets], reading)
+        assert len(reader._threads) == expected
+        reader.close()

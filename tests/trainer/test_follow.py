@@ -298,8 +298,8 @@ def test_a_waiting_loader_can_be_left(build):
     wait_until(lambda: said)
     began = time.monotonic()
     loader.close()
-    loader._steps._thread.join(60)
-    assert not loader._steps._thread.is_alive()
+    loader._thread.join(60)
+    assert not loader._thread.is_alive()
     assert time.monotonic() - began < 300, "as long as its limit"
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.shards.block import Block, concatenate_blocks
-from trainer.batches.gather import gather_rows
+from trainer.batches.rows import gather_rows
 from trainer.batches.unpack import check_block
 
 

@@ -18,8 +18,7 @@ from tests.datasets import CLS, MASK, SEP, with_own_hash, write_dataset
 from trainer.batches.pack import MicroBatch
 from trainer.order.source import Mixture, WeightedDataset, open_mixture
 from trainer.stream.held_out import iterate_validation
-from trainer.stream.rank_steps import RankStep
-from trainer.stream.step import StepLoader
+from trainer.stream.step import RankStep, StepLoader
 
 SEQ_LEN, VOCAB_SIZE = 8192, 70_000
 TRAIN = {

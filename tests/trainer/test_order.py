@@ -6,27 +6,36 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import chain, count
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.order.order import (
     Passes,
-    Place,
-    ShardSize,
     StreamOrder,
     check_weights,
     epoch_shards,
-    lane_start,
+    lane_starts,
     locate,
     mixture_word,
     next_stretches,
     own_position,
     shard_order,
-    step_positions,
 )
-from trainer.order.share import Runs, cut_at_blocks, default_num_lanes, rank_runs, rank_slots
+from trainer.order.share import Rows, default_num_lanes, plan_step, rank_slots
+
+BLOCK = 4
+
+
+class ShardSize(NamedTuple):
+    """Of a shard what the order asks for."""
+
+    name: str
+    instances: int
+
 
 Instance = tuple[int, int, int, int]  # dataset, epoch, shard, instance inside the shard
 
@@ -44,14 +53,17 @@ def order_of(passes: list[list[int]], num_lanes: int, seed: int = 0) -> StreamOr
     return StreamOrder((passes_of(passes),), (1,), seed, num_lanes)
 
 
-def instances_of(runs: Runs) -> list[Instance]:
-    columns = (runs.dataset, runs.epoch, runs.shard, runs.start, runs.stop)
-    rows = zip(*(column.tolist() for column in columns), strict=True)
+def instances_of(rows: Rows, block_size: int = BLOCK) -> list[Instance]:
+    assert all((rows.start >= 0) & (rows.start < rows.stop) & (rows.stop <= block_size))
     return [
-        (dataset, epoch, shard, n)
-        for dataset, epoch, shard, start, stop in rows
+        (dataset, epoch, shard, block * block_size + n)
+        for dataset, epoch, shard, block, start, stop in np.stack(rows, axis=1).tolist()
         for n in range(start, stop)
     ]
+
+
+def rank_rows(order, position, global_batch, rank=0, world_size=1) -> list[Instance]:
+    return instances_of(plan_step(order, position, global_batch, rank, world_size, BLOCK))
 
 
 def oracle_of_dataset(order: StreamOrder, d: int) -> Iterator[tuple[int, int, int, int, Instance]]:
@@ -128,17 +140,15 @@ def test_the_worked_example(world_size, borders):
     order = order_of([[22], [20]], num_lanes=4)
     for step, slots in enumerate(EXAMPLE):
         for rank in range(world_size):
-            runs = rank_runs(order, 8 * step, 8, rank, world_size)
-            found = [100 * epoch + n for _, epoch, _, n in instances_of(runs)]
+            rows = rank_rows(order, 8 * step, 8, rank, world_size)
+            found = [100 * epoch + n for _, epoch, _, n in rows]
             assert found == slots[borders[rank] : borders[rank + 1]]
 
 
 def test_the_worked_example_in_single_positions():
-    assert [lane_start(22, 4, lane) for lane in range(5)] == [0, 6, 12, 17, 22]
-    assert [lane_start(20, 4, lane) for lane in range(5)] == [0, 5, 10, 15, 20]
-    assert locate([22, 20], 4, 21) == Place(epoch=0, pass_index=0, lane=1, depth=5, instance=11)
-    assert locate([22, 20], 4, 22) == Place(epoch=1, pass_index=1, lane=0, depth=0, instance=0)
-    assert locate([22, 20], 4, 42) == Place(epoch=2, pass_index=0, lane=0, depth=0, instance=0)
+    assert lane_starts(22, 4).tolist() == [0, 6, 12, 17]
+    assert lane_starts(20, 4).tolist() == [0, 5, 10, 15]
+    assert [locate([22, 20], position) for position in (21, 22, 42)] == [(0, 21), (1, 0), (2, 0)]
 
 
 def test_the_order_of_shards_is_fixed_by_seed_and_epoch():
@@ -150,7 +160,7 @@ def test_the_order_of_shards_is_fixed_by_seed_and_epoch():
 
 def test_shards_without_instances_are_passed_over():
     order = order_of([[0, 3, 0, 0, 2]], num_lanes=1)
-    found = instances_of(rank_runs(order, 0, 5, 0, 1))
+    found = rank_rows(order, 0, 5)
     assert sorted(found) == [(0, 0, 1, 0), (0, 0, 1, 1), (0, 0, 1, 2), (0, 0, 4, 0), (0, 0, 4, 1)]
 
 
@@ -197,8 +207,7 @@ def shares_of(
     order: StreamOrder, position: int, global_batch: int, world_size: int
 ) -> list[list[Instance]]:
     return [
-        instances_of(rank_runs(order, position, global_batch, rank, world_size))
-        for rank in range(world_size)
+        rank_rows(order, position, global_batch, rank, world_size) for rank in range(world_size)
     ]
 
 
@@ -211,37 +220,6 @@ def test_equal_to_the_oracle_for_any_world_size(order, global_batch, world_size)
         assert list(chain(*shares)) == expected
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
         position = next_stretches(order.skipped, position, global_batch)[-1][1]
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    orders(),
-    st.integers(0, 300),
-    st.integers(1, 60),
-    st.integers(1, 60),
-    st.integers(1, 9),
-    st.data(),
-)
-def test_steps_planned_together_are_the_steps_one_by_one(
-    order, position, global_batch, world_size, num_steps, data
-):
-    world_size = min(world_size, global_batch)
-    rank = data.draw(st.integers(0, world_size - 1))
-    together = rank_runs(order, position, global_batch, rank, world_size, num_steps)
-    firsts, afters = step_positions(order.skipped, position, global_batch, num_steps)
-    steps = []
-    for number in range(num_steps):
-        alone = rank_runs(order, position, global_batch, rank, world_size)
-        steps += [
-            (number, *row)
-            for row in zip(*(c.tolist() for c in list(vars(alone).values())[1:]), strict=True)
-        ]
-        [first, *_, last] = [
-            g for each in next_stretches(order.skipped, position, global_batch) for g in each
-        ]
-        assert (firsts[number], afters[number]) == (first, last)
-        position = last
-    assert steps == list(zip(*(column.tolist() for column in vars(together).values()), strict=True))
 
 
 def count_drawn(order, dataset, position):
@@ -307,21 +285,19 @@ def test_a_stretch_of_the_stream_is_the_same_however_it_is_cut(order, global_bat
 @given(passes, st.integers(1, 12), st.integers(0, 10**12))
 def test_one_position_agrees_with_a_batch_of_one(sizes, num_lanes, position):
     order = order_of(sizes, num_lanes)
-    place = locate(order.pass_instances[0], num_lanes, position)
-    [(_, epoch, shard, n)] = instances_of(rank_runs(order, position, 1, 0, 1))
-    shards = epoch_shards(order, 0, place.epoch)
-    begin = int(shards.bounds[shards.shard.tolist().index(shard)])
-    assert (epoch, begin + n) == (place.epoch, place.instance)
+    epoch, place = locate(order.pass_instances[0], position)
+    [(_, found, shard, n)] = rank_rows(order, position, 1)
+    shards, bounds = epoch_shards(order, 0, epoch)
+    depth, lane = divmod(place, num_lanes)
+    instance = lane_starts(int(bounds[-1]), num_lanes)[lane] + depth
+    assert (found, bounds[shards.tolist().index(shard)] + n) == (epoch, instance)
 
 
 @settings(max_examples=60, deadline=None)
 @given(orders(), st.integers(0, 500), st.integers(1, 40), st.integers(1, 9))
-def test_pieces_are_the_runs_cut_at_blocks(order, position, global_batch, block_instances):
-    runs = rank_runs(order, position, global_batch, 0, 1)
-    pieces, blocks = cut_at_blocks(runs, block_instances)
-    assert (pieces.start // block_instances).tolist() == blocks.tolist()
-    assert ((pieces.stop - 1) // block_instances).tolist() == blocks.tolist()
-    assert instances_of(pieces) == instances_of(runs)
+def test_blocks_of_any_size_hold_the_same_instances(order, position, global_batch, block_size):
+    rows = plan_step(order, position, global_batch, 0, 1, block_size)
+    assert instances_of(rows, block_size) == rank_rows(order, position, global_batch)
 
 
 @settings(max_examples=60, deadline=None)
@@ -390,10 +366,10 @@ def test_a_mixture_by_hand():
     order = StreamOrder((passes_of([[4]]), passes_of([[3]])), (2, 1), seed=0, num_lanes=2)
     assert mixture_word((2, 1)) == [0, 1, 0]
     # Lanes of the first: 0 1 | 2 3, of the second: 0 1 | 2.
-    assert instances_of(rank_runs(order, 0, 6, 0, 1)) == [
+    assert rank_rows(order, 0, 6) == [
         (0, 0, 0, 0), (0, 0, 0, 1), (1, 0, 0, 0), (0, 0, 0, 2), (0, 0, 0, 3), (1, 0, 0, 2),
     ]  # fmt: skip
-    assert instances_of(rank_runs(order, 6, 6, 0, 1)) == [
+    assert rank_rows(order, 6, 6) == [
         (0, 1, 0, 0), (0, 1, 0, 1), (1, 0, 0, 1), (1, 1, 0, 0), (0, 1, 0, 2), (0, 1, 0, 3),
     ]  # fmt: skip
 
@@ -419,8 +395,8 @@ def test_the_example_of_ten_to_one_on_the_page():
         re.findall(r"([AB])(\d+)", line)
         for line in re.findall(r"^step \d: (.*)$", block, re.MULTILINE)
     ]
-    steps = [rank_runs(order, 4 * step, 4, 0, 1) for step in range(len(said))]
-    assert said == [[("AB"[d], str(n)) for d, _, _, n in instances_of(runs)] for runs in steps]
+    steps = [rank_rows(order, 4 * step, 4) for step in range(len(said))]
+    assert said == [[("AB"[d], str(n)) for d, _, _, n in rows] for rows in steps]
 
     other: list[int] = []
     for n in range(11):

@@ -18,10 +18,10 @@ both_paths = pytest.mark.parametrize("compiled", PATHS, ids=["numpy", "compiled"
 
 
 def with_path(compiled, function, *arguments):
-    """Calls a function of `rows` on one of the two paths; its last arguments are filled."""
+    """Calls a function of `rows` on one of the two paths."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows, "COMPILED", compiled)
-        function(*arguments)
+        return function(*arguments)
 
 
 def offsets_of(lengths, width=1, dtype=np.int64):
@@ -33,7 +33,7 @@ def test_lists_by_hand(compiled):
     values = np.array([10, 11, 12, 20, 30, 31], np.uint16)
     into = (np.empty(4, np.int32), np.empty(6, np.uint16))
     first, last = np.array([2, 0]), np.array([4, 1])
-    with_path(compiled, rows.gather_lists, first, last, offsets_of([3, 0, 1, 2], 2), values, into)
+    with_path(compiled, rows.gather_lists, first, last, offsets_of([3, 0, 1, 2], 2), values, *into)
     assert into[0].tolist() == [0, 1, 3, 6]
     assert into[1].tolist() == [20, 30, 31, 10, 11, 12]
 
@@ -59,15 +59,7 @@ def block_of(lengths, segments, num_masked, positions) -> Block:
 
 def columns_of(compiled, block, cuts) -> rows.Columns:
     firsts, lasts = np.ascontiguousarray(np.array(cuts, np.int64).T)
-    into = rows.Columns(
-        token_type_ids=np.full(len(block.input_ids), 9, np.uint8),
-        position_ids=np.full(len(block.input_ids), 9999, np.uint16),
-        masked_positions=np.full(len(block.masked_lm_ids), -1, np.int32),
-        cu_seqlens=np.full(int((lasts - firsts + 1).sum()), -1, np.int32),
-        longest=np.full(len(cuts), -1, np.int32),
-    )
-    with_path(compiled, rows.fill_columns, block, firsts, lasts, into)
-    return into
+    return with_path(compiled, rows.make_columns, block, firsts, lasts)
 
 
 @both_paths
@@ -98,14 +90,10 @@ def test_both_paths_gather_what_slicing_gives(lengths, dtype, data):
     expected = [values[offsets[n] : offsets[n + 1]].tolist() for a, b in runs for n in range(a, b)]
     for path in PATHS:
         into = np.empty(len(expected) + 1, np.int32), np.empty(sum(map(len, expected)), dtype)
-        with_path(path, rows.gather_lists, first, last, offsets * values.itemsize, values, into)
+        with_path(path, rows.gather_lists, first, last, offsets * values.itemsize, values, *into)
         assert [
             into[1][a:b].tolist() for a, b in zip(into[0], into[0][1:], strict=False)
         ] == expected
-        flat = np.empty(len(expected), dtype)
-        column = np.arange(len(lengths), dtype=dtype)
-        with_path(path, rows.gather_values, first, last, column, flat)
-        assert flat.tolist() == [n for a, b in runs for n in range(a, b)]
 
 
 @settings(max_examples=100, deadline=None)
@@ -174,5 +162,3 @@ def test_the_compiled_module_refuses_what_lies_outside_its_arrays():
             COMPILED.gather_lists(first, last, offsets, ids, 2, *into)
     with pytest.raises(ValueError, match="array 2 has items of 2 bytes, not 8"):
         COMPILED.gather_lists(one, one + 2, ids, ids, 2, *into)
-    with pytest.raises(ValueError, match="gather_values"):
-        COMPILED.gather_values(one, one + 5, ids, 2, np.empty(5, np.uint16))

@@ -20,10 +20,10 @@ from tests.trainer.two_ranks import run_nodes
 from trainer.order.known import KnownPasses
 from trainer.order.source import one_dataset
 from trainer.reading import cache as cache_module
+from trainer.reading.block_reader import BlockReader
 from trainer.reading.ranged_read import BlockRange, ShardReadError
-from trainer.reading.read_threads import ReadThreads
 from trainer.reading.settings import Reading
-from trainer.stream.rank_steps import StepSizes
+from trainer.stream.step import StepSizes
 
 SEQ_LEN = 128
 SHARDS, BLOCKS, BLOCK_BYTES = 8000, 62, 70_000
@@ -58,7 +58,7 @@ def stretches(dataset, shard, block_numbers):
     row = dataset.all_shards[shard]
     for block in block_numbers:
         for stretch in cache_module._stretches(
-            BlockRange(row, dataset.blocks(row), block, block + 1)
+            BlockRange(dataset, row, dataset.blocks(row), block, block + 1)
         ):
             yield "stretch", shard, stretch.first, stretch.stop
 
@@ -131,11 +131,11 @@ def test_2048_ranks_start_in_ten_seconds_without_a_storm(
 def test_how_often_blocks_are_fetched(
     many_shards, world_size, global_batch, num_lanes, times, cached
 ):
-    """Some 1,000 planned steps, counted block by block."""
+    """256 planned steps, counted block by block."""
     passes = KnownPasses(one_dataset(many_shards), "train", SEQ_LEN)
     begin, reader = passes.state(0, 0, num_lanes), DryReader(passes, Reading())
     sizes = (StepSizes(rank, world_size, global_batch, SEQ_LEN) for rank in range(world_size))
-    asked = [reader.count(begin, each, 1024).blocks for each in sizes]
+    asked = [reader.count(begin, each, 256).blocks for each in sizes]
     nodes = [
         np.unique(np.concatenate(asked[first : first + NODE_RANKS]))
         for first in range(0, world_size, NODE_RANKS)
@@ -169,6 +169,10 @@ def test_a_dataset_is_opened_again_without_reading(tmp_path, make_dataset):
         assert store.count(BLOCKS_TABLE) == store.count(SHARDS_TABLE) == 1
 
 
+def reader_of(dataset, settings):
+    return BlockReader([(dataset, shard) for shard in dataset.all_shards], settings)
+
+
 @pytest.fixture
 def in_groups(monkeypatch):
     """Tables are read a row group at a time, as those of large datasets are."""
@@ -183,9 +187,9 @@ def test_a_node_reads_rows_of_tables_once(tmp_path, make_dataset, in_groups, dam
         settings = Reading(cache_dir=str(tmp_path / "cache"), budget_seconds=60)
         for process in range(3):
             dataset = open_dataset(store.url)
-            threads = ReadThreads(dataset, settings)
-            tables = [threads.read_table(shard).result(60) for shard in dataset.all_shards]
-            threads.close()
+            reader = reader_of(dataset, settings)
+            tables = [reader.table(number).result(60) for number in range(2)]
+            reader.close()
             assert [len(table) for table in tables] == [3, 2]
             if process == 0:
                 first = store.count(BLOCKS_TABLE)
@@ -211,11 +215,10 @@ def test_damaged_rows_of_tables_are_not_kept(tmp_path, make_dataset, in_groups, 
             return data
 
         dataset.read_bytes = spoil
-        threads = ReadThreads(
-            dataset, Reading(cache_dir=str(tmp_path / "cache"), budget_seconds=60)
-        )
-        assert len(threads.read_table(dataset.all_shards[0]).result(60)) == 3
-        threads.close()
+        settings = Reading(cache_dir=str(tmp_path / "cache"), budget_seconds=60)
+        reader = reader_of(dataset, settings)
+        assert len(reader.table(0).result(60)) == 3
+        reader.close()
         assert spoiled
 
 
@@ -228,15 +231,14 @@ def test_tables_that_never_come_are_named(tmp_path, make_dataset, monkeypatch):
             raise ConnectionResetError("reset")
 
         dataset.read_bytes = fail
-        threads = ReadThreads(
-            dataset, Reading(cache_dir=str(tmp_path / "cache"), budget_seconds=0.3)
-        )
+        settings = Reading(cache_dir=str(tmp_path / "cache"), budget_seconds=0.3)
+        reader = reader_of(dataset, settings)
         with pytest.raises(
             ShardReadError,
             match=r"shard-00000.tar, its rows of blocks.parquet: gave up after .* reset",
         ):
-            threads.read_table(dataset.all_shards[0]).result(60)
-        threads.close()
+            reader.table(0).result(60)
+        reader.close()
 
 
 @pytest.mark.engines

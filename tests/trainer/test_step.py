@@ -27,15 +27,13 @@ from trainer.batches.pack import (
     pad_micro_batch,
     to_device,
 )
-from trainer.batches.rows import HostMemory
-from trainer.order.order import ShardSize, StreamOrder
-from trainer.order.share import rank_runs
+from trainer.order.order import StreamOrder
+from trainer.order.share import plan_step
 from trainer.order.state import DatasetState, StreamState, parse_state
 from trainer.reading import block_reader
 from trainer.reading.settings import Reading
 from trainer.stream.held_out import iterate_validation
-from trainer.stream.rank_steps import RankStep
-from trainer.stream.step import StepLoader
+from trainer.stream.step import RankStep, StepLoader
 
 SEQ_LEN = 8192
 TRAIN = ((60, 45), (50, 37))
@@ -117,20 +115,13 @@ def read_pass(dataset: Dataset, split: str, pass_index: int) -> list[list[Instan
 def batches(dataset) -> list[list[Instance]]:
     """The first 40 global batches of 12 with 4 lanes and seed 3: more than two epochs of both passes."""
     passes = [read_pass(dataset, "train", i) for i in range(2)]
-    sizes = [
-        [ShardSize(s.name, s.instances) for s in dataset.shards("train", SEQ_LEN, i)]
-        for i in range(2)
-    ]
-    order = StreamOrder((tuple(map(tuple, sizes)),), (1,), seed=3, num_lanes=4)
+    shards = tuple(tuple(dataset.shards("train", SEQ_LEN, i)) for i in range(2))
+    order = StreamOrder((shards,), (1,), seed=3, num_lanes=4)
     found = []
     for step in range(40):
-        runs = rank_runs(order, 12 * step, 12, 0, 1)
-        rows = zip(
-            *(getattr(runs, name).tolist() for name in ("epoch", "shard", "start", "stop")),
-            strict=True,
-        )
+        rows = np.stack(plan_step(order, 12 * step, 12, 0, 1, 2**40), axis=1).tolist()
         found.append(
-            [passes[e % 2][s][n] for e, s, start, stop in rows for n in range(start, stop)]
+            [passes[e % 2][s][n] for _, e, s, _, start, stop in rows for n in range(start, stop)]
         )
     return found
 
@@ -158,12 +149,6 @@ def test_steps_tell_what_they_hold(dataset):
     )
     assert first.num_tokens == sum(len(batch.input_ids) for batch in first.micro_batches)
     assert first.num_masked == sum(len(batch.masked_labels) for batch in first.micro_batches)
-
-
-def test_the_loader_tells_how_long_a_step_was_waited_for(dataset):
-    with loader(dataset) as steps:
-        next(steps)
-        assert 0 < steps.wait_seconds < 600
 
 
 def test_the_state_is_a_few_plain_numbers(dataset):
@@ -494,35 +479,10 @@ def test_balanced_cuts_are_as_few_and_the_longest_is_as_short_as_can_be(lengths,
         )
 
 
-def test_steps_lie_in_memory_that_is_used_again_when_they_are_dropped(dataset, monkeypatch):
-    pieces, find = [], HostMemory._find
-
-    def found(memory: HostMemory, num_bytes: int) -> np.ndarray:
-        pieces.append(find(memory, num_bytes))
-        return pieces[-1]
-
-    monkeypatch.setattr(HostMemory, "_find", found)
-    monkeypatch.setattr(block_reader, "GATHERED_TOKENS", 12 * SEQ_LEN)
-    with loader(dataset) as steps:
-        kept = [next(steps) for _ in range(3)]
-        expected = [instances_of(step.micro_batches) for step in kept]
-        for _ in range(100):
-            next(steps)
-        assert [instances_of(step.micro_batches) for step in kept] == expected
-    assert len({id(piece) for piece in pieces}) < len(pieces) / 2
-
-
-def test_pinned_memory_is_asked_for_where_steps_are_to_be_pinned(dataset, monkeypatch):
-    asked = []
-    real = torch.empty
-
-    def empty(*sizes, pin_memory=False, **options):
-        asked.append(pin_memory)
-        return real(*sizes, **options)
-
-    monkeypatch.setattr(torch, "empty", empty)
-    pinned = [instances_of(step.micro_batches) for step in take(dataset, 5, pin_memory=True)]
-    assert asked
-    assert all(asked)
+def test_steps_are_pinned_where_they_are_to_be(dataset, monkeypatch):
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda each: (pinned.append(each), each)[1])
+    found = [instances_of(step.micro_batches) for step in take(dataset, 5, pin_memory=True)]
+    assert len(pinned) >= len(DEVICE_DTYPES)
     monkeypatch.undo()
-    assert pinned == [instances_of(step.micro_batches) for step in take(dataset, 5)]
+    assert found == [instances_of(step.micro_batches) for step in take(dataset, 5)]

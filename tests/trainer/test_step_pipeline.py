@@ -13,8 +13,7 @@ from pipeline.shards.dataset import open_dataset
 from trainer.order.source import open_mixture
 from trainer.reading.settings import Reading
 from trainer.stream.pipeline import planned_steps
-from trainer.stream.rank_steps import RankStep
-from trainer.stream.step import StepLoader
+from trainer.stream.step import RankStep, StepLoader
 
 SEQ_LEN = 8192
 NUM_STEPS = 11
@@ -153,21 +152,6 @@ def test_workers_share_the_steps_of_a_rank(
             shares.append(list(loader))
     assert_same([shares[n % num_workers][n // num_workers] for n in range(NUM_STEPS)], expected)
     assert sum(map(len, shares)) == NUM_STEPS
-
-
-def test_a_worker_plans_many_windows_as_one(folder, expected, monkeypatch):
-    monkeypatch.setattr("trainer.stream.rank_steps.PLANNED_STEPS", 4)
-    with StepLoader(
-        open_dataset(folder),
-        "train",
-        SEQ_LEN,
-        **SIZES,
-        num_steps=NUM_STEPS,
-        reading=QUICK,
-        worker=1,
-        num_workers=2,
-    ) as loader:
-        assert_same(list(loader), expected[1::2])
 
 
 @FORKED

@@ -11,9 +11,9 @@ import pytest
 
 from pipeline.shards import block_tables
 from pipeline.shards.dataset import open_dataset
-from trainer.reading.read_threads import ReadThreads
+from trainer.reading.block_reader import BlockReader
 from trainer.reading.settings import Reading
-from trainer.stream.step import Prefetcher, StepLoader
+from trainer.stream.step import StepLoader
 
 SIZES = {"rank": 0, "world_size": 1, "global_batch": 8, "micro_tokens": 8192, "seed": 0}
 NAMES = ("prefetch", "fetch-")
@@ -60,51 +60,24 @@ def test_closed_while_it_plans_or_before_it_has_begun(folder, threads_end):
 def test_nothing_is_kept_of_a_closed_loader(folder, threads_end):
     with StepLoader(open_dataset(str(folder)), "train", 8192, **SIZES) as loader:
         list(islice(loader, 5))
-        window = weakref.ref(loader._finalizer.peek()[2][1]._window)
-        assert window() is not None
+        reader = weakref.ref(loader.reads)
     del loader
     assert threads_end()
-    assert window() is None
+    assert reader() is None
 
 
-class Held:
-    """Something that a stream holds."""
-
-
-def test_a_stream_that_its_own_thread_closes_ends(threads_end):
-    """As when the collection of garbage comes to it there, while what is ready waits to be taken."""
-
-    def groups():
-        yield [1]
-        while not streams:
-            time.sleep(0.01)
-        streams.pop().close()
-        yield [2]
-
-    streams = []
-    stream = Prefetcher(groups(), 1)
-    streams.append(stream)
+def test_an_error_that_nobody_takes_holds_nothing(folder, threads_end):
+    dataset = open_dataset(str(folder))
+    dataset.read_bytes = None  # which cannot be called
+    reading = Reading(budget_seconds=0.01)
+    loader = StepLoader(dataset, "train", 8192, **SIZES, reading=reading)
+    reader = weakref.ref(loader.reads)
+    loader._thread.join(LIMIT_SECONDS)
+    loader.close()
+    del loader
     assert threads_end()
-
-
-def test_an_error_that_nobody_takes_holds_nothing(threads_end):
-    is_closed, held = threading.Event(), Held()
-    seen = weakref.ref(held)
-
-    def groups(held):
-        yield [1]
-        assert is_closed.wait(LIMIT_SECONDS)
-        raise CancelledError(repr(held))
-
-    stream = Prefetcher(groups(held), 1)
-    del held
-    assert next(stream) == 1
-    is_closed.set()
-    stream._thread.join(LIMIT_SECONDS)
-    stream.close()
-    del stream
-    assert threads_end()
-    assert seen() is None
+    gc.collect()
+    assert reader() is None
 
 
 def test_nobody_waits_for_a_request_that_hangs(folder, threads_end):
@@ -120,8 +93,8 @@ def test_nobody_waits_for_a_request_that_hangs(folder, threads_end):
     try:
         assert is_asked.wait(LIMIT_SECONDS)
         loader.close()
-        loader._steps._thread.join(LIMIT_SECONDS)
-        assert not loader._steps._thread.is_alive()
+        loader._thread.join(LIMIT_SECONDS)
+        assert not loader._thread.is_alive()
     finally:
         answer.set()
     assert threads_end()
@@ -129,10 +102,10 @@ def test_nobody_waits_for_a_request_that_hangs(folder, threads_end):
 
 def test_what_is_asked_for_after_the_end_is_called_off(folder):
     dataset = open_dataset(str(folder))
-    threads = ReadThreads(dataset, Reading(num_threads=1))
-    threads.close()
+    reader = BlockReader([(dataset, dataset.all_shards[0])], Reading(num_threads=1))
+    reader.close()
     with pytest.raises(CancelledError):
-        threads.read_table(dataset.all_shards[0]).result(LIMIT_SECONDS)
+        reader.table(0).result(LIMIT_SECONDS)
 
 
 def test_a_stalled_opening_of_the_block_table_keeps_nobody(folder, monkeypatch):

@@ -90,36 +90,6 @@ static PyObject *gather_lists(PyObject *self, PyObject *arguments) {
     return finish(&held, problem);
 }
 
-static PyObject *gather_values(PyObject *self, PyObject *arguments) {
-    PyObject *given[4];
-    int width;
-    (void)self;
-    if (!PyArg_ParseTuple(arguments, "OOOiO", &given[0], &given[1], &given[2], &width, &given[3])) return NULL;
-    Buffers held;
-    const int itemsizes[4] = {8, 8, width, width};
-    if (take(&held, given, itemsizes, 4, 1) < 0) return NULL;
-    const int64_t *first = held.views[0].buf, *last = held.views[1].buf;
-    const char *column = held.views[2].buf;
-    char *out = held.views[3].buf;
-    const int64_t runs = length(&held, 0), available = length(&held, 2), rows = length(&held, 3);
-    const char *problem = NULL;
-    int64_t row = 0;
-    if (length(&held, 1) != runs) return finish(&held, "gather_values: arrays that do not fit together");
-    Py_BEGIN_ALLOW_THREADS
-    for (int64_t run = 0; run < runs; run++) {
-        const int64_t begin = first[run], count = last[run] - begin;
-        if (begin < 0 || count < 0 || begin + count > available || count > rows - row) {
-            problem = "gather_values: a run lies outside its column, or there are more rows than room";
-            break;
-        }
-        memcpy(out + row * width, column + begin * width, (size_t)(count * width));
-        row += count;
-    }
-    if (!problem && row != rows) problem = "gather_values: fewer rows than room";
-    Py_END_ALLOW_THREADS
-    return finish(&held, problem);
-}
-
 /* What fill_columns is given and fills, in the order of its arguments. */
 enum { OFFSETS, SEGMENTS, MASKED_OFFSETS, POSITIONS, FIRSTS, LASTS, TYPES, PLACES, MASKED, CU_SEQLENS, LONGEST, COLUMNS };
 
@@ -187,7 +157,6 @@ static PyObject *fill_columns(PyObject *self, PyObject *arguments) {
 
 static PyMethodDef methods[] = {
     {"gather_lists", gather_lists, METH_VARARGS, NULL},
-    {"gather_values", gather_values, METH_VARARGS, NULL},
     {"fill_columns", fill_columns, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

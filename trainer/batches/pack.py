@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pipeline.shards.block import Array, Block
-from trainer.batches.rows import Columns, HostMemory, fill_columns
+from trainer.batches.rows import make_columns
 from trainer.model.packed_inputs import PackedInputs
 
 DEVICE_DTYPES = {
@@ -75,40 +75,35 @@ def to_device(batch: MicroBatch, device: torch.device) -> MicroBatch:
 
 
 def pack_micro_batches(
-    block: Block, cuts: Sequence[tuple[int, int]], memory: HostMemory | None = None
+    block: Block, cuts: Sequence[tuple[int, int]], pin_memory: bool = False
 ) -> list[MicroBatch]:
-    """Stretches [start, stop) of a block's instances as micro-batches.
+    """Rows [start, stop) of a block as micro-batches, each beginning where the one before it ends.
 
-    Each begins where the one before it ends. All are made together, and then cut: what is computed
-    lies in a piece of `memory`, the rest in the block.
+    All are made together and then cut, so that their tensors are views.
     """
     if not cuts:
         return []
     firsts, lasts = np.ascontiguousarray(np.array(cuts, np.int64).T)
     assert np.array_equal(firsts[1:], lasts[:-1]), f"{cuts} are not one after another"
-    num_instances, num_tokens = lasts - firsts, block.offsets[lasts] - block.offsets[firsts]
+    made = make_columns(block, firsts, lasts)
+    num_instances = lasts - firsts
+    num_tokens = block.offsets[lasts] - block.offsets[firsts]
     num_masked = block.masked_offsets[lasts] - block.masked_offsets[firsts]
-    sizes = {
-        "token_type_ids": (len(block.input_ids), np.uint8),
-        "position_ids": (len(block.input_ids), np.uint16),
-        "masked_positions": (len(block.masked_lm_ids), np.int32),
-        "cu_seqlens": (int(num_instances.sum()) + len(cuts), np.int32),
-    }
-    taken = dict(zip(sizes, (memory or HostMemory()).take(list(sizes.values())), strict=True))
-    into = Columns(**taken, longest=np.empty(len(cuts), np.int32))
-    fill_columns(block, firsts, lasts, into)
-    by_instance = firsts[0], num_instances.tolist()
-    by_token = block.offsets[firsts[0]], num_tokens.tolist()
-    by_masked = block.masked_offsets[firsts[0]], num_masked.tolist()
+    first_token, first_masked = block.offsets[firsts[0]], block.masked_offsets[firsts[0]]
+
+    def split(values: Array, first: int, counts: Array) -> Sequence[Tensor]:
+        tensor = torch.from_numpy(values[first : first + counts.sum()])
+        return (tensor.pin_memory() if pin_memory else tensor).split_with_sizes(counts.tolist())
+
     columns = zip(
-        _split(block.input_ids, *by_token),
-        _split(into.token_type_ids, *by_token),
-        _split(into.position_ids, *by_token),
-        _split(into.cu_seqlens, 0, (num_instances + 1).tolist()),
-        into.longest.tolist(),
-        _split(into.masked_positions, *by_masked),
-        _split(block.masked_lm_ids, *by_masked),
-        _split(block.is_random_next, *by_instance),
+        split(block.input_ids, first_token, num_tokens),
+        split(made.token_type_ids, first_token, num_tokens),
+        split(made.position_ids, first_token, num_tokens),
+        split(made.cu_seqlens, 0, num_instances + 1),
+        made.longest.tolist(),
+        split(made.masked_positions, first_masked, num_masked),
+        split(block.masked_lm_ids, first_masked, num_masked),
+        split(block.is_random_next, firsts[0], num_instances),
         strict=True,
     )
     return [MicroBatch(*each) for each in columns]
@@ -183,9 +178,3 @@ def balance_micro_batches(offsets: Array, micro_tokens: int) -> list[tuple[int, 
         else:
             cuts, high = tried, limit
     return cuts
-
-
-def _split(values: Array, first: int, counts: list[int]) -> Sequence[Tensor]:
-    """Views of values[first:], so many each."""
-    whole = torch.from_numpy(values[first : first + sum(counts)])
-    return [whole] if len(counts) == 1 else whole.split_with_sizes(counts)

@@ -1,61 +1,17 @@
-"""The datasets a stream draws from: named and weighted, agreeing with each other, read as one."""
+"""The datasets a stream draws from: named and weighted, and agreeing with each other."""
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import chain, count
-from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any
 
-from pipeline.shards.block_tables import Keep
 from pipeline.shards.dataset import Dataset, OpenedDataset, open_again, open_dataset
 from pipeline.shards.growing import WaitPolicy, open_growing
-from pipeline.shards.records import BlockTable, Shard
-from pipeline.storage.faults import ATTEMPTS
 from trainer.order.order import check_weights
 from trainer.order.state import MAX_DATASETS
 
-_NAMES = [field.name for field in fields(Shard)]
-_NAME, _values_of = _NAMES.index("name"), attrgetter(*_NAMES)
 _ENTRY = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<url>.+?)(?::(?P<weight>\d+))?")
-
-
-class ShardStore(Protocol):
-    """Shards that can be read in ranges: a dataset, or several as one."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Every token id is below it."""
-
-    @property
-    def is_local(self) -> bool:
-        """Whether all files are on this machine's own disks."""
-
-    def locate(self, name: str) -> str:
-        """The URL of a file, for messages."""
-
-    def blocks(
-        self, shard: Shard, attempts: int = ATTEMPTS, keep: Keep | None = None
-    ) -> BlockTable:
-        """Where a shard's blocks lie, as `Dataset.blocks`."""
-
-    def read_bytes(self, name: str, start: int, stop: int) -> bytes:
-        """Bytes start to stop - 1 of a file, by one request."""
-
-
-@dataclass(frozen=True)
-class DataEntry:
-    """One dataset as a person names it.
-
-    Attributes:
-        name: What reports call it; unique in a mixture.
-        url: Folder or URL.
-        weight: Its share of the instances, relative to those of the others.
-    """
-
-    name: str
-    url: str
-    weight: int
 
 
 @dataclass(frozen=True)
@@ -75,10 +31,10 @@ def open_mixture(
     storage_options: Mapping[str, Any] | None = None,
     wait_policy: WaitPolicy | None = None,
 ) -> Mixture:
-    """Opens the datasets that `[NAME=]URL[:WEIGHT]` name.
+    """Opens the datasets that one or several `[NAME=]URL[:WEIGHT]` name.
 
     Args:
-        entries: One or several.
+        entries: The names.
         storage_options: Options of their filesystems.
         wait_policy: How to wait for builds that still run; None takes finished datasets only.
 
@@ -86,16 +42,16 @@ def open_mixture(
         FileNotFoundError: There is no dataset, or waiting for it ended.
         ValueError: A dataset is damaged, or they do not agree.
     """
-    mixture = []
-    for entry in parse_entries(entries):
-        opened = (
-            open_dataset(entry.url, storage_options)
-            if wait_policy is None
-            else open_growing(entry.url, storage_options, wait_policy)
-        )
-        mixture.append(WeightedDataset(entry.name, opened, entry.weight))
-    refuse_disagreement(tuple(mixture))
-    return tuple(mixture)
+
+    def opened(url: str) -> Dataset:
+        if wait_policy is None:
+            return open_dataset(url, storage_options)
+        return open_growing(url, storage_options, wait_policy)
+
+    named = parse_entries(entries)
+    mixture = tuple(WeightedDataset(name, opened(url), weight) for name, url, weight in named)
+    refuse_disagreement(mixture)
+    return mixture
 
 
 OpenedMixture = tuple[tuple[str, OpenedDataset, int], ...]
@@ -122,66 +78,31 @@ def one_dataset(dataset: Dataset) -> Mixture:
     return (WeightedDataset("data", dataset),)
 
 
-class JoinedShards:
-    """The shards of several datasets as one store, each named by its whole URL."""
-
-    def __init__(self, vocab_size: int) -> None:
-        """A store without shards yet; every dataset is to have this vocab_size."""
-        self.vocab_size = vocab_size
-        self._homes: dict[str, tuple[Dataset, Shard]] = {}
-
-    def add(self, dataset: Dataset, shard: Shard) -> Shard:
-        """Takes in a shard; it goes by the name returned."""
-        url = dataset.locate(shard.name)
-        self._homes[url] = (dataset, shard)
-        values = [*_values_of(shard)]  # half of what `replace` takes, of 80,000
-        values[_NAME] = url
-        return Shard(*values)
-
-    @property
-    def is_local(self) -> bool:
-        """Whether all shards so far are on this machine's own disks."""
-        return all(dataset.is_local for dataset, _ in self._homes.values())
-
-    def locate(self, name: str) -> str:
-        """The URL of a shard, which is its name here."""
-        return name
-
-    def blocks(
-        self, shard: Shard, attempts: int = ATTEMPTS, keep: Keep | None = None
-    ) -> BlockTable:
-        """Where a shard's blocks lie, as `Dataset.blocks`."""
-        dataset, own = self._homes[shard.name]
-        return dataset.blocks(own, attempts, keep)
-
-    def read_bytes(self, name: str, start: int, stop: int) -> bytes:
-        """Bytes start to stop - 1 of a shard, by one request; raises OSError where others come."""
-        dataset, own = self._homes[name]
-        return dataset.read_bytes(own.name, start, stop)
-
-
-def parse_entries(entries: Sequence[str]) -> tuple[DataEntry, ...]:
-    """Reads `[NAME=]URL[:WEIGHT]`; without a name a dataset goes by the end of its URL.
+def parse_entries(entries: Sequence[str]) -> list[tuple[str, str, int]]:
+    """Name, URL and weight of each `[NAME=]URL[:WEIGHT]`; the end of a URL is the name by default.
 
     Raises:
         ValueError: None, too many, a name or URL twice, or weights that are no shares.
     """
     if not 1 <= len(entries) <= MAX_DATASETS:
         raise ValueError(f"data names {len(entries)} datasets; 1 to {MAX_DATASETS} can be mixed")
-    found: list[DataEntry] = []
+    found: dict[str, tuple[str, int]] = {}
     for entry in entries:
         match = _ENTRY.fullmatch(entry)
         if match is None:
             raise ValueError(f"data: {entry!r} is not [NAME=]URL[:WEIGHT]")
         name, url, weight = match["name"], match["url"], int(match["weight"] or 1)
-        taken = {each.name for each in found}
-        if name in taken or url in {each.url for each in found}:
+        if name in found or url in [each for each, _ in found.values()]:
             raise ValueError(
-                f"data names {name if name in taken else url} twice; a larger weight draws from it more"
+                f"data names {name if name in found else url} twice; a larger weight draws from it more"
             )
-        found.append(DataEntry(name or _name_by_url(url, taken), url, weight))
-    check_weights([each.weight for each in found])
-    return tuple(found)
+        if name is None:
+            end = url.rstrip("/").rpartition("/")[2] or url
+            names = chain([end], (f"{end}-{n}" for n in count(2)))
+            name = next(each for each in names if each not in found)
+        found[name] = url, weight
+    check_weights([weight for _, weight in found.values()])
+    return [(name, *rest) for name, rest in found.items()]
 
 
 def refuse_disagreement(mixture: Mixture) -> None:
@@ -191,14 +112,14 @@ def refuse_disagreement(mixture: Mixture) -> None:
         ValueError: Vocabulary, special tokens or lower-casing differ; the message says which and
             where.
     """
-    first = mixture[0]
-    for other in mixture[1:]:
-        ours, theirs = _facts(first.dataset), _facts(other.dataset)
+    first = mixture[0].dataset
+    for other in (each.dataset for each in mixture[1:]):
+        ours, theirs = _facts(first), _facts(other)
         if differ := [
             f"{key} {ours[key]} and {theirs[key]}" for key in ours if ours[key] != theirs[key]
         ]:
             raise ValueError(
-                f"{first.dataset.url} and {other.dataset.url} cannot be mixed: they have {'; '.join(differ)}. Build"
+                f"{first.url} and {other.url} cannot be mixed: they have {'; '.join(differ)}. Build"
                 " them with the same --vocab and --lower_case"
             )
 
@@ -211,10 +132,3 @@ def _facts(dataset: Dataset) -> dict[str, object]:
         "special_ids": dict(sorted(manifest.special_ids.items())),
         "lower_case": manifest.settings.get("lower_case"),
     }
-
-
-def _name_by_url(url: str, taken: set[str]) -> str:
-    name = url.rstrip("/").rpartition("/")[2] or url
-    return next(
-        each for each in chain([name], (f"{name}-{n}" for n in count(2))) if each not in taken
-    )

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainer.order.order import Stretch, next_stretches
@@ -21,8 +21,7 @@ class DatasetState:
         weight: Its weight in the mixture.
         passes: How many there are, or will be where the build is still running.
         content: First CONTENT_DIGITS digits of the root hash (docs/format.md, section 4) of the
-            passes begun so far, at least one: it covers names, instances and content of their
-            shards.
+            passes begun so far, at least one.
     """
 
     weight: int
@@ -32,13 +31,10 @@ class DatasetState:
 
 @dataclass(frozen=True)
 class StreamState:
-    """Everything that the rest of the stream is a function of.
-
-    Sizes may change at any step, and are no part of it.
+    """Everything that the rest of the stream is a function of; sizes may change at any step.
 
     Attributes:
-        position: Where the next step begins; with the weights it gives the position in every
-            dataset.
+        position: Where the next step begins.
         seed: Random seed of the shard order.
         num_lanes: K.
         split: train or validation.
@@ -55,14 +51,10 @@ class StreamState:
     skipped: tuple[Stretch, ...]
     datasets: tuple[DatasetState, ...]
 
-    @property
-    def first_position(self) -> int:
-        """The position of the next instance: the position, or the end of what is skipped there."""
-        return next_stretches(self.skipped, self.position, 1)[0][0]
-
-    def after(self, num_instances: int) -> int:
-        """The position once the next num_instances are consumed."""
-        return next_stretches(self.skipped, self.position, num_instances)[-1][1]
+    def next_step(self, num_instances: int) -> tuple[int, int]:
+        """The position of the next instance, and the one after the next num_instances."""
+        stretches = next_stretches(self.skipped, self.position, num_instances)
+        return stretches[0][0], stretches[-1][1]
 
     def skipping(self, stretches: Iterable[Stretch]) -> "StreamState":
         """The state that leaves out further stretches of positions from here on.
@@ -92,16 +84,12 @@ class StreamState:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, at most MAX_STATE_BYTES of it."""
-        state = {
-            name: value for name, value in vars(self).items() if name not in ("skipped", "datasets")
-        }
         columns = ("weight", "passes", "content")
-        datasets = {name: [getattr(each, name) for each in self.datasets] for name in columns}
         return {
             "format": STATE_FORMAT,
-            **state,
+            **vars(self),
             "skipped": [list(each) for each in self.skipped],
-            "datasets": datasets,
+            "datasets": {name: [getattr(each, name) for each in self.datasets] for name in columns},
         }
 
 
@@ -117,22 +105,16 @@ def merge_stretches(stretches: Iterable[Stretch]) -> tuple[Stretch, ...]:
 
 
 def parse_state(state: Mapping[str, Any]) -> StreamState:
-    """Reads what `StreamState.to_dict` returned.
-
-    Raises:
-        ValueError: Not a stream's state, or one of another format.
-    """
+    """Reads what `StreamState.to_dict` returned; a ValueError where it is no such state."""
     if state.get("format") != STATE_FORMAT:
         raise ValueError(
             f"stream state has format {state.get('format')!r}, this version reads {STATE_FORMAT}"
         )
     try:
-        fields = {
-            name: state[name] for name in ("position", "seed", "num_lanes", "split", "seq_len")
-        }
+        names = ("position", "seed", "num_lanes", "split", "seq_len")
         columns = [state["datasets"][name] for name in ("weight", "passes", "content")]
         return StreamState(
-            **fields,
+            **{name: state[name] for name in names},
             skipped=tuple((start, stop) for start, stop in state["skipped"]),
             datasets=tuple(DatasetState(*row) for row in zip(*columns, strict=True)),
         )
@@ -151,19 +133,21 @@ def refuse_other_stream(then: StreamState, now: StreamState, names: Iterable[str
     Raises:
         ValueError: It does not; the message names every difference.
     """
-    common = ("seed", "num_lanes", "split", "seq_len")
-    changed = [f"{name} was {getattr(then, name)}, is {getattr(now, name)}" for name in common
-               if getattr(then, name) != getattr(now, name)]  # fmt: skip
-    if len(then.datasets) != len(now.datasets):
-        changed.append(
-            f"datasets were {len(then.datasets)}, are {len(now.datasets)} ({', '.join(names)})"
-        )
+
+    def differences(of: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+        return [
+            f"{key}{of} was {value}, is {after[key]}"
+            for key, value in before.items()
+            if after[key] != value and key not in ("position", "skipped", "datasets")
+        ]
+
+    changed = differences("", vars(then), vars(now))
+    if len(then.datasets) == len(now.datasets):
+        for name, before, after in zip(names, then.datasets, now.datasets, strict=True):
+            changed += differences(f" of {name}", vars(before), vars(after))
     else:
-        for name, before, after in zip(
-            names, map(asdict, then.datasets), map(asdict, now.datasets), strict=True
-        ):
-            changed += [f"{key} of {name} was {before[key]}, is {after[key]}" for key in before
-                        if before[key] != after[key]]  # fmt: skip
+        found = f"{len(now.datasets)} ({', '.join(names)})"
+        changed.append(f"datasets were {len(then.datasets)}, are {found}")
     if changed:
         raise ValueError(
             f"this training cannot continue the stream it began: {'; '.join(changed)}. The order of the data depends"

@@ -14,8 +14,7 @@ from trainer.engine.train_step import grad_norm
 from trainer.guards.spike_guard import MOST_ROLLBACKS, SpikeGuard
 from trainer.pretrain.run import Run, read_position
 from trainer.process.ranks import together
-from trainer.stream.rank_steps import RankStep
-from trainer.stream.step import StepLoader
+from trainer.stream.step import RankStep, StepLoader
 
 
 def note_gradient(run: Run, phase_index: int, rank_step: RankStep, loader: StepLoader) -> bool:

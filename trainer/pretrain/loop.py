@@ -40,8 +40,7 @@ from trainer.process.stopping import LauncherWatch, leave_at_once, note_outcome,
 from trainer.runs.metrics import loss_columns
 from trainer.settings import Phase, PretrainSettings, resolve
 from trainer.stream.pipeline import planned_steps
-from trainer.stream.rank_steps import RankStep
-from trainer.stream.step import StepLoader
+from trainer.stream.step import RankStep, StepLoader
 
 WAITING_SECONDS = 0.05
 STOPPING = "stopping after this step, saving; again leaves at once"

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from trainer.batches.pack import MicroBatch
-from trainer.stream.rank_steps import RankStep
+from trainer.stream.step import RankStep
 
 LEFT_TO_RIGHT = "left-to-right"
 WITH_NSP = "mlm+nsp"

@@ -1,35 +1,35 @@
-"""The instances of steps, gathered from blocks that are read ahead of need (docs/order.md, "Reads").
+"""Blocks by shard and number, read ahead of need by threads, and the rows of steps out of them."""
 
-Steps are planned many together, until their blocks fill half of the memory: while one such stretch
-of steps is gathered, the blocks of the next are being read.
-"""
-
-import weakref
-from bisect import bisect_left, bisect_right
+import contextlib
+import queue
+import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from functools import lru_cache
-from itertools import pairwise
-from typing import NamedTuple
+from functools import partial
+from itertools import count
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.shards.block import Array, Block, block_instances
+from pipeline.shards.block import Block, block_instances
+from pipeline.shards.dataset import Dataset
+from pipeline.shards.manifest import BLOCKS_TABLE
 from pipeline.shards.records import BlockTable, Shard
-from trainer.batches.gather import gather_rows
-from trainer.batches.rows import HostMemory
+from trainer.batches.rows import gather_rows
 from trainer.batches.unpack import unpack_block
-from trainer.order.source import ShardStore
-from trainer.reading.ranged_read import BlockRange
-from trainer.reading.read_threads import Read, ReadThreads
+from trainer.order.order import Array
+from trainer.reading.cache import open_cache, read_blocks_cached, read_table_cached
+from trainer.reading.ranged_read import Attempts, BlockRange, complete, fetch_blocks, read_table
+from trainer.reading.rate_limit import RateLimit
 from trainer.reading.settings import Reading
 
-LOOKAHEAD_STEPS = 512
-"""The most steps planned together at first: the first batch is not to wait for long reads of every lane."""
+LOOKAHEAD_STEPS, MAX_LOOKAHEAD_STEPS = 512, 8192
+"""The most steps planned together at first, and after some time.
 
-MAX_LOOKAHEAD_STEPS = 8192
-"""The most steps planned together after some time: small steps need many for long reads."""
+The first batch is not to wait for long reads of every lane; small steps need many for long reads.
+"""
 
 GATHERED_TOKENS = 2**23
 """Steps are gathered together until they have room for so many tokens, some 36 MB."""
@@ -40,329 +40,280 @@ MAX_TABLES = 4096
 _BLOCK_BITS = 32
 
 
-class Steps(NamedTuple):
-    """Some steps one after another, in slot order.
-
-    Each takes rows start to stop - 1 of blocks of shards.
+class PlannedStep(NamedTuple):
+    """What a step takes, in slot order: rows start to stop - 1 of blocks; all [R].
 
     Attributes:
-        shard: [R] int64, as are the next three.
-        block: Its place in the shard.
+        keys: The blocks: shard, as its place among those of the reader, and block in one number.
         start: The first row in the block.
         stop: One past the last.
-        bounds: [S+1] int64; step i is rows bounds[i] to bounds[i + 1] - 1 of these.
+        facts: What else is known of the step.
     """
 
-    shard: Array
-    block: Array
+    keys: list[int]
     start: Array
     stop: Array
-    bounds: Array
+    facts: Any = None
 
     @property
-    def keys(self) -> Array:
-        """[R] shard and block in one number."""
-        keys: Array = self.shard << _BLOCK_BITS | self.block
-        return keys
-
-    def cut(self, first: int, last: int) -> "Steps":
-        """Steps first to last - 1 of these."""
-        begin, end = self.bounds[first], self.bounds[last]
-        shard, block, start, stop = (column[begin:end] for column in self[:4])
-        return Steps(shard, block, start, stop, self.bounds[first : last + 1] - begin)
+    def num_rows(self) -> int:
+        """Rows of all blocks."""
+        return int((self.stop - self.start).sum())
 
 
-class Group(NamedTuple):
-    """Some steps gathered together; step i is instances bounds[i] to bounds[i + 1] - 1."""
-
-    block: Block
-    bounds: list[int]
-
-
-@dataclass
-class ReadCounts:
-    """What was asked for of shards, tables apart: blocks again count again, attempts do not."""
-
-    blocks: int = 0
-    bytes: int = 0
-    requests: int = 0
-
-    def add(self, blocks: BlockRange) -> None:
-        """Counts a request for a range of blocks."""
-        self.blocks += blocks.stop - blocks.first
-        self.bytes += blocks.stop_byte - blocks.start_byte
-        self.requests += 1
-
-
-class Planned:
-    """Steps planned together.
-
-    Attributes:
-        keys: [K] the different blocks that they take, in order of need.
-        which: [R] the block of each row, by its place in `keys`.
-        bounds: Where each step begins in the rows, and the end.
-        instances: Instances before each step, and of all.
-    """
-
-    def __init__(self, parts: Sequence[Steps]) -> None:
-        """Joins what was planned at a time."""
-        self.start = np.concatenate([each.start for each in parts])
-        self.stop = np.concatenate([each.stop for each in parts])
-        different, first, which = np.unique(
-            np.concatenate([each.keys for each in parts]), return_index=True, return_inverse=True
-        )
-        by_need = np.argsort(first)
-        self.keys: list[int] = different[by_need].tolist()
-        self.which = np.argsort(by_need)[which]
-        rows = np.concatenate([np.diff(each.bounds) for each in parts])
-        self.bounds: list[int] = np.cumsum([0, *rows]).tolist()
-        counted = np.concatenate([[0], np.cumsum(self.stop - self.start)])
-        self.instances: list[int] = counted[self.bounds].tolist()
-
-    def __len__(self) -> int:
-        return len(self.bounds) - 1
-
-
-class Planner:
-    """Takes steps until their blocks fill half of the memory, and more of them each time."""
-
-    def __init__(
-        self, shards: Sequence[Shard], steps: Iterator[Steps], half_bytes: int, min_steps: int
-    ) -> None:
-        """Nothing is taken yet."""
-        self._shards, self._steps, self._half_bytes = shards, steps, half_bytes
-        self._min_steps = min_steps
-        self._lookahead = LOOKAHEAD_STEPS
-        self._rest: Steps | None = None
-        self.is_exhausted = False
-
-    def next(self) -> Planned | None:
-        """The next steps; None at the end."""
-        parts: list[Steps] = []
-        taken, num_steps, num_bytes, is_enough = np.zeros(0, np.int64), 0, 0.0, False
-        while not is_enough:
-            steps = self._rest or next(self._steps, None)
-            self._rest = None
-            if steps is None:
-                self.is_exhausted = True
-                break
-            keys, rows = np.unique(steps.keys, return_index=True)
-            is_new = ~np.isin(keys, taken)
-            keys, rows = keys[is_new], rows[is_new]
-            grown = num_bytes + self._bytes_by_step(keys, rows, steps.bounds)
-            enough = (grown >= self._half_bytes) & (
-                num_steps + np.arange(1, len(grown) + 1) >= self._min_steps
-            )
-            enough |= num_steps + np.arange(1, len(grown) + 1) >= max(
-                self._lookahead, self._min_steps
-            )
-            is_enough = bool(enough.any())
-            count = int(np.argmax(enough)) + 1 if is_enough else len(grown)
-            if count < len(grown):
-                self._rest = steps.cut(count, len(grown))
-            parts.append(steps.cut(0, count))
-            num_steps, num_bytes = num_steps + count, float(grown[count - 1])
-            taken = np.union1d(taken, keys)
-        self._lookahead = min(2 * self._lookahead, MAX_LOOKAHEAD_STEPS)
-        return Planned(parts) if parts else None
-
-    def _bytes_by_step(self, keys: Array, rows: Array, bounds: Array) -> Array:
-        """Memory that new blocks take up to each step: twice their stored bytes, a shard's mean."""
-        shards, place = np.unique(keys >> _BLOCK_BITS, return_inverse=True)
-        means = [_mean_bytes(self._shards[shard]) for shard in shards.tolist()]
-        order = np.argsort(rows)
-        added = np.concatenate([[0.0], np.cumsum(2 * np.array(means)[place][order])])
-        grown: Array = added[np.searchsorted(rows[order], bounds[1:])]
-        return grown
+def plan_rows(shard: Array, block: Array, *rows: Any) -> PlannedStep:
+    """The step of rows (start, stop, facts) of blocks of shards."""
+    return PlannedStep((shard << _BLOCK_BITS | block).tolist(), *rows)
 
 
 class BlockReader:
-    """Iterator over steps: the instances of each as one block, in slot order.
+    """Threads that read blocks, and the blocks until they are let go.
 
-    A block that several stretches of steps take stays between them, so one that serves many steps of
-    a lane is fetched and decoded once. Small steps are gathered together.
+    The threads are daemons of this process: a live filesystem does not survive a fork, and daemons
+    do not keep the interpreter from exiting.
 
     Attributes:
-        counts: Requests so far.
+        requests: Requests for blocks so far; attempts at the same do not count.
+        blocks: Blocks asked for.
+        bytes: Bytes asked for.
     """
 
-    def __init__(
-        self,
-        store: ShardStore,
-        shards: Sequence[Shard],
-        steps: Iterator[Steps],
-        settings: Reading,
-        min_steps: int = 2,
-        memory: HostMemory | None = None,
-        counts: ReadCounts | None = None,
-    ) -> None:
-        """Nothing is read before the first step is asked for.
+    def __init__(self, shards: Sequence[tuple[Dataset, Shard]], settings: Reading) -> None:
+        """Starts the threads; shards of the same length may be added at the end at any time.
 
-        Args:
-            store: Where the shards are.
-            shards: Those that steps refer to by index, all of one length; more may be added at the
-                end at any time.
-            steps: The steps in their order, some at a time.
-            settings: Memory, threads and limits.
-            min_steps: Steps planned together whatever the memory, so that every lane is visited.
-            memory: Where steps are gathered.
-            counts: Counts requests.
+        Raises:
+            ValueError: The cache cannot be used.
         """
-        self._store, self._shards, self._settings = store, shards, settings
-        self._gathered = -(-GATHERED_TOKENS // shards[0].seq_len)
-        self._planner = Planner(shards, steps, settings.buffer_bytes // 2, min_steps)
-        self._threads = threads = ReadThreads(store, settings)
-        self._tables = lru_cache(maxsize=MAX_TABLES)(
-            lambda shard: threads.read_table(shards[shard])
-        )
-        self._memory = memory or HostMemory()
-        self.counts = counts or ReadCounts()
-        self._reads: dict[int, Read] = {}  # what brings each block that is not unpacked
-        self._blocks: dict[int, Block] = {}
-        self._close = weakref.finalize(self, self._threads.close)
+        self.requests = self.blocks = self.bytes = 0
+        self._shards, self._settings, self._stop = shards, settings, threading.Event()
+        folder, is_local = settings.cache_dir, all(dataset.is_local for dataset, _ in shards)
+        self._cache = open_cache(folder, settings.cache_bytes) if folder is not None else None
+        path = self._cache.rate_path if self._cache else None
+        self._rate_limit = None if is_local else RateLimit(path, settings.rank, settings.num_ranks)
+        self._held: dict[int, Future[Block]] = {}
+        self._ready: set[int] = set()
+        self._tables: dict[int, Future[BlockTable]] = {}
+        self._token_dtype: Any = None
+        self._numbers = count()
+        self._jobs: queue.PriorityQueue[tuple[int, int, Callable[[], None] | None]]
+        self._jobs = queue.PriorityQueue()
+        self._threads = [
+            threading.Thread(target=self._run, daemon=True, name=f"fetch-{number}")
+            for number in range(settings.num_requests(is_local))
+        ]
+        for thread in self._threads:
+            thread.start()
 
-    def __iter__(self) -> Iterator[Block]:
-        """The instances of each step.
+    def get(self, key: int) -> "Future[Block]":
+        """A block that was asked for."""
+        return self._held[key]
+
+    def table(self, shard: int) -> "Future[BlockTable]":
+        """A shard's block table, read before everything else: nothing can be asked for without."""
+        if shard not in self._tables:
+            while len(self._tables) >= MAX_TABLES:
+                del self._tables[next(iter(self._tables))]
+            self._tables[shard] = result = Future[BlockTable]()
+            self._submit(0, [result], partial(complete, result, partial(self._read_table, shard)))
+        return self._tables[shard]
+
+    def ask(self, keys: Iterable[int]) -> None:
+        """Reads blocks in order of need, but for those that are held; consecutive ones together."""
+        new = [key for key in keys if key not in self._held]
+        for shard in dict.fromkeys(key >> _BLOCK_BITS for key in new):
+            self.table(shard)  # of all shards at once: each is a round trip
+        most, table_of = self._settings.max_read_bytes, lambda shard: self.table(shard).result()
+        for first, blocks in join_blocks(new, self._shards, table_of, most):
+            results: list[Future[Block]] = [Future() for _ in range(blocks.first, blocks.stop)]
+            self._held |= zip(count(first), results)
+            self.requests, self.blocks = self.requests + 1, self.blocks + len(results)
+            self.bytes += blocks.stop_byte - blocks.start_byte
+            self._submit(1, results, partial(self._read_blocks, blocks, results))
+
+    def release(self, keys: Iterable[int]) -> None:
+        """Lets blocks go."""
+        for key in keys:
+            del self._held[key]
+            self._ready.discard(key)
+
+    def steps(
+        self, planned: Iterator[PlannedStep], min_steps: int = 2
+    ) -> Iterator[tuple[list[PlannedStep], Block]]:
+        """Steps, some together, and their rows as one block.
+
+        While some steps are gathered the blocks of the next are read: those that fill half of the
+        memory, or of min_steps steps at least, so that a block lives from one visit of its lane to
+        the next.
 
         Raises:
             FileNotFoundError: A shard is not there.
             ShardReadError: A shard could not be read in full.
         """
-        for group in self.groups():
-            for start, stop in pairwise(group.bounds):
-                yield group.block.slice(start, stop)
+        ahead: deque[PlannedStep] = deque()
+        last_use: dict[int, int] = {}
+        num_planned = stretch = 0
+        lookahead = LOOKAHEAD_STEPS
+        while True:
+            if 2 * len(ahead) <= stretch:
+                new = self._plan(planned, max(lookahead, min_steps), min_steps)
+                lookahead, stretch = min(2 * lookahead, MAX_LOOKAHEAD_STEPS), len(new)
+                for number, step in enumerate(new, num_planned):
+                    last_use |= dict.fromkeys(step.keys, number)
+                num_planned += len(new)
+                self.ask(dict.fromkeys(key for step in new for key in step.keys))
+                ahead.extend(new)
+            if not ahead:
+                return
+            taken = self._take(ahead, len(ahead) if stretch == 0 else max(1, stretch // 4))
+            gathered = self._gather(taken)
+            num_done = num_planned - len(ahead)
+            over = [key for key, last in last_use.items() if last < num_done]
+            for key in over:
+                del last_use[key]
+            self.release(over)
+            yield taken, gathered
 
-    def groups(self) -> Iterator[Group]:
-        """The same steps, those together that are gathered together; raises the same."""
-        planned = self._plan()
-        while planned is not None:
-            done, following = 0, None
-            while done < len(planned):
-                if following is None and 2 * (done + 1) >= len(planned):
-                    following = self._plan()
-                group = self._gather(planned, done)
-                done += len(group.bounds) - 1
-                yield group
-            self._release(planned, following)
-            planned = following
+    def close(self, seconds: float = 1.0) -> None:
+        """Stops the threads and waits a moment: at exit none should be inside Arrow.
 
-    def close(self) -> None:
-        """Stops the threads; who waits for blocks on their way gets a CancelledError."""
-        self._close()
-
-    def _plan(self) -> Planned | None:
-        """Plans steps and asks for their blocks, but for those that are held or asked for already."""
-        planned = self._planner.next()
-        if planned is None:
-            return None
-        new = [key for key in planned.keys if key not in self._blocks and key not in self._reads]
-        for shard in dict.fromkeys(key >> _BLOCK_BITS for key in new):
-            self._tables(shard)  # of all shards at once: each is a round trip
-        for read in join_blocks(new, self._shards, self._table, self._settings.max_read_bytes):
-            count = read.blocks.stop - read.blocks.first
-            self._reads |= dict.fromkeys(range(read.first_key, read.first_key + count), read)
-            self.counts.add(read.blocks)
-            self._threads.submit(read)
-        return planned
-
-    def _table(self, shard: int) -> BlockTable:
-        return self._tables(shard).result()
-
-    def _gather(self, planned: Planned, first: int) -> Group:
-        """Gathers a step, and with it those after it whose blocks are there, up to a quarter of all."""
-        most = len(planned) if self._planner.is_exhausted else first + max(1, len(planned) // 4)
-        wanted = planned.instances[first] + self._gathered
-        last = bisect_left(planned.instances, wanted, first + 1)
-        last = self._unpack(planned, first, min(last, most, len(planned)))
-        rows = slice(planned.bounds[first], planned.bounds[last])
-        different, which = np.unique(planned.which[rows], return_inverse=True)
-        blocks = [self._blocks[planned.keys[number]] for number in different.tolist()]
-        block = gather_rows(blocks, which, planned.start[rows], planned.stop[rows], self._memory)
-        begin = planned.instances[first]
-        return Group(block, [each - begin for each in planned.instances[first : last + 1]])
-
-    def _unpack(self, planned: Planned, first: int, last: int) -> int:
-        """Unpacks the blocks of some steps.
-
-        Returns:
-            Where the steps end whose blocks are unpacked. Only those of the first are waited for.
+        Whoever waits for what is not there gets a CancelledError.
         """
-        # By the one thread that needs them: in eight threads it cost 3 times the CPU, in turns for
-        # the lock.
-        begin = planned.bounds[first]
-        numbers = planned.which[begin : planned.bounds[last]]
-        different, rows = np.unique(numbers, return_index=True)
-        by_need = np.argsort(rows)
-        for number, row in zip(different[by_need].tolist(), rows[by_need].tolist(), strict=True):
-            key = planned.keys[number]
-            if key in self._blocks:
-                continue
-            read = self._reads[key]
-            if begin + row >= planned.bounds[first + 1] and not _is_here(read):
-                return bisect_right(planned.bounds, begin + row) - 1
-            self._blocks[key] = self._unpack_one(read, key - read.first_key)
-            del self._reads[key]
-        return last
+        self._stop.set()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._jobs.get_nowait()
+        for _ in self._threads:
+            self._jobs.put((2, next(self._numbers), None))
+        deadline = time.monotonic() + seconds
+        for thread in self._threads:
+            # One of these may collect the garbage that closes them.
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+        results: list[Future[Any]] = [*self._tables.values(), *self._held.values()]
+        for result in results:
+            result.cancel()
 
-    def _unpack_one(self, read: Read, index: int) -> Block:
-        shard, table, place = read.blocks.shard, read.blocks.table, read.blocks.first + index
-        where = f"{self._store.locate(shard.name)}, block {place} at byte {table.offset[place]}"
-        body = read.bodies.result()[index]
-        block = unpack_block(body, table, place, shard, self._store.vocab_size, where)
-        other = next(iter(self._blocks.values()), block)
-        found, expected = block.input_ids.dtype, other.input_ids.dtype
-        if found != expected:
+    def _plan(
+        self, planned: Iterator[PlannedStep], most_steps: int, min_steps: int
+    ) -> list[PlannedStep]:
+        """Takes steps until their blocks fill half of the memory, or there are enough of them.
+
+        Stored bytes, a shard's mean, count twice, for what they become.
+        """
+        found: list[PlannedStep] = []
+        keys: set[int] = set()
+        num_bytes = 0.0
+        for step in planned:
+            found.append(step)
+            new = {*step.keys} - keys
+            num_bytes += sum(2 * _mean_bytes(self._shards[key >> _BLOCK_BITS][1]) for key in new)
+            keys |= new
+            is_full = num_bytes >= self._settings.buffer_bytes // 2 and len(found) >= min_steps
+            if is_full or len(found) >= most_steps:
+                break
+        return found
+
+    def _take(self, ahead: deque[PlannedStep], most: int) -> list[PlannedStep]:
+        """The next step, and those after it whose blocks are there."""
+        taken, rows = [ahead.popleft()], -(-GATHERED_TOKENS // self._shards[0][1].seq_len)
+        rows -= taken[0].num_rows
+        while ahead and len(taken) < most and rows > 0 and self._have(ahead[0].keys):
+            taken.append(ahead.popleft())
+            rows -= taken[-1].num_rows
+        return taken
+
+    def _have(self, keys: Sequence[int]) -> bool:
+        """Whether blocks are there; those that failed are not."""
+        for key in {*keys} - self._ready:
+            if not (result := self._held[key]).done() or result.exception():
+                return False
+            self._ready.add(key)
+        return True
+
+    def _gather(self, steps: Sequence[PlannedStep]) -> Block:
+        keys = [key for step in steps for key in step.keys]
+        numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+        return gather_rows(
+            [self._held[key].result() for key in numbers],
+            np.array([numbers[key] for key in keys]),
+            np.concatenate([step.start for step in steps]),
+            np.concatenate([step.stop for step in steps]),
+        )
+
+    def _submit(self, rank: int, results: Sequence["Future[Any]"], job: Callable[[], None]) -> None:
+        self._jobs.put((rank, next(self._numbers), job))
+        if self._stop.is_set():  # and perhaps nobody comes to take it
+            for result in results:
+                result.cancel()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()[2]) is not None:
+            if not self._stop.is_set():
+                job()
+
+    def _attempts(self, what: object) -> Attempts:
+        return Attempts(what, self._settings, self._stop, self._rate_limit)
+
+    def _read_table(self, number: int) -> BlockTable:
+        dataset, shard = self._shards[number]
+        attempts = self._attempts(f"{dataset.locate(shard.name)}, its rows of {BLOCKS_TABLE}")
+        if self._cache is None or dataset.is_local:
+            return read_table(dataset, shard, attempts)
+        return read_table_cached(self._cache, dataset, shard, attempts)
+
+    def _read_blocks(self, blocks: BlockRange, results: Sequence["Future[Block]"]) -> None:
+        bodies: Future[list[memoryview]] = Future()
+        complete(bodies, partial(self._fetch, blocks))
+        for index, result in enumerate(results):
+            complete(result, partial(self._unpack, blocks, index, bodies))
+
+    def _fetch(self, blocks: BlockRange) -> list[memoryview]:
+        attempts = self._attempts(blocks)
+        if self._cache is None:
+            return fetch_blocks(blocks, attempts)[1]
+        return read_blocks_cached(self._cache, blocks, attempts)
+
+    def _unpack(self, blocks: BlockRange, index: int, bodies: "Future[list[memoryview]]") -> Block:
+        body, number = bodies.result()[index], blocks.first + index
+        where, vocab_size = blocks.locate(number), blocks.dataset.vocab_size
+        block = unpack_block(body, blocks.table, number, blocks.shard, vocab_size, where)
+        found, self._token_dtype = block.input_ids.dtype, self._token_dtype or block.input_ids.dtype
+        if found != self._token_dtype:
             raise ValueError(
-                f"{where}: tokens of {found} among blocks of {expected}; verify the dataset"
+                f"{where}: tokens of {found} among blocks of {self._token_dtype}; verify the dataset"
             )
         return block
 
-    def _release(self, planned: Planned, following: Planned | None) -> None:
-        """Drops the blocks of steps that are done, but for those that the following ones take."""
-        kept = set(following.keys) if following is not None else set()
-        for key in planned.keys:
-            if key not in kept:
-                del self._blocks[key]
-
 
 def join_blocks(
-    wanted: Iterable[int],
-    shards: Sequence[Shard],
+    keys: Iterable[int],
+    shards: Sequence[tuple[Dataset, Shard]],
     table_of: Callable[[int], BlockTable],
     max_read_bytes: int,
-) -> list[Read]:
-    """What reads the blocks.
+) -> list[tuple[int, BlockRange]]:
+    """The requests that read blocks, each with the key of its first.
 
-    One read takes in the next block of its shard while it is not too long.
+    One takes in the next block of its shard while it is not too long.
 
     Args:
-        wanted: Blocks by `Steps.keys`, in order of need, none twice.
+        keys: Blocks as in `PlannedStep`, in order of need, none twice.
         shards: Shards by their numbers in the keys.
         table_of: The block table of a shard.
-        max_read_bytes: The most bytes of a read of more than one block.
+        max_read_bytes: The most bytes of a request for more than one block.
     """
-    reads: list[Read] = []
-    endings: dict[int, Read] = {}
-    for key in wanted:
-        shard, block = key >> _BLOCK_BITS, key % (1 << _BLOCK_BITS)
-        read = endings.pop(key, None)
-        if read is None or not _fits(read.blocks, block, max_read_bytes):
-            read = Read(BlockRange(shards[shard], table_of(shard), block, block), key, Future())
-            reads.append(read)
-        read.blocks = read.blocks._replace(stop=block + 1)
-        endings[key + 1] = read
-    return reads
-
-
-def _fits(blocks: BlockRange, last: int, max_read_bytes: int) -> bool:
-    """Whether a range is not too long with another block at its end."""
-    end = blocks.table.offset[last] + blocks.table.size[last]
-    return bool(end - blocks.start_byte <= max_read_bytes)
+    reads: dict[int, BlockRange] = {}
+    first_of: dict[int, int] = {}  # the request that would end with a block
+    for key in keys:
+        shard, block = divmod(key, 1 << _BLOCK_BITS)
+        first = first_of.pop(key, key)
+        one = BlockRange(*shards[shard], table_of(shard), block, block + 1)
+        joined = reads[first]._replace(stop=block + 1) if first in reads else one
+        if joined.stop_byte - joined.start_byte > max_read_bytes:
+            first, joined = key, one
+        reads[first] = joined
+        first_of[key + 1] = first
+    return [*reads.items()]
 
 
 def _mean_bytes(shard: Shard) -> float:
     return shard.num_bytes / max(1, -(-shard.instances // block_instances(shard.seq_len)))
-
-
-def _is_here(read: Read) -> bool:
-    return read.bodies.done() and not read.bodies.exception()

@@ -1,15 +1,10 @@
 """Stretches of shards kept on a local disk, shared by the ranks of a node.
 
-They appear whole, are checked when they are read, and the least recently used go first. The unit is
-a stretch of some MiB and not a shard, so a first batch waits for one request and not for a
-gigabyte, and a rank that reads one lane of a shard stores no more than that. What lies in the
-folder is never believed: whoever reads checks every block's crc32, and one that is damaged is
-fetched again.
-
-Locks are those of `flock`, one for each stretch, which the kernel lets go of when a process dies,
-however it dies; the folder must be on a disk of this machine. A lock's file is there while somebody
-fetches. Stretches appear by rename. Killed anywhere, a process leaves at most unfinished files and
-empty ones of locks, which the next one to want the same stretches takes over.
+What lies in the folder is never believed: whoever reads checks every block's crc32, and what is
+damaged is fetched again. Locks are those of `flock`, one for each stretch, which the kernel lets go
+of when a process dies, however it dies; the folder must be on a disk of this machine. Stretches
+appear by rename. Killed anywhere, a process leaves at most unfinished files and empty ones of
+locks, which the next one to want the same stretches takes over.
 """
 
 import contextlib
@@ -26,22 +21,19 @@ from typing import BinaryIO, TypeVar
 import numpy as np
 
 from pipeline.shards.block import checksum
+from pipeline.shards.dataset import Dataset
 from pipeline.shards.records import BlockTable, Shard
-from trainer.order.source import ShardStore
 from trainer.reading.ranged_read import (
     Attempts,
     BlockRange,
     DamageError,
     ShardReadError,
     call_within,
-    describe_range,
-    describe_table,
     fetch_blocks,
     retry,
     split_blocks,
 )
-from trainer.reading.rate_limit import RateLimit, make_rate_file
-from trainer.reading.settings import Reading
+from trainer.reading.rate_limit import make_rate_file
 
 MIN_CACHE_BYTES = 64 * 2**20
 STRETCH_BYTES = 4 * 2**20
@@ -63,8 +55,6 @@ class ShardCache:
 
     Attributes:
         rate_path: File of the rate limit that all share who use the cache.
-        found_bytes: Bytes of stretches that this process found in the folder.
-        fetched_bytes: Bytes of stretches that it got from the store.
     """
 
     def __init__(self, folder: str, max_bytes: int) -> None:
@@ -81,8 +71,6 @@ class ShardCache:
         self._folder = Path(folder)
         self._max_bytes = max_bytes
         self.rate_path = self._folder / "rate"
-        self.found_bytes, self.fetched_bytes = 0, 0
-        self._counting = threading.Lock()
         with self._named_errors():
             (self._folder / "locks").mkdir(parents=True, exist_ok=True)
             (self._folder / "stretches").mkdir(exist_ok=True)
@@ -95,8 +83,7 @@ class ShardCache:
         key: str,
         check: Callable[[bytes], Checked],
         fetch: Callable[[], tuple[bytes, Checked]],
-        stop: threading.Event,
-        seconds: float,
+        attempts: Attempts,
     ) -> Checked:
         """What `check` makes of a stretch's bytes, from the folder or else from `fetch`.
 
@@ -105,26 +92,25 @@ class ShardCache:
         Args:
             key: Names the bytes for good; the bytes of a key never change.
             check: Raises ValueError where bytes are not what they should be.
-            fetch: Gets them from the store, with what `check` makes of them; raises where it
-                cannot.
-            stop: Set when nobody waits any more.
-            seconds: Seconds to wait for another thread or process that fetches the same.
+            fetch: Gets them from the store, with what `check` makes of them.
+            attempts: How long another thread or process that fetches the same is waited for.
 
         Raises:
-            CacheError: The folder cannot be used, or the time ended.
+            ShardReadError: The folder cannot be used, or the time ended.
         """
-        path = self._place(key)
-        if (found := self._find(path, check)) is not None:
-            return found
-        with self._locked(path.name, stop, time.monotonic() + seconds):
+        path, stop = self._place(key), attempts.stop
+        try:
             if (found := self._find(path, check)) is not None:
                 return found
-            data, checked = fetch()
-            with self._named_errors():
-                self._keep(path, data, stop)
-            with self._counting:
-                self.fetched_bytes += len(data)
-            return checked
+            with self._locked(path.name, stop, attempts.deadline):
+                if (found := self._find(path, check)) is not None:
+                    return found
+                data, checked = fetch()
+                with self._named_errors():
+                    self._keep(path, data, stop)
+                return checked
+        except CacheError as error:
+            raise ShardReadError(f"{attempts.what}: {error}") from error
 
     def forget(self, key: str) -> None:
         """Removes what was kept under a key, which was not what it should be."""
@@ -136,22 +122,16 @@ class ShardCache:
 
     def _find(self, path: Path, check: Callable[[bytes], Checked]) -> Checked | None:
         """The stretch as checked; None where it is not there, or is damaged and now removed."""
-        try:
-            data = path.read_bytes()
-            os.utime(path)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise self._name(error) from error
-        try:
-            checked = check(data)
-        except ValueError:
-            with self._named_errors():
+        with self._named_errors():
+            try:
+                data = path.read_bytes()
+                os.utime(path)
+                return check(data)
+            except FileNotFoundError:
+                return None
+            except ValueError:
                 path.unlink(missing_ok=True)
-            return None
-        with self._counting:
-            self.found_bytes += len(data)
-        return checked
+                return None
 
     def _keep(self, path: Path, data: bytes, stop: threading.Event) -> None:
         """Writes a stretch, after removing the least recently used where it does not fit.
@@ -231,69 +211,40 @@ class ShardCache:
         try:
             yield
         except OSError as error:
-            raise self._name(error) from error
-
-    def _name(self, error: OSError) -> CacheError:
-        return CacheError(
-            f"cache_dir {self._folder}: {error.strerror or error}; free some room there, lower cache_bytes, give"
-            " another folder, on a disk of this machine, or leave cache_dir out"
-        )
+            raise CacheError(
+                f"cache_dir {self._folder}: {error.strerror or error}; free some room there, lower cache_bytes, give"
+                " another folder, on a disk of this machine, or leave cache_dir out"
+            ) from error
 
 
-@lru_cache(maxsize=8)
-def open_cache(folder: str, max_bytes: int) -> ShardCache:
-    """The cache of a folder.
-
-    Raises:
-        ValueError: max_bytes is too small.
-        CacheError: The folder cannot be written.
-    """
-    return ShardCache(folder, max_bytes)
+open_cache = lru_cache(maxsize=8)(ShardCache)
 
 
 def read_blocks_cached(
-    dataset: ShardStore,
-    blocks: BlockRange,
-    settings: Reading,
-    stop: threading.Event,
-    rate_limit: RateLimit | None = None,
+    cache: ShardCache, blocks: BlockRange, attempts: Attempts
 ) -> list[memoryview]:
-    """Reads the stored bytes of a range's blocks through the cache, and checks each one's crc32.
-
-    The cache is that of settings.cache_dir.
+    """The stored bytes of a range's blocks through the cache; each one's crc32 is checked.
 
     Raises:
         FileNotFoundError: The shard is not there.
         ShardReadError: Its bytes did not come, or are not those of the block table.
     """
-    cache = open_cache(str(settings.cache_dir), settings.cache_bytes)
-    deadline = time.monotonic() + settings.budget_seconds
-    stretches = list(_stretches(blocks))
-    asked_for = blocks._replace(first=stretches[0].first, stop=stretches[-1].stop)
-    what = partial(describe_range, dataset, asked_for)
-    attempts = Attempts(what, settings.timeout_seconds, settings.budget_seconds, stop, rate_limit)
     bodies: list[memoryview] = []
-    for stretch in stretches:
-        found = _read_stretch(cache, dataset, stretch, attempts, stop, deadline)
+    for stretch in _stretches(blocks):
+        found = cache.read(
+            f"{stretch.shard.sha256} {stretch.start_byte}-{stretch.stop_byte}",
+            partial(split_blocks, blocks=stretch),
+            partial(fetch_blocks, stretch, attempts),
+            attempts,
+        )
         bodies += found[max(blocks.first - stretch.first, 0) : blocks.stop - stretch.first]
     return bodies
 
 
 def read_table_cached(
-    dataset: ShardStore,
-    shard: Shard,
-    settings: Reading,
-    stop: threading.Event,
-    attempts: Attempts,
+    cache: ShardCache, dataset: Dataset, shard: Shard, attempts: Attempts
 ) -> BlockTable:
-    """A shard's block table, as `read_table`; its bytes are read once for all ranks of a node.
-
-    Raises:
-        FileNotFoundError: The file is not there.
-        ShardReadError: The table did not come, or is damaged, or does not describe the shard.
-    """
-    cache, deadline = open_cache(str(settings.cache_dir), settings.cache_bytes), time.monotonic()
-    deadline += settings.budget_seconds
+    """A shard's block table, as `read_table`; its bytes are read once for all ranks of a node."""
     used: list[str] = []
 
     def keep(key: str, read: Callable[[], bytes]) -> bytes:
@@ -302,10 +253,7 @@ def read_table_cached(
             return _sealed(data), data
 
         used.append(key)
-        try:
-            return cache.read(key, _unsealed, fetch, stop, deadline - time.monotonic())
-        except CacheError as error:
-            raise ShardReadError(f"{describe_table(dataset, shard)}: {error}") from error
+        return cache.read(key, _unsealed, fetch, attempts)
 
     while True:
         try:
@@ -329,27 +277,6 @@ def _unsealed(stored: bytes) -> bytes:
     if _sealed(data) != stored:
         raise ValueError("the crc32 is another")
     return data
-
-
-def _read_stretch(
-    cache: ShardCache,
-    dataset: ShardStore,
-    stretch: BlockRange,
-    attempts: Attempts,
-    stop: threading.Event,
-    deadline: float,
-) -> list[memoryview]:
-    url = dataset.locate(stretch.shard.name)
-    try:
-        return cache.read(
-            f"{stretch.shard.sha256} {stretch.start_byte}-{stretch.stop_byte}",
-            lambda data: split_blocks(data, stretch, url),
-            lambda: fetch_blocks(dataset, stretch, attempts),
-            stop,
-            deadline - time.monotonic(),
-        )
-    except CacheError as error:
-        raise ShardReadError(f"{describe_range(dataset, stretch)}: {error}") from error
 
 
 def _stretches(blocks: BlockRange) -> Iterator[BlockRange]:

@@ -1,8 +1,7 @@
 """Requests to a store: how often they are made again, and that their answers are complete.
 
-Stores do return short bodies, other bytes or nothing at all without an error, so nothing they
-return is believed: the number of bytes is checked against the request, and every block's crc32
-against the block table. `trainer.batches.unpack` checks what a block decodes to.
+Stores do return short bodies, other bytes or nothing at all without an error: the number of bytes
+is checked against the request, and every block's crc32 against the block table.
 """
 
 import contextlib
@@ -13,11 +12,11 @@ from concurrent.futures import Future, InvalidStateError
 from typing import NamedTuple, TypeVar
 
 from pipeline.shards.block import checksum
-from pipeline.shards.manifest import BLOCKS_TABLE
+from pipeline.shards.dataset import Dataset
 from pipeline.shards.records import BlockTable, Shard
 from pipeline.storage.faults import DAMAGE_ATTEMPTS, CutFileError, Pauses, StorageError, is_refusal
-from trainer.order.source import ShardStore
 from trainer.reading.rate_limit import RateLimit
+from trainer.reading.settings import Reading
 
 FIRST_DELAY_SECONDS = 0.25
 MAX_DELAY_SECONDS = 15.0
@@ -36,28 +35,26 @@ class DamageError(ValueError):
 
 
 class Attempts:
-    """The attempts at one thing."""
+    """The attempts at one thing; time runs from when they are made.
+
+    Attributes:
+        what: Names the thing, for messages.
+        stop: No more attempts once it is set.
+        deadline: When the budget of all attempts and pauses is spent.
+    """
 
     def __init__(
         self,
-        what: Callable[[], str],
-        timeout_seconds: float,
-        budget_seconds: float,
+        what: object,
+        settings: Reading,
         stop: threading.Event,
         rate_limit: RateLimit | None = None,
     ) -> None:
-        """Time runs from here.
-
-        Args:
-            what: Names the thing, for messages.
-            timeout_seconds: Seconds that each attempt may take.
-            budget_seconds: Seconds for all attempts and the pauses.
-            stop: No more attempts once it is set.
-            rate_limit: Whose turns the attempts take; None where nobody else asks.
-        """
-        self._what, self._stop, self._rate_limit = what, stop, rate_limit or RateLimit()
-        self._timeout_seconds, self._budget_seconds = timeout_seconds, budget_seconds
+        """Attempts that take turns of a rate limit, where anybody else asks the same store."""
+        self.what, self.stop, self._settings = what, stop, settings
+        self._rate_limit = rate_limit or RateLimit()
         self._began = self._asked = self._not_before = time.monotonic()
+        self.deadline = self._began + settings.budget_seconds
         self._pauses = Pauses(FIRST_DELAY_SECONDS, MAX_DELAY_SECONDS)
         self._number = self._num_damaged = 0
         self._failure: Exception | None = None
@@ -65,27 +62,22 @@ class Attempts:
     def seconds_to_wait(self) -> float:
         """Seconds after which to ask again whether the next attempt may begin; 0 where it may now."""
         now = time.monotonic()
-        left = self._began + self._budget_seconds - now
+        left = self.deadline - now
         if left <= 0:  # the last attempt takes nobody's turn
             return 0.0
         return min(left, max(0.0, self._not_before - now) or self._rate_limit.take_turn(now))
 
     def wait(self) -> None:
-        """Waits until the next attempt may begin.
-
-        Raises:
-            ShardReadError: Nobody wants it any more.
-        """
+        """Waits until the next attempt may begin; a ShardReadError where nobody wants it any more."""
         while seconds := self.seconds_to_wait():
-            if self._stop.wait(seconds):
+            if self.stop.wait(seconds):
                 raise self._given_up() from self._failure
 
     def begin(self) -> float:
         """The seconds that the next attempt may take."""
         self._number += 1
         self._asked = time.monotonic()
-        left = self._budget_seconds - (self._asked - self._began)
-        return min(self._timeout_seconds, max(left, LAST_SECONDS))
+        return min(self._settings.timeout_seconds, max(self.deadline - self._asked, LAST_SECONDS))
 
     def answered(self) -> None:
         """The store answered the attempt."""
@@ -101,16 +93,16 @@ class Attempts:
         """
         if isinstance(error, FileNotFoundError):
             raise FileNotFoundError(
-                f"{self._what()}: the file is missing; restore or rebuild the dataset"
+                f"{self.what}: the file is missing; restore or rebuild the dataset"
             ) from error
         if isinstance(error, CutFileError):
             advice = "the file is cut short; restore it, or rebuild the dataset"
-            raise ShardReadError(f"{self._what()}: {error}: {advice}") from error
+            raise ShardReadError(f"{self.what}: {error}: {advice}") from error
         now, self._failure = time.monotonic(), error
         is_damage = isinstance(error, DamageError)
         if not is_damage and not is_refusal(error):
             self._rate_limit.failed(self._asked, now)
-        pause, left = self._pauses.after(error, now), self._began + self._budget_seconds - now
+        pause, left = self._pauses.after(error, now), self.deadline - now
         self._num_damaged += is_damage
         if self._num_damaged >= DAMAGE_ATTEMPTS or pause <= 0 or left <= 0:
             raise self._given_up() from error
@@ -119,7 +111,7 @@ class Attempts:
     def _given_up(self) -> ShardReadError:
         seconds, cause = time.monotonic() - self._began, str(self._failure) or repr(self._failure)
         return ShardReadError(
-            f"{self._what()}: gave up after {self._number} attempts in {seconds:.1f} s: {cause};"
+            f"{self.what}: gave up after {self._number} attempts in {seconds:.1f} s: {cause};"
             " check the store, or verify the dataset and restore the file"
         )
 
@@ -173,8 +165,9 @@ def complete(result: "Future[Result]", function: Callable[[], Result]) -> None:
 
 
 class BlockRange(NamedTuple):
-    """Blocks first to stop - 1 of a shard."""
+    """Blocks first to stop - 1 of a shard; `str` says where they are."""
 
+    dataset: Dataset
     shard: Shard
     table: BlockTable
     first: int
@@ -190,50 +183,36 @@ class BlockRange(NamedTuple):
         """One past the last byte."""
         return int(self.table.offset[self.stop - 1] + self.table.size[self.stop - 1])
 
+    def __str__(self) -> str:
+        return (
+            f"{self.dataset.locate(self.shard.name)}, blocks {self.first} to {self.stop - 1}"
+            f" (bytes {self.start_byte}-{self.stop_byte})"
+        )
 
-def fetch_blocks(
-    dataset: ShardStore, blocks: BlockRange, attempts: Attempts
-) -> tuple[bytes, list[memoryview]]:
+    def locate(self, block: int) -> str:
+        """Where a block is, for messages."""
+        url = self.dataset.locate(self.shard.name)
+        return f"{url}, block {block} at byte {self.table.offset[block]}"
+
+
+def fetch_blocks(blocks: BlockRange, attempts: Attempts) -> tuple[bytes, list[memoryview]]:
     """A range's bytes from the store, and those of every block, whose crc32 is checked.
-
-    Args:
-        dataset: Where the shard is.
-        blocks: Its blocks.
-        attempts: The attempts at this range.
 
     Raises:
         FileNotFoundError: The shard is not there.
         ShardReadError: Its bytes did not come, or are not those of the block table.
     """
-    url = dataset.locate(blocks.shard.name)
+    span = blocks.shard.name, blocks.start_byte, blocks.stop_byte
 
     def attempt(seconds: float) -> tuple[bytes, list[memoryview]]:
-        data = call_within(
-            seconds,
-            lambda: dataset.read_bytes(blocks.shard.name, blocks.start_byte, blocks.stop_byte),
-        )
-        return data, split_blocks(data, blocks, url)
+        data = call_within(seconds, lambda: blocks.dataset.read_bytes(*span))
+        return data, split_blocks(data, blocks)
 
     return retry(attempt, attempts)
 
 
-def describe_range(dataset: ShardStore, blocks: BlockRange) -> str:
-    """Where a range is, for messages."""
-    places = (
-        f"blocks {blocks.first} to {blocks.stop - 1} (bytes {blocks.start_byte}-{blocks.stop_byte})"
-    )
-    return f"{dataset.locate(blocks.shard.name)}, {places}"
-
-
-def describe_table(dataset: ShardStore, shard: Shard) -> str:
-    """Where a shard's block table is, for messages."""
-    return f"{dataset.locate(shard.name)}, its rows of {BLOCKS_TABLE}"
-
-
-def read_table(dataset: ShardStore, shard: Shard, attempts: Attempts) -> BlockTable:
+def read_table(dataset: Dataset, shard: Shard, attempts: Attempts) -> BlockTable:
     """Reads a shard's block table and checks that all its blocks but the last are full.
-
-    Lookup relies on that.
 
     Raises:
         FileNotFoundError: The file is not there.
@@ -251,21 +230,15 @@ def read_table(dataset: ShardStore, shard: Shard, attempts: Attempts) -> BlockTa
     return retry(attempt, attempts)
 
 
-def split_blocks(data: bytes, blocks: BlockRange, url: str) -> list[memoryview]:
+def split_blocks(data: bytes, blocks: BlockRange) -> list[memoryview]:
     """The bytes of every block of a range, each checked against the block table."""
-    table, every = blocks.table, slice(blocks.first, blocks.stop)
-    begins, sizes = (table.offset[every] - blocks.start_byte).tolist(), table.size[every].tolist()
-    view = memoryview(data)
-    bodies = [view[begin : begin + size] for begin, size in zip(begins, sizes, strict=True)]
-    found, expected = [checksum(body) for body in bodies], table.crc32[every].tolist()
-    if found != expected:
-        number = next(
-            n for n, (one, other) in enumerate(zip(found, expected, strict=True)) if one != other
-        )
-        where = (
-            f"{url}, block {blocks.first + number} at byte {table.offset[blocks.first + number]}"
-        )
-        raise DamageError(
-            f"{where}: crc32 of its {sizes[number]} bytes is {found[number]:08x}, not {expected[number]:08x}"
-        )
+    table, view, bodies = blocks.table, memoryview(data), []
+    for block in range(blocks.first, blocks.stop):
+        begin = int(table.offset[block]) - blocks.start_byte
+        body = view[begin : begin + int(table.size[block])]
+        if (found := checksum(body)) != (expected := int(table.crc32[block])):
+            raise DamageError(
+                f"{blocks.locate(block)}: crc32 of its {table.size[block]} bytes is {found:08x}, not {expected:08x}"
+            )
+        bodies.append(body)
     return bodies

@@ -31,12 +31,10 @@ class Reading(ReadingSettings):
     """How shards are read, with what no command asks for.
 
     Attributes:
-        cache_dir: Folder on a disk of this machine that keeps what was read, for all ranks on it;
-            None keeps nothing.
+        cache_dir: Folder on a disk of this machine that keeps what was read, for all ranks on it.
         cache_bytes: The most bytes that the cache folder holds.
         max_read_bytes: The most bytes of consecutive blocks that one request reads.
-        timeout_seconds: Seconds that one request may take. Drivers have limits too, S3's a minute
-            without a byte.
+        timeout_seconds: Seconds that one request may take.
         budget_seconds: Seconds that one range of bytes may take over all its attempts.
         num_threads: Requests in flight; None means STORE_THREADS, or LOCAL_THREADS for local files.
         rank: Number of this process among those that ask the same store.

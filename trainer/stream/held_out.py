@@ -9,7 +9,7 @@ from pipeline.shards.block import Block, block_instances, concatenate_blocks
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.records import Shard
 from trainer.batches.pack import MicroBatch, cut_micro_batches, pack_micro_batches
-from trainer.reading.block_reader import BlockReader, Steps
+from trainer.reading.block_reader import BlockReader, PlannedStep, plan_rows
 from trainer.reading.settings import Reading
 
 
@@ -43,16 +43,22 @@ def iterate_validation(
     if max_instances is not None:
         num_instances = min(num_instances, max_instances)
     start, stop = (share * num_instances // world_size for share in (rank, rank + 1))
-    plan = _plan_instances(shards, start, stop, block_instances(seq_len))
+    planned = _plan_instances(shards, start, stop, block_instances(seq_len))
     reading = replace(reading or Reading(), rank=rank, num_ranks=world_size)
-    return _pack_in_order(BlockReader(dataset, shards, plan, reading), micro_tokens)
+    return _pack_in_order([(dataset, shard) for shard in shards], planned, reading, micro_tokens)
 
 
-def _pack_in_order(window: BlockReader, micro_tokens: int) -> Iterator[MicroBatch]:
-    """Micro-batches across the window's steps: only the last one is not full."""
+def _pack_in_order(
+    shards: Sequence[tuple[Dataset, Shard]],
+    planned: Iterator[PlannedStep],
+    reading: Reading,
+    micro_tokens: int,
+) -> Iterator[MicroBatch]:
+    """Micro-batches of all rows: only the last one is not full."""
     rest: list[Block] = []
+    reader = BlockReader(shards, reading)
     try:
-        for block in window:
+        for _, block in reader.steps(planned):
             joined = concatenate_blocks([*rest, block])
             *full, last = cut_micro_batches(joined.offsets, micro_tokens)
             yield from pack_micro_batches(joined, full)
@@ -60,18 +66,16 @@ def _pack_in_order(window: BlockReader, micro_tokens: int) -> Iterator[MicroBatc
         for block in rest:
             yield from pack_micro_batches(block, [(0, block.num_instances)])
     finally:
-        window.close()
+        reader.close()
 
 
 def _plan_instances(
     shards: Sequence[Shard], start: int, stop: int, block_size: int
-) -> Iterator[Steps]:
+) -> Iterator[PlannedStep]:
     """Instances start to stop - 1 of consecutive shards, one block a step."""
     for index, shard in enumerate(shards):
-        first, end = max(start, 0), min(stop, shard.instances)
-        if first < end:
-            block = np.arange(first // block_size, -(-end // block_size))
-            begin = np.maximum(first - block * block_size, 0)
-            last = np.minimum(end - block * block_size, block_size)
-            yield Steps(np.full(len(block), index), block, begin, last, np.arange(len(block) + 1))
+        for first in range(0, shard.instances, block_size):
+            rows = max(start - first, 0), min(stop - first, shard.instances - first, block_size)
+            if rows[0] < rows[1]:
+                yield plan_rows(*(np.array([n]) for n in (index, first // block_size, *rows)))
         start, stop = start - shard.instances, stop - shard.instances

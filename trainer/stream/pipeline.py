@@ -16,8 +16,7 @@ from torch.utils.data import get_worker_info
 from pipeline.shards.dataset import Dataset
 from trainer.order.source import Mixture, open_mixture
 from trainer.reading.settings import Reading
-from trainer.stream.rank_steps import StepSizes
-from trainer.stream.step import StepLoader
+from trainer.stream.step import StepLoader, StepSizes
 
 Stage = Callable[[Iterator[Any]], Iterable[Any]]
 

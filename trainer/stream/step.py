@@ -1,106 +1,109 @@
-"""One rank's share of every optimizer step, read in the background (docs/order.md)."""
+"""One rank's share of every optimizer step: planned, read and packed in the background (docs/order.md)."""
 
 import contextlib
 import queue
 import threading
-import time
 import weakref
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice, pairwise
+from typing import Any
 
-from pipeline.shards.block import block_instances
+import numpy as np
+
+from pipeline.shards.block import Array, Block, block_instances
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.growing import WaitPolicy
+from trainer.batches.pack import MicroBatch, balance_micro_batches, pack_micro_batches
 from trainer.order.known import KnownPasses
-from trainer.order.order import Stretch
-from trainer.order.share import default_num_lanes, rank_runs
+from trainer.order.order import Stretch, next_stretches
+from trainer.order.share import default_num_lanes, plan_step, rank_slots
 from trainer.order.source import Mixture, one_dataset
 from trainer.order.state import StreamState, parse_state, refuse_other_stream
+from trainer.reading.block_reader import BlockReader, PlannedStep, plan_rows
 from trainer.reading.settings import Reading
-from trainer.stream.rank_steps import RankStep, RankSteps, StepSizes
 
 PREFETCH_GROUPS = 1
 """Groups of steps that lie ready while the next one is packed."""
 
-Item = TypeVar("Item")
+MAX_VISIT_STEPS = 512
+"""A block stays from one visit of its lane to the next if that comes within so many steps."""
 
 
-class Prefetcher(Generic[Item]):
-    """Keeps up to `depth` groups of items ready, in order.
+@dataclass(frozen=True)
+class RankStep:
+    """This rank's share of one global batch.
 
-    Exceptions are raised where they would have been. Items come in groups because handing over from
-    thread to thread costs as much as packing a small step. The thread is a daemon that knows
-    nothing of who consumes, so an abandoned consumer can be collected and close it.
+    Attributes:
+        step: Steps taken before it.
+        first_position: Stream position of the global batch's first instance.
+        position_after: Position of the next batch's first instance, but for what is skipped there.
+        micro_batches: At least one, in slot order.
+        num_instances: Instances of this rank's share, as the next three count that share.
+        num_tokens: Real tokens, specials included.
+        num_masked: Masked positions.
+        drawn: Instances and tokens of every dataset of the mixture.
+        begin: The state that the stream began with.
+        passes: What is known of the datasets; does not go to another process.
     """
 
-    def __init__(self, groups: Iterator[Sequence[Item]], depth: int) -> None:
-        self._ready: queue.Queue[tuple[Sequence[Item], BaseException | None]] = queue.Queue(depth)
-        self._taken: deque[Item] = deque()
-        self._closed = threading.Event()
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(
-            target=self._run, args=(groups,), daemon=True, name="prefetch"
-        )
-        self._thread.start()
+    step: int
+    first_position: int
+    position_after: int
+    micro_batches: list[MicroBatch]
+    num_instances: int
+    num_tokens: int
+    num_masked: int
+    drawn: tuple[tuple[int, int], ...]
+    begin: StreamState
+    passes: KnownPasses
 
-    def __iter__(self) -> Iterator[Item]:
-        return self
+    @cached_property
+    def state(self) -> dict[str, Any]:
+        """The stream's state after this step, plain values for JSON."""
+        after = self.position_after
+        return replace(self.begin, position=after, datasets=self.passes.describe(after)).to_dict()
 
-    def __next__(self) -> Item:
-        if self._closed.is_set():
-            raise ValueError("the stream is closed")
-        while not self._taken:
-            if self._failure is not None:
-                raise self._failure
-            group, self._failure = self._ready.get()
-            self._taken.extend(group)
-        return self._taken.popleft()
+    @cached_property
+    def epochs(self) -> tuple[float, ...]:
+        """Passes of every dataset that the stream has come through after this step."""
+        return self.passes.epochs(self.position_after)
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether the next item, or what was raised in its place, is there."""
-        return bool(self._taken) or self._failure is not None or not self._ready.empty()
+    def __getstate__(self) -> dict[str, Any]:
+        """What goes to another process: all that is known of the step by now, and no datasets."""
+        return {**vars(self), "state": self.state, "epochs": self.epochs, "passes": None}
 
-    def close(self, seconds: float = 1.0) -> None:
-        """Stops the thread, waiting at most `seconds` for what it is doing."""
-        self._closed.set()
-        if (
-            self._thread is threading.current_thread()
-        ):  # which may collect the garbage that closes it
-            return
-        while self._thread.is_alive() and seconds > 0:
-            self._drain()
-            self._thread.join(0.01)
-            seconds -= 0.01
-        self._drain()  # an error holds the frames it came through, and they this
 
-    def _run(self, groups: Iterator[Sequence[Item]]) -> None:
-        try:
-            for group in groups:
-                self._hand_over(group, None)
-                if self._closed.is_set():
-                    return
-            self._hand_over((), StopIteration())
-        except BaseException as error:  # noqa: BLE001 - raised in the consumer's thread
-            self._hand_over((), error)
-        finally:
-            if isinstance(groups, Generator):
-                groups.close()
+@dataclass(frozen=True)
+class StepSizes:
+    """How global batches are shared; every number may change from run to run.
 
-    def _hand_over(self, group: Sequence[Item], failure: BaseException | None) -> None:
-        while not self._closed.is_set():
-            with contextlib.suppress(queue.Full):
-                self._ready.put((group, failure), timeout=0.2)
-                return
+    Attributes:
+        rank: Number of this process among world_size.
+        world_size: Ranks that share every global batch.
+        global_batch: Instances of a step over all ranks, at least world_size.
+        micro_tokens: Real tokens of a micro-batch at most, at least seq_len.
+        worker: Which of num_workers processes of this rank reads; it takes steps worker, worker +
+            num_workers, ...
+        num_workers: Processes that take the rank's steps in turn.
+    """
 
-    def _drain(self) -> None:
-        try:
-            while True:
-                self._ready.get_nowait()
-        except queue.Empty:
-            pass
+    rank: int
+    world_size: int
+    global_batch: int
+    micro_tokens: int
+    worker: int = 0
+    num_workers: int = 1
+
+    def check(self, seq_len: int) -> None:
+        """Refuses sizes that do not fit together."""
+        if self.micro_tokens < seq_len:
+            raise ValueError(
+                f"micro_tokens is {self.micro_tokens}: one instance may take all of seq_len {seq_len}; raise it"
+            )
+        rank_slots(self.global_batch, self.rank, self.world_size)
 
 
 class StepLoader:
@@ -112,9 +115,8 @@ class StepLoader:
 
     Attributes:
         passes: What is known of the datasets.
-        num_lanes: K of this stream.
-        reads: Requests, blocks and bytes asked for so far.
-        wait_seconds: How long the last step was waited for.
+        begin: The state that it began with.
+        reads: Counts requests, blocks and bytes asked for so far.
     """
 
     def __init__(
@@ -139,7 +141,7 @@ class StepLoader:
         worker: int = 0,
         num_workers: int = 1,
     ) -> None:
-        """Starts reading.
+        """Starts reading; `StepSizes` tells of the sizes.
 
         Args:
             data: A dataset, or several with names and weights.
@@ -158,7 +160,7 @@ class StepLoader:
             num_lanes: K, where the default is not wanted; a state has its own.
             skip: Stretches of positions to leave out, besides those of the state.
             reading: Memory, threads and retries.
-            pin_memory: Lays steps into pinned memory, from which `to_device` copies to a GPU
+            pin_memory: Puts steps into pinned memory, from which `to_device` copies to a GPU
                 without waiting.
             wait_policy: How to wait for builds that are still running.
             worker: As in StepSizes.
@@ -172,15 +174,22 @@ class StepLoader:
         sizes = StepSizes(rank, world_size, global_batch, micro_tokens, worker, num_workers)
         sizes.check(seq_len)
         mixture = one_dataset(data) if isinstance(data, Dataset) else data
-        wait_policy = replace(wait_policy or WaitPolicy(), stop=threading.Event())
+        stop = threading.Event()
+        wait_policy = replace(wait_policy or WaitPolicy(), stop=stop)
         self.passes = KnownPasses(mixture, split, seq_len, wait_policy)
         begin = _begin(self.passes, seed, num_lanes, global_batch, state).skipping(skip)
-        rank_steps = RankSteps(self.passes, begin, sizes, reading or Reading(), pin_memory)
-        self._steps = Prefetcher(rank_steps.groups(first_step, num_steps), PREFETCH_GROUPS)
-        self._finalizer = weakref.finalize(self, _close, self._steps, rank_steps, wait_policy.stop)
-        self.num_lanes = begin.num_lanes
-        self.reads = rank_steps.counts
-        self.wait_seconds = 0.0
+        self.begin, self._stop = begin, stop
+        self.reads = reader = BlockReader(self.passes.shards, reading or Reading())
+        end = None if num_steps is None else first_step + num_steps
+        groups = _read_steps(self.passes, begin, sizes, reader, (first_step, end), pin_memory)
+        self._ready: queue.Queue[list[RankStep] | BaseException] = queue.Queue(PREFETCH_GROUPS)
+        self._taken: deque[RankStep] = deque()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(
+            target=_hand_over, args=(groups, self._ready, stop), daemon=True, name="prefetch"
+        )
+        self._finalizer = weakref.finalize(self, _close, stop, reader, self._thread, self._ready)
+        self._thread.start()
 
     def __iter__(self) -> Iterator[RankStep]:
         return self
@@ -192,29 +201,32 @@ class StepLoader:
             FileNotFoundError: A shard is missing, or waiting for a build ended.
             ShardReadError: A shard could not be read in full; a ValueError.
         """
-        began = time.monotonic()
-        step = next(self._steps)
-        self.wait_seconds = time.monotonic() - began
-        return step
-
-    def describe(self, step: RankStep, global_batch: int) -> list[str]:
-        """Instances of a step's global batch, of all ranks, as SHARD:START-STOP."""
-        then = parse_state(step.state)
-        order = self.passes.order(then.seed, then.num_lanes, then.skipped)
-        runs = rank_runs(order, step.first_position, global_batch, 0, 1)
-        shards = [
-            self.passes.store.locate(self.passes.shards[n].name)
-            for n in self.passes.shard_index(runs)
-        ]
-        return [
-            f"{shard}:{start}-{stop}"
-            for shard, start, stop in zip(shards, runs.start, runs.stop, strict=True)
-        ]
+        if self._stop.is_set():
+            raise ValueError("the stream is closed")
+        while not self._taken:
+            if self._failure is not None:
+                raise self._failure
+            found = self._ready.get()
+            if isinstance(found, BaseException):
+                self._failure = found
+            else:
+                self._taken.extend(found)
+        return self._taken.popleft()
 
     @property
     def is_ready(self) -> bool:
         """Whether the next step, or what will be raised in its place, is there."""
-        return self._steps.is_ready
+        return bool(self._taken) or self._failure is not None or not self._ready.empty()
+
+    def describe(self, step: RankStep, global_batch: int) -> list[str]:
+        """Instances of a step's global batch, of all ranks, as SHARD:START-STOP."""
+        order, whole = self.passes.order(self.begin), 2**40  # no shard is cut into blocks
+        rows = plan_step(order, step.first_position, global_batch, 0, 1, whole)
+        found = (self.passes.shards[number] for number in self.passes.shard_index(rows))
+        return [
+            f"{dataset.locate(shard.name)}:{start}-{stop}"
+            for (dataset, shard), start, stop in zip(found, rows.start, rows.stop, strict=True)
+        ]
 
     def __enter__(self) -> "StepLoader":
         return self
@@ -236,10 +248,8 @@ def _begin(
 ) -> StreamState:
     """Where the stream begins or goes on."""
     if state is None:
-        block_size = block_instances(passes.seq_len)
-        lanes = num_lanes or default_num_lanes(
-            global_batch, passes.first_pass_instances, block_size
-        )
+        first_passes, block_size = passes.first_pass_instances, block_instances(passes.seq_len)
+        lanes = num_lanes or default_num_lanes(global_batch, first_passes, block_size)
         return passes.state(0, seed, lanes)
     then = parse_state(state)
     passes.wait_for(then.position)
@@ -248,7 +258,154 @@ def _begin(
     return then
 
 
-def _close(steps: Prefetcher[RankStep], rank_steps: RankSteps, stop: threading.Event) -> None:
+def _hand_over(
+    groups: Iterator[list[RankStep]],
+    ready: "queue.Queue[list[RankStep] | BaseException]",
+    stop: threading.Event,
+) -> None:
+    """The background thread; it knows nothing of the loader, which can so be collected."""
+    try:
+        for group in groups:
+            if stop.is_set():
+                return
+            ready.put(group)
+        ready.put(StopIteration())
+    except BaseException as error:  # noqa: BLE001 - raised in the consumer's thread
+        if not stop.is_set():
+            ready.put(error)
+
+
+def _close(
+    stop: threading.Event,
+    reader: BlockReader,
+    thread: threading.Thread,
+    ready: "queue.Queue[list[RankStep] | BaseException]",
+) -> None:
+    """Stops all threads. One that waits to put something is let go on by making room."""
+
+    def drain() -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                ready.get_nowait()
+
     stop.set()
-    rank_steps.close()
-    steps.close()
+    reader.close()
+    drain()
+    if thread is not threading.current_thread():  # which may collect the garbage that closes it
+        thread.join(1.0)
+        drain()  # an error holds the frames it came through
+
+
+def _read_steps(
+    passes: KnownPasses,
+    begin: StreamState,
+    sizes: StepSizes,
+    reader: BlockReader,
+    numbers: tuple[int, int | None],
+    pin_memory: bool,
+) -> Iterator[list[RankStep]]:
+    """The steps of numbers, those together that are packed together; endless where the last is None."""
+    step, end = numbers[0] + sizes.worker, numbers[1]
+    position = _skip_steps(begin, begin.position, sizes.worker * sizes.global_batch)
+    while end is None or step < end:
+        passes.wait_for(_skip_steps(begin, position, sizes.global_batch))
+        planned = _plan(passes, begin, sizes, position, (step, end))
+        for group, block in reader.steps(planned, _min_steps(passes, begin, sizes)):
+            steps = _pack(group, block, sizes, begin, passes, pin_memory)
+            step = steps[-1].step + sizes.num_workers
+            others = (sizes.num_workers - 1) * sizes.global_batch
+            position = _skip_steps(begin, steps[-1].position_after, others)
+            yield steps
+
+
+def _skip_steps(begin: StreamState, position: int, num_instances: int) -> int:
+    """The position after so many further instances."""
+    if not num_instances:
+        return position
+    return next_stretches(begin.skipped, position, num_instances)[-1][1]
+
+
+def _plan(
+    passes: KnownPasses,
+    begin: StreamState,
+    sizes: StepSizes,
+    position: int,
+    numbers: tuple[int, int | None],
+) -> Iterator[PlannedStep]:
+    """What this process reads of each of its steps as far as the order is known."""
+    order, block_size = passes.order(begin), block_instances(passes.seq_len)
+    step, end = numbers
+    while end is None or step < end:
+        stretches = next_stretches(begin.skipped, position, sizes.global_batch)
+        first, after = stretches[0][0], stretches[-1][1]
+        if not passes.reaches(after):
+            return
+        rows = plan_step(order, first, sizes.global_batch, sizes.rank, sizes.world_size, block_size)
+        facts = (step, first, after, rows.dataset)
+        yield plan_rows(passes.shard_index(rows), rows.block, rows.start, rows.stop, facts)
+        step += sizes.num_workers
+        position = _skip_steps(begin, after, (sizes.num_workers - 1) * sizes.global_batch)
+
+
+def _min_steps(passes: KnownPasses, begin: StreamState, sizes: StepSizes) -> int:
+    """The steps until every lane of the rarest dataset has been visited.
+
+    A block must live between two visits.
+    """
+    weights = passes.weights
+    visits = -(-begin.num_lanes * sum(weights) // (sizes.global_batch * min(weights)))
+    return min(MAX_VISIT_STEPS, visits + 1)
+
+
+def _pack(
+    planned: Sequence[PlannedStep],
+    block: Block,
+    sizes: StepSizes,
+    begin: StreamState,
+    passes: KnownPasses,
+    pin_memory: bool,
+) -> list[RankStep]:
+    """Steps of which the instances lie one after another in a block."""
+    bounds = np.cumsum([0, *(each.num_rows for each in planned)]).tolist()
+    offsets = block.offsets
+    cuts = [
+        [
+            (start + first, start + last)
+            for first, last in balance_micro_batches(offsets[start : stop + 1], sizes.micro_tokens)
+        ]
+        for start, stop in pairwise(bounds)
+    ]
+    every = pack_micro_batches(block, [cut for each in cuts for cut in each], pin_memory)
+    micro_batches = iter(every)
+    steps = []
+    for number, each in enumerate(planned):
+        start, stop = bounds[number : number + 2]
+        step, first, after, dataset = each.facts
+        steps.append(
+            RankStep(
+                step=step,
+                first_position=first,
+                position_after=after,
+                micro_batches=list(islice(micro_batches, len(cuts[number]))),
+                num_instances=stop - start,
+                num_tokens=int(offsets[stop] - offsets[start]),
+                num_masked=int(block.masked_offsets[stop] - block.masked_offsets[start]),
+                drawn=_count_drawn(each, dataset, offsets[start : stop + 1], len(passes.mixture)),
+                begin=begin,
+                passes=passes,
+            )
+        )
+    return steps
+
+
+def _count_drawn(
+    planned: PlannedStep, dataset: Array, offsets: Array, num_datasets: int
+) -> tuple[tuple[int, int], ...]:
+    """Instances and tokens of every dataset in a share with these offsets [N+1]."""
+    if num_datasets == 1:
+        return ((len(offsets) - 1, int(offsets[-1] - offsets[0])),)
+    num_instances = planned.stop - planned.start
+    ends = np.cumsum(num_instances)
+    tokens = offsets[ends] - offsets[ends - num_instances]
+    columns = [np.bincount(dataset, each, num_datasets) for each in (num_instances, tokens)]
+    return tuple((int(instances), int(total)) for instances, total in zip(*columns, strict=True))
