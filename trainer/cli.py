@@ -56,7 +56,7 @@ COMMANDS = {
         local=("output",),
     ),
     "export": Command(
-        summary="write a checkpoint of a run for Hugging Face",
+        summary="write a checkpoint of a run for Hugging Face or DeepSpeed",
         settings="trainer.conversion.settings:ExportSettings", function="trainer.cli:export", positionals=("run",),
     ),
     "fill-mask": Command(
@@ -138,6 +138,8 @@ def export(settings: ExportSettings, _remainder: object = None) -> None:
         provenance=opened.provenance | _read_losses(settings.run, opened.provenance),
         head=opened.head,
     )
+    if settings.output_format == "deepspeed-universal":
+        files = _universal_files(opened, files)
     write_export(files, settings.output)
     facts = {
         "exported": settings.output,
@@ -145,6 +147,23 @@ def export(settings: ExportSettings, _remainder: object = None) -> None:
         "step": opened.provenance.get("steps"),
     }
     print(json.dumps(facts))
+
+
+def _universal_files(opened: Any, files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """A universal checkpoint in the place of an export's weights."""
+    from trainer.checkpoints.read import COMMITTED, read_state, read_states
+    from trainer.conversion.export import WEIGHTS
+    from trainer.conversion.universal import universal_files
+
+    checkpoint = Path(opened.where)
+    if not (checkpoint / COMMITTED).is_file():
+        raise ValueError(
+            f"{checkpoint} has no optimizer's state: give a run's folder on this machine"
+        )
+    state = read_state(checkpoint)
+    others = {name: each for name, each in files.items() if name != WEIGHTS}
+    steps, updates = state["step"], state["num_updates"]
+    return universal_files(read_states(checkpoint), opened.config, steps, updates) | others
 
 
 def _read_losses(run: str, provenance: Mapping[str, Any]) -> dict[str, Any]:

@@ -172,7 +172,8 @@ class PretrainSettings:
             are summed, and weights updated, in 32 bits either way.
         zero_stage: What DeepSpeed partitions over ranks: 0 nothing, 1 the optimizer's state, 2
             gradients as well, 3 weights as well (adamw only).
-        deepspeed: JSON file with further choices for DeepSpeed; see configs/deepspeed.
+        deepspeed: A ds_config.json. Settings that no flag and no --config file gives are taken from
+            it, and what it says otherwise than such a file is refused.
         micro_tokens: The most real tokens of one forward pass on one rank. It bounds memory and
             changes no result.
         activation_checkpointing: Whether only each layer's input is kept for the backward pass, and
@@ -209,7 +210,9 @@ class PretrainSettings:
     safety: SafetySettings = field(default_factory=SafetySettings)
     precision: Literal["fp32", "bf16"] = "fp32"
     zero_stage: Literal[0, 1, 2, 3] = 1
-    deepspeed: str | None = None
+    deepspeed: str | None = field(
+        default=None, metadata={"fills": "trainer.engine.deepspeed_config:settings_of_file"}
+    )
     micro_tokens: int = 16_384
     activation_checkpointing: bool = False
     compile: bool = False

@@ -1,6 +1,7 @@
 """Words of a command line: flags and their values, files of `--config`, what stands without a flag."""
 
 import dataclasses
+import pkgutil
 import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,9 +41,14 @@ def parse_words(
     if reader.mistakes:
         raise ValueError("\n".join(reader.mistakes))
     _check_code(settings_class, reader.in_files, reader.flags)
-    given = reader.in_files
+    given = dict(reader.in_files)
     for key, value in reader.flags.items():
         _put(given, key, value)
+    for field in dataclasses.fields(settings_class):
+        if (fill := field.metadata.get("fills")) and given.get(field.name, Given(None, "")).value:
+            path = given[field.name].value
+            found = pkgutil.resolve_name(fill)(path, reader.in_files, reader.flags)
+            given |= {key: Given(value, f"{path}: ") for key, value in found.items()}
     if missing := missing_fields(settings_class, given):
         names = ", ".join(_as_given(name, settings_class, positionals) for name in missing)
         raise ValueError(f"missing: {names}; {program} --help says what it takes")

@@ -103,7 +103,7 @@ ROOMS = {
     ),
     "trainer.cli": (
         "pipeline.storage pipeline.command_line pipeline.shards trainer.process trainer.conversion"
-        " trainer.runs trainer.report trainer.preflight trainer.inference"
+        " trainer.runs trainer.checkpoints trainer.report trainer.preflight trainer.inference"
         " trainer.inference.features"
     ),
     "trainer.__main__": "pipeline.interrupts trainer.cli",

@@ -519,28 +519,10 @@ def test_deepspeed_file_of_the_project_is_accepted():
     assert config["gradient_clipping"] == 0.0
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"train_batch_size": 32}', "train_batch_size"),
-        ('{"gradient_clipping": 1.0}', "gradient_clipping"),
-        ('{"bf16": {"enabled": true}}', "bf16"),
-        ('{"optimizer": {"type": "Adam"}, "scheduler": {}}', "optimizer, scheduler"),
-        ('{"zero_optimization": {"stage": 3}}', "zero_optimization sets stage"),
-        ("{", "not JSON"),
-    ],
-)
-def test_keys_that_the_trainer_decides_are_refused_by_name(tmp_path, text, message):
-    path = tmp_path / "ds.json"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=message):
-        read_deepspeed_file(str(path))
-
-
 def test_combinations_that_deepspeed_cannot_do_are_refused():
     with pytest.raises(ValueError, match="zero_stage 1 or 2"):
         deepspeed_config({}, 0, "bf16")
-    with pytest.raises(ValueError, match="zero_stage 2 only"):
+    with pytest.raises(ValueError, match="zero_stage 2 and 3, not 1"):
         deepspeed_config({"zero_optimization": {"overlap_comm": True}}, 1, "fp32")
 
 

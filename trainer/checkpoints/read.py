@@ -94,6 +94,22 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
 
 
+def read_states(path: Path) -> dict[str, dict[str, Tensor]]:
+    """Whole weights ("fp32") and optimizer states on the CPU, by kind and parameter name."""
+    weights = read_weights(path)
+    states = {"fp32": {name: each.float() for name, each in weights.items()}}
+    for name, pieces in read_state(path)["fragments"].items():
+        verify_file(path, name)
+        with safe_open(path / name, "pt") as file:
+            for key in file.keys():  # noqa: SIM118  (not a mapping)
+                kind, _, parameter = key.partition("/")
+                start, numel = pieces[parameter]
+                empty = torch.empty(weights[parameter].shape)
+                whole = states.setdefault(kind, {}).setdefault(parameter, empty)
+                whole.view(-1)[start : start + numel] = file.get_tensor(key)
+    return states
+
+
 def read_marker(path: Path) -> dict[str, dict[str, Any]]:
     """Bytes and sha256 of a checkpoint's files by name, from COMMITTED, which must be plain names."""
     try:

@@ -14,6 +14,7 @@ from tokenizer.vocab import parse_vocab
 from tokenizer.wordpiece import split_piece
 from trainer.conversion.export import CONFIG, TOKENIZER, TOKENIZER_CONFIG, VOCAB, WEIGHTS, load_hf
 from trainer.conversion.google import GOOGLE_CONFIG, load_google
+from trainer.conversion.universal import LATEST, load_universal
 from trainer.model.config import BertConfig
 
 PICKLED_WEIGHTS = "pytorch_model.bin"
@@ -46,6 +47,8 @@ def read_initial_weights(folder: str) -> InitialWeights:
     vocab = files.read(VOCAB) if VOCAB in names else None
     if CONFIG in names and WEIGHTS in names:
         return InitialWeights(*load_hf(folder), vocab)
+    if CONFIG in names and LATEST in names:
+        return InitialWeights(*load_universal(folder), vocab)
     if CONFIG in names and PICKLED_WEIGHTS in names:
         raise ValueError(
             f"{folder}/{PICKLED_WEIGHTS} is a pickle, which can run any code when it is read; if you trust it, write "
@@ -57,8 +60,8 @@ def read_initial_weights(folder: str) -> InitialWeights:
         return InitialWeights(*load_google(folder, indexes[0].removesuffix(".index")), vocab)
     listing = ", ".join(sorted(names)[:10]) or "nothing"
     raise FileNotFoundError(
-        f"{folder} holds {listing}; expected {CONFIG} with {WEIGHTS} (Hugging Face), or {GOOGLE_CONFIG} with one "
-        "checkpoint NAME.ckpt.index and NAME.ckpt.data-... (Google)"
+        f"{folder} holds {listing}; expected {CONFIG} with {WEIGHTS} (Hugging Face) or {LATEST} (DeepSpeed), or "
+        f"{GOOGLE_CONFIG} with one checkpoint NAME.ckpt.index and NAME.ckpt.data-... (Google)"
     )
 
 

@@ -1,11 +1,12 @@
 """Settings of `python -m trainer export`."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
 class ExportSettings:
-    """Writes a checkpoint as a folder that Hugging Face transformers opens.
+    """Writes a checkpoint as a folder that Hugging Face transformers, or DeepSpeed, opens.
 
     Attributes:
         run: The run's folder, or the URL that its checkpoints were uploaded to (--checkpoint.url).
@@ -13,10 +14,13 @@ class ExportSettings:
             will do too.
         output: Folder or fsspec URL to write. An earlier export there is replaced, anything else
             refused.
+        output_format: Who reads it: huggingface; or deepspeed-universal, with the optimizer's state,
+            for deepspeed.initialize with load_universal, from a run's folder on this machine.
         storage_options: Options of the run's filesystem, as JSON or @FILE. Its environment
             variables count too.
     """
 
     run: str
     output: str
+    output_format: Literal["huggingface", "deepspeed-universal"] = "huggingface"
     storage_options: str | None = None

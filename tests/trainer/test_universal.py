@@ -1,0 +1,163 @@
+"""Universal checkpoints: stock DeepSpeed goes on from an export on another number of ranks, and runs begin with one.
+
+Run as a program, this file is a rank: of ours, or of DeepSpeed around transformers' model.
+"""
+
+import dataclasses
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.trainer.google_model import CONFIG, VOCAB
+from tests.trainer.two_ranks import random_micro_batch, run_ranks
+from trainer.checkpoints.saver import CheckpointSaver
+from trainer.checkpoints.settings import CheckpointSettings
+from trainer.cli import main as command
+from trainer.conversion.initial_weights import read_initial_weights
+from trainer.engine.deepspeed_config import deepspeed_config
+from trainer.engine.start import start_engine
+from trainer.engine.train_step import agree_on_step, train_step
+from trainer.model.bert import build_model
+from trainer.optim.adamw import AdamW
+from trainer.process.ranks import start_ranks, stop_ranks
+from trainer.runs.run_folder import RunFolder
+
+BERT = dataclasses.replace(CONFIG, hidden_dropout=0.0, attention_dropout=0.0)
+RATE, SAVED, STEPS = 1e-3, 3, 6
+
+
+def batches_of(step):
+    """Two micro-batches of as many masked positions: one a rank where there are two."""
+    return [random_micro_batch([8, 8], CONFIG.vocab_size, 10 * step + part) for part in range(2)]
+
+
+def write_run(path):
+    run = RunFolder(path)
+    run.path.mkdir()
+    files = {"config.yaml": "objective: mlm+nsp", "vocab.txt": VOCAB, "tokenizer.json": "{}"}
+    for name, text in files.items():
+        (run.path / name).write_text(text)
+    digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in files.items()}
+    dataset = {
+        "name": "wiki", "weight": 1, "root_hash": "ab", "url": "d", "lower_case": True, "settings_hash": "cd",
+        "vocab_sha256": digests["vocab.txt"], "tokenizer_sha256": digests["tokenizer.json"],
+    }  # fmt: skip
+    facts = {"id": "a", "model": dataclasses.asdict(BERT), "launches": [], "datasets": [dataset]}
+    run.facts.write_text(json.dumps(facts))
+    return run
+
+
+def train_ours(folder):
+    """Losses of all steps, with a checkpoint in the middle."""
+    ranks = start_ranks()
+    model = build_model(BERT, seed=1)
+    optimizer = AdamW(model.named_parameters(), weight_decay=0.0)
+    optimizer.set_learning_rate(RATE)
+    engine = start_engine(model, optimizer, deepspeed_config({}, 1, "fp32"), ranks)
+    saver = CheckpointSaver(write_run(folder / "run"), CheckpointSettings(), ranks, None, print)
+    losses = []
+    for step in range(STEPS):
+        if step == SAVED:
+            saver.save({"step": step, "tokens": 1, "instances": 1}, engine, optimizer)
+            saver.finish()
+        batches = batches_of(step)
+        counts = agree_on_step(ranks, batches, 0.0, must_stop=False)
+        sums = train_step(engine, ranks, batches, counts)
+        losses.append(float(sums[0] / counts.masked + sums[1] / counts.instances))
+    (folder / "ours.json").write_text(json.dumps(losses))
+
+
+def train_stock(folder, stage):
+    """Losses of the steps after the checkpoint, by transformers' model in plain DeepSpeed."""
+    ranks = start_ranks()
+    import deepspeed
+    import transformers
+
+    config = transformers.BertConfig.from_pretrained(folder / "universal")
+    model = transformers.BertForPreTraining(config)
+    parameters = list(model.parameters())
+    # Under ZeRO-3 DeepSpeed gives all its groups one count of updates, which torch's AdamW then counts on together.
+    groups = [parameters] if stage == 3 else [parameters[::2], parameters[1::2]]
+    settings = {
+        "train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0, "zero_allow_untested_optimizer": True,
+        "zero_optimization": {"stage": stage}, "checkpoint": {"load_universal": True},
+    }  # fmt: skip
+    groups = [{"params": each} for each in groups]
+    optimizer = torch.optim.AdamW(groups, lr=RATE, eps=1e-6, weight_decay=0.0)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
+    engine.load_checkpoint(str(folder / "universal"))
+    losses = []
+    for step in range(engine.global_steps, STEPS):
+        batch = batches_of(step)[ranks.rank]
+        labels = torch.full((16,), -100)
+        labels[batch.masked_positions] = batch.masked_labels
+        rows = {
+            "input_ids": batch.input_ids,
+            "token_type_ids": batch.token_type_ids,
+            "labels": labels,
+        }
+        found = engine(
+            **{name: each.view(2, 8) for name, each in rows.items()},
+            next_sentence_label=batch.is_random_next,
+        )
+        engine.backward(found.loss)
+        engine.step()
+        losses.append(sum(ranks.gather(float(found.loss.detach()))) / ranks.world_size)
+    if ranks.rank == 0:
+        (folder / f"stock-{stage}.json").write_text(json.dumps(losses))
+
+
+def losses_of(folder, name):
+    return json.loads((folder / f"{name}.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with a run of one rank, and its export."""
+    folder = tmp_path_factory.mktemp("universal")
+    [process] = run_ranks([__file__, str(folder)], 1)
+    assert process.returncode == 0, process.stderr
+    words = ["export", str(folder / "run"), "--output", str(folder / "universal")]
+    assert command([*words, "--output_format", "deepspeed-universal"]) == 0
+    return folder
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("stage", [1, 3])
+def test_stock_deepspeed_goes_on_with_equal_losses_on_another_number_of_ranks(trained, stage):
+    for process in run_ranks([__file__, str(trained), str(stage)], 2):
+        assert process.returncode == 0, process.stderr
+    found = losses_of(trained, f"stock-{stage}")
+    assert found == pytest.approx(losses_of(trained, "ours")[SAVED:], rel=1e-6)
+
+
+@pytest.mark.engines
+def test_a_run_begins_with_the_weights_of_one(trained):
+    found = read_initial_weights(str(trained / "universal"))
+    assert (found.config, found.vocab) == (BERT, VOCAB.encode())
+    expected = command_weights(trained)
+    assert all(torch.equal(found.state[name], tensor) for name, tensor in expected.items())
+    assert found.state.keys() == expected.keys()
+
+
+def command_weights(folder):
+    assert command(["export", str(folder / "run"), "--output", str(folder / "hf")]) == 0
+    return read_initial_weights(str(folder / "hf")).state
+
+
+@pytest.mark.engines
+def test_a_model_without_an_optimizer_is_none(trained, capsys):
+    command_weights(trained)
+    words = ["export", str(trained / "hf"), "--output", str(trained / "none")]
+    assert command([*words, "--output_format", "deepspeed-universal"]) == 2
+    assert "has no optimizer's state: give a run's folder" in capsys.readouterr().err
+
+
+if __name__ == "__main__":
+    place, *stages = sys.argv[1:]
+    train_stock(Path(place), int(stages[0])) if stages else train_ours(Path(place))
+    stop_ranks()

@@ -1,0 +1,77 @@
+"""DeepSpeed's universal checkpoints, which any number of its ranks goes on from, by names of transformers.
+
+    latest_universal                                        the name of the folder beside it
+    universal/zero/NAME/fp32.pt, exp_avg.pt, exp_avg_sq.pt  a parameter and its states, whole
+    universal/zero/NAME/step.pt, zero/optimizer_state.pt    updates that were made
+    universal/*mp_rank_00_model_states.pt                   counts, read before the others
+
+The names are those that `deepspeed.checkpoint` and its ZeRO optimizers read.
+"""
+
+import io
+import re
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.storage.folder import Folder
+from trainer.conversion.export import CONFIG, read_json
+from trainer.conversion.huggingface import from_hf_config, from_hf_state, hf_names
+from trainer.model.config import BertConfig
+
+LATEST, TAG = "latest_universal", "universal"
+_KINDS = ("fp32", "exp_avg", "exp_avg_sq")
+_MOST_GROUPS = 64
+"""DeepSpeed reads no more groups of parameters than were written; their settings stay the reader's."""
+
+
+def universal_files(
+    states: Mapping[str, Mapping[str, Tensor]], config: BertConfig, steps: int, updates: int
+) -> dict[str, bytes]:
+    """The files of a checkpoint, without config.json.
+
+    `states` are those of `trainer.checkpoints.read.read_states`; running means that a parameter
+    lacks, as nothing trained it, are zeros.
+    """
+    step = torch.tensor(float(updates))
+    whole = {"state": {0: {"step": step}}, "param_groups": [{}]}
+    facts = {"ds_version": version("deepspeed"), "param_groups": [{}] * _MOST_GROUPS}
+    counts = {"global_steps": steps, "global_samples": steps, "skipped_steps": 0}
+    counts |= {"dp_world_size": 1, "mp_world_size": 1}
+    files = {
+        f"{TAG}/mp_rank_00_model_states.pt": _pickled(counts),
+        f"{TAG}/zero_pp_rank_0_mp_rank_00_model_states.pt": _pickled(counts),  # of ZeRO-3
+        f"{TAG}/zero/optimizer_state.pt": _pickled({**facts, "optimizer_state_dict": whole}),
+        LATEST: TAG.encode(),
+    }
+    for ours, theirs in hf_names(config).items():
+        for kind in _KINDS:
+            found = states[kind].get(ours)
+            tensor = torch.zeros_like(states["fp32"][ours]) if found is None else found
+            files[f"{TAG}/zero/{theirs}/{kind}.pt"] = _pickled({"param": tensor})
+        files[f"{TAG}/zero/{theirs}/step.pt"] = _pickled(step)
+    return files
+
+
+def load_universal(folder: str) -> tuple[BertConfig, dict[str, Tensor]]:
+    """Config and parameters (our names, fp32) of a checkpoint that has the model's config.json beside."""
+    config, files = from_hf_config(read_json(folder, CONFIG), f"{folder}/{CONFIG}"), Folder(folder)
+    tag = files.read(LATEST).decode().strip()
+    found = {
+        name: re.fullmatch(rf"{re.escape(tag)}/zero/(.+)/fp32\.pt", name) for name in files.list()
+    }
+    tensors: dict[str, Tensor] = {
+        match[1]: torch.load(io.BytesIO(files.read(name)), "cpu", weights_only=True)["param"]
+        for name, match in found.items()
+        if match
+    }
+    return config, from_hf_state(tensors, config, f"{folder}/{tag}")
+
+
+def _pickled(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
