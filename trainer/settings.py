@@ -161,9 +161,10 @@ class PretrainSettings:
             is causal, every token is predicted from those before it, and there are no sentence
             pairs to judge. A head that is not trained stays as it was.
         init_from: Weights to start from: a folder of a Hugging Face model (safetensors), of a
-            released Google checkpoint (bert_config.json, bert_model.ckpt), or an export. Sizes and
-            vocabulary must be equal, but that the dataset's may extend theirs (`pipeline vocab
-            --extend`): new pieces begin as the mean of the old ones that they were cut into.
+            released Google checkpoint (bert_config.json, bert_model.ckpt), an export, or a
+            universal checkpoint of DeepSpeed. Sizes and vocabulary must be equal, but that the
+            dataset's may extend theirs (`pipeline vocab --extend`): new pieces begin as the mean of
+            the old ones that they were cut into.
         model: Which BERT is trained.
         optimizer: How weights are updated.
 
