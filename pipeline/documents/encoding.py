@@ -2,6 +2,7 @@
 
 import codecs
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from pipeline.documents.records import BadDocumentError
 
@@ -10,8 +11,6 @@ _UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 MARK_BYTES = 2
 _SHORTEST_SIGN = 8  # bytes
 _HEAD_BYTES = 16
-
-
 _PACKED = {
     b"\x1f\x8b\x08": ("gzip", ".gz"),
     b"\x28\xb5\x2f\xfd": ("zstd", ".zst"),
@@ -39,9 +38,7 @@ def to_utf8(blocks: Iterable[bytes], url: str) -> Iterator[bytes]:
     """A whole file's blocks, UTF-16 as UTF-8 without its mark; anything else as it is.
 
     Halves of surrogate pairs become bytes that are no UTF-8, so that `decode` names their line.
-
-    Raises:
-        ValueError: UTF-16 of an odd number of bytes or without a mark, or UTF-32.
+    Raises ValueError for UTF-16 of an odd number of bytes or without a mark, and for UTF-32.
     """
     stream = iter(blocks)
     head = b""
@@ -56,8 +53,7 @@ def to_utf8(blocks: Iterable[bytes], url: str) -> Iterator[bytes]:
         yield from stream
         return
     decoder = codecs.getincrementaldecoder(_UTF16[head[:MARK_BYTES]])("surrogatepass")
-    yield decoder.decode(head[MARK_BYTES:]).encode("utf-8", "surrogatepass")
-    for block in stream:
+    for block in chain([head[MARK_BYTES:]], stream):
         yield decoder.decode(block).encode("utf-8", "surrogatepass")
     if decoder.getstate()[0]:
         raise ValueError(
@@ -71,11 +67,8 @@ def _refuse_others(head: bytes, url: str) -> None:
     is_utf32 = first.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE))
     has_gaps = len(first) >= _SHORTEST_SIGN and not (any(first[::2]) and any(first[1::2]))
     if is_utf32 or has_gaps:
-        found = (
-            "UTF-32"
-            if is_utf32
-            else "a zero in every second byte, as UTF-16 without a byte order mark has"
-        )
+        gaps = "a zero in every second byte, as UTF-16 without a byte order mark has"
+        found = "UTF-32" if is_utf32 else gaps
         raise ValueError(
             f"{url}: found {found}, expected UTF-8, or UTF-16 with a byte order mark; convert it by iconv"
         )
@@ -83,12 +76,9 @@ def _refuse_others(head: bytes, url: str) -> None:
 
 def head_to_utf8(head: bytes) -> bytes:
     """The first bytes of a file as UTF-8 without a mark."""
-    encoding = _UTF16.get(head[:MARK_BYTES])
-    return (
-        head[MARK_BYTES:].decode(encoding, "ignore").encode()
-        if encoding
-        else head.removeprefix(UTF8_MARK)
-    )
+    if encoding := _UTF16.get(head[:MARK_BYTES]):
+        return head[MARK_BYTES:].decode(encoding, "ignore").encode()
+    return head.removeprefix(UTF8_MARK)
 
 
 def decode(data: bytes) -> str:

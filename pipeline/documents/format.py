@@ -9,13 +9,7 @@ from pipeline.documents.records import Line, Record
 
 
 class Beginning(NamedTuple):
-    """How a file begins.
-
-    Attributes:
-        suffix: The suffix of the file's name, without that of a compression.
-        head: Its first bytes.
-        text: These as UTF-8, without a byte order mark and leading white space.
-    """
+    """How a file begins: its suffix without a compression's, its first bytes, and these as stripped UTF-8."""
 
     suffix: str
     head: bytes

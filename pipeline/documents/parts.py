@@ -60,12 +60,7 @@ def find_inputs(
     """Lists the files of paths, folders and globs (`**` too) at any fsspec URL: sorted by URL, each once.
 
     A folder stands for every file below it but hidden ones and those that only speak of the data
-    (docs/input.md).
-
-    Args:
-        patterns: Paths, folders or globs.
-        storage_options: Options of the input's filesystem.
-        left_out: Takes what lies in a folder and only speaks of the data.
+    (docs/input.md), which `left_out` takes.
 
     Raises:
         FileNotFoundError: A pattern matches no file.
@@ -92,10 +87,9 @@ def _but(listing: Listing) -> str:
 
 
 def choose_part_bytes(files: Sequence[InputFile], most: int) -> int:
-    """Bytes of text in a part: at most `most`, fewer where a corpus would have less than 32 parts, but not below 1 MiB.
+    """Bytes of text in a part: at most `most`, fewer where a corpus would have less than 32 parts, but 1 MiB at least.
 
-    So the workers of a small build end together. The input alone decides: with other workers the
-    parts stay the same.
+    So the workers of a small build end together. The input alone decides, not the workers.
     """
     text_bytes = sum(file.size * _ratio(file.url) for file in files)
     return min(most, max(_SMALLEST_PART_BYTES, -(-text_bytes // _LEAST_PARTS)))
@@ -111,14 +105,7 @@ def plan_parts(
     """Cuts files of one source into parts of at most `part_bytes` bytes of text, and gathers small ones up to that.
 
     Compressed files and those that are one document stay whole, however large; compressed ones
-    count four times.
-
-    Args:
-        files: What `find_inputs` found, in any order.
-        text_format: One of `FORMATS`, or "auto" to look at each file's name and first bytes.
-        part_bytes: Changes speed and memory, never the documents.
-        storage_options: Options of the input's filesystem, which "auto" reads.
-        wrapping: How lines of plain text become paragraphs.
+    count four times. `part_bytes` changes speed and memory, never the documents.
 
     Raises:
         ValueError: No such format or wrapping, or plain text that may be one document a file or
@@ -126,18 +113,14 @@ def plan_parts(
     """
     if wrapping not in WRAPPINGS:
         raise ValueError(f"wrapping is {wrapping!r}, expected one of {', '.join(WRAPPINGS)}")
-    ordered = sorted(files, key=_by_url)
+    ordered = sorted(files, key=lambda file: file.url)
     source = ordered[0].source if ordered else 0
     assert all(file.source == source for file in ordered), "files of several sources in one plan"
-    formats = choose_formats(
-        [(file.url, file.size) for file in ordered], text_format, wrapping, storage_options
-    )
+    sizes = [(file.url, file.size) for file in ordered]
+    formats = choose_formats(sizes, text_format, wrapping, storage_options)
     files_found = zip(ordered, formats, strict=True)
-    return _gather(
-        (r for file, found in files_found for r in _cut_file(file, found, part_bytes, wrapping)),
-        source,
-        part_bytes,
-    )
+    ranges = (r for file, own in files_found for r in _cut_file(file, own, part_bytes, wrapping))
+    return _gather(ranges, source, part_bytes)
 
 
 def cut_again(parts: Sequence[Part], part_bytes: int) -> list[Part]:
@@ -173,19 +156,12 @@ def _ratio(url: str) -> int:
     return _COMPRESSION_RATIO if is_compressed(url) or url.endswith(ZIP) else 1
 
 
-def _by_url(file: InputFile) -> str:
-    return file.url
-
-
 def _cut_file(
     file: InputFile, text_format: str, part_bytes: int, wrapping: str
 ) -> Iterator[FileRange]:
     """Equal ranges of at most `part_bytes`, or the whole file."""
-    num_ranges = (
-        max(1, -(-file.size * _ratio(file.url) // part_bytes))
-        if may_be_cut(text_format, file.url)
-        else 1
-    )
+    wanted = max(1, -(-file.size * _ratio(file.url) // part_bytes))
+    num_ranges = wanted if may_be_cut(text_format, file.url) else 1
     bounds = [file.size * i // num_ranges for i in range(num_ranges + 1)]
     for start, end in pairwise(bounds):
         yield FileRange(file.url, start, end, file.size, text_format, wrapping)

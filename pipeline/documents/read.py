@@ -10,6 +10,7 @@ from pipeline.documents.parts import Part
 from pipeline.documents.records import BadDocumentError, Record
 
 ON_BAD_DOCUMENT = ("stop", "skip")
+_HINT = "repair it, or give --on_bad_document skip to count and skip such documents"
 
 
 def read_part(
@@ -24,76 +25,40 @@ def read_part(
 ) -> Iterator[Document]:
     """Yields a part's documents in the order of its files; memory is that of the longest document.
 
-    Args:
-        part: What to read.
-        text_field: Field of a JSONL object that holds the text.
-        on_bad_document: stop with an error at a malformed document, or skip it.
-        skipped: Counts skipped documents by reason, while the stream is read.
-        storage_options: Options of the input's filesystem.
-        examples: Takes a few of the skipped documents, while the stream is read.
-        without_text: Takes the URL of every range that gives no text, while the stream is read.
+    While the stream is read, `skipped` counts skipped documents by reason, `examples` takes a few
+    of them, and `without_text` takes the URL of every range that gives no text.
 
     Raises:
-        ValueError: A malformed document, named by file and line; a file that changed or is broken,
-            also when skipping.
+        ValueError: A malformed document, named by file and line, unless such are skipped; a file
+            that changed or is broken.
     """
     if on_bad_document not in ON_BAD_DOCUMENT:
-        raise ValueError(
-            f"on_bad_document is {on_bad_document!r}, expected one of {', '.join(ON_BAD_DOCUMENT)}"
-        )
+        expected = ", ".join(ON_BAD_DOCUMENT)
+        raise ValueError(f"on_bad_document is {on_bad_document!r}, expected one of {expected}")
     counts = {} if skipped is None else skipped
-    kept = [] if examples is None else examples
-    silent = [] if without_text is None else without_text
-    return (
-        document
-        for file_range in part.ranges
-        for document in _note_silence(
-            _read_range(file_range, text_field, on_bad_document, counts, storage_options, kept),
-            file_range,
-            silent,
-        )
-    )
-
-
-def _note_silence(
-    documents: Iterator[Document], file_range: FileRange, without_text: list[str]
-) -> Iterator[Document]:
-    """The documents as they come; at their end notes whether all of them were blank."""
-    has_text = False
-    for document in documents:
-        has_text = has_text or not (document.text == "" or document.text.isspace())
-        yield document
-    if not has_text:
-        without_text.append(file_range.url)
-
-
-def _read_range(
-    file_range: FileRange,
-    text_field: str,
-    on_bad_document: str,
-    skipped: MutableMapping[str, int],
-    storage_options: StorageOptions,
-    examples: list[DroppedDocument],
-) -> Iterator[Document]:
-    for record in read_records(file_range, text_field, storage_options):
-        if record.dropped:
-            skipped[record.dropped] = skipped.get(record.dropped, 0) + 1
-            continue
-        try:
-            text = parse_record(record, file_range, text_field)
-        except BadDocumentError as error:
-            if on_bad_document == "stop":
-                place = _find_fault(file_range, record, error.line, storage_options)
-                hint = "repair it, or give --on_bad_document skip to count and skip such documents"
-                raise ValueError(f"{place}: {error}; {hint}") from error
-            skipped[error.reason] = skipped.get(error.reason, 0) + 1
-            text = record.data[:1000].decode(errors="replace")
-            add_example(
-                examples, error.reason, f"{_describe_place(file_range, record)}: {error}", text
-            )
-        else:
+    for file_range in part.ranges:
+        has_text = False
+        for record in read_records(file_range, text_field, storage_options):
+            reason = record.dropped
+            try:
+                text = "" if reason else parse_record(record, file_range, text_field)
+            except BadDocumentError as error:
+                if on_bad_document == "stop":
+                    place = _find_fault(file_range, record, error.line, storage_options)
+                    raise ValueError(f"{place}: {error}; {_HINT}") from error
+                reason, where = error.reason, f"{_describe_place(file_range, record)}: {error}"
+                if examples is not None:
+                    add_example(
+                        examples, reason, where, record.data[:1000].decode(errors="replace")
+                    )
+            if reason:
+                counts[reason] = counts.get(reason, 0) + 1
+                continue
+            has_text = has_text or not (text == "" or text.isspace())
             is_split = format_of(record, file_range).has_sentence_lines
             yield Document(text, _describe_place(file_range, record), is_split)
+        if not has_text and without_text is not None:
+            without_text.append(file_range.url)
 
 
 def _describe_place(file_range: FileRange, record: Record) -> str:
@@ -113,8 +78,8 @@ def _find_fault(
     """FILE:LINE or FILE, PLACE of what is wrong; `line` counts from the record's first."""
     if record.place:
         return f"{file_range.url}, {record.place}"
-    if record.member:
-        return f"{file_range.url}/{record.member}:{record.number + line}"
-    if file_range.start:
-        return f"{file_range.url}:{count_line_ends(file_range, record.offset, storage_options) + 1 + line}"
-    return f"{file_range.url}:{record.number + line}"
+    url = f"{file_range.url}/{record.member}" if record.member else file_range.url
+    first = record.number
+    if file_range.start and not record.member:
+        first = count_line_ends(file_range, record.offset, storage_options) + 1
+    return f"{url}:{first + line}"

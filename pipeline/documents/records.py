@@ -3,18 +3,11 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-# Reading, cleaning and splitting a text of 300 MB took 6.7 times its length in memory, 7.6 times in
-# JSONL: some 4 GiB for one this long.
-MAX_DOCUMENT_BYTES = 512 * 2**20
+MAX_DOCUMENT_BYTES = 512 * 2**20  # takes some 4 GiB of memory to read, clean and split
 
 
 class BadDocumentError(ValueError):
-    """A document that cannot be read.
-
-    Attributes:
-        reason: To count it by.
-        line: At fault, counted from 0 at the record's first line.
-    """
+    """A document that cannot be read: the reason to count it by, and the line at fault, from 0 at its first."""
 
     def __init__(self, reason: str, message: str, line: int = 0) -> None:
         super().__init__(message)
@@ -22,13 +15,9 @@ class BadDocumentError(ValueError):
 
 
 class Line(NamedTuple):
-    r"""One line without its "\n".
+    r"""One line without its "\n": its number from 1, its place in the decompressed file, and its bytes.
 
-    Attributes:
-        number: From 1 on, counted from the first line read.
-        offset: Where its first byte lies in the decompressed file.
-        data: Its bytes; none where there are too many.
-        is_too_long: Whether it is longer than a document may be.
+    There are none of a line that is longer than a document may be.
     """
 
     number: int
@@ -44,13 +33,9 @@ class Record:
     Attributes:
         number: Line it starts at, counted from the first line read.
         offset: Its first byte in the decompressed file.
-        data: Its lines.
-        error: What is wrong with it, if reading already shows that.
         place: Where it is in the file, if lines do not say: "row 7".
         dropped: Why it is no document and no error either, for the counts: "redirect".
-        member: Name within an archive, whose lines `number` counts.
-        format: Layout of that member.
-        is_html: Whether it is a web page, of which the text is to be found.
+        member: Name within an archive, whose lines `number` counts; `format` is its layout.
         hidden_prefixes: Of wikitext, the prefixes of links that are not shown.
     """
 
@@ -83,15 +68,11 @@ class Gathered:
 
     def take(self, error: BadDocumentError | None = None) -> Record:
         """The record of the lines so far, of which there must be one; none are left."""
-        first = self.lines[0]
-        if self.num_bytes > MAX_DOCUMENT_BYTES:
-            record = Record(first.number, first.offset, b"", error or too_long())
-        else:
-            record = Record(
-                first.number, first.offset, b"\n".join(line.data for line in self.lines), error
-            )
+        lines, is_too_long = self.lines, self.num_bytes > MAX_DOCUMENT_BYTES
         self.lines, self.num_bytes = [], 0
-        return record
+        data = b"" if is_too_long else b"\n".join(line.data for line in lines)
+        error = error or (too_long() if is_too_long else None)
+        return Record(lines[0].number, lines[0].offset, data, error)
 
 
 def too_long() -> BadDocumentError:

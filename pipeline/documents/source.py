@@ -68,21 +68,12 @@ class Source:
 
     def reading(self) -> dict[str, Any]:
         """What decides the tokens of its documents, the name aside."""
-        return {
-            "language": self.language,
-            "format": self.format,
-            "text_field": self.text_field,
-            "wrapping": self.wrapping,
-        }
+        names = ("language", "format", "text_field", "wrapping")
+        return {name: getattr(self, name) for name in names}
 
 
 def check_sources(sources: Sequence[Source]) -> None:
-    """Checks what the sources of a configuration say of themselves.
-
-    Raises:
-        ValueError: Too many, one without a name or input, two of one name, or a weight out of
-            range.
-    """
+    """Raises ValueError: too many, one without a name or input, two of one name, or a weight out of range."""
     if len(sources) > MAX_SOURCES:
         raise ValueError(
             f"sources: found {len(sources)}, at most {MAX_SOURCES} can be told apart; join some of them"

@@ -36,24 +36,12 @@ def choose_uses(
 ) -> tuple[list[int], list[int]]:
     """Which documents a pass uses, in their order, each as often as its source's weight says.
 
-    Args:
-        ids: [D] of the documents.
-        sources: [D] number of each one's source.
-        weights: In millionths, by the source's number.
-        seed: The seed of the build.
-        pass_index: Counted from 0.
-
-    Returns:
-        Rows of the documents, one for each use, and how many uses of the same document came before
-        it.
+    Of D documents `sources` [D] holds the sources' numbers, by which `weights` are looked up, in
+    millionths. Returns rows of documents, one for each use, and how many uses of the same document
+    came before it.
     """
-    uses = np.array(
-        [
-            count_uses(weights[s], pass_index, seed, i)
-            for i, s in zip(ids, sources.tolist(), strict=True)
-        ],
-        np.int64,
-    )
+    pairs = zip(ids, sources.tolist(), strict=True)
+    uses = np.array([count_uses(weights[s], pass_index, seed, i) for i, s in pairs], np.int64)
     rows = np.repeat(np.arange(len(ids)), uses)
     before = np.arange(len(rows)) - np.repeat(np.cumsum(uses) - uses, uses)
     return rows.tolist(), before.tolist()
@@ -64,19 +52,12 @@ def apply_weights(
 ) -> tuple[int, int]:
     """What buckets are planned from: text that a pass uses, each document's at least once, and documents it uses.
 
-    Args:
-        weights: In millionths, by the source's number; none where every document is used once.
-        documents: Distinct ones of each source.
-        cleaned_bytes: Their text.
+    All arguments are by the source's number; no weights stand for using each document once.
     """
     weights = weights or [UNIT] * len(documents)
-    used_bytes = sum(
-        max(weight, UNIT) * size for weight, size in zip(weights, cleaned_bytes, strict=True)
-    )
-    used_documents = sum(
-        min(weight, UNIT) * number for weight, number in zip(weights, documents, strict=True)
-    )
-    return used_bytes // UNIT, used_documents // UNIT
+    used_bytes = sum(max(w, UNIT) * size for w, size in zip(weights, cleaned_bytes, strict=True))
+    used = sum(min(w, UNIT) * number for w, number in zip(weights, documents, strict=True))
+    return used_bytes // UNIT, used // UNIT
 
 
 def count_uses(weight: int, pass_index: int, seed: int, document: bytes) -> int:
