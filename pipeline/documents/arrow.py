@@ -15,11 +15,7 @@ _STREAM_START = 8
 def read_rows(
     file_range: FileRange, text_field: str, storage_options: StorageOptions = None
 ) -> Iterator[Record]:
-    """A record a row, lazily, a batch at a time; rows are counted from 1.
-
-    Raises:
-        ValueError: Not an Arrow file or stream, broken, or without a column of text.
-    """
+    """A record a row from row 1 on, a batch at a time; raises ValueError where the file or the column is not there."""
     import pyarrow as pa
 
     folder, name = open_sized(file_range, storage_options)

@@ -47,9 +47,9 @@ def choose_formats(
 
 def _detect(file: File, storage_options: StorageOptions) -> str:
     url, size = file
-    return (
-        "auto" if url.endswith(ZIP) else detect_format(url, read_head(url, size, storage_options))
-    )
+    if url.endswith(ZIP):
+        return "auto"
+    return detect_format(url, read_head(url, size, storage_options))
 
 
 def _has_sentence_lines(files: Sequence[File], storage_options: StorageOptions) -> bool:
@@ -66,23 +66,16 @@ def _has_sentence_lines(files: Sequence[File], storage_options: StorageOptions) 
     if is_sure and not is_plain and (len(files) == 1 or blocks >= _LEAST_BLOCKS_OF_MANY_FILES):
         return True
     url, own = min(likely.items(), key=lambda each: (each[1].is_sure, each[0]))
-    raise ValueError(
-        f"{url}: its beginning has {own}{_among(len(likely), len(seen))}; {WHICH_FLAG}"
-    )
-
-
-def _among(likely: int, seen: int) -> str:
-    return "" if seen == 1 else f", as in {likely:,} of {seen:,} files looked at"
+    among = f", as in {len(likely):,} of {len(seen):,} files looked at" * (len(seen) > 1)
+    raise ValueError(f"{url}: its beginning has {own}{among}; {WHICH_FLAG}")
 
 
 def _look(url: str, size: int, storage_options: StorageOptions) -> Seen:
     head = b""
-    for block in read_blocks(
-        FileRange(url, 0, min(size, TAIL_BLOCK_BYTES), size, "text"), storage_options
-    ):
+    whole = FileRange(url, 0, min(size, TAIL_BLOCK_BYTES), size, "text")
+    for block in read_blocks(whole, storage_options):
         head += block
         if len(head) > TAIL_BLOCK_BYTES:
             break
-    return look_at_lines(
-        head_to_utf8(head).decode(errors="replace"), is_whole=len(head) <= TAIL_BLOCK_BYTES
-    )
+    text = head_to_utf8(head).decode(errors="replace")
+    return look_at_lines(text, is_whole=len(head) <= TAIL_BLOCK_BYTES)

@@ -29,16 +29,10 @@ class Meter:
 
 @dataclass(frozen=True)
 class FileRange:
-    """Bytes of one file; a document belongs to the range it starts in (see `pipeline.documents.formats`).
+    """Bytes of one file as stored; a document belongs to the range it starts in (see `pipeline.documents.formats`).
 
-    Attributes:
-        url: The file.
-        start: First byte, as stored.
-        end: One after the last byte; documents that start before it are read to their end.
-        size: Bytes of the whole file.
-        format: Its layout; "auto" only where the members of an archive are to be looked at.
-        wrapping: How lines of plain text become paragraphs (see `pipeline.documents.wrapping`).
-        meter: Counts what is read of the range.
+    Documents that start before `end` are read to their end. `size` is that of the whole file. The
+    format is "auto" only where the members of an archive are to be looked at.
     """
 
     url: str
@@ -68,11 +62,10 @@ def read_blocks(file_range: FileRange, storage_options: StorageOptions = None) -
         OSError: The store returned fewer bytes than it should.
     """
     blocks = read_stored(file_range, storage_options)
+    is_packed = is_compressed(file_range.url)
     if file_range.meter:
-        blocks = file_range.meter.passed(
-            slices(blocks) if is_compressed(file_range.url) else blocks
-        )
-    return decompress(blocks, file_range.url) if is_compressed(file_range.url) else blocks
+        blocks = file_range.meter.passed(slices(blocks) if is_packed else blocks)
+    return decompress(blocks, file_range.url) if is_packed else blocks
 
 
 def read_stored(file_range: FileRange, storage_options: StorageOptions = None) -> Iterator[bytes]:
@@ -82,11 +75,7 @@ def read_stored(file_range: FileRange, storage_options: StorageOptions = None) -
 
 
 def open_sized(file_range: FileRange, storage_options: StorageOptions = None) -> tuple[Folder, str]:
-    """The folder of a range's file, and its name there.
-
-    Raises:
-        ValueError: The file is not the size it was.
-    """
+    """The folder of a range's file, and its name there; raises ValueError where it is not the size it was."""
     folder, name = Folder.of_file(file_range.url, storage_options)
     size = folder.size(name)
     if size != file_range.size:
@@ -100,10 +89,7 @@ def open_sized(file_range: FileRange, storage_options: StorageOptions = None) ->
 def read_head(
     url: str, size: int, storage_options: StorageOptions = None, num_bytes: int = TAIL_BLOCK_BYTES
 ) -> bytes:
-    """The first bytes of a file, decompressed: `num_bytes`, or as many as its compressed start gives.
-
-    One request, or a few where the first block of a compressed file is long; its size is believed.
-    """
+    """The first bytes of a file, decompressed: `num_bytes`, or as many as its compressed start gives."""
     folder, name = Folder.of_file(url, storage_options)
     blocks = _read_ranges(folder, name, FileRange(url, 0, min(size, num_bytes), size, format=""))
     return next(filter(None, decompress(blocks, url) if is_compressed(url) else blocks), b"")
@@ -113,11 +99,8 @@ def _read_ranges(folder: Folder, name: str, file_range: FileRange) -> Iterator[b
     """Ranged reads with a length check: some stores cut a body short without an error."""
     start = max(0, file_range.start - 1)
     while start < file_range.size:
-        stop = (
-            min(start + BLOCK_BYTES, file_range.end)
-            if start < file_range.end
-            else start + TAIL_BLOCK_BYTES
-        )
+        is_inside = start < file_range.end
+        stop = min(start + BLOCK_BYTES, file_range.end) if is_inside else start + TAIL_BLOCK_BYTES
         stop = min(stop, file_range.size)
         yield folder.read_range(name, start, stop)
         start = stop

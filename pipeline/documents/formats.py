@@ -63,11 +63,8 @@ def read_records(
     if file_range.url.endswith(ZIP):
         return _read_archive(file_range, storage_options)
     layout = FORMATS[file_range.format]
-    if (
-        layout.is_text
-        and file_range.num_bytes < file_range.size
-        and _is_utf16(file_range, storage_options)
-    ):
+    is_cut = file_range.num_bytes < file_range.size
+    if layout.is_text and is_cut and _is_utf16(file_range, storage_options):
         if file_range.start > 0:
             return iter(())
         file_range = replace(file_range, end=file_range.size)
@@ -124,11 +121,7 @@ def _refuse_sentence_lines(where: str, head: bytes) -> None:
 
 
 def parse_record(record: Record, file_range: FileRange, text_field: str) -> str:
-    """The text of a record.
-
-    Raises:
-        BadDocumentError: It is malformed.
-    """
+    """The text of a record; raises BadDocumentError."""
     if record.error:
         raise record.error
     return format_of(record, file_range).parse(decode(record.data), record, file_range, text_field)
@@ -149,9 +142,6 @@ def is_plain(text_format: str, url: str) -> bool:
 
 def detect_format(url: str, head: bytes) -> str:
     """What "auto" means for a file: by its name, then by its first bytes; text otherwise.
-
-    Of plain text nothing is said of blank lines: `pipeline.documents.choose_formats` looks at all
-    of a source.
 
     Raises:
         ValueError: It is JSON, but not an object a line, or compressed under another name.

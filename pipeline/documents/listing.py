@@ -33,12 +33,7 @@ _WRITTEN_BY_A_BUILD = (
 
 @dataclass
 class Listing:
-    """Files found, and files of folders that are no text of the corpus.
-
-    Attributes:
-        sizes: Bytes as stored by path, or by URL where the files are elsewhere.
-        left_out: Paths or URLs.
-    """
+    """Sizes of files found, by path or by URL where they are elsewhere; and those that are no text of the corpus."""
 
     sizes: dict[str, int] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
@@ -57,10 +52,8 @@ def list_matches(pattern: str, storage_options: StorageOptions = None) -> Listin
     if place.is_local:
         return found
     name = filesystem.unstrip_protocol
-    return Listing(
-        {name(each): size for each, size in found.sizes.items()},
-        [name(each) for each in found.left_out],
-    )
+    sizes = {name(each): size for each, size in found.sizes.items()}
+    return Listing(sizes, [*map(name, found.left_out)])
 
 
 def would_list(pattern: str, folder: str, storage_options: StorageOptions = None) -> bool:
@@ -74,9 +67,8 @@ def would_list(pattern: str, folder: str, storage_options: StorageOptions = None
     if place.ask(lambda: place.filesystem.isdir(path)):
         return f"{below}/".startswith(f"{path}/")
     matches = re.compile(glob_translate(path)).match
-    return bool(_MAGIC.search(path)) and any(
-        matches(f"{below}/{name}") for name in _WRITTEN_BY_A_BUILD
-    )
+    written = (f"{below}/{name}" for name in _WRITTEN_BY_A_BUILD)
+    return bool(_MAGIC.search(path)) and any(map(matches, written))
 
 
 def _real(path: str) -> str:
@@ -97,7 +89,9 @@ def _list(place: Folder) -> Listing:
     if not filesystem.isdir(path):
         return Listing(_sizes_of_glob(place))
     found = Listing()
-    for name, size in sorted(_sizes_below(place).items()):
+    is_local = place.is_local
+    below = dict(_walk(path)) if is_local else _sizes(filesystem.find(path, detail=True))
+    for name, size in sorted(below.items()):
         parts = PurePosixPath(name).relative_to(path).parts
         if any(part.startswith(".") for part in parts):
             continue
@@ -106,12 +100,6 @@ def _list(place: Folder) -> Listing:
         else:
             found.sizes[name] = size
     return found
-
-
-def _sizes_below(folder: Folder) -> dict[str, int]:
-    if folder.is_local:
-        return dict(_walk(folder.path))
-    return _sizes(folder.filesystem.find(folder.path, detail=True))
 
 
 def _sizes_of_glob(place: Folder) -> dict[str, int]:

@@ -40,15 +40,11 @@ def read_pages(file_range: FileRange, storage_options: StorageOptions = None) ->
     """
     hidden = _read_hidden_prefixes(file_range, storage_options)
     is_last = file_range.end == file_range.size
-    for offset, data, error in split_pages(
-        _read_range(file_range, storage_options), file_range.url, is_last
-    ):
+    text = _read_range(file_range, storage_options)
+    for offset, data, error in split_pages(text, file_range.url, is_last):
         place = f"page at byte {offset} of the text from byte {file_range.start} on"
-        yield (
-            Record(1, offset, b"", error, place)
-            if error
-            else make_record(data, offset, place, hidden)
-        )
+        bad = Record(1, offset, b"", error, place)
+        yield bad if error else make_record(data, offset, place, hidden)
 
 
 def _read_hidden_prefixes(file_range: FileRange, storage_options: StorageOptions) -> frozenset[str]:
@@ -102,15 +98,10 @@ def _without_first(blocks: Iterator[bytes], start: int) -> Iterator[bytes]:
 def split_pages(
     blocks: Blocks, url: str, is_last: bool
 ) -> Iterator[tuple[int, bytes, BadDocumentError | None]]:
-    """Offset, bytes and error of every page that starts in blocks that are ours.
-
-    Args:
-        blocks: Text, and whether it belongs to the range.
-        url: Of the file, for messages.
-        is_last: Whether the range ends with the file.
+    """Offset, bytes and error of every page that starts in blocks that belong to the range.
 
     Raises:
-        ValueError: The dump declares entities, or is cut short.
+        ValueError: The dump declares entities, or is cut short where the range is its last.
     """
     data, base, scan = bytearray(), 0, 0
     limit: int | None = None
@@ -124,18 +115,13 @@ def split_pages(
             del tag  # it locks the buffer
             if is_inside:
                 end = at + len(_CLOSE) if found == _CLOSE else at
-                yield (
-                    base,
-                    bytes(data[:end]),
-                    _page_error(found == _CLOSE, is_too_long or end > records.MAX_DOCUMENT_BYTES),
-                )
+                is_too_long = is_too_long or end > records.MAX_DOCUMENT_BYTES
+                yield base, bytes(data[:end]), _page_error(found == _CLOSE, is_too_long)
             else:
                 _refuse_declarations(data[:at], url)
                 end = at
-            is_inside, is_too_long = (
-                found == _OPEN and not (limit is not None and base + at >= limit),
-                False,
-            )
+            is_behind = limit is not None and base + at >= limit
+            is_inside, is_too_long = found == _OPEN and not is_behind, False
             if found == _OPEN and not is_inside:
                 return
             scan = len(_OPEN) if found == _OPEN else 0
@@ -161,10 +147,8 @@ def split_pages(
 
 def _page_error(is_closed: bool, is_too_long: bool) -> BadDocumentError | None:
     if not is_closed:
-        return BadDocumentError(
-            "unclosed_page",
-            "found <page> without its </page> before the next one or the file's end",
-        )
+        message = "found <page> without its </page> before the next one or the file's end"
+        return BadDocumentError("unclosed_page", message)
     return too_long() if is_too_long else None
 
 

@@ -16,16 +16,14 @@ from pipeline.documents.records import BadDocumentError, Record, too_long
 _MAGIC = b"PAR1"
 _BATCH_ROWS = 64  # a long value of a dictionary may stand in every row
 _MOST_THRIFT = 2**31 - 1
+# Some of Arrow's own errors, and names that are no UTF-8, come as other kinds.
+_ARROWS_OTHER_ERRORS = (OSError, RuntimeError, MemoryError, OverflowError, UnicodeError, IndexError)
 
 
 def read_rows(
     file_range: FileRange, text_field: str, storage_options: StorageOptions = None
 ) -> Iterator[Record]:
-    """A record a row, lazily, some rows at a time; rows are counted from 1 in the whole file.
-
-    Raises:
-        ValueError: Not a Parquet file, broken, or without a column of text.
-    """
+    """A record a row, some rows at a time, counted from 1 in the whole file; raises ValueError as `arrow.read_rows`."""
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
@@ -43,10 +41,7 @@ def read_rows(
                 )
                 metered = _metered(batches, file_range, max(1, table.metadata.num_rows))
                 yield from read_batches(metered, first_row)
-        # Some of Arrow's own errors, and names that are no UTF-8, come as other kinds.
-        except (
-            ArrowException, OSError, RuntimeError, MemoryError, OverflowError, UnicodeError, IndexError,
-        ) as error:  # fmt: skip
+        except (ArrowException, *_ARROWS_OTHER_ERRORS) as error:
             message = f"{file_range.url}: cannot be read as Parquet ({error}); fetch or write the file again"
             raise ValueError(message) from error
 

@@ -7,9 +7,8 @@ that have blocks of several lines; corpora for create_pretraining_data.py have o
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 SENTENCE_LINES = "sentence-lines"
 WHICH_FLAG = (
@@ -28,14 +27,11 @@ _STOP = re.compile(
 _LONGEST_ABBREVIATION = 3  # letters
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(NamedTuple):
     """What the first lines of a plain text look like.
 
-    Attributes:
-        blocks: Runs of lines that are not blank.
-        lines: Those lines.
-        ending, single: Shares of them that end as a sentence does, that hold one sentence.
+    `blocks` counts runs of the `lines` that are not blank; `ending` and `single` are the shares of
+    these that end as a sentence does and that hold one sentence.
     """
 
     blocks: int
@@ -51,18 +47,16 @@ class Seen:
     @property
     def is_sure(self) -> bool:
         """Whether blank lines stand between documents of a sentence a line."""
-        return self.blocks >= _LEAST_BLOCKS and self._reaches(_SURE)
+        return self.blocks >= _LEAST_BLOCKS and self._reaches(*_SURE)
 
     @property
     def is_likely(self) -> bool:
         """Whether they may stand there."""
-        return self._reaches(_LIKELY)
+        return self._reaches(*_LIKELY)
 
-    def _reaches(self, shares: tuple[float, float]) -> bool:
+    def _reaches(self, ending: float, single: float) -> bool:
         has_runs = self.lines >= _LEAST_LINES_PER_BLOCK * self.blocks
-        return (
-            self.has_enough and has_runs and self.ending >= shares[0] and self.single >= shares[1]
-        )
+        return self.has_enough and has_runs and self.ending >= ending and self.single >= single
 
     def __str__(self) -> str:
         return (
@@ -72,26 +66,14 @@ class Seen:
 
 
 def look_at_lines(text: str, *, is_whole: bool) -> Seen:
-    """What a text looks like.
-
-    Args:
-        text: Its beginning.
-        is_whole: Whether it ends there; the last line counts only then.
-    """
+    """What the beginning of a text looks like; its last line counts only where it is whole."""
     stripped = [line.strip() for line in text.split("\n")][: None if is_whole else -1]
     blocks = sum(has_text for has_text, _ in groupby(stripped, bool))
     lines = [line for line in stripped if line]
     shown = lines[:: max(1, len(lines) // _NUM_LINES_SEEN)]
-    return Seen(
-        blocks,
-        len(lines),
-        _share([_END.search(line) is not None for line in shown]),
-        _share([not _holds_several(line) for line in shown]),
-    )
-
-
-def _share(found: Sequence[bool]) -> float:
-    return sum(found) / max(1, len(found))
+    ending = sum(_END.search(line) is not None for line in shown)
+    single = sum(not _holds_several(line) for line in shown)
+    return Seen(blocks, len(lines), *(count / max(1, len(shown)) for count in (ending, single)))
 
 
 def _holds_several(line: str) -> bool:

@@ -22,9 +22,8 @@ def read_task_texts(
 ) -> Iterator[tuple[str, str]]:
     """Places and texts of all files of paths, folders and globs, in the order of their URLs.
 
-    Raises:
-        FileNotFoundError: A pattern matches no file.
-        ValueError: A file is not what its name says, or no UTF-8.
+    Raises FileNotFoundError where a pattern matches no file, and ValueError where a file is not
+    what its name says.
     """
     for file in find_inputs(patterns, storage_options):
         yield from _read_file(file.url, storage_options)
@@ -72,14 +71,11 @@ def _read_parquet(data: bytes, url: str) -> Iterator[tuple[str, str]]:
     try:
         table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
     except (pa.ArrowException, OSError) as error:
-        raise ValueError(
-            f"{url}: cannot be read as Parquet ({error}); fetch the file again"
-        ) from error
-    number = 0
-    for batch in table.to_batches(1024):
-        for row in batch.to_pylist():
-            number += 1
-            yield from _walk(row, f"{url}, row {number}", "")
+        message = f"{url}: cannot be read as Parquet ({error}); fetch the file again"
+        raise ValueError(message) from error
+    rows = (row for batch in table.to_batches(1024) for row in batch.to_pylist())
+    for number, row in enumerate(rows, 1):
+        yield from _walk(row, f"{url}, row {number}", "")
 
 
 def _walk(value: Any, place: str, path: str) -> Iterator[tuple[str, str]]:

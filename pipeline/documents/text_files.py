@@ -28,12 +28,10 @@ def read_text_lines(url: str, storage_options: StorageOptions = None) -> Iterato
 
     Raises:
         FileNotFoundError: No such file.
-        ValueError: It is damaged, or a line is no UTF-8.
+        ValueError: It is damaged, no UTF-8, or not of the layout.
     """
-    lines = read_lines(whole_file(url, storage_options), storage_options)
-    return (
-        (f"{url}:{number}", text.removesuffix("\r")) for number, text in decode_lines(lines, url)
-    )
+    lines = decode_lines(read_lines(whole_file(url, storage_options), storage_options), url)
+    return ((f"{url}:{number}", text.removesuffix("\r")) for number, text in lines)
 
 
 def read_text(url: str, storage_options: StorageOptions = None) -> str:
@@ -50,31 +48,20 @@ def read_text(url: str, storage_options: StorageOptions = None) -> str:
 def read_json_lines(
     url: str, storage_options: StorageOptions = None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Places and objects of a file of JSON lines, lazily; blank lines are passed over.
-
-    Raises:
-        FileNotFoundError: No such file.
-        ValueError: It is damaged, or a line is no UTF-8 or no JSON object.
-    """
+    """Places and objects of a file of JSON lines, lazily, without blank lines; raises as `read_text_lines`."""
     for place, line in read_text_lines(url, storage_options):
         if line.strip():
             found = parse_json(line, place)
             if not isinstance(found, dict):
-                raise ValueError(
-                    f"{place}: found a JSON {type(found).__name__}, expected an object in each line"
-                )
+                kind = type(found).__name__
+                raise ValueError(f"{place}: found a JSON {kind}, expected an object in each line")
             yield place, found
 
 
 def read_csv_rows(
     url: str, storage_options: StorageOptions = None
 ) -> Iterator[tuple[str, list[str]]]:
-    """Places and cells of a file's comma-separated rows, lazily; cells in double quotes may hold line ends.
-
-    Raises:
-        FileNotFoundError: No such file.
-        ValueError: It is damaged, no UTF-8, or its quotes are not closed.
-    """
+    """Places and cells of a file's comma-separated rows, lazily; raises as `read_text_lines`."""
     lines = read_lines(whole_file(url, storage_options), storage_options)
     return ((f"{url}:{number}", cells) for number, cells in split_rows(lines, url))
 
@@ -90,31 +77,21 @@ def split_rows(lines: Iterable[Line], url: str) -> Iterator[tuple[int, list[str]
                 yield number, cells
             number = reader.line_num + 1
     except csv.Error as error:
-        raise ValueError(
-            f"{url}:{number}: {error}; a cell with quotes or commas stands in double quotes"
-        ) from error
+        hint = "a cell with quotes or commas stands in double quotes"
+        raise ValueError(f"{url}:{number}: {error}; {hint}") from error
 
 
 def parse_json(text: str, place: str) -> Any:
-    """The value of a JSON text.
-
-    Raises:
-        ValueError: It is none, or one of more depth than Python reads.
-    """
+    """The value of a JSON text; raises ValueError."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{place}: found no JSON ({error}), expected a value in each line"
-        ) from error
+        message = f"{place}: found no JSON ({error}), expected a value in each line"
+        raise ValueError(message) from error
 
 
 def decode_lines(lines: Iterable[Line], url: str) -> Iterator[tuple[int, str]]:
-    """Numbers and text of lines.
-
-    Raises:
-        ValueError: One is no UTF-8, or too long; says which.
-    """
+    """Numbers and text of lines; raises ValueError where one is no UTF-8, or too long."""
     for line in lines:
         try:
             if line.is_too_long:

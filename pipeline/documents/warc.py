@@ -6,6 +6,7 @@ status 200) is reduced to its main text. Other records are passed over and only 
 
 import io
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from pipeline.documents import records
@@ -19,19 +20,14 @@ _MAX_HEADER_BYTES = 2**20
 
 
 def read_warc(file_range: FileRange, storage_options: StorageOptions = None) -> Iterator[Record]:
-    """A record a page, lazily; `place` counts the archive's records from 1.
-
-    Raises:
-        ValueError: Not WARC, or broken.
-    """
+    """A record a page, lazily; `place` counts records from 1. Raises ValueError where it is no WARC, or broken."""
     import fastwarc.warc as warc
 
     stream = BlockReader(read_blocks(file_range, storage_options))
     number = 0
     try:
-        archive = warc.ArchiveIterator(
-            stream, parse_http=False, stream_detect=False, max_header_len=_MAX_HEADER_BYTES
-        )
+        options = {"parse_http": False, "stream_detect": False, "max_header_len": _MAX_HEADER_BYTES}
+        archive = warc.ArchiveIterator(stream, **options)
         for number, found in enumerate(archive, 1):
             yield _make_record(found, number, warc.WarcRecordType)
     except OSError as error:
@@ -76,27 +72,27 @@ class BlockReader(io.RawIOBase):
 
 def _make_record(found: Any, number: int, kinds: Any) -> Record:
     place = f"record {number}"
-    if found.record_type not in (kinds.conversion, kinds.response):
-        return Record(number, 0, b"", None, place, dropped="not_a_page")
-    if found.content_length > records.MAX_DOCUMENT_BYTES:
-        return Record(number, 0, b"", too_long(), place)
-    expected = found.content_length
-    is_http = found.record_type == kinds.response
+    empty = Record(number, 0, b"", None, place)
+    is_http, expected = found.record_type == kinds.response, found.content_length
+    if not is_http and found.record_type != kinds.conversion:
+        return replace(empty, dropped="not_a_page")
+    if expected > records.MAX_DOCUMENT_BYTES:
+        return replace(empty, error=too_long())
     data = found.reader.read()
     if len(data) != expected:
         message = (
             f"found {len(data)} bytes of content, expected {expected}: the record is cut short"
         )
-        return Record(number, 0, b"", BadDocumentError("cut_short", message), place)
+        return replace(empty, error=BadDocumentError("cut_short", message))
     if not is_http:
-        return Record(number, 0, data, None, place)
+        return replace(empty, data=data)
     try:
         html = read_html(data)
     except BadDocumentError as error:
-        return Record(number, 0, b"", error, place)
+        return replace(empty, error=error)
     if html is None:
-        return Record(number, 0, b"", None, place, dropped="not_a_page")
-    return Record(number, 0, html.encode("utf-8", "replace"), None, place, is_html=True)
+        return replace(empty, dropped="not_a_page")
+    return replace(empty, data=html.encode("utf-8", "replace"), is_html=True)
 
 
 WARC = Format(

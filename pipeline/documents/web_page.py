@@ -15,9 +15,7 @@ _HTML = {"text/html", "application/xhtml+xml"}
 def read_html(response: bytes) -> str | None:
     """The HTML of a response, decoded; nothing where its status is not 200 or it is not HTML.
 
-    Raises:
-        BadDocumentError: Not HTTP, or its body is not encoded as its header says.
-        ValueError: resiliparse is not installed.
+    Raises BadDocumentError where it is no HTTP, or its body not encoded as its header says.
     """
     stream = io.BytesIO(response)
     status = stream.readline(65_536).split(None, 2)
@@ -26,22 +24,19 @@ def read_html(response: bytes) -> str | None:
     try:
         header = parse_headers(stream)
     except HTTPException as error:
-        raise BadDocumentError(
-            "bad_http", f"found a header of HTTP that cannot be read ({error!r})"
-        ) from error
+        message = f"found a header of HTTP that cannot be read ({error!r})"
+        raise BadDocumentError("bad_http", message) from error
     if status[1] != b"200" or header.get_content_type() not in _HTML:
         return None
     try:
         body = _decode_body(header, stream.read())
     except (zlib.error, ValueError) as error:
-        raise BadDocumentError(
-            "bad_http", f"found a body that is not encoded as its header says ({error})"
-        ) from error
+        message = f"found a body that is not encoded as its header says ({error})"
+        raise BadDocumentError("bad_http", message) from error
     import resiliparse.parse.encoding as encodings
 
-    with contextlib.suppress(
-        LookupError, ValueError
-    ):  # servers name charsets that do not exist, or with a NUL
+    # Servers name charsets that do not exist, or with a NUL.
+    with contextlib.suppress(LookupError, ValueError):
         if charset := header.get_content_charset():
             return str(encodings.bytes_to_str(body, charset))
     return str(encodings.bytes_to_str(body, encodings.detect_encoding(body) or "utf-8"))

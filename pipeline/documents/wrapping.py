@@ -1,11 +1,8 @@
 """Lines of plain text to paragraphs, one a line. Stdlib only.
 
-Three layouts are known, as Project Gutenberg's and other books have them:
-
-- none: a line is a paragraph, blank lines mean nothing.
-- blank-lines: lines are wrapped at some width, and blank lines stand between paragraphs.
-- hard: lines are wrapped, and a paragraph ends at a line into which the first word of the next one
-  would have fitted.
+With none a line is a paragraph. With blank-lines, lines are wrapped, and blank lines stand between
+paragraphs. With hard, lines are wrapped, and a paragraph ends at a line into which the first word
+of the next one would have fitted.
 
 `auto` decides for a document: it is wrapped if it has at least 20 lines that are not blank, none
 longer than 100 characters, half of them at least 45 characters and at least three quarters as long
@@ -14,7 +11,7 @@ Measured on 37 novels of all three layouts.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 WRAPPINGS = ("auto", "none", "blank-lines", "hard")
 _MIN_LINES = 20
@@ -54,15 +51,7 @@ def _width(sorted_lengths: Sequence[int]) -> int:
 
 
 def _between_blank_lines(lines: Sequence[str]) -> Iterator[list[str]]:
-    gathered: list[str] = []
-    for line in lines:
-        if line:
-            gathered.append(line)
-        elif gathered:
-            yield gathered
-            gathered = []
-    if gathered:
-        yield gathered
+    return (list(run) for has_text, run in groupby(lines, bool) if has_text)
 
 
 def _by_width(lines: Sequence[str]) -> Iterator[list[str]]:
@@ -78,7 +67,6 @@ def _by_width(lines: Sequence[str]) -> Iterator[list[str]]:
 
 def _join(lines: Sequence[str]) -> str:
     """One paragraph; a word cut or joined by a hyphen at a line's end stays one."""
-    pieces = [
-        line if line[-1] == "-" and line[-2:-1].isalpha() else f"{line} " for line in lines[:-1]
-    ]
+    is_open = (line[-1] == "-" and line[-2:-1].isalpha() for line in lines[:-1])
+    pieces = (line if own else f"{line} " for line, own in zip(lines[:-1], is_open, strict=True))
     return "".join([*pieces, lines[-1]])
