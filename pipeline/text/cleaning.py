@@ -17,29 +17,21 @@ _SPACES = (0x09, 0x20, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3
 _LINE_ENDS = (0x0A, 0x0B, 0x0C, 0x0D, 0x85, 0x2028, 0x2029)
 # Control characters, the byte order mark, the replacement character, and halves of surrogate pairs,
 # which JSON can hold and no UTF-8 can.
-_DROPPED = {*range(0x20), *range(0x7F, 0xA0), 0xFEFF, 0xFFFD, *range(0xD800, 0xE000)} - {
-    *_SPACES,
-    *_LINE_ENDS,
-}
-_REPLACEMENTS = {
-    **dict.fromkeys(_SPACES, " "),
-    **dict.fromkeys(_LINE_ENDS, "\n"),
-    **dict.fromkeys(_DROPPED, ""),
-}
+_DROPPED = (*range(0x20), *range(0x7F, 0xA0), 0xFEFF, 0xFFFD, *range(0xD800, 0xE000))
+_REPLACEMENTS = dict.fromkeys(_DROPPED, "")
+_REPLACEMENTS |= dict.fromkeys(_SPACES, " ") | dict.fromkeys(_LINE_ENDS, "\n")
 
 # For the compiled module: the kind of each character, by these numbers; and of each byte, whether
 # no character of the lists begins with it (so of the space, which stays where it is single).
 _KIND_NUMBERS = {" ": 1, "\n": 2, "": 3}
-_KINDS = bytes(
-    _KIND_NUMBERS[_REPLACEMENTS[code]] if code in _REPLACEMENTS else 0 for code in range(1 << 16)
-)
+_KINDS = bytes(_KIND_NUMBERS.get(_REPLACEMENTS.get(code, "x"), 0) for code in range(1 << 16))
 _ENCODED = {chr(code).encode("utf-8", "ignore") for code in _REPLACEMENTS}
 _FIRST_BYTES = {byte for each in _ENCODED for byte in each[:1]} - set(b" ")
 _PLAIN = bytes(byte not in _FIRST_BYTES for byte in range(256))
 
 
 def clean_text(raw: bytes | str) -> str:
-    """Paragraphs of a document, one a line: single spaces, nothing at line ends, no empty line, no control character.
+    """Paragraphs, one a line: single spaces, none at line ends, no empty line, no control character.
 
     Raises:
         UnicodeDecodeError: `raw` is bytes, and not UTF-8.
@@ -53,6 +45,5 @@ def clean_text(raw: bytes | str) -> str:
 
 def document_id(cleaned: str | bytes) -> bytes:
     """The id of a document (16 bytes), of its text or this in UTF-8: equal texts have equal ids, wherever they lie."""
-    return blake2b(
-        cleaned.encode() if isinstance(cleaned, str) else cleaned, digest_size=16
-    ).digest()
+    data = cleaned.encode() if isinstance(cleaned, str) else cleaned
+    return blake2b(data, digest_size=16).digest()

@@ -36,12 +36,7 @@ class FilterRule:
         return not (self.min_characters or self.max_characters or self.languages or self.own)
 
     def content(self) -> dict[str, Any]:
-        """What decides which documents stay: nothing for filters that are off, so that old hashes stay as they are.
-
-        Raises:
-            ValueError: A filter of the user's own cannot be imported, or the library for languages
-                is not installed.
-        """
+        """What decides which documents stay: nothing for filters that are off, so that old hashes stay as they are."""
         found: dict[str, Any] = {}
         if self.min_characters:
             found["min_characters"] = self.min_characters
@@ -50,10 +45,8 @@ class FilterRule:
         if self.languages:
             from pipeline.text.languages import describe_method
 
-            found |= {
-                "languages": sorted(set(self.languages)),
-                "language_threshold": self.language_threshold,
-            }
+            found["languages"] = sorted(set(self.languages))
+            found["language_threshold"] = self.language_threshold
             found["language_method"] = describe_method()
         if self.own:
             found["filter"] = [describe_filter(name) for name in self.own]
@@ -64,12 +57,7 @@ class DocumentFilter:
     """A rule with its model and functions loaded: made once a worker."""
 
     def __init__(self, rule: FilterRule) -> None:
-        """Loads what the rule needs.
-
-        Raises:
-            ValueError: A filter cannot be imported, a language is not known, or the library is not
-                installed.
-        """
+        """Raises ValueError where a filter cannot be imported, or a language is not known."""
         self._rule = rule
         self._own = [(name, load_filter(name)) for name in rule.own]
         if rule.languages:
@@ -78,11 +66,7 @@ class DocumentFilter:
             check_languages(rule.languages)
 
     def find_reason(self, document: Document) -> str | None:
-        """Why a cleaned document is left out, the first reason that holds; None for one that stays.
-
-        Raises:
-            ValueError: A filter of the user's own raised, or returned what is no answer.
-        """
+        """Why a cleaned document is left out, the first reason that holds; None for one that stays."""
         rule, length = self._rule, len(document.text)
         if length < rule.min_characters:
             return "too_short"

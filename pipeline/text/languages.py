@@ -35,25 +35,15 @@ def sample_text(text: str) -> str:
 
 
 def language_shares(text: str) -> Mapping[str, float]:
-    """Probability of every language that the model knows, by its ISO 639-1 code.
-
-    Raises:
-        ValueError: The library is not installed.
-    """
+    """Probability of every language that the model knows, by its ISO 639-1 code."""
     return dict(_identifier().rank(sample_text(text)))
 
 
 def check_languages(codes: Sequence[str]) -> None:
-    """Refuses codes that the model does not know.
-
-    Raises:
-        ValueError: It does not know one of them, or the library is not installed.
-    """
+    """Raises ValueError for codes that the model does not know."""
     known = sorted(set(_identifier().labels))
-    if wrong := [code for code in codes if code not in known]:
-        raise ValueError(
-            f"languages: {', '.join(wrong)} not known; {LIBRARY} knows {', '.join(known)}"
-        )
+    if wrong := ", ".join(code for code in codes if code not in known):
+        raise ValueError(f"languages: {wrong} not known; {LIBRARY} knows {', '.join(known)}")
 
 
 @cache

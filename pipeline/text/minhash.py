@@ -31,20 +31,16 @@ Words = npt.NDArray[np.uint64]
 
 
 def sign_texts(texts: Sequence[str]) -> npt.NDArray[np.uint16]:
-    """[D, K] uint16, the low 16 bits of each least image.
+    """[D, K] uint16, the low 16 bits of each least image, of cleaned texts that are not empty.
 
-    Args:
-        texts: Cleaned: one space or line end between words, none at the ends; none empty. An
-            ideograph or kana is a word of its own. A text of fewer than 5 words is one shingle, so
-            it equals only one of the same words.
+    An ideograph or kana is a word of its own. A text of fewer than 5 words is one shingle.
     """
     if not texts:
         return np.zeros((0, NUM_HASHES), SIGNATURE_DTYPE)
     windows = [_cut_windows(text.encode().lower().replace(b"\n", b" ")) for text in texts]
     num_windows = np.array([len(each) for each in windows])
-    least = np.concatenate(
-        [_sign_batch(batch) for batch in _batches([part for each in windows for part in each])]
-    )
+    batches = _batches([part for each in windows for part in each])
+    least = np.concatenate([_sign_batch(batch) for batch in batches])
     return np.minimum.reduceat(least, np.cumsum(num_windows) - num_windows).astype(SIGNATURE_DTYPE)
 
 
@@ -70,25 +66,18 @@ def similarity_of(matches: int) -> float:
 
 def matches_for(similarity: float) -> int:
     """The least number of equal places whose estimate is at least `similarity`."""
-    return next(
-        matches for matches in range(NUM_HASHES + 1) if similarity_of(matches) >= similarity - 1e-9
-    )
+    numbers = range(NUM_HASHES + 1)
+    return next(each for each in numbers if similarity_of(each) >= similarity - 1e-9)
 
 
 def choose_bands(threshold: float) -> tuple[int, int]:
     """Bands and the rows of each: as many rows as let 99 % of pairs of just that similarity share a band.
 
-    Pairs of similarity s share a band of b with probability 1 - (1 - s^r)^b: 21 bands of 6 rows at
-    0.8.
+    Pairs of similarity s share one of b bands with probability 1 - (1 - s^r)^b: 21 of 6 rows at 0.8.
     """
-    shapes = [(NUM_HASHES // rows, rows) for rows in range(1, NUM_HASHES + 1)]
-    return max(
-        (
-            shape
-            for shape in shapes
-            if share_band_probability(threshold, *shape) >= _LEAST_PROBABILITY
-        ),
-        key=lambda shape: shape[1],
+    shapes = [(NUM_HASHES // rows, rows) for rows in range(NUM_HASHES, 0, -1)]
+    return next(
+        each for each in shapes if share_band_probability(threshold, *each) >= _LEAST_PROBABILITY
     )
 
 
@@ -148,7 +137,7 @@ def _hash_shingles(batch: Sequence[bytes]) -> tuple[Words, npt.NDArray[np.int64]
     shift = np.repeat(first_words[:-1] - first_shingles, num_shingles)
     begins = np.arange(len(shift)) + shift
     finishes = begins + np.repeat(np.minimum(num_words, SHINGLE_WORDS), num_shingles) - 1
-    sums, inverses = sum_powers(_byte_values()[data]), inverse_powers(len(data))
+    sums, inverses = sum_powers(_constants("byte", 256)[data]), inverse_powers(len(data))
     firsts = starts[begins]
     return _mix((sums[ends[finishes]] - sums[firsts]) * inverses[firsts]), first_shingles
 
@@ -207,15 +196,8 @@ def _mix(values: Words) -> Words:
 
 @cache
 def _constants(name: str, count: int) -> Words:
-    return np.array(
-        [seed_of(f"near-duplicates/{name}/{number}", num_bytes=8) for number in range(count)],
-        np.uint64,
-    )
-
-
-@cache
-def _byte_values() -> Words:
-    return _constants("byte", 256)
+    names = (f"near-duplicates/{name}/{number}" for number in range(count))
+    return np.array([seed_of(each, num_bytes=8) for each in names], np.uint64)
 
 
 @cache
@@ -230,11 +212,6 @@ def _permutations() -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
 
 def _powers(base: int, count: int) -> Words:
     """[count] 1, base, base^2 ... modulo 2^64."""
-    usual = 2 * _BATCH_BYTES
-    return _usual_powers(base, usual)[:count] if count <= usual else _make_powers(base, count)
-
-
-def _make_powers(base: int, count: int) -> Words:
     powers = np.ones(count, np.uint64)
     filled = 1
     while filled < count:
@@ -242,6 +219,3 @@ def _make_powers(base: int, count: int) -> Words:
         powers[filled : filled + more] = powers[:more] * np.uint64(pow(base, filled, 1 << 64))
         filled += more
     return powers
-
-
-_usual_powers = cache(_make_powers)  # 8 MB each, for every batch but one of a word of a MB

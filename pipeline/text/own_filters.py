@@ -9,33 +9,18 @@ from pipeline.documents import Document
 
 OwnFilter = Callable[[str], Any]
 RESERVED_REASONS = frozenset(
-    {
-        "duplicate",
-        "near_duplicate",
-        "excluded",
-        "empty",
-        "too_short",
-        "too_long",
-        "language",
-        "task_text",
-    }
+    ["duplicate", "near_duplicate", "excluded", "empty", "too_short", "too_long", "language", "task_text"]
 )
 _REASON = re.compile("[a-z0-9_-]{1,40}")
 _EXPECTED = "expected None or True to keep the document, or why it is dropped as a string of [a-z0-9_-]{1,40}"
 
 
 def load_filter(name: str) -> OwnFilter:
-    """The function that "module:function" names.
-
-    Raises:
-        ValueError: The name has another form, the module cannot be imported, or it has no such
-            function.
-    """
+    """The function that "module:function" names; raises ValueError where there is none."""
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name:
-        raise ValueError(
-            f"filter {name!r}: expected module:function, such as my_filters:keep_prose"
-        )
+        expected = "expected module:function, such as my_filters:keep_prose"
+        raise ValueError(f"filter {name!r}: {expected}")
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # a module may raise anything while it is imported
@@ -51,11 +36,7 @@ def load_filter(name: str) -> OwnFilter:
 
 
 def describe_filter(name: str) -> str:
-    """The name, and the `__version__` of the function or its module: all of a filter that a hash can cover.
-
-    Raises:
-        ValueError: It cannot be imported.
-    """
+    """The name, and the `__version__` of the function or its module: all of a filter that a hash can cover."""
     function = load_filter(name)
     module = importlib.import_module(name.partition(":")[0])
     version = getattr(function, "__version__", getattr(module, "__version__", None))
@@ -63,12 +44,7 @@ def describe_filter(name: str) -> str:
 
 
 def call_filter(name: str, function: OwnFilter, document: Document) -> str | None:
-    """A filter's answer: None to keep the document, or the reason to drop it.
-
-    Raises:
-        ValueError: It raised, or returned something else; names the filter and the document's
-            place.
-    """
+    """A filter's answer: None to keep the document, or the reason to drop it; raises ValueError for another one."""
     where = f"filter {name}, document {document.where}"
     try:
         answer = function(document.text)
@@ -79,7 +55,6 @@ def call_filter(name: str, function: OwnFilter, document: Document) -> str | Non
     if not isinstance(answer, str) or not _REASON.fullmatch(answer):
         raise ValueError(f"{where}: it returned {answer!r:.100}; {_EXPECTED}")
     if answer in RESERVED_REASONS:
-        raise ValueError(
-            f"{where}: it returned {answer!r}, which the build counts itself; give another reason"
-        )
+        counted = "which the build counts itself; give another reason"
+        raise ValueError(f"{where}: it returned {answer!r}, {counted}")
     return answer

@@ -17,7 +17,6 @@ MAX_CHARACTERS = 1000
 # characters, 4 ms at 10,000).
 _WINDOW_CHARACTERS = 10_000
 _LANGUAGE = re.compile("[a-z]{2,3}(-[a-z0-9]+)*")
-_MAX_UTF8_BYTES = 4  # of a character
 # `sentencex` never ends a sentence before a digit; where no space follows a full stop, dates and
 # years begin many.
 _WITHOUT_SPACES = {"zh", "yue", "wuu", "ja"}
@@ -29,7 +28,6 @@ _OPENING_MARKS, _CLOSING_MARKS = "“„«\u2039\u2018\u201a([", "”»\u203a\u2
 _MARKS = dict.fromkeys(map(ord, _OPENING_MARKS + _CLOSING_MARKS + "\"'"), "x")
 _STOP_BEFORE_MARKS = re.compile(rf"([.!?]+)([\"'{re.escape(_CLOSING_MARKS)}]+)(?= )")
 _INNER_STOP = re.compile(rf"[.!?][\"'{re.escape(_CLOSING_MARKS)}]* .|[。\uff01\uff1f].")
-_STOPS = ".!?。\uff01\uff1f"
 # It takes the number or letter of a list's item for a sentence.
 _ITEM = re.compile(r"([•\u2043] ?)?(\d{1,3}|[a-z])\. (?=\S)")
 _OPENING, _CLOSING = "「『“\uff08《", "」』”\uff09》"
@@ -40,12 +38,8 @@ def split_sentences(
 ) -> list[str]:
     """Sentences of cleaned text in order, none empty; a line end always ends one.
 
-    Args:
-        text: What `pipeline.text.cleaning.clean_text` returns.
-        language: ISO 639 code of the rules to use; `sentencex` has those of some 240 and falls back
-            to relatives.
-        max_characters: A longer sentence is cut at the last space that fits, or at this many where
-            there is none.
+    `language` is the ISO 639 code of the rules to use; `sentencex` has those of some 240 and falls
+    back to relatives. A longer sentence than `max_characters` is cut at the last space that fits.
 
     Raises:
         ValueError: `language` is no code.
@@ -54,19 +48,10 @@ def split_sentences(
     found: list[str] = []
     for line in text.split("\n"):
         found += _split_list(line, language) if _ITEM.match(line) else _split_line(line, language)
-    if max(map(len, found), default=0) > _LONG_QUOTATION:
-        found = [
-            part
-            for each in found
-            for part in (
-                _split_long_quotation(each, language) if len(each) > _LONG_QUOTATION else (each,)
-            )
-        ]
+    found = [part for each in found for part in _split_long_quotation(each, language)]
     if not has_spaces:
         found = [sentence for each in found for sentence in _split_before_digits(each)]
     stripped = [sentence for each in found if (sentence := each.strip(" "))]
-    if max(map(len, stripped), default=0) <= max_characters:
-        return stripped
     return [piece for sentence in stripped for piece in _cut_sentence(sentence, max_characters)]
 
 
@@ -108,9 +93,7 @@ def _split_long_quotation(sentence: str, language: str) -> Sequence[str]:
 
     A stop before closing marks stands behind them for that.
     """
-    if not any(map(sentence[:-2].__contains__, _STOPS)) or not _INNER_STOP.search(
-        sentence
-    ):  # the first is quick
+    if len(sentence) <= _LONG_QUOTATION or not _INNER_STOP.search(sentence):
         return (sentence,)
     letters = _STOP_BEFORE_MARKS.sub(r"\2\1", sentence).translate(_MARKS)
     if letters == sentence:
@@ -120,18 +103,9 @@ def _split_long_quotation(sentence: str, language: str) -> Sequence[str]:
 
 
 def _split_line(line: str, language: str) -> list[str]:
-    """Sentences of one line with spaces around them, in time linear in its length."""
-    if len(line) <= _WINDOW_CHARACTERS:
-        found: list[str] = sentencex.segment(language, line)
-        return found
-    return _split_windows(line, language)
+    """Sentences of one line with spaces around them, in time linear in its length.
 
-
-def _split_windows(line: str, language: str) -> list[str]:
-    """Sentences of a long line.
-
-    It is split in windows. What seems the last sentence of a window may go on in the next, which
-    therefore starts with it; one that fills its window is cut there.
+    What seems the last sentence of a window may go on in the next, which starts with it.
     """
     start = 0
     found: list[str] = []
@@ -175,10 +149,6 @@ def cut_document(sentences: list[str], max_bytes: int = 8 * 2**20) -> list[list[
 
     A single sentence beyond `max_bytes` is a run of its own.
     """
-    if not sentences:
-        return []
-    if sum(map(len, sentences)) * _MAX_UTF8_BYTES + len(sentences) <= max_bytes:
-        return [sentences]
     pieces: list[list[str]] = []
     first, num_bytes = 0, 0
     for index, sentence in enumerate(sentences):
@@ -187,14 +157,13 @@ def cut_document(sentences: list[str], max_bytes: int = 8 * 2**20) -> list[list[
             pieces.append(sentences[first:index])
             first, num_bytes = index, 0
         num_bytes += num_sentence_bytes
-    return [*pieces, sentences[first:]]
+    return [*pieces, sentences[first:]] if sentences else []
 
 
 @cache
 def _has_spaces(language: str) -> bool:
     """Whether a language is written with spaces between sentences."""
     if not _LANGUAGE.fullmatch(language):
-        raise ValueError(
-            f"language {language!r}: expected an ISO 639 code in lower case such as en or zh, for sentence splitting"
-        )
+        expected = "expected an ISO 639 code in lower case such as en or zh, for sentence splitting"
+        raise ValueError(f"language {language!r}: {expected}")
     return language.split("-", 1)[0] not in _WITHOUT_SPACES

@@ -36,13 +36,7 @@ Pieces = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class TaskTexts:
-    """The texts of task files, as they are sent to workers.
-
-    Attributes:
-        n: Words of a window.
-        lines: The cleaned texts, each in one line.
-        places: Where each of them stands in the task files.
-    """
+    """The texts of task files as they are sent to workers: words of a window, cleaned texts, and their places."""
 
     n: int
     lines: tuple[str, ...]
@@ -65,21 +59,13 @@ class Overlap:
 
 @dataclass(frozen=True)
 class _Runs:
-    """Documents as words, one after another. Equal runs of words have equal hashes.
+    """Documents as words, one after another. Equal runs of words have equal hashes (`sum_powers`)."""
 
-    Attributes:
-        pieces: [P] ids of their pieces.
-        bounds: [W + 1] at which piece each word begins, and the last ends.
-        first_words: [D + 1] number of each document's first word.
-        sums: [W + 1] of the hash's polynomial before each word (`pipeline.text.minhash`).
-        inverses: [W + 1] what a difference of two sums is multiplied by.
-    """
-
-    pieces: Pieces
-    bounds: Places
-    first_words: Places
-    sums: Words
-    inverses: Words
+    pieces: Pieces  # [P]
+    bounds: Places  # [W + 1] at which piece each word begins, and the last ends
+    first_words: Places  # [D + 1] number of each document's first word
+    sums: Words  # [W + 1]
+    inverses: Words  # [W + 1]
 
     def hash(self, words: Places, num_words: int) -> Words:
         """Of the runs of so many words that begin with some words."""
@@ -106,25 +92,17 @@ class WindowFinder:
     """Finds the first window of each document that is in the task files."""
 
     def __init__(self, texts: TaskTexts, encoder: Encoder) -> None:
-        """Sorts the windows by their hashes.
-
-        Raises:
-            ValueError: No text has enough words.
-        """
+        """Sorts the windows by their hashes; raises ValueError where no text has enough words."""
         self._texts = texts
         self.vocab = encoder.vocab
         self._fold, self._continues = _describe_pieces(encoder.vocab)
-        self._hashes = np.random.default_rng(0).integers(
-            2**64, size=len(self.vocab), dtype=np.uint64
-        )
+        rng = np.random.default_rng(0)
+        self._hashes = rng.integers(2**64, size=len(self.vocab), dtype=np.uint64)
         ids, lengths = encoder.encode_sentences(texts.lines)
         self._runs = self._split_words(ids, np.cumsum(lengths, dtype=np.int64))
         self._least = min(texts.n, LEAST_WORDS)
-        self._tables = {
-            size: self._sort_windows(words, size)
-            for size, words in self._choose_windows()
-            if len(words)
-        }
+        windows = self._choose_windows()
+        self._tables = {n: self._sort_windows(words, n) for n, words in windows if len(words)}
         if not self._tables:
             raise ValueError(
                 f"task_files: found {len(texts.lines)} texts, none of {self._least} words or more, which are looked for"
@@ -165,13 +143,9 @@ class WindowFinder:
         begins = np.append(~self._continues[pieces], True)
         begins[documents] = True
         bounds = np.flatnonzero(begins)
-        return _Runs(
-            pieces,
-            bounds,
-            np.searchsorted(bounds, documents),
-            sum_powers(self._hashes[pieces])[bounds],
-            inverse_powers(len(pieces) + 1)[bounds],
-        )
+        sums, inverses = sum_powers(self._hashes[pieces]), inverse_powers(len(pieces) + 1)
+        first_words = np.searchsorted(bounds, documents)
+        return _Runs(pieces, bounds, first_words, sums[bounds], inverses[bounds])
 
     def _choose_windows(self) -> Iterator[tuple[int, Places]]:
         """Numbers of words of windows, and the words that those of each number begin with."""
@@ -205,7 +179,6 @@ class WindowFinder:
 
 
 def _begin(hashes: Words) -> Places:
-    """The first bits of hashes."""
     return (hashes >> np.uint64(64 - _MAYBE_BITS)).astype(np.int64)
 
 
