@@ -2,10 +2,8 @@
 
 The Python path is the definition: a compiled module gives the same bytes, sooner. `pip install`
 compiles the modules where there is a C compiler; in a checkout BUILD_COMMAND does. The environment
-variable BEAMBERT_COMPILED says what to
-do: 0 leaves them alone, 1 refuses to go on without them, and unset, they are used if they are there
-and not older than any C source of their room (several modules may share one, so all are compiled
-anew).
+variable BEAMBERT_COMPILED says what to do: 0 leaves them alone, 1 refuses to go on without them,
+and unset, they are used if they are there and not older than any C source of their room.
 """
 
 import importlib
@@ -23,26 +21,23 @@ def load(name: str) -> ModuleType | None:
 
     Raises:
         ValueError: The environment variable is neither 0, 1 nor unset.
-        ImportError: It is 1, and the module is missing or older than its C source; or the module is
-            there but broken.
+        ImportError: It is 1, and the module is missing or older than its C source.
     """
     wanted = os.environ.get(VARIABLE, "")
     if wanted not in ("", "0", "1"):
-        raise ValueError(
-            f"{VARIABLE}={wanted}: expected 0 (plain Python), 1 (compiled modules are required) or unset"
-        )
+        expected = "expected 0 (plain Python), 1 (compiled modules are required) or unset"
+        raise ValueError(f"{VARIABLE}={wanted}: {expected}")
     if wanted == "0":
         return None
-    problem = _find_problem(name)
-    if problem is None:
+    if not (problem := _find_problem(name)):
         return importlib.import_module(name)
     if wanted == "1":
         raise ImportError(f"{VARIABLE}=1, but {name} {problem}; build it with: {BUILD_COMMAND}")
     return None
 
 
-def _find_problem(name: str) -> str | None:
-    """Why a module cannot be used, or None; only in a checkout do C sources stand beside it."""
+def _find_problem(name: str) -> str:
+    """Why a module cannot be used, if so; only in a checkout do C sources stand beside it."""
     found = importlib.util.find_spec(name)
     if found is None or found.origin is None:
         return "is not built"
@@ -50,4 +45,4 @@ def _find_problem(name: str) -> str | None:
     for source in sorted(module.parent.rglob("*.[ch]")):
         if source.stat().st_mtime_ns > module.stat().st_mtime_ns:
             return f"({module}) is older than {source.name}"
-    return None
+    return ""

@@ -36,17 +36,9 @@ class CompiledEncoder:
     def __init__(
         self, module: ModuleType, vocab: Vocabulary, lower_case: bool, encode_others: Encode
     ) -> None:
-        """Builds the trie.
+        """Builds the trie of `tokenizer._matcher`; `encode_others` encodes the chunks that it leaves.
 
-        Args:
-            module: `tokenizer._matcher`.
-            vocab: The vocabulary.
-            lower_case: Whether text becomes lower case and loses accents
-                (`tokenizer.encode.Encoder`).
-            encode_others: Encodes the chunks that the matcher leaves.
-
-        Raises:
-            OverflowError: The trie would be too large, which takes a vocabulary made for that.
+        Raises OverflowError where it would be too large, which takes a vocabulary made for that.
         """
         self._vocab = vocab
         self._lower_case = lower_case
@@ -66,10 +58,8 @@ class CompiledEncoder:
         if new := self._matcher.find_new(sentences):
             self._matcher.learn(new, self._find_forms(new))
         id_bytes, length_bytes, left = self._matcher.encode(sentences, self._vocab.dtype.itemsize)
-        ids, lengths = (
-            np.frombuffer(id_bytes, self._vocab.dtype),
-            np.frombuffer(length_bytes, np.uint32),
-        )
+        ids = np.frombuffer(id_bytes, self._vocab.dtype)
+        lengths = np.frombuffer(length_bytes, np.uint32)
         return self._insert(ids, lengths, left) if left else (ids, lengths)
 
     def _find_forms(self, characters: str) -> list[bytes | None]:
@@ -84,14 +74,9 @@ class CompiledEncoder:
         ]
 
     def _is_contextual(self, character: str, form: str) -> bool:
-        """Whether canonical ordering may move what is left of a character, or this Python cannot know.
-
-        Once a character is assigned its decomposition and its combining class never change, so of
-        an assigned one this Python's tables say what those of the library say.
-        """
-        if not self._lower_case:
-            return False
-        return unicodedata.category(character) == "Cn" or any(map(unicodedata.combining, form))
+        """Whether canonical ordering may move what is left of a character, or this Python's tables lack it."""
+        is_moved = any(map(unicodedata.combining, form))
+        return self._lower_case and (is_moved or unicodedata.category(character) == "Cn")
 
     def _insert(
         self, ids: IdArray, lengths: NDArray[np.uint32], left: Sequence[tuple[int, int, bytes]]
@@ -121,17 +106,11 @@ def _sort_pieces(vocab: Vocabulary, *, continuing: bool) -> tuple[list[bytes], N
 
 def _kinds(lower_case: bool) -> bytes:
     """The kind of each byte; for bytes of an ASCII word, the byte that is matched."""
-    return bytes(_kind_of(byte, lower_case) for byte in range(256))
-
-
-def _kind_of(byte: int, lower_case: bool) -> int:
-    character = chr(byte)
-    if byte >= 0x80:
-        return _PART
-    if character in " \t\n\r":
-        return _SPACE
-    if not character.isprintable():
-        return _DROPPED
-    if character in string.punctuation:
-        return _MARK
-    return ord(character.lower()) if lower_case else byte
+    kinds = [_DROPPED] * 0x80 + [_PART] * 0x80
+    for byte in b" \t\n\r":
+        kinds[byte] = _SPACE
+    for byte in string.punctuation.encode():
+        kinds[byte] = _MARK
+    for byte in (string.ascii_letters + string.digits).encode():
+        kinds[byte] = ord(chr(byte).lower()) if lower_case else byte
+    return bytes(kinds)

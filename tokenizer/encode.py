@@ -1,11 +1,9 @@
 """Text to arrays of ids: what the pipeline runs on the whole corpus.
 
-The ids are those of `tokenizers.Tokenizer.from_file("tokenizer.json")` with `encode_special_tokens
-= True`, on every
-text (docs/parity.md 3): "[MASK]" in a text is three words, and no special id but [UNK]'s comes out
-of one. `LibraryEncoder` asks that library, which is the definition. `compiled_encoder` gives the
-same ids, some 50 times as fast, and is taken where this installation has the compiled matcher
-(`tokenizer.compiled` says when).
+The ids are those of the library `tokenizers` with `encode_special_tokens = True`, on every text
+(docs/parity.md 3): "[MASK]" in a text is three words, and no special id but [UNK]'s comes out of
+one. `LibraryEncoder` asks that library, which is the definition. `compiled_encoder` gives the same
+ids, some 50 times as fast, where this installation has the compiled matcher.
 """
 
 from collections.abc import Sequence
@@ -38,21 +36,16 @@ class LibraryEncoder:
         """As `Encoder` has it."""
         "".join(
             sentences
-        ).encode()  # of half a surrogate pair the library says only that it is no str
+        ).encode()  # the library does not say that half of a surrogate pair is there
         # One by one: a batch is not faster on one core, and its threads do not survive a fork.
-        found = [
-            self._library.encode(sentence, add_special_tokens=False).ids for sentence in sentences
-        ]
+        encode = self._library.encode
+        found = [encode(sentence, add_special_tokens=False).ids for sentence in sentences]
         ids = np.array([index for each in found for index in each], self._vocab.dtype)
         return ids, np.array(list(map(len, found)), np.uint32)
 
 
 class Encoder:
-    """Encodes sentences with one vocabulary; pickled as its two arguments, without what it has met.
-
-    Attributes:
-        path: The one of the two encoders that is used.
-    """
+    """Encodes sentences with one vocabulary; pickled as its two arguments, without what it has met."""
 
     def __init__(self, vocab: Vocabulary, lower_case: bool) -> None:
         self.vocab = vocab

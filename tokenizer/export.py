@@ -63,13 +63,7 @@ def tokenizer_config_json(vocab: Vocabulary, lower_case: bool, max_length: int) 
     """Content of tokenizer_config.json for `transformers.AutoTokenizer`.
 
     Its class is the one that runs tokenizer.json as it stands: `BertTokenizer` of transformers 5
-    builds a tokenizer of its own from the vocabulary, with the library's limit of 100 characters a
-    word.
-
-    Args:
-        vocab: The vocabulary next to it in vocab.txt.
-        lower_case: As given to `tokenizer_json`.
-        max_length: Longest sequence of the model, in tokens.
+    builds its own from the vocabulary, with the library's limit of 100 characters a word.
     """
     config = {
         "added_tokens_decoder": {
@@ -92,11 +86,5 @@ def tokenizer_config_json(vocab: Vocabulary, lower_case: bool, max_length: int) 
 
 
 def _added_token(token: str) -> dict[str, str | bool]:
-    return {
-        "content": token,
-        "lstrip": False,
-        "normalized": False,
-        "rstrip": False,
-        "single_word": False,
-        "special": True,
-    }
+    flags = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)
+    return {"content": token, **flags, "special": True}

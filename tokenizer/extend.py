@@ -37,23 +37,17 @@ def extend_vocabulary(
 ) -> Vocabulary:
     """The old vocabulary with new pieces in the place of [unusedN] and after its last line.
 
-    Args:
-        old: Every piece of it but the replaced [unusedN] keeps its id.
-        words: Distinct words of the text as the normaliser and the pre-tokeniser yield them, in any
-            order. One longer than MAX_WORD_CHARACTERS is [UNK] to every encoder, and left out.
-        counts: How often each occurs, 1 or more.
-        vocab_size: Number of tokens to grow to; a longer old vocabulary stays as long as it is.
-        num_unused: Number of [unusedN] that stay, the last ones.
-        lower_case: As the old vocabulary was made: whether words lose case and accents.
+    Words and counts are those of `learn_vocabulary`. Every old piece but a replaced [unusedN] keeps
+    its id; the last `num_unused` of these stay. A longer old vocabulary than `vocab_size` stays as
+    long as it is. `lower_case` is as the old vocabulary was made.
     """
     places = [index for index, token in enumerate(old.tokens) if is_unused(token)]
     places = places[: max(0, len(places) - num_unused)]
     room = len(places) + max(0, vocab_size - len(old))
     is_kept = [len(word) <= MAX_WORD_CHARACTERS for word in words]
     kept = [word for word, keep in zip(words, is_kept, strict=True) if keep]
-    new = _choose_pieces(
-        old, kept, np.asarray(counts, np.int64)[np.array(is_kept, bool)], room, lower_case
-    )
+    counts_W = np.asarray(counts, np.int64)[np.array(is_kept, bool)]
+    new = _choose_pieces(old, kept, counts_W, room, lower_case)
     tokens = list(old.tokens)
     for place, piece in zip(places, new, strict=False):
         tokens[place] = piece
@@ -87,9 +81,8 @@ def _choose_pieces(
         target = math.ceil(_CANDIDATES * target)
         merger.merge_until(len(spelling) + target)
         can_merge = len(merger.pieces) == len(spelling) + target
-        saved = _find_saved(
-            Vocabulary(tuple(merger.pieces)), old, spelling, words, counts_W, lower_case
-        )
+        pieces = Vocabulary(tuple(merger.pieces))
+        saved = _find_saved(pieces, old, spelling, words, counts_W, lower_case)
     return sorted(saved, key=lambda piece: (-saved[piece], piece))[:num_pieces]
 
 
@@ -105,11 +98,11 @@ def _find_saved(
     ids, lengths_W = Encoder(pieces, lower_case).encode_sentences(words)
     # Float sums are exact below 2^53, far beyond the words of any sample.
     uses = np.bincount(ids, np.repeat(counts_W, lengths_W), len(pieces)).astype(np.int64).tolist()
-    new = [index for index in range(len(old), len(pieces)) if uses[index]]
+    new = zip(pieces.tokens[len(old) :], uses[len(old) :], strict=True)
     return {
-        pieces.tokens[index]: uses[index]
-        * max(1, len(split_piece(pieces.tokens[index], spelling)) - 1)
-        for index in new
+        piece: num_uses * max(1, len(split_piece(piece, spelling)) - 1)
+        for piece, num_uses in new
+        if num_uses
     }
 
 

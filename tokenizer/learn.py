@@ -33,15 +33,9 @@ def learn_vocabulary(
     becomes one wherever it stands, again and again. Of equally common pairs the first by code
     points of the left piece, then of the right one, is taken.
 
-    Args:
-        words: Distinct words as the normaliser and the pre-tokeniser yield them, in any order. One
-            longer than MAX_WORD_CHARACTERS is [UNK] to every encoder, and left out.
-        counts: How often each occurs, 1 or more.
-        vocab_size: Number of tokens; words that hold fewer distinct pieces give fewer: look at
-            `len`.
-        num_unused: Number of [unusedN] tokens to set aside (BERT's published vocabularies have 99
-            there).
-        alphabet_size: Characters kept at most.
+    Words are distinct, as the normaliser and the pre-tokeniser yield them, in any order; one longer
+    than MAX_WORD_CHARACTERS is [UNK] to every encoder, and left out. Words that hold fewer distinct
+    pieces than `vocab_size` give fewer tokens. BERT's own vocabularies have 99 [unusedN].
 
     Raises:
         ValueError: `vocab_size` does not hold the special tokens, the unused ones and the words'
@@ -64,9 +58,8 @@ def _start_merging(words: Sequence[str], counts: Array, alphabet_size: int) -> P
     """The words as single characters; P positions: a boundary, then every word and a boundary after it."""
     codes_P, weights_P = _lay_out(words, counts)
     alphabet, characters_P = _choose_alphabet(codes_P, weights_P, alphabet_size)
-    codes_P, weights_P, characters_P = _keep_words(
-        characters_P == _OTHER, codes_P, weights_P, characters_P
-    )
+    is_bad_P = characters_P == _OTHER
+    codes_P, weights_P, characters_P = _keep_words(is_bad_P, codes_P, weights_P, characters_P)
     is_boundary_P = codes_P == _NEWLINE
     continues_P = ~is_boundary_P
     continues_P[1:] &= continues_P[:-1]

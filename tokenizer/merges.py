@@ -58,11 +58,9 @@ class PairMerger:
     def __init__(self, symbols_P: Array, weights_P: Array, pieces: Sequence[str]) -> None:
         """Counts the pairs.
 
-        Args:
-            symbols_P: int32 indices of `pieces`; BOUNDARY first, last and between words. Changed by
-                merging.
-            weights_P: int64, how often the symbol's word occurs.
-            pieces: The symbols' strings, each once; all but a word's first begin with "##".
+        Symbols are int32 indices of `pieces`, with BOUNDARY first, last and between words; merging
+        changes them. Weights are int64, how often the symbol's word occurs. All pieces but a word's
+        first begin with "##".
         """
         assert symbols_P[0] == symbols_P[-1] == BOUNDARY, "words lie between boundaries"
         self.pieces = list(pieces)
@@ -100,11 +98,8 @@ class PairMerger:
         if not self._pair_counts:
             return False
         self._threshold = max(1, max(self._pair_counts.values()) // _HOT_SHARE)
-        self._heap = [
-            (-count, *self._strings(key))
-            for key, count in self._pair_counts.items()
-            if count >= self._threshold
-        ]
+        common = (pair for pair in self._pair_counts.items() if pair[1] >= self._threshold)
+        self._heap = [(-count, *self._strings(key)) for key, count in common]
         heapq.heapify(self._heap)
         return True
 
@@ -122,7 +117,9 @@ class PairMerger:
 
         _, lost = self._neighbour_pairs(left, right, first_F, at_K, after_K)
         for key, weight in lost.items():
-            self._subtract(key, weight)
+            self._pair_counts[key] -= weight
+            if not self._pair_counts[key]:
+                del self._pair_counts[key]
         self._pair_counts.pop(_pair_key(left, right), None)
 
         merged = self._intern(self.pieces[left] + self.pieces[right].removeprefix(CONTINUATION))
@@ -142,9 +139,8 @@ class PairMerger:
         kept = [self._first_places, *self._places.get(left, ())]
         kept += self._places.get(right, ()) if right != left else ()
         at_K = np.concatenate([places.of(key) for places in kept])
-        at_K = at_K[
-            (self._symbols_P[at_K] == left) & (self._symbols_P[self._next_P[at_K]] == right)
-        ]
+        next_K = self._next_P[at_K]
+        at_K = at_K[(self._symbols_P[at_K] == left) & (self._symbols_P[next_K] == right)]
         return self._drop_overlaps(np.sort(at_K)) if left == right else at_K
 
     def _drop_overlaps(self, at_K: Array) -> Array:
@@ -162,22 +158,11 @@ class PairMerger:
         before_F = self._previous_P[first_F]
         before_symbols, after_symbols = self._symbols_P[before_F], self._symbols_P[after_K]
         has_before_F, has_after_K = before_symbols >= 0, after_symbols >= 0
-        keys = np.concatenate(
-            [
-                _pair_keys(before_symbols[has_before_F], left),
-                _pair_keys(right, after_symbols[has_after_K]),
-            ]
-        )
+        left_keys = _pair_keys(before_symbols[has_before_F], left)
+        keys = np.concatenate([left_keys, _pair_keys(right, after_symbols[has_after_K])])
         positions = np.concatenate([before_F[has_before_F], at_K[has_after_K]])
         weights = self._weights_P[np.concatenate([first_F[has_before_F], at_K[has_after_K]])]
         return _group(keys, positions, weights)
-
-    def _subtract(self, key: int, weight: int) -> None:
-        count = self._pair_counts[key] - weight
-        if count:
-            self._pair_counts[key] = count
-        else:
-            del self._pair_counts[key]
 
     def _add(self, key: int, weight: int) -> None:
         count = self._pair_counts[key] = self._pair_counts.get(key, 0) + weight

@@ -74,11 +74,7 @@ class Vocabulary:
 
 
 def parse_vocab(data: bytes, where: str) -> Vocabulary:
-    r"""Reads vocab.txt; "\r\n" ends a line as "\n" does, and no other character is taken off.
-
-    Args:
-        data: Bytes of the file.
-        where: Its name, for messages.
+    r"""Reads vocab.txt, whose name is `where`; "\r\n" ends a line as "\n" does.
 
     Raises:
         ValueError: It is empty, not UTF-8, has an empty or repeated line, or lacks a special token.

@@ -7,7 +7,7 @@ counted, and each distinct one is cut once.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from tokenizer.export import build_normalizer, build_pre_tokenizer
 
@@ -15,12 +15,7 @@ _ASCII_WORDS = re.compile(r"[0-9A-Za-z]+|[^0-9A-Za-z]")
 
 
 def count_words(texts: Iterable[str], lower_case: bool) -> Counter[str]:
-    """How often each word and each punctuation character occurs.
-
-    Args:
-        texts: Any text, read once, as a stream; memory is that of the distinct chunks.
-        lower_case: Whether words lose case and accents.
-    """
+    """How often each word and each punctuation character occurs; memory is that of the distinct chunks."""
     chunks: Counter[str] = Counter()
     for text in texts:
         chunks.update(text.replace("\n", " ").split(" "))
@@ -33,18 +28,14 @@ def count_words(texts: Iterable[str], lower_case: bool) -> Counter[str]:
                 words[word] += count
         else:
             others[chunk] = count
-    _count_others(others, lower_case, words)
-    return words
-
-
-def _count_others(chunks: Mapping[str, int], lower_case: bool, words: Counter[str]) -> None:
-    """Adds the words of chunks with any characters; normalised Chinese is one chunk a character, and recurs."""
+    # Normalised Chinese is one chunk a character, and recurs.
     normalize = build_normalizer(lower_case).normalize_str
     split_words = build_pre_tokenizer().pre_tokenize_str
     normalized: Counter[str] = Counter()
-    for chunk, count in chunks.items():
+    for chunk, count in others.items():
         for part in normalize(chunk).split(" "):
             normalized[part] += count
     for part, count in normalized.items():
         for word, _ in split_words(part):
             words[word] += count
+    return words

@@ -26,7 +26,8 @@ def read_warc(file_range: FileRange, storage_options: StorageOptions = None) -> 
     stream = BlockReader(read_blocks(file_range, storage_options))
     number = 0
     try:
-        options = {"parse_http": False, "stream_detect": False, "max_header_len": _MAX_HEADER_BYTES}
+        options: dict[str, Any] = {"parse_http": False, "stream_detect": False}
+        options["max_header_len"] = _MAX_HEADER_BYTES
         archive = warc.ArchiveIterator(stream, **options)
         for number, found in enumerate(archive, 1):
             yield _make_record(found, number, warc.WarcRecordType)

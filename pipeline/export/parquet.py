@@ -24,12 +24,8 @@ SCHEMA = pa.schema(
         pa.field("next_sentence_labels", pa.int32(), nullable=False),
     ]
 )
-_OPTIONS = {
-    "compression": "zstd",
-    "use_dictionary": False,
-    "write_statistics": False,
-    "write_page_checksum": True,
-}
+_OFF = dict.fromkeys(("use_dictionary", "write_statistics"), False)
+_OPTIONS = {"compression": "zstd", "write_page_checksum": True, **_OFF}
 
 
 def write_rows(file: IO[bytes], blocks: Iterable[Block], plan: Mapping[str, Any]) -> None:

@@ -86,10 +86,5 @@ def _head(name: str, kind: int, num_bytes: int) -> bytes:
 
 def _frame(record: bytes) -> tuple[bytes, ...]:
     """A record of a TFRecord file: its length and its bytes, each followed by its crc32c."""
-    length = struct.pack("<Q", len(record))
-    return (
-        length,
-        struct.pack("<I", masked_crc32c(length)),
-        record,
-        struct.pack("<I", masked_crc32c(record)),
-    )
+    parts = struct.pack("<Q", len(record)), record
+    return tuple(each for part in parts for each in (part, struct.pack("<I", masked_crc32c(part))))

@@ -32,12 +32,7 @@ _READ_AT_ONCE = 8
 
 @dataclass(frozen=True)
 class Format:
-    """A format of the files.
-
-    Attributes:
-        write_file: Writes a file of some blocks; its last argument is what _export.json will hold.
-        usage: How the files are read, with places for the URL and what _export.json holds.
-    """
+    """How a file of some blocks is written, and how the files are read; both take what _export.json holds."""
 
     write_file: Callable[[IO[bytes], Iterator[Block], Mapping[str, Any]], None]
     usage: str
@@ -56,17 +51,10 @@ FORMATS = {
 def plan_export(
     dataset: Dataset, format_name: str, split: str, seq_len: int | None
 ) -> dict[str, Any]:
-    """What _export.json will hold: which instances, and the shard of each file.
-
-    Args:
-        dataset: Has the instances.
-        format_name: A key of FORMATS.
-        split: Their split; all of its passes are exported.
-        seq_len: Their length; None where the dataset has one only.
+    """What _export.json will hold: which instances, of all passes of a split, and the shard of each file.
 
     Raises:
-        ValueError: The dataset has no such instances, or several lengths where none is given; the
-            message shows what there is.
+        ValueError: The dataset has no such instances, or several lengths where none is given.
     """
     manifest = dataset.manifest
     lengths = sorted({group.seq_len for group in manifest.groups if group.split == split})
@@ -109,13 +97,9 @@ def write_export(dataset: Dataset, plan: Mapping[str, Any], output: Folder) -> N
         return
     shards = _shards(dataset, plan["split"], plan["seq_len"])
     missing = [each for each in zip(plan["files"], shards, strict=True) if each[0] not in found]
+    total = sum(shard.instances for _, shard in missing)
     with tqdm(
-        total=sum(shard.instances for _, shard in missing),
-        desc="export",
-        unit=" instances",
-        unit_scale=True,
-        mininterval=1,
-        disable=None,
+        total=total, desc="export", unit=" instances", unit_scale=True, disable=None
     ) as progress:
         for name, shard in missing:
             blocks = _checked_blocks(dataset, shard, plan, progress.update)
@@ -143,9 +127,8 @@ def _claim(output: Folder, plan: Mapping[str, Any]) -> set[str]:
     marker = next((name for name in (FINISHED, STARTED) if name in found), None)
     expected = {*plan["files"], STARTED, FINISHED} if marker else set()
     if foreign := sorted(found.keys() - expected - left):
-        raise ValueError(
-            f"{output.locate()} holds {foreign[0]}, which is not of this export; give an empty --output"
-        )
+        found_what = f"{foreign[0]}, which is not of this export"
+        raise ValueError(f"{output.locate()} holds {found_what}; give an empty --output")
     if marker:
         _refuse_other_export(output, marker, plan)
     if marker == FINISHED and plan["files"].keys() <= found.keys():
@@ -164,10 +147,8 @@ def _refuse_other_export(output: Folder, marker: str, plan: Mapping[str, Any]) -
     except ValueError as error:
         raise ValueError(f"{where} is damaged: {error}; give an empty --output") from error
     if differing := [name for name, value in plan.items() if then.get(name) != value]:
-        name = differing[0]
-        raise ValueError(
-            f"{where} is of another export: {name} is {then.get(name)!r}, now {plan[name]!r}; give an empty --output"
-        )
+        change = f"{(name := differing[0])} is {then.get(name)!r}, now {plan[name]!r}"
+        raise ValueError(f"{where} is of another export: {change}; give an empty --output")
 
 
 def _checked_blocks(
@@ -180,10 +161,8 @@ def _checked_blocks(
         check_instances(block, dataset.vocab_size, plan["seq_len"], where)
         counts = np.diff(block.masked_offsets)
         if wrong := counts[(counts < 1) | (counts > most)].tolist():
-            raise ValueError(
-                f"{where}: an instance of {wrong[0]} masked positions, the dataset's settings allow 1 to {most};"
-                " restore or rebuild the dataset"
-            )
+            found = f"an instance of {wrong[0]} masked positions, the dataset's settings allow 1 to {most}"
+            raise ValueError(f"{where}: {found}; restore or rebuild the dataset")
         if block.num_instances:
             yield block
         report(block.num_instances)
@@ -200,7 +179,6 @@ def _write_file(
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            raise StorageError(
-                f"{tempfile.gettempdir()}: no room for {name}; let TMPDIR name a folder with more room"
-            ) from error
+            hint = "let TMPDIR name a folder with more room"
+            raise StorageError(f"{tempfile.gettempdir()}: no room for {name}; {hint}") from error
         output.write(name, Path(file.name))

@@ -9,7 +9,16 @@ from pipeline.documents import Document
 
 OwnFilter = Callable[[str], Any]
 RESERVED_REASONS = frozenset(
-    ["duplicate", "near_duplicate", "excluded", "empty", "too_short", "too_long", "language", "task_text"]
+    [
+        "duplicate",
+        "near_duplicate",
+        "excluded",
+        "empty",
+        "too_short",
+        "too_long",
+        "language",
+        "task_text",
+    ]
 )
 _REASON = re.compile("[a-z0-9_-]{1,40}")
 _EXPECTED = "expected None or True to keep the document, or why it is dropped as a string of [a-z0-9_-]{1,40}"
