@@ -1,8 +1,7 @@
 """Saves checkpoints in the background: the step waits for a copy in memory, nothing else.
 
-One checkpoint is in flight at a time. Every rank's thread writes its files; rank 0 commits; every
-rank uploads its own files, and rank 0 the marker when all are there. The threads of all ranks talk
-over a group of their own.
+One checkpoint is in flight at a time. Every rank's thread writes and uploads its files; rank 0
+commits, and uploads the marker when all are there. The threads talk over a group of their own.
 """
 
 import dataclasses

@@ -27,7 +27,5 @@ class CheckpointSettings:
 
     def __post_init__(self) -> None:
         for name in ("interval", "keep", "keep_every"):
-            if getattr(self, name) < 0:
-                raise ValueError(
-                    f"checkpoint.{name} is {getattr(self, name)}; it must be at least 0"
-                )
+            if (value := getattr(self, name)) < 0:
+                raise ValueError(f"checkpoint.{name} is {value}; it must be at least 0")

@@ -5,7 +5,6 @@ tanh approximation; ours, like Hugging Face's conversions of the released models
 """
 
 import re
-from collections.abc import Collection
 
 import numpy as np
 import torch
@@ -34,11 +33,10 @@ def load_google(folder: str, name: str) -> tuple[BertConfig, dict[str, Tensor]]:
     config = from_hf_config(read_json(folder, GOOGLE_CONFIG), f"{folder}/{GOOGLE_CONFIG}")
     bundle = TensorBundle(where, lambda suffix: files.read(name + suffix))
     known = {theirs: _google_name(theirs) for theirs in hf_names(config).values()}
-    unknown = sorted(
-        each
-        for each in bundle.names.difference(known.values())
-        if each.startswith(("bert/", "cls/")) and not _is_slot(each, known.values())
-    )
+    others = sorted(bundle.names.difference(known.values()))
+    ours = [each for each in others if each.startswith(("bert/", "cls/"))]
+    # An optimizer's slot is called VARIABLE/adam_m, for example.
+    unknown = [each for each in ours if each.rpartition("/")[0] not in known.values()]
     if unknown:
         raise ValueError(
             f"{where}: variables {', '.join(unknown[:5])} belong to no BERT of {config.num_layers} layers"
@@ -58,11 +56,6 @@ def _google_name(name: str) -> str:
     if path.endswith("_embeddings/weight"):
         return path.removesuffix("/weight")
     return path.replace("/weight", "/kernel")
-
-
-def _is_slot(name: str, names: Collection[str]) -> bool:
-    """Whether it is an optimizer's, called VARIABLE/adam_m for example."""
-    return name.rpartition("/")[0] in names
 
 
 def _to_torch(bundle: TensorBundle, name: str) -> Tensor:

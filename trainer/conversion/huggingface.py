@@ -44,18 +44,13 @@ _IGNORED = frozenset({"bert.embeddings.position_ids"})
 # Left out by models saved without one of the heads; every other parameter must be there.
 OPTIONAL_PREFIXES = ("bert.pooler.", "mlm_head.", "nsp_head.")
 
+_SAME = ("vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings")
 _SETTINGS = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
+    **{name: name for name in (*_SAME, "type_vocab_size", "layer_norm_eps", "initializer_range")},
     "num_layers": "num_hidden_layers",
     "num_heads": "num_attention_heads",
-    "intermediate_size": "intermediate_size",
-    "max_position_embeddings": "max_position_embeddings",
-    "type_vocab_size": "type_vocab_size",
     "hidden_dropout": "hidden_dropout_prob",
     "attention_dropout": "attention_probs_dropout_prob",
-    "layer_norm_eps": "layer_norm_eps",
-    "initializer_range": "initializer_range",
 }
 # Settings that would make it another model than ours, and what they must be if given.
 _FIXED = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
@@ -70,13 +65,8 @@ _KINDS = {suffix: kind for kind, suffix in _CLASSES.items() if kind != "regressi
 _PROBLEM_TYPES = {"classification": "single_label_classification", "regression": "regression"}
 _MODEL_TYPES = {"bert": "Bert", "megatron-bert": "MegatronBert"}
 # What a config.json leaves out has BERT-BASE's value, in transformers as in ours, but for these.
-_MEGATRON_DEFAULTS = {
-    "vocab_size": 29_056,
-    "hidden_size": 1_024,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "intermediate_size": 4_096,
-}
+_MEGATRON_SIZES = {"hidden_size": 1_024, "num_hidden_layers": 24, "num_attention_heads": 16}
+_MEGATRON_DEFAULTS = {**_MEGATRON_SIZES, "vocab_size": 29_056, "intermediate_size": 4_096}
 
 
 def hf_names(config: BertConfig, head: Head | None = None) -> dict[str, str]:

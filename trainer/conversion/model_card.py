@@ -1,7 +1,6 @@
 """README.md of an exported model: what it is and what it was trained on, as far as the export knows.
 
-It begins with the metadata of Hugging Face's model cards, and ends with a mark by which an export
-knows its own card again.
+It ends with a mark by which an export knows its own card again.
 """
 
 import hashlib

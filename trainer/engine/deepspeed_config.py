@@ -2,52 +2,43 @@
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 LARGEST_BUCKET = 2**25
 """Elements that DeepSpeed reduces at once, 128 MiB in fp32; its 5e8 copies all gradients."""
-_PASSED = frozenset(
-    {"comms_logger", "flops_profiler", "wall_clock_breakdown", "memory_breakdown"}
-    | {"reduce_bucket_size", "allgather_bucket_size", "overlap_comm", "contiguous_gradients"}
-    | {"reduce_scatter", "use_multi_rank_bucket_allreduce", "round_robin_gradients"}
-    | {"parameter_alignment", "stage3_max_live_parameters", "stage3_max_reuse_distance"}
-    | {"stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"}
+# Keys of the file and of its zero_optimization: what DeepSpeed is given as it stands there, what
+# becomes a setting of the run, and what the trainer decides, as it changes nothing that is trained.
+_PASSED = re.compile(
+    "comms_logger|flops_profiler|wall_clock_breakdown|memory_breakdown|reduce_bucket_size"
+    "|allgather_bucket_size|reduce_scatter|overlap_comm|contiguous_gradients|parameter_alignment"
+    "|use_multi_rank_bucket_allreduce|round_robin_gradients|stage3_(max|prefetch|param)_.*"
 )
-"""What DeepSpeed is given as the file has it, of the file and of its zero_optimization."""
-_MAPPED = frozenset(
-    {"zero_optimization", "stage", "bf16", "gradient_clipping", "optimizer", "scheduler"}
-    | {"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"}
+_MAPPED = re.compile(
+    "zero_optimization|stage|bf16|gradient_clipping|optimizer|scheduler|train_batch_size"
+    "|train_micro_batch_size_per_gpu|gradient_accumulation_steps"
 )
-_DECIDED = frozenset(
-    {"steps_per_print", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"}
-    | {"sub_group_size", "allgather_partitions", "load_from_fp32_weights", "elastic_checkpoint"}
-    | {"stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save"}
+_DECIDED = re.compile(
+    "steps_per_print|zero_allow_untested_optimizer|zero_force_ds_cpu_optimizer|sub_group_size"
+    "|allgather_partitions|load_from_fp32_weights|elastic_checkpoint|stage3_gather_.*"
 )
-"""What the trainer decides, and what changes nothing that is trained."""
 _REASONS = {
-    "there is no loss scaling here; use bf16": ("fp16", "amp", "torch_autocast"),
-    "what ZeRO partitions stays on its device": (
-        "offload_optimizer", "offload_param", "cpu_offload", "cpu_offload_params", "cpu_offload_use_pin_memory", "aio",
-    ),
-    "the dataset decides which instance comes when": (
-        "curriculum_learning", "data_efficiency", "data_sampling", "data_routing",
-    ),
-    "the model is BERT as it stands": (
-        "progressive_layer_drop", "eigenvalue", "quantize_training", "compression_training", "sparse_attention",
-        "hybrid_engine", "sparse_gradients",
-    ),
-    "gradients are summed and reduced in fp32, whole": (
-        "communication_data_type", "data_types", "prescale_gradients", "gradient_predivide_factor",
-        "zero_quantized_weights", "zero_quantized_gradients", "zero_hpz_partition_size", "mics_shard_size",
-    ),
-    "ranks share the data alone": ("tensor_parallel", "sequence_parallel_size", "pipeline", "moe"),
-    "--activation_checkpointing computes layers again": ("activation_checkpointing",),
-    "TensorBoard's curves are written, and --wandb has others": ("tensorboard", "wandb", "csv_monitor", "comet"),
-    "checkpoints are ours, and continue on any number of ranks": ("checkpoint", "elasticity"),
-    "`plan` says what fits": ("autotuning",),
-}  # fmt: skip
+    "fp16|amp|torch_autocast": "there is no loss scaling here; use bf16",
+    "offload_.*|cpu_offload.*|aio": "what ZeRO partitions stays on its device",
+    "communication_data_type|data_types|prescale_.*|gradient_predivide_factor"
+    "|zero_quantized_.*|zero_hpz_.*|mics_.*": "gradients are summed and reduced in fp32, whole",
+    "curriculum_learning|data_.*": "the dataset decides which instance comes when",
+    "progressive_layer_drop|eigenvalue|quantize_training|compression_training|sparse_.*"
+    "|hybrid_engine": "the model is BERT as it stands",
+    "tensor_parallel|sequence_parallel_size|pipeline|moe": "ranks share the data alone",
+    "activation_checkpointing": "--activation_checkpointing computes layers again",
+    "tensorboard|wandb|csv_monitor|comet": "TensorBoard's curves are written, and --wandb has others",
+    "checkpoint|elasticity": "checkpoints are ours, and continue on any number of ranks",
+    "autotuning": "`plan` says what fits",
+    ".*": "it is not known here",
+}
 _OPTIMIZERS = {"adamw": "adamw", "adam": "adamw", "lamb": "lamb"}
 _OF_OPTIMIZER = {
     "lr": "peak_lr",
@@ -70,10 +61,13 @@ Found = Iterator[tuple[str, Any, str]]  # our key, the value, the file's key
 def read_deepspeed_file(path: str | None) -> dict[str, Any]:
     """What DeepSpeed is given of a ds_config.json; nothing without a file."""
     said = _read(path) if path is not None else {}
-    zero = said.get("zero_optimization", {}).items()
-    zero = {name: each for name, each in zero if name in _PASSED}
-    passed = {name: each for name, each in said.items() if name in _PASSED}
+    zero = {key: each for key, each in said.get("zero_optimization", {}).items() if _passes(key)}
+    passed = {key: each for key, each in said.items() if _passes(key)}
     return passed | ({"zero_optimization": zero} if zero else {})
+
+
+def _passes(key: str) -> bool:
+    return _PASSED.fullmatch(key) is not None
 
 
 def settings_of_file(
@@ -83,23 +77,20 @@ def settings_of_file(
 
     What it says otherwise than such a file is refused; a flag is stronger than either.
     """
-    phases = [
-        f"phases[{i}]" for i in range(in_files["phases"].value if "phases" in in_files else 1)
-    ]
-    lengths = [
-        in_files[f"{each}.seq_len"].value for each in phases if f"{each}.seq_len" in in_files
-    ]
-    world_size = (
-        flags["world_size"].value if "world_size" in flags else os.environ.get("WORLD_SIZE")
-    )
-    everything = _find(_read(path), int(world_size or 1), max(lengths, default=0))
+    count = in_files["phases"].value if "phases" in in_files else 1
+    phases = [f"phases[{index}]." for index in range(count)]
+    lengths = [in_files[f"{each}seq_len"].value for each in phases if f"{each}seq_len" in in_files]
+    world_size = os.environ.get("WORLD_SIZE", "1")
+    if "world_size" in flags:  # of a plan
+        world_size = flags["world_size"].value
+    everything = _find(_read(path), int(world_size), max(lengths, default=0))
     filled: dict[str, Any] = {}
     faults = []
     for key, (value, name) in {key: found for key, *found in everything}.items():
         if {key, f"phases.{key}", key.replace("_steps", "_fraction")} & flags.keys():
             continue
         of_phases = key in _OF_PHASES and key not in in_files
-        for target in [f"{each}.{key}" for each in phases] if of_phases else [key]:
+        for target in [f"{each}{key}" for each in phases] if of_phases else [key]:
             found, where = _given(target, in_files)
             if found is None:
                 filled[target] = value
@@ -132,12 +123,14 @@ def _read(path: str) -> dict[str, Any]:
         zero = {"stage": int(zero)}
     if not isinstance(zero, dict):
         raise ValueError(f"{path}: found {str(said)[:60]}, expected the settings of DeepSpeed")  # noqa: TRY004
-    reasons = {name: reason for reason, names in _REASONS.items() for name in names}
     faults = []
     for name, value in {**said, **{f"zero_optimization.{key}": zero[key] for key in zero}}.items():
         leaf = name.removeprefix("zero_optimization.")
-        if leaf not in _PASSED | _MAPPED | _DECIDED and not (leaf in reasons and _is_off(value)):
-            faults.append(f"{path} sets {name}: {reasons.get(leaf, 'it is not known here')}")
+        if any(known.fullmatch(leaf) for known in (_PASSED, _MAPPED, _DECIDED)):
+            continue
+        known, reason = next(each for each in _REASONS.items() if re.fullmatch(each[0], leaf))
+        if known == ".*" or not _is_off(value):
+            faults.append(f"{path} sets {name}: {reason}")
     if faults:
         raise ValueError("\n".join(faults))
     return dict(_without_auto({**said, "zero_optimization": zero}))

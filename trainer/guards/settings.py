@@ -25,10 +25,8 @@ class SafetySettings:
     watchdog_minutes: float = 30.0
 
     def __post_init__(self) -> None:
-        if self.spike_factor and self.spike_factor <= 1:
-            raise ValueError(
-                f"safety.spike_factor is {self.spike_factor}; it must be above 1, or 0 for none"
-            )
+        if (factor := self.spike_factor) and factor <= 1:
+            raise ValueError(f"safety.spike_factor is {factor}; it must be above 1, or 0 for none")
         for name in ("weights_interval", "watchdog_minutes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"safety.{name} is {getattr(self, name)}; it must be at least 0")

@@ -1,7 +1,6 @@
 """Which gradients are taken: not those that are not finite, nor those far above the running median.
 
-All ranks see the same norms in the same order, so they decide alike; the state goes into
-checkpoints, so that a continued run decides as an undisturbed one.
+All ranks see the same norms, so they decide alike, and a continued run as an undisturbed one.
 """
 
 import math

@@ -45,10 +45,8 @@ class BertConfig:
                 f"choose num_heads that divides it (BERT has hidden_size / {HEAD_SIZE} heads)"
             )
         for name in ("hidden_dropout", "attention_dropout"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ValueError(
-                    f"model setting {name} is {getattr(self, name)}; a dropout is in [0, 1)"
-                )
+            if not 0.0 <= (share := getattr(self, name)) < 1.0:
+                raise ValueError(f"model setting {name} is {share}; a dropout is in [0, 1)")
         self._check(("layer_norm_eps", "initializer_range"), "positive", math.ulp(0.0))
         if self.attention_backend not in ATTENTION_BACKENDS:
             raise ValueError(

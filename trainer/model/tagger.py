@@ -20,14 +20,9 @@ class VectorStore:
         self._arrays: list[NDArray[np.float32]] = []
         self._ends: list[int] = []
 
-    @property
-    def num_rows(self) -> int:
-        """Vectors in all."""
-        return self._ends[-1] if self._ends else 0
-
     def add(self, vectors: NDArray[np.float32]) -> int:
         """Appends an array [rows, F]; the number of its first row."""
-        first = self.num_rows
+        first = self._ends[-1] if self._ends else 0
         self._arrays.append(vectors)
         self._ends.append(first + len(vectors))
         return first

@@ -30,12 +30,8 @@ class OptimizerSettings:
 
     def __post_init__(self) -> None:
         for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(
-                    f"optimizer.{name} is {getattr(self, name)}; it must be at least 0 and below 1"
-                )
+            if not 0 <= (rate := getattr(self, name)) < 1:
+                raise ValueError(f"optimizer.{name} is {rate}; it must be at least 0 and below 1")
         for name in ("eps", "weight_decay", "max_grad_norm"):
-            if getattr(self, name) < 0:
-                raise ValueError(
-                    f"optimizer.{name} is {getattr(self, name)}; it must be at least 0"
-                )
+            if (value := getattr(self, name)) < 0:
+                raise ValueError(f"optimizer.{name} is {value}; it must be at least 0")

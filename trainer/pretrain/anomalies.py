@@ -1,7 +1,7 @@
 """What happens to a step whose gradient was not taken, and to a run with too many in a row.
 
 RUN/anomalies.jsonl has a row for each, with the instances of its global batch. The optimizer has
-left weights and moments as they were (`ShardedOptimizer.norm_limit`).
+left weights and moments as they were.
 """
 
 import dataclasses

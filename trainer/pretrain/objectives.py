@@ -28,9 +28,8 @@ def prepare_micro_batch(batch: MicroBatch, objective: str) -> MicroBatch:
 
 def prepare_step(step: RankStep, objective: str) -> RankStep:
     """A step with its micro-batches prepared."""
-    return dataclasses.replace(
-        step, micro_batches=[prepare_micro_batch(batch, objective) for batch in step.micro_batches]
-    )
+    prepared = [prepare_micro_batch(batch, objective) for batch in step.micro_batches]
+    return dataclasses.replace(step, micro_batches=prepared)
 
 
 def as_left_to_right(batch: MicroBatch) -> MicroBatch:
@@ -39,19 +38,16 @@ def as_left_to_right(batch: MicroBatch) -> MicroBatch:
     predicts_T = torch.ones(len(text_T), dtype=torch.bool)
     predicts_T[batch.cu_seqlens[1:].long() - 1] = False
     positions_M = predicts_T.nonzero().flatten()
+    labels_M = text_T[positions_M + 1].long()
     return dataclasses.replace(
-        batch,
-        input_ids=text_T,
-        masked_positions=positions_M,
-        masked_labels=text_T[positions_M + 1].long(),
+        batch, input_ids=text_T, masked_positions=positions_M, masked_labels=labels_M
     )
 
 
 def unmasked_text(batch: MicroBatch) -> Tensor:
     """[T] int32: the tokens as they were before masking."""
-    return batch.input_ids.int().index_copy(
-        0, batch.masked_positions.long(), batch.masked_labels.int()
-    )
+    positions, labels = batch.masked_positions.long(), batch.masked_labels.int()
+    return batch.input_ids.int().index_copy(0, positions, labels)
 
 
 def freeze_unused(model: Module, objective: str) -> None:

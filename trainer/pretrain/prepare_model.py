@@ -12,9 +12,7 @@ from trainer.pretrain.objectives import freeze_unused
 from trainer.settings import PretrainSettings
 
 # What does not change weights or what they mean.
-_FREE_FIELDS = frozenset(
-    {"hidden_dropout", "attention_dropout", "initializer_range", "attention_backend"}
-)
+_FREE_FIELDS = ("hidden_dropout", "attention_dropout", "initializer_range", "attention_backend")
 
 
 def prepare_model(
@@ -31,10 +29,8 @@ def prepare_model(
     if checkpoint is not None and frozen:
         # No optimizer has them, so they are in no fragment.
         weights = read_weights(checkpoint)
-        if lacking := sorted(frozen - weights.keys()):
-            raise ValueError(
-                f"{checkpoint} does not hold {', '.join(lacking[:3])}; it is of another model"
-            )
+        if lacking := ", ".join(sorted(frozen - weights.keys())[:3]):
+            raise ValueError(f"{checkpoint} does not hold {lacking}; it is of another model")
         model.load_state_dict({name: weights[name].float() for name in frozen}, strict=False)
     elif checkpoint is None and settings.init_from is not None:
         yield from _start_from(resolve_model(settings.init_from), model, vocabulary)

@@ -99,9 +99,8 @@ class Run:
         """Saves in the background, once the weights are known to be sound."""
         self.weights_check.check()
         self.recorder.flush()
-        self.saver.save(
-            {**vars(self.position), "guard": self.guard.to_dict()}, self.engine, self.optimizer
-        )
+        position = {**vars(self.position), "guard": self.guard.to_dict()}
+        self.saver.save(position, self.engine, self.optimizer)
 
     def is_due(self, interval: int) -> bool:
         """Whether something done every `interval` steps, and after each phase, is due now."""
@@ -196,10 +195,9 @@ def read_position(checkpoint: Path) -> Position:
     """How far a run had come at a checkpoint; a ValueError where its state says less."""
     state = read_state(checkpoint)
     names = [each.name for each in dataclasses.fields(Position)]
-    if lacking := [name for name in names if name not in state]:
-        raise ValueError(
-            f"{checkpoint / STATE} lacks {', '.join(lacking)}; go back to the checkpoint before it"
-        )
+    if lacking := ", ".join(name for name in names if name not in state):
+        where = checkpoint / STATE
+        raise ValueError(f"{where} lacks {lacking}; go back to the checkpoint before it")
     return Position(**{name: state[name] for name in names})
 
 

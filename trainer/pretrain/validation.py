@@ -1,8 +1,4 @@
-"""Validation loss of the same instances each time, whatever the number of ranks.
-
-Of a mixture, every dataset's split is measured by itself; together they are the mean weighted as
-the mixture is.
-"""
+"""Validation loss of the same instances each time, whatever the number of ranks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -54,14 +50,7 @@ def load_validation_sets(
 
     The builder holds a split to some 1.3 M tokens, 6 bytes each in here.
     """
-    held_out = [
-        each
-        for each in mixture
-        if any(
-            (group.split, group.seq_len) == ("validation", seq_len)
-            for group in each.dataset.manifest.groups
-        )
-    ]
+    held_out = [each for each in mixture if _holds_out(each.dataset, seq_len)]
     if settings.validation.stop_at_mlm_accuracy is not None and not held_out:
         raise ValueError(
             f"no dataset holds out instances of {seq_len} tokens, and validation.stop_at_mlm_accuracy ends the run by "
@@ -71,6 +60,11 @@ def load_validation_sets(
         for each in held_out:
             wait_for_pass(each.dataset, "validation", seq_len, 0, wait_policy)
     return [_load(each, seq_len, settings, ranks) for each in held_out]
+
+
+def _holds_out(dataset: Dataset, seq_len: int) -> bool:
+    groups = dataset.manifest.groups
+    return any((each.split, each.seq_len) == ("validation", seq_len) for each in groups)
 
 
 def describe_unmeasured(mixture: Mixture, sets: Sequence[ValidationSet], seq_len: int) -> str:
