@@ -28,8 +28,8 @@ class DryReader(BlockReader):
 
     def count(self, begin: StreamState, sizes: StepSizes, num_steps: int) -> Asked:
         self._asked, self._held = Asked([], []), {}
-        planned = step._plan(self._passes, begin, sizes, begin.position, (0, num_steps))
-        for _ in self.steps(planned, step._min_steps(self._passes, begin, sizes)):
+        steps = step._Steps(self._passes, begin, sizes, 0, num_steps)
+        for _ in self.steps(steps.plan(), steps.min_steps()):
             pass
         return self._asked
 

@@ -250,7 +250,9 @@ def test_micro_tokens_bounds_micro_batches_without_changing_what_they_hold(tmp_p
         assert max(tokens) <= micro_tokens
         lengths = torch.cat([batch.cu_seqlens.diff() for batch in step.micro_batches])
         assert len(tokens) == len(
-            cut_micro_batches(torch.tensor([0, *lengths]).cumsum(0).numpy(), micro_tokens)
+            cut_micro_batches(
+                torch.tensor([0, *lengths]).cumsum(0).numpy(), (0, len(lengths)), micro_tokens
+            )
         )
         shares.append(instances_of(step.micro_batches))
     assert len(step.micro_batches) == 1
@@ -450,7 +452,7 @@ def test_an_empty_micro_batch_is_one_of_no_instances(make_block):
 @given(st.lists(st.integers(1, 10), max_size=30), st.integers(10, 40))
 def test_cuts_are_greedy_and_complete(lengths, micro_tokens):
     offsets = torch.tensor([0, *lengths]).cumsum(0).numpy()
-    cuts = cut_micro_batches(offsets, micro_tokens)
+    cuts = cut_micro_batches(offsets, (0, len(lengths)), micro_tokens)
     assert [n for start, stop in cuts for n in range(start, stop)] == list(range(len(lengths)))
     assert all(sum(lengths[start:stop]) <= micro_tokens for start, stop in cuts)
     assert all(sum(lengths[start : stop + 1]) > micro_tokens for start, stop in cuts[:-1])
@@ -469,7 +471,8 @@ def fewest_tokens(lengths, num_cuts):
 def test_balanced_cuts_are_as_few_and_the_longest_is_as_short_as_can_be(lengths, micro_tokens):
     offsets = torch.tensor([7, *lengths]).cumsum(0).numpy()
     greedy, cuts = (
-        cut(offsets, micro_tokens) for cut in (cut_micro_batches, balance_micro_batches)
+        cut(offsets, (0, len(lengths)), micro_tokens)
+        for cut in (cut_micro_batches, balance_micro_batches)
     )
     assert len(cuts) == len(greedy)
     assert [n for start, stop in cuts for n in range(start, stop)] == list(range(len(lengths)))

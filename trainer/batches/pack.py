@@ -138,41 +138,41 @@ def pad_micro_batch(batch: MicroBatch, seq_len: int) -> dict[str, Tensor]:
     }
 
 
-def cut_micro_batches(offsets: Array, micro_tokens: int) -> list[tuple[int, int]]:
-    """Rule 5: consecutive instances [start, stop) of at most micro_tokens tokens.
-
-    Each is cut as late as it can be.
+def cut_micro_batches(
+    offsets: Array, rows: tuple[int, int], micro_tokens: int
+) -> list[tuple[int, int]]:
+    """Rule 5: rows [start, stop) cut into such of at most micro_tokens tokens, as late as can be.
 
     Args:
         offsets: [N+1], cumulative tokens of the instances; none is longer than micro_tokens.
+        rows: First row, and one past the last.
         micro_tokens: Tokens at most.
     """
     cuts = []
-    start, end = 0, len(offsets) - 1
-    if end and offsets[end] - offsets[0] <= micro_tokens:
-        return [(0, end)]
+    start, end = rows
     while start < end:
         stop = int(np.searchsorted(offsets, offsets[start] + micro_tokens, side="right")) - 1
         assert stop > start, f"instance {start} is longer than {micro_tokens} tokens"
-        cuts.append((start, stop))
+        cuts.append((start, min(stop, end)))
         start = stop
     return cuts
 
 
-def balance_micro_batches(offsets: Array, micro_tokens: int) -> list[tuple[int, int]]:
+def balance_micro_batches(
+    offsets: Array, rows: tuple[int, int], micro_tokens: int
+) -> list[tuple[int, int]]:
     """As few micro-batches as `cut_micro_batches` makes, of as few tokens at most as that allows.
 
     The last would else be what is left over: a whole turn of launches and reductions for a stub.
     Ranks of one step wait for the longest of each turn, so that even ones are shorter for all.
-    Arguments as there.
     """
-    cuts = cut_micro_batches(offsets, micro_tokens)
-    low, high = int(offsets[-1] - offsets[0]) // max(1, len(cuts)), micro_tokens
-    if len(cuts) > 1:
-        low = max(low, int(np.diff(offsets).max()))
-    while len(cuts) > 1 and low < high:
+    cuts = cut_micro_batches(offsets, rows, micro_tokens)
+    if len(cuts) < 2:
+        return cuts
+    low, high = int(np.diff(offsets[rows[0] : rows[1] + 1]).max()), micro_tokens
+    while low < high:
         limit = (low + high) // 2
-        tried = cut_micro_batches(offsets, limit)
+        tried = cut_micro_batches(offsets, rows, limit)
         if len(tried) > len(cuts):
             low = limit + 1
         else:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainer.order.order import Stretch, next_stretches
+from trainer.order.order import Stretch
 
 STATE_FORMAT = 2
 MAX_STATE_BYTES = 1024
@@ -50,11 +50,6 @@ class StreamState:
     seq_len: int
     skipped: tuple[Stretch, ...]
     datasets: tuple[DatasetState, ...]
-
-    def next_step(self, num_instances: int) -> tuple[int, int]:
-        """The position of the next instance, and the one after the next num_instances."""
-        stretches = next_stretches(self.skipped, self.position, num_instances)
-        return stretches[0][0], stretches[-1][1]
 
     def skipping(self, stretches: Iterable[Stretch]) -> "StreamState":
         """The state that leaves out further stretches of positions from here on.

@@ -60,7 +60,7 @@ def _pack_in_order(
     try:
         for _, block in reader.steps(planned):
             joined = concatenate_blocks([*rest, block])
-            *full, last = cut_micro_batches(joined.offsets, micro_tokens)
+            *full, last = cut_micro_batches(joined.offsets, (0, joined.num_instances), micro_tokens)
             yield from pack_micro_batches(joined, full)
             rest = [joined.slice(*last)]
         for block in rest:

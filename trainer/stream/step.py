@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -141,53 +141,33 @@ class StepLoader:
         worker: int = 0,
         num_workers: int = 1,
     ) -> None:
-        """Starts reading; `StepSizes` tells of the sizes.
+        """Starts reading; sizes are told of by `StepSizes`, seed and lanes by docs/order.md.
 
-        Args:
-            data: A dataset, or several with names and weights.
-            split: train or validation.
-            seq_len: One of the datasets' lengths.
-            rank: As in StepSizes.
-            world_size: As in StepSizes.
-            global_batch: As in StepSizes.
-            micro_tokens: As in StepSizes.
-            seed: Random seed of the order of shards.
-            state: `RankStep.state` of the last step taken, to continue after it; None begins at
-                position 0.
-            first_step: Steps taken before, for `RankStep.step`.
-            num_steps: Ends, and reads nothing, after so many steps, those of other workers
-                included.
-            num_lanes: K, where the default is not wanted; a state has its own.
-            skip: Stretches of positions to leave out, besides those of the state.
-            reading: Memory, threads and retries.
-            pin_memory: Puts steps into pinned memory, from which `to_device` copies to a GPU
-                without waiting.
-            wait_policy: How to wait for builds that are still running.
-            worker: As in StepSizes.
-            num_workers: As in StepSizes.
+        It goes on after `state`, the `RankStep.state` of the last step taken, and counts steps from
+        first_step. It ends after num_steps, those of other workers included. Stretches to `skip`
+        come besides those of the state. With pin_memory steps lie where `to_device` copies from to
+        a GPU without waiting.
 
         Raises:
             ValueError: Sizes that do not fit together, or a state of other data, another seed or
                 number of lanes.
-            FileNotFoundError: Nothing new came for as long as the policy says.
+            FileNotFoundError: Nothing new came to a running build for as long as the policy says.
         """
         sizes = StepSizes(rank, world_size, global_batch, micro_tokens, worker, num_workers)
         sizes.check(seq_len)
         mixture = one_dataset(data) if isinstance(data, Dataset) else data
-        stop = threading.Event()
+        self._stop = stop = threading.Event()
         wait_policy = replace(wait_policy or WaitPolicy(), stop=stop)
         self.passes = KnownPasses(mixture, split, seq_len, wait_policy)
-        begin = _begin(self.passes, seed, num_lanes, global_batch, state).skipping(skip)
-        self.begin, self._stop = begin, stop
+        self.begin = _begin(self.passes, seed, num_lanes, global_batch, state).skipping(skip)
         self.reads = reader = BlockReader(self.passes.shards, reading or Reading())
         end = None if num_steps is None else first_step + num_steps
-        groups = _read_steps(self.passes, begin, sizes, reader, (first_step, end), pin_memory)
+        steps = _Steps(self.passes, self.begin, sizes, first_step, end)
         self._ready: queue.Queue[list[RankStep] | BaseException] = queue.Queue(PREFETCH_GROUPS)
         self._taken: deque[RankStep] = deque()
         self._failure: BaseException | None = None
-        self._thread = threading.Thread(
-            target=_hand_over, args=(groups, self._ready, stop), daemon=True, name="prefetch"
-        )
+        work = steps.read(reader, pin_memory), self._ready, stop
+        self._thread = threading.Thread(target=_hand_over, args=work, daemon=True, name="prefetch")
         self._finalizer = weakref.finalize(self, _close, stop, reader, self._thread, self._ready)
         self._thread.start()
 
@@ -296,116 +276,87 @@ def _close(
         drain()  # an error holds the frames it came through
 
 
-def _read_steps(
-    passes: KnownPasses,
-    begin: StreamState,
-    sizes: StepSizes,
-    reader: BlockReader,
-    numbers: tuple[int, int | None],
-    pin_memory: bool,
-) -> Iterator[list[RankStep]]:
-    """The steps of numbers, those together that are packed together; endless where the last is None."""
-    step, end = numbers[0] + sizes.worker, numbers[1]
-    position = _skip_steps(begin, begin.position, sizes.worker * sizes.global_batch)
-    while end is None or step < end:
-        passes.wait_for(_skip_steps(begin, position, sizes.global_batch))
-        planned = _plan(passes, begin, sizes, position, (step, end))
-        for group, block in reader.steps(planned, _min_steps(passes, begin, sizes)):
-            steps = _pack(group, block, sizes, begin, passes, pin_memory)
-            step = steps[-1].step + sizes.num_workers
-            others = (sizes.num_workers - 1) * sizes.global_batch
-            position = _skip_steps(begin, steps[-1].position_after, others)
-            yield steps
+class _Steps:
+    """The steps of a rank, or of one of its workers: planned, read and packed."""
 
+    def __init__(
+        self, passes: KnownPasses, begin: StreamState, sizes: StepSizes, first: int, end: int | None
+    ) -> None:
+        """Steps first to end - 1 of a stream, all that follow without an end."""
+        self._passes, self._begin, self._sizes, self._end = passes, begin, sizes, end
+        self._first = self._step = first
+        self._position = begin.position
 
-def _skip_steps(begin: StreamState, position: int, num_instances: int) -> int:
-    """The position after so many further instances."""
-    if not num_instances:
-        return position
-    return next_stretches(begin.skipped, position, num_instances)[-1][1]
+    def read(self, reader: BlockReader, pin_memory: bool) -> Iterator[list[RankStep]]:
+        """The steps, those together that are packed together."""
+        while self._end is None or self._step < self._end:
+            self._passes.wait_for(self._next_positions()[1])
+            for planned, block in reader.steps(self.plan(), self.min_steps()):
+                yield self._pack(planned, block, pin_memory)
 
+    def plan(self) -> Iterator[PlannedStep]:
+        """What this process reads of its next steps as far as the order is known."""
+        sizes, order = self._sizes, self._passes.order(self._begin)
+        block_size = block_instances(self._passes.seq_len)
+        while self._end is None or self._step < self._end:
+            first, after = self._next_positions()
+            if not self._passes.reaches(after):
+                return
+            step, self._step, self._position = self._step, self._step + 1, after
+            if (step - self._first) % sizes.num_workers == sizes.worker:
+                share = sizes.global_batch, sizes.rank, sizes.world_size
+                rows = plan_step(order, first, *share, block_size)
+                index, facts = self._passes.shard_index(rows), (step, first, after, rows.dataset)
+                yield plan_rows(index, rows.block, rows.start, rows.stop, facts)
 
-def _plan(
-    passes: KnownPasses,
-    begin: StreamState,
-    sizes: StepSizes,
-    position: int,
-    numbers: tuple[int, int | None],
-) -> Iterator[PlannedStep]:
-    """What this process reads of each of its steps as far as the order is known."""
-    order, block_size = passes.order(begin), block_instances(passes.seq_len)
-    step, end = numbers
-    while end is None or step < end:
-        stretches = next_stretches(begin.skipped, position, sizes.global_batch)
-        first, after = stretches[0][0], stretches[-1][1]
-        if not passes.reaches(after):
-            return
-        rows = plan_step(order, first, sizes.global_batch, sizes.rank, sizes.world_size, block_size)
-        facts = (step, first, after, rows.dataset)
-        yield plan_rows(passes.shard_index(rows), rows.block, rows.start, rows.stop, facts)
-        step += sizes.num_workers
-        position = _skip_steps(begin, after, (sizes.num_workers - 1) * sizes.global_batch)
+    def min_steps(self) -> int:
+        """The steps until every lane of the rarest dataset was visited: so long a block must live."""
+        weights, num_lanes = self._passes.weights, self._begin.num_lanes
+        visits = -(-num_lanes * sum(weights) // (self._sizes.global_batch * min(weights)))
+        return min(MAX_VISIT_STEPS, visits + 1)
 
+    def _next_positions(self) -> tuple[int, int]:
+        """The next step's first position, and the one after its last."""
+        size = self._sizes.global_batch
+        stretches = next_stretches(self._begin.skipped, self._position, size)
+        return stretches[0][0], stretches[-1][1]
 
-def _min_steps(passes: KnownPasses, begin: StreamState, sizes: StepSizes) -> int:
-    """The steps until every lane of the rarest dataset has been visited.
-
-    A block must live between two visits.
-    """
-    weights = passes.weights
-    visits = -(-begin.num_lanes * sum(weights) // (sizes.global_batch * min(weights)))
-    return min(MAX_VISIT_STEPS, visits + 1)
-
-
-def _pack(
-    planned: Sequence[PlannedStep],
-    block: Block,
-    sizes: StepSizes,
-    begin: StreamState,
-    passes: KnownPasses,
-    pin_memory: bool,
-) -> list[RankStep]:
-    """Steps of which the instances lie one after another in a block."""
-    bounds = np.cumsum([0, *(each.num_rows for each in planned)]).tolist()
-    offsets = block.offsets
-    cuts = [
-        [
-            (start + first, start + last)
-            for first, last in balance_micro_batches(offsets[start : stop + 1], sizes.micro_tokens)
+    def _pack(
+        self, planned: Sequence[PlannedStep], block: Block, pin_memory: bool
+    ) -> list[RankStep]:
+        """Steps of which the instances lie one after another in a block."""
+        bounds = np.cumsum([0, *(each.num_rows for each in planned)])
+        tokens, masked = block.offsets[bounds].tolist(), block.masked_offsets[bounds].tolist()
+        cuts = [
+            balance_micro_batches(block.offsets, rows, self._sizes.micro_tokens)
+            for rows in pairwise(bounds.tolist())
         ]
-        for start, stop in pairwise(bounds)
-    ]
-    every = pack_micro_batches(block, [cut for each in cuts for cut in each], pin_memory)
-    micro_batches = iter(every)
-    steps = []
-    for number, each in enumerate(planned):
-        start, stop = bounds[number : number + 2]
-        step, first, after, dataset = each.facts
-        steps.append(
-            RankStep(
-                step=step,
-                first_position=first,
-                position_after=after,
-                micro_batches=list(islice(micro_batches, len(cuts[number]))),
-                num_instances=stop - start,
-                num_tokens=int(offsets[stop] - offsets[start]),
-                num_masked=int(block.masked_offsets[stop] - block.masked_offsets[start]),
-                drawn=_count_drawn(each, dataset, offsets[start : stop + 1], len(passes.mixture)),
-                begin=begin,
-                passes=passes,
+        micro_batches = iter(pack_micro_batches(block, [*chain(*cuts)], pin_memory))
+        steps = []
+        for number, each in enumerate(planned):
+            step, first, after, dataset = each.facts
+            steps.append(
+                RankStep(
+                    step=step,
+                    first_position=first,
+                    position_after=after,
+                    micro_batches=list(islice(micro_batches, len(cuts[number]))),
+                    num_instances=each.num_rows,
+                    num_tokens=tokens[number + 1] - tokens[number],
+                    num_masked=masked[number + 1] - masked[number],
+                    drawn=self._count_drawn(each, dataset, block.offsets[bounds[number] :]),
+                    begin=self._begin,
+                    passes=self._passes,
+                )
             )
-        )
-    return steps
+        return steps
 
-
-def _count_drawn(
-    planned: PlannedStep, dataset: Array, offsets: Array, num_datasets: int
-) -> tuple[tuple[int, int], ...]:
-    """Instances and tokens of every dataset in a share with these offsets [N+1]."""
-    if num_datasets == 1:
-        return ((len(offsets) - 1, int(offsets[-1] - offsets[0])),)
-    num_instances = planned.stop - planned.start
-    ends = np.cumsum(num_instances)
-    tokens = offsets[ends] - offsets[ends - num_instances]
-    columns = [np.bincount(dataset, each, num_datasets) for each in (num_instances, tokens)]
-    return tuple((int(instances), int(total)) for instances, total in zip(*columns, strict=True))
+    def _count_drawn(
+        self, planned: PlannedStep, dataset: Array, offsets: Array
+    ) -> tuple[tuple[int, int], ...]:
+        """Instances and tokens of every dataset in a share whose rows begin at the offsets."""
+        num_instances, num_datasets = planned.stop - planned.start, len(self._passes.mixture)
+        ends = np.cumsum(num_instances)
+        tokens = offsets[ends] - offsets[ends - num_instances]
+        columns = [np.bincount(dataset, each, num_datasets) for each in (num_instances, tokens)]
+        return tuple((int(count), int(total)) for count, total in zip(*columns, strict=True))
