@@ -30,9 +30,8 @@ DEVICE_DTYPES = {
 class MicroBatch(PackedInputs):
     """Packed instances. An empty one has B = T = M = 0.
 
-    Types are the narrowest that hold the values, 5 bytes a token: input_ids are uint16, or uint32
-    for vocabularies over 65,536, token_type_ids uint8 and position_ids uint16. What is moved to a
-    device is as small as can be, and `to_device` widens it there.
+    Types are narrow, 5 bytes a token: input_ids are uint16, or uint32 for vocabularies over 65,536,
+    token_type_ids uint8 and position_ids uint16. `to_device` widens them there.
 
     Attributes:
         masked_positions: [M] int32 into the T tokens.
@@ -62,9 +61,8 @@ def empty_micro_batch() -> MicroBatch:
 def to_device(batch: MicroBatch, device: torch.device) -> MicroBatch:
     """The micro-batch on a device, in the types that models take.
 
-    What there is one of for each token, and cu_seqlens, becomes int32, as embeddings take; the
-    others int64. Copies from pinned memory are asynchronous: keep the batch until something that
-    was computed of it has been read back.
+    Copies from pinned memory are asynchronous: keep the batch until something that was computed of
+    it has been read back.
     """
 
     def move(name: str) -> Tensor:

@@ -58,12 +58,7 @@ class ShardCache:
     """
 
     def __init__(self, folder: str, max_bytes: int) -> None:
-        """Makes the folder.
-
-        Raises:
-            ValueError: max_bytes is too small.
-            CacheError: The folder cannot be made or written.
-        """
+        """Makes the folder; a ValueError where it cannot be written or max_bytes is too small."""
         if max_bytes < MIN_CACHE_BYTES:
             raise ValueError(
                 f"cache_bytes is {max_bytes}; it must be at least {MIN_CACHE_BYTES} (64 MiB)"
@@ -85,18 +80,13 @@ class ShardCache:
         fetch: Callable[[], tuple[bytes, Checked]],
         attempts: Attempts,
     ) -> Checked:
-        """What `check` makes of a stretch's bytes, from the folder or else from `fetch`.
+        """What `check` makes of the bytes of a key, from the folder or else from `fetch`.
 
-        Of all that want the same stretch at once only one calls `fetch`.
-
-        Args:
-            key: Names the bytes for good; the bytes of a key never change.
-            check: Raises ValueError where bytes are not what they should be.
-            fetch: Gets them from the store, with what `check` makes of them.
-            attempts: How long another thread or process that fetches the same is waited for.
+        Of all that want the same at once only one calls `fetch`, which also checks. The bytes of a
+        key never change.
 
         Raises:
-            ShardReadError: The folder cannot be used, or the time ended.
+            ShardReadError: The folder cannot be used, or the time of the attempts ended.
         """
         path, stop = self._place(key), attempts.stop
         try:
@@ -136,17 +126,13 @@ class ShardCache:
     def _keep(self, path: Path, data: bytes, stop: threading.Event) -> None:
         """Writes a stretch, after removing the least recently used where it does not fit.
 
-        A process killed between counting and renaming leaves a count too high, which the next
-        clearing puts right.
+        A process killed in here may leave a count too high, which the next clearing puts right.
         """
         usage, unfinished = self._folder / "usage", path.with_suffix(_UNFINISHED)
         with self._locked("usage", stop, time.monotonic() + _USAGE_SECONDS):
-            data_used = usage.read_bytes() if usage.exists() else b""
-            used = (
-                int(data_used)
-                if data_used.isdigit() and len(data_used) < _MAX_DIGITS
-                else self._max_bytes
-            )
+            text, used = usage.read_bytes() if usage.exists() else b"", self._max_bytes
+            if text.isdigit() and len(text) < _MAX_DIGITS:
+                used = int(text)
             if used + len(data) > self._max_bytes:
                 used = self._remove_oldest(self._max_bytes * _KEPT_PERCENT // 100 - len(data))
             unfinished.write_bytes(data)
@@ -154,10 +140,7 @@ class ShardCache:
             unfinished.replace(path)
 
     def _remove_oldest(self, most_bytes: int) -> int:
-        """Removes stretches, those used longest ago first, until at most most_bytes are left.
-
-        Returns the bytes that are left.
-        """
+        """Removes stretches, those used longest ago first; returns the bytes left, at most so many."""
         files = []
         for entry in os.scandir(self._folder / "stretches"):
             with contextlib.suppress(FileNotFoundError):
@@ -174,11 +157,7 @@ class ShardCache:
 
     @contextlib.contextmanager
     def _locked(self, name: str, stop: threading.Event, deadline: float) -> Iterator[None]:
-        """Keeps out every other thread and process that asks for the same name.
-
-        Raises:
-            CacheError: It was not to be had before the deadline, or somebody stopped the waiting.
-        """
+        """Keeps out every other thread and process; a CacheError after the deadline or the stop."""
         path = self._folder / "locks" / name
         while (file := self._try_lock(path)) is None:
             if stop.wait(_POLL_SECONDS) or time.monotonic() > deadline:
@@ -223,12 +202,7 @@ open_cache = lru_cache(maxsize=8)(ShardCache)
 def read_blocks_cached(
     cache: ShardCache, blocks: BlockRange, attempts: Attempts
 ) -> list[memoryview]:
-    """The stored bytes of a range's blocks through the cache; each one's crc32 is checked.
-
-    Raises:
-        FileNotFoundError: The shard is not there.
-        ShardReadError: Its bytes did not come, or are not those of the block table.
-    """
+    """The checked bytes of a range's blocks, as `fetch_blocks`, through the cache."""
     bodies: list[memoryview] = []
     for stretch in _stretches(blocks):
         found = cache.read(

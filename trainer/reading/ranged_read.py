@@ -61,8 +61,7 @@ class Attempts:
 
     def seconds_to_wait(self) -> float:
         """Seconds after which to ask again whether the next attempt may begin; 0 where it may now."""
-        now = time.monotonic()
-        left = self.deadline - now
+        left = self.deadline - (now := time.monotonic())
         if left <= 0:  # the last attempt takes nobody's turn
             return 0.0
         return min(left, max(0.0, self._not_before - now) or self._rate_limit.take_turn(now))
@@ -130,13 +129,7 @@ def retry(attempt: Callable[[float], Result], attempts: Attempts) -> Result:
 
 
 def call_within(seconds: float, function: Callable[[], Result]) -> Result:
-    """Calls a function in a thread of its own.
-
-    The thread is left behind where it does not return in time.
-
-    Raises:
-        TimeoutError: It did not.
-    """
+    """Calls a function in a thread, which is left behind, by a TimeoutError, after some seconds."""
     result: Future[Result] = Future()
     threading.Thread(
         target=complete, args=(result, function), daemon=True, name="ranged-read"
@@ -150,10 +143,7 @@ def call_within(seconds: float, function: Callable[[], Result]) -> Result:
 
 
 def complete(result: "Future[Result]", function: Callable[[], Result]) -> None:
-    """Runs a function and gives its result or its exception to whoever waits.
-
-    Nothing is given where that has been called off.
-    """
+    """Gives a function's result or exception to whoever waits and has not called it off."""
     try:
         found = function()
     except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
@@ -212,12 +202,7 @@ def fetch_blocks(blocks: BlockRange, attempts: Attempts) -> tuple[bytes, list[me
 
 
 def read_table(dataset: Dataset, shard: Shard, attempts: Attempts) -> BlockTable:
-    """Reads a shard's block table and checks that all its blocks but the last are full.
-
-    Raises:
-        FileNotFoundError: The file is not there.
-        ShardReadError: The table did not come, or is damaged, or does not describe the shard.
-    """
+    """Reads a shard's block table, of whose blocks all but the last are full; raises the same."""
 
     def attempt(seconds: float) -> BlockTable:
         try:

@@ -1,8 +1,7 @@
 """How often a store is asked: no more than it takes from all ranks, and less while it fails.
 
 A store that fails or throttles is asked at a growing interval by all threads and processes of a
-node together, so that a node is one client to it however many ranks it has. The interval shrinks
-while answers come. Nothing waits where nothing fails and ranks are few.
+node together. The interval shrinks while answers come.
 """
 
 import fcntl
@@ -27,11 +26,8 @@ FIRST_SECONDS, MAX_SECONDS = 1 / 64, 15.0
 FREE_SECONDS = 1 / 128
 """Below this interval a node asks as it likes."""
 
-SHRINK, SHRINK_SECONDS = 2.0, 1.0
-"""An interval shrinks by this factor when an answer comes, at most once in so many seconds.
-
-All nodes together then ask at most so many times more than the store takes.
-"""
+SHRINK_SECONDS = 1.0
+"""An answer halves the interval, at most once in so many seconds."""
 
 _NUM_BYTES = 24
 _uniform = SystemRandom().uniform
@@ -105,7 +101,7 @@ class RateLimit:
             interval, changed, turn = self._shared
             if changed <= now < changed + SHRINK_SECONDS or asked < changed <= now:
                 return
-            interval = interval / SHRINK if interval / SHRINK > FREE_SECONDS else 0.0
+            interval = interval / 2 if interval / 2 > FREE_SECONDS else 0.0
             self._set(interval, now, min(turn, now + self._jittered(interval)))
 
     def _set(self, interval: float, changed: float, turn: float) -> None:
@@ -117,14 +113,13 @@ class RateLimit:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         with self._lock:
-            if self._file is None:
-                yield
-                return
-            fcntl.flock(self._file, fcntl.LOCK_EX)
+            if self._file is not None:
+                fcntl.flock(self._file, fcntl.LOCK_EX)
             try:
                 yield
             finally:
-                fcntl.flock(self._file, fcntl.LOCK_UN)
+                if self._file is not None:
+                    fcntl.flock(self._file, fcntl.LOCK_UN)
 
 
 def make_rate_file(path: Path) -> None:
