@@ -35,7 +35,8 @@ class BuildSettings:
             blank-lines a blank line ends one, in hard a short line does. With auto each document's
             lines decide.
         on_bad_document: What malformed input does: stop ends the build, skip leaves it out and
-            counts it by reason.
+            counts it by reason, keep also writes it and every other document that is left out
+            under OUTPUT/rejected.
         language: The code of the text's language, by which sentences are split.
 
     Filters (docs/input.md):
@@ -119,7 +120,7 @@ class BuildSettings:
     format: TextFormat = "auto"
     text_field: str = "text"
     wrapping: Wrapping = "auto"
-    on_bad_document: Literal["stop", "skip"] = "stop"
+    on_bad_document: Literal["stop", "skip", "keep"] = "stop"
     language: str = "en"
     min_characters: int = 0
     max_characters: int | None = None

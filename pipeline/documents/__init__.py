@@ -10,11 +10,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Document:
-    """One article or book: its text, its place for messages ("FILE:LINE"), and whether each line is a sentence."""
+    """One article or book: its text, its place for messages ("FILE:LINE"), and whether each line is a sentence.
+
+    `source` names its source, where the documents are a user's own.
+    """
 
     text: str
-    where: str
+    where: str = ""
     is_split: bool = False
+    source: str = ""
 
 
 EXAMPLES_PER_REASON = 3
@@ -33,9 +37,13 @@ class DroppedDocument:
     text: str
 
 
-def add_example(examples: list[DroppedDocument], reason: str, where: str, text: str) -> None:
-    """Appends an example, unless there are enough of its reason."""
-    if sum(each.reason == reason for each in examples) < EXAMPLES_PER_REASON:
+def add_example(
+    examples: list[DroppedDocument], reason: str, where: str, text: str, keeps_all: bool = False
+) -> None:
+    """Appends an example, unless there are enough of its reason; or all of the text, where all are kept."""
+    if keeps_all:
+        examples.append(DroppedDocument(reason, where, text))
+    elif sum(each.reason == reason for each in examples) < EXAMPLES_PER_REASON:
         # A lone surrogate, which no file can hold, becomes a question mark.
         begin = (each[:_EXAMPLE_CHARACTERS].encode(errors="replace") for each in (where, text))
         examples.append(DroppedDocument(reason, *map(bytes.decode, begin)))

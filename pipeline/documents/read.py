@@ -9,7 +9,7 @@ from pipeline.documents.lines import count_line_ends
 from pipeline.documents.parts import Part
 from pipeline.documents.records import BadDocumentError, Record
 
-ON_BAD_DOCUMENT = ("stop", "skip")
+ON_BAD_DOCUMENT = ("stop", "skip", "keep")
 _HINT = "repair it, or give --on_bad_document skip to count and skip such documents"
 
 
@@ -26,7 +26,7 @@ def read_part(
     """Yields a part's documents in the order of its files; memory is that of the longest document.
 
     While the stream is read, `skipped` counts skipped documents by reason, `examples` takes a few
-    of them, and `without_text` takes the URL of every range that gives no text.
+    of them (all, whole, with keep), and `without_text` takes the URL of every range that gives no text.
 
     Raises:
         ValueError: A malformed document, named by file and line, unless such are skipped; a file
@@ -48,9 +48,8 @@ def read_part(
                     raise ValueError(f"{place}: {error}; {_HINT}") from error
                 reason, where = error.reason, f"{_describe_place(file_range, record)}: {error}"
                 if examples is not None:
-                    add_example(
-                        examples, reason, where, record.data[:1000].decode(errors="replace")
-                    )
+                    text = record.data.decode(errors="replace")
+                    add_example(examples, reason, where, text, on_bad_document == "keep")
             if reason:
                 counts[reason] = counts.get(reason, 0) + 1
                 continue

@@ -1,17 +1,19 @@
 """The tokens job: parts of the input to token parts, a Beam graph of thin shells over document_lists.
 
-    Part | ReadDocuments | CleanDocuments | FilterDocuments | SplitSentences | SignDocuments
-         | EncodeDocuments | FindTaskTexts | WriteTokenParts
+    Part | read_lists | EncodeDocuments (clean, filter, split, sign, encode, find task texts)
+         | write_token_part
 
-Filtering, signing and finding texts of task files are there where the settings ask for them. Every
-stage between reading and writing takes and gives a DocumentList, so a transform of one's own fits
-between any two. A finished list leaves its files and, last, a small record; running again skips
-parts whose records are all there.
+Every stage between reading and writing takes and gives a DocumentList, so a transform of one's own
+fits between any two. A finished list leaves its files and, last, a small record; running again
+skips parts whose records are all there.
 """
 
+import dataclasses
+import json
 import pickle
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import apache_beam as beam
@@ -23,6 +25,7 @@ from pipeline.jobs import metrics, worker_guard
 from pipeline.jobs.broadcast import Broadcast, CreateElements
 from pipeline.jobs.run_beam import Outputs, pipeline_options, run_graph
 from pipeline.storage.folder import Folder
+from pipeline.storage.secret_values import hide_in
 from pipeline.text.filters import DocumentFilter, FilterRule
 from pipeline.text.task_texts import WindowFinder
 from pipeline.tokens.document_lists import (
@@ -48,38 +51,20 @@ worker_guard.watch_in_workers()
 
 
 class DocumentListCoder(beam.coders.Coder):  # type: ignore[misc]
-    """Pickle, as for any type without a coder of its own, but with the size told, not found by pickling.
-
-    Lists travel inside the runner, never by a file beside the output. Beam measures the elements of
-    every stage, the first ten and every so often one: with lists of megabytes that was 6 % of a
-    build. It chooses the coder by the types that it infers from the annotations of the stages'
-    functions.
-    """
+    """Pickle. Its size is a guess: Beam would pickle lists of megabytes to measure them, 6 % of a build."""
 
     def encode(self, value: DocumentList[Any]) -> bytes:
-        """The list's bytes."""
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
 
     def decode(self, encoded: bytes) -> DocumentList[Any]:
-        """The list again."""
         documents: DocumentList[Any] = pickle.loads(encoded)
         return documents
 
     def estimate_size(self, value: DocumentList[Any]) -> int:
-        """Its text or tokens, in characters or bytes."""
-        return sum(map(_size_of, value.documents))
+        return 1000 * len(value.documents)
 
 
-def _size_of(document: Document | SplitDocument | TokenizedDocument) -> int:
-    if isinstance(document, Document):
-        return len(document.text)
-    if isinstance(document, SplitDocument):
-        return document.cleaned_bytes
-    return document.tokens.nbytes + document.sentence_lengths.nbytes
-
-
-for _kind in (Document, SplitDocument, TokenizedDocument):
-    beam.coders.registry.register_coder(DocumentList[_kind], DocumentListCoder)  # type: ignore[valid-type]
+beam.coders.registry.register_coder(DocumentList, DocumentListCoder)
 
 
 @dataclass(frozen=True)
@@ -88,7 +73,7 @@ class ReadingRule:
 
     Attributes:
         text_fields: Field of a JSONL object that holds the text, by the number of the source.
-        on_bad_document: stop or skip.
+        on_bad_document: stop, skip or keep.
         max_characters: Text of one list.
         storage_options: Options of the input's filesystem.
     """
@@ -114,6 +99,7 @@ class TokensRule:
         task_texts: What no document may hold (`pipeline.text.task_texts.TaskTexts`); None where all
             may.
         drops_task_texts: Whether documents that do are left out, or only listed.
+        rejected: Takes every document that is left out; None where they are not kept.
     """
 
     reading: ReadingRule
@@ -124,6 +110,7 @@ class TokensRule:
     lower_case: bool
     task_texts: Broadcast | None = None
     drops_task_texts: bool = True
+    rejected: Folder | None = None
 
 
 def run_tokens_job(
@@ -156,26 +143,10 @@ def add_tokens_graph(
     _ = (
         pipeline
         | "Parts" >> CreateElements(largest_first(parts), folder)
-        | ReadDocuments(rule.reading)
-        | CleanDocuments()
-        | FilterDocuments(rule.filter)
-        | SplitSentences(rule.languages)
-        | SignDocuments(has_signatures=rule.has_signatures)
-        | EncodeDocuments(rule.vocab, rule.lower_case)
-        | FindTaskTexts(rule)
-        | WriteTokenParts(folder, has_signatures=rule.has_signatures)
+        | "ReadDocuments" >> beam.FlatMap(read_lists, rule.reading)
+        | EncodeDocuments(rule)
+        | "WriteTokenPart" >> beam.Map(write_token_part, folder, rule)
     )
-
-
-class ReadDocuments(beam.PTransform):  # type: ignore[misc]
-    """Parts to lists of documents as they stand in the input."""
-
-    def __init__(self, rule: ReadingRule) -> None:
-        super().__init__()
-        self._rule = rule
-
-    def expand(self, parts: beam.PCollection) -> beam.PCollection:
-        return parts | beam.FlatMap(read_lists, self._rule)
 
 
 def largest_first(parts: Sequence[Part]) -> list[Part]:
@@ -183,78 +154,39 @@ def largest_first(parts: Sequence[Part]) -> list[Part]:
     return sorted(parts, key=lambda part: -part.text_bytes)
 
 
-class CleanDocuments(beam.PTransform):  # type: ignore[misc]
-    """Cleans texts and drops empty documents."""
-
-    def expand(self, documents: beam.PCollection) -> beam.PCollection:
-        return documents | beam.Map(clean_documents)
-
-
-class FilterDocuments(beam.PTransform):  # type: ignore[misc]
-    """Drops cleaned documents that a rule does not keep; nothing is added to the graph where it keeps all."""
-
-    def __init__(self, rule: FilterRule) -> None:
-        super().__init__()
-        self._rule = rule
-
-    def expand(self, documents: beam.PCollection) -> beam.PCollection:
-        return documents if self._rule.keeps_all else documents | beam.ParDo(_Filter(self._rule))
-
-
-class SplitSentences(beam.PTransform):  # type: ignore[misc]
-    """Splits documents into sentences of a bounded length, by the rules of their source's language (its code)."""
-
-    def __init__(self, languages: Sequence[str]) -> None:
-        super().__init__()
-        self._languages = tuple(languages)
-
-    def expand(self, documents: beam.PCollection) -> beam.PCollection:
-        return documents | beam.Map(split_documents, self._languages)
-
-
-class SignDocuments(beam.PTransform):  # type: ignore[misc]
-    """Signs documents, for near-duplicates; nothing is added to the graph where these are not looked for."""
-
-    def __init__(self, *, has_signatures: bool) -> None:
-        super().__init__()
-        self._has_signatures = has_signatures
-
-    def expand(self, documents: beam.PCollection) -> beam.PCollection:
-        return documents | beam.Map(sign_documents) if self._has_signatures else documents
-
-
-class EncodeDocuments(beam.PTransform):  # type: ignore[misc]
-    """Encodes sentences with the vocabulary whose vocab.txt has these bytes."""
-
-    def __init__(self, vocab: bytes, lower_case: bool) -> None:
-        super().__init__()
-        self._vocab = vocab
-        self._lower_case = lower_case
-
-    def expand(self, documents: beam.PCollection) -> beam.PCollection:
-        return documents | beam.ParDo(_Encode(self._vocab, self._lower_case))
-
-
-class FindTaskTexts(beam.PTransform):  # type: ignore[misc]
-    """Leaves out or lists what holds text of task files; nothing is added to the graph where there are none."""
+class EncodeDocuments(
+    beam.PTransform[  # type: ignore[misc]
+        beam.PCollection[DocumentList[Document]], beam.PCollection[DocumentList[TokenizedDocument]]
+    ]
+):
+    """Lists of documents as they stand in the input to encoded ones; what a rule does not ask for is no stage."""
 
     def __init__(self, rule: TokensRule) -> None:
         super().__init__()
         self._rule = rule
 
-    def expand(self, documents: beam.PCollection) -> beam.PCollection:
-        return documents | beam.ParDo(_Find(self._rule)) if self._rule.task_texts else documents
+    def display_data(self) -> dict[str, Any]:
+        return {"lower_case": self._rule.lower_case, "languages": " ".join(self._rule.languages)}
+
+    def expand(
+        self, documents: beam.PCollection[DocumentList[Document]]
+    ) -> beam.PCollection[DocumentList[TokenizedDocument]]:
+        rule = self._rule
+        cleaned = documents | "CleanDocuments" >> beam.Map(clean_documents)
+        split = filter_lists(cleaned, rule.filter) | "SplitSentences" >> beam.Map(
+            split_documents, tuple(rule.languages)
+        )
+        if rule.has_signatures:
+            split |= "SignDocuments" >> beam.Map(sign_documents)
+        encoded = split | "EncodeSentences" >> beam.ParDo(_Encode(rule))
+        return encoded | "FindTaskTexts" >> beam.ParDo(_Find(rule)) if rule.task_texts else encoded
 
 
-class WriteTokenParts(beam.PTransform):  # type: ignore[misc]
-    """Writes each list as a token part below a folder and yields the name of its record."""
-
-    def __init__(self, folder: Folder, *, has_signatures: bool = False) -> None:
-        super().__init__()
-        self._arguments = (folder, has_signatures)
-
-    def expand(self, documents: beam.PCollection) -> beam.PCollection:
-        return documents | beam.Map(write_token_part, *self._arguments)
+def filter_lists(documents: beam.PCollection, rule: FilterRule) -> beam.PCollection:
+    """Cleaned documents without those that a rule does not keep; no stage where it keeps all."""
+    return (
+        documents if rule.keeps_all else documents | "FilterDocuments" >> beam.ParDo(_Filter(rule))
+    )
 
 
 class _Filter(beam.DoFn):  # type: ignore[misc]
@@ -269,12 +201,11 @@ class _Filter(beam.DoFn):  # type: ignore[misc]
 
 
 class _Encode(beam.DoFn):  # type: ignore[misc]
-    def __init__(self, vocab: bytes, lower_case: bool) -> None:
-        self._vocab = vocab
-        self._lower_case = lower_case
+    def __init__(self, rule: TokensRule) -> None:
+        self._rule = rule
 
     def setup(self) -> None:
-        self._encoder = Encoder(parse_vocab(self._vocab, "vocab.txt"), self._lower_case)
+        self._encoder = Encoder(parse_vocab(self._rule.vocab, "vocab.txt"), self._rule.lower_case)
 
     def process(
         self, documents: DocumentList[SplitDocument]
@@ -311,30 +242,36 @@ def read_lists(part: Part, rule: ReadingRule) -> Iterator[DocumentList[Document]
         examples=examples,
         without_text=without_text,
     )
-    return group_documents(part, documents, malformed, rule.max_characters, examples, without_text)
+    lists = group_documents(part, documents, malformed, rule.max_characters, examples, without_text)
+    keeps_all = rule.on_bad_document == "keep"
+    return (dataclasses.replace(each, keeps_dropped=keeps_all) for each in lists)
 
 
 def write_token_part(
-    documents: DocumentList[TokenizedDocument], folder: Folder, has_signatures: bool = False
+    documents: DocumentList[TokenizedDocument], folder: Folder, rule: TokensRule
 ) -> str:
     """Writes a list's files, then the record that says they are whole; returns the record's name."""
-    name = f"{documents.part}-{documents.number:05d}"
+    began, name = time.monotonic(), f"{documents.part}-{documents.number:05d}"
     tokens, index = pack_documents(documents.documents)
     folder.write(f"{name}.tokens", tokens)
     folder.write(f"{name}.index", index)
     folder.write(f"{name}.places", pack_places(documents.documents))
-    if has_signatures:
+    if rule.has_signatures:
         folder.write(f"{name}.signatures", pack_signatures(documents.documents))
     if documents.overlaps:
         folder.write(f"{name}{OVERLAPS}", pack_overlaps(documents.overlaps))
+    if rule.rejected and documents.dropped:
+        lines = (json.dumps(hide_in(asdict(each))) + "\n" for each in documents.dropped)
+        rule.rejected.write(f"{name}.jsonl", "".join(lines).encode())
     record = f"{name}-last.json" if documents.is_last else f"{name}.json"
     folder.write(record, format_record(documents))
+    written = {"documents": len(documents.documents), "bytes": len(tokens)}
     cleaned_bytes = sum(document.cleaned_bytes for document in documents.documents)
     metrics.count(
-        {
-            **documents.counters,
-            "documents": len(documents.documents),
-            "cleaned_bytes": cleaned_bytes,
-        }
+        {**documents.counters, "documents": written["documents"], "cleaned_bytes": cleaned_bytes}
+    )
+    metrics.observe(
+        {f"{unit}_a_part": number for unit, number in written.items()}
+        | {"ms_a_part": 1000 * (time.monotonic() - began)}
     )
     return record

@@ -1,7 +1,7 @@
 """The vocabulary job: parts of the input to word counts, a Beam graph of thin shells over word_counts.
 
-    Part | ReadDocuments | CleanDocuments | sample_documents | FilterDocuments | count_and_record |
-    _AddCounts | write_bucket
+    Part | read_lists | clean_documents | sample_documents | filter_lists | count_and_record
+         | _AddCounts | write_bucket
 
 Words are counted list by list and added up by bucket; each bucket leaves one file. Counts are whole
 numbers and every file is sorted, so neither the order nor the grouping in which a runner adds
@@ -20,15 +20,14 @@ from pipeline.jobs import worker_guard
 from pipeline.jobs.broadcast import CreateElements
 from pipeline.jobs.run_beam import Outputs, pipeline_options, run_graph
 from pipeline.jobs.tokens_job import (
-    CleanDocuments,
-    FilterDocuments,
-    ReadDocuments,
     ReadingRule,
+    filter_lists,
     largest_first,
+    read_lists,
 )
 from pipeline.storage.folder import Folder
 from pipeline.text.filters import FilterRule
-from pipeline.tokens.document_lists import DocumentList
+from pipeline.tokens.document_lists import DocumentList, clean_documents
 from pipeline.tokens.token_records import finished_parts, format_record
 from pipeline.tokens.word_counts import (
     PackedCounts,
@@ -72,16 +71,19 @@ def run_vocab_job(
     """Counts the words of all parts; leaves tables and records in the folder."""
 
     def build(pipeline: beam.Pipeline) -> None:
-        _ = (
+        sampled = (
             pipeline
             | "Parts" >> CreateElements(largest_first(parts), folder)
-            | ReadDocuments(rule.reading)
-            | CleanDocuments()
-            | beam.Map(sample_documents, rule.num_bits)
-            | FilterDocuments(rule.filter)
-            | beam.FlatMap(count_and_record, rule.lower_case, folder, tuple(rule.factors))
-            | beam.CombinePerKey(_AddCounts())
-            | beam.Map(write_bucket, folder)
+            | "ReadDocuments" >> beam.FlatMap(read_lists, rule.reading)
+            | "CleanDocuments" >> beam.Map(clean_documents)
+            | "SampleDocuments" >> beam.Map(sample_documents, rule.num_bits)
+        )
+        _ = (
+            filter_lists(sampled, rule.filter)
+            | "CountWords"
+            >> beam.FlatMap(count_and_record, rule.lower_case, folder, tuple(rule.factors))
+            | "AddCounts" >> beam.CombinePerKey(_AddCounts())
+            | "WriteBucket" >> beam.Map(write_bucket, folder)
         )
 
     def count() -> int:

@@ -32,7 +32,14 @@ from pipeline.machine import num_cores, this_machine
 from pipeline.settings import OF_A_SOURCE, BuildSettings, describe_changes
 from pipeline.shards.dataset import Dataset
 from pipeline.stages.build_shards import instance_rule, make_shards
-from pipeline.stages.build_tokens import TokenStore, make_tokens, read_store, store_settings
+from pipeline.stages.build_tokens import (
+    DELIVERED,
+    TokenStore,
+    index_delivered,
+    make_tokens,
+    read_store,
+    store_settings,
+)
 from pipeline.stages.build_vocab import VOCAB, prepare_vocabulary
 from pipeline.stages.choose_documents import choice_content
 from pipeline.stages.describe import count_documents
@@ -110,11 +117,14 @@ def run_tokens(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
     )
 
 
-def run_shards(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
+def run_shards(settings: BuildSettings, beam_arguments: Sequence[str]) -> Dataset:
     """`python -m pipeline shards`: from finished tokens; the input is not looked at."""
-    began = time.perf_counter()
-    store = read_store(settings.open_tokens())
+    began, folder = time.perf_counter(), settings.open_tokens()
     where = f"{settings.output}/{VOCAB}"
+    if folder.exists(DELIVERED):
+        vocabulary = parse_vocab(settings.open_output().read(VOCAB), where)
+        index_delivered(settings, vocabulary, beam_arguments)
+    store = read_store(folder)
     vocabulary = parse_vocab(settings.open_output().read(VOCAB), where)
     if vocabulary.sha256 != store.settings["vocab_sha256"]:
         raise ValueError(
@@ -129,6 +139,7 @@ def run_shards(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
         dataset = make_shards(settings, vocabulary, store, beam_arguments)
     _print_counts(settings, store)
     _print_result(dataset, time.perf_counter() - began)
+    return dataset
 
 
 @contextlib.contextmanager

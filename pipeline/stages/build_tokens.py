@@ -46,6 +46,9 @@ from tokenizer.vocab import Vocabulary
 
 STORE = "tokens.json"
 SETTINGS = "settings.json"
+DELIVERED = "parts.json"
+"""Records of the token parts that a runner delivered to `WriteTokens`, written last."""
+REJECTED = "rejected"
 FILES_WITHOUT_TEXT = "files_without_text"
 _NUM_NAMED = 20
 _TASK_SETTINGS = ("task_files", "task_overlap", "task_words")
@@ -103,25 +106,52 @@ def make_tokens(
         ValueError: The folder holds tokens of other settings, the input is malformed, or all of it
             is dropped.
     """
-    folder = settings.open_tokens()
-    content = store_settings(settings, vocabulary.sha256)
-    _claim_folder(folder, settings.tokens_folder, content)
-    choice = choice_content(settings)
-    key = _parts_key(parts, choice)
+    folder = claim_tokens(settings, vocabulary)
+    key = _parts_key([part.key for part in parts], choice_content(settings))
+    if store := _find_store(folder, key):
+        return store
+    run_tokens_job(
+        parts, tokens_rule(settings, vocabulary), folder, settings.workers, beam_arguments
+    )
+    finished = finished_parts(folder.list(), parts)
+    records = [record for found in finished.values() for record in found]
+    return _index_parts(settings, vocabulary, parts, records, key, beam_arguments)
+
+
+def index_delivered(
+    settings: BuildSettings, vocabulary: Vocabulary, beam_arguments: Sequence[str]
+) -> TokenStore:
+    """The store of the token parts that `WriteTokens` has written; raises as `make_tokens`."""
+    folder = claim_tokens(settings, vocabulary)
+    records = json.loads(folder.read(DELIVERED))
+    require_plain(records, folder.locate(DELIVERED))
+    key = _parts_key(records, choice_content(settings))
+    return _find_store(folder, key) or _index_parts(
+        settings, vocabulary, (), records, key, beam_arguments
+    )
+
+
+def _find_store(folder: Folder, key: str) -> TokenStore | None:
+    """The store of these very parts; that of others is removed, as its index is about to be replaced."""
     if folder.exists(STORE):
         store = read_store(folder)
         if store.parts_key == key:
             _remove_other_files(folder, store)  # a kill may have come before it
             return store
-        # Its index and dropped.ids are about to be replaced: a kill must not leave it beside those
-        # of others.
         folder.remove([STORE])
-    run_tokens_job(
-        parts, tokens_rule(settings, vocabulary), folder, settings.workers, beam_arguments
-    )
-    records = [
-        record for found in finished_parts(folder.list(), parts).values() for record in found
-    ]
+    return None
+
+
+def _index_parts(
+    settings: BuildSettings,
+    vocabulary: Vocabulary,
+    parts: Sequence[Part],
+    records: Sequence[str],
+    key: str,
+    beam_arguments: Sequence[str],
+) -> TokenStore:
+    """Indexes the token parts of these records and writes tokens.json."""
+    folder, content = settings.open_tokens(), store_settings(settings, vocabulary.sha256)
     names = sorted(record_stem(record) for record in records)
     num_sources = len(settings.corpus)
     with open_index(folder, names) as index:
@@ -135,11 +165,13 @@ def make_tokens(
     examples += describe_near_duplicates(folder, names, found.near_duplicates)
     rows = [by_source.get(source, {}) for source in range(num_sources)]
     named = [url for url, _ in silent[:_NUM_NAMED]]
-    store = TokenStore(
-        content, key, tuple(names), sum_counters(by_source), totals, rows, examples, choice, named
-    )
+    counters, choice = sum_counters(by_source), choice_content(settings)
+    store = TokenStore(content, key, tuple(names), counters, totals, rows, examples, choice, named)
     folder.write(STORE, json_bytes(asdict(store)))
     _remove_other_files(folder, store)
+    rejected = settings.open_output() / REJECTED
+    stems = {f"{name}.jsonl" for name in names}
+    rejected.remove([name for name in rejected.list() if name not in stems])
     return store
 
 
@@ -219,6 +251,7 @@ def tokens_rule(settings: BuildSettings, vocabulary: Vocabulary) -> TokensRule:
         settings.has_signatures, vocabulary.to_text().encode(), settings.lower_case,
         broadcast(texts, TaskTexts, settings.open_tokens()) if texts else None,
         settings.task_overlap == "drop",
+        settings.open_output() / REJECTED if settings.on_bad_document == "keep" else None,
     )  # fmt: skip
 
 
@@ -247,27 +280,28 @@ def _refuse_empty(counters: Mapping[str, int], totals: Totals) -> None:
         )
 
 
-def _parts_key(parts: Sequence[Part], choice: Mapping[str, Any]) -> str:
-    lines = sorted(part.key for part in parts)
+def _parts_key(keys: Sequence[str], choice: Mapping[str, Any]) -> str:
+    lines = sorted(keys)
     lines += [json.dumps(choice, sort_keys=True)] if choice else []
     return hashlib.blake2b("".join(lines).encode(), digest_size=16).hexdigest()
 
 
-def _claim_folder(folder: Folder, url: str, content: Mapping[str, Any]) -> None:
+def claim_tokens(settings: BuildSettings, vocabulary: Vocabulary) -> Folder:
     """Writes settings.json, or compares it: a folder of token parts belongs to one set of settings."""
+    folder, content = settings.open_tokens(), store_settings(settings, vocabulary.sha256)
     if not folder.exists(SETTINGS):
         folder.write(SETTINGS, json_bytes(content))
-        return
-    found = json.loads(folder.read(SETTINGS))
-    if changed := describe_changes(found, content):
+    elif changed := describe_changes(json.loads(folder.read(SETTINGS)), content):
         raise ValueError(
-            f"{url} holds tokens of other settings: {changed}; give the same ones, or another folder"
+            f"{settings.tokens_folder} holds tokens of other settings: {changed}; give the same ones,"
+            " or another folder"
         )
+    return folder
 
 
 def _remove_other_files(folder: Folder, store: TokenStore) -> None:
     """Removes parts of an earlier input or cut, what finding near-duplicates took, what an interrupted task left."""
     endings = (".tokens", ".index", ".places", ".signatures", OVERLAPS, ".json", "-last.json")
-    kept = {STORE, SETTINGS, INDEX} | ({DROPPED} if store.has_dropped else set())
+    kept = {STORE, SETTINGS, INDEX, DELIVERED} | ({DROPPED} if store.has_dropped else set())
     kept |= {f"{stem}{ending}" for stem in store.part_names for ending in endings}
     folder.remove([name for name in folder.list() if name not in kept])

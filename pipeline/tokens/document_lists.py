@@ -8,7 +8,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
@@ -61,6 +61,7 @@ class DocumentList(Generic[DocumentKind]):
         source: Number of the part's source.
         without_text: URL of every range of the part that gave no text; only the last list knows.
         overlaps: Documents that hold text of task files, by their ids and places, and that text.
+        keeps_dropped: Whether `dropped` is every document that was dropped, with its whole text.
     """
 
     part: str
@@ -72,6 +73,12 @@ class DocumentList(Generic[DocumentKind]):
     source: int = 0
     without_text: tuple[str, ...] = ()
     overlaps: tuple[tuple[str, str, Overlap], ...] = ()
+    keeps_dropped: bool = False
+
+    if not TYPE_CHECKING:  # Beam checks types while it runs, and knows no generic classes
+
+        def __class_getitem__(cls, _: object) -> type:
+            return cls
 
     def replace(
         self,
@@ -83,7 +90,7 @@ class DocumentList(Generic[DocumentKind]):
         summed = dict(Counter(self.counters) + Counter(counters))
         dropped = list(self.dropped)
         for where, text in empty:
-            add_example(dropped, "empty", where, text)
+            add_example(dropped, "empty", where, text, self.keeps_dropped)
         return dataclasses.replace(
             self, documents=documents, counters=summed, dropped=tuple(dropped)
         )
@@ -153,7 +160,7 @@ def filter_documents(
             kept.append(document)
             continue
         counters[f"dropped_{reason}"] += 1
-        add_example(examples, reason, document.where, document.text[:1000])
+        add_example(examples, reason, document.where, document.text, documents.keeps_dropped)
         if len(counters) > _MAX_REASONS:
             raise ValueError(
                 f"{document.where}: {reason!r} is the filters' reason number {len(counters)}; a reason names a kind of"
@@ -181,7 +188,7 @@ def split_documents(
         )
         pieces = cut_document(sentences)
         if not pieces:
-            empty.append((document.where, document.text[:1000]))
+            empty.append((document.where, document.text))
         counters["dropped_empty"] += not pieces
         counters["documents_cut"] += len(pieces) > 1
         for piece in pieces:
@@ -242,7 +249,13 @@ def find_task_texts(
         return noted.replace(documents.documents, {"documents_listed": len(hits)})
     examples = list(documents.dropped)
     for each, overlap in hits:
-        add_example(examples, TASK_TEXT, each.where, f"{overlap.place}: {overlap.words}")
+        add_example(
+            examples,
+            TASK_TEXT,
+            each.where,
+            f"{overlap.place}: {overlap.words}",
+            documents.keeps_dropped,
+        )
     counters = Counter({f"dropped_{TASK_TEXT}": len(hits)})
     for each, _ in hits:  # what encoding them has counted is taken off
         unknown = int(np.count_nonzero(each.tokens == finder.vocab.unk_id))

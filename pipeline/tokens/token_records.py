@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pipeline.documents import EXAMPLES_PER_REASON
+from pipeline.documents import EXAMPLES_PER_REASON, DroppedDocument, add_example
 from pipeline.documents.parts import Part
 from pipeline.shards.records import json_bytes
 from pipeline.storage.folder import Folder
@@ -92,8 +92,11 @@ def _writable(url: str) -> str:
 
 def format_record(documents: DocumentList[Any]) -> bytes:
     """What is kept of a list that is done: its counters and source, examples of what was dropped, silent ranges."""
+    examples: list[DroppedDocument] = []
+    for each in documents.dropped:
+        add_example(examples, each.reason, each.where, each.text)
     told: dict[str, list[Any]] = {
-        _EXAMPLES: [hide_in(dataclasses.asdict(each)) for each in documents.dropped],
+        _EXAMPLES: [hide_in(dataclasses.asdict(each)) for each in examples],
         _WITHOUT_TEXT: list(map(_writable, documents.without_text)),
     }
     counted = dict(documents.counters) | {_SOURCE: documents.source}

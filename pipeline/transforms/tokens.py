@@ -1,0 +1,250 @@
+"""Documents of a PCollection as token parts, from which `finish_build` makes a dataset; and its instances again.
+
+    document | lists of some part_bytes | EncodeDocuments | write_token_part | finish_tokens
+
+What runs between lists and parts is the tokens job's own, so the same texts give the same root hash
+as a build from files.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.transforms.window import GlobalWindows
+
+from pipeline.documents import Document, DroppedDocument
+from pipeline.jobs.tokens_job import EncodeDocuments, write_token_part
+from pipeline.settings import BuildSettings
+from pipeline.shards.block import Block
+from pipeline.shards.dataset import Dataset, open_dataset, read_blocks
+from pipeline.stages.build import run_shards
+from pipeline.stages.build_tokens import DELIVERED, STORE, claim_tokens, tokens_rule
+from pipeline.stages.build_vocab import prepare_vocabulary
+from pipeline.storage.folder import Folder
+from pipeline.storage.secret_values import hide
+from pipeline.tokens.document_lists import DocumentList
+from pipeline.tokens.token_parts import TokenizedDocument
+from pipeline.tokens.token_records import read_records
+
+
+class WriteTokens(
+    beam.PTransform[  # type: ignore[misc]
+        beam.PCollection[str | Document], dict[str, beam.PCollection[str | DroppedDocument]]
+    ]
+):
+    """Writes documents, as text or `Document`, as token parts of a dataset that `finish_build` makes.
+
+    Yields "parts", the names of their records, and "rejected", a `DroppedDocument` for each that is
+    left out.
+    """
+
+    def __init__(self, output: str, vocab: str, **settings: Any) -> None:
+        """Keeps the settings of a build (`pipeline.settings.BuildSettings`).
+
+        Args:
+            output: Folder or URL of the dataset.
+            vocab: Its vocab.txt, or a model that has one.
+            **settings: The others; `sources` name what `Document.source` may be.
+        """
+        super().__init__()
+        self._settings = _make_settings(output, vocab, settings)
+
+    def display_data(self) -> dict[str, Any]:
+        return {"output": hide(self._settings.output), "vocab": hide(str(self._settings.vocab))}
+
+    def expand(self, documents: beam.PCollection[str | Document]) -> Any:
+        if not documents.is_bounded:
+            raise ValueError(
+                "WriteTokens: the documents never end; a dataset needs a bounded input"
+            )
+        settings = self._settings
+        vocabulary = prepare_vocabulary(settings, (), (), ())
+        folder, rule = claim_tokens(settings, vocabulary), tokens_rule(settings, vocabulary)
+        found = (
+            documents
+            | "ToDocuments" >> beam.Map(to_document).with_output_types(Document)
+            | beam.WindowInto(GlobalWindows())
+        )
+        size = settings.part_bytes
+        encoded = (
+            found
+            | beam.BatchElements(size, size, element_size_fn=_size_of)
+            | "ToLists" >> beam.FlatMap(to_lists, [source.name for source in settings.corpus])
+            | EncodeDocuments(rule)
+        )
+        number = beam.pvalue.AsSingleton(found | beam.combiners.Count.Globally())
+        parts = (
+            encoded
+            | "WriteTokenPart" >> beam.Map(write_token_part, folder, rule)
+            | beam.combiners.ToList()
+            | "FinishTokens" >> beam.FlatMap(finish_tokens, number, folder)
+        )
+        return {"parts": parts, "rejected": encoded | "Rejected" >> beam.FlatMap(list_rejected)}
+
+
+def finish_build(
+    output: str, vocab: str, *, beam_arguments: Sequence[str] = (), **settings: Any
+) -> Dataset:
+    """Makes the dataset of what `WriteTokens` has written, as `python -m pipeline shards` does.
+
+    Args:
+        output: As `WriteTokens` had it.
+        vocab: The same.
+        beam_arguments: Arguments for Beam; by default the jobs run in local worker processes.
+        **settings: As `WriteTokens` had them, and those that decide instances.
+    """
+    return run_shards(_make_settings(output, vocab, settings), beam_arguments)
+
+
+def _make_settings(output: str, vocab: str, settings: Mapping[str, Any]) -> BuildSettings:
+    """Sources need no input here: their documents come from a PCollection."""
+    sources = [replace(each, input=each.input or ["-"]) for each in settings.get("sources", ())]
+    return BuildSettings(output=output, vocab=vocab, **{**settings, "sources": sources})
+
+
+def to_document(document: str | Document) -> Document:
+    """A document, also of text alone.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    if isinstance(document, str):
+        return Document(document)
+    if not isinstance(document, Document):
+        raise ValueError(  # noqa: TRY004 - a user's fault, which runners pass on
+            f"a document is a {type(document).__name__}, expected str or pipeline.documents.Document"
+        )
+    return document
+
+
+def _size_of(document: Document) -> int:
+    return 1 + len(document.text)
+
+
+def to_lists(
+    documents: Sequence[Document], sources: Sequence[str]
+) -> Iterator[DocumentList[Document]]:
+    """Documents as a list for each source; a list is named by the hash of what it holds.
+
+    Raises:
+        ValueError: A document is of no source that the settings name.
+    """
+    by_source: dict[int, list[Document]] = {}
+    for each in documents:
+        name = each.source or sources[0]
+        if name not in sources or (not each.source and len(sources) > 1):
+            raise ValueError(
+                f"a document ({each.where or each.text[:40]!r}) is of the source {each.source!r},"
+                f" expected one of {', '.join(sources)}"
+            )
+        by_source.setdefault(sources.index(name), []).append(each)
+    for number, own in sorted(by_source.items()):
+        digest = hashlib.blake2b(str(number).encode(), digest_size=16)
+        for each in own:
+            digest.update(repr((each.text, each.where, each.is_split)).encode())
+        counters = {"documents_read": len(own)}
+        yield DocumentList(
+            digest.hexdigest(), 0, True, own, counters, source=number, keeps_dropped=True
+        )
+
+
+def list_rejected(documents: DocumentList[TokenizedDocument]) -> Iterator[DroppedDocument]:
+    """The documents of a list that are left out, with their reasons."""
+    yield from documents.dropped
+
+
+def finish_tokens(records: Sequence[str], number: int, folder: Folder) -> Iterator[str]:
+    """Writes which token parts there are; yields the names of their records.
+
+    Raises:
+        ValueError: They do not hold every document once.
+    """
+    found = sum(row["documents_read"] for row in read_records(folder, records))
+    if found != number:
+        raise ValueError(
+            f"{folder.url}: token parts of {found:,} documents were written, expected {number:,}:"
+            " the runner loses or repeats what it delivers; run again, or on another runner"
+        )
+    data = json.dumps(sorted({*records})).encode()
+    if not folder.exists(DELIVERED) or folder.read(DELIVERED) != data:
+        folder.remove([STORE])
+        folder.write(DELIVERED, data)
+    yield from sorted(records)
+
+
+class ReadInstances(
+    beam.PTransform[beam.pvalue.PBegin, beam.PCollection[dict[str, Any]]]  # type: ignore[misc]
+):
+    """The instances of a dataset, each a dict of `split`, `seq_len`, `pass_index` and the columns of docs/format.md."""
+
+    def __init__(
+        self,
+        dataset: str,
+        split: str | None = None,
+        seq_len: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Keeps what is read.
+
+        Args:
+            dataset: Its folder or URL.
+            split: train or validation; both by default.
+            seq_len: One length; all by default.
+            storage_options: Options of the filesystem.
+        """
+        super().__init__()
+        self._dataset, self._split, self._seq_len = dataset, split, seq_len
+        self._options = storage_options
+
+    def display_data(self) -> dict[str, Any]:
+        return {"dataset": hide(self._dataset)}
+
+    def expand(self, pipeline: beam.pvalue.PBegin) -> beam.PCollection[dict[str, Any]]:
+        dataset = open_dataset(self._dataset, self._options)
+        chosen = [
+            shard.name
+            for shard in dataset.all_shards
+            if self._split in (None, shard.split) and self._seq_len in (None, shard.seq_len)
+        ]
+        if not chosen:
+            dataset.num_passes(str(self._split), self._seq_len or 0)  # says what there is
+        return (
+            pipeline
+            | "Shards" >> beam.Create(chosen, reshuffle=True)
+            | "ReadShards" >> beam.FlatMap(read_instances, self._dataset, self._options)
+        )
+
+
+def read_instances(
+    name: str, url: str, options: Mapping[str, Any] | None
+) -> Iterator[dict[str, Any]]:
+    """The instances of a shard, in order; raises as `read_blocks`."""
+    dataset = _open(url, json.dumps(options))
+    [shard] = [each for each in dataset.all_shards if each.name == name]
+    place = {"split": shard.split, "seq_len": shard.seq_len, "pass_index": shard.pass_index}
+    for block in read_blocks(dataset, shard):
+        yield from (place | each for each in _rows(block))
+
+
+@cache
+def _open(url: str, options: str) -> Dataset:
+    return open_dataset(url, json.loads(options))
+
+
+def _rows(block: Block) -> Iterator[dict[str, Any]]:
+    tokens = zip(block.offsets[:-1], block.offsets[1:], strict=True)
+    masked = zip(block.masked_offsets[:-1], block.masked_offsets[1:], strict=True)
+    for row, ((start, stop), (first, last)) in enumerate(zip(tokens, masked, strict=True)):
+        yield {
+            "input_ids": block.input_ids[start:stop].tolist(),
+            "segment_a_length": int(block.segment_a_length[row]),
+            "masked_lm_positions": block.masked_lm_positions[first:last].tolist(),
+            "masked_lm_ids": block.masked_lm_ids[first:last].tolist(),
+            "is_random_next": bool(block.is_random_next[row]),
+            "document_a": int(block.document_a[row]),
+            "document_b": int(block.document_b[row]),
+        }
