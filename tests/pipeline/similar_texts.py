@@ -5,10 +5,7 @@ import random
 import numpy as np
 
 from pipeline.text.cleaning import document_id
-from pipeline.text.minhash import (
-    band_keys,
-    sign_texts,
-)
+from pipeline.text.minhash import band_keys, sign_texts
 from pipeline.tokens.grouped_rows import HEAD_BYTES
 from pipeline.tokens.near_duplicates import (
     BANDED_DTYPE,

@@ -24,11 +24,7 @@ from pipeline.text.minhash import (
 )
 from pipeline.text.sentences import split_sentences
 from pipeline.tokens.grouped_rows import NUM_GROUPS
-from pipeline.tokens.near_duplicates import (
-    find_near_duplicates,
-    keep_smallest,
-    similarity_rule,
-)
+from pipeline.tokens.near_duplicates import find_near_duplicates, keep_smallest, similarity_rule
 from pipeline.tokens.token_parts import join_id
 from tests.pipeline.similar_texts import (
     band_rows,

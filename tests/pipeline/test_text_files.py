@@ -4,12 +4,7 @@ import gzip
 
 import pytest
 
-from pipeline.documents.text_files import (
-    read_csv_rows,
-    read_json_lines,
-    read_text,
-    read_text_lines,
-)
+from pipeline.documents.text_files import read_csv_rows, read_json_lines, read_text, read_text_lines
 
 
 @pytest.fixture
