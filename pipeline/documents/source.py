@@ -12,7 +12,7 @@ LAYOUTS = {
     "sentence-lines": "plain_text:SENTENCE_LINES",
     "parquet": "parquet:PARQUET",
     "arrow": "arrow:ARROW",
-    "csv": "csv_rows:CSV",
+    "csv": "text_files:CSV",
     "warc": "warc:WARC",
     "mediawiki": "mediawiki:MEDIAWIKI",
     "cirrus": "jsonl:CIRRUS",

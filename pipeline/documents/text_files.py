@@ -11,8 +11,10 @@ from typing import Any
 
 from pipeline.documents.encoding import decode
 from pipeline.documents.files import FileRange, StorageOptions, read_blocks
+from pipeline.documents.format import Format
+from pipeline.documents.jsonl import parse_jsonl
 from pipeline.documents.lines import read_lines, read_whole
-from pipeline.documents.records import BadDocumentError, Line, too_long
+from pipeline.documents.records import BadDocumentError, Line, Record, too_long
 from pipeline.storage.folder import Folder
 
 
@@ -100,3 +102,24 @@ def decode_lines(lines: Iterable[Line], url: str) -> Iterator[tuple[int, str]]:
         except BadDocumentError as error:
             raise ValueError(f"{url}:{line.number}: {error}") from error
         yield line.number, text
+
+
+def split_csv(lines: Iterable[Line], file_range: FileRange) -> Iterator[Record]:
+    """A record a row, as a JSON object of its cells by column; rows may go over several lines."""
+    rows = split_rows(lines, file_range.url)
+    _, names = next(rows, (1, []))
+    for number, cells in rows:
+        error = None
+        if len(cells) != len(names):
+            message = f"found {len(cells)} cells, expected {len(names)}: {', '.join(names)}"
+            error = BadDocumentError("bad_row", message)
+        data = json.dumps(dict(zip(names, cells, strict=False))).encode()
+        yield Record(number, 0, data, error)
+
+
+CSV = Format(
+    lambda text, _, __, text_field: parse_jsonl(text, text_field),
+    lambda beginning: beginning.suffix == ".csv",
+    split_csv,
+    may_be_cut=False,
+)

@@ -272,40 +272,22 @@ def test_any_cut_of_blank_line_text_gives_the_same_documents(data, cuts):
     assert "".join(whole).replace("\n", "") == "".join(line for line in lines if line.strip())
 
 
+LINES_OF_FORMATS = {
+    "jsonl": ['{"text": "a"}\n', '{"text": ""}\r\n', "\n", '{"text": "é\\n"}\n', "bad\n", "[1]\n"],
+    "cirrus": ['{"index":{"_id":"1"}}\n', '{"text": "a"}\n', "\n", '{"text": "é\\n"}\r\n', "bad\n"],
+    "wikiextractor": [
+        *('<doc id="1" title="T">\n', "T\n", "\n", "body\n", "</doc>\n"),
+        '<doc id="2" title="T">\nT\nbody\n</doc>\n',
+    ],
+}
+
+
+@pytest.mark.parametrize("text_format", LINES_OF_FORMATS)
 @settings(max_examples=300, deadline=None)
-@given(
-    data=lines_of(
-        ['{"text": "a"}\n', '{"text": ""}\r\n', "\n", '{"text": "é\\n"}\n', "bad\n", "[1]\n"]
-    ),
-    cuts=cuts,
-)
-def test_any_cut_of_jsonl_gives_the_same_documents(data, cuts):
-    assert list(read_cut(data, "jsonl", cuts)) == list(read_cut(data, "jsonl", []))
-
-
-cirrus_lines = ['{"index":{"_id":"1"}}\n', '{"text": "a"}\n', "\n", '{"text": "é\\n"}\r\n', "bad\n"]
-
-
-@settings(max_examples=300, deadline=None)
-@given(data=lines_of(cirrus_lines), cuts=cuts)
-def test_any_cut_of_a_search_dump_gives_the_same_documents(data, cuts):
-    assert list(read_cut(data, "cirrus", cuts)) == list(read_cut(data, "cirrus", []))
-
-
-wiki_lines = [
-    '<doc id="1" title="T">\n',
-    "T\n",
-    "\n",
-    "body\n",
-    "</doc>\n",
-    '<doc id="2" title="T">\nT\nbody\n</doc>\n',
-]
-
-
-@settings(max_examples=400, deadline=None)
-@given(data=lines_of(wiki_lines), cuts=cuts)
-def test_any_cut_of_wikiextractor_gives_the_same_documents(data, cuts):
-    assert list(read_cut(data, "wikiextractor", cuts)) == list(read_cut(data, "wikiextractor", []))
+@given(data=st.data(), cuts=cuts)
+def test_any_cut_gives_the_same_documents(text_format, data, cuts):
+    text = data.draw(lines_of(LINES_OF_FORMATS[text_format]))
+    assert list(read_cut(text, text_format, cuts)) == list(read_cut(text, text_format, []))
 
 
 def test_real_corpora_are_the_same_in_parts_of_any_size(shared_data, tmp_path):

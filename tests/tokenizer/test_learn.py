@@ -1,8 +1,6 @@
-import random
 from collections import Counter
 from itertools import pairwise
 
-import numpy as np
 import pytest
 import zstandard
 from hypothesis import given
@@ -110,16 +108,6 @@ def test_the_fast_learner_is_the_readable_one(word_counts, vocab_size, rng):
     assert found.tokens == learn_slowly(word_counts, vocab_size)
 
 
-def test_the_fast_learner_is_the_readable_one_on_many_words():
-    rng = random.Random(7)
-    halves = ["".join(rng.choices("etaoinshr", k=rng.randint(1, 4))) for _ in range(60)]
-    word_counts = {
-        rng.choice(halves) + rng.choice(halves): int(rng.paretovariate(0.8)) for _ in range(1500)
-    }
-    found = learn_vocabulary(list(word_counts), list(word_counts.values()), 250)
-    assert found.tokens == learn_slowly(word_counts, 250)
-
-
 def test_the_layout_is_berts():
     vocab = learn_from(TEXTS, vocab_size=60, lower_case=True, num_unused=2)
     assert len(vocab) == 60
@@ -202,20 +190,3 @@ def test_as_few_tokens_a_word_as_with_the_librarys_trainer(shared_data):
     )
     assert num_ours == pytest.approx(num_peer, rel=0.005)
     assert len(set(ours.tokens) & set(peer.tokens)) > 0.98 * 8000  # the rest are ties
-
-
-@pytest.mark.processes
-def test_more_than_65_536_pieces_of_two_scripts(shared_data):
-    paths = [
-        shared_data / f"data/wiki_{name}.txt.zst"
-        for name in ("en/wiki_en_00", "en/wiki_en_01", "zh/wiki_zh_00")
-    ]
-    texts = [zstandard.decompress(path.read_bytes(), 2**26).decode().splitlines() for path in paths]
-    counts = count_words([line for lines in texts for line in lines], lower_case=False)
-    vocab = learn_vocabulary(list(counts), list(counts.values()), 70_000, alphabet_size=8000)
-    assert (len(vocab), vocab.dtype) == (70_000, np.uint32)
-    ids, _ = Encoder(vocab, lower_case=False).encode_sentences(texts[2])
-    assert vocab.unk_id not in ids
-    few = learn_vocabulary(list(counts), list(counts.values()), 70_000)
-    ids, _ = Encoder(few, lower_case=False).encode_sentences(texts[2])
-    assert 0.1 < (ids == few.unk_id).mean() < 0.2, "a thousand characters are too few for Chinese"
