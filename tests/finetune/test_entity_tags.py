@@ -15,10 +15,7 @@ from trainer.conll.tags import (
     label_names,
     write_tags,
 )
-from trainer.finetune.tokens.entities import (
-    score_entities,
-    tag_accuracy,
-)
+from trainer.finetune.tokens.entities import score_entities, tag_accuracy
 
 IOB = ["O", *(f"{prefix}-{name}" for prefix in "BI" for name in ("PER", "creative-work"))]
 BIOES = ["O", *(f"{prefix}-{name}" for prefix in "BIES" for name in ("PER", "creative-work"))]

@@ -20,7 +20,7 @@ from tests.finetune.tiny_model import NO_DROPOUT, write_fine_tuned, write_pretra
 from tests.loaded_python import Program, run_python
 from tests.trainer.two_ranks import run_ranks
 from trainer.finetune.batches import Recipe, iterate_steps
-from trainer.finetune.prepare import prepare_data, start_model
+from trainer.finetune.prepare import begin_model, prepare_data
 from trainer.finetune.run import finetune_on
 from trainer.finetune.settings import FinetuneSettings
 from trainer.finetune.training import train_task
@@ -41,21 +41,11 @@ NUMBERS = "".join(
 
 
 def settings_of(folder, output, **changes):
-    base = FinetuneSettings(
-        task="sst2",
-        model=str(folder / "model"),
-        train=[str(folder / "train.tsv")],
-        validation=[str(folder / "dev.tsv")],
-        test=[str(folder / "test.tsv")],
-        output=str(output),
-        seq_len=16,
-        search_global_batch=[8, 16],
-        search_peak_lr=[5e-3],
-        search_epochs=[3],
-        search_seeds=[0, 1],
-        micro_tokens=64,
-    )
-    return replace(base, **changes)
+    files = {"train": "train.tsv", "validation": "dev.tsv", "test": "test.tsv"}
+    given = {name: [str(folder / file)] for name, file in files.items()}
+    given |= {"model": str(folder / "model"), "output": str(output), "seq_len": 16}
+    given |= {"search_global_batch": [8, 16], "search_peak_lr": [5e-3], "search_seeds": [0, 1]}
+    return FinetuneSettings(**{"task": "sst2", "micro_tokens": 64, **given, **changes})
 
 
 def main(folder, output):
@@ -75,50 +65,32 @@ def alone(ranks, folder, output, faults):
     """What needs no second rank."""
     finetune_on(ranks, settings_of(folder, output / "again"))
     resume(ranks, folder, output)
-    finetune_on(
-        ranks,
-        settings_of(folder, output / "longer", search_seeds=[0, 1, 5], search_global_batch=[8]),
-    )
-    shutil.copytree(output / "grid", output / "grown")
-    finetune_on(
-        ranks,
-        settings_of(folder, output / "grown", search_seeds=[0, 1, 5], search_global_batch=[8]),
-    )
-    shutil.copytree(output / "grid", output / "changed")
-    faults["changed"] = fault_of(
-        ranks, settings_of(folder, output / "changed", seq_len=12, warmup_fraction=0.2)
-    )
+    for name in ("grown", "changed"):
+        shutil.copytree(output / "grid", output / name)
+    for name in ("longer", "grown"):
+        grid = {"search_seeds": [0, 1, 5], "search_global_batch": [8]}
+        finetune_on(ranks, settings_of(folder, output / name, **grid))
+    changed = {"seq_len": 12, "warmup_fraction": 0.2}
+    faults["changed"] = fault_of(ranks, settings_of(folder, output / "changed", **changed))
     (output / "foreign").mkdir()
     (output / "foreign" / "thesis.txt").write_text("mine")
     faults["foreign"] = fault_of(ranks, settings_of(folder, output / "foreign"))
     faults["positions"] = fault_of(ranks, settings_of(folder, output / "new", seq_len=41))
     once = {"search_global_batch": [4], "test": [], "search_epochs": [8], "search_seeds": [0]}
     swag, numbers = str(folder / "swag.csv"), str(folder / "numbers.jsonl")
-    finetune_on(
-        ranks,
-        settings_of(folder, output / "swag", task="swag", train=[swag], validation=[swag], **once),
-    )
+    choice = {"task": "swag", "train": [swag], "validation": [swag], **once}
+    finetune_on(ranks, settings_of(folder, output / "swag", **choice))
     columns = replace(settings_of(folder, "").columns, text="a", text_b="b", label="score")
-    regression = {
-        "task": "regression",
-        "columns": columns,
-        "train": [numbers],
-        "validation": [numbers],
-        **once,
-    }
-    finetune_on(ranks, settings_of(folder, output / "numbers", **regression))
-    head = {
-        "model": str(output / "grid" / "best"),
-        "search_seeds": [0],
-        "search_global_batch": [16],
-    }
+    regression = {"task": "regression", "train": [numbers], "validation": [numbers], **once}
+    finetune_on(ranks, settings_of(folder, output / "numbers", columns=columns, **regression))
+    best = str(output / "grid" / "best")
+    head = {"model": best, "search_seeds": [0], "search_global_batch": [16]}
     finetune_on(ranks, settings_of(folder, output / "goes-on", **head))
     other = settings_of(folder, output / "other", **{**head, "model": str(folder / "three-labels")})
     faults["other"] = fault_of(ranks, other)
     finetune_on(ranks, replace(other, replace_head=True))
-    (output / "losses.json").write_text(
-        json.dumps(losses_of(ranks, settings_of(folder, ""), LOSSES))
-    )
+    losses = losses_of(ranks, settings_of(folder, ""), LOSSES)
+    (output / "losses.json").write_text(json.dumps(losses))
 
 
 def resume(ranks, folder, output):
@@ -147,9 +119,7 @@ def fault_of(ranks, settings):
 def losses_of(ranks, settings, recipe):
     """Of every step of one fine-tuning."""
     prepared = prepare_data(settings)
-    model = start_model(
-        prepared.opened, prepared.config, prepared.head, recipe.seed, keeps_head=False
-    )
+    model = begin_model(prepared, recipe.seed)
     losses = []
     train_task(model, prepared.train_items, recipe, settings, ranks, losses.append)
     return losses
@@ -254,6 +224,9 @@ def test_predict_writes_what_finetune_wrote(output, folder, tmp_path):
     assert [row.split("\t")[0] for row in rows[1:]] == list(map(str, range(20)))
 
 
+FEATURES = ["--task", "ner-features"]
+
+
 @pytest.mark.parametrize(
     ("model", "flags", "message"),
     [
@@ -261,45 +234,41 @@ def test_predict_writes_what_finetune_wrote(output, folder, tmp_path):
         (
             "three-labels",
             ["--task", "regression"],
-            "has a head for classification with 3 labels: x, y, z, this task",
+            "classification with 3 labels: x, y, z, this task",
         ),
         ("model", ["--task", "sst2"], "has no head for a task; fine-tune it first"),
         ("three-labels", ["--task", "sst2", "--seq_len", "41"], "reads 40 tokens at most"),
-        (
-            "three-labels",
-            ["--task", "ner-features", "--tokens.feature_layers", "-1"],
-            "predicts within finetune alone",
-        ),
+        ("three-labels", [*FEATURES, "--tokens.feature_layers", "-1"], "within finetune alone"),
     ],
 )
 def test_models_that_cannot_predict_are_refused(folder, tmp_path, model, flags, message):
-    command = [
-        "-m",
-        "trainer",
-        "predict",
+    files = [
         "--model",
         folder / model,
         "--input",
         folder / "test.tsv",
+        "--output",
+        tmp_path / "out",
     ]
-    done = run_python([*command, "--output", tmp_path / "out", *flags])
+    done = run_python(["-m", "trainer", "predict", *files, *flags])
     assert done.returncode == 2
     assert message in done.stderr
     assert not (tmp_path / "out").exists()
 
 
-# Waits for ever in the first step of the second run.
+# Every rank waits for ever within the first step of the second run.
 WAITING = """
 import sys, time
+from pathlib import Path
 from trainer.cli import main
 from trainer.finetune import run
 train_run, names = run.train_run, []
 def train_or_wait(recipe, prepared, ranks, tell_step):
     def tell_or_wait():
         tell_step()
-        if len(names) == 2:
-            print("waits", flush=True)
-            time.sleep(10_000)
+        Path(f"run-{len(names)}").touch()
+        while len(names) == 2:
+            time.sleep(0.05)
     names.append(recipe.name)
     return train_run(recipe, prepared, ranks, tell_or_wait)
 run.train_run = train_or_wait
@@ -316,8 +285,8 @@ def test_a_killed_command_goes_on_and_gives_the_same_results(folder, output):
     arguments = ["-m", "trainer", "finetune", *(each for pair in paths.items() for each in pair)]
     arguments += ["--seq_len", "16", "--search_global_batch", "8", "16", "--search_peak_lr", "5e-3"]
     arguments += ["--search_epochs", "3", "--search_seeds", "0", "1", "--micro_tokens", "64"]
-    with Program(["-c", WAITING, *arguments[2:]]) as first:
-        while "waits\n" not in first.said():
+    with Program(["-c", WAITING, *arguments[2:]], cwd=folder) as first:
+        while not (folder / "run-2").exists():
             assert first.poll() is None, "it ended before its first run was finished"
             time.sleep(0.05)
     assert len(list(target.glob("runs/*.json"))) == 1
@@ -381,9 +350,7 @@ def test_two_ranks_give_what_one_gives(folder, output):
 def test_losses_are_those_of_a_loop_over_transformers(folder, output):
     settings = settings_of(folder, "")
     prepared = prepare_data(settings)
-    ours = start_model(
-        prepared.opened, prepared.config, prepared.head, LOSSES.seed, keeps_head=False
-    )
+    ours = begin_model(prepared, LOSSES.seed)
     theirs = transformers.BertForSequenceClassification.from_pretrained(
         folder / "model", num_labels=2
     ).train()

@@ -15,54 +15,26 @@ ROOT = Path(__file__).parents[2]
 CONFIGS, DOCS = ROOT / "configs/finetune", ROOT / "docs"
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_configs_can_be_run(path):
-    arguments = [
-        "--config",
-        str(path),
-        "--model",
-        "m",
-        "--train",
-        "t",
-        "--validation",
-        "v",
-        "--output",
-        "o",
-    ]
-    arguments += ["--task", "cola"] if path.stem == "glue" else []
-    settings = parse_settings("finetune", COMMANDS["finetune"], arguments)
+NEEDED = ["--model", "m", "--train", "t", "--validation", "v", "--output", "o"]
+
+
+def read(name, *arguments):
+    given = ["--config", str(CONFIGS / f"{name}.yaml"), *NEEDED, *arguments]
+    return parse_settings("finetune", COMMANDS["finetune"], given)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("*.yaml")))
+def test_configs_can_be_run(name):
+    settings = read(name, *(["--task", "cola"] if name == "glue" else []))
     check_settings(settings)
     assert open_task(settings).main_metric
 
 
 def test_questions_and_entities_have_the_papers_settings():
-    def read(name, *arguments):
-        required = ["--model", "m", "--train", "t", "--validation", "v", "--output", "o"]
-        return parse_settings(
-            "finetune",
-            COMMANDS["finetune"],
-            ["--config", str(CONFIGS / f"{name}.yaml"), *required, *arguments],
-        )
-
-    assert (
-        read("squad").seq_len,
-        read("squad").search_global_batch,
-        read("squad").search_epochs,
-    ) == (
-        384,
-        [32],
-        [3],
-    )
-    assert (
-        read("squad2").task,
-        read("squad2").search_global_batch,
-        read("squad2").search_epochs,
-    ) == (
-        "squad2",
-        [48],
-        [2],
-    )
-    assert read("squad2", "--squad.null_threshold", "-1.5").squad.null_threshold == -1.5
+    squad, squad2 = read("squad"), read("squad2", "--squad.null_threshold", "-1.5")
+    assert (squad.seq_len, squad.search_global_batch, squad.search_epochs) == (384, [32], [3])
+    assert (squad2.task, squad2.search_global_batch, squad2.search_epochs) == ("squad2", [48], [2])
+    assert squad2.squad.null_threshold == -1.5
     assert read("ner", "--tokens.tag_column", "2").tokens.tag_column == 2
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.finetune.test_finetune import results_of
+from tests.finetune.test_finetune import WAITING, results_of
 from tests.finetune.tiny_data import write_sst2
 from tests.finetune.tiny_model import write_pretrained
 from tests.loaded_python import run_python
@@ -37,28 +37,8 @@ def run_alone(command, folder, environment):
 
 def finetune(launcher, folder, output, *flags, program="trainer", start=run_as_typed, **variables):
     """`LAUNCHER trainer finetune ...` in a folder with train.tsv, dev.tsv, test.tsv and model/."""
-    files = [
-        "--model",
-        "model",
-        "--train",
-        "train.tsv",
-        "--validation",
-        "dev.tsv",
-        "--test",
-        "test.tsv",
-    ]
-    command = [
-        *launcher,
-        program,
-        "finetune",
-        "--task",
-        "sst2",
-        *files,
-        "--output",
-        output,
-        *FLAGS.split(),
-        *flags,
-    ]
+    files = "--task sst2 --model model --train train.tsv --validation dev.tsv --test test.tsv"
+    given = [*files.split(), "--output", output, *FLAGS.split(), *flags]
     environment = {
         **os.environ,
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
@@ -67,7 +47,7 @@ def finetune(launcher, folder, output, *flags, program="trainer", start=run_as_t
         "CUDA_VISIBLE_DEVICES": "",
         **variables,
     }
-    return start(command, folder, environment)
+    return start([*launcher, program, "finetune", *given], folder, environment)
 
 
 @pytest.fixture
@@ -78,10 +58,8 @@ def deepspeed():
 def test_two_ranks_of_the_deepspeed_launcher_give_what_one_process_gives(tmp_path, deepspeed):
     write_sst2(tmp_path)
     write_pretrained(tmp_path / "model")
-    for launcher, output, start in (
-        (ALONE, "alone", run_alone),
-        (deepspeed, "together", run_as_typed),
-    ):
+    ways = ((ALONE, "alone", run_alone), (deepspeed, "together", run_as_typed))
+    for launcher, output, start in ways:
         ran = finetune(launcher, tmp_path, output, start=start)
         assert ran.returncode == 0, ran.stderr
         assert (
@@ -102,26 +80,6 @@ def test_two_ranks_of_the_deepspeed_launcher_give_what_one_process_gives(tmp_pat
     assert together["best"]["metrics"]["dev"]["accuracy"] == 1.0
 
 
-# Every rank waits for ever within the first step of the second run.
-WAITING = """
-import sys, time
-from pathlib import Path
-from trainer.cli import main
-from trainer.finetune import run
-train_run, names = run.train_run, []
-def train_or_wait(recipe, prepared, ranks, tell_step):
-    def tell_or_wait():
-        tell_step()
-        Path(f"run-{len(names)}").touch()
-        while len(names) == 2:
-            time.sleep(0.05)
-    names.append(recipe.name)
-    return train_run(recipe, prepared, ranks, tell_or_wait)
-run.train_run = train_or_wait
-sys.exit(main(sys.argv[1:]))
-"""
-
-
 @pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "deepspeed"])
 def test_ctrl_c_keeps_finished_runs(tmp_path, deepspeed, is_alone):
     write_sst2(tmp_path)
@@ -132,14 +90,8 @@ def test_ctrl_c_keeps_finished_runs(tmp_path, deepspeed, is_alone):
 
     def start(command, folder, environment):
         with log.open("wb") as said:
-            return subprocess.Popen(
-                command,
-                cwd=folder,
-                env=environment,
-                stdout=said,
-                stderr=said,
-                start_new_session=True,
-            )
+            place = {"cwd": folder, "env": environment, "start_new_session": True}
+            return subprocess.Popen(command, stdout=said, stderr=said, **place)
 
     process = finetune(launcher, tmp_path, "out", program="waiting.py", start=start)
     wait_until(lambda: (tmp_path / "run-2").exists() or process.poll() is not None, log)
@@ -176,14 +128,9 @@ def test_a_bad_file_is_named_once_under_the_launcher(tmp_path, deepspeed):
 def test_a_port_that_another_job_has_is_named(tmp_path):
     with socket.create_server(("", 0)) as other_job:
         port = str(other_job.getsockname()[1])
-        place = {
-            "RANK": "0",
-            "LOCAL_RANK": "0",
-            "WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
-        }
-        ran = finetune(ALONE, tmp_path, "none", start=run_alone, **place)
+        rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        ran = finetune(ALONE, tmp_path, "none", start=run_alone, **rank, **place)
     assert ran.returncode == 2
     assert f"error: port {port}, where the ranks were to meet, is in use" in ran.stderr
     assert "deepspeed --master_port 29501" in ran.stderr

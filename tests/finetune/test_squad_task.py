@@ -12,42 +12,34 @@ from trainer.finetune.text import TextEncoder
 
 
 def _open(task="squad", seq_len=384, **squad):
-    return open_squad(
-        FinetuneSettings(
-            task=task,
-            model="m",
-            train=["t"],
-            validation=["v"],
-            output="o",
-            seq_len=seq_len,
-            squad=SquadSettings(**squad),
-        )
-    )
+    names = {"model": "m", "train": ["t"], "validation": ["v"], "output": "o"}
+    chosen = SquadSettings(**squad)
+    return open_squad(FinetuneSettings(task=task, seq_len=seq_len, squad=chosen, **names))
 
 
 def _write(path, questions, context="Rollo (the Norse leader) met Café Society."):
-    qas = [
-        {
-            "id": f"q{number}",
-            "question": text,
-            "answers": [
-                {"text": answer, "answer_start": context.index(answer)} for answer in answers
-            ],
-            "is_impossible": not answers,
-        }
-        for number, (text, answers) in enumerate(questions)
-    ]
-    path.write_text(
-        json.dumps({"data": [{"title": "T", "paragraphs": [{"context": context, "qas": qas}]}]})
-    )
+    qas = []
+    for number, (text, answers) in enumerate(questions):
+        found = [{"text": each, "answer_start": context.index(each)} for each in answers]
+        entry = {"id": f"q{number}", "question": text, "answers": found}
+        qas.append(entry | {"is_impossible": not answers})
+    paragraphs = [{"context": context, "qas": qas}]
+    path.write_text(json.dumps({"data": [{"title": "T", "paragraphs": paragraphs}]}))
     return str(path)
 
 
 @pytest.fixture(scope="module")
 def vocab(shared_data):
-    return parse_vocab(
-        (shared_data / "data/bert_vocab/bert-base-uncased-vocab.txt").read_bytes(), "vocab.txt"
-    )
+    path = shared_data / "data/bert_vocab/bert-base-uncased-vocab.txt"
+    return parse_vocab(path.read_bytes(), "vocab.txt")
+
+
+def _encode(task, path, vocab, split, seq_len=384):
+    """Questions, their items, and what a model that knows the labels would say."""
+    questions = task.read(path, split).examples
+    encoded = task.encode(questions, (), TextEncoder(vocab, True, seq_len), split)
+    outputs = [] if split == "test" else [_logits_of_labels(item) for item in encoded.items]
+    return questions, encoded, outputs
 
 
 def _logits_of_labels(item, sure=9.0):
@@ -57,51 +49,41 @@ def _logits_of_labels(item, sure=9.0):
     return logits
 
 
+SHORT = {"seq_len": 13, "max_query_pieces": 2, "stride": 4}
+
+
 def test_windows_of_a_question_as_the_reference_cuts_them(vocab, tmp_path):
     path = _write(tmp_path / "f.json", [("Who met whom?", ["Norse leader"])])
-    task = _open(seq_len=13, max_query_pieces=2, stride=4)
-    (question,) = task.read(path, "train").examples
-    encoded = task.encode([question], (), TextEncoder(vocab, True, 13), "train")
-    tokens = [
-        " ".join(vocab.tokens[n] for n in item.sequences[0].input_ids) for item in encoded.items
-    ]
-    assert tokens == [
+    _, (items, counts), _ = _encode(_open(**SHORT), path, vocab, "train", 13)
+    assert [" ".join(vocab.tokens[n] for n in item.sequences[0].input_ids) for item in items] == [
         "[CLS] who met [SEP] roll ##o ( the norse leader ) met [SEP]",
         "[CLS] who met [SEP] norse leader ) met cafe society . [SEP]",
     ]
-    assert [item.labels.tolist() for item in encoded.items] == [[8, 9], [4, 5]]
-    assert [item.sequences[0].segment_a_length for item in encoded.items] == [4, 4]
-    assert [item.may_start.tolist() for item in encoded.items] == [
-        [True] * 6 + [False] * 2,
-        [False] * 2 + [True] * 5,
+    assert [item.labels.tolist() for item in items] == [[8, 9], [4, 5]]
+    assert [item.sequences[0].segment_a_length for item in items] == [4, 4]
+    may_start = [[True] * 6 + [False] * 2, [False] * 2 + [True] * 5]
+    assert [item.may_start.tolist() for item in items] == may_start
+    assert [name for name, count in counts.items() if count] == [
+        "questions_cut",
+        "questions_in_windows",
     ]
-    assert encoded.counts == {
-        "questions_cut": 1,
-        "questions_in_windows": 1,
-        "questions_without_answer": 0,
-        "contexts_without_pieces": 0,
-    }
 
 
 def test_an_answer_that_a_window_has_only_half_of_is_none_there(vocab, tmp_path):
     path = _write(tmp_path / "f.json", [("Who?", ["met Café Society"])])
-    task = _open(seq_len=13, max_query_pieces=2, stride=4)
-    encoded = task.encode(
-        task.read(path, "train").examples, (), TextEncoder(vocab, True, 13), "train"
-    )
+    task = _open(**SHORT)
+    questions, encoded, outputs = _encode(task, path, vocab, "train", 13)
     assert [item.labels.tolist() for item in encoded.items] == [[0, 0], [7, 9]]
+    (prediction,) = task.decode(questions, encoded.items, outputs, ())
+    assert prediction.text == "met Café Society"
 
 
 def test_predictions_are_the_text_as_it_was_written(vocab, tmp_path):
-    path = _write(
-        tmp_path / "f.json", [("Where?", ["Café Society"]), ("Who?", ["Rollo", "Norse leader"])]
-    )
+    answers = [("Where?", ["Café Society"]), ("Who?", ["Rollo", "Norse leader"])]
+    path = _write(tmp_path / "f.json", answers)
     task = _open()
-    questions = task.read(path, "validation").examples
-    encoded = task.encode(questions, (), TextEncoder(vocab, True, 384), "validation")
-    predictions = task.decode(
-        questions, encoded.items, [_logits_of_labels(item) for item in encoded.items], ()
-    )
+    questions, encoded, outputs = _encode(task, path, vocab, "validation")
+    predictions = task.decode(questions, encoded.items, outputs, ())
     metrics = task.score(questions, predictions)
     assert metrics == {"exact": 100.0, "f1": 100.0}
     files = task.prediction_files(path, questions, predictions, metrics)
@@ -124,25 +106,18 @@ def test_predictions_are_the_text_as_it_was_written(vocab, tmp_path):
 def test_no_answer_is_given_where_its_score_is_above_the_tuned_threshold(vocab, tmp_path):
     path = _write(tmp_path / "f.json", [("Who?", ["Rollo"]), ("Why?", []), ("Whom?", ["Society"])])
     task = _open("squad2")
-    questions = task.read(path, "validation").examples
-    encoded = task.encode(questions, (), TextEncoder(vocab, True, 384), "validation")
-    outputs = [_logits_of_labels(item) for item in encoded.items]
+    questions, encoded, outputs = _encode(task, path, vocab, "validation")
     outputs[1][:] = 0
     outputs[1][0] = 2.0  # no answer: above the best answer by 4
     outputs[2][0] = 10.0  # above the right answer by 2
     predictions = task.decode(questions, encoded.items, outputs, ())
     metrics = task.score(questions, predictions)
-    assert metrics == {
-        "exact": 100.0,
-        "f1": 100.0,
-        "HasAns_exact": 100.0,
-        "HasAns_f1": 100.0,
-        "NoAns_exact": 100.0,
-        "NoAns_f1": 100.0,
+    kinds = [
+        f"{kind}{name}" for kind in ("", "HasAns_", "NoAns_", "best_") for name in ("exact", "f1")
+    ]
+    assert metrics == dict.fromkeys(kinds, 100.0) | {
         "null_threshold": 3.0,  # between 2 and 4
-        "best_exact": 100.0,
         "best_exact_thresh": 2.0,
-        "best_f1": 100.0,
         "best_f1_thresh": 2.0,
     }
     files = task.prediction_files(path, questions, predictions, metrics)
@@ -158,34 +133,10 @@ def test_no_answer_is_given_where_its_score_is_above_the_tuned_threshold(vocab, 
     )
 
 
-def test_the_best_answer_may_be_in_any_window(vocab, tmp_path):
-    path = _write(tmp_path / "f.json", [("Who?", ["Society"])])
-    task = _open(seq_len=13, max_query_pieces=2, stride=4)
-    questions = task.read(path, "validation").examples
-    encoded = task.encode(questions, (), TextEncoder(vocab, True, 13), "validation")
-    assert len(encoded.items) == 2
-    (prediction,) = task.decode(
-        questions, encoded.items, [_logits_of_labels(item) for item in encoded.items], ()
-    )
-    assert prediction.text == "Society"
-
-
 def test_a_test_file_needs_no_answers(vocab, tmp_path):
-    text = json.dumps(
-        {
-            "data": [
-                {
-                    "paragraphs": [
-                        {"context": "Rollo met.", "qas": [{"id": "a", "question": "Who?"}]}
-                    ]
-                }
-            ]
-        }
-    )
-    (tmp_path / "test.json").write_text(text)
-    task = _open()
-    questions = task.read(str(tmp_path / "test.json"), "test").examples
-    encoded = task.encode(questions, (), TextEncoder(vocab, True, 384), "test")
+    paragraph = {"context": "Rollo met.", "qas": [{"id": "a", "question": "Who?"}]}
+    (tmp_path / "test.json").write_text(json.dumps({"data": [{"paragraphs": [paragraph]}]}))
+    _, encoded, _ = _encode(_open(), str(tmp_path / "test.json"), vocab, "test")
     assert encoded.items[0].labels.tolist() == []
 
 
@@ -211,8 +162,7 @@ def test_bad_questions_stop(tmp_path, question, context, start, says):
 def test_a_context_without_pieces_has_no_answer(vocab, tmp_path):
     path = _write(tmp_path / "f.json", [("Which?", ["\u200b"])], "\u200b")
     task = _open()
-    questions = task.read(path, "validation").examples
-    encoded = task.encode(questions, (), TextEncoder(vocab, True, 384), "validation")
+    questions, encoded, _ = _encode(task, path, vocab, "validation")
     assert (encoded.items, encoded.counts["contexts_without_pieces"]) == ([], 1)
     (prediction,) = task.decode(questions, [], [], ())
     assert prediction.text == ""
@@ -223,9 +173,7 @@ def test_a_context_without_pieces_has_no_answer(vocab, tmp_path):
 def test_a_model_of_others_answers_where_an_answer_is_likelier_than_none(vocab, tmp_path):
     path = _write(tmp_path / "f.json", [("Who?", ["Rollo"])])
     task = _open("squad2")
-    questions = task.read(path, "validation").examples
-    encoded = task.encode(questions, (), TextEncoder(vocab, True, 384), "validation")
-    outputs = [_logits_of_labels(item) for item in encoded.items]
+    questions, encoded, outputs = _encode(task, path, vocab, "validation")
     predictions = task.decode(questions, encoded.items, outputs, ())
     files = task.prediction_files(path, questions, predictions, {})
     assert json.loads(files["predictions.json"]) == {"q0": "Rollo"}

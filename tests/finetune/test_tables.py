@@ -65,11 +65,7 @@ def test_lines_of_a_csv_are_counted_through_quoted_line_ends(tmp_path):
         ("t.jsonl", "[1]\n", r"t\.jsonl:1: found a JSON list, expected an object"),
         ("t.jsonl", '{"text": "a"}\n', r"t\.jsonl:1: no column label; the columns are text"),
         ("t.jsonl", '{"text": null, "label": 1}\n', r"t\.jsonl:1: text is no text and no number"),
-        (
-            "t.jsonl",
-            '{"text": ["a"], "label": 1}\n',
-            r"t\.jsonl:1: text is no text and no number",
-        ),
+        ("t.jsonl", '{"text": ["a"], "label": 1}\n', r"t\.jsonl:1: text is no text and no number"),
         ("t.tsv", "text\tlabel\n", r"t\.tsv: has no rows"),
     ],
 )

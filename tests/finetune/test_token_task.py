@@ -4,44 +4,20 @@ import numpy as np
 import pytest
 
 from tokenizer.vocab import parse_vocab
-from trainer.finetune.settings import FinetuneSettings, TokenSettings
+from trainer.finetune.settings import FinetuneSettings
 from trainer.finetune.text import TextEncoder
 from trainer.finetune.tokens.task import open_ner
 from trainer.model.task_heads import IGNORED
 
-VOCAB = parse_vocab(
-    "\n".join(
-        [
-            "[PAD]",
-            "[UNK]",
-            "[CLS]",
-            "[SEP]",
-            "[MASK]",
-            "in",
-            "rome",
-            "new",
-            "york",
-            "##er",
-            ".",
-            "-",
-        ]
-    ).encode(),
-    "vocab.txt",
-)
+TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "in", "rome", "new", "york", "##er", ".", "-"]
+VOCAB = parse_vocab("\n".join(TOKENS).encode(), "vocab.txt")
+LABELS = ("O", "B-LOC", "I-LOC")
 TEXT = "New B-LOC\nYorker-. I-LOC\n\u200b O\n\nRome B-LOC\n. O\n"
 
 
-def _open(**tokens):
-    return open_ner(
-        FinetuneSettings(
-            task="ner",
-            model="m",
-            train=["t"],
-            validation=["v"],
-            output="o",
-            tokens=TokenSettings(**tokens),
-        )
-    )
+def _open():
+    names = {"model": "m", "train": ["t"], "validation": ["v"], "output": "o"}
+    return open_ner(FinetuneSettings(task="ner", **names))
 
 
 def _read(task, folder, text, split="train"):
@@ -58,41 +34,29 @@ def _logits_of_labels(item, num_labels):
     return logits
 
 
+def _predict(task, folder, text, seq_len, split="train"):
+    """Sentences, their items with counts, and predictions of a model that knows the labels."""
+    sentences = _read(task, folder, text, split)
+    labels = task.find_labels(sentences)
+    encoded = task.encode(sentences, labels, TextEncoder(VOCAB, True, seq_len), split)
+    outputs = [_logits_of_labels(each, len(labels)) for each in encoded.items]
+    return sentences, encoded, task.decode(sentences, encoded.items, outputs, labels)
+
+
 def test_only_first_pieces_have_labels(tmp_path):
     task = _open()
-    sentences = _read(task, tmp_path, TEXT)
-    labels = task.find_labels(sentences)
-    assert labels == ("O", "B-LOC", "I-LOC")
-    encoded = task.encode(sentences, labels, TextEncoder(VOCAB, True, 16), "train")
-    tokens = [
-        " ".join(VOCAB.tokens[n] for n in item.sequences[0].input_ids) for item in encoded.items
-    ]
+    assert task.find_labels(_read(task, tmp_path, TEXT)) == LABELS
+    _, (items, counts), _ = _predict(task, tmp_path, TEXT, 16)
+    tokens = [" ".join(VOCAB.tokens[n] for n in item.sequences[0].input_ids) for item in items]
     assert tokens == ["[CLS] new york ##er - . [UNK] [SEP]", "[CLS] rome . [SEP]"]
-    assert encoded.items[0].labels.tolist() == [
-        IGNORED,
-        1,
-        2,
-        IGNORED,
-        IGNORED,
-        IGNORED,
-        0,
-        IGNORED,
-    ]
-    assert encoded.counts == {
-        "words": 5,
-        "words_without_pieces": 1,
-        "sentences_in_windows": 0,
-    }
+    none = IGNORED
+    assert items[0].labels.tolist() == [none, 1, 2, none, none, none, 0, none]
+    assert counts == {"words": 5, "words_without_pieces": 1, "sentences_in_windows": 0}
 
 
 def test_predictions_come_back_as_the_same_lines(tmp_path):
     task = _open()
-    sentences = _read(task, tmp_path, TEXT)
-    labels = task.find_labels(sentences)
-    encoded = task.encode(sentences, labels, TextEncoder(VOCAB, True, 16), "validation")
-    predictions = task.decode(
-        sentences, encoded.items, [_logits_of_labels(each, 3) for each in encoded.items], labels
-    )
+    sentences, _, predictions = _predict(task, tmp_path, TEXT, 16, "validation")
     assert predictions == [("B-LOC", "I-LOC", "O"), ("B-LOC", "O")]
     metrics = task.score(sentences, [predictions[0], ("O", "O")])
     assert metrics == {
@@ -111,49 +75,35 @@ def test_predictions_come_back_as_the_same_lines(tmp_path):
 
 
 def test_a_long_sentence_is_read_in_windows_and_predicted_once(tmp_path):
-    task = _open()
     words = ["New B-LOC", "York I-LOC", "in O", "Rome B-LOC"] * 5 + ["Yorker" * 20 + " O"]
-    sentences = _read(task, tmp_path, "\n".join(words))
-    labels = task.find_labels(sentences)
-    encoded = task.encode(sentences, labels, TextEncoder(VOCAB, True, 10), "train")
-    assert len(encoded.items) > 2
-    assert encoded.counts["sentences_in_windows"] == 1
-    assert sum(int((item.labels != IGNORED).sum()) for item in encoded.items) == 21
-    assert max(len(item.sequences[0].input_ids) for item in encoded.items) <= 10
-    predictions = task.decode(
-        sentences, encoded.items, [_logits_of_labels(each, 3) for each in encoded.items], labels
-    )
+    sentences, (items, counts), predictions = _predict(_open(), tmp_path, "\n".join(words), 10)
+    assert len(items) > 2
+    assert counts["sentences_in_windows"] == 1
+    assert sum(int((item.labels != IGNORED).sum()) for item in items) == 21
+    assert max(len(item.sequences[0].input_ids) for item in items) <= 10
     assert predictions == [sentences[0].tags]
 
 
 def test_a_word_longer_than_the_model_reads_is_predicted_once(tmp_path):
-    task = _open()
-    sentences = _read(task, tmp_path, "Rome B-LOC\n.-.-.-.-.-.-.- O\nRome O\n")
-    labels = task.find_labels(sentences)
-    encoded = task.encode(sentences, labels, TextEncoder(VOCAB, True, 8), "train")
-    outputs = [_logits_of_labels(each, 3) for each in encoded.items]
-    assert task.decode(sentences, encoded.items, outputs, labels) == [("B-LOC", "O", "O")]
+    text = "Rome B-LOC\n.-.-.-.-.-.-.- O\nRome O\n"
+    assert _predict(_open(), tmp_path, text, 8)[2] == [("B-LOC", "O", "O")]
 
 
 def test_test_files_need_no_tags(tmp_path):
     task = _open()
     sentences = _read(task, tmp_path, "Rome\n.\n", "test")
-    encoded = task.encode(sentences, ("O", "B-LOC", "I-LOC"), TextEncoder(VOCAB, True, 8), "test")
+    encoded = task.encode(sentences, LABELS, TextEncoder(VOCAB, True, 8), "test")
     assert encoded.items[0].labels.tolist() == []
     logits = np.array([[9, 0, 0], [0, 1, 0], [0, 0, 1], [9, 0, 0]], np.float32)
-    predictions = task.decode(sentences, encoded.items, [logits], ("O", "B-LOC", "I-LOC"))
+    predictions = task.decode(sentences, encoded.items, [logits], LABELS)
     files = task.prediction_files("f", sentences, predictions, {})
     assert files == {"predictions.conll": "Rome B-LOC\n. I-LOC\n"}
 
 
 def test_iob1_is_learned_as_iob2_and_written_as_iob1(tmp_path):
     task = _open()
-    sentences = _read(task, tmp_path, "Rome I-LOC\nRome B-LOC\nin O\n")
-    labels = task.find_labels(sentences)
-    encoded = task.encode(sentences, labels, TextEncoder(VOCAB, True, 8), "train")
-    predictions = task.decode(
-        sentences, encoded.items, [_logits_of_labels(each, 3) for each in encoded.items], labels
-    )
+    text = "Rome I-LOC\nRome B-LOC\nin O\n"
+    sentences, _, predictions = _predict(task, tmp_path, text, 8)
     assert predictions == [("B-LOC", "B-LOC", "O")]
     assert task.score(sentences, predictions)["strict_f1"] == 1.0
     written = task.prediction_files("f", sentences, predictions, {})["predictions.conll"]
@@ -166,39 +116,22 @@ def test_bioes_labels(tmp_path):
     assert labels == ("O", "B-LOC", "I-LOC", "E-LOC", "S-LOC")
 
 
-def test_tags_that_training_does_not_know_are_refused(tmp_path):
-    task = _open()
-    sentences = _read(task, tmp_path, "in O\nRome B-PER\n", "validation")
-    with pytest.raises(
-        ValueError, match=r"f.conll:2: tag 'B-PER' is none of the model's: O, B-LOC"
-    ):
-        task.encode(sentences, ("O", "B-LOC", "I-LOC"), TextEncoder(VOCAB, True, 8), "validation")
+BIOES = ("O", "B-X", "I-X", "E-X", "S-X")
 
 
 @pytest.mark.parametrize(
     ("labels", "text", "says"),
     [
-        (
-            ("O", "B-LOC", "I-LOC"),
-            "in O\nRome S-LOC\n",
-            "f.conll:2: the file is bioes, the model's labels are iob2",
-        ),
-        (
-            ("O", "B-X", "I-X", "E-X", "S-X"),
-            "Rome B-X\n",
-            "f.conll:1: the file is iob2, the model's labels are bioes",
-        ),
+        (LABELS, "in O\nRome B-PER\n", "f.conll:2: tag 'B-PER' is none of the model's: O, B-LOC"),
+        (LABELS, "Rome S-LOC\n", "f.conll:1: the file is bioes, the model's labels are iob2"),
+        (BIOES, "Rome B-X\n", "f.conll:1: the file is iob2, the model's labels are bioes"),
     ],
 )
-def test_a_file_of_another_scheme_than_the_models_is_refused(tmp_path, labels, text, says):
+def test_tags_that_training_does_not_know_are_refused(tmp_path, labels, text, says):
     task = _open()
+    sentences = _read(task, tmp_path, text, "validation")
     with pytest.raises(ValueError, match=says):
-        task.encode(
-            _read(task, tmp_path, text, "validation"),
-            labels,
-            TextEncoder(VOCAB, True, 8),
-            "validation",
-        )
+        task.encode(sentences, labels, TextEncoder(VOCAB, True, 8), "validation")
 
 
 def test_training_files_of_two_schemes_or_without_entities_are_refused(tmp_path):
