@@ -9,8 +9,8 @@ from trainer.finetune.text import TextEncoder
 from trainer.finetune.tokens.task import open_ner
 from trainer.model.task_heads import IGNORED
 
-TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "in", "rome", "new", "york", "##er", ".", "-"]
-VOCAB = parse_vocab("\n".join(TOKENS).encode(), "vocab.txt")
+WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] in rome new york ##er . -"
+VOCAB = parse_vocab(WORDS.replace(" ", "\n").encode(), "vocab.txt")
 LABELS = ("O", "B-LOC", "I-LOC")
 TEXT = "New B-LOC\nYorker-. I-LOC\n\u200b O\n\nRome B-LOC\n. O\n"
 
