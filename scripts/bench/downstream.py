@@ -41,7 +41,6 @@ from trainer.finetune.settings import FinetuneSettings
 from trainer.finetune.task import OwnModel
 from trainer.finetune.training import train_task
 from trainer.inference.open_model import open_model
-from trainer.process.allocator import keep_freed_memory
 from trainer.process.ranks import Ranks, start_ranks, stop_ranks
 
 VARIANTS = ("pretrained", "random", "random-layers", "frozen")
@@ -79,7 +78,6 @@ def main() -> None:
     """Runs what is not finished, and prints the table."""
     arguments = parse_arguments()
     torch.set_num_threads(arguments.threads)
-    keep_freed_memory()
     output = Path(arguments.output)
     tasks = list_tasks(Path(arguments.data), output / "data")
     ranks = start_ranks()

@@ -33,7 +33,6 @@ from trainer.finetune.task import Item, Output
 from trainer.finetune.training import train_task
 from trainer.model.task_heads import BertForTask
 from trainer.optim.schedule import Schedule
-from trainer.process.allocator import keep_freed_memory
 from trainer.process.ranks import Ranks, start_ranks, stop_ranks
 
 PACKAGES = ("torch", "transformers", "deepspeed")
@@ -122,7 +121,6 @@ def main() -> None:
     """Prints the comparison."""
     arguments = parse_arguments()
     torch.set_num_threads(1)
-    keep_freed_memory()
     ranks = start_ranks()
     try:
         bench = open_bench(arguments, ranks)

@@ -51,7 +51,6 @@ from scripts.bench.load_peers import LOADERS, measure
 from scripts.checkout import commit
 from trainer.batches.pack import pad_micro_batch, to_device
 from trainer.batches.rows import COMPILED
-from trainer.process.allocator import ENVIRONMENT
 from trainer.reading.ranged_read import BlockRange, split_blocks
 from trainer.reading.settings import Reading
 from trainer.stream.pipeline import planned_steps
@@ -210,8 +209,7 @@ def run_loader(name: str, batch: int, options: argparse.Namespace, folder: Path)
             str(folder),
             *map(str, (options.seq_len, batch, instances)),
         ]
-    environment = {**os.environ, **ENVIRONMENT}  # as the trainer has it, for all loaders alike
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
     if ran.returncode:
         return {"skipped": (ran.stderr.strip().splitlines() or ["no message"])[-1]}
     measured: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])

@@ -19,7 +19,6 @@ from trainer.model.bert import build_model
 from trainer.model.config import BertConfig
 from trainer.optim.adamw import AdamW
 from trainer.optim.lamb import Lamb
-from trainer.preflight.phase_plan import LAYER_LAUNCHES, OUTER_LAUNCHES
 
 CPU = torch.device("cpu")
 SIZES = {
@@ -133,30 +132,6 @@ def test_logits_are_made_of_masked_positions_only():
         forward_sums(model, batch, CPU)
     assert (len(batch.masked_labels), 60) in shapes
     assert all(rows < 80 for rows, columns in shapes if columns == 60)
-
-
-def operations_of_a_step(num_layers, num_micro_batches, ranks):
-    model = build_model(BertConfig(num_layers=num_layers, **SIZES), seed=0).train()
-    optimizer = AdamW(model.named_parameters())
-    optimizer.set_learning_rate(1e-3)
-    engine = start_engine(model, optimizer, deepspeed_config({}, 1, "bf16"), ranks)
-    batches = [random_micro_batch([20, 20], 60, seed) for seed in range(num_micro_batches)]
-    counts = agree_on_step(ranks, batches, 0.0, must_stop=False)
-    train_step(engine, ranks, batches, counts)  # makes what all others use
-    with Operations() as operations:
-        train_step(engine, ranks, batches, counts)
-    return operations.launches
-
-
-@pytest.mark.engines
-def test_launches_are_those_that_the_plan_counts(ranks, kernel):
-    small, large = (
-        [operations_of_a_step(layers, number, ranks) for number in (1, 3)] for layers in (2, 4)
-    )
-    a_micro_batch = [(three - one) / 2 for one, three in (small, large)]
-    a_layer = (a_micro_batch[1] - a_micro_batch[0]) / 2
-    assert a_layer == pytest.approx(LAYER_LAUNCHES, rel=0.1)
-    assert a_micro_batch[0] - 2 * a_layer == pytest.approx(OUTER_LAUNCHES, rel=0.1)
 
 
 @pytest.mark.engines

@@ -1,5 +1,4 @@
 import dataclasses
-import math
 import re
 import subprocess
 import sys
@@ -16,8 +15,7 @@ from trainer.engine.train_step import forward_sums
 from trainer.model.bert import BertForPreTraining, build_model
 from trainer.model.config import ModelSettings, preset
 from trainer.model.flops import Lengths, num_parameters, training_flops
-from trainer.preflight.phase_plan import measure_lengths, plan_phase
-from trainer.preflight.plan import describe_plan
+from trainer.preflight.plan import describe_plan, measure_lengths, plan_phase
 from trainer.preflight.settings import PlanSettings
 from trainer.settings import Phase
 
@@ -81,10 +79,7 @@ def test_a_phase_of_a_dataset(data):
     assert found.instances_a_pass == sum(
         shard.instances for shard in dataset.shards("train", 32, 0)
     )
-    assert found.mathematics == pytest.approx(32 * found.flops / (312e12 * 0.4))
-    micro_batches = math.ceil(32 * found.lengths.tokens / 128)
-    assert found.launches == pytest.approx(micro_batches * (2 * 80 + 108) * 3e-6)
-    assert found.seconds == 100 * max(found.mathematics, found.launches)
+    assert found.seconds == pytest.approx(100 * 32 * found.flops / (312e12 * 0.4))
     assert found.flops < plan_phase(phase, config, None, settings).flops  # instances are not full
 
 
@@ -92,10 +87,9 @@ def test_memory_is_said_by_name():
     """The stages as a table, and every term of the one that is chosen; the numbers are of trainer.preflight.memory."""
     settings = settings_of(gpu="cpu", world_size=1, peak_tflops=0.05, micro_tokens=1_024)
     text = "\n".join(describe_plan(settings))
-    assert re.search(r"^     1 +0\.12 +0\.10 +1\.05 +1\.27  <- zero_stage$", text, re.MULTILINE)
+    assert re.search(r"^     1 +0\.12 +0\.10 +0\.22  <- zero_stage$", text, re.MULTILINE)
     assert "held: weights 0.02, fp32 weights 0.02, moments 0.04, checkpoint copies 0.05" in text
     assert "in a step, fullest in its loss: activations 0.03, gradients 0.02, logits 0.06" in text
-    assert "process: libraries 0.98, stream 0.01, kept freed 0.06" in text
 
 
 def test_warnings(data):
@@ -105,7 +99,6 @@ def test_warnings(data):
     few = settings_of(data=[str(data)], world_size=1, steps=[1], micro_tokens=1 << 20)
     text = "\n".join(describe_plan(few))
     assert "reads 1 of the 2 passes of L32" in text
-    assert "phase 0 is too small for this hardware: a GPU gets " in text
 
 
 def test_steps_for_epochs(data):
@@ -138,22 +131,6 @@ def test_steps_for_epochs(data):
 def test_what_does_not_fit_is_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         list(describe_plan(settings_of(**wrong)))
-
-
-def test_small_steps_wait_for_their_kernels():
-    """BERT-small on 8 H200: 0.96 ms of mathematics is no step, as its kernels take longer to start."""
-    phases = [Phase(seq_len=128, global_batch=256, steps=1_000_000, peak_lr=1e-4)]
-    settings = settings_of(
-        phases=phases,
-        model=ModelSettings("small"),
-        world_size=8,
-        precision="bf16",
-        micro_tokens=131_072,
-    )
-    text = "\n".join(describe_plan(settings))
-    assert "time: at least 0.36 hours, 2.85 GPU hours" in text
-    assert "1.28 ms for 0.96 ms of mathematics" in text
-    assert "no GPU has measured this yet" in text
 
 
 def test_a_dataset_without_the_length_is_refused(data):

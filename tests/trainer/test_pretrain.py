@@ -24,7 +24,7 @@ from trainer.cli import COMMANDS, main
 from trainer.model.config import ModelSettings, preset
 from trainer.model.flops import num_parameters
 from trainer.order.source import one_dataset, open_mixture
-from trainer.preflight.phase_plan import checkpoint_bytes
+from trainer.preflight.plan import checkpoint_bytes
 from trainer.pretrain.run import check_mixture, resolve_epochs
 from trainer.runs.run_folder import RunFolder, prepare_run
 from trainer.settings import Phase, PretrainSettings, resolve

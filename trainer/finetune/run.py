@@ -25,7 +25,6 @@ from trainer.finetune.settings import FinetuneSettings, check_settings
 from trainer.finetune.task import OwnModel
 from trainer.finetune.training import predict_items, train_task
 from trainer.model.task_heads import BertForTask
-from trainer.process.allocator import keep_freed_memory
 from trainer.process.ranks import Ranks, start_ranks, stop_ranks, together
 from trainer.process.stopping import LauncherWatch
 from trainer.runs.continuing import names_in
@@ -38,7 +37,6 @@ def finetune(settings: FinetuneSettings, remainder: object = None) -> None:
     assert not remainder, "the command line passes nothing after --"
     check_settings(settings)
     LauncherWatch()
-    keep_freed_memory()
     ranks = start_ranks()
     try:
         finetune_on(ranks, settings)

@@ -1,12 +1,13 @@
 """`trainer doctor`: every rank looks at its node, and rank 0 prints what was found and what is wrong."""
 
+import contextlib
 import os
 import platform
 import secrets
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,16 +26,7 @@ _CPU_BYTES, _GPU_BYTES = 8 * 2**20, 256 * 2**20
 
 @dataclass(frozen=True)
 class Findings:
-    """What one rank found on its node: plain values that travel to rank 0.
-
-    Attributes:
-        rank: Number of the rank.
-        host: The rank's machine.
-        device: What the rank computes on.
-        software: Versions by name.
-        data: Root hashes of the datasets.
-        faults: What is wrong and what to do, for people.
-    """
+    """What one rank found: its versions, the root hashes of the data, and what is wrong, in words."""
 
     rank: int
     host: str
@@ -45,12 +37,7 @@ class Findings:
 
 
 def examine(settings: DoctorSettings) -> tuple[str, int]:
-    """Examines all ranks of the job.
-
-    Returns:
-        What to print, which is empty but on rank 0, and the exit code of every rank: 0 when all is
-            well, 1 when not.
-    """
+    """What to print, which is empty but on rank 0, and every rank's exit code: 1 if one is unfit."""
     ranks = start_ranks()
     try:
         found = ranks.gather(look_around(settings, ranks))
@@ -65,20 +52,25 @@ def examine(settings: DoctorSettings) -> tuple[str, int]:
 def look_around(settings: DoctorSettings, ranks: Ranks) -> Findings:
     """What this rank finds; what cannot be read or written is a fault and not an error."""
     data: list[str] = []
-    checks: dict[str, Callable[[], object]] = {
-        "cannot read the data; mount it or give the credentials on this node too": (
-            lambda: data.extend(_read_data(settings))
-        ),
-        "cannot write the output; every rank writes checkpoints, so give it the right to": (
-            lambda: _write_output(Path(settings.output))
-        ),
-        "cannot write and delete at --checkpoint.url; give the credentials on this node too": (
-            lambda: _write_url(settings)
-        ),
-    }
-    faults = [f"{what}: {why}" for what, check in checks.items() if (why := _fault_of(check))]
+    faults: list[str] = []
+    with _noting(faults, "cannot read the data; mount it or give the credentials on this node too"):
+        data.extend(_read_data(settings))
+    advice = "every rank writes checkpoints, so give it the right to"
+    with _noting(faults, f"cannot write the output; {advice}"):
+        _write_output(Path(settings.output))
+    advice = "give the credentials on this node too"
+    with _noting(faults, f"cannot write and delete at --checkpoint.url; {advice}"):
+        _write_url(settings)
     device = device_name(ranks.device)
     return Findings(ranks.rank, platform.node(), device, _versions(), tuple(data), tuple(faults))
+
+
+@contextlib.contextmanager
+def _noting(faults: list[str], what: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        faults.append(f"{what}: {error}")
 
 
 def find_wrong(found: Sequence[Findings]) -> Iterator[str]:
@@ -91,9 +83,8 @@ def find_wrong(found: Sequence[Findings]) -> Iterator[str]:
     for name, values in tables.items():
         yield from _find_others(found, name, values)
     readers = [each for each in found if each.data]
-    yield from _find_others(
-        readers, "root hash of the data", [", ".join(each.data) for each in readers]
-    )
+    hashes = [", ".join(each.data) for each in readers]
+    yield from _find_others(readers, "root hash of the data", hashes)
 
 
 def format_findings(found: Sequence[Findings], wrong: Sequence[str], seconds: float) -> list[str]:
@@ -159,14 +150,6 @@ def _write_url(settings: DoctorSettings) -> None:
         name = f".beambert-doctor-{secrets.token_hex(8)}"
         store.write(name, b"doctor")
         store.remove([name])
-
-
-def _fault_of(action: Callable[[], object]) -> str:
-    try:
-        action()
-    except (OSError, ValueError) as error:
-        return str(error)
-    return ""
 
 
 def _time_all_reduce(ranks: Ranks) -> float:

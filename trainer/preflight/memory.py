@@ -8,28 +8,18 @@ With P parameters of 4 bytes each in fp32 and N ranks, a rank holds
     gradient sums      P: in bf16 under ZeRO-1
     checkpoint copies  on the host: what rank 0 writes, made before the first step and kept
 
-and one of these on top, whichever is most:
-
-    loss, head, end of the backward pass, reduction, update
-
-Bytes of tensors are exact but for alignment (tests/trainer/test_memory.py counts them). On a CPU a
-process takes more: the interpreter and its libraries, blocks of the stream, and what the C library
-keeps of freed tensors. On a GPU the number is the allocator's own count; CUDA itself and pieces
-that the allocator cannot use come on top.
+and the most of loss, head, end of the backward pass, reduction and update on top. Bytes of tensors
+are exact but for alignment (tests/trainer/test_memory.py counts them); the process and CUDA itself
+come on top.
 """
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from trainer.engine.deepspeed_config import LARGEST_BUCKET, bucket_elements
 from trainer.model.config import BertConfig
 from trainer.model.flops import num_parameters
 
-LIBRARIES_BYTES = 980_000_000
-"""A rank on a CPU that trains a model of next to nothing: Python 3.11, torch 2.13, DeepSpeed 0.19.8."""
-KEPT_SHARE = 0.6
-"""What the C library keeps of freed tensors, as a share of the fullest moment's; of ranks of tiny,
-BASE and LARGE."""
 MASKED_SHARE = 0.15
 _FP32 = 4
 
@@ -45,13 +35,11 @@ class Case:
         optimizer: The optimizer, adamw or lamb.
         precision: The precision, fp32 or bf16.
         micro_tokens: The most tokens of a micro-batch.
-        seq_len: Sequence length of the longest phase; attention on a CPU keeps its matrix.
-        micro_batches: Micro-batches of a step on one rank; gradients of the first are held while
-            the last is made.
+        seq_len: The longest length; attention on a CPU keeps its matrix.
+        micro_batches: Micro-batches of a step on one rank; all but the last leave gradients.
         recomputes: Whether activations are checkpointed.
         is_compiled: Whether the loss is compiled, which makes no copy of the logits in fp32.
         is_cpu: Whether the model is on the CPU, beside the copies for checkpoints.
-        stream_bytes: Bytes of blocks that are read ahead.
     """
 
     config: BertConfig
@@ -65,7 +53,6 @@ class Case:
     recomputes: bool = False
     is_compiled: bool = False
     is_cpu: bool = False
-    stream_bytes: int = 0
 
     @property
     def value_bytes(self) -> int:
@@ -88,19 +75,11 @@ class Case:
         return self.precision == "bf16" and self.zero_stage == 1
 
 
-@dataclass(frozen=True)
-class Memory:
-    """Bytes of one rank, by term.
-
-    Attributes:
-        held: Throughout.
-        moments: What comes on top, for every moment that may be the fullest.
-        process: Besides tensors, on a CPU.
-    """
+class Memory(NamedTuple):
+    """Bytes of one rank, by term: held throughout, and on top in every moment that may be fullest."""
 
     held: dict[str, int]
     moments: dict[str, dict[str, int]]
-    process: dict[str, int] = field(default_factory=dict)
 
     @property
     def fullest(self) -> str:
@@ -108,25 +87,15 @@ class Memory:
         return max(self.moments, key=lambda name: sum(self.moments[name].values()))
 
     @property
-    def tensors(self) -> int:
+    def total(self) -> int:
         """Bytes of tensors in the fullest moment."""
         return sum(self.held.values()) + sum(self.moments[self.fullest].values())
-
-    @property
-    def total(self) -> int:
-        """Bytes of the rank: of its GPU, or of its process on a CPU."""
-        return self.tensors + sum(self.process.values())
 
 
 def count_memory(case: Case) -> Memory:
     """The fullest rank's memory, which is rank 0's: it writes the model's weights."""
     moments = {**_passes(case), **_reduction(case), "update": _update(case)}
-    found = Memory(_rounded(_held(case)), {name: _rounded(each) for name, each in moments.items()})
-    if case.is_cpu:
-        kept = KEPT_SHARE * sum(found.moments[found.fullest].values())
-        process = {"libraries": LIBRARIES_BYTES, "stream": case.stream_bytes, "kept freed": kept}
-        found.process.update(_rounded(process))
-    return found
+    return Memory(_rounded(_held(case)), {name: _rounded(each) for name, each in moments.items()})
 
 
 def _rounded(terms: dict[str, float]) -> dict[str, int]:
@@ -154,7 +123,7 @@ def activation_bytes(case: Case) -> int:
     sum and LayerNorm after attention and the sum after feed-forward (3), feed-forward before and
     after GELU (8). Dropout keeps two masks, of a byte each on a GPU. Plain torch on a CPU keeps
     these as values, query, key and value also padded, and attention's matrix three times where it
-    drops out, 3 * heads * seq_len / hidden, or one more context where it does not.
+    drops out, one more context where it does not.
     """
     config, masks = case.config, 2 * (case.config.hidden_dropout > 0)
     a_unit: float = case.value_bytes * 16 + masks

@@ -34,7 +34,6 @@ from trainer.pretrain.validation import (
     load_validation_sets,
     validate,
 )
-from trainer.process.allocator import keep_freed_memory
 from trainer.process.ranks import start_ranks, stop_ranks
 from trainer.process.stopping import LauncherWatch, leave_at_once, note_outcome, stops_requested
 from trainer.runs.metrics import loss_columns
@@ -53,7 +52,6 @@ def pretrain(settings: PretrainSettings, remainder: object = None) -> int:
     chosen = read_deepspeed_file(settings.deepspeed)
     deepspeed = deepspeed_config(chosen, settings.zero_stage, settings.precision)
     watch = LauncherWatch()
-    keep_freed_memory()
     ranks = start_ranks()
     note = note_outcome if ranks.rank == 0 else lambda _: None
     note("running")

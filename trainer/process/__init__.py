@@ -1,1 +1,1 @@
-"""The process a rank is: ranks, its device and GPU, its allocator, and how it is told to stop."""
+"""The process a rank is: ranks, its device and GPU, and how it is told to stop."""
