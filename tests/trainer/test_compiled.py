@@ -74,22 +74,6 @@ def test_60_steps_of_real_lengths_compile_at_most_5_graphs(compile_for_tests, pr
     assert plain.state_dict().keys() == build_model(CONFIG, seed=1).state_dict().keys()
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*should not be instantiated:DeprecationWarning"
-)  # torch does, as it compiles
-def test_compiled_passes_equal_plain_ones(compile_for_tests):
-    plain, compiled = build_model(CONFIG, seed=1).train(), build_model(CONFIG, seed=1).train()
-    compile_model(compiled)
-    assert compiled.state_dict().keys() == plain.state_dict().keys()
-    for seed in range(3):
-        batch = random_micro_batch(lengths_of(seed), 60, seed)
-        torch.testing.assert_close(
-            gradients_of(compiled, batch), gradients_of(plain, batch), rtol=1e-5, atol=1e-6
-        )
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 5
-    assert not torch._dynamo.utils.counters["graph_break"]
-
-
 @pytest.mark.engines
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="generated code for the CPU is C++")

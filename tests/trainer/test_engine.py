@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.trainer.tiny_run import BERT, WITHOUT_DROPOUT
 from tests.trainer.two_ranks import random_micro_batch, run_ranks
 from trainer.engine.deepspeed_config import deepspeed_config, read_deepspeed_file
 from trainer.engine.partitions import iterate_weights
@@ -28,21 +29,11 @@ from trainer.engine.train_step import (
     train_step,
 )
 from trainer.model.bert import build_model
-from trainer.model.config import BertConfig
 from trainer.optim.adamw import AdamW
 from trainer.optim.lamb import Lamb
 from trainer.process.ranks import start_ranks, stop_ranks, together
 
-CONFIG = BertConfig(
-    vocab_size=50,
-    hidden_size=24,
-    num_layers=2,
-    num_heads=3,
-    intermediate_size=40,
-    max_position_embeddings=16,
-    hidden_dropout=0.0,
-    attention_dropout=0.0,
-)
+CONFIG = dataclasses.replace(BERT, **WITHOUT_DROPOUT)
 # Rank 0 has two micro-batches a step, rank 1 has one of another size, a rank 2 has none.
 LENGTHS = [[[7, 5], [9]], [[12, 3, 4]], []]
 STEPS = 20

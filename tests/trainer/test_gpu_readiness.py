@@ -13,7 +13,7 @@ from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.two_ranks import random_micro_batch, run_ranks
 from trainer.engine.deepspeed_config import deepspeed_config
 from trainer.engine.start import start_engine
-from trainer.engine.train_step import agree_on_step, forward_sums, train_step
+from trainer.engine.train_step import agree_on_step, train_step
 from trainer.model.attention import PackedSequences
 from trainer.model.bert import build_model
 from trainer.model.config import BertConfig
@@ -114,24 +114,6 @@ def test_an_update_starts_as_many_operations_however_many_tensors_there_are(opti
                 optimizer.step()
         launches.append(counting.launches)
     assert launches[0] == launches[1] <= most
-
-
-def test_logits_are_made_of_masked_positions_only():
-    """The decoder's product has as many rows as there are masked positions."""
-    model = build_model(BertConfig(num_layers=1, **SIZES), seed=0)
-    batch = random_micro_batch([40, 40], 60, 0)
-    shapes = []
-    plain = torch.nn.functional.linear
-
-    def linear(inputs, weight, bias=None):
-        shapes.append((len(inputs), len(weight)))
-        return plain(inputs, weight, bias)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.nn.functional, "linear", linear)
-        forward_sums(model, batch, CPU)
-    assert (len(batch.masked_labels), 60) in shapes
-    assert all(rows < 80 for rows, columns in shapes if columns == 60)
 
 
 @pytest.mark.engines

@@ -15,6 +15,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
+from tests.trainer.tiny_run import BERT
 from tests.trainer.two_ranks import random_micro_batch, run_ranks
 from trainer.engine.deepspeed_config import deepspeed_config
 from trainer.engine.start import start_engine
@@ -24,19 +25,10 @@ from trainer.guards.spike_guard import SpikeGuard
 from trainer.guards.watchdog import ANSWER_SECONDS, Peer, Watchdog, describe_hang
 from trainer.guards.weights_check import CorruptWeightsError, WeightsCheck, checksum, find_suspects
 from trainer.model.bert import build_model
-from trainer.model.config import BertConfig
 from trainer.optim.adamw import AdamW
 from trainer.optim.lamb import Lamb
 from trainer.process.ranks import start_ranks, stop_ranks
 
-CONFIG = BertConfig(
-    vocab_size=50,
-    hidden_size=24,
-    num_layers=2,
-    num_heads=3,
-    intermediate_size=40,
-    max_position_embeddings=16,
-)
 KINDS = [
     ("adamw", 0, "fp32"),
     ("adamw", 1, "fp32"),
@@ -57,7 +49,7 @@ class Rank:
     """An engine, and steps of two micro-batches over both ranks."""
 
     def __init__(self, ranks, kind, stage, precision):
-        model = build_model(CONFIG, seed=3)
+        model = build_model(BERT, seed=3)
         self.ranks, self.step = ranks, 0
         self.optimizer = OPTIMIZERS[kind](model.named_parameters())
         self.optimizer.set_learning_rate(0.01)

@@ -159,6 +159,13 @@ def test_a_run_starts_from_them_and_says_so(vocabulary):
     ]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+def test_a_run_compiles_where_it_is_asked_to(vocabulary):
+    model = build_model(CONFIG, 0)
+    assert list(prepare_model(model, settings_for(compile=True), None, vocabulary)) == []
+    assert {"forward", "sums"} <= vars(model.mlm_head).keys()
+
+
 def test_heads_that_are_not_there_begin_as_new(vocabulary, tmp_path):
     config = transformers.BertConfig(
         vocab_size=30, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=12,

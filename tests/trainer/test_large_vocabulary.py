@@ -6,23 +6,15 @@ import zipfile
 import numpy as np
 import pytest
 import transformers
-import yaml
 
 from pipeline.cli import COMMANDS as PIPELINE_COMMANDS
 from pipeline.command_line.program import run_program
 from pipeline.inspect.show import read_vocabulary
 from pipeline.shards.dataset import open_dataset, read_blocks
-from tests.trainer.two_ranks import run_ranks
+from tests.trainer.tiny_run import TINY, launch, rows_of, write_config
 from trainer.cli import main
 
 VOCAB_SIZE = 119_547  # of multilingual BERT
-TINY = {
-    "num_layers": 1,
-    "hidden_size": 16,
-    "num_heads": 2,
-    "intermediate_size": 32,
-    "max_position_embeddings": 64,
-}
 
 
 @pytest.fixture(scope="module")
@@ -34,36 +26,10 @@ def dataset(shared_data, tmp_path_factory):
         texts = [json.dumps({"text": archive.read(name).decode()}) for name in names]
     (folder / "rights.jsonl").write_text("\n".join(texts) + "\n")
     vocab = shared_data / "data/bert_vocab/bert-base-multilingual-cased-vocab.txt"
-    arguments = [
-        "--vocab",
-        vocab,
-        "--lower_case",
-        "false",
-        "--seq_lens",
-        64,
-        "--passes",
-        1,
-        "--workers",
-        1,
-    ]
-    arguments = [
-        "build",
-        "--input",
-        folder / "rights.jsonl",
-        "--output",
-        folder / "data",
-        *arguments,
-    ]
-    assert (
-        run_program("python -m pipeline", "Tests.", PIPELINE_COMMANDS, list(map(str, arguments)))
-        == 0
-    )
-    assert (
-        run_program(
-            "python -m pipeline", "Tests.", PIPELINE_COMMANDS, ["verify", str(folder / "data")]
-        )
-        == 0
-    )
+    flags = f"--vocab {vocab} --lower_case false --seq_lens 64 --passes 1 --workers 1".split()
+    build = ["build", "--input", f"{folder}/rights.jsonl", "--output", f"{folder}/data", *flags]
+    for arguments in (build, ["verify", f"{folder}/data"]):
+        assert run_program("python -m pipeline", "Tests.", PIPELINE_COMMANDS, arguments) == 0
     return open_dataset(str(folder / "data"))
 
 
@@ -87,19 +53,20 @@ def test_blocks_hold_the_text_in_32_bits(dataset):
 
 @pytest.mark.engines
 def test_it_trains_and_exports(dataset, tmp_path):
-    config = {
-        "data": [dataset.url],
-        "output": str(tmp_path / "run"),
-        "phases": [{"seq_len": 64, "global_batch": 8, "steps": 3, "peak_lr": 0.001}],
-        "model": {"preset": "tiny", "overrides": TINY},
+    phase = {"seq_len": 64, "global_batch": 8, "steps": 3, "peak_lr": 0.001}
+    sizes = TINY | {
+        "num_layers": 1,
+        "hidden_size": 16,
+        "num_heads": 2,
+        "max_position_embeddings": 64,
     }
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
-    [ran] = run_ranks(
-        ["-m", "trainer", "pretrain", "--config", str(tmp_path / "run.yaml")], world_size=1
-    )
-    assert ran.returncode == 0, ran.stderr
-    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    losses = [row["mlm_loss"] for row in rows if row["split"] == "train"]
+    chosen = {
+        "phases": [phase],
+        "micro_tokens": 512,
+        "model": {"preset": "tiny", "overrides": sizes},
+    }
+    launch(["-m", "trainer"], write_config(tmp_path / "run", dataset.url, **chosen), 1)
+    losses = [row["mlm_loss"] for row in rows_of(tmp_path / "run")]
     assert len(losses) == 3
     assert all(abs(loss - np.log(VOCAB_SIZE)) < 0.5 for loss in losses), losses
     assert main(["export", str(tmp_path / "run"), "--output", str(tmp_path / "hf")]) == 0

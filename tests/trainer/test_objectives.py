@@ -1,11 +1,13 @@
 """What is predicted under each objective, and of which weights the loss is a function."""
 
+import dataclasses
+
 import torch
 
+from tests.trainer.tiny_run import BERT, WITHOUT_DROPOUT
 from tests.trainer.two_ranks import random_micro_batch
 from trainer.batches.pack import MicroBatch, empty_micro_batch
 from trainer.model.bert import build_model
-from trainer.model.config import BertConfig
 from trainer.model.heads import pretraining_sums
 from trainer.model.packed_inputs import PackedInputs
 from trainer.pretrain.objectives import (
@@ -15,10 +17,7 @@ from trainer.pretrain.objectives import (
     unmasked_text,
 )
 
-CONFIG = BertConfig(
-    vocab_size=50, hidden_size=24, num_layers=2, num_heads=3, intermediate_size=40, max_position_embeddings=16,
-    hidden_dropout=0.0, attention_dropout=0.0, is_causal=True,
-)  # fmt: skip
+CONFIG = dataclasses.replace(BERT, **WITHOUT_DROPOUT, is_causal=True)
 
 
 def two_sequences():

@@ -63,40 +63,6 @@ def test_without_bias_correction_the_first_step_follows_google():
         assert now == pytest.approx(start - 0.1 * update, rel=1e-5)
 
 
-def lamb_by_hand(weights, states, gradients, step, lr):
-    """One step of LAMB on lists of flat tensors in float64; the first decays, the second does not."""
-    norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients))
-    for index, (weight, (mean, square), gradient) in enumerate(
-        zip(weights, states, gradients, strict=True)
-    ):
-        clipped = gradient / max(1.0, norm)
-        mean.mul_(0.9).add_(0.1 * clipped)
-        square.mul_(0.999).add_(0.001 * clipped**2)
-        update = (mean / (1 - 0.9**step)) / ((square / (1 - 0.999**step)).sqrt() + 1e-6)
-        if index == 0:
-            update += 0.01 * weight
-            update *= weight.norm() / update.norm()
-        weight.sub_(lr * update)
-
-
-def test_lamb_follows_its_formula():
-    torch.manual_seed(0)
-    matrix, bias = torch.nn.Parameter(torch.randn(3, 5)), torch.nn.Parameter(torch.randn(5))
-    optimizer = Lamb([("dense.weight", matrix), ("dense.bias", bias)])
-    optimizer.set_learning_rate(0.02)
-    by_hand = [matrix.detach().double().flatten(), bias.detach().double().clone()]
-    states = [(torch.zeros_like(weight), torch.zeros_like(weight)) for weight in by_hand]
-    for step in range(1, 21):
-        matrix.grad, bias.grad = torch.randn(3, 5) * step, torch.randn(5)
-        lamb_by_hand(
-            by_hand, states, [matrix.grad.double().flatten(), bias.grad.double()], step, 0.02
-        )
-        optimizer.step()
-    torch.testing.assert_close(matrix.detach().double().flatten(), by_hand[0], rtol=0, atol=1e-6)
-    torch.testing.assert_close(bias.detach().double(), by_hand[1], rtol=0, atol=1e-6)
-    assert optimizer.trust_ratios_P[1] == 1.0
-
-
 TIMM = Path(__file__).with_name("timm-lamb.json")
 TIMM_SHAPES = {
     "dense.weight": (6, 5),

@@ -12,12 +12,13 @@ import signal
 import sys
 
 import pytest
-import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pipeline.command_line.program import parse_settings
 from pipeline.shards.dataset import open_dataset
+from tests.trainer import tiny_run
 from tests.trainer.tiny_dataset import write_tiny_dataset
+from tests.trainer.tiny_run import TINY
 from tests.trainer.two_ranks import run_ranks
 from trainer.checkpoints.read import find_checkpoints
 from trainer.cli import COMMANDS, main
@@ -31,29 +32,17 @@ from trainer.settings import Phase, PretrainSettings, resolve
 from trainer.watch.curves import MEASURED
 
 PHASES = [Phase(16, 12, 8, 0.02, warmup_steps=2), Phase(32, 7, 5, 0.01, optimizer_state="reset")]
-TINY = {
-    "num_layers": 2,
-    "hidden_size": 24,
-    "num_heads": 3,
-    "intermediate_size": 40,
-    "max_position_embeddings": 32,
-}
 
 
 def write_config(folder, data, output, **changed):
-    config = {
-        "data": [str(data)],
-        "output": str(output),
+    settings = {
         "phases": [{**dataclasses.asdict(phase), **changed} for phase in PHASES],
         "model": {"preset": "tiny", "overrides": TINY},
         "validation": {"interval": 5},
         "checkpoint": {"interval": 3, "keep": 2},
-        "micro_tokens": 48,
         "seed": 11,
     }
-    path = folder / f"{output.name}.yaml"
-    path.write_text(yaml.safe_dump(config))
-    return ["pretrain", "--config", str(path)]
+    return tiny_run.write_config(output, data, **settings)
 
 
 def suffer(accident, step):
@@ -99,12 +88,7 @@ def runs(data, tmp_path_factory):
 
 
 def rows_of(run, split="train"):
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {key: value for key, value in row.items() if key not in MEASURED}
-        for row in rows
-        if row["split"] == split
-    ]
+    return tiny_run.rows_of(run, split, left_out=MEASURED)
 
 
 @pytest.mark.engines
@@ -153,16 +137,6 @@ def test_rows_of_metrics(runs):
     assert all(row["instances"] == 60 and row["masked"] == 120 for row in validation)
     assert 1.0 < validation[0]["unigram_entropy"] < 4.1
     assert all(0.5 <= row["nsp_majority_share"] < 1.0 for row in validation)
-
-
-@pytest.mark.engines
-def test_checkpoints_are_kept_by_number(runs):
-    for name in ("calm", "rough"):
-        checkpoints = runs[0] / name / "checkpoints"
-        assert sorted(path.name for path in checkpoints.iterdir()) == [
-            "step-00000012",
-            "step-00000013",
-        ]
 
 
 @pytest.mark.engines
@@ -246,6 +220,16 @@ def settings_for(data, output, **changed):
     return resolve(PretrainSettings(data=[str(data)], output=str(output), **fields))
 
 
+def mixture_of(data):
+    return one_dataset(open_dataset(str(data)))
+
+
+def prepare(data, output, world_size=1, revision=None, dataset=None, **changed):
+    """What a launch does with the run's folder."""
+    settings, mixture = settings_for(data, output, **changed), mixture_of(dataset or data)
+    prepare_run(settings, mixture, preset("tiny"), world_size, revision)
+
+
 @pytest.mark.parametrize(
     ("changed", "world_size", "message"),
     [
@@ -270,90 +254,65 @@ def settings_for(data, output, **changed):
 )
 def test_what_does_not_fit_the_dataset_is_refused(data, tmp_path, changed, world_size, message):
     with pytest.raises(ValueError, match=message):
-        check_mixture(
-            settings_for(data, tmp_path, **changed),
-            one_dataset(open_dataset(str(data))),
-            world_size,
-        )
+        check_mixture(settings_for(data, tmp_path, **changed), mixture_of(data), world_size)
 
 
 def test_epochs_become_steps_in_the_proportion_of_the_phases(data, tmp_path):
-    mixture = one_dataset(open_dataset(str(data)))
+    mixture = mixture_of(data)
     a_pass = sum(shard.instances for shard in mixture[0].dataset.shards("train", 16, 0))
     phases = [Phase(16, 8, 30, 1e-3), Phase(16, 8, 10, 1e-3)]
-    asked = settings_for(data, tmp_path, phases=phases, epochs=4.0)
-    found = resolve_epochs(resolve(asked), mixture)
+    found = resolve_epochs(settings_for(data, tmp_path, phases=phases, epochs=4.0), mixture)
     steps = 4 * a_pass / 8
     assert [each.steps for each in found.phases] == [round(0.75 * steps), round(0.25 * steps)]
     assert found.epochs is None
     assert resolve_epochs(found, mixture) == found
 
 
-def test_a_run_with_other_settings_is_refused_by_key(data, tmp_path):
-    mixture, model, output = one_dataset(open_dataset(str(data))), preset("tiny"), tmp_path / "run"
-    prepare_run(settings_for(data, output), mixture, model, 1, "c0ffee")
-    prepare_run(settings_for(data, output, zero_stage=2, micro_tokens=99), mixture, model, 2)
+def test_a_run_with_other_settings_or_data_is_refused_by_key(data, tmp_path):
+    output = tmp_path / "run"
+    prepare(data, output, revision="c0ffee")
+    prepare(data, output, world_size=2, zero_stage=2, micro_tokens=99)
     assert json.loads((output / "run.json").read_text())["init_from_revision"] == "c0ffee"
     phases = [dataclasses.replace(PHASES[0], peak_lr=0.5), PHASES[1]]
-    with pytest.raises(
-        ValueError, match=r"phases\.0\.peak_lr was 0\.02 and is now 0\.5; seed was 0 and is now 4"
-    ):
-        prepare_run(settings_for(data, output, phases=phases, seed=4), mixture, model, 1)
+    both = r"phases\.0\.peak_lr was 0\.02 and is now 0\.5; seed was 0 and is now 4"
+    with pytest.raises(ValueError, match=both):
+        prepare(data, output, phases=phases, seed=4)
     with pytest.raises(ValueError, match=r"phases was .* and is now"):
-        prepare_run(settings_for(data, output, phases=PHASES[:1]), mixture, model, 1)
-
-
-def test_another_dataset_is_refused(data, tmp_path):
-    other = write_tiny_dataset(tmp_path / "other", seed=1)
-    prepare_run(
-        settings_for(data, tmp_path / "run"),
-        one_dataset(open_dataset(str(data))),
-        preset("tiny"),
-        1,
-    )
-    with pytest.raises(
-        ValueError,
-        match=r"root hash of data data \(.*\) was \w{16} and is now \w{16}; settings hash of",
-    ):
-        prepare_run(
-            settings_for(data, tmp_path / "run"),
-            one_dataset(open_dataset(str(other))),
-            preset("tiny"),
-            1,
-        )
+        prepare(data, output, phases=PHASES[:1])
+    hashes = r"root hash of data data \(.*\) was \w{16} and is now \w{16}; settings hash of"
+    with pytest.raises(ValueError, match=hashes):
+        prepare(data, output, dataset=write_tiny_dataset(tmp_path / "other", seed=1))
 
 
 @pytest.mark.parametrize("name", ["vocab.txt", "tokenizer.json"])
 def test_a_changed_vocabulary_of_any_dataset_is_refused_at_every_launch(data, tmp_path, name):
     """Of one dataset, before its run begins and when it goes on; of the second of a mixture."""
-    folder = tmp_path / "data"
-    shutil.copytree(data, folder)
-    path, model, output = folder / name, preset("tiny"), tmp_path / "run"
+    folder, output = shutil.copytree(data, tmp_path / "data"), tmp_path / "run"
+    path = folder / name
     sound = path.read_bytes()
     path.write_bytes(sound.replace(b"w17", b"w1x"))
     changed = rf"{name} is not the file that manifest.json speaks of: its sha256 is \w{{64}}, expected \w{{64}}"
     with pytest.raises(ValueError, match=changed):
-        prepare_run(settings_for(folder, output), one_dataset(open_dataset(str(folder))), model, 1)
+        prepare(folder, output)
     assert not output.exists(), "nothing is begun"
     path.write_bytes(sound)
-    prepare_run(settings_for(folder, output), one_dataset(open_dataset(str(folder))), model, 1)
+    prepare(folder, output)
     path.write_bytes(sound + b" ")
     with pytest.raises(ValueError, match=changed):
-        prepare_run(settings_for(folder, output), one_dataset(open_dataset(str(folder))), model, 1)
+        prepare(folder, output)
     assert (output / name).read_bytes() == sound
     mixture = open_mixture([f"a={data}", f"b={folder}"])
     with pytest.raises(ValueError, match=changed):
-        prepare_run(settings_for(data, tmp_path / "mixed"), mixture, model, 1)
+        prepare_run(settings_for(data, tmp_path / "mixed"), mixture, preset("tiny"), 1)
 
 
 def test_what_the_folder_keeps_of_the_vocabulary_is_made_anew_when_a_run_goes_on(data, tmp_path):
-    mixture, output = one_dataset(open_dataset(str(data))), tmp_path / "run"
-    prepare_run(settings_for(data, output), mixture, preset("tiny"), 1)
+    prepare(data, output := tmp_path / "run")
     for name in ("vocab.txt", "tokenizer.json"):
         (output / name).write_text("other")
         with pytest.raises(ValueError, match=f"{name} is not what the run was trained with"):
             RunFolder(output).read_vocabulary(name)
-    prepare_run(settings_for(data, output), mixture, preset("tiny"), 1)
+    prepare(data, output)
     for name in ("vocab.txt", "tokenizer.json"):
         assert RunFolder(output).read_vocabulary(name) == (data / name).read_bytes()
 
@@ -370,13 +329,13 @@ def test_what_the_folder_keeps_of_the_vocabulary_is_made_anew_when_a_run_goes_on
         (
             "run.json",
             b"{}",
-            r"run\.json lacks id: it is damaged, or of an earlier version; restore it, from",
+            r"run\.json lacks id: it is damaged, or of an earlier version; restore",
         ),
         ("config.yaml", b"seed: [", r"config\.yaml is damaged, it is not YAML: "),
         (
             "config.yaml",
             b"17",
-            r"config\.yaml is damaged: it holds '17', expected settings; restore it",
+            r"config\.yaml is damaged: it holds '17', expected settings; restore",
         ),
         (
             "config.yaml",
@@ -387,39 +346,29 @@ def test_what_the_folder_keeps_of_the_vocabulary_is_made_anew_when_a_run_goes_on
     ],
 )
 def test_a_damaged_run_is_named_when_it_goes_on(data, tmp_path, name, content, message):
-    mixture, output = one_dataset(open_dataset(str(data))), tmp_path / "run"
-    prepare_run(settings_for(data, output), mixture, preset("tiny"), 1)
+    prepare(data, output := tmp_path / "run")
     (output / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        prepare_run(settings_for(data, output), mixture, preset("tiny"), 1)
+        prepare(data, output)
     assert (output / name).read_bytes() == content, "what is there is left to its owner"
 
 
 def test_settings_that_are_lost_are_not_taken_for_the_ones_asked_for(data, tmp_path):
     """But a first launch that was killed before it wrote them trained nothing."""
-    mixture, output = one_dataset(open_dataset(str(data))), tmp_path / "run"
-    prepare_run(settings_for(data, output), mixture, preset("tiny"), 1)
+    prepare(data, output := tmp_path / "run")
     (output / "config.yaml").unlink()
-    prepare_run(settings_for(data, output, seed=5), mixture, preset("tiny"), 1)
+    prepare(data, output, seed=5)
     (output / "checkpoints" / "step-00000002").mkdir()
     (output / "config.yaml").unlink()
     with pytest.raises(FileNotFoundError, match=r"config\.yaml is missing; restore it"):
-        prepare_run(settings_for(data, output, seed=5), mixture, preset("tiny"), 1)
+        prepare(data, output, seed=5)
 
 
 def test_a_folder_with_something_else_is_refused(data, tmp_path):
     (tmp_path / "thesis.tex").write_text("x")
-    with pytest.raises(FileExistsError, match="is not a run"):
-        prepare_run(
-            settings_for(data, tmp_path), one_dataset(open_dataset(str(data))), preset("tiny"), 1
-        )
-    with pytest.raises(FileExistsError, match="is not a run"):
-        prepare_run(
-            settings_for(data, tmp_path / "thesis.tex"),
-            one_dataset(open_dataset(str(data))),
-            preset("tiny"),
-            1,
-        )
+    for output in (tmp_path, tmp_path / "thesis.tex"):
+        with pytest.raises(FileExistsError, match="is not a run"):
+            prepare(data, output)
 
 
 @pytest.mark.engines

@@ -14,9 +14,9 @@ import sys
 
 import pytest
 import torch
-import yaml
 
 from tests.trainer.tiny_dataset import write_tiny_dataset
+from tests.trainer.tiny_run import SIZES, write_config
 from tests.trainer.two_ranks import run_ranks
 from trainer.checkpoints.read import find_checkpoints, read_state, read_weights
 from trainer.cli import main
@@ -26,15 +26,6 @@ from trainer.settings import Phase
 pytestmark = pytest.mark.engines
 
 STEPS, BATCH = 120, 12
-TINY = {
-    "num_layers": 2,
-    "hidden_size": 24,
-    "num_heads": 3,
-    "intermediate_size": 40,
-    "max_position_embeddings": 16,
-    "hidden_dropout": 0.0,
-    "attention_dropout": 0.0,
-}
 # First positions of global batches, and what their gradients are multiplied by on rank 1.
 NOT_FINITE, SPIKE = 8 * BATCH, 18 * BATCH
 ROW_OF_BAD = [first * BATCH for first in range(25, 30)]
@@ -83,17 +74,12 @@ def runs(tmp_path_factory):
     data = write_tiny_dataset(folder / "data")
 
     def command(name, *flags):
-        phase = dataclasses.asdict(Phase(16, BATCH, STEPS, 0.003, warmup_steps=2))
-        config = {
-            "data": [str(data)],
-            "output": str(folder / name),
-            "phases": [phase],
-            "model": {"preset": "tiny", "overrides": TINY},
+        settings = {
+            "phases": [dataclasses.asdict(Phase(16, BATCH, STEPS, 0.003, warmup_steps=2))],
+            "model": {"preset": "tiny", "overrides": SIZES | {"max_position_embeddings": 16}},
             "checkpoint": {"interval": 10, "keep": 2, "keep_every": 20},
-            "micro_tokens": 48,
         }
-        (folder / f"{name}.yaml").write_text(yaml.safe_dump(config))
-        return ["pretrain", "--config", str(folder / f"{name}.yaml"), *flags]
+        return [*write_config(folder / name, data, **settings), *flags]
 
     launches = {
         "calm": run_ranks(["-m", "trainer", *command("calm")], 2),

@@ -1,15 +1,12 @@
 """A whole run of 200 steps beside a plain loop over transformers' BertForPreTraining: the same loss at every step."""
 
-import json
-
 import pytest
 import torch
 import transformers
-import yaml
 
 from pipeline.shards.dataset import open_dataset
 from tests.trainer.tiny_dataset import write_tiny_dataset
-from tests.trainer.two_ranks import run_ranks
+from tests.trainer.tiny_run import TINY, WITHOUT_DROPOUT, launch, rows_of, write_config
 from trainer.batches.pack import pad_micro_batch
 from trainer.conversion.huggingface import to_hf_config, to_hf_state
 from trainer.model.bert import build_model
@@ -20,14 +17,7 @@ from trainer.stream.step import StepLoader
 pytestmark = pytest.mark.engines
 
 STEPS, BATCH, SEED = 200, 12, 4
-SIZES = {
-    "num_layers": 2,
-    "hidden_size": 32,
-    "num_heads": 2,
-    "intermediate_size": 64,
-    "max_position_embeddings": 32,
-}
-DROPOUT = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
+SIZES = TINY | {"hidden_size": 32, "num_heads": 2, "intermediate_size": 64} | WITHOUT_DROPOUT
 
 
 def our_losses(data, folder):
@@ -38,29 +28,15 @@ def our_losses(data, folder):
         "peak_lr": 1e-3,
         "warmup_steps": 20,
     }
-    config = {
-        "data": [str(data)],
-        "output": str(folder / "run"),
-        "phases": [phase],
-        "model": {"preset": "tiny", "overrides": SIZES | DROPOUT},
-        "micro_tokens": 96,
-        "seed": SEED,
-        "zero_stage": 2,
-    }
-    (folder / "run.yaml").write_text(yaml.safe_dump(config))
-    [process, _] = run_ranks(
-        ["-m", "trainer", "pretrain", "--config", str(folder / "run.yaml")], 2, timeout=600
-    )
-    assert process.returncode == 0, process.stderr
-    rows = [
-        json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()
-    ]
-    return [row["loss"] for row in rows if row["split"] == "train"]
+    chosen = {"micro_tokens": 96, "seed": SEED, "zero_stage": 2, "phases": [phase]}
+    model = {"preset": "tiny", "overrides": SIZES}
+    launch(["-m", "trainer"], write_config(folder / "run", data, model=model, **chosen), 2)
+    return [row["loss"] for row in rows_of(folder / "run")]
 
 
 def their_losses(data):
     dataset = open_dataset(str(data))
-    config = preset("tiny", vocab_size=dataset.manifest.vocab_size, **SIZES, **DROPOUT)
+    config = preset("tiny", vocab_size=dataset.manifest.vocab_size, **SIZES)
     model = transformers.BertForPreTraining(transformers.BertConfig(**to_hf_config(config, 0)))
     weights = to_hf_state(build_model(config, SEED).state_dict(), config)
     weights["cls.predictions.decoder.weight"] = weights["bert.embeddings.word_embeddings.weight"]

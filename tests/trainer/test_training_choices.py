@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 from tests.trainer.tiny_dataset import write_tiny_dataset
-from tests.trainer.two_ranks import run_ranks
+from tests.trainer.tiny_run import SIZES, launch, rows_of, write_config
 from trainer.checkpoints.read import newest_checkpoint, read_weights
 from trainer.cli import main
 from trainer.conversion.export import export_hf, load_hf
@@ -24,15 +23,7 @@ from trainer.model.config import preset
 
 pytestmark = pytest.mark.engines
 
-SIZES = {
-    "num_layers": 2,
-    "hidden_size": 24,
-    "num_heads": 3,
-    "intermediate_size": 40,
-    "max_position_embeddings": 32,
-}
-WITHOUT_DROPOUT = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
-CONFIG = preset("tiny", vocab_size=60, **SIZES, **WITHOUT_DROPOUT)
+CONFIG = preset("tiny", vocab_size=60, **SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -42,32 +33,8 @@ def data(tmp_path_factory):
 
 def command(data, output, **changes):
     phase = {"seq_len": 16, "global_batch": 12, "steps": 6, "peak_lr": 0.02, "warmup_steps": 1}
-    config = {
-        "data": [str(data)],
-        "output": str(output),
-        "phases": [phase],
-        "model": {"preset": "tiny", "overrides": SIZES | WITHOUT_DROPOUT},
-        "validation": {"interval": 2},
-        "checkpoint": {"interval": 2},
-        "micro_tokens": 48,
-        "seed": 11,
-    }
-    path = output.with_suffix(".yaml")
-    path.write_text(yaml.safe_dump(config | changes))
-    return ["pretrain", "--config", str(path)]
-
-
-def launch(program, arguments, world_size, expected=0):
-    finished = run_ranks([*program, *arguments], world_size, timeout=400)
-    assert [process.returncode for process in finished] == [expected] * world_size, finished[
-        0
-    ].stderr
-    return finished[0].stdout + finished[0].stderr
-
-
-def rows_of(run, split="train"):
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if row["split"] == split]
+    often = {"validation": {"interval": 2}, "checkpoint": {"interval": 2}}
+    return write_config(output, data, **{"phases": [phase], **often, "seed": 11, **changes})
 
 
 def die_after(step):
@@ -128,18 +95,6 @@ def test_left_to_right_predicts_every_token_with_lamb_and_its_trust_ratios(data,
     assert validation["masked"] > 8 * validation["instances"]  # every token but the last of each
     config = json.loads((tmp_path / "run" / "run.json").read_text())["model"]
     assert config["is_causal"] is True
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="generated code for the CPU is C++")
-def test_a_compiled_run_trains_as_a_plain_one(data, tmp_path):
-    for name, is_compiled in (("plain", False), ("compiled", True)):
-        launch(
-            OURS,
-            command(data, tmp_path / name, compile=is_compiled, zero_stage=2, precision="fp32"),
-            1,
-        )
-    losses = [[row["loss"] for row in rows_of(tmp_path / name)] for name in ("plain", "compiled")]
-    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
 def test_a_run_starts_from_an_export_and_refuses_another_start_later(data, tmp_path):
