@@ -6,6 +6,7 @@ Run as a program, this file is a rank: of ours, or of DeepSpeed around transform
 import dataclasses
 import hashlib
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tests.trainer.two_ranks import random_micro_batch, run_ranks
 from trainer.checkpoints.saver import CheckpointSaver
 from trainer.checkpoints.settings import CheckpointSettings
 from trainer.cli import main as command
+from trainer.conversion.huggingface import hf_names
 from trainer.conversion.initial_weights import read_initial_weights
 from trainer.engine.deepspeed_config import deepspeed_config
 from trainer.engine.start import start_engine
@@ -109,6 +111,10 @@ def train_stock(folder, stage):
         losses.append(sum(ranks.gather(float(found.loss.detach()))) / ranks.world_size)
     if ranks.rank == 0:
         (folder / f"stock-{stage}.json").write_text(json.dumps(losses))
+    if stage == 1:
+        engine.save_checkpoint(str(folder / "native"), tag="native")
+        if ranks.rank == 0:
+            torch.save(model.state_dict(), folder / "native.pt")
 
 
 def losses_of(folder, name):
@@ -126,13 +132,21 @@ def trained(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def stock(trained):
+    """Losses by ZeRO stage of two ranks that went on from it."""
+    for stage in (1, 3):
+        for process in run_ranks([__file__, str(trained), str(stage)], 2):
+            assert process.returncode == 0, process.stderr
+    return {stage: losses_of(trained, f"stock-{stage}") for stage in (1, 3)}
+
+
 @pytest.mark.engines
 @pytest.mark.parametrize("stage", [1, 3])
-def test_stock_deepspeed_goes_on_with_equal_losses_on_another_number_of_ranks(trained, stage):
-    for process in run_ranks([__file__, str(trained), str(stage)], 2):
-        assert process.returncode == 0, process.stderr
-    found = losses_of(trained, f"stock-{stage}")
-    assert found == pytest.approx(losses_of(trained, "ours")[SAVED:], rel=1e-6)
+def test_stock_deepspeed_goes_on_with_equal_losses_on_another_number_of_ranks(
+    trained, stock, stage
+):
+    assert stock[stage] == pytest.approx(losses_of(trained, "ours")[SAVED:], rel=1e-6)
 
 
 @pytest.mark.engines
@@ -147,6 +161,20 @@ def test_a_run_begins_with_the_weights_of_one(trained):
 def command_weights(folder):
     assert command(["export", str(folder / "run"), "--output", str(folder / "hf")]) == 0
     return read_initial_weights(str(folder / "hf")).state
+
+
+@pytest.mark.engines
+def test_what_deepspeed_converts_itself_is_read_too(trained, stock):
+    places = ["--input_folder", trained / "native/native", "--output_folder", trained / "native/u"]
+    program = ["-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state"]
+    [process] = run_ranks([*program, *map(str, places)], 1)
+    assert process.returncode == 0, process.stderr
+    shutil.copy(trained / "universal/config.json", trained / "native")
+    found = read_initial_weights(str(trained / "native")).state
+    expected = torch.load(trained / "native.pt")
+    assert all(
+        torch.equal(found[ours], expected[theirs]) for ours, theirs in hf_names(BERT).items()
+    )
 
 
 @pytest.mark.engines
