@@ -6,8 +6,9 @@ Face.
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Any, cast
 
 import webdataset
@@ -16,7 +17,7 @@ from torch.utils.data import get_worker_info
 from pipeline.shards.dataset import Dataset
 from trainer.order.source import Mixture, open_mixture
 from trainer.reading.settings import Reading
-from trainer.stream.step import StepLoader, StepSizes
+from trainer.stream.step import RankStep, StepLoader, StepSizes
 
 Stage = Callable[[Iterator[Any]], Iterable[Any]]
 
@@ -30,9 +31,6 @@ def planned_steps(
     world_size: int,
     global_batch: int,
     micro_tokens: int,
-    seed: int,
-    state: Mapping[str, Any] | None = None,
-    num_steps: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> "PlannedSteps":
@@ -47,29 +45,19 @@ def planned_steps(
         world_size: As in StepSizes.
         global_batch: As in StepSizes.
         micro_tokens: As in StepSizes.
-        seed: Random seed of the order of shards.
-        state: `RankStep.state` of the last step that was used, to continue after it; None begins
-            at position 0.
-        num_steps: The stream ends after so many steps; None is without end.
         storage_options: Options of the datasets' filesystems, for URLs.
-        options: Further arguments of `StepLoader`.
+        options: Further arguments of `StepLoader`, such as the seed, which it needs.
 
     Raises:
         ValueError: Sizes do not fit together. What is wrong with data or state is raised when
             they are read.
         TypeError: An option is none of StepLoader's.
     """
-    StepSizes(rank, world_size, global_batch, micro_tokens).check(seq_len)
-    sizes = {
-        "rank": rank,
-        "world_size": world_size,
-        "global_batch": global_batch,
-        "micro_tokens": micro_tokens,
-    }
-    arguments = {**sizes, "seed": seed, "state": state, "num_steps": num_steps, **options}
+    sizes = StepSizes(rank, world_size, global_batch, micro_tokens)
+    sizes.check(seq_len)
+    arguments = {**vars(sizes), **options}
     inspect.signature(StepLoader).bind(data, split, seq_len, **arguments)
-    if isinstance(data, str):
-        data = [data]
+    data = [data] if isinstance(data, str) else data
     return PlannedSteps(partial(_open_loader, data, storage_options, split, seq_len, arguments))
 
 
@@ -82,6 +70,9 @@ class PlannedSteps(webdataset.DataPipeline, webdataset.FluidInterface):  # type:
     step that goes in, which is checked there. Every iteration begins at the same state.
     """
 
+    _loaded: Mapping[str, Any] = {}
+    _samples: "Samples | None" = None
+
     def __iter__(self) -> "Samples":
         """Begins to read.
 
@@ -93,29 +84,99 @@ class PlannedSteps(webdataset.DataPipeline, webdataset.FluidInterface):  # type:
                 "with_epoch and repeat would begin at the same step again and again: ask for num_steps"
             )
         open_loader, *stages = self.pipeline
-        return Samples(open_loader(), [partial(self.invoke, stage) for stage in stages])
+        stages = [partial(self.invoke, stage) for stage in stages]
+        self._samples = Samples(open_loader(self._loaded), stages, self._loaded)
+        return self._samples
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the last iteration stands, in plain values: after the last sample that it gave.
+
+        Between the samples of one step it says how many to pass over.
+        """
+        return dict(self._samples.state() if self._samples else self._loaded)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Lets iterations go on where another stood; after whole steps on any number of ranks."""
+        self._loaded, self._samples = dict(state), None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What goes to a worker: nothing that was read here."""
+        return {**vars(self), "_samples": None}
+
+
+@dataclass
+class _Progress:
+    """How far an iteration has come.
+
+    Attributes:
+        before: The step before the last that went into the stages.
+        last: The last one.
+        num_steps: Steps that went in.
+        num_samples: Samples that came out.
+        num_given: Those of them since the last step went in.
+    """
+
+    before: RankStep | None = None
+    last: RankStep | None = None
+    num_steps: int = 0
+    num_samples: int = 0
+    num_given: int = 0
 
 
 class Samples(Iterator[Any]):
     """One iteration of a pipeline.
 
-    Leave it with `close()` or as a context manager, or let go of it.
+    Leave it with `close()` or as a context manager, or let go of it and the pipeline.
 
     Attributes:
         loader: The steps that the samples are made of.
     """
 
-    def __init__(self, loader: StepLoader, stages: Sequence[Stage]) -> None:
-        """The samples that stages, one after another, make of the steps."""
-        self.loader = loader
-        worker = get_worker_info()
-        if worker is not None and worker.num_workers > 1:
-            self._samples = _one_for_one(loader, stages)
-        else:
-            self._samples = _through(loader, stages)
+    def __init__(
+        self, loader: StepLoader, stages: Sequence[Stage], loaded: Mapping[str, Any]
+    ) -> None:
+        """The samples that stages, one after another, make of the steps after a loaded state."""
+        self.loader, self._loaded, worker = loader, loaded, get_worker_info()
+        self._num_workers = worker.num_workers if worker is not None else 1
+        self._progress = progress = _Progress()
+        self._given = replace(progress)
+        samples = _count_steps(loader, progress)
+        for stage in stages:
+            samples = iter(stage(samples))
+        samples = _count_samples(samples, progress, self._num_workers > 1)
+        self._samples = islice(samples, loaded.get("given", 0), None)
+        self._ahead: list[Any] = []
+        self._failure: Exception | None = None
 
     def __next__(self) -> Any:
-        return next(self._samples)
+        if self._failure is not None and not self._ahead:
+            raise self._failure
+        sample = self._ahead.pop() if self._ahead else next(self._samples)
+        self._given = replace(self._progress)
+        return sample
+
+    def state(self) -> Mapping[str, Any]:
+        """Where it stands; whether a step is over shows when the next sample is made."""
+        given, now = self._given, self._progress
+        if not given.num_steps:
+            return self._loaded or self._after(None)
+        if self._num_workers > 1:
+            return {**self._after(given.last), "workers": self._num_workers}
+        if not self._ahead and self._failure is None:
+            try:
+                self._ahead.append(next(self._samples))
+            except Exception as error:  # noqa: BLE001 - raised where the sample is asked for
+                self._failure = error
+        if isinstance(self._failure, StopIteration) and not self._ahead:
+            return self._after(now.last)
+        if now.num_steps > given.num_steps and self._ahead:
+            return self._after(now.before)
+        return self._after(given.before, given.num_given)
+
+    def _after(self, step: RankStep | None, given: int = 0) -> dict[str, Any]:
+        state = self.loader.begin.to_dict() if step is None else step.state
+        number = self.loader.first_step if step is None else step.step + 1
+        return {**state, "step": number, "given": given, "workers": 0}
 
     def __enter__(self) -> "Samples":
         return self
@@ -128,44 +189,35 @@ class Samples(Iterator[Any]):
         self.loader.close()
 
 
-def _through(samples: Iterator[Any], stages: Iterable[Stage]) -> Iterator[Any]:
-    for stage in stages:
-        samples = iter(stage(samples))
-    return samples
+def _count_steps(loader: StepLoader, progress: _Progress) -> Iterator[Any]:
+    for step in loader:
+        progress.before, progress.last, progress.num_given = progress.last, step, 0
+        progress.num_steps += 1
+        yield step
 
 
-def _one_for_one(loader: StepLoader, stages: Iterable[Stage]) -> Iterator[Any]:
-    """The samples of one of several workers.
+def _count_samples(samples: Iterator[Any], progress: _Progress, in_turn: bool) -> Iterator[Any]:
+    """Counts samples, and in one of several workers that each step gives one.
 
     Raises:
         ValueError: A stage made none of a step, or several, or holds some back: a loader that takes
             from its workers in turn would mix steps up.
     """
-    taken = given = 0
-
-    def count_steps() -> Iterator[Any]:
-        nonlocal taken
-        for step in loader:
-            taken += 1
-            yield step
 
     def check() -> None:
-        if given != taken:
+        if in_turn and progress.num_samples != progress.num_steps:
             raise ValueError(
-                f"a stage of the pipeline made {given} samples of {taken} steps: with several workers each step must"
-                " give one, or their order is lost. Put shuffle, select, batched, unbatched and unlisted behind the"
-                " loader: WebLoader(steps.map(...), batch_size=None, num_workers=2).shuffle(100)"
+                f"a stage of the pipeline made {progress.num_samples} samples of {progress.num_steps} steps: with"
+                " several workers each step must give one, or their order is lost. Put shuffle, select, batched,"
+                " unbatched and unlisted behind the loader:"
+                " WebLoader(steps.map(...), batch_size=None, num_workers=2).shuffle(100)"
             )
 
-    for sample in _through(count_steps(), stages):
-        given += 1
+    for sample in samples:
+        progress.num_samples, progress.num_given = progress.num_samples + 1, progress.num_given + 1
         check()
         yield sample
     check()
-
-
-def _are_urls(data: Sequence[str] | Dataset | Mixture) -> bool:
-    return not isinstance(data, Dataset) and all(isinstance(each, str) for each in data)
 
 
 def _open_loader(
@@ -174,28 +226,30 @@ def _open_loader(
     split: str,
     seq_len: int,
     arguments: Mapping[str, Any],
+    loaded: Mapping[str, Any],
 ) -> StepLoader:
     """Begins to read what falls to this process: all steps of the rank, or a worker's."""
-    reading = replace(
-        arguments.get("reading") or Reading(),
-        rank=arguments["rank"],
-        num_ranks=arguments["world_size"],
-    )
+    reading = arguments.get("reading") or Reading()
+    reading = replace(reading, rank=arguments["rank"], num_ranks=arguments["world_size"])
+    changes: dict[str, Any] = {}
+    are_urls = not isinstance(data, Dataset) and all(isinstance(each, str) for each in data)
+    if loaded:
+        first_step, num_steps = arguments.get("first_step", 0), arguments.get("num_steps")
+        changes = {"state": loaded, "first_step": loaded.get("step", first_step)}
+        if num_steps is not None:
+            changes["num_steps"] = first_step + num_steps - changes["first_step"]
     if (worker := get_worker_info()) is not None:
-        if not _are_urls(data):
+        if not are_urls:
             raise ValueError(
                 "opened datasets do not go to a DataLoader's workers: give planned_steps their URLs"
             )
         reading = replace(reading, buffer_bytes=max(1, reading.buffer_bytes // worker.num_workers))
-        arguments = {
-            **arguments,
-            "worker": worker.id,
-            "num_workers": worker.num_workers,
-            "pin_memory": False,
-        }
-    arguments = {**arguments, "reading": reading}
-    if _are_urls(data):
+        changes |= {"num_workers": worker.num_workers, "pin_memory": False}
+        # A worker's state is that after a step of its own: its next comes after those of all others.
+        changes["worker"] = worker.num_workers - 1 if loaded.get("workers") else worker.id
+    if are_urls:
         data = open_mixture(
             cast("Sequence[str]", data), storage_options, arguments.get("wait_policy")
         )
+    arguments = {**arguments, "reading": reading, **changes}
     return StepLoader(cast("Dataset | Mixture", data), split, seq_len, **arguments)

@@ -116,6 +116,7 @@ class StepLoader:
     Attributes:
         passes: What is known of the datasets.
         begin: The state that it began with.
+        first_step: Steps taken before.
         reads: Counts requests, blocks and bytes asked for so far.
     """
 
@@ -161,7 +162,7 @@ class StepLoader:
         self.passes = KnownPasses(mixture, split, seq_len, wait_policy)
         self.begin = _begin(self.passes, seed, num_lanes, global_batch, state).skipping(skip)
         self.reads = reader = BlockReader(self.passes.shards, reading or Reading())
-        end = None if num_steps is None else first_step + num_steps
+        self.first_step, end = first_step, None if num_steps is None else first_step + num_steps
         steps = _Steps(self.passes, self.begin, sizes, first_step, end)
         self._ready: queue.Queue[list[RankStep] | BaseException] = queue.Queue(PREFETCH_GROUPS)
         self._taken: deque[RankStep] = deque()
