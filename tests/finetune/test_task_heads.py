@@ -223,17 +223,9 @@ def test_micro_batches_add_up(kind):
 
 
 def test_dropout_stands_where_transformers_has_it():
-    dropouts = {
-        kind: build_task_model(tiny_config(), head, seed=1).dropout.p
-        for kind, head in HEADS.items()
-    }
-    assert dropouts == {
-        "classification": 0.1,
-        "regression": 0.1,
-        "choice": 0.1,
-        "tokens": 0.1,
-        "span": 0.0,
-    }
+    for kind, head in HEADS.items():
+        model = build_task_model(tiny_config(), head, seed=1)
+        assert model.dropout.p == (0.0 if kind == "span" else 0.1)
     assert build_task_model(tiny_config(), Head("regression", dropout=0.3), seed=1).dropout.p == 0.3
 
 

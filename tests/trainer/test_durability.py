@@ -94,21 +94,6 @@ def test_the_marker_is_gone_for_good_before_anything_else_of_a_checkpoint(ranks,
 
 
 @pytest.mark.engines
-def test_a_checkpoint_saved_again_loses_its_marker_first(ranks, tmp_path, events):
-    """The same step is saved twice where a run went back."""
-    trained = Trained(ranks, tmp_path / "run", url=None)
-    trained.save(1)
-    events.clear()
-    trained.save(1)
-    marker = f"run/checkpoints/{STEP}/{COMMITTED}"
-    assert events[:3] == [
-        ("unlink", marker),
-        ("fsync", f"run/checkpoints/{STEP}"),
-        ("rmtree", marker[: -len("/COMMITTED")]),
-    ]
-
-
-@pytest.mark.engines
 def test_at_a_url_the_marker_is_removed_first(ranks, bucket, tmp_path, monkeypatch):
     trained = Trained(ranks, tmp_path / "run")
     trained.save(1)
@@ -116,7 +101,8 @@ def test_at_a_url_the_marker_is_removed_first(ranks, bucket, tmp_path, monkeypat
     note = lambda store, path: (removed.append(path.rpartition("/")[2]), remove(store, path))  # noqa: E731
     monkeypatch.setattr(type(bucket), "rm_file", note)
     trained.store.remove_checkpoints([STEP])
-    assert removed == [COMMITTED, *FILES, "state.json"]
+    assert removed[0] == COMMITTED
+    assert sorted(removed[1:]) == [*FILES, "state.json"]  # several at once, in any order
 
 
 @pytest.mark.engines
