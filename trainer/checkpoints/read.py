@@ -63,7 +63,7 @@ def newest_checkpoint(checkpoints: Path) -> Path:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """state.json of a committed checkpoint; a ValueError where it is damaged or of another format."""
+    """state.json of a committed checkpoint, checked; of no other format."""
     verify_file(path, STATE)
     file = path / STATE
     state = parse_object(file.read_bytes(), str(file), _remedy(path))
@@ -111,7 +111,7 @@ def read_states(path: Path) -> dict[str, dict[str, Tensor]]:
 
 
 def read_marker(path: Path) -> dict[str, dict[str, Any]]:
-    """Bytes and sha256 of a checkpoint's files by name, from COMMITTED, which must be plain names."""
+    """Bytes and sha256 of a checkpoint's files by plain names, from COMMITTED."""
     try:
         files = json.loads((path / COMMITTED).read_bytes())["files"].items()
         described = {name: {key: each[key] for key in ("bytes", "sha256")} for name, each in files}

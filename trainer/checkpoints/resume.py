@@ -67,7 +67,7 @@ def choose_checkpoint(
 ) -> Path | None:
     """The checkpoint to load, on this node's disk; None where there is none. Called by all ranks.
 
-    With `skip_damaged` it is the newest one that is whole, and with `before` one of an earlier step.
+    With `skip_damaged` it is the newest whole one, with `before` one of an earlier step.
     """
     is_shared = _see_same_folder(run, ranks)
     everywhere = all(ranks.gather(is_shared))

@@ -75,7 +75,7 @@ class CheckpointStore:
     def fetch_checkpoint(
         self, name: str, checkpoints: Path, files: Iterable[str] | None = None
     ) -> Path:
-        """Downloads a committed checkpoint, or some of its files; its folder appears when all are there."""
+        """Downloads a checkpoint, or some files; its folder appears when all are there."""
         folder = checkpoints / f"{name}.tmp"
         remove_folders(checkpoints / name, folder)
         folder.mkdir(parents=True)

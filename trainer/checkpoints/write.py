@@ -105,7 +105,7 @@ def _copy_piece(
     weights: Mapping[str, Tensor],
     copies: HostCopies,
 ) -> Tensor:
-    """A piece of a state, or of the weights, where the copy of the model's serves if that is fp32."""
+    """A piece of a state, or of the weights, for which the model's fp32 copy serves."""
     whole = weights.get(piece.name)
     if kind == "fp32" and whole is not None and whole.dtype == torch.float32:
         return whole.view(-1).narrow(0, piece.start, piece.numel)

@@ -1,4 +1,4 @@
-"""A trained model as a folder that Hugging Face transformers opens, and back; any fsspec URL will do."""
+"""A trained model as a folder or fsspec URL that Hugging Face transformers opens, and back."""
 
 import json
 from collections.abc import Mapping

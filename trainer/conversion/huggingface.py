@@ -152,7 +152,7 @@ def from_hf_task_state(
 
 
 def to_hf_config(config: BertConfig, pad_id: int, head: Head | None = None) -> dict[str, Any]:
-    """Content of config.json: transformers opens it as a BERT to pretrain, or as the head's class."""
+    """Content of config.json, for transformers' BERT to pretrain or the head's class."""
     model_type = "megatron-bert" if config.pre_norm else "bert"
     suffix = "ForPreTraining" if head is None else _CLASSES[head.kind]
     settings = {
@@ -177,7 +177,7 @@ def to_hf_config(config: BertConfig, pad_id: int, head: Head | None = None) -> d
 
 
 def from_hf_config(settings: Mapping[str, Any], where: str) -> BertConfig:
-    """Our config from config.json; refuses a model that ours is not, such as of another activation."""
+    """Our config from config.json; refuses a model that ours is not."""
     model_type = settings.get("model_type", "bert")
     if model_type not in _MODEL_TYPES:
         raise ValueError(

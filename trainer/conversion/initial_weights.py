@@ -1,4 +1,4 @@
-"""Weights of models trained elsewhere: of Hugging Face, of exports, and of Google's releases. Nothing is unpickled."""
+"""Weights of models trained elsewhere, without unpickling code: what `--init_from` names."""
 
 import hashlib
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ _ROWS_BY_TOKEN = frozenset({"bert.embeddings.word.weight", "mlm_head.bias"})
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """Sizes, parameters under our names (fp32, without heads that it lacks) and vocab.txt of a folder."""
+    """Sizes, parameters under our names (fp32, of heads that are there) and vocab.txt."""
 
     config: BertConfig
     state: dict[str, Tensor]

@@ -1,4 +1,4 @@
-"""README.md of an exported model: what it is and what it was trained on, as far as the export knows.
+"""README.md of an exported model: what it is and how it was trained, as far as is known.
 
 It ends with a mark by which an export knows its own card again.
 """

@@ -14,8 +14,8 @@ class ExportSettings:
             will do too.
         output: Folder or fsspec URL to write. An earlier export there is replaced, anything else
             refused.
-        output_format: Who reads it: huggingface; or deepspeed-universal, with the optimizer's state,
-            for deepspeed.initialize with load_universal, from a run's folder on this machine.
+        output_format: Who reads it: huggingface; or deepspeed-universal, with the optimizer's
+            state, for deepspeed.initialize with load_universal, from a run's folder here.
         storage_options: Options of the run's filesystem, as JSON or @FILE. Its environment
             variables count too.
     """

@@ -1,4 +1,4 @@
-"""DeepSpeed's universal checkpoints, which any number of its ranks goes on from, by names of transformers.
+"""DeepSpeed's universal checkpoints, for any number of its ranks, by names of transformers.
 
     latest_universal                                        the name of the folder beside it
     universal/zero/NAME/fp32.pt, exp_avg.pt, exp_avg_sq.pt  a parameter and its states, whole
@@ -25,7 +25,7 @@ from trainer.model.config import BertConfig
 LATEST, TAG = "latest_universal", "universal"
 _KINDS = ("fp32", "exp_avg", "exp_avg_sq")
 _MOST_GROUPS = 64
-"""DeepSpeed reads no more groups of parameters than were written; their settings stay the reader's."""
+"""DeepSpeed reads no more groups than were written; their settings stay the reader's."""
 
 
 def universal_files(
@@ -57,7 +57,7 @@ def universal_files(
 
 
 def load_universal(folder: str) -> tuple[BertConfig, dict[str, Tensor]]:
-    """Config and parameters (our names, fp32) of a checkpoint that has the model's config.json beside."""
+    """Config and parameters (our names, fp32) of a checkpoint with config.json beside it."""
     config, files = from_hf_config(read_json(folder, CONFIG), f"{folder}/{CONFIG}"), Folder(folder)
     tag = files.read(LATEST).decode().strip()
     found = {

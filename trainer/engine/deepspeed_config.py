@@ -1,4 +1,4 @@
-"""DeepSpeed's settings: what a ds_config.json says of a run, and what the trainer writes. Without torch."""
+"""DeepSpeed's settings: what a ds_config.json says, and what the trainer writes."""
 
 import json
 import os

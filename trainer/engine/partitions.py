@@ -49,7 +49,7 @@ def refresh_weights(engine: Any, optimizer: ShardedOptimizer) -> None:
 
 @torch.no_grad()
 def check_partitions(engine: Any, optimizer: ShardedOptimizer, ranks: Ranks) -> None:
-    """Refuses fragments that do not cover every parameter once, or hold other values: norms rest on them."""
+    """Refuses fragments, on which norms rest, that miss an element or hold another's."""
     everything = engine.module.named_parameters()
     parameters = {name: each for name, each in everything if each.requires_grad}
     covered = torch.zeros(len(parameters), dtype=torch.int64)

@@ -60,7 +60,7 @@ class SpikeGuard:
         return self.streak is not None and self.streak.length >= MOST_SKIPPED
 
     def note(self, norm: float, step: int, phase: int, positions: tuple[int, int]) -> bool:
-        """Takes in a step's norm before clipping, and its stream positions; whether it was taken."""
+        """Takes in a step's norm before clipping, and its positions; whether it was taken."""
         if norm < self.limit:  # false for NaN
             self._norms.append(norm)
             self.streak = None

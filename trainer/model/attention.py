@@ -3,10 +3,10 @@
 Shapes: B sequences, T packed tokens, S length, A heads, D head size, P positions of the padded
 buffer.
 
-| back end | runs on                                          | how
-|----------|--------------------------------------------------|------------------------------------------
-| padded   | any device, any dtype                            | pad, scaled_dot_product_attention, unpad
-| flash    | CUDA of capability 8.0 or later, fp16 and bf16   | the kernel under torch's varlen_attn
+| back end | runs on                                        | how
+|----------|------------------------------------------------|---------------------------------------
+| padded   | any device, any dtype                          | pad, scaled_dot_product_attention, unpad
+| flash    | CUDA of capability 8.0 or later, fp16 and bf16 | the kernel under torch's varlen_attn
 
 "auto" stands for flash where it can run. Both drop out.
 """
@@ -60,7 +60,7 @@ class PackedSequences:
 
 
 def padded_layout(cu_seqlens: Tensor, row_step: int = ROW_STEP) -> PaddedLayout:
-    """Lays the sequences out as padded rows, grouped by length; on a GPU the host waits for it once."""
+    """Sequences as padded rows, grouped by length; on a GPU the host waits for it once."""
     starts_B1 = cu_seqlens.cpu().long()
     lengths_B = starts_B1.diff()
     rounded_B = (lengths_B + row_step - 1) // row_step * row_step

@@ -11,7 +11,7 @@ ATTENTION_BACKENDS = ("auto", "padded", "flash")
 
 @dataclass(frozen=True)
 class BertConfig:
-    """One BERT encoder with its pretraining heads; defaults are BERT-BASE (BERT paper, section 3)."""
+    """An encoder with its pretraining heads; defaults are BERT-BASE (BERT paper, section 3)."""
 
     vocab_size: int = 30_522
     hidden_size: int = 768

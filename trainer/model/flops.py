@@ -17,7 +17,7 @@ TRAINING_OVER_FORWARD = 3  # a backward pass makes two products for each one of 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Real tokens, their squares (for attention) and masked positions: means, or sums of a batch."""
+    """Real tokens, their squares (for attention), masked positions: means or sums."""
 
     tokens: float
     squared_tokens: float

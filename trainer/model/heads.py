@@ -11,7 +11,7 @@ from trainer.model.config import BertConfig
 
 
 class MaskedLmHead(nn.Module):
-    """Predicts the token at a masked position (BERT paper, 3.1); the decoder is the word embedding."""
+    """Predicts masked tokens (BERT paper, section 3.1); the decoder is the word embedding."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()

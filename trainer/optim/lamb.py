@@ -1,4 +1,4 @@
-"""LAMB (You et al. 2020, algorithm 2), whose trust ratios are those of whole tensors, however split.
+"""LAMB (You et al. 2020, algorithm 2), with trust ratios of whole tensors, however split.
 
 As NVIDIA's BERT uses it: the gradient is clipped by its global norm first, both means are
 bias-corrected, tensors without weight decay (biases, LayerNorm) take Adam's step, and no ratio is
@@ -24,7 +24,7 @@ from trainer.optim.adamw import AdamW
 
 @dataclass(frozen=True)
 class _Proposal:
-    """An update not yet made: both running means after it, and what is added to weights unscaled."""
+    """An update not yet made: both means after it, and what is added to weights unscaled."""
 
     moments: tuple[list[Tensor], list[Tensor]]
     updates: list[Tensor]

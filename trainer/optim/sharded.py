@@ -67,7 +67,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def __init__(
         self, named_parameters: Iterable[tuple[str, Parameter]], max_grad_norm: float
     ) -> None:
-        """Takes the model's parameters by name before DeepSpeed flattens them; a norm of 0 clips none."""
+        """Takes parameters by name before DeepSpeed flattens them; a norm of 0 clips none."""
         self._parameters = {name: each for name, each in named_parameters if each.requires_grad}
         self.decays_P = torch.tensor([decays(*each) for each in self._parameters.items()])
         self._fragments: list[Fragment] | None = None
@@ -109,7 +109,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return self.is_partitioned and torch.distributed.get_world_size() > 1
 
     def adopt(self, partitions: Sequence[Tensor]) -> None:
-        """Takes what ZeRO-3 lets this rank update, which is in `param_groups` during a step only."""
+        """Takes what ZeRO-3 lets this rank update; `param_groups` has it in a step only."""
         assert len(partitions) == 1, "clipping needs all parameters in one sub-group"
         self._partitions = list(partitions)
 
@@ -166,7 +166,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._carried = sums
 
     def has_arrived(self) -> bool:
-        """Whether what was carried has been added up: not if no step came, or none that asked others."""
+        """Whether what was carried was added up: not without a step that asked others."""
         arrived, self._carried = self._carried is None, None
         return arrived
 
@@ -219,7 +219,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return [fragment.of(tensors) for fragment in self.fragments]
 
     def _measure(self, gradients: list[Tensor]) -> Tensor:
-        """[P] squared norms of the gradient before clipping, which stays, as do weights and states."""
+        """[P] squared norms of the gradient before clipping; changes nothing."""
         return self.squared_norms(gradients)
 
     def _update(self, gradients: list[Tensor], divisor: Tensor | None) -> None:
@@ -243,7 +243,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 yield Fragment(name, index, whole.start, whole.numel, 0, partition.start, decay)
 
     def _find_zero3_fragments(self, partition: Tensor) -> Iterable[Fragment]:
-        """Every parameter is cut into as many pieces as there are ranks, the last padded or empty."""
+        """Every parameter is cut into a piece a rank, the last padded or empty."""
         rank, offset = torch.distributed.get_rank(), 0
         for index, (name, parameter) in enumerate(self._parameters.items()):
             whole: Any = parameter

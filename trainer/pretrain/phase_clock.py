@@ -30,7 +30,7 @@ class PhaseClock:
         return self.spent_seconds + time.monotonic() - self._began
 
     def learning_rate(self, step: int, elapsed_seconds: float) -> float:
-        """The learning rate of the next step; by time, of the step that is as far as the time is."""
+        """The rate of the next step; by time, of the step that is as far as the time is."""
         if self.budget_seconds is None:
             return self.phase.schedule.learning_rate(step)
         share = min(1.0, elapsed_seconds / self.budget_seconds)

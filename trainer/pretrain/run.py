@@ -176,7 +176,7 @@ def open_data(
     wait_policy: WaitPolicy | None,
     ranks: Ranks,
 ) -> Mixture:
-    """The datasets, whose tables rank 0 reads for all ranks; raises as `open_mixture`, on every rank.
+    """The datasets, whose tables rank 0 reads for all ranks; raises as `open_mixture`.
 
     With a wait policy a build is followed, in which every rank looks for passes itself.
     """
