@@ -32,15 +32,9 @@ LAUNCHERS_GRACE_SECONDS = 30.0
 
 
 class LauncherWatch:
-    """Notices that the launcher is gone.
+    """Calls `on_loss` once when the launcher is gone, and ends the process after grace_seconds.
 
-    Then ranks have GRACE_SECONDS to save and leave by themselves.
-
-    Attributes:
-        on_loss: Called once; None, as before there is something to save, leaves at once.
-        grace_seconds: How long ranks may save after that.
-        has_launcher: Whether there is one.
-        has_deepspeed: Whether one is DeepSpeed's.
+    Without `on_loss`, as before there is something to save, it leaves at once.
     """
 
     def __init__(self, grace_seconds: float = GRACE_SECONDS) -> None:
@@ -65,10 +59,7 @@ class LauncherWatch:
 
 
 def find_launchers() -> dict[int, str]:
-    """Process ids of this process's parents that are launchers, and when each began.
-
-    They are listed up to the first parent that is none.
-    """
+    """Process ids of this process's next parents that are launchers, and when each began."""
     found: dict[int, str] = {}
     pid = os.getppid()
     while (started := _started(pid)) and is_launcher(_arguments(pid)):
@@ -78,10 +69,7 @@ def find_launchers() -> dict[int, str]:
 
 
 def is_launcher(arguments: list[str]) -> bool:
-    """Whether a command line starts a launcher.
-
-    That is `python .../deepspeed ...` or `python -m deepspeed.launcher.launch`.
-    """
+    """Whether a command line is `python .../deepspeed` or `python -m deepspeed.launcher.launch`."""
     for index, argument in enumerate(arguments[:5]):
         if argument == "-m":
             return "".join(arguments[index + 1 : index + 2]).startswith(LAUNCHER_MODULES)
@@ -91,15 +79,9 @@ def is_launcher(arguments: list[str]) -> bool:
 
 
 class StopRequest:
-    """Whether this rank was told to stop, and by what.
-
-    Attributes:
-        is_made: Whether it was.
-        number: SIGINT after Ctrl-C; otherwise SIGTERM, also where another rank was told.
-    """
+    """Whether this rank was told to stop: by SIGINT after Ctrl-C, otherwise by SIGTERM."""
 
     def __init__(self) -> None:
-        """Makes a request that nobody has made yet."""
         self.is_made = False
         self.number = int(signal.SIGTERM)
 
@@ -116,15 +98,8 @@ def stops_requested(
 ) -> Iterator[None]:
     """Makes a stop signal or the loss of the launcher a request while this holds.
 
-    The process does not end by them. A second Ctrl-C leaves at once, also where the main thread
-    waits for another rank for ever.
-
-    Args:
-        watch: Its patience with a lost launcher grows by Ctrl-C, as that ends the `deepspeed`
-            command at once.
-        stop: What is made.
-        say: Called with the notice by the first Ctrl-C.
-        notice: What the first Ctrl-C means.
+    The first Ctrl-C says the notice; as it ends the `deepspeed` command at once, patience with a
+    lost launcher grows. A second one leaves at once, also where the main thread waits for ever.
     """
     interrupts: list[int] = []
 

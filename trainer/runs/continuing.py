@@ -33,11 +33,7 @@ class Continuable:
         return self.marker not in names and any(name != LOCK for name in names)
 
     def refuse_foreign(self, where: str, names: Collection[str]) -> None:
-        """Refuses a folder of these files if it holds something else.
-
-        Raises:
-            FileExistsError: It does.
-        """
+        """Raises FileExistsError where a folder of these files holds something else."""
         if self.is_foreign(names):
             raise FileExistsError(
                 f"{where} exists and is not {self.kind}, it has no {self.marker}; give another --output, or remove it"
@@ -51,17 +47,11 @@ class Continuable:
     def check_settings(
         self, where: str, old: Mapping[str, Any], new: Mapping[str, Any], others: Sequence[str] = ()
     ) -> None:
-        """Compares what earlier work was begun with and what it is to continue with.
-
-        Args:
-            where: The folder, for the message.
-            old: Plain values as the folder has them.
-            new: Plain values of this command.
-            others: What else differs, in words.
+        """Compares plain values that earlier work was begun with and is to continue with.
 
         Raises:
-            ValueError: Something differs that has to stay; names each with its old and its new
-                value.
+            ValueError: Something differs that has to stay, or `others`, which says so in words;
+                names each with its old and its new value.
         """
         bound_old, bound_new = (
             {k: v for k, v in each.items() if k not in self.free} for each in (old, new)

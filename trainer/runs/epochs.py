@@ -21,12 +21,7 @@ def instances_a_pass(mixture: Mixture, seq_len: int) -> int:
 
 
 def lengthen_phases(settings: PretrainSettings, a_pass: Sequence[int]) -> list[Phase]:
-    """The phases with steps for `settings.epochs`, in proportion to their own; as they are without.
-
-    Args:
-        settings: Checked by `resolve`.
-        a_pass: `instances_a_pass` of each phase.
-    """
+    """Phases with steps for `epochs`, in proportion to their own, by `instances_a_pass` of each."""
     if settings.epochs is None:
         return settings.phases
     pairs = zip(settings.phases, a_pass, strict=True)

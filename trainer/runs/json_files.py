@@ -11,16 +11,7 @@ def to_json(values: Mapping[str, Any]) -> bytes:
 
 
 def parse_object(data: bytes, where: str, remedy: str) -> dict[str, Any]:
-    """A JSON object.
-
-    Args:
-        data: What the file holds.
-        where: Path or URL of the file, for messages.
-        remedy: What to do where it is damaged.
-
-    Raises:
-        ValueError: It is not JSON, or no object.
-    """
+    """A JSON object; a ValueError with the file's place and the remedy where it is none."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as error:

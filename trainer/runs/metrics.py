@@ -22,11 +22,7 @@ def loss_columns(
 ) -> dict[str, float]:
     """Mean losses in nats and accuracies from sums over a global batch or a validation set.
 
-    Args:
-        sums: The sums that `trainer.engine.train_step.train_step` returns.
-        masked: Positions predicted; left to right they are in the columns called mlm as well.
-        instances: Instances.
-        has_nsp: Whether next sentences are predicted; there are no such columns otherwise.
+    `masked` counts positions predicted; left to right they are in the columns called mlm as well.
     """
     mlm_loss, nsp_loss = sums[MLM_LOSS] / masked, sums[NSP_LOSS] / instances
     columns = {"loss": mlm_loss, "mlm_loss": mlm_loss, "mlm_accuracy": sums[MLM_HITS] / masked}
@@ -70,10 +66,7 @@ class MetricsFile:
             file.write(json.dumps(row) + "\n")
 
     def cut_after(self, step: int) -> list[int]:
-        """Drops rows of later steps, and a torn last line, before the run continues from `step`.
-
-        Returns:
-            The steps up to this one that have no row of training.
+        """Drops rows after `step` and a torn last line; the steps up to it without a row of training.
 
         Raises:
             ValueError: Another line is no row; the file stays as it is.

@@ -31,14 +31,8 @@ VOCABULARY_HASHES = {"vocab.txt": "vocab_sha256", "tokenizer.json": "tokenizer_s
 """Key of the sha256 of each vocabulary file in what run.json says of a dataset."""
 RUN_KEYS = ("id", "model", "launches", "datasets")
 DATASET_KEYS = (
-    "name",
-    "url",
-    "weight",
-    "root_hash",
-    "settings_hash",
-    "lower_case",
-    *VOCABULARY_HASHES.values(),
-)
+    "name", "url", "weight", "root_hash", "settings_hash", "lower_case", *VOCABULARY_HASHES.values(),
+)  # fmt: skip
 REMEDY = (
     "restore it, from --checkpoint.url if the run has one, or give another --output for a new run"
 )
@@ -71,17 +65,8 @@ class Inside:
 class RunFolder:
     """Paths inside a run's folder.
 
-    Attributes:
-        path: The folder.
-        config: Resolved settings.
-        facts: Versions, hardware, arguments and dataset.
-        metrics: One JSON row per step and validation.
-        checkpoints: Folder of the checkpoints.
-        downloads: Folder in which a node that does not see rank 0's keeps the checkpoint it began
-            with.
-        anomalies: One JSON row per step whose gradient was not taken.
-        stacks: Folder of the stacks that a watchdog leaves of a job that hung.
-        lock: File that the job that trains here holds.
+    `downloads` has the checkpoint that a node began with which does not see rank 0's, `anomalies` a
+    row per step whose gradient was not taken, `stacks` what a watchdog leaves of a job that hung.
     """
 
     path: Path
@@ -100,12 +85,7 @@ class RunFolder:
         return PRETRAINING.is_foreign(names_in(self.path))
 
     def read_facts(self) -> dict[str, Any]:
-        """run.json.
-
-        Raises:
-            FileNotFoundError: The folder holds no run.
-            ValueError: It is damaged.
-        """
+        """run.json; a FileNotFoundError where there is no run, a ValueError if it is damaged."""
         if not self.facts.is_file():
             raise FileNotFoundError(
                 f"{self.path} holds no {RUN_FACTS}; give the --output of a pretrain command"
@@ -113,12 +93,7 @@ class RunFolder:
         return parse_facts(self.facts.read_bytes(), str(self.facts))
 
     def read_config(self) -> dict[str, Any]:
-        """config.yaml, as plain values.
-
-        Raises:
-            FileNotFoundError: It is missing.
-            ValueError: It is damaged.
-        """
+        """config.yaml, as plain values; raises as `read_facts`."""
         if not self.config.is_file():
             raise FileNotFoundError(f"{self.config} is missing; {REMEDY}")
         try:
@@ -133,12 +108,7 @@ class RunFolder:
         return config
 
     def read_vocabulary(self, name: str) -> bytes:
-        """vocab.txt or tokenizer.json, as the dataset had them.
-
-        Raises:
-            FileNotFoundError: It is missing.
-            ValueError: It was changed since, or run.json is damaged.
-        """
+        """vocab.txt or tokenizer.json, as the dataset had them; raises as `read_facts`."""
         path, expected = self.path / name, self.read_facts()["datasets"][0][VOCABULARY_HASHES[name]]
         if not path.is_file():
             raise FileNotFoundError(
@@ -154,11 +124,7 @@ class RunFolder:
 
 
 def parse_facts(data: bytes, where: str) -> dict[str, Any]:
-    """What run.json holds.
-
-    Raises:
-        ValueError: It is damaged, or of an earlier version.
-    """
+    """What run.json holds; a ValueError where it is damaged, or of an earlier version."""
     facts = parse_object(data, where, REMEDY)
     lacking = [key for key in RUN_KEYS if key not in facts]
     datasets = facts.get("datasets", ())

@@ -23,14 +23,7 @@ _PHASE = {
 
 
 def training_facts(config: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON values: optimizer, precision, seed, phases, and hardware and software of the last start.
-
-    Args:
-        config: Resolved settings of the run.
-        facts: Its run.json.
-
-    What these do not say is left out.
-    """
+    """What a run's settings and run.json say: optimizer, precision, seed, phases, the last launch."""
     launches = facts.get("launches") or [{}]
     found = {
         "optimizer": (config.get("optimizer") or {}).get("name"),

@@ -1,4 +1,1 @@
-"""What a run shows of itself while it goes (docs/watching.md).
-
-It shows itself by terminal, TensorBoard and Weights & Biases.
-"""
+"""What a run shows while it goes, by terminal, TensorBoard and W&B (docs/watching.md)."""

@@ -38,14 +38,9 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, float]]:
 
 
 class TensorBoard:
-    """RUN/tensorboard: the curves of every row at its step.
-
-    A run that continues after step T hides what an earlier launch wrote after T, so no step appears
-    twice.
-    """
+    """RUN/tensorboard: the curves of every row at its step; what came after `step` is hidden."""
 
     def __init__(self, folder: Path, step: int) -> None:
-        """Goes on after `step`."""
         from torch.utils.tensorboard import SummaryWriter
 
         self._open: Any = partial(SummaryWriter, str(folder), flush_secs=FLUSH_SECONDS)
@@ -76,24 +71,11 @@ class WeightsAndBiases:
     def __init__(
         self, project: str, folder: Path, facts: Mapping[str, Any], config: Mapping[str, Any]
     ) -> None:
-        """Starts or resumes the W&B run.
-
-        Args:
-            project: Name of the W&B project.
-            folder: The run's folder, whose name the W&B run takes.
-            facts: run.json, whose id the W&B run takes.
-            config: Settings, shown by W&B beside the curves.
-
-        Raises:
-            ValueError: wandb is not installed, or does not start.
-        """
+        """Starts or resumes the W&B run of a folder's name and run.json's id."""
         try:
             import wandb
         except ImportError as error:
-            raise ValueError(
-                f"--wandb needs the package wandb, which cannot be imported ({error}): pip install wandb, or leave "
-                "--wandb out"
-            ) from error
+            raise ValueError(f"--wandb cannot import wandb ({error}): pip install wandb") from error
         try:
             self._run = wandb.init(
                 project=project,
@@ -110,10 +92,7 @@ class WeightsAndBiases:
         self._logged_before = int(self._run.step)
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """The numbers of a row.
-
-        W&B takes no earlier step: repeated ones, which are equal, stay as they were.
-        """
+        """The numbers of a row; W&B takes no earlier step, and repeated ones are equal."""
         if row["step"] >= self._logged_before:
             self._run.log(curves(row), step=row["step"])
 

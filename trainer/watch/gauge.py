@@ -19,12 +19,7 @@ REMEMBERED_STEPS = 100
 
 
 class Gauge:
-    """Turns the counts of a step and its time into columns of metrics.jsonl.
-
-    Attributes:
-        peak_tflops: TFLOP/s of one rank's device, which MFU is a share of; None where it is not
-            known.
-    """
+    """Turns the counts of a step and its time into columns of metrics.jsonl."""
 
     def __init__(
         self,
@@ -33,14 +28,7 @@ class Gauge:
         ranks: Ranks,
         peak_tflops: float | None = None,
     ) -> None:
-        """Starts with nothing measured.
-
-        Args:
-            config: Sizes of the model.
-            phases: Phases of the run.
-            ranks: The ranks that share a step; this one's device stands for all of them.
-            peak_tflops: What the person gave; without it a GPU's data sheet is asked.
-        """
+        """Without TFLOP/s of a rank's device, which MFU is a share of, a GPU's data sheet is asked."""
         if ranks.device.type == "cuda" and peak_tflops is None:
             peak_tflops = peak_tflops_of(torch.cuda.get_device_name(ranks.device))
         self.peak_tflops = peak_tflops
@@ -52,17 +40,9 @@ class Gauge:
     def columns(
         self, counts: StepCounts, seconds: float, phase: int, steps_left: int
     ) -> dict[str, Any]:
-        """What the step that has just been made adds to its row.
+        """What the step that has just been made, and its steps left of the phase, add to its row.
 
-        Args:
-            counts: Counts of the global batch.
-            seconds: Time from asking for the batch until its update was made.
-            phase: Index of the step's phase.
-            steps_left: Steps that are left of that phase.
-
-        Returns:
-            tokens_per_second, max_over_mean_tokens, data_wait_share, model_tflops_per_rank, mfu
-            (None without a peak), peak_memory_bytes, eta_seconds.
+        `seconds` run from asking for the batch until its update was made; mfu is None without a peak.
         """
         lengths = Lengths(counts.tokens, counts.squared_tokens, counts.masked)
         flops = training_flops(self._config, lengths)

@@ -48,15 +48,7 @@ def open_recorder(
     step: int,
     say: Callable[[str], None] = lambda _: None,
 ) -> Recorder:
-    """Rank 0's recorder, going on after `step`.
-
-    Later rows of an earlier launch are dropped, so that none is doubled.
-
-    Args:
-        folder: The run's folder.
-        settings: The run's settings.
-        step: The last that was made.
-        say: Tells the user of rows that are missing.
+    """Rank 0's recorder, going on after `step`; later rows of an earlier launch are dropped.
 
     Raises:
         ValueError: metrics.jsonl is damaged, or --wandb cannot be had.
