@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -139,3 +140,39 @@ def build_and_verify(cluster, gate, corpus, local, tmp_path, capsys):
         )
 
     return build
+
+
+@pytest.fixture
+def write_and_verify(cluster, gate, corpus, local, tmp_path):
+    """Runs a pipeline of one's own on the engine: its dataset and its shards are those made here."""
+
+    def write():
+        here, there = tmp_path / "here", tmp_path / "there"
+        words = shlex.split(cluster.build_command(corpus / "a.jsonl", there, "files"))
+        own = words[words.index("--") + 1 :]
+        if "--runner=PortableRunner" in own:
+            own.append("--job_server_timeout=10000000")
+        vocab = str(local / "vocab.txt")
+        environment = os.environ | {"PYTHONPATH": str(ROOT)} | dict(cluster.environment)
+        for python, output, arguments in ((sys.executable, here, []), (cluster.python, there, own)):
+            program = [python, ROOT / "tests/engines/own_pipeline.py", corpus / "a.jsonl", output]
+            command = [str(word) for word in (*program, vocab, *arguments)]
+            ran = subprocess.run(
+                command,
+                env=environment,
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert ran.returncode == 0, ran.stderr[-4000:]
+        hashes = {open_dataset(str(each)).manifest.root_hash for each in (here, there, local)}
+        assert len(hashes) == 1
+        shards = [
+            {path.name: path.read_bytes() for path in tmp_path.joinpath(name).iterdir()}
+            for name in ("here-samples", "there-samples")
+        ]
+        assert shards[0] == shards[1]
+        assert len(shards[0]) >= 9
+
+    return write

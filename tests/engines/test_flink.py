@@ -16,3 +16,7 @@ def test_a_killed_worker_does_not_keep_a_shuffled_build_from_its_end(build_and_v
 
 def test_ctrl_c_cancels_the_job_and_the_same_command_ends_the_build(build_and_verify):
     build_and_verify("files", 2, ended="launcher")
+
+
+def test_a_pipeline_of_ones_own_writes_what_it_writes_here(write_and_verify):
+    write_and_verify()

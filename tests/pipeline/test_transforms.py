@@ -1,6 +1,8 @@
 """WriteTokens, finish_build and ReadInstances: a dataset from a PCollection is that from files with the same texts."""
 
 import json
+import subprocess
+import sys
 
 import apache_beam as beam
 import pyarrow as pa
@@ -27,6 +29,7 @@ from pipeline.transforms import (
     tokens,
 )
 from pipeline.transforms.tokens import to_document
+from scripts.checkout import ROOT
 from tokenizer.vocab import parse_vocab
 
 pytestmark = pytest.mark.processes
@@ -222,3 +225,23 @@ def test_no_stage_of_the_tokens_job_pickles_a_list_to_measure_it(vocab_file, tmp
         assert isinstance(beam.coders.registry.get_coder(stage.element_type), DocumentListCoder)
     documents, coder = DocumentList("part", 3, True, [Document("text")]), DocumentListCoder()
     assert coder.decode(coder.encode(documents)) == documents
+
+
+def test_the_example_of_beam_yaml_writes_shards_and_tokens(texts, vocab_file, from_files, tmp_path):
+    table = pa.table({"id": [f"text-{number}" for number in range(len(texts))], "text": texts})
+    pq.write_table(table, tmp_path / "texts.parquet")
+    output = tmp_path / "data"
+    places = {"input": f"{tmp_path}/texts.parquet", "vocab": str(vocab_file), "output": str(output)}
+    command = [
+        sys.executable,
+        "-m",
+        "apache_beam.yaml.main",
+        f"--jinja_variables={json.dumps(places)}",
+    ]
+    command += ["--yaml_pipeline_file=configs/beam/example.yaml", *IN_MEMORY]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    manifest = json.loads((output / "samples/manifest.json").read_text())
+    assert manifest["samples"] == 120
+    dataset = finish_build(str(output), str(vocab_file), **SETTINGS)
+    assert dataset.manifest.root_hash == from_files.manifest.root_hash
