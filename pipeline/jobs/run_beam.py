@@ -49,9 +49,7 @@ _BEAM_MARK = " [while running '"
 _POLL_SECONDS = 0.25
 _SAID_SECONDS = 60.0
 WORKER_LOG = f"{RECORDS}/workers.log"
-_LOCAL_RUNNERS = {
-    "FnApiRunner", "LocalRunner", "DirectRunner", "BundleBasedDirectRunner", "SwitchingDirectRunner", "PrismRunner",
-}  # fmt: skip
+_OWN_RUNNERS = {"FnApiRunner", "LocalRunner"}  # what they print is kept for people, not shown
 # Beam waits for ever for a worker that ends too early with code 0, so 0 is what one that was told
 # to end has here. Ctrl-C is for the launcher; one thread a library, as there is a worker for each
 # core. What is installed wins over files of the launcher's folder, where filters may be.
@@ -206,7 +204,7 @@ def run_graph(
     if outputs.num_found:
         found = f"{outputs.num_found} of {outputs.total} {outputs.noun}"
         tqdm.write(f"{found} are there from an earlier run; continuing", file=sys.stderr)
-    is_local, job = _runner_name(options) in _LOCAL_RUNNERS, Job(describe, outputs.folder)
+    is_local, job = _runner_name(options) in _OWN_RUNNERS, Job(describe, outputs.folder)
     with tempfile.TemporaryDirectory(prefix="beambert-") as folder:
         log, progress = Path(folder, "workers.log"), Progress(describe, outputs, job.state)
         try:

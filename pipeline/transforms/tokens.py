@@ -14,7 +14,6 @@ from functools import cache
 from typing import Any
 
 import apache_beam as beam
-from apache_beam.transforms.window import GlobalWindows
 
 from pipeline.documents import Document, DroppedDocument
 from pipeline.jobs.tokens_job import EncodeDocuments, write_token_part
@@ -29,6 +28,7 @@ from pipeline.storage.secret_values import hide
 from pipeline.tokens.document_lists import DocumentList
 from pipeline.tokens.token_parts import TokenizedDocument
 from pipeline.tokens.token_records import read_records
+from pipeline.transforms.webdataset import in_one_window
 
 
 class WriteTokens(
@@ -64,10 +64,8 @@ class WriteTokens(
         settings = self._settings
         vocabulary = prepare_vocabulary(settings, (), (), ())
         folder, rule = claim_tokens(settings, vocabulary), tokens_rule(settings, vocabulary)
-        found = (
-            documents
-            | "ToDocuments" >> beam.Map(to_document).with_output_types(Document)
-            | beam.WindowInto(GlobalWindows())
+        found = in_one_window(documents) | "ToDocuments" >> beam.Map(to_document).with_output_types(
+            Document
         )
         size = settings.part_bytes
         encoded = (

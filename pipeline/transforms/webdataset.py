@@ -137,11 +137,9 @@ class WriteToWebDataset(
             )
         rule = self._rule
         _refuse_other_dataset(rule)
-        encoded = (
-            samples
-            | "EncodeSamples" >> beam.Map(encode_sample, rule).with_output_types(bytes)
-            | beam.WindowInto(GlobalWindows())
-        )
+        encoded = in_one_window(samples) | "EncodeSamples" >> beam.Map(
+            encode_sample, rule
+        ).with_output_types(bytes)
         plan = beam.pvalue.AsSingleton(
             encoded | "PlanShards" >> beam.CombineGlobally(_PlanShards(rule))
         )
@@ -153,6 +151,13 @@ class WriteToWebDataset(
             | "ListShards" >> beam.combiners.ToList()
             | "FinishDataset" >> beam.FlatMap(finish_dataset, plan, rule)
         )
+
+
+def in_one_window(elements: beam.PCollection[Any]) -> beam.PCollection[Any]:
+    """Without the windows that a pipeline may have made; Dask's runner knows no such stage at a source."""
+    return (
+        elements if elements.windowing.is_default() else elements | beam.WindowInto(GlobalWindows())
+    )
 
 
 def encode_sample(sample: Mapping[str, Any], rule: ShardRule) -> bytes:

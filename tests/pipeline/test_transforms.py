@@ -1,6 +1,8 @@
 """WriteTokens, finish_build and ReadInstances: a dataset from a PCollection is that from files with the same texts."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 
@@ -245,3 +247,26 @@ def test_the_example_of_beam_yaml_writes_shards_and_tokens(texts, vocab_file, fr
     assert manifest["samples"] == 120
     dataset = finish_build(str(output), str(vocab_file), **SETTINGS)
     assert dataset.manifest.root_hash == from_files.manifest.root_hash
+
+
+def test_the_examples_of_the_page_run(texts, vocab_file, tmp_path, monkeypatch):
+    page = (ROOT / "docs/library.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts.jsonl").write_text(
+        "".join(json.dumps({"text": each}) + "\n" for each in texts)
+    )
+    (tmp_path / "vocab.txt").write_bytes(vocab_file.read_bytes())
+    for name in ("samples", "documents"):
+        [code] = re.findall(rf"```python\n(# {name}\.py\n.*?)```", page, re.DOTALL)
+        (tmp_path / f"{name}.py").write_text(code)
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        ran = subprocess.run(
+            [sys.executable, f"{name}.py"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ran.returncode == 0, ran.stderr[-3000:]
+    assert json.loads((tmp_path / "samples/manifest.json").read_text())["samples"] == 100
+    assert len(open_dataset("my-data").all_shards) >= 3
