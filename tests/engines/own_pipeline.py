@@ -18,8 +18,7 @@ def main(source, output, vocab, *arguments):
     with beam.Pipeline(options=PipelineOptions(list(arguments))) as pipeline:
         texts = (
             pipeline
-            | beam.Create([source])  # Dask's runner has no sources of Beam's
-            | "Lines" >> beam.FlatMap(open)
+            | beam.io.ReadFromText(source)
             | "Text" >> beam.Map(lambda line: str(json.loads(line)["text"]))
         )
         _ = texts | WriteTokens(output, vocab, **SETTINGS)

@@ -12,7 +12,3 @@ def test_two_processes_build_what_a_local_build_does(build_and_verify):
 
 def test_a_killed_worker_does_not_keep_a_shuffled_build_from_its_end(build_and_verify):
     build_and_verify("shuffle", 2, ended="worker")
-
-
-def test_a_pipeline_of_ones_own_writes_what_it_writes_here(write_and_verify):
-    write_and_verify()
