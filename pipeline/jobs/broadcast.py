@@ -32,14 +32,7 @@ _PACKAGES = (Path(__file__).parents[1], Path(tokenizer.__file__).parent)
 
 @dataclass(frozen=True)
 class Broadcast:
-    """A value for all workers, which each unpacks once.
-
-    Attributes:
-        kind: The type of the value.
-        data: The value as JSON; empty where a file holds it.
-        folder: Where that file lies.
-        digest: Hash of the file's bytes, which is also its name.
-    """
+    """A value for all workers, as JSON or in a file that is named by the hash of its bytes."""
 
     kind: Any
     data: bytes
@@ -56,13 +49,7 @@ class Broadcast:
 
 
 def broadcast(value: object, kind: Any, folder: Folder) -> Broadcast:
-    """Packs a value, into a file in the folder where it is large.
-
-    Args:
-        value: Text, numbers, bytes, frozen dataclasses, or tuples of these.
-        kind: Its type, such as tuple[str, ...].
-        folder: Takes the file.
-    """
+    """Packs text, numbers, bytes, dataclasses or tuples of these, large ones into a file in the folder."""
     data = json.dumps(_to_json(value), separators=(",", ":")).encode()
     if len(data) <= MAX_INLINE_BYTES:
         return Broadcast(kind, data, folder)
@@ -75,12 +62,6 @@ class CreateElements(beam.PTransform):  # type: ignore[misc]
     """The elements of a list, spread over all workers; long lists are read from files, some thousands at a time."""
 
     def __init__(self, elements: Sequence[Any], folder: Folder) -> None:
-        """Keeps them.
-
-        Args:
-            elements: Of one type that `broadcast` takes.
-            folder: Takes the files.
-        """
         super().__init__()
         self._elements, self._folder = tuple(elements), folder
 

@@ -51,14 +51,7 @@ class ShardTask:
 
 @dataclass(frozen=True)
 class TokenParts:
-    """Token parts, as a worker reads them.
-
-    Attributes:
-        folder: Where they lie.
-        token_dtype: uint16 or uint32.
-        has_dropped: Whether dropped.ids says which documents are left out.
-        held_out: Ids of the validation documents (`pipeline.tokens.held_out.HeldOut`).
-    """
+    """Token parts, as a worker reads them; `held_out` are the ids of the validation documents."""
 
     folder: Folder
     token_dtype: str
@@ -104,15 +97,6 @@ class ExchangeByBucket(beam.PTransform):  # type: ignore[misc]
         tasks: Sequence[ShardTask],
         folder: Folder,
     ) -> None:
-        """Keeps what the graph is made of.
-
-        Args:
-            mode: files gives each task an element of its own, shuffle all tasks of a bucket one.
-            tokens: The token parts.
-            part_names: No other part there is looked at.
-            tasks: Shards to build.
-            folder: Takes what is too large for the job's description.
-        """
         super().__init__()
         self._mode, self._tokens, self._folder = mode, tokens, folder
         self._part_names, self._tasks = tuple(part_names), tasks
@@ -177,14 +161,7 @@ def plan_tasks(
     passes: int,
     contents: Mapping[str, BucketContents],
 ) -> list[ShardTask]:
-    """Every shard of the dataset, passes in order; validation has pass 0 only.
-
-    Args:
-        buckets: All of them.
-        seq_lens: Lengths of the instances.
-        passes: How many the train split has.
-        contents: What each bucket must hold, by its name.
-    """
+    """Every shard of the dataset, passes in order; validation has pass 0 only."""
     return [
         ShardTask(*place, contents[place[-1].name]) for place in _places(buckets, seq_lens, passes)
     ]
@@ -212,13 +189,7 @@ def _places(
 
 @dataclass(frozen=True)
 class BucketTasks:
-    """All tasks of one bucket: a million tasks are too many objects for every worker.
-
-    Attributes:
-        bucket: The bucket.
-        contents: What it must hold.
-        places: Length and pass of each task.
-    """
+    """All tasks of one bucket: a million tasks are too many objects for every worker."""
 
     bucket: Bucket
     contents: BucketContents

@@ -33,12 +33,7 @@ _ENDED = {"DONE", "FAILED", "CANCELLED", "UPDATED", "DRAINED"}
 
 
 class Job:
-    """One job, from before it is submitted to its end.
-
-    Attributes:
-        describe: What its messages begin with.
-        folder: Where it writes.
-    """
+    """One job, from before it is submitted to its end."""
 
     def __init__(self, describe: str, folder: Folder) -> None:
         self.describe, self.folder = describe, folder

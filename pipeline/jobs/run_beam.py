@@ -74,16 +74,7 @@ class LocalRunner(FnApiRunner):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a job makes, and how far it is.
-
-    Attributes:
-        noun: What they are, for people.
-        total: How many there will be.
-        num_found: How many are there from an earlier run.
-        count: Counts those that are finished; called from a thread of its own.
-        folder: Where they are written.
-        are_kept: Whether another run goes on from those that are finished.
-    """
+    """What a job makes, for people, and how far it is; a thread of its own calls `count`."""
 
     noun: str
     total: int
@@ -108,11 +99,6 @@ def pipeline_options(
     workers: int, beam_arguments: Sequence[str], num_tasks: int
 ) -> PipelineOptions:
     """Options of the runner: the user's own arguments, or local worker processes.
-
-    Args:
-        workers: At most; there are never more than tasks, or than this machine carries.
-        beam_arguments: The user's arguments for Beam.
-        num_tasks: How many tasks the graph has.
 
     Raises:
         ValueError: An argument that neither Beam nor the job server knows, a runner that cannot be
@@ -165,12 +151,7 @@ def _import_runner(beam_arguments: Sequence[str]) -> None:
 def choose_exchange(
     wanted: Literal["auto", "files", "shuffle"], options: PipelineOptions | Sequence[str]
 ) -> ExchangeMode:
-    """How buckets come together on this runner: all but Dataflow hold a whole group of a shuffle in memory.
-
-    Args:
-        wanted: The user's setting.
-        options: The runner's options, or the user's arguments for Beam.
-    """
+    """How buckets come together on this runner: all but Dataflow hold a whole group of a shuffle in memory."""
     if wanted != "auto":
         return wanted
     parsed = options if isinstance(options, PipelineOptions) else PipelineOptions(list(options))
@@ -188,12 +169,6 @@ def run_graph(
     outputs: Outputs,
 ) -> None:
     """Builds and runs a graph to its end, and shows what is finished.
-
-    Args:
-        describe: What messages begin with.
-        build: Adds the graph to a pipeline.
-        options: The runner's options.
-        outputs: What the graph makes.
 
     Raises:
         Interrupted: The process was told to end; says what is kept.
@@ -252,13 +227,7 @@ def _keep_log(folder: Folder, said: str) -> str:
 
 
 def find_fault(text: str, kind: str) -> str | None:
-    """The message of a user's fault that a worker raised, out of Beam's error; None where it was something else.
-
-    Args:
-        text: Message of the error, with the worker's traceback where the worker was another
-            process.
-        kind: Class name of the error.
-    """
+    """The message of a user's fault that a worker raised, out of Beam's error; None where it was something else."""
     raised = f"{kind}: {text}"
     raised = raised[: raised.rfind(_BEAM_MARK)] if _BEAM_MARK in raised else raised
     last = list(_RAISED_LINE.finditer(raised))[-1:]
@@ -297,11 +266,6 @@ class Progress:
     """How many outputs are finished: a bar on a terminal, a line a minute in files and pipes.
 
     Where nothing was finished for some minutes, both say so, and what state the job is in.
-
-    Args:
-        describe: What is shown before the numbers.
-        outputs: What is counted.
-        state: What the runner says of the job, or nothing.
     """
 
     def __init__(self, describe: str, outputs: Outputs, state: Callable[[], str]) -> None:

@@ -19,13 +19,7 @@ from pipeline.storage.folder import Folder
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """What is known of a finished shard.
-
-    Attributes:
-        settings_hash: The settings hash of the dataset that it was built for.
-        shard: Its row.
-        blocks: Where its blocks lie.
-    """
+    """What is known of a finished shard."""
 
     settings_hash: str
     shard: Shard

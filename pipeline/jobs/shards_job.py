@@ -43,14 +43,7 @@ worker_guard.watch_in_workers()
 
 @dataclass(frozen=True)
 class ShardBuilder:
-    """Builds the shards of one bucket after the other; what a worker needs to know.
-
-    Attributes:
-        output: Folder of the dataset.
-        rules: How instances are made, by length.
-        num_sources: How many sources the corpus has; the tokens of several are counted.
-        settings_hash: The settings hash of the dataset.
-    """
+    """Builds the shards of one bucket after the other; what a worker needs to know."""
 
     output: Folder
     rules: Mapping[int, InstanceRule]

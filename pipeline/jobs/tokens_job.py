@@ -69,14 +69,7 @@ beam.coders.registry.register_coder(DocumentList, DocumentListCoder)
 
 @dataclass(frozen=True)
 class ReadingRule:
-    """How documents are read.
-
-    Attributes:
-        text_fields: Field of a JSONL object that holds the text, by the number of the source.
-        on_bad_document: stop, skip or keep.
-        max_characters: Text of one list.
-        storage_options: Options of the input's filesystem.
-    """
+    """How documents are read: the fields of text by the number of the source, and the text of one list at most."""
 
     text_fields: Sequence[str]
     on_bad_document: str
@@ -89,15 +82,9 @@ class TokensRule:
     """How documents of the input become token parts.
 
     Attributes:
-        reading: How they are read.
-        filter: Which of them stay.
-        languages: The languages by whose rules sentences are split: codes, by the number of the
-            source.
-        has_signatures: Whether documents are signed, for near-duplicates.
+        languages: Codes, by the number of the source, by whose rules sentences are split.
         vocab: Bytes of vocab.txt.
-        lower_case: Whether the vocabulary is uncased.
-        task_texts: What no document may hold (`pipeline.text.task_texts.TaskTexts`); None where all
-            may.
+        task_texts: What no document may hold (`pipeline.text.task_texts.TaskTexts`).
         drops_task_texts: Whether documents that do are left out, or only listed.
         rejected: Takes every document that is left out; None where they are not kept.
     """

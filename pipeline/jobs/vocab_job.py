@@ -46,11 +46,8 @@ class CountingRule:
     """How words of the input are counted.
 
     Attributes:
-        reading: How documents are read.
-        filter: Which of them stay.
         num_bits: One of 2^bits documents of a part is counted, bits by the part's key; all of parts
             without any.
-        lower_case: Whether words are.
         factors: What counts of each source are multiplied by.
     """
 

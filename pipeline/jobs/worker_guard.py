@@ -31,9 +31,6 @@ _ENDED = re.compile(r"Worker subprocess exited with return code (-?\d+)")
 def guard_workers(path: str) -> Iterator[None]:
     """Worker processes started inside end with this process, and the block ends when one of them is killed.
 
-    Args:
-        path: A file of its own for the lock.
-
     Raises:
         ChildProcessError: A signal ended a worker process, or it ended itself too early.
         KeyboardInterrupt: This process was told to end, whatever Beam made of it.
