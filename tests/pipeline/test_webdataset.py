@@ -470,3 +470,39 @@ def test_a_tar_is_one_that_tarfile_reads_to_its_end(honest):
         (0o644, 0, 0, "")
     }
     assert len(files["part-000000.tar"]) % tarfile.RECORDSIZE == 0
+
+
+KILLED = """
+import os, sys
+import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions
+from pipeline.storage.folder import Folder
+from pipeline.transforms import WriteToWebDataset
+folder, name = sys.argv[1:]
+write = Folder.write
+def write_or_die(own, file, data):
+    if file == name:
+        os.kill(os.getpid(), 9)
+    write(own, file, data)
+Folder.write = write_or_die
+words = ["--runner=FnApiRunner", "--direct_num_workers=1", "--direct_running_mode=in_memory"]
+samples = [
+    {"__key__": f"sample-{n:03d}", "txt": f"text {n}", "cls": n, "bin": bytes([n]) * n}
+    for n in range(60)
+]
+with beam.Pipeline(options=PipelineOptions(words)) as pipeline:
+    pipeline | beam.Create(samples) | WriteToWebDataset(folder, "part", max_samples=9)
+"""
+
+
+@pytest.mark.parametrize("name", ["part-000000.tar", "part-000004.tar", WIDS_INDEX, MANIFEST])
+def test_a_killed_pipeline_looks_whole_to_nobody_and_the_same_one_completes_it(
+    name, honest, tmp_path
+):
+    environment = os.environ | {"PYTHONPATH": os.getcwd()}
+    command = [sys.executable, "-c", KILLED, str(tmp_path), name]
+    assert (
+        subprocess.run(command, env=environment, capture_output=True, check=False).returncode == -9
+    )
+    assert MANIFEST not in read_files(tmp_path)
+    assert write(tmp_path) == honest[1]
