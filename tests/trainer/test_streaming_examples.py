@@ -1,16 +1,21 @@
 """The examples in docs/streaming.md, run as they stand."""
 
 import re
+from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from pipeline.shards.dataset import open_dataset
+from pipeline.shards.dataset import open_dataset, read_blocks
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from trainer.stream.step import StepLoader
 
 DOCUMENT = Path(__file__).parents[2] / "docs/streaming.md"
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # files that webdataset leaves open
 
 
 @pytest.fixture
@@ -20,34 +25,59 @@ def examples(tmp_path, monkeypatch):
     return re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
 
 
-@pytest.mark.filterwarnings(
-    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # its file
-def test_webdataset_iterates_a_shard(examples):
-    names = {}
-    exec(
-        examples[0].replace("    block = ", "    blocks.append(block := ").rstrip() + ")\n",
-        names | {"blocks": (found := [])},
-    )
-    assert [block.num_instances for block in found] == [512, 188]
+def run(example):
+    exec(example, names := {})
+    return names
+
+
+def instances():
+    dataset = open_dataset("data")
+    for shard in dataset.shards("train", 128, 0):
+        for block in read_blocks(dataset, shard):
+            yield from (block.slice(n, n + 1) for n in range(block.num_instances))
+
+
+def test_a_plain_loop_reads_rows_without_the_package(examples):
+    assert "pipeline" not in examples[0]
+    assert len([line for line in examples[0].splitlines() if line]) <= 10
+    found, every = run(examples[0]), list(instances())
+    assert found["samples"] == len(every) == 1050
+    assert found["ids"] == every[-1].input_ids.tolist()
+    assert found["length_a"] == every[-1].segment_a_length
+    assert found["is_random"] == every[-1].is_random_next
+
+
+def test_rows_are_samples_with_keys_of_their_own(examples):
+    found = {key: rest for key, *rest in run(examples[1])["instances"]}
+    assert len(found) == 1050
+    assert [*sorted(found)][700] == "train/L128/pass-00/shard-00001/000000-000"
+    for key, row in zip(sorted(found), instances(), strict=True):
+        assert np.array_equal(found[key][0], row.input_ids)
+        assert found[key][1] == row.is_random_next
+
+
+def test_a_row_has_all_that_a_model_reads(examples):
+    shards = run(examples[1])["shards"].compose(run(examples[1])["rows"])
+    for row in islice(shards, 20):
+        shard, number = re.fullmatch(r".*/shard-0000(\d)/000000-(\d+)", row["__key__"]).groups()
+        expected = [*islice(instances(), 700 * int(shard) + int(number) + 1)][-1]
+        for name in ("masked_lm_positions", "masked_lm_ids"):
+            assert np.array_equal(row[name], getattr(expected, name))
+        types = [0] * int(expected.segment_a_length[0])
+        assert row["token_type_ids"].tolist() == types + [1] * (len(row["input_ids"]) - len(types))
+
+
+def test_an_index_for_wids_reads_any_block(examples):
+    found = run(examples[2])
+    assert len(found["blocks"]) == 3
+    assert found["block"].num_instances == 350
 
 
 def test_the_planned_stream_is_a_pipeline_of_webdataset(examples, tmp_path):
-    names = {}
-    exec(examples[1], names)
-    found = list(names["batches"])
-    sizes = {
-        "rank": 0,
-        "world_size": 1,
-        "global_batch": 256,
-        "micro_tokens": 16_384,
-        "seed": 0,
-        "num_steps": 6,
-    }
-    with StepLoader(open_dataset(str(tmp_path / "data")), "train", 128, **sizes) as loader:
+    found = list(run(examples[3])["batches"])
+    sizes = {"rank": 0, "world_size": 1, "global_batch": 256, "micro_tokens": 16_384, "seed": 0}
+    data = open_dataset(str(tmp_path / "data"))
+    with StepLoader(data, "train", 128, **sizes, num_steps=6) as loader:
         expected = [batch for step in loader for batch in step.micro_batches]
     assert len(found) == len(expected) >= 6
-    assert all(
-        torch.equal(one.input_ids, other.input_ids)
-        for one, other in zip(found, expected, strict=True)
-    )
+    assert all(map(torch.equal, *([each.input_ids for each in many] for many in (found, expected))))

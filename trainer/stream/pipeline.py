@@ -11,9 +11,11 @@ from functools import partial
 from itertools import islice
 from typing import Any, cast
 
+import numpy as np
 import webdataset
 from torch.utils.data import get_worker_info
 
+from pipeline.shards.block import decode_block
 from pipeline.shards.dataset import Dataset
 from trainer.order.source import Mixture, open_mixture
 from trainer.reading.settings import Reading
@@ -59,6 +61,31 @@ def planned_steps(
     inspect.signature(StepLoader).bind(data, split, seq_len, **arguments)
     data = [data] if isinstance(data, str) else data
     return PlannedSteps(partial(_open_loader, data, storage_options, split, seq_len, arguments))
+
+
+def rows(samples: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """A sample an instance, of numpy arrays, as a stage behind `WebDataset(urls)`, which gives blocks.
+
+    Keys are those of shard, block and row, unique in a dataset: train/L128/pass-00/shard-00000/000003-017.
+
+    Raises:
+        ValueError: A block is damaged.
+    """
+    for sample in samples:
+        url, key = sample["__url__"], sample["__key__"]
+        block = decode_block(sample["arrow"], f"{url}, block {key}")
+        shard = "/".join(url.split("/")[-4:]).removesuffix(".tar")
+        for number in range(block.num_instances):
+            row = block.slice(number, number + 1)
+            yield {
+                "__key__": f"{shard}/{key}-{number:03d}",
+                "__url__": url,
+                "input_ids": row.input_ids,
+                "token_type_ids": np.arange(row.num_tokens) >= row.segment_a_length,
+                "masked_lm_positions": row.masked_lm_positions,
+                "masked_lm_ids": row.masked_lm_ids,
+                "is_random_next": row.is_random_next[0],
+            }
 
 
 class PlannedSteps(webdataset.DataPipeline, webdataset.FluidInterface):  # type: ignore[misc]
