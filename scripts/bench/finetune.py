@@ -31,7 +31,7 @@ from trainer.finetune.run import measure
 from trainer.finetune.settings import FinetuneSettings
 from trainer.finetune.task import Item, Output
 from trainer.finetune.training import train_task
-from trainer.model.task_heads import BertForTask
+from trainer.model.task_heads import IGNORED, BertForTask
 from trainer.optim.schedule import Schedule
 from trainer.process.ranks import Ranks, start_ranks, stop_ranks
 
@@ -105,10 +105,7 @@ class Bench:
         for index, step in enumerate(stream):
             for group in optimizer.param_groups:
                 group["lr"] = schedule.learning_rate(index)
-            loss = model(
-                **pad_items(step.items),
-                labels=torch.tensor([int(item.labels[0]) for item in step.items]),
-            ).loss
+            loss = model(**pad_items(step.items), labels=pad_labels(step.items)).loss
             torch.autograd.backward(loss)
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -218,9 +215,10 @@ def mean_and_error(values: Sequence[float]) -> dict[str, float]:
 
 
 def twin_of(model: BertForTask) -> Any:
-    """BertForSequenceClassification of transformers with the same weights."""
+    """The classifier of transformers for texts or tokens, with the same weights."""
     settings = transformers.BertConfig(**to_hf_config(model.config, 0, model.head))
-    twin = transformers.BertForSequenceClassification(settings)
+    kind = "Token" if model.head.kind == "tokens" else "Sequence"
+    twin = getattr(transformers, f"BertFor{kind}Classification")(settings)
     twin.load_state_dict(to_hf_state(model.state_dict(), model.config, model.head))
     return twin
 
@@ -247,12 +245,23 @@ def pad_items(items: Sequence[Item]) -> dict[str, Tensor]:
     return rows
 
 
+def pad_labels(items: Sequence[Item]) -> Tensor:
+    """Classes [B], or of tokens [B, S] padded to the longest."""
+    labels = [torch.from_numpy(item.labels) for item in items]
+    if all(len(each) == 1 for each in labels):
+        return torch.cat(labels)
+    return torch.nn.utils.rnn.pad_sequence(labels, batch_first=True, padding_value=IGNORED)
+
+
 @torch.inference_mode()
 def predict(model: Any, items: Sequence[Item], global_batch: int) -> list[Output]:
-    """Logits of each item."""
+    """Logits of each item, or of each of its tokens."""
     outputs: list[Output] = []
     for start in range(0, len(items), global_batch):
-        outputs += list(model(**pad_items(items[start : start + global_batch])).logits.numpy())
+        batch = items[start : start + global_batch]
+        logits = model(**pad_items(batch)).logits.numpy()
+        for item, rows in zip(batch, logits, strict=True):
+            outputs.append(rows[: len(item.sequences[0].input_ids)] if rows.ndim > 1 else rows)
     return outputs
 
 
