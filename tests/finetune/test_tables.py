@@ -109,15 +109,10 @@ def test_swag(tmp_path):
         "[CLS] the cat sat . [SEP] a dog sat [SEP]",
         "[CLS] the cat sat . [SEP] a dog is a [SEP]",
     ]
-    assert ([sequence.segment_a_length for sequence in item.sequences], item.labels.tolist()) == (
-        [6] * 4,
-        [3],
-    )
-    assert task.encode(examples, (), make_encoder(11), "train").counts == {
-        "truncated_examples": 1,
-        "truncated_tokens": 1,
-        "examples_with_empty_text": 0,
-    }
+    assert [sequence.segment_a_length for sequence in item.sequences] == [6] * 4
+    assert item.labels.tolist() == [3]
+    counts = task.encode(examples, (), make_encoder(11), "train").counts
+    assert [counts[f"truncated_{what}"] for what in ("examples", "tokens")] == [1, 1]
     assert task.score(examples, ["3"]) == {"accuracy": 1.0}
 
 
@@ -128,9 +123,8 @@ def test_swags_test_file_needs_no_label(tmp_path):
     assert task.prediction_files(path, examples, ["2"], {}) == {
         "test.csv": ",pred\n0,2\n"
     }  # as csv_predict.py writes it
-    with pytest.raises(
-        ValueError, match=r"test\.csv: no column label; the columns are , video-id, fold-ind"
-    ):
+    says = r"test\.csv: no column label; the columns are , video-id, fold-ind"
+    with pytest.raises(ValueError, match=says):
         task.read(path, "validation")
 
 
@@ -139,9 +133,8 @@ def test_a_choice_that_there_is_not(label, tmp_path):
     path = write(tmp_path, "train.csv", SWAG.replace(",3\n", f",{label}\n"))
     task = task_of("swag")
     examples = task.read(path, "train").examples
-    with pytest.raises(
-        ValueError, match=rf"train\.csv:2: label '{label}', the labels are 0, 1, 2, 3"
-    ):
+    says = rf"train\.csv:2: label '{label}', the labels are 0, 1, 2, 3"
+    with pytest.raises(ValueError, match=says):
         task.encode(examples, (), make_encoder(), "train")
 
 
@@ -151,11 +144,7 @@ def test_multiple_choice_by_columns(tmp_path):
     examples = task.read(
         write(tmp_path, "t.csv", "n,q,yes,no,so,right\n7,is it,a,the,very,1\n"), "train"
     ).examples
-    assert (examples[0].id, examples[0].text, examples[0].seconds) == (
-        "7",
-        "is it",
-        ("a", "the", "very"),
-    )
+    assert examples[0][1:4] == ("7", "is it", ("a", "the", "very"))
     with pytest.raises(ValueError, match="a choice needs at least two columns"):
         task_of("multiple-choice", columns=ColumnSettings(choices=["one"]))
 

@@ -270,15 +270,12 @@ def edit_config(folder, **changes):
 def test_folders_that_do_not_fit_are_refused(tmp_path):
     folder = write_fine_tuned(tmp_path / "out", HEADS["classification"])
     edit_config(folder, problem_type="multi_label_classification")
-    with pytest.raises(
-        ValueError, match="problem_type is multi_label_classification; heads of one label"
-    ):
+    says = "problem_type is multi_label_classification; heads of one label"
+    with pytest.raises(ValueError, match=says):
         open_model(str(folder))
     edit_config(folder, problem_type=None, id2label={"0": "no", "1": "yes"})
-    with pytest.raises(
-        ValueError,
-        match=r"classifier\.weight has shape \(3, 32\), config\.json says \(2, 32\) \(2 labels",
-    ):
+    says = r"classifier\.weight has shape \(3, 32\), config\.json says \(2, 32\) \(2 labels"
+    with pytest.raises(ValueError, match=says):
         open_model(str(folder))
     edit_config(folder, id2label={"0": "no", "2": "yes"})
     with pytest.raises(ValueError, match=r"id2label has the ids \[0, 2\], expected 0 to 1"):
@@ -293,8 +290,6 @@ def test_a_fine_tuned_folder_that_lost_its_head_is_refused(tmp_path):
     tensors = safetensors.torch.load_file(folder / "model.safetensors")
     del tensors["classifier.bias"]
     safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(
-        ValueError,
-        match=r"config\.json says ForTokenClassification, but there is no classifier\.bias",
-    ):
+    says = r"config\.json says ForTokenClassification, but there is no classifier\.bias"
+    with pytest.raises(ValueError, match=says):
         open_model(str(folder))

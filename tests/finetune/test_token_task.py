@@ -139,9 +139,8 @@ def test_training_files_of_two_schemes_or_without_entities_are_refused(tmp_path)
     first = _read(task, tmp_path, "Rome S-LOC\n")
     (tmp_path / "g.conll").write_text("Rome B-LOC\nRome I-LOC\n")
     second = task.read(str(tmp_path / "g.conll"), "train").examples
-    with pytest.raises(
-        ValueError, match=r"several schemes, .*f.conll is bioes and .*g.conll is iob2"
-    ):
+    says = r"several schemes, .*f.conll is bioes and .*g.conll is iob2"
+    with pytest.raises(ValueError, match=says):
         task.find_labels([*first, *second])
     with pytest.raises(ValueError, match=r"f.conll: every tag is O"):
         task.find_labels(_read(task, tmp_path, "Rome O\n"))

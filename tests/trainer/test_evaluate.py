@@ -33,15 +33,13 @@ def folder(tmp_path_factory):
     return path
 
 
-CAUSAL = {
-    "preset": "tiny",
-    "overrides": {
-        "num_layers": 1,
-        "hidden_size": 16,
-        "num_heads": 2,
-        "max_position_embeddings": 32,
-    },
-}
+SIZES = {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "max_position_embeddings": 32}
+CAUSAL = {"preset": "tiny", "overrides": SIZES}
+
+
+def run(folder, *flags):
+    files = ["--model", str(folder / "run"), "--data", str(folder / "data")]
+    return main(["evaluate", *files, *flags])
 
 
 def last_validation(run):
@@ -52,9 +50,7 @@ def last_validation(run):
 @pytest.mark.parametrize(("run", "has_nsp"), [("run", True), ("ltr", False)])
 def test_numbers_are_those_of_the_validation_inside_the_run(folder, run, has_nsp):
     expected = last_validation(folder / run)
-    found = evaluate(
-        open_model(str(folder / run)), open_dataset(str(folder / "data")), "validation", 16
-    ).columns
+    found = measure(folder, run).columns
     assert ("nsp_accuracy" in found) == ("nsp_majority_share" in found) == has_nsp
     compared = {"mlm_loss", "mlm_accuracy", "unigram_entropy", "instances", "masked"}
     compared |= {"loss", "nsp_loss", "nsp_accuracy", "nsp_majority_share"} if has_nsp else set()
@@ -62,6 +58,10 @@ def test_numbers_are_those_of_the_validation_inside_the_run(folder, run, has_nsp
         {name: expected[name] for name in compared}, rel=1e-6
     )
     assert found["perplexity"] == pytest.approx(math.exp(expected["mlm_loss"]), rel=1e-5)
+
+
+def measure(folder, model, split="validation"):
+    return evaluate(open_model(str(folder / model)), open_dataset(str(folder / "data")), split, 16)
 
 
 def batches(folder, split="validation"):
@@ -87,9 +87,7 @@ def test_an_export_on_training_instances_is_as_transformers_says(folder):
         hits += (out.prediction_logits[chosen].argmax(-1) == rows["labels"][chosen]).tolist()
         random += rows["next_sentence_label"].tolist()
         judged += (out.seq_relationship_logits.argmax(-1) == rows["next_sentence_label"]).tolist()
-    found = evaluate(
-        open_model(str(folder / "hf")), open_dataset(str(folder / "data")), "train", 16
-    ).columns
+    found = measure(folder, "hf", "train").columns
     assert found["mlm_loss"] == pytest.approx(np.mean(losses), rel=1e-5)
     assert found["mlm_accuracy"] == pytest.approx(np.mean(hits), abs=1e-9)
     assert found["nsp_accuracy"] == pytest.approx(np.mean(judged), abs=1e-9)
@@ -108,9 +106,7 @@ def test_bands_part_the_masked_tokens_by_their_count_in_the_text(folder, monkeyp
         rate = text[token] * 1e6 / text.total()
         names = ("fewer than 2,000", "2,000 to 10,000", "10,000 to 100,000", "100,000")
         expected[names[bisect.bisect_right((2_000, 10_000, 100_000), rate)]] += count
-    found = evaluate(
-        open_model(str(folder / "hf")), open_dataset(str(folder / "data")), "validation", 16
-    )
+    found = measure(folder, "hf")
     assert {band.name.split(" times")[0]: band.masked for band in found.bands} == expected
     assert len(expected) >= 3
     mean = sum(band.mlm_loss * band.masked for band in found.bands) / found.columns["masked"]
@@ -118,23 +114,13 @@ def test_bands_part_the_masked_tokens_by_their_count_in_the_text(folder, monkeyp
 
 
 def test_the_command_prints_a_table_and_writes_the_same_as_json(folder, capsys):
-    command = [
-        "evaluate",
-        "--model",
-        str(folder / "run"),
-        "--data",
-        str(folder / "data"),
-        "--num_instances",
-        "20",
-    ]
-    assert main([*command, "--output", str(folder / "found.json")]) == 0
+    flags = ["--num_instances", "20", "--output", str(folder / "found.json")]
+    assert run(folder, *flags) == 0
     printed = capsys.readouterr().out
     found = json.loads((folder / "found.json").read_text())
     assert found["split"] == "validation"
-    assert [(each["instances"], each["seq_len"]) for each in found["lengths"]] == [
-        (20, 16),
-        (20, 32),
-    ]
+    counted = [(each["instances"], each["seq_len"]) for each in found["lengths"]]
+    assert counted == [(20, 16), (20, 32)]
     found = found["lengths"][0]
     assert f"MLM loss {found['mlm_loss']:.4f} nats" in printed
     assert f"{found['bands'][0]['masked']:,}" in printed
@@ -155,15 +141,7 @@ def test_what_does_not_fit_is_refused(folder, tmp_path, monkeypatch, capsys, arg
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     write_tiny_dataset(tmp_path / "other", vocab_size=70)
     write_tiny_dataset(tmp_path / "long", seq_lens=(64,))
-    command = [
-        "evaluate",
-        "--model",
-        str(folder / "run"),
-        "--data",
-        str(folder / "data"),
-        *arguments,
-    ]
-    assert main(command) == 2
+    assert run(folder, *arguments) == 2
     assert message in capsys.readouterr().err
 
 

@@ -77,15 +77,12 @@ def test_states_of_every_token_and_layer_are_those_of_transformers(hf, text_file
         assert {row["line"] for row in mine} <= {number + 1}
         expected = theirs(hf, text)[0][:, 1:-1]
         for layer in range(3):
-            found = np.array([row[f"layer_{layer}"] for row in mine], dtype=np.float32).reshape(
-                -1, 64
-            )
-            np.testing.assert_allclose(found, expected[layer], atol=1e-5)
+            found = np.array([row[f"layer_{layer}"] for row in mine], dtype=np.float32)
+            np.testing.assert_allclose(found.reshape(-1, 64), expected[layer], atol=1e-5)
 
 
-@pytest.mark.parametrize("pre_norm", [True])
-def test_a_model_normalised_first_gives_what_transformers_gives(tmp_path, text_file, pre_norm):
-    folder = export_lettered_model(tmp_path / "hf", pre_norm=pre_norm)
+def test_a_model_normalised_first_gives_what_transformers_gives(tmp_path, text_file):
+    folder = export_lettered_model(tmp_path / "hf", pre_norm=True)
     assert features(folder, text_file, tmp_path / "out", "--layers", "-1,-2") == 0
     model = transformers.MegatronBertModel.from_pretrained(folder).eval()
     batch = transformers.AutoTokenizer.from_pretrained(folder)(TEXTS[0], return_tensors="pt")
@@ -111,20 +108,8 @@ def test_layers_are_added_up_or_laid_side_by_side(hf, text_file, tmp_path):
 
 @pytest.mark.parametrize("rows", ["cls", "mean", "pooler"])
 def test_a_vector_a_text(hf, text_file, tmp_path, rows):
-    assert (
-        features(
-            hf,
-            text_file,
-            tmp_path / "out",
-            "--layers",
-            "-1",
-            "--rows",
-            rows,
-            "--micro_tokens",
-            "40",
-        )
-        == 0
-    )
+    flags = ["--layers", "-1", "--rows", rows, "--micro_tokens", "40"]
+    assert features(hf, text_file, tmp_path / "out", *flags) == 0
     found = rows_of(tmp_path / "out", "pooler" if rows == "pooler" else "layer_2")
     assert [row["text"] for row in rows_of(tmp_path / "out")] == list(range(len(TEXTS)))
     for text, vector in zip(TEXTS, found, strict=True):
@@ -135,10 +120,6 @@ def test_a_vector_a_text(hf, text_file, tmp_path, rows):
             rows
         ]
         np.testing.assert_allclose(vector, expected, atol=1e-5)
-
-
-# --- long texts
-# -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 8])
@@ -182,10 +163,6 @@ def test_long_texts_are_read_in_windows_and_counted(hf, tmp_path):
     )
 
 
-# --- inputs
-# ---------------------------------------------------------------------------------------------------------
-
-
 def test_fields_and_compressed_files(hf, tmp_path):
     records = [{"body": text, "key": number} for number, text in enumerate(TEXTS[:2])]
     lines = "".join(json.dumps(record) + "\n" for record in records)
@@ -212,7 +189,7 @@ def test_fields_and_compressed_files(hf, tmp_path):
             "a.jsonl",
             b'{"text": "x"}\n{"t": "y"}\n',
             [],
-            "a.jsonl:2: no field 'text', found t; --text_field names it",
+            "a.jsonl:2: no field 'text', found t; --text",
         ),
         ("a.jsonl", b'{"text": 3}\n', [], "a.jsonl:1: field 'text' is int, expected a string"),
         ("a.jsonl", b"{\n", [], "a.jsonl:1: found no JSON"),
@@ -222,14 +199,14 @@ def test_fields_and_compressed_files(hf, tmp_path):
             "a.txt",
             b"x\n",
             ["--layers", "5"],
-            "layers names 5; the model has 0 (embeddings) to 2, or -3 to -1",
+            "names 5; the model has 0 (embeddings) to 2, or -3 to -1",
         ),
         ("a.txt", b"x\n", ["--layers", "2,-1"], "layers 2,-1 names a layer twice: they are 2, 2"),
         (
             "a.txt",
             b"x\n",
             ["--layers", "last"],
-            "layers is 'last'; expected numbers separated by commas, or all",
+            "is 'last'; expected numbers separated by commas, or all",
         ),
         ("a.txt", b"x\n", ["--seq_len", "99"], "seq_len is 99;"),
         ("a.txt", b"x\n", ["--rows", "word"], "rows word asks for words; give a CoNLL file"),

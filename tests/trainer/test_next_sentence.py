@@ -44,18 +44,15 @@ def test_the_command(folder, capsys):
 
 
 def test_a_pair_that_is_too_long_is_refused(folder):
-    with pytest.raises(
-        ValueError,
-        match=r"the pair beginning 'w1 w1 .* has 34 tokens .* the model reads 32; shorten",
-    ):
+    says = r"the pair beginning 'w1 w1 .* has 34 tokens .* the model reads 32; shorten"
+    with pytest.raises(ValueError, match=says):
         follow_probabilities(open_judge(str(folder / "hf")), [("w1 " * 30, "w2")])
 
 
 def test_a_model_trained_without_next_sentences_is_refused(folder):
     run = train_tiny_run(folder / "data", folder / "alone", objective="mlm")
-    with pytest.raises(
-        ValueError, match="was trained with objective mlm, so its next sentence head is as new"
-    ):
+    says = "was trained with objective mlm, so its next sentence head is as new"
+    with pytest.raises(ValueError, match=says):
         open_judge(str(run))
     assert main(["export", str(run), "--output", str(folder / "hf-alone")]) == 0
     with pytest.raises(ValueError, match="was trained with objective mlm"):

@@ -18,6 +18,8 @@ from trainer.cli import main
 from trainer.inference.open_model import open_model
 from trainer.model.packed_inputs import PackedInputs
 
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
@@ -36,11 +38,9 @@ def test_a_run_gives_its_newest_checkpoint(run):
     opened = open_model(str(run))
     assert opened.where == str(run / "checkpoints" / "step-00000004")
     assert equal(opened.state, read_weights(run / "checkpoints" / "step-00000004"))
-    assert (opened.config.hidden_size, opened.lower_case, opened.provenance["steps"]) == (
-        24,
-        True,
-        4,
-    )
+    assert opened.config.hidden_size == 24
+    assert opened.lower_case
+    assert opened.provenance["steps"] == 4
 
 
 @pytest.mark.engines
@@ -90,24 +90,15 @@ def test_a_run_at_a_url_is_opened_and_exported(run, remote, tmp_path):
 def test_a_damaged_checkpoint_at_a_url_is_named_by_its_url(remote):
     filesystem = fsspec.filesystem("memory")
     filesystem.pipe("/runs/tiny/checkpoints/step-00000004/model.safetensors", b"short")
-    with pytest.raises(
-        ValueError,
-        match=r"memory://runs/tiny/checkpoints/step-00000004/model.safetensors: bytes is 5",
-    ):
+    says = r"memory://runs/tiny/checkpoints/step-00000004/model.safetensors: bytes is 5"
+    with pytest.raises(ValueError, match=says):
         open_model(remote)
 
 
 def test_a_checkpoint_of_google_with_a_vocabulary(tmp_path):
     folder = shutil.copytree(GOOGLE, tmp_path / "google")
     size = json.loads((folder / "bert_config.json").read_text())["vocab_size"]
-    tokens = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        *(f"w{number}" for number in range(size - 5)),
-    ]
+    tokens = [*SPECIAL, *(f"w{number}" for number in range(size - 5))]
     (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens))
     opened = open_model(str(folder))
     assert opened.lower_case
@@ -115,13 +106,6 @@ def test_a_checkpoint_of_google_with_a_vocabulary(tmp_path):
     tokens[7] = "Word"
     (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens))
     assert not open_model(str(folder)).lower_case
-
-
-@pytest.mark.engines
-def test_the_tokenizer_is_the_one_of_the_export(run):
-    opened = open_model(str(run))
-    expected = build_tokenizer(parse_vocab(opened.vocab, "vocab.txt"), True)
-    assert opened.tokenizer().encode("w1 W2 [MASK]").ids == expected.encode("w1 W2 [MASK]").ids
 
 
 @pytest.mark.engines
@@ -139,19 +123,12 @@ def test_built_models_compute_what_transformers_computes(run, tmp_path):
 
 
 def test_what_lacks_a_head_says_so(tmp_path):
-    config = transformers.BertConfig(
-        vocab_size=10,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=20,
-    )
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.BertConfig(vocab_size=10, intermediate_size=20, **sizes)
     transformers.BertForMaskedLM(config).save_pretrained(tmp_path)
     opened = open_model(str(tmp_path))
     opened.check_has(("mlm_head.",), "the masked language model head")
-    with pytest.raises(
-        ValueError, match=r"saved without the next sentence head .*\(nsp_head. missing\)"
-    ):
+    with pytest.raises(ValueError, match=r"without the next sentence head .*\(nsp_head. missing\)"):
         opened.check_has(("bert.embeddings.", "nsp_head."), "the next sentence head that nsp asks")
     with pytest.raises(ValueError, match=r"holds neither vocab.txt nor tokenizer.json"):
         opened.tokenizer()
@@ -160,12 +137,10 @@ def test_what_lacks_a_head_says_so(tmp_path):
 @pytest.mark.engines
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(run, tmp_path):
     assert main(["export", str(run), "--output", str(tmp_path / "hf")]) == 0
-    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"x{number}" for number in range(99))]
+    tokens = [*SPECIAL, *(f"x{number}" for number in range(99))]
     vocabulary = parse_vocab("\n".join(tokens).encode(), "vocab.txt")
     (tmp_path / "hf" / "tokenizer.json").write_text(build_tokenizer(vocabulary, True).to_str())
-    with pytest.raises(
-        ValueError, match=r"the tokenizer has 104 tokens, the model embeddings for 60"
-    ):
+    with pytest.raises(ValueError, match="tokenizer has 104 tokens, the model embeddings for 60"):
         open_model(str(tmp_path / "hf")).tokenizer()
 
 
