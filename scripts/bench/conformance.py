@@ -1,0 +1,414 @@
+"""What loaders promise, tried on each over the same rows: one JSON line a case.
+
+    python -m scripts.bench.conformance FOLDER [--loaders NAME ...] [--random 200]
+
+Needs `pip install mosaicml-streaming litdata datasets torchdata`; docs/streaming.md has the table with
+versions. Every rank is a process. A row tells what it should hold, so that others are seen. Speed is
+rows a CPU-second of one process, all threads, read row by row into batches of 240.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import pickle
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tests.ports import free_port
+
+NUM_FILES, LENGTH, BATCH, STEPS = 8, 128, 24, 83
+SIZES = {"small": STEPS * BATCH, "large": 2000 * BATCH}
+Rows = list[range]
+
+
+class Place(NamedTuple):
+    """Which share of which batches one process reads."""
+
+    rank: int
+    world: int
+    workers: int
+    shuffle: bool
+    batch: int
+
+    @property
+    def share(self) -> dict[str, int]:
+        """What loaders over samples take."""
+        return {"batch_size": self.batch // self.world, "num_workers": self.workers}
+
+
+def row_of(number: int) -> Any:
+    """The tokens that row `number` should hold; the first two say which it is."""
+    row = 5 + (number * 31 + np.arange(LENGTH) * 7) % 29_000
+    row[:2] = 5 + number % 1000, 5 + number // 1000
+    return row.astype(np.int16)
+
+
+def number_of(row: Any) -> int:
+    """Which row it is; -1 where it is none."""
+    row = np.asarray(row, np.int64)
+    number = int(row[0] - 5 + 1000 * (row[1] - 5))
+    return number if number >= 0 and np.array_equal(row, row_of(number)) else -1
+
+
+def _stack(samples: Iterable[Any]) -> Any:
+    import torch
+
+    return torch.from_numpy(np.stack([each["ids"] for each in samples]))
+
+
+def _write_beambert(folder: Path, files: Rows) -> None:
+    from pipeline.shards.block import Block
+    from tests.datasets import CLS, MASK, SEP, write_dataset
+
+    def block(rows: range) -> Any:
+        ids = np.array([[CLS, *row_of(n), SEP] for n in rows], np.uint16)
+        labels, ids[:, 9] = ids[:, 9].copy(), MASK
+        count, width = ids.shape
+        numbers, every = np.array(rows, np.uint64), partial(np.full, count)
+        offsets, masked = np.arange(0, count * width + 1, width), np.arange(count + 1)
+        lists = ids.ravel(), offsets.astype(np.int32), every(40, np.uint16), every(9, np.uint16)
+        ends = labels, masked.astype(np.int32), every(fill_value=False, dtype=bool)
+        return Block(*lists, *ends, numbers, numbers)
+
+    shards = {("train", 512, 0, n): [block(rows[k : k + 128]) for k in range(0, len(rows), 128)]
+              for n, rows in enumerate(files)}  # fmt: skip
+    write_dataset(folder, shards, 30_000, {"lower_case": True})
+
+
+def _open_beambert(folder: Path, place: Place) -> Any:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    from trainer.stream.pipeline import planned_steps
+
+    sizes = {"rank": place.rank, "world_size": place.world, "global_batch": place.batch}
+    stage, num_steps = (_padded, STEPS) if place.batch == BATCH else (_packed, None)
+    steps = planned_steps(
+        str(folder), "train", 512, **sizes, micro_tokens=2**20, seed=0, num_lanes=4,
+        num_steps=num_steps,
+    )  # fmt: skip
+    return StatefulDataLoader(steps.map(stage), batch_size=None, num_workers=place.workers)
+
+
+def _padded(step: Any) -> Any:
+    from trainer.batches.pack import pad_micro_batch
+
+    [batch] = step.micro_batches
+    padded = pad_micro_batch(batch, LENGTH + 2)
+    return padded["input_ids"].where(padded["labels"] < 0, padded["labels"])[:, 1:-1]
+
+
+def _packed(step: Any) -> Any:
+    [batch] = step.micro_batches  # as it goes to a device
+    return batch.is_random_next
+
+
+def _write_webdataset(folder: Path, files: Rows) -> None:
+    import webdataset
+
+    for n, rows in enumerate(files):
+        with webdataset.TarWriter(str(folder / f"shard-{n}.tar")) as tar:
+            for row in rows:
+                tar.write({"__key__": f"{row:08d}", "bin": row_of(row).tobytes()})
+
+
+def _open_webdataset(folder: Path, place: Place) -> Any:
+    import webdataset
+
+    rows = webdataset.WebDataset(
+        str(folder / f"shard-{{0..{NUM_FILES - 1}}}.tar"), nodesplitter=webdataset.split_by_node,
+        shardshuffle=place.shuffle and NUM_FILES, seed=0, empty_check=False,
+    )  # fmt: skip
+    rows = (rows.shuffle(100, seed=0) if place.shuffle else rows).map(_from_bytes)
+    return webdataset.WebLoader(rows, collate_fn=_stack, **place.share)
+
+
+def _from_bytes(sample: Any) -> Any:
+    return {"ids": np.frombuffer(sample["bin"], np.int16)}
+
+
+def _write_mosaicml(folder: Path, files: Rows) -> None:
+    from streaming import MDSWriter
+
+    kinds, limit = {"ids": f"ndarray:int16:{LENGTH}"}, len(files[0]) * 264
+    with MDSWriter(out=str(folder), columns=kinds, size_limit=limit, hashes=["xxh64"]) as writer:
+        for row in (row for rows in files for row in rows):
+            writer.write({"ids": row_of(row)})
+
+
+def _open_mosaicml(folder: Path, place: Place) -> Any:
+    import streaming
+
+    streaming.base.util.clean_stale_shared_memory() if place.world == 1 else None
+    rows = streaming.StreamingDataset(
+        local=str(folder), shuffle=place.shuffle, batch_size=place.share["batch_size"],
+        validate_hash="xxh64", shuffle_seed=0, num_canonical_nodes=1,
+    )  # fmt: skip
+    return streaming.StreamingDataLoader(rows, collate_fn=_stack, **place.share)
+
+
+def _write_litdata(folder: Path, files: Rows) -> None:
+    import litdata
+
+    numbers = [row for rows in files for row in rows]
+    litdata.optimize(_litdata_row, numbers, str(folder), chunk_size=len(files[0]), num_workers=1)
+
+
+def _open_litdata(folder: Path, place: Place) -> Any:
+    import litdata
+
+    rows = litdata.StreamingDataset(str(folder), shuffle=place.shuffle, seed=0)
+    return litdata.StreamingDataLoader(rows, collate_fn=_stack, **place.share)
+
+
+def _litdata_row(number: int) -> Any:
+    return {"ids": row_of(number)}
+
+
+def _write_datasets(folder: Path, files: Rows) -> None:
+    import datasets
+
+    for n, rows in enumerate(files):
+        table = datasets.Dataset.from_dict({"ids": [row_of(row) for row in rows]})
+        table.to_parquet(str(folder / f"part-{n}.parquet"))
+
+
+def _open_datasets(folder: Path, place: Place) -> Any:
+    import datasets
+    from datasets.distributed import split_dataset_by_node
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    files = [str(folder / f"part-{n}.parquet") for n in range(NUM_FILES)]
+    rows = datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)
+    rows = rows.shuffle(seed=0, buffer_size=100) if place.shuffle else rows
+    rows = split_dataset_by_node(rows, place.rank, place.world)
+    return StatefulDataLoader(rows, collate_fn=_stack, **place.share)
+
+
+def _write_torchdata(folder: Path, files: Rows) -> None:
+    for n, rows in enumerate(files):
+        np.save(folder / f"part-{n}.npy", np.stack([row_of(row) for row in rows]))
+
+
+def _open_torchdata(folder: Path, place: Place) -> Any:
+    from torch.utils.data import ConcatDataset
+    from torchdata.stateful_dataloader import StatefulDataLoader
+    from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
+
+    files = [np.load(folder / f"part-{n}.npy", mmap_mode="r") for n in range(NUM_FILES)]
+    rows: Any = ConcatDataset(files)  # type: ignore[arg-type]
+    sampler = StatefulDistributedSampler(rows, place.world, place.rank, place.shuffle, 0)
+    return StatefulDataLoader(rows, sampler=sampler, collate_fn=_stack_arrays, **place.share)
+
+
+def _stack_arrays(rows: list[Any]) -> Any:
+    return _stack({"ids": row} for row in rows)
+
+
+class Loader(NamedTuple):
+    """How a loader's data are written and opened, its data files, and the package it comes in."""
+
+    write: Callable[[Path, Rows], None]
+    open: Callable[[Path, Place], Any]
+    data: str
+    package: str
+
+
+LOADERS = {
+    "beambert": Loader(_write_beambert, _open_beambert, "*.tar", "beambert"),
+    "webdataset": Loader(_write_webdataset, _open_webdataset, "*.tar", "webdataset"),
+    "mosaicml": Loader(_write_mosaicml, _open_mosaicml, "*.mds", "mosaicml-streaming"),
+    "litdata": Loader(_write_litdata, _open_litdata, "*.bin", "litdata"),
+    "datasets": Loader(_write_datasets, _open_datasets, "*.parquet", "datasets"),
+    "torchdata": Loader(_write_torchdata, _open_torchdata, "*.npy", "torchdata"),
+}
+
+
+def take(loader: Iterable[Any], steps: int) -> list[list[int]]:
+    """The numbers of the rows of so many batches, or of all there are."""
+    return [
+        [number_of(row) for row in batch] for _, batch in zip(range(steps), loader, strict=False)
+    ]
+
+
+def run_rank(name: str, folder: Path, job: dict[str, Any]) -> dict[str, Any]:
+    """One rank, in this process: what it found, and what ended it."""
+    place = Place(job["rank"], job["world"], job["workers"], job["kind"] != "speed", BATCH)
+    opened, found = partial(LOADERS[name].open, folder), []
+    try:
+        if job["kind"] == "speed":
+            return {"rows": _measure(opened(place._replace(batch=240)))}
+        if job["kind"] == "random":
+            return _resume_anywhere(partial(opened, place), job["count"])
+        loader = opened(place)
+        if job["state"]:
+            loader.load_state_dict(pickle.loads(Path(job["state"]).read_bytes()))
+        found = take(loader, job["steps"])
+        if job["save"]:
+            Path(job["save"]).write_bytes(pickle.dumps(loader.state_dict()))
+    except Exception as error:  # noqa: BLE001 - it is the result
+        return {"batches": found, "error": f"{type(error).__name__}: {error}"[:200]}
+    return {"batches": found}
+
+
+def _measure(loader: Any, seconds: float = 8.0) -> int:
+    """Rows a CPU-second, over as many epochs as that takes; the first batch is not counted."""
+    next(iter(loader))
+    began, rows = time.process_time(), 0
+    while time.process_time() < began + seconds:
+        for batch in loader:
+            rows += len(batch)
+            if time.process_time() > began + seconds:
+                break
+    return round(rows / (time.process_time() - began))
+
+
+def _resume_anywhere(opened: Callable[[], Any], count: int) -> dict[str, Any]:
+    """States kept at random steps and opened anew: how many went on with the next three batches."""
+    whole, equal, draw = take(opened(), STEPS), 0, random.Random(0)
+    for _ in range(count):
+        done, begun = draw.randrange(1, STEPS - 3), opened()
+        take(begun, done)
+        state = pickle.dumps(begun.state_dict())
+        del begun
+        again = opened()
+        again.load_state_dict(pickle.loads(state))
+        equal += take(again, 3) == whole[done : done + 3]
+        del again
+    return {"equal": equal}
+
+
+def run(name: str, folder: Path, world: int = 1, workers: int = 0, **job: Any) -> list[Any]:
+    """What every rank found, each in a process of its own."""
+    job = {"kind": "read", "steps": 10**6, "state": "", "save": "", "workers": workers, **job}
+    common = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": free_port()}
+    with contextlib.ExitStack() as stack:
+        ranks = []
+        for rank in range(world):
+            names = common | dict.fromkeys(("RANK", "LOCAL_RANK", "GLOBAL_RANK"), rank)
+            given = {**job, "world": world, "rank": rank, "save": "" if rank else job["save"]}
+            words = [str(folder), "--rank", name, json.dumps(given)]
+            program = subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-m", "scripts.bench.conformance", *words],
+                env={**os.environ, **{key: str(n) for key, n in names.items()},
+                     "MASTER_ADDR": "127.0.0.1"}, text=True, stdout=-1, stderr=-1,
+            )  # fmt: skip
+            ranks.append(stack.enter_context(program))
+        return [_outcome(each) for each in ranks]
+
+
+def _outcome(program: "subprocess.Popen[str]") -> Any:
+    try:
+        printed, said = program.communicate(timeout=600)
+    except subprocess.TimeoutExpired:
+        program.kill()
+        return {"error": "no end within 600 s"}
+    lines = [line for line in printed.splitlines() if line.startswith('{"found"')]
+    return json.loads(lines[-1])["found"] if lines else {"error": said.strip()[-200:]}
+
+
+def _compare(*runs: list[Any], in_order: bool = False) -> str:
+    """Whether all ranks together read the same batches in runs; in order, or whoever read a row."""
+    if errors := [rank["error"] for ranks in runs for rank in ranks if "error" in rank]:
+        return f"error: {errors[0]}"
+    found = []
+    for ranks in runs:
+        steps = zip(*(rank["batches"] for rank in ranks), strict=False)
+        joined = ([row for share in step for row in share] for step in steps)
+        found.append([step if in_order else sorted(step) for step in joined])
+    return "equal" if all(each == found[0] != [] for each in found) else "differ"
+
+
+def _seen(ranks: list[Any]) -> str:
+    """What an epoch gave."""
+    if errors := [rank["error"] for rank in ranks if "error" in rank]:
+        return f"error: {errors[0]}"
+    rows = Counter(row for rank in ranks for batch in rank["batches"] for row in batch)
+    wrong, lost = rows.pop(-1, 0), SIZES["small"] - len(rows)
+    doubled = sum(rows.values()) - len(rows)
+    lost -= wrong if doubled == 0 else 0
+    return f"{lost} lost, {doubled} doubled, {wrong} wrong" if wrong | lost | doubled else "whole"
+
+
+def _spoil(name: str, folder: Path, fault: str) -> Path:
+    """A copy of the data with one file spoilt: in a row's bytes, where these can be found."""
+    scratch = folder.with_name("spoilt")
+    shutil.rmtree(scratch, ignore_errors=True)
+    shutil.copytree(folder, scratch)
+    path = sorted(scratch.rglob(LOADERS[name].data))[NUM_FILES // 2]
+    data, row = bytearray(path.read_bytes()), row_of(SIZES["small"] // NUM_FILES * 9 // 2)
+    data[data.find(row.tobytes()) + 100 if row.tobytes() in data else len(data) // 3] ^= 4
+    path.write_bytes(data if fault == "flipped bit" else data[: len(data) // 2])
+    if fault == "missing object":
+        path.unlink()
+    return scratch
+
+
+def cases(name: str, folder: Path, count: int) -> Iterator[tuple[str, str]]:
+    """Each case of a loader, and what it did."""
+    read, state = partial(run, name, folder / "small"), str(folder / "state")
+    one, two, three = (read(world=world) for world in (1, 2, 3))
+    some, many = read(workers=2), read(workers=8)
+    yield "batches of 1, 2, 3 ranks", _compare(one, two, three)
+    yield "order of 0, 2, 8 workers", _compare(one, some, many, in_order=True)
+    yield "epoch of 3 ranks", _seen(three)
+    yield "epoch of 8 workers", _seen(many)
+    [found] = read(kind="random", count=count)
+    yield f"resumed at {count} random steps", found.get("error") or f"{found['equal']} equal"
+
+    def goes_on(whole: list[Any], before: dict[str, int], after: dict[str, int]) -> str:
+        begun = read(**before, steps=7, save=state)
+        if "error" in begun[0]:
+            return _compare(begun)
+        rest = [{**rank, "batches": rank.get("batches", [])[7:10]} for rank in whole]
+        return _compare(rest, read(**after, steps=3, state=state), in_order="workers" in after)
+
+    yield "resumed with 2 workers", goes_on(some, {"workers": 2}, {"workers": 2})
+    yield "a state of 2 ranks on 3", goes_on(two, {"world": 2}, {"world": 3})
+    for fault in ("flipped bit", "short object", "missing object"):
+        yield fault, _seen(run(name, _spoil(name, folder / "small", fault)))
+    [found] = run(name, folder / "large", kind="speed")
+    yield "rows a CPU-second", str(found.get("rows") or found["error"])
+
+
+def main() -> int:
+    """Tries all loaders, or is one rank of one."""
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").split(":")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--loaders", nargs="+", default=[*LOADERS], choices=LOADERS)
+    parser.add_argument("--random", type=int, default=200, help="states kept at random steps")
+    parser.add_argument("--rank", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank:
+        found = run_rank(options.rank[0], options.folder, json.loads(options.rank[1]))
+        print(json.dumps({"found": found}), flush=True)
+        os._exit(0)
+    for name in options.loaders:
+        folder = options.folder.absolute() / name
+        for size, num_rows in SIZES.items():
+            if not (folder / size).exists():
+                (folder / size).mkdir(parents=True)
+                each = num_rows // NUM_FILES
+                files = [range(n * each, (n + 1) * each) for n in range(NUM_FILES)]
+                LOADERS[name].write(folder / size, files)
+        facts = {"loader": name, "version": version(LOADERS[name].package)}
+        facts["date"] = datetime.now(UTC).date().isoformat()
+        for case, found in cases(name, folder, options.random):
+            print(json.dumps({**facts, "case": case, "found": found}), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
