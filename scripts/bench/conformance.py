@@ -44,9 +44,10 @@ class Place(NamedTuple):
     batch: int
 
     @property
-    def share(self) -> dict[str, int]:
-        """What loaders over samples take."""
-        return {"batch_size": self.batch // self.world, "num_workers": self.workers}
+    def share(self) -> dict[str, Any]:
+        """What a loader over samples takes."""
+        size = self.batch // self.world
+        return {"batch_size": size, "num_workers": self.workers, "collate_fn": _stack}
 
 
 def row_of(number: int) -> Any:
@@ -66,7 +67,8 @@ def number_of(row: Any) -> int:
 def _stack(samples: Iterable[Any]) -> Any:
     import torch
 
-    return torch.from_numpy(np.stack([each["ids"] for each in samples]))
+    rows = [each["ids"] if isinstance(each, dict) else each for each in samples]
+    return torch.from_numpy(np.stack(rows))
 
 
 def _write_beambert(folder: Path, files: Rows) -> None:
@@ -93,7 +95,11 @@ def _open_beambert(folder: Path, place: Place) -> Any:
 
     from trainer.stream.pipeline import planned_steps
 
-    sizes = {"rank": place.rank, "world_size": place.world, "global_batch": place.batch}
+    sizes: dict[str, Any] = {
+        "rank": place.rank,
+        "world_size": place.world,
+        "global_batch": place.batch,
+    }
     stage, num_steps = (_padded, STEPS) if place.batch == BATCH else (_packed, None)
     steps = planned_steps(
         str(folder), "train", 512, **sizes, micro_tokens=2**20, seed=0, num_lanes=4,
@@ -132,7 +138,7 @@ def _open_webdataset(folder: Path, place: Place) -> Any:
         shardshuffle=place.shuffle and NUM_FILES, seed=0, empty_check=False,
     )  # fmt: skip
     rows = (rows.shuffle(100, seed=0) if place.shuffle else rows).map(_from_bytes)
-    return webdataset.WebLoader(rows, collate_fn=_stack, **place.share)
+    return webdataset.WebLoader(rows, **place.share)
 
 
 def _from_bytes(sample: Any) -> Any:
@@ -156,7 +162,7 @@ def _open_mosaicml(folder: Path, place: Place) -> Any:
         local=str(folder), shuffle=place.shuffle, batch_size=place.share["batch_size"],
         validate_hash="xxh64", shuffle_seed=0, num_canonical_nodes=1,
     )  # fmt: skip
-    return streaming.StreamingDataLoader(rows, collate_fn=_stack, **place.share)
+    return streaming.StreamingDataLoader(rows, **place.share)
 
 
 def _write_litdata(folder: Path, files: Rows) -> None:
@@ -170,7 +176,7 @@ def _open_litdata(folder: Path, place: Place) -> Any:
     import litdata
 
     rows = litdata.StreamingDataset(str(folder), shuffle=place.shuffle, seed=0)
-    return litdata.StreamingDataLoader(rows, collate_fn=_stack, **place.share)
+    return litdata.StreamingDataLoader(rows, **place.share)
 
 
 def _litdata_row(number: int) -> Any:
@@ -194,7 +200,7 @@ def _open_datasets(folder: Path, place: Place) -> Any:
     rows = datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)
     rows = rows.shuffle(seed=0, buffer_size=100) if place.shuffle else rows
     rows = split_dataset_by_node(rows, place.rank, place.world)
-    return StatefulDataLoader(rows, collate_fn=_stack, **place.share)
+    return StatefulDataLoader(rows, **place.share)
 
 
 def _write_torchdata(folder: Path, files: Rows) -> None:
@@ -208,32 +214,20 @@ def _open_torchdata(folder: Path, place: Place) -> Any:
     from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
     files = [np.load(folder / f"part-{n}.npy", mmap_mode="r") for n in range(NUM_FILES)]
-    rows: Any = ConcatDataset(files)  # type: ignore[arg-type]
+    rows: Any = ConcatDataset(files)
     sampler = StatefulDistributedSampler(rows, place.world, place.rank, place.shuffle, 0)
-    return StatefulDataLoader(rows, sampler=sampler, collate_fn=_stack_arrays, **place.share)
+    return StatefulDataLoader(rows, sampler=sampler, **place.share)
 
 
-def _stack_arrays(rows: list[Any]) -> Any:
-    return _stack({"ids": row} for row in rows)
-
-
-class Loader(NamedTuple):
-    """How a loader's data are written and opened, its data files, and the package it comes in."""
-
-    write: Callable[[Path, Rows], None]
-    open: Callable[[Path, Place], Any]
-    data: str
-    package: str
-
-
-LOADERS = {
-    "beambert": Loader(_write_beambert, _open_beambert, "*.tar", "beambert"),
-    "webdataset": Loader(_write_webdataset, _open_webdataset, "*.tar", "webdataset"),
-    "mosaicml": Loader(_write_mosaicml, _open_mosaicml, "*.mds", "mosaicml-streaming"),
-    "litdata": Loader(_write_litdata, _open_litdata, "*.bin", "litdata"),
-    "datasets": Loader(_write_datasets, _open_datasets, "*.parquet", "datasets"),
-    "torchdata": Loader(_write_torchdata, _open_torchdata, "*.npy", "torchdata"),
+LOADERS: dict[str, Any] = {
+    "beambert": (_write_beambert, _open_beambert, "*.tar", "beambert"),
+    "webdataset": (_write_webdataset, _open_webdataset, "*.tar", "webdataset"),
+    "mosaicml": (_write_mosaicml, _open_mosaicml, "*.mds", "mosaicml-streaming"),
+    "litdata": (_write_litdata, _open_litdata, "*.bin", "litdata"),
+    "datasets": (_write_datasets, _open_datasets, "*.parquet", "datasets"),
+    "torchdata": (_write_torchdata, _open_torchdata, "*.npy", "torchdata"),
 }
+"""How each one's data are written and opened, its data files, and the package it comes in."""
 
 
 def take(loader: Iterable[Any], steps: int) -> list[list[int]]:
@@ -246,7 +240,7 @@ def take(loader: Iterable[Any], steps: int) -> list[list[int]]:
 def run_rank(name: str, folder: Path, job: dict[str, Any]) -> dict[str, Any]:
     """One rank, in this process: what it found, and what ended it."""
     place = Place(job["rank"], job["world"], job["workers"], job["kind"] != "speed", BATCH)
-    opened, found = partial(LOADERS[name].open, folder), []
+    opened, found = partial(LOADERS[name][1], folder), []
     try:
         if job["kind"] == "speed":
             return {"rows": _measure(opened(place._replace(batch=240)))}
@@ -282,11 +276,9 @@ def _resume_anywhere(opened: Callable[[], Any], count: int) -> dict[str, Any]:
         done, begun = draw.randrange(1, STEPS - 3), opened()
         take(begun, done)
         state = pickle.dumps(begun.state_dict())
-        del begun
-        again = opened()
-        again.load_state_dict(pickle.loads(state))
-        equal += take(again, 3) == whole[done : done + 3]
-        del again
+        begun = opened()
+        begun.load_state_dict(pickle.loads(state))
+        equal += take(begun, 3) == whole[done : done + 3]
     return {"equal": equal}
 
 
@@ -303,7 +295,7 @@ def run(name: str, folder: Path, world: int = 1, workers: int = 0, **job: Any) -
             program = subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-m", "scripts.bench.conformance", *words],
                 env={**os.environ, **{key: str(n) for key, n in names.items()},
-                     "MASTER_ADDR": "127.0.0.1"}, text=True, stdout=-1, stderr=-1,
+                     "MASTER_ADDR": "127.0.0.1", "HF_HUB_OFFLINE": "1"}, text=True, stdout=-1, stderr=-1,
             )  # fmt: skip
             ranks.append(stack.enter_context(program))
         return [_outcome(each) for each in ranks]
@@ -347,7 +339,7 @@ def _spoil(name: str, folder: Path, fault: str) -> Path:
     scratch = folder.with_name("spoilt")
     shutil.rmtree(scratch, ignore_errors=True)
     shutil.copytree(folder, scratch)
-    path = sorted(scratch.rglob(LOADERS[name].data))[NUM_FILES // 2]
+    path = sorted(scratch.rglob(LOADERS[name][2]))[NUM_FILES // 2]
     data, row = bytearray(path.read_bytes()), row_of(SIZES["small"] // NUM_FILES * 9 // 2)
     data[data.find(row.tobytes()) + 100 if row.tobytes() in data else len(data) // 3] ^= 4
     path.write_bytes(data if fault == "flipped bit" else data[: len(data) // 2])
@@ -402,11 +394,11 @@ def main() -> int:
                 (folder / size).mkdir(parents=True)
                 each = num_rows // NUM_FILES
                 files = [range(n * each, (n + 1) * each) for n in range(NUM_FILES)]
-                LOADERS[name].write(folder / size, files)
-        facts = {"loader": name, "version": version(LOADERS[name].package)}
-        facts["date"] = datetime.now(UTC).date().isoformat()
-        for case, found in cases(name, folder, options.random):
-            print(json.dumps({**facts, "case": case, "found": found}), flush=True)
+                LOADERS[name][0](folder / size, files)
+        facts: dict[str, Any] = {"loader": name, "version": version(LOADERS[name][3])}
+        for case, outcome in cases(name, folder, options.random):
+            today = datetime.now(UTC).date().isoformat()
+            print(json.dumps({**facts, "date": today, "case": case, "found": outcome}), flush=True)
     return 0
 
 

@@ -1,30 +1,28 @@
-"""Instances per CPU-second that loaders deliver as ready batches, each in one process: one JSON line a loader.
+"""Instances per CPU-second that our reader delivers as ready batches: one JSON line a kind.
 
-    python -m scripts.bench.load --data DATASET --seq_len 128 [--peers_python VENV/bin/python]
+    python -m scripts.bench.load --data DATASET --seq_len 128
 
-Ours reads the dataset's shards in the order of training with all checks on. `packed` delivers
+The dataset's shards are read in the order of training with all checks on. `packed` delivers
 micro-batches as they go to a device, in the narrowest types; `wide` those that models take, int32
 and int64, as on a CPU; `padded` the padded view. `blocks` is what no reader of the format can do
-without: reading the same bytes, crc32 and decoding. The others read the same instances,
-padded, and make tensors of them that are as narrow (scripts/bench/load_peers.py); `raw` does
-nothing but read a file. Theirs are files of some MB that were just written; ours are read through
-before the clock starts, for the system's memory to hold them as well: bringing them there is the
-machine's work and no loader's. Loaders take turns, so that a ratio compares what ran under the same
-load. Peers that cannot be imported are named and left out: mosaicml-streaming, litdata and datasets
-may live in an environment of their own. A dataset that a reader could hold in its own memory is
-refused, for there blocks would be decoded once for several epochs: --copies reads it several times
-over, each copy with shards of its own.
+without: reading the same bytes, crc32 and decoding. Files are read through before the clock starts,
+for the system's memory to hold them. Kinds take turns, each in a process of its own, so that a ratio
+compares what ran under the same load. A dataset that a reader could hold in its own memory is
+refused: --copies reads it several times over, each copy with shards of its own.
+scripts/bench/conformance.py compares with other loaders.
 """
 
 import argparse
 import hashlib
+import itertools
 import json
 import os
 import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -34,7 +32,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.shards.block import Block, concatenate_blocks, decode_block
+from pipeline.shards.block import decode_block
 from pipeline.shards.block_tables import blocks_table
 from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.shards.manifest import (
@@ -47,7 +45,6 @@ from pipeline.shards.manifest import (
     shards_table,
 )
 from pipeline.shards.records import Shard
-from scripts.bench.load_peers import LOADERS, measure
 from scripts.checkout import commit
 from trainer.batches.pack import pad_micro_batch, to_device
 from trainer.batches.rows import COMPILED
@@ -55,10 +52,8 @@ from trainer.reading.ranged_read import BlockRange, split_blocks
 from trainer.reading.settings import Reading
 from trainer.stream.pipeline import planned_steps
 
-OURS = ("packed", "wide", "padded", "blocks")
-PEERS_ELSEWHERE = ("mosaicml", "mosaicml-blocks", "litdata", "litdata-blocks", "datasets")
-QUICK = 1_500_000
-"""Instances of the quick loaders; the others, 20 times slower or more, get fewer."""
+KINDS = ("packed", "wide", "padded", "blocks")
+NUM_INSTANCES = 1_500_000
 
 
 def refuse_small(dataset: Dataset, seq_len: int, copies: int = 1) -> None:
@@ -152,112 +147,61 @@ def read_ours(dataset: Dataset, seq_len: int, batch: int, kind: str) -> Iterator
                 ).is_random_next
 
 
-def write_rows(dataset: Dataset, seq_len: int, num_rows: int, path: Path) -> None:
-    """The first instances as rows: padded tokens, lengths, masked positions and labels, label."""
-    blocks: list[Block] = []
-    for shard in _train_shards(dataset, seq_len):
-        data, table = dataset.read_file(shard.name), dataset.blocks(shard)
-        for offset, size in zip(table.offset, table.size, strict=True):
-            if sum(block.num_instances for block in blocks) < num_rows:
-                blocks.append(decode_block(data[offset : offset + size], shard.name))
-    block = concatenate_blocks(blocks)
-    block = block.slice(0, min(num_rows, block.num_instances))
-    most_masked = int(np.diff(block.masked_offsets).max())
-    rows = np.zeros((block.num_instances, seq_len + 4 + 2 * most_masked), np.uint16)
-    for n, row in enumerate(rows):
-        one = block.slice(n, n + 1)
-        row[: one.num_tokens] = one.input_ids
-        ends = row[seq_len:]
-        ends[:4] = (one.num_tokens, one.segment_a_length[0], one.num_masked, one.is_random_next[0])
-        ends[4 : 4 + one.num_masked] = one.masked_lm_positions
-        ends[4 + most_masked : 4 + most_masked + one.num_masked] = one.masked_lm_ids
-    np.save(path, rows)
+def rest() -> float:
+    """CPU seconds of this process, read as soon as it has used less than 1 ms of them in 50 ms."""
+    last = time.process_time()
+    while True:
+        time.sleep(0.05)
+        if (now := time.process_time()) - last < 0.001:
+            return now
+        last = now
 
 
-def run_loader(name: str, batch: int, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """One measurement in a process of its own."""
-    instances = QUICK if name in (*OURS, "raw") or name.endswith("-blocks") else QUICK // 20
-    if name in OURS:
-        command = [
-            sys.executable,
-            "-m",
-            "scripts.bench.load",
-            "--data",
-            str(options.data),
-            "--run",
-            name,
-        ]
-        command += [
-            "--seq_len",
-            str(options.seq_len),
-            "--batches",
-            str(batch),
-            "--instances",
-            str(instances),
-        ]
-    else:
-        python = (
-            options.peers_python
-            if name in PEERS_ELSEWHERE and options.peers_python
-            else sys.executable
-        )
-        program = Path(__file__).with_name("load_peers.py")
-        command = [
-            python,
-            str(program),
-            name,
-            str(folder),
-            *map(str, (options.seq_len, batch, instances)),
-        ]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    if ran.returncode:
-        return {"skipped": (ran.stderr.strip().splitlines() or ["no message"])[-1]}
-    measured: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
-    return measured
+def measure(batches: Callable[[], Iterator[Any]], num_instances: int) -> dict[str, float]:
+    """Instances and CPU seconds of at least num_instances after a first batch, over as many epochs as that takes.
+
+    The clock starts and stops when threads that read ahead have come to rest, so that as much is
+    read in between as is
+    delivered: else what a loader of a long run does once, filling its read-ahead, would weigh on a
+    short measurement.
+    """
+    stream = itertools.chain.from_iterable(batches() for _ in itertools.count())
+    next(stream)
+    began, wall, count = rest(), time.perf_counter(), 0
+    while count < num_instances:
+        count += len(next(stream))
+    seconds = time.perf_counter() - wall
+    return {"instances": count, "cpu_seconds": rest() - began, "seconds": seconds}
 
 
-def compare(batch: int, options: argparse.Namespace, folder: Path) -> None:
-    """Prints one line for each loader."""
-    names = [name for name in (*OURS, *LOADERS) if not options.only or name in options.only]
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+def run_kind(kind: str, batch: int, options: argparse.Namespace) -> float:
+    """Instances per CPU-second of one kind, in a process of its own."""
+    command = [
+        sys.executable,
+        "-m",
+        "scripts.bench.load",
+        "--data",
+        str(options.data),
+        "--run",
+        kind,
+    ]
+    command += ["--seq_len", str(options.seq_len), "--batches", str(batch)]
+    ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    measured = json.loads(ran.stdout.splitlines()[-1])
+    return float(measured["instances"] / measured["cpu_seconds"])
+
+
+def compare(batch: int, options: argparse.Namespace) -> None:
+    """Prints one line for each kind."""
+    rates: dict[str, list[float]] = {kind: [] for kind in options.only or KINDS}
     for _ in range(options.repeat):
-        for name in names:
-            if not any("skipped" in run for run in runs[name]):
-                runs[name].append(run_loader(name, batch, options, folder))
-    medians: dict[str, float] = {}
-    for name in names:
-        rates = [
-            run["instances"] / run["cpu_seconds"] for run in runs[name] if "skipped" not in run
-        ]
-        line: dict[str, Any] = {
-            "benchmark": "load",
-            "loader": name,
-            "seq_len": options.seq_len,
-            "batch": batch,
-        }
-        if rates:
-            medians[name] = float(np.median(rates))
-            line |= {"instances_per_cpu_second": round(medians[name]), "n": len(rates)}
-            line |= {"spread": [round(min(rates)), round(max(rates))]}
-        else:
-            line |= runs[name][-1]
+        for kind, found in rates.items():
+            found.append(run_kind(kind, batch, options))
+    for kind, found in rates.items():
+        line = {"benchmark": "load", "kind": kind, "seq_len": options.seq_len, "batch": batch}
+        line |= {"instances_per_cpu_second": round(float(np.median(found))), "n": len(found)}
+        line |= {"spread": [round(min(found)), round(max(found))]}
         print(json.dumps(line | describe()), flush=True)
-    if "packed" in medians:
-        ratios = {
-            name: round(medians["packed"] / rate, 2)
-            for name, rate in medians.items()
-            if name != "packed"
-        }
-        print(
-            json.dumps(
-                {
-                    "benchmark": "load",
-                    "seq_len": options.seq_len,
-                    "batch": batch,
-                    "packed_over": ratios,
-                }
-            )
-        )
 
 
 def describe() -> dict[str, Any]:
@@ -276,7 +220,7 @@ def describe() -> dict[str, Any]:
 
 
 def main() -> int:
-    """Compares all loaders, or measures one of ours for the process that does."""
+    """Compares all kinds, or measures one of ours for the process that does."""
     parser = argparse.ArgumentParser(
         allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
     )
@@ -284,18 +228,11 @@ def main() -> int:
     parser.add_argument("--seq_len", type=int, default=128)
     parser.add_argument("--batches", type=int, nargs="+", default=[256, 4096])
     parser.add_argument(
-        "--rows", type=int, default=262_144, help="instances that peers read, again and again"
-    )
-    parser.add_argument(
         "--copies", type=int, default=1, help="read so many copies of the dataset's shards"
     )
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument(
-        "--peers_python", help="interpreter that has mosaicml-streaming, litdata and datasets"
-    )
-    parser.add_argument("--only", nargs="+", help="loaders to compare")
-    parser.add_argument("--run", choices=OURS, help=argparse.SUPPRESS)
-    parser.add_argument("--instances", type=int, default=QUICK, help=argparse.SUPPRESS)
+    parser.add_argument("--only", nargs="+", choices=KINDS, help="kinds to compare")
+    parser.add_argument("--run", choices=KINDS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     dataset = open_dataset(options.data)
     try:
@@ -312,15 +249,14 @@ def main() -> int:
                 return read_blocks(dataset, options.seq_len)
             return read_ours(dataset, options.seq_len, batch, options.run)
 
-        print(json.dumps(measure(batches, options.instances)))
+        print(json.dumps(measure(batches, NUM_INSTANCES)))
         return 0
     with tempfile.TemporaryDirectory(prefix="beambert-bench-") as folder:
         if options.copies > 1:
             dataset = copy_shards(dataset, options.seq_len, options.copies, Path(folder, "copies"))
             options.data = dataset.url
-        write_rows(dataset, options.seq_len, options.rows, Path(folder, "rows.npy"))
         for batch in options.batches:
-            compare(batch, options, Path(folder))
+            compare(batch, options)
     return 0
 
 

@@ -14,29 +14,29 @@ from pipeline.shards.block import Array, Block
 from trainer.batches.rows import make_columns
 from trainer.model.packed_inputs import PackedInputs
 
-DEVICE_DTYPES = {
-    "input_ids": torch.int32,
-    "cu_seqlens": torch.int32,
-    "token_type_ids": torch.int32,
-    "position_ids": torch.int32,
-    "masked_positions": torch.int64,
-    "masked_labels": torch.int64,
-    "is_random_next": torch.int64,
+_DTYPES = {
+    "input_ids": (torch.uint16, torch.int32),
+    "cu_seqlens": (torch.int32, torch.int32),
+    "token_type_ids": (torch.uint8, torch.int32),
+    "position_ids": (torch.uint16, torch.int32),
+    "masked_positions": (torch.int32, torch.int64),
+    "masked_labels": (torch.uint16, torch.int64),
+    "is_random_next": (torch.bool, torch.int64),
 }
-"""What models take."""
+DEVICE_DTYPES = {name: wide for name, (_, wide) in _DTYPES.items()}
+"""What models take; before it comes the narrow type that steps have."""
 
 
 @dataclass(frozen=True)
 class MicroBatch(PackedInputs):
     """Packed instances. An empty one has B = T = M = 0.
 
-    Types are narrow, 5 bytes a token: input_ids are uint16, or uint32 for vocabularies over 65,536,
-    token_type_ids uint8 and position_ids uint16. `to_device` widens them there.
+    Types are narrow, 5 bytes a token; ids are uint32 for vocabularies over 65,536.
 
     Attributes:
-        masked_positions: [M] int32 into the T tokens.
-        masked_labels: [M], dtype of input_ids; the tokens that stood there.
-        is_random_next: [B] bool; True where B is not what follows A.
+        masked_positions: [M] into the T tokens.
+        masked_labels: [M]; the tokens that stood there.
+        is_random_next: [B]; True where B is not what follows A.
     """
 
     masked_positions: Tensor
@@ -46,16 +46,11 @@ class MicroBatch(PackedInputs):
 
 def empty_micro_batch() -> MicroBatch:
     """What a rank adds where others have more micro-batches in a step."""
-    return MicroBatch(
-        input_ids=torch.zeros(0, dtype=torch.uint16),
-        cu_seqlens=torch.zeros(1, dtype=torch.int32),
-        token_type_ids=torch.zeros(0, dtype=torch.uint8),
-        position_ids=torch.zeros(0, dtype=torch.uint16),
-        masked_positions=torch.zeros(0, dtype=torch.int32),
-        masked_labels=torch.zeros(0, dtype=torch.uint16),
-        is_random_next=torch.zeros(0, dtype=torch.bool),
-        max_seqlen=0,
-    )
+    sizes = {
+        name: torch.zeros(int(name == "cu_seqlens"), dtype=dtype)
+        for name, (dtype, _) in _DTYPES.items()
+    }
+    return MicroBatch(**sizes, max_seqlen=0)
 
 
 def to_device(batch: MicroBatch, device: torch.device) -> MicroBatch:

@@ -51,15 +51,10 @@ def gather_rows(blocks: Sequence[Block], which: Array, starts: Array, stops: Arr
 def gather_lists(
     first: Array, last: Array, offsets: Array, values: Array, into_offsets: Array, into: Array
 ) -> None:
-    """Lists first to last - 1 [R] of a column, one run after another.
+    """Lists first to last - 1 [R] int64 of a column, one run after another.
 
-    Args:
-        first: int64.
-        last: int64, not below first.
-        offsets: int64, in bytes; list n is values.view(bytes)[offsets[n]:offsets[n + 1]].
-        values: Values of all lists, 2 or 4 bytes each.
-        into_offsets: Receives the offsets [N+1] int32, from 0.
-        into: Receives the values.
+    List n is the bytes offsets[n] to offsets[n + 1] - 1 of values of 2 or 4 bytes. Offsets [N+1]
+    int32 from 0, and values, are put into the last two.
     """
     if COMPILED is not None:
         COMPILED.gather_lists(first, last, offsets, values, values.itemsize, into_offsets, into)
@@ -94,15 +89,10 @@ class Columns(NamedTuple):
 
 
 def make_columns(block: Block, firsts: Array, lasts: Array) -> Columns:
-    """The columns of micro-batches.
+    """The columns of micro-batches, instances firsts to lasts - 1 [C] int64 of a block.
 
-    Args:
-        block: N instances; its offsets begin at 0.
-        firsts: [C] int64; the first instance of each, which is where the one before ends.
-        lasts: [C] int64; one past the last instance of each.
-
-    Returns:
-        Columns of all tokens of the block; those outside of the micro-batches are undefined.
+    Each begins where the one before ends. Columns are those of all tokens of the block; those
+    outside of the micro-batches are undefined.
     """
     into = Columns(
         np.empty(len(block.input_ids), np.uint8),

@@ -9,13 +9,9 @@ from pipeline.shards.records import BlockTable, Shard
 def unpack_block(
     body: memoryview, table: BlockTable, index: int, shard: Shard, vocab_size: int, where: str
 ) -> Block:
-    """A block of a shard out of its stored bytes, checked against the tables and the vocabulary.
+    """A block of a shard out of its stored bytes; nothing in it points outside instance or vocabulary.
 
-    Nothing in it points outside its instance or the vocabulary.
-
-    Raises:
-        ValueError: It is no block of this shard, though its crc32 was right, or training would look
-            up what is not there.
+    A ValueError refuses what is no block of this shard, though its crc32 was right.
     """
     block = decode_block(body, where)
     counts = block.num_instances, block.num_tokens

@@ -29,12 +29,7 @@ class KnownPasses:
     def __init__(
         self, mixture: Mixture, split: str, seq_len: int, wait_policy: WaitPolicy | None = None
     ) -> None:
-        """Waits for the first pass of every dataset.
-
-        Raises:
-            FileNotFoundError: Nothing new came for as long as the policy says.
-            ValueError: A dataset has no such instances.
-        """
+        """Waits for the first pass of every dataset; a ValueError where there are no such instances."""
         self.mixture, self.split, self.seq_len = mixture, split, seq_len
         self.weights = tuple(each.weight for each in mixture)
         self.num_passes = [each.dataset.num_passes(split, seq_len) for each in mixture]
@@ -46,7 +41,6 @@ class KnownPasses:
         self._starts: list[list[int]] = [[0] for _ in mixture]
         self._order = lru_cache(maxsize=2)(self._make_order)
         self._content = lru_cache(maxsize=None)(self._hash_passes)
-        self._described = lru_cache(maxsize=64)(self._describe)
         for dataset in range(len(mixture)):
             self._wait_for_next(dataset)
 
@@ -67,8 +61,7 @@ class KnownPasses:
     def wait_for(self, position: int) -> None:
         """Waits until all positions before this one are known, and takes in what more there is.
 
-        Raises:
-            FileNotFoundError: Nothing new came for as long as the policy says.
+        A FileNotFoundError ends it where nothing new came for as long as the policy says.
         """
         for dataset in range(len(self.mixture)):
             while not self._reaches(dataset, position):
@@ -92,33 +85,29 @@ class KnownPasses:
         self, position: int, weights: Sequence[int] | None = None
     ) -> tuple[DatasetState, ...]:
         """What the state at a position says of the datasets, perhaps with other weights."""
-        own = [own_position(weights or self.weights, d, position) for d in range(len(self.mixture))]
-        return self._described(tuple(self._num_begun(d, each) for d, each in enumerate(own)))
+        found = []
+        for d, each in enumerate(self.mixture):
+            own = own_position(weights or self.weights, d, position)
+            num_begun = max(1, bisect_left(self._starts[d][:-1], own))  # passes with one before it
+            found.append(DatasetState(each.weight, self.num_passes[d], self._content(d, num_begun)))
+        return tuple(found)
 
     def state(
-        self, position: int, seed: int, num_lanes: int, skipped: Sequence[Stretch] = ()
+        self,
+        position: int,
+        seed: int,
+        num_lanes: int,
+        skipped: tuple[Stretch, ...] = (),
+        weights: Sequence[int] | None = None,
     ) -> StreamState:
-        """The state at a position."""
-        found = (self.split, self.seq_len, tuple(skipped), self.describe(position))
+        """The state at a position, with datasets described at those of other weights."""
+        found = (self.split, self.seq_len, skipped, self.describe(position, weights))
         return StreamState(position, seed, num_lanes, *found)
-
-    def state_like(self, then: StreamState, seed: int, num_lanes: int) -> StreamState:
-        """The state that a stream over these datasets has where another one stood."""
-        weights = [each.weight for each in then.datasets]
-        same = weights if len(weights) == len(self.mixture) else None
-        found = (self.split, self.seq_len, then.skipped, self.describe(then.position, same))
-        return StreamState(then.position, seed, num_lanes, *found)
 
     def _make_order(
         self, seed: int, num_lanes: int, skipped: tuple[Stretch, ...], _num_known: tuple[int, ...]
     ) -> StreamOrder:
         return StreamOrder(tuple(map(tuple, self._passes)), self.weights, seed, num_lanes, skipped)
-
-    def _describe(self, num_begun: tuple[int, ...]) -> tuple[DatasetState, ...]:
-        return tuple(
-            DatasetState(each.weight, self.num_passes[d], self._content(d, num_begun[d]))
-            for d, each in enumerate(self.mixture)
-        )
 
     def _epochs(self, dataset: int, position: int) -> float:
         starts = self._starts[dataset]
@@ -126,10 +115,6 @@ class KnownPasses:
         begun = bisect_right(starts, rest) - 1
         share = (rest - starts[begun]) / (starts[begun + 1] - starts[begun])
         return full * (len(starts) - 1) + begun + share
-
-    def _num_begun(self, dataset: int, own: int) -> int:
-        """Passes that hold a position of the dataset before this one, at least one."""
-        return max(1, bisect_left(self._starts[dataset][:-1], own))
 
     def _reaches(self, dataset: int, position: int) -> bool:
         own = own_position(self.weights, dataset, position)

@@ -32,8 +32,6 @@ class StreamOrder:
 
     Attributes:
         datasets: The passes of each, of whose shards only name and instances count.
-        weights: The weight of each dataset, at least 1.
-        seed: Random seed of the shard order.
         num_lanes: K; fixed for a whole stream.
         skipped: Positions that no batch takes; ascending, apart from each other.
     """

@@ -59,8 +59,8 @@ def plan_step(
     """
     first_slot, stop_slot = rank_slots(global_batch, rank, world_size)
     spans, lane_K = [*step_spans(order, position, global_batch)], np.arange(order.num_lanes)
-    depth_EK = [_ceil_divide(span.start - lane_K, order.num_lanes) for span in spans]
-    end_EK = [_ceil_divide(span.stop - lane_K, order.num_lanes) for span in spans]
+    depth_EK = [-((lane_K - span.start) // order.num_lanes) for span in spans]
+    end_EK = [-((lane_K - span.stop) // order.num_lanes) for span in spans]
     count_KE = (np.stack(end_EK) - np.stack(depth_EK)).T
     bounds, shard_at, span_at, base_E = _lay_out(order, tuple(each[:2] for each in spans))
     starts_EK = [lane_starts(span.num_instances, order.num_lanes) for span in spans]
@@ -116,8 +116,3 @@ def _expand(first: Array, last: Array) -> tuple[Array, Array]:
     counts = last - first + 1
     row = np.repeat(np.arange(len(first)), counts)
     return row, np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts - first, counts)
-
-
-def _ceil_divide(values: Array, divisor: int) -> Array:
-    result: Array = -(-values // divisor)
-    return result

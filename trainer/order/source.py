@@ -31,12 +31,7 @@ def open_mixture(
     storage_options: Mapping[str, Any] | None = None,
     wait_policy: WaitPolicy | None = None,
 ) -> Mixture:
-    """Opens the datasets that one or several `[NAME=]URL[:WEIGHT]` name.
-
-    Args:
-        entries: The names.
-        storage_options: Options of their filesystems.
-        wait_policy: How to wait for builds that still run; None takes finished datasets only.
+    """Opens the datasets of `[NAME=]URL[:WEIGHT]`; with a wait policy, those still being built.
 
     Raises:
         FileNotFoundError: There is no dataset, or waiting for it ended.
@@ -79,11 +74,7 @@ def one_dataset(dataset: Dataset) -> Mixture:
 
 
 def parse_entries(entries: Sequence[str]) -> list[tuple[str, str, int]]:
-    """Name, URL and weight of each `[NAME=]URL[:WEIGHT]`; the end of a URL is the name by default.
-
-    Raises:
-        ValueError: None, too many, a name or URL twice, or weights that are no shares.
-    """
+    """Name, URL and weight of each `[NAME=]URL[:WEIGHT]`; the end of a URL is the name by default."""
     if not 1 <= len(entries) <= MAX_DATASETS:
         raise ValueError(f"data names {len(entries)} datasets; 1 to {MAX_DATASETS} can be mixed")
     found: dict[str, tuple[str, int]] = {}
@@ -106,12 +97,7 @@ def parse_entries(entries: Sequence[str]) -> list[tuple[str, str, int]]:
 
 
 def refuse_disagreement(mixture: Mixture) -> None:
-    """Checks that one model can be trained on all datasets.
-
-    Raises:
-        ValueError: Vocabulary, special tokens or lower-casing differ; the message says which and
-            where.
-    """
+    """Refuses, by a ValueError, datasets that one model cannot be trained on."""
     first = mixture[0].dataset
     for other in (each.dataset for each in mixture[1:]):
         ours, theirs = _facts(first), _facts(other)

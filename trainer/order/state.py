@@ -20,8 +20,7 @@ class DatasetState:
     Attributes:
         weight: Its weight in the mixture.
         passes: How many there are, or will be where the build is still running.
-        content: First CONTENT_DIGITS digits of the root hash (docs/format.md, section 4) of the
-            passes begun so far, at least one.
+        content: Begin of the root hash (docs/format.md, section 4) of the passes begun so far.
     """
 
     weight: int
@@ -35,10 +34,7 @@ class StreamState:
 
     Attributes:
         position: Where the next step begins.
-        seed: Random seed of the shard order.
         num_lanes: K.
-        split: train or validation.
-        seq_len: Length the instances were made for.
         skipped: Stretches [start, stop) of positions that no step takes, ascending and apart.
         datasets: What is read, in the mixture's order.
     """
@@ -52,12 +48,7 @@ class StreamState:
     datasets: tuple[DatasetState, ...]
 
     def skipping(self, stretches: Iterable[Stretch]) -> "StreamState":
-        """The state that leaves out further stretches of positions from here on.
-
-        Raises:
-            ValueError: A stretch is empty, lies before the position and was consumed, or there are
-                too many.
-        """
+        """The state that leaves out further stretches; a ValueError where they were consumed."""
         for start, stop in stretches:
             if not 0 <= start < stop:
                 raise ValueError(
@@ -118,15 +109,9 @@ def parse_state(state: Mapping[str, Any]) -> StreamState:
 
 
 def refuse_other_stream(then: StreamState, now: StreamState, names: Iterable[str]) -> None:
-    """Checks that a stream goes on as it began.
+    """Holds a stream, at the same position and over datasets of these names, to how it began.
 
-    Args:
-        then: Where it stood.
-        now: The state at the same position that would go on now.
-        names: Names of the datasets read now.
-
-    Raises:
-        ValueError: It does not; the message names every difference.
+    A ValueError names every difference.
     """
 
     def differences(of: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:

@@ -26,10 +26,7 @@ from trainer.reading.rate_limit import RateLimit
 from trainer.reading.settings import Reading
 
 LOOKAHEAD_STEPS, MAX_LOOKAHEAD_STEPS = 512, 8192
-"""The most steps planned together at first, and after some time.
-
-The first batch is not to wait for long reads of every lane; small steps need many for long reads.
-"""
+"""The most steps planned together at first, for an early batch, and later, for long reads."""
 
 GATHERED_TOKENS = 2**23
 """Steps are gathered together until they have room for so many tokens, some 36 MB."""
@@ -70,20 +67,11 @@ class BlockReader:
     """Threads that read blocks, and the blocks until they are let go.
 
     The threads are daemons of this process: a live filesystem does not survive a fork, and daemons
-    do not keep the interpreter from exiting.
-
-    Attributes:
-        requests: Requests for blocks so far; attempts at the same do not count.
-        blocks: Blocks asked for.
-        bytes: Bytes asked for.
+    do not keep the interpreter from exiting. It counts requests, blocks and bytes asked for.
     """
 
     def __init__(self, shards: Sequence[tuple[Dataset, Shard]], settings: Reading) -> None:
-        """Starts the threads; shards of the same length may be added at the end at any time.
-
-        Raises:
-            ValueError: The cache cannot be used.
-        """
+        """Starts the threads; shards of the same length may be added at the end at any time."""
         self.requests = self.blocks = self.bytes = 0
         self._shards, self._settings, self._stop = shards, settings, threading.Event()
         folder, is_local = settings.cache_dir, all(dataset.is_local for dataset, _ in shards)
@@ -130,24 +118,14 @@ class BlockReader:
             self.bytes += blocks.stop_byte - blocks.start_byte
             self._submit(1, results, partial(self._read_blocks, blocks, results))
 
-    def release(self, keys: Iterable[int]) -> None:
-        """Lets blocks go."""
-        for key in keys:
-            del self._held[key]
-            self._ready.discard(key)
-
     def steps(
         self, planned: Iterator[PlannedStep], min_steps: int = 2
     ) -> Iterator[tuple[list[PlannedStep], Block]]:
-        """Steps, some together, and their rows as one block.
+        """Steps, some together, and their rows as one block; raises as `fetch_blocks`.
 
         While some steps are gathered the blocks of the next are read: those that fill half of the
         memory, or of min_steps steps at least, so that a block lives from one visit of its lane to
         the next.
-
-        Raises:
-            FileNotFoundError: A shard is not there.
-            ShardReadError: A shard could not be read in full.
         """
         ahead: deque[PlannedStep] = deque()
         last_use: dict[int, int] = {}
@@ -167,10 +145,9 @@ class BlockReader:
             taken = self._take(ahead, len(ahead) if stretch == 0 else max(1, stretch // 4))
             gathered = self._gather(taken)
             num_done = num_planned - len(ahead)
-            over = [key for key, last in last_use.items() if last < num_done]
-            for key in over:
-                del last_use[key]
-            self.release(over)
+            for key in [key for key, last in last_use.items() if last < num_done]:
+                del last_use[key], self._held[key]
+                self._ready.discard(key)
             yield taken, gathered
 
     def close(self, seconds: float = 1.0) -> None:
@@ -196,10 +173,7 @@ class BlockReader:
     def _plan(
         self, planned: Iterator[PlannedStep], most_steps: int, min_steps: int
     ) -> list[PlannedStep]:
-        """Takes steps until their blocks fill half of the memory, or there are enough of them.
-
-        Stored bytes, a shard's mean, count twice, for what they become.
-        """
+        """Takes steps until their blocks, at twice their stored bytes, fill half of the memory."""
         found: list[PlannedStep] = []
         keys: set[int] = set()
         num_bytes = 0.0
@@ -225,7 +199,7 @@ class BlockReader:
     def _have(self, keys: Sequence[int]) -> bool:
         """Whether blocks are there; those that failed are not."""
         for key in {*keys} - self._ready:
-            if not (result := self._held[key]).done() or result.exception():
+            if not (result := self.get(key)).done() or result.exception():
                 return False
             self._ready.add(key)
         return True
@@ -234,7 +208,7 @@ class BlockReader:
         keys = [key for step in steps for key in step.keys]
         numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
         return gather_rows(
-            [self._held[key].result() for key in numbers],
+            [self.get(key).result() for key in numbers],
             np.array([numbers[key] for key in keys]),
             np.concatenate([step.start for step in steps]),
             np.concatenate([step.stop for step in steps]),
@@ -291,15 +265,9 @@ def join_blocks(
     table_of: Callable[[int], BlockTable],
     max_read_bytes: int,
 ) -> list[tuple[int, BlockRange]]:
-    """The requests that read blocks, each with the key of its first.
+    """The requests that read different blocks, in order of need, each with the key of its first.
 
-    One takes in the next block of its shard while it is not too long.
-
-    Args:
-        keys: Blocks as in `PlannedStep`, in order of need, none twice.
-        shards: Shards by their numbers in the keys.
-        table_of: The block table of a shard.
-        max_read_bytes: The most bytes of a request for more than one block.
+    One takes in the next block of its shard up to so many bytes.
     """
     reads: dict[int, BlockRange] = {}
     first_of: dict[int, int] = {}  # the request that would end with a block

@@ -1,10 +1,8 @@
 """Stretches of shards kept on a local disk, shared by the ranks of a node.
 
-What lies in the folder is never believed: whoever reads checks every block's crc32, and what is
-damaged is fetched again. Locks are those of `flock`, one for each stretch, which the kernel lets go
-of when a process dies, however it dies; the folder must be on a disk of this machine. Stretches
-appear by rename. Killed anywhere, a process leaves at most unfinished files and empty ones of
-locks, which the next one to want the same stretches takes over.
+Whoever reads checks every block's crc32, and fetches again what is damaged. Locks are those of
+`flock`, which the kernel lets go of when a process dies. Stretches appear by rename. A process that
+is killed leaves at most unfinished files and empty ones of locks, which the next one takes over.
 """
 
 import contextlib
@@ -51,11 +49,7 @@ class CacheError(ValueError):
 
 
 class ShardCache:
-    """A folder of stretches by key; any number of threads and processes use it at once.
-
-    Attributes:
-        rate_path: File of the rate limit that all share who use the cache.
-    """
+    """A folder of stretches by key, and a rate limit; any number of threads and processes use it."""
 
     def __init__(self, folder: str, max_bytes: int) -> None:
         """Makes the folder; a ValueError where it cannot be written or max_bytes is too small."""

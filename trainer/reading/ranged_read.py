@@ -87,8 +87,7 @@ class Attempts:
 
         Raises:
             FileNotFoundError: At once, as time does not mend it.
-            ShardReadError: A local file is too short, or the budget is spent, or the bytes were
-                wrong DAMAGE_ATTEMPTS times, or they were refused for REFUSAL_SECONDS.
+            ShardReadError: Time or attempts are over (docs/streaming.md, "Faults").
         """
         if isinstance(error, FileNotFoundError):
             raise FileNotFoundError(

@@ -38,17 +38,8 @@ def planned_steps(
 ) -> "PlannedSteps":
     """This rank's share of every step, in the order of docs/order.md; each sample is a `RankStep`.
 
-    Args:
-        data: URLs as `--data` takes them, which are opened where they are iterated, or what is
-            open already.
-        split: train or validation.
-        seq_len: One of the datasets' lengths.
-        rank: As in StepSizes.
-        world_size: As in StepSizes.
-        global_batch: As in StepSizes.
-        micro_tokens: As in StepSizes.
-        storage_options: Options of the datasets' filesystems, for URLs.
-        options: Further arguments of `StepLoader`, such as the seed, which it needs.
+    Data are URLs as `--data` takes them, which are opened where they are iterated, with these
+    options of their filesystems; or what is open already. The other arguments are `StepLoader`'s.
 
     Raises:
         ValueError: Sizes do not fit together. What is wrong with data or state is raised when
@@ -89,23 +80,19 @@ def rows(samples: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 class PlannedSteps(webdataset.DataPipeline, webdataset.FluidInterface):  # type: ignore[misc]
-    """A pipeline that begins with the planned steps.
+    """A pipeline that begins with the planned steps; `.map` and the others return it a stage longer.
 
-    `.map` and the others return it a stage longer. In the worker processes of a DataLoader, worker
-    w of n reads the steps w, w + n, w + 2n, ...; a loader with `batch_size=None` takes from its
-    workers in turn, so they come out in order. This holds as long as a sample goes out for every
-    step that goes in, which is checked there. Every iteration begins at the same state.
+    In the worker processes of a DataLoader, worker w of n reads the steps w, w + n, w + 2n, ...; a
+    loader with `batch_size=None` takes from its workers in turn, so they come out in order. This
+    holds as long as a sample goes out for every step that goes in, which is checked there. Every
+    iteration begins at the same state.
     """
 
     _loaded: Mapping[str, Any] = {}
     _samples: "Samples | None" = None
 
     def __iter__(self) -> "Samples":
-        """Begins to read.
-
-        Raises:
-            ValueError: The pipeline repeats, or opened datasets came into another process.
-        """
+        """Begins to read; a ValueError where the pipeline repeats."""
         if self.repetitions != 1:
             raise ValueError(
                 "with_epoch and repeat would begin at the same step again and again: ask for num_steps"
@@ -224,11 +211,9 @@ def _count_steps(loader: StepLoader, progress: _Progress) -> Iterator[Any]:
 
 
 def _count_samples(samples: Iterator[Any], progress: _Progress, in_turn: bool) -> Iterator[Any]:
-    """Counts samples, and in one of several workers that each step gives one.
+    """Counts samples, and in one of several workers holds each step to one.
 
-    Raises:
-        ValueError: A stage made none of a step, or several, or holds some back: a loader that takes
-            from its workers in turn would mix steps up.
+    A loader that takes from its workers in turn would else mix steps up.
     """
 
     def check() -> None:

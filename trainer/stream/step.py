@@ -1,6 +1,5 @@
 """One rank's share of every optimizer step: planned, read and packed in the background (docs/order.md)."""
 
-import contextlib
 import queue
 import threading
 import weakref
@@ -34,16 +33,13 @@ MAX_VISIT_STEPS = 512
 
 @dataclass(frozen=True)
 class RankStep:
-    """This rank's share of one global batch.
+    """This rank's share of one global batch; the numbers count that share.
 
     Attributes:
         step: Steps taken before it.
         first_position: Stream position of the global batch's first instance.
         position_after: Position of the next batch's first instance, but for what is skipped there.
         micro_batches: At least one, in slot order.
-        num_instances: Instances of this rank's share, as the next three count that share.
-        num_tokens: Real tokens, specials included.
-        num_masked: Masked positions.
         drawn: Instances and tokens of every dataset of the mixture.
         begin: The state that the stream began with.
         passes: What is known of the datasets; does not go to another process.
@@ -81,8 +77,7 @@ class StepSizes:
     """How global batches are shared; every number may change from run to run.
 
     Attributes:
-        rank: Number of this process among world_size.
-        world_size: Ranks that share every global batch.
+        rank: Number of this process among the world_size that share every global batch.
         global_batch: Instances of a step over all ranks, at least world_size.
         micro_tokens: Real tokens of a micro-batch at most, at least seq_len.
         worker: Which of num_workers processes of this rank reads; it takes steps worker, worker +
@@ -109,9 +104,9 @@ class StepSizes:
 class StepLoader:
     """Iterator over this rank's share of every step, without end.
 
-    It does no communication between ranks. A background thread keeps some steps ready, of small
-    ones thousands. Leave it with `close()` or as a context manager; an abandoned one stops by
-    itself, and none keeps the interpreter from exiting.
+    It does no communication between ranks. A background thread keeps steps ready. Leave it with
+    `close()` or as a context manager; an abandoned one stops by itself, and none keeps the
+    interpreter from exiting.
 
     Attributes:
         passes: What is known of the datasets.
@@ -176,12 +171,7 @@ class StepLoader:
         return self
 
     def __next__(self) -> RankStep:
-        """The next step.
-
-        Raises:
-            FileNotFoundError: A shard is missing, or waiting for a build ended.
-            ShardReadError: A shard could not be read in full; a ValueError.
-        """
+        """The next step; a FileNotFoundError or ShardReadError where it cannot be read."""
         if self._stop.is_set():
             raise ValueError("the stream is closed")
         while not self._taken:
@@ -234,7 +224,9 @@ def _begin(
         return passes.state(0, seed, lanes)
     then = parse_state(state)
     passes.wait_for(then.position)
-    now = passes.state_like(then, seed, num_lanes or then.num_lanes)
+    weights = [each.weight for each in then.datasets]
+    same = weights if len(weights) == len(passes.mixture) else None
+    now = passes.state(then.position, seed, num_lanes or then.num_lanes, then.skipped, same)
     refuse_other_stream(then, now, [each.name for each in passes.mixture])
     return then
 
@@ -262,19 +254,15 @@ def _close(
     thread: threading.Thread,
     ready: "queue.Queue[list[RankStep] | BaseException]",
 ) -> None:
-    """Stops all threads. One that waits to put something is let go on by making room."""
-
-    def drain() -> None:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                ready.get_nowait()
-
+    """Stops all threads. One that waits to put something goes on, as room is made."""
     stop.set()
     reader.close()
-    drain()
+    while not ready.empty():
+        ready.get_nowait()
     if thread is not threading.current_thread():  # which may collect the garbage that closes it
         thread.join(1.0)
-        drain()  # an error holds the frames it came through
+        while not ready.empty():  # an error holds the frames it came through
+            ready.get_nowait()
 
 
 class _Steps:
