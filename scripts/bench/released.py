@@ -196,7 +196,7 @@ def compare_predictions(arguments: argparse.Namespace, task: BenchTask) -> dict[
     else:
         [table] = written.glob("*.tsv")
         ours = [row.split("\t")[1] for row in table.read_text().splitlines()[1:]]
-        theirs = pipeline_labels(task, best)
+        theirs = pipeline_labels(task, best, arguments.seq_len)
     pairs = list(zip(ours, theirs, strict=True))
     different = [number for number, (one, other) in enumerate(pairs) if one != other]
     return {"predictions": len(pairs), "different": len(different), "where": different[:10]}
@@ -208,13 +208,13 @@ def run_command(*arguments: object) -> None:
                    stdout=subprocess.DEVNULL)  # fmt: skip
 
 
-def pipeline_labels(task: BenchTask, model: Path) -> list[str]:
+def pipeline_labels(task: BenchTask, model: Path, seq_len: int) -> list[str]:
     """What transformers' pipeline says of each text or pair."""
     classify = transformers.pipeline("text-classification", model=str(model), device="cpu")
     inputs: list[dict[str, str]] = []
     for first, second in read_inputs(task):
         inputs.append({"text": first} | ({} if second is None else {"text_pair": second}))
-    found = [classify(each, truncation=True) for each in inputs]
+    found = [classify(each, truncation=True, max_length=seq_len) for each in inputs]
     return [str((each[0] if isinstance(each, list) else each)["label"]) for each in found]
 
 
