@@ -18,7 +18,7 @@ from trainer.order.order import (
     StreamOrder,
     check_weights,
     epoch_shards,
-    lane_starts,
+    lane_start,
     locate,
     mixture_word,
     next_stretches,
@@ -146,8 +146,8 @@ def test_the_worked_example(world_size, borders):
 
 
 def test_the_worked_example_in_single_positions():
-    assert lane_starts(22, 4).tolist() == [0, 6, 12, 17]
-    assert lane_starts(20, 4).tolist() == [0, 5, 10, 15]
+    assert [lane_start(22, 4, lane) for lane in range(4)] == [0, 6, 12, 17]
+    assert [lane_start(20, 4, lane) for lane in range(4)] == [0, 5, 10, 15]
     assert [locate([22, 20], position) for position in (21, 22, 42)] == [(0, 21), (1, 0), (2, 0)]
 
 
@@ -289,7 +289,7 @@ def test_one_position_agrees_with_a_batch_of_one(sizes, num_lanes, position):
     [(_, found, shard, n)] = rank_rows(order, position, 1)
     shards, bounds = epoch_shards(order, 0, epoch)
     depth, lane = divmod(place, num_lanes)
-    instance = lane_starts(int(bounds[-1]), num_lanes)[lane] + depth
+    instance = lane_start(bounds[-1], num_lanes, lane) + depth
     assert (found, bounds[shards.tolist().index(shard)] + n) == (epoch, instance)
 
 

@@ -1,6 +1,7 @@
 """Rows brought together in numpy and by the compiled module: the same values, by hand and for any runs."""
 
 import dataclasses
+from collections import namedtuple
 from itertools import pairwise
 
 import numpy as np
@@ -57,9 +58,14 @@ def block_of(lengths, segments, num_masked, positions) -> Block:
     )
 
 
-def columns_of(compiled, block, cuts) -> rows.Columns:
+Columns = namedtuple(
+    "Columns", ["token_type_ids", "position_ids", "masked_positions", "cu_seqlens", "longest"]
+)
+
+
+def columns_of(compiled, block, cuts) -> Columns:
     firsts, lasts = np.ascontiguousarray(np.array(cuts, np.int64).T)
-    return with_path(compiled, rows.make_columns, block, firsts, lasts)
+    return Columns(*with_path(compiled, rows.make_columns, block, firsts, lasts))
 
 
 @both_paths

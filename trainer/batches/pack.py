@@ -78,7 +78,7 @@ def pack_micro_batches(
         return []
     firsts, lasts = np.ascontiguousarray(np.array(cuts, np.int64).T)
     assert np.array_equal(firsts[1:], lasts[:-1]), f"{cuts} are not one after another"
-    made = make_columns(block, firsts, lasts)
+    types, places, masked_positions, cu_seqlens, longest = make_columns(block, firsts, lasts)
     num_instances = lasts - firsts
     num_tokens = block.offsets[lasts] - block.offsets[firsts]
     num_masked = block.masked_offsets[lasts] - block.masked_offsets[firsts]
@@ -90,11 +90,11 @@ def pack_micro_batches(
 
     columns = zip(
         split(block.input_ids, first_token, num_tokens),
-        split(made.token_type_ids, first_token, num_tokens),
-        split(made.position_ids, first_token, num_tokens),
-        split(made.cu_seqlens, 0, num_instances + 1),
-        made.longest.tolist(),
-        split(made.masked_positions, first_masked, num_masked),
+        split(types, first_token, num_tokens),
+        split(places, first_token, num_tokens),
+        split(cu_seqlens, 0, num_instances + 1),
+        longest.tolist(),
+        split(masked_positions, first_masked, num_masked),
         split(block.masked_lm_ids, first_masked, num_masked),
         split(block.is_random_next, firsts[0], num_instances),
         strict=True,

@@ -6,7 +6,6 @@ M masked positions.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -69,32 +68,17 @@ def gather_lists(
         row, place = row + stop - start, int(moved[-1])
 
 
-class Columns(NamedTuple):
-    """What follows of the lengths of instances: C micro-batches, one after another.
+def make_columns(block: Block, firsts: Array, lasts: Array) -> tuple[Array, ...]:
+    """What follows of the lengths in micro-batches, instances firsts to lasts - 1 [C] int64.
 
-    Attributes:
-        token_type_ids: [T] uint8; 0 for segment A and 1 for the rest.
-        position_ids: [T] uint16; counted from each instance's start.
-        masked_positions: [M] int32; counted from the start of the micro-batch.
-        cu_seqlens: [N+C] int32; of each micro-batch the offsets of its instances, from 0 to its
-            tokens.
-        longest: [C] int32; tokens of the longest instance, 0 of none.
+    Each begins where the one before ends; outside of them columns are undefined.
+
+    Returns:
+        token_type_ids [T] uint8, 0 for segment A and 1 for the rest; position_ids [T] uint16 in the
+        instance; masked_positions [M] int32 in the micro-batch; cu_seqlens [N+C] int32, of each
+        micro-batch from 0 to its tokens; tokens of the longest instance [C] int32.
     """
-
-    token_type_ids: Array
-    position_ids: Array
-    masked_positions: Array
-    cu_seqlens: Array
-    longest: Array
-
-
-def make_columns(block: Block, firsts: Array, lasts: Array) -> Columns:
-    """The columns of micro-batches, instances firsts to lasts - 1 [C] int64 of a block.
-
-    Each begins where the one before ends. Columns are those of all tokens of the block; those
-    outside of the micro-batches are undefined.
-    """
-    into = Columns(
+    into = (
         np.empty(len(block.input_ids), np.uint8),
         np.empty(len(block.input_ids), np.uint16),
         np.empty(len(block.masked_lm_ids), np.int32),

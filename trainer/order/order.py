@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -51,16 +51,6 @@ class StreamOrder:
         ]
 
 
-class Span(NamedTuple):
-    """Places start to stop - 1 of an epoch, which has num_instances."""
-
-    dataset: int
-    epoch: int
-    start: int
-    stop: int
-    num_instances: int
-
-
 def shard_order(seed: int, epoch: int, names: Sequence[str]) -> list[int]:
     """Rule 1: indices of the shards, sorted by the blake2b-128 of "seed/epoch/name"."""
 
@@ -71,12 +61,10 @@ def shard_order(seed: int, epoch: int, names: Sequence[str]) -> list[int]:
     return sorted(range(len(names)), key=digest)
 
 
-def lane_starts(num_instances: int, num_lanes: int) -> Array:
-    """Rule 2: the first instance of every lane [K]."""
-    quotient, extra = divmod(num_instances, num_lanes)
-    lane_K = np.arange(num_lanes)
-    starts_K: Array = lane_K * quotient + np.minimum(lane_K, extra)
-    return starts_K
+def lane_start(num_instances: Array, num_lanes: int, lane: Array) -> Array:
+    """Rule 2: the first instance of lanes, of epochs of so many instances."""
+    start: Array = lane * (num_instances // num_lanes) + np.minimum(lane, num_instances % num_lanes)
+    return start
 
 
 def locate(pass_instances: Sequence[int], position: int) -> tuple[int, int]:
@@ -131,8 +119,10 @@ def next_stretches(skipped: Iterable[Stretch], position: int, count: int) -> lis
     return [*found, (position, position + count)] if count else found
 
 
-def step_spans(order: StreamOrder, position: int, global_batch: int) -> Iterator[Span]:
-    """Where the instances of a step lie, by dataset, epoch and place."""
+def step_spans(
+    order: StreamOrder, position: int, global_batch: int
+) -> Iterator[tuple[int, int, int, int, int]]:
+    """Where a step's instances lie: dataset, epoch, first place, the one after the last, N_i."""
     stretches = next_stretches(order.skipped, position, global_batch)
     for dataset, sizes in enumerate(order.pass_instances):
         for stretch in stretches:
@@ -141,7 +131,7 @@ def step_spans(order: StreamOrder, position: int, global_batch: int) -> Iterator
                 epoch, place = locate(sizes, begin)
                 size = sizes[epoch % len(sizes)]
                 stop = min(size, place + end - begin)
-                yield Span(dataset, epoch, place, stop, size)
+                yield dataset, epoch, place, stop, size
                 begin += stop - place
 
 

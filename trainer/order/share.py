@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainer.order.order import Array, StreamOrder, epoch_shards, lane_starts, step_spans
+from trainer.order.order import Array, StreamOrder, epoch_shards, lane_start, step_spans
 
 MAX_DEFAULT_LANES = 256
 
@@ -58,13 +58,15 @@ def plan_step(
     suffixed by K lanes and E spans.
     """
     first_slot, stop_slot = rank_slots(global_batch, rank, world_size)
-    spans, lane_K = [*step_spans(order, position, global_batch)], np.arange(order.num_lanes)
-    depth_EK = [-((lane_K - span.start) // order.num_lanes) for span in spans]
-    end_EK = [-((lane_K - span.stop) // order.num_lanes) for span in spans]
-    count_KE = (np.stack(end_EK) - np.stack(depth_EK)).T
+    spans, lane_K1 = (
+        [*step_spans(order, position, global_batch)],
+        np.arange(order.num_lanes)[:, None],
+    )
+    dataset_E, epoch_E, start_E, stop_E, size_E = np.array(spans).T
+    depth_KE = -((lane_K1 - start_E) // order.num_lanes)
+    count_KE = -((lane_K1 - stop_E) // order.num_lanes) - depth_KE
     bounds, shard_at, span_at, base_E = _lay_out(order, tuple(each[:2] for each in spans))
-    starts_EK = [lane_starts(span.num_instances, order.num_lanes) for span in spans]
-    begin_KE = (np.stack(starts_EK) + np.stack(depth_EK)).T + base_E
+    begin_KE = base_E + lane_start(size_E, order.num_lanes, lane_K1) + depth_KE
     end_slot_KE = count_KE.cumsum().reshape(count_KE.shape)
     slot_KE = end_slot_KE - count_KE
     skip_KE = np.maximum(first_slot - slot_KE, 0)
@@ -80,7 +82,6 @@ def plan_step(
     row, block = _expand(start // block_size, (stop - 1) // block_size)
     start = np.maximum(start[row] - block * block_size, 0)
     stop = np.minimum(stop[row] - block * block_size, block_size)
-    dataset_E, epoch_E = np.array([each[:2] for each in spans]).T
     span = span_at[place[row]]
     return Rows(dataset_E[span], epoch_E[span], shard_at[place[row]], block, start, stop)
 

@@ -76,11 +76,8 @@ class ShardCache:
     ) -> Checked:
         """What `check` makes of the bytes of a key, from the folder or else from `fetch`.
 
-        Of all that want the same at once only one calls `fetch`, which also checks. The bytes of a
-        key never change.
-
-        Raises:
-            ShardReadError: The folder cannot be used, or the time of the attempts ended.
+        Of all that want the same at once only one calls `fetch`, which also checks. A ShardReadError
+        says that the folder cannot be used, or the time of the attempts ended.
         """
         path, stop = self._place(key), attempts.stop
         try:

@@ -43,13 +43,10 @@ class RateLimit:
         num_ranks: int = 1,
         uniform: Callable[[float, float], float] = _uniform,
     ) -> None:
-        """A rate that nothing slows yet, or that of the others.
+        """A rate that nothing slows yet, or that of the processes of a node that share a file.
 
-        Args:
-            path: File on a disk of this machine that processes share; None shares with nobody.
-            rank: Number of this process, whose turns lie between those of the others.
-            num_ranks: How many ask the same store.
-            uniform: Draws a number between two.
+        Turns of the ranks that ask the same store lie between each other. `uniform` draws a number
+        between two.
         """
         self._uniform = uniform
         self._spacing = num_ranks / ALL_RANKS_PER_SECOND if num_ranks > MOST_FREE_RANKS else 0.0

@@ -24,14 +24,10 @@ def iterate_validation(
     reading: Reading | None = None,
     split: str = "validation",
 ) -> Iterator[MicroBatch]:
-    """This rank's share of the first instances of a split's pass 0, once and in order.
+    """This rank's share of the first instances of a split's pass 0, in order, as micro-batches.
 
-    The instances come packed into micro-batches. Rank r of W takes instances floor(r n / W) to
-    floor((r + 1) n / W) - 1 of n, so sums over ranks are sums over the split; a rank may get none,
-    and ranks may get unequal numbers of micro-batches.
-
-    Raises:
-        ValueError: The split has no instances of this length, or micro_tokens is below it.
+    Rank r of W takes instances floor(r n / W) to floor((r + 1) n / W) - 1 of n, so sums over ranks
+    are sums over the split. A rank may get none, and ranks unequal numbers of micro-batches.
     """
     if micro_tokens < seq_len:
         raise ValueError(

@@ -120,14 +120,9 @@ class PlannedSteps(webdataset.DataPipeline, webdataset.FluidInterface):  # type:
 
 @dataclass
 class _Progress:
-    """How far an iteration has come.
+    """How far an iteration has come: the last two steps that went into the stages, and counts.
 
-    Attributes:
-        before: The step before the last that went into the stages.
-        last: The last one.
-        num_steps: Steps that went in.
-        num_samples: Samples that came out.
-        num_given: Those of them since the last step went in.
+    Of samples that came out num_given are those since the last step went in.
     """
 
     before: RankStep | None = None
@@ -138,12 +133,9 @@ class _Progress:
 
 
 class Samples(Iterator[Any]):
-    """One iteration of a pipeline.
+    """One iteration of a pipeline, over the steps of a loader.
 
     Leave it with `close()` or as a context manager, or let go of it and the pipeline.
-
-    Attributes:
-        loader: The steps that the samples are made of.
     """
 
     def __init__(

@@ -137,17 +137,12 @@ class StepLoader:
         worker: int = 0,
         num_workers: int = 1,
     ) -> None:
-        """Starts reading; sizes are told of by `StepSizes`, seed and lanes by docs/order.md.
+        """Starts reading; `StepSizes` tells of sizes, docs/order.md of seed and lanes.
 
         It goes on after `state`, the `RankStep.state` of the last step taken, and counts steps from
         first_step. It ends after num_steps, those of other workers included. Stretches to `skip`
         come besides those of the state. With pin_memory steps lie where `to_device` copies from to
-        a GPU without waiting.
-
-        Raises:
-            ValueError: Sizes that do not fit together, or a state of other data, another seed or
-                number of lanes.
-            FileNotFoundError: Nothing new came to a running build for as long as the policy says.
+        a GPU without waiting. A ValueError refuses sizes that do not fit, and another stream's state.
         """
         sizes = StepSizes(rank, world_size, global_batch, micro_tokens, worker, num_workers)
         sizes.check(seq_len)
