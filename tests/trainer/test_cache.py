@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import hashlib
 import os
 import signal
 import subprocess
@@ -12,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from threading import Event
 
@@ -116,13 +114,6 @@ def test_a_second_reader_asks_the_store_for_nothing(dataset, settings):
     assert len(reads) == len(stretches(settings))
 
 
-def test_other_ranges_find_the_same_stretches(dataset, settings):
-    assert read_all(dataset, settings) == EVERYTHING
-    reads = count_reads(dataset)
-    assert read_all(dataset, replace(settings, max_read_bytes=1)) == EVERYTHING
-    assert not reads
-
-
 @pytest.mark.parametrize(
     "damage", [lambda data: data[:-1], lambda _: b"", lambda data: data[:-9] + b"x" + data[-8:]]
 )
@@ -199,35 +190,6 @@ def test_a_fetch_that_fails_leaves_nothing_and_the_next_one_succeeds(tmp_path):
     assert read_as_bytes(cache, "key", lambda: b"data") == b"data"
 
 
-def test_what_is_fetched_is_checked_by_who_fetches(tmp_path):
-    checked = []
-    cache = ShardCache(str(tmp_path), MIN_CACHE_BYTES)
-    for _ in range(2):
-        assert (
-            cache.read(
-                "key", lambda data: checked.append(data) or 1, lambda: (b"data", 1), attempts()
-            )
-            == 1
-        )
-    assert checked == [b"data"], "read from the folder"
-
-
-def test_the_crc32_of_a_block_is_computed_once_a_reading(dataset, settings, monkeypatch):
-    checksum, sizes = ranged_read.checksum, []
-    monkeypatch.setattr(
-        ranged_read, "checksum", lambda data: (sizes.append(len(data)), checksum(data))[1]
-    )
-    num_blocks = sum(len(dataset.blocks(shard)) for shard in dataset.all_shards)
-    for reading in (1, 2):
-        whole = [
-            BlockRange(dataset, shard, dataset.blocks(shard), 0, -(-shard.instances // 8))
-            for shard in dataset.all_shards
-        ]
-        for blocks in whole:
-            read_cached(blocks, settings)
-        assert len(sizes) == reading * num_blocks
-
-
 def test_a_wait_for_another_process_ends(tmp_path):
     cache = ShardCache(str(tmp_path), MIN_CACHE_BYTES)
     said = f"it: cache_dir {tmp_path}: waited in vain for another thread or process to let go of {tmp_path}/locks/"
@@ -240,18 +202,6 @@ def test_a_wait_ends_when_nobody_wants_the_bytes_any_more(tmp_path):
     stop.set()
     with fetching(cache, "key"), pytest.raises(ShardReadError, match="waited in vain"):
         cache.read("key", bytes, lambda: (b"data", b"data"), attempts(600, stop))
-
-
-def test_other_stretches_are_not_waited_for_and_their_locks_do_not_pile_up(tmp_path):
-    def old_lock(key: str) -> int:
-        return int(hashlib.sha256(key.encode()).hexdigest()[:8], 16) % 256
-
-    cache = ShardCache(str(tmp_path), MIN_CACHE_BYTES)
-    other = next(key for key in map(str, count()) if old_lock(key) == old_lock("key"))
-    with fetching(cache, "key"):
-        assert read_as_bytes(cache, other, lambda: b"data", 0.1) == b"data"
-        assert len([*(tmp_path / "locks").iterdir()]) == 1
-    assert not [*(tmp_path / "locks").iterdir()]
 
 
 def test_a_lock_whose_file_was_removed_meanwhile_is_taken_again(tmp_path, monkeypatch):
@@ -321,20 +271,6 @@ def test_a_disk_without_locks_is_named(tmp_path, monkeypatch):
     said = f"cache_dir {tmp_path}: No locks available; .* give another folder, on a disk of this machine, or leave"
     with pytest.raises(ShardReadError, match=said):
         read_as_bytes(cache, "key", lambda: b"data")
-
-
-def test_a_damaged_stretch_that_cannot_be_removed_is_named(dataset, settings, monkeypatch):
-    assert read_all(dataset, settings) == EVERYTHING
-    stretches(settings)[2].write_bytes(b"")
-
-    def refuse(self: Path, missing_ok: bool = False) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(Path, "unlink", refuse)
-    with pytest.raises(
-        ShardReadError, match=r"shard-0000\d.tar, blocks .*cache_dir .*: Permission denied; free"
-    ):
-        read_all(dataset, settings)
 
 
 def whole_shard(dataset: Dataset) -> BlockRange:
@@ -437,17 +373,6 @@ def test_the_ranks_of_a_node_fetch_every_stretch_once(dataset, settings, tmp_pat
 
 
 @pytest.mark.processes
-def test_ranks_share_a_disk_that_holds_a_part_of_the_data(dataset, settings, tmp_path):
-    small = replace(settings, cache_bytes=9000)  # three stretches of some ten
-    readers = [start_reader(dataset, small, tmp_path / "log", 0) for _ in range(3)]
-    assert [reader.communicate(timeout=600)[0] for reader in readers] == ["True\n"] * 3
-    kept = [path.stat().st_size for path in stretches(settings)]
-    assert 0 < sum(kept) <= 9000
-    assert int(Path(settings.cache_dir, "usage").read_text()) == sum(kept)
-    assert len((tmp_path / "log").read_text().splitlines()) > len(kept)
-
-
-@pytest.mark.processes
 def test_a_process_killed_while_it_writes_is_taken_over_from(dataset, settings, tmp_path):
     first = start_reader(dataset, settings, tmp_path / "first", 0, dies="writing")
     first.communicate(timeout=600)
@@ -512,14 +437,3 @@ def test_a_full_disk_is_named_with_the_stretch(dataset, settings, monkeypatch):
 def test_a_cache_too_small_to_hold_anything_is_refused(dataset, settings):
     with pytest.raises(ValueError, match="cache_bytes is 1000; it must be at least 67108864"):
         read_all(dataset, replace(settings, cache_bytes=1000))
-
-
-def test_a_key_that_looks_like_a_path_names_a_file_of_the_cache(tmp_path):
-    cache = ShardCache(str(tmp_path / "cache"), MIN_CACHE_BYTES)
-    assert read_as_bytes(cache, "../../up /etc/passwd", lambda: b"1") == b"1"
-    found = [
-        path
-        for path in tmp_path.rglob("*")
-        if path.is_file() and path.name not in ("usage", "rate")
-    ]
-    assert [path.parent for path in found] == [tmp_path / "cache" / "stretches"]

@@ -13,7 +13,6 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.shards.block_tables import blocks_table, open_block_tables
 from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.shards.manifest import BLOCKS_TABLE
 from pipeline.storage import faults
@@ -23,7 +22,7 @@ from tests.datasets import write_dataset
 from trainer.batches import unpack
 from trainer.reading import block_reader, ranged_read, rate_limit
 from trainer.reading.block_reader import BlockReader, plan_rows
-from trainer.reading.ranged_read import Attempts, ShardReadError, call_within, retry
+from trainer.reading.ranged_read import Attempts, ShardReadError, retry
 from trainer.reading.settings import Reading
 
 Fault = Callable[[bytes], bytes]
@@ -313,14 +312,6 @@ def test_a_store_that_does_not_answer_is_no_damage_to_the_block_table(folder):
     assert read_all(dataset, Reading(num_threads=1)) == EVERYTHING
 
 
-def test_a_lasting_wrong_byte_names_block_and_offset_after_three_attempts(folder):
-    dataset, store = over_faulty_store(folder, [wrong_byte], lasting=True)
-    said = r"after 3 attempts .*shard-00000.tar, block 0 at byte 512: crc32 of its \d+ bytes is"
-    with pytest.raises(ShardReadError, match=said):
-        read_all(dataset, Reading(num_threads=1))
-    assert store.shard_reads >= 3  # the thread may have gone on to the next read
-
-
 def test_one_wrong_byte_on_disk_names_its_block(folder):
     dataset = open_dataset(str(folder))
     shard = dataset.shards("train", 8192, 0)[1]
@@ -342,21 +333,6 @@ def test_a_file_cut_at_a_record_is_an_error(folder):
     said = r"shard-00001.tar, blocks 0 to 5 .*asked for bytes 512-\d+, got .*: the file is cut short; restore it"
     with pytest.raises(ShardReadError, match=said):
         read_all(dataset, Reading())  # at once, whatever patience there is
-
-
-def test_a_cut_file_is_asked_for_once():
-    asked = []
-
-    def attempt(seconds):
-        asked.append(seconds)
-        raise storage.CutFileError("a.tar: asked for bytes 0-9, got 3 of 9")
-
-    with pytest.raises(
-        ShardReadError,
-        match=r"^here: a\.tar: asked for bytes 0-9, got 3 of 9: the file is cut short",
-    ):
-        retry(attempt, Attempts("here", Reading(), Event()))
-    assert asked == [60.0]
 
 
 @pytest.mark.parametrize("refusal", [PermissionError("403"), HttpError(403)], ids=repr)
@@ -389,21 +365,6 @@ def test_a_missing_shard_is_an_error_at_once(folder):
         FileNotFoundError, match=r"shard-00001.tar.*is missing; restore or rebuild the dataset"
     ):
         read_all(open_dataset(str(folder)), Reading())
-
-
-def test_a_block_table_without_full_blocks_is_refused(folder):
-    dataset = open_dataset(str(folder))
-    shards = dataset.all_shards
-    opened = open_block_tables((folder / BLOCKS_TABLE).read_bytes(), shards, "here")
-    tables = [opened.table(row) for row in range(2)]
-    tables[0].instances.setflags(write=True)
-    tables[0].instances[:2] = (7, 9)
-    (folder / BLOCKS_TABLE).write_bytes(blocks_table(tables))
-    with pytest.raises(
-        ValueError,
-        match=r"shard-00000.tar do not describe it: instances: found '\[9\]', expected .* 0 to 8",
-    ):
-        read_all(open_dataset(str(folder)))
 
 
 def test_a_block_that_is_not_what_the_table_says_is_refused(folder):
@@ -460,15 +421,6 @@ def test_threads_that_wait_forever_do_not_hold_up_the_others(folder):
     settings = Reading(timeout_seconds=0.3, budget_seconds=300, num_threads=2, max_read_bytes=1)
     assert read_all(dataset, settings) == EVERYTHING
     answer.set()
-
-
-def test_a_request_in_a_thread_beside_is_given_up_in_time():
-    answer = Event()
-    with pytest.raises(TimeoutError, match=r"no answer within 0\.05 s"):
-        call_within(0.05, lambda: answer.wait(600))
-    answer.set()
-    with pytest.raises(TimeoutError, match="the store's own"):
-        call_within(300, lambda: timed_out(b""))
 
 
 def test_local_files_are_read_by_fewer_threads_than_stores(folder):

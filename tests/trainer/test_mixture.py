@@ -14,7 +14,7 @@ from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.storage.folder import Folder
 from tests.datasets import write_dataset
 from trainer.order.order import own_position
-from trainer.order.source import Mixture, WeightedDataset, one_dataset, open_mixture, parse_entries
+from trainer.order.source import Mixture, WeightedDataset, open_mixture, parse_entries
 from trainer.order.state import MAX_STATE_BYTES, DatasetState, StreamState
 from trainer.reading.settings import Reading
 from trainer.stream.step import RankStep, StepLoader
@@ -140,15 +140,6 @@ def test_draws_are_reported_and_keep_the_shares(mixture, expected):
     assert news == pytest.approx(2.5)
 
 
-def test_every_instance_once_an_epoch(mixture, expected):
-    """All that is drawn of the smallest dataset: twice everything, and half of a third epoch."""
-    alone = bag(*take(mixture[2].dataset, 2))
-    assert sum(alone.values()) == 48
-    drawn = bag(*expected)
-    assert all(drawn[instance] in (2, 3) for instance in alone)
-    assert sum(drawn[instance] for instance in alone) == 120
-
-
 @pytest.mark.parametrize("done", [1, 7, 20])
 @pytest.mark.parametrize(
     ("world_size", "micro_tokens", "global_batch"), [(1, 8192, 48), (3, 20_000, 8), (7, 9000, 12)]
@@ -175,12 +166,6 @@ def test_skipped_positions_are_those_of_a_mixture(mixture, expected):
     [step] = take(mixture, 1, state=state, skip=[(120, 168)])
     assert bag(step) == bag(expected[7])
     assert step.epochs == expected[7].epochs
-
-
-def test_a_mixture_of_one_is_the_dataset(mixture):
-    dataset = mixture[0].dataset
-    steps = take(one_dataset(dataset), 5)
-    assert [bag(step) for step in steps] == [bag(step) for step in take(dataset, 5)]
 
 
 def other(mixture: Mixture, number: int, **changed) -> Mixture:

@@ -69,8 +69,6 @@ def stretches(dataset, shard, block_numbers):
         (2048, 0, 4096, 256, True),
         (2048, 0, 4096, 256, False),
         (2040, 20_000, 4096, 256, True),
-        (2048, 0, 4096, 1, True),
-        (2048, 0, 65_536, 256, True),
         (2048, 0, 8192, 2048, True),
     ],
 )
@@ -115,34 +113,6 @@ def test_2048_ranks_start_in_ten_seconds_without_a_storm(
     )
     tables = sum(GROUP_BYTES for node in nodes for key in node.fetched if key[0] == "rows")
     assert used + tables <= 1.2 * used
-
-
-@pytest.mark.parametrize(
-    ("world_size", "global_batch", "num_lanes", "times", "cached"),
-    [
-        (64, 128, 64, 1.0, 1.0),
-        (64, 128, 8, 8.0, 1.0),
-        (60, 120, 8, 8.0, 1.88),
-        (16, 240, 16, 1.0, 1.0),
-        (15, 240, 16, 1.88, 1.06),
-        (3, 240, 16, 1.12, 1.0),
-    ],
-)
-def test_how_often_blocks_are_fetched(
-    many_shards, world_size, global_batch, num_lanes, times, cached
-):
-    """256 planned steps, counted block by block."""
-    passes = KnownPasses(one_dataset(many_shards), "train", SEQ_LEN)
-    begin, reader = passes.state(0, 0, num_lanes), DryReader(passes, Reading())
-    sizes = (StepSizes(rank, world_size, global_batch, SEQ_LEN) for rank in range(world_size))
-    asked = [reader.count(begin, each, 256).blocks for each in sizes]
-    nodes = [
-        np.unique(np.concatenate(asked[first : first + NODE_RANKS]))
-        for first in range(0, world_size, NODE_RANKS)
-    ]
-    different = len(np.unique(np.concatenate(nodes)))
-    assert sum(map(len, asked)) / different == pytest.approx(times, abs=0.02)
-    assert sum(map(len, nodes)) / different == pytest.approx(cached, abs=0.02)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import json
 from itertools import islice
 
 import pytest
-from torch.utils.data import DataLoader
 
 from tests.trainer.test_step_pipeline import (
     FORKED,
@@ -119,11 +118,3 @@ def test_a_fault_behind_a_state_is_raised_where_its_sample_is_asked_for(folder):
         with pytest.raises(ShardReadError, match="gone"):
             next(samples)
     assert next(iter(again))["step"] == 2
-
-
-def test_a_plain_dataloader_is_given_the_state_by_hand(folder):
-    steps = steps_of(folder).map(numbered)
-    found = list(islice(DataLoader(steps, batch_size=None), 3))
-    again = steps_of(folder).map(numbered)
-    again.load_state_dict(steps.state_dict())
-    assert found + list(again) == list(steps_of(folder).map(numbered))

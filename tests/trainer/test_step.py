@@ -1,10 +1,7 @@
 """Steps of packed micro-batches: exact for any number of ranks, resumable anywhere, complete."""
 
 import dataclasses
-import gc
 import json
-import threading
-import time
 from collections import Counter
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -29,8 +26,7 @@ from trainer.batches.pack import (
 )
 from trainer.order.order import StreamOrder
 from trainer.order.share import plan_step
-from trainer.order.state import DatasetState, StreamState, parse_state
-from trainer.reading import block_reader
+from trainer.order.state import parse_state
 from trainer.reading.settings import Reading
 from trainer.stream.held_out import iterate_validation
 from trainer.stream.step import RankStep, StepLoader
@@ -220,25 +216,6 @@ def test_what_was_consumed_cannot_be_skipped(dataset):
         loader(dataset, state=state, skip=[(n, n + 1) for n in range(10**6, 2 * 10**6, 10**4)])
 
 
-def test_an_epoch_is_complete(dataset):
-    steps = take(dataset, 16)  # 192 = 105 + 87
-    expected = [row for i in range(2) for shard in read_pass(dataset, "train", i) for row in shard]
-    assert Counter(row for step in steps for row in instances_of(step.micro_batches)) == Counter(
-        expected
-    )
-
-
-def test_blocks_are_read_once_an_epoch(dataset, monkeypatch):
-    monkeypatch.setattr(
-        block_reader, "GATHERED_TOKENS", 1
-    )  # else half this dataset is gathered ahead
-    with loader(dataset, num_lanes=1, reading=Reading(buffer_bytes=20_000, num_threads=2)) as steps:
-        while next(steps).first_position < 192:
-            pass
-        assert 25 <= steps.reads.blocks <= 25 + 25  # a whole epoch, and what is read ahead
-        assert steps.reads.bytes > 25 * 1000
-
-
 def test_micro_tokens_bounds_micro_batches_without_changing_what_they_hold(tmp_path, make_dataset):
     small = open_dataset(str(make_dataset(tmp_path, ((100,),), seq_len=64, max_tokens=64)))
     settings = {"rank": 0, "world_size": 1, "global_batch": 50, "seed": 0}
@@ -269,16 +246,6 @@ def test_micro_tokens_bounds_micro_batches_without_changing_what_they_hold(tmp_p
 def test_sizes_that_do_not_fit_are_refused(dataset, changes, message):
     with pytest.raises(ValueError, match=message):
         loader(dataset, **changes)
-
-
-def test_a_length_that_is_not_there_is_refused(dataset):
-    with pytest.raises(
-        ValueError,
-        match="no train instances of seq_len 128; the dataset has train L8192, validation",
-    ):
-        StepLoader(
-            dataset, "train", 128, rank=0, world_size=1, global_batch=1, micro_tokens=128, seed=0
-        )
 
 
 def test_another_stream_is_refused_by_naming_what_changed(dataset, tmp_path, make_dataset):
@@ -312,13 +279,6 @@ def test_foreign_states_are_refused(state, message):
         parse_state(state)
 
 
-def test_states_come_back_whole():
-    state = StreamState(
-        5, 1, 2, "train", 128, ((1, 4),), (DatasetState(3, 5, "ab"), DatasetState(1, 2, "cd"))
-    )
-    assert parse_state(json.loads(json.dumps(state.to_dict()))) == state
-
-
 def test_faults_of_the_background_reach_the_caller(tmp_path, make_dataset):
     folder: Path = make_dataset(tmp_path, TRAIN)
     (folder / "train/L8192/pass-00/shard-00000.tar").unlink()
@@ -326,17 +286,6 @@ def test_faults_of_the_background_reach_the_caller(tmp_path, make_dataset):
         for _ in range(2):
             with pytest.raises(FileNotFoundError, match=r"shard-00000.tar.* is missing"):
                 next(steps)
-
-
-def test_an_abandoned_loader_stops_its_threads(dataset):
-    before = set(threading.enumerate())
-    next(steps := loader(dataset))
-    del steps
-    gc.collect()
-    deadline = time.monotonic() + 300
-    while set(threading.enumerate()) - before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert set(threading.enumerate()) <= before
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 60])
@@ -403,20 +352,6 @@ def test_models_get_the_same_values_in_wider_types(make_block, first_id):
     )
     assert moved.input_ids.min() >= first_id
     assert moved.max_seqlen == batch.max_seqlen
-
-
-def test_micro_batches_are_cut_from_one_packed_block(make_block):
-    block = make_block(9, seed=2)
-    cuts = [(0, 4), (4, 5), (5, 9)]
-    batches = pack_micro_batches(block, cuts)
-    assert [instances_of([batch]) for batch in batches] == [
-        instances_of_block(block.slice(*cut)) for cut in cuts
-    ]
-    assert all(
-        batch.cu_seqlens[0] == 0 and batch.cu_seqlens[-1] == len(batch.input_ids)
-        for batch in batches
-    )
-    assert all(batch.input_ids[batch.masked_positions].eq(4).all() for batch in batches)
 
 
 def test_a_padded_view_holds_the_same_instances(make_block):

@@ -1,13 +1,11 @@
 """The planned steps as a pipeline of webdataset: the exact order, whatever is composed on it and whoever reads."""
 
 import dataclasses
-import json
 from itertools import islice
 
 import pytest
 import torch
 import webdataset
-from torch.utils.data import DataLoader
 
 from pipeline.shards.dataset import open_dataset
 from trainer.order.source import open_mixture
@@ -124,13 +122,6 @@ def test_workers_give_the_steps_in_order(folder, expected, num_workers, context)
     assert_same(list(webdataset.WebLoader(steps_of(folder), batch_size=None, **options)), expected)
 
 
-@FORKED
-@pytest.mark.engines
-def test_workers_of_a_plain_dataloader_map_the_steps(folder, expected):
-    mapped = list(DataLoader(steps_of(folder).map(numbered), batch_size=None, num_workers=2))
-    assert mapped == [numbered(step) for step in expected]
-
-
 @pytest.mark.parametrize("num_workers", [1, 2, 3, 4, NUM_STEPS + 1])
 @pytest.mark.parametrize(
     "changes", [{}, {"skip": [(30, 41), (50, 90)]}, {"rank": 1, "world_size": 3}], ids=str
@@ -152,17 +143,6 @@ def test_workers_share_the_steps_of_a_rank(
             shares.append(list(loader))
     assert_same([shares[n % num_workers][n // num_workers] for n in range(NUM_STEPS)], expected)
     assert sum(map(len, shares)) == NUM_STEPS
-
-
-@FORKED
-@pytest.mark.engines
-def test_training_goes_on_after_the_last_step_that_was_used(folder, expected):
-    """Workers have read ahead by then; the state is that of the sample, and survives JSON."""
-    loader = webdataset.WebLoader(steps_of(folder).map(numbered), batch_size=None, num_workers=2)
-    used = list(islice(loader, 5))
-    state = json.loads(json.dumps(used[-1]["state"]))
-    again = steps_of(folder, state=state, first_step=5, num_steps=NUM_STEPS - 5)
-    assert_same(list(webdataset.WebLoader(again, batch_size=None, num_workers=2)), expected[5:])
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,11 @@
 import contextlib
 import subprocess
 import sys
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
 
 from pipeline.shards.dataset import open_dataset
 from tests.loaded_python import Program
@@ -35,29 +33,6 @@ def load_steps(folder: str, rank: int = 0, world_size: int = 1) -> list[torch.Te
     }
     with StepLoader(open_dataset(folder), "train", 8192, **sizes) as loader:
         return [step.micro_batches[0].input_ids for step in islice(loader, NUM_STEPS)]
-
-
-class InWorker(IterableDataset):
-    """Opens the dataset where it is iterated."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        return iter(load_steps(self.folder))
-
-
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_worker_of_a_dataloader_gives_the_same_batches(folder, context):
-    expected = load_steps(str(folder))  # and the parent has read before it forks
-    found = list(
-        DataLoader(
-            InWorker(str(folder)), batch_size=None, num_workers=1, multiprocessing_context=context
-        )
-    )
-    assert len(found) == NUM_STEPS
-    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
 RANK = """
