@@ -74,6 +74,13 @@ SAME_HERE = {
 }
 """A flag of another program, and those that do the same here."""
 
+_NOT_NEEDED = {
+    "gradient_accumulation_steps": "--micro_tokens bounds the memory of one rank",
+    "resume_from_checkpoint": "the same command again continues",
+    "fp16": "--precision bf16 needs no loss scale",
+    "do_train": "pretrain and finetune train and validate",
+}
+
 _NEAR = 0.75
 """The least likeness of a name that is proposed; --epochs and eps have 0.67."""
 
@@ -88,6 +95,8 @@ def answer_unknown(name: str, settings_class: Any, mark: str = "--", where: str 
     for ours in SAME_HERE.get(last, []):
         if find_hint(settings_class, f"{level}{dot}{ours}") is not None:
             return f"{where}{mark}{name} is {mark}{level}{dot}{ours} here"
+    if last in _NOT_NEEDED:
+        return f"{where}{mark}{name} is not needed: {_NOT_NEEDED[last]}"
     kind, keys = ("flag" if mark.startswith("-") else "key"), known_keys(settings_class)
     if nearest := suggest(name, [*keys, *(["config"] if kind == "flag" else [])]):
         cure = f"did you mean {' or '.join(mark + each for each in nearest)}?"

@@ -88,9 +88,9 @@ MISTAKES = [
     (f"{PRETRAIN} --batch_size 32", "--batch_size is --global_batch here"),
     (f"{PRETRAIN} --fp16 true", "--fp16 is --precision here"),
     (f"{PRETRAIN} --precision fp16", "--precision: found 'fp16', expected one of fp32, bf16"),
-    (f"{PRETRAIN} --gradient_accumulation_steps 4", "--micro_tokens bounds the memory of one"),
+    (f"{PRETRAIN} --gradient_accumulation_steps 4", "--micro_tokens bounds the memory of one rank"),
     (f"{PRETRAIN} --resume_from_checkpoint R", "the same command again continues"),
-    (f"{PRETRAIN} --optimizer adamw", "keys are --optimizer.beta1, "),
+    (f"{PRETRAIN} --optimizer adamw", "keys such as beta1, beta2, "),
     (f"{PRETRAIN} --steps 1e6", "--steps: found '1e6', expected a whole number"),
     (f"{PRETRAIN} --peak_lr 1 2 3", "--peak_lr has 3 values and there are 2 phases"),
     # What comes after.
