@@ -56,7 +56,7 @@ COMMANDS = {
         local=("output",),
     ),
     "export": Command(
-        summary="write a checkpoint of a run for Hugging Face or DeepSpeed",
+        summary="write a checkpoint of a run for Hugging Face, ONNX or DeepSpeed",
         settings="trainer.conversion.settings:ExportSettings", function="trainer.cli:export", positionals=("run",),
     ),
     "fill-mask": Command(
@@ -137,9 +137,14 @@ def export(settings: ExportSettings, _remainder: object = None) -> None:
         lower_case=opened.lower_case,
         provenance=opened.provenance | _read_losses(settings.run, opened.provenance),
         head=opened.head,
+        is_onnx=settings.output_format == "onnx",
     )
     if settings.output_format == "deepspeed-universal":
         files = _universal_files(opened, files)
+    elif settings.output_format == "onnx":
+        from trainer.conversion.onnx import to_onnx
+
+        files = to_onnx(files)
     write_export(files, settings.output)
     facts = {
         "exported": settings.output,

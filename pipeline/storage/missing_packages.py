@@ -3,6 +3,7 @@
 EXTRA_OF = {
     "apache_beam": "pipeline", "torch": "trainer", "deepspeed": "trainer", "safetensors": "trainer",
     "tensorboard": "trainer", "isal": "trainer", "google_crc32c": "tfrecord", "webdataset": "trainer",
+    "onnxscript": "onnx", "onnxruntime": "onnx", "transformers": "onnx",
 }  # fmt: skip
 """Import name of a package -> the extra that brings it."""
 

@@ -129,7 +129,7 @@ LIBRARIES = {
         " tensorboard wandb zstandard"
     ),
     "trainer.report": "yaml markupsafe",
-    "trainer.conversion": "torch numpy safetensors",
+    "trainer.conversion": "torch numpy safetensors transformers onnxruntime onnxscript",
     "trainer.model": "torch numpy",
     "trainer.order": "numpy",
     "trainer.reading": "numpy pyarrow",

@@ -96,7 +96,9 @@ def test_every_package_has_the_extra_that_pyproject_gives_it():
     extras = {name: names(packages) for name, packages in PROJECT["optional-dependencies"].items()}
     for package, its_extra in EXTRA_OF.items():
         assert [
-            extra for extra in ("pipeline", "tfrecord", "trainer") if package in extras[extra]
+            extra
+            for extra in ("pipeline", "tfrecord", "trainer", "onnx")
+            if package in extras[extra]
         ] == [its_extra]
     assert set(CORE) == names(PROJECT["dependencies"])
 

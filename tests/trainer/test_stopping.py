@@ -15,18 +15,12 @@ import yaml
 
 from tests.ports import free_port
 from tests.trainer.tiny_dataset import write_tiny_dataset
+from tests.trainer.tiny_run import TINY
 from tests.trainer.two_ranks import ROOT
 from trainer.checkpoints.read import find_checkpoints
 from trainer.guards.watchdog import HUNG
 from trainer.process.stopping import STOPPED, find_launchers, is_launcher
 
-TINY = {
-    "num_layers": 2,
-    "hidden_size": 24,
-    "num_heads": 3,
-    "intermediate_size": 40,
-    "max_position_embeddings": 32,
-}
 LIMIT_SECONDS = 600  # not a claim: only who hangs takes as long
 DEEPSPEED = ("deepspeed", "--num_gpus", "2", "--module")
 TORCHRUN = ("torchrun", "--nproc_per_node", "2", "--shutdown_timeout", "280", "-m")

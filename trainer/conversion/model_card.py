@@ -28,6 +28,14 @@ from transformers import {model}, AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained(FOLDER)
 model = {model}.from_pretrained(FOLDER)
 ```"""
+_USE_ONNX = """```python
+import onnxruntime
+from transformers import AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(FOLDER)
+session = onnxruntime.InferenceSession(FOLDER + "/model.onnx")
+outputs = session.run(None, dict(tokenizer(["A text."], return_tensors="np")))
+```"""
 _OF_DATA = ("dataset", "weight", "root hash", "licences")
 _OF_LOSSES = ("step", "training, nats", "validation MLM, nats")
 
@@ -40,13 +48,15 @@ def model_card(
     *,
     lower_case: bool,
     head: Head | None = None,
+    is_onnx: bool = False,
 ) -> bytes:
-    """The card of a model; what `provenance` does not say is left out.
+    """The card of a model, or of model.onnx; what `provenance` does not say is left out.
 
     Its key "training" is what `trainer.runs.training_facts` finds in a run.
     """
     pipeline, model = _USES[head.kind if head else ""]
-    metadata = {"library_name": "transformers", "pipeline_tag": pipeline, "tags": "[bert]"}
+    metadata = {"library_name": "onnx" if is_onnx else "transformers"}
+    metadata |= {"pipeline_tag": pipeline, "tags": "[bert]"}
     base = provenance.get("base_model", {})
     metadata |= {"base_model": base["name"]} if base else {}
     lines = ["---", *(f"{key}: {value}" for key, value in metadata.items()), "---", ""]
@@ -59,7 +69,7 @@ def model_card(
     lines += _section("Losses", _OF_LOSSES, provenance.get("losses", ()))
     lines += _section("Base model", ("fact", ""), _describe_base(base))
     lines += _section("Fine-tuning", ("fact", ""), _describe_task(provenance.get("finetuned", {})))
-    lines += ["## Use", "", _USE.format(model=model), ""]
+    lines += ["## Use", "", _USE_ONNX if is_onnx else _USE.format(model=model), ""]
     text = "\n".join(lines).encode()
     return text + f"<!-- written by export: {_digest(text)} -->\n".encode()
 
