@@ -16,6 +16,7 @@ heads. Each part prints one JSON line:
 import argparse
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from trainer.process.ranks import Ranks, start_ranks, stop_ranks
 
 TASKS = ("sst2", "rte", "uner")
 PARTS = ("features", "losses", "scores", "predictions")
+PREDICTION_EPOCHS = 8  # over the validation file, so that predictions are of several classes
 CLOSE = 1e-5
 """The most that a state may differ from transformers'."""
 
@@ -186,8 +188,9 @@ def compare_predictions(arguments: argparse.Namespace, task: BenchTask) -> dict[
     tokens = ["--tokens.token_column", task.tokens.token_column]
     tokens += ["--tokens.tag_column", task.tokens.tag_column]
     common = ["--seq_len", arguments.seq_len, *(tokens if task.task == "ner" else [])]
-    run_command("finetune", "--task", task.task, "--model", arguments.model, *files, "--output",
-                output, "--search_epochs", 1, "--search_peak_lr", arguments.peak_lr, *common)  # fmt: skip
+    search = ["--search_epochs", PREDICTION_EPOCHS, "--search_peak_lr", arguments.peak_lr]
+    given = ["--task", task.task, "--model", arguments.model, *files, "--output", output]
+    run_command("finetune", *given, *search, *common)
     best = output / "best"
     run_command("predict", "--model", best, "--input", task.validation, "--output", output, *common)
     written = output / "predictions" / task.validation.name.partition(".tsv")[0]
@@ -199,7 +202,8 @@ def compare_predictions(arguments: argparse.Namespace, task: BenchTask) -> dict[
         theirs = pipeline_labels(task, best, arguments.seq_len)
     pairs = list(zip(ours, theirs, strict=True))
     different = [number for number, (one, other) in enumerate(pairs) if one != other]
-    return {"predictions": len(pairs), "different": len(different), "where": different[:10]}
+    facts = {"predictions": len(pairs), "classes": Counter(ours)}
+    return {**facts, "different": len(different), "where": different[:10]}
 
 
 def run_command(*arguments: object) -> None:
