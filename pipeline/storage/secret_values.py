@@ -31,7 +31,8 @@ _values: set[str] = set()
 
 def learn(options: Mapping[str, Any] | None) -> None:
     """Takes the values of storage options for secrets, from now on and in all of this process."""
-    found = {text for text in _texts(options or {}) if len(text) >= _MIN_CHARACTERS}
+    texts = {*_texts(options or {})} - _SHOWN  # gcsfs takes the word anon for a token
+    found = {text for text in texts if len(text) >= _MIN_CHARACTERS}
     if found <= _values:
         return
     _values.update(found)

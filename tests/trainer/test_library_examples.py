@@ -58,7 +58,8 @@ def programs(examples, tmp_path):
         if name:
             (tmp_path / name).write_text(code)
     assert {*filter(None, names)} == {
-        "batches.py", "plain_loop.py", "with_hugging_face.py", "with_lightning.py", "with_torchrun.py"
+        "batches.py", "plain_loop.py", "with_hugging_face.py", "with_lightning.py", "with_torchrun.py",
+        "samples.py", "documents.py",  # which tests/pipeline/test_transforms.py runs
     }  # fmt: skip
     return tmp_path
 

@@ -12,6 +12,7 @@ import yaml
 
 from tests.trainer import test_recovery
 from tests.trainer.tiny_dataset import write_tiny_dataset
+from tests.trainer.tiny_run import SIZES
 from tests.trainer.two_ranks import run_nodes, run_ranks
 from trainer.process.stopping import STOPPED
 from trainer.settings import Phase
@@ -46,7 +47,7 @@ def folder(tmp_path_factory):
     config = {
         "data": [str(write_tiny_dataset(folder / "data"))],
         "phases": [dataclasses.asdict(Phase(16, BATCH, STEPS, 0.003, warmup_steps=2))],
-        "model": {"preset": "tiny", "overrides": test_recovery.TINY},
+        "model": {"preset": "tiny", "overrides": SIZES | {"max_position_embeddings": 16}},
         "micro_tokens": 48,
         "output": "",
     }

@@ -75,7 +75,8 @@ class WeightsAndBiases:
         try:
             import wandb
         except ImportError as error:
-            raise ValueError(f"--wandb cannot import wandb ({error}): pip install wandb") from error
+            lacks = "--wandb needs the package wandb, which cannot be imported"
+            raise ValueError(f"{lacks} ({error}): pip install wandb") from error
         try:
             self._run = wandb.init(
                 project=project,
