@@ -3,6 +3,7 @@
 B instances, T tokens, M masked positions of a micro-batch.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -132,7 +133,7 @@ def pad_micro_batch(batch: MicroBatch, seq_len: int) -> dict[str, Tensor]:
 
 
 def cut_micro_batches(
-    offsets: Array, rows: tuple[int, int], micro_tokens: int
+    offsets: Array | Sequence[int], rows: tuple[int, int], micro_tokens: int
 ) -> list[tuple[int, int]]:
     """Rule 5: rows [start, stop) cut into such of at most micro_tokens tokens, as late as can be.
 
@@ -144,7 +145,7 @@ def cut_micro_batches(
     cuts = []
     start, end = rows
     while start < end:
-        stop = int(np.searchsorted(offsets, offsets[start] + micro_tokens, side="right")) - 1
+        stop = bisect_right(offsets, offsets[start] + micro_tokens, start, end + 1) - 1
         assert stop > start, f"instance {start} is longer than {micro_tokens} tokens"
         cuts.append((start, min(stop, end)))
         start = stop
@@ -159,15 +160,17 @@ def balance_micro_batches(
     The last would else be what is left over: a whole turn of launches and reductions for a stub.
     Ranks of one step wait for the longest of each turn, so that even ones are shorter for all.
     """
-    cuts = cut_micro_batches(offsets, rows, micro_tokens)
-    if len(cuts) < 2:
-        return cuts
-    low, high = int(np.diff(offsets[rows[0] : rows[1] + 1]).max()), micro_tokens
-    while low < high:
+    first, num_rows = rows[0], rows[1] - rows[0]
+    line = offsets[rows[0] : rows[1] + 1].tolist()  # which bisect reads ten times as fast
+    cuts = cut_micro_batches(line, (0, num_rows), micro_tokens)
+    low, high = (line[-1] - line[0]) // max(1, len(cuts)), micro_tokens
+    if len(cuts) > 1:
+        low = max(low, int(np.diff(line).max()))
+    while len(cuts) > 1 and low < high:
         limit = (low + high) // 2
-        tried = cut_micro_batches(offsets, rows, limit)
+        tried = cut_micro_batches(line, (0, num_rows), limit)
         if len(tried) > len(cuts):
             low = limit + 1
         else:
             cuts, high = tried, limit
-    return cuts
+    return [(first + start, first + stop) for start, stop in cuts]
