@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from pipeline.command_line.command import Command
-from pipeline.command_line.program import check_least, run_program
+from pipeline.command_line.program import Command, check_least, run_program
 from pipeline.interrupts import INTERRUPTED, Interrupted
 
 if TYPE_CHECKING:

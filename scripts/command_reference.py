@@ -5,7 +5,6 @@ to the program
 """
 
 import dataclasses
-import importlib
 import re
 import typing
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cli import COMMANDS as PIPELINE
-from pipeline.command_line.command import Command
 from pipeline.command_line.help import (
     ANY_FLAGS,
     describe_class,
@@ -22,6 +20,7 @@ from pipeline.command_line.help import (
     field_help,
 )
 from pipeline.command_line.hints import choices_of, is_needed
+from pipeline.command_line.program import Command, load
 from pipeline.machine import num_cores
 from trainer.cli import COMMANDS as TRAINER
 
@@ -35,7 +34,7 @@ stands here; `--help` of a command says all.
 
 Where the wheel is installed, `beambert build`, `beambert pretrain` and so on are the same commands; `report` and
 `export` of a dataset are `beambert report-data` and `export-data`. `--config bert-large` is the recipe of that name in
-every folder. `eval "$(beambert completion bash)"`, or zsh, completes commands, flags, choices and recipes.
+every folder.
 """
 
 
@@ -53,7 +52,7 @@ def render() -> str:
 
 
 def _describe(title: str, command: Command, described: dict[str, str]) -> Iterator[str]:
-    settings = load_class(command.settings)
+    settings = load(command.settings)
     yield command.description or "\n\n".join(describe_class(settings))
     if command.settings in described:
         unused = ", ".join(f"`{name}`" for name in command.unused)
@@ -100,12 +99,6 @@ def _first_sentence(text: str, hint: Any) -> str:
     if set(choices_of(hint)) - named:
         first = f"{first} One of {', '.join(choices_of(hint))}."
     return first
-
-
-def load_class(dotted: str) -> Any:
-    """The class that "module:Class" names."""
-    module, _, name = dotted.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 def _default(field: "dataclasses.Field[Any]") -> str:

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.command_line.command import Command
-from pipeline.command_line.program import run_program
+from pipeline.command_line.program import Command, run_program
 from trainer.conversion.settings import ExportSettings
 from trainer.inference.settings import (
     EvaluateSettings,

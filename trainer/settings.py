@@ -15,7 +15,6 @@ from trainer.guards.settings import SafetySettings
 from trainer.model.config import BertConfig, ModelSettings, preset
 from trainer.optim.schedule import Schedule
 from trainer.optim.settings import OptimizerSettings
-from trainer.reading.settings import ReadingSettings
 
 OF_PHASES = ("steps", "global_batch", "peak_lr", "warmup_fraction", "warmup_steps")
 """Fields of a phase that PretrainSettings can give for all phases, or for each."""
@@ -138,7 +137,6 @@ class PretrainSettings:
         storage_options: Options of the filesystem of the data and of checkpoint.url, as JSON or
             @FILE. Its environment variables count too. They are never written into the run's
             folder.
-        reading: How data is read from where it lies.
 
     Schedule:
         phases: The phases of the training in order, as a list in the --config file: 128 tokens and
@@ -224,7 +222,6 @@ class PretrainSettings:
     storage_options: str | None = None
     cache_dir: str | None = None
     cache_bytes: int = 64 * 2**30
-    reading: ReadingSettings = field(default_factory=ReadingSettings)
     wandb: str | None = None
     peak_tflops: float | None = None
 

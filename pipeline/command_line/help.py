@@ -9,10 +9,10 @@ import shutil
 import textwrap
 import typing
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any, Literal
 
-from pipeline.command_line.command import Command
-from pipeline.command_line.hints import choices_of, is_needed, item_of, section_of
+from pipeline.command_line.hints import choices_of, hints_of, is_needed, item_of, section_of
 
 _INDENT = 24
 _SECTION = re.compile(r"^ {4}([A-Z][^\n]*):\n(?= {8})", re.MULTILINE)
@@ -25,57 +25,47 @@ _CONFIG = (
 )
 
 
-def render_help(program: str, settings_class: Any, command: Command) -> str:
+def render_help(
+    program: str,
+    settings_class: Any,
+    positionals: Sequence[str] = (),
+    unused: Sequence[str] = (),
+    description: str = "",
+) -> str:
     """The page, as wide as the terminal."""
     width = min(100, shutil.get_terminal_size().columns)
+    hints, required = hints_of(settings_class), list[str]()
+    words = ["usage:", program]
+    for name in positionals:
+        words.append(f"{name.upper()} ..." if item_of(hints[name]) else name.upper())
+        required += _row(name.upper(), field_help(settings_class, name), width)
     fields = [each for each in dataclasses.fields(settings_class) if is_needed(each)]
-    needed = [each.name for each in fields if each.name not in command.positionals]
-    usage = _usage(program, settings_class, command.positionals, needed)
-    lines = textwrap.wrap(usage, width, subsequent_indent="  ")
-    description = [command.description] if command.description else describe_class(settings_class)
-    for paragraph in description:
+    needed = [each.name for each in fields if each.name not in positionals]
+    for name in needed:
+        is_file = section_of(item_of(hints[name]))
+        words.append("--config FILE" if is_file else f"--{name} {_metavar(hints[name])}")
+    lines = textwrap.wrap(" ".join([*words, "[flags]"]), width, subsequent_indent="  ")
+    for paragraph in [description] if description else describe_class(settings_class):
         lines += ["", *textwrap.wrap(paragraph, width)]
-    for heading, rows in _groups(settings_class, command, needed, width):
+    general = _row("--config FILE", _CONFIG, width) + _row("--help", "Prints this.", width)
+    groups = {"required": required + _rows(settings_class, needed, "--", width), "general": general}
+    for heading, names in field_groups(settings_class):
+        shown = [name for name in names if name not in {*positionals, *needed, *unused}]
+        said = "flags" if heading == ANY_FLAGS else f"{heading[0].lower()}{heading[1:]}"
+        groups[said] = _rows(settings_class, shown, "--", width)
+    for heading, rows in groups.items():
         lines += ["", f"{heading}:", *rows] if rows else []
     return "\n".join(lines)
 
 
-def _usage(
-    program: str, settings_class: Any, positionals: Sequence[str], needed: Sequence[str]
-) -> str:
-    hints = typing.get_type_hints(settings_class)
-    lists = {name for name in positionals if item_of(hints[name])}
-    words = [f"{name.upper()} ..." if name in lists else name.upper() for name in positionals]
-    for name in needed:
-        is_file = section_of(item_of(hints[name]))
-        words.append("--config FILE" if is_file else f"--{name} {_metavar(hints[name])}")
-    return " ".join(["usage:", program, *words, "[flags]"])
-
-
-def _groups(
-    settings_class: Any, command: Command, needed: Sequence[str], width: int
-) -> Iterator[tuple[str, list[str]]]:
-    """Headings and the rows under each: what has to be given, of every command, the class's own."""
-    required: list[str] = []
-    for name in command.positionals:
-        required += _row(name.upper(), field_help(settings_class, name), width)
-    yield "required", required + _rows(settings_class, needed, "--", width)
-    yield "general", _row("--config FILE", _CONFIG, width) + _row("--help", "Prints this.", width)
-    left_out = {*command.positionals, *needed, *command.unused}
-    for heading, names in field_groups(settings_class):
-        shown = [name for name in names if name not in left_out]
-        said = "flags" if heading == ANY_FLAGS else f"{heading[0].lower()}{heading[1:]}"
-        yield said, _rows(settings_class, shown, "--", width)
-
-
 def _rows(settings_class: Any, names: Sequence[str], prefix: str, width: int) -> list[str]:
-    hints, rows = typing.get_type_hints(settings_class), []
+    hints, rows = hints_of(settings_class), []
     fields = {field.name: field for field in dataclasses.fields(settings_class)}
     for name in names:
         hint, meaning = hints[name], field_help(settings_class, name)
         if section := section_of(item_of(hint) or hint):
             rows += ["", *textwrap.wrap(f"{prefix}{name}.*: {meaning}", width)]
-            rows += _rows(section, list(typing.get_type_hints(section)), f"{prefix}{name}.", width)
+            rows += _rows(section, list(hints_of(section)), f"{prefix}{name}.", width)
         else:
             if default := field_default(fields[name]):
                 meaning += f" (default:{_NO_BREAK}{default})"
@@ -111,10 +101,22 @@ def field_default(field: "dataclasses.Field[Any]") -> str:
     return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
 
 
+@cache
+def _read_docstring(settings_class: Any) -> tuple[str, dict[str, dict[str, str]]]:
+    """What a class's docstring says first; and by heading, the text of each field."""
+    before, *rest = _SECTION.split(settings_class.__doc__ or "")
+    groups = {}
+    for heading, text in zip(rest[::2], rest[1::2], strict=True):
+        _, *fields = _FIELD.split(text)
+        texts = (" ".join(each.split()) for each in fields[1::2])
+        groups[heading] = dict(zip(fields[::2], texts, strict=True))
+    return before, groups
+
+
 def describe_class(settings_class: Any) -> list[str]:
     """What the class's docstring says before its first field, by paragraph."""
-    before = _SECTION.split(settings_class.__doc__ or "")[0]
-    return [" ".join(paragraph.split()) for paragraph in before.split("\n\n") if paragraph.strip()]
+    paragraphs = _read_docstring(settings_class)[0].split("\n\n")
+    return [" ".join(each.split()) for each in paragraphs if each.strip()]
 
 
 def field_groups(settings_class: Any) -> Iterator[tuple[str, list[str]]]:
@@ -125,20 +127,18 @@ def field_groups(settings_class: Any) -> Iterator[tuple[str, list[str]]]:
     """
     groups: dict[str, list[str]] = {}
     for base in settings_class.__mro__[:-1]:
-        _, *rest = _SECTION.split(base.__doc__ or "")
-        if base is settings_class or rest[:1] == [ANY_FLAGS]:
-            for heading, text in zip(rest[::2], rest[1::2], strict=True):
-                shown = next(iter(groups), heading) if base is not settings_class else heading
-                groups.setdefault(shown, []).extend(_FIELD.findall(text))
+        own = _read_docstring(base)[1]
+        if base is settings_class or ANY_FLAGS in own:
+            for heading, texts in own.items():
+                shown = heading if base is settings_class else next(iter(groups), heading)
+                groups.setdefault(shown, []).extend(texts)
     yield from groups.items()
 
 
 def field_help(settings_class: Any, name: str) -> str:
     """What the docstring of the class, or of a base, says of a field, and its choices."""
-    pattern = rf"^ {{8}}{name}: (.+?)(?=^ {{8}}\w+: |^ {{4}}\S|\n\n|\Z)"
-    docs = (known.__doc__ or "" for known in settings_class.__mro__)
-    found = (re.search(pattern, text, re.MULTILINE | re.DOTALL) for text in docs)
-    meaning = next((" ".join(match[1].split()) for match in found if match), "")
-    choices = choices_of(typing.get_type_hints(settings_class)[name])
+    groups = [each for base in settings_class.__mro__ for each in _read_docstring(base)[1].values()]
+    meaning = next((texts[name] for texts in groups if name in texts), "")
+    choices = choices_of(hints_of(settings_class)[name])
     are_told = set(re.split(r"[^\w+-]+", meaning)).issuperset(choices)
     return meaning if are_told else f"{meaning} One of {', '.join(choices)}."

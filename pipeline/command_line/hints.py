@@ -4,7 +4,11 @@ import dataclasses
 import re
 import types
 import typing
+from functools import cache
 from typing import Any, Literal
+
+hints_of = cache(typing.get_type_hints)
+"""The types of a settings class's fields by their names."""
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:
@@ -47,7 +51,7 @@ def is_needed(field: "dataclasses.Field[Any]") -> bool:
 def find_hint(settings_class: Any, key: str) -> Any:
     """The type of the field that a dotted key such as phases[0].peak_lr names; None for no field."""
     name, _, rest = re.sub(r"\[\d+\]", "", key).partition(".")
-    hint = typing.get_type_hints(settings_class).get(name)
+    hint = hints_of(settings_class).get(name)
     if not rest or hint is None:
         return hint
     if is_mapping(hint):
@@ -59,7 +63,7 @@ def find_hint(settings_class: Any, key: str) -> Any:
 def known_keys(settings_class: Any, prefix: str = "") -> list[str]:
     """Every key that stands for a value: those of sections and of items of lists after a dot."""
     keys: list[str] = []
-    for name, hint in typing.get_type_hints(settings_class).items():
+    for name, hint in hints_of(settings_class).items():
         inner = section_of(item_of(hint) or hint)
         keys += [] if section_of(hint) else [f"{prefix}{name}"]
         keys += known_keys(inner, f"{prefix}{name}.") if inner else []

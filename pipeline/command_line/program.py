@@ -1,29 +1,53 @@
 """Command lines over frozen dataclasses: `PROGRAM COMMAND [flags]`, one class and one function each.
 
-A leaf that `python -m pipeline`, `python -m trainer` and `beambert` stand on. A user's fault ends
-with one message on standard error and exit code 2, Ctrl-C with one line and 130. What needs a
-package is imported by the function that needs it, so that a missing package is such a fault too.
+A user's fault ends with one message on standard error and exit code 2, Ctrl-C with one line and
+130. What needs a package is imported by the function that needs it: help is there at once, and a
+missing package is such a fault too.
 """
 
-import difflib
 import importlib
-import importlib.metadata
 import os
 import select
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from pipeline.command_line.command import Command
 from pipeline.interrupts import Interruption
-from pipeline.storage.missing_packages import describe_missing
-from pipeline.storage.secret_values import hide
 
 USER_FAULTS = (
     ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError,
     ChildProcessError,
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command of a program.
+
+    Attributes:
+        summary: One line for the list of commands.
+        settings: "module:Class" of the frozen dataclass that owns every flag.
+        function: "module:function", imported only when this command runs. It is called with the
+            settings and what followed `--`, and returns the exit code, None meaning 0.
+        positionals: Names of the fields given without a flag, in order.
+        takes_remainder: Whether arguments after `--` are accepted.
+        unused: Names of fields that this command does not look at; `--help` leaves them out.
+        description: What `--help` says first; by default what the docstring of its settings does.
+        unwinds: Whether Ctrl-C is a KeyboardInterrupt in the function, not the process's end.
+        local: Names of the fields whose folders or files are local, so that a URL is refused.
+    """
+
+    summary: str
+    settings: str
+    function: str
+    positionals: tuple[str, ...] = ()
+    takes_remainder: bool = False
+    unused: tuple[str, ...] = ()
+    description: str = ""
+    unwinds: bool = True
+    local: tuple[str, ...] = ()
 
 
 def run_program(
@@ -36,7 +60,8 @@ def run_program(
     """
     try:
         try:
-            return _run_command(program, description, commands, argv)
+            words = sys.argv[1:] if argv is None else argv
+            return _run_command(program, description, commands, list(words))
         finally:
             print(end="", flush=True)
     except BrokenPipeError:
@@ -54,9 +79,8 @@ def _has_no_reader(descriptor: int) -> bool:
 
 
 def _run_command(
-    program: str, description: str, commands: dict[str, Command], argv: Sequence[str] | None
+    program: str, description: str, commands: dict[str, Command], words: list[str]
 ) -> int:
-    words = list(sys.argv[1:] if argv is None else argv)
     cut = words.index("--") if "--" in words else len(words)
     arguments, remainder = words[:cut], words[cut + 1 :]
     if arguments and arguments[0].startswith("--local_rank="):  # DeepSpeed's launcher puts it there
@@ -67,8 +91,7 @@ def _run_command(
         print(_overview(program, description, commands))
         return 0 if arguments else 2
     if "--version" in arguments:
-        versions = [each.version for each in importlib.metadata.distributions(name="beambert")]
-        print("beambert", *(versions[:1] or ["of a checkout that is not installed"]))
+        print("beambert", _version())
         return 0
     name, interruption = arguments[0], Interruption()
     called = f"{program} {name}" if name in commands else program
@@ -82,6 +105,8 @@ def _run_command(
     except USER_FAULTS as fault:
         return _report_fault(called, fault)
     except ImportError as error:
+        from pipeline.storage.missing_packages import describe_missing
+
         if (missing := describe_missing(error)) is None:
             raise
         return _report_fault(called, ValueError(missing))
@@ -97,7 +122,8 @@ def _call(
     if {"-h", "--help"} & {*arguments}:
         from pipeline.command_line.help import render_help
 
-        print(render_help(program, load(command.settings), command))
+        settings_class, shown = load(command.settings), (command.positionals, command.unused)
+        print(render_help(program, settings_class, *shown, command.description))
         return 0
     if remainder and not command.takes_remainder:
         raise ValueError(f"nothing may stand after --, got: {' '.join(remainder)}")
@@ -107,14 +133,25 @@ def _call(
     return function(settings, remainder) or 0
 
 
+def _version() -> str:
+    import importlib.metadata
+
+    found = [each.version for each in importlib.metadata.distributions(name="beambert")]
+    return found[0] if found else "of a checkout that is not installed"
+
+
 def _unknown_command(name: str, commands: dict[str, Command]) -> str:
-    near = difflib.get_close_matches(name, commands, n=1)
+    from pipeline.command_line.names import suggest
+
+    near = suggest(name, commands)[:1]
     question = f"; did you mean {near[0]}?" if near else "."
     return f"unknown command {name!r}{question} The commands are {', '.join(commands)}"
 
 
 def _report_fault(program: str, fault: BaseException) -> int:
     """Prints a user's fault, of an operating system's with its path, from rank 0 only; exit code 2."""
+    from pipeline.storage.secret_values import hide
+
     said = str(fault)
     if isinstance(fault, OSError) and fault.filename is not None and fault.strerror:
         said = f"{fault.filename}: {fault.strerror}"

@@ -19,6 +19,7 @@ from pipeline.command_line.hints import (
     choices_of,
     describe_type,
     find_hint,
+    hints_of,
     is_mapping,
     is_needed,
     item_of,
@@ -33,11 +34,9 @@ _LONGEST_SHOWN = 60
 
 
 class Given(NamedTuple):
-    """A value that was given.
+    """A value that was given, in the type of its field; of a list of sections how many there are.
 
-    Attributes:
-        value: In the type of its field; of a list of sections how many there are.
-        where: File and line, as messages begin; empty for words of the command line.
+    File and line begin messages, and are empty for words of the command line.
     """
 
     value: Any
@@ -56,19 +55,15 @@ Loader.add_implicit_resolver(
 
 
 def parse_yaml(text: str | bytes, name: str, *, is_file: bool) -> yaml.Node | None:
-    """The root of a text, None where it is empty.
-
-    Raises:
-        ValueError: It is not YAML.
-    """
+    """The root of a text, None where it is empty; a ValueError where it is not YAML."""
     try:
         loader = Loader(text)
         loader.name = name if is_file else ""
         root: yaml.Node | None = loader.get_single_node()
     except yaml.YAMLError as error:
-        mark, said = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if is_file and mark else ""
-        said = said or " ".join(str(error).split())
+        said = getattr(error, "problem", None) or " ".join(str(error).split())
         raise ValueError(f"{name}{line}: not YAML: {said}") from error
     return root
 
@@ -83,12 +78,10 @@ def read_mapping(
 ) -> Iterator[tuple[str, Given]]:
     """Dotted keys and values of a mapping, in the types of a settings class.
 
-    Raises:
-        ValueError: It is no mapping, a key is unknown or stands there twice, or a value has another
-            type than its field.
+    A ValueError names a key that is unknown or stands there twice, or a value of another type.
     """
     if not isinstance(node, yaml.MappingNode):
-        keys = ", ".join(sorted(typing.get_type_hints(settings_class))[:3])
+        keys = ", ".join(sorted(hints_of(settings_class))[:3])
         place = _place(node, prefix.rstrip(".") or "settings")
         raise ValueError(  # noqa: TRY004
             f"{place}: found {_shown(node)}, expected keys and values, with keys such as {keys}"
@@ -140,11 +133,7 @@ def _pairs(node: yaml.MappingNode, prefix: str) -> Iterator[tuple[str, yaml.Node
 
 
 def convert(node: yaml.Node, hint: Any, key: str) -> Any:
-    """A value of a field's type.
-
-    Raises:
-        ValueError: Names the place, what was found and what is allowed.
-    """
+    """A value of a field's type; a ValueError names the place, what was found and is allowed."""
     kind = kind_of(hint)
     if node.tag == _NULL and types.NoneType in alternatives(hint):
         return None
@@ -188,13 +177,9 @@ def _shown(node: yaml.Node) -> str:
 
 
 def make(settings_class: Any, given: Mapping[str, Given], prefix: str = "") -> Any:
-    """An object of a settings class, of the values whose keys begin so.
-
-    Raises:
-        ValueError: The class refuses a value.
-    """
+    """An object of a settings class, of the values whose keys begin so."""
     values: dict[str, Any] = {}
-    for name, hint in typing.get_type_hints(settings_class).items():
+    for name, hint in hints_of(settings_class).items():
         key, item = f"{prefix}{name}", section_of(item_of(hint))
         below = {each: value for each, value in given.items() if each.startswith(f"{key}.")}
         if item and (key in given or below):

@@ -3,14 +3,20 @@
 import dataclasses
 import pkgutil
 import re
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from pipeline.command_line.hints import describe_type, find_hint, is_mapping, item_of, section_of
+from pipeline.command_line.hints import (
+    describe_type,
+    find_hint,
+    hints_of,
+    is_mapping,
+    item_of,
+    section_of,
+)
 from pipeline.command_line.names import answer_unknown, suggest
 from pipeline.command_line.values import (
     BOOLEANS,
@@ -71,7 +77,7 @@ def _check_code(
 
 def _as_given(name: str, settings_class: Any, positionals: Sequence[str]) -> str:
     """How a field is given: without a flag, in a file, or by a flag."""
-    if section_of(item_of(typing.get_type_hints(settings_class)[name])):
+    if section_of(item_of(hints_of(settings_class)[name])):
         return f"{name} of a --config file, such as bert-base"
     return name.upper() if name in positionals else f"--{name}"
 

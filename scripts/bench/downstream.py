@@ -8,7 +8,7 @@
 | frozen        | all its weights, a new head                    | pooler and head; for entities, a BiLSTM    |
 
 Everything but the weights is the same: files, order, batch size, epochs; but the BiLSTM (2 layers
-of 256 over the last four layers) sees the words four times as often, for it begins with nothing and
+of 768 over the last four layers) sees the words four times as often, for it begins with nothing and
 its input is computed once. Each variant has the learning rate of a small grid that is best with a
 seed of its own (SELECTION_SEED) on the validation file; then come the seeds that are reported,
 which also draw the new weights: seed by seed, all tasks and variants of each, so that stopping
@@ -39,6 +39,7 @@ from trainer.finetune.prepare import Prepared, begin_model, prepare_data
 from trainer.finetune.run import measure
 from trainer.finetune.settings import FinetuneSettings
 from trainer.finetune.task import OwnModel
+from trainer.finetune.tokens.features import LSTM_SIZE
 from trainer.finetune.training import train_task
 from trainer.inference.open_model import open_model
 from trainer.process.ranks import Ranks, start_ranks, stop_ranks
@@ -48,7 +49,6 @@ GRIDS = {"frozen": (1e-3, 3e-3, 1e-2)}
 # For a model of two layers; for a published size give --learning_rates 2e-5 3e-5 5e-5.
 FINETUNING_GRID = (3e-4, 1e-3, 3e-3)
 SELECTION_SEED = 1_000
-LSTM_SIZE = 256
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def bench_settings(
         validation=[str(task.validation)],
         output=f"{arguments.output}/{task.name}",
         squad=task.squad,
-        tokens=dataclasses.replace(task.tokens, lstm_hidden_size=LSTM_SIZE, feature_layers=layers),
+        tokens=dataclasses.replace(task.tokens, feature_layers=layers),
         seq_len=arguments.seq_len,
     )
 

@@ -10,9 +10,8 @@ from typing import Any, Literal
 import pytest
 
 from pipeline.cli import COMMANDS as PIPELINE
-from pipeline.command_line.command import Command
 from pipeline.command_line.names import suggest
-from pipeline.command_line.program import check_least, parse_settings, run_program
+from pipeline.command_line.program import Command, check_least, parse_settings, run_program
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ from pipeline.cli import COMMANDS as PIPELINE
 from pipeline.command_line.help import field_groups, field_help
 from pipeline.command_line.hints import choices_of, item_of, known_keys, section_of
 from pipeline.command_line.names import SAME_HERE
+from pipeline.command_line.program import load
 from pipeline.settings import BuildSettings
 from pipeline.stages.build import run_shards, run_tokens, run_vocab
-from scripts.command_reference import PAGE, load_class, render
+from scripts.command_reference import PAGE, render
 from trainer.cli import COMMANDS as TRAINER
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +34,7 @@ OTHERS = {
 
 
 def keys_of(program, name):
-    return known_keys(load_class(PROGRAMS[program][name].settings))
+    return known_keys(load(PROGRAMS[program][name].settings))
 
 
 def test_the_page_of_commands_is_what_the_program_says():
@@ -85,9 +86,7 @@ def settings_classes():
     """Every settings class of both programs, those of sections and of the items of lists too."""
     found = []
     waiting = [
-        load_class(command.settings)
-        for commands in (PIPELINE, TRAINER)
-        for command in commands.values()
+        load(command.settings) for commands in (PIPELINE, TRAINER) for command in commands.values()
     ]
     while waiting:
         if (each := waiting.pop()) not in found:

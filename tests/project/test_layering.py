@@ -69,7 +69,7 @@ ROOMS = {
     "trainer.optim": "",
     "trainer.engine": "pipeline.seeds trainer.process trainer.batches trainer.model trainer.optim",
     "trainer.settings": (
-        "trainer.checkpoints.settings trainer.guards.settings trainer.reading.settings trainer.model trainer.optim"
+        "trainer.checkpoints.settings trainer.guards.settings trainer.model trainer.optim"
     ),
     "trainer.runs": "pipeline.storage pipeline.shards trainer.order trainer.model trainer.settings",
     "trainer.checkpoints": (
@@ -83,8 +83,8 @@ ROOMS = {
         " trainer.engine trainer.settings trainer.runs"
     ),
     "trainer.pretrain": (
-        "pipeline.storage pipeline.shards trainer.process trainer.order trainer.batches trainer.stream"
-        " trainer.model trainer.conversion"
+        "pipeline.storage pipeline.shards trainer.process trainer.order trainer.reading.settings trainer.batches"
+        " trainer.stream trainer.model trainer.conversion"
         " trainer.optim trainer.engine trainer.settings trainer.runs trainer.checkpoints trainer.guards trainer.watch"
     ),
     "trainer.inference": (

@@ -107,7 +107,6 @@ MISTAKES = [
     ("features --model ./nowhere --input text.txt --output o", "nowhere holds nothing; expected"),
     ("plan --config bert-large --num_gpus 8", "--num_gpus is --world_size here"),
     ("plan --config bert-tiny --gpu rtx4090", "--gpu: found 'rtx4090', expected one of v100, "),
-    ("completion fish", "--shell: found 'fish', expected one of bash, zsh"),
 ]
 
 

@@ -56,13 +56,11 @@ class TokenSettings:
         token_column: The column of the words, counted from 0; from the end if negative.
         tag_column: The column of the tags. It is not read in test files.
         feature_layers: Layers whose states, side by side, are a word's vector in ner-features.
-        lstm_hidden_size: Values of the BiLSTM of ner-features in each direction.
     """
 
     token_column: int = 0
     tag_column: int = -1
     feature_layers: str = "-1,-2,-3,-4"
-    lstm_hidden_size: int = 768
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,6 +36,7 @@ from trainer.pretrain.validation import (
 )
 from trainer.process.ranks import start_ranks, stop_ranks
 from trainer.process.stopping import LauncherWatch, leave_at_once, note_outcome, stops_requested
+from trainer.reading.settings import Reading
 from trainer.runs.metrics import loss_columns
 from trainer.settings import Phase, PretrainSettings, resolve
 from trainer.stream.pipeline import planned_steps
@@ -136,7 +137,7 @@ def _steps_of_phase(run: Run, phase: Phase) -> Iterator[tuple[RankStep, float, S
         first_step=run.position.phase_step,
         skip=[*settings.skipped(*same_stream), *run.guard.skipped(*same_stream)],
         wait_policy=run.wait_policy,
-        reading=settings.reading.with_cache(settings.cache_dir, settings.cache_bytes),
+        reading=Reading(cache_dir=settings.cache_dir, cache_bytes=settings.cache_bytes),
         pin_memory=run.ranks.device.type == "cuda",
     )
     with iter(steps.map(partial(prepare_step, objective=settings.objective))) as samples:

@@ -16,6 +16,7 @@ from trainer.engine.train_step import forward_sums, stack_sums
 from trainer.order.source import Mixture, WeightedDataset
 from trainer.pretrain.objectives import WITH_NSP, prepare_micro_batch, unmasked_text
 from trainer.process.ranks import Ranks, together
+from trainer.reading.settings import Reading
 from trainer.runs.metrics import loss_columns, majority_share, unigram_entropy
 from trainer.settings import PretrainSettings
 from trainer.stream.held_out import iterate_validation
@@ -96,7 +97,7 @@ def _load(
         world_size=ranks.world_size,
         micro_tokens=settings.micro_tokens,
         max_instances=instances,
-        reading=settings.reading.with_cache(settings.cache_dir, settings.cache_bytes),
+        reading=Reading(cache_dir=settings.cache_dir, cache_bytes=settings.cache_bytes),
     )
     read = list(share)
     entropy = unigram_entropy(_count_text(read, dataset, ranks))

@@ -7,30 +7,12 @@ STORE_THREADS, LOCAL_THREADS = 8, 2
 
 
 @dataclass(frozen=True)
-class ReadingSettings:
-    """How data is read from where it lies. What is read does not depend on it.
+class Reading:
+    """How shards are read; what is read does not depend on it.
 
     Attributes:
         buffer_bytes: Bytes of memory of one rank for blocks that are read ahead, and as many again
             while it validates. Half of it is read at a time.
-    """
-
-    buffer_bytes: int = 512 * 2**20
-
-    def __post_init__(self) -> None:
-        if self.buffer_bytes < 1:
-            raise ValueError(f"reading.buffer_bytes is {self.buffer_bytes}; it must be at least 1")
-
-    def with_cache(self, cache_dir: str | None, cache_bytes: int) -> "Reading":
-        """The same, with a cache."""
-        return Reading(**vars(self), cache_dir=cache_dir, cache_bytes=cache_bytes)
-
-
-@dataclass(frozen=True)
-class Reading(ReadingSettings):
-    """How shards are read, with what no command asks for.
-
-    Attributes:
         cache_dir: Folder on a disk of this machine that keeps what was read, for all ranks on it.
         cache_bytes: The most bytes that the cache folder holds.
         max_read_bytes: The most bytes of consecutive blocks that one request reads.
@@ -41,6 +23,7 @@ class Reading(ReadingSettings):
         num_ranks: How many these are.
     """
 
+    buffer_bytes: int = 512 * 2**20
     cache_dir: str | None = None
     cache_bytes: int = 64 * 2**30
     max_read_bytes: int = 8 * 2**20

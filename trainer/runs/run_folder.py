@@ -44,7 +44,7 @@ PRETRAINING = Continuable(
     # state.
     free=(
         "data", "output", "validation", "checkpoint", "safety", "zero_stage", "deepspeed", "micro_tokens", "skip",
-        "follow", "follow_limit_minutes", "cache_dir", "cache_bytes", "reading", "wandb",
+        "follow", "follow_limit_minutes", "cache_dir", "cache_bytes", "wandb",
         "peak_tflops", "activation_checkpointing", "compile",
     ),
 )  # fmt: skip

@@ -27,7 +27,7 @@ from trainer.model.task_heads import Head
 from trainer.process.ranks import choose_device
 from trainer.runs.json_files import to_json
 
-NUM_LSTM_LAYERS = 2  # BERT paper, section 5.3
+NUM_LSTM_LAYERS, LSTM_SIZE = 2, 768  # BERT paper, section 5.3
 
 
 class FeatureTask(TokenTask):
@@ -74,8 +74,8 @@ class FeatureTask(TokenTask):
 
     def build_model(self, head: Head, seed: int) -> BiLstmTagger:
         """A new tagger."""
-        size, width = self.settings.lstm_hidden_size, self._extractor.width
-        return build_tagger(self._store, width, size, NUM_LSTM_LAYERS, head, seed)
+        width = self._extractor.width
+        return build_tagger(self._store, width, LSTM_SIZE, NUM_LSTM_LAYERS, head, seed)
 
     def model_files(
         self, state: Mapping[str, Tensor], head: Head, provenance: Mapping[str, Any]
@@ -87,7 +87,7 @@ class FeatureTask(TokenTask):
             "labels": head.labels,
             "feature_layers": self._extractor.layers,
             "width": self._extractor.width,
-            "hidden_size": self.settings.lstm_hidden_size,
+            "hidden_size": LSTM_SIZE,
             "num_layers": NUM_LSTM_LAYERS,
             "encoder_sha256": self._model_hash,
             PROVENANCE_KEY: provenance,
@@ -97,8 +97,4 @@ class FeatureTask(TokenTask):
 
 def open_ner_features(settings: FinetuneSettings) -> FeatureTask:
     """The task ner-features."""
-    chosen = settings.tokens
-    if chosen.lstm_hidden_size < 1:
-        found = f"tokens.lstm_hidden_size is {chosen.lstm_hidden_size}"
-        raise ValueError(f"{found}; it must be at least 1")
-    return FeatureTask(chosen, open_model(settings.model), settings.micro_tokens)
+    return FeatureTask(settings.tokens, open_model(settings.model), settings.micro_tokens)
