@@ -1,5 +1,6 @@
 """`verify --deep true`: every instance is held to the rules of docs/parity.md, in the one read of the shards."""
 
+import operator
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -126,7 +127,8 @@ class DeepCheck:
     def _add(self, shard: Shard, shares: Shares) -> None:
         key = (shard.split, shard.seq_len)
         with self._lock:
-            self.shares[key] = self.shares.get(key, Shares()) + shares
+            before = self.shares.get(key, Shares())
+            self.shares[key] = Shares(*map(operator.add, before, shares))
 
     def findings(self) -> Iterator[Finding]:
         """Shares that no chance explains, after all blocks."""

@@ -1,8 +1,7 @@
-"""One bucket's documents to blocks of instances: sort, drop duplicates, pair, shuffle, gather, mask.
+"""One bucket's documents to blocks of instances: sort, drop copies, pair, shuffle, gather, mask.
 
-The one function behind every way of bringing a bucket's documents together. Spans are shuffled
-first and gathered and masked in runs, so memory is the bucket's tokens once and a run, not its
-instances.
+Spans are shuffled first, then gathered and masked in runs, so memory is the bucket's tokens once
+and a run, not its instances.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,9 +13,8 @@ import numpy.typing as npt
 
 from pipeline.documents.source import MAX_SOURCES
 from pipeline.documents.sources import choose_uses
-from pipeline.instances.gather import gather_pairs
 from pipeline.instances.masking import MaskingRule, mask_run
-from pipeline.instances.pairs import NspBalance, Pairs, make_pairs
+from pipeline.instances.pairs import NspBalance, Pairs, gather_pairs, make_pairs
 from pipeline.seeds import permutation, seed_for
 from pipeline.shards.block import Block, block_instances
 from pipeline.tokens.token_parts import TokenizedDocument
@@ -32,10 +30,6 @@ class InstanceRule:
         seq_len: The most tokens an instance may have, the three special ones included.
         seed: The seed of the whole dataset.
         short_seq_prob: Share of documents cut to a random shorter target.
-        cls_id: Id of [CLS].
-        sep_id: Id of [SEP].
-        masking: What to mask, and with what.
-        nsp_balance: Whether random nexts are as many as the reference makes, or exactly half.
         weights: How often a pass uses a document, in millionths by its source's number; none where
             each is used once.
     """
@@ -55,11 +49,11 @@ class BucketDocuments:
     """The distinct documents of a bucket, in the order of their ids, end to end.
 
     Attributes:
-        ids: [D], 16 bytes each, ascending.
-        sentence_offsets: [D + 1] int64, first sentence of each document.
-        sentence_lengths: [S] uint16, tokens of each sentence.
+        ids: [D], 16 bytes each.
+        sentence_offsets: [D + 1], first sentence of each document.
+        sentence_lengths: [S] tokens of each sentence.
         tokens: [T] uint16 or uint32.
-        sources: [D] uint8, number of each one's source.
+        sources: [D], number of each one's source.
         rows: How many came, copies included.
         checksum: Sum of the crc32 of all that came.
     """
@@ -74,10 +68,9 @@ class BucketDocuments:
 
 
 def gather_documents(documents: Iterable[TokenizedDocument]) -> BucketDocuments:
-    """Sorts a bucket's documents, drops copies and lays them end to end; of copies that of the first source stays.
+    """Sorts a bucket's documents and lays them end to end; of copies the first source's stays.
 
-    Documents stay in the buffers they come in until they are in their places, so memory is the
-    tokens twice.
+    Memory is the tokens twice.
     """
     by_id: dict[bytes, tuple[npt.NDArray[np.unsignedinteger], npt.NDArray[np.unsignedinteger]]] = {}
     source_of: dict[bytes, int] = {}
@@ -105,20 +98,14 @@ def gather_documents(documents: Iterable[TokenizedDocument]) -> BucketDocuments:
 
 
 def _is_before(document: TokenizedDocument, other: npt.NDArray[np.unsignedinteger]) -> bool:
-    """Whether a copy is taken in place of one whose sentences have other lengths: one whose lines were its sentences.
-
-    Without this the order in which copies come would decide.
-    """
+    """Whether a copy cut into other sentences is taken instead: their order must not decide."""
     return bool(document.sentence_lengths.tolist() < other.tolist())
 
 
 def build_bucket(
     documents: BucketDocuments, rule: InstanceRule, pass_index: int, bucket_name: str
 ) -> Iterator[Block]:
-    """The bucket's blocks for one pass; every one full but the last.
-
-    The result depends on the set of documents, the rule, the pass and the bucket's name, on nothing
-    else.
+    """The bucket's blocks for one pass, decided by the arguments alone; all full but the last.
 
     Raises:
         ValueError: Fewer than two distinct documents, or none that the pass uses.
@@ -128,12 +115,9 @@ def build_bucket(
     size = block_instances(rule.seq_len)
     run_size = size * BLOCKS_PER_RUN
     for run, start in enumerate(range(0, len(pairs), run_size)):
-        rng = Random(
-            seed_for(rule.seed, f"masks-L{rule.seq_len}", pass_index, f"{bucket_name}/{run}")
-        )
-        block = _build_run(
-            documents.tokens, pairs.take(slice(start, start + run_size)), id_prefixes, rule, rng
-        )
+        own, purpose = pairs.take(slice(start, start + run_size)), f"masks-L{rule.seq_len}"
+        rng = Random(seed_for(rule.seed, purpose, pass_index, f"{bucket_name}/{run}"))
+        block = _build_run(documents.tokens, own, id_prefixes, rule, rng)
         for first in range(0, block.num_instances, size):
             yield block.slice(first, min(first + size, block.num_instances))
 
@@ -141,14 +125,12 @@ def build_bucket(
 def count_source_tokens(
     blocks: Iterable[Block], documents: BucketDocuments, counts: npt.NDArray[np.int64]
 ) -> Iterator[Block]:
-    """Passes on blocks and adds their tokens to `counts` by source: [CLS] A [SEP] to A's, B [SEP] to B's."""
+    """Passes on blocks; adds tokens of [CLS] A [SEP] to A's source in `counts`, of B [SEP] to B's."""
     id_prefixes = _id_prefixes(documents)
     for block in blocks:
         a_length = block.segment_a_length.astype(np.int64)
-        for keys, lengths in (
-            (block.document_a, a_length),
-            (block.document_b, np.diff(block.offsets) - a_length),
-        ):
+        b_length = np.diff(block.offsets) - a_length
+        for keys, lengths in ((block.document_a, a_length), (block.document_b, b_length)):
             sources = documents.sources[np.searchsorted(id_prefixes, keys)]
             counts += np.bincount(sources, lengths, len(counts)).astype(np.int64)
         yield block
@@ -160,17 +142,15 @@ def _shuffled_pairs(
     purpose = f"pairs-L{rule.seq_len}"
     names, rows = [each.hex() for each in documents.ids], None
     if rule.weights:
-        rows, before = choose_uses(
-            documents.ids, documents.sources, rule.weights, rule.seed, pass_index
-        )
-        names = [
-            f"{names[row]}/{number}" if number else names[row]
-            for row, number in zip(rows, before, strict=True)
-        ]
+        ids, sources = documents.ids, documents.sources
+        rows, before = choose_uses(ids, sources, rule.weights, rule.seed, pass_index)
+        uses = zip(rows, before, strict=True)
+        names = [f"{names[row]}/{number}" if number else names[row] for row, number in uses]
         if not rows:
             raise ValueError(
-                f"pass {pass_index} uses none of the {len(documents.ids)} documents of {bucket_name}: the weights of"
-                " their sources are too small; multiply all weights by the same number, or take fewer num_buckets"
+                f"pass {pass_index} uses none of the {len(ids)} documents of {bucket_name}: the"
+                " weights of their sources are too small; multiply all weights by the same number,"
+                " or take fewer num_buckets"
             )
     seeds = [seed_for(rule.seed, purpose, pass_index, name) for name in names]
     lengths, offsets = documents.sentence_lengths, documents.sentence_offsets

@@ -1,10 +1,7 @@
 """Static masks for masked language modelling, for a run of packed instances at once.
 
-Counts, candidates and the 80/10/10 rule are those of docs/parity.md section 2; the draws are our
-own, so the distribution is the reference's and its random stream is not (tests hold the
-statistics). Draws depend on the whole run: the same instances in other runs get other masks. What
-is written here is the definition; where compiled loops are at hand (pipeline.instances.compiled),
-they do the same.
+Counts, candidates and the 80/10/10 rule are those of docs/parity.md section 2. The draws are our
+own and depend on the whole run: the same instances in other runs get other masks.
 
 Shapes: N instances, T packed tokens, M masked positions, W width of a grid (longest instance).
 """
@@ -18,7 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-import pipeline.instances.compiled as compiled
 from pipeline.instances.pairs import NUM_SPECIAL_TOKENS
 from pipeline.seeds import random_words
 
@@ -39,13 +35,10 @@ class MaskingRule:
 
     Attributes:
         mask_id: Id of [MASK].
-        vocab_size: A random replacement is any id below it, special ones and the token itself
-            included.
+        vocab_size: A random replacement is any id below it.
         max_predictions: The most positions an instance may have masked.
-        masked_lm_prob: Share of an instance's tokens to mask, the three special ones counted as
-            tokens.
-        is_continuation: [vocab_size], true for ids of pieces starting "##": given, whole words are
-            masked.
+        masked_lm_prob: Share of an instance's tokens to mask, the three special ones counted.
+        is_continuation: [vocab_size], true for ids of "##" pieces: given, whole words are masked.
     """
 
     mask_id: int
@@ -58,20 +51,13 @@ class MaskingRule:
 def masking_rule(
     settings: Mapping[str, Any], seq_len: int, mask_id: int, is_continuation: npt.NDArray[np.bool_]
 ) -> MaskingRule:
-    """The rule for instances of one length.
-
-    Args:
-        settings: Those of SETTINGS, of a build or of its manifest.
-        seq_len: Most tokens of an instance.
-        mask_id: Id of [MASK].
-        is_continuation: [vocab_size], true for ids of pieces starting "##".
-    """
+    """The rule for instances of one length; `settings` of a build or of its manifest."""
     return MaskingRule(
-        mask_id=mask_id,
-        vocab_size=len(is_continuation),
-        max_predictions=most_predictions(settings, seq_len),
-        masked_lm_prob=settings["masked_lm_prob"],
-        is_continuation=is_continuation if settings["whole_word_masking"] else None,
+        mask_id,
+        len(is_continuation),
+        most_predictions(settings, seq_len),
+        settings["masked_lm_prob"],
+        is_continuation if settings["whole_word_masking"] else None,
     )
 
 
@@ -100,52 +86,20 @@ def mask_run(
 ) -> MaskedRun:
     """Masks N packed instances [CLS] A [SEP] B [SEP]; the arguments stay as they are.
 
-    Args:
-        input_ids: [T] tokens.
-        offsets: [N + 1], where instances start.
-        segment_a_length: [N], tokens of [CLS] A [SEP].
-        rule: Counts, ids and whether whole words are masked.
-        rng: Source of all draws.
+    They are [T] tokens, [N + 1] where instances start, and [N] tokens of [CLS] A [SEP].
     """
     counts = count_predictions(np.diff(offsets), rule)
-    if compiled.loops:
-        return _mask_compiled(input_ids, offsets, segment_a_length, counts, rule, rng)
     if rule.is_continuation is None:
         chosen_M = _choose_tokens(offsets, segment_a_length, counts, rng)
     else:
-        chosen_M = _choose_words(
-            input_ids, offsets, segment_a_length, counts, rule.is_continuation, rng
-        )
+        continues = rule.is_continuation[input_ids]
+        chosen_M = _choose_words(continues, offsets, segment_a_length, counts, rng)
     masked_offsets = np.searchsorted(chosen_M, offsets).astype(np.int64)
     positions_M = chosen_M - np.repeat(offsets[:-1], np.diff(masked_offsets))
     masked_lm_ids = input_ids[chosen_M]
     masked_ids = input_ids.copy()
     masked_ids[chosen_M] = _replace(masked_lm_ids, rule, rng)
     return MaskedRun(masked_ids, positions_M.astype(np.uint16), masked_lm_ids, masked_offsets)
-
-
-def _mask_compiled(
-    input_ids: Ids,
-    offsets: npt.NDArray[np.int64],
-    segment_a_length: npt.NDArray[np.uint16],
-    counts: npt.NDArray[np.int64],
-    rule: MaskingRule,
-    rng: Random,
-) -> MaskedRun:
-    num_choices = -(-len(counts) // _GRID_ROWS) if rule.is_continuation is None else 1
-    bases = [rng.getrandbits(64) for _ in range(num_choices + 1)]  # what random_words would draw
-    columns = compiled.mask_instances(
-        input_ids,
-        offsets,
-        segment_a_length,
-        counts,
-        _GRID_ROWS,
-        bases,
-        rule.is_continuation,
-        rule.mask_id,
-        rule.vocab_size,
-    )
-    return MaskedRun(*columns)
 
 
 def count_predictions(lengths: npt.NDArray[np.integer], rule: MaskingRule) -> npt.NDArray[np.int64]:
@@ -167,8 +121,8 @@ def _choose_tokens(
     for start in range(0, len(counts), _GRID_ROWS):
         rows = slice(start, start + _GRID_ROWS)
         keys_NW = _draw_keys(lengths[rows], segment_a_length[rows], rng)
-        ranks_NW = keys_NW.argsort(axis=1).argsort(axis=1)
-        row, position = np.nonzero(ranks_NW < counts[rows, None])
+        greatest_N = np.sort(keys_NW, axis=1)[np.arange(len(keys_NW)), counts[rows] - 1]
+        row, position = np.nonzero(keys_NW <= greatest_N[:, None])
         chosen.append(offsets[rows][row] + position)
     return np.concatenate(chosen)
 
@@ -196,18 +150,17 @@ def _draw_keys(
 
 
 def _choose_words(
-    input_ids: Ids,
+    continues: npt.NDArray[np.bool_],
     offsets: npt.NDArray[np.int64],
     segment_a_length: npt.NDArray[np.uint16],
     counts: npt.NDArray[np.int64],
-    is_continuation: npt.NDArray[np.bool_],
     rng: Random,
 ) -> npt.NDArray[np.int64]:
-    """[M] ascending indices of the tokens of masked words; a word ends where its segment ends (docs/parity.md 5)."""
-    is_special = np.zeros(len(input_ids), np.bool_)
+    """[M] ascending indices of masked words' tokens; words end with segments (docs/parity.md 5)."""
+    is_special = np.zeros(len(continues), np.bool_)
     is_special[offsets[:-1]] = is_special[offsets[1:] - 1] = True
     is_special[offsets[:-1] + segment_a_length - 1] = True
-    starts_word = ~is_special & ~is_continuation[input_ids]
+    starts_word = ~is_special & ~continues
     starts_word[1:] |= is_special[:-1] & ~is_special[1:]
     word_of_token = np.cumsum(starts_word) - 1
     word_lengths = np.bincount(word_of_token[~is_special])
@@ -223,20 +176,18 @@ def _take_words(
     rng: Random,
 ) -> npt.NDArray[np.bool_]:
     """Words in random order until the count is full; one that does not fit is passed over (2.4)."""
-    keys = random_words(len(word_lengths), rng)
-    order = np.lexsort((keys, np.repeat(np.arange(len(counts)), np.diff(word_offsets)))).tolist()
-    lengths, bounds = word_lengths.tolist(), word_offsets.tolist()
-    chosen = []
-    for row, count in enumerate(counts.tolist()):
-        num_left = count
-        for word in order[bounds[row] : bounds[row + 1]]:
-            if lengths[word] <= num_left:
-                chosen.append(word)
-                num_left -= lengths[word]
-                if not num_left:
-                    break
-    is_chosen = np.zeros(len(word_lengths), np.bool_)
-    is_chosen[chosen] = True
+    num_words, left = np.diff(word_offsets), counts.copy()
+    places = np.arange(num_words.max(initial=0))
+    is_word_NW = places < num_words[:, None]
+    keys_NW = np.full(is_word_NW.shape, np.iinfo(np.uint64).max)
+    keys_NW[is_word_NW] = random_words(len(word_lengths), rng)  # which are unique
+    order_NW = keys_NW.argsort(axis=1) + word_offsets[:-1, None]
+    is_chosen, rows = np.zeros(len(word_lengths), np.bool_), np.arange(len(counts))
+    for place in places:  # one word of every instance that is not full
+        rows = rows[(left[rows] > 0) & (place < num_words[rows])]
+        words = order_NW[rows, place]
+        is_chosen[words] = fits = word_lengths[words] <= left[rows]
+        left[rows] -= word_lengths[words] * fits
     return is_chosen
 
 

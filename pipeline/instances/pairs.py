@@ -1,13 +1,11 @@
 """Sentence pairs for next sentence prediction, as spans of a bucket's tokens.
 
-The draws are those of docs/parity.md 1.2-1.8, in their order, so that the same generator makes the
-same pairs as google-research/bert ``create_pretraining_data.py``; tests hold it against that
-program's output. No token is touched: a segment is a run of consecutive tokens of one document,
-also after truncation, so two offsets say all of it; pipeline.instances.gather builds packed
-instances from spans. What is written here is the definition: where compiled loops are at hand
-(pipeline.instances.compiled), they do the same.
+The draws are those of docs/parity.md 1.2-1.8, in their order: the same generator makes the same
+pairs as google-research/bert ``create_pretraining_data.py``. A segment is a run of consecutive
+tokens of one document, also after truncation, so two offsets say all of it. What is written here is
+the definition; where the compiled loops (_pairs.c) are at hand, they do the same.
 
-Shapes: D documents, S sentences, N pairs.
+Shapes: D documents, S sentences, N pairs, T packed tokens.
 """
 
 from array import array
@@ -15,26 +13,28 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-import pipeline.instances.compiled as compiled
 from pipeline.seeds import draw_below
+from tokenizer.compiled import load
 
+loops: Any = load("pipeline.instances._pairs")
+"""The compiled module, or None where the Python path is to be used."""
+
+_DTYPES = (np.int32, np.int64, np.int64, np.int32, np.int64, np.int64, np.bool_)  # of Pairs
 NspBalance = Literal["reference", "exact"]
 Span = tuple[int, int]
 NUM_SPECIAL_TOKENS = 3  # [CLS] A [SEP] B [SEP]
 _MAX_TRIES = 10  # docs/parity.md 1.6
-_FREE_PAIRS = (
-    64  # docs/parity.md 5: the share of one-sentence chunks is 0 at first, and changes slowly
-)
+_FREE_PAIRS = 64  # docs/parity.md 5: the share of one-sentence chunks begins at 0, changes slowly
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """N pairs of segments; starts and stops are offsets into the tokens of the bucket's documents, end to end."""
+    """N pairs of segments; starts and stops are offsets into the bucket's tokens, end to end."""
 
     document_a: npt.NDArray[np.int32]
     a_start: npt.NDArray[np.int64]
@@ -52,17 +52,37 @@ class Pairs:
         return Pairs(**{name: column[rows] for name, column in vars(self).items()})
 
 
-class _Balance:
-    """The chance of a random next, chosen so that half of a bucket's pairs end up with a random next sentence.
+class PackedPairs(NamedTuple):
+    """N instances [CLS] A [SEP] B [SEP] end to end, without padding and not masked yet."""
 
-    A chunk of one sentence always takes a random next; the chance is for all other chunks. It is the
-    chance that reaches one half at the end of the bucket if one-sentence chunks stay as frequent as
-    they were so far (docs/parity.md 5). The excess of one long document is so spread over all other
-    chunks.
+    input_ids: npt.NDArray[np.unsignedinteger]  # [T]
+    offsets: npt.NDArray[np.int64]  # [N + 1], where instances start
+    segment_a_length: npt.NDArray[np.uint16]  # [N], tokens of type 0: [CLS] A [SEP]
+
+
+def gather_pairs(
+    tokens: npt.NDArray[np.unsignedinteger], pairs: Pairs, cls_id: int, sep_id: int
+) -> PackedPairs:
+    """[CLS] A [SEP] B [SEP] of each pair; `tokens` of the bucket's documents end to end."""
+    cls, sep = np.array([cls_id], tokens.dtype), np.array([sep_id], tokens.dtype)
+    parts = [tokens[:0]]
+    spans = (pairs.a_start, pairs.a_stop, pairs.b_start, pairs.b_stop)
+    for a_start, a_stop, b_start, b_stop in zip(*map(np.ndarray.tolist, spans), strict=True):
+        parts += [cls, tokens[a_start:a_stop], sep, tokens[b_start:b_stop], sep]
+    a_length, b_length = pairs.a_stop - pairs.a_start, pairs.b_stop - pairs.b_start
+    offsets = np.cumsum([0, *(a_length + b_length + NUM_SPECIAL_TOKENS)], dtype=np.int64)
+    return PackedPairs(np.concatenate(parts), offsets, (a_length + 2).astype(np.uint16))
+
+
+class _Balance:
+    """The chance of a random next that makes half of a bucket's pairs random (docs/parity.md 5).
+
+    A chunk of one sentence always takes a random next; the chance is for all other chunks. It
+    reaches one half at the end of the bucket if one-sentence chunks stay as frequent as they were.
     """
 
     def __init__(self, num_tokens: int, max_tokens: int) -> None:
-        """Counts tokens of all documents to come, each as often as it is used, and of both segments of a pair."""
+        """Tokens of all documents to come, each as often as it is used; most tokens of a pair."""
         self.chance = 0.5
         self._tokens_left = num_tokens
         self._max_tokens = max_tokens
@@ -87,7 +107,7 @@ class _Sentences:
     firsts: list[int]  # [D + 1], first sentence of each document, and the number of sentences
 
     def stop_at(self, first: int, end: int, num_tokens: int) -> int:
-        """The sentence after those from `first` on that hold so many tokens; `end` where all are fewer."""
+        """The sentence after those from `first` on that hold so many tokens, or `end`."""
         return bisect_left(self.bounds, self.bounds[first] + num_tokens, first + 1, end)
 
 
@@ -104,16 +124,14 @@ def make_pairs(
 
     Args:
         sentence_lengths: [S] tokens per sentence, all documents end to end; every one at least 1.
-        sentence_offsets: [D + 1], first sentence of each document and S; every document has one at
-            least.
-        seeds: [D], one seed per document; no draw of one document shifts those of another, nor, but
-            for an exact balance, its pairs. With rows, one per row.
+        sentence_offsets: [D + 1], first sentence of each document and S; none without sentences.
+        seeds: One of 128 bits for each row; no draw of one document shifts those of another, nor,
+            but for an exact balance, its pairs.
         seq_len: The most tokens an instance may have, the three special ones included.
         short_seq_prob: Share of documents cut to a random shorter target.
-        nsp_balance: reference draws as the reference does, or exact: half random, half actual nexts
-            (docs/parity.md 5).
-        rows: Documents to make pairs of, any of them any number of times; by default each once. A
-            random B comes from all documents of the bucket but A's own.
+        nsp_balance: reference draws as the reference does; exact makes half random.
+        rows: Documents to make pairs of, any number of times; by default each once. A random B
+            comes from all documents of the bucket but A's own.
 
     Raises:
         ValueError: Fewer than two documents: a random B must come from another one.
@@ -121,8 +139,9 @@ def make_pairs(
     num_documents = len(sentence_offsets) - 1
     if num_documents < 2:
         raise ValueError(
-            f"next sentence prediction takes a random B from another document: found {num_documents} document(s) "
-            "in the bucket, expected at least 2; add text, or use fewer buckets"
+            "next sentence prediction takes a random B from another document: found"
+            f" {num_documents} document(s) in the bucket, expected at least 2; add text, or use"
+            " fewer buckets"
         )
     rows = range(num_documents) if rows is None else rows
     assert len(seeds) == len(rows), f"{len(seeds)} seeds for {len(rows)} documents"
@@ -131,11 +150,9 @@ def make_pairs(
     bounds = _find_bounds(sentence_lengths, sentence_offsets)
     token_counts = np.diff(bounds[sentence_offsets])
     balanced_tokens = int(token_counts[rows].sum()) if nsp_balance == "exact" else None
-    if compiled.loops:
-        return Pairs(
-            *compiled.make_pairs(
-                bounds, sentence_offsets, rows, seeds, max_tokens, short_seq_prob, balanced_tokens
-            )
+    if loops:
+        return _pair_compiled(
+            bounds, sentence_offsets, rows, seeds, max_tokens, short_seq_prob, balanced_tokens
         )
     sentences = _Sentences(bounds.tolist(), sentence_offsets.tolist())
     balance = None if balanced_tokens is None else _Balance(balanced_tokens, max_tokens)
@@ -146,8 +163,26 @@ def make_pairs(
         ):
             for column, value in zip(columns, pair, strict=True):
                 column.append(value)
-    dtypes = (np.int32, np.int64, np.int64, np.int32, np.int64, np.int64, np.bool_)
-    return Pairs(*(np.array(column, dtype) for column, dtype in zip(columns, dtypes, strict=True)))
+    return Pairs(*map(np.array, columns, _DTYPES))
+
+
+def _pair_compiled(
+    bounds: npt.NDArray[np.int64],
+    sentence_offsets: npt.NDArray[np.integer],
+    rows: Sequence[int],
+    seeds: Sequence[int],
+    max_tokens: int,
+    short_seq_prob: float,
+    balanced_tokens: int | None,
+) -> Pairs:
+    firsts, uses = np.ascontiguousarray(sentence_offsets, np.int64), np.array(rows, np.int64)
+    room = int(np.diff(firsts)[uses].sum())  # a pair takes one sentence at least
+    columns: list[npt.NDArray[Any]] = [np.empty(room, dtype) for dtype in _DTYPES]
+    digits = np.frombuffer(b"".join(seed.to_bytes(16, "little") for seed in seeds), "<u4")
+    balance = -1 if balanced_tokens is None else balanced_tokens
+    rule = max_tokens, short_seq_prob, balance
+    count = loops.make_pairs(bounds, firsts, uses, digits.astype(np.uint32), *rule, *columns)
+    return Pairs(*(column[:count] for column in columns))
 
 
 def _find_bounds(
@@ -200,16 +235,15 @@ def _pair_document(
 def _draw_random_b(
     sentences: _Sentences, document: int, target: int, rng: Random
 ) -> tuple[int, Span]:
-    """Another document, and its sentences from a random one on until they hold `target` tokens (docs/parity.md 1.6)."""
+    """Another document; its sentences from a random one on that hold `target` tokens (1.6)."""
     num_documents = len(sentences.firsts) - 1
     for _ in range(_MAX_TRIES):
         other = draw_below(num_documents, rng.getrandbits)
         if other != document:
             break
     else:
-        other = (
-            document + 1
-        ) % num_documents  # docs/parity.md 5: the reference takes the document itself
+        # docs/parity.md 5: the reference takes the document itself
+        other = (document + 1) % num_documents
     first, end = sentences.firsts[other], sentences.firsts[other + 1]
     first += draw_below(end - first, rng.getrandbits)
     return other, (sentences.bounds[first], sentences.bounds[sentences.stop_at(first, end, target)])

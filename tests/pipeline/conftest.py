@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.cli import COMMANDS
 from pipeline.command_line.program import run_program
-from pipeline.instances import compiled as compiled_instances
+from pipeline.instances import pairs
 from pipeline.shards.dataset import open_dataset
 from tests.compiled_paths import taken_path
 from tests.datasets import write_vocab
@@ -33,7 +33,7 @@ def make_text(number, num_sentences=12):
 @pytest.fixture(scope="module", params=["python", "compiled"])
 def each_path(request):
     """Runs a module's tests by plain Python, which is the definition, and by the compiled loops."""
-    with taken_path(request.param, "pipeline.instances._instances", compiled_instances, "loops"):
+    with taken_path(request.param, "pipeline.instances._pairs", pairs, "loops"):
         yield
 
 

@@ -15,8 +15,6 @@ CLS, SEP, MASK, SIZE = 101, 102, 103, 3000
 RULE = MaskingRule(mask_id=MASK, vocab_size=SIZE, max_predictions=20)
 CONTINUATIONS = np.arange(SIZE) % 3 == 0  # a third of the ids continue a word
 
-pytestmark = pytest.mark.usefixtures("each_path")
-
 
 def make_run(
     shapes: list[tuple[int, int]], seed: int = 1
@@ -167,6 +165,18 @@ def test_whole_word_counts_are_those_of_the_oracle():
     continuations = np.mean([CONTINUATIONS[instance.label_ids].mean() for instance in instances])
     assert abs(np.diff(run.masked_offsets).mean() - theirs.mean()) < 0.05
     assert abs(CONTINUATIONS[run.masked_lm_ids].mean() - continuations) < 0.02
+
+
+def test_the_draws_do_not_depend_on_the_dtype_of_tokens():
+    original, offsets, a_length = make_run([(9, 70)] * 1100)
+    for continues in (None, CONTINUATIONS):
+        rule = MaskingRule(MASK, SIZE, 20, is_continuation=continues)
+        one, other = (
+            mask_run(original.astype(dtype), offsets, a_length, rule, Random(5))
+            for dtype in (np.uint16, np.uint32)
+        )
+        assert other.input_ids.dtype == other.masked_lm_ids.dtype == np.uint32
+        assert all((column == getattr(other, name)).all() for name, column in vars(one).items())
 
 
 def test_an_empty_run():

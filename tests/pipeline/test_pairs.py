@@ -3,6 +3,7 @@
 import io
 import json
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from random import Random
 
@@ -12,18 +13,16 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.documents.parts import find_inputs, plan_parts
-from pipeline.documents.read import read_part
-from pipeline.instances.gather import gather_pairs
-from pipeline.instances.pairs import NspBalance, Pairs, make_pairs
+from pipeline.instances import pairs as pairs_module
+from pipeline.instances.pairs import Pairs, gather_pairs, make_pairs
 from pipeline.seeds import draw_below, permutation, random_words, seed_for
-from pipeline.text.cleaning import clean_text
-from pipeline.text.sentences import split_sentences
+from tests.compiled_paths import taken_path
 from tests.pipeline import reference
+from tokenizer.compiled import load
 
 CLS, SEP, MASK = 101, 102, 103
 
-pytestmark = pytest.mark.usefixtures("each_path")
+each_path = pytest.mark.usefixtures("each_path")
 
 
 def read_rows(path: Path) -> Iterator[list]:
@@ -42,46 +41,32 @@ def flatten(documents: list[reference.Document]) -> tuple[np.ndarray, np.ndarray
     return tokens, np.array(list(map(len, sentences)), np.uint32), offsets
 
 
-def production_rows(
-    documents: list[reference.Document],
-    seeds: list[int],
-    seq_len: int,
-    nsp_balance: NspBalance = "reference",
-) -> tuple[Pairs, list]:
+def production_rows(documents, seeds, seq_len, nsp_balance="reference") -> tuple[Pairs, list]:
     tokens, lengths, offsets = flatten(documents)
     pairs = make_pairs(lengths, offsets, seeds, seq_len, nsp_balance=nsp_balance)
     packed = gather_pairs(tokens, pairs, CLS, SEP)
-    rows = np.split(packed.input_ids, packed.offsets[1:-1])
-    return pairs, [
-        [i, row.tolist(), a_length, is_random]
-        for i, row, a_length, is_random in zip(
-            pairs.document_a.tolist(),
-            rows,
-            packed.segment_a_length.tolist(),
-            pairs.is_random_next.tolist(),
-            strict=True,
-        )
-    ]
+    rows = [row.tolist() for row in np.split(packed.input_ids, packed.offsets[1:-1])]
+    columns = pairs.document_a, rows, packed.segment_a_length, pairs.is_random_next
+    return pairs, [list(row) for row in zip(*columns, strict=True)]
 
 
-def reference_rows(
-    documents: list[reference.Document],
-    seeds: list[int],
-    seq_len: int,
-    nsp_balance: NspBalance = "reference",
-) -> list:
-    labels: list[tuple[bool, bool]] | None = [] if nsp_balance == "exact" else None
-    return [
-        [
-            i,
-            [CLS, *pair.tokens_a, SEP, *pair.tokens_b, SEP],
-            len(pair.tokens_a) + 2,
-            pair.is_random_next,
-        ]
+def reference_rows(documents, seeds, seq_len, nsp_balance="reference") -> list:
+    labels = [] if nsp_balance == "exact" else None
+    pairs = (
+        (i, pair)
         for i, seed in enumerate(seeds)
         for pair in reference.create_document_pairs(
             documents, i, seq_len, 0.1, Random(seed), labels
         )
+    )
+    return [
+        [
+            i,
+            [CLS, *each.tokens_a, SEP, *each.tokens_b, SEP],
+            len(each.tokens_a) + 2,
+            each.is_random_next,
+        ]
+        for i, each in pairs
     ]
 
 
@@ -90,6 +75,7 @@ def golden_documents(shared_data: Path) -> list[reference.Document]:
     return list(read_rows(shared_data / "golden/pairs_documents.jsonl.zst"))
 
 
+@each_path
 @pytest.mark.parametrize(("seq_len", "num_rows"), [(128, 5645), (512, 1673)])
 @pytest.mark.parametrize(
     "make_rows", [lambda *a: production_rows(*a)[1], reference_rows], ids=["production", "oracle"]
@@ -123,10 +109,11 @@ def buckets(draw) -> list[reference.Document]:
     return documents
 
 
+@each_path
 @settings(max_examples=150, deadline=None)
 @given(
     documents=buckets(),
-    seed=st.integers(0, 2**128 - 1),
+    seed=st.integers(0, 2**128 - 9),
     seq_len=st.sampled_from([8, 16, 64, 128, 512]),
     nsp_balance=st.sampled_from(["reference", "exact"]),
 )
@@ -147,6 +134,83 @@ def test_production_equals_the_oracle_given_the_same_generator(
     assert (pairs.a_stop - pairs.a_start + pairs.b_stop - pairs.b_start <= seq_len - 3).all()
 
 
+def by_each_path(*arguments, **named) -> list[Pairs]:
+    found = []
+    for path in ("python", "compiled"):
+        with taken_path(path, "pipeline.instances._pairs", pairs_module, "loops"):
+            found.append(make_pairs(*arguments, **named))
+    return found
+
+
+def assert_same(one: Pairs, other: Pairs) -> None:
+    for name, column in vars(one).items():
+        assert column.dtype == getattr(other, name).dtype, name
+        assert column.tolist() == getattr(other, name).tolist(), name
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    documents=buckets(),
+    uses=st.none() | st.lists(st.integers(0, 1), max_size=12),
+    seeds=st.lists(
+        st.integers(0, 2**128 - 1) | st.sampled_from([0, 2**32, 2**64 - 1]),
+        min_size=12,
+        max_size=12,
+    ),
+    seq_len=st.integers(5, 300),
+    short_seq_prob=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+    nsp_balance=st.sampled_from(["reference", "exact"]),
+)
+def test_both_paths_give_the_same(documents, uses, seeds, seq_len, short_seq_prob, nsp_balance):
+    _, lengths, offsets = flatten(documents)
+    seeds = seeds[: len(documents) if uses is None else len(uses)]
+    rule = seq_len, short_seq_prob, nsp_balance, uses
+    assert_same(*by_each_path(lengths, offsets, seeds, *rule))
+
+
+@pytest.mark.parametrize("nsp_balance", ["reference", "exact"])
+def test_both_paths_give_the_same_of_many_documents(nsp_balance):
+    """Enough for every generator to be refilled, and for chances that only many pairs bring about."""
+    rng = Random(8)
+    sizes = [rng.choice((1, 2, 30, 400)) for _ in range(300)]
+    lengths = np.array([rng.choice((1, 5, 20, 30, 60, 900)) for _ in range(sum(sizes))])
+    seeds = [rng.getrandbits(128) for _ in sizes]
+    offsets = np.cumsum([0, *sizes])
+    one, other = by_each_path(lengths, offsets, seeds, 128, nsp_balance=nsp_balance)
+    assert len(one) > 5000
+    assert_same(one, other)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"bounds": np.arange(0, 81, 9)},
+        {"firsts": np.array([0, 9])},
+        {"rows": np.array([0, 2])},
+        {"rows": np.array([-1, 0])},
+        {"rows": np.array([1, 1]), "seeds": np.arange(8, dtype=np.uint32)},
+        {"seeds": np.arange(7, dtype=np.uint32)},
+        {"b_stop": np.empty(10, np.int64)},
+        {"is_random_next": np.empty(8, np.bool_)},
+    ],
+    ids=" ".join,
+)
+def test_arrays_that_do_not_fit_are_refused(changes):
+    if not (loops := load("pipeline.instances._pairs")):
+        pytest.skip("the compiled loops are not there")
+    arguments = {
+        "bounds": np.arange(0, 90, 9), "firsts": np.array([0, 4, 9]), "rows": np.array([0, 1]),
+        "seeds": np.arange(8, dtype=np.uint32), "max_tokens": 20, "short": 0.1, "exact": -1,
+        "document_a": np.empty(9, np.int32), "a_start": np.empty(9, np.int64), "a_stop": np.empty(9, np.int64),
+        "document_b": np.empty(9, np.int32), "b_start": np.empty(9, np.int64), "b_stop": np.empty(9, np.int64),
+        "is_random_next": np.empty(9, np.bool_),
+    }  # fmt: skip
+    assert 2 <= loops.make_pairs(*arguments.values()) <= 9
+    with pytest.raises(ValueError, match="do not fit"):
+        loops.make_pairs(*(arguments | changes).values())
+
+
+@cache
 def unlucky_seed(document: int, num_documents: int) -> int:
     """A seed of a document of one sentence whose ten draws of another document all hit it."""
     for seed in range(1_000_000):
@@ -157,6 +221,7 @@ def unlucky_seed(document: int, num_documents: int) -> int:
     raise AssertionError("no such seed")
 
 
+@each_path
 def test_ten_unlucky_draws_give_the_next_other_document():
     """The reference takes the document itself, and calls it random (docs/parity.md 5)."""
     documents = [[[7, 8, 9]], [[10]]]
@@ -170,20 +235,17 @@ def test_ten_unlucky_draws_give_the_next_other_document():
     assert rows == reference_rows(documents, seeds, 16)
 
 
+@each_path
 def test_the_next_other_document_is_the_one_behind_and_of_the_last_the_first():
     documents = [[[7]], [[8]], [[9]]]
     for document, expected in enumerate((8, 9, 7)):
         seeds = [1, 2, 3]
         seeds[document] = unlucky_seed(document, 3)
-        assert production_rows(documents, seeds, 16)[1][document][1] == [
-            CLS,
-            7 + document,
-            SEP,
-            expected,
-            SEP,
-        ]
+        row = production_rows(documents, seeds, 16)[1][document]
+        assert row[1] == [CLS, 7 + document, SEP, expected, SEP]
 
 
+@each_path
 @pytest.mark.parametrize("rows", [[0, 1], [0, 0, 0, 1], [1, 1]], ids=str)
 def test_no_draw_gives_a_document_to_itself(rows):
     """Not in a bucket of two documents either, however often a pass uses them."""
@@ -196,6 +258,7 @@ def test_no_draw_gives_a_document_to_itself(rows):
     assert num_random > 8 * 1024, "one in 1,024 draws ten times itself"
 
 
+@each_path
 def test_one_document_is_refused():
     with pytest.raises(
         ValueError, match=r"found 1 document\(s\) in the bucket, expected at least 2"
@@ -210,6 +273,7 @@ def test_other_documents_seeds_do_not_shift_the_draws(golden_documents):
     assert [row for row in first if row[0] == 1] == [row for row in second if row[0] == 1]
 
 
+@each_path
 @pytest.mark.parametrize("num_documents", [2, 7, 60])
 def test_an_exact_balance_is_half_in_every_bucket(num_documents):
     sizes = Random(num_documents)
@@ -223,6 +287,7 @@ def test_an_exact_balance_is_half_in_every_bucket(num_documents):
         )
 
 
+@each_path
 def test_an_exact_balance_of_documents_that_are_used_several_times():
     lengths, offsets = np.array([5, 20, 30, 60] * 60), np.arange(9) * 30
     rows = [0, 0, 0, 2, 3, 3, 7, 7, 7, 7]
@@ -231,34 +296,6 @@ def test_an_exact_balance_of_documents_that_are_used_several_times():
         lengths, offsets, seeds, 128, nsp_balance="exact", rows=rows
     ).is_random_next
     assert abs(2 * int(is_random.sum()) - len(is_random)) <= 4
-
-
-def test_an_exact_balance_of_real_articles(shared_data):
-    """Of 100,000 instances and more half is random, in every pass; random means another document."""
-    [part] = plan_parts(
-        find_inputs([str(shared_data / "data/wiki_en/wiki_en_0[01].txt.zst")]), "auto", 2**30
-    )
-    documents = [split_sentences(clean_text(each.text)) for each in read_part(part)]
-    lengths = np.array([len(sentence.split()) for sentences in documents for sentence in sentences])
-    offsets = np.cumsum([0, *map(len, documents)])
-    passes = []
-    for number in range(6):
-        seeds = [1_000_003 * number + i for i in range(len(documents))]
-        passes.append(make_pairs(lengths, offsets, seeds, 128, nsp_balance="exact"))
-    is_random = np.concatenate([pairs.is_random_next for pairs in passes])
-    assert len(is_random) >= 100_000
-    assert 0.499 <= is_random.mean() <= 0.501
-    assert all(abs(pairs.is_random_next.mean() - 0.5) < 0.001 for pairs in passes)
-    for pairs in passes:
-        assert (
-            pairs.document_a[~pairs.is_random_next] == pairs.document_b[~pairs.is_random_next]
-        ).all()
-        assert (
-            pairs.document_a[pairs.is_random_next] != pairs.document_b[pairs.is_random_next]
-        ).all()
-    assert make_pairs(lengths, offsets, seeds, 128).is_random_next.mean() > 0.52, (
-        "the reference draws more"
-    )
 
 
 def test_take_keeps_rows_whole():

@@ -1,0 +1,90 @@
+/* The draws of CPython's random.Random, bit for bit: MT19937 (Matsumoto and Nishimura, 1998). */
+#ifndef BEAMBERT_TWISTER_H
+#define BEAMBERT_TWISTER_H
+
+#include <stdint.h>
+
+#define TWISTER_WORDS 624
+#define TWISTER_SHIFT 397
+
+typedef struct {
+    uint32_t words[TWISTER_WORDS];
+    int next;
+} twister;
+
+static inline uint32_t twister_mix(const uint32_t *words, int at)
+{
+    return words[at - 1] ^ (words[at - 1] >> 30);
+}
+
+/* The word after word i of a seeding, which goes round and leaves out word 0. */
+static inline int twister_after(uint32_t *words, int i)
+{
+    if (i + 1 < TWISTER_WORDS)
+        return i + 1;
+    words[0] = words[TWISTER_WORDS - 1];
+    return 1;
+}
+
+/* As random.Random(seed): key holds the 32-bit digits of the seed, the lowest first. */
+static void twister_seed(twister *state, const uint32_t *key, uint32_t num_digits)
+{
+    uint32_t *words = state->words;
+    words[0] = 19650218u;
+    for (int i = 1; i < TWISTER_WORDS; i++)
+        words[i] = 1812433253u * twister_mix(words, i) + (uint32_t)i;
+    int i = 1;
+    uint32_t digit = 0;
+    for (int left = TWISTER_WORDS; left; left--, i = twister_after(words, i)) {
+        words[i] = (words[i] ^ (twister_mix(words, i) * 1664525u)) + key[digit] + digit;
+        digit = digit + 1 < num_digits ? digit + 1 : 0;
+    }
+    for (int left = TWISTER_WORDS - 1; left; left--, i = twister_after(words, i))
+        words[i] = (words[i] ^ (twister_mix(words, i) * 1566083941u)) - (uint32_t)i;
+    words[0] = 0x80000000u;
+    state->next = TWISTER_WORDS;
+}
+
+static void twister_refill(twister *state)
+{
+    uint32_t *words = state->words;
+    for (int i = 0; i < TWISTER_WORDS; i++) {
+        uint32_t joined = (words[i] & 0x80000000u) | (words[(i + 1) % TWISTER_WORDS] & 0x7fffffffu);
+        uint32_t distant = words[(i + TWISTER_SHIFT) % TWISTER_WORDS];
+        words[i] = distant ^ (joined >> 1) ^ (-(joined & 1u) & 0x9908b0dfu);
+    }
+    state->next = 0;
+}
+
+static inline uint32_t twister_word(twister *state)
+{
+    if (state->next == TWISTER_WORDS)
+        twister_refill(state);
+    uint32_t word = state->words[state->next++];
+    word ^= word >> 11;
+    word ^= (word << 7) & 0x9d2c5680u;
+    word ^= (word << 15) & 0xefc60000u;
+    return word ^ (word >> 18);
+}
+
+/* random.random(). */
+static inline double twister_random(twister *state)
+{
+    uint32_t high = twister_word(state) >> 5, low = twister_word(state) >> 6;
+    return (high * 67108864.0 + low) * (1.0 / 9007199254740992.0);
+}
+
+/* pipeline.seeds.draw_below for 0 < limit < 2**31. */
+static inline uint32_t twister_below(twister *state, uint32_t limit)
+{
+    int num_bits = 0;
+    while (limit >> num_bits)
+        num_bits++;
+    uint32_t value;
+    do
+        value = twister_word(state) >> (32 - num_bits);
+    while (value >= limit);
+    return value;
+}
+
+#endif
