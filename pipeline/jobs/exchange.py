@@ -21,8 +21,7 @@ from pipeline.storage.folder import Folder
 from pipeline.tokens.bucket_seals import BucketContents, BucketFinder
 from pipeline.tokens.buckets import Bucket
 from pipeline.tokens.dropped_ids import read_dropped_ids
-from pipeline.tokens.index_rows import read_part_rows
-from pipeline.tokens.token_index import join_ranges, read_bucket, read_tokens
+from pipeline.tokens.token_index import join_ranges, read_bucket, read_part_rows, read_tokens
 from pipeline.tokens.token_parts import TokenizedDocument, unpack_documents
 
 ExchangeMode = Literal["files", "shuffle"]

@@ -45,8 +45,7 @@ from pipeline.tokens.bucket_seals import BucketContents, BucketSums, total_seal
 from pipeline.tokens.buckets import Bucket, choose_num_buckets, plan_buckets, prefix_of
 from pipeline.tokens.dataset_ids import write_document_ids
 from pipeline.tokens.held_out import HeldOut, choose_held_out, split_ids
-from pipeline.tokens.index_rows import iterate_kept, open_index, pack_ids
-from pipeline.tokens.token_index import Totals
+from pipeline.tokens.token_index import Totals, iterate_kept, open_index, pack_ids
 from tokenizer.vocab import CONTINUATION, Vocabulary
 
 

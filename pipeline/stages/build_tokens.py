@@ -28,9 +28,8 @@ from pipeline.storage.names import require_plain
 from pipeline.text.task_texts import TASK_WORDS, TaskTexts, WindowFinder, prepare_texts
 from pipeline.tokens.dropped_ids import DROPPED
 from pipeline.tokens.held_out import SourceTotals
-from pipeline.tokens.index_rows import open_index
 from pipeline.tokens.overlaps import OVERLAPS
-from pipeline.tokens.token_index import INDEX, Totals, build_index
+from pipeline.tokens.token_index import INDEX, Totals, build_index, open_index
 from pipeline.tokens.token_parts import LAYOUT
 from pipeline.tokens.token_records import (
     choose_examples,

@@ -20,10 +20,10 @@ from pipeline.text.minhash import similarity_of
 from pipeline.tokens.dataset_ids import iterate_ids, open_excluded
 from pipeline.tokens.dropped_ids import DROPPED, EXCLUDED, NEAR_DUPLICATE, choose_dropped, id_keys
 from pipeline.tokens.grouped_rows import NUM_GROUPS, LocalGroups, Rows, write_groups
-from pipeline.tokens.index_rows import distinct_rows, iterate_index
 from pipeline.tokens.limits import VALIDATION_TOKENS
 from pipeline.tokens.near_duplicates import FOUND_DTYPE, keep_smallest, similarity_rule
 from pipeline.tokens.provenance import EncodedDocuments, find_documents
+from pipeline.tokens.token_index import distinct_rows, iterate_index
 from pipeline.tokens.token_parts import join_id
 
 _NUM_EXAMPLES = 12

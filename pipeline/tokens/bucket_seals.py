@@ -1,8 +1,4 @@
-"""What every bucket must hold, added up from the index of the token parts before any bucket is brought together.
-
-It travels in the tasks of a bucket; the documents that are gathered for them are held to it
-(`refuse_others`).
-"""
+"""What every bucket must hold, by the index of the token parts; what is gathered of one is held to it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,13 +17,7 @@ from pipeline.tokens.token_parts import TokenizedDocument
 
 @dataclass(frozen=True)
 class BucketContents:
-    """What the token parts hold of one bucket.
-
-    Attributes:
-        seal: The seal of its distinct documents, those left out aside.
-        rows: How often parts hold one of them: the documents, and their copies.
-        checksum: Sum of the crc32 of these rows, so of all their tokens and sentences.
-    """
+    """The seal of a bucket's distinct documents, how many rows of parts hold one, and the sum of their crc32."""
 
     seal: Seal
     rows: int
@@ -56,12 +46,7 @@ class BucketSums:
     """Adds up the contents of all buckets; memory is a few numbers a bucket."""
 
     def __init__(self, buckets: Sequence[Bucket], held_out: bytes) -> None:
-        """Begins with these buckets, which hold every document there is, and nothing counted.
-
-        Args:
-            buckets: Buckets of train and, where documents are held out, validation.
-            held_out: Ids of the validation documents (`pipeline.tokens.held_out.HeldOut`).
-        """
+        """Begins with all buckets, the ids of the validation documents, and nothing counted."""
         self._buckets = buckets
         self._finder = BucketFinder(buckets, held_out)
         self._counts = np.zeros((4, len(buckets)), np.uint64)  # documents, tokens, rows, crc32
@@ -72,9 +57,8 @@ class BucketSums:
     ) -> None:
         """Counts distinct documents, each with how many rows hold it or a copy, and with the sum of their crc32."""
         owners = self._finder.find(documents)
-        for row, values in enumerate(
-            (np.ones_like(num_rows), documents["tokens"], num_rows, crc32)
-        ):
+        counted = np.ones_like(num_rows), documents["tokens"], num_rows, crc32
+        for row, values in enumerate(counted):
             np.add.at(self._counts[row], owners, values.astype(np.uint64))
         for row, name in enumerate(("high", "low")):
             np.bitwise_xor.at(self._ids[row], owners, documents[name])
@@ -124,13 +108,7 @@ def total_seal(contents: Mapping[str, BucketContents]) -> Seal:
 def refuse_others(
     name: str, expected: BucketContents, found: BucketContents, came: DeliveredDocuments
 ) -> None:
-    """Holds what was gathered of a bucket to what it must hold.
-
-    Raises:
-        ValueError: It is something else; the message names the bucket, what was expected and found,
-            what to do.
-    """
+    """Raises ValueError where what was gathered of a bucket is not what it must hold."""
     if found != expected:
-        raise ValueError(
-            f"bucket {name}: {came.origin} {found}, expected {expected}; {came.advice}"
-        )
+        said = f"{came.origin} {found}, expected {expected}; {came.advice}"
+        raise ValueError(f"bucket {name}: {said}")

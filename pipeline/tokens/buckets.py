@@ -12,8 +12,7 @@ import numpy.typing as npt
 from pipeline.tokens.token_parts import ID_BYTES, split_id
 
 PREFIX_BITS = 12
-"""Of ids in prefixes.rows, and of the counts that buckets are chosen by, up to 256 GiB of text; beyond it these are of
-16 bits. A bucket that is finer than the index reads the range of its prefix, some kilobytes of a part."""
+"""Of ids in prefixes.rows, and of the counts that buckets are chosen by, which have 16 above 256 GiB of text."""
 _FINE_PREFIX_BITS = 16
 _COARSE_BYTES = 256 * 2**30
 MAX_BUCKETS = 1 << _FINE_PREFIX_BITS
@@ -21,22 +20,13 @@ MAX_BUCKET_BYTES = 128 * 2**20
 MIN_BUCKET_DOCUMENTS = 64
 VALIDATION_RULES = 2
 """Version of the rules that choose validation documents; 1 was the lowest ids of all sources together."""
-_LARGEST_ID = (1 << 128) - 1
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Documents whose ids, read as 128-bit integers, lie in [first_id, last_id].
+    """Documents whose ids of 16 bytes lie in [first_id, last_id]: in train those that are not held out.
 
-    Of these, train buckets hold the documents that are not held out, the validation bucket those
-    that are.
-
-    Attributes:
-        split: train or validation.
-        number: Counted from 0 inside the split; also the shard's number.
-        num_buckets: Buckets of the split.
-        first_id: 16 bytes.
-        last_id: 16 bytes, inclusive.
+    `number` counts from 0 inside the split, and is the shard's too.
     """
 
     split: str
@@ -53,27 +43,16 @@ class Bucket:
     @property
     def prefixes(self) -> range:
         """The id prefixes that the bucket's documents can have."""
-        first, last = (
-            int.from_bytes(end[:4], "big") >> (32 - PREFIX_BITS)
-            for end in (self.first_id, self.last_id)
-        )
-        return range(first, last + 1)
+        return range(prefix_of(self.first_id), prefix_of(self.last_id) + 1)
 
 
 def plan_buckets(num_train_buckets: int, held_out: bytes) -> list[Bucket]:
-    """The bucket of the validation documents, if any, and the train buckets: equal ranges of all ids.
-
-    Args:
-        num_train_buckets: A power of two.
-        held_out: The ids of the validation documents, ascending, end to end.
-    """
-    buckets = (
-        [Bucket("validation", 0, 1, held_out[:ID_BYTES], held_out[-ID_BYTES:])] if held_out else []
-    )
+    """The bucket of the validation documents (`HeldOut.ids`), if any, and a power of two of train buckets."""
+    validation = Bucket("validation", 0, 1, held_out[:ID_BYTES], held_out[-ID_BYTES:])
+    buckets = [validation] if held_out else []
+    size = (1 << 128) // num_train_buckets
     for number in range(num_train_buckets):
-        first = number * (_LARGEST_ID + 1) // num_train_buckets
-        last = (number + 1) * (_LARGEST_ID + 1) // num_train_buckets - 1
-        ends = first.to_bytes(ID_BYTES, "big"), last.to_bytes(ID_BYTES, "big")
+        ends = (end.to_bytes(ID_BYTES, "big") for end in (number * size, (number + 1) * size - 1))
         buckets.append(Bucket("train", number, num_train_buckets, *ends))
     return buckets
 
@@ -88,15 +67,9 @@ def choose_num_buckets(
     """Train buckets: the smallest power of two with at most 128 MiB of text and some 64 documents each.
 
     Halved until no bucket holds fewer than 2 documents, because a random B must come from another
-    one.
-
-    Args:
-        documents_by_prefix: [4096 or 65536] distinct train documents by the first 12 or 16 bits of
-            their ids; there are never more buckets than that.
-        total_bytes: Cleaned text of all of them.
-        num_wanted: The user's number instead, checked.
-        where: The setting's name, for messages.
-        num_used: Documents that a pass uses, where weights leave some of them out.
+    one. Weights may leave only `num_used` documents in a pass. A user's `num_wanted` is checked.
+    `documents_by_prefix` are [4096 or 65536] distinct train documents by the first bits of their
+    ids; there are never more buckets than that.
 
     Raises:
         ValueError: The user's number is no power of two up to that or leaves a bucket with fewer
@@ -113,15 +86,14 @@ def choose_num_buckets(
                 f"{where}: {num_wanted} buckets leave one with fewer than 2 of {total} documents; take fewer"
             )
         return num_wanted
+    used = total if num_used is None else min(total, num_used)
     num_buckets = 1
     while num_buckets < most and total_bytes > num_buckets * MAX_BUCKET_BYTES:
         num_buckets *= 2
-    while (
-        num_buckets > 1
-        and min(total, total if num_used is None else num_used) < num_buckets * MIN_BUCKET_DOCUMENTS
+    while num_buckets > 1 and (
+        used < num_buckets * MIN_BUCKET_DOCUMENTS
+        or _fewest_documents(documents_by_prefix, num_buckets) < 2
     ):
-        num_buckets //= 2
-    while num_buckets > 1 and _fewest_documents(documents_by_prefix, num_buckets) < 2:
         num_buckets //= 2
     return num_buckets
 

@@ -1,8 +1,7 @@
 """documents.ids of a finished dataset: which documents it is made of, also after its tokens/ is gone.
 
-The ids of all documents, ascending, 16 bytes each (of several sources followed by the source's
-number, one byte): the very bytes that the dataset's documents_hash covers, so every reading is
-checked against its manifest.
+Ids ascend, 16 bytes each (of several sources with a byte of the source's number): the very bytes
+that the dataset's documents_hash covers, so every reading is checked against its manifest.
 """
 
 import tempfile

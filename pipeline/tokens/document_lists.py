@@ -30,15 +30,7 @@ _MAX_REASONS = 100
 
 @dataclass(frozen=True)
 class SplitDocument:
-    """A cleaned document as sentences.
-
-    Attributes:
-        id: 16 bytes, blake2b-128 of the cleaned text.
-        cleaned_bytes: Size of the cleaned text in UTF-8.
-        sentences: None empty.
-        where: The document's place in the input, for examples of what is dropped.
-        signature: What near-duplicates are found by; empty where they are not looked for.
-    """
+    """A cleaned document as sentences, none empty; fields as of `TokenizedDocument`."""
 
     id: bytes
     cleaned_bytes: int
@@ -55,10 +47,8 @@ class DocumentList(Generic[DocumentKind]):
         part: The part's key.
         number: Which list of the part this is, from 0.
         is_last: Whether the part ends here.
-        documents: The documents, in the order of the input.
         counters: What was read, dropped by reason or cut, so far.
         dropped: A few examples of what was dropped.
-        source: Number of the part's source.
         without_text: URL of every range of the part that gave no text; only the last list knows.
         overlaps: Documents that hold text of task files, by their ids and places, and that text.
         keeps_dropped: Whether `dropped` is every document that was dropped, with its whole text.
@@ -91,9 +81,12 @@ class DocumentList(Generic[DocumentKind]):
         dropped = list(self.dropped)
         for where, text in empty:
             add_example(dropped, "empty", where, text, self.keeps_dropped)
-        return dataclasses.replace(
-            self, documents=documents, counters=summed, dropped=tuple(dropped)
-        )
+        told: dict[str, Any] = {
+            "documents": documents,
+            "counters": summed,
+            "dropped": tuple(dropped),
+        }
+        return dataclasses.replace(self, **told)
 
 
 def group_documents(
@@ -106,14 +99,8 @@ def group_documents(
 ) -> Iterator[DocumentList[Document]]:
     """Cuts a part's documents into lists of some `max_characters`; a part without documents gives one empty list.
 
-    Args:
-        part: What they are read from.
-        documents: Read lazily.
-        malformed: Filled by the reader while it is read: documents it skipped, by reason. They
-            count in the last list, as read too.
-        max_characters: A list ends with the document that reaches it.
-        examples: Filled as `malformed` is: some of the documents skipped.
-        without_text: Filled as `malformed` is: URLs of ranges that gave no text.
+    The reader fills `malformed`, `examples` and `without_text` while it is read: documents it
+    skipped, by reason, some of them, and URLs of ranges that gave no text. The last list has them.
     """
     key, number, size = part.key, 0, 0
     gathered: list[Document] = []
@@ -181,19 +168,15 @@ def split_documents(
     empty: list[tuple[str, str]] = []
     counters = {"dropped_empty": 0, "documents_cut": 0}
     for document in documents.documents:
-        sentences = (
-            keep_lines(document.text)
-            if document.is_split
-            else split_sentences(document.text, language)
-        )
+        text = document.text
+        sentences = keep_lines(text) if document.is_split else split_sentences(text, language)
         pieces = cut_document(sentences)
         if not pieces:
-            empty.append((document.where, document.text))
+            empty.append((document.where, text))
         counters["dropped_empty"] += not pieces
         counters["documents_cut"] += len(pieces) > 1
         for piece in pieces:
-            text = document.text if len(pieces) == 1 else "\n".join(piece)
-            data = text.encode()
+            data = (text if len(pieces) == 1 else "\n".join(piece)).encode()
             split.append(SplitDocument(document_id(data), len(data), piece, document.where))
     return documents.replace(split, counters, empty)
 
@@ -249,13 +232,8 @@ def find_task_texts(
         return noted.replace(documents.documents, {"documents_listed": len(hits)})
     examples = list(documents.dropped)
     for each, overlap in hits:
-        add_example(
-            examples,
-            TASK_TEXT,
-            each.where,
-            f"{overlap.place}: {overlap.words}",
-            documents.keeps_dropped,
-        )
+        shared = f"{overlap.place}: {overlap.words}"
+        add_example(examples, TASK_TEXT, each.where, shared, documents.keeps_dropped)
     counters = Counter({f"dropped_{TASK_TEXT}": len(hits)})
     for each, _ in hits:  # what encoding them has counted is taken off
         unknown = int(np.count_nonzero(each.tokens == finder.vocab.unk_id))

@@ -37,10 +37,7 @@ def iterate_dropped(folder: Folder, *, has_dropped: bool) -> Iterator[Rows]:
 def choose_dropped(rows: Rows, reasons: dict[str, npt.NDArray[np.bytes_]]) -> Rows:
     """Those of some documents, sorted by id, that one of the reasons holds for, with the first that does.
 
-    Args:
-        rows: With their ids as high and low.
-        reasons: Keys (`id_keys`) of the documents that each reason drops, whether or not they are
-            among the rows.
+    `reasons` has the keys (`id_keys`) of all documents that each drops, also of others.
     """
     keys = id_keys(rows)
     numbers = np.full(len(rows), len(REASONS), np.uint8)

@@ -33,11 +33,7 @@ def pack_rows(rows: Rows, groups: npt.NDArray[Any]) -> bytes:
 
 
 def write_groups(folder: Folder, name: str, groups: Iterable[Rows]) -> int:
-    """Writes a file from its 256 groups as they come, through a local file; memory is the largest group.
-
-    Returns:
-        How many rows.
-    """
+    """Writes a file from its 256 groups as they come, through a local file, and returns how many rows it has."""
     bounds = [0]
     with tempfile.NamedTemporaryFile(prefix="beambert-rows-") as file:
         file.seek(HEAD_BYTES)
@@ -58,14 +54,13 @@ def read_bounds(folder: Folder, name: str) -> npt.NDArray[np.int64]:
     Raises:
         ValueError: They do not ascend from 0.
     """
-    bounds = parse_bounds(folder.read_range(name, 0, HEAD_BYTES))
+    bounds = _parse_bounds(folder.read_range(name, 0, HEAD_BYTES))
     if bounds[0] or np.any(np.diff(bounds) < 0):
         raise ValueError(f"{folder.locate(name)}: its groups do not ascend: damaged; {_REMEDY}")
     return bounds
 
 
-def parse_bounds(head: bytes) -> npt.NDArray[np.int64]:
-    """[257] first row of each group, from a file's first bytes."""
+def _parse_bounds(head: bytes) -> npt.NDArray[np.int64]:
     return np.frombuffer(head, _STARTS_DTYPE, NUM_GROUPS + 1).astype(np.int64)
 
 
@@ -91,21 +86,14 @@ class LocalGroups:
     """
 
     def __init__(self, folder: Folder, names: Sequence[str], dtype: np.dtype[Any]) -> None:
-        """Fetches the files.
-
-        Args:
-            folder: Where they are.
-            names: The names of the files.
-            dtype: The type of their rows.
+        """Fetches files of rows of this type.
 
         Raises:
             ValueError: One is damaged, or missing.
         """
         self.folder, self.names = folder, tuple(names)
         self._dtype = np.dtype([*dtype.descr, ("file", "<u4"), ("number", "<u4")])
-        self._bounds: list[
-            npt.NDArray[np.int64]
-        ] = []  # [257] first row of each group, of every run on the disk
+        self._bounds: list[npt.NDArray[np.int64]] = []  # [257] of every run on the disk
         self._file = tempfile.TemporaryFile(prefix="beambert-rows-")  # noqa: SIM115 closed by __exit__
         try:
             self._fetch(dtype)
@@ -130,17 +118,15 @@ class LocalGroups:
             placed["file"], placed["number"] = number, np.arange(len(rows))
             waiting.append(placed)
             groups.append(np.repeat(np.arange(NUM_GROUPS, dtype=np.uint8), np.diff(bounds)))
-            if sum(map(len, waiting)) >= _ROWS_AT_ONCE:
+            if sum(map(len, waiting)) >= _ROWS_AT_ONCE or number + 1 == len(self.names):
                 self._keep(np.concatenate(waiting), np.concatenate(groups))
                 waiting, groups = [], []
-        if waiting:
-            self._keep(np.concatenate(waiting), np.concatenate(groups))
+        self._file.flush()
 
     def _keep(self, rows: Rows, groups: npt.NDArray[np.uint8]) -> None:
         first = self._bounds[-1][-1] if self._bounds else 0
         self._bounds.append(first + np.cumsum([0, *np.bincount(groups, minlength=NUM_GROUPS)]))
         self._file.write(rows[np.argsort(groups, kind="stable")].tobytes())
-        self._file.flush()
 
     def __iter__(self) -> Iterator[Rows]:
         """The rows of each of the 256 groups, those of a file after those of the files before it.
@@ -150,16 +136,12 @@ class LocalGroups:
         """
         size = self._dtype.itemsize
         for group in range(NUM_GROUPS):
-            ranges = [(int(bounds[group]), int(bounds[group + 1])) for bounds in self._bounds]
+            ranges = (bounds[group : group + 2].tolist() for bounds in self._bounds)
             read = (
                 os.pread(self._file.fileno(), (stop - start) * size, start * size)
                 for start, stop in ranges
             )
-            data = b"".join(read)
-            assert len(data) == size * sum(stop - start for start, stop in ranges), (
-                f"group {group} was cut"
-            )
-            yield np.frombuffer(data, self._dtype)
+            yield np.frombuffer(b"".join(read), self._dtype)
 
 
 def parse_rows(data: bytes, dtype: np.dtype[Any], where: str) -> tuple[Rows, npt.NDArray[np.int64]]:
@@ -168,7 +150,7 @@ def parse_rows(data: bytes, dtype: np.dtype[Any], where: str) -> tuple[Rows, npt
     Raises:
         ValueError: Its size is not that of its rows.
     """
-    bounds = parse_bounds(data) if len(data) >= HEAD_BYTES else np.zeros(NUM_GROUPS + 1, np.int64)
+    bounds = _parse_bounds(data) if len(data) >= HEAD_BYTES else np.zeros(NUM_GROUPS + 1, np.int64)
     expected = HEAD_BYTES + int(bounds[-1]) * dtype.itemsize
     if len(data) != expected or bounds[0] or np.any(np.diff(bounds) < 0):
         raise ValueError(

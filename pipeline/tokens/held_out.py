@@ -31,13 +31,7 @@ class SourceTotals:
     What filters over all documents left out is in `dropped` alone, by reason.
 
     Attributes:
-        documents: How many documents there are.
-        duplicates: Further copies of documents, which the shards job drops.
-        cleaned_bytes: Text of the documents.
-        tokens: Tokens of the documents.
-        dropped: Documents left out, by reason; none where filters over all documents are off.
-        lowest_ids: Ids of the documents that validation may take, in hex, ascending from the
-            lowest.
+        lowest_ids: Ids of the documents that validation may take, in hex, ascending.
         lowest_tokens: Tokens of each of these.
     """
 
@@ -54,27 +48,18 @@ class SourceTotals:
 class HeldOutSource:
     """What one source gives to validation.
 
-    Attributes:
-        documents: How many documents it gives.
-        tokens: Tokens of these documents.
-        last_id: The highest of their ids, in hex; of no document null. All documents of the source
-            up to it are held out but those that are too long (`most_document_tokens`); copies count
-            for the first source.
+    All its documents up to `last_id`, in hex, are held out but those that are too long
+    (`most_document_tokens`); copies count for the first source.
     """
 
-    documents: int
-    tokens: int
-    last_id: str | None
+    documents: int = 0
+    tokens: int = 0
+    last_id: str | None = None
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The documents of the validation split.
-
-    Attributes:
-        ids: The ids of all of them, ascending, 16 bytes each.
-        sources: What each source gives, by its number.
-    """
+    """The validation documents: all their ids, ascending, 16 bytes each, and what each source gives."""
 
     ids: bytes
     sources: tuple[HeldOutSource, ...]
@@ -98,11 +83,6 @@ def choose_held_out(sources: Sequence[SourceTotals], fraction: float, most_token
     tokens; those that are too long are passed over. At most 10 % of its tokens are taken, or
     `fraction` if that is more, at most `most_tokens` of all sources together.
 
-    Args:
-        sources: Their totals, with the lowest ids and the tokens of these documents.
-        fraction: Share of the tokens; 0 for no validation split.
-        most_tokens: Bound of the whole split.
-
     Raises:
         ValueError: Fewer than two documents in all.
     """
@@ -113,19 +93,14 @@ def choose_held_out(sources: Sequence[SourceTotals], fraction: float, most_token
             " takes a random B from another document of the same split; add text"
         )
     if fraction <= 0 or num_documents < LEAST_DOCUMENTS:
-        return HeldOut(b"", (HeldOutSource(0, 0, None),) * len(sources))
+        return HeldOut(b"", (HeldOutSource(),) * len(sources))
     listed = [_list_documents(source, fraction, most_tokens) for source in sources]
     numbers = _choose_numbers(sources, [own for _, own in listed], fraction, most_tokens)
-    chosen = [ids[:number] for (ids, _), number in zip(listed, numbers, strict=True)]
-    given = (
-        HeldOutSource(len(ids), int(sums[len(ids) - 1]), ids[-1])
-        if ids
-        else HeldOutSource(0, 0, None)
-        for ids, (_, sums) in zip(chosen, listed, strict=True)
-    )
-    return HeldOut(
-        b"".join(sorted(bytes.fromhex(each) for ids in chosen for each in ids)), tuple(given)
-    )
+    given, chosen = [], list[bytes]()
+    for (ids, sums), n in zip(listed, numbers, strict=True):
+        given.append(HeldOutSource(n, int(sums[n - 1]), ids[n - 1]) if n else HeldOutSource())
+        chosen += map(bytes.fromhex, ids[:n])
+    return HeldOut(b"".join(sorted(chosen)), tuple(given))
 
 
 class LowestRows:
@@ -153,39 +128,29 @@ class LowestRows:
             tokens = own["tokens"].astype(np.int64)
             is_enough = np.cumsum(tokens) - 10 * np.maximum.accumulate(tokens) > self._most_tokens
             self._is_open[source] = not is_enough.any()
-            self._rows[source] = (
-                own if self._is_open[source] else own[: int(np.argmax(is_enough)) + 1].copy()
-            )
+            number = len(own) if self._is_open[source] else int(np.argmax(is_enough)) + 1
+            self._rows[source] = own[:number].copy()
 
     def finish(self, tokens: Sequence[int]) -> list[Rows]:
         """Those of each source that its share of the tokens of all sources asks for, whatever share is held out."""
         found = []
         for rows, own_tokens in zip(self._rows, tokens, strict=True):
-            places = np.flatnonzero(
-                rows["tokens"] <= most_document_tokens(own_tokens, 0, self._most_tokens)
-            )
+            longest = most_document_tokens(own_tokens, 0, self._most_tokens)
+            places = np.flatnonzero(rows["tokens"] <= longest)
             sums = np.cumsum(rows["tokens"][places], dtype=np.int64)
             most = sums[:1].sum() + self._most_tokens * own_tokens // max(1, sum(tokens))
-            number = max(
-                2, int(np.searchsorted(sums, most, side="right")) + 1
-            )  # of those that are not too long
+            number = max(2, int(np.searchsorted(sums, most, side="right")) + 1)
             found.append(rows[: places[number - 1] + 1] if number <= len(places) else rows)
         return found
 
 
 def is_held_out(rows: Rows, held_out: bytes) -> npt.NDArray[np.bool_]:
-    """[D] whether each row, of a document or a copy of one, with its id as high and low, is of the validation split.
-
-    Args:
-        rows: The rows, in any order.
-        held_out: `HeldOut.ids`.
-    """
+    """[D] whether each row, of a document or a copy of one, is of the validation split (`HeldOut.ids`)."""
     if not held_out:
         return np.zeros(len(rows), np.bool_)
     keys, wanted = np.frombuffer(held_out, f"S{ID_BYTES}"), id_keys(rows)
-    found: npt.NDArray[np.bool_] = (
-        keys[np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)] == wanted
-    )
+    places = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    found: npt.NDArray[np.bool_] = keys[places] == wanted
     return found
 
 
@@ -200,13 +165,11 @@ def _list_documents(
     """Ids of the documents that may be held out, in hex, and [K] tokens of the first, of the first two, and so on."""
     most = most_document_tokens(source.tokens, fraction, most_tokens)
     pairs = zip(source.lowest_ids, source.lowest_tokens, strict=True)
-    short = [(each, tokens) for each, tokens in pairs if tokens <= most][
-        : max(0, source.documents - 2)
-    ]
+    short = [(each, tokens) for each, tokens in pairs if tokens <= most]
+    short = short[: max(0, source.documents - 2)]
     sums = np.cumsum([tokens for _, tokens in short], dtype=np.int64)
-    number = int(
-        np.searchsorted(sums, int(max(MOST_SHARE, fraction) * source.tokens), side="right")
-    )
+    share = int(max(MOST_SHARE, fraction) * source.tokens)
+    number = int(np.searchsorted(sums, share, side="right"))
     return [each for each, _ in short[:number]], sums[:number]
 
 
@@ -233,9 +196,8 @@ def _choose_numbers(
 def _choose_firsts(sums: Sequence[npt.NDArray[Any]], most_tokens: int) -> list[int]:
     """The sources that give their first document: those of the shortest ones, while all may be held out."""
     chosen, taken = [], 0
-    for tokens, number in sorted(
-        (int(own[0]), number) for number, own in enumerate(sums) if len(own)
-    ):
+    firsts = sorted((int(own[0]), number) for number, own in enumerate(sums) if len(own))
+    for tokens, number in firsts:
         if taken + tokens <= most_tokens:
             chosen.append(number)
             taken += tokens

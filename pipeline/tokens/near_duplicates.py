@@ -33,27 +33,14 @@ SIGNED_DTYPE = np.dtype(
 BANDED_DTYPE = np.dtype(
     [("key", "<u8"), ("high", "<u8"), ("low", "<u8"), ("sketch", "u1", SKETCH_BYTES)]
 )
-FOUND_DTYPE = np.dtype(
-    [
-        ("high", "<u8"),
-        ("low", "<u8"),
-        ("other_high", "<u8"),
-        ("other_low", "<u8"),
-        ("matches", "u1"),
-    ]
-)
+_FOUND = ("high", "low", "other_high", "other_low")
+FOUND_DTYPE = np.dtype([*((name, "<u8") for name in _FOUND), ("matches", "u1")])
 _PAIRS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True)
 class SimilarityRule:
-    """When two documents are near-duplicates.
-
-    Attributes:
-        bands: Bands of a signature.
-        rows: Rows of a band.
-        matches: Least number of equal places of two signatures.
-    """
+    """Bands of a signature, rows of a band, and the least number of equal places of two near-duplicates."""
 
     bands: int
     rows: int
@@ -91,9 +78,7 @@ def pack_bands(signed: Rows, rule: SimilarityRule) -> bytes:
 def find_near_duplicates(banded: Rows, min_matches: int) -> Rows:
     """Documents that one of a smaller id makes superfluous, by id, each with the smallest other that was found.
 
-    Args:
-        banded: All rows of some keys, in any order; a document may be there more than once.
-        min_matches: The `matches` of a SimilarityRule.
+    `banded` has all rows of some keys, in any order; a document may be there more than once.
     """
     order = np.lexsort((banded["low"], banded["high"], banded["key"]))
     keys = banded["key"][order]
@@ -103,11 +88,15 @@ def find_near_duplicates(banded: Rows, min_matches: int) -> Rows:
     is_first = np.concatenate([[True], ~copies])[: len(order)]
     order, keys = order[is_first], keys[is_first]
     starts = np.searchsorted(keys, keys)
-    found = [
-        _describe_pairs(banded, order[later], order[earlier], matches)
-        for later, earlier, matches in _similar_pairs(banded["sketch"], order, starts, min_matches)
-    ]
-    return keep_smallest(np.concatenate([np.zeros(0, FOUND_DTYPE), *found]))
+    found = [np.zeros(0, FOUND_DTYPE)]
+    pairs = _similar_pairs(banded["sketch"], order, starts, min_matches)
+    for later, earlier, matches in pairs:
+        found.append(np.empty(len(later), FOUND_DTYPE))
+        for name in ("high", "low"):
+            found[-1][name] = banded[name][order[later]]
+            found[-1][f"other_{name}"] = banded[name][order[earlier]]
+        found[-1]["matches"] = matches
+    return keep_smallest(np.concatenate(found))
 
 
 def keep_smallest(found: Rows) -> Rows:
@@ -138,16 +127,3 @@ def _similar_pairs(
         alike = matches >= min_matches
         yield waiting[alike], starts[waiting[alike]] + leader, matches[alike]
         waiting = waiting[~alike]
-
-
-def _describe_pairs(
-    banded: Rows,
-    later: npt.NDArray[np.int64],
-    earlier: npt.NDArray[np.int64],
-    matches: npt.NDArray[np.int64],
-) -> Rows:
-    found = np.empty(len(later), FOUND_DTYPE)
-    for name in ("high", "low"):
-        found[name], found[f"other_{name}"] = banded[name][later], banded[name][earlier]
-    found["matches"] = matches
-    return found

@@ -44,14 +44,7 @@ _ID_START = re.compile("[0-9a-f]{8,32}")
 
 @dataclass(frozen=True)
 class FoundDocument:
-    """A document as one place of the input holds it.
-
-    Attributes:
-        id: 16 bytes.
-        source: Number of the source.
-        place: FILE:LINE, FILE, or what else says where it is.
-        cleaned_bytes, sentences, tokens: Its size.
-    """
+    """A document as one place of the input holds it: FILE:LINE, FILE, or what else says where it is."""
 
     id: bytes
     source: int
@@ -63,12 +56,7 @@ class FoundDocument:
 
 @dataclass(frozen=True)
 class EncodedDocuments:
-    """The encoded documents of a dataset, still there.
-
-    Attributes:
-        folder: Where they lie.
-        store: tokens.json.
-    """
+    """The encoded documents of a dataset, still there; `store` is tokens.json."""
 
     folder: Folder
     store: Mapping[str, Any]
@@ -77,17 +65,14 @@ class EncodedDocuments:
 def pack_places(documents: Sequence[TokenizedDocument]) -> bytes:
     """The file of places of a part, in the order of its index."""
     ordered = sorted(documents, key=lambda document: document.id)
-    columns = (
-        [document.id for document in ordered],
-        [document.source for document in ordered],
+    columns = {
+        "id": [document.id for document in ordered],
+        "source": [document.source for document in ordered],
         # A name that is no UTF-8 has surrogates, which Parquet cannot hold.
-        [hide(document.where).encode(errors="replace").decode() for document in ordered],
-    )
-    arrays = [
-        pa.array(column, field.type) for column, field in zip(columns, PLACES_SCHEMA, strict=True)
-    ]
+        "place": [hide(each.where).encode(errors="replace").decode() for each in ordered],
+    }
     sink = io.BytesIO()
-    table = pa.table(arrays, schema=PLACES_SCHEMA)
+    table = pa.table(columns, schema=PLACES_SCHEMA)
     pq.write_table(table, sink, compression="zstd", row_group_size=_ROWS_PER_GROUP)
     return sink.getvalue()
 
@@ -95,14 +80,9 @@ def pack_places(documents: Sequence[TokenizedDocument]) -> bytes:
 def find_tokens(
     dataset: Dataset, url: str | None = None, options: Mapping[str, Any] | None = None
 ) -> EncodedDocuments | None:
-    """The encoded documents of a dataset; None where they are gone, or others have their place.
+    """The encoded documents of a dataset, by default below it; None where they are gone, or others have their place.
 
     Others are those of another input, or of an earlier version.
-
-    Args:
-        dataset: A finished one.
-        url: Folder or URL of the encoded documents; by default below the dataset.
-        options: Options of the filesystem of `url`.
     """
     folder = dataset.folder / TOKENS_FOLDER if url is None else Folder(url, options)
     if not folder.exists("tokens.json"):
@@ -120,12 +100,8 @@ def find_documents(
 ) -> dict[str, list[FoundDocument]]:
     """The documents whose ids begin so, every copy of them; of equal ids the first is the one that is used.
 
-    Args:
-        tokens: What `find_tokens` found.
-        id_starts: 8 to 32 hex digits each.
-
     Raises:
-        ValueError: Other characters, or too few.
+        ValueError: An id's beginning is not 8 to 32 hex digits.
     """
     for start in id_starts:
         if not _ID_START.fullmatch(start):
@@ -161,17 +137,18 @@ def describe_documents(
     for start in id_starts:
         if not found[start]:
             raise ValueError(f"no document of {dataset.url} has an id that begins with {start}")
-        first = found[start][0]
-        for index, document in enumerate(found[start]):
-            if index and document.id == found[start][index - 1].id:
-                lines.append(f"  copy      {format_place(dataset.manifest, document)}")
+        before = b""
+        for each in found[start]:
+            place = format_place(dataset.manifest, each)
+            if each.id == before:
+                lines.append(f"  copy      {place}")
                 continue
-            first = document
+            before = each.id
             lines += [
-                first.id.hex(),
-                f"  from      {format_place(dataset.manifest, first)}",
-                f"  size      {first.tokens:,} tokens, {first.sentences:,} sentences, {first.cleaned_bytes:,} bytes",
-                f"  used      {_describe_uses(dataset.manifest, tokens, first)}",
+                each.id.hex(),
+                f"  from      {place}",
+                f"  size      {each.tokens:,} tokens, {each.sentences:,} sentences, {each.cleaned_bytes:,} bytes",
+                f"  used      {_describe_uses(dataset.manifest, tokens, each)}",
             ]
     return lines
 
@@ -192,31 +169,22 @@ def _find_in_range(
 ) -> list[tuple[str, FoundDocument]]:
     """The wanted documents among rows of a part's index, with the part's name."""
     rows = read_rows(tokens.folder, f"{name}.index", INDEX_DTYPE, start, stop)
-    matches = [
-        (number, row)
-        for number, row in enumerate(rows, start)
-        if join_id(row["high"], row["low"]).hex().startswith(wanted)
-    ]
-    if not matches:
+    ids = {number: join_id(row["high"], row["low"]) for number, row in enumerate(rows, start)}
+    ids = {number: each for number, each in ids.items() if each.hex().startswith(wanted)}
+    if not ids:
         return []
-    path = tokens.folder.locate(f"{name}.places")
-    found = []
-    with tokens.folder.open(f"{name}.places") as file:
-        with named_damage(path, _REMEDY):
-            places = open_parquet(file)
-        for number, row in matches:
-            with named_damage(path, _REMEDY):
-                rows_around = places.read_row_group(number // _ROWS_PER_GROUP, use_threads=False)
-            group = rows_around.slice(number % _ROWS_PER_GROUP, 1).to_pylist()
-            document = join_id(row["high"], row["low"])
-            if not group or group[0]["id"] != document:
-                raise ValueError(
-                    f"{path}: row {number} is not document {document.hex()}; {_REMEDY}"
-                )
+    path, found = tokens.folder.locate(f"{name}.places"), []
+    with tokens.folder.open(f"{name}.places") as file, named_damage(path, _REMEDY):
+        places = open_parquet(file)
+        for number, document in ids.items():
+            group = places.read_row_group(number // _ROWS_PER_GROUP, use_threads=False)
+            own = group.slice(number % _ROWS_PER_GROUP, 1).to_pylist()
+            if not own or own[0]["id"] != document:
+                raise ValueError(f"row {number} is not document {document.hex()}")
+            row = rows[number - start]
             sizes = (int(row[size]) for size in ("cleaned_bytes", "sentences", "tokens"))
-            found.append(
-                (name, FoundDocument(document, group[0]["source"], group[0]["place"], *sizes))
-            )
+            place = FoundDocument(document, own[0]["source"], own[0]["place"], *sizes)
+            found.append((name, place))
     return found
 
 
@@ -238,8 +206,10 @@ def _describe_uses(manifest: Manifest, tokens: EncodedDocuments, document: Found
 def _is_held_out(
     source: Mapping[str, Any], settings: Mapping[str, Any], document: FoundDocument
 ) -> bool:
-    limits = settings["validation_fraction"], settings.get("validation_tokens", VALIDATION_TOKENS)
+    most = settings.get("validation_tokens", VALIDATION_TOKENS)
+    own_tokens = source["counters"]["distinct_tokens"]
+    last_id = source.get("validation", {}).get("last_id") or ""
     is_short = document.tokens <= most_document_tokens(
-        source["counters"]["distinct_tokens"], *limits
+        own_tokens, settings["validation_fraction"], most
     )
-    return is_short and document.id.hex() <= (source.get("validation", {}).get("last_id") or "")
+    return is_short and document.id.hex() <= last_id

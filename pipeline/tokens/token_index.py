@@ -16,22 +16,17 @@ from pipeline.shards.table_checks import check_range
 from pipeline.storage.faults import SizeError
 from pipeline.storage.folder import Folder
 from pipeline.tokens.buckets import MAX_BUCKETS, PREFIX_BITS, Bucket, num_prefixes, prefix_of
-from pipeline.tokens.dropped_ids import (
-    REASONS,
-    iterate_dropped,
-    read_dropped_ids,
-    reason_numbers,
-)
+from pipeline.tokens.dropped_ids import REASONS, iterate_dropped, read_dropped_ids, reason_numbers
 from pipeline.tokens.grouped_rows import (
     NUM_GROUPS,
     LocalGroups,
     Rows,
+    parse_rows,
     read_bounds,
     read_rows,
     write_groups,
 )
 from pipeline.tokens.held_out import LowestRows, SourceTotals, is_held_out, split_ids
-from pipeline.tokens.index_rows import distinct_rows, iterate_index, pack_ids
 from pipeline.tokens.limits import VALIDATION_TOKENS
 from pipeline.tokens.token_parts import INDEX_DTYPE, TokenizedDocument, join_id, unpack_documents
 
@@ -47,26 +42,19 @@ PREFIX_DTYPE = np.dtype(
     ]
 )
 _PREFIXES_PER_GROUP = (1 << PREFIX_BITS) // NUM_GROUPS
-_MOST = 1 << 62
+_BUCKETS_PER_GROUP = MAX_BUCKETS // NUM_GROUPS
 _REMEDY = "delete the folder of token parts"
 
 
 @dataclass(frozen=True)
 class Totals:
-    """Distinct documents of all parts.
+    """Distinct documents of all parts; fields as of `SourceTotals`.
 
     Attributes:
-        documents: How many.
-        duplicates: Further copies, dropped by the shards job.
-        cleaned_bytes: Their text.
-        tokens: Their tokens.
         documents_hash: blake2b-256, in hex, of all ids in order, of several sources each with its
             source's number: what the corpus is, whatever files held it.
         documents_by_prefix: [4096] by the first 12 bits of the id; above 256 GiB of text [65536] by
             the first 16.
-        sources: The totals of each source, by its number.
-        dropped: Documents that filters over all documents left out, by reason; none where these are
-            off.
     """
 
     documents: int
@@ -79,6 +67,52 @@ class Totals:
     dropped: dict[str, int] = field(default_factory=dict)
 
 
+def open_index(folder: Folder, part_names: Sequence[str]) -> LocalGroups:
+    """The rows of all parts' `.index` files, fetched to this machine by one request a part."""
+    return LocalGroups(folder, [f"{part}.index" for part in part_names], INDEX_DTYPE)
+
+
+def iterate_index(index: LocalGroups) -> Iterator[Rows]:
+    """Index rows of all parts in 256 groups by the first byte of their ids, each sorted by id, then by source, part.
+
+    Columns `file` and `number` say which part a row is of, and where in it.
+    """
+    for rows in index:
+        yield rows[np.lexsort((rows["source"], rows["low"], rows["high"]))]
+
+
+def distinct_rows(rows: Rows) -> Rows:
+    """The first row of each id, of rows sorted by id: that of its first source."""
+    distinct: Rows = rows[_first_rows(rows)]
+    return distinct
+
+
+def iterate_kept(
+    index: LocalGroups, *, has_dropped: bool
+) -> Iterator[tuple[Rows, npt.NDArray[np.int64], npt.NDArray[np.uint64]]]:
+    """The first row of each kept document, how many rows hold it or a copy, the sum of their crc32: in 256 groups."""
+    dropped = iterate_dropped(index.folder, has_dropped=has_dropped)
+    for rows, left_out in zip(iterate_index(index), dropped, strict=True):
+        starts = _first_rows(rows)
+        documents, num_rows = rows[starts], np.diff(starts, append=len(rows))
+        crc32 = rows["crc32"].astype(np.uint64)
+        sums = np.add.reduceat(crc32, starts) if len(rows) else crc32
+        is_kept = reason_numbers(documents, left_out) == len(REASONS)
+        yield documents[is_kept], num_rows[is_kept], sums[is_kept]
+
+
+def read_part_rows(folder: Folder, name: str) -> Rows:
+    """All rows of a part's `.index` file, in the order of the ids."""
+    return parse_rows(folder.read(name), INDEX_DTYPE, folder.locate(name))[0]
+
+
+def pack_ids(rows: Rows, num_sources: int) -> bytes:
+    """What documents_hash covers of some documents: their ids, of several sources each with its source's number."""
+    dtype = [("high", ">u8"), ("low", ">u8"), ("source", "u1")]
+    columns = dtype[: 2 if num_sources == 1 else 3]
+    return rows[[name for name, _ in columns]].astype(columns).tobytes()
+
+
 def build_index(
     index: LocalGroups,
     num_sources: int = 1,
@@ -87,28 +121,28 @@ def build_index(
 ) -> Totals:
     """Counts the documents of all parts and writes the table of their ranges (prefixes.rows).
 
-    Args:
-        index: What `open_index` fetched.
-        num_sources: How many sources the input has.
-        reasons: What dropped.ids leaves documents out for; none where there is no such file.
-        validation_tokens: What the validation split may hold.
+    `reasons` are those that dropped.ids leaves documents out for, `validation_tokens` what the
+    validation split may hold.
     """
     digest = hashlib.blake2b(digest_size=32)
     counts = np.zeros((num_sources, 4), np.int64)  # documents, rows, bytes, tokens
     drops = np.zeros((num_sources, len(REASONS) + 1), np.int64)
-    by_prefix = np.zeros((NUM_GROUPS, MAX_BUCKETS // NUM_GROUPS), np.int64)
+    by_prefix = np.zeros((NUM_GROUPS, _BUCKETS_PER_GROUP), np.int64)
     lowest = LowestRows(num_sources, validation_tokens)
     dropped = iterate_dropped(index.folder, has_dropped=bool(reasons))
 
     def count_groups() -> Iterator[Rows]:
-        for group, rows in enumerate(iterate_index(index)):
+        for group, (rows, left_out) in enumerate(zip(iterate_index(index), dropped, strict=True)):
             distinct = distinct_rows(rows)
-            found = reason_numbers(distinct, next(dropped))
+            found = reason_numbers(distinct, left_out)
             np.add.at(drops, (distinct["source"], found), 1)
             distinct = distinct[found == len(REASONS)]
             digest.update(pack_ids(distinct, num_sources))
-            counts[:] += _count_by_source(rows, distinct, num_sources)
-            by_prefix[group] = _count_prefixes(distinct)
+            np.add.at(counts[:, 1], rows["source"], 1)
+            for column, values in ((0, 1), (2, distinct["cleaned_bytes"]), (3, distinct["tokens"])):
+                np.add.at(counts[:, column], distinct["source"], values)
+            second_bytes = (distinct["high"] >> np.uint64(48)).astype(np.int64) & 0xFF
+            by_prefix[group] = np.bincount(second_bytes, minlength=_BUCKETS_PER_GROUP)
             lowest.add(distinct)
             yield _find_ranges(rows)
 
@@ -127,12 +161,12 @@ def build_index(
         )
         for source, (own, rows, size, tokens) in enumerate(counts.tolist())
     )
-    cleaned_bytes = sum(source.cleaned_bytes for source in sources)
+    documents, _, cleaned_bytes, tokens = counts.sum(axis=0).tolist()
     return Totals(
-        documents=sum(source.documents for source in sources),
+        documents=documents,
         duplicates=sum(source.duplicates for source in sources),
         cleaned_bytes=cleaned_bytes,
-        tokens=sum(source.tokens for source in sources),
+        tokens=tokens,
         documents_hash=digest.hexdigest(),
         documents_by_prefix=by_prefix.reshape(num_prefixes(cleaned_bytes), -1).sum(axis=1).tolist(),
         sources=sources,
@@ -149,15 +183,10 @@ def read_bucket(
     has_dropped: bool = False,
     held_out: bytes = b"",
 ) -> Iterator[TokenizedDocument]:
-    """A bucket's documents out of all parts, duplicates included: one contiguous range of each part is read.
+    """A bucket's documents out of the parts of these names, duplicates included: one contiguous range of each is read.
 
-    Args:
-        folder: The folder of the token parts.
-        names: Names of the parts.
-        bucket: A bucket of train or validation.
-        token_dtype: uint16 or uint32.
-        has_dropped: Whether dropped.ids says which documents are left out.
-        held_out: Ids of the validation documents (`pipeline.tokens.held_out.HeldOut`).
+    `has_dropped` says that dropped.ids leaves documents out; `held_out` are the ids of the
+    validation documents (`pipeline.tokens.held_out.HeldOut`).
     """
     if bucket.split == "validation":
         yield from _read_held_out(folder, names, held_out, token_dtype)
@@ -165,14 +194,9 @@ def read_bucket(
     ends = bucket.first_id, bucket.last_id
     left_out = frozenset(split_ids(held_out))
     left_out |= read_dropped_ids(folder, *ends) if has_dropped else frozenset()
-    ranges = _read_ranges(folder, bucket.prefixes, len(names))
-    for index in np.unique(ranges["part"]):
-        own = ranges[ranges["part"] == index]
+    for name, own in _ranges_of_parts(folder, names, bucket.prefixes):
         start, stop = int(own["offset"].min()), int((own["offset"] + own["size"]).max())
-        name = f"{names[index]}.tokens"
-        for document in unpack_documents(
-            read_tokens(folder, name, start, stop), token_dtype, folder.locate(name)
-        ):
+        for document in _read_documents(folder, name, start, stop, token_dtype):
             if bucket.first_id <= document.id <= bucket.last_id and document.id not in left_out:
                 yield document
 
@@ -182,28 +206,37 @@ def _read_held_out(
 ) -> Iterator[TokenizedDocument]:
     """The validation documents: runs of documents next to each other in a part, found by its index."""
     prefixes = sorted({prefix_of(each) for each in split_ids(held_out)})
-    ranges = _read_ranges(folder, prefixes, len(names))
-    for index in np.unique(ranges["part"]):
-        own = ranges[ranges["part"] == index]
+    for name, own in _ranges_of_parts(folder, names, prefixes):
         ends = int(own["row"].min()), int((own["row"] + own["rows"]).max())
-        rows = read_rows(folder, f"{names[index]}.index", INDEX_DTYPE, *ends)
-        name = f"{names[index]}.tokens"
+        rows = read_rows(folder, f"{name}.index", INDEX_DTYPE, *ends)
         for start, stop in join_ranges(rows[is_held_out(rows, held_out)]):
-            yield from unpack_documents(
-                read_tokens(folder, name, start, stop), token_dtype, folder.locate(name)
-            )
+            yield from _read_documents(folder, name, start, stop, token_dtype)
+
+
+def _ranges_of_parts(
+    folder: Folder, names: Sequence[str], prefixes: Sequence[int]
+) -> Iterator[tuple[str, Rows]]:
+    ranges = _read_ranges(folder, prefixes, len(names))
+    for part in np.unique(ranges["part"]):
+        yield names[part], ranges[ranges["part"] == part]
+
+
+def _read_documents(
+    folder: Folder, part: str, start: int, stop: int, token_dtype: Any
+) -> Iterator[TokenizedDocument]:
+    name = f"{part}.tokens"
+    data = read_tokens(folder, name, start, stop)
+    yield from unpack_documents(data, token_dtype, folder.locate(name))
 
 
 def join_ranges(rows: Rows) -> list[tuple[int, int]]:
     """Byte ranges of documents of one part in its tokens, those next to each other as one."""
     starts = rows["offset"].astype(np.int64)
     stops = starts + rows["size"]
-    breaks = np.flatnonzero(starts[1:] != stops[:-1]) + 1
-    firsts, lasts = (
-        np.concatenate([[0], breaks])[: len(rows)],
-        np.concatenate([breaks, [len(rows)]]) - 1,
-    )
-    return list(zip(starts[firsts].tolist(), stops[lasts[: len(rows)]].tolist(), strict=True))
+    is_apart = starts[1:] != stops[:-1]
+    is_first = np.concatenate([[True], is_apart])[: len(rows)]
+    is_last = np.concatenate([is_apart, [True]])[: len(rows)]
+    return list(zip(starts[is_first].tolist(), stops[is_last].tolist(), strict=True))
 
 
 def read_tokens(folder: Folder, name: str, start: int, stop: int) -> bytes:
@@ -222,13 +255,10 @@ def _named_loss(path: str) -> Iterator[None]:
     try:
         yield
     except SizeError as error:
-        raise ValueError(
-            f"{error}: shorter than its index says; delete the folder of token parts, run again"
-        ) from error
+        said = f"{error}: shorter than its index says; {_REMEDY}, run again"
+        raise ValueError(said) from error
     except FileNotFoundError as error:
-        raise ValueError(
-            f"{path} is missing; delete the folder of token parts, run again"
-        ) from error
+        raise ValueError(f"{path} is missing; {_REMEDY}, run again") from error
 
 
 def find_prefix_rows(
@@ -239,26 +269,9 @@ def find_prefix_rows(
     return [(names[part], row, row + rows) for part, row, rows in found]
 
 
-def _count_prefixes(distinct: Rows) -> npt.NDArray[np.int64]:
-    """[256] documents of a group by the second byte of their ids."""
-    return np.bincount(
-        (distinct["high"] >> np.uint64(48)).astype(np.int64) & 0xFF,
-        minlength=MAX_BUCKETS // NUM_GROUPS,
-    )
-
-
-def _count_by_source(rows: Rows, distinct: Rows, num_sources: int) -> npt.NDArray[np.int64]:
-    """[num_sources, 4]: distinct documents, rows, and the distinct ones' bytes and tokens."""
-    columns = [np.bincount(each["source"], minlength=num_sources) for each in (distinct, rows)]
-    columns += [
-        np.bincount(distinct["source"], distinct[name], num_sources)
-        for name in ("cleaned_bytes", "tokens")
-    ]
-    return np.stack(columns, axis=1).astype(np.int64)  # sums of a group, so exact in floats
-
-
-def _prefixes(rows: Rows) -> npt.NDArray[np.int64]:
-    return (rows["high"] >> np.uint64(64 - PREFIX_BITS)).astype(np.int64)
+def _first_rows(rows: Rows) -> npt.NDArray[np.int64]:
+    is_copy = (rows["high"][1:] == rows["high"][:-1]) & (rows["low"][1:] == rows["low"][:-1])
+    return np.flatnonzero(np.concatenate([[True], ~is_copy])[: len(rows)])
 
 
 def _read_ranges(folder: Folder, prefixes: Sequence[int], num_parts: int) -> Rows:
@@ -279,7 +292,7 @@ def _read_ranges(folder: Folder, prefixes: Sequence[int], num_parts: int) -> Row
     rows = rows[np.isin(rows["prefix"], np.asarray(prefixes))]
     try:
         for name in ("part", "offset", "size", "row", "rows"):
-            check_range(name, rows[name], 0, num_parts - 1 if name == "part" else _MOST)
+            check_range(name, rows[name], 0, num_parts - 1 if name == "part" else 1 << 62)
     except ValueError as error:
         raise ValueError(f"{path}: {error}; {_REMEDY}") from error
     return rows
@@ -289,7 +302,7 @@ def _find_ranges(rows: Rows) -> Rows:
     """One row for each prefix that a part holds, of all rows of a group."""
     if not len(rows):
         return np.zeros(0, PREFIX_DTYPE)
-    keys = _prefixes(rows) << 32 | rows["file"]
+    keys = (rows["high"] >> np.uint64(64 - PREFIX_BITS)).astype(np.int64) << 32 | rows["file"]
     order = np.lexsort((rows["offset"], keys))
     keys, rows = keys[order], rows[order]
     starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))

@@ -1,10 +1,9 @@
 """Token parts: encoded documents on disk between the tokens job and the shards job, sorted by document id.
 
-A bucket is a range of ids, so it is one contiguous range of every part. A part is three files:
-`NAME.tokens` holds the documents, each behind a header with its own checksum, `NAME.index` one
-small row a document, so that counting distinct documents and finding ranges never reads the tokens,
-and `NAME.places` where they come from (pipeline.tokens.provenance). Where near-duplicates are
-looked for, `NAME.signatures` holds what they are found by (pipeline.tokens.near_duplicates).
+A bucket is a range of ids, so it is one contiguous range of every part. Of a part, `NAME.tokens`
+holds the documents, each behind a header with its own checksum, `NAME.index` one small row a
+document, and `NAME.places` where they come from (pipeline.tokens.provenance). Where near-duplicates
+are looked for, `NAME.signatures` has what they are found by (pipeline.tokens.near_duplicates).
 """
 
 import struct
@@ -22,6 +21,7 @@ LAYOUT = 4
 """Version of the layout of these files, told in the settings of their folder: parts of another layout are refused."""
 
 ID_BYTES = 16
+_REMEDY = "delete the folder of token parts"
 _CHECKSUM = struct.Struct("<I")  # of all that follows it in the document's record
 _HEADER = struct.Struct("<16sB3x3I")  # id, source, cleaned bytes, sentences, tokens
 LENGTH_DTYPE = np.dtype("<u2")
@@ -46,14 +46,11 @@ class TokenizedDocument:
 
     Attributes:
         id: 16 bytes, blake2b-128 of the cleaned text.
-        cleaned_bytes: Size of the cleaned text in UTF-8.
+        cleaned_bytes: Of the text in UTF-8.
         sentence_lengths: [S] uint16, tokens of each sentence, each at least 1.
         tokens: [T] uint16 or uint32, all sentences end to end.
-        source: Number of its source.
-        where: Its place in the input; not among the tokens, but in a file of its own
-            (pipeline.tokens.provenance).
-        signature: What near-duplicates are found by, in a file of its own; empty where they are not
-            looked for.
+        where: Its place in the input.
+        signature: What near-duplicates are found by; empty where they are not looked for.
         crc32: Checksum of its record, of documents that were read from one.
     """
 
@@ -74,13 +71,9 @@ def pack_documents(documents: Sequence[TokenizedDocument]) -> tuple[bytes, bytes
     position = 0
     for document in sorted(documents, key=lambda document: document.id):
         record = _pack_document(document)
-        high, low = split_id(document.id)
-        sentences, tokens = len(document.sentence_lengths), len(document.tokens)
-        size, source = len(record), document.source
-        (crc32,) = _CHECKSUM.unpack_from(record)
-        rows.append(
-            (high, low, position, size, document.cleaned_bytes, sentences, tokens, source, crc32)
-        )
+        sizes = document.cleaned_bytes, len(document.sentence_lengths), len(document.tokens)
+        place = *split_id(document.id), position, len(record)
+        rows.append((*place, *sizes, document.source, *_CHECKSUM.unpack_from(record)))
         chunks.append(record)
         position += len(record)
     index = np.array(rows, INDEX_DTYPE)
@@ -95,27 +88,19 @@ def unpack_documents(
     Raises:
         ValueError: A checksum does not fit, or the range ends inside a document.
     """
-    view = memoryview(data)
-    position = 0
-    dtype = np.dtype(token_dtype)
-    item = dtype.itemsize
+    view, position, dtype = memoryview(data), 0, np.dtype(token_dtype)
     while position < len(view):
         start = position + _CHECKSUM.size
         position = start + _HEADER.size
         if position > len(view):
-            raise ValueError(
-                f"{where}: ends inside the header of a document; delete the folder of token parts"
-            )
-        document_id, source, cleaned_bytes, num_sentences, num_tokens = _HEADER.unpack_from(
-            view, start
-        )
+            raise ValueError(f"{where}: ends inside the header of a document; {_REMEDY}")
+        header = _HEADER.unpack_from(view, start)
+        document_id, source, cleaned_bytes, num_sentences, num_tokens = header
         middle = position + num_sentences * LENGTH_DTYPE.itemsize
-        end = middle + num_tokens * item
+        end = middle + num_tokens * dtype.itemsize
         (crc,) = _CHECKSUM.unpack_from(view, start - _CHECKSUM.size)
         if end > len(view) or zlib.crc32(view[start:end]) != crc:
-            raise ValueError(
-                f"{where}: document {document_id.hex()} is damaged; delete the folder of token parts"
-            )
+            raise ValueError(f"{where}: document {document_id.hex()} is damaged; {_REMEDY}")
         lengths = np.frombuffer(data, LENGTH_DTYPE, num_sentences, position)
         tokens = np.frombuffer(data, dtype, num_tokens, middle)
         yield TokenizedDocument(document_id, cleaned_bytes, lengths, tokens, source, crc32=crc)
@@ -134,11 +119,9 @@ def join_id(high: int, low: int) -> bytes:
 
 def _pack_document(document: TokenizedDocument) -> bytes:
     lengths = np.ascontiguousarray(document.sentence_lengths, LENGTH_DTYPE)
-    assert int(lengths.sum(dtype=np.int64)) == len(document.tokens), (
-        "sentence lengths do not add up to the tokens"
-    )
-    header = _HEADER.pack(
-        document.id, document.source, document.cleaned_bytes, len(lengths), len(document.tokens)
-    )
+    num_tokens = len(document.tokens)
+    assert int(lengths.sum(dtype=np.int64)) == num_tokens, "sentences do not add up to the tokens"
+    size = document.cleaned_bytes
+    header = _HEADER.pack(document.id, document.source, size, len(lengths), num_tokens)
     record = header + lengths.tobytes() + np.ascontiguousarray(document.tokens).tobytes()
     return _CHECKSUM.pack(zlib.crc32(record)) + record

@@ -35,9 +35,7 @@ PackedCounts = tuple[bytes, bytes]
 def sample_bits(text_bytes: int) -> int:
     """Number k of which the sample is 2^-k of the text: the smallest for which that is at most MAX_SAMPLE_BYTES.
 
-    It follows from the input's text bytes (compressed files count as estimated), which do not
-    depend on how it is cut into parts. A power of two, so that recompressing a file seldom changes
-    it.
+    A power of two of the input's text bytes, so that recompressing a file seldom changes it.
     """
     return (max(1, -(-text_bytes // MAX_SAMPLE_BYTES)) - 1).bit_length()
 
@@ -74,12 +72,12 @@ def sample_documents(
     """
     num_bits = bits_of.get(documents.part, 0)
     assert 0 <= num_bits <= 64, f"a sample of 2^-{num_bits} of the documents"
-    kept = [
-        document
-        for document in documents.documents
-        if _starts_with_ones(document_id(document.text), num_bits)
-    ]
-    return documents.replace(kept, {})
+    ones = (1 << num_bits) - 1
+
+    def is_chosen(document: Document) -> bool:
+        return int.from_bytes(document_id(document.text)[:8], "big") >> (64 - num_bits) == ones
+
+    return documents.replace(list(filter(is_chosen, documents.documents)), {})
 
 
 def count_list(
@@ -88,10 +86,10 @@ def count_list(
     """Counts of a list's words, times its source's factor, by bucket; buckets without any word are left out."""
     factor = factors[documents.source]
     buckets: dict[int, dict[str, int]] = {}
-    for word, count in count_words(
-        (document.text for document in documents.documents), lower_case
-    ).items():
-        buckets.setdefault(_bucket_of(word), {})[word] = count * factor
+    texts = (document.text for document in documents.documents)
+    for word, count in count_words(texts, lower_case).items():
+        bucket = zlib.crc32(word.encode()) % NUM_WORD_BUCKETS
+        buckets.setdefault(bucket, {})[word] = count * factor
     for bucket, counts in sorted(buckets.items()):
         yield bucket, pack_counts(counts)
 
@@ -105,20 +103,14 @@ def pack_counts(counts: Mapping[str, int]) -> PackedCounts:
 
 def unpack_counts(packed: PackedCounts) -> dict[str, int]:
     """The counts that `pack_counts` packed."""
-    words, numbers = packed
-    return dict(
-        zip(words.decode().split("\n")[:-1], np.frombuffer(numbers, "<i8").tolist(), strict=True)
-    )
+    words, numbers = packed[0].decode().split("\n")[:-1], np.frombuffer(packed[1], "<i8")
+    return dict(zip(words, numbers.tolist(), strict=True))
 
 
 def counts_table(packed: PackedCounts) -> bytes:
     """A Parquet file of columns word and count."""
-    words, numbers = packed
-    columns = [
-        pa.array(words.decode().split("\n")[:-1], pa.string()),
-        pa.array(np.frombuffer(numbers, "<i8")),
-    ]
-    return _write_table(pa.table(columns, schema=_SCHEMA))
+    words, numbers = packed[0].decode().split("\n")[:-1], np.frombuffer(packed[1], "<i8")
+    return _write_table(pa.table({"word": words, "count": numbers}, schema=_SCHEMA))
 
 
 def join_tables(folder: Folder, names: Sequence[str]) -> bytes:
@@ -133,14 +125,6 @@ def read_commonest(data: bytes) -> tuple[list[str], list[int]]:
     order = np.argsort(-table["count"].to_numpy(), kind="stable")[:MAX_LEARNED_WORDS]
     kept = table.take(np.sort(order))
     return kept["word"].to_pylist(), kept["count"].to_pylist()
-
-
-def _starts_with_ones(document: bytes, num_bits: int) -> bool:
-    return int.from_bytes(document[:8], "big") >> (64 - num_bits) == (1 << num_bits) - 1
-
-
-def _bucket_of(word: str) -> int:
-    return zlib.crc32(word.encode()) % NUM_WORD_BUCKETS
 
 
 def _read_table(data: bytes) -> pa.Table:

@@ -26,8 +26,7 @@ from pipeline.tokens.dropped_ids import (
     reason_numbers,
 )
 from pipeline.tokens.grouped_rows import NUM_GROUPS, pack_rows, read_groups, write_groups
-from pipeline.tokens.index_rows import iterate_index, open_index
-from pipeline.tokens.token_index import build_index, read_bucket
+from pipeline.tokens.token_index import build_index, iterate_index, open_index, read_bucket
 from pipeline.tokens.token_parts import TokenizedDocument, pack_documents
 from tests.pipeline.similar_texts import make_text, oracle
 

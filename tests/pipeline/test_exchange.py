@@ -32,8 +32,7 @@ from pipeline.shards.seal import NOTHING
 from pipeline.storage.folder import Folder
 from pipeline.tokens.bucket_seals import BucketContents, BucketSums
 from pipeline.tokens.buckets import plan_buckets
-from pipeline.tokens.index_rows import iterate_kept, open_index
-from pipeline.tokens.token_index import build_index, read_bucket
+from pipeline.tokens.token_index import build_index, iterate_kept, open_index, read_bucket
 from pipeline.tokens.token_parts import TokenizedDocument, pack_documents, unpack_documents
 from tests.counting import empty_store
 

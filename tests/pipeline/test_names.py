@@ -105,7 +105,7 @@ def test_an_index_that_points_outside_is_refused(tmp_path, column, value, how):
     row = {"prefix": 5, "part": 0, "offset": 0, "size": 10, "row": 0, "rows": 1, column: value}
     write_index(tmp_path, [row])
     place, names = Folder(str(tmp_path)), ["a-00000"]
-    bucket = plan_buckets(1, None)[0]
+    bucket = plan_buckets(1, b"")[0]
     read = {
         "row": lambda: find_prefix_rows(place, names, [5]),
         "bucket": lambda: list(read_bucket(place, names, bucket, np.uint16)),

@@ -37,7 +37,7 @@ from pipeline.stages.build_tokens import read_store
 from pipeline.storage.folder import Folder
 from pipeline.tokens.bucket_seals import BucketContents, BucketFinder, BucketSums, total_seal
 from pipeline.tokens.held_out import choose_held_out, split_ids
-from pipeline.tokens.index_rows import iterate_kept, open_index
+from pipeline.tokens.token_index import iterate_kept, open_index
 from pipeline.tokens.token_parts import pack_documents, unpack_documents
 from tests.datasets import edit_manifest
 from tokenizer.vocab import parse_vocab

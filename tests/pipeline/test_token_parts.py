@@ -13,8 +13,7 @@ from pipeline.storage.folder import Folder
 from pipeline.tokens import grouped_rows
 from pipeline.tokens.buckets import plan_buckets, prefix_of
 from pipeline.tokens.grouped_rows import LocalGroups, pack_rows
-from pipeline.tokens.index_rows import iterate_index, open_index
-from pipeline.tokens.token_index import build_index, read_bucket
+from pipeline.tokens.token_index import build_index, iterate_index, open_index, read_bucket
 from pipeline.tokens.token_parts import (
     INDEX_DTYPE,
     TokenizedDocument,
