@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from trainer.inference.settings import (
     NextSentenceSettings,
 )
 from trainer.preflight.settings import DoctorSettings, PlanSettings
-from trainer.report.settings import ReportSettings
 
 DESCRIPTION = """\
 Trains BERT on datasets made by `python -m pipeline build`. On several GPUs start it with DeepSpeed:
@@ -51,7 +51,7 @@ COMMANDS = {
     ),
     "report": Command(
         summary="write the curves of one or several runs as a page",
-        settings="trainer.report.settings:ReportSettings", function="trainer.cli:report", positionals=("runs",),
+        settings="trainer.cli:ReportSettings", function="trainer.cli:report", positionals=("runs",),
         local=("output",),
     ),
     "export": Command(
@@ -77,6 +77,19 @@ COMMANDS = {
         positionals=("first", "second"),
     ),
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ReportSettings:
+    """Writes the curves of one run, or of several over one another, as a page of its own.
+
+    Attributes:
+        runs: Folders of runs. The curves of each have a colour.
+        output: File of the page; null means report.html in the first run's folder.
+    """
+
+    runs: list[str]
+    output: str | None = None
 
 
 def main(argv: list[str] | None = None) -> int:

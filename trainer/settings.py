@@ -8,7 +8,7 @@ import dataclasses
 import math
 import re
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from trainer.checkpoints.settings import CheckpointSettings
 from trainer.guards.settings import SafetySettings
@@ -278,7 +278,10 @@ class PretrainSettings:
         return [(start, stop) for index, start, stop in rows if index in phases]
 
 
-def resolve(settings: PretrainSettings) -> PretrainSettings:
+Settings = TypeVar("Settings", bound=PretrainSettings)
+
+
+def resolve(settings: Settings) -> Settings:
     """The settings, checked, with all that is given for phases written into them.
 
     Raises:

@@ -95,7 +95,7 @@ def test_one_rank_made_unfit_is_named(data, tmp_path):
     assert "torch is 1.0.0; 1 of 2 ranks have 2." in printed
     assert "cannot read the data; " in printed
     assert "manifest.json" in printed
-    assert "cannot write the output; " in printed
+    assert "cannot write the output, " in printed
     assert "3 finding(s) on 2 rank(s) of 1 node(s)" in printed
 
 

@@ -132,8 +132,6 @@ def data(tmp_path_factory):
     ("ranks", "zero_stage", "optimizer", "micro_tokens", "fullest"),
     [
         (1, 0, "adamw", 1_024, "loss"),
-        (1, 1, "lamb", 256, "end of the backward pass"),
-        (2, 1, "adamw", 256, "end of the backward pass"),
         (2, 2, "lamb", 256, "end of the backward pass"),
     ],
 )

@@ -42,7 +42,7 @@ def make_run(**changes):
         for step in range(2, 101, 2)
     ]
     fields = {"train": rows, "validation": measured} | changes
-    return ReadRun(name="r", path=Path("r"), events=[], facts={}, config={}, problems=[], **fields)
+    return ReadRun(name="r", path=Path("r"), events=[], facts={}, problems=[], **fields)
 
 
 def metadata(card):

@@ -15,6 +15,7 @@ from trainer.engine.train_step import forward_sums
 from trainer.model.bert import BertForPreTraining, build_model
 from trainer.model.config import ModelSettings, preset
 from trainer.model.flops import Lengths, num_parameters, training_flops
+from trainer.order.source import one_dataset
 from trainer.preflight.plan import describe_plan, measure_lengths, plan_phase
 from trainer.preflight.settings import PlanSettings
 from trainer.settings import Phase
@@ -74,13 +75,13 @@ def test_a_phase_of_a_dataset(data):
     phase = Phase(seq_len=32, global_batch=64, steps=100, peak_lr=1e-3)
     config = preset("tiny", vocab_size=dataset.manifest.vocab_size)
     settings = settings_of(world_size=2, gpu="a100", micro_tokens=128)
-    found = plan_phase(phase, config, dataset, settings)
+    found = plan_phase(phase, config, one_dataset(dataset), settings)
     assert found.instances == 6_400
     assert found.instances_a_pass == sum(
         shard.instances for shard in dataset.shards("train", 32, 0)
     )
     assert found.seconds == pytest.approx(100 * 32 * found.flops / (312e12 * 0.4))
-    assert found.flops < plan_phase(phase, config, None, settings).flops  # instances are not full
+    assert found.flops < plan_phase(phase, config, (), settings).flops  # instances are not full
 
 
 def test_memory_is_said_by_name():
@@ -125,6 +126,7 @@ def test_steps_for_epochs(data):
             {"epochs": 40.0, "data": ["somewhere"], "budget_hours": 3.0},
             "leave steps and budget_hours out",
         ),
+        ({"world_size": 0}, "world_size is 0; it must be at least 1"),
         ({"gpu": "cpu"}, "no data sheet is known for a CPU; give --peak_tflops"),
     ],
 )
@@ -140,11 +142,6 @@ def test_a_dataset_without_the_length_is_refused(data):
     )
     with pytest.raises(ValueError, match="no train instances of seq_len 64; the dataset has"):
         list(describe_plan(wrong))
-
-
-def test_a_world_of_no_ranks_is_refused():
-    with pytest.raises(ValueError, match="world_size is 0; give at least 1"):
-        list(describe_plan(settings_of(world_size=0)))
 
 
 @pytest.mark.processes

@@ -1,4 +1,4 @@
-"""`trainer doctor`: every rank looks at its node, and rank 0 prints what was found and what is wrong."""
+"""`trainer doctor`: every rank looks at its node, and rank 0 prints what is there and wrong."""
 
 import contextlib
 import os
@@ -35,6 +35,9 @@ class Findings:
     data: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        return f"rank {self.rank} ({self.host})"
+
 
 def examine(settings: DoctorSettings) -> tuple[str, int]:
     """What to print, which is empty but on rank 0, and every rank's exit code: 1 if one is unfit."""
@@ -53,12 +56,11 @@ def look_around(settings: DoctorSettings, ranks: Ranks) -> Findings:
     """What this rank finds; what cannot be read or written is a fault and not an error."""
     data: list[str] = []
     faults: list[str] = []
-    with _noting(faults, "cannot read the data; mount it or give the credentials on this node too"):
-        data.extend(_read_data(settings))
-    advice = "every rank writes checkpoints, so give it the right to"
-    with _noting(faults, f"cannot write the output; {advice}"):
-        _write_output(Path(settings.output))
     advice = "give the credentials on this node too"
+    with _noting(faults, f"cannot read the data; mount it or {advice}"):
+        data.extend(_read_data(settings))
+    with _noting(faults, "cannot write the output, as every rank must; give it the right to"):
+        _write_output(Path(settings.output))
     with _noting(faults, f"cannot write and delete at --checkpoint.url; {advice}"):
         _write_url(settings)
     device = device_name(ranks.device)
@@ -76,12 +78,10 @@ def _noting(faults: list[str], what: str) -> Iterator[None]:
 def find_wrong(found: Sequence[Findings]) -> Iterator[str]:
     """A line for every fault, and for every rank that differs from what most ranks have."""
     for each in found:
-        yield from (_name(each, fault) for fault in each.faults)
-    names = sorted({name for each in found for name in each.software})
-    tables = {name: [each.software.get(name, "none") for each in found] for name in names}
-    tables["device"] = [each.device for each in found]
-    for name, values in tables.items():
-        yield from _find_others(found, name, values)
+        yield from (f"{each}: {fault}" for fault in each.faults)
+    for name in sorted({name for each in found for name in each.software}):
+        yield from _find_others(found, name, [each.software.get(name, "none") for each in found])
+    yield from _find_others(found, "device", [each.device for each in found])
     readers = [each for each in found if each.data]
     hashes = [", ".join(each.data) for each in readers]
     yield from _find_others(readers, "root hash of the data", hashes)
@@ -106,11 +106,7 @@ def _find_others(found: Sequence[Findings], name: str, values: Sequence[str]) ->
     for usual, count in Counter(values).most_common(1):
         for each, value in zip(found, values, strict=True):
             if value != usual:
-                yield _name(each, f"{name} is {value}; {count} of {len(found)} ranks have {usual}")
-
-
-def _name(each: Findings, what: str) -> str:
-    return f"rank {each.rank} ({each.host}): {what}"
+                yield f"{each}: {name} is {value}; {count} of {len(found)} ranks have {usual}"
 
 
 def _versions() -> dict[str, str]:
@@ -153,7 +149,7 @@ def _write_url(settings: DoctorSettings) -> None:
 
 
 def _time_all_reduce(ranks: Ranks) -> float:
-    """Seconds of the quickest of some all-reduces; the first, which opens connections, does not count."""
+    """Seconds of the quickest of some all-reduces, but the first, which opens connections."""
     num_bytes = _GPU_BYTES if ranks.device.type == "cuda" else _CPU_BYTES
     payload = torch.zeros(num_bytes // 4, device=ranks.device)
     found = []

@@ -9,8 +9,7 @@ With P parameters of 4 bytes each in fp32 and N ranks, a rank holds
     checkpoint copies  on the host: what rank 0 writes, made before the first step and kept
 
 and the most of loss, head, end of the backward pass, reduction and update on top. Bytes of tensors
-are exact but for alignment (tests/trainer/test_memory.py counts them); the process and CUDA itself
-come on top.
+are exact but for alignment (tests/trainer/test_memory.py counts them).
 """
 
 from dataclasses import dataclass
@@ -26,20 +25,10 @@ _FP32 = 4
 
 @dataclass(frozen=True)
 class Case:
-    """What the memory of a rank depends on.
+    """What the memory of a rank depends on: sizes, and what of a step is kept.
 
-    Attributes:
-        config: Sizes of the model.
-        ranks: How many ranks the run has.
-        zero_stage: The stage of ZeRO, 0 to 3.
-        optimizer: The optimizer, adamw or lamb.
-        precision: The precision, fp32 or bf16.
-        micro_tokens: The most tokens of a micro-batch.
-        seq_len: The longest length; attention on a CPU keeps its matrix.
-        micro_batches: Micro-batches of a step on one rank; all but the last leave gradients.
-        recomputes: Whether activations are checkpointed.
-        is_compiled: Whether the loss is compiled, which makes no copy of the logits in fp32.
-        is_cpu: Whether the model is on the CPU, beside the copies for checkpoints.
+    Of several micro-batches all but the last leave gradients. Attention on a CPU keeps its matrix,
+    whose side is seq_len; there copies for checkpoints lie beside the model.
     """
 
     config: BertConfig
@@ -73,6 +62,18 @@ class Case:
     def sums_apart(self) -> bool:
         """Whether gradients go into the sums that are held, as they come."""
         return self.precision == "bf16" and self.zero_stage == 1
+
+    @property
+    def earlier(self) -> float:
+        """Bytes of the gradients that the micro-batches before have left."""
+        if self.micro_batches == 1 or self.sums_apart:
+            return 0.0
+        return self.part if self.zero_stage >= 2 else self.whole
+
+    @property
+    def tied(self) -> int:
+        """Bytes of a gradient of the embedding, which is the decoder too."""
+        return self.value_bytes * self.config.vocab_size * self.config.hidden_size
 
 
 class Memory(NamedTuple):
@@ -138,28 +139,15 @@ def activation_bytes(case: Case) -> int:
 
 
 def _passes(case: Case) -> dict[str, dict[str, float]]:
-    """The loss, with logits three times or compiled twice; and the head's backward pass.
-
-    Gradients are those of the micro-batches before, under ZeRO-2 this rank's part of them.
-    """
+    """The loss, with logits three times or compiled twice; and the head's backward pass."""
     masked = 1.0 if case.config.is_causal else MASKED_SHARE
     logit = case.value_bytes if case.is_compiled else _FP32  # plain passes copy logits to fp32
     logits = logit * case.config.vocab_size * masked * case.micro_tokens
-    passed = {"activations": activation_bytes(case), "gradients": _earlier(case)}
+    passed = {"activations": activation_bytes(case), "gradients": case.earlier}
     return {
         "loss": {**passed, "logits": (2 if case.is_compiled else 3) * logits},
-        "head": {**passed, "logits": logits, "gradient of the embedding": _tied(case)},
+        "head": {**passed, "logits": logits, "gradient of the embedding": case.tied},
     }
-
-
-def _earlier(case: Case) -> float:
-    if case.micro_batches == 1 or case.sums_apart:
-        return 0.0
-    return case.part if case.zero_stage >= 2 else case.whole
-
-
-def _tied(case: Case) -> int:
-    return case.value_bytes * case.config.vocab_size * case.config.hidden_size
 
 
 def _reduction(case: Case) -> dict[str, dict[str, float]]:
@@ -172,18 +160,14 @@ def _reduction(case: Case) -> dict[str, dict[str, float]]:
     config, count = case.config, num_parameters(case.config)
     bucket = _FP32 * bucket_elements(count, config.vocab_size * config.hidden_size)
     times = 3 if case.micro_batches > 1 or case.zero_stage >= 2 else 2
-    end = {"gradient of the embedding": times * _tied(case)}
-    if case.zero_stage < 2:
-        gradients = {"gradients": 0.0 if case.sums_apart else case.whole}
-        return {
-            "end of the backward pass": gradients | end,
-            "reduction": gradients | {"buckets": bucket},
-        }
-    # All gradients in one bucket are reduced at the end only.
-    gradients = {"gradients": _earlier(case) + (case.part if count > LARGEST_BUCKET else 0)}
+    gradients, buckets = (0.0 if case.sums_apart else case.whole), (0, bucket)
+    if case.zero_stage >= 2:  # all gradients in one bucket are reduced at the end only
+        gradients = case.earlier + (case.part if count > LARGEST_BUCKET else 0)
+        buckets = (bucket, 2 * bucket)
+    end = {"gradients": gradients, "buckets": buckets[0]}
     return {
-        "end of the backward pass": gradients | {"buckets": bucket} | end,
-        "reduction": gradients | {"buckets": 2 * bucket},
+        "end of the backward pass": end | {"gradient of the embedding": times * case.tied},
+        "reduction": {"gradients": gradients, "buckets": buckets[1]},
     }
 
 

@@ -6,11 +6,12 @@ Everything follows from formulas, the dataset's manifest and its first block; no
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from pipeline.shards.block import Block
-from pipeline.shards.dataset import Dataset, read_block
+from pipeline.shards.dataset import read_block
 from pipeline.storage.folder import parse_storage_options
 from trainer.model.config import BertConfig
 from trainer.model.flops import Lengths, num_parameters, training_flops
@@ -18,7 +19,7 @@ from trainer.order.source import Mixture, open_mixture
 from trainer.preflight.memory import MASKED_SHARE, Case, count_memory
 from trainer.preflight.settings import PlanSettings
 from trainer.process.gpus import GPUS
-from trainer.runs.epochs import lengthen_phases, main_of
+from trainer.runs.epochs import instances_a_pass, lengthen_phases, main_of
 from trainer.settings import Phase, resolve
 
 MFU = 0.4
@@ -30,25 +31,19 @@ _DEFAULT_VOCAB_SIZE = 30_522
 
 @dataclass(frozen=True)
 class PhasePlan:
-    """One phase.
+    """One phase, by means over the dataset's instances, or by full ones where there is no dataset.
 
-    Attributes:
-        phase: The phase as configured.
-        lengths: Means over the dataset's instances, or full ones where no dataset is given.
-        stored_bytes: Bytes of an instance in the dataset; 0 without one.
-        instances_a_pass: Train instances until one pass is through; 0 without a dataset.
-        passes: How many passes the dataset has; 0 without one.
-        flops: Floating point operations of one instance.
-        step_seconds: The least seconds of a step, of its mathematics alone.
+    Without one an instance has no stored bytes, and passes are unknown: 0. A step's seconds are the
+    least, those of its mathematics, and its flops those of one instance.
     """
 
     phase: Phase
     lengths: Lengths
-    stored_bytes: float
-    instances_a_pass: int
-    passes: int
     flops: float
     step_seconds: float
+    stored_bytes: float = 0.0
+    instances_a_pass: int = 0
+    passes: int = 0
 
     @property
     def instances(self) -> int:
@@ -68,39 +63,31 @@ class PhasePlan:
 
 def plan_phases(settings: PlanSettings, config: BertConfig, mixture: Mixture) -> list[PhasePlan]:
     """All phases, with steps for the epochs that are asked for, where they are."""
-    main, share = main_of(mixture) if mixture else (None, 1.0)
-    dataset = main.dataset if main else None
-    phases = [plan_phase(phase, config, dataset, settings, share) for phase in settings.phases]
-    longer = lengthen_phases(settings, [each.instances_a_pass for each in phases])
-    return [replace(each, phase=phase) for each, phase in zip(phases, longer, strict=True)]
+    a_pass = [instances_a_pass(mixture, phase.seq_len) for phase in settings.phases if mixture]
+    longer = lengthen_phases(settings, a_pass)
+    return [plan_phase(phase, config, mixture, settings) for phase in longer]
 
 
 def plan_phase(
-    phase: Phase,
-    config: BertConfig,
-    dataset: Dataset | None,
-    settings: PlanSettings,
-    share: float = 1.0,
+    phase: Phase, config: BertConfig, mixture: Mixture, settings: PlanSettings
 ) -> PhasePlan:
-    """One phase, from a dataset's totals and first block, or from full instances.
-
-    The share is that of the phase's instances which come from the dataset.
-    """
+    """One phase, from the main dataset's totals and first block, or from full instances."""
     masked = phase.seq_len - 1 if config.is_causal else phase.seq_len * MASKED_SHARE
-    lengths, stored, a_pass, passes = Lengths(phase.seq_len, phase.seq_len**2, masked), 0.0, 0, 0
-    if dataset is not None:
-        passes = dataset.num_passes("train", phase.seq_len)
+    lengths, known = Lengths(phase.seq_len, phase.seq_len**2, masked), dict[str, Any]()
+    if mixture:
+        dataset = main_of(mixture)[0].dataset
         shards = dataset.shards("train", phase.seq_len, 0)
-        a_pass = sum(shard.instances for shard in shards)
-        stored = sum(shard.num_bytes for shard in shards) / a_pass
+        stored = sum(each.num_bytes for each in shards) / sum(each.instances for each in shards)
+        a_pass = instances_a_pass(mixture, phase.seq_len)
+        passes = dataset.num_passes("train", phase.seq_len)
+        known = {"stored_bytes": stored, "instances_a_pass": a_pass, "passes": passes}
         lengths = measure_lengths(read_block(dataset, shards[0], 0))
         if config.is_causal:
             lengths = replace(lengths, masked=lengths.tokens - 1)
     flops = training_flops(config, lengths)
     again = _RECOMPUTED if settings.activation_checkpointing else 1.0
     of_rank = phase.global_batch / settings.world_size * flops * again
-    seconds = of_rank / (peak_tflops(settings) * 1e12 * MFU)
-    return PhasePlan(phase, lengths, stored, round(a_pass / share), passes, flops, seconds)
+    return PhasePlan(phase, lengths, flops, of_rank / (settings.tflops * 1e12 * MFU), **known)
 
 
 def measure_lengths(block: Block) -> Lengths:
@@ -136,72 +123,55 @@ def checkpoint_bytes(parameters: int, precision: str) -> int:
     return ((2 if precision == "bf16" else 4) + 12) * parameters
 
 
-def peak_tflops(settings: PlanSettings) -> float:
-    """TFLOP/s that were given, or those of the GPU's data sheet."""
-    return settings.peak_tflops or GPUS[settings.gpu].tflops
-
-
 def describe_plan(settings: PlanSettings) -> Iterator[str]:
     """The plan as lines for a person.
 
     Raises:
         ValueError: Settings that do not fit each other or the dataset.
     """
-    settings = _check(settings)
-    options = parse_storage_options(settings.storage_options)
-    mixture = open_mixture(settings.data, options) if settings.data else ()
+    settings = resolve(settings)
+    mixture: Mixture = ()
+    if settings.data:
+        mixture = open_mixture(settings.data, parse_storage_options(settings.storage_options))
     main, share = main_of(mixture) if mixture else (None, 1.0)
-    config = settings.model_config(
-        main.dataset.manifest.vocab_size if main else _DEFAULT_VOCAB_SIZE
-    )
-    phases = plan_phases(settings, config, mixture)
-    parameters = num_parameters(config)
-    yield f"{settings.model.preset}: {parameters:,} parameters; {settings.world_size} x {settings.gpu}"
+    vocab_size = main.dataset.manifest.vocab_size if main else _DEFAULT_VOCAB_SIZE
+    config = settings.model_config(vocab_size)
+    phases, size = plan_phases(settings, config, mixture), num_parameters(config)
+    yield f"{settings.model.preset}: {size:,} parameters; {settings.world_size} x {settings.gpu}"
     if main and len(mixture) > 1:
         yield f"lengths, sizes and epochs are those of {main.name}, {share:.0%} of the mixture"
     if main is None:
-        yield "no --data: every instance counts as full, 15 % of it masked, which is the most there can be"
+        yield "no --data: every instance counts as full, 15 % of it masked, the most there can be"
+    yield from _describe_time(settings, phases)
+    yield from _describe_memory(settings, config, phases)
+    gigabytes, kept = checkpoint_bytes(size, settings.precision) / 1e9, settings.checkpoint.keep
+    yield f"checkpoints: {gigabytes:.2f} GB each, {kept or 'all'} kept"
+    yield from _describe_reading(settings, phases)
+
+
+def _describe_time(settings: PlanSettings, phases: Sequence[PhasePlan]) -> Iterator[str]:
     yield "phase  length      steps      instances           tokens   epochs  PFLOP/step      hours"
-    yield from (_format_phase(index, each) for index, each in enumerate(phases))
-    if settings.epochs is not None:
+    for index, each in enumerate(phases):
+        a_pass, a_step = each.instances_a_pass, each.phase.global_batch * each.flops / 1e15
+        yield (
+            f"{index:5}  {each.phase.seq_len:6}  {each.phase.steps:9,}  {each.instances:13,}"
+            f"  {each.tokens:15,.0f}  {f'{each.instances / a_pass:8.1f}' if a_pass else '       ?'}"
+            f"  {a_step:10,.3f}  {_hours(each.seconds):>9}"
+        )
+    if (epochs := settings.epochs) is not None:
         steps = " ".join(str(each.phase.steps) for each in phases)
-        yield f"steps are those of {settings.epochs:g} epochs: pretrain --epochs {settings.epochs:g}, or --steps {steps}"
-    if settings.budget_hours is not None:
-        yield f"steps are shares of the budget of {settings.budget_hours:g} hours, which decides how many are made"
+        flags = f"pretrain --epochs {epochs:g}, or --steps {steps}"
+        yield f"steps are those of {epochs:g} epochs: {flags}"
+    if (hours := settings.budget_hours) is not None:
+        yield f"steps are shares of the budget of {hours:g} hours, which decides how many are made"
     seconds, tokens = sum(each.seconds for each in phases), sum(each.tokens for each in phases)
     yield (
         f"time: at least {_hours(seconds)} hours, {_hours(seconds * settings.world_size)} GPU hours;"
         f" {tokens:,.0f} tokens, {tokens / seconds:,.0f} a second"
     )
     yield (
-        f"      at {MFU:.0%} of {peak_tflops(settings):,g} TFLOP/s a GPU; no GPU has measured this yet; kernels'"
-        " starts, exchange, updates, checkpoints and validation come on top"
-    )
-    yield from _describe_memory(settings, config, phases)
-    size, count = checkpoint_bytes(parameters, settings.precision), settings.checkpoint.keep
-    yield f"checkpoints: {size / 1e9:.2f} GB each, {count or 'all'} kept"
-    yield from _describe_reading(settings, phases)
-
-
-def _check(settings: PlanSettings) -> PlanSettings:
-    if settings.world_size < 1:
-        raise ValueError(f"world_size is {settings.world_size}; give at least 1")
-    if settings.gpu == "cpu" and settings.peak_tflops is None:
-        raise ValueError(
-            "no data sheet is known for a CPU; give --peak_tflops, what one rank reaches in large products"
-        )
-    resolved = resolve(settings)
-    assert isinstance(resolved, PlanSettings)
-    return resolved
-
-
-def _format_phase(index: int, each: PhasePlan) -> str:
-    a_pass = each.instances_a_pass
-    epochs = f"{each.instances / a_pass:8.1f}" if a_pass else "       ?"
-    step = each.phase.global_batch * each.flops / 1e15
-    return (
-        f"{index:5}  {each.phase.seq_len:6}  {each.phase.steps:9,}  {each.instances:13,}  {each.tokens:15,.0f}"
-        f"  {epochs}  {step:10,.3f}  {_hours(each.seconds):>9}"
+        f"      at {MFU:.0%} of {settings.tflops:,g} TFLOP/s a GPU; no GPU has measured this yet;"
+        " kernels' starts, exchange, updates, checkpoints and validation come on top"
     )
 
 
@@ -218,11 +188,9 @@ def _describe_memory(
         if {(settings.precision, stage), (settings.optimizer.name, stage)} & refused:
             continue
         found = count_memory(memory_case(settings, config, phases, stage))
-        held = sum(found.held.values())
-        sizes = "{:7.2f} {:10.2f} {:8.2f}".format(
-            *(each / 1e9 for each in (held, found.total - held, found.total))
-        )
-        yield f"  {stage:4} {sizes}{'  <- zero_stage' if stage == settings.zero_stage else ''}"
+        held, total = sum(found.held.values()) / 1e9, found.total / 1e9
+        chosen = "  <- zero_stage" if stage == settings.zero_stage else ""
+        yield f"  {stage:4} {held:7.2f} {total - held:10.2f} {total:8.2f}{chosen}"
     found = count_memory(memory_case(settings, config, phases, settings.zero_stage))
     yield f"  held: {_terms(found.held)}"
     yield f"  in a step, fullest in its {found.fullest}: {_terms(found.moments[found.fullest])}"
@@ -236,17 +204,19 @@ def _describe_reading(settings: PlanSettings, phases: Sequence[PhasePlan]) -> It
     for index, each in enumerate(phases):
         if not each.stored_bytes:
             continue
-        length, needed = each.phase.seq_len, -(-each.instances // each.instances_a_pass)
+        length, passes = each.phase.seq_len, each.passes
+        needed = -(-each.instances // each.instances_a_pass)
         rate = each.instances / each.seconds * each.stored_bytes / 1e6
         yield (
-            f"reading L{length}: {rate:,.1f} MB/s by all ranks, {rate / settings.world_size:,.2f} MB/s"
-            f" each; {each.stored_bytes:,.0f} bytes an instance"
+            f"reading L{length}: {rate:,.1f} MB/s by all ranks, {rate / settings.world_size:,.2f}"
+            f" MB/s each; {each.stored_bytes:,.0f} bytes an instance"
         )
-        if needed < each.passes:
-            yield f"warning: phase {index} reads {needed} of the {each.passes} passes of L{length}; more are not needed"
-        if needed > each.passes:
-            times = needed / each.passes
-            yield f"warning: phase {index} reads the {each.passes} pass(es) of L{length} {times:.1f} times over"
+        if needed < passes:
+            more = f"{needed} of the {passes} passes of L{length}; more are not needed"
+            yield f"warning: phase {index} reads {more}"
+        if needed > passes:
+            times = f"{needed / passes:.1f} times over"
+            yield f"warning: phase {index} reads the {passes} pass(es) of L{length} {times}"
 
 
 def _hours(seconds: float) -> str:

@@ -155,7 +155,7 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
     recorder = Recorder()
     with together(ranks):
         if ranks.rank == 0:
-            recorder = open_recorder(folder, settings, position.step, progress.say)
+            recorder = open_recorder(folder, settings, position.step)
     gauge = Gauge(model_config, settings.phases, ranks, settings.peak_tflops)
     if gauge.peak_tflops is None and ranks.device.type == "cuda":
         device = device_name(ranks.device)

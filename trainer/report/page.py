@@ -1,40 +1,29 @@
-"""Runs as one page (page of curves: run.html beside this file): losses, learning rate, speed, validation, data, state."""
+"""Runs as one page (run.html beside this file): losses, rates, speed, validation, data, state."""
 
-import dataclasses
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
 from pipeline.pages.chart import NUM_COLOURS, Curve, Point, draw_chart
 from pipeline.pages.render import format_share, render, short_number
-from trainer.model.config import BertConfig
-from trainer.model.flops import num_parameters
 from trainer.report.read import ReadRun, Row, number
 from trainer.watch.terminal import format_seconds
 
 _MOST_EVENTS = 50
-_NO_SETTING = ("output",)
 
 
 def _small(value: float) -> str:
     return f"{value:.4g}"
 
 
-@dataclass(frozen=True)
-class Chart:
-    """One column of metrics.jsonl, and of its validation rows where they have it.
+class Chart(NamedTuple):
+    """A column of metrics.jsonl, and of its validation rows where they have it.
 
-    Attributes:
-        column: Name of the column.
-        title: For people, with the unit.
-        write: A value as text.
-        from_zero: Whether the axis begins at zero.
-        guess: The column of validation rows that says what a guess without the model reaches.
+    `guess` is the column of validation rows that says what a guess without the model reaches.
     """
 
     column: str
@@ -59,6 +48,7 @@ def render_page(runs: Sequence[ReadRun]) -> str:
     """The whole page; all text from the runs is escaped."""
     drawn = {chart.title: draw(chart, runs) for chart in CHARTS}
     rows = [_summarize(run) for run in runs]
+    events = [(run.name, row["step"], _say(row)) for run in runs for row in run.events]
     return render(
         Path(__file__).with_name("run.html"),
         runs=runs,
@@ -68,10 +58,7 @@ def render_page(runs: Sequence[ReadRun]) -> str:
         summary=rows,
         columns=[name for name in rows[0] if any(row[name] for row in rows)],
         charts={title: chart for title, chart in drawn.items() if chart},
-        settings=_find_differences(runs),
-        events=[(run.name, row["step"], _say(row)) for run in runs for row in run.events][
-            -_MOST_EVENTS:
-        ],
+        events=events[-_MOST_EVENTS:],
     )
 
 
@@ -106,40 +93,16 @@ def _points(rows: Sequence[Row], column: str) -> list[Point]:
 def _describe(run: ReadRun) -> Iterator[str]:
     """What a run is and how far it has come; what its files do not say is left out."""
     yield str(run.path)
-    yield from _describe_model(run)
-    for each in run.datasets:
+    for each in run.facts.get("datasets", ()):
         root_hash = str(each.get("root_hash"))[:16]
         yield f"data: {each.get('name')} at {each.get('url')}, root hash {root_hash}"
-    times = [str(each["time"]) for each in run.launches if "time" in each]
-    if times:
+    if times := [str(launch.get("time")) for launch in run.facts.get("launches", ())]:
         more = f", launched {len(times)} times, last {times[-1]}" if len(times) > 1 else ""
         yield f"started {times[0]}{more}"
     if run.train:
-        step = run.train[-1]["step"]
-        yield f"finished after {step:,} steps" if _is_finished(run) else f"{step:,} steps so far"
-
-
-def _describe_model(run: ReadRun) -> Iterator[str]:
-    """Sizes and number of parameters of the model, where run.json tells them."""
-    names = {field.name for field in dataclasses.fields(BertConfig)}
-    try:
-        found = dict(run.facts["model"])
-        config = BertConfig(**{name: found[name] for name in names & found.keys()})
-        parameters = num_parameters(config)
-    except (KeyError, TypeError, ValueError):
-        return
-    yield (
-        f"model: {config.num_layers} layers of {config.hidden_size}, {config.num_heads} heads, vocabulary of "
-        f"{config.vocab_size:,}: {parameters:,} parameters"
-    )
-
-
-def _is_finished(run: ReadRun) -> bool:
-    target = number(run.config, "validation.stop_at_mlm_accuracy")
-    reached = number(run.validation[-1], "mlm_accuracy") if run.validation else None
-    if target is not None and reached is not None and reached >= target:
-        return True
-    return number(run.train[-1], "eta_seconds") == 0
+        last = run.train[-1]
+        is_finished = number(last, "eta_seconds") == 0
+        yield f"finished after {last['step']:,} steps" if is_finished else f"{last['step']:,} steps"
 
 
 def _summarize(run: ReadRun) -> dict[str, str]:
@@ -177,15 +140,7 @@ def _write(write: Callable[[float], str], values: Sequence[float]) -> str:
     return write(statistics.fmean(values)) if values else ""
 
 
-def _find_differences(runs: Sequence[ReadRun]) -> dict[str, list[Any]]:
-    """The settings that are not the same in all runs, each with its value in every run."""
-    keys = dict.fromkeys(key for run in runs for key in run.config if key not in _NO_SETTING)
-    values = {key: [run.config.get(key) for run in runs] for key in keys}
-    return {key: own for key, own in values.items() if any(each != own[0] for each in own)}
-
-
 def _say(row: Mapping[str, Any]) -> str:
     """A row that is neither a step nor a validation."""
-    return ", ".join(
-        f"{key} {value}" for key, value in row.items() if key not in ("step", "instances")
-    )
+    shown = {key: value for key, value in row.items() if key not in ("step", "instances")}
+    return ", ".join(f"{key} {value}" for key, value in shown.items())

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from trainer.runs.metrics import format_steps, missing_steps
-from trainer.runs.run_folder import RunFolder
+from trainer.runs.json_files import parse_object
+from trainer.runs.run_folder import REMEDY, RunFolder
 
 Row = Mapping[str, Any]
 _MAX_LOSSES = 12
@@ -32,7 +30,6 @@ class ReadRun:
         validation: Rows of measurements, in the same way.
         events: Rows of other kinds, and those of steps that were not taken.
         facts: run.json; empty where it cannot be read.
-        config: Settings by dotted key; empty where they cannot be read.
         problems: What could not be read, for people.
     """
 
@@ -42,38 +39,13 @@ class ReadRun:
     validation: list[Row]
     events: list[Row]
     facts: Mapping[str, Any]
-    config: Mapping[str, Any]
     problems: list[str]
-
-    @property
-    def launches(self) -> list[Mapping[str, Any]]:
-        """What run.json says of each start."""
-        return _mappings(self.facts.get("launches"))
-
-    @property
-    def datasets(self) -> list[Mapping[str, Any]]:
-        """What run.json says of each dataset."""
-        return _mappings(self.facts.get("datasets"))
-
-
-def _mappings(value: Any) -> list[Mapping[str, Any]]:
-    found = value if isinstance(value, list) else []
-    return [each for each in found if each and isinstance(each, dict)]
 
 
 def read_runs(folders: Sequence[str]) -> list[ReadRun]:
-    """The runs in the order given.
-
-    Raises:
-        FileNotFoundError: A folder is missing or holds no run.
-        ValueError: A run is named twice.
-    """
-    paths = [Path(folder) for folder in folders]
-    resolved = [path.resolve() for path in paths]
-    for index, path in enumerate(resolved):
-        if path in resolved[:index]:
-            raise ValueError(f"{paths[index]} is named twice; give every run once")
-    return [_read_run(path, name) for path, name in zip(paths, _names(resolved), strict=True)]
+    """The runs in the order given, each once; a FileNotFoundError where a folder holds no run."""
+    paths = list(dict.fromkeys(Path(folder).resolve() for folder in folders))
+    return [_read_run(path, name) for path, name in zip(paths, _names(paths), strict=True)]
 
 
 def number(row: Row, column: str) -> float | None:
@@ -85,7 +57,7 @@ def number(row: Row, column: str) -> float | None:
 
 
 def choose_losses(run: ReadRun, last_step: int) -> list[list[Any]]:
-    """Step, training loss and validation MLM loss of up to `_MAX_LOSSES` measurements (or steps), evenly chosen."""
+    """Step, training loss and validation MLM loss of up to 12 measurements (or steps), evenly."""
     training = {row["step"]: number(row, "loss") for row in run.train}
     validation = {row["step"]: number(row, "mlm_loss") for row in run.validation}
     steps = [step for step in sorted(validation) or sorted(training) if step <= last_step]
@@ -99,18 +71,6 @@ def choose_losses(run: ReadRun, last_step: int) -> list[list[Any]]:
     return [[step, rounded(training.get(step)), rounded(validation.get(step))] for step in steps]
 
 
-def flatten(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves of nested mappings and lists of mappings by dotted key."""
-    if isinstance(values, dict):
-        for key, value in values.items():
-            yield from flatten(value, f"{prefix}.{key}" if prefix else str(key))
-    elif isinstance(values, list) and any(isinstance(value, dict) for value in values):
-        for index, value in enumerate(values):
-            yield from flatten(value, f"{prefix}.{index}")
-    else:
-        yield prefix, values
-
-
 def _names(paths: Sequence[Path]) -> list[str]:
     """The shortest ends of the paths that differ from each other."""
     for length in range(1, max(len(path.parts) for path in paths) + 1):
@@ -121,47 +81,22 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 
 def _read_run(path: Path, name: str) -> ReadRun:
-    folder = RunFolder(path)
+    folder, problems, facts = RunFolder(path), list[str](), dict[str, Any]()
     if not folder.facts.is_file() and not folder.metrics.is_file():
         found = "is no folder" if not path.is_dir() else "holds neither run.json nor metrics.jsonl"
         raise FileNotFoundError(f"{path} {found}; give the --output of a pretrain command")
-    problems: list[str] = []
-    facts = _parse(folder.facts, json.loads, problems)
-    config = dict(flatten(_parse(folder.config, yaml.safe_load, problems)))
+    try:
+        facts = parse_object(folder.facts.read_bytes(), str(folder.facts), REMEDY)
+    except (OSError, ValueError) as error:
+        problems.append(str(error))
     rows = list(_rows(folder.metrics, problems))
-    train = _each_step_once([row for row in rows if row.get("split") == "train"], problems)
-    validation = _each_step_once([row for row in rows if row.get("split") == "validation"], [])
+    train = [row for row in rows if row.get("split") == "train"]
+    validation = [row for row in rows if row.get("split") == "validation"]
     events = [row for row in rows if row.get("split") not in ("train", "validation")]
     events += _rows(folder.anomalies, problems)
-    last = max(_last_saved(folder), train[-1]["step"] if train else 0)
-    if missing := missing_steps((row["step"] for row in train), last):
-        lost = format_steps(missing)
-        problems.append(f"metrics.jsonl lacks the rows of {lost}: it was cut or edited")
-    elif not train:
+    if not train:
         problems.append("metrics.jsonl has no step yet")
-    return ReadRun(name, path, train, validation, events, facts, config, problems)
-
-
-def _last_saved(folder: RunFolder) -> int:
-    """Step of the newest checkpoint."""
-    names = [
-        path.parent.name.removeprefix("step-")
-        for path in folder.checkpoints.glob("step-*/COMMITTED")
-    ]
-    return max((int(name) for name in names if name.isdecimal()), default=0)
-
-
-def _parse(path: Path, parse: Any, problems: list[str]) -> Mapping[str, Any]:
-    try:
-        found = parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        problems.append(f"{path.name} cannot be read: {why}")
-        return {}
-    if isinstance(found, dict):
-        return found
-    problems.append(f"{path.name} holds no mapping")
-    return {}
+    return ReadRun(name, path, _last(train), _last(validation), events, facts, problems)
 
 
 def _rows(path: Path, problems: list[str]) -> Iterator[Row]:
@@ -182,11 +117,6 @@ def _rows(path: Path, problems: list[str]) -> Iterator[Row]:
         problems.append(f"{path.name}: {len(bad)} line(s) are no row: {shown}")
 
 
-def _each_step_once(rows: Sequence[Row], problems: list[str]) -> list[Row]:
+def _last(rows: Sequence[Row]) -> list[Row]:
     """The last row of every step: a run that went back made some of them again."""
-    last = {row["step"]: row for row in rows}
-    if len(last) < len(rows):
-        problems.append(
-            f"{len(rows) - len(last)} step(s) were made again after going back; the last time counts"
-        )
-    return [last[step] for step in sorted(last)]
+    return [row for _, row in sorted({row["step"]: row for row in rows}.items())]

@@ -14,8 +14,13 @@ def main_of(mixture: Mixture) -> tuple[WeightedDataset, float]:
 
 
 def instances_a_pass(mixture: Mixture, seq_len: int) -> int:
-    """Train instances of a length until one pass of the main dataset is through."""
+    """Train instances of a length until one pass of the main dataset is through.
+
+    Raises:
+        ValueError: The dataset lacks the length.
+    """
     main, share = main_of(mixture)
+    main.dataset.num_passes("train", seq_len)
     shards = main.dataset.shards("train", seq_len, 0)
     return round(sum(shard.instances for shard in shards) / share)
 

@@ -1,9 +1,9 @@
 """Where rows of metrics go: metrics.jsonl first, then whatever else shows curves."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainer.runs.metrics import MetricsFile, format_steps
+from trainer.runs.metrics import MetricsFile
 from trainer.runs.run_folder import RunFolder
 from trainer.settings import PretrainSettings
 from trainer.watch.curves import TensorBoard, WeightsAndBiases
@@ -42,23 +42,14 @@ class Recorder:
             each.close()
 
 
-def open_recorder(
-    folder: RunFolder,
-    settings: PretrainSettings,
-    step: int,
-    say: Callable[[str], None] = lambda _: None,
-) -> Recorder:
+def open_recorder(folder: RunFolder, settings: PretrainSettings, step: int) -> Recorder:
     """Rank 0's recorder, going on after `step`; later rows of an earlier launch are dropped.
 
     Raises:
         ValueError: metrics.jsonl is damaged, or --wandb cannot be had.
     """
     metrics = MetricsFile(folder.metrics)
-    if missing := metrics.cut_after(step):
-        say(
-            f"{folder.metrics} lacks the rows of {format_steps(missing)}: it was cut or edited. Curves have a gap,"
-            " and nothing else is lost: training goes on"
-        )
+    metrics.cut_after(step)
     shown: list[Curves] = [TensorBoard(folder.path / "tensorboard", step)]
     if settings.wandb:
         shown.append(
