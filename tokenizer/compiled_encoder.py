@@ -1,15 +1,12 @@
-"""Text to arrays of ids by the compiled matcher: the ids of `tokenizer.encode.LibraryEncoder`, sooner.
+"""Text to arrays of ids by the compiled matcher: those of `tokenizer.encode.LibraryEncoder`, sooner.
 
-How it goes:
-1. `Matcher.find_new` looks for characters that are not ASCII and were never met. What each becomes
-   (its form) is asked of the library, whose Unicode tables are the standard here, and told to the
-   matcher: "é" is "e", "中" is " 中 ", a space on each side since it is a word of its own.
-2. `Matcher.encode` takes each sentence byte by byte: ASCII by a table, other characters by their
-   forms, words by a trie with failure links (LinMaxMatch), in one go and without the interpreter's
-   lock.
-3. A chunk (what stands between ASCII spaces and punctuation) may hold a character that has no form
-   of its own, since its neighbours decide. It comes back with its place, and the library encodes
-   it.
+1. `Matcher.encode` takes each sentence byte by byte: ASCII by a table, other characters by their
+   forms, words by a trie with failure links (LinMaxMatch). What a character becomes (its form) is
+   asked of the library, whose Unicode tables are the standard here: "é" is "e", "中" is " 中 ", a
+   space on each side since it is a word of its own.
+2. A chunk (what stands between ASCII spaces and punctuation) comes back with its place if it holds
+   a character without a form. Forms of new characters are learned, and the sentences taken again.
+3. What is left then has characters whose neighbours decide: the library encodes these chunks.
 """
 
 import string
@@ -36,31 +33,42 @@ class CompiledEncoder:
     def __init__(
         self, module: ModuleType, vocab: Vocabulary, lower_case: bool, encode_others: Encode
     ) -> None:
-        """Builds the trie of `tokenizer._matcher`; `encode_others` encodes the chunks that it leaves.
+        """Builds the trie of `tokenizer._matcher`; `encode_others` encodes the chunks it leaves.
 
         Raises OverflowError where it would be too large, which takes a vocabulary made for that.
         """
-        self._vocab = vocab
+        self._dtype = vocab.dtype
         self._lower_case = lower_case
         self._encode_others = encode_others
-        self._matcher = module.Matcher(
-            *_sort_pieces(vocab, continuing=False),
-            *_sort_pieces(vocab, continuing=True),
-            _kinds(lower_case),
-            vocab.unk_id,
-            MAX_WORD_CHARACTERS,
-        )
+        pieces, ids, num_first = _sort_pieces(vocab)
+        limits = vocab.unk_id, MAX_WORD_CHARACTERS
+        self._matcher = module.Matcher(pieces, ids, num_first, _kinds(lower_case), *limits)
+        self._met = set(map(chr, range(0x80)))
         self._normalize = build_normalizer(lower_case).normalize_str
         self._split_words = build_pre_tokenizer().pre_tokenize_str
 
     def encode_sentences(self, sentences: Sequence[str]) -> tuple[IdArray, NDArray[np.uint32]]:
         """As `tokenizer.encode.Encoder` has it."""
-        if new := self._matcher.find_new(sentences):
-            self._matcher.learn(new, self._find_forms(new))
-        id_bytes, length_bytes, left = self._matcher.encode(sentences, self._vocab.dtype.itemsize)
-        ids = np.frombuffer(id_bytes, self._vocab.dtype)
+        id_bytes, length_bytes, left = self._matcher.encode(sentences)
+        if left and self._learn(b"".join(chunk for _, _, chunk in left).decode()):
+            id_bytes, length_bytes, left = self._matcher.encode(sentences)
+        ids = np.frombuffer(id_bytes, np.uint32).astype(self._dtype)
         lengths = np.frombuffer(length_bytes, np.uint32)
-        return self._insert(ids, lengths, left) if left else (ids, lengths)
+        if not left:
+            return ids, lengths
+        places, numbers, chunks = zip(*left, strict=True)
+        added, counts = self._encode_others([chunk.decode() for chunk in chunks])
+        more = np.bincount(numbers, counts, len(lengths)).astype(np.uint32)
+        return np.insert(ids, np.repeat(places, counts), added), lengths + more
+
+    def _learn(self, text: str) -> bool:
+        """Tells the matcher the forms of a text's characters; False where all were met before."""
+        new = "".join({*text} - self._met)
+        self._met.update(new)
+        for character, form in zip(new, self._find_forms(new) if new else (), strict=True):
+            if form is not None:
+                self._matcher.learn(ord(character), form)
+        return bool(new)
 
     def _find_forms(self, characters: str) -> list[bytes | None]:
         """What each character is among letters; None where its neighbours matter."""
@@ -74,34 +82,23 @@ class CompiledEncoder:
         ]
 
     def _is_contextual(self, character: str, form: str) -> bool:
-        """Whether canonical ordering may move what is left of a character, or this Python's tables lack it."""
+        """Whether canonical ordering may move what is left of it, or this Python's tables lack it."""
         is_moved = any(map(unicodedata.combining, form))
         return self._lower_case and (is_moved or unicodedata.category(character) == "Cn")
 
-    def _insert(
-        self, ids: IdArray, lengths: NDArray[np.uint32], left: Sequence[tuple[int, int, bytes]]
-    ) -> tuple[IdArray, NDArray[np.uint32]]:
-        """Puts the ids of chunks where they belong; `left` says before which id, in which sentence, and the chunk."""
-        places, numbers, chunks = zip(*left, strict=True)
-        added, counts = self._encode_others([chunk.decode() for chunk in chunks])
-        np.add.at(lengths, list(numbers), counts)
-        return np.insert(ids, np.repeat(places, counts), added), lengths
 
-
-def _sort_pieces(vocab: Vocabulary, *, continuing: bool) -> tuple[list[bytes], NDArray[np.uint32]]:
-    """Pieces that begin a word, or those that continue one without their prefix, in order of their bytes; and ids.
+def _sort_pieces(vocab: Vocabulary) -> tuple[list[bytes], NDArray[np.uint32], int]:
+    """Pieces that begin words, then those that continue them, each by bytes; ids; number of the first.
 
     A piece longer than any word is left out, as else a word beyond the limit could be found.
     """
-    prefix = CONTINUATION if continuing else ""
-    pieces = sorted(
-        (token.removeprefix(prefix).encode(), index)
-        for index, token in enumerate(vocab.tokens)
-        if token.startswith(CONTINUATION) == continuing
-        and token != CONTINUATION
-        and len(token.removeprefix(CONTINUATION)) <= MAX_WORD_CHARACTERS
-    )
-    return [piece for piece, _ in pieces], np.array([index for _, index in pieces], np.uint32)
+    rows = []
+    for index, token in enumerate(vocab.tokens):
+        piece = token.removeprefix(CONTINUATION)
+        if piece and len(piece) <= MAX_WORD_CHARACTERS:
+            rows.append((token != piece, piece.encode(), index))
+    continues, pieces, ids = zip(*sorted(rows), strict=True)
+    return list(pieces), np.array(ids, np.uint32), continues.count(False)
 
 
 def _kinds(lower_case: bool) -> bytes:

@@ -20,11 +20,10 @@ from tokenizer.vocab import IdArray, Vocabulary
 
 
 class LibraryEncoder:
-    """Encodes sentences by the exported tokenizer."""
+    """Encodes sentences by the exported tokenizer, which is made when it is first needed."""
 
     def __init__(self, vocab: Vocabulary, lower_case: bool) -> None:
-        self._vocab = vocab
-        self._lower_case = lower_case
+        self._vocab, self._lower_case = vocab, lower_case
 
     @cached_property
     def _library(self) -> Tokenizer:
@@ -34,9 +33,7 @@ class LibraryEncoder:
 
     def encode_sentences(self, sentences: Sequence[str]) -> tuple[IdArray, NDArray[np.uint32]]:
         """As `Encoder` has it."""
-        "".join(
-            sentences
-        ).encode()  # the library does not say that half of a surrogate pair is there
+        "".join(sentences).encode()  # the library does not refuse half of a surrogate pair
         # One by one: a batch is not faster on one core, and its threads do not survive a fork.
         encode = self._library.encode
         found = [encode(sentence, add_special_tokens=False).ids for sentence in sentences]
@@ -48,8 +45,7 @@ class Encoder:
     """Encodes sentences with one vocabulary; pickled as its two arguments, without what it has met."""
 
     def __init__(self, vocab: Vocabulary, lower_case: bool) -> None:
-        self.vocab = vocab
-        self.lower_case = lower_case
+        self.vocab, self.lower_case = vocab, lower_case
         self.path = _choose_path(vocab, lower_case)
 
     def __reduce__(self) -> tuple[type["Encoder"], tuple[Vocabulary, bool]]:
@@ -60,10 +56,9 @@ class Encoder:
         return self.encode_sentences([text])[0]
 
     def encode_sentences(self, sentences: Sequence[str]) -> tuple[IdArray, NDArray[np.uint32]]:
-        """Ids of all sentences one after the other, of the vocabulary's dtype, and each sentence's number of ids.
+        """Ids of all sentences one after the other, of the vocabulary's dtype; and how many of each.
 
-        Raises:
-            UnicodeEncodeError: A sentence holds half of a surrogate pair.
+        Raises UnicodeEncodeError where a sentence holds half of a surrogate pair.
         """
         return self.path.encode_sentences(sentences)
 

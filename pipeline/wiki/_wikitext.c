@@ -1,10 +1,12 @@
-/* pipeline.wiki._wikitext: wikitext to paragraphs, as pipeline/wiki/wikitext.py defines it.
+/* pipeline.wiki._wikitext: wikitext to text in lines, as pipeline/wiki/wikitext.py defines it.
  *
- * The page is read once, from left to right, into one buffer of half again its size (templates may show more than is
- * written: "{{s-|V}}" is "Ve siècle"). What has been opened and not closed stands on a stack: its opener is in the buffer as plain text, and stays there if it is never closed. A closer
- * takes its part of the buffer away (templates, references, tables, files) or keeps a piece of it (links). So nothing
- * is read twice, whatever the markup: each frame knows the innermost frame of every kind that a closer may reach, and
- * beyond MAX_DEPTH frames openers are plain text, as they are to mwparserfromhell. */
+ * The page is read once, from left to right, into one buffer of half again its size (templates may
+ * show more than is written: "{{s-|V}}" is "Ve siècle"). What has been opened and not closed is on
+ * a stack: its opener is in the buffer as plain text, and stays there if it is never closed. A
+ * closer takes its part of the buffer away (templates, references, tables, files) or keeps a piece
+ * of it (links). So nothing is read twice, whatever the markup: each frame knows the innermost
+ * frame of every kind that a closer may reach, and beyond MAX_DEPTH frames openers are plain text,
+ * as they are to mwparserfromhell. */
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
@@ -13,82 +15,74 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "native/lines.h"
-
 #define MAX_CALL_BYTES 1000  /* as in inline_templates.py */
 #define MAX_ENTITY_NAME 8
 #define MAX_DEPTH 100
 #define MAX_TAG_NAME 16
 #define MAX_SCHEME 9
-
-#define NUM_TAGS 91
+#define NUM_RAW_TAGS 32 /* more than there are, and 0 for comments */
 
 enum { BRACES, LINK, EXTERNAL, TABLE, HTML_TABLE, REFERENCE, ITEM, NUM_KINDS };
 
 typedef struct {
     int kind;
-    int8_t nearest[NUM_KINDS];  /* the innermost frame of each kind, this one included, that may be closed; or -1 */
-    size_t out;                 /* where the opener stands in the output */
-    size_t text;                /* of links: where the text behind the first pipe (or the address) begins; or 0 */
-    size_t num_braces;          /* of BRACES: those not closed yet */
-    const uint8_t *source;      /* the byte after the opener */
-    const uint8_t *title_end;   /* of LINK: its first pipe, or NULL */
+    int8_t nearest[NUM_KINDS]; /* the innermost frame of each kind that may be closed; or -1 */
+    size_t out;                /* where the opener stands in the output */
+    size_t text;               /* of links: where the text behind pipe or address begins; or 0 */
+    size_t num_braces;         /* of BRACES: those not closed yet */
+    const uint8_t *source;     /* the byte after the opener */
+    const uint8_t *title_end;  /* of LINK: its first pipe, or NULL */
 } Frame;
 
 typedef struct {
     const uint8_t *begin, *at, *end;
-    const uint8_t *run;  /* from here to the markup at hand, bytes were written as they are */
+    const uint8_t *run; /* from here to the markup at hand, bytes were written as they are */
     uint8_t *out;
     size_t length;
     int depth;
     Frame frames[MAX_DEPTH];
-    uint8_t unclosed[NUM_TAGS + 1];  /* raw tags (and comments) without a closer further on: none is looked for again */
-    const uint8_t *close, *close_from;  /* the next ">" (or the end) from any byte between the two on */
-    PyObject *hidden, *show, *entities;
-    int failed;         /* whether a Python error is set */
+    uint8_t unclosed[NUM_RAW_TAGS]; /* those that have no closer further on */
+    const uint8_t *close, *close_from; /* the next ">" (or the end) from any byte between them */
+    PyObject *hidden, *show, *tags, *schemes, *entities;
+    int failed; /* whether a Python error is set */
 } Reader;
 
-/* What tags do to what they hold. RAW: it is no wikitext, and ends with the first closer. */
+/* What tags do to what they hold, numbered as in wikitext.py. RAW: it is no wikitext, and ends with
+ * the first closer. */
 enum { VANISH, BREAK, LIST_ITEM, TABLE_TAG, REF, RAW_DROPPED, RAW_SHOWN };
 
-static const struct Tag {
+typedef struct {
     char name[MAX_TAG_NAME];
-    uint8_t kind;
-} TAGS[NUM_TAGS] = {
-    {"abbr", VANISH}, {"b", VANISH}, {"bdi", VANISH}, {"bdo", VANISH}, {"big", VANISH},
-    {"blockquote", VANISH}, {"br", BREAK}, {"caption", VANISH}, {"categorytree", RAW_DROPPED}, {"ce", RAW_SHOWN},
-    {"center", VANISH}, {"chem", RAW_DROPPED}, {"cite", VANISH}, {"code", VANISH}, {"data", VANISH},
-    {"dd", LIST_ITEM}, {"del", VANISH}, {"dfn", VANISH}, {"div", VANISH}, {"dl", VANISH},
-    {"dt", LIST_ITEM}, {"em", VANISH}, {"font", VANISH}, {"gallery", RAW_DROPPED}, {"graph", RAW_DROPPED},
-    {"h1", VANISH}, {"h2", VANISH}, {"h3", VANISH}, {"h4", VANISH}, {"h5", VANISH},
-    {"h6", VANISH}, {"hiero", RAW_DROPPED}, {"hr", VANISH}, {"i", VANISH}, {"imagemap", RAW_DROPPED}, {"img", VANISH},
-    {"includeonly", VANISH}, {"indicator", RAW_DROPPED}, {"inputbox", RAW_DROPPED}, {"ins", VANISH}, {"kbd", VANISH},
-    {"langconvert", VANISH}, {"li", LIST_ITEM}, {"link", VANISH},
-    {"mapframe", RAW_DROPPED}, {"maplink", RAW_DROPPED}, {"mark", VANISH}, {"math", RAW_DROPPED}, {"meta", VANISH}, {"noinclude", VANISH}, {"nowiki", RAW_SHOWN},
-    {"ol", VANISH}, {"onlyinclude", VANISH}, {"p", VANISH}, {"poem", VANISH}, {"pre", RAW_SHOWN},
-    {"q", VANISH}, {"ref", REF}, {"references", RAW_DROPPED}, {"rp", VANISH}, {"rt", VANISH},
-    {"ruby", VANISH}, {"s", VANISH}, {"samp", VANISH}, {"score", RAW_DROPPED}, {"script", RAW_DROPPED},
-    {"section", VANISH}, {"small", VANISH}, {"source", RAW_DROPPED}, {"span", VANISH}, {"strike", VANISH},
-    {"strong", VANISH}, {"style", RAW_DROPPED}, {"sub", VANISH}, {"sup", VANISH}, {"syntaxhighlight", RAW_DROPPED},
-    {"table", TABLE_TAG}, {"td", VANISH}, {"templatedata", RAW_DROPPED}, {"templatestyles", VANISH}, {"th", VANISH}, {"time", VANISH},
-    {"timeline", RAW_DROPPED}, {"tr", VANISH}, {"translate", VANISH}, {"tt", VANISH}, {"tvar", VANISH}, {"u", VANISH}, {"ul", VANISH},
-    {"var", VANISH}, {"wbr", VANISH},
-};
-
-static const struct { char name[MAX_SCHEME + 1]; uint8_t slashes; } SCHEMES[] = {
-    {"bitcoin", 0}, {"ftp", 1}, {"ftps", 1}, {"geo", 0}, {"git", 1}, {"gopher", 1}, {"http", 1}, {"https", 1},
-    {"irc", 1}, {"ircs", 1}, {"magnet", 0}, {"mailto", 0}, {"mms", 1}, {"news", 0}, {"nntp", 1}, {"redis", 1},
-    {"sftp", 1}, {"sip", 0}, {"sips", 0}, {"sms", 0}, {"ssh", 1}, {"svn", 1}, {"tel", 0}, {"telnet", 1}, {"urn", 0},
-    {"worldwind", 1}, {"xmpp", 0},
-};
+    int kind;
+    int number; /* of RAW tags, from 1 */
+} Tag;
 
 static const uint8_t SPECIAL[256] = {
-    ['\n'] = 1, ['&'] = 1, [':'] = 1, ['<'] = 1, ['['] = 1, [']'] = 1, ['{'] = 1, ['|'] = 1, ['}'] = 1,
+    ['\n'] = 1, ['&'] = 1, [':'] = 1, ['<'] = 1, ['['] = 1,
+    [']'] = 1,  ['{'] = 1, ['|'] = 1, ['}'] = 1,
 };
 
 static inline int lower(int byte) { return byte >= 'A' && byte <= 'Z' ? byte + 32 : byte; }
 static inline int is_letter(int byte) { return lower(byte) >= 'a' && lower(byte) <= 'z'; }
 static inline int is_digit(int byte) { return byte >= '0' && byte <= '9'; }
+
+/* Bytes of the space that Python's `str.isspace` knows at `text`; 0 where there is none. */
+static inline size_t space_bytes(const uint8_t *text, const uint8_t *end) {
+    uint8_t byte = text < end ? *text : 'x';
+    if (byte < 0x80) return byte == ' ' || (byte >= 9 && byte <= 13) || (byte >= 28 && byte <= 31);
+    if (byte == 0xC2) return end - text > 1 && (text[1] == 0x85 || text[1] == 0xA0) ? 2 : 0;
+    if (end - text < 3 || byte < 0xE1 || byte > 0xE3) return 0;
+    if (byte == 0xE1) return text[1] == 0x9A && text[2] == 0x80 ? 3 : 0;
+    if (byte == 0xE3) return text[1] == 0x80 && text[2] == 0x80 ? 3 : 0;
+    if (text[1] == 0x81) return text[2] == 0x9F ? 3 : 0;
+    if (text[1] != 0x80) return 0;
+    return text[2] <= 0x8A || text[2] == 0xA8 || text[2] == 0xA9 || text[2] == 0xAF ? 3 : 0;
+}
+
+static inline const uint8_t *skip_spaces(const uint8_t *text, const uint8_t *end) {
+    for (size_t bytes; (bytes = space_bytes(text, end)) > 0;) text += bytes;
+    return text;
+}
 
 static inline int at_byte(const Reader *reader, const uint8_t *at, int byte) {
     return at < reader->end && *at == byte;
@@ -107,7 +101,9 @@ static inline void take(Reader *reader, size_t num_bytes) {
 
 /* ---- the stack ---- */
 
-static inline Frame *top(Reader *reader) { return reader->depth ? &reader->frames[reader->depth - 1] : NULL; }
+static inline Frame *top(Reader *reader) {
+    return reader->depth ? &reader->frames[reader->depth - 1] : NULL;
+}
 
 static inline int in_title(Reader *reader) {
     Frame *frame = top(reader);
@@ -118,13 +114,15 @@ static inline int nearest(Reader *reader, int kind) {
     return reader->depth ? reader->frames[reader->depth - 1].nearest[kind] : -1;
 }
 
-/* Opens a frame whose opener of `num_bytes` is written as plain text; NULL (and still written) where it is too deep. */
+/* Opens a frame whose opener of `num_bytes` is written as plain text; NULL, and still written,
+ * where it is too deep. */
 static Frame *open_frame(Reader *reader, int kind, size_t num_bytes) {
     Frame *frame = reader->depth < MAX_DEPTH ? &reader->frames[reader->depth] : NULL;
     if (frame) {
         for (int each = 0; each < NUM_KINDS; each++) {
             /* Nothing outside braces or a table is closed from within; a reference may be. */
-            int keeps = (kind != BRACES && kind != TABLE) || each == REFERENCE || (kind == TABLE && each == BRACES);
+            int keeps = each == REFERENCE || (kind != BRACES && kind != TABLE);
+            if (kind == TABLE && each == BRACES) keeps = 1;
             frame->nearest[each] = (int8_t)(keeps ? nearest(reader, each) : -1);
         }
         frame->nearest[kind] = (int8_t)reader->depth++;
@@ -160,13 +158,14 @@ static int starts_line(const Reader *reader) {
     return at == reader->begin || at[-1] == '\n';
 }
 
-/* Writes what Python's `show` says of a call, whose last byte is the last of the output, where the call begins. */
+/* Writes what Python's `show` says of a call, which ends the output, where the call begins. */
 static void show_call(Reader *reader, size_t call, size_t out) {
     size_t size = reader->length - call;
     PyObject *found = NULL;
     Py_ssize_t length = 0;
     if (size <= MAX_CALL_BYTES) {
-        found = PyObject_CallFunction(reader->show, "s#", (const char *)reader->out + call, (Py_ssize_t)size);
+        const char *text = (const char *)reader->out + call;
+        found = PyObject_CallFunction(reader->show, "s#", text, (Py_ssize_t)size);
         const char *shown = found ? PyUnicode_AsUTF8AndSize(found, &length) : NULL;
         if (shown == NULL) reader->failed = 1, length = 0;
         else memcpy(reader->out + out, shown, (size_t)length);
@@ -194,11 +193,12 @@ static void read_close_braces(Reader *reader) {
     for (int index; num_braces > 1 && (index = nearest(reader, BRACES)) >= 0;) {
         Frame *frame = &reader->frames[index];
         const uint8_t *name = skip_spaces(frame->source, reader->at);
-        if (name == reader->at || *name == '[') { /* no name of a page: shown as it is written */
+        if (name == reader->at || *name == '[') { /* no name of a page: shown as written */
             reader->depth = index;
             continue;
         }
-        size_t closed = frame->num_braces > 2 && num_braces > 2 ? 3 : 2, call = frame->out + frame->num_braces;
+        size_t closed = frame->num_braces > 2 && num_braces > 2 ? 3 : 2;
+        size_t call = frame->out + frame->num_braces;
         frame->num_braces -= closed;
         num_braces -= closed;
         reader->at += closed;
@@ -210,12 +210,13 @@ static void read_close_braces(Reader *reader) {
 }
 
 static void read_pipe(Reader *reader) {
+    int table = at_byte(reader, reader->at + 1, '}') ? nearest(reader, TABLE) : -1;
     if (in_title(reader)) {
         top(reader)->title_end = reader->at;
         take(reader, 1);
         top(reader)->text = reader->length;
-    } else if (at_byte(reader, reader->at + 1, '}') && nearest(reader, TABLE) >= 0 && starts_line(reader)) {
-        drop_frame(reader, nearest(reader, TABLE));
+    } else if (table >= 0 && starts_line(reader)) {
+        drop_frame(reader, table);
         reader->at += 2;
     } else {
         take(reader, 1);
@@ -224,19 +225,24 @@ static void read_pipe(Reader *reader) {
 
 /* ---- links ---- */
 
+/* Copies letters and digits at `at` in small letters, at most `most`; the byte after them. */
+static const uint8_t *read_word(const Reader *reader, const uint8_t *at, char *word, int most) {
+    int length = 0;
+    for (; at < reader->end && length < most && (is_letter(*at) || is_digit(*at)); at++)
+        word[length++] = (char)lower(*at);
+    word[length] = 0;
+    return at;
+}
+
 /* The byte after "scheme:" (and its slashes) at `text`, or NULL. */
 static const uint8_t *match_scheme(const Reader *reader, const uint8_t *text) {
-    const uint8_t *at = text;
-    char name[MAX_SCHEME + 1] = {0};
-    for (; at < reader->end && is_letter(*at) && at - text < MAX_SCHEME; at++) name[at - text] = (char)lower(*at);
+    char name[MAX_SCHEME + 1];
+    const uint8_t *at = read_word(reader, text, name, MAX_SCHEME);
     if (!at_byte(reader, at, ':')) return NULL;
-    int slashes = at_byte(reader, at + 1, '/') && at_byte(reader, at + 2, '/');
-    for (size_t index = 0; index < sizeof SCHEMES / sizeof *SCHEMES && *SCHEMES[index].name <= *name; index++) {
-        if (*name == *SCHEMES[index].name && strcmp(name, SCHEMES[index].name) == 0) {
-            return slashes ? at + 3 : SCHEMES[index].slashes ? NULL : at + 1;
-        }
-    }
-    return NULL;
+    PyObject *needs_slashes = PyDict_GetItemString(reader->schemes, name);
+    if (needs_slashes == NULL) return NULL;
+    if (at_byte(reader, at + 1, '/') && at_byte(reader, at + 2, '/')) return at + 3;
+    return needs_slashes == Py_True ? NULL : at + 1;
 }
 
 static int ends_address(Reader *reader, const uint8_t *at) {
@@ -266,14 +272,16 @@ static int is_within_word(const Reader *reader, const uint8_t *at) {
 static void read_colon(Reader *reader) {
     const uint8_t *start = reader->at;
     while (start > reader->run && is_letter(start[-1]) && reader->at - start <= MAX_SCHEME) start--;
-    const uint8_t *name_end = in_title(reader) || start == reader->at || is_within_word(reader, start) ? NULL : match_scheme(reader, start);
+    int is_word = in_title(reader) || start == reader->at || is_within_word(reader, start);
+    const uint8_t *name_end = is_word ? NULL : match_scheme(reader, start);
     const uint8_t *end = name_end ? skip_address(reader, name_end) : NULL;
     if (end == NULL || end == name_end) {
         take(reader, 1);
         return;
     }
     int has_bracket = memchr(name_end, '(', (size_t)(end - name_end)) != NULL;
-    while (end > name_end + 1 && (memchr(",.:;!?", end[-1], 6) || (end[-1] == ')' && !has_bracket))) end--;
+    const char *stops = has_bracket ? ",.:;!?" : ",.:;!?)";
+    while (end > name_end + 1 && memchr(stops, end[-1], strlen(stops))) end--;
     reader->length -= (size_t)(reader->at - start);
     reader->at = end;
 }
@@ -287,8 +295,8 @@ static void read_open_bracket(Reader *reader) {
         return;
     }
     if (is_double) take(reader, 1), name++;
-    const uint8_t *address = match_scheme(reader, name);
-    if (!address && at_byte(reader, name, '/') && at_byte(reader, name + 1, '/')) address = name + 2;
+    int has_slashes = at_byte(reader, name, '/') && at_byte(reader, name + 1, '/');
+    const uint8_t *address = has_slashes ? name + 2 : match_scheme(reader, name);
     const uint8_t *end = address ? skip_address(reader, address) : NULL;
     if (end == address) {
         take(reader, 1);
@@ -300,27 +308,15 @@ static void read_open_bracket(Reader *reader) {
     if (frame) frame->text = reader->length;
 }
 
-/* Whether a link's target is a file, or begins with a prefix that is not shown. */
+/* Whether Python says that links to this page are not shown: files, categories and languages. */
 static int is_hidden(Reader *reader, const uint8_t *title, const uint8_t *end) {
-    static const char *const MEDIA[] = {
-        ".jpg", ".jpeg", ".png", ".gif", ".svg", ".webm", ".oga", ".ogg", ".ogv", ".tif", ".tiff", ".pdf", ".mid", ".wav",
-    };
-    const uint8_t *colon = memchr(title, ':', (size_t)(end - title));
-    if (colon == NULL) return 0;
-    const uint8_t *last = trim_spaces(colon + 1, end);
-    for (size_t index = 0; index < sizeof MEDIA / sizeof *MEDIA; index++) {
-        size_t length = strlen(MEDIA[index]), same = 0;
-        if ((size_t)(last - colon - 1) < length) continue;
-        while (same < length && lower(last[same - length]) == MEDIA[index][same]) same++;
-        if (same == length) return 1;
-    }
-    PyObject *prefix = PyUnicode_DecodeUTF8((const char *)title, colon - title, NULL);
-    PyObject *answer = prefix ? PyObject_CallFunctionObjArgs(reader->hidden, prefix, NULL) : NULL;
-    int found = answer ? PyObject_IsTrue(answer) : -1;
-    Py_XDECREF(prefix);
-    Py_XDECREF(answer);
-    if (found < 0) reader->failed = 1;
-    return found > 0;
+    if (memchr(title, ':', (size_t)(end - title)) == NULL) return 0;
+    const char *text = (const char *)title;
+    PyObject *found = PyObject_CallFunction(reader->hidden, "s#", text, (Py_ssize_t)(end - title));
+    int is_true = found ? PyObject_IsTrue(found) : -1;
+    Py_XDECREF(found);
+    if (is_true < 0) reader->failed = 1;
+    return is_true > 0;
 }
 
 static void close_link(Reader *reader, int index) {
@@ -358,30 +354,25 @@ static void read_close_bracket(Reader *reader) {
 
 /* ---- tags ---- */
 
-/* Rows begin with the name. */
-static int compare_names(const void *name, const void *row) { return strcmp(name, row); }
-
-/* The tag of this name, and the byte after the name; NULL where it is none that we know. */
-static const struct Tag *find_tag(const Reader *reader, const uint8_t **at) {
-    char name[MAX_TAG_NAME] = {0};
-    const uint8_t *start = *at;
-    while (*at < reader->end && *at - start < MAX_TAG_NAME - 1 && (is_letter(**at) || is_digit(**at))) {
-        name[*at - start] = (char)lower(**at);
-        ++*at;
-    }
-    if (*at == start || *at == reader->end) return NULL;
-    if (!space_bytes(*at, reader->end) && **at != '>' && **at != '/') return NULL;
-    return bsearch(name, TAGS, NUM_TAGS, sizeof *TAGS, compare_names);
+/* Fills in the tag of the name at `*at`, which moves behind the name; 0 where we know none. */
+static int find_tag(const Reader *reader, const uint8_t **at, Tag *tag) {
+    *at = read_word(reader, *at, tag->name, MAX_TAG_NAME - 1);
+    if (*at == reader->end) return 0;
+    if (!space_bytes(*at, reader->end) && **at != '>' && **at != '/') return 0;
+    PyObject *found = PyDict_GetItemString(reader->tags, tag->name);
+    long number = found ? PyLong_AsLong(found) : 0;
+    tag->kind = (int)(number & 7);
+    tag->number = (int)(number >> 3) % NUM_RAW_TAGS;
+    return found != NULL;
 }
 
-/* The byte after the comment that begins at `at`, or NULL; none is looked for again where one was never closed. */
+/* The byte after the comment that begins at `at`, or NULL. */
 static const uint8_t *find_comment_end(Reader *reader, const uint8_t *at) {
-    uint8_t *unclosed = &reader->unclosed[NUM_TAGS];
-    if (*unclosed || reader->end - at < 7 || memcmp(at, "<!--", 4) != 0) return NULL;
+    if (reader->unclosed[0] || reader->end - at < 7 || memcmp(at, "<!--", 4) != 0) return NULL;
     for (at += 6; (at = memchr(at, '>', (size_t)(reader->end - at))); at++) {
         if (at[-1] == '-' && at[-2] == '-') return at + 1;
     }
-    *unclosed = 1;
+    reader->unclosed[0] = 1;
     return NULL;
 }
 
@@ -392,7 +383,7 @@ static int is_name(const Reader *reader, const uint8_t *at, const char *name) {
     return same == length && !is_letter(at[same]) && !is_digit(at[same]);
 }
 
-/* The next ">" at or after `at`, or NULL; where one was found, the bytes before it are not looked at again. */
+/* The next ">" at or after `at`, or NULL; bytes before one that was found are not read again. */
 static const uint8_t *find_close(Reader *reader, const uint8_t *at) {
     if (reader->close == NULL || at < reader->close_from || at > reader->close) {
         const uint8_t *found = memchr(at, '>', (size_t)(reader->end - at));
@@ -402,15 +393,15 @@ static const uint8_t *find_close(Reader *reader, const uint8_t *at) {
     return reader->close < reader->end ? reader->close : NULL;
 }
 
-/* The tag's ">", or NULL where another "<" comes first that begins neither a comment nor a nowiki. */
+/* The tag's ">", or NULL where a "<" comes first that begins neither a comment nor a nowiki. */
 static const uint8_t *find_tag_end(Reader *reader, const uint8_t *at) {
     while (at < reader->end && *at != '>') {
         if (find_close(reader, at) == NULL) return NULL;
         const uint8_t *next = at + 1;
         if (*at == '<') {
             next = find_comment_end(reader, at);
-            int is_nowiki = is_name(reader, at + 1 + at_byte(reader, at + 1, '/'), "nowiki");
-            if (is_nowiki && (next = find_close(reader, at))) next++;
+            const uint8_t *name = at + 1 + at_byte(reader, at + 1, '/');
+            if (is_name(reader, name, "nowiki") && (next = find_close(reader, at))) next++;
             if (next == NULL) return NULL;
         }
         at = next;
@@ -438,7 +429,8 @@ static const uint8_t *find_reference_end(Reader *reader, const uint8_t *at) {
     for (; (at = memchr(at, '<', (size_t)(reader->end - at))); at++) {
         const uint8_t *end = match_closer(reader, at, "ref");
         if (end) return end;
-        if (is_name(reader, at + 1, "ref") && (end = find_tag_end(reader, at + 1)) && end[-1] != '/') return NULL;
+        end = is_name(reader, at + 1, "ref") ? find_tag_end(reader, at + 1) : NULL;
+        if (end && end[-1] != '/') return NULL;
     }
     return NULL;
 }
@@ -454,8 +446,8 @@ static void show_raw(Reader *reader, const uint8_t *end) {
     }
 }
 
-static void skip_raw(Reader *reader, const struct Tag *tag) {
-    uint8_t *unclosed = &reader->unclosed[tag - TAGS];
+static void skip_raw(Reader *reader, const Tag *tag) {
+    uint8_t *unclosed = &reader->unclosed[tag->number];
     const uint8_t *closer = *unclosed ? NULL : find_closer(reader, reader->at, tag->name);
     if (closer == NULL) {
         *unclosed = 1;
@@ -466,7 +458,7 @@ static void skip_raw(Reader *reader, const struct Tag *tag) {
 }
 
 /* A tag that opens something; `reader->at` stands behind it, and `source` is its "<". */
-static void open_tag(Reader *reader, const struct Tag *tag) {
+static void open_tag(Reader *reader, const Tag *tag) {
     static const uint8_t ITEM_MARK[] = {'\n', 0, '\n'};
     Frame *frame = top(reader);
     if (tag->kind == RAW_DROPPED || tag->kind == RAW_SHOWN) {
@@ -480,15 +472,17 @@ static void open_tag(Reader *reader, const struct Tag *tag) {
     } else if (tag->kind == LIST_ITEM) {
         if (frame && frame->kind == ITEM) reader->depth--;
         size_t size = sizeof ITEM_MARK;
-        int is_marked = reader->length >= size && memcmp(reader->out + reader->length - size, ITEM_MARK, size) == 0;
+        const uint8_t *end = reader->out + reader->length;
+        int is_marked = reader->length >= size && memcmp(end - size, ITEM_MARK, size) == 0;
         if (!is_marked) emit(reader, ITEM_MARK, ITEM_MARK + size);
         open_frame(reader, ITEM, 0);
     }
 }
 
-static void close_tag(Reader *reader, const struct Tag *tag) {
-    int kind = tag->kind == REF ? REFERENCE : tag->kind == TABLE_TAG ? HTML_TABLE : tag->kind == LIST_ITEM ? ITEM : -1;
-    int index = kind < 0 ? -1 : nearest(reader, kind);
+static void close_tag(Reader *reader, const Tag *tag) {
+    int is_item = tag->kind == LIST_ITEM, is_table = tag->kind == TABLE_TAG;
+    if (!is_item && !is_table && tag->kind != REF) return;
+    int index = nearest(reader, is_item ? ITEM : is_table ? HTML_TABLE : REFERENCE);
     if (index >= 0) drop_frame(reader, index);
 }
 
@@ -500,16 +494,16 @@ static void read_tag(Reader *reader) {
     }
     int closes = at_byte(reader, reader->at + 1, '/');
     const uint8_t *at = reader->at + 1 + closes;
-    const struct Tag *tag = find_tag(reader, &at);
-    const uint8_t *end = tag ? find_tag_end(reader, at) : NULL;
+    Tag tag;
+    const uint8_t *end = find_tag(reader, &at, &tag) ? find_tag_end(reader, at) : NULL;
     if (end == NULL) {
         take(reader, 1);
         return;
     }
     reader->at = end + 1;
-    if (tag->kind == BREAK) reader->out[reader->length++] = ' ';
-    else if (closes) close_tag(reader, tag);
-    else if (end[-1] != '/') open_tag(reader, tag);
+    if (tag.kind == BREAK) reader->out[reader->length++] = ' ';
+    else if (closes) close_tag(reader, &tag);
+    else if (end[-1] != '/') open_tag(reader, &tag);
 }
 
 /* ---- entities ---- */
@@ -526,8 +520,8 @@ static void emit_character(Reader *reader, uint32_t code) {
 static uint32_t read_number(const Reader *reader, const uint8_t **at, uint32_t base) {
     uint32_t code = 0;
     for (; *at < reader->end; ++*at) {
-        int byte = lower(**at), digit = is_digit(byte) ? byte - '0' : byte >= 'a' && byte <= 'f' ? byte - 'a' + 10 : 99;
-        if ((uint32_t)digit >= base) break;
+        int byte = lower(**at), digit = is_digit(byte) ? byte - '0' : byte - 'a' + 10;
+        if (digit < 0 || (uint32_t)digit >= base) break;
         if (code <= 0x10FFFF) code = code * base + (uint32_t)digit;
     }
     return code;
@@ -536,8 +530,10 @@ static uint32_t read_number(const Reader *reader, const uint8_t **at, uint32_t b
 static uint32_t read_name(const Reader *reader, const uint8_t **at) {
     char name[MAX_ENTITY_NAME + 1] = {0};
     const uint8_t *start = *at;
-    for (; *at < reader->end && *at - start < MAX_ENTITY_NAME && (is_letter(**at) || is_digit(**at)); ++*at) {
+    while (*at < reader->end && *at - start < MAX_ENTITY_NAME) {
+        if (!is_letter(**at) && !is_digit(**at)) break;
         name[*at - start] = (char)**at;
+        ++*at;
     }
     if (*at == start || !at_byte(reader, *at, ';')) return 0;
     PyObject *found = PyDict_GetItemString(reader->entities, name);
@@ -554,7 +550,8 @@ static void read_entity(Reader *reader) {
     } else {
         code = read_name(reader, &at);
     }
-    if (code < 1 || code > 0x10FFFF || (code >= 0xD800 && code < 0xE000) || !at_byte(reader, at, ';')) {
+    int is_half = code >= 0xD800 && code < 0xE000; /* of a surrogate pair */
+    if (code < 1 || code > 0x10FFFF || is_half || !at_byte(reader, at, ';')) {
         take(reader, 1);
         return;
     }
@@ -589,41 +586,42 @@ static void read_page(Reader *reader) {
     }
 }
 
-static PyObject *to_paragraphs(PyObject *Py_UNUSED(self), PyObject *arguments) {
-    PyObject *hidden, *show, *entities;
-    const uint8_t *source;
+static PyObject *render(PyObject *Py_UNUSED(self), PyObject *arguments) {
+    const char *source;
     Py_ssize_t size;
-    if (!PyArg_ParseTuple(arguments, "s#OOO!", &source, &size, &hidden, &show, &PyDict_Type, &entities)) return NULL;
     Reader *reader = calloc(1, sizeof *reader);
-    uint8_t *out = malloc((size_t)size + (size_t)size / 2 + 1);
-    PyObject *result = NULL;
-    if (reader == NULL || out == NULL) {
-        PyErr_NoMemory();
-    } else {
-        reader->begin = reader->at = source;
-        reader->end = source + size;
-        reader->out = out;
-        reader->hidden = hidden, reader->show = show, reader->entities = entities;
-        read_page(reader);
-        size_t length = reader->failed ? 0 : make_paragraphs(out, reader->length);
-        if (!reader->failed) result = PyUnicode_DecodeUTF8((const char *)out, (Py_ssize_t)length, NULL);
+    if (reader == NULL) return PyErr_NoMemory();
+    PyObject *result = NULL, *kind = (PyObject *)&PyDict_Type;
+    if (PyArg_ParseTuple(
+            arguments, "s#OOO!O!O!", &source, &size, &reader->hidden, &reader->show, kind,
+            &reader->tags, kind, &reader->schemes, kind, &reader->entities
+        )) {
+        reader->begin = reader->at = (const uint8_t *)source;
+        reader->end = reader->at + size;
+        reader->out = malloc((size_t)size + (size_t)size / 2 + 1);
+        const char *out = (const char *)reader->out;
+        if (out == NULL) PyErr_NoMemory();
+        else read_page(reader);
+        if (out != NULL && !reader->failed)
+            result = PyUnicode_DecodeUTF8(out, (Py_ssize_t)reader->length, NULL);
+        free(reader->out);
     }
     free(reader);
-    free(out);
     return result;
 }
 
 static PyMethodDef methods[] = {
-    {"to_paragraphs", to_paragraphs, METH_VARARGS,
-     "Paragraphs of a page, one a line; `hidden` judges prefixes of links, `show` says what templates show, and"
-     " `entities` are the named ones."},
+    {"render", render, METH_VARARGS,
+     "A page as lines: `hidden` judges titles of links, `show` says what templates show, `tags`,"
+     " `schemes` and `entities` are tables by name."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyModuleDef_Slot slots[] = {{0, NULL}};
 
 static struct PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, "pipeline.wiki._wikitext", NULL, 0, methods, slots, NULL, NULL, NULL,
+    PyModuleDef_HEAD_INIT, .m_name = "pipeline.wiki._wikitext", .m_methods = methods,
+    .m_slots = slots,
 };
 
 PyMODINIT_FUNC PyInit__wikitext(void) { return PyModuleDef_Init(&module); }

@@ -1,87 +1,108 @@
-"""Wikitext to paragraphs: only the text passages, no lists, tables and headers (BERT paper, section 3.1).
+"""Wikitext to paragraphs: text passages, no lists, tables and headers (BERT paper, section 3.1).
 
 References, files, categories, comments and most templates go too; those that are a part of a
-sentence are shown (pipeline/wiki/inline_templates.py). `define_paragraphs` is the definition,
-over a parser of the whole syntax; `pipeline.wiki._wikitext`, where it is built, gives the same
-paragraphs in one pass. Where markup is broken (a link, table or tag that is never closed) the two
-may differ.
+sentence are shown (pipeline/wiki/inline_templates.py). `render` is the definition, over a parser of
+the whole syntax; `pipeline.wiki._wikitext`, where it is built, gives the same in one pass. Where
+markup is broken (a link, table or tag that is never closed) the two may differ.
 """
 
 import re
 from collections.abc import Set
+from functools import partial
 from html.entities import name2codepoint
 from typing import Any
 
 from pipeline.wiki import BadPageError
-from pipeline.wiki.inline_templates import find, show
+from pipeline.wiki.inline_templates import show
 from pipeline.wiki.site import normalize_prefix
 from tokenizer.compiled import load
 
 _NO_READER = (
-    "wikitext is read by our compiled module or by mwparserfromhell, and neither is installed: install a C compiler"
-    " and then this package again, or `pip install mwparserfromhell`"
+    "wikitext is read by our compiled module or by mwparserfromhell, and neither is installed:"
+    " install a C compiler and then this package again, or `pip install mwparserfromhell`"
 )
 compiled: Any = load("pipeline.wiki._wikitext")
 """The compiled module, or None where the definition is to be used."""
 
 ENTITIES = name2codepoint | {"apos": ord("'")}
 _LIST_MARK = "\0"
-_NOTHING = "\ue000"  # stands where something was that is not shown: private, so no article's own
-_DROPPED_TAGS = {
-    "ref", "references", "table", "gallery", "math", "chem", "score", "timeline", "imagemap", "syntaxhighlight",
-    "source", "graph", "hiero", "categorytree", "inputbox", "templatedata", "mapframe", "maplink", "indicator", "style",
-    "script",
-}  # fmt: skip
+_DROPPED = """
+ref references table gallery math chem score timeline imagemap syntaxhighlight source graph hiero
+categorytree inputbox templatedata mapframe maplink indicator style script
+"""
+_DROPPED_TAGS = {*_DROPPED.split()}
 _WRITTEN_TAGS = {"nowiki", "pre", "ce"}
-_KNOWN_TAGS = (
-    "abbr|b|bdi|bdo|big|blockquote|caption|center|cite|code|data|del|dfn|div|dl|em|font|h1|h2|h3|"
-    "h4|h5|h6|hr|i|img|includeonly|ins|kbd|langconvert|link|mark|meta|noinclude|ol|onlyinclude|p|"
-    "poem|q|ref|rp|rt|ruby|s|samp|section|small|span|strike|strong|sub|sup|table|td|"
-    "templatestyles|th|time|tr|translate|tt|tvar|u|ul|var|wbr"
-)
+_ITEM_TAGS = {"li", "dd", "dt"}
+_KNOWN = """
+abbr b bdi bdo big blockquote caption center cite code data del dfn div dl em font h1 h2 h3 h4 h5 h6
+hr i img includeonly ins kbd langconvert link mark meta noinclude ol onlyinclude p poem q ref rp rt
+ruby s samp section small span strike strong sub sup table td templatestyles th time tr translate tt
+tvar u ul var wbr
+"""
+_KNOWN_TAGS = _KNOWN.split()
+# For the compiled module: what each tag does, by its numbers, and in higher bits a number of its
+# own for a tag that holds no wikitext.
+_RAW_TAGS = sorted((_DROPPED_TAGS | _WRITTEN_TAGS) - {"ref", "table"})
+TAGS = dict.fromkeys(_KNOWN_TAGS, 0) | {"br": 1} | dict.fromkeys(_ITEM_TAGS, 2)
+TAGS |= {"table": 3, "ref": 4}
+TAGS |= {name: (6 if name in _WRITTEN_TAGS else 5) + 8 * i for i, name in enumerate(_RAW_TAGS, 1)}
+_PLAIN = "bitcoin geo magnet mailto news sip sips sms tel urn xmpp"
+_SLASHED = "ftp ftps git gopher http https irc ircs mms nntp redis sftp ssh svn telnet worldwind"
+SCHEMES = dict.fromkeys(_PLAIN.split(), False) | dict.fromkeys(_SLASHED.split(), True)
+"""Whether two slashes must follow the scheme of an address."""
+
 # What was never opened, or never closed.
-_STRAY_TAG = re.compile(rf"</?(?:{_KNOWN_TAGS})(?:\s[^<>]*)?/?>", re.IGNORECASE)
-_HIDDEN = frozenset({
-    "file", "image", "media", "category", "datei", "bild", "kategorie", "fichier", "catégorie", "archivo",
-    "categoría", "文件", "分类", "分類",
-})  # fmt: skip
-_FILE = re.compile(
-    r"[^|]*:[^|]*\.(?:jpe?g|png|gif|svg|webm|og[agv]|tiff?|pdf|mid|wav)\s*$", re.IGNORECASE
-)
-# Half of the parser's time, and not shown: comments, the innermost templates, and references
-# without tags in them.
-_COMMENT = re.compile("<!--.*?-->", re.DOTALL)
-_TEMPLATE = re.compile(r"\{\{(?!\{) *([^\s{}<>\[\]|][^{}<>\[\]|\n]*)\n?(?:\|[^{}<>]*)?\}\}(?!\})")
-_REFERENCE = re.compile(r"<ref(?: [^<>{}/]*)?>[^<>{}]*</ref>|<ref [^<>{}]*/>")
-_SHOWN_AS_WRITTEN = re.compile(r"<(?:nowiki|pre)\b", re.IGNORECASE)
+_STRAY_TAG = re.compile(rf"</?(?:{'|'.join(_KNOWN_TAGS)})(?:\s[^<>]*)?/?>", re.IGNORECASE)
+_FILES_AND_CATEGORIES = """
+file image media category datei bild kategorie fichier catégorie archivo categoría 文件 分类 分類
+"""
+_HIDDEN = frozenset(_FILES_AND_CATEGORIES.split())
+_MEDIA_SUFFIXES = ".jpg .jpeg .png .gif .svg .webm .oga .ogg .ogv .tif .tiff .pdf .mid .wav"
+_MEDIA = tuple(_MEDIA_SUFFIXES.split())
+_HEADING = re.compile("^=+[^=\n].*=", re.MULTILINE)
 _QUOTES = re.compile("'{2,}")
 _BEHAVIOUR = re.compile("__[A-Z]+__")
-# What is left around something that is not shown.
+# What is left around something that is not shown; none begins within a run of spaces, so that long
+# ones take linear time.
 _EMPTY_BRACKETS = re.compile(r" ?\([\s,;]*\)|\uff08[\s\u3001\uff0c\uff1b]*\uff09")
-_STOPS_IN_BRACKETS = re.compile(r"(?<=\()[ ,;]+|[ ,;]* (?=\))")
-_LONE_COMMAS = re.compile(r" *,(?: *,)+| +,")
-_LONE_STOPS = re.compile(r" +\.(?=[ \n]|\Z)")
-_LINE_MARKS = ("*", "#", ":", ";", "=", "{|", "|", "!", "----")
+_STOPS_IN_BRACKETS = re.compile(r"(?<=\()[ ,;]+|(?<![ ,;])[ ,;]* (?=\))")
+_LONE_COMMAS = re.compile(r"(?<! ) +,(?: *,)*|,(?: *,)+")
+_LONE_STOPS = re.compile(r"(?<! ) +\.(?=[ \n]|\Z)")
+_LINE_MARKS = (_LIST_MARK, "*", "#", ":", ";", "=", "{|", "|", "!", "----")
 
 
 def parse_wikitext(text: str, hidden_prefixes: Set[str] = frozenset()) -> str:
-    """Paragraphs of a page, one a line, without links of hidden prefixes and of the commonest names of files.
+    """Paragraphs of a page, one a line, without links to files or of hidden prefixes.
 
-    Raises:
-        BadPageError: The definition's parser gives up.
+    Raises BadPageError where the definition's parser gives up.
     """
     hidden = _HIDDEN | hidden_prefixes
     if compiled is None:
-        return define_paragraphs(text, hidden)
-
-    def is_hidden(prefix: str) -> bool:
-        return normalize_prefix(prefix) in hidden
-
-    return str(compiled.to_paragraphs(text, is_hidden, show, ENTITIES))
+        return _make_paragraphs(render(text, hidden))
+    is_hidden = partial(_is_hidden, hidden=hidden)
+    return _make_paragraphs(compiled.render(text, is_hidden, show, TAGS, SCHEMES, ENTITIES))
 
 
-def define_paragraphs(text: str, hidden: Set[str] = _HIDDEN) -> str:
-    """As `parse_wikitext`, by mwparserfromhell; raises ValueError where that is not installed."""
+def define_paragraphs(text: str) -> str:
+    """As `parse_wikitext`, by the definition."""
+    return _make_paragraphs(render(text, _HIDDEN))
+
+
+def _make_paragraphs(rendered: str) -> str:
+    rendered = _BEHAVIOUR.sub("", _QUOTES.sub("", rendered))
+    rendered = _STOPS_IN_BRACKETS.sub("", _EMPTY_BRACKETS.sub("", rendered))
+    rendered = _LONE_STOPS.sub(".", _LONE_COMMAS.sub(",", rendered))
+    paragraphs: list[list[str]] = [[]]
+    for line in map(str.strip, _HEADING.sub("\n\n", rendered).split("\n")):
+        if line and not line.startswith(_LINE_MARKS):
+            paragraphs[-1].append(line)
+        elif paragraphs[-1]:
+            paragraphs.append([])
+    return "\n".join(" ".join(lines) for lines in paragraphs if lines)
+
+
+def render(text: str, hidden: Set[str]) -> str:
+    """The text of a page in lines; raises ValueError where mwparserfromhell is not installed."""
     try:
         import mwparserfromhell as parser
     except ImportError as error:
@@ -90,33 +111,10 @@ def define_paragraphs(text: str, hidden: Set[str] = _HIDDEN) -> str:
         text = text.replace("&apos;", "&#39;")  # which the parser does not know
         before, close, behind = text.rpartition(">")  # no tag ends behind the last one
         text = before + close + behind.replace("<", "&lt;")
-        code = parser.parse(_blank_out(text), skip_style_tags=True)
-        rendered = _render(code, parser.nodes, hidden)
+        return _render(parser.parse(text, skip_style_tags=True), parser.nodes, hidden)
     except (parser.parser.ParserError, RecursionError) as error:
         message = f"found wikitext that cannot be parsed ({error})"
         raise BadPageError("bad_wikitext", message) from error
-    rendered = _BEHAVIOUR.sub("", _QUOTES.sub("", rendered.replace(_NOTHING, "")))
-    rendered = _LONE_COMMAS.sub(",", _STOPS_IN_BRACKETS.sub("", _EMPTY_BRACKETS.sub("", rendered)))
-    rendered = _LONE_STOPS.sub(".", rendered)
-    paragraphs: list[list[str]] = [[]]
-    for line in map(str.strip, rendered.split("\n")):
-        if line and not line.startswith((_LIST_MARK, *_LINE_MARKS)):
-            paragraphs[-1].append(line)
-        elif paragraphs[-1]:
-            paragraphs.append([])
-    return "\n".join(" ".join(lines) for lines in paragraphs if lines)
-
-
-def _blank_out(text: str) -> str:
-    """Replaces what is surely not shown by a character that is taken out in the end: parsing takes half the time."""
-    if _NOTHING in text or _SHOWN_AS_WRITTEN.search(text):
-        return text
-    text, before = _COMMENT.sub(_NOTHING, text), ""
-    while text != before:
-        before = text
-        text = _TEMPLATE.sub(lambda found: found[0] if find(found[1]) else _NOTHING, text)
-        text = _REFERENCE.sub(_NOTHING, text)
-    return text
 
 
 def _render(code: Any, nodes: Any, hidden: Set[str]) -> str:
@@ -127,8 +125,7 @@ def _render_node(node: Any, nodes: Any, hidden: Set[str]) -> str:
     if isinstance(node, nodes.Text):
         return _STRAY_TAG.sub("", str(node.value))
     if isinstance(node, nodes.Wikilink):
-        title = str(node.title)
-        if _FILE.match(title) or _has_prefix(title, hidden):
+        if _is_hidden(str(node.title), hidden):
             return ""
         return _render(node.text or node.title, nodes, hidden).lstrip(":")
     if isinstance(node, nodes.ExternalLink):
@@ -136,7 +133,7 @@ def _render_node(node: Any, nodes: Any, hidden: Set[str]) -> str:
     if isinstance(node, nodes.Template):
         arguments = (_render_argument(each, nodes, hidden) for each in node.params)
         call = "|".join([_render(node.name, nodes, hidden), *arguments])
-        return show(call.replace(_NOTHING, ""))
+        return show(call)
     if isinstance(node, nodes.HTMLEntity):
         shown = str(node.normalize())
         is_half = "\ud800" <= shown <= "\udfff"  # of a pair, which is no character
@@ -151,16 +148,18 @@ def _render_argument(argument: Any, nodes: Any, hidden: Set[str]) -> str:
     return f"{_render(argument.name, nodes, hidden)}={value}" if argument.showkey else value
 
 
-def _has_prefix(title: str, prefixes: Set[str]) -> bool:
+def _is_hidden(title: str, hidden: Set[str]) -> bool:
+    """Whether a link is not shown where it stands: to a file, a category or another language."""
     prefix, colon, _ = title.partition(":")
-    return bool(colon) and normalize_prefix(prefix) in prefixes
+    is_media = title.rstrip().lower().endswith(_MEDIA)
+    return bool(colon) and (is_media or normalize_prefix(prefix) in hidden)
 
 
 def _render_tag(node: Any, nodes: Any, hidden: Set[str]) -> str:
     name = str(node.tag).strip().lower()
     if node.wiki_markup in {"*", "#", ":", ";"}:
         return _LIST_MARK
-    if name in {"li", "dd", "dt"}:
+    if name in _ITEM_TAGS:
         return f"\n{_LIST_MARK}\n"
     if name == "br":
         return " "

@@ -85,23 +85,19 @@ def _compare_encoders(module: Any, rng: random.Random, texts: list[str]) -> int:
 
 
 def _match_any_bytes(module: Any, rng: random.Random, texts: list[str]) -> int:
-    arguments: list[Any] = []
-    for _ in range(2):
-        pieces = sorted({_draw_bytes(rng, 1, 9) for _ in range(rng.randint(0, 40))})
-        arguments += [pieces, np.array([rng.randrange(2**31) for _ in pieces], np.uint32)]
+    first, other = (
+        sorted({_draw_bytes(rng, 1, 9) for _ in range(rng.randint(0, 40))}) for _ in range(2)
+    )
+    ids = np.array([rng.randrange(2**32) for _ in first + other], np.uint32)
     kinds = bytes(rng.choices(rng.choice((range(256), range(5))), k=256))
-    longest = rng.choice((0, 1, 5, 200, 2**32 - 1))
-    matcher = module.Matcher(*arguments, kinds, rng.randrange(2**32), longest)
+    limits = rng.randrange(2**32), rng.choice((0, 1, 5, 200, 2**32 - 1))
+    matcher = module.Matcher(first + other, ids, len(first), kinds, *limits)
     for _ in range(3):
-        new = matcher.find_new(texts)
-        forms = (
-            None,
-            _draw_bytes(rng, 0, 6),
-            b" " + _draw_bytes(rng, 3, 3) + b" ",
-            _draw_bytes(rng, 255, 256),
-        )
-        matcher.learn(new, [rng.choice(forms) for _ in new])
-        matcher.encode(texts, rng.choice((2, 4)))
+        for character in {*"".join(texts)}:
+            word = b" " + _draw_bytes(rng, 3, 3) + b" "
+            form = rng.choice((_draw_bytes(rng, 0, 6), word, _draw_bytes(rng, 255, 256)))
+            matcher.learn(ord(character), form)
+        matcher.encode(texts)
     return 3
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from pipeline.storage.compression import decompress
 from pipeline.wiki.inline_templates import show
-from pipeline.wiki.wikitext import ENTITIES
+from pipeline.wiki.wikitext import ENTITIES, SCHEMES, TAGS
 from scripts.checkout import ROOT
 from scripts.soak.sanitized import run_sanitized
 
@@ -55,13 +55,13 @@ def fuzz(modules: Mapping[str, Any], seconds: float, seed: int) -> dict[str, int
         AssertionError: A second call gives other bytes, more bytes than it was given, or memory
             grows.
     """
-    read, rng, end = modules[MODULE].to_paragraphs, random.Random(seed), time.monotonic() + seconds
+    read, rng, end = modules[MODULE].render, random.Random(seed), time.monotonic() + seconds
     pages = list(read_pages())
     num_calls = before = 0
     while time.monotonic() < end:
         for _ in range(CALLS_A_ROUND):
             text = damage(rng, rng.choice(pages))
-            first, second = (read(text, is_hidden, show, ENTITIES) for _ in range(2))
+            first, second = (read(text, is_hidden, show, TAGS, SCHEMES, ENTITIES) for _ in range(2))
             assert first == second, f"read differently the second time: {text!r}"
             assert len(first.encode()) <= 1.5 * len(text.encode()), f"longer than it was: {text!r}"
         num_calls += 2 * CALLS_A_ROUND
@@ -74,9 +74,9 @@ def fuzz(modules: Mapping[str, Any], seconds: float, seed: int) -> dict[str, int
     return {"calls": num_calls, "pages": len(pages)}
 
 
-def is_hidden(prefix: str) -> bool:
+def is_hidden(title: str) -> bool:
     """As for a wiki whose files are `File`."""
-    return prefix.strip().lower() in ("file", "category")
+    return title.partition(":")[0].strip().lower() in ("file", "category")
 
 
 def damage(rng: random.Random, page: str) -> str:

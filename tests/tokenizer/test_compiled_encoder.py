@@ -4,12 +4,11 @@
 import itertools
 import string
 import unicodedata
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from tests.tokenizer.encoded_texts import SPECIAL_TEXTS, encoded
+from tests.tokenizer.encoded_texts import encoded
 from tokenizer.compiled import load
 from tokenizer.compiled_encoder import CompiledEncoder, _kinds
 from tokenizer.encode import Encoder, LibraryEncoder
@@ -40,7 +39,6 @@ def test_only_marks_that_are_put_in_order_are_left_to_the_library(module, charac
 
 
 def test_many_new_characters_at_once(module, character_vocab):
-    """Met in one call, in which the table of forms grows from nothing to much of Unicode."""
     texts = [
         " ".join(character_vocab.tokens[start : start + 4096])
         for start in range(0, len(character_vocab), 65_536)
@@ -75,74 +73,50 @@ def test_a_vocabulary_too_large_as_a_trie_is_left_to_the_library(module):
     assert encoder.encode("a" * 190 + "xyzz").tolist() == [vocab.ids["a" * 190 + "xyzz"]]
 
 
-def test_threads_may_share_an_encoder(module, character_vocab):
-    expected = encoded(LibraryEncoder(character_vocab, True), SPECIAL_TEXTS)
-    encoder = make(module, character_vocab)
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda _: encoded(encoder, SPECIAL_TEXTS), range(64)))
-    assert found == [expected] * 64
-
-
 def test_words_and_chunks_without_end(module, small_vocab):
     texts = [
-        "a" * 3_000_000,
-        "é" * 1_000_000,
-        "é\u302e" * 300_000,
-        "\u3000" * 300_000,
-        "\1" * 300_000,
-        "." * 300_000,
+        "a" * 300_000,
+        "é" * 100_000,
+        "é\u302e" * 30_000,
+        "\u3000" * 30_000,
+        "\1" * 30_000,
+        "." * 30_000,
     ]
     encoder, expected = make(module, small_vocab), LibraryEncoder(small_vocab, True)
     assert encoded(encoder, texts) == encoded(expected, texts)
 
 
-ARGUMENTS = (
-    [b"a", b"ab"],
-    np.array([5, 6], np.uint32),
-    [b"b"],
-    np.array([7], np.uint32),
-    _kinds(lower_case=True),
-    1,
-    200,
-)
+ARGUMENTS = [b"a", b"ab", b"b"], np.array([5, 6, 7], np.uint32), 2, _kinds(lower_case=True), 1, 200
 
 
 @pytest.mark.parametrize(
     ("index", "value", "message"),
     [
-        (0, [b"ab", b"a"], "ascending"),
-        (0, [b"a", b"a"], "distinct"),
-        (0, [b"", b"a"], "not empty"),
-        (0, [b"a", "b"], "bytes"),
-        (0, (b"a", b"b"), "list"),
+        (0, [b"ab", b"a", b"b"], "not sorted"),
+        (0, [b"a", b"a", b"b"], "not sorted"),
+        (0, [b"a", b"b", "b"], "bytes"),
+        (0, (b"a", b"b", b"c"), "list"),
         (0, [b"a"], "an id of 4 bytes"),
-        (1, np.array([5, 2**31], np.uint32), "below"),
-        (3, b"", "an id of 4 bytes"),
-        (4, bytes(255), "256"),
+        (2, 4, "pieces"),
+        (3, bytes(255), "256"),
     ],
 )
 def test_the_matcher_refuses_what_is_no_vocabulary(module, index, value, message):
     module.Matcher(*ARGUMENTS)
-    with pytest.raises((ValueError, TypeError), match=message):
+    with pytest.raises((ValueError, TypeError, OverflowError), match=message):
         module.Matcher(*ARGUMENTS[:index], value, *ARGUMENTS[index + 1 :])
 
 
 def test_the_matcher_refuses_what_are_no_sentences(module):
     matcher = module.Matcher(*ARGUMENTS)
-    for call in (matcher.find_new, lambda sentences: matcher.encode(sentences, 2)):
-        for sentences in (None, 3, ["a", b"a"], ["a", None]):
-            with pytest.raises(TypeError):
-                call(sentences)
-    with pytest.raises(ValueError, match="expected 2 or 4"):
-        matcher.encode(["a"], 3)
-    with pytest.raises(ValueError, match="a form for every character"):
-        matcher.learn("éè", [b"e"])
-    with pytest.raises(TypeError):
-        matcher.learn("é", ["e"])
+    for sentences in (None, 3, ["a", b"a"], ["a", None]):
+        with pytest.raises(TypeError):
+            matcher.encode(sentences)
 
 
 def test_a_form_too_long_is_none(module):
     matcher = module.Matcher(*ARGUMENTS)
-    assert matcher.find_new(["é"]) == "é"
-    matcher.learn("é", [b"a" * 256])
-    assert matcher.encode(["a é"], 2)[2] == [(1, 0, "é".encode())]
+    matcher.learn(ord("é"), b"a" * 256)
+    assert matcher.encode(["a é"])[2] == [(1, 0, "é".encode())]
+    matcher.learn(ord("é"), b"b")
+    assert matcher.encode(["a é"])[2] == []

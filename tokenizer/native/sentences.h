@@ -1,12 +1,13 @@
 /* Sentences to ids: bytes go one by one through their kinds, the forms of characters and the trie.
  *
- * A chunk is what stands between ASCII spaces and ASCII punctuation. One with a character that has no form is left to
- * the caller, with the place its ids belong to. */
+ * A chunk is what stands between ASCII spaces and ASCII punctuation. One with a character that has
+ * no form is left to the caller, with the place its ids belong to. */
 
 #include "characters.h"
 #include "trie.h"
 
-/* Kinds of bytes, as tokenizer/compiled_encoder.py has them; of a byte of an ASCII word, the byte that is matched. */
+/* Kinds of bytes, as tokenizer/compiled_encoder.py has them; of an ASCII word's, the byte that is
+ * matched. */
 enum { SPACE, MARK, DROPPED, PART, FIRST_WORD_BYTE };
 
 typedef struct {
@@ -44,22 +45,15 @@ typedef struct {
     size_t num_characters;
 } Word;
 
-typedef struct {
-    uint8_t *bytes;
-    size_t num_bytes, capacity;
-    int no_memory;
-} NewCharacters;
-
 static void *grow(void *items, size_t *capacity, size_t needed, size_t item_bytes) {
-    size_t wanted = 2 * needed;
-    if (wanted < needed || wanted > SIZE_MAX / item_bytes) return NULL;
-    void *grown = realloc(items, wanted * item_bytes);
-    if (grown != NULL) *capacity = wanted;
+    void *grown = realloc(items, 2 * needed * item_bytes);
+    if (grown != NULL) *capacity = 2 * needed;
     return grown;
 }
 
 static int reserve_ids(Output *output, size_t count) {
-    uint32_t *ids = grow(output->ids, &output->ids_capacity, output->num_ids + count, sizeof *ids);
+    size_t needed = output->num_ids + count;
+    uint32_t *ids = grow(output->ids, &output->ids_capacity, needed, sizeof *ids);
     if (ids == NULL) output->no_memory = 1;
     else output->ids = ids;
     return ids != NULL;
@@ -67,17 +61,11 @@ static int reserve_ids(Output *output, size_t count) {
 
 static inline void push_ids(Output *output, const uint32_t *ids, size_t count) {
     if (output->ids_capacity - output->num_ids < count && !reserve_ids(output, count)) return;
-    for (size_t index = 0; index < count; index++) output->ids[output->num_ids + index] = ids[index];
-    output->num_ids += count;
+    for (size_t index = 0; index < count; index++) output->ids[output->num_ids++] = ids[index];
 }
 
-static inline void push_pops(Output *output, const Trie *trie, uint32_t pops) {
-    if (pops & MANY_POPS) {
-        const uint32_t *found = trie->pops + (pops & ~MANY_POPS);
-        push_ids(output, found + 1, found[0]);
-    } else {
-        push_ids(output, &pops, 1);
-    }
+static inline void push_pops(Output *output, const Trie *trie, Failure failure) {
+    push_ids(output, trie->pops + failure.pops + 1, trie->pops[failure.pops]);
 }
 
 /* The state after a byte; NO_STATE where no pieces match. */
@@ -87,7 +75,7 @@ static inline uint32_t advance(const Trie *trie, uint32_t state, uint8_t byte, O
         if (child != NO_STATE) return child;
         Failure failure = trie->failures[state];
         if (failure.next == NO_STATE) return NO_STATE;
-        push_pops(output, trie, failure.pops);
+        push_pops(output, trie, failure);
         state = failure.next;
     }
 }
@@ -97,7 +85,7 @@ static inline void end_word(const Matcher *matcher, Word *word, Output *output) 
     if (state != FIRST_ROOT) {
         while (state != OTHER_ROOT && state != NO_STATE) {
             Failure failure = matcher->trie.failures[state];
-            if (failure.next != NO_STATE) push_pops(output, &matcher->trie, failure.pops);
+            if (failure.next != NO_STATE) push_pops(output, &matcher->trie, failure);
             state = failure.next;
         }
         if (state == NO_STATE) {
@@ -117,8 +105,8 @@ static inline const uint8_t *read_ascii(
     if (state != NO_STATE) {
         size_t rest = matcher->max_characters - word->num_characters;
         if ((size_t)(end - text) > rest) limit = text + rest;
-        for (uint8_t byte; text < limit && (byte = matcher->kinds[*text]) >= FIRST_WORD_BYTE; text++) {
-            state = advance(&matcher->trie, state, byte, output);
+        for (; text < limit && matcher->kinds[*text] >= FIRST_WORD_BYTE; text++) {
+            state = advance(&matcher->trie, state, matcher->kinds[*text], output);
             if (state == NO_STATE) break;
         }
         word->num_characters += (size_t)(text - start);
@@ -138,7 +126,8 @@ static inline void read_form(const Matcher *matcher, uint32_t place, Word *word,
         if (*form == ' ') {
             end_word(matcher, word, output);
         } else if (word->state != NO_STATE) {
-            if ((*form & 0xC0) != 0x80 && word->num_characters++ == matcher->max_characters) word->state = NO_STATE;
+            word->num_characters += (*form & 0xC0) != 0x80;
+            if (word->num_characters > matcher->max_characters) word->state = NO_STATE;
             else word->state = advance(&matcher->trie, word->state, *form, output);
         }
     }
@@ -146,7 +135,7 @@ static inline void read_form(const Matcher *matcher, uint32_t place, Word *word,
 
 /* Leaves the chunk around a character to the caller; returns where it ends. */
 static const uint8_t *leave_chunk(
-    const Matcher *matcher, Text sentence, size_t number, const uint8_t *text, size_t place, Output *output
+    const Matcher *matcher, Text sentence, size_t number, const uint8_t *text, Output *output
 ) {
     const uint8_t *start = text, *end = sentence.bytes + sentence.length;
     while (start > sentence.bytes && matcher->kinds[start[-1]] >= DROPPED) start--;
@@ -159,7 +148,8 @@ static const uint8_t *leave_chunk(
         }
         output->left = left;
     }
-    output->left[output->num_left++] = (Left){place, number, {start, (size_t)(text - start)}};
+    Text chunk = {start, (size_t)(text - start)};
+    output->left[output->num_left++] = (Left){output->num_ids, number, chunk};
     return text;
 }
 
@@ -182,45 +172,15 @@ static void encode_sentence(const Matcher *matcher, Text sentence, size_t number
             uint32_t code_point;
             size_t length = decode(text, end, &code_point);
             uint32_t form = find_form(&matcher->characters, code_point);
-            if (form > NO_FORM) {
+            if (form != NO_FORM) {
                 read_form(matcher, form, &word, output);
                 text += length;
             } else {
                 output->num_ids = chunk_ids;
                 word = (Word){FIRST_ROOT, chunk_ids, 0};
-                text = leave_chunk(matcher, sentence, number, text, chunk_ids, output);
+                text = leave_chunk(matcher, sentence, number, text, output);
             }
         }
     }
     end_word(matcher, &word, output);
-}
-
-static inline int is_ascii_at(const uint8_t *text) {
-    uint64_t eight;
-    memcpy(&eight, text, 8);
-    return (eight & 0x8080808080808080u) == 0;
-}
-
-/* Appends the characters that were never met, and takes their surroundings to decide until their forms are learned. */
-static void find_new_characters(Matcher *matcher, Text sentence, NewCharacters *found) {
-    const uint8_t *text = sentence.bytes, *end = text + sentence.length;
-    while (text < end && !found->no_memory) {
-        if (*text < 0x80) {
-            text += end - text >= 8 && is_ascii_at(text) ? 8 : 1;
-            continue;
-        }
-        uint32_t code_point;
-        size_t length = decode(text, end, &code_point);
-        if (find_form(&matcher->characters, code_point) == UNKNOWN_FORM) {
-            if (found->capacity - found->num_bytes < length) {
-                uint8_t *bytes = grow(found->bytes, &found->capacity, found->num_bytes + length, 1);
-                if (bytes == NULL) found->no_memory = 1;
-                else found->bytes = bytes;
-            }
-            if (!set_form(&matcher->characters, code_point, NO_FORM)) found->no_memory = 1;
-            if (!found->no_memory) memcpy(found->bytes + found->num_bytes, text, length);
-            if (!found->no_memory) found->num_bytes += length;
-        }
-        text += length;
-    }
 }
