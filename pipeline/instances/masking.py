@@ -122,7 +122,7 @@ def _choose_tokens(
         rows = slice(start, start + _GRID_ROWS)
         keys_NW = _draw_keys(lengths[rows], segment_a_length[rows], rng)
         greatest_N = np.sort(keys_NW, axis=1)[np.arange(len(keys_NW)), counts[rows] - 1]
-        row, position = np.nonzero(keys_NW <= greatest_N[:, None])
+        row, position = divmod(np.flatnonzero(keys_NW <= greatest_N[:, None]), keys_NW.shape[1])
         chosen.append(offsets[rows][row] + position)
     return np.concatenate(chosen)
 

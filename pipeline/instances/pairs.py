@@ -64,14 +64,16 @@ def gather_pairs(
     tokens: npt.NDArray[np.unsignedinteger], pairs: Pairs, cls_id: int, sep_id: int
 ) -> PackedPairs:
     """[CLS] A [SEP] B [SEP] of each pair; `tokens` of the bucket's documents end to end."""
-    cls, sep = np.array([cls_id], tokens.dtype), np.array([sep_id], tokens.dtype)
-    parts = [tokens[:0]]
-    spans = (pairs.a_start, pairs.a_stop, pairs.b_start, pairs.b_stop)
-    for a_start, a_stop, b_start, b_stop in zip(*map(np.ndarray.tolist, spans), strict=True):
-        parts += [cls, tokens[a_start:a_stop], sep, tokens[b_start:b_stop], sep]
     a_length, b_length = pairs.a_stop - pairs.a_start, pairs.b_stop - pairs.b_start
-    offsets = np.cumsum([0, *(a_length + b_length + NUM_SPECIAL_TOKENS)], dtype=np.int64)
-    return PackedPairs(np.concatenate(parts), offsets, (a_length + 2).astype(np.uint16))
+    starts = np.stack([pairs.a_start, pairs.b_start], axis=1).ravel() - 1
+    lengths = np.stack([a_length + 1, b_length + 2], axis=1).ravel()  # of [CLS] A and [SEP] B [SEP]
+    stops = np.cumsum(lengths)
+    places = np.arange(lengths.sum()) + np.repeat(starts - stops + lengths, lengths)
+    input_ids = tokens.take(places, mode="clip")
+    offsets = np.append(0, stops[1::2])
+    input_ids[offsets[:-1]] = cls_id
+    input_ids[stops[::2]] = input_ids[stops[1::2] - 1] = sep_id
+    return PackedPairs(input_ids, offsets, (a_length + 2).astype(np.uint16))
 
 
 class _Balance:

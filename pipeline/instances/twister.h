@@ -6,6 +6,7 @@
 
 #define TWISTER_WORDS 624
 #define TWISTER_SHIFT 397
+#define TWISTER_BACK (TWISTER_WORDS - TWISTER_SHIFT)
 
 typedef struct {
     uint32_t words[TWISTER_WORDS];
@@ -49,9 +50,10 @@ static void twister_refill(twister *state)
 {
     uint32_t *words = state->words;
     for (int i = 0; i < TWISTER_WORDS; i++) {
-        uint32_t joined = (words[i] & 0x80000000u) | (words[(i + 1) % TWISTER_WORDS] & 0x7fffffffu);
-        uint32_t distant = words[(i + TWISTER_SHIFT) % TWISTER_WORDS];
-        words[i] = distant ^ (joined >> 1) ^ (-(joined & 1u) & 0x9908b0dfu);
+        int next = i + 1 < TWISTER_WORDS ? i + 1 : 0;
+        int distant = i + TWISTER_SHIFT < TWISTER_WORDS ? i + TWISTER_SHIFT : i - TWISTER_BACK;
+        uint32_t joined = (words[i] & 0x80000000u) | (words[next] & 0x7fffffffu);
+        words[i] = words[distant] ^ (joined >> 1) ^ (-(joined & 1u) & 0x9908b0dfu);
     }
     state->next = 0;
 }

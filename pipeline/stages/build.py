@@ -28,7 +28,7 @@ from pipeline.inspect.dataset_card import write_card
 from pipeline.inspect.page import REPORT_PAGE, write_page
 from pipeline.inspect.summary import SOURCES, load_report, summarize_dataset, write_report
 from pipeline.inspect.validation import format_validation, measure_validation
-from pipeline.machine import num_cores, this_machine
+from pipeline.machine import num_cores
 from pipeline.settings import OF_A_SOURCE, BuildSettings, describe_changes
 from pipeline.shards.dataset import Dataset
 from pipeline.stages.build_shards import instance_rule, make_shards
@@ -43,7 +43,7 @@ from pipeline.stages.build_tokens import (
 from pipeline.stages.build_vocab import VOCAB, prepare_vocabulary
 from pipeline.stages.choose_documents import choice_content
 from pipeline.stages.describe import count_documents
-from pipeline.stages.plan import format_plan, make_plan
+from pipeline.stages.plan import describe_plan
 from pipeline.storage.local import scratch_folder
 from pipeline.storage.secret_values import hide, hide_in
 from pipeline.storage.zip_archive import SUFFIX as ZIP
@@ -76,9 +76,7 @@ def run_build(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
     began = time.perf_counter()
     corpus = find_corpus(settings)
     if settings.plan:
-        plan = make_plan(settings, corpus.parts, instance_rule)
-        workers, _ = this_machine().limit(settings.workers, len(corpus.parts))
-        print(format_plan(plan, len(corpus.files), workers, settings.passes))
+        print(describe_plan(settings, len(corpus.files), corpus.parts, instance_rule))
         return
     _say_what_is_slow()
     with _writing(settings):

@@ -1,12 +1,9 @@
-"""What a build will make (`build --plan true`): a sample of the input is read, encoded and built, and scaled.
-
-The sample is a few MB from places spread over the input. Nothing is written.
-"""
+"""What a build will make (`build --plan true`), judged by some MB of its input; writes nothing."""
 
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -14,12 +11,13 @@ import numpy as np
 from pipeline.documents import Document
 from pipeline.documents.counts import format_mean
 from pipeline.documents.files import Meter
-from pipeline.documents.formats import is_plain
-from pipeline.documents.parts import Part, cut_again
+from pipeline.documents.formats import is_plain, may_be_cut
+from pipeline.documents.parts import Part
 from pipeline.documents.read import read_part
 from pipeline.documents.source import UNIT
 from pipeline.documents.sources import apply_weights, count_factors
 from pipeline.instances.build_bucket import InstanceRule, build_bucket, gather_documents
+from pipeline.machine import this_machine
 from pipeline.pages.render import format_bytes
 from pipeline.settings import BuildSettings
 from pipeline.shards.seal import seal_documents
@@ -47,220 +45,133 @@ from tokenizer.vocab import Vocabulary
 from tokenizer.words import count_words
 
 _NUM_PLACES = 8
-_PLACE_BYTES = 512 * 2**10
+_SAMPLE_BYTES = 4 * 2**20  # of a source
 _LONG_PARTS = 8
+
+RuleFor = Callable[[BuildSettings, Vocabulary, int], InstanceRule]
 
 
 @dataclass
 class Place:
-    """A place of the input that is read.
+    """The beginning of a part: its texts, then its documents; the input has `scale` times it."""
 
-    Attributes:
-        part: Where it begins.
-        stored_bytes: Bytes of the input that it stands for.
-        read_bytes: Those that were read.
-        scale: How many times what was read the place stands for.
-        cleaned: What was read, cleaned and filtered.
-        documents: These encoded.
-        seconds: CPU time of reading and encoding them.
-    """
-
-    part: Part
-    stored_bytes: int
-    read_bytes: int = 0
-    scale: float = 0.0
-    cleaned: DocumentList[Document] = field(init=False)
+    source: int
+    stands_for: int  # stored bytes of the input
+    scale: float
+    cleaned: DocumentList[Document]
     documents: list[TokenizedDocument] = field(default_factory=list)
-    seconds: float = 0.0
 
 
-@dataclass(frozen=True)
-class LengthPlan:
-    """One length: train instances of a pass, and of one instance its stored bytes and seconds of one process."""
-
-    seq_len: int
-    instances: int
-    bytes_each: float
-    seconds_each: float
-
-
-@dataclass(frozen=True)
-class SourcePlan:
-    """One source: documents and tokens, copies included; its share of the tokens that a pass uses, random B's aside."""
-
-    name: str
-    weight: float
-    documents: int
-    tokens: int
-    used_share: float
-
-
-@dataclass(frozen=True)
-class BuildPlan:
-    """What a build will make.
-
-    Attributes:
-        stored_bytes, formats, parts: The input.
-        cleaned_bytes, sources: Its text, copies included.
-        token_bytes: Bytes of the folder between the jobs.
-        buckets: Train shards of a pass and length.
-        lengths: One row a length.
-        worker_seconds: CPU time of everything but learning a vocabulary.
-        dropped: Documents of the sample that are left out, by reason.
-        warnings: What is likely not wanted, or not counted.
-    """
-
-    stored_bytes: int
-    formats: Mapping[str, int]
-    parts: int
-    cleaned_bytes: int
-    sources: tuple[SourcePlan, ...]
-    token_bytes: int
-    buckets: int
-    lengths: tuple[LengthPlan, ...]
-    worker_seconds: float
-    dropped: Mapping[str, int]
-    warnings: tuple[str, ...]
-
-
-def make_plan(
-    settings: BuildSettings,
-    parts: Sequence[Part],
-    rule_for: Callable[[BuildSettings, Vocabulary, int], InstanceRule],
-) -> BuildPlan:
-    """Measures a sample of the parts that the tokens job would read, and scales it to all.
+def describe_plan(
+    settings: BuildSettings, num_files: int, parts: Sequence[Part], rule_for: RuleFor
+) -> str:
+    """Lines for a person: what a sample of the parts comes to, scaled to all.
 
     Raises:
         ValueError: Malformed input, or too few documents.
     """
-    places = _choose_places(parts)
-    for place in places:
-        _read_place(settings, place)
-    places = _without_silent(places)
+    start = time.process_time()
+    places = _without_silent([_read_place(settings, *each) for each in _choose_places(parts)])
+    seconds = time.process_time() - start
     vocabulary = _find_vocabulary(settings, places)
+    start = time.process_time()
     dropped = _encode_places(settings, places, vocabulary)
-
-    def scaled(measure: Callable[[Sequence[TokenizedDocument]], int]) -> list[int]:
-        found = [0.0] * len(settings.corpus)
-        for place in places:
-            found[place.part.source] += place.scale * measure(place.documents)
-        return [round(each) for each in found]
-
-    documents, cleaned_bytes = scaled(len), scaled(lambda own: sum(d.cleaned_bytes for d in own))
-    tokens = scaled(lambda own: sum(len(document.tokens) for document in own))
-    total = max(1, sum(tokens))
-    held_out = wanted_tokens(total, settings.validation_fraction, settings.validation_tokens)
-    rules = [rule_for(settings, vocabulary, seq_len) for seq_len in settings.seq_lens]
-    lengths = tuple(_plan_length(places, rule, 1 - held_out / total) for rule in rules)
-    seconds = sum(place.scale * place.seconds for place in places)
-    building = sum(each.instances * each.seconds_each for each in lengths)
+    seconds += time.process_time() - start
     sample = [document for place in places for document in place.documents]
-    packed = sum(map(len, (*pack_documents(sample), pack_places(sample))))
-    share = sum(len(document.tokens) for document in sample) / total
-    return BuildPlan(
-        stored_bytes=sum(map(_stored_bytes, parts)),
-        formats=Counter(each.format for part in parts for each in part.ranges),
-        parts=len(parts),
-        cleaned_bytes=sum(cleaned_bytes),
-        sources=_plan_sources(settings, documents, tokens),
-        token_bytes=round(packed / share) if share else 0,
-        buckets=_plan_buckets(settings, documents, cleaned_bytes),
-        lengths=lengths,
-        worker_seconds=seconds + settings.passes * building,
-        dropped=dropped,
-        warnings=tuple(_find_warnings(settings, parts)),
-    )
-
-
-def format_plan(plan: BuildPlan, files: int, workers: int, passes: int) -> str:
-    """The plan as lines for a person."""
-    formats = ", ".join(f"{count} {name}" for name, count in sorted(plan.formats.items()))
-    dropped = ", ".join(f"{count:,} {reason}" for reason, count in sorted(plan.dropped.items()))
-    documents, tokens = (
-        sum(getattr(each, name) for each in plan.sources) for name in ("documents", "tokens")
-    )
-    shard_bytes = passes * sum(each.instances * each.bytes_each for each in plan.lengths)
-    seconds = plan.worker_seconds / workers
+    documents, cleaned_bytes, tokens = _scale_counts(settings, places)
+    scale = sum(tokens) / max(1, sum(len(document.tokens) for document in sample))
+    token_bytes = scale * sum(map(len, (*pack_documents(sample), pack_places(sample))))
+    held_out = wanted_tokens(sum(tokens), settings.validation_fraction, settings.validation_tokens)
+    train_share = 1 - held_out / max(1, sum(tokens))
+    buckets = _count_buckets(settings, documents, cleaned_bytes)
+    lengths, shard_bytes, seconds = [], 0.0, scale * seconds
+    for seq_len in settings.seq_lens:
+        rule = rule_for(settings, vocabulary, seq_len)
+        instances, num_bytes, own_seconds = _plan_length(places, rule, train_share)
+        lengths.append(
+            f"  L{seq_len}: {instances:,} train instances a pass, {format_bytes(num_bytes)},"
+            f" {instances // buckets:,} a shard"
+        )
+        shard_bytes += settings.passes * num_bytes
+        seconds += settings.passes * own_seconds
+    formats = Counter(each.format for part in parts for each in part.ranges)
+    stored = format_bytes(sum(map(_stored_bytes, parts)))
+    workers, _ = this_machine().limit(settings.workers, len(parts))
+    seconds /= workers
     hours = f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 3600:,.1f} hours"
     rows = [
-        f"input: {files:,} file(s), {format_bytes(plan.stored_bytes)} as stored; ranges read: {formats}",
-        f"about {documents:,} documents, {format_bytes(plan.cleaned_bytes)} of text, {tokens:,} tokens (copies too)",
-        *(f"  {_format_source(each, len(plan.sources))}" for each in plan.sources),
-        f"{plan.parts:,} part(s) to encode, then {plan.buckets} train bucket(s), x {passes} pass(es)",
-        *(f"  {_format_length(each, plan.buckets)}" for each in plan.lengths),
-        f"storage: {format_bytes(plan.token_bytes)} of tokens (may be deleted afterwards),"
+        f"input: {num_files:,} file(s), {stored} as stored; ranges read: "
+        + ", ".join(f"{count} {name}" for name, count in sorted(formats.items())),
+        f"about {sum(documents):,} documents, {format_bytes(sum(cleaned_bytes))} of text,"
+        f" {sum(tokens):,} tokens (copies too)",
+        *_describe_sources(settings, documents, tokens),
+        f"{len(parts):,} part(s) to encode, then {buckets} train bucket(s),"
+        f" x {settings.passes} pass(es)",
+        *lengths,
+        f"storage: {format_bytes(token_bytes)} of tokens (may be deleted afterwards),"
         f" {format_bytes(shard_bytes)} of shards",
         f"time: some {hours} with {workers} worker(s) on as many cores as fast as this one;"
         " a vocabulary to learn and the start come on top",
         *([f"left out of the sample: {dropped}"] if dropped else []),
-        *(f"warning: {each}" for each in plan.warnings),
+        *(f"warning: {each}" for each in _find_warnings(settings, parts)),
         "nothing has been written; leave --plan out to build",
     ]
     return "\n".join(rows)
 
 
-def _format_source(source: SourcePlan, num_sources: int) -> str:
-    shown = f"{source.name}: {format_mean(source.documents, source.tokens)}"
-    if num_sources == 1:
-        return shown
-    return f"{shown}, {source.tokens:,} in all; weight {source.weight:g} makes them {source.used_share:.1%} of a pass"
+def _describe_sources(
+    settings: BuildSettings, documents: Sequence[int], tokens: Sequence[int]
+) -> Iterator[str]:
+    used = [source.millionths * own for source, own in zip(settings.corpus, tokens, strict=True)]
+    columns = (settings.corpus, documents, tokens, used)
+    for source, num_documents, own, own_used in zip(*columns, strict=True):
+        shown = f"  {source.name}: {format_mean(num_documents, own)}"
+        if len(used) > 1:
+            share = own_used / max(1, sum(used))
+            shown += f", {own:,} in all; weight {source.weight:g} makes them {share:.1%} of a pass"
+        yield shown
 
 
-def _format_length(length: LengthPlan, buckets: int) -> str:
-    size = format_bytes(length.instances * length.bytes_each)
-    each = length.instances // buckets
-    return (
-        f"L{length.seq_len}: {length.instances:,} train instances a pass, {size}, {each:,} a shard"
-    )
+def _choose_places(parts: Sequence[Part]) -> Iterator[tuple[Part, int, int]]:
+    """Parts to begin, the stored bytes that each stands for, and how much of it to read.
 
-
-def _choose_places(parts: Sequence[Part]) -> list[Place]:
-    """All parts of a source that is small; of another eight places, as far from each other in its bytes."""
-    places: list[Place] = []
+    They are all parts of a small source; of another eight, far from each other in its bytes.
+    """
     for source in sorted({part.source for part in parts}):
         own = [part for part in parts if part.source == source]
-        ends = np.cumsum(list(map(_stored_bytes, own)))
-        if ends[-1] <= _NUM_PLACES * _PLACE_BYTES:
-            places += [Place(part, _stored_bytes(part)) for part in own]
-            continue
-        step = int(ends[-1]) // _NUM_PLACES
-        for wanted in range(step // 2, int(ends[-1]), step):
-            part = _pick(own, wanted)
-            if _is_plain(part):
-                start = wanted - sum(map(_stored_bytes, own[: own.index(part)]))
-                part = _pick(_pieces(part), start)
-            places.append(Place(part, step))
-    return places
-
-
-def _pick(parts: Sequence[Part], byte: int) -> Part:
-    """The one that holds a byte, counted through all of them."""
-    ends = np.cumsum(list(map(_stored_bytes, parts)))
-    return parts[min(int(np.searchsorted(ends, byte, side="right")), len(parts) - 1)]
-
-
-def _pieces(part: Part) -> list[Part]:
-    """A part cut into half a MB each."""
-    starts = {each.url: range(each.start, each.end) for each in part.ranges}
-    pieces = cut_again([part], _PLACE_BYTES)
-    own = [piece for piece in pieces if piece.ranges[0].start in starts[piece.ranges[0].url]]
-    return own or [part]
-
-
-def _is_plain(part: Part) -> bool:
-    return all(is_plain(each.format, each.url) for each in part.ranges)
+        sizes = list(map(_stored_bytes, own))
+        if len(own) > _NUM_PLACES and sum(sizes) > _SAMPLE_BYTES:
+            step = sum(sizes) / _NUM_PLACES
+            middles = step * (np.arange(_NUM_PLACES) + 0.5)
+            found = np.searchsorted(np.cumsum(sizes), middles, side="right")
+            own, sizes = [own[place] for place in found], [round(step)] * _NUM_PLACES
+        for part, size in zip(own, sizes, strict=True):
+            yield part, size, _SAMPLE_BYTES // len(own)
 
 
 def _stored_bytes(part: Part) -> int:
     return sum(each.num_bytes for each in part.ranges)
 
 
-def _read_place(settings: BuildSettings, place: Place) -> None:
-    """Reads a plain part to its end, of another half a MB and what its decompressor gives with that."""
-    source, meter, skipped = settings.corpus[place.part.source], Meter(), dict[str, int]()
-    start, most = time.process_time(), sys.maxsize if _is_plain(place.part) else _PLACE_BYTES
+def _beginning(part: Part, most: int) -> Part:
+    """The first bytes of a part, and the rest of a file that is one document."""
+    ranges = []
+    for each in part.ranges:
+        if most <= 0:
+            break
+        end = min(each.end, each.start + most) if may_be_cut(each.format, each.url) else each.end
+        ranges.append(replace(each, end=end))
+        most -= ranges[-1].num_bytes
+    return replace(part, ranges=tuple(ranges))
+
+
+def _read_place(settings: BuildSettings, part: Part, stands_for: int, most: int) -> Place:
+    """Reads so many bytes of plain text; of another part what its decompressor gives with them."""
+    source, meter, skipped = settings.corpus[part.source], Meter(), dict[str, int]()
+    all_plain = all(is_plain(each.format, each.url) for each in part.ranges)
+    part = _beginning(part, most) if all_plain else part
     documents = read_part(
-        replace(place.part, ranges=tuple(replace(each, meter=meter) for each in place.part.ranges)),
+        replace(part, ranges=tuple(replace(each, meter=meter) for each in part.ranges)),
         text_field=source.text_field,
         on_bad_document=settings.on_bad_document,
         skipped=skipped,
@@ -269,29 +180,23 @@ def _read_place(settings: BuildSettings, place: Place) -> None:
     found: list[Document] = []
     size = num_bytes = 0
     for document in documents:
-        if size >= most and meter.num_bytes != num_bytes:
+        if size >= most and meter.num_bytes != num_bytes and not all_plain:
             break
         found.append(document)
         size, num_bytes = size + len(document.text), meter.num_bytes
-    if most == sys.maxsize:
-        num_bytes = _stored_bytes(place.part)
-    read = next(group_documents(place.part, found, skipped, sys.maxsize))
-    place.cleaned = filter_documents(clean_documents(read), DocumentFilter(settings.filter_rule))
-    place.read_bytes = num_bytes
-    place.seconds = time.process_time() - start
+    num_bytes = _stored_bytes(part) if all_plain else num_bytes
+    read = next(group_documents(part, found, skipped, sys.maxsize))
+    cleaned = filter_documents(clean_documents(read), DocumentFilter(settings.filter_rule))
+    return Place(part.source, stands_for, num_bytes and stands_for / num_bytes, cleaned)
 
 
 def _without_silent(places: Sequence[Place]) -> list[Place]:
     """The places where anything was read, which stand for the others of their source too."""
-    stored = Counter[int]()
-    told = Counter[int]()
-    for place in places:
-        stored[place.part.source] += place.stored_bytes
-        told[place.part.source] += place.stored_bytes * bool(place.read_bytes)
-    read = [place for place in places if place.read_bytes]
+    read = [place for place in places if place.scale]
     for place in read:
-        share = stored[place.part.source] / told[place.part.source]
-        place.scale = share * place.stored_bytes / place.read_bytes
+        own = [each for each in places if each.source == place.source]
+        told = sum(each.stands_for for each in own if each.scale)
+        place.scale *= sum(each.stands_for for each in own) / told
     return read
 
 
@@ -305,43 +210,40 @@ def _find_vocabulary(settings: BuildSettings, places: Sequence[Place]) -> Vocabu
     for place in places:
         texts = (document.text for document in place.cleaned.documents)
         found = count_words(texts, settings.lower_case)
-        counts.update({word: n * factors[place.part.source] for word, n in found.items()})
+        counts.update({word: n * factors[place.source] for word, n in found.items()})
     return make_vocabulary(settings, list(counts), list(counts.values()))
 
 
-def _encode_places(
-    settings: BuildSettings, places: Sequence[Place], vocabulary: Vocabulary
-) -> dict[str, int]:
+def _encode_places(settings: BuildSettings, places: Sequence[Place], vocabulary: Vocabulary) -> str:
     """Encodes what was read; which documents were dropped, by reason."""
     encoder, texts = Encoder(vocabulary, settings.lower_case), open_task_texts(settings)
     finder = WindowFinder(texts, encoder) if texts else None
-    languages, drops = (
-        [source.language for source in settings.corpus],
-        settings.task_overlap == "drop",
-    )
+    languages = [source.language for source in settings.corpus]
     counters: Counter[str] = Counter()
     for place in places:
-        start = time.process_time()
         found = encode_documents(split_documents(place.cleaned, languages), encoder)
-        found = find_task_texts(found, finder, drops=drops) if finder else found
+        if finder:
+            found = find_task_texts(found, finder, drops=settings.task_overlap == "drop")
         place.documents = found.documents
         counters.update(found.counters)
-        place.seconds += time.process_time() - start
-    drops_of = {name: n for name, n in counters.items() if name.startswith("dropped_") and n}
-    return {name.removeprefix("dropped_"): n for name, n in drops_of.items()}
-
-
-def _plan_sources(
-    settings: BuildSettings, documents: Sequence[int], tokens: Sequence[int]
-) -> tuple[SourcePlan, ...]:
-    used = [source.millionths * own for source, own in zip(settings.corpus, tokens, strict=True)]
-    return tuple(
-        SourcePlan(source.name, source.weight, num, own, own_used / max(1, sum(used)))
-        for source, num, own, own_used in zip(settings.corpus, documents, tokens, used, strict=True)
+    dropped = {name: n for name, n in counters.items() if name.startswith("dropped_") and n}
+    return ", ".join(
+        f"{n:,} {name.removeprefix('dropped_')}" for name, n in sorted(dropped.items())
     )
 
 
-def _plan_buckets(
+def _scale_counts(settings: BuildSettings, places: Sequence[Place]) -> tuple[list[int], ...]:
+    """Documents, bytes of cleaned text and tokens of each source, copies included."""
+    totals = np.zeros((len(settings.corpus), 3))
+    for place in places:
+        for each in place.documents:
+            totals[place.source] += place.scale * np.array(
+                (1, each.cleaned_bytes, len(each.tokens))
+            )
+    return tuple(np.rint(totals).astype(int).T.tolist())
+
+
+def _count_buckets(
     settings: BuildSettings, documents: Sequence[int], num_bytes: Sequence[int]
 ) -> int:
     prefixes = num_prefixes(sum(num_bytes))
@@ -350,8 +252,13 @@ def _plan_buckets(
     return choose_num_buckets(spread, used_bytes, settings.num_buckets, "num_buckets", used)
 
 
-def _plan_length(places: Sequence[Place], rule: InstanceRule, train_share: float) -> LengthPlan:
-    """Counts every document once; weights then multiply what each source gave."""
+def _plan_length(
+    places: Sequence[Place], rule: InstanceRule, train_share: float
+) -> tuple[int, float, float]:
+    """Train instances of a pass, their stored bytes and CPU seconds.
+
+    Every document is counted once; weights then multiply what each source gave.
+    """
     start = time.process_time()
     documents = gather_documents([each for place in places for each in place.documents])
     blocks = list(build_bucket(documents, replace(rule, weights=()), 0, "plan"))
@@ -360,12 +267,13 @@ def _plan_length(places: Sequence[Place], rule: InstanceRule, train_share: float
     seconds = time.process_time() - start
     worth: dict[int, float] = {}
     for place in places:
-        weight = rule.weights[place.part.source] / UNIT if rule.weights else 1
+        weight = rule.weights[place.source] / UNIT if rule.weights else 1
         for document in place.documents:  # a copy belongs to the source listed first
             worth.setdefault(int.from_bytes(document.id[:8], "big"), place.scale * weight)
     total = sum(worth[key] for block in blocks for key in block.document_a.tolist())
-    each = max(1, shard.instances)
-    return LengthPlan(rule.seq_len, round(train_share * total), len(tar) / each, seconds / each)
+    instances = round(train_share * total)
+    scale = instances / max(1, shard.instances)
+    return instances, scale * len(tar), scale * seconds
 
 
 def _find_warnings(settings: BuildSettings, parts: Sequence[Part]) -> Iterator[str]:
@@ -373,11 +281,13 @@ def _find_warnings(settings: BuildSettings, parts: Sequence[Part]) -> Iterator[s
     if long:
         part = max(long, key=lambda part: part.text_bytes)
         yield (
-            f"{hide(part.ranges[0].url)} cannot be cut: one worker reads its {format_bytes(part.text_bytes)} of text;"
-            f" {len(long)} file(s) are more than {_LONG_PARTS} parts"
-            f" long, cut such into files of {format_bytes(settings.part_bytes)} of text"
+            f"{hide(part.ranges[0].url)} cannot be cut: one worker reads its"
+            f" {format_bytes(part.text_bytes)} of text; {len(long)} file(s) are more than"
+            f" {_LONG_PARTS} parts long, cut such into files of"
+            f" {format_bytes(settings.part_bytes)} of text"
         )
     if settings.near_duplicates is not None:
         yield "near-duplicates cannot be told from a sample: counted as if all stayed"
     if settings.exclude_documents_of:
-        yield f"documents of {', '.join(settings.exclude_documents_of)} are counted as if they stayed"
+        excluded = ", ".join(settings.exclude_documents_of)
+        yield f"documents of {excluded} are counted as if they stayed"
