@@ -187,8 +187,7 @@ def verify(settings: VerifySettings, _: Sequence[str]) -> int:
 
     from pipeline.inspect.deep_verify import DeepCheck
     from pipeline.machine import this_machine
-    from pipeline.shards.coverage import describe_coverage
-    from pipeline.shards.verify import verify_dataset
+    from pipeline.shards.verify import describe_coverage, verify_dataset
 
     dataset = _open(settings)
     total = sum(shard.num_bytes for shard in dataset.all_shards)

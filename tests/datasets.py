@@ -109,7 +109,7 @@ def write_dataset(
         format_version=tables.FORMAT_VERSION,
         software={},
         settings=settings,
-        settings_hash=tables.settings_hash(settings),
+        settings_hash=canonical_hash(settings),
         vocab_sha256=vocabulary.sha256,
         tokenizer_sha256=hashlib.sha256(tokenizer_json(vocabulary, True).encode()).hexdigest(),
         vocab_size=vocab_size,

@@ -12,10 +12,10 @@ from pipeline.inspect.checks import find_checks
 from pipeline.inspect.measure import MASK_KINDS, measure_documents, measure_group
 from pipeline.inspect.mixture import format_mixture, measure_mixture
 from pipeline.inspect.validation import measure_validation
-from pipeline.shards.coverage import describe_coverage, find_uncovered
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import pass_folder
 from pipeline.shards.records import Group, json_bytes
+from pipeline.shards.verify import describe_coverage, find_uncovered
 from pipeline.tokens.provenance import find_tokens
 
 REPORT = "report.json"

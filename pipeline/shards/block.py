@@ -1,8 +1,7 @@
-"""A block: up to 65,536 // seq_len consecutive instances as one Arrow record batch (docs/format.md, section 2).
+"""A block: up to 65,536 // seq_len consecutive instances as one Arrow record batch (docs/format.md).
 
 Arrow's values and offsets are the concatenated tokens and cu_seqlens that variable-length attention
-consumes, so a batch is a few concatenated runs of blocks and never a loop over instances. N
-instances, T tokens, M masked positions.
+consumes. N instances, T tokens, M masked positions.
 """
 
 import dataclasses
@@ -31,29 +30,26 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive instances of one shard, concatenated.
-
-    Attributes:
-        input_ids: [T] uint16 or uint32; already masked, no padding.
-        offsets: [N+1] int32; instance n is input_ids[offsets[n]:offsets[n + 1]].
-        segment_a_length: [N] uint16; tokens of type 0, that is [CLS] A [SEP].
-        masked_lm_positions: [M] uint16; ascending inside each instance, counted from its [CLS].
-        masked_lm_ids: [M], dtype of input_ids; the tokens that stood there.
-        masked_offsets: [N+1] int32 into the two arrays above.
-        is_random_next: [N] bool; True where B is not what follows A (next_sentence_label 1).
-        document_a: [N] uint64; first 64 bits of the id of the document A is from.
-        document_b: [N] uint64; the same for B.
-    """
+    """Consecutive instances of one shard, concatenated."""
 
     input_ids: Array
+    """[T] uint16 or uint32; already masked, no padding."""
     offsets: Array
+    """[N+1] int32; instance n is input_ids[offsets[n]:offsets[n + 1]]."""
     segment_a_length: Array
+    """[N] uint16; tokens of type 0, that is [CLS] A [SEP]."""
     masked_lm_positions: Array
+    """[M] uint16; ascending inside each instance, counted from its [CLS]."""
     masked_lm_ids: Array
+    """[M], dtype of input_ids; the tokens that stood there."""
     masked_offsets: Array
+    """[N+1] int32 into the two arrays above."""
     is_random_next: Array
+    """[N] bool; True where B is not what follows A (next_sentence_label 1)."""
     document_a: Array
+    """[N] uint64; first 64 bits of the id of the document A is from."""
     document_b: Array
+    """[N] uint64; the same for B."""
 
     @property
     def num_instances(self) -> int:
@@ -98,6 +94,7 @@ def block_instances(seq_len: int) -> int:
     return TOKENS_PER_BLOCK // seq_len
 
 
+@lru_cache(maxsize=4)
 def block_schema(token_dtype: Any) -> pa.Schema:
     """The Arrow schema of a block whose tokens are uint16 or (vocabularies over 65,536) uint32."""
     token = pa.from_numpy_dtype(np.dtype(token_dtype))
@@ -114,7 +111,7 @@ def block_schema(token_dtype: Any) -> pa.Schema:
 
 
 def encode_block(block: Block) -> bytes:
-    """The block as one Arrow IPC stream, zstd level 1. Equal blocks give equal bytes within one version of Arrow."""
+    """The block as one Arrow IPC stream; equal blocks, equal bytes within one version of Arrow."""
     offsets, masked_offsets = (each - each[0] for each in (block.offsets, block.masked_offsets))
     columns = [
         _lists(offsets, block.input_ids),
@@ -125,20 +122,16 @@ def encode_block(block: Block) -> bytes:
         pa.array(block.document_a),
         pa.array(block.document_b),
     ]
-    schema = _cached_schema(block.input_ids.dtype.name)
+    schema = block_schema(block.input_ids.dtype.name)
     return write_stream(pa.RecordBatch.from_arrays(columns, schema=schema))
 
 
 def decode_block(data: bytes | memoryview, where: str) -> Block:
-    """Decodes and checks one block. Its arrays are read-only.
-
-    Args:
-        data: What encode_block returned.
-        where: Shard and block, for messages.
+    """What encode_block encoded, with read-only arrays.
 
     Raises:
         ValueError: Not one record batch of the block schema, a null, or offsets that do not fit the
-            values.
+            values; the message begins with where.
     """
     try:
         return _block_of(read_stream(data))
@@ -147,10 +140,9 @@ def decode_block(data: bytes | memoryview, where: str) -> Block:
 
 
 def _block_of(batch: pa.RecordBatch) -> Block:
-    """The block that a record batch holds, checked."""
-    if not any(batch.schema.equals(_cached_schema(width)) for width in ("uint16", "uint32")):
+    if not any(batch.schema.equals(block_schema(width)) for width in ("uint16", "uint32")):
         found = repr(batch.schema.types)  # names may be no text
-        expected = block_schema(np.uint16)
+        expected = block_schema("uint16")
         raise ValueError(f"damaged or foreign block: schema is\n{found}\nexpected\n{expected}")
     ids, segments, positions, labels, random, document_a, document_b = batch.columns
     offsets, input_ids = _parts("input_ids", ids)
@@ -179,32 +171,19 @@ def concatenate_blocks(blocks: Sequence[Block]) -> Block:
     assert blocks, "nothing to concatenate"
     if len(blocks) == 1:
         return blocks[0]
-    joined = {
-        field.name: np.concatenate([getattr(block, field.name) for block in blocks])
-        for field in dataclasses.fields(Block)
-        if field.name not in ("offsets", "masked_offsets")
-    }
-    return Block(
-        **joined,
-        offsets=_join_offsets([block.offsets for block in blocks]),
-        masked_offsets=_join_offsets([block.masked_offsets for block in blocks]),
-    )
+    joined = {}
+    for name in (field.name for field in dataclasses.fields(Block)):
+        parts = [getattr(block, name) for block in blocks]
+        joined[name] = _join_offsets(parts) if "offsets" in name else np.concatenate(parts)
+    return Block(**joined)
 
 
 def block_digest(block: Block) -> bytes:
-    """blake2b-256 of a block's content: sizes, then every column little-endian (docs/format.md, section 4).
-
-    It covers values and not compressed bytes, so it is equal for every version of Arrow and zstd.
-    """
+    """blake2b-256 of a block's values (docs/format.md, section 4), however they are compressed."""
     digest = hashlib.blake2b(digest_size=32)
-    sizes = (
-        block.num_instances,
-        block.num_tokens,
-        block.num_masked,
-        block.input_ids.dtype.itemsize,
-    )
-    digest.update(np.array(sizes, dtype="<u8").tobytes())
+    counts = block.num_instances, block.num_tokens, block.num_masked
     for values in (
+        np.array([*counts, block.input_ids.dtype.itemsize], "<u8"),
         block.input_ids,
         np.diff(block.offsets).astype("<u4"),
         block.segment_a_length,
@@ -220,7 +199,7 @@ def block_digest(block: Block) -> bytes:
 
 
 def content_hash(block_digests: Sequence[bytes]) -> str:
-    """A shard's content hash: blake2b-256, in hex, of its blocks' digests in order (so boundaries count too)."""
+    """A shard's content hash: blake2b-256, in hex, of its blocks' digests in order."""
     return hashlib.blake2b(b"".join(block_digests), digest_size=32).hexdigest()
 
 
@@ -244,15 +223,12 @@ def checksum(data: bytes | memoryview) -> int:
 
 
 def view(values: pa.Array) -> Array:
-    """Numbers of Arrow as they lie, read-only; its to_numpy imports pandas, 40 MB, wherever it is installed."""
+    """Numbers of Arrow as they lie, read-only; its to_numpy imports pandas, 40 MB."""
     return np.from_dlpack(values)
 
 
 def _list_of(kind: pa.DataType) -> pa.DataType:
     return pa.list_(pa.field("item", kind, nullable=False))
-
-
-_cached_schema = lru_cache(maxsize=2)(block_schema)
 
 
 def _lists(offsets: Array, values: Array) -> pa.ListArray:

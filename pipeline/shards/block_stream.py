@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 MAX_BUFFER_BYTES = 1 << 19
-"""A block holds at most 65,536 tokens: no column is longer than as many ids of 4 bytes, or offsets."""
+"""Of a column of a block: at most 65,536 tokens of 4 bytes, or as many offsets."""
 
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _WRITING = pa.ipc.IpcWriteOptions(
@@ -31,30 +31,29 @@ def write_stream(batch: pa.RecordBatch) -> bytes:
 
 
 def read_stream(data: bytes | memoryview) -> pa.RecordBatch:
-    """The batch of a stream, which is read to its very end; what its columns hold is not looked into.
+    """The batch of a stream, read to its very end; a ValueError says what it is else.
 
-    Raises:
-        ValueError: It is anything else; the message says what.
+    What its columns hold is not looked into.
     """
     try:
         source = pa.BufferReader(data)
         _expect(pa.ipc.read_message(source).type == "schema", "it does not begin with a schema")
         message = pa.ipc.read_message(source)
-        _expect(
-            message.type == "record batch", "another message than a record batch follows the schema"
-        )
+        is_batch = message.type == "record batch"
+        _expect(is_batch, "another message than a record batch follows the schema")
         _check_end(bytes(memoryview(data)[source.tell() :]))
         _check_buffers(memoryview(message.metadata), memoryview(message.body or b""))
-        # Of malloc, which the trainer tells to keep what was freed: Arrow's own pool gives pages back.
-        pool = pa.system_memory_pool()
-        with pa.ipc.open_stream(
-            pa.BufferReader(data), options=_READING, memory_pool=pool
-        ) as reader:
+        # Of malloc, which the trainer tells to keep what was freed.
+        options = {"options": _READING, "memory_pool": pa.system_memory_pool()}
+        with pa.ipc.open_stream(pa.BufferReader(data), **options) as reader:
             batch = reader.read_next_batch()
         batch.validate()  # buffers as long as lengths say: else numpy would read outside of them
     except (pa.ArrowException, OSError, EOFError, MemoryError, struct.error) as error:
         raise ValueError(f"not an Arrow block: {error}") from error
-    _check_nulls(batch)
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        values = column.values if pa.types.is_list(column.type) else column
+        if column.null_count or values.null_count:
+            raise ValueError(f"damaged or foreign block: {name} holds nulls")
     return batch
 
 
@@ -66,7 +65,7 @@ def _check_end(rest: bytes) -> None:
 
 
 def _check_buffers(metadata: memoryview, body: memoryview) -> None:
-    """Holds what each buffer of a message says it becomes to what a block can hold, before room is made for it."""
+    """Refuses buffers that say they become more than a block holds, before room is made."""
     batch = _follow(metadata, _number(metadata, "I", 0), _BATCH)
     if not _field(metadata, batch, _COMPRESSION):
         return
@@ -79,17 +78,9 @@ def _check_buffers(metadata: memoryview, body: memoryview) -> None:
     numbers = np.frombuffer(metadata, "<i8", count, places + 4).tolist()
     for start, size in zip(numbers[::2], numbers[1::2], strict=True):
         if size:
-            length = _number(body, "q", start)
+            length, most = _number(body, "q", start), f"at most {MAX_BUFFER_BYTES} are in a block"
             is_possible = -1 <= length <= MAX_BUFFER_BYTES
-            most = f"at most {MAX_BUFFER_BYTES} are in a block"
             _expect(is_possible, f"a buffer says it becomes {length} bytes, {most}")
-
-
-def _check_nulls(batch: pa.RecordBatch) -> None:
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        values = column.values if pa.types.is_list(column.type) else column
-        if column.null_count or values.null_count:
-            raise ValueError(f"damaged or foreign block: {name} holds nulls")
 
 
 def _field(view: memoryview, table: int, number: int) -> int:

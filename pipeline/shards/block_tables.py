@@ -1,13 +1,12 @@
-"""blocks.parquet: where every block of every shard lies (docs/format.md, section 3). Written whole, read as needed.
+"""blocks.parquet: where every block of every shard lies (docs/format.md, section 3).
 
 A small file is read whole, of a large one the footer once and then the row groups of the shards
 that are wanted. 5 million blocks of 80,000 shards are 165 MB, of which a rank needs its lanes'
 rows.
 """
 
+import contextlib
 import io
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Any, NamedTuple
 
@@ -22,33 +21,30 @@ from pipeline.shards.table_checks import check_blocks
 from pipeline.storage.ranged_file import SeekableFile
 
 BLOCKS_SCHEMA = pa.schema(
-    [
-        ("shard", pa.int32()),
-        ("offset", pa.int64()),
-        ("size", pa.int64()),
-        ("instances", pa.int32()),
-        ("tokens", pa.int32()),
-        ("crc32", pa.uint32()),
-    ]
+    {
+        "shard": pa.int32(),
+        **dict.fromkeys(("offset", "size"), pa.int64()),
+        **dict.fromkeys(("instances", "tokens"), pa.int32()),
+        "crc32": pa.uint32(),
+    }
 )
 
 ROWS_PER_GROUP = 4096
-"""A row group ends with the shard that brings it to so many rows: 140 kB to read for a shard. Arrow takes 6 kB to
-describe a row group, which for one a shard were 480 MB of 80,000."""
+"""A row group ends with the shard that brings it to so many rows: 140 kB to read for a shard. Arrow
+takes 6 kB to describe a row group, which for one a shard were 480 MB of 80,000."""
 
 WHOLE_BYTES = 8 * 2**20
-"""Up to this size the file is one request; reading rows apart would cost a round trip for each lane."""
-
-_TAIL_BYTES = 2**16
-"""What Arrow reads first to find the footer."""
+"""Up to this size the file is one request; rows apart would cost a round trip for each lane."""
 
 _AHEAD_SHARES = 1.25
-"""A row group is read by one request where it takes at most so many times the bytes of the average one."""
+"""A row group of at most so many times the average one's bytes is read by one request."""
 
 _STALE = "it is of another build of the dataset, or damaged: restore it, or rebuild the dataset"
 
-_OPENING_SECONDS = 5.0
-"""Threads that want rows wait so long for the one that opens the file; its request may hang for ever."""
+Read = Callable[[int, int], bytes]
+"""Bytes start to stop - 1 of a file."""
+Keep = Callable[[str, Callable[[], bytes]], bytes]
+"""Gives the bytes that a key names for good: kept ones, or else those that the function reads."""
 
 
 def blocks_table(tables: Iterable[BlockTable]) -> bytes:
@@ -59,20 +55,14 @@ def blocks_table(tables: Iterable[BlockTable]) -> bytes:
 
 
 def write_blocks(sink: IO[bytes], tables: Iterable[BlockTable]) -> None:
-    """blocks.parquet: one row a block, in the order of shards.parquet; a row group holds whole shards.
-
-    The tables are taken as they are needed; a row group of them is held.
-    """
+    """blocks.parquet: one row a block, in the order of shards.parquet; a row group of it is held."""
     options = {"compression": "zstd", "write_statistics": False, "write_page_checksum": True}
     with pq.ParquetWriter(sink, BLOCKS_SCHEMA, **options) as writer:
         for first, members in _group_shards(tables):
-            columns: dict[str, Array] = {
-                name: np.concatenate([getattr(table, name) for table in members])
-                for name in BLOCKS_SCHEMA.names[1:]
-            }
-            columns["shard"] = np.repeat(
-                np.arange(first, first + len(members)), [len(table) for table in members]
-            )
+            owners = np.arange(first, first + len(members))
+            columns = {"shard": np.repeat(owners, [len(table) for table in members])}
+            for name in BLOCKS_SCHEMA.names[1:]:
+                columns[name] = np.concatenate([getattr(table, name) for table in members])
             arrays = [pa.array(columns[field.name]).cast(field.type) for field in BLOCKS_SCHEMA]
             writer.write_table(pa.table(arrays, schema=BLOCKS_SCHEMA))
 
@@ -82,26 +72,18 @@ def open_block_tables(data: bytes, shards: Sequence[Shard], where: str) -> "Bloc
     return BlockTables(lambda start, stop: data[start:stop], lambda: len(data), shards, where)
 
 
-Keep = Callable[[str, Callable[[], bytes]], bytes]
-"""Gives the bytes that a key names for good: kept ones, or else those that the function reads."""
-
-
 class OpenedTables(NamedTuple):
-    """What is kept of the file.
-
-    Attributes:
-        whole: Its rows; None where they are read a row group at a time.
-        metadata: Its footer.
-        num_bytes: Its size.
-        first_row: The first row of each shard, and the end.
-        group_rows: The first row of each row group, and the end.
-    """
+    """What is kept of the file."""
 
     whole: pa.Table | None
+    """Its rows; None where they are read a row group at a time."""
     metadata: Any
+    """Its footer."""
     num_bytes: int
     first_row: Array
+    """The first row of each shard, and the end."""
     group_rows: Array
+    """The first row of each row group, and the end."""
 
 
 class BlockTables:
@@ -113,7 +95,7 @@ class BlockTables:
 
     def __init__(
         self,
-        read: Callable[[int, int], bytes],
+        read: Read,
         size: Callable[[], int],
         shards: Sequence[Shard],
         where: str,
@@ -122,20 +104,14 @@ class BlockTables:
         """Nothing is read yet.
 
         Args:
-            read: Bytes start to stop - 1 of the file; what it raises is raised by `table`, as is
-                what size raises.
+            read: Reads the file; what it raises is raised by `table`, as is what size raises.
             size: Its size in bytes.
             shards: Rows of shards.parquet, whose blocks it must have.
             where: Its URL, for messages.
             opened: What another process has read of it by `open`.
         """
-        self._read = read
-        self._size = size
-        self._shards = shards
-        self._where = where
+        self._read, self._size, self._shards, self._where = read, size, shards, where
         self._opened = opened
-        self._opening = threading.Condition()
-        self._opening_until = 0.0
 
     def table(self, row: int, keep: Keep | None = None) -> BlockTable:
         """The blocks of the shard in a row of shards.parquet.
@@ -149,105 +125,75 @@ class BlockTables:
         """
         opened = self.open(keep)
         try:
-            return self._rows_of(row, opened, self._reader(keep))
+            first, stop = opened.first_row[row : row + 2].tolist()
+            rows, start = opened.whole, 0
+            if rows is None:
+                group = int(np.searchsorted(opened.group_rows, first, side="right")) - 1
+                rows = self._read_group(opened, group, self._reader(keep))
+                start = int(opened.group_rows[group])
+            own = rows.slice(first - start, stop - first)
+            return _parse_rows(own, row, self._shards[row], self._where)
         except ValueError:
             self._opened = None
             raise
 
-    def _reader(self, keep: Keep | None) -> Callable[[int, int], bytes]:
+    def open(self, keep: Keep | None = None) -> OpenedTables:
+        """Opens the file, as `table`; threads that come at once do not wait for each other."""
+        opened = self._opened = self._opened or self._open(keep)
+        return opened
+
+    def _open(self, keep: Keep | None) -> OpenedTables:
+        read, size = self._reader(keep), self._size
+        num_bytes = size() if keep is None else int(keep("size", lambda: str(size()).encode()))
+        if num_bytes > WHOLE_BYTES:
+            with self._reading(read, num_bytes) as source:
+                file = read_parquet(source, BLOCKS_SCHEMA, self._where, num_bytes=num_bytes)
+            return OpenedTables(None, file.metadata, num_bytes, *self._count_rows(file))
+        file = read_parquet(read(0, num_bytes), BLOCKS_SCHEMA, self._where)
+        rows = self._count_rows(file)
+        with named_damage(self._where):
+            return OpenedTables(file.read(use_threads=False), file.metadata, num_bytes, *rows)
+
+    def _read_group(self, opened: OpenedTables, group: int, read: Read) -> pa.Table:
+        # Arrow is not asked where the columns lie: where that is damaged, its answer ends the
+        # process. When it reads them it raises an error.
+        num_groups = max(1, len(opened.group_rows) - 1)
+        share = (opened.num_bytes - opened.metadata.serialized_size) / num_groups
+        with self._reading(read, opened.num_bytes, int(_AHEAD_SHARES * share)) as source:
+            file = open_parquet(source, metadata=opened.metadata)
+            return file.read_row_group(group, use_threads=False)
+
+    def _reader(self, keep: Keep | None) -> Read:
         if keep is None:
             return self._read
         return lambda start, stop: keep(f"{start}-{stop}", lambda: self._read(start, stop))
 
-    def _rows_of(
-        self, row: int, opened: OpenedTables, read: Callable[[int, int], bytes]
-    ) -> BlockTable:
-        first, stop = opened.first_row[row : row + 2].tolist()
-        if opened.whole is not None:
-            return _parse_rows(
-                opened.whole.slice(first, stop - first), row, self._shards[row], self._where
-            )
-        group = int(np.searchsorted(opened.group_rows, first, side="right")) - 1
-        rows = self._read_group(opened, group, read).slice(
-            first - int(opened.group_rows[group]), stop - first
-        )
-        parsed = _parse_rows(rows, row, self._shards[row], self._where)
-        del rows
-        pa.default_memory_pool().release_unused()  # Arrow would keep some MB for every thread that reads
-        return parsed
-
-    def _read_group(
-        self, opened: OpenedTables, group: int, read: Callable[[int, int], bytes]
-    ) -> pa.Table:
-        # Arrow is not asked where the columns lie: where that is damaged, its answer ends the
-        # process. When it reads them it raises an error.
-        share = (opened.num_bytes - opened.metadata.serialized_size) / max(
-            1, len(opened.group_rows) - 1
-        )
-        ahead = _Ahead(read, opened.num_bytes, int(_AHEAD_SHARES * share))
+    @contextlib.contextmanager
+    def _reading(self, read: Read, num_bytes: int, ahead: int = 0) -> Iterator["_Ahead"]:
+        """The file for Arrow, which shows what the store raises as one of its own errors."""
+        source = _Ahead(read, num_bytes, ahead)
         try:
             with named_damage(self._where):
-                file = open_parquet(ahead, metadata=opened.metadata)
-                return file.read_row_group(group, use_threads=False)
+                yield source
         except ValueError:
-            if ahead.failure is not None:  # of the store, and not of the table
-                raise ahead.failure from None
+            if source.failure is not None:
+                raise source.failure from None
             raise
 
-    def open(self, keep: Keep | None = None) -> OpenedTables:
-        """Opens the file, which other threads wait for, though not for ever; as `table`."""
-        with self._opening:
-            while self._opened is None and (seconds := self._opening_until - time.monotonic()) > 0:
-                self._opening.wait(seconds)
-            if self._opened is not None:
-                return self._opened
-            self._opening_until = time.monotonic() + _OPENING_SECONDS
-        opened = None
-        try:
-            opened = self._open(keep)
-        finally:
-            with self._opening:
-                self._opened, self._opening_until = opened or self._opened, 0.0
-                self._opening.notify_all()
-        return opened
-
-    def _open(self, keep: Keep | None) -> OpenedTables:
-        read = self._reader(keep)
-        num_bytes = (
-            self._size() if keep is None else int(keep("size", lambda: str(self._size()).encode()))
-        )
-        if num_bytes <= WHOLE_BYTES:
-            file = read_parquet(read(0, num_bytes), BLOCKS_SCHEMA, self._where)
-            rows = self._count_rows(file)
-            with named_damage(self._where):
-                return OpenedTables(file.read(use_threads=False), file.metadata, num_bytes, *rows)
-        start = max(0, num_bytes - _TAIL_BYTES)
-        tail = read(start, num_bytes)
-        length = int.from_bytes(tail[-8:-4], "little") + 8
-        if length > len(tail):
-            begin = max(0, num_bytes - length)
-            start, tail = begin, read(begin, start) + tail
-        file = read_parquet(
-            _Piece(tail, start, num_bytes), BLOCKS_SCHEMA, self._where, num_bytes=num_bytes
-        )
-        return OpenedTables(None, file.metadata, num_bytes, *self._count_rows(file))
-
     def _count_rows(self, file: pq.ParquetFile) -> tuple[Array, Array]:
-        """The first row of each shard and of each row group, and the ends, checked against each other."""
+        """The first row of each shard and of each row group, and the ends, held to each other."""
         blocks = [
             max(1, -(-shard.instances // block_instances(shard.seq_len))) for shard in self._shards
         ]
         first_row = np.cumsum([0, *blocks], dtype=np.int64)
-        groups = [
-            file.metadata.row_group(index).num_rows for index in range(file.metadata.num_row_groups)
-        ]
+        metadata = file.metadata
+        groups = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
         group_rows = np.cumsum([0, *groups], dtype=np.int64)
-        advice = _STALE
         if group_rows[-1] != first_row[-1]:
             expected = f"{first_row[-1]} for the blocks of {len(blocks)} shards"
-            raise ValueError(f"{self._where}: {group_rows[-1]} rows, expected {expected}; {advice}")
+            raise ValueError(f"{self._where}: {group_rows[-1]} rows, expected {expected}; {_STALE}")
         if not np.isin(group_rows, first_row).all():
-            raise ValueError(f"{self._where}: a row group ends inside a shard; {advice}")
+            raise ValueError(f"{self._where}: a row group ends inside a shard; {_STALE}")
         return first_row, group_rows
 
 
@@ -265,54 +211,40 @@ def _group_shards(tables: Iterable[BlockTable]) -> Iterator[tuple[int, list[Bloc
 
 
 def _parse_rows(table: pa.Table, index: int, shard: Shard, where: str) -> BlockTable:
-    """The blocks of the shard in row `index` of shards.parquet, checked against that row.
-
-    Raises:
-        ValueError: The rows name another shard, or their sums are not the shard's.
-    """
-    advice = _STALE
+    """The blocks of the shard in row `index` of shards.parquet, held to that row."""
     if holes := [name for name in BLOCKS_SCHEMA.names if table.column(name).null_count]:
-        raise ValueError(f"{where}: rows of {shard.name} hold no {holes[0]} in places; {advice}")
+        raise ValueError(f"{where}: rows of {shard.name} hold no {holes[0]} in places; {_STALE}")
     # Copies, so that the rows of other shards are let go.
-    columns: dict[str, Array] = {
-        name: view(table.column(name).combine_chunks()).copy() for name in BLOCKS_SCHEMA.names
+    columns = {
+        name: view(table.column(name).combine_chunks()).copy() for name in table.column_names
     }
-    blocks = BlockTable(
-        offset=columns["offset"],
-        size=columns["size"],
-        instances=columns["instances"].astype(np.int64),
-        tokens=columns["tokens"].astype(np.int64),
-        crc32=columns["crc32"],
-    )
+    owner = columns.pop("shard")
+    for name in ("instances", "tokens"):
+        columns[name] = columns[name].astype(np.int64)
+    blocks = BlockTable(**columns)
     try:
-        if not np.all(columns["shard"] == index):
+        if not np.all(owner == index):
             raise ValueError(f"they name another shard than number {index}")  # noqa: TRY301
         check_blocks(blocks, shard)
     except ValueError as error:
-        raise ValueError(
-            f"{where}: rows of {shard.name} do not describe it: {error}; {advice}"
-        ) from error
+        what = f"rows of {shard.name} do not describe it: {error}"
+        raise ValueError(f"{where}: {what}; {_STALE}") from error
     return blocks
 
 
 class _Ahead(SeekableFile):
-    """A file read from front to back by few requests: each reads ahead of what is asked for.
+    """A file read from front to back by few requests: each reads ahead of what is asked for."""
 
-    Attributes:
-        failure: What a request raised; Arrow shows it as one of its own errors.
-    """
-
-    def __init__(self, read: Callable[[int, int], bytes], size: int, ahead: int) -> None:
+    def __init__(self, read: Read, size: int, ahead: int) -> None:
         super().__init__(size, BLOCKS_TABLE)
         self._read, self._ahead = read, ahead
         self._start, self._data = 0, b""
         self.failure: Exception | None = None
+        """What a request raised."""
 
     def read(self, size: int = -1) -> bytes:
-        begin, end = (
-            self._position,
-            self._size if size < 0 else min(self._size, self._position + size),
-        )
+        begin = self._position
+        end = self._size if size < 0 else min(self._size, begin + size)
         if end <= begin:
             return b""
         if not self._start <= begin <= end <= self._start + len(self._data):
@@ -324,21 +256,3 @@ class _Ahead(SeekableFile):
             self._start = begin
         self._position = end
         return self._data[begin - self._start : end - self._start]
-
-
-class _Piece(SeekableFile):
-    """A file of which only some bytes are at hand."""
-
-    def __init__(self, data: bytes, start: int, size: int) -> None:
-        super().__init__(size, BLOCKS_TABLE)
-        self._data, self._start = data, start
-
-    def read(self, size: int = -1) -> bytes:
-        stop = self._size if size < 0 else min(self._size, self._position + size)
-        first, last = self._position - self._start, stop - self._start
-        if not 0 <= first <= last <= len(self._data):
-            raise OSError(
-                f"bytes {self._position}-{stop} are asked for, where {self._start}- should be all there is"
-            )
-        self._position = stop
-        return self._data[first:last]

@@ -1,8 +1,8 @@
-"""A finished dataset opened for reading: its manifest, its shard table, its block tables as they are needed."""
+"""A finished dataset opened for reading: its manifest, shard table, and block tables as needed."""
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from pipeline.shards.manifest import (
     SHARDS_TABLE,
     parse_manifest,
     parse_shards_table,
+    pass_folder,
     root_hash,
 )
 from pipeline.shards.records import BlockTable, Manifest, Shard
@@ -23,14 +24,7 @@ from pipeline.storage.folder import Folder
 
 
 class OpenedDataset(NamedTuple):
-    """What one process has read of a dataset's tables, for others to open it without reading them.
-
-    Attributes:
-        url: Where it lies.
-        manifest: Its manifest.json.
-        shards: Every row of shards.parquet, in order.
-        tables: What is kept of blocks.parquet.
-    """
+    """What one process has read of a dataset's tables, for others to open it without."""
 
     url: str
     manifest: Manifest
@@ -39,13 +33,7 @@ class OpenedDataset(NamedTuple):
 
 
 class Dataset:
-    """Shards at a URL. Made by `open_dataset`; safe to use from several threads.
-
-    Attributes:
-        folder: Where it lies.
-        manifest: Its manifest.json.
-        all_shards: Every row of shards.parquet, in order.
-    """
+    """Shards at a URL, in the order of shards.parquet; safe to use from several threads."""
 
     def __init__(
         self,
@@ -60,7 +48,7 @@ class Dataset:
         self._rows = {shard.name: row for row, shard in enumerate(shards)}
         self._tables = BlockTables(
             lambda start, stop: self.read_bytes(BLOCKS_TABLE, start, stop),
-            lambda: self._size_of(BLOCKS_TABLE),
+            self._size_of_blocks,
             self.all_shards,
             self.locate(BLOCKS_TABLE),
             tables,
@@ -82,11 +70,7 @@ class Dataset:
         return self.folder.is_local
 
     def num_passes(self, split: str, seq_len: int) -> int:
-        """Passes of one split and length.
-
-        Raises:
-            ValueError: The dataset has none; the message shows what there is.
-        """
+        """Passes of one split and length; a ValueError shows what there is where it has none."""
         for group in self.manifest.groups:
             if (group.split, group.seq_len) == (split, seq_len):
                 return group.passes
@@ -97,16 +81,12 @@ class Dataset:
 
     def shards(self, split: str, seq_len: int, pass_index: int) -> list[Shard]:
         """The shards of one pass, sorted by name."""
-        wanted = (split, seq_len, pass_index)
-        found = [
-            shard
-            for shard in self.all_shards
-            if (shard.split, shard.seq_len, shard.pass_index) == wanted
-        ]
+        folder = pass_folder(split, seq_len, pass_index)
+        found = [shard for shard in self.all_shards if shard.folder == folder]
         return sorted(found, key=lambda shard: shard.name)
 
     def find_pass(self, split: str, seq_len: int, pass_index: int) -> bool:
-        """Whether a pass can be read; a finished dataset has all (`pipeline.shards.growing` has others)."""
+        """Whether a pass can be read; a finished dataset has all, one that grows may not."""
         return pass_index < self.num_passes(split, seq_len)
 
     def opened(self) -> OpenedDataset:
@@ -118,7 +98,7 @@ class Dataset:
     def blocks(
         self, shard: Shard, attempts: int = ATTEMPTS, keep: Keep | None = None
     ) -> BlockTable:
-        """Where a shard's blocks lie. A large file is read a row group at a time, its footer apart.
+        """Where a shard's blocks lie.
 
         Args:
             shard: A shard of this dataset.
@@ -131,21 +111,16 @@ class Dataset:
             StorageError: The store failed in every attempt.
             ValueError: The table is damaged, or does not describe the shard.
         """
-        row, digest = self._rows[shard.name], self.manifest.tables_sha256.get(BLOCKS_TABLE)
-        named: Keep | None = None
-        if keep is not None and digest is not None:
-
-            def named(key: str, read: Callable[[], bytes]) -> bytes:
-                return keep(f"{BLOCKS_TABLE} {digest} {key}", read)
-
+        row, name = self._rows[shard.name], self.manifest.sha256_of(BLOCKS_TABLE)
+        named = keep and (lambda key, read: keep(f"{BLOCKS_TABLE} {name} {key}", read))
         return self.folder.ask(lambda: self._tables.table(row, named), BLOCKS_TABLE, attempts)
 
     def read_bytes(self, name: str, start: int, stop: int) -> bytes:
-        """Bytes start to stop - 1 of a file of the dataset, by one request; OSError where another number comes."""
+        """Bytes start to stop - 1 of a file, by one request; OSError where another number comes."""
         return self.folder.read_once(name, start, stop)
 
     def read_file(self, name: str) -> bytes:
-        """A small file of the dataset, such as vocab.txt; the very bytes that the manifest speaks of, where it does.
+        """A small file of the dataset, of the sha256 that the manifest says, where it does.
 
         Raises:
             FileNotFoundError: It is missing.
@@ -156,23 +131,23 @@ class Dataset:
         expected = self.manifest.sha256_of(name)
         if expected is not None and (found := hashlib.sha256(data).hexdigest()) != expected:
             raise ValueError(
-                f"{self.locate(name)} is not the file that {MANIFEST} speaks of: its sha256 is {found}, expected"
-                f" {expected}. One of the two was changed, or is of another build; restore or rebuild the dataset"
+                f"{self.locate(name)} is not the file that {MANIFEST} speaks of: its sha256 is"
+                f" {found}, expected {expected}. One of the two was changed, or is of another"
+                " build; restore or rebuild the dataset"
             )
         return data
 
-    def _size_of(self, name: str) -> int:
-        with self._named_absence(name):
-            return self.folder.size(name, attempts=1)
+    def _size_of_blocks(self) -> int:
+        with self._named_absence(BLOCKS_TABLE):
+            return self.folder.size(BLOCKS_TABLE, attempts=1)
 
     @contextlib.contextmanager
     def _named_absence(self, name: str) -> Iterator[None]:
         try:
             yield
         except FileNotFoundError as error:
-            raise FileNotFoundError(
-                f"{self.locate(name)} is missing; restore or rebuild the dataset"
-            ) from error
+            advice = "restore or rebuild the dataset"
+            raise FileNotFoundError(f"{self.locate(name)} is missing; {advice}") from error
 
     def locate(self, name: str) -> str:
         """The URL of a file of the dataset, for messages."""
@@ -190,56 +165,44 @@ def open_dataset(url: str, storage_options: Mapping[str, Any] | None = None) -> 
     folder = Folder(url, storage_options)
     if not folder.exists(MANIFEST):
         raise FileNotFoundError(
-            f"{url} holds no {MANIFEST}: not a finished dataset; run `python -m pipeline build` with the same"
-            " settings to finish it, or give the folder that was its --output"
+            f"{url} holds no {MANIFEST}: not a finished dataset; run `python -m pipeline build`"
+            " with the same settings to finish it, or give the folder that was its --output"
         )
     return reread_damaged(lambda: _read_dataset(folder), is_local=folder.is_local)
 
 
 def open_again(opened: OpenedDataset, storage_options: Mapping[str, Any] | None = None) -> Dataset:
     """The dataset that another process has opened and checked; nothing is read."""
-    return Dataset(
-        Folder(opened.url, storage_options), opened.manifest, opened.shards, opened.tables
-    )
+    url, manifest, shards, tables = opened
+    return Dataset(Folder(url, storage_options), manifest, shards, tables)
 
 
 def _read_dataset(folder: Folder) -> Dataset:
+    where = f"{folder.url}/{MANIFEST}"
     try:
         data = folder.read(MANIFEST)
     except FileNotFoundError as error:
         raise FileNotFoundError(
-            f"{folder.url}/{MANIFEST} is listed, but cannot be read: it was removed just now, or the store does not"
-            " give what it shows; try again, or restore the dataset"
+            f"{where} is listed, but cannot be read: it was removed just now, or the store does"
+            " not give what it shows; try again, or restore the dataset"
         ) from error
-    manifest = parse_manifest(data, f"{folder.url}/{MANIFEST}")
-    if unpinned := [
-        name for name in (SHARDS_TABLE, BLOCKS_TABLE) if name not in manifest.tables_sha256
-    ]:
-        raise ValueError(
-            f"{folder.url}/{MANIFEST}: tables_sha256 lacks {unpinned[0]}; restore or rebuild the dataset"
-        )
+    manifest = parse_manifest(data, where)
+    for name in (SHARDS_TABLE, BLOCKS_TABLE):
+        if name not in manifest.tables_sha256:
+            lacks = f"tables_sha256 lacks {name}"
+            raise ValueError(f"{where}: {lacks}; restore or rebuild the dataset")
     dataset = Dataset(folder, manifest, [])
     shards = parse_shards_table(dataset.read_file(SHARDS_TABLE), dataset.locate(SHARDS_TABLE))
-    if root_hash(shards) != manifest.root_hash:
+    if (found := root_hash(shards)) != manifest.root_hash:
         raise ValueError(
-            f"{dataset.locate(SHARDS_TABLE)} does not belong to {MANIFEST}: its root hash is {root_hash(shards)},"
-            f" the manifest says {manifest.root_hash}; restore or rebuild the dataset"
+            f"{dataset.locate(SHARDS_TABLE)} does not belong to {MANIFEST}: its root hash is"
+            f" {found}, the manifest says {manifest.root_hash}; restore or rebuild the dataset"
         )
     return Dataset(folder, manifest, shards)
 
 
 def read_blocks(dataset: Dataset, shard: Shard, at_once: int = 1) -> Iterator[Block]:
-    """A shard's blocks in order.
-
-    Args:
-        dataset: Has the shard.
-        shard: A shard of it.
-        at_once: How many are read at a time, where it is more than one, ahead of whoever takes
-            them.
-
-    Raises:
-        ValueError: A block is damaged.
-    """
+    """A shard's blocks in order, of which at_once are read ahead; a ValueError names damage."""
     table = dataset.blocks(shard)
     read = partial(_read_block, dataset, shard, table)
     numbers = range(len(table))
@@ -247,7 +210,7 @@ def read_blocks(dataset: Dataset, shard: Shard, at_once: int = 1) -> Iterator[Bl
 
 
 def read_block(dataset: Dataset, shard: Shard, number: int) -> Block:
-    """One block of a shard; raises as `read_blocks`."""
+    """One block of a shard, as `read_blocks`."""
     return _read_block(dataset, shard, dataset.blocks(shard), number)
 
 
@@ -256,7 +219,6 @@ def _read_block(dataset: Dataset, shard: Shard, table: BlockTable, number: int) 
     start, stop = int(table.offset[number]), int(table.offset[number] + table.size[number])
     data = dataset.folder.read_range(shard.name, start, stop)
     if checksum(data) != int(table.crc32[number]):
-        raise ValueError(
-            f"{where}: damaged: its crc32 is not the block table's; restore or rebuild the dataset"
-        )
+        said = "damaged: its crc32 is not the block table's"
+        raise ValueError(f"{where}: {said}; restore or rebuild the dataset")
     return decode_block(data, where)

@@ -44,35 +44,31 @@ class Shard:
     seal: Seal
     source_tokens: tuple[int, ...] = ()
 
+    @property
+    def folder(self) -> str:
+        """The folder of its pass: train/L128/pass-00."""
+        return self.name.rpartition("/")[0]
+
 
 @dataclass(frozen=True)
 class BlockTable:
-    """The blocks of one shard, in order, n blocks: where each one's Arrow bytes lie in the tar file.
-
-    Attributes:
-        offset: [n] int64; first byte.
-        size: [n] int64; bytes.
-        instances: [n] int64.
-        tokens: [n] int64.
-        crc32: [n] uint32 of the stored bytes (zlib).
-    """
+    """Where the Arrow bytes of a shard's blocks lie in its tar, in order; [n] int64, n blocks."""
 
     offset: npt.NDArray[np.int64]
     size: npt.NDArray[np.int64]
     instances: npt.NDArray[np.int64]
     tokens: npt.NDArray[np.int64]
     crc32: npt.NDArray[np.uint32]
+    """[n] of the stored bytes (zlib)."""
 
     def __len__(self) -> int:
         return len(self.offset)
 
     def digest(self) -> str:
-        """blake2b-128, in hex, of these rows (docs/format.md, section 4): the table a shard's row speaks of, or not."""
+        """The blocks_hash of these rows: blake2b-128, in hex (docs/format.md, section 4)."""
         numbers = np.stack([self.offset, self.size, self.instances, self.tokens]).astype("<i8")
-        rows = (
-            len(self).to_bytes(8, "little") + numbers.tobytes() + self.crc32.astype("<u4").tobytes()
-        )
-        return hashlib.blake2b(rows, digest_size=16).hexdigest()
+        rows = numbers.tobytes() + self.crc32.astype("<u4").tobytes()
+        return hashlib.blake2b(len(self).to_bytes(8, "little") + rows, digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -93,49 +89,34 @@ class Group:
 
 @dataclass(frozen=True)
 class Manifest:
-    """manifest.json.
-
-    Attributes:
-        format_version: Version of the format of shards and tables.
-        software: Names and versions of what wrote the dataset.
-        settings: Every setting that changes content.
-        settings_hash: blake2b-256 of the settings.
-        vocab_sha256: The sha256 of vocab.txt.
-        tokenizer_sha256: The sha256 of tokenizer.json.
-        vocab_size: Entries of vocab.txt.
-        special_ids: Ids of pad, unk, cls, sep and mask.
-        groups: Totals per split and length.
-        counters: Documents and characters read, dropped by reason, kept.
-        root_hash: blake2b-256 over all passes' hashes.
-        seal: The seal of all documents that were kept.
-        sources: Name, language, weight and counters of each source, by its number.
-        tables_sha256: The sha256 of shards.parquet and blocks.parquet as they are stored, by name;
-            none while the build is in progress.
-    """
+    """manifest.json."""
 
     format_version: int
     software: Mapping[str, str]
+    """Names and versions of what wrote the dataset."""
     settings: Mapping[str, Any]
+    """Every setting that changes content."""
     settings_hash: str
     vocab_sha256: str
     tokenizer_sha256: str
     vocab_size: int
     special_ids: Mapping[str, int]
+    """Ids of pad, unk, cls, sep and mask."""
     groups: tuple[Group, ...]
     counters: Mapping[str, Any]
+    """Documents and characters read, dropped by reason, kept."""
     root_hash: str
     seal: Seal
+    """The seal of all documents that were kept."""
     sources: tuple[Mapping[str, Any], ...] = ()
+    """Name, language, weight and counters of each source, by its number."""
     tables_sha256: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """The sha256 of shards.parquet and blocks.parquet, by name; none while the build goes on."""
 
     def sha256_of(self, name: str) -> str | None:
-        """sha256 of a file of the dataset, by its name; None of files that the manifest does not pin."""
-        pinned = {
-            "vocab.txt": self.vocab_sha256,
-            "tokenizer.json": self.tokenizer_sha256,
-            **self.tables_sha256,
-        }
-        return pinned.get(name)
+        """sha256 of a file of the dataset; None of files that the manifest does not pin."""
+        pinned = {"vocab.txt": self.vocab_sha256, "tokenizer.json": self.tokenizer_sha256}
+        return {**pinned, **self.tables_sha256}.get(name)
 
     def to_json(self) -> bytes:
         """What manifest.json holds: these fields and their hash."""

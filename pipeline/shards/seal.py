@@ -1,7 +1,6 @@
-"""The seal of a set of documents: how many, their tokens, the xor of their ids. Seals of sets that share none add up.
+"""The seal of a set of documents: how many, their tokens, the xor of their ids.
 
-What one place says of a bucket's documents is held to what another found, without either knowing
-the ids themselves.
+What one place says of a bucket's documents is held to what another found.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,17 +13,12 @@ ID_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """What a set of distinct documents adds up to.
-
-    Attributes:
-        documents: How many there are.
-        tokens: Tokens of their text, as it was encoded; no [CLS] or [SEP] is among them.
-        ids_xor: Exclusive or of their 128-bit ids, in 32 hex digits.
-    """
+    """What a set of distinct documents adds up to; `tokens` count no [CLS] or [SEP]."""
 
     documents: int
     tokens: int
     ids_xor: str
+    """Exclusive or of their 128-bit ids, in 32 hex digits."""
 
     def __add__(self, other: "Seal") -> "Seal":
         """The seal of both sets together, which have no document in common."""
@@ -47,5 +41,5 @@ def seal_documents(ids: Sequence[bytes], num_tokens: int) -> Seal:
 
 
 def add_seals(seals: Iterable[Seal]) -> Seal:
-    """The seal of all sets together, no two of which have a document in common."""
+    """The seal of sets without a common document together."""
     return sum(seals, NOTHING)

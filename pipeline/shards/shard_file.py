@@ -1,4 +1,4 @@
-"""One shard file from its blocks: a WebDataset tar of `NNNNNN.arrow` members with fixed metadata, and its block table.
+"""A shard file from its blocks: a WebDataset tar of `NNNNNN.arrow` members, and its block table.
 
 The tar is what `webdataset.TarWriter` would write, byte for byte; that library itself is not
 imported, because it pulls torch in where there is one.
@@ -9,6 +9,7 @@ import io
 import tarfile
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +34,7 @@ def pack_shard(
     mask_id: int,
     seal: Seal,
 ) -> tuple[bytes, Shard, BlockTable]:
-    """The tar file's bytes, the shard's row and its block table: same blocks, same bytes within one lock file."""
+    """The tar file's bytes, the shard's row and its block table."""
     stream = io.BytesIO()
     totals: Counter[str] = Counter()
     rows: list[tuple[int, int, int, int, int]] = []
@@ -46,34 +47,18 @@ def pack_shard(
         digests.append(block_digest(block))
         totals.update(count_block(block, mask_id))
     stream.write(end_of_tar(stream.tell()))
-    tar = stream.getvalue()
+    tar, sha256 = stream.getvalue(), hashlib.sha256(stream.getbuffer()).hexdigest()
     offset, size, instances, tokens, crc32 = (
         np.array(column, np.int64) for column in zip(*rows, strict=True)
     )
     table = BlockTable(offset, size, instances, tokens, crc32.astype(np.uint32))
-    sha256 = hashlib.sha256(tar).hexdigest()
-    shard = Shard(
-        split,
-        seq_len,
-        pass_index,
-        name,
-        len(tar),
-        sha256,
-        content_hash(digests),
-        table.digest(),
-        instances=totals["instances"],
-        tokens=totals["tokens"],
-        masked=totals["masked"],
-        random_next=totals["random_next"],
-        masked_as_mask=totals["masked_as_mask"],
-        masked_kept=totals["masked_kept"],
-        seal=seal,
-    )
-    return tar, shard, table
+    hashes = sha256, content_hash(digests), table.digest()
+    place = split, seq_len, pass_index, name, len(tar)
+    return tar, Shard(*place, *hashes, seal=seal, **dict[str, Any](totals)), table
 
 
 def pack_member(name: str, data: bytes) -> bytes:
-    """A file as a tar holds it: mode 0644, time and owner 0, no names. tarfile itself copies it in small pieces."""
+    """A file as a tar holds it: mode 0644, time and owner 0, no names."""
     member = tarfile.TarInfo(name)
     member.size = len(data)
     return b"".join((member.tobuf(tarfile.PAX_FORMAT), data, bytes(-len(data) % tarfile.BLOCKSIZE)))

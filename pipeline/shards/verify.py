@@ -1,44 +1,46 @@
-"""Reads a whole dataset once and says what is wrong with it: every byte, checksum, count and hash of the contract."""
+"""Reads a whole dataset once and says what is wrong with it: every byte, count and hash of it.
+
+A pass is the train shards of one length and pass, and the validation shards of that length, which
+every pass shares: their seals add up to that of the dataset.
+"""
 
 import contextlib
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from pipeline.shards.block import (
     Block,
     block_digest,
-    block_instances,
     checksum,
     content_hash,
     count_block,
     decode_block,
 )
-from pipeline.shards.coverage import find_uncovered
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import (
     DOCUMENT_IDS,
     MANIFEST,
+    by_pass,
     document_id_bytes,
     group_totals,
     pass_folder,
     pass_json,
 )
-from pipeline.shards.records import BlockTable, Shard
-from pipeline.shards.seal import ID_BYTES
+from pipeline.shards.records import BlockTable, Manifest, Shard
+from pipeline.shards.seal import ID_BYTES, NOTHING, Seal
 
 VOCAB, TOKENIZER = "vocab.txt", "tokenizer.json"
 _ROWS_AT_ONCE = 1 << 16
 CheckBlock = Callable[[Shard, Block], Iterable[str]]
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """One thing that is wrong: where, and what was found and expected."""
 
     where: str
@@ -48,13 +50,55 @@ class Finding:
         return f"{self.where}: {self.what}"
 
 
+Place = tuple[int, int]
+"""seq_len and pass_index."""
+
+
+def pass_seals(shards: Iterable[Shard]) -> dict[Place, Seal]:
+    """What the shards of each pass of each length hold, in both splits."""
+    held_out: dict[int, Seal] = {}
+    trained: dict[Place, Seal] = {}
+    for shard in shards:
+        if shard.split == "train":
+            place = shard.seq_len, shard.pass_index
+            trained[place] = trained.get(place, NOTHING) + shard.seal
+        else:
+            held_out[shard.seq_len] = held_out.get(shard.seq_len, NOTHING) + shard.seal
+    places = sorted(trained.keys() | {(seq_len, 0) for seq_len in held_out})
+    return {
+        place: trained.get(place, NOTHING) + held_out.get(place[0], NOTHING) for place in places
+    }
+
+
+def find_uncovered(manifest: Manifest, shards: Sequence[Shard]) -> Iterator[tuple[Place, str]]:
+    """Passes whose buckets do not hold every document once, and what they hold instead."""
+    for place, found in pass_seals(shards).items():
+        if found != manifest.seal:
+            held = f"its shards and those of validation hold {found}"
+            said = f"the manifest says {manifest.seal}"
+            lost = "a document is in no bucket of this pass, or in several"
+            yield place, f"{held}, {said}: {lost}"
+
+
+def describe_coverage(manifest: Manifest, shards: Sequence[Shard]) -> str:
+    """One sentence for people on a dataset in which no pass is uncovered."""
+    lengths = Counter(seq_len for seq_len, _ in pass_seals(shards))
+    passes = " and ".join(
+        f"{number} pass(es) at length {seq_len}" for seq_len, number in sorted(lengths.items())
+    )
+    number, where = f"{manifest.seal.documents:,}", f"in exactly one bucket of each of {passes}"
+    is_weighted = any(source["weight"] != 1 for source in manifest.sources)
+    weights = "; how often a pass uses it, the weight of its source says" if is_weighted else ""
+    return f"every one of {number} documents is {where}{weights}"
+
+
 def verify_dataset(
     dataset: Dataset,
     threads: int = 4,
     on_shard: Callable[[Shard], object] = lambda _: None,
     check_block: CheckBlock = lambda _shard, _block: (),
 ) -> list[Finding]:
-    """Checks every file of a dataset, one read of each, several shards at a time.
+    """Everything wrong with a dataset, by one read of each file, in the shards' order.
 
     Args:
         dataset: Opened, so that its tables already belong to its manifest.
@@ -62,23 +106,16 @@ def verify_dataset(
         on_shard: Called after each shard, from the calling thread.
         check_block: Says what else is wrong with a block, from several threads; one whose bytes or
             counts are not the tables' is not shown to it.
-
-    Returns:
-        Everything wrong, in the shards' order; empty for a sound dataset.
     """
     findings = [*_check_pinned(dataset), *_check_counters(dataset), *_check_document_ids(dataset)]
-    findings += [*_check_files(dataset), *_check_passes(dataset), *_check_coverage(dataset)]
-    if group_totals(dataset.all_shards) != dataset.manifest.groups:
-        findings.append(
-            Finding(dataset.locate(MANIFEST), "its totals are not those of the shard table")
-        )
+    findings += [*_check_files(dataset), *_check_passes(dataset)]
+
+    def check(shard: Shard) -> list[Finding]:
+        return list(_check_shard(dataset, shard, check_block))
+
     with ThreadPoolExecutor(threads) as pool, contextlib.ExitStack() as stack:
-        checks = pool.map(
-            lambda shard: list(_check_shard(dataset, shard, check_block)), dataset.all_shards
-        )
-        stack.callback(
-            pool.shutdown, wait=False, cancel_futures=True
-        )  # who interrupts waits for no more shards
+        checks = pool.map(check, dataset.all_shards)
+        stack.callback(pool.shutdown, wait=False, cancel_futures=True)  # where it is interrupted
         for shard, found in zip(dataset.all_shards, checks, strict=True):
             findings += found
             on_shard(shard)
@@ -86,74 +123,69 @@ def verify_dataset(
 
 
 def _check_pinned(dataset: Dataset) -> Iterator[Finding]:
-    """The files of which the manifest has the sha256: bits that no value depends on may be damaged too."""
+    """The files of which the manifest has the sha256, and what else it says of the vocabulary."""
+    read: dict[str, bytes] = {}
     for name in (VOCAB, TOKENIZER, *dataset.manifest.tables_sha256):
+        where = dataset.locate(name)
         try:
-            data = dataset.read_file(name)
+            read[name] = dataset.read_file(name)
         except FileNotFoundError:
-            yield Finding(dataset.locate(name), "missing")
+            yield Finding(where, "missing")
         except ValueError as error:
-            yield Finding(dataset.locate(name), str(error).removeprefix(f"{dataset.locate(name)} "))
-        else:
-            if name == VOCAB:
-                yield from _check_vocabulary(dataset, data)
-            elif name == TOKENIZER:
-                yield from _check_tokenizer(dataset, data)
+            yield Finding(where, str(error).removeprefix(f"{where} "))
+    if VOCAB in read:
+        tokens = read[VOCAB].decode(errors="replace").split("\n")[:-1]
+        yield from _check_vocabulary(dataset, tokens)
+        if TOKENIZER in read:
+            yield from _check_tokenizer(dataset, read[TOKENIZER], tokens)
 
 
-def _check_vocabulary(dataset: Dataset, vocab: bytes) -> Iterator[Finding]:
+def _check_vocabulary(dataset: Dataset, tokens: Sequence[str]) -> Iterator[Finding]:
     """What the manifest says of vocab.txt besides its sha256."""
-    tokens, manifest = vocab.split(b"\n")[:-1], dataset.manifest
+    where, manifest = dataset.locate(VOCAB), dataset.manifest
     if len(tokens) != manifest.vocab_size:
-        yield Finding(
-            dataset.locate(VOCAB), f"{len(tokens)} entries, the manifest says {manifest.vocab_size}"
-        )
+        yield Finding(where, f"{len(tokens)} entries, the manifest says {manifest.vocab_size}")
         return
     for name, number in manifest.special_ids.items():
-        if tokens[number] != f"[{name.upper()}]".encode():
-            found = tokens[number].decode(errors="replace")
-            yield Finding(
-                dataset.locate(VOCAB),
-                f"id {number} is {found}, the manifest says it is [{name.upper()}]",
-            )
+        if (found := tokens[number]) != (said := f"[{name.upper()}]"):
+            yield Finding(where, f"id {number} is {found}, the manifest says it is {said}")
 
 
-def _check_tokenizer(dataset: Dataset, tokenizer: bytes) -> Iterator[Finding]:
+def _check_tokenizer(
+    dataset: Dataset, tokenizer: bytes, tokens: Sequence[str]
+) -> Iterator[Finding]:
     """The ids of tokenizer.json are the lines of vocab.txt."""
-    try:
-        vocab = dataset.read_file(VOCAB)
-    except (FileNotFoundError, ValueError):  # which is a finding of its own
-        return
+    where = dataset.locate(TOKENIZER)
     try:
         ids = json.loads(tokenizer)["model"]["vocab"]
     except (ValueError, KeyError, TypeError) as error:
-        yield Finding(dataset.locate(TOKENIZER), f"cannot be compared with {VOCAB}: {error!r}")
+        yield Finding(where, f"cannot be compared with {VOCAB}: {error!r}")
         return
-    if ids != {token: number for number, token in enumerate(vocab.decode().split("\n")[:-1])}:
-        yield Finding(dataset.locate(TOKENIZER), f"its tokens and ids are not those of {VOCAB}")
+    if ids != {token: number for number, token in enumerate(tokens)}:
+        yield Finding(where, f"its tokens and ids are not those of {VOCAB}")
 
 
 def _check_counters(dataset: Dataset) -> Iterator[Finding]:
-    """The counters say what the seal says, and those of all sources add up to the dataset's."""
-    manifest = dataset.manifest
+    """Counters are the seal's, those of all sources add up, and totals are those of the shards."""
+    where, manifest = dataset.locate(MANIFEST), dataset.manifest
+    if group_totals(dataset.all_shards) != manifest.groups:
+        yield Finding(where, "its totals are not those of the shard table")
     sealed = {"documents": manifest.seal.documents, "distinct_tokens": manifest.seal.tokens}
     for name, expected in sealed.items():
         if (found := manifest.counters.get(name, expected)) != expected:
-            what = f"{name}: {found} by the counters, {expected} by the seal"
-            yield Finding(dataset.locate(MANIFEST), what)
+            yield Finding(where, f"{name}: {found} by the counters, {expected} by the seal")
     if not manifest.sources:
         return
     sums: Counter[str] = Counter()
     for source in manifest.sources:
         sums.update(source["counters"])
     for name in sorted({*sums, *manifest.counters}):
-        if sums[name] != manifest.counters.get(name, 0):
-            what = f"{name}: {manifest.counters.get(name, 0)} in all, {sums[name]} of its sources together"
-            yield Finding(dataset.locate(MANIFEST), what)
+        if sums[name] != (found := manifest.counters.get(name, 0)):
+            yield Finding(where, f"{name}: {found} in all, {sums[name]} of its sources together")
 
 
 def _check_document_ids(dataset: Dataset) -> Iterator[Finding]:
-    """documents.ids, which may be deleted, holds the bytes that documents_hash covers and the documents of the seal."""
+    """documents.ids, which may be deleted, holds the documents of documents_hash and the seal."""
     expected = dataset.manifest.settings.get("documents_hash")
     if expected is None or not dataset.folder.exists(DOCUMENT_IDS):
         return
@@ -163,64 +195,42 @@ def _check_document_ids(dataset: Dataset) -> Iterator[Finding]:
         stop = min(size, start + _ROWS_AT_ONCE * row_bytes)
         data = dataset.folder.read_range(DOCUMENT_IDS, start, stop)
         digest.update(data)
-        rows = np.frombuffer(data, np.uint8, len(data) // row_bytes * row_bytes).reshape(
-            -1, row_bytes
-        )
-        ids_xor ^= np.bitwise_xor.reduce(rows, axis=0)
+        rows = np.frombuffer(data, np.uint8, len(data) // row_bytes * row_bytes)
+        ids_xor ^= np.bitwise_xor.reduce(rows.reshape(-1, row_bytes), axis=0)
     where, seal = dataset.locate(DOCUMENT_IDS), dataset.manifest.seal
+    number, found = size // row_bytes, ids_xor[:ID_BYTES].tobytes().hex()
     if digest.hexdigest() != expected:
         yield Finding(where, f"blake2b is {digest.hexdigest()}, documents_hash says {expected}")
-    elif (found := (size // row_bytes, ids_xor[:ID_BYTES].tobytes().hex())) != (
-        seal.documents,
-        seal.ids_xor,
-    ):
-        yield Finding(
-            where,
-            f"{found[0]:,} documents (xor of ids {found[1]}), the manifest's seal is of {seal}",
-        )
+    elif (number, found) != (seal.documents, seal.ids_xor):
+        said = f"{number:,} documents (xor of ids {found})"
+        yield Finding(where, f"{said}, the manifest's seal is of {seal}")
 
 
 def _check_files(dataset: Dataset) -> Iterator[Finding]:
-    """Names and content: nothing under the splits that the tables do not speak of, no shard that is another's copy."""
-    names = [shard.name for shard in dataset.all_shards]
-    first_of: dict[str, str] = {}
+    """No file under the splits that no table speaks of, and no shard that is another's copy."""
+    known, first_of = set[str](), dict[str, str]()
     for shard in dataset.all_shards:
-        if (
-            shard.instances
-            and (first := first_of.setdefault(shard.content_hash, shard.name)) != shard.name
-        ):
-            yield Finding(
-                dataset.locate(shard.name),
-                f"its content is that of {first}: a copy; rebuild the dataset",
-            )
-    known = {*names, *(f"{_folder(shard)}/pass.json" for shard in dataset.all_shards)}
+        known |= {shard.name, f"{shard.folder}/pass.json"}
+        first = first_of.setdefault(shard.content_hash, shard.name)
+        if shard.instances and first != shard.name:
+            what = f"its content is that of {first}: a copy; rebuild the dataset"
+            yield Finding(dataset.locate(shard.name), what)
     for split in sorted({shard.split for shard in dataset.all_shards}):
         for name in (dataset.folder / split).list():
-            if f"{split}/{name}" not in known:
-                yield Finding(
-                    dataset.locate(f"{split}/{name}"),
-                    "foreign file: no table speaks of it; remove it",
-                )
+            if (own := f"{split}/{name}") not in known:
+                what = "foreign file: no table speaks of it; remove it"
+                yield Finding(dataset.locate(own), what)
 
 
 def _check_passes(dataset: Dataset) -> Iterator[Finding]:
-    passes: dict[str, list[Shard]] = {}
-    for shard in dataset.all_shards:
-        passes.setdefault(_folder(shard), []).append(shard)
-    for folder, shards in passes.items():
-        name = f"{folder}/pass.json"
+    for folder, shards in by_pass(dataset.all_shards).items():
+        name, expected = f"{folder}/pass.json", pass_json(shards, dataset.manifest.settings_hash)
         try:
-            is_own = dataset.read_file(name) == pass_json(shards, dataset.manifest.settings_hash)
+            if dataset.read_file(name) != expected:
+                what = "does not say what the shard table and the manifest say"
+                yield Finding(dataset.locate(name), what)
         except FileNotFoundError:
             yield Finding(dataset.locate(name), "missing")
-            continue
-        if not is_own:
-            yield Finding(
-                dataset.locate(name), "does not say what the shard table and the manifest say"
-            )
-
-
-def _check_coverage(dataset: Dataset) -> Iterator[Finding]:
     for (seq_len, pass_index), what in find_uncovered(dataset.manifest, dataset.all_shards):
         yield Finding(dataset.locate(pass_folder("train", seq_len, pass_index)), what)
 
@@ -252,75 +262,48 @@ def _check_shard(dataset: Dataset, shard: Shard, check_block: CheckBlock) -> Ite
         yield from (Finding(f"{where}, block {number}", what) for what in check_block(shard, block))
         digests.append(block_digest(block))
         counts.update(count_block(block, mask_id))  # unlike +, update keeps zeros
-    found = content_hash(digests)
-    if found != shard.content_hash:
-        yield Finding(where, f"content hash is {found}, expected {shard.content_hash}")
-    yield from _compare_counts(shard, counts, where)
-    sha256 = hashlib.sha256(tar).hexdigest()
-    if sha256 != shard.sha256:
-        yield Finding(
-            where, f"sha256 is {sha256}, expected {shard.sha256}: damaged outside its blocks"
-        )
+    hashes = content_hash(digests), hashlib.sha256(tar).hexdigest()
+    yield from (Finding(where, what) for what in _compare(shard, counts, *hashes))
 
 
-def _compare_counts(shard: Shard, counts: Counter[str], where: str) -> Iterator[Finding]:
+def _compare(shard: Shard, counts: Counter[str], content: str, sha256: str) -> Iterator[str]:
+    """What a shard holds in all, beside its row."""
+    if content != shard.content_hash:
+        yield f"content hash is {content}, expected {shard.content_hash}"
     for name, count in counts.items():
-        if count != getattr(shard, name):
-            yield Finding(
-                where, f"{name}: {count} in its blocks, {getattr(shard, name)} in the shard table"
-            )
-    if shard.source_tokens and sum(shard.source_tokens) != shard.tokens:
-        yield Finding(
-            where, f"{sum(shard.source_tokens)} tokens of all sources, expected {shard.tokens}"
-        )
+        if count != (said := getattr(shard, name)):
+            yield f"{name}: {count} in its blocks, {said} in the shard table"
+    if shard.source_tokens and (found := sum(shard.source_tokens)) != shard.tokens:
+        yield f"{found} tokens of all sources, expected {shard.tokens}"
+    if sha256 != shard.sha256:
+        yield f"sha256 is {sha256}, expected {shard.sha256}: damaged outside its blocks"
 
 
 def _check_block(
     dataset: Dataset, shard: Shard, tar: bytes, table: BlockTable, number: int
 ) -> Block:
-    """A block's content.
-
-    Raises:
-        ValueError: Its bytes, counts or ids are not what the tables and the format say.
-    """
+    """A block; a ValueError where its bytes, counts or ids are not what the tables say."""
     where = f"block {number}"
     start, size = int(table.offset[number]), int(table.size[number])
     data = memoryview(tar)[start : start + size]
     if len(data) != size or checksum(data) != int(table.crc32[number]):
         raise ValueError(f"{where}: crc32 of bytes {start}-{start + size} is not the block table's")
     block = decode_block(data, where)
-    found, expected = (
-        (block.num_instances, block.num_tokens),
-        (int(table.instances[number]), int(table.tokens[number])),
-    )
-    if found != expected:
-        raise ValueError(
-            f"{where}: {found[0]} instances of {found[1]} tokens, the block table says {expected[0]} of {expected[1]}"
-        )
-    full = block_instances(shard.seq_len)
-    if number < len(table) - 1 and block.num_instances != full:
-        raise ValueError(
-            f"{where}: {block.num_instances} instances, every block but the last has {full}"
-        )
+    instances, tokens = int(table.instances[number]), int(table.tokens[number])
+    if (block.num_instances, block.num_tokens) != (instances, tokens):
+        found = f"{block.num_instances} instances of {block.num_tokens} tokens"
+        raise ValueError(f"{where}: {found}, the block table says {instances} of {tokens}")
     check_instances(block, dataset.manifest.vocab_size, shard.seq_len, where)
     return block
 
 
 def check_instances(block: Block, vocab_size: int, seq_len: int, where: str) -> None:
-    """Holds a block's numbers to what its dataset says; raises ValueError, which names one that cannot be."""
+    """Holds a block's numbers to what its dataset says; a ValueError names one that cannot be."""
     lengths = np.diff(block.offsets)
-    if block.num_tokens and int(block.input_ids.max()) >= vocab_size:
-        raise ValueError(
-            f"{where}: token id {block.input_ids.max()} is past the vocabulary of {vocab_size}"
-        )
-    if block.num_instances and int(lengths.max()) > seq_len:
-        raise ValueError(
-            f"{where}: an instance of {lengths.max()} tokens, at most {seq_len} are allowed"
-        )
+    if block.num_tokens and (most := int(block.input_ids.max())) >= vocab_size:
+        raise ValueError(f"{where}: token id {most} is past the vocabulary of {vocab_size}")
+    if block.num_instances and (most := int(lengths.max())) > seq_len:
+        raise ValueError(f"{where}: an instance of {most} tokens, at most {seq_len} are allowed")
     limits = np.repeat(lengths, np.diff(block.masked_offsets))
     if np.any(block.masked_lm_positions >= limits):
         raise ValueError(f"{where}: a masked position is past the end of its instance")
-
-
-def _folder(shard: Shard) -> str:
-    return pass_folder(shard.split, shard.seq_len, shard.pass_index)

@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from pipeline.documents.source import UNIT, Source
 from pipeline.settings import BuildSettings
-from pipeline.shards.manifest import FORMAT_VERSION, group_totals, root_hash, settings_hash
-from pipeline.shards.records import Manifest, Shard
+from pipeline.shards.manifest import FORMAT_VERSION, group_totals, root_hash
+from pipeline.shards.records import Manifest, Shard, canonical_hash
 from pipeline.shards.seal import Seal
 from pipeline.stages.build_tokens import TokenStore
 from pipeline.tokens.held_out import HeldOut, HeldOutSource, SourceTotals
@@ -46,7 +46,7 @@ def describe_dataset(
         format_version=FORMAT_VERSION,
         software=software,
         settings=content,
-        settings_hash=settings_hash(content),
+        settings_hash=canonical_hash(content),
         vocab_sha256=vocabulary.sha256,
         tokenizer_sha256=hashlib.sha256(
             tokenizer_json(vocabulary, settings.lower_case).encode()

@@ -27,6 +27,7 @@ from pipeline.shards.manifest import (
     BLOCKS_TABLE,
     MANIFEST,
     SHARDS_TABLE,
+    by_pass,
     pass_folder,
     pass_json,
     shards_table,
@@ -168,12 +169,7 @@ def publish_dataset(folder: Folder, built: Built, manifest: Manifest) -> None:
 
         deque(map_ahead(write_record, ordered), maxlen=0)
         folder.remove([MANIFEST])
-    passes: dict[str, list[Shard]] = {}
-    for shard in shards:
-        passes.setdefault(pass_folder(shard.split, shard.seq_len, shard.pass_index), []).append(
-            shard
-        )
-    for place, members in passes.items():
+    for place, members in by_pass(shards).items():
         folder.write(f"{place}/pass.json", pass_json(members, manifest.settings_hash))
     rows = shards_table(shards)
     tables_sha256 = {SHARDS_TABLE: hashlib.sha256(rows).hexdigest()}

@@ -16,7 +16,7 @@ import zstandard
 
 from pipeline.shards import block_tables, manifest
 from pipeline.shards.block import Block, encode_block
-from pipeline.shards.records import Manifest
+from pipeline.shards.records import Manifest, canonical_hash
 from pipeline.shards.seal import NOTHING, add_seals
 from pipeline.shards.shard_file import pack_shard
 
@@ -83,7 +83,7 @@ def codec_seeds() -> dict[str, list[bytes]]:
         format_version=manifest.FORMAT_VERSION,
         software={"beambert": "0"},
         settings=settings,
-        settings_hash=manifest.settings_hash(settings),
+        settings_hash=canonical_hash(settings),
         vocab_sha256="0" * 64,
         tokenizer_sha256="0" * 64,
         vocab_size=100,

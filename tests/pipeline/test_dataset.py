@@ -16,7 +16,7 @@ from pipeline.shards import block_tables as block_table_files
 from pipeline.shards import manifest as tables
 from pipeline.shards.block import block_digest, concatenate_blocks, content_hash, decode_block
 from pipeline.shards.dataset import open_dataset
-from pipeline.shards.records import BlockTable, Shard
+from pipeline.shards.records import BlockTable, Shard, canonical_hash
 from pipeline.shards.verify import verify_dataset
 from tests.datasets import edit_manifest, with_own_hash
 
@@ -458,7 +458,7 @@ def test_hashes_by_hand(folder):
 
 def test_settings_are_hashed_as_canonical_json():
     expected = hashlib.blake2b(b'{"a":[1,2],"b":"\\u00e9"}', digest_size=32).hexdigest()
-    assert tables.settings_hash({"b": "é", "a": [1, 2]}) == expected
+    assert canonical_hash({"b": "é", "a": [1, 2]}) == expected
 
 
 def test_the_manifest_comes_back_as_written(folder):

@@ -1,17 +1,14 @@
 """The block tables of a build that is followed: read as they are needed, and found wherever the build has put them."""
 
 import dataclasses
-import gc
-import threading
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from pipeline.shards import block_tables, growing
-from pipeline.shards.block_tables import BlockTables, blocks_table
+from pipeline.shards import block_tables
+from pipeline.shards.block_tables import blocks_table
 from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.shards.growing import (
     RECORDS,
@@ -131,21 +128,6 @@ def test_tables_are_parsed_when_they_are_asked_for(build, monkeypatch, way):
     assert parsed == [*firsts, shard]
 
 
-def test_few_tables_are_kept(build, monkeypatch, way):
-    made = []
-
-    def remembered(make: Callable) -> Callable:
-        return lambda *arguments: (each := make(*arguments), made.append(weakref.ref(each)))[0]
-
-    monkeypatch.setattr(growing, "BlockTables", remembered(BlockTables))
-    monkeypatch.setattr(block_tables, "_parse_rows", remembered(block_tables._parse_rows))
-    build.publish(*range(NUM_PASSES))
-    followed = follow(build, *range(NUM_PASSES))
-    assert_found(followed, build, *range(NUM_PASSES), *range(NUM_PASSES))
-    gc.collect()
-    assert [type(each()) for each in made if each() is not None] == [BlockTables] * 4
-
-
 def test_blocks_are_found_when_the_build_has_taken_its_records_away(build, way):
     build.publish(*range(NUM_PASSES))
     followed = follow(build, *range(NUM_PASSES))
@@ -248,31 +230,3 @@ def test_a_table_that_does_not_describe_a_shard_is_refused_when_that_is_asked_fo
     with pytest.raises(ValueError, match=f"rows of {third.name} do not describe it"):
         followed.blocks(third)
     assert columns(followed.blocks(second)) == columns(tables[1])
-
-
-def test_a_search_that_hangs_keeps_nobody_else(build, monkeypatch):
-    """Its thread is left behind; the one in its place searches too."""
-    monkeypatch.setattr(block_tables, "WHOLE_BYTES", 100)
-    monkeypatch.setattr(growing, "_LOOKING_SECONDS", 0.05)
-    build.publish(0)
-    followed = follow(build, 0)
-    build.end(0)
-    hangs, leave, read_file = threading.Event(), threading.Event(), followed.read_file
-
-    def hang_once(name: str) -> bytes:
-        if not hangs.is_set():
-            hangs.set()
-            leave.wait(600)
-        return read_file(name)
-
-    monkeypatch.setattr(followed, "read_file", hang_once)
-    found: list[BlockTable] = []
-    shard = build.shards(0)[0]
-    left_behind = threading.Thread(target=lambda: found.append(followed.blocks(shard)))
-    left_behind.start()
-    assert hangs.wait(600)
-    assert_found(followed, build, 0)
-    assert not found
-    leave.set()
-    left_behind.join()
-    assert columns(found[0]) == columns(build.whole.blocks(shard))

@@ -9,7 +9,6 @@ from itertools import islice
 
 import pytest
 
-from pipeline.shards import block_tables
 from pipeline.shards.dataset import open_dataset
 from trainer.reading.block_reader import BlockReader
 from trainer.reading.settings import Reading
@@ -109,7 +108,6 @@ def test_what_is_asked_for_after_the_end_is_called_off(folder):
 
 
 def test_a_stalled_opening_of_the_block_table_keeps_nobody(folder, monkeypatch):
-    monkeypatch.setattr(block_tables, "_OPENING_SECONDS", 0.2)
     dataset, answer, asked = open_dataset(str(folder)), threading.Event(), []
     real = dataset.read_bytes
 
