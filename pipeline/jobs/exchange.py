@@ -1,15 +1,15 @@
-"""ExchangeByBucket brings the encoded documents of each bucket together, in two modes with one result.
+"""Bringing the encoded documents of each bucket together, in two modes with one result.
 
 `files`: each task reads its bucket's range of every token part. `shuffle`: each token part is read
-once and cut at the buckets' bounds, and Beam's GroupByKey moves the pieces. A value of the shuffle
-is the bytes of all documents that one part holds of one bucket, behind the part's name, each
-document behind its own checksum: few elements, explicit coders, nothing pickled. What a bucket must
-hold travels in its tasks (pipeline.tokens.bucket_seals).
+once and cut at the buckets' bounds, and Beam's GroupByKey moves the pieces: the bytes of all
+documents that one part holds of one bucket, behind the part's name. What a bucket must hold travels
+in its tasks (pipeline.tokens.bucket_seals).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from typing import Literal
 
 import apache_beam as beam
@@ -21,16 +21,23 @@ from pipeline.storage.folder import Folder
 from pipeline.tokens.bucket_seals import BucketContents, BucketFinder
 from pipeline.tokens.buckets import Bucket
 from pipeline.tokens.dropped_ids import read_dropped_ids
-from pipeline.tokens.token_index import join_ranges, read_bucket, read_part_rows, read_tokens
+from pipeline.tokens.token_index import (
+    TokenParts,
+    join_ranges,
+    read_bucket,
+    read_part_rows,
+    read_tokens,
+)
 from pipeline.tokens.token_parts import TokenizedDocument, unpack_documents
 
 ExchangeMode = Literal["files", "shuffle"]
 _NAME_BYTES = 2
 _MAX_GROUP_BYTES = 512 * 10**6
-_GROUP_COPIES = (
-    2  # in a worker: as the runner delivers a group, and gathered without copies of documents
+_GROUP_COPIES = 2  # in a worker: as the runner delivers a group, and gathered
+_RUNNER_ADVICE = (
+    "the runner loses or repeats what it shuffles: run again with --exchange files, or on another"
+    " runner"
 )
-_RUNNER_ADVICE = "the runner loses or repeats what it shuffles: run again with --exchange files, or on another runner"
 
 
 @dataclass(frozen=True)
@@ -48,45 +55,31 @@ class ShardTask:
         return shard_name(self.bucket.split, self.seq_len, self.pass_index, self.bucket.number)
 
 
-@dataclass(frozen=True)
-class TokenParts:
-    """Token parts, as a worker reads them; `held_out` are the ids of the validation documents."""
-
-    folder: Folder
-    token_dtype: str
-    has_dropped: bool = False
-    held_out: bytes = b""
-
-
 def refuse_large_groups(tasks: Iterable[ShardTask], token_dtype: str) -> None:
-    """Holds what a shuffle brings together to what a worker carries.
+    """Raises ValueError where a shuffle brings more together than a worker carries.
 
-    A bucket of at most 128 MiB of text is some 70 MB of tokens; fewer buckets than that are a
-    user's, and a document that the input repeats comes as often as it stands there.
-
-    Raises:
-        ValueError: The largest group is heavier than 512 MB.
+    A bucket of at most 128 MiB of text is some 70 MB of tokens; fewer buckets are a user's.
     """
-    largest = max(tasks, key=lambda task: _group_bytes(task.contents, token_dtype))
-    contents, num_bytes = largest.contents, _group_bytes(largest.contents, token_dtype)
+
+    def weigh(task: ShardTask) -> int:
+        seal, rows = task.contents.seal, task.contents.rows
+        return seal.tokens * np.dtype(token_dtype).itemsize * rows // max(1, seal.documents)
+
+    largest = max(tasks, key=weigh)
+    contents, num_bytes = largest.contents, weigh(largest)
     if num_bytes > _MAX_GROUP_BYTES:
         raise ValueError(
-            f"the bucket {largest.bucket.name} is {num_bytes / 1e6:,.0f} MB of tokens ({contents.rows:,} rows,"
-            f" {contents.seal.documents:,} distinct documents): a shuffle brings it as one group, which takes its"
-            f" worker some {_GROUP_COPIES * num_bytes / 1e9:,.1f} GB, expected at most"
-            f" {_MAX_GROUP_BYTES / 1e6:,.0f} MB; give --exchange files, which reads copies one after the"
-            " other, or leave --num_buckets out"
+            f"the bucket {largest.bucket.name} is {num_bytes / 1e6:,.0f} MB of tokens"
+            f" ({contents.rows:,} rows, {contents.seal.documents:,} distinct documents): a shuffle"
+            " brings it as one group, which takes its worker some"
+            f" {_GROUP_COPIES * num_bytes / 1e9:,.1f} GB, expected at most"
+            f" {_MAX_GROUP_BYTES / 1e6:,.0f} MB; give --exchange files, which reads copies one"
+            " after the other, or leave --num_buckets out"
         )
 
 
-def _group_bytes(contents: BucketContents, token_dtype: str) -> int:
-    """What a group weighs, copies included."""
-    documents = max(1, contents.seal.documents)
-    return contents.seal.tokens * np.dtype(token_dtype).itemsize * contents.rows // documents
-
-
 class ExchangeByBucket(beam.PTransform):  # type: ignore[misc]
-    """The start of a graph: pairs (tasks of one bucket, an iterable of its documents, copies included)."""
+    """The start of a graph: pairs (tasks of one bucket, an iterable of its documents)."""
 
     def __init__(
         self,
@@ -103,12 +96,9 @@ class ExchangeByBucket(beam.PTransform):  # type: ignore[misc]
     def expand(self, pipeline: beam.Pipeline) -> beam.PCollection:
         if self._mode == "files":
             tasks = pipeline | "Tasks" >> CreateElements(self._tasks, self._folder)
-            return tasks | beam.Map(
-                find_documents,
-                self._tokens,
-                broadcast(self._part_names, tuple[str, ...], self._folder),
-            )
-        buckets = broadcast(group_tasks(self._tasks), tuple[BucketTasks, ...], self._folder)
+            names = broadcast(self._part_names, self._folder)
+            return tasks | beam.Map(find_documents, self._tokens, names)
+        buckets = broadcast(group_tasks(self._tasks), self._folder)
         return (
             pipeline
             | "TokenParts" >> CreateElements(self._part_names, self._folder)
@@ -121,10 +111,9 @@ class ExchangeByBucket(beam.PTransform):  # type: ignore[misc]
 
 
 class RefuseRepeats(beam.PTransform):  # type: ignore[misc]
-    """The end of a graph that shuffles: (bucket, shard) of each finished shard, refused where one is there twice.
+    """The end of a graph that shuffles: (bucket, shard) of finished shards, none of them twice.
 
-    A bundle that a runner runs again leaves one: what a failed attempt gave is not in the
-    collection.
+    What a failed attempt of a bundle gave is not in the collection.
     """
 
     def expand(self, finished: beam.PCollection) -> beam.PCollection:
@@ -141,16 +130,12 @@ def _encode_names(bucket: str, shard: str) -> tuple[bytes, bytes]:
 
 
 def refuse_repeats(shard: bytes, buckets: Iterable[bytes]) -> None:
-    """Refuses a shard that several groups were delivered for.
-
-    Raises:
-        ValueError: They were; the message names their bucket.
-    """
+    """Raises ValueError for a shard that several groups were delivered for."""
     bucket, *others = buckets
     if others:
         raise ValueError(
-            f"bucket {bucket.decode()}: the runner delivered it {1 + len(others)} times for {shard.decode()}, expected"
-            f" once; {_RUNNER_ADVICE}"
+            f"bucket {bucket.decode()}: the runner delivered it {1 + len(others)} times for"
+            f" {shard.decode()}, expected once; {_RUNNER_ADVICE}"
         )
 
 
@@ -161,29 +146,24 @@ def plan_tasks(
     contents: Mapping[str, BucketContents],
 ) -> list[ShardTask]:
     """Every shard of the dataset, passes in order; validation has pass 0 only."""
-    return [
-        ShardTask(*place, contents[place[-1].name]) for place in _places(buckets, seq_lens, passes)
-    ]
+    places = _places(buckets, seq_lens, passes)
+    return [ShardTask(*place, contents[place[-1].name]) for place in places]
 
 
 def plan_names(buckets: Sequence[Bucket], seq_lens: Sequence[int], passes: int) -> list[str]:
     """The names of the shards that `plan_tasks` plans."""
-    places = _places(buckets, seq_lens, passes)
     return [
-        shard_name(bucket.split, seq_len, index, bucket.number) for seq_len, index, bucket in places
+        shard_name(bucket.split, seq_len, index, bucket.number)
+        for seq_len, index, bucket in _places(buckets, seq_lens, passes)
     ]
 
 
 def _places(
     buckets: Sequence[Bucket], seq_lens: Sequence[int], passes: int
 ) -> Iterator[tuple[int, int, Bucket]]:
-    for pass_index in range(passes):
-        for seq_len in seq_lens:
-            yield from (
-                (seq_len, pass_index, each)
-                for each in buckets
-                if each.split == "train" or pass_index == 0
-            )
+    for pass_index, seq_len, bucket in product(range(passes), seq_lens, buckets):
+        if bucket.split == "train" or pass_index == 0:
+            yield seq_len, pass_index, bucket
 
 
 @dataclass(frozen=True)
@@ -192,37 +172,29 @@ class BucketTasks:
 
     bucket: Bucket
     contents: BucketContents
-    places: tuple[tuple[int, int], ...]
-
-    def tasks(self) -> list[ShardTask]:
-        """The tasks themselves."""
-        return [ShardTask(*place, self.bucket, self.contents) for place in self.places]
+    places: tuple[tuple[int, int], ...]  # length and pass of each
 
 
 def group_tasks(tasks: Iterable[ShardTask]) -> tuple[BucketTasks, ...]:
     """Tasks by their buckets, which ascend by id."""
-    places: dict[Bucket, list[tuple[int, int]]] = {}
-    contents: dict[Bucket, BucketContents] = {}
-    for task in tasks:
-        places.setdefault(task.bucket, []).append((task.seq_len, task.pass_index))
-        contents[task.bucket] = task.contents
+    found: dict[Bucket, list[ShardTask]] = {}
+    for task in sorted(tasks, key=lambda task: task.bucket.first_id):
+        found.setdefault(task.bucket, []).append(task)
     return tuple(
-        BucketTasks(bucket, contents[bucket], tuple(places[bucket]))
-        for bucket in sorted(places, key=lambda each: each.first_id)
+        BucketTasks(bucket, own[0].contents, tuple((each.seq_len, each.pass_index) for each in own))
+        for bucket, own in found.items()
     )
 
 
 @dataclass(frozen=True)
 class StoredDocuments:
-    """The documents of one bucket, read from token parts whenever it is iterated."""
+    """The documents of one bucket, copies included, read from token parts when it is iterated."""
 
     tokens: TokenParts
     part_names: tuple[str, ...]
     bucket: Bucket
 
-    advice = (
-        "they and their index are of different runs, or damaged: delete that folder and run again"
-    )
+    advice = "they and their index are of different runs, or damaged: delete that folder, run again"
 
     @property
     def origin(self) -> str:
@@ -230,22 +202,14 @@ class StoredDocuments:
         return f"the token parts in {self.tokens.folder.url} hold"
 
     def __iter__(self) -> Iterator[TokenizedDocument]:
-        return read_bucket(
-            self.tokens.folder,
-            self.part_names,
-            self.bucket,
-            np.dtype(self.tokens.token_dtype),
-            has_dropped=self.tokens.has_dropped,
-            held_out=self.tokens.held_out,
-        )
+        return read_bucket(self.tokens, self.part_names, self.bucket)
 
 
 @dataclass(frozen=True)
 class GroupedDocuments:
-    """The documents of one bucket, unpacked from what GroupByKey gathered whenever it is iterated.
+    """The documents of one bucket, unpacked from what GroupByKey gathered when it is iterated.
 
-    Documents that dropped.ids leaves out are left out here and not in `cut_part`: a bucket reads
-    its range of that file, a part would have to read all of it.
+    Documents of dropped.ids are left out here: a part would have to read all of that file.
     """
 
     bucket: Bucket
@@ -260,22 +224,22 @@ class GroupedDocuments:
         for chunk in self.chunks:
             part, data = unpack_chunk(chunk)
             if part in seen:
-                raise ValueError(
-                    f"bucket {self.bucket.name}: {self.origin} what part {part} holds of it twice, expected once;"
-                    f" {self.advice}"
-                )
+                said = f"{self.origin} what part {part} holds of it twice, expected once"
+                raise ValueError(f"bucket {self.bucket.name}: {said}; {self.advice}")
             seen.add(part)
-            found = unpack_documents(
-                data, np.dtype(self.tokens.token_dtype), f"bucket {self.bucket.name}, part {part}"
-            )
+            where = f"bucket {self.bucket.name}, part {part}"
+            found = unpack_documents(data, self.tokens.token_dtype, where)
             yield from (document for document in found if document.id not in dropped)
 
     def _read_dropped(self) -> frozenset[bytes]:
-        if (
-            not self.tokens.has_dropped or self.bucket.split == "validation"
-        ):  # what is held out is not dropped
+        # What is held out is not dropped.
+        if not self.tokens.has_dropped or self.bucket.split == "validation":
             return frozenset()
         return read_dropped_ids(self.tokens.folder, self.bucket.first_id, self.bucket.last_id)
+
+
+DeliveredDocuments = StoredDocuments | GroupedDocuments
+"""`origin` begins the sentence that says what came, `advice` what to do where it is wrong."""
 
 
 def find_documents(
@@ -297,9 +261,7 @@ def cut_part(
 ) -> Iterator[tuple[bytes, bytes]]:
     """The bytes of the documents that a token part holds of each bucket, by the bucket's name.
 
-    The part's tokens are read by one request, from the first document of a bucket to the last: as
-    they were one list of documents, that is about `part_bytes`. What dropped.ids leaves out is
-    among them (`GroupedDocuments`).
+    One request reads the part. What dropped.ids leaves out is among them (`GroupedDocuments`).
     """
     rows = read_part_rows(tokens.folder, f"{name}.index")
     finder = BucketFinder(buckets, tokens.held_out)
@@ -333,11 +295,11 @@ def unpack_group(
 ) -> tuple[list[ShardTask], GroupedDocuments]:
     """The tasks of a bucket and its documents; nothing is unpacked yet."""
     name, chunks = group
-    if (tasks := _by_name(buckets).get(name)) is None:
-        raise ValueError(
-            f"the runner delivered a bucket {name.decode()} that no shard is built of; {_RUNNER_ADVICE}"
-        )
-    return tasks.tasks(), GroupedDocuments(tasks.bucket, chunks, tokens)
+    if (own := _by_name(buckets).get(name)) is None:
+        said = f"the runner delivered a bucket {name.decode()} that no shard is built of"
+        raise ValueError(f"{said}; {_RUNNER_ADVICE}")
+    tasks = [ShardTask(*place, own.bucket, own.contents) for place in own.places]
+    return tasks, GroupedDocuments(own.bucket, chunks, tokens)
 
 
 @lru_cache(maxsize=1)

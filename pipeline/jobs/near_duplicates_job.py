@@ -4,8 +4,7 @@
     ranges of keys    | write_found -> files of what was found
 
 The second stage waits for the first, and reads from each of its files the one range that holds its
-keys: no shuffle, so memory is that of one range of keys. Every task leaves a whole file or none;
-running again skips those that are there.
+keys: no shuffle, so memory is that of one range. Running again skips the files that are there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from pipeline.jobs import worker_guard
 from pipeline.jobs.broadcast import CreateElements
 from pipeline.jobs.run_beam import Outputs, pipeline_options, run_graph
 from pipeline.storage.folder import Folder
+from pipeline.text.batches import batch_by_size
 from pipeline.tokens.grouped_rows import NUM_GROUPS, pack_rows, read_groups
 from pipeline.tokens.near_duplicates import (
     BANDED_DTYPE,
@@ -37,12 +37,12 @@ RANGE_ROWS = 1 << 18
 
 @dataclass(frozen=True)
 class Run:
-    """Some documents whose bands one task writes: (token part, first row, one after the last row) of each part."""
+    """Documents whose bands one task writes: (token part, first row, one after the last row)."""
 
     slices: tuple[tuple[str, int, int], ...]
 
     def file_name(self, rule: SimilarityRule) -> str:
-        """The file of its bands, relative to the folder of token parts; of other documents or bands it is another."""
+        """The file of its bands; of other documents or bands it is another."""
         digest = blake2b(f"{self.slices} {rule.bands} {rule.rows}".encode(), digest_size=16)
         return f"{WORK_FOLDER}/{digest.hexdigest()}.bands"
 
@@ -63,7 +63,7 @@ def run_near_duplicates_job(
     workers: int,
     beam_arguments: Sequence[str],
 ) -> list[KeyRange]:
-    """Runs the job over what is not finished of these token parts; returns where its results are."""
+    """Runs the job over what is not finished of these token parts; returns where results are."""
     sizes = folder.list()
     runs = plan_runs({name: sizes[f"{name}.signatures"] // SIGNED_DTYPE.itemsize for name in names})
     ranges = plan_ranges(runs, rule)
@@ -87,25 +87,18 @@ def run_near_duplicates_job(
 
 
 def plan_runs(num_documents: Mapping[str, int]) -> list[Run]:
-    """Token parts, by name, with the documents of each, in runs of 16,384 documents: few files, and bounded memory."""
-    runs: list[Run] = []
-    slices: list[tuple[str, int, int]] = []
-    room = RUN_DOCUMENTS
-    for name, number in sorted(num_documents.items()):
-        first = 0
-        while first < number:
-            last = min(number, first + room)
-            slices.append((name, first, last))
-            room -= last - first
-            first = last
-            if room == 0:
-                runs.append(Run(tuple(slices)))
-                slices, room = [], RUN_DOCUMENTS
-    return [*runs, Run(tuple(slices))] if slices else runs
+    """Token parts, by the number of their documents, in runs of 16,384 to 32,768 documents."""
+    slices = [
+        (name, first, min(number, first + RUN_DOCUMENTS))
+        for name, number in sorted(num_documents.items())
+        for first in range(0, number, RUN_DOCUMENTS)
+    ]
+    runs = batch_by_size(slices, lambda each: each[2] - each[1], RUN_DOCUMENTS)
+    return [Run(tuple(run)) for run in runs]
 
 
 def plan_ranges(runs: Sequence[Run], rule: SimilarityRule) -> list[KeyRange]:
-    """The fewest equal ranges of keys, a power of two up to 256, with some 262,144 rows (23 MB) each."""
+    """The fewest equal ranges of keys, up to 256, with some 262,144 rows (23 MB) each."""
     rows = rule.bands * sum(last - first for run in runs for _, first, last in run.slices)
     number = 1
     while number < NUM_GROUPS and rows > number * RANGE_ROWS:
@@ -123,26 +116,21 @@ def write_bands(run: Run, rule: SimilarityRule, folder: Folder) -> str:
     """Writes a run's bands, unless they are there, and returns the file's name."""
     name = run.file_name(rule)
     if not folder.exists(name):
-        size = SIGNED_DTYPE.itemsize
-        signed = [
-            folder.read_range(f"{part}.signatures", first * size, last * size)
-            for part, first, last in run.slices
-        ]
-        folder.write(name, pack_bands(np.frombuffer(b"".join(signed), SIGNED_DTYPE), rule))
+        size, signed = SIGNED_DTYPE.itemsize, bytearray()
+        for part, first, last in run.slices:
+            signed += folder.read_range(f"{part}.signatures", first * size, last * size)
+        folder.write(name, pack_bands(np.frombuffer(signed, SIGNED_DTYPE), rule))
     return name
 
 
 def write_found(
-    keys: KeyRange,
-    written: Sequence[str],
-    rule: SimilarityRule,
-    folder: Folder,
+    keys: KeyRange, written: Sequence[str], rule: SimilarityRule, folder: Folder
 ) -> str:
     """Writes what is found in a range of keys, unless it is there, and returns the file's name."""
     if not folder.exists(keys.file_name):
-        read = (read_groups(folder, name, BANDED_DTYPE, keys.first, keys.last) for name in written)
-        found = find_near_duplicates(
-            np.concatenate([np.zeros(0, BANDED_DTYPE), *read]), rule.matches
-        )
+        ends = keys.first, keys.last
+        read = (read_groups(folder, name, BANDED_DTYPE, *ends) for name in written)
+        banded = np.concatenate([np.zeros(0, BANDED_DTYPE), *read])
+        found = find_near_duplicates(banded, rule.matches)
         folder.write(keys.file_name, pack_rows(found, found["high"] >> np.uint64(56)))
     return keys.file_name

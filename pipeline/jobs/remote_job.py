@@ -1,4 +1,4 @@
-"""A job on a cluster or a service, as the launcher meets it: its name, page and state, its last words, its cancelling.
+"""A job on a cluster or a service as the launcher meets it: its page, state, end and last words.
 
 Of a job in this machine's own processes all of this is empty.
 """
@@ -11,11 +11,8 @@ from datetime import UTC, datetime
 
 import apache_beam as beam
 import grpc
-from apache_beam.options.pipeline_options import (
-    GoogleCloudOptions,
-    PipelineOptions,
-    PortableOptions,
-)
+from apache_beam.options import pipeline_options as options_of
+from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.portability.api import beam_job_api_pb2 as job_api
 from apache_beam.portability.api import beam_job_api_pb2_grpc as job_grpc
 from apache_beam.runners.runner import PipelineResult
@@ -25,10 +22,10 @@ from pipeline.storage.folder import Folder
 from pipeline.storage.secret_values import hide
 
 NO_STAGE_TIMEOUT = "--job_server_timeout=10000000"
-"""Beam takes it, in seconds, as the longest time of any stage, and 300 as its default."""
+"""Beam takes it, in seconds, as the longest time of any stage."""
 _ANSWER_SECONDS = 20.0
 RECORD = "running-job.json"
-"""A file beside what a job elsewhere makes, from its submission until the launcher has seen its end."""
+"""A file beside what a job elsewhere makes, until the launcher has seen its end."""
 _ENDED = {"DONE", "FAILED", "CANCELLED", "UPDATED", "DRAINED"}
 
 
@@ -40,7 +37,7 @@ class Job:
         self._result: PipelineResult | None = None
 
     def run(self, pipeline: beam.Pipeline) -> None:
-        """Submits a pipeline and waits for its end; the job is cancelled where this process is told to end.
+        """Submits a pipeline and waits for its end; cancels it where this process is told to end.
 
         Raises:
             ValueError: The job of a launcher that is gone is still at work in the folder.
@@ -71,8 +68,8 @@ class Job:
             return
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(
-                f"{self.folder.locate(RECORD)} is damaged: it named a job that may still be at work here; make sure"
-                " that none is, and remove it"
+                f"{self.folder.locate(RECORD)} is damaged: it named a job that may still be at work"
+                " here; make sure that none is, and remove it"
             ) from error
         state = _ask_state(options, job)
         if state in _ENDED:
@@ -80,20 +77,17 @@ class Job:
         where = f"job {job}{_page(options, job)}, begun at {began} by a launcher that is gone,"
         if state:
             raise ValueError(
-                f"{self.folder}: {where} is {state} and writes here; cancel it where the runner shows it, or wait until"
-                " it has ended, then run this command again"
+                f"{self.folder}: {where} is {state} and writes here; cancel it where the runner"
+                " shows it, or wait until it has ended, then run this command again"
             )
-        self._say(
-            f"{where} may still be at work here: this runner does not know it; cancel it where it runs"
-        )
+        unknown = "this runner does not know it; cancel it where it runs"
+        self._say(f"{where} may still be at work here: {unknown}")
 
     def state(self) -> str:
         """What the runner says of the job now, such as RUNNING; empty where it says nothing."""
         if self._result is None or not _job_id(self._result):
             return ""
-        with contextlib.suppress(
-            Exception
-        ):  # each runner has its own errors, and the job's end will tell
+        with contextlib.suppress(Exception):  # each runner has its own errors
             return str(self._result.state)
         return "does not answer"
 
@@ -101,11 +95,9 @@ class Job:
         """Whether the runner took it."""
         try:
             result.cancel()
-        except Exception as error:  # noqa: BLE001 - each runner has its own; a person must hear of a job that goes on
-            self._say(
-                f"job {job} could not be cancelled ({first_line(error)}) and may go on: cancel it where the runner"
-                " shows it"
-            )
+        except Exception as error:  # noqa: BLE001 - each runner has its own
+            failed = f"job {job} could not be cancelled ({first_line(error)}) and may go on"
+            self._say(f"{failed}: cancel it where the runner shows it")
             return False
         self._say(f"job {job} was told to end")
         return True
@@ -115,12 +107,7 @@ class Job:
 
 
 def known_options(options: PipelineOptions) -> set[str]:
-    """Names of the options that the job server takes besides Beam's own; none where no server is named.
-
-    Raises:
-        ValueError: Nobody answers at the server's address, where Beam would wait as long as it lets
-            a stage take, or it is no job server.
-    """
+    """Names of the options of the job server, if one is named; ValueError if it does not answer."""
     endpoint = _endpoint(options)
     if not endpoint:
         return set()
@@ -129,36 +116,35 @@ def known_options(options: PipelineOptions) -> set[str]:
         socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS).close()
     except OSError as error:
         raise ValueError(
-            f"no job server answers at --job_endpoint={endpoint} ({error}); start it, or give the address it listens at"
+            f"no job server answers at --job_endpoint={endpoint} ({error}); start it, or give the"
+            " address it listens at"
         ) from error
     try:
         with grpc.insecure_channel(endpoint) as channel:
-            asked = job_api.DescribePipelineOptionsRequest()
-            described = job_grpc.JobServiceStub(channel).DescribePipelineOptions(
-                asked, timeout=_ANSWER_SECONDS
-            )
+            ask = job_grpc.JobServiceStub(channel).DescribePipelineOptions
+            described = ask(job_api.DescribePipelineOptionsRequest(), timeout=_ANSWER_SECONDS)
     except grpc.RpcError as error:
         raise ValueError(
-            f"what listens at --job_endpoint={endpoint} answers not as a Beam job server does ({first_line(error)});"
-            " give the address of its --job-port"
+            f"what listens at --job_endpoint={endpoint} answers not as a Beam job server does"
+            f" ({first_line(error)}); give the address of its --job-port"
         ) from error
     return {option.name for option in described.options}
 
 
 def _endpoint(options: PipelineOptions) -> str:
     """HOST:PORT of the job server; empty where none is named, or Beam starts its own."""
-    endpoint = str(options.view_as(PortableOptions).job_endpoint or "")
+    endpoint = str(options.view_as(options_of.PortableOptions).job_endpoint or "")
     return endpoint if endpoint.rpartition(":")[2].isdigit() else ""
 
 
 def _ask_state(options: PipelineOptions, job: str) -> str:
-    """The state of a job that another launcher submitted; empty where the runner does not know it."""
+    """The state of another launcher's job; empty where the runner does not know it."""
     if endpoint := _endpoint(options):
         with contextlib.suppress(grpc.RpcError), grpc.insecure_channel(endpoint) as channel:
             asked = job_api.GetJobStateRequest(job_id=job)
             answer = job_grpc.JobServiceStub(channel).GetState(asked, timeout=_ANSWER_SECONDS)
             return str(job_api.JobState.Enum.Name(answer.state))
-    elif options.view_as(GoogleCloudOptions).project:
+    elif options.view_as(options_of.GoogleCloudOptions).project:
         with contextlib.suppress(Exception):  # the client has many errors of its own
             from apache_beam.runners.dataflow.internal.apiclient import DataflowApplicationClient
 
@@ -170,10 +156,8 @@ def _ask_state(options: PipelineOptions, job: str) -> str:
 def first_line(error: Exception) -> str:
     """The first line of what a runner said; an error of gRPC keeps it apart from its own words."""
     details = getattr(error, "details", None)
-    said = str(details() if callable(details) else error)
-    return hide(
-        next((line.strip() for line in said.splitlines() if line.strip()), type(error).__name__)
-    )
+    said = str(details() if callable(details) else error).strip()
+    return hide(said.partition("\n")[0].strip() or type(error).__name__)
 
 
 def _job_id(result: PipelineResult) -> str:
@@ -183,8 +167,9 @@ def _job_id(result: PipelineResult) -> str:
 
 
 def _page(options: PipelineOptions, job: str) -> str:
-    """Where Dataflow shows a job; the other runners' pages have addresses that only their users know."""
-    cloud = options.view_as(GoogleCloudOptions)
+    """Where Dataflow shows a job; only their users know the addresses of other runners' pages."""
+    cloud = options.view_as(options_of.GoogleCloudOptions)
     if not (cloud.project and cloud.region):
         return ""
-    return f": https://console.cloud.google.com/dataflow/jobs/{cloud.region}/{job}?project={cloud.project}"
+    page = f"dataflow/jobs/{cloud.region}/{job}?project={cloud.project}"
+    return f": https://console.cloud.google.com/{page}"

@@ -1,4 +1,4 @@
-"""Running a Beam graph: the runner's options, progress while it runs, a user's fault out of a worker's traceback.
+"""Running a Beam graph: the runner's options, progress, and a user's fault out of a traceback.
 
 Worker processes are the local default, named explicitly: plain "DirectRunner" may try to download
 another runner.
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions, StandardOptions
@@ -37,9 +37,8 @@ from pipeline.storage.folder import Folder
 from pipeline.storage.local import find_temporaries
 from pipeline.storage.secret_values import hide
 
-_USER_FAULTS = {
-    "ValueError", "FileNotFoundError", "FileExistsError", "PermissionError", "StorageError",
-}  # fmt: skip
+_FILE_FAULTS = {"FileNotFoundError", "FileExistsError", "PermissionError"}
+_USER_FAULTS = {"ValueError", "StorageError", *_FILE_FAULTS}
 _RAISED_LINE = re.compile(r"(?:^|\n)(?:\w+\.)*(\w+(?:Error|Exception)): ")
 _NO_MODULE = re.compile(
     r"No module named '[\w.]+'|Can't get attribute '\w+' on <module '(?:pipeline|tokenizer)[\w.]*'"
@@ -51,25 +50,24 @@ _SAID_SECONDS = 60.0
 WORKER_LOG = f"{RECORDS}/workers.log"
 _OWN_RUNNERS = {"FnApiRunner", "LocalRunner"}  # what they print is kept for people, not shown
 # Beam waits for ever for a worker that ends too early with code 0, so 0 is what one that was told
-# to end has here. Ctrl-C is for the launcher; one thread a library, as there is a worker for each
-# core. What is installed wins over files of the launcher's folder, where filters may be.
+# to end has here. Ctrl-C is for the launcher. What is installed wins over files of the launcher's
+# folder, where filters may be.
 _WORKER = (
     "import os, sys, pipeline, tokenizer; sys.path.append(os.getcwd());"
     " from apache_beam.runners.worker.sdk_worker_main import main; main([]); raise SystemExit(100)"
 )
 _WORKER_COMMAND = (
     "trap '' INT; OPENBLAS_NUM_THREADS=1 JE_ARROW_MALLOC_CONF=background_thread:false"
-    f" {shlex.quote(sys.executable)} -c {shlex.quote(_WORKER)}; code=$?; [ $code -eq 100 ] || exit $((code ? code : 1))"
+    f" {shlex.quote(sys.executable)} -c {shlex.quote(_WORKER)};"
+    " code=$?; [ $code -eq 100 ] || exit $((code ? code : 1))"
 )
 
 
 class LocalRunner(FnApiRunner):  # type: ignore[misc]
-    """Beam's local runner with `--direct_running_mode=multi_processing`, but for what starts a worker process."""
+    """Beam's local runner of worker processes, but for what starts one."""
 
     def __init__(self) -> None:
-        super().__init__(
-            default_environment=SubprocessSDKEnvironment.from_command_string(_WORKER_COMMAND)
-        )
+        super().__init__(SubprocessSDKEnvironment.from_command_string(_WORKER_COMMAND))
 
 
 @dataclass(frozen=True)
@@ -83,27 +81,19 @@ class Outputs:
     folder: Folder
     are_kept: bool = True
 
-    def describe_kept(self) -> str:
-        """What an interrupted job leaves for the next."""
+    def leave(self) -> str:
+        """Removes what a killed worker had begun to write, and says what the next job finds."""
+        if self.folder.is_local:  # stores hold no such files
+            self.folder.remove(find_temporaries(self.folder.list()))
         if not self.are_kept:
             return f"none of the {self.noun} are kept, the same command makes them again"
         return f"{self.count()} of {self.total} {self.noun} are kept, the same command continues"
-
-    def remove_partial(self) -> None:
-        """Removes what a killed worker had begun to write; stores hold no such files."""
-        if self.folder.is_local:
-            self.folder.remove(find_temporaries(self.folder.list()))
 
 
 def pipeline_options(
     workers: int, beam_arguments: Sequence[str], num_tasks: int
 ) -> PipelineOptions:
-    """Options of the runner: the user's own arguments, or local worker processes.
-
-    Raises:
-        ValueError: An argument that neither Beam nor the job server knows, a runner that cannot be
-            imported, or a job server that does not answer.
-    """
+    """The user's own arguments, or local worker processes; ValueError for an unknown argument."""
     if not any(argument.startswith("--runner") for argument in beam_arguments):
         chosen, why = this_machine().limit(workers, num_tasks)
         # Of few tasks the default needs no word.
@@ -118,9 +108,8 @@ def pipeline_options(
     if unknown := given - options.get_all_options().keys() - known_options(options):
         endpoint = options.view_as(PortableOptions).job_endpoint
         server = f"neither Beam nor the job server at {endpoint} knows"
-        raise ValueError(
-            f"{server if endpoint else 'Beam does not know'} the option(s) after --: {', '.join(sorted(unknown))}"
-        )
+        who = server if endpoint else "Beam does not know"
+        raise ValueError(f"{who} the option(s) after --: {', '.join(sorted(unknown))}")
     return options
 
 
@@ -136,26 +125,24 @@ def _local_runner(workers: int) -> list[str]:
 
 
 def _import_runner(beam_arguments: Sequence[str]) -> None:
-    """Imports a runner named by its whole class name, as DaskRunner must be: its options are known from then on."""
+    """Imports a runner named by its whole class name, so that its options are known."""
     for argument in beam_arguments:
         module, _, name = argument.removeprefix("--runner=").rpartition(".")
         if argument.startswith("--runner=") and module:
             try:
                 importlib.import_module(module)
             except ImportError as error:
-                raise ValueError(
-                    f"the runner {name} cannot be imported: {error}; install what it needs"
-                ) from error
+                said = f"the runner {name} cannot be imported: {error}; install what it needs"
+                raise ValueError(said) from error
 
 
 def choose_exchange(
-    wanted: Literal["auto", "files", "shuffle"], options: PipelineOptions | Sequence[str]
+    wanted: Literal["auto", "files", "shuffle"], options: PipelineOptions
 ) -> ExchangeMode:
-    """How buckets come together on this runner: all but Dataflow hold a whole group of a shuffle in memory."""
+    """How buckets come together: all runners but Dataflow hold a whole group in memory."""
     if wanted != "auto":
         return wanted
-    parsed = options if isinstance(options, PipelineOptions) else PipelineOptions(list(options))
-    return "shuffle" if _runner_name(parsed) == "DataflowRunner" else "files"
+    return "shuffle" if _runner_name(options) == "DataflowRunner" else "files"
 
 
 def _runner_name(options: PipelineOptions) -> str:
@@ -182,16 +169,19 @@ def run_graph(
     is_local, job = _runner_name(options) in _OWN_RUNNERS, Job(describe, outputs.folder)
     with tempfile.TemporaryDirectory(prefix="beambert-") as folder:
         log, progress = Path(folder, "workers.log"), Progress(describe, outputs, job.state)
+        output = _worker_output(log) if is_local else contextlib.nullcontext()
         try:
-            with _worker_output(log) if is_local else contextlib.nullcontext(), progress.shown():
-                _run_guarded(build, options, job, f"{folder}/lock")
+            with output, progress.shown(), worker_guard.guard_workers(f"{folder}/lock"):
+                pipeline = beam.Pipeline(options=options)
+                build(pipeline)
+                gc.freeze()  # no search for garbage among Beam's modules
+                job.run(pipeline)
         except KeyboardInterrupt as error:
-            outputs.remove_partial()
-            raise Interrupted(f"{INTERRUPTED}; {outputs.describe_kept()}") from error
+            raise Interrupted(f"{INTERRUPTED}; {outputs.leave()}") from error
         except ChildProcessError as error:
             raise ChildProcessError(f"{describe}: {error}") from error
         except Exception as error:
-            if fault := find_fault(str(error), type(error).__name__):
+            if fault := _find_fault(f"{type(error).__name__}: {error}"):
                 raise ValueError(fault) from error
             cause = "a worker failed" if is_local else f"the runner ended the job: {_cause(error)}"
             said = log.read_text(encoding="utf-8", errors="replace") if is_local else str(error)
@@ -199,25 +189,14 @@ def run_graph(
             raise RuntimeError(f"{describe}: {cause}; all that was said is {where}") from error
 
 
-def _run_guarded(
-    build: Callable[[beam.Pipeline], object], options: PipelineOptions, job: Job, lock: str
-) -> None:
-    with worker_guard.guard_workers(lock):
-        pipeline = beam.Pipeline(options=options)
-        build(pipeline)
-        gc.freeze()  # Beam's modules are half of what a worker in this process would look for garbage among
-        job.run(pipeline)
-
-
 def _cause(error: Exception) -> str:
-    """What a person can do, where the workers lack code, or the first line of what the runner said."""
     if found := _NO_MODULE.search(str(error)):
         return f"a worker says: {found[0]}; {_INSTALL}"
     return first_line(error)
 
 
 def _keep_log(folder: Folder, said: str) -> str:
-    """Keeps what was said beside the outputs, from where the next run removes it; says where it is."""
+    """Keeps what was said beside the outputs until the next run; says where it is."""
     try:
         folder.write(WORKER_LOG, said.encode())
     except OSError:  # perhaps why the job failed
@@ -226,23 +205,18 @@ def _keep_log(folder: Folder, said: str) -> str:
     return f"in {folder.locate(WORKER_LOG)}"
 
 
-def find_fault(text: str, kind: str) -> str | None:
-    """The message of a user's fault that a worker raised, out of Beam's error; None where it was something else."""
-    raised = f"{kind}: {text}"
-    raised = raised[: raised.rfind(_BEAM_MARK)] if _BEAM_MARK in raised else raised
+def _find_fault(error: str) -> str | None:
+    """The message of a user's fault that a worker raised, out of Beam's error; None for others."""
+    raised = error[: error.rfind(_BEAM_MARK)] if _BEAM_MARK in error else error
     last = list(_RAISED_LINE.finditer(raised))[-1:]
     return raised[last[0].end() :].strip() if last and last[0].group(1) in _USER_FAULTS else None
 
 
 @contextlib.contextmanager
 def _worker_output(log: Path) -> Iterator[None]:
-    """Sends to a file what local worker processes print, and Beam of them: they inherit file descriptor 2.
-
-    Beam logs their tracebacks besides raising them, and its chatter is long.
-    """
-    loggers = [
-        logging.getLogger(f"apache_beam.runners.{name}") for name in ("portability", "worker")
-    ]
+    """Sends to a file what local worker processes, which inherit descriptor 2, and Beam print."""
+    names = ("apache_beam.runners.portability", "apache_beam.runners.worker")
+    loggers = list(map(logging.getLogger, names))
     levels = [logger.level for logger in loggers]
     sys.stderr.flush()
     kept_stderr, kept_descriptor = sys.stderr, os.dup(2)
@@ -263,10 +237,7 @@ def _worker_output(log: Path) -> Iterator[None]:
 
 
 class Progress:
-    """How many outputs are finished: a bar on a terminal, a line a minute in files and pipes.
-
-    Where nothing was finished for some minutes, both say so, and what state the job is in.
-    """
+    """How many outputs are finished: a bar on a terminal, a line a minute in files and pipes."""
 
     def __init__(self, describe: str, outputs: Outputs, state: Callable[[], str]) -> None:
         self._describe, self._outputs, self._state = describe, outputs, state
@@ -276,11 +247,9 @@ class Progress:
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
         """Shows it while this holds, from a thread of its own."""
-        stop, outputs = threading.Event(), self._outputs
-        with tqdm(
-            total=outputs.total, initial=outputs.num_found, desc=self._describe, unit="task",
-            file=sys.stderr, mininterval=0.1, disable=None,
-        ) as bar:  # fmt: skip
+        stop = threading.Event()
+        counts: dict[str, Any] = {"initial": self._num, "total": self._outputs.total}
+        with tqdm(desc=self._describe, unit="task", file=sys.stderr, disable=None, **counts) as bar:
 
             def watch() -> None:
                 seconds = _POLL_SECONDS
@@ -300,7 +269,7 @@ class Progress:
                 self.look(bar, time.perf_counter())
 
     def look(self, bar: "tqdm[NoReturn]", now: float) -> None:
-        """Counts, and shows what was found; `now` is a time.perf_counter()."""
+        """Counts and shows what is finished; `now` is a time.perf_counter()."""
         num = self._num
         with contextlib.suppress(OSError):  # a listing that fails once only delays the bar
             num = self._outputs.count()
@@ -317,7 +286,7 @@ class Progress:
             tqdm.write(f"{self._describe}: {done}{still and '; '}{still}", file=sys.stderr)
 
     def _describe_still(self, minutes: int) -> str:
-        """What is said of so many minutes without an output; the runner is asked once a minute."""
+        """Of so many minutes without an output; the runner is asked once a minute."""
         if not minutes:
             self._still = ""
         elif not self._still.startswith(said := f"nothing finished for {minutes} min"):

@@ -1,12 +1,8 @@
-"""The record that a finished shard leaves under _tasks/ until the dataset is published: its row, blocks and settings.
+"""The record that a finished shard leaves under _tasks/ until the dataset is published."""
 
-A record counts for a task only where it is of the same settings and of the very documents that the
-task must hold.
-"""
-
-import dataclasses
 import json
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -25,11 +21,6 @@ class ShardRecord:
     shard: Shard
     blocks: BlockTable
 
-    def is_of(self, task: ShardTask, settings_hash: str) -> bool:
-        """Whether it tells of this task's shard, built with these settings from all documents of its bucket."""
-        own = self.settings_hash, self.shard.name, self.shard.seal
-        return own == (settings_hash, task.name, task.contents.seal)
-
 
 def record_name(name: str) -> str:
     """Where the record of a shard lies, relative to the dataset."""
@@ -38,28 +29,25 @@ def record_name(name: str) -> str:
 
 def format_record(record: ShardRecord) -> bytes:
     """A record as JSON."""
-    blocks = {
-        field.name: getattr(record.blocks, field.name).tolist()
-        for field in dataclasses.fields(BlockTable)
-    }
-    return json.dumps(
-        {"settings_hash": record.settings_hash, "shard": shard_row(record.shard), "blocks": blocks}
-    ).encode()
+    blocks = {name: column.tolist() for name, column in vars(record.blocks).items()}
+    row = shard_row(record.shard)
+    told = {"settings_hash": record.settings_hash, "shard": row, "blocks": blocks}
+    return json.dumps(told).encode()
 
 
 def parse_record(data: bytes) -> ShardRecord:
     """What `format_record` formatted."""
     fields = json.loads(data)
-    blocks = fields["blocks"]
-    offset, size, instances, tokens = (
-        np.array(blocks[name], np.int64) for name in list(blocks)[:4]
-    )
-    table = BlockTable(offset, size, instances, tokens, np.array(blocks["crc32"], np.uint32))
-    return ShardRecord(fields["settings_hash"], parse_shard_row(fields["shard"]), table)
+    blocks: dict[str, Any] = {
+        name: np.array(column, np.uint32 if name == "crc32" else np.int64)
+        for name, column in fields["blocks"].items()
+    }
+    shard = parse_shard_row(fields["shard"])
+    return ShardRecord(fields["settings_hash"], shard, BlockTable(**blocks))
 
 
 def read_record(folder: Folder, task: ShardTask, settings_hash: str) -> ShardRecord | None:
-    """The record of a task that is finished; None where there is none that counts, so that its shard is built again."""
+    """The record of a finished task; None where there is none that counts (`accept_record`)."""
     try:
         data = folder.read(record_name(task.name))
     except FileNotFoundError:
@@ -68,9 +56,10 @@ def read_record(folder: Folder, task: ShardTask, settings_hash: str) -> ShardRec
 
 
 def accept_record(data: bytes, task: ShardTask, settings_hash: str) -> ShardRecord | None:
-    """The record that a file holds, if it is whole and of the task."""
+    """The record that a file holds, if whole and of the task's shard, documents and settings."""
     try:
         record = parse_record(data)
     except (ValueError, KeyError, TypeError):  # cut short, or of an earlier version
         return None
-    return record if record.is_of(task, settings_hash) else None
+    own = record.settings_hash, record.shard.name, record.shard.seal
+    return record if own == (settings_hash, task.name, task.contents.seal) else None

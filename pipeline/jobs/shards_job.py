@@ -1,9 +1,8 @@
-"""The shards job: buckets of encoded documents to shards of instances, one a (split, length, pass, bucket).
+"""The shards job: buckets of encoded documents to shards, one a (split, length, pass, bucket).
 
     ExchangeByBucket | ShardBuilder.build
 
-Documents of a bucket that are not those which its tasks must hold end the job. A finished shard
-leaves, last, a small record under _tasks/; running again skips shards that have both.
+Running again skips a shard whose record, its last file, is there under _tasks/.
 """
 
 import dataclasses
@@ -23,11 +22,11 @@ from pipeline.instances.build_bucket import (
 )
 from pipeline.jobs import metrics, worker_guard
 from pipeline.jobs.exchange import (
+    DeliveredDocuments,
     ExchangeByBucket,
     ExchangeMode,
     RefuseRepeats,
     ShardTask,
-    TokenParts,
     refuse_large_groups,
 )
 from pipeline.jobs.run_beam import Outputs, choose_exchange, pipeline_options, run_graph
@@ -36,14 +35,15 @@ from pipeline.shards.growing import RECORDS
 from pipeline.shards.seal import seal_documents
 from pipeline.shards.shard_file import pack_shard
 from pipeline.storage.folder import Folder
-from pipeline.tokens.bucket_seals import BucketContents, DeliveredDocuments, refuse_others
+from pipeline.tokens.bucket_seals import BucketContents
+from pipeline.tokens.token_index import TokenParts
 
 worker_guard.watch_in_workers()
 
 
 @dataclass(frozen=True)
 class ShardBuilder:
-    """Builds the shards of one bucket after the other; what a worker needs to know."""
+    """Builds the shards of a bucket; what a worker needs to know."""
 
     output: Folder
     rules: Mapping[int, InstanceRule]
@@ -53,19 +53,18 @@ class ShardBuilder:
     def build(
         self, tasks: Sequence[ShardTask], documents: DeliveredDocuments
     ) -> Iterator[tuple[str, str]]:
-        """Writes those of a bucket's shards that are not finished yet; yields the names of bucket and shard of all.
+        """Writes a bucket's shards that are not finished; yields the names of bucket and shard.
 
-        A runner may hand the same bucket to a worker again: what the first attempt finished is not
-        built twice, but what was handed over is looked at again.
-
-        Raises:
-            ValueError: The documents are not those that the tasks must hold.
+        A runner may hand the same bucket over again: what is finished is not built twice, but what
+        was handed over is looked at again. Raises ValueError where that is not the bucket.
         """
         gathered = gather_documents(documents)
         seal = seal_documents(gathered.ids, len(gathered.tokens))
         found = BucketContents(seal, gathered.rows, gathered.checksum)
         for task in tasks:
-            refuse_others(task.bucket.name, task.contents, found, documents)
+            if found != task.contents:
+                said = f"{documents.origin} {found}, expected {task.contents}; {documents.advice}"
+                raise ValueError(f"bucket {task.bucket.name}: {said}")
         for task in tasks:
             if not self._is_finished(task):
                 self._write_shard(task, gathered)
@@ -73,17 +72,13 @@ class ShardBuilder:
 
     def _is_finished(self, task: ShardTask) -> bool:
         record = read_record(self.output, task, self.settings_hash)
-        return (
-            record is not None
-            and self.output.exists(task.name)
-            and self.output.size(task.name) == record.shard.num_bytes
-        )
+        if record is None or not self.output.exists(task.name):
+            return False
+        return self.output.size(task.name) == record.shard.num_bytes
 
     def _write_shard(self, task: ShardTask, documents: BucketDocuments) -> None:
         rule = self.rules[task.seq_len]
-        if (
-            task.bucket.split == "validation"
-        ):  # measured on each document once, whatever the mixture
+        if task.bucket.split == "validation":  # every document once, whatever the mixture
             rule = dataclasses.replace(rule, weights=())
         blocks = build_bucket(documents, rule, task.pass_index, task.bucket.name)
         tokens = np.zeros(self.num_sources, np.int64)

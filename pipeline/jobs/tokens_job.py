@@ -1,11 +1,10 @@
-"""The tokens job: parts of the input to token parts, a Beam graph of thin shells over document_lists.
+"""The tokens job: parts of the input to token parts, a graph of thin shells over document_lists.
 
     Part | read_lists | EncodeDocuments (clean, filter, split, sign, encode, find task texts)
          | write_token_part
 
 Every stage between reading and writing takes and gives a DocumentList, so a transform of one's own
-fits between any two. A finished list leaves its files and, last, a small record; running again
-skips parts whose records are all there.
+fits between any two. Running again skips parts whose records, their last files, are all there.
 """
 
 import dataclasses
@@ -40,8 +39,7 @@ from pipeline.tokens.document_lists import (
     split_documents,
 )
 from pipeline.tokens.near_duplicates import pack_signatures
-from pipeline.tokens.overlaps import OVERLAPS, pack_overlaps
-from pipeline.tokens.provenance import pack_places
+from pipeline.tokens.provenance import OVERLAPS, pack_overlaps, pack_places
 from pipeline.tokens.token_parts import TokenizedDocument, pack_documents
 from pipeline.tokens.token_records import finished_parts, format_record
 from tokenizer.encode import Encoder
@@ -51,7 +49,7 @@ worker_guard.watch_in_workers()
 
 
 class DocumentListCoder(beam.coders.Coder):  # type: ignore[misc]
-    """Pickle. Its size is a guess: Beam would pickle lists of megabytes to measure them, 6 % of a build."""
+    """Pickle, with a guess of its size: Beam would pickle lists of megabytes to measure them."""
 
     def encode(self, value: DocumentList[Any]) -> bytes:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
@@ -69,35 +67,27 @@ beam.coders.registry.register_coder(DocumentList, DocumentListCoder)
 
 @dataclass(frozen=True)
 class ReadingRule:
-    """How documents are read: the fields of text by the number of the source, and the text of one list at most."""
+    """How documents are read."""
 
-    text_fields: Sequence[str]
+    text_fields: Sequence[str]  # by the number of the source
     on_bad_document: str
-    max_characters: int
+    max_characters: int  # of one list
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
 class TokensRule:
-    """How documents of the input become token parts.
-
-    Attributes:
-        languages: Codes, by the number of the source, by whose rules sentences are split.
-        vocab: Bytes of vocab.txt.
-        task_texts: What no document may hold (`pipeline.text.task_texts.TaskTexts`).
-        drops_task_texts: Whether documents that do are left out, or only listed.
-        rejected: Takes every document that is left out; None where they are not kept.
-    """
+    """How documents of the input become token parts."""
 
     reading: ReadingRule
     filter: FilterRule
-    languages: Sequence[str]
+    languages: Sequence[str]  # codes by the number of the source, for splitting sentences
     has_signatures: bool
-    vocab: bytes
+    vocab: bytes  # of vocab.txt
     lower_case: bool
-    task_texts: Broadcast | None = None
-    drops_task_texts: bool = True
-    rejected: Folder | None = None
+    task_texts: Broadcast | None = None  # TaskTexts
+    drops_task_texts: bool = True  # or only lists documents with one
+    rejected: Folder | None = None  # takes every document that is left out
 
 
 def run_tokens_job(
@@ -146,7 +136,7 @@ class EncodeDocuments(
         beam.PCollection[DocumentList[Document]], beam.PCollection[DocumentList[TokenizedDocument]]
     ]
 ):
-    """Lists of documents as they stand in the input to encoded ones; what a rule does not ask for is no stage."""
+    """Lists of documents of the input to encoded ones; what a rule does not ask for is no stage."""
 
     def __init__(self, rule: TokensRule) -> None:
         super().__init__()
@@ -171,9 +161,9 @@ class EncodeDocuments(
 
 def filter_lists(documents: beam.PCollection, rule: FilterRule) -> beam.PCollection:
     """Cleaned documents without those that a rule does not keep; no stage where it keeps all."""
-    return (
-        documents if rule.keeps_all else documents | "FilterDocuments" >> beam.ParDo(_Filter(rule))
-    )
+    if rule.keeps_all:
+        return documents
+    return documents | "FilterDocuments" >> beam.ParDo(_Filter(rule))
 
 
 class _Filter(beam.DoFn):  # type: ignore[misc]
@@ -237,7 +227,7 @@ def read_lists(part: Part, rule: ReadingRule) -> Iterator[DocumentList[Document]
 def write_token_part(
     documents: DocumentList[TokenizedDocument], folder: Folder, rule: TokensRule
 ) -> str:
-    """Writes a list's files, then the record that says they are whole; returns the record's name."""
+    """Writes a list's files, then the record that says they are whole; returns its name."""
     began, name = time.monotonic(), f"{documents.part}-{documents.number:05d}"
     tokens, index = pack_documents(documents.documents)
     folder.write(f"{name}.tokens", tokens)
@@ -252,13 +242,10 @@ def write_token_part(
         rule.rejected.write(f"{name}.jsonl", "".join(lines).encode())
     record = f"{name}-last.json" if documents.is_last else f"{name}.json"
     folder.write(record, format_record(documents))
-    written = {"documents": len(documents.documents), "bytes": len(tokens)}
+    number, milliseconds = len(documents.documents), 1000 * (time.monotonic() - began)
     cleaned_bytes = sum(document.cleaned_bytes for document in documents.documents)
-    metrics.count(
-        {**documents.counters, "documents": written["documents"], "cleaned_bytes": cleaned_bytes}
-    )
+    metrics.count({**documents.counters, "documents": number, "cleaned_bytes": cleaned_bytes})
     metrics.observe(
-        {f"{unit}_a_part": number for unit, number in written.items()}
-        | {"ms_a_part": 1000 * (time.monotonic() - began)}
+        {"documents_a_part": number, "bytes_a_part": len(tokens), "ms_a_part": milliseconds}
     )
     return record

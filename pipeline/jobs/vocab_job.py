@@ -1,11 +1,9 @@
-"""The vocabulary job: parts of the input to word counts, a Beam graph of thin shells over word_counts.
+"""The vocabulary job: parts of the input to word counts, a graph of thin shells over word_counts.
 
     Part | read_lists | clean_documents | sample_documents | filter_lists | count_and_record
-         | _AddCounts | write_bucket
+         | add_counts | write_bucket
 
-Words are counted list by list and added up by bucket; each bucket leaves one file. Counts are whole
-numbers and every file is sorted, so neither the order nor the grouping in which a runner adds
-changes a byte.
+Each bucket of words leaves one sorted file, whatever the order and grouping in which a runner adds.
 """
 
 from collections import Counter
@@ -19,43 +17,25 @@ from pipeline.documents.parts import Part
 from pipeline.jobs import worker_guard
 from pipeline.jobs.broadcast import CreateElements
 from pipeline.jobs.run_beam import Outputs, pipeline_options, run_graph
-from pipeline.jobs.tokens_job import (
-    ReadingRule,
-    filter_lists,
-    largest_first,
-    read_lists,
-)
+from pipeline.jobs.tokens_job import ReadingRule, filter_lists, largest_first, read_lists
 from pipeline.storage.folder import Folder
 from pipeline.text.filters import FilterRule
 from pipeline.tokens.document_lists import DocumentList, clean_documents
 from pipeline.tokens.token_records import finished_parts, format_record
-from pipeline.tokens.word_counts import (
-    PackedCounts,
-    count_list,
-    counts_table,
-    pack_counts,
-    sample_documents,
-    unpack_counts,
-)
+from pipeline.tokens.word_counts import count_list, counts_table, sample_documents
 
 worker_guard.watch_in_workers()
 
 
 @dataclass(frozen=True)
 class CountingRule:
-    """How words of the input are counted.
-
-    Attributes:
-        num_bits: One of 2^bits documents of a part is counted, bits by the part's key; all of parts
-            without any.
-        factors: What counts of each source are multiplied by.
-    """
+    """How words of the input are counted."""
 
     reading: ReadingRule
     filter: FilterRule
-    num_bits: Mapping[str, int]
+    num_bits: Mapping[str, int]  # one of 2^bits documents of a part counts, bits by its key
     lower_case: bool
-    factors: Sequence[int]
+    factors: Sequence[int]  # of each source's counts
 
 
 def run_vocab_job(
@@ -79,7 +59,7 @@ def run_vocab_job(
             filter_lists(sampled, rule.filter)
             | "CountWords"
             >> beam.FlatMap(count_and_record, rule.lower_case, folder, tuple(rule.factors))
-            | "AddCounts" >> beam.CombinePerKey(_AddCounts())
+            | "AddCounts" >> beam.CombinePerKey(add_counts)
             | "WriteBucket" >> beam.Map(write_bucket, folder)
         )
 
@@ -90,22 +70,12 @@ def run_vocab_job(
     run_graph("vocabulary", build, pipeline_options(workers, beam_arguments, len(parts)), outputs)
 
 
-class _AddCounts(beam.CombineFn):  # type: ignore[misc]
-    def create_accumulator(self) -> Counter[str]:
-        return Counter()
-
-    def add_input(self, accumulator: Counter[str], counts: PackedCounts) -> Counter[str]:
-        accumulator.update(unpack_counts(counts))
-        return accumulator
-
-    def merge_accumulators(self, accumulators: Iterable[Counter[str]]) -> Counter[str]:
-        total: Counter[str] = Counter()
-        for accumulator in accumulators:
-            total.update(accumulator)
-        return total
-
-    def extract_output(self, accumulator: Counter[str]) -> PackedCounts:
-        return pack_counts(accumulator)
+def add_counts(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    """The counts of all lists together."""
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    return dict(total)
 
 
 def count_and_record(
@@ -113,18 +83,17 @@ def count_and_record(
     lower_case: bool,
     folder: Folder,
     factors: Sequence[int] = (1,),
-) -> Iterator[tuple[int, PackedCounts]]:
-    """A list's counts by bucket; its record is named as the tokens job's, and holds its counters."""
+) -> Iterator[tuple[int, dict[str, int]]]:
+    """A list's counts by bucket; its record is named as the tokens job's."""
     counts = list(count_list(documents, lower_case, factors))
-    counted = documents.replace(
-        documents.documents, {"documents_counted": len(documents.documents)}
-    )
+    kept = documents.documents
+    counted = documents.replace(kept, {"documents_counted": len(kept)})
     name = f"{documents.part}-{documents.number:05d}" + ("-last" if documents.is_last else "")
     folder.write(f"{name}.json", format_record(counted))
     yield from counts
 
 
-def write_bucket(bucket_counts: tuple[int, PackedCounts], folder: Folder) -> str:
+def write_bucket(bucket_counts: tuple[int, dict[str, int]], folder: Folder) -> str:
     """Writes a bucket's table and returns its name."""
     bucket, counts = bucket_counts
     name = f"words-{bucket:05d}.parquet"

@@ -1,10 +1,9 @@
-"""Local worker processes and their launcher end together: Beam itself sees to neither when one of them is killed.
+"""Local worker processes and their launcher end together: Beam itself does not see to that.
 
-The launcher holds a lock on a file. In a worker process a thread waits for that lock: the kernel
-releases it when the launcher is gone, kill -9 included, and the worker ends. Modules with a Beam
-job start that thread when a worker imports them. A worker that a signal ended, or that ended before
-it was told to, makes the launcher release the lock, interrupts it and becomes a ChildProcessError. Workers
-leave signals of a terminal to the launcher, which releases the lock when it is interrupted.
+The launcher holds a lock on a file. In a worker process a thread, which importing a module with a
+Beam job starts, waits for that lock: the kernel releases it when the launcher is gone, kill -9
+included, and the worker ends. A worker that ended too early makes the launcher release the lock,
+interrupts it and becomes a ChildProcessError. Signals of a terminal are the launcher's.
 """
 
 import contextlib
@@ -20,16 +19,14 @@ from types import FrameType
 from typing import Any
 
 VARIABLE = "BEAMBERT_LAUNCHER_LOCK"
-_INTERRUPT = (
-    signal.SIGUSR1
-)  # not SIGINT, which nohup and shells' background jobs make their children ignore
+_INTERRUPT = signal.SIGUSR1  # not SIGINT, which nohup makes its children ignore
 _PAUSE_SECONDS = 0.5
 _ENDED = re.compile(r"Worker subprocess exited with return code (-?\d+)")
 
 
 @contextlib.contextmanager
 def guard_workers(path: str) -> Iterator[None]:
-    """Worker processes started inside end with this process, and the block ends when one of them is killed.
+    """Worker processes started inside end with this process, and the block with any of them.
 
     Raises:
         ChildProcessError: A signal ended a worker process, or it ended itself too early.
@@ -47,15 +44,12 @@ def guard_workers(path: str) -> Iterator[None]:
             releasing.set()
             fcntl.flock(file, fcntl.LOCK_UN)
 
-        ender = threading.Thread(
-            target=_end_workers, args=(path, releasing, is_over), name="end workers", daemon=True
-        )
-        ender.start()
+        ended = (path, releasing, is_over)
+        threading.Thread(target=_end_workers, args=ended, daemon=True).start()
         stack.enter_context(_interruptible(told, release))
 
         def see_worker_end(arguments: threading.ExceptHookArgs) -> None:
-            # Beam waits for each worker in a thread, which raises; the thread that runs the graph
-            # is not told.
+            # Beam waits for each worker in a thread, which raises, and tells no other thread.
             found = _ENDED.fullmatch(str(arguments.exc_value))
             if found is None or releasing.is_set():
                 others.append(arguments)  # what follows from a killed worker says nothing more
@@ -83,7 +77,7 @@ def guard_workers(path: str) -> Iterator[None]:
 
 
 def watch_launcher(path: str) -> None:
-    """Waits until the launcher has released its lock, then ends this process without any clean-up."""
+    """Waits until the launcher has released its lock, then ends this process at once."""
     # A lock file that is gone means a launcher that ended in order.
     with contextlib.suppress(FileNotFoundError), Path(path).open() as file:
         fcntl.flock(file, fcntl.LOCK_SH)
@@ -93,25 +87,22 @@ def watch_launcher(path: str) -> None:
 def _end_workers(path: str, releasing: threading.Event, is_over: threading.Event) -> None:
     """Ends all workers of a launcher that releases its lock, until the job is over.
 
-    Workers that still start up do not watch the lock yet. They are known by their environment,
-    also where the shell between was killed. Elsewhere than on Linux none is found.
+    Workers that start up do not watch the lock yet; on Linux their environment tells them.
     """
     mark = f"{VARIABLE}={path}".encode()
     releasing.wait()
     while not is_over.is_set():
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):  # ended meanwhile, or another user's
-                if (
-                    mark in Path(folder, "environ").read_bytes().split(b"\0")
-                    and int(folder.name) != os.getpid()
-                ):
+                is_own = mark in Path(folder, "environ").read_bytes().split(b"\0")
+                if is_own and int(folder.name) != os.getpid():
                     os.kill(int(folder.name), signal.SIGKILL)
         is_over.wait(_PAUSE_SECONDS)
 
 
 @contextlib.contextmanager
 def _interruptible(told: list[int], release: Callable[[], None]) -> Iterator[None]:
-    """While this holds, `_INTERRUPT` ends what the main thread, which runs this, waits for.
+    """`_INTERRUPT` ends what the main thread, which runs this, waits for.
 
     So do Ctrl-C and SIGTERM where something handles them; they are noted in `told`.
     """
@@ -125,9 +116,7 @@ def _interruptible(told: list[int], release: Callable[[], None]) -> Iterator[Non
         told.append(number)
         before[number](number, frame)
 
-    handled = [
-        number for number, handler in before.items() if number == _INTERRUPT or callable(handler)
-    ]
+    handled = [number for number in signals if number == _INTERRUPT or callable(before[number])]
     for number in handled:
         signal.signal(number, interrupt)
     try:
@@ -138,27 +127,21 @@ def _interruptible(told: list[int], release: Callable[[], None]) -> Iterator[Non
 
 
 def _signal_of(return_code: int) -> int:
-    """The signal that ended a process, as Popen (-9) or a shell between (137) says it; 0 for an exit of its own."""
+    """The signal that ended a process, as Popen (-9) or a shell (137) says it; else 0."""
     return max(-return_code, return_code - 128, 0)
 
 
 def _describe(number: int) -> str:
-    memory = (
-        ", perhaps because memory ran out: fewer --workers need less"
-        if number == signal.SIGKILL
-        else ""
-    )
-    how = (
-        f"was killed (signal {number}{memory})"
-        if number
-        else "ended by itself, in code that it called"
-    )
+    how = f"was killed (signal {number})" if number else "ended by itself, in code that it called"
+    if number == signal.SIGKILL:
+        memory = "perhaps because memory ran out: fewer --workers need less"
+        how = f"was killed (signal {number}, {memory})"
     return f"a worker process {how}; what is finished is kept, the same command continues"
 
 
 @functools.cache
 def watch_in_workers() -> None:
-    """Starts the thread that watches the launcher, in a worker process of a guarded one; does nothing elsewhere."""
+    """In a worker process of a guarded launcher, starts the thread that watches it."""
     # Beam gives the second variable to worker processes it starts itself, and to no other.
     if VARIABLE in os.environ and "CONTROL_API_SERVICE_DESCRIPTOR" in os.environ:
         arguments = (os.environ[VARIABLE],)

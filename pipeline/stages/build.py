@@ -47,7 +47,7 @@ from pipeline.stages.plan import describe_plan
 from pipeline.storage.local import scratch_folder
 from pipeline.storage.secret_values import hide, hide_in
 from pipeline.storage.zip_archive import SUFFIX as ZIP
-from pipeline.tokens.overlaps import OVERLAPS_TABLE, write_overlaps
+from pipeline.tokens.provenance import OVERLAPS_TABLE, write_overlaps
 from tokenizer.compiled import BUILD_COMMAND, load
 from tokenizer.vocab import parse_vocab
 

@@ -17,7 +17,7 @@ import numpy as np
 from pipeline.documents.sources import apply_weights
 from pipeline.instances.build_bucket import InstanceRule
 from pipeline.instances.masking import masking_rule
-from pipeline.jobs.exchange import ShardTask, TokenParts, plan_names, plan_tasks
+from pipeline.jobs.exchange import ShardTask, plan_names, plan_tasks
 from pipeline.jobs.run_beam import Outputs
 from pipeline.jobs.shard_records import record_name
 from pipeline.jobs.shards_job import ShardBuilder, run_shards_job
@@ -45,7 +45,7 @@ from pipeline.tokens.bucket_seals import BucketContents, BucketSums, total_seal
 from pipeline.tokens.buckets import Bucket, choose_num_buckets, plan_buckets, prefix_of
 from pipeline.tokens.dataset_ids import write_document_ids
 from pipeline.tokens.held_out import HeldOut, choose_held_out, split_ids
-from pipeline.tokens.token_index import Totals, iterate_kept, open_index, pack_ids
+from pipeline.tokens.token_index import TokenParts, Totals, iterate_kept, open_index, pack_ids
 from tokenizer.vocab import CONTINUATION, Vocabulary
 
 

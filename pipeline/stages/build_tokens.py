@@ -28,7 +28,7 @@ from pipeline.storage.names import require_plain
 from pipeline.text.task_texts import TASK_WORDS, TaskTexts, WindowFinder, prepare_texts
 from pipeline.tokens.dropped_ids import DROPPED
 from pipeline.tokens.held_out import SourceTotals
-from pipeline.tokens.overlaps import OVERLAPS
+from pipeline.tokens.provenance import OVERLAPS
 from pipeline.tokens.token_index import INDEX, Totals, build_index, open_index
 from pipeline.tokens.token_parts import LAYOUT
 from pipeline.tokens.token_records import (
@@ -248,7 +248,7 @@ def tokens_rule(settings: BuildSettings, vocabulary: Vocabulary) -> TokensRule:
     return TokensRule(
         reading_rule(settings), settings.filter_rule, tuple(source.language for source in settings.corpus),
         settings.has_signatures, vocabulary.to_text().encode(), settings.lower_case,
-        broadcast(texts, TaskTexts, settings.open_tokens()) if texts else None,
+        broadcast(texts, settings.open_tokens()) if texts else None,
         settings.task_overlap == "drop",
         settings.open_output() / REJECTED if settings.on_bad_document == "keep" else None,
     )  # fmt: skip

@@ -18,13 +18,13 @@ from pipeline.shards.dataset import Dataset
 from pipeline.storage.folder import Folder
 from pipeline.text.minhash import similarity_of
 from pipeline.tokens.dataset_ids import iterate_ids, open_excluded
-from pipeline.tokens.dropped_ids import DROPPED, EXCLUDED, NEAR_DUPLICATE, choose_dropped, id_keys
-from pipeline.tokens.grouped_rows import NUM_GROUPS, LocalGroups, Rows, write_groups
+from pipeline.tokens.dropped_ids import DROPPED, EXCLUDED, NEAR_DUPLICATE, choose_dropped
+from pipeline.tokens.grouped_rows import NUM_GROUPS, LocalGroups, Rows, open_groups, write_groups
 from pipeline.tokens.limits import VALIDATION_TOKENS
 from pipeline.tokens.near_duplicates import FOUND_DTYPE, keep_smallest, similarity_rule
 from pipeline.tokens.provenance import EncodedDocuments, find_documents
 from pipeline.tokens.token_index import distinct_rows, iterate_index
-from pipeline.tokens.token_parts import join_id
+from pipeline.tokens.token_parts import id_keys, join_id
 
 _NUM_EXAMPLES = 12
 
@@ -154,7 +154,7 @@ def _read_found(
     folder: Folder, ranges: Sequence[KeyRange], found: Found
 ) -> Iterator[npt.NDArray[np.bytes_]]:
     """The ids that the job found, in 256 groups; the first of them become examples."""
-    with LocalGroups(folder, [keys.file_name for keys in ranges], FOUND_DTYPE) as files:
+    with open_groups(folder, [keys.file_name for keys in ranges], FOUND_DTYPE) as files:
         for group in files:
             rows = keep_smallest(group)
             for row in rows[: _NUM_EXAMPLES - len(found.near_duplicates)]:

@@ -1,1 +1,1 @@
-"""Text in, text out: cleaning, sentences, filters, languages, signatures of near-duplicates. Pure functions."""
+"""Pure functions of text: cleaning, sentences, filters, languages, and what is like other text."""

@@ -1,7 +1,6 @@
 """Raw text to cleaned text, and the document id that is a hash of it.
 
-Works by explicit lists of code points: no Unicode table of the Python version can change a document
-or its id. What the lists leave in (zero-width characters, private use) is the tokenizer's to judge.
+Works by explicit lists of code points: no Unicode table of the Python version can change an id.
 `tokenizer._matcher`, where it is built, does the same by the same lists, 20 times as fast.
 """
 
@@ -22,7 +21,7 @@ _REPLACEMENTS = dict.fromkeys(_DROPPED, "")
 _REPLACEMENTS |= dict.fromkeys(_SPACES, " ") | dict.fromkeys(_LINE_ENDS, "\n")
 
 # For the compiled module: the kind of each character, by these numbers; and of each byte, whether
-# no character of the lists begins with it (so of the space, which stays where it is single).
+# no character of the lists begins with it (a single space stays).
 _KIND_NUMBERS = {" ": 1, "\n": 2, "": 3}
 _KINDS = bytes(_KIND_NUMBERS.get(_REPLACEMENTS.get(code, "x"), 0) for code in range(1 << 16))
 _ENCODED = {chr(code).encode("utf-8", "ignore") for code in _REPLACEMENTS}
@@ -31,10 +30,9 @@ _PLAIN = bytes(byte not in _FIRST_BYTES for byte in range(256))
 
 
 def clean_text(raw: bytes | str) -> str:
-    """Paragraphs, one a line: single spaces, none at line ends, no empty line, no control character.
+    """Paragraphs, one a line: single spaces, none at ends, no empty line, no control character.
 
-    Raises:
-        UnicodeDecodeError: `raw` is bytes, and not UTF-8.
+    Raises UnicodeDecodeError for bytes that are not UTF-8.
     """
     text = raw.decode() if isinstance(raw, bytes) else raw
     if compiled is not None:
@@ -44,6 +42,6 @@ def clean_text(raw: bytes | str) -> str:
 
 
 def document_id(cleaned: str | bytes) -> bytes:
-    """The id of a document (16 bytes), of its text or this in UTF-8: equal texts have equal ids, wherever they lie."""
+    """16 bytes, from the text or this in UTF-8: equal texts have equal ids."""
     data = cleaned.encode() if isinstance(cleaned, str) else cleaned
     return blake2b(data, digest_size=16).digest()

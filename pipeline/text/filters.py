@@ -1,14 +1,24 @@
-"""Which cleaned documents are left out, and why: by length, by language, by functions of the user's own.
+"""Which cleaned documents are left out: by length, by language, by functions of the user's own.
 
 Every rule looks at one document alone, so what is dropped does not depend on how work is cut.
 """
 
-from collections.abc import Mapping
+import importlib
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.documents import Document
-from pipeline.text.own_filters import call_filter, describe_filter, load_filter
+
+OwnFilter = Callable[[str], Any]
+_OF_ONE_DOCUMENT = ("empty", "too_short", "too_long", "language", "task_text")
+RESERVED_REASONS = {*_OF_ONE_DOCUMENT, "duplicate", "near_duplicate", "excluded"}
+_REASON = re.compile("[a-z0-9_-]{1,40}")
+_EXPECTED = (
+    "expected None or True to keep the document, or why it is dropped as a string of"
+    f" {_REASON.pattern}"
+)
 
 
 @dataclass(frozen=True)
@@ -17,8 +27,7 @@ class FilterRule:
 
     Attributes:
         min_characters: Documents with fewer characters of cleaned text are too_short.
-        max_characters: Documents with more characters of cleaned text are too_long; None is no
-            limit.
+        max_characters: Documents with more are too_long.
         languages: Codes of the languages that stay; empty for all.
         language_threshold: The least probability of all these languages together.
         own: The user's own functions as "module:function", asked in this order.
@@ -36,7 +45,7 @@ class FilterRule:
         return not (self.min_characters or self.max_characters or self.languages or self.own)
 
     def content(self) -> dict[str, Any]:
-        """What decides which documents stay: nothing for filters that are off, so that old hashes stay as they are."""
+        """What decides which documents stay, for hashes: nothing of filters that are off."""
         found: dict[str, Any] = {}
         if self.min_characters:
             found["min_characters"] = self.min_characters
@@ -66,7 +75,7 @@ class DocumentFilter:
             check_languages(rule.languages)
 
     def find_reason(self, document: Document) -> str | None:
-        """Why a cleaned document is left out, the first reason that holds; None for one that stays."""
+        """Why a cleaned document is left out, the first reason that holds; None for others."""
         rule, length = self._rule, len(document.text)
         if length < rule.min_characters:
             return "too_short"
@@ -82,5 +91,50 @@ class DocumentFilter:
     def _share(self, text: str) -> float:
         from pipeline.text.languages import language_shares
 
-        shares: Mapping[str, float] = language_shares(text)
+        shares = language_shares(text)
         return sum(shares[code] for code in sorted(set(self._rule.languages)))
+
+
+def load_filter(name: str) -> OwnFilter:
+    """The function that "module:function" names; raises ValueError where there is none."""
+    module_name, _, function_name = name.partition(":")
+    if not module_name or not function_name:
+        expected = "expected module:function, such as my_filters:keep_prose"
+        raise ValueError(f"filter {name!r}: {expected}")
+    try:
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:  # a module may raise anything while it is imported
+        advice = "run from its folder or install it, on every worker too"
+        raise ValueError(
+            f"filter {name}: {module_name} cannot be imported: {error!r}; {advice}"
+        ) from error
+    function = getattr(module, function_name, None)
+    if function is None or not callable(function):
+        raise ValueError(f"filter {name}: {module_name} has no function {function_name}")
+    found: OwnFilter = function
+    return found
+
+
+def describe_filter(name: str) -> str:
+    """The name, and the `__version__` of the function or its module: what a hash can cover."""
+    function = load_filter(name)
+    module = importlib.import_module(name.partition(":")[0])
+    version = getattr(function, "__version__", getattr(module, "__version__", None))
+    return name if version is None else f"{name} {version}"
+
+
+def call_filter(name: str, function: OwnFilter, document: Document) -> str | None:
+    """Why a filter drops a document, None to keep it; raises ValueError for any other answer."""
+    where = f"filter {name}, document {document.where}"
+    try:
+        answer = function(document.text)
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{where}: it raised {error!r}") from error
+    if answer is None or answer is True:
+        return None
+    if not isinstance(answer, str) or not _REASON.fullmatch(answer):
+        raise ValueError(f"{where}: it returned {answer!r:.100}; {_EXPECTED}")
+    if answer in RESERVED_REASONS:
+        counted = "which the build counts itself; give another reason"
+        raise ValueError(f"{where}: it returned {answer!r}, {counted}")
+    return answer

@@ -1,8 +1,7 @@
-"""Which language a document is in, by py3langid's model, scored so that no machine scores otherwise.
+"""Which language a document is in, by py3langid's model.
 
-The model counts byte n-grams of a bounded sample of the text and multiplies them with its table.
-The library does so in 32-bit floats, whose sum depends on the processor and the number of threads;
-here it is a sum of whole numbers.
+The library multiplies counts of byte n-grams with its table in 32-bit floats, whose sum depends on
+the processor and the number of threads; here it is a sum of whole numbers, equal on every machine.
 """
 
 import importlib.metadata
@@ -22,11 +21,12 @@ _TABLE_SCALE = 2**20
 
 def describe_method() -> str:
     """What decides a document's language, for the settings that a dataset's hash covers."""
-    return f"{LIBRARY} {importlib.metadata.version(LIBRARY)}, {NUM_PLACES} places of {PLACE_CHARACTERS} characters"
+    version = importlib.metadata.version(LIBRARY)
+    return f"{LIBRARY} {version}, {NUM_PLACES} places of {PLACE_CHARACTERS} characters"
 
 
 def sample_text(text: str) -> str:
-    """All of a short text; of a longer one four runs of 250 characters, evenly spread: time does not grow with it."""
+    """All of a short text; of a longer one four runs of 250 characters, evenly spread."""
     if len(text) <= NUM_PLACES * PLACE_CHARACTERS:
         return text
     last = len(text) - PLACE_CHARACTERS
@@ -63,7 +63,7 @@ def _identifier() -> Any:
 
 
 def _score(visits: Mapping[int, int], table: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """log(1 + count) of every feature times its row of the table, summed in fixed point: [languages] float64."""
+    """[languages] log(1 + count) of every feature times its row of the table, in fixed point."""
     rows = np.fromiter(visits.keys(), np.int64, len(visits))
     counts = np.fromiter(visits.values(), np.float64, len(visits))
     weights = np.rint(np.log1p(counts) * _COUNT_SCALE).astype(np.int64)

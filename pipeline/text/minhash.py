@@ -3,29 +3,28 @@
 A document's shingles are its runs of 5 words, lower-cased (ASCII). Its signature is, for each of
 128 permutations of the 32-bit numbers, the least image of a shingle's hash: the share of equal
 places in two signatures estimates the Jaccard similarity of the two sets of shingles, with standard
-deviation sqrt(J (1 - J) / 128). Integer arithmetic and constants from blake2b only: equal on every
-machine and version of Python.
+deviation sqrt(J (1 - J) / 128). All is integer arithmetic: equal on every machine.
 
 D documents, N bytes, W words, S shingles, K = 128 permutations.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 
 from pipeline.seeds import seed_of
+from pipeline.text.batches import batch_by_size
 
 NUM_HASHES = 128
 SHINGLE_WORDS = 5
 SIGNATURE_DTYPE = np.dtype("<u2")
 SKETCH_BYTES = NUM_HASHES // 2
-_BATCH_BYTES = 1 << 19
+_BATCH_BYTES = 1 << 19  # arrays that the processor's cache holds
 _WORD_SPACE = 32
 _FIRST_IDEOGRAPH_BYTE, _LAST_IDEOGRAPH_BYTE = 0xE3, 0xE9  # of UTF-8: U+3000 to U+9FFF
 _MULTIPLIER = 0x9E3779B97F4A7C15
-_LEAST_PROBABILITY = 0.99
 
 Words = npt.NDArray[np.uint64]
 
@@ -37,15 +36,13 @@ def sign_texts(texts: Sequence[str]) -> npt.NDArray[np.uint16]:
     """
     if not texts:
         return np.zeros((0, NUM_HASHES), SIGNATURE_DTYPE)
-    windows = [_cut_windows(text.encode().lower().replace(b"\n", b" ")) for text in texts]
-    num_windows = np.array([len(each) for each in windows])
-    batches = _batches([part for each in windows for part in each])
-    least = np.concatenate([_sign_batch(batch) for batch in batches])
-    return np.minimum.reduceat(least, np.cumsum(num_windows) - num_windows).astype(SIGNATURE_DTYPE)
+    data = (text.encode().lower().replace(b"\n", b" ") for text in texts)
+    signed = [_sign_batch(batch) for batch in batch_by_size(data, len, _BATCH_BYTES)]
+    return np.concatenate(signed).astype(SIGNATURE_DTYPE)
 
 
 def sketch_signatures(signatures: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint8]:
-    """[D, K] signatures to [D, K / 2] bytes, four bits of each place: what `count_matches` compares."""
+    """[D, K] signatures to [D, K / 2] bytes, four bits of each place, for `count_matches`."""
     low = (signatures & 15).astype(np.uint8)
     return np.asarray(low[:, ::2] | low[:, 1::2] << 4, np.uint8)
 
@@ -71,14 +68,12 @@ def matches_for(similarity: float) -> int:
 
 
 def choose_bands(threshold: float) -> tuple[int, int]:
-    """Bands and the rows of each: as many rows as let 99 % of pairs of just that similarity share a band.
+    """Bands and the rows of each: the most rows with which 99 % of such pairs share a band.
 
-    Pairs of similarity s share one of b bands with probability 1 - (1 - s^r)^b: 21 of 6 rows at 0.8.
+    At 0.8 these are 21 bands of 6 rows.
     """
     shapes = [(NUM_HASHES // rows, rows) for rows in range(NUM_HASHES, 0, -1)]
-    return next(
-        each for each in shapes if share_band_probability(threshold, *each) >= _LEAST_PROBABILITY
-    )
+    return next(shape for shape in shapes if share_band_probability(threshold, *shape) >= 0.99)
 
 
 def share_band_probability(similarity: float, bands: int, rows: int) -> float:
@@ -87,28 +82,10 @@ def share_band_probability(similarity: float, bands: int, rows: int) -> float:
 
 
 def band_keys(signatures: npt.NDArray[np.uint16], bands: int, rows: int) -> Words:
-    """[D, bands] uint64, equal where two documents agree on the rows of a band; other bands have other keys."""
+    """[D, bands] uint64, equal where two documents agree on the rows of a band, and only there."""
     used = signatures[:, : bands * rows].astype(np.uint64).reshape(len(signatures), bands, rows)
     factors = _constants("row", rows) | np.uint64(1)
     return _mix((used * factors).sum(axis=2, dtype=np.uint64) + _constants("band", bands))
-
-
-def _cut_windows(text: bytes) -> list[bytes]:
-    """A long text in windows whose shingles, together, are those of the text: memory does not grow with a document.
-
-    The last word of a window may be cut, so the next one begins four words before it.
-    """
-    windows: list[bytes] = []
-    start, size = 0, _BATCH_BYTES
-    while len(text) - start > size:
-        window = text[start : start + size]
-        starts, _ = _find_words(np.frombuffer(window, np.uint8))
-        if len(starts) <= SHINGLE_WORDS:
-            size *= 2
-            continue
-        windows.append(window[: int(starts[-1])].rstrip(b" "))
-        start, size = start + int(starts[-SHINGLE_WORDS]), _BATCH_BYTES
-    return [*windows, text[start:]]
 
 
 def _sign_batch(batch: Sequence[bytes]) -> npt.NDArray[np.uint32]:
@@ -143,7 +120,7 @@ def _hash_shingles(batch: Sequence[bytes]) -> tuple[Words, npt.NDArray[np.int64]
 
 
 def sum_powers(values: Words) -> Words:
-    """[N + 1] running sums of N values as coefficients of a polynomial in an odd number, modulo 2^64.
+    """[N + 1] running sums of N values times the powers of an odd number, modulo 2^64.
 
     The difference of two of them, times the inverse of the power that a run begins at, is a hash of
     the run of values: equal wherever it stands.
@@ -172,20 +149,6 @@ def _find_words(data: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int64], npt
     return bounds[:-1][is_word], bounds[1:][is_word]
 
 
-def _batches(texts: Sequence[bytes]) -> Iterator[list[bytes]]:
-    """Runs of texts of some half MB: one call for many short ones, and arrays that the processor's cache holds."""
-    batch: list[bytes] = []
-    size = 0
-    for text in texts:
-        batch.append(text)
-        size += len(text)
-        if size >= _BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
 def _mix(values: Words) -> Words:
     """SplitMix64's finalizer: every bit of the result depends on every bit of the value."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -203,19 +166,13 @@ def _constants(name: str, count: int) -> Words:
 @cache
 def _permutations() -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
     """[K] odd factors and [K] summands: x -> factor * x + summand is one to one modulo 2^32."""
-    factors, summands = (
-        (_constants(name, NUM_HASHES) >> np.uint64(32)).astype(np.uint32)
-        for name in ("factor", "summand")
-    )
+    drawn = (_constants(name, NUM_HASHES) >> np.uint64(32) for name in ("factor", "summand"))
+    factors, summands = (each.astype(np.uint32) for each in drawn)
     return factors | np.uint32(1), summands
 
 
 def _powers(base: int, count: int) -> Words:
     """[count] 1, base, base^2 ... modulo 2^64."""
-    powers = np.ones(count, np.uint64)
-    filled = 1
-    while filled < count:
-        more = min(filled, count - filled)
-        powers[filled : filled + more] = powers[:more] * np.uint64(pow(base, filled, 1 << 64))
-        filled += more
-    return powers
+    powers = np.full(count, base, np.uint64)
+    powers[:1] = 1
+    return np.cumprod(powers, dtype=np.uint64)

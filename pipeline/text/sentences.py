@@ -8,21 +8,18 @@ from itertools import accumulate, pairwise
 import sentencex
 
 RULES = 2
-"""Number of the rules below, in the settings of every dataset: other sentences are other content."""
+"""Number of the rules below, in the settings of every dataset."""
 
 MAX_CHARACTERS = 1000
 """The most characters of a sentence; a longer one is cut at a space."""
 
-# `sentencex` takes quadratic time on opening quotes that nothing closes (1.5 s at 200,000
-# characters, 4 ms at 10,000).
+# `sentencex` takes quadratic time on opening quotes that nothing closes.
 _WINDOW_CHARACTERS = 10_000
 _LANGUAGE = re.compile("[a-z]{2,3}(-[a-z0-9]+)*")
-# `sentencex` never ends a sentence before a digit; where no space follows a full stop, dates and
-# years begin many.
+# `sentencex` never ends a sentence before a digit; without spaces many begin with a date.
 _WITHOUT_SPACES = {"zh", "yue", "wuu", "ja"}
 _STOP_BEFORE_DIGIT = re.compile(r"(?<=[。\uff01\uff1f])(?=\d)")
-# `sentencex` keeps whole what stands between quotation marks, brackets, or one apostrophe and the
-# next.
+# `sentencex` keeps whole what stands between quotation marks, brackets or apostrophes.
 _LONG_QUOTATION = 200  # characters
 _OPENING_MARKS, _CLOSING_MARKS = "“„«\u2039\u2018\u201a([", "”»\u203a\u2019)]"
 _MARKS = dict.fromkeys(map(ord, _OPENING_MARKS + _CLOSING_MARKS + "\"'"), "x")
@@ -38,11 +35,8 @@ def split_sentences(
 ) -> list[str]:
     """Sentences of cleaned text in order, none empty; a line end always ends one.
 
-    `language` is the ISO 639 code of the rules to use; `sentencex` has those of some 240 and falls
-    back to relatives. A longer sentence than `max_characters` is cut at the last space that fits.
-
-    Raises:
-        ValueError: `language` is no code.
+    `sentencex` has rules of some 240 languages (ISO 639) and falls back to relatives; ValueError
+    for no code. A sentence beyond `max_characters` is cut at the last space that fits.
     """
     has_spaces = _has_spaces(language)
     found: list[str] = []
@@ -57,21 +51,17 @@ def split_sentences(
 
 def keep_lines(text: str, max_characters: int = MAX_CHARACTERS) -> list[str]:
     """The lines of cleaned text as its sentences, longer ones cut as `split_sentences` does."""
-    return [
-        piece for line in text.split("\n") if line for piece in _cut_sentence(line, max_characters)
-    ]
+    lines = filter(None, text.split("\n"))
+    return [piece for line in lines for piece in _cut_sentence(line, max_characters)]
 
 
 def _split_items(line: str) -> Iterator[str]:
-    """The items of a list that is one line: its numbers or letters follow each other from 1 or a, or behind bullets."""
+    """The items of a list that is one line: numbers or letters from 1 or a, or behind bullets."""
     found, start = _ITEM.match(line), 0
     while found and (found[1] or start or found[2] in ("1", "a")):
         number = str(int(found[2]) + 1) if found[2].isdecimal() else chr(ord(found[2]) + 1)
-        mark = re.escape(found[1] or "")
-        following = re.compile(rf"(?<= )({mark})({re.escape(number)})\. (?=\S)").search(
-            line, found.end()
-        )
-        if following:
+        item = rf"(?<= )({re.escape(found[1] or '')})({re.escape(number)})\. (?=\S)"
+        if following := re.compile(item).search(line, found.end()):
             yield line[start : following.start()]
             start = following.start()
         found = following
@@ -79,7 +69,7 @@ def _split_items(line: str) -> Iterator[str]:
 
 
 def _split_list(line: str, language: str) -> Iterator[str]:
-    """Sentences of a line that begins with the number of a list's item; it stays with what follows it."""
+    """Sentences of a line that begins with an item's number, which stays with what follows it."""
     for item in _split_items(line):
         found = _ITEM.match(item)
         assert found is not None, f"{item!r} begins with no number"
@@ -89,10 +79,7 @@ def _split_list(line: str, language: str) -> Iterator[str]:
 
 
 def _split_long_quotation(sentence: str, language: str) -> Sequence[str]:
-    """What seems one long sentence because of quotation marks or brackets, split as if these were letters.
-
-    A stop before closing marks stands behind them for that.
-    """
+    """Splits what marks or brackets make one long sentence, as if these were letters."""
     if len(sentence) <= _LONG_QUOTATION or not _INNER_STOP.search(sentence):
         return (sentence,)
     letters = _STOP_BEFORE_MARKS.sub(r"\2\1", sentence).translate(_MARKS)
@@ -103,18 +90,13 @@ def _split_long_quotation(sentence: str, language: str) -> Sequence[str]:
 
 
 def _split_line(line: str, language: str) -> list[str]:
-    """Sentences of one line with spaces around them, in time linear in its length.
-
-    What seems the last sentence of a window may go on in the next, which starts with it.
-    """
+    """Sentences of one line with spaces around them, in time linear in its length."""
     start = 0
     found: list[str] = []
     while len(line) - start > _WINDOW_CHARACTERS:
         window = line[start : start + _WINDOW_CHARACTERS]
         sentences = sentencex.segment(language, window)
-        complete = sentences[:-1]
-        if not complete:
-            complete = [window[: window.rfind(" ") + 1 or len(window)]]
+        complete = sentences[:-1] or [window[: window.rfind(" ") + 1 or len(window)]]
         found += complete
         start += sum(map(len, complete))
     found += sentencex.segment(language, line[start:])
@@ -122,7 +104,7 @@ def _split_line(line: str, language: str) -> list[str]:
 
 
 def _split_before_digits(sentence: str) -> list[str]:
-    """In languages written without spaces the sentences of what seems one; a quotation stays whole."""
+    """In languages without spaces, the parts of one sentence; a quotation stays whole."""
     pieces = [""]
     for piece in _STOP_BEFORE_DIGIT.split(sentence):
         if sum(map(pieces[-1].count, _OPENING)) > sum(map(pieces[-1].count, _CLOSING)):
@@ -145,18 +127,18 @@ def _cut_sentence(sentence: str, max_characters: int) -> Iterator[str]:
 
 
 def cut_document(sentences: list[str], max_bytes: int = 8 * 2**20) -> list[list[str]]:
-    """Runs of sentences whose text, one sentence a line, is at most `max_bytes` of UTF-8: mostly one, none for none.
+    """Runs of sentences whose text, one sentence a line, is at most `max_bytes` of UTF-8.
 
     A single sentence beyond `max_bytes` is a run of its own.
     """
     pieces: list[list[str]] = []
     first, num_bytes = 0, 0
     for index, sentence in enumerate(sentences):
-        num_sentence_bytes = len(sentence.encode()) + 1
-        if num_bytes + num_sentence_bytes > max_bytes and index > first:
+        size = len(sentence.encode()) + 1
+        if num_bytes + size > max_bytes and index > first:
             pieces.append(sentences[first:index])
             first, num_bytes = index, 0
-        num_bytes += num_sentence_bytes
+        num_bytes += size
     return [*pieces, sentences[first:]] if sentences else []
 
 

@@ -1,4 +1,4 @@
-"""Texts of task files, and whether a document holds some of one: windows of n words that both have.
+"""Whether a document holds text of a task file: windows of n words that both have.
 
 Documents and texts are compared by the ids that the vocabulary gives them. A word is a piece and
 those that continue it; punctuation, symbols and [UNK] stand between words, and with a cased
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.text.batches import batch_by_size
 from pipeline.text.cleaning import clean_text
 from pipeline.text.minhash import Words, inverse_powers, sum_powers
 from tokenizer.encode import Encoder
@@ -25,7 +26,7 @@ LEAST_WORDS = 8
 TASK_WORDS = 13
 """How many words in a row a document shares with a task file to be one of it."""
 _MAYBE_BITS = 24  # of the table that most documents' windows are not in
-_GROUP_IDS = 1 << 16
+_BATCH_IDS = 1 << 16  # arrays that the processor's cache holds
 _NO_WORD = -1
 # Part of every Python, so that no version of it decides what a word is.
 _UNICODE = unicodedata.ucd_3_2_0
@@ -36,7 +37,7 @@ Pieces = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class TaskTexts:
-    """The texts of task files as they are sent to workers: words of a window, cleaned texts, and their places."""
+    """Words of a window, and the cleaned texts of task files and their places."""
 
     n: int
     lines: tuple[str, ...]
@@ -44,7 +45,7 @@ class TaskTexts:
 
 
 def prepare_texts(texts: Iterable[tuple[str, str]], n: int) -> TaskTexts:
-    """Texts with their places as they are sent to workers."""
+    """Texts, given behind their places, for windows of n words."""
     rows = [(place, clean_text(text).replace("\n", " ")) for place, text in texts]
     return TaskTexts(n, tuple(line for _, line in rows), tuple(place for place, _ in rows))
 
@@ -59,7 +60,7 @@ class Overlap:
 
 @dataclass(frozen=True)
 class _Runs:
-    """Documents as words, one after another. Equal runs of words have equal hashes (`sum_powers`)."""
+    """Documents as words, end to end. Equal runs of words have equal hashes (`sum_powers`)."""
 
     pieces: Pieces  # [P]
     bounds: Places  # [W + 1] at which piece each word begins, and the last ends
@@ -104,26 +105,18 @@ class WindowFinder:
         windows = self._choose_windows()
         self._tables = {n: self._sort_windows(words, n) for n, words in windows if len(words)}
         if not self._tables:
-            raise ValueError(
-                f"task_files: found {len(texts.lines)} texts, none of {self._least} words or more, which are looked for"
-            )
+            found = f"found {len(texts.lines)} texts, none of {self._least} words or more"
+            raise ValueError(f"task_files: {found}, which are looked for")
         self._maybe = np.zeros(1 << _MAYBE_BITS, bool)
         for _, words in self._tables.values():
             self._maybe[_begin(self._runs.hash(words, self._least))] = True
 
     def find(self, documents: Sequence[IdArray]) -> list[Overlap | None]:
-        """For each document its first window that a task file has, and its first place there; None without any."""
-        found: list[Overlap | None] = []
-        group: list[IdArray] = []
-        for number, ids in enumerate(documents, 1):
-            group.append(ids)
-            if number == len(documents) or sum(map(len, group)) >= _GROUP_IDS:
-                found += self._find_in_group(group)
-                group = []
-        return found
+        """For each document its first window that a task file has, and its first place there."""
+        batches = batch_by_size(documents, len, _BATCH_IDS)
+        return [found for batch in batches for found in self._find_in_batch(batch)]
 
-    def _find_in_group(self, documents: Sequence[IdArray]) -> list[Overlap | None]:
-        """As `find`, of so many documents that their arrays stay in the processor's cache."""
+    def _find_in_batch(self, documents: Sequence[IdArray]) -> list[Overlap | None]:
         found: list[Overlap | None] = [None] * len(documents)
         runs = self._split_words(np.concatenate(documents), np.cumsum(list(map(len, documents))))
         words = np.flatnonzero(self._maybe[_begin(runs.hash_all(self._least))])
@@ -161,7 +154,7 @@ class WindowFinder:
         return hashes[order], words[order]
 
     def _search(self, runs: _Runs, words: Places) -> Iterator[tuple[int, int, int]]:
-        """Words of documents, words of the task files and sizes of windows whose hashes are equal."""
+        """Words of documents, words of task files and sizes of windows whose hashes are equal."""
         left = runs.words_left(words)
         for size, (hashes, own) in self._tables.items():
             whole = words[left >= size]
@@ -183,7 +176,7 @@ def _begin(hashes: Words) -> Places:
 
 
 def _describe_pieces(vocab: Vocabulary) -> tuple[Pieces, npt.NDArray[np.bool_]]:
-    """[V] the id that each piece counts as, or -1 for no part of a word; [V] whether it continues a word."""
+    """[V] the id that each piece counts as, or -1 for none; [V] whether it continues a word."""
     fold = [
         vocab.ids.get(token.lower(), number)
         if token not in SPECIAL_TOKENS and _holds_letters(token.removeprefix(CONTINUATION))

@@ -1,1 +1,1 @@
-"""Encoded documents at rest: token parts, their index, the buckets they are dealt into, and where each came from."""
+"""Encoded documents at rest: token parts, their index, their buckets, and where each came from."""

@@ -1,23 +1,21 @@
-"""What every bucket must hold, by the index of the token parts; what is gathered of one is held to it."""
+"""What every bucket must hold, by the index of the token parts, and refusing what is not that."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from pipeline.shards.seal import Seal, add_seals
 from pipeline.tokens.buckets import Bucket
-from pipeline.tokens.dropped_ids import id_keys
 from pipeline.tokens.grouped_rows import Rows
 from pipeline.tokens.held_out import is_held_out
-from pipeline.tokens.token_parts import TokenizedDocument
+from pipeline.tokens.token_parts import id_keys
 
 
 @dataclass(frozen=True)
 class BucketContents:
-    """The seal of a bucket's distinct documents, how many rows of parts hold one, and the sum of their crc32."""
+    """A bucket's distinct documents, the rows of parts that hold one, the sum of their crc32."""
 
     seal: Seal
     rows: int
@@ -27,26 +25,11 @@ class BucketContents:
         return f"{self.seal} in {self.rows:,} rows (sum of crc32 {self.checksum:x})"
 
 
-class DeliveredDocuments(Protocol):
-    """The documents of a bucket, as they came."""
-
-    @property
-    def origin(self) -> str:
-        """Begins the sentence that says what came, such as "the runner delivered"."""
-
-    @property
-    def advice(self) -> str:
-        """What to do where that is not the bucket."""
-
-    def __iter__(self) -> Iterator[TokenizedDocument]:
-        """Every document, copies included."""
-
-
 class BucketSums:
     """Adds up the contents of all buckets; memory is a few numbers a bucket."""
 
     def __init__(self, buckets: Sequence[Bucket], held_out: bytes) -> None:
-        """Begins with all buckets, the ids of the validation documents, and nothing counted."""
+        """Takes all buckets and the ids of the validation documents."""
         self._buckets = buckets
         self._finder = BucketFinder(buckets, held_out)
         self._counts = np.zeros((4, len(buckets)), np.uint64)  # documents, tokens, rows, crc32
@@ -55,7 +38,7 @@ class BucketSums:
     def add(
         self, documents: Rows, num_rows: npt.NDArray[np.int64], crc32: npt.NDArray[np.uint64]
     ) -> None:
-        """Counts distinct documents, each with how many rows hold it or a copy, and with the sum of their crc32."""
+        """Counts distinct documents, each with its rows and the sum of their crc32."""
         owners = self._finder.find(documents)
         counted = np.ones_like(num_rows), documents["tokens"], num_rows, crc32
         for row, values in enumerate(counted):
@@ -88,27 +71,17 @@ class BucketFinder:
         self._validation = splits.index("validation") if "validation" in splits else self.none
 
     def find(self, documents: Rows) -> npt.NDArray[np.int64]:
-        """[D] the place of each document's bucket among the buckets, `none` where they do not hold it."""
+        """[D] the place of each document's bucket among the buckets, `none` outside all of them."""
         keys = id_keys(documents)
         places = np.searchsorted(self._first_ids, keys, side="right") - 1
         inside = np.flatnonzero(places >= 0)
         inside = inside[keys[inside] <= self._last_ids[places[inside]]]
         found = np.full(len(documents), self.none)
         found[inside] = self._order[places[inside]]
-        if self._held_out:
-            found[is_held_out(documents, self._held_out)] = self._validation
+        found[is_held_out(documents, self._held_out)] = self._validation
         return found
 
 
 def total_seal(contents: Mapping[str, BucketContents]) -> Seal:
     """The seal of all buckets together."""
     return add_seals(each.seal for each in contents.values())
-
-
-def refuse_others(
-    name: str, expected: BucketContents, found: BucketContents, came: DeliveredDocuments
-) -> None:
-    """Raises ValueError where what was gathered of a bucket is not what it must hold."""
-    if found != expected:
-        said = f"{came.origin} {found}, expected {expected}; {came.advice}"
-        raise ValueError(f"bucket {name}: {said}")

@@ -1,8 +1,4 @@
-"""Which documents form a bucket: how many buckets there are, and which ids one holds.
-
-Pure functions of the distinct documents' totals, so that file sizes, names and compression change
-nothing. Which documents are validation is said in pipeline.tokens.held_out.
-"""
+"""How many buckets there are and which ids one holds, by the distinct documents' totals alone."""
 
 from dataclasses import dataclass
 
@@ -11,23 +7,19 @@ import numpy.typing as npt
 
 from pipeline.tokens.token_parts import ID_BYTES, split_id
 
-PREFIX_BITS = 12
-"""Of ids in prefixes.rows, and of the counts that buckets are chosen by, which have 16 above 256 GiB of text."""
-_FINE_PREFIX_BITS = 16
+PREFIX_BITS = 12  # of ids in prefixes.rows, and of the counts that buckets are chosen by
+_FINE_PREFIX_BITS = 16  # of these counts above so much text
 _COARSE_BYTES = 256 * 2**30
 MAX_BUCKETS = 1 << _FINE_PREFIX_BITS
 MAX_BUCKET_BYTES = 128 * 2**20
 MIN_BUCKET_DOCUMENTS = 64
 VALIDATION_RULES = 2
-"""Version of the rules that choose validation documents; 1 was the lowest ids of all sources together."""
+"""Version of the rules that choose validation documents (pipeline.tokens.held_out)."""
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Documents whose ids of 16 bytes lie in [first_id, last_id]: in train those that are not held out.
-
-    `number` counts from 0 inside the split, and is the shard's too.
-    """
+    """Documents with ids in [first_id, last_id]: in train those that are not held out."""
 
     split: str
     number: int
@@ -47,7 +39,7 @@ class Bucket:
 
 
 def plan_buckets(num_train_buckets: int, held_out: bytes) -> list[Bucket]:
-    """The bucket of the validation documents (`HeldOut.ids`), if any, and a power of two of train buckets."""
+    """The bucket of the validation documents (`HeldOut.ids`), if any, and the train buckets."""
     validation = Bucket("validation", 0, 1, held_out[:ID_BYTES], held_out[-ID_BYTES:])
     buckets = [validation] if held_out else []
     size = (1 << 128) // num_train_buckets
@@ -64,26 +56,23 @@ def choose_num_buckets(
     where: str,
     num_used: int | None = None,
 ) -> int:
-    """Train buckets: the smallest power of two with at most 128 MiB of text and some 64 documents each.
+    """Train buckets: the least power of two with at most 128 MiB of text, some 64 documents each.
 
-    Halved until no bucket holds fewer than 2 documents, because a random B must come from another
-    one. Weights may leave only `num_used` documents in a pass. A user's `num_wanted` is checked.
-    `documents_by_prefix` are [4096 or 65536] distinct train documents by the first bits of their
-    ids; there are never more buckets than that.
-
-    Raises:
-        ValueError: The user's number is no power of two up to that or leaves a bucket with fewer
-            than 2 documents.
+    Halved until each bucket holds 2 documents, because a random B comes from another one. Weights
+    may leave only `num_used` documents in a pass. A user's `num_wanted` is checked. Distinct train
+    documents are counted by the first bits of their ids, [4096 or 65536]: the most buckets.
     """
     total, most = int(documents_by_prefix.sum()), len(documents_by_prefix)
     if num_wanted is not None:
         if num_wanted not in {1 << bit for bit in range(most.bit_length())}:
             raise ValueError(
-                f"{where}: {num_wanted} is not a power of two between 1 and {most}, the most for {total_bytes:,} bytes"
+                f"{where}: {num_wanted} is not a power of two between 1 and {most}, the most for"
+                f" {total_bytes:,} bytes"
             )
         if _fewest_documents(documents_by_prefix, num_wanted) < 2:
             raise ValueError(
-                f"{where}: {num_wanted} buckets leave one with fewer than 2 of {total} documents; take fewer"
+                f"{where}: {num_wanted} buckets leave one with fewer than 2 of {total} documents;"
+                " take fewer"
             )
         return num_wanted
     used = total if num_used is None else min(total, num_used)
@@ -99,7 +88,7 @@ def choose_num_buckets(
 
 
 def num_prefixes(cleaned_bytes: int) -> int:
-    """How many prefixes of ids the documents of a corpus are counted by: 4,096, above 256 GiB of text 65,536."""
+    """How many prefixes of ids documents are counted by: 4,096, above 256 GiB of text 65,536."""
     return 1 << (PREFIX_BITS if cleaned_bytes <= _COARSE_BYTES else _FINE_PREFIX_BITS)
 
 

@@ -1,4 +1,4 @@
-"""documents.ids of a finished dataset: which documents it is made of, also after its tokens/ is gone.
+"""documents.ids of a finished dataset: which documents it holds, also after its tokens/ is gone.
 
 Ids ascend, 16 bytes each (of several sources with a byte of the source's number): the very bytes
 that the dataset's documents_hash covers, so every reading is checked against its manifest.
@@ -23,7 +23,7 @@ _ROWS_AT_ONCE = 1 << 16
 
 
 def write_document_ids(folder: Folder, chunks: Iterable[bytes]) -> None:
-    """Writes documents.ids into a dataset from its pieces in order; through a local file, never held whole."""
+    """Writes documents.ids of a dataset from its pieces in order, through a local file."""
     with tempfile.NamedTemporaryFile(prefix="beambert-ids-") as file:
         for chunk in chunks:
             file.write(chunk)
@@ -32,30 +32,26 @@ def write_document_ids(folder: Folder, chunks: Iterable[bytes]) -> None:
 
 
 def open_excluded(url: str, storage_options: Mapping[str, Any] | None = None) -> Dataset:
-    """A finished dataset whose documents shall be left out of another.
-
-    Raises:
-        FileNotFoundError: It is not finished, or has no documents.ids.
-        ValueError: Its manifest does not say which documents it holds.
-    """
+    """A finished dataset whose documents shall be left out of another."""
     dataset = open_dataset(url, storage_options)
     if not dataset.folder.exists(DOCUMENT_IDS):
         raise FileNotFoundError(
-            f"{dataset.locate(DOCUMENT_IDS)} is missing, so which documents {url} holds is not known: run the command"
-            " that built it once more, which writes the file and leaves its shards alone"
+            f"{dataset.locate(DOCUMENT_IDS)} is missing, so which documents {url} holds is not"
+            " known: run the command that built it once more, which writes the file and leaves its"
+            " shards alone"
         )
     if "documents_hash" not in dataset.manifest.settings:
         raise ValueError(
-            f"{url}: its manifest has no documents_hash, which {DOCUMENT_IDS} is checked by; rebuild it"
+            f"{url}: its manifest has no documents_hash, which {DOCUMENT_IDS} is checked by;"
+            " rebuild it"
         )
     return dataset
 
 
 def iterate_ids(dataset: Dataset) -> Iterator[npt.NDArray[np.bytes_]]:
-    """The dataset's ids in 256 groups by their first byte, as fixed strings of 16 bytes; one group is held at a time.
+    """The ids in 256 groups by their first byte, as fixed strings of 16 bytes.
 
-    Raises:
-        ValueError: They are not the documents of its manifest; known once all groups were read.
+    Raises ValueError at the end where they are not the documents of the dataset's manifest.
     """
     where, row_bytes = dataset.locate(DOCUMENT_IDS), document_id_bytes(dataset.manifest)
     size = dataset.folder.size(DOCUMENT_IDS)
@@ -74,6 +70,6 @@ def iterate_ids(dataset: Dataset) -> Iterator[npt.NDArray[np.bytes_]]:
         held = held[count * row_bytes :]
     if held or digest.hexdigest() != dataset.manifest.settings["documents_hash"]:
         raise ValueError(
-            f"{where}: not the documents of {dataset.url}, by the documents_hash of its manifest; delete the file and"
-            " run the command that built the dataset once more"
+            f"{where}: not the documents of {dataset.url}, by the documents_hash of its manifest;"
+            " delete the file and run the command that built the dataset once more"
         )

@@ -1,7 +1,7 @@
-"""The stages from a part of the input to encoded documents, as pure functions over lists of documents.
+"""The stages from a part of the input to encoded documents, as pure functions over lists of them.
 
-Lists, because moving single documents between Beam's stages costs more than handling them. Each
-function returns a new list and adds what it dropped or cut to the list's counters.
+Moving single documents between Beam's stages costs more than handling them. Each function returns
+a new list and adds what it dropped or cut to the list's counters.
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ import numpy as np
 
 from pipeline.documents import Document, DroppedDocument, add_example
 from pipeline.documents.parts import Part
+from pipeline.text.batches import batch_by_size
 from pipeline.text.cleaning import clean_text, document_id
 from pipeline.text.filters import DocumentFilter
 from pipeline.text.minhash import sign_texts
@@ -41,29 +42,18 @@ class SplitDocument:
 
 @dataclass(frozen=True)
 class DocumentList(Generic[DocumentKind]):
-    """Some consecutive documents of one part.
+    """Some consecutive documents of one part."""
 
-    Attributes:
-        part: The part's key.
-        number: Which list of the part this is, from 0.
-        is_last: Whether the part ends here.
-        counters: What was read, dropped by reason or cut, so far.
-        dropped: A few examples of what was dropped.
-        without_text: URL of every range of the part that gave no text; only the last list knows.
-        overlaps: Documents that hold text of task files, by their ids and places, and that text.
-        keeps_dropped: Whether `dropped` is every document that was dropped, with its whole text.
-    """
-
-    part: str
-    number: int
-    is_last: bool
+    part: str  # its key
+    number: int  # of the list in its part
+    is_last: bool  # list of the part
     documents: list[DocumentKind]
-    counters: Mapping[str, int] = field(default_factory=dict)
-    dropped: tuple[DroppedDocument, ...] = ()
+    counters: Mapping[str, int] = field(default_factory=dict)  # read, dropped by reason or cut
+    dropped: tuple[DroppedDocument, ...] = ()  # examples
     source: int = 0
-    without_text: tuple[str, ...] = ()
-    overlaps: tuple[tuple[str, str, Overlap], ...] = ()
-    keeps_dropped: bool = False
+    without_text: tuple[str, ...] = ()  # ranges of the part, by URL, that only the last list knows
+    overlaps: tuple[tuple[str, str, Overlap], ...] = ()  # id and place of each document with one
+    keeps_dropped: bool = False  # every dropped document, with its whole text
 
     if not TYPE_CHECKING:  # Beam checks types while it runs, and knows no generic classes
 
@@ -76,17 +66,14 @@ class DocumentList(Generic[DocumentKind]):
         counters: Mapping[str, int],
         empty: Iterable[tuple[str, str]] = (),
     ) -> "DocumentList[Any]":
-        """The list with other documents, counters added to its own, and examples (where, text) of empty ones."""
+        """With other documents, counters added, and examples (where, text) of empty documents."""
         summed = dict(Counter(self.counters) + Counter(counters))
         dropped = list(self.dropped)
         for where, text in empty:
             add_example(dropped, "empty", where, text, self.keeps_dropped)
-        told: dict[str, Any] = {
-            "documents": documents,
-            "counters": summed,
-            "dropped": tuple(dropped),
-        }
-        return dataclasses.replace(self, **told)
+        return dataclasses.replace(
+            self, documents=documents, counters=summed, dropped=tuple(dropped)
+        )
 
 
 def group_documents(
@@ -97,10 +84,10 @@ def group_documents(
     examples: Sequence[DroppedDocument] = (),
     without_text: Sequence[str] = (),
 ) -> Iterator[DocumentList[Document]]:
-    """Cuts a part's documents into lists of some `max_characters`; a part without documents gives one empty list.
+    """Cuts a part's documents into lists of some `max_characters`, at least one.
 
     The reader fills `malformed`, `examples` and `without_text` while it is read: documents it
-    skipped, by reason, some of them, and URLs of ranges that gave no text. The last list has them.
+    skipped, by reason, some of them, and URLs of ranges without text. The last list has them.
     """
     key, number, size = part.key, 0, 0
     gathered: list[Document] = []
@@ -132,12 +119,7 @@ def clean_documents(documents: DocumentList[Document]) -> DocumentList[Document]
 def filter_documents(
     documents: DocumentList[Document], chosen: DocumentFilter
 ) -> DocumentList[Document]:
-    """Leaves out cleaned documents, counted as dropped_REASON.
-
-    Raises:
-        ValueError: A filter of the user's own raised, gave no answer, or gave more than 100
-            different reasons.
-    """
+    """Leaves out cleaned documents, counted as dropped_REASON; ValueError for a bad filter."""
     kept: list[Document] = []
     examples = list(documents.dropped)
     counters: Counter[str] = Counter()
@@ -149,9 +131,9 @@ def filter_documents(
         counters[f"dropped_{reason}"] += 1
         add_example(examples, reason, document.where, document.text, documents.keeps_dropped)
         if len(counters) > _MAX_REASONS:
+            said = f"{document.where}: {reason!r} is the filters' reason number {len(counters)}"
             raise ValueError(
-                f"{document.where}: {reason!r} is the filters' reason number {len(counters)}; a reason names a kind of"
-                f" document, give at most {_MAX_REASONS}"
+                f"{said}; a reason names a kind of document, give at most {_MAX_REASONS}"
             )
     return dataclasses.replace(documents, dropped=tuple(examples)).replace(kept, counters)
 
@@ -159,9 +141,9 @@ def filter_documents(
 def split_documents(
     documents: DocumentList[Document], languages: Sequence[str]
 ) -> DocumentList[SplitDocument]:
-    """Splits cleaned documents into sentences by the rules of their source's language, unless their lines are some.
+    """Splits cleaned documents into sentences by their source's language, or takes their lines.
 
-    A very long one becomes several documents with their own ids.
+    A very long document becomes several with their own ids.
     """
     language = languages[documents.source]
     split: list[SplitDocument] = []
@@ -182,7 +164,7 @@ def split_documents(
 
 
 def sign_documents(documents: DocumentList[SplitDocument]) -> DocumentList[SplitDocument]:
-    """Gives every document the signature of its text, that of all its sentences."""
+    """Gives every document the signature of its sentences."""
     signatures = sign_texts([" ".join(document.sentences) for document in documents.documents])
     pairs = zip(documents.documents, signatures, strict=True)
     return documents.replace(
@@ -193,12 +175,15 @@ def sign_documents(documents: DocumentList[SplitDocument]) -> DocumentList[Split
 def encode_documents(
     documents: DocumentList[SplitDocument], encoder: Encoder
 ) -> DocumentList[TokenizedDocument]:
-    """Encodes every sentence; sentences without tokens are left out, documents without any are dropped."""
+    """Encodes every sentence; leaves out sentences without tokens, drops documents without any."""
     encoded: list[TokenizedDocument] = []
     empty: list[tuple[str, str]] = []
     counters: Counter[str] = Counter()
-    for group in _group_by_sentences(documents.documents):
-        # One call for many documents: the encoder looks once at each of its distinct words.
+    # One call for many documents: the encoder looks once at each of its distinct words.
+    batches = batch_by_size(
+        documents.documents, lambda each: len(each.sentences), SENTENCES_PER_CALL
+    )
+    for group in batches:
         tokens, lengths = encoder.encode_sentences(
             [sentence for each in group for sentence in each.sentences]
         )
@@ -222,7 +207,7 @@ def encode_documents(
 def find_task_texts(
     documents: DocumentList[TokenizedDocument], finder: WindowFinder, *, drops: bool
 ) -> DocumentList[TokenizedDocument]:
-    """Notes the documents that hold text of task files, and leaves them out or counts them as listed."""
+    """Notes documents that hold text of task files, and drops them or counts them as listed."""
     found = finder.find([each.tokens for each in documents.documents])
     pairs = list(zip(documents.documents, found, strict=True))
     hits = [(each, overlap) for each, overlap in pairs if overlap]
@@ -241,16 +226,3 @@ def find_task_texts(
         counters.subtract(told | {"unknown_tokens": unknown})
     kept = [each for each, overlap in pairs if not overlap]
     return dataclasses.replace(noted, dropped=tuple(examples)).replace(kept, counters)
-
-
-def _group_by_sentences(documents: Iterable[SplitDocument]) -> Iterator[list[SplitDocument]]:
-    group: list[SplitDocument] = []
-    size = 0
-    for document in documents:
-        group.append(document)
-        size += len(document.sentences)
-        if size >= SENTENCES_PER_CALL:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group

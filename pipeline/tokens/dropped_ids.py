@@ -1,7 +1,4 @@
-"""dropped.ids: the documents of a folder of token parts that filters over all documents leave out, and why.
-
-Rows sorted by id, read a range at a time.
-"""
+"""dropped.ids: the documents of token parts that filters over all documents leave out, and why."""
 
 from collections.abc import Iterator
 
@@ -10,12 +7,12 @@ import numpy.typing as npt
 
 from pipeline.storage.folder import Folder
 from pipeline.tokens.grouped_rows import NUM_GROUPS, Rows, read_bounds, read_groups, read_rows
-from pipeline.tokens.token_parts import join_id
+from pipeline.tokens.token_parts import id_keys, join_id
 
 DROPPED = "dropped.ids"
 EXCLUDED, NEAR_DUPLICATE = "excluded", "near_duplicate"
 REASONS = (EXCLUDED, NEAR_DUPLICATE)
-"""In the order of their numbers in the file; a document that both would drop counts as the first."""
+"""By their numbers in the file; a document that both would drop counts as the first."""
 
 DROPPED_DTYPE = np.dtype([("high", "<u8"), ("low", "<u8"), ("reason", "u1")])
 
@@ -28,42 +25,27 @@ def read_dropped_ids(folder: Folder, first_id: bytes, last_id: bytes) -> frozens
 
 
 def iterate_dropped(folder: Folder, *, has_dropped: bool) -> Iterator[Rows]:
-    """The rows of each of the 256 groups of ids, one after the other; none where there is no such file."""
+    """The rows of each of the 256 groups of ids; none where there is no such file."""
     bounds = read_bounds(folder, DROPPED) if has_dropped else np.zeros(NUM_GROUPS + 1, np.int64)
     for group in range(NUM_GROUPS):
         yield read_rows(folder, DROPPED, DROPPED_DTYPE, int(bounds[group]), int(bounds[group + 1]))
 
 
 def choose_dropped(rows: Rows, reasons: dict[str, npt.NDArray[np.bytes_]]) -> Rows:
-    """Those of some documents, sorted by id, that one of the reasons holds for, with the first that does.
-
-    `reasons` has the keys (`id_keys`) of all documents that each drops, also of others.
-    """
-    keys = id_keys(rows)
-    numbers = np.full(len(rows), len(REASONS), np.uint8)
+    """Of documents sorted by id those among the keys of a reason, with the first such reason."""
+    keys, dropped = id_keys(rows), np.empty(len(rows), DROPPED_DTYPE)
+    dropped["high"], dropped["low"], dropped["reason"] = rows["high"], rows["low"], len(REASONS)
     for number, reason in reversed(list(enumerate(REASONS))):
         if reason in reasons:
-            numbers[np.isin(keys, reasons[reason])] = number
-    chosen = numbers < len(REASONS)
-    dropped = np.empty(int(np.count_nonzero(chosen)), DROPPED_DTYPE)
-    dropped["high"], dropped["low"] = rows["high"][chosen], rows["low"][chosen]
-    dropped["reason"] = numbers[chosen]
-    return dropped
+            dropped["reason"][np.isin(keys, reasons[reason])] = number
+    chosen: Rows = dropped[dropped["reason"] < len(REASONS)]
+    return chosen
 
 
 def reason_numbers(rows: Rows, dropped: Rows) -> npt.NDArray[np.uint8]:
-    """[D] of documents sorted by id: the number of the reason they are dropped for, len(REASONS) for those kept."""
+    """[D] the number of the reason that each document is dropped for, len(REASONS) for none."""
     numbers = np.full(len(rows), len(REASONS), np.uint8)
-    if len(dropped):
-        keys, wanted = id_keys(dropped), id_keys(rows)
-        places = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-        found = keys[places] == wanted
-        numbers[found] = dropped["reason"][places[found]]
+    ids, keys = id_keys(rows), id_keys(dropped)
+    is_found = np.isin(ids, keys)
+    numbers[is_found] = dropped["reason"][np.searchsorted(keys, ids[is_found])]
     return numbers
-
-
-def id_keys(rows: Rows) -> npt.NDArray[np.bytes_]:
-    """[D] ids as fixed strings of 16 bytes, which sort as ids do."""
-    pairs = np.stack([rows["high"], rows["low"]], axis=1).astype(">u8")
-    keys: npt.NDArray[np.bytes_] = pairs.view("S16").reshape(len(rows))
-    return keys

@@ -1,10 +1,9 @@
-"""Which documents are near-duplicates of others, from their signatures alone: pure functions on arrays.
+"""Which documents are near-duplicates of others, from their signatures alone.
 
 Documents that agree on a band of their signatures (pipeline.text.minhash) come together under the
 band's key. Of those under one key, sorted by id, each is compared with the first LEADERS others; it
 is dropped if its estimated similarity to one before it reaches the threshold. So nothing depends on
-order, the smallest id of a cluster always stays, and a key that very many documents share costs a
-fixed number of comparisons each.
+order, the smallest id of a cluster always stays, and a key of many documents costs little each.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +22,7 @@ from pipeline.text.minhash import (
     matches_for,
     sketch_signatures,
 )
-from pipeline.tokens.grouped_rows import Rows, pack_rows
+from pipeline.tokens.grouped_rows import Rows, is_first, pack_rows
 from pipeline.tokens.token_parts import TokenizedDocument, split_id
 
 LEADERS = 8
@@ -40,7 +39,7 @@ _PAIRS_AT_ONCE = 1 << 16
 
 @dataclass(frozen=True)
 class SimilarityRule:
-    """Bands of a signature, rows of a band, and the least number of equal places of two near-duplicates."""
+    """Bands of a signature, rows of a band, and the least equal places of two near-duplicates."""
 
     bands: int
     rows: int
@@ -53,7 +52,7 @@ def similarity_rule(threshold: float) -> SimilarityRule:
 
 
 def pack_signatures(documents: Sequence[TokenizedDocument]) -> bytes:
-    """The `.signatures` file of a token part, from documents in any order: one row each, sorted by id."""
+    """The `.signatures` file of a token part: one row a document, sorted by id."""
     ordered = sorted(documents, key=lambda document: document.id)
     rows = np.zeros(len(ordered), SIGNED_DTYPE)
     ids = np.array([split_id(document.id) for document in ordered], np.uint64).reshape(-1, 2)
@@ -64,7 +63,7 @@ def pack_signatures(documents: Sequence[TokenizedDocument]) -> bytes:
 
 
 def pack_bands(signed: Rows, rule: SimilarityRule) -> bytes:
-    """Rows of `.signatures` as a file with one row for each band of each, grouped by the first byte of its key."""
+    """Rows of `.signatures` as a file of one row a band, grouped by the first byte of its key."""
     keys = band_keys(signed["signature"], rule.bands, rule.rows).reshape(-1)
     order = np.argsort(keys >> np.uint64(56), kind="stable")
     owners = order // rule.bands
@@ -76,20 +75,12 @@ def pack_bands(signed: Rows, rule: SimilarityRule) -> bytes:
 
 
 def find_near_duplicates(banded: Rows, min_matches: int) -> Rows:
-    """Documents that one of a smaller id makes superfluous, by id, each with the smallest other that was found.
-
-    `banded` has all rows of some keys, in any order; a document may be there more than once.
-    """
+    """Documents among rows of some keys with a like one of smaller id, and the smallest such id."""
     order = np.lexsort((banded["low"], banded["high"], banded["key"]))
+    order = order[is_first(*(banded[name][order] for name in ("key", "high", "low")))]
     keys = banded["key"][order]
-    again = keys[1:] == keys[:-1]
-    copies = again & (banded["high"][order[1:]] == banded["high"][order[:-1]])
-    copies &= banded["low"][order[1:]] == banded["low"][order[:-1]]
-    is_first = np.concatenate([[True], ~copies])[: len(order)]
-    order, keys = order[is_first], keys[is_first]
-    starts = np.searchsorted(keys, keys)
     found = [np.zeros(0, FOUND_DTYPE)]
-    pairs = _similar_pairs(banded["sketch"], order, starts, min_matches)
+    pairs = _similar_pairs(banded["sketch"], order, np.searchsorted(keys, keys), min_matches)
     for later, earlier, matches in pairs:
         found.append(np.empty(len(later), FOUND_DTYPE))
         for name in ("high", "low"):
@@ -103,8 +94,7 @@ def keep_smallest(found: Rows) -> Rows:
     """One row for each document that was found, sorted by id: that of the smallest other."""
     names = ("matches", "other_low", "other_high", "low", "high")
     found = found[np.lexsort([found[name] for name in names])]
-    again = (found["high"][1:] == found["high"][:-1]) & (found["low"][1:] == found["low"][:-1])
-    kept: Rows = found[np.concatenate([[True], ~again])[: len(found)]]
+    kept: Rows = found[is_first(found["high"], found["low"])]
     return kept
 
 
@@ -114,7 +104,7 @@ def _similar_pairs(
     starts: npt.NDArray[np.int64],
     min_matches: int,
 ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-    """Places in `order` of later and earlier documents under one key that are alike, and their equal places."""
+    """Places in `order` of pairs under one key that are alike, and the number of their matches."""
     places = np.arange(len(order)) - starts
     waiting = np.flatnonzero(places > 0)
     for leader in range(LEADERS):

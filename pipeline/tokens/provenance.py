@@ -1,16 +1,17 @@
-"""Where documents come from: the third file of a token part, and finding documents in it by the start of their ids.
+"""Where documents come from, by the start of their ids, and which hold text of task files.
 
-`NAME.places` is Parquet (zstd) with the columns id, source and place, row for row as `NAME.index`.
 A document is found by one small read of the index of each part that holds its id prefix, then of
-one row group of places.
+one row group of `NAME.places` (Parquet, row for row as the index). `NAME.overlaps` is JSON lines.
 """
 
 import io
 import json
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ from pipeline.shards.records import Manifest
 from pipeline.storage.folder import Folder
 from pipeline.storage.names import require_plain
 from pipeline.storage.secret_values import hide
+from pipeline.text.task_texts import Overlap
 from pipeline.tokens.buckets import PREFIX_BITS
 from pipeline.tokens.dropped_ids import read_dropped_ids
 from pipeline.tokens.grouped_rows import read_rows
@@ -36,6 +38,11 @@ PLACES_SCHEMA = pa.schema(
     [("id", pa.binary(ID_BYTES)), ("source", pa.uint8()), ("place", pa.string())]
 )
 TOKENS_FOLDER = "tokens"
+OVERLAPS = ".overlaps"
+OVERLAPS_TABLE = "task_overlaps.parquet"
+_OVERLAPS_SCHEMA = pa.schema(
+    [(name, pa.string()) for name in ("id", "document", "task_text", "words")]
+)
 _ROWS_PER_GROUP = 4096
 _NUM_THREADS = 16
 _REMEDY = "delete the folder of tokens"
@@ -44,7 +51,7 @@ _ID_START = re.compile("[0-9a-f]{8,32}")
 
 @dataclass(frozen=True)
 class FoundDocument:
-    """A document as one place of the input holds it: FILE:LINE, FILE, or what else says where it is."""
+    """A document as one place of the input (FILE:LINE, FILE...) holds it."""
 
     id: bytes
     source: int
@@ -56,7 +63,7 @@ class FoundDocument:
 
 @dataclass(frozen=True)
 class EncodedDocuments:
-    """The encoded documents of a dataset, still there; `store` is tokens.json."""
+    """The encoded documents of a dataset; `store` is tokens.json."""
 
     folder: Folder
     store: Mapping[str, Any]
@@ -68,8 +75,7 @@ def pack_places(documents: Sequence[TokenizedDocument]) -> bytes:
     columns = {
         "id": [document.id for document in ordered],
         "source": [document.source for document in ordered],
-        # A name that is no UTF-8 has surrogates, which Parquet cannot hold.
-        "place": [hide(each.where).encode(errors="replace").decode() for each in ordered],
+        "place": [writable(document.where) for document in ordered],
     }
     sink = io.BytesIO()
     table = pa.table(columns, schema=PLACES_SCHEMA)
@@ -77,13 +83,39 @@ def pack_places(documents: Sequence[TokenizedDocument]) -> bytes:
     return sink.getvalue()
 
 
+def writable(place: str) -> str:
+    """Without secrets; a name that is no UTF-8 has surrogates, which no file can hold."""
+    return hide(place).encode(errors="replace").decode()
+
+
+def pack_overlaps(overlaps: Sequence[tuple[str, str, Overlap]]) -> bytes:
+    """The file of overlaps: a document's id and place, the text's place, and the words of both."""
+    rows = (
+        (document, writable(where), writable(each.place), each.words)
+        for document, where, each in overlaps
+    )
+    return "".join(f"{json.dumps(row)}\n" for row in rows).encode()
+
+
+def write_overlaps(tokens: Folder, part_names: Sequence[str], output: Folder) -> int:
+    """Writes one table of all parts' overlaps, part by part, and returns its rows."""
+    sizes, number = tokens.list(), 0
+    names = [name for part in sorted(part_names) if (name := f"{part}{OVERLAPS}") in sizes]
+    with tempfile.NamedTemporaryFile(prefix="beambert-", suffix=".parquet") as file:
+        with pq.ParquetWriter(file.name, _OVERLAPS_SCHEMA) as writer:
+            for data in tokens.read_each(names, sizes):
+                rows = [json.loads(line) for line in data.splitlines()]
+                columns = list(map(list, zip(*rows, strict=True)))
+                writer.write_table(pa.table(columns, schema=_OVERLAPS_SCHEMA))
+                number += len(rows)
+        output.write(OVERLAPS_TABLE, Path(file.name))
+    return number
+
+
 def find_tokens(
     dataset: Dataset, url: str | None = None, options: Mapping[str, Any] | None = None
 ) -> EncodedDocuments | None:
-    """The encoded documents of a dataset, by default below it; None where they are gone, or others have their place.
-
-    Others are those of another input, or of an earlier version.
-    """
+    """A dataset's encoded documents, by default below it; None where they are gone or others."""
     folder = dataset.folder / TOKENS_FOLDER if url is None else Folder(url, options)
     if not folder.exists("tokens.json"):
         return None
@@ -98,16 +130,12 @@ def find_tokens(
 def find_documents(
     tokens: EncodedDocuments, id_starts: Sequence[str]
 ) -> dict[str, list[FoundDocument]]:
-    """The documents whose ids begin so, every copy of them; of equal ids the first is the one that is used.
-
-    Raises:
-        ValueError: An id's beginning is not 8 to 32 hex digits.
-    """
+    """Every copy of the documents whose ids begin so; of equal ids the first is the one used."""
     for start in id_starts:
         if not _ID_START.fullmatch(start):
             raise ValueError(
-                f"{start!r} does not begin the id of a document: expected 8 to 32 hex digits in lower case, such as the"
-                " 16 that `inspect` shows"
+                f"{start!r} does not begin the id of a document: expected 8 to 32 hex digits in"
+                " lower case, such as the 16 that `inspect` shows"
             )
     wanted = tuple(sorted(set(id_starts)))
     prefixes = sorted({int(start[:4], 16) >> (16 - PREFIX_BITS) for start in wanted})
@@ -127,11 +155,7 @@ def find_documents(
 def describe_documents(
     dataset: Dataset, tokens: EncodedDocuments, id_starts: Sequence[str]
 ) -> list[str]:
-    """Lines for people on each document whose id begins so: source, place, size, how often the passes use it.
-
-    Raises:
-        ValueError: No id begins so.
-    """
+    """Lines for people on each document whose id begins so; ValueError where none does."""
     lines: list[str] = []
     found = find_documents(tokens, id_starts)
     for start in id_starts:
@@ -144,23 +168,24 @@ def describe_documents(
                 lines.append(f"  copy      {place}")
                 continue
             before = each.id
+            size = f"{each.tokens:,} tokens, {each.sentences:,} sentences"
             lines += [
                 each.id.hex(),
                 f"  from      {place}",
-                f"  size      {each.tokens:,} tokens, {each.sentences:,} sentences, {each.cleaned_bytes:,} bytes",
+                f"  size      {size}, {each.cleaned_bytes:,} bytes",
                 f"  used      {_describe_uses(dataset.manifest, tokens, each)}",
             ]
     return lines
 
 
 def format_place(manifest: Manifest, document: FoundDocument) -> str:
-    """SOURCE (LANGUAGE), PLACE on one line, with what would move a terminal's cursor as an escape."""
+    """SOURCE (LANGUAGE), PLACE on one line."""
     source = manifest.sources[document.source]
     return printable(f"{source['name']} ({source['language']}), {document.place}")
 
 
 def printable(text: str) -> str:
-    """The text on one line, with what would move a terminal's cursor or turn its direction as an escape."""
+    """On one line, with what would move a terminal's cursor or turn its direction as an escape."""
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
@@ -207,9 +232,7 @@ def _is_held_out(
     source: Mapping[str, Any], settings: Mapping[str, Any], document: FoundDocument
 ) -> bool:
     most = settings.get("validation_tokens", VALIDATION_TOKENS)
-    own_tokens = source["counters"]["distinct_tokens"]
+    fraction, own_tokens = settings["validation_fraction"], source["counters"]["distinct_tokens"]
     last_id = source.get("validation", {}).get("last_id") or ""
-    is_short = document.tokens <= most_document_tokens(
-        own_tokens, settings["validation_fraction"], most
-    )
-    return is_short and document.id.hex() <= last_id
+    longest = most_document_tokens(own_tokens, fraction, most)
+    return document.tokens <= longest and document.id.hex() <= last_id

@@ -1,11 +1,12 @@
-"""The index over all token parts: distinct documents by id prefix, and each prefix's range in each part.
+"""The index over all token parts: distinct documents, and each id prefix's range in each part.
 
-Read group by group (ids with the same top byte), so memory is the largest group and not the corpus.
+Read group by group (ids with the same top byte), so memory is the largest group.
 """
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,12 +22,14 @@ from pipeline.tokens.grouped_rows import (
     NUM_GROUPS,
     LocalGroups,
     Rows,
+    is_first,
+    open_groups,
     parse_rows,
     read_bounds,
     read_rows,
     write_groups,
 )
-from pipeline.tokens.held_out import LowestRows, SourceTotals, is_held_out, split_ids
+from pipeline.tokens.held_out import SourceTotals, find_lowest, is_held_out, split_ids
 from pipeline.tokens.limits import VALIDATION_TOKENS
 from pipeline.tokens.token_parts import INDEX_DTYPE, TokenizedDocument, join_id, unpack_documents
 
@@ -48,14 +51,7 @@ _REMEDY = "delete the folder of token parts"
 
 @dataclass(frozen=True)
 class Totals:
-    """Distinct documents of all parts; fields as of `SourceTotals`.
-
-    Attributes:
-        documents_hash: blake2b-256, in hex, of all ids in order, of several sources each with its
-            source's number: what the corpus is, whatever files held it.
-        documents_by_prefix: [4096] by the first 12 bits of the id; above 256 GiB of text [65536] by
-            the first 16.
-    """
+    """Distinct documents of all parts; fields as of `SourceTotals`."""
 
     documents: int
     duplicates: int
@@ -67,36 +63,32 @@ class Totals:
     dropped: dict[str, int] = field(default_factory=dict)
 
 
-def open_index(folder: Folder, part_names: Sequence[str]) -> LocalGroups:
+def open_index(folder: Folder, part_names: Sequence[str]) -> AbstractContextManager[LocalGroups]:
     """The rows of all parts' `.index` files, fetched to this machine by one request a part."""
-    return LocalGroups(folder, [f"{part}.index" for part in part_names], INDEX_DTYPE)
+    return open_groups(folder, [f"{part}.index" for part in part_names], INDEX_DTYPE)
 
 
 def iterate_index(index: LocalGroups) -> Iterator[Rows]:
-    """Index rows of all parts in 256 groups by the first byte of their ids, each sorted by id, then by source, part.
-
-    Columns `file` and `number` say which part a row is of, and where in it.
-    """
+    """Rows of all parts in 256 groups by the first byte of their ids, by id, source, part."""
     for rows in index:
         yield rows[np.lexsort((rows["source"], rows["low"], rows["high"]))]
 
 
 def distinct_rows(rows: Rows) -> Rows:
     """The first row of each id, of rows sorted by id: that of its first source."""
-    distinct: Rows = rows[_first_rows(rows)]
+    distinct: Rows = rows[is_first(rows["high"], rows["low"])]
     return distinct
 
 
 def iterate_kept(
     index: LocalGroups, *, has_dropped: bool
 ) -> Iterator[tuple[Rows, npt.NDArray[np.int64], npt.NDArray[np.uint64]]]:
-    """The first row of each kept document, how many rows hold it or a copy, the sum of their crc32: in 256 groups."""
+    """In 256 groups: kept documents, how many rows hold each or a copy, the sum of their crc32."""
     dropped = iterate_dropped(index.folder, has_dropped=has_dropped)
     for rows, left_out in zip(iterate_index(index), dropped, strict=True):
-        starts = _first_rows(rows)
+        starts = np.flatnonzero(is_first(rows["high"], rows["low"]))
         documents, num_rows = rows[starts], np.diff(starts, append=len(rows))
-        crc32 = rows["crc32"].astype(np.uint64)
-        sums = np.add.reduceat(crc32, starts) if len(rows) else crc32
+        sums = _sum_runs(rows["crc32"].astype(np.uint64), starts)
         is_kept = reason_numbers(documents, left_out) == len(REASONS)
         yield documents[is_kept], num_rows[is_kept], sums[is_kept]
 
@@ -107,7 +99,7 @@ def read_part_rows(folder: Folder, name: str) -> Rows:
 
 
 def pack_ids(rows: Rows, num_sources: int) -> bytes:
-    """What documents_hash covers of some documents: their ids, of several sources each with its source's number."""
+    """What documents_hash covers: ids, of several sources each with its source's number."""
     dtype = [("high", ">u8"), ("low", ">u8"), ("source", "u1")]
     columns = dtype[: 2 if num_sources == 1 else 3]
     return rows[[name for name, _ in columns]].astype(columns).tobytes()
@@ -121,14 +113,12 @@ def build_index(
 ) -> Totals:
     """Counts the documents of all parts and writes the table of their ranges (prefixes.rows).
 
-    `reasons` are those that dropped.ids leaves documents out for, `validation_tokens` what the
-    validation split may hold.
+    `reasons` are those of dropped.ids; validation may hold `validation_tokens`.
     """
     digest = hashlib.blake2b(digest_size=32)
     counts = np.zeros((num_sources, 4), np.int64)  # documents, rows, bytes, tokens
     drops = np.zeros((num_sources, len(REASONS) + 1), np.int64)
     by_prefix = np.zeros((NUM_GROUPS, _BUCKETS_PER_GROUP), np.int64)
-    lowest = LowestRows(num_sources, validation_tokens)
     dropped = iterate_dropped(index.folder, has_dropped=bool(reasons))
 
     def count_groups() -> Iterator[Rows]:
@@ -143,12 +133,12 @@ def build_index(
                 np.add.at(counts[:, column], distinct["source"], values)
             second_bytes = (distinct["high"] >> np.uint64(48)).astype(np.int64) & 0xFF
             by_prefix[group] = np.bincount(second_bytes, minlength=_BUCKETS_PER_GROUP)
-            lowest.add(distinct)
             yield _find_ranges(rows)
 
     write_groups(index.folder, INDEX, count_groups())
     numbered = [(REASONS.index(reason), reason) for reason in reasons]
-    found_lowest = lowest.finish(counts[:, 3].tolist())
+    kept = (each for each, *_ in iterate_kept(index, has_dropped=bool(reasons)))
+    lowest = find_lowest(kept, counts[:, 3].tolist(), validation_tokens)
     sources = tuple(
         SourceTotals(
             documents=own,
@@ -156,8 +146,8 @@ def build_index(
             cleaned_bytes=size,
             tokens=tokens,
             dropped={reason: int(drops[source, number]) for number, reason in numbered},
-            lowest_ids=[join_id(row["high"], row["low"]).hex() for row in found_lowest[source]],
-            lowest_tokens=found_lowest[source]["tokens"].tolist(),
+            lowest_ids=[join_id(row["high"], row["low"]).hex() for row in lowest[source]],
+            lowest_tokens=lowest[source]["tokens"].tolist(),
         )
         for source, (own, rows, size, tokens) in enumerate(counts.tolist())
     )
@@ -174,43 +164,41 @@ def build_index(
     )
 
 
-def read_bucket(
-    folder: Folder,
-    names: Sequence[str],
-    bucket: Bucket,
-    token_dtype: Any,
-    *,
-    has_dropped: bool = False,
-    held_out: bytes = b"",
-) -> Iterator[TokenizedDocument]:
-    """A bucket's documents out of the parts of these names, duplicates included: one contiguous range of each is read.
+@dataclass(frozen=True)
+class TokenParts:
+    """Token parts, as a worker reads them."""
 
-    `has_dropped` says that dropped.ids leaves documents out; `held_out` are the ids of the
-    validation documents (`pipeline.tokens.held_out.HeldOut`).
-    """
+    folder: Folder
+    token_dtype: str
+    has_dropped: bool = False  # whether dropped.ids leaves documents out
+    held_out: bytes = b""  # HeldOut.ids
+
+
+def read_bucket(
+    tokens: TokenParts, names: Sequence[str], bucket: Bucket
+) -> Iterator[TokenizedDocument]:
+    """A bucket's documents, copies included: one contiguous range of each part is read."""
     if bucket.split == "validation":
-        yield from _read_held_out(folder, names, held_out, token_dtype)
+        yield from _read_held_out(tokens, names)
         return
     ends = bucket.first_id, bucket.last_id
-    left_out = frozenset(split_ids(held_out))
-    left_out |= read_dropped_ids(folder, *ends) if has_dropped else frozenset()
-    for name, own in _ranges_of_parts(folder, names, bucket.prefixes):
+    left_out = frozenset(split_ids(tokens.held_out))
+    left_out |= read_dropped_ids(tokens.folder, *ends) if tokens.has_dropped else frozenset()
+    for name, own in _ranges_of_parts(tokens.folder, names, bucket.prefixes):
         start, stop = int(own["offset"].min()), int((own["offset"] + own["size"]).max())
-        for document in _read_documents(folder, name, start, stop, token_dtype):
+        for document in _read_documents(tokens, name, start, stop):
             if bucket.first_id <= document.id <= bucket.last_id and document.id not in left_out:
                 yield document
 
 
-def _read_held_out(
-    folder: Folder, names: Sequence[str], held_out: bytes, token_dtype: Any
-) -> Iterator[TokenizedDocument]:
-    """The validation documents: runs of documents next to each other in a part, found by its index."""
-    prefixes = sorted({prefix_of(each) for each in split_ids(held_out)})
-    for name, own in _ranges_of_parts(folder, names, prefixes):
+def _read_held_out(tokens: TokenParts, names: Sequence[str]) -> Iterator[TokenizedDocument]:
+    """The validation documents: runs of documents next to each other in a part."""
+    prefixes = sorted({prefix_of(each) for each in split_ids(tokens.held_out)})
+    for name, own in _ranges_of_parts(tokens.folder, names, prefixes):
         ends = int(own["row"].min()), int((own["row"] + own["rows"]).max())
-        rows = read_rows(folder, f"{name}.index", INDEX_DTYPE, *ends)
-        for start, stop in join_ranges(rows[is_held_out(rows, held_out)]):
-            yield from _read_documents(folder, name, start, stop, token_dtype)
+        rows = read_rows(tokens.folder, f"{name}.index", INDEX_DTYPE, *ends)
+        for start, stop in join_ranges(rows[is_held_out(rows, tokens.held_out)]):
+            yield from _read_documents(tokens, name, start, stop)
 
 
 def _ranges_of_parts(
@@ -222,11 +210,11 @@ def _ranges_of_parts(
 
 
 def _read_documents(
-    folder: Folder, part: str, start: int, stop: int, token_dtype: Any
-) -> Iterator[TokenizedDocument]:
+    tokens: TokenParts, part: str, start: int, stop: int
+) -> Iterable[TokenizedDocument]:
     name = f"{part}.tokens"
-    data = read_tokens(folder, name, start, stop)
-    yield from unpack_documents(data, token_dtype, folder.locate(name))
+    data = read_tokens(tokens.folder, name, start, stop)
+    return unpack_documents(data, tokens.token_dtype, tokens.folder.locate(name))
 
 
 def join_ranges(rows: Rows) -> list[tuple[int, int]]:
@@ -240,23 +228,18 @@ def join_ranges(rows: Rows) -> list[tuple[int, int]]:
 
 
 def read_tokens(folder: Folder, name: str, start: int, stop: int) -> bytes:
-    """Bytes start to stop - 1 of a part's tokens.
-
-    Raises:
-        ValueError: The file ends before them, or is not there.
-    """
+    """Bytes start to stop - 1 of a part's tokens; ValueError where they are not there."""
     with _named_loss(folder.locate(name)):
         return folder.read_range(name, start, stop)
 
 
 @contextlib.contextmanager
 def _named_loss(path: str) -> Iterator[None]:
-    """Says what to do where a token part's file is lost or cut: as a ValueError, which runners pass on."""
+    """Of a lost or cut file says what to do, as a ValueError, which runners pass on."""
     try:
         yield
     except SizeError as error:
-        said = f"{error}: shorter than its index says; {_REMEDY}, run again"
-        raise ValueError(said) from error
+        raise ValueError(f"{error}: shorter than its index says; {_REMEDY}, run again") from error
     except FileNotFoundError as error:
         raise ValueError(f"{path} is missing; {_REMEDY}, run again") from error
 
@@ -264,22 +247,13 @@ def _named_loss(path: str) -> Iterator[None]:
 def find_prefix_rows(
     folder: Folder, names: Sequence[str], prefixes: Sequence[int]
 ) -> list[tuple[str, int, int]]:
-    """Where documents with these id prefixes are in the parts' index files: part name, first row, one past the last."""
+    """Documents with these id prefixes: part, first row of its index, one past the last."""
     found = _read_ranges(folder, prefixes, len(names))[["part", "row", "rows"]].tolist()
     return [(names[part], row, row + rows) for part, row, rows in found]
 
 
-def _first_rows(rows: Rows) -> npt.NDArray[np.int64]:
-    is_copy = (rows["high"][1:] == rows["high"][:-1]) & (rows["low"][1:] == rows["low"][:-1])
-    return np.flatnonzero(np.concatenate([[True], ~is_copy])[: len(rows)])
-
-
 def _read_ranges(folder: Folder, prefixes: Sequence[int], num_parts: int) -> Rows:
-    """The rows of prefixes.rows of ascending id prefixes; groups next to each other are one read.
-
-    Raises:
-        ValueError: It is damaged, or a row points to no part, or before the beginning of one.
-    """
+    """Rows of prefixes.rows of ascending id prefixes; groups next to each other are one read."""
     path = folder.locate(INDEX)
     groups = np.unique(np.asarray(prefixes, np.int64) // _PREFIXES_PER_GROUP)
     found = [np.zeros(0, PREFIX_DTYPE)]
@@ -300,15 +274,17 @@ def _read_ranges(folder: Folder, prefixes: Sequence[int], num_parts: int) -> Row
 
 def _find_ranges(rows: Rows) -> Rows:
     """One row for each prefix that a part holds, of all rows of a group."""
-    if not len(rows):
-        return np.zeros(0, PREFIX_DTYPE)
     keys = (rows["high"] >> np.uint64(64 - PREFIX_BITS)).astype(np.int64) << 32 | rows["file"]
     order = np.lexsort((rows["offset"], keys))
     keys, rows = keys[order], rows[order]
-    starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
+    starts = np.flatnonzero(is_first(keys))
     found = np.empty(len(starts), PREFIX_DTYPE)
     found["prefix"], found["part"] = keys[starts] >> 32, keys[starts] & 0xFFFFFFFF
     found["offset"], found["row"] = rows["offset"][starts], rows["number"][starts]
-    found["size"] = np.add.reduceat(rows["size"].astype(np.int64), starts)
+    found["size"] = _sum_runs(rows["size"].astype(np.int64), starts)
     found["rows"] = np.diff(starts, append=len(rows))
     return found
+
+
+def _sum_runs(values: npt.NDArray[Any], starts: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    return np.add.reduceat(values, starts) if len(values) else values

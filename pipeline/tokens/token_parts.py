@@ -1,9 +1,9 @@
-"""Token parts: encoded documents on disk between the tokens job and the shards job, sorted by document id.
+"""Token parts: encoded documents on disk between the tokens job and the shards job, sorted by id.
 
 A bucket is a range of ids, so it is one contiguous range of every part. Of a part, `NAME.tokens`
 holds the documents, each behind a header with its own checksum, `NAME.index` one small row a
-document, and `NAME.places` where they come from (pipeline.tokens.provenance). Where near-duplicates
-are looked for, `NAME.signatures` has what they are found by (pipeline.tokens.near_duplicates).
+document, `NAME.places` where they come from (pipeline.tokens.provenance), and `NAME.signatures`
+what near-duplicates are found by (pipeline.tokens.near_duplicates).
 """
 
 import struct
@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.tokens.grouped_rows import pack_rows
+from pipeline.tokens.grouped_rows import Rows, pack_rows
 
 LAYOUT = 4
-"""Version of the layout of these files, told in the settings of their folder: parts of another layout are refused."""
+"""Version of the layout of these files, in their folder's settings: others are refused."""
 
 ID_BYTES = 16
 _REMEDY = "delete the folder of token parts"
@@ -42,30 +42,20 @@ INDEX_DTYPE = np.dtype(
 
 @dataclass(frozen=True)
 class TokenizedDocument:
-    """One document as the shards job needs it.
+    """One document as the shards job needs it."""
 
-    Attributes:
-        id: 16 bytes, blake2b-128 of the cleaned text.
-        cleaned_bytes: Of the text in UTF-8.
-        sentence_lengths: [S] uint16, tokens of each sentence, each at least 1.
-        tokens: [T] uint16 or uint32, all sentences end to end.
-        where: Its place in the input.
-        signature: What near-duplicates are found by; empty where they are not looked for.
-        crc32: Checksum of its record, of documents that were read from one.
-    """
-
-    id: bytes
-    cleaned_bytes: int
-    sentence_lengths: npt.NDArray[np.unsignedinteger]
-    tokens: npt.NDArray[np.unsignedinteger]
+    id: bytes  # 16, blake2b-128 of the cleaned text
+    cleaned_bytes: int  # of the text in UTF-8
+    sentence_lengths: npt.NDArray[np.unsignedinteger]  # [S] uint16, tokens, each at least 1
+    tokens: npt.NDArray[np.unsignedinteger]  # [T] uint16 or uint32, all sentences end to end
     source: int = 0
-    where: str = ""
-    signature: bytes = b""
-    crc32: int = 0
+    where: str = ""  # in the input
+    signature: bytes = b""  # empty where near-duplicates are not looked for
+    crc32: int = 0  # of the record that it was read from
 
 
 def pack_documents(documents: Sequence[TokenizedDocument]) -> tuple[bytes, bytes]:
-    """The files of tokens and index of a part, from documents in any order; documents of equal id are all kept."""
+    """The tokens and the index of a part, from documents in any order; copies are all kept."""
     rows: list[tuple[int, ...]] = []
     chunks: list[bytes] = []
     position = 0
@@ -83,11 +73,7 @@ def pack_documents(documents: Sequence[TokenizedDocument]) -> tuple[bytes, bytes
 def unpack_documents(
     data: bytes | memoryview, token_dtype: Any, where: str
 ) -> Iterable[TokenizedDocument]:
-    """The documents of a range of a `.tokens` file that starts and ends between documents.
-
-    Raises:
-        ValueError: A checksum does not fit, or the range ends inside a document.
-    """
+    """The documents of a range of a `.tokens` file; ValueError where one is damaged or cut."""
     view, position, dtype = memoryview(data), 0, np.dtype(token_dtype)
     while position < len(view):
         start = position + _CHECKSUM.size
@@ -115,6 +101,13 @@ def split_id(document_id: bytes) -> tuple[int, int]:
 def join_id(high: int, low: int) -> bytes:
     """The id that `split_id` split."""
     return int(high).to_bytes(8, "big") + int(low).to_bytes(8, "big")
+
+
+def id_keys(rows: Rows) -> npt.NDArray[np.bytes_]:
+    """[D] ids as fixed strings of 16 bytes, which sort as ids do."""
+    pairs = np.stack([rows["high"], rows["low"]], axis=1).astype(">u8")
+    keys: npt.NDArray[np.bytes_] = pairs.view(f"S{ID_BYTES}").reshape(len(rows))
+    return keys
 
 
 def _pack_document(document: TokenizedDocument) -> bytes:

@@ -1,7 +1,4 @@
-"""Records of finished lists of documents: small JSON files that say what is whole, what was counted and dropped.
-
-Both the vocabulary job and the tokens job leave one for each list.
-"""
+"""Records of finished lists of documents: small JSON files of what was counted and dropped."""
 
 import dataclasses
 import json
@@ -14,8 +11,9 @@ from pipeline.documents import EXAMPLES_PER_REASON, DroppedDocument, add_example
 from pipeline.documents.parts import Part
 from pipeline.shards.records import json_bytes
 from pipeline.storage.folder import Folder
-from pipeline.storage.secret_values import hide, hide_in
+from pipeline.storage.secret_values import hide_in
 from pipeline.tokens.document_lists import DocumentList
+from pipeline.tokens.provenance import writable
 
 # The keys of a record that are no counts.
 _EXAMPLES, _SOURCE, _WITHOUT_TEXT = _NO_COUNTS = "examples", "source", "without_text"
@@ -58,10 +56,8 @@ def count_by_source(records: Iterable[Mapping[str, Any]]) -> dict[int, dict[str,
 
 def sum_counters(by_source: Mapping[int, Mapping[str, int]]) -> dict[str, int]:
     """The counters of all sources together."""
-    total: Counter[str] = Counter()
-    for counters in by_source.values():
-        total.update(counters)
-    return dict(sorted(total.items()))
+    names = sorted({name for counters in by_source.values() for name in counters})
+    return {name: sum(each.get(name, 0) for each in by_source.values()) for name in names}
 
 
 def choose_examples(records: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
@@ -79,25 +75,20 @@ def choose_examples(records: Iterable[Mapping[str, Any]]) -> list[dict[str, str]
 def find_files_without_text(
     records: Iterable[Mapping[str, Any]], parts: Sequence[Part]
 ) -> list[tuple[str, int]]:
-    """The input files none of whose ranges gave text, by URL, each with the number of its source."""
+    """The input files without text in any range, by URL, each with its source's number."""
     silent = Counter(url for record in records for url in record.get(_WITHOUT_TEXT, ()))
-    ranges = Counter((_writable(each.url), part.source) for part in parts for each in part.ranges)
+    ranges = Counter((writable(each.url), part.source) for part in parts for each in part.ranges)
     return sorted(file for file, number in ranges.items() if silent[file[0]] == number)
 
 
-def _writable(url: str) -> str:
-    """Without secrets; a name that is no UTF-8 has surrogates, which no file can hold."""
-    return hide(url).encode(errors="replace").decode()
-
-
 def format_record(documents: DocumentList[Any]) -> bytes:
-    """What is kept of a list that is done: its counters and source, examples of what was dropped, silent ranges."""
+    """What is kept of a finished list: counters, source, examples of drops, and silent ranges."""
     examples: list[DroppedDocument] = []
     for each in documents.dropped:
         add_example(examples, each.reason, each.where, each.text)
     told: dict[str, list[Any]] = {
         _EXAMPLES: [hide_in(dataclasses.asdict(each)) for each in examples],
-        _WITHOUT_TEXT: list(map(_writable, documents.without_text)),
+        _WITHOUT_TEXT: list(map(writable, documents.without_text)),
     }
     counted = dict(documents.counters) | {_SOURCE: documents.source}
     return json_bytes(counted | {key: value for key, value in told.items() if value})

@@ -1,7 +1,6 @@
-"""Word counts of a sample of the documents: counted a list at a time, packed, added up, written as one table.
+"""Word counts of a sample of the documents: counted list by list, added up, written as one table.
 
-Words are dealt into NUM_WORD_BUCKETS by a checksum, so that Beam moves some bytes a bucket and not
-single words. Nothing is pruned before all lists are added up.
+Words are dealt into NUM_WORD_BUCKETS by a checksum, so that Beam does not move single words.
 """
 
 import zlib
@@ -22,32 +21,26 @@ MAX_SAMPLE_BYTES = 2 * 2**30
 _PIECE_BYTES = 8 * 2**20
 _FEWEST_PIECES = 64
 MAX_LEARNED_WORDS = 1_000_000
-"""Words a vocabulary is learned from, the commonest first, then by code points: a bound on the learner's memory."""
+"""Words a vocabulary is learned from, the commonest: a bound on the learner's memory."""
 
 NUM_WORD_BUCKETS = 16
 _SCHEMA = pa.schema(
     [pa.field("word", pa.string(), nullable=False), pa.field("count", pa.int64(), nullable=False)]
 )
-PackedCounts = tuple[bytes, bytes]
-"""Words ascending by code points, UTF-8, a newline after each; and their counts as little-endian int64."""
 
 
 def sample_bits(text_bytes: int) -> int:
-    """Number k of which the sample is 2^-k of the text: the smallest for which that is at most MAX_SAMPLE_BYTES.
-
-    A power of two of the input's text bytes, so that recompressing a file seldom changes it.
-    """
+    """The least k for which 2^-k of the text, the sample, is at most MAX_SAMPLE_BYTES."""
     return (max(1, -(-text_bytes // MAX_SAMPLE_BYTES)) - 1).bit_length()
 
 
 def choose_sample(parts: Sequence[Part]) -> dict[Part, int]:
-    """What is read for the sample: parts, each with the number of leading id bits that must be ones in its documents.
+    """Parts to read, each with how many first bits of a document's id must be ones for the sample.
 
-    All parts where they fit. Otherwise each source is cut anew into pieces of 8 MiB, whatever size
-    its parts have, and one of 2^a pieces is read, at least 64 of a source; of their documents one
-    of 2^(k - a) is counted. A piece of more than a 64th of its source, such as a large file that
-    cannot be cut, is always read, and one of its 2^k documents counted. So every document of the
-    corpus counts with the same probability.
+    All parts where they fit. Otherwise each source is cut anew into pieces of 8 MiB, and one of 2^a
+    pieces is read, at least 64 of a source; of their documents one of 2^(k - a) is counted. A piece
+    of more than a 64th of its source, which cannot be cut, is always read, and one of its 2^k
+    documents counted. So every document counts with the same probability.
     """
     num_bits = sample_bits(sum(part.text_bytes for part in parts))
     if not num_bits:
@@ -66,7 +59,7 @@ def choose_sample(parts: Sequence[Part]) -> dict[Part, int]:
 def sample_documents(
     documents: DocumentList[Document], bits_of: Mapping[str, int]
 ) -> DocumentList[Document]:
-    """Keeps cleaned documents whose ids begin with as many ones as the part says, by its key; of other parts all.
+    """Keeps cleaned documents whose ids begin with as many ones as `bits_of` their part's key says.
 
     These are the highest ids, as the lowest are for validation.
     """
@@ -82,35 +75,22 @@ def sample_documents(
 
 def count_list(
     documents: DocumentList[Document], lower_case: bool, factors: Sequence[int] = (1,)
-) -> Iterator[tuple[int, PackedCounts]]:
-    """Counts of a list's words, times its source's factor, by bucket; buckets without any word are left out."""
+) -> Iterator[tuple[int, dict[str, int]]]:
+    """Counts of a list's words, times its source's factor, by the buckets that have any."""
     factor = factors[documents.source]
     buckets: dict[int, dict[str, int]] = {}
     texts = (document.text for document in documents.documents)
     for word, count in count_words(texts, lower_case).items():
         bucket = zlib.crc32(word.encode()) % NUM_WORD_BUCKETS
         buckets.setdefault(bucket, {})[word] = count * factor
-    for bucket, counts in sorted(buckets.items()):
-        yield bucket, pack_counts(counts)
+    yield from buckets.items()
 
 
-def pack_counts(counts: Mapping[str, int]) -> PackedCounts:
-    """Counts as bytes, equal for equal counts."""
+def counts_table(counts: Mapping[str, int]) -> bytes:
+    """A Parquet file of columns word, ascending by code points, and count."""
     words = sorted(counts)
-    numbers = np.array([counts[word] for word in words], "<i8")
-    return "".join(f"{word}\n" for word in words).encode(), numbers.tobytes()
-
-
-def unpack_counts(packed: PackedCounts) -> dict[str, int]:
-    """The counts that `pack_counts` packed."""
-    words, numbers = packed[0].decode().split("\n")[:-1], np.frombuffer(packed[1], "<i8")
-    return dict(zip(words, numbers.tolist(), strict=True))
-
-
-def counts_table(packed: PackedCounts) -> bytes:
-    """A Parquet file of columns word and count."""
-    words, numbers = packed[0].decode().split("\n")[:-1], np.frombuffer(packed[1], "<i8")
-    return _write_table(pa.table({"word": words, "count": numbers}, schema=_SCHEMA))
+    columns = {"word": words, "count": [counts[word] for word in words]}
+    return _write_table(pa.table(columns, schema=_SCHEMA))
 
 
 def join_tables(folder: Folder, names: Sequence[str]) -> bytes:

@@ -28,7 +28,7 @@ import fsspec
 import numpy as np
 from fsspec import AbstractFileSystem
 
-from pipeline.jobs.exchange import ShardTask, TokenParts
+from pipeline.jobs.exchange import ShardTask
 from pipeline.jobs.run_beam import Outputs, pipeline_options
 from pipeline.jobs.shard_records import ShardRecord, format_record, record_name
 from pipeline.jobs.shards_job import ShardBuilder, add_shards_graph
@@ -42,6 +42,7 @@ from pipeline.stages.build_shards import choose_buckets, make_shards
 from pipeline.stages.build_tokens import TokenStore, make_tokens, tokens_rule
 from pipeline.tokens.grouped_rows import HEAD_BYTES, pack_rows
 from pipeline.tokens.held_out import choose_held_out
+from pipeline.tokens.token_index import TokenParts
 from pipeline.tokens.token_parts import INDEX_DTYPE
 from pipeline.tokens.word_counts import choose_sample
 from scripts.bench.measured import print_result

@@ -31,7 +31,7 @@ import apache_beam as beam
 
 from pipeline.cli import COMMANDS
 from pipeline.command_line.program import run_program
-from pipeline.jobs.exchange import TokenParts, cut_part
+from pipeline.jobs.exchange import cut_part
 from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import open_dataset
 from pipeline.stages import publish
@@ -39,6 +39,7 @@ from pipeline.stages.build_shards import choose_buckets
 from pipeline.stages.build_tokens import read_store
 from pipeline.storage.folder import Folder
 from pipeline.tokens.held_out import choose_held_out
+from pipeline.tokens.token_index import TokenParts
 from scripts.checkout import commit
 from scripts.soak.lies import RUNNER_LIES, STORE_LIES, WRITE_LIES, Group, Lie, RunnerLie, StoreLie
 from scripts.soak.root_hashes import make_documents

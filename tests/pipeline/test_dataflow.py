@@ -16,7 +16,7 @@ from apache_beam.runners.pipeline_context import PipelineContext
 
 from pipeline.documents.files import FileRange
 from pipeline.documents.parts import Part
-from pipeline.jobs.exchange import TokenParts, plan_tasks
+from pipeline.jobs.exchange import plan_tasks
 from pipeline.jobs.run_beam import choose_exchange, pipeline_options
 from pipeline.jobs.shards_job import ShardBuilder, add_shards_graph
 from pipeline.jobs.tokens_job import add_tokens_graph
@@ -26,6 +26,7 @@ from pipeline.stages.build_shards import instance_rule
 from pipeline.stages.build_tokens import tokens_rule
 from pipeline.tokens.bucket_seals import BucketContents
 from pipeline.tokens.buckets import plan_buckets
+from pipeline.tokens.token_index import TokenParts
 from tokenizer.vocab import parse_vocab
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Google's clients warn of their own dependencies

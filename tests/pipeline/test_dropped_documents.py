@@ -11,7 +11,7 @@ import pytest
 from pipeline.cli import COMMANDS
 from pipeline.command_line.program import run_program
 from pipeline.jobs import near_duplicates_job
-from pipeline.jobs.exchange import GroupedDocuments, TokenParts, cut_part
+from pipeline.jobs.exchange import GroupedDocuments, cut_part
 from pipeline.shards import verify
 from pipeline.shards.dataset import open_dataset
 from pipeline.shards.verify import verify_dataset
@@ -26,7 +26,13 @@ from pipeline.tokens.dropped_ids import (
     reason_numbers,
 )
 from pipeline.tokens.grouped_rows import NUM_GROUPS, pack_rows, read_groups, write_groups
-from pipeline.tokens.token_index import build_index, iterate_index, open_index, read_bucket
+from pipeline.tokens.token_index import (
+    TokenParts,
+    build_index,
+    iterate_index,
+    open_index,
+    read_bucket,
+)
 from pipeline.tokens.token_parts import TokenizedDocument, pack_documents
 from tests.pipeline.similar_texts import make_text, oracle
 
@@ -38,10 +44,7 @@ def test_groups_of_rows_are_read_back(tmp_path):
     rows["high"] = np.sort(np.random.default_rng(1).integers(0, 1 << 64, 700, np.uint64))
     groups = rows["high"] >> np.uint64(56)
     (tmp_path / "packed").write_bytes(pack_rows(rows, groups))
-    assert (
-        write_groups(folder, "streamed", (rows[groups == group] for group in range(NUM_GROUPS)))
-        == 700
-    )
+    write_groups(folder, "streamed", (rows[groups == group] for group in range(NUM_GROUPS)))
     assert (tmp_path / "packed").read_bytes() == (tmp_path / "streamed").read_bytes()
     found = read_groups(folder, "packed", dtype, 3, 40)
     assert np.array_equal(found, rows[(groups >= 3) & (groups <= 40)])
@@ -92,7 +95,7 @@ def test_dropped_documents_are_no_part_of_totals_buckets_and_shuffle(part_folder
     expected = [
         make_document(number).id for number in range(256) if make_document(number).id not in dropped
     ]
-    read = read_bucket(folder, names, bucket, np.uint16, has_dropped=True)
+    read = read_bucket(TokenParts(folder, "uint16", has_dropped=True), names, bucket)
     assert sorted({document.id for document in read}) == expected
     tokens = TokenParts(folder, "uint16", has_dropped=True)
     chunks = [chunk for name in names for _, chunk in cut_part(name, tokens, [bucket])]

@@ -17,9 +17,7 @@ from pipeline.command_line.program import run_program
 from pipeline.instances.build_bucket import gather_documents
 from pipeline.jobs import broadcast
 from pipeline.jobs.exchange import (
-    BucketTasks,
     ExchangeByBucket,
-    TokenParts,
     cut_part,
     group_tasks,
     plan_tasks,
@@ -32,7 +30,13 @@ from pipeline.shards.seal import NOTHING
 from pipeline.storage.folder import Folder
 from pipeline.tokens.bucket_seals import BucketContents, BucketSums
 from pipeline.tokens.buckets import plan_buckets
-from pipeline.tokens.token_index import build_index, iterate_kept, open_index, read_bucket
+from pipeline.tokens.token_index import (
+    TokenParts,
+    build_index,
+    iterate_kept,
+    open_index,
+    read_bucket,
+)
 from pipeline.tokens.token_parts import TokenizedDocument, pack_documents, unpack_documents
 from tests.counting import empty_store
 
@@ -130,7 +134,7 @@ def test_gathered_documents_are_sorted_and_copies_dropped():
 def test_tasks_of_a_bucket_stay_together():
     tasks = plan_tasks(plan_buckets(2, HELD_OUT), [64, 128], 2, NOT_COUNTED)
     groups = group_tasks(reversed(tasks))
-    assert {found.bucket.name: len(found.tasks()) for found in groups} == {
+    assert {found.bucket.name: len(found.places) for found in groups} == {
         "validation-00000-of-00001": 2, "train-00000-of-00002": 4, "train-00001-of-00002": 4
     }  # fmt: skip
 
@@ -156,10 +160,10 @@ def test_both_modes_bring_the_same_documents(folder, mode, most_inline, tmp_path
             | ExchangeByBucket(mode, folder, ["one", "two", "none"], tasks, Folder(str(tmp_path)))
             | beam.Map(write)
         )
-    assert len(list(tmp_path.glob("broadcast-*.json"))) == (0 if most_inline else 2)
+    assert len(list(tmp_path.glob("broadcast-*.pickle"))) == (0 if most_inline else 2)
     names = ["one", "two", "none"]
     for task in tasks:
-        expected = read_bucket(folder.folder, names, task.bucket, np.uint16, held_out=HELD_OUT)
+        expected = read_bucket(folder, names, task.bucket)
         found = (tmp_path / f"{task.bucket.name}.found").read_text().split()
         assert found == sorted(document.id.hex() for document in expected)
     numbers = [
@@ -227,19 +231,19 @@ def test_a_group_that_no_worker_carries_is_refused_before_the_shuffle():
 def test_a_broadcast_comes_back_as_it_was_and_by_its_hash_alone(tmp_path, monkeypatch):
     """Workers ran code of a file that somebody exchanged: it was a pickle, and nothing was compared."""
     monkeypatch.setattr(broadcast, "MAX_INLINE_BYTES", 0)
-    folder, kind = Folder(str(tmp_path)), tuple[BucketTasks, ...]
+    folder = Folder(str(tmp_path))
     buckets = group_tasks(
         plan_tasks(
             plan_buckets(4096, b""), [64], 9, defaultdict(lambda: BucketContents(NOTHING, 0, 0))
         )
     )
-    sent = broadcast.broadcast(buckets, kind, folder)
+    sent = broadcast.broadcast(buckets, folder)
     assert len(pickle.dumps(sent)) < 500
     assert pickle.loads(pickle.dumps(sent)).get() == buckets
     [path] = tmp_path.iterdir()
     path.write_bytes(path.read_bytes().replace(b"train", b"other", 1))
     broadcast._unpack.cache_clear()
-    with pytest.raises(ValueError, match=r"broadcast-\w+.json is not what this job wrote there"):
+    with pytest.raises(ValueError, match=r"broadcast-\w+.pickle is not what this job wrote there"):
         sent.get()
 
 

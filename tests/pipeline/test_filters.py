@@ -15,9 +15,14 @@ from pipeline.command_line.program import parse_settings, run_program
 from pipeline.documents import Document
 from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import open_dataset
-from pipeline.text.filters import DocumentFilter, FilterRule
+from pipeline.text.filters import (
+    DocumentFilter,
+    FilterRule,
+    call_filter,
+    describe_filter,
+    load_filter,
+)
 from pipeline.text.languages import NUM_PLACES, PLACE_CHARACTERS, language_shares, sample_text
-from pipeline.text.own_filters import call_filter, describe_filter, load_filter
 from pipeline.tokens.document_lists import DocumentList, filter_documents
 
 GERMAN = (

@@ -8,9 +8,9 @@ import pytest
 from pipeline.tokens.grouped_rows import NUM_GROUPS
 from pipeline.tokens.held_out import (
     HeldOutSource,
-    LowestRows,
     SourceTotals,
     choose_held_out,
+    find_lowest,
     is_held_out,
     split_ids,
     wanted_tokens,
@@ -143,9 +143,8 @@ def test_two_documents_of_a_source_stay_though_one_is_short():
 
 def test_lowest_rows_are_no_more_than_the_share_of_their_source_asks_for():
     """Of two sources of 100 documents of a token, 40 tokens take 20 of each; their first ones and one more are kept."""
-    lowest = LowestRows(2, 40)
-    lowest.add(rows_of(range(200), [0, 1] * 100, 1))
-    assert [len(rows) for rows in lowest.finish([100, 100])] == [22, 22]
+    rows = rows_of(range(200), [0, 1] * 100, 1)
+    assert [len(own) for own in find_lowest([rows], [100, 100], 40)] == [22, 22]
 
 
 def test_two_documents_build_without_a_validation_split():
@@ -168,10 +167,7 @@ def test_lowest_rows_are_those_that_any_fraction_asks_for():
     rows["tokens"][[0, 1, 7, 30, 900]] = 200_000, 60_000, 30_000, 9000, 250_000
     whole = [source_of(rows[rows["source"] == number]) for number in range(4)]
     for most, cuts in itertools.product((300, 5000, 80_000), (1, 7, NUM_GROUPS)):
-        lowest = LowestRows(4, most)
-        for group in np.array_split(rows, cuts):
-            lowest.add(group)
-        kept = lowest.finish([own.tokens for own in whole])
+        kept = find_lowest(np.array_split(rows, cuts), [own.tokens for own in whole], most)
         few = [source_of(own, like) for own, like in zip(kept, whole, strict=True)]
         assert sum(map(len, kept)) < sum(own.documents for own in whole)
         for fraction in (0.001, 0.01, 0.1, 0.7):

@@ -16,7 +16,7 @@ from pipeline.tokens import token_index
 from pipeline.tokens.buckets import plan_buckets
 from pipeline.tokens.grouped_rows import pack_rows
 from pipeline.tokens.provenance import find_tokens
-from pipeline.tokens.token_index import find_prefix_rows, read_bucket
+from pipeline.tokens.token_index import TokenParts, find_prefix_rows, read_bucket
 from pipeline.tokens.token_parts import LAYOUT
 
 LEADING_OUT = ["..", "../a", "a/../../b", "/etc/passwd", "\\\\host\\a", "a\\..\\..\\b", ""]
@@ -108,7 +108,7 @@ def test_an_index_that_points_outside_is_refused(tmp_path, column, value, how):
     bucket = plan_buckets(1, b"")[0]
     read = {
         "row": lambda: find_prefix_rows(place, names, [5]),
-        "bucket": lambda: list(read_bucket(place, names, bucket, np.uint16)),
+        "bucket": lambda: list(read_bucket(TokenParts(place, "uint16"), names, bucket)),
     }[how]
     with pytest.raises(
         ValueError,

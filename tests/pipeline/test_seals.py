@@ -13,9 +13,7 @@ from pipeline.command_line.program import run_program
 from pipeline.instances.build_bucket import gather_documents
 from pipeline.jobs.broadcast import broadcast
 from pipeline.jobs.exchange import (
-    BucketTasks,
     StoredDocuments,
-    TokenParts,
     cut_part,
     group_tasks,
     pack_chunk,
@@ -41,7 +39,7 @@ from pipeline.stages.build_tokens import read_store
 from pipeline.storage.folder import Folder
 from pipeline.tokens.bucket_seals import BucketContents, BucketFinder, BucketSums, total_seal
 from pipeline.tokens.held_out import choose_held_out, split_ids
-from pipeline.tokens.token_index import iterate_kept, open_index
+from pipeline.tokens.token_index import TokenParts, iterate_kept, open_index
 from pipeline.tokens.token_parts import pack_documents, unpack_documents
 from tests.datasets import edit_manifest
 from tokenizer.vocab import parse_vocab
@@ -98,7 +96,6 @@ class Encoded:
         """Builds a bucket of what a runner delivered."""
         tasks = broadcast(
             group_tasks(plan_tasks(self.buckets, [64], 2, self.contents)),
-            tuple[BucketTasks, ...],
             Folder(str(output)),
         )
         found, documents = unpack_group((key, chunks), self.tokens, tasks)

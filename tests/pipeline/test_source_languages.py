@@ -21,7 +21,7 @@ from pipeline.stages.build_shards import instance_rule
 from pipeline.stages.plan import describe_plan
 from pipeline.tokens.buckets import plan_buckets
 from pipeline.tokens.provenance import find_tokens
-from pipeline.tokens.token_index import read_bucket
+from pipeline.tokens.token_index import TokenParts, read_bucket
 
 pytestmark = pytest.mark.processes
 
@@ -148,4 +148,4 @@ def test_english_and_chinese_come_together(shared_data, tmp_path):
 def encoded_documents(dataset):
     tokens = find_tokens(dataset)
     names, bucket = tokens.store["part_names"], plan_buckets(1, b"")[0]
-    return read_bucket(tokens.folder, names, bucket, np.uint16)
+    return read_bucket(TokenParts(tokens.folder, "uint16"), names, bucket)

@@ -10,10 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.storage.folder import Folder
-from pipeline.tokens import grouped_rows
 from pipeline.tokens.buckets import plan_buckets, prefix_of
-from pipeline.tokens.grouped_rows import LocalGroups, pack_rows
-from pipeline.tokens.token_index import build_index, iterate_index, open_index, read_bucket
+from pipeline.tokens.grouped_rows import open_groups, pack_rows
+from pipeline.tokens.token_index import (
+    TokenParts,
+    build_index,
+    iterate_index,
+    open_index,
+    read_bucket,
+    read_part_rows,
+)
 from pipeline.tokens.token_parts import (
     INDEX_DTYPE,
     TokenizedDocument,
@@ -101,21 +107,20 @@ def test_copies_are_counted_once(tmp_path):
     assert totals.documents_hash == write_parts(tmp_path / "plain", [documents])[2].documents_hash
 
 
-def test_rows_are_the_same_however_many_are_read_at_once(tmp_path, monkeypatch):
+def test_the_rows_of_all_parts_come_in_groups_with_their_places(tmp_path):
     documents = [make_document(number) for number in range(900)]
     folder, names, _ = write_parts(tmp_path, [documents[:500], [], documents[400:]])
 
-    def read():
-        with open_index(folder, names) as index:
-            return [rows.tolist() for rows in iterate_index(index)]
-
-    expected = read()
-    assert len(expected) == 256
-    assert sum(map(len, expected)) == 1000
-    assert all(row[0] >> 56 == group for group, rows in enumerate(expected) for row in rows)
-    for number in (1, 600):
-        monkeypatch.setattr(grouped_rows, "_ROWS_AT_ONCE", number)
-        assert read() == expected
+    with open_index(folder, names) as index:
+        groups = list(iterate_index(index))
+    assert len(groups) == 256
+    assert sum(map(len, groups)) == 1000
+    parts = [read_part_rows(folder, f"{name}.index") for name in names]
+    for group, rows in enumerate(groups):
+        assert all(rows["high"] >> np.uint64(56) == group)
+        for row in rows:
+            own = parts[row["file"]][row["number"]]
+            assert tuple(own) == tuple(row)[: len(own)]
 
 
 def test_every_index_is_fetched_by_one_request():
@@ -132,15 +137,14 @@ def test_every_index_is_fetched_by_one_request():
     assert store.count("cat_file", ".index") == 100
 
 
-def test_memory_is_not_that_of_the_index(tmp_path, monkeypatch):
-    monkeypatch.setattr(grouped_rows, "_ROWS_AT_ONCE", 1 << 12)
+def test_memory_is_not_that_of_the_index(tmp_path):
     rows = np.zeros(1 << 12, INDEX_DTYPE)
     rows["high"] = np.arange(len(rows), dtype=np.uint64) << np.uint64(52)
     folder, names = Folder(str(tmp_path)), [f"{number}.index" for number in range(100)]
     for name in names:
         folder.write(name, pack_rows(rows, rows["high"] >> np.uint64(56)))
     tracemalloc.start()
-    with LocalGroups(folder, names, INDEX_DTYPE) as index:
+    with open_groups(folder, names, INDEX_DTYPE) as index:
         read = sum(map(len, iterate_index(index)))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -156,12 +160,12 @@ def test_a_cut_index_is_named(tmp_path, size):
     with pytest.raises(
         ValueError, match=r"part0\.index: found \d+ bytes, expected \d+ .*; delete the folder"
     ):
-        open_index(folder, names)
+        open_index(folder, names).__enter__()
     folder.remove(["part0.index"])
     with pytest.raises(
         ValueError, match=r"part0\.index .*missing; delete the folder of token parts"
     ):
-        open_index(folder, names)
+        open_index(folder, names).__enter__()
 
 
 @pytest.mark.parametrize("num_buckets", [1, 2, 8])
@@ -173,7 +177,7 @@ def test_buckets_hold_every_document_once(tmp_path, num_buckets):
     )
     found = {}
     for bucket in plan_buckets(num_buckets, held_out):
-        read = read_bucket(folder, names, bucket, np.uint16, held_out=held_out)
+        read = read_bucket(TokenParts(folder, "uint16", held_out=held_out), names, bucket)
         found[bucket.name] = [document.id for document in read]
     assert sorted(itertools.chain(*found.values())) == sorted(document.id for document in documents)
     assert b"".join(sorted(found["validation-00000-of-00001"])) == held_out
@@ -183,11 +187,9 @@ def test_buckets_finer_than_the_index_hold_their_documents(tmp_path):
     documents = [make_document(number) for number in range(300)]
     folder, names, totals = write_parts(tmp_path, [documents[:150], documents[150:]])
     assert len(totals.documents_by_prefix) == 4096
-    buckets = plan_buckets(65_536, b"")
+    buckets, tokens = plan_buckets(65_536, b""), TokenParts(folder, "uint16")
     for start in {int.from_bytes(document.id[:2], "big") for document in documents[::5]}:
-        found = sorted(
-            {document.id for document in read_bucket(folder, names, buckets[start], np.uint16)}
-        )
+        found = sorted({document.id for document in read_bucket(tokens, names, buckets[start])})
         assert found == sorted(
             document.id for document in documents if document.id[:2] == start.to_bytes(2, "big")
         )
@@ -197,7 +199,7 @@ def test_a_bucket_reads_only_its_prefixes(tmp_path):
     documents = [make_document(number) for number in range(400)]
     folder, names, _ = write_parts(tmp_path, [documents])
     bucket = plan_buckets(16, b"")[3]
-    found = list(read_bucket(folder, names, bucket, np.uint16))
+    found = list(read_bucket(TokenParts(folder, "uint16"), names, bucket))
     assert found
     assert all(prefix_of(document.id) in bucket.prefixes for document in found)
     assert bucket.prefixes == range(3 * 256, 4 * 256)

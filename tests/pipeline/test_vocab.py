@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from pipeline.cli import COMMANDS
 from pipeline.command_line.program import run_program
 from pipeline.documents import Document
 from pipeline.documents.parts import InputFile, plan_parts
+from pipeline.jobs.vocab_job import add_counts
 from pipeline.shards.dataset import open_dataset, read_blocks
 from pipeline.shards.verify import verify_dataset
 from pipeline.text.cleaning import document_id
@@ -28,11 +28,9 @@ from pipeline.tokens.word_counts import (
     choose_sample,
     count_list,
     counts_table,
-    pack_counts,
     read_commonest,
     sample_bits,
     sample_documents,
-    unpack_counts,
 )
 from tokenizer.vocab import parse_vocab
 from tokenizer.words import count_words
@@ -179,9 +177,7 @@ def test_a_vocabulary_given_after_an_interrupted_count_leaves_nothing_of_it(
 @pytest.mark.processes
 def test_leftovers_of_an_interrupted_count_are_not_counted(learned, corpus, tmp_path):
     (tmp_path / "_words").mkdir()
-    (tmp_path / "_words/words-00099.parquet").write_bytes(
-        counts_table(pack_counts({"leftover": 9}))
-    )
+    (tmp_path / "_words/words-00099.parquet").write_bytes(counts_table({"leftover": 9}))
     assert run("vocab", "--input", corpus, "--output", tmp_path, "--workers", 1, *FLAGS) == 0
     assert (tmp_path / "vocab.txt").read_bytes() == (learned / "vocab.txt").read_bytes()
     assert not (tmp_path / "_words").exists()
@@ -327,22 +323,15 @@ def test_what_is_not_chosen_is_not_read(corpus, texts, tmp_path, monkeypatch, ca
     assert counts[0] == counts[1]
 
 
-def test_packed_counts_add_up():
-    assert pack_counts({"b": 1, "é": 2, "a": 258}) == (
-        "a\nb\né\n".encode(),
-        b"\x02\x01\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0",
-    )
-    assert unpack_counts(pack_counts({"b": 1, "a": 258})) == {"a": 258, "b": 1}
+def test_the_counts_of_buckets_add_up():
     documents = DocumentList("part", 0, True, [Document("b a b", "1"), Document("B, c", "2")])
-    total = Counter()
-    for _, packed in count_list(documents, lower_case=True):
-        total.update(unpack_counts(packed))
+    total = add_counts(counts for _, counts in count_list(documents, lower_case=True))
     assert total == {"a": 1, "b": 3, ",": 1, "c": 1}
 
 
 def test_only_the_commonest_words_are_learned_from(monkeypatch):
     monkeypatch.setattr(word_counts, "MAX_LEARNED_WORDS", 3)
-    table = counts_table(pack_counts({"rare": 1, "often": 9, "c": 2, "b": 2, "d": 2}))
+    table = counts_table({"rare": 1, "often": 9, "c": 2, "b": 2, "d": 2})
     assert read_commonest(table) == (["b", "c", "often"], [2, 2, 9])
 
 
