@@ -1,5 +1,6 @@
 """Every setting of a build, its default and its meaning, and which of them change content."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 OF_A_SOURCE = ("format", "text_field", "wrapping", "language")
 """Settings that each of several sources has for itself."""
 
+_OF_INSTANCES = (
+    "seed", "short_seq_prob", "masked_lm_prob", "max_predictions", "whole_word_masking",
+    "validation_fraction", "num_buckets",
+)  # fmt: skip
 _UNSAID: dict[str, Any] = {"nsp_balance": "reference", "validation_tokens": VALIDATION_TOKENS}
 """Settings that are written down only where they differ from this."""
 
@@ -162,56 +167,59 @@ class BuildSettings:
     def _check_ranges(self) -> None:
         from pipeline.tokens.buckets import MAX_BUCKETS
 
-        holds_lengths = (
-            all(8 <= length <= 65_535 for length in self.seq_lens) and len(self.seq_lens) > 0
-        )
-        most_characters = self.max_characters is None or self.max_characters >= max(
-            1, self.min_characters
-        )
+        lengths, least_most = self.seq_lens or [0], max(1, self.min_characters)
+        powers = [None, *(1 << bits for bits in range(MAX_BUCKETS.bit_length()))]
+
+        def allows(value: float | None, least: float, most: float = math.inf) -> bool:
+            return value is None or least <= value <= most
+
         checks = {
-            "seq_lens": (holds_lengths, "one or more lengths, each 8 to 65535"),
+            "seq_lens": (
+                8 <= min(lengths) <= max(lengths) <= 65_535,
+                "one or more lengths, each 8 to 65535",
+            ),
             "passes": (1 <= self.passes <= 100, "1 to 100"),
             "short_seq_prob": (0 <= self.short_seq_prob <= 1, "0 to 1"),
             "masked_lm_prob": (0 < self.masked_lm_prob < 1, "above 0 and below 1"),
             "validation_fraction": (0 <= self.validation_fraction < 1, "0 or more and below 1"),
             "validation_tokens": (self.validation_tokens >= 1, "1 or more"),
-            "max_predictions": (self.max_predictions is None or self.max_predictions >= 1, "1 or more, or null"),
+            "max_predictions": (allows(self.max_predictions, 1), "1 or more, or null"),
             "part_bytes": (self.part_bytes >= 1024, "1024 or more"),
             "num_buckets": (
-                self.num_buckets in (None, *(1 << bits for bits in range(MAX_BUCKETS.bit_length()))),
+                self.num_buckets in powers,
                 f"a power of two from 1 to {MAX_BUCKETS}, or null",
             ),
             "workers": (self.workers >= 1, "1 or more"),
             "vocab_size": (self.vocab_size >= 100, "100 or more"),
             "num_unused": (self.num_unused >= 0, "0 or more"),
             "min_characters": (self.min_characters >= 0, "0 or more"),
-            "max_characters": (most_characters, f"{max(1, self.min_characters)} or more, or null"),
-            "near_duplicates": (self.near_duplicates is None or 0.5 <= self.near_duplicates <= 1, "0.5 to 1, or null"),
+            "max_characters": (
+                allows(self.max_characters, least_most),
+                f"{least_most} or more, or null",
+            ),
+            "near_duplicates": (allows(self.near_duplicates, 0.5, 1), "0.5 to 1, or null"),
             "alphabet_size": (self.alphabet_size >= 1, "1 or more"),
-        }  # fmt: skip
+        }
         for name, (holds, allowed) in checks.items():
             if not holds:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be {allowed}")
 
     def _check_sources(self) -> None:
         if self.vocab and self.extend:
-            raise ValueError(
-                "both vocab and extend are given; vocab takes a vocabulary as it is, extend adds to one"
-            )
+            cure = "vocab takes a vocabulary as it is, extend adds to one"
+            raise ValueError(f"both vocab and extend are given; {cure}")
         if not self.sources:
             return
         if self.input:
             names = ", ".join(source.name for source in self.sources)
             raise ValueError(
-                f"both input ({', '.join(self.input)}) and sources ({names}) are given; give --input for a single"
-                " source, or make it one of the sources in the --config file"
+                f"both input ({', '.join(self.input)}) and sources ({names}) are given; give"
+                " --input for a single source, or make it one of the sources in the --config file"
             )
-        if others := [
-            name for name in OF_A_SOURCE if getattr(self, name) != getattr(BuildSettings, name)
-        ]:
-            raise ValueError(
-                f"{', '.join(others)}: with sources this belongs to each of them; write it there"
-            )
+        given = {name: getattr(self, name) for name in OF_A_SOURCE}
+        if others := [name for name in given if given[name] != getattr(BuildSettings, name)]:
+            names = ", ".join(others)
+            raise ValueError(f"{names}: with sources this belongs to each of them; write it there")
         check_sources(self.sources)
 
     @property
@@ -220,23 +228,19 @@ class BuildSettings:
         return self.tokens or f"{self.output.rstrip('/')}/tokens"
 
     def filesystem_options(self) -> Mapping[str, Any] | None:
-        """storage_options as a mapping.
-
-        Raises:
-            ValueError: Not a JSON object.
-        """
+        """storage_options as a mapping; a ValueError where they are no JSON object."""
         from pipeline.storage.folder import parse_storage_options
 
         return parse_storage_options(self.storage_options)
 
     def open_output(self) -> "Folder":
-        """The folder of the dataset; raises as `filesystem_options`."""
+        """The folder of the dataset."""
         from pipeline.storage.folder import Folder
 
         return Folder(self.output, self.filesystem_options())
 
     def open_tokens(self) -> "Folder":
-        """The folder of the encoded documents; raises as `filesystem_options`."""
+        """The folder of the encoded documents."""
         from pipeline.storage.folder import Folder
 
         return Folder(self.tokens_folder, self.filesystem_options())
@@ -273,65 +277,39 @@ class BuildSettings:
         return self.near_duplicates is not None
 
     def tokens_content(self, vocab_sha256: str) -> dict[str, Any]:
-        """The settings that decide what the tokens job writes.
-
-        Raises:
-            ValueError: A filter cannot be loaded.
-        """
+        """The settings that decide what the tokens job writes; loads the user's filters."""
         from pipeline.text.sentences import RULES
 
         content: dict[str, Any] = {"vocab_sha256": vocab_sha256, "lower_case": self.lower_case}
         content |= {"sentence_rules": RULES} | self.filter_rule.content()
         if len(self.corpus) == 1:
             return content | self.corpus[0].reading()
-        return content | {
-            "sources": [{"name": source.name} | source.reading() for source in self.corpus]
-        }
+        sources = [{"name": source.name} | source.reading() for source in self.corpus]
+        return content | {"sources": sources}
 
     def content(
         self, vocab_sha256: str, documents_hash: str, choice: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         """The settings that decide the instances of a pass: what settings_hash covers.
 
-        Lengths and passes are left out, because more of either may be added to a dataset.
-
-        Args:
-            vocab_sha256: The sha256 of vocab.txt.
-            documents_hash: The hash of the documents that are kept.
-            choice: What decides which are left out because of others
-                (`pipeline.stages.choose_documents`).
+        Lengths and passes are left out, because more of either may be added to a dataset. The hash
+        is that of the documents that are kept; the choice (`pipeline.stages.choose_documents`) says
+        what decides which are left out because of others.
         """
         from pipeline.tokens.buckets import VALIDATION_RULES
 
-        held_out = {"validation_rules": VALIDATION_RULES} if self.validation_fraction > 0 else {}
-        mixture: dict[str, Any] = (
-            {} if self.nsp_balance == "reference" else {"nsp_balance": self.nsp_balance}
-        )
+        content = self.tokens_content(vocab_sha256)
+        if self.nsp_balance != "reference":
+            content["nsp_balance"] = self.nsp_balance
         if len(self.corpus) > 1 or self.weights:
-            shown = (
-                {"name": source.name, "weight": source.millionths / UNIT} for source in self.corpus
-            )
-            mixture |= {
-                "sources": [
-                    row | each.reading() for row, each in zip(shown, self.corpus, strict=True)
-                ]
-            }
-        return (
-            self.tokens_content(vocab_sha256)
-            | mixture
-            | held_out
-            | dict(choice or {})
-            | {
-                "documents_hash": documents_hash,
-                "seed": self.seed,
-                "short_seq_prob": self.short_seq_prob,
-                "masked_lm_prob": self.masked_lm_prob,
-                "max_predictions": self.max_predictions,
-                "whole_word_masking": self.whole_word_masking,
-                "validation_fraction": self.validation_fraction,
-                "num_buckets": self.num_buckets,
-            }
-        )
+            content["sources"] = [
+                {"name": each.name, "weight": each.millionths / UNIT, **each.reading()}
+                for each in self.corpus
+            ]
+        if self.validation_fraction > 0:
+            content["validation_rules"] = VALIDATION_RULES
+        instances = {name: getattr(self, name) for name in _OF_INSTANCES}
+        return content | dict(choice or {}) | {"documents_hash": documents_hash} | instances
 
 
 def describe_changes(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:

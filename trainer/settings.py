@@ -1,8 +1,4 @@
-"""Settings of a pretraining run: every default, meaning and unit in one place.
-
-Files in configs/pretrain state what differs from these defaults, and flags what differs from the
-file.
-"""
+"""Settings of a pretraining run: every default, meaning and unit in one place."""
 
 import dataclasses
 import math
@@ -55,21 +51,17 @@ class Phase:
 
     def __post_init__(self) -> None:
         for name in ("seq_len", "global_batch", "steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(
-                    f"{name} of a phase is {getattr(self, name)}; it must be at least 1"
-                )
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"{name} of a phase is {value}; it must be at least 1")
         if self.warmup_fraction is not None and self.warmup_steps is not None:
             raise ValueError("a phase has both warmup_fraction and warmup_steps; give one of them")
         if not 0 <= self.num_warmup_steps <= self.steps:
-            raise ValueError(
-                f"a phase warms up for {self.num_warmup_steps} of its {self.steps} steps; give warmup_steps of 0 to "
-                f"{self.steps}, or warmup_fraction of 0 to 1"
-            )
+            found = f"a phase warms up for {self.num_warmup_steps} of its {self.steps} steps"
+            cure = f"give warmup_steps of 0 to {self.steps}, or warmup_fraction of 0 to 1"
+            raise ValueError(f"{found}; {cure}")
         if self.peak_lr <= 0 or not 0 <= self.end_lr <= self.peak_lr:
-            raise ValueError(
-                f"peak_lr {self.peak_lr} must be above 0 and end_lr {self.end_lr} in 0 to peak_lr"
-            )
+            rates = f"peak_lr {self.peak_lr} must be above 0 and end_lr {self.end_lr}"
+            raise ValueError(f"{rates} in 0 to peak_lr")
 
     @property
     def num_warmup_steps(self) -> int:
@@ -79,10 +71,9 @@ class Phase:
     @property
     def schedule(self) -> Schedule:
         """The learning rate of each step of the phase."""
-        start = self.num_warmup_steps if self.decay_from == "warmup" else 0
-        return Schedule(
-            self.steps, self.num_warmup_steps, self.peak_lr, self.end_lr, self.decay_power, start
-        )
+        warmup, rates = self.num_warmup_steps, (self.peak_lr, self.end_lr)
+        start = warmup if self.decay_from == "warmup" else 0
+        return Schedule(self.steps, warmup, *rates, self.decay_power, start)
 
 
 @dataclass(frozen=True)
@@ -105,10 +96,8 @@ class ValidationSettings:
 
     def __post_init__(self) -> None:
         for name in ("interval", "num_instances"):
-            if getattr(self, name) < 0:
-                raise ValueError(
-                    f"validation.{name} is {getattr(self, name)}; it must be at least 0"
-                )
+            if (value := getattr(self, name)) < 0:
+                raise ValueError(f"validation.{name} is {value}; it must be at least 0")
 
 
 @dataclass(frozen=True)
@@ -234,12 +223,8 @@ class PretrainSettings:
         """A phase's share of the time budget; None where steps decide."""
         if self.budget_hours is None:
             return None
-        return (
-            3_600
-            * self.budget_hours
-            * self.phases[phase].steps
-            / sum(each.steps for each in self.phases)
-        )
+        share = self.phases[phase].steps / sum(each.steps for each in self.phases)
+        return 3_600 * self.budget_hours * share
 
     def model_config(self, vocab_size: int) -> BertConfig:
         """The model, with the dataset's vocabulary.
@@ -247,35 +232,28 @@ class PretrainSettings:
         Raises:
             ValueError: An override that is decided elsewhere, or sizes that do not fit each other.
         """
-        for name, decider in (
-            ("vocab_size", "the dataset's vocabulary"),
-            ("is_causal", "objective"),
-        ):
+        deciders = {"vocab_size": "the dataset's vocabulary", "is_causal": "objective"}
+        for name, decider in deciders.items():
             if name in self.model.overrides:
                 raise ValueError(f"model.overrides sets {name}; {decider} decides it, leave it out")
-        is_causal = self.objective == "left-to-right"
-        return preset(
-            self.model.preset, vocab_size=vocab_size, is_causal=is_causal, **self.model.overrides
-        )
+        decided = {"vocab_size": vocab_size, "is_causal": self.objective == "left-to-right"}
+        return preset(self.model.preset, **decided, **self.model.overrides)
 
     def phases_of(self, seq_len: int) -> list[int]:
         """Indices of the phases of one length, which go on in one stream."""
         return [index for index, phase in enumerate(self.phases) if phase.seq_len == seq_len]
 
     def skipped(self, *phases: int) -> list[tuple[int, int]]:
-        """Stretches of positions to leave out of the stream that these phases read.
-
-        Raises:
-            ValueError: An entry of `skip` is not PHASE:START-STOP.
-        """
-        matches = {entry: re.fullmatch(r"(\d+):(\d+)-(\d+)", entry) for entry in self.skip}
-        for entry, match in matches.items():
-            if match is None or int(match[1]) >= len(self.phases) or int(match[2]) >= int(match[3]):
-                raise ValueError(
-                    f"skip: {entry!r} is not PHASE:START-STOP with a phase below {len(self.phases)}"
-                )
-        rows = [tuple(map(int, match.groups())) for match in matches.values() if match]
-        return [(start, stop) for index, start, stop in rows if index in phases]
+        """Positions to leave out of the stream that these phases read, from START to before STOP."""
+        found = []
+        for entry in self.skip:
+            match = re.fullmatch(r"(\d+):(\d+)-(\d+)", entry)
+            index, start, stop = map(int, match.groups()) if match else (0, 0, 0)
+            if index >= len(self.phases) or start >= stop:
+                wanted = f"PHASE:START-STOP with a phase below {len(self.phases)}"
+                raise ValueError(f"skip: {entry!r} is not {wanted}")
+            found += [(start, stop)] if index in phases else []
+        return found
 
 
 Settings = TypeVar("Settings", bound=PretrainSettings)
@@ -291,10 +269,8 @@ def resolve(settings: Settings) -> Settings:
         raise ValueError("phases is empty; give at least one phase (see configs/pretrain)")
     phases = [_change_phase(settings, index) for index in range(len(settings.phases))]
     longest = max(phase.seq_len for phase in phases)
-    if settings.micro_tokens < longest:
-        raise ValueError(
-            f"micro_tokens {settings.micro_tokens} cannot hold one instance of {longest} tokens"
-        )
+    if (most := settings.micro_tokens) < longest:
+        raise ValueError(f"micro_tokens {most} cannot hold one instance of {longest} tokens")
     settings.skipped()
     _check_training(settings)
     _check_epochs(settings)
@@ -307,10 +283,10 @@ def _change_phase(settings: PretrainSettings, index: int) -> Phase:
     changed: dict[str, Any] = {}
     for name in OF_PHASES:
         values, phases = getattr(settings, name), len(settings.phases)
-        if len(values) not in (0, 1, phases):
+        if (count := len(values)) not in (0, 1, phases):
             there = "there is 1 phase" if phases == 1 else f"there are {phases} phases"
             raise ValueError(
-                f"--{name} has {len(values)} values and {there}; give one for all, or {phases}"
+                f"--{name} has {count} values and {there}; give one for all, or {phases}"
             )
         if values:
             changed[name] = values[index if len(values) > 1 else 0]
@@ -336,19 +312,16 @@ def _check_training(settings: PretrainSettings) -> None:
     """Refuses combinations that would train something else than was asked."""
     if settings.zero_stage == 3 and settings.optimizer.name == "lamb":
         raise ValueError(
-            "optimizer lamb cannot run under zero_stage 3: its trust ratios were held to single-process LAMB on the "
-            "partitions of ZeRO-1 and 2 only; use zero_stage 1 or 2, or optimizer adamw"
+            "optimizer lamb cannot run under zero_stage 3: its trust ratios were held to"
+            " single-process LAMB on the partitions of ZeRO-1 and 2 only; use zero_stage 1 or 2, or"
+            " optimizer adamw"
         )
     if settings.zero_stage == 3 and settings.compile:
-        raise ValueError(
-            "compile does not work with zero_stage 3, whose hooks gather weights; use zero_stage 0 to 2"
-        )
-    if settings.budget_hours is not None and settings.budget_hours <= 0:
-        raise ValueError(
-            f"budget_hours is {settings.budget_hours}; it must be above 0, or null to train by steps"
-        )
+        why = "whose hooks gather weights; use zero_stage 0 to 2"
+        raise ValueError(f"compile does not work with zero_stage 3, {why}")
+    if (hours := settings.budget_hours) is not None and hours <= 0:
+        raise ValueError(f"budget_hours is {hours}; it must be above 0, or null to train by steps")
     target = settings.validation.stop_at_mlm_accuracy
     if target is not None and not 0 < target <= 1:
-        raise ValueError(
-            f"validation.stop_at_mlm_accuracy is {target}; an accuracy is above 0 and at most 1"
-        )
+        found = f"validation.stop_at_mlm_accuracy is {target}"
+        raise ValueError(f"{found}; an accuracy is above 0 and at most 1")

@@ -7,36 +7,30 @@ from typing import Any
 from pipeline.command_line.hints import find_hint, known_keys
 
 # By our flag those of google-research/bert, NVIDIA's LDDL and run_pretraining.py, Hugging Face's
-# run_mlm.py, run_glue.py and Trainer, and MosaicML's BERT. Of several the first there is counts.
+# run_mlm.py, run_glue.py and Trainer, and MosaicML's BERT, but for those that are near enough to be
+# proposed. Of several the first there is counts.
 _THEIRS = {
-    "input": "input_file train_file predict_file test_file dataset_name wikipedia"
-    " books common_crawl",
+    "input": "input_file train_file predict_file test_file dataset_name wikipedia books",
     "data": "input_file input_dir dataset data_dir",
     "train": "train_file data_dir dataset_name",
     "validation": "validation_file predict_file",
     "test": "test_file",
     "output": "output_file output_dir sink save_folder out",
     "vocab": "vocab_file tokenizer_name",
-    "lower_case": "do_lower_case",
-    "whole_word_masking": "do_whole_word_mask",
     "seq_lens": "max_seq_length target_seq_length max_length max_seq_len",
     "phases.seq_len": "max_seq_length max_length max_seq_len",
     "seq_len": "max_seq_length max_length max_seq_len",
-    "max_predictions": "max_predictions_per_seq",
     "seed": "random_seed data_seed",
     "passes": "dupe_factor duplicate_factor",
     "masked_lm_prob": "masked_lm_ratio mlm_probability",
     "language": "wikipedia_lang",
-    "num_buckets": "num_blocks",
     "workers": "local_n_workers preprocessing_num_workers num_proc",
     "validation_fraction": "validation_split_percentage",
     "model.preset": "bert_config_file config_file config_name",
-    "model.overrides": "config_overrides",
     "init_from": "init_checkpoint model_name_or_path load_path",
     "model": "model_name_or_path init_checkpoint",
     "task": "task_name",
-    "global_batch": "train_batch_size per_device_train_batch_size batch_size"
-    " global_train_batch_size",
+    "global_batch": "train_batch_size per_device_train_batch_size batch_size",
     "search_global_batch": "global_batch train_batch_size batch_size per_device_train_batch_size",
     "search_epochs": "epochs num_train_epochs",
     "search_peak_lr": "peak_lr learning_rate lr",
@@ -44,28 +38,23 @@ _THEIRS = {
     "epochs": "num_train_epochs",
     "steps": "num_train_steps max_steps max_duration",
     "peak_lr": "learning_rate lr",
-    "warmup_steps": "num_warmup_steps",
     "warmup_fraction": "warmup_proportion warmup_ratio",
-    "phases.decay_power": "lr_scheduler_type",
     "optimizer.name": "optim",
     "optimizer.beta1": "adam_beta1",
     "optimizer.beta2": "adam_beta2",
     "optimizer.eps": "adam_epsilon",
-    "checkpoint.interval": "save_checkpoints_steps num_steps_per_checkpoint save_steps"
-    " save_interval",
+    "checkpoint.interval": "save_checkpoints_steps num_steps_per_checkpoint save_steps save_interval",
     "checkpoint.keep": "save_total_limit save_num_checkpoints_to_keep",
     "validation.interval": "eval_steps eval_interval",
     "validation.num_instances": "max_eval_steps max_eval_samples",
     "precision": "fp16 bf16 amp dtype torch_dtype",
     "activation_checkpointing": "checkpoint_activations gradient_checkpointing",
     "compile": "torch_compile",
-    "wandb": "report_to",
     "squad.stride": "doc_stride",
     "squad.max_query_pieces": "max_query_length",
     "squad.null_threshold": "null_score_diff_threshold",
     "replace_head": "ignore_mismatched_sizes",
-    "micro_tokens": "batch_size"
-    " eval_batch_size predict_batch_size per_device_eval_batch_size device_eval_batch_size",
+    "micro_tokens": "batch_size eval_batch_size predict_batch_size per_device_eval_batch_size",
     "world_size": "gpus num_gpus",
 }
 SAME_HERE = {
@@ -77,7 +66,6 @@ SAME_HERE = {
 _NOT_NEEDED = {
     "gradient_accumulation_steps": "--micro_tokens bounds the memory of one rank",
     "resume_from_checkpoint": "the same command again continues",
-    "fp16": "--precision bf16 needs no loss scale",
     "do_train": "pretrain and finetune train and validate",
 }
 
@@ -86,10 +74,9 @@ _NEAR = 0.75
 
 
 def answer_unknown(name: str, settings_class: Any, mark: str = "--", where: str = "") -> str:
-    """The message about a name that no setting of a class has.
+    """The message about a name that no setting of a class has, after a mark.
 
-    `mark` stands before it: "--" on the command line, the levels above in a file; `where` before
-    all: file and line.
+    That is "--" on the command line, and in a file the levels above; `where` is its file and line.
     """
     level, dot, last = name.replace("-", "_").rpartition(".")
     for ours in SAME_HERE.get(last, []):

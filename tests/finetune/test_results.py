@@ -4,7 +4,7 @@ import pytest
 
 from trainer.finetune.batches import Recipe
 from trainer.finetune.results import format_table, read_finished, summarize
-from trainer.runs.run_lock import locked
+from trainer.runs.continuing import lock_folder
 
 
 def run(global_batch, seed, matched, mismatched=None):
@@ -52,11 +52,8 @@ def test_one_file_needs_no_name():
 
 def test_an_output_that_is_a_file_is_refused_by_name(tmp_path):
     (tmp_path / "dev.tsv").write_text("sentence\tlabel\n")
-    with (
-        pytest.raises(FileExistsError, match=r"dev\.tsv is a file, expected a folder"),
-        locked(tmp_path / "dev.tsv"),
-    ):
-        pass
+    with pytest.raises(FileExistsError, match=r"dev\.tsv is a file, expected a folder"):
+        lock_folder(tmp_path / "dev.tsv")
 
 
 def test_runs_of_other_settings_and_damaged_ones_are_named(tmp_path):

@@ -39,7 +39,7 @@ MISTAKES = [
     (f"{BUILD} --input more.txt", "give all its values after one: --input A B"),
     (f"{BUILD} --max_seq_length 128", "--max_seq_length is --seq_lens here"),
     (f"{BUILD} --dupe_factor 10", "--dupe_factor is --passes here"),
-    (f"{BUILD} --do_lower_case", "--do_lower_case is --lower_case here"),
+    (f"{BUILD} --do_lower_case", "unknown flag --do_lower_case; did you mean --lower_case?"),
     (f"{BUILD} --vocab_size 30k", "--vocab_size: found '30k', expected a whole number"),
     (f"{BUILD} --seq_lens 128,512", "several values stand apart by spaces"),
     (f"{BUILD} --seq_lens 4", "seq_lens is [4]; it must be one or more lengths, each 8 to 65535"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.runs.continuing import Continuable, names_in
+from trainer.runs.continuing import Continuable
 from trainer.runs.launch import launch_facts
 
 ROOT = Path(__file__).parents[2]
@@ -59,19 +59,19 @@ def test_settings_that_may_change_are_left_out():
 def test_only_something_else_is_foreign(tmp_path, names, is_foreign):
     for name in names:
         (tmp_path / name).touch()
-    assert CAKE.is_foreign(names_in(tmp_path)) is is_foreign
+    assert CAKE.is_foreign(tmp_path) is is_foreign
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):
-    assert names_in(tmp_path / "missing") == []
+    CAKE.refuse_foreign(tmp_path / "missing")
     (tmp_path / "cake.json").touch()
-    CAKE.refuse_foreign("there", names_in(tmp_path))
+    CAKE.refuse_foreign(tmp_path)
     for path in (tmp_path / "cake.json", tmp_path.parent):
         with pytest.raises(
             FileExistsError,
             match=r"^there exists and is not a cake, it has no cake\.json; give another",
         ):
-            CAKE.refuse_foreign("there", names_in(path))
+            CAKE.refuse_foreign(path, "there")
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="a source tree outside git has no commit")

@@ -141,7 +141,7 @@ def test_a_damaged_checkpoint_at_a_url_is_named(run, bucket, tmp_path, capsys):
         ("run.json", lambda data: data.replace(b'"num_heads"', b'"heads"'), "run.json is damaged: its model is not"),
         ("config.yaml", lambda _: b"a: [", "config.yaml is damaged, it is not YAML: "),
         ("config.yaml", lambda _: b"\xff\xfe\xff", "config.yaml is damaged, it is not YAML: "),
-        ("config.yaml", lambda _: b"", "config.yaml is damaged: it holds 'None', expected settings"),
+        ("config.yaml", lambda _: b"", "config.yaml is damaged: it holds 'None', expected an object"),
         ("config.yaml", lambda _: b"seed: 1", "config.yaml lacks objective: it was cut or edited"),
         ("config.yaml", None, "config.yaml is missing; restore it"),
     ],

@@ -75,7 +75,7 @@ def test_a_card_says_what_the_run_says():
         "| tokens seen | 1,234,567 |",
         "| hardware of the last start | 8 rank(s) on NVIDIA H200 |",
         "| software | Python 3.12.1, torch 2.11.0, deepspeed 0.19.8 |",
-        "| phase 1 | length 128, batches of 256, 100 steps |",
+        "| phase 1 | length 128, batches of 256, steps 100 |",
         "| wiki \\| more | 2.0 | `abababababababab` | CC-BY-SA-4.0, MIT |",
         "| 2 | 8.98 | 7.98 |",
         "| 60 | 8.4 | 7.4 |",

@@ -335,7 +335,7 @@ def test_what_the_folder_keeps_of_the_vocabulary_is_made_anew_when_a_run_goes_on
         (
             "config.yaml",
             b"17",
-            r"config\.yaml is damaged: it holds '17', expected settings; restore",
+            r"config\.yaml is damaged: it holds '17', expected an object; restore",
         ),
         (
             "config.yaml",

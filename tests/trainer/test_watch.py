@@ -54,9 +54,7 @@ def test_operations_of_mixed_lengths_are_those_torch_counts():
 
 def test_columns_of_a_step():
     config, phases = preset("tiny"), [Phase(128, 4, 10, 1e-3), Phase(512, 2, 5, 1e-3)]
-    found = Gauge(config, phases, CPU_RANKS, peak_tflops=0.001).columns(
-        COUNTS, 2.0, phase=0, steps_left=9
-    )
+    found = Gauge(config, phases, CPU_RANKS, peak=0.001).columns(COUNTS, 2.0, phase=0, steps_left=9)
     flops = training_flops(config, Lengths(100, 3000, 8))
     assert found["tokens_per_second"] == 50.0
     assert found["max_over_mean_tokens"] == 1.2

@@ -16,7 +16,6 @@ from trainer.checkpoints.read import COMMITTED, find_checkpoints, read_marker, s
 from trainer.checkpoints.store import METRICS, RUN_FILES, CheckpointStore
 from trainer.checkpoints.write import remove_folders
 from trainer.process.ranks import Ranks, together
-from trainer.runs.continuing import names_in
 from trainer.runs.run_folder import PRETRAINING, RUN_FACTS, RunFolder
 
 
@@ -149,7 +148,7 @@ def _is_first_of_node() -> bool:
 
 def _refuse_other_run(run: RunFolder, expected: str) -> None:
     where = f"{run.path} on {platform.node()}, which does not see that of rank 0,"
-    PRETRAINING.refuse_foreign(where, names_in(run.path))
+    PRETRAINING.refuse_foreign(run.path, where)
     if run.facts.is_file() and (found := run.read_facts().get("id")) != expected:
         both = f"another run ({found}) than rank 0's ({expected})"
         raise ValueError(f"{where} holds {both}; remove it")

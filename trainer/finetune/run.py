@@ -27,9 +27,8 @@ from trainer.finetune.training import predict_items, train_task
 from trainer.model.task_heads import BertForTask
 from trainer.process.ranks import Ranks, start_ranks, stop_ranks, together
 from trainer.process.stopping import LauncherWatch
-from trainer.runs.continuing import names_in
+from trainer.runs.continuing import lock_folder
 from trainer.runs.json_files import to_json
-from trainer.runs.run_lock import locked
 
 
 def finetune(settings: FinetuneSettings, remainder: object = None) -> None:
@@ -59,8 +58,8 @@ def finetune_on(ranks: Ranks, settings: FinetuneSettings) -> None:
             prepared = prepare_data(settings)
             recipes, made_with = results.list_recipes(settings), results.describe_work(prepared)
             if ranks.rank == 0:
-                stack.enter_context(locked(output))
-                results.FINETUNING.refuse_foreign(str(output), names_in(output))
+                stack.enter_context(lock_folder(output))
+                results.FINETUNING.refuse_foreign(output)
                 make_folder(output / "runs")
                 finished = results.read_finished(output, recipes, prepared, made_with)
         finished = ranks.from_first(finished)

@@ -35,7 +35,7 @@ class SpikeGuard:
     """Judges the norm of every step's gradient.
 
     `streak` are the steps just now not taken, `left_out` (phase, start, stop) of positions that no
-    step takes since; the numbers are of the whole run.
+    step takes since.
     """
 
     def __init__(self, settings: SafetySettings, state: Mapping[str, Any]) -> None:

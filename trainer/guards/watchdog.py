@@ -90,7 +90,8 @@ class Watchdog:
         with ThreadPoolExecutor(32) as pool:
             answers = list(pool.map(_ask, self._peers))
         text = describe_hang(self._peers, answers)
-        message = f"watchdog: no rank has come further for {self._limit:.0f} s. {text} Stacks: {self._folder}"
+        since = f"no rank has come further for {self._limit:.0f} s"
+        message = f"watchdog: {since}. {text} Stacks: {self._folder}"
         tqdm.write(message, file=sys.stderr)
         with contextlib.suppress(OSError):
             (self._folder / "report.txt").write_text(message + "\n")
@@ -128,18 +129,15 @@ def describe_hang(peers: Sequence[Peer], answers: Sequence[dict[str, Any] | None
     if any(beats > behind for _, beats, _ in found):
         slow = [f"{peer} (at {place})" for peer, beats, place in found if beats == behind]
         return f"All ranks answer; behind the others is {', '.join(slow)}."
-    return (
-        f"All ranks answer from the same place ({found[0][2]}); their stacks tell where each waits."
-    )
+    place = found[0][2]
+    return f"All ranks answer from the same place ({place}); their stacks tell where each waits."
 
 
 def _kill_later(pids: Sequence[int]) -> None:
     """Kills stopped processes before their launchers do, but after those saw this one's code."""
     if pids:
-        command = f"sleep {KILL_SECONDS}; kill -KILL {' '.join(map(str, pids))}"
-        subprocess.Popen(
-            ["/bin/sh", "-c", command], start_new_session=True, stderr=subprocess.DEVNULL
-        )
+        words = ["/bin/sh", "-c", f"sleep {KILL_SECONDS}; kill -KILL {' '.join(map(str, pids))}"]
+        subprocess.Popen(words, start_new_session=True, stderr=subprocess.DEVNULL)
 
 
 def _ask(peer: Peer) -> dict[str, Any] | None:

@@ -58,8 +58,9 @@ class WeightsCheck:
             hosts = self._ranks.gather(platform.node())
             named = " and ".join(f"rank {rank} on {hosts[rank]}" for rank in suspects)
             raise CorruptWeightsError(
-                f"the weights of {named} changed by themselves: memory or the device is at fault. Nothing was saved "
-                "since; take that node out, then the same command goes back to the newest checkpoint"
+                f"the weights of {named} changed by themselves: memory or the device is at fault."
+                " Nothing was saved since; take that node out, then the same command goes back to"
+                " the newest checkpoint"
             )
 
     def _before_step(self, *_: object) -> None:

@@ -32,8 +32,7 @@ from trainer.pretrain.prepare_model import prepare_model
 from trainer.process.ranks import Ranks, device_name, together
 from trainer.process.stopping import StopRequest
 from trainer.runs.epochs import instances_a_pass, lengthen_phases
-from trainer.runs.run_folder import RunFolder, prepare_run
-from trainer.runs.run_lock import lock_run
+from trainer.runs.run_folder import RunFolder, lock_run, prepare_run
 from trainer.settings import PretrainSettings
 from trainer.watch.gauge import Gauge
 from trainer.watch.recorder import Recorder, open_recorder

@@ -24,12 +24,7 @@ _alone: list[str] = []  # variables of the environment that a job without a laun
 class Ranks:
     """This process among all of them.
 
-    Attributes:
-        rank: Number of this process, from 0.
-        world_size: Number of processes.
-        device: Where this rank computes.
-        counts_group: Gloo group for small facts on the CPU, so that agreeing on a step never waits
-            for a GPU.
+    The counts group is Gloo's, for small facts: agreeing on a step never waits for a GPU.
     """
 
     rank: int
@@ -60,26 +55,22 @@ class Ranks:
 
 
 def start_ranks() -> Ranks:
-    """Joins the process group that the launcher's environment describes.
-
-    Without a launcher the group has one process.
+    """Joins the process group that the launcher's environment describes; without one, of one.
 
     Raises:
         ValueError: Another job has the port where the ranks were to meet.
     """
     if "RANK" not in os.environ:
-        # Of port 0 the system makes one that is free.
-        alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "0"}
-        os.environ.update({"MASTER_ADDR": "127.0.0.1", **alone})
-        _alone.extend(["MASTER_ADDR", *alone])
+        alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+        os.environ.update(alone | {"MASTER_PORT": "0"})  # the system makes it one that is free
+        _alone.extend([*alone, "MASTER_PORT"])
     with quiet_deepspeed():
         import deepspeed
         import deepspeed.ops
 
         if not torch.cuda.is_available():
             # Otherwise joining compiles a C++ extension for 50 s, and a killed compile leaves a
-            # lock behind. With CUDA nothing asks for it, and looking at this dictionary tries out
-            # every operation there is.
+            # lock behind. With CUDA a look at this dictionary tries out every operation there is.
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         _join(deepspeed.init_distributed)
     # DeepSpeed 0.19.8 calls what torch 2.13 renamed; nothing a user could change.
@@ -108,8 +99,8 @@ def _join(init_distributed: Callable[..., None]) -> None:
         if "EADDRINUSE" not in str(error):
             raise
         raise ValueError(
-            f"port {os.environ['MASTER_PORT']}, where the ranks were to meet, is in use, perhaps by another job "
-            "on this machine; give the launcher another: deepspeed --master_port 29501 ..."
+            f"port {os.environ['MASTER_PORT']}, where the ranks were to meet, is in use, perhaps by"
+            " another job; give the launcher another: deepspeed --master_port 29501 ..."
         ) from error
 
 
@@ -128,11 +119,10 @@ def stop_ranks() -> None:
 
 
 def _let_gloo_rest(seconds: float = 10.0) -> None:
-    """Waits until Gloo's threads have let go of the last tensors.
+    """Waits until Gloo's threads, as /proc shows them, have let go of the last tensors.
 
-    They live on as DeepSpeed keeps its groups. They do so a moment after whoever waited for the
-    result goes on, and one that comes to it when the interpreter has ended aborts the process:
-    "terminate called without an active exception". Looked at through /proc, if there is one.
+    DeepSpeed keeps them alive. One that lets go when the interpreter has ended aborts the process:
+    "terminate called without an active exception".
     """
     deadline, looks = time.monotonic() + seconds, 0
     while looks < _LOOKS_AT_REST and time.monotonic() < deadline:
@@ -158,8 +148,7 @@ def together(ranks: Ranks) -> Iterator[None]:
         yield
     except (ValueError, OSError) as error:
         fault = error
-    messages: list[Any] = [None] * ranks.world_size
-    torch.distributed.all_gather_object(messages, fault and str(fault), group=ranks.counts_group)
+    messages = ranks.gather(fault and str(fault))
     if fault is not None:
         raise fault
     for rank, message in enumerate(messages):

@@ -1,9 +1,8 @@
 """When a rank is told to stop: by a signal, or because its launcher is gone.
 
-The launcher is looked for in Linux's /proc. The `deepspeed` command starts
-`deepspeed.launcher.launch`, which starts the ranks. A signal that ends the former alone reaches
-nobody else, so every rank watches both (torchrun and others likewise) and leaves when one of them
-is gone.
+The `deepspeed` command starts `deepspeed.launcher.launch`, which starts the ranks. A signal that
+ends the former alone reaches nobody else, so every rank watches both in Linux's /proc (torchrun
+likewise) and leaves when one of them is gone.
 """
 
 import contextlib
@@ -43,9 +42,8 @@ class LauncherWatch:
         self.grace_seconds = grace_seconds
         self._launchers = find_launchers()
         self.has_launcher = bool(self._launchers)
-        self.has_deepspeed = any(
-            "deepspeed" in " ".join(_arguments(pid)[:3]) for pid in self._launchers
-        )
+        commands = [" ".join(_arguments(pid)[:3]) for pid in self._launchers]
+        self.has_deepspeed = any("deepspeed" in command for command in commands)
         if self.has_launcher:
             threading.Thread(target=self._watch, name="launcher watch", daemon=True).start()
 
@@ -104,8 +102,7 @@ def stops_requested(
     interrupts: list[int] = []
 
     def hear(number: int) -> None:
-        # DeepSpeed's launcher sends SIGTERM after the first Ctrl-C, torchrun in place of the
-        # second.
+        # DeepSpeed's launcher sends SIGTERM after the first Ctrl-C, torchrun in place of another.
         is_torchruns = number == signal.SIGTERM and watch.has_launcher and not watch.has_deepspeed
         if interrupts and (number == signal.SIGINT or is_torchruns):
             leave_interrupted(signal.SIGINT)

@@ -1,15 +1,19 @@
-"""Whether a command may continue what lies in its output folder: one answer for all of them."""
+"""Whether a command may work in its output folder: nothing else is there, and no other job."""
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import fcntl
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pipeline.storage.secret_values import hide_in
 
 LOCK = ".lock"
 """Held by the job that works in a folder; it may be there before anything else is."""
+PATIENCE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -28,15 +32,19 @@ class Continuable:
     free: tuple[str, ...]
     advice: str = ""
 
-    def is_foreign(self, names: Collection[str]) -> bool:
-        """Whether a folder of these files holds something else."""
-        return self.marker not in names and any(name != LOCK for name in names)
+    def is_foreign(self, path: Path) -> bool:
+        """Whether something else is there."""
+        if not path.is_dir():
+            return path.exists()
+        names = {each.name for each in path.iterdir()}
+        return self.marker not in names and bool(names - {LOCK})
 
-    def refuse_foreign(self, where: str, names: Collection[str]) -> None:
-        """Raises FileExistsError where a folder of these files holds something else."""
-        if self.is_foreign(names):
+    def refuse_foreign(self, path: Path, where: str = "") -> None:
+        """Raises FileExistsError where something else is there."""
+        if self.is_foreign(path):
             raise FileExistsError(
-                f"{where} exists and is not {self.kind}, it has no {self.marker}; give another --output, or remove it"
+                f"{where or path} exists and is not {self.kind}, it has no {self.marker}; give"
+                " another --output, or remove it"
             )
 
     def bound_settings(self, settings: Any) -> dict[str, Any]:
@@ -50,27 +58,19 @@ class Continuable:
         """Compares plain values that earlier work was begun with and is to continue with.
 
         Raises:
-            ValueError: Something differs that has to stay, or `others`, which says so in words;
-                names each with its old and its new value.
+            ValueError: Something differs that has to stay, or `others` say so in words; names each
+                with its old and its new value.
         """
-        bound_old, bound_new = (
-            {k: v for k, v in each.items() if k not in self.free} for each in (old, new)
-        )
         found = [
             f"{key} was {before!r} and is now {after!r}"
-            for key, before, after in _changes("", bound_old, bound_new)
+            for key, before, after in _changes("", dict(old), dict(new))
+            if key.partition(".")[0] not in self.free
         ]
-        found += others
-        if found:
+        if changes := "; ".join([*found, *others]):
             raise ValueError(
-                f"{where} holds {self.kind} with other settings: {'; '.join(found)}. Give the settings it was started "
-                f"with to continue it, or another --output{self.advice}"
+                f"{where} holds {self.kind} with other settings: {changes}. Give the settings it was"
+                f" started with to continue it, or another --output{self.advice}"
             )
-
-
-def names_in(path: Path) -> list[str]:
-    """Names of what lies in a local folder; a file in its place counts as one without a name."""
-    return [each.name for each in path.iterdir()] if path.is_dir() else [""] * path.exists()
 
 
 def _changes(key: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -83,3 +83,34 @@ def _changes(key: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
             yield from _changes(f"{key}.{index}", *pair)
     elif old != new:
         yield key, old, new
+
+
+def lock_folder(folder: Path, patience_seconds: float = PATIENCE_SECONDS) -> IO[bytes]:
+    """Makes the folder, and keeps other jobs out as long as the file that this returns is open.
+
+    Ranks of a killed launcher may still be leaving, so it waits. The lock's content is drawn by the
+    job that holds it: a rank that reads it there sees the folder of rank 0.
+
+    Raises:
+        FileExistsError: It is a file, or another job is still there after so many seconds.
+    """
+    if folder.is_file():
+        raise FileExistsError(f"{folder} is a file, expected a folder; give another --output")
+    folder.mkdir(parents=True, exist_ok=True)
+    file, began = (folder / LOCK).open("ab"), time.monotonic()
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError as error:
+            if time.monotonic() - began > patience_seconds:
+                file.close()
+                raise FileExistsError(
+                    f"{folder} is in use by another job for {patience_seconds:.0f} s; wait for it,"
+                    " stop it, or give another --output"
+                ) from error
+            time.sleep(0.2)
+    file.truncate(0)
+    file.write(secrets.token_bytes(16))
+    file.flush()
+    return file

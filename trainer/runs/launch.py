@@ -34,29 +34,27 @@ def launch_facts(world_size: int) -> dict[str, Any]:
 
 def software_versions(distributions: Sequence[str]) -> dict[str, str | None]:
     """Installed versions by name; None for what is not installed."""
-    return {name: _version(name) for name in distributions}
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    found: dict[str, str | None] = dict.fromkeys(distributions)
+    for name in distributions:
+        for each in importlib.metadata.distributions(name=name):
+            found[name] = found[name] or each.version
+    return found
 
 
 def _git_commit() -> str | None:
     """The commit of this source tree, "+changes" if files differ from it; None outside git."""
     source = Path(__file__).resolve().parents[2]
+
+    def git(*arguments: str) -> str:
+        return subprocess.check_output(
+            ["git", *arguments], cwd=source, text=True, stderr=subprocess.DEVNULL
+        ).strip()
+
     try:
         # An installed copy may lie inside somebody else's repository.
-        if Path(_git(source, "rev-parse", "--show-toplevel")) != source:
+        if Path(git("rev-parse", "--show-toplevel")) != source:
             return None
-        commit = _git(source, "rev-parse", "HEAD")
-        return f"{commit}+changes" if _git(source, "status", "--porcelain") else commit
+        changes = "+changes" if git("status", "--porcelain") else ""
+        return git("rev-parse", "HEAD") + changes
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(folder), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -1,16 +1,11 @@
-"""The folder of a run: what it was asked to do, and with what.
+"""The folder of a run: its resolved settings (config.yaml), launches and datasets (run.json)."""
 
-RUN/config.yaml (resolved settings), run.json (versions, hardware, arguments, dataset),
-metrics.jsonl, vocab.txt, tokenizer.json, checkpoints/.
-"""
-
-import dataclasses
 import hashlib
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
@@ -19,7 +14,7 @@ from pipeline.storage.local import replace_file
 from pipeline.storage.secret_values import hide_in
 from trainer.model.config import BertConfig
 from trainer.order.source import Mixture, WeightedDataset
-from trainer.runs.continuing import LOCK, Continuable, names_in
+from trainer.runs.continuing import LOCK, Continuable, lock_folder
 from trainer.runs.json_files import parse_object, to_json
 from trainer.runs.launch import launch_facts
 from trainer.runs.training_facts import base_model_facts, source_licences
@@ -40,28 +35,15 @@ PRETRAINING = Continuable(
     kind="a run",
     marker=RUN_FACTS,
     advice="; to train its weights on, export them and give pretrain --init_from",
-    # The data and what was skipped are checked by content, in the run's folder and in the stream's
-    # state.
+    # The data and what was skipped are checked by content, by run.json and the stream's state.
     free=(
-        "data", "output", "validation", "checkpoint", "safety", "zero_stage", "deepspeed", "micro_tokens", "skip",
-        "follow", "follow_limit_minutes", "cache_dir", "cache_bytes", "wandb",
+        "data", "output", "validation", "checkpoint", "safety", "zero_stage", "deepspeed", "skip",
+        "micro_tokens", "follow", "follow_limit_minutes", "cache_dir", "cache_bytes", "wandb",
         "peak_tflops", "activation_checkpointing", "compile",
     ),
 )  # fmt: skip
 
 
-class Inside:
-    """The path of something inside the folder that an object stands for."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __get__(self, folder: Any, _: object = None) -> Path:
-        path: Path = folder.path
-        return path / self.name
-
-
-@dataclass(frozen=True)
 class RunFolder:
     """Paths inside a run's folder.
 
@@ -69,20 +51,17 @@ class RunFolder:
     row per step whose gradient was not taken, `stacks` what a watchdog leaves of a job that hung.
     """
 
-    path: Path
-    config = Inside(CONFIG)
-    facts = Inside(RUN_FACTS)
-    metrics = Inside("metrics.jsonl")
-    checkpoints = Inside("checkpoints")
-    downloads = Inside("downloads")
-    anomalies = Inside("anomalies.jsonl")
-    stacks = Inside("stacks")
-    lock = Inside(LOCK)
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config, self.facts, self.lock = path / CONFIG, path / RUN_FACTS, path / LOCK
+        self.checkpoints, self.downloads = path / "checkpoints", path / "downloads"
+        self.metrics, self.anomalies = path / "metrics.jsonl", path / "anomalies.jsonl"
+        self.stacks = path / "stacks"
 
     @property
     def is_foreign(self) -> bool:
         """Whether something that is not a run is there."""
-        return PRETRAINING.is_foreign(names_in(self.path))
+        return PRETRAINING.is_foreign(self.path)
 
     def read_facts(self) -> dict[str, Any]:
         """run.json; a FileNotFoundError where there is no run, a ValueError if it is damaged."""
@@ -96,16 +75,7 @@ class RunFolder:
         """config.yaml, as plain values; raises as `read_facts`."""
         if not self.config.is_file():
             raise FileNotFoundError(f"{self.config} is missing; {REMEDY}")
-        try:
-            config = yaml.safe_load(self.config.read_bytes())
-        except (yaml.YAMLError, ValueError) as error:
-            raise ValueError(
-                f"{self.config} is damaged, it is not YAML: {error}; {REMEDY}"
-            ) from error
-        if not isinstance(config, dict):
-            found = f"{str(config)[:60]!r}, expected settings"
-            raise ValueError(f"{self.config} is damaged: it holds {found}; {REMEDY}")  # noqa: TRY004
-        return config
+        return parse_object(self.config.read_bytes(), str(self.config), REMEDY, yaml.safe_load)
 
     def read_vocabulary(self, name: str) -> bytes:
         """vocab.txt or tokenizer.json, as the dataset had them; raises as `read_facts`."""
@@ -117,8 +87,8 @@ class RunFolder:
         data = path.read_bytes()
         if (found := hashlib.sha256(data).hexdigest()) != expected:
             raise ValueError(
-                f"{path} is not what the run was trained with: its sha256 is {found}, {RUN_FACTS} says {expected}; copy"
-                " it from the dataset again"
+                f"{path} is not what the run was trained with: its sha256 is {found}, {RUN_FACTS}"
+                f" says {expected}; copy it from the dataset again"
             )
         return data
 
@@ -127,21 +97,26 @@ def parse_facts(data: bytes, where: str) -> dict[str, Any]:
     """What run.json holds; a ValueError where it is damaged, or of an earlier version."""
     facts = parse_object(data, where, REMEDY)
     lacking = [key for key in RUN_KEYS if key not in facts]
-    datasets = facts.get("datasets", ())
-    if not lacking and not (
-        isinstance(datasets, list) and all(isinstance(each, dict) for each in datasets)
-    ):
-        raise ValueError(
-            f"{where} is damaged: its datasets are {str(datasets)[:60]!r}, expected objects; {REMEDY}"
-        )
+    datasets = facts.get("datasets", [])
+    if not isinstance(datasets, list) or not all(isinstance(each, dict) for each in datasets):
+        found = f"{str(datasets)[:60]!r}, expected objects"
+        raise ValueError(f"{where} is damaged: its datasets are {found}; {REMEDY}")
     lacking += [
-        f"{key} of a dataset" for each in datasets for key in DATASET_KEYS if key not in each
+        f"{key} of a dataset" for key in DATASET_KEYS for each in datasets if key not in each
     ]
     if lacking:
-        raise ValueError(
-            f"{where} lacks {lacking[0]}: it is damaged, or of an earlier version; {REMEDY}"
-        )
+        why = f"{lacking[0]}: it is damaged, or of an earlier version"
+        raise ValueError(f"{where} lacks {why}; {REMEDY}")
     return facts
+
+
+_held: list[IO[bytes]] = []  # kept open: the system lets go when the process ends, however it does
+
+
+def lock_run(run: RunFolder) -> None:
+    """Waits until no other job trains in the folder, and keeps others out until this process ends."""
+    if not run.is_foreign:  # else `prepare_run` refuses it
+        _held.append(lock_folder(run.path))
 
 
 def prepare_run(
@@ -153,24 +128,19 @@ def prepare_run(
 ) -> None:
     """Makes the run's folder, or checks that the one there may be continued. Rank 0 only.
 
-    The revision, of a model that a new run takes from the Hub, stays in run.json.
-
     Raises:
         FileExistsError: The folder holds something that is not a run.
-        ValueError: The folder's run has other settings or another dataset, what the folder says of
-            it is damaged, or a dataset's vocabulary is not the one of its manifest.
+        ValueError: Its run has other settings or another dataset, or is damaged; or a dataset's
+            vocabulary is not the one of its manifest.
     """
     run = RunFolder(Path(settings.output))
-    PRETRAINING.refuse_foreign(str(run.path), names_in(run.path))
+    PRETRAINING.refuse_foreign(run.path)
     datasets = [dataset_facts(each) for each in mixture]
     vocabularies = [
         {name: each.dataset.read_file(name) for name in VOCABULARY_HASHES} for each in mixture
     ]
-    facts: dict[str, Any] = {
-        "id": secrets.token_hex(8),
-        "model": dataclasses.asdict(model),
-        "launches": [],
-    }
+    model_facts = asdict(model)
+    facts: dict[str, Any] = {"id": secrets.token_hex(8), "model": model_facts, "launches": []}
     if init_from_revision is not None:
         facts["init_from_revision"] = init_from_revision
     if run.facts.is_file():
@@ -178,9 +148,7 @@ def prepare_run(
         _check_unchanged(run, settings, facts["datasets"], datasets)
     elif settings.init_from is not None:
         facts["base_model"] = base_model_facts(settings.init_from)
-    facts["datasets"] = (
-        datasets  # a build that was followed may have ended, which gives its root hash
-    )
+    facts["datasets"] = datasets  # a followed build may have ended, which gives its root hash
     run.checkpoints.mkdir(parents=True, exist_ok=True)
     facts["launches"].append(launch_facts(world_size))
     # First, as it says that this folder is a run.
@@ -193,9 +161,7 @@ def prepare_run(
 def to_yaml(settings: PretrainSettings) -> str:
     """The settings as a file that `--config` reads."""
     left_out = (*OF_PHASES, "storage_options")  # the latter may hold secrets
-    fields = {
-        name: value for name, value in dataclasses.asdict(settings).items() if name not in left_out
-    }
+    fields = {name: each for name, each in asdict(settings).items() if name not in left_out}
     return str(yaml.safe_dump(hide_in(fields), sort_keys=False))
 
 
@@ -224,10 +190,9 @@ def _changed_datasets(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any
     for was, now in zip(old, new, strict=True):
         for key in ("weight", "root_hash", "settings_hash"):
             if was[key] != now[key] and None not in (was[key], now[key]):
+                place = f"{key.replace('_', ' ')} of data {was['name']} ({was['url']})"
                 before, after = (str(side[key])[:16] for side in (was, now))
-                found.append(
-                    f"{key.replace('_', ' ')} of data {was['name']} ({was['url']}) was {before} and is now {after}"
-                )
+                found.append(f"{place} was {before} and is now {after}")
     return found
 
 
@@ -238,8 +203,7 @@ def _check_unchanged(
     now: Sequence[dict[str, Any]],
 ) -> None:
     new = yaml.safe_load(to_yaml(settings))
-    # A first launch may have been killed between run.json and config.yaml; then nothing was trained
-    # yet.
+    # A first launch may have been killed between run.json and config.yaml: nothing was trained yet.
     was_killed_at_once = not run.config.exists() and not any(run.checkpoints.glob("step-*"))
     old = new if was_killed_at_once else run.read_config()
     PRETRAINING.check_settings(str(run.path), old, new, _changed_datasets(datasets, now))

@@ -1,4 +1,4 @@
-"""How a run's model came about, for those who get the model alone: training, base model, licences."""
+"""How a run's model came about, for those who get it alone: training, base model, licences."""
 
 import json
 from collections.abc import Mapping
@@ -14,22 +14,17 @@ from pipeline.storage.folder import Folder
 
 _SOURCES = "sources.parquet"
 
-_PHASE = {
-    "seq_len": "length {}",
-    "global_batch": "batches of {}",
-    "steps": "{} steps",
-    "peak_lr": "peak rate {}",
-}
+_PHASE = {"seq_len": "length", "global_batch": "batches of", "steps": "steps", "peak_lr": "rate"}
 
 
 def training_facts(config: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run's settings and run.json say: optimizer, precision, seed, phases, the last launch."""
-    launches = facts.get("launches") or [{}]
+    """What a run's settings and run.json say: optimizer, precision, seed, phases, last launch."""
+    launches, phases = facts.get("launches") or [{}], config.get("phases") or []
     found = {
         "optimizer": (config.get("optimizer") or {}).get("name"),
         "precision": config.get("precision"),
         "seed": config.get("seed"),
-        "phases": [_describe_phase(each) for each in config.get("phases") or []],
+        "phases": [_describe_phase(each) for each in phases],
         **_describe_launch(launches[-1]),
     }
     return {name: value for name, value in found.items() if value not in (None, [], "")}
@@ -80,21 +75,16 @@ def _front_matter(card: bytes) -> dict[str, Any]:
 
 
 def _describe_phase(phase: Mapping[str, Any]) -> str:
-    return ", ".join(
-        form.format(phase[name]) for name, form in _PHASE.items() if phase.get(name) is not None
-    )
+    known = {name: word for name, word in _PHASE.items() if phase.get(name) is not None}
+    return ", ".join(f"{word} {phase[name]}" for name, word in known.items())
 
 
 def _describe_launch(launch: Mapping[str, Any]) -> dict[str, str]:
     hardware = launch.get("hardware") or {}
     devices = sorted(set(hardware.get("gpus") or [])) or [hardware.get("machine")]
     software = {"Python": launch.get("python"), **(launch.get("software") or {})}
-    named = [
-        f"{name} {software[name]}"
-        for name in ("Python", "torch", "deepspeed")
-        if software.get(name)
-    ]
-    found = {"software": ", ".join(named)}
+    names = [name for name in ("Python", "torch", "deepspeed") if software.get(name)]
+    found = {"software": ", ".join(f"{name} {software[name]}" for name in names)}
     if launch.get("world_size") and all(devices):
         found["hardware"] = f"{launch['world_size']} rank(s) on {' and '.join(devices)}"
     return found

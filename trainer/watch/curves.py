@@ -8,25 +8,18 @@ from typing import Any
 FLUSH_SECONDS = 30
 # Columns that say where a row stands rather than how it went.
 PLACES = ("step", "split", "phase", "position", "instances", "masked", "tokens")
-# Columns measured by a clock or the machine: they differ between two runs that are equal in all
-# else.
+# Columns measured by a clock or the machine: equal runs differ in them alone.
 MEASURED = (
-    "tokens_per_second", "data_wait_share", "model_tflops_per_rank", "mfu", "peak_memory_bytes", "eta_seconds",
-    "seconds", "phase_seconds",
+    "tokens_per_second", "data_wait_share", "model_tflops_per_rank", "mfu", "peak_memory_bytes",
+    "eta_seconds", "seconds", "phase_seconds",
 )  # fmt: skip
 
 
 def curves(row: Mapping[str, Any]) -> dict[str, float]:
     """Every number of a row as SPLIT/COLUMN or SPLIT/COLUMN/KEY; measured ones as speed/COLUMN."""
-    return dict(_walk(row))
-
-
-def _walk(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    for column, value in row.items():
-        if column in PLACES:
-            continue
-        group = "speed" if column in MEASURED else str(row["split"])
-        yield from _leaves(f"{group}/{column}", value)
+    groups = {column: "speed" if column in MEASURED else row["split"] for column in row}
+    named = ((f"{groups[column]}/{column}", row[column]) for column in row if column not in PLACES)
+    return dict(leaf for name, value in named for leaf in _leaves(name, value))
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, float]]:
@@ -77,19 +70,12 @@ class WeightsAndBiases:
         except ImportError as error:
             lacks = "--wandb needs the package wandb, which cannot be imported"
             raise ValueError(f"{lacks} ({error}): pip install wandb") from error
+        known = {"id": facts["id"], "name": folder.resolve().name, "config": dict(config)}
         try:
-            self._run = wandb.init(
-                project=project,
-                id=facts["id"],
-                name=folder.resolve().name,
-                config=dict(config),
-                dir=str(folder),
-                resume="allow",
-            )
+            self._run = wandb.init(project=project, dir=str(folder), resume="allow", **known)
         except wandb.Error as error:
-            raise ValueError(
-                f"--wandb {project}: {error}; `wandb login`, or WANDB_MODE=offline, may help"
-            ) from error
+            cure = "`wandb login`, or WANDB_MODE=offline, may help"
+            raise ValueError(f"--wandb {project}: {error}; {cure}") from error
         self._logged_before = int(self._run.step)
 
     def add(self, row: Mapping[str, Any]) -> None:

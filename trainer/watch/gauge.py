@@ -22,16 +22,12 @@ class Gauge:
     """Turns the counts of a step and its time into columns of metrics.jsonl."""
 
     def __init__(
-        self,
-        config: BertConfig,
-        phases: Sequence[Phase],
-        ranks: Ranks,
-        peak_tflops: float | None = None,
+        self, config: BertConfig, phases: Sequence[Phase], ranks: Ranks, peak: float | None = None
     ) -> None:
-        """Without TFLOP/s of a rank's device, which MFU is a share of, a GPU's data sheet is asked."""
-        if ranks.device.type == "cuda" and peak_tflops is None:
-            peak_tflops = peak_tflops_of(torch.cuda.get_device_name(ranks.device))
-        self.peak_tflops = peak_tflops
+        """MFU is a share of the peak in TFLOP/s of a rank's device; by default a GPU's data sheet's."""
+        if ranks.device.type == "cuda" and peak is None:
+            peak = peak_tflops_of(torch.cuda.get_device_name(ranks.device))
+        self.peak_tflops = peak
         self._config, self._phases, self._ranks = config, phases, ranks
         # Whole seconds from step to step, saving included.
         self._recent: deque[float] = deque(maxlen=REMEMBERED_STEPS)
@@ -69,8 +65,7 @@ class Gauge:
         self._recent.append(now - self._last)
         self._last = now
         a_step = statistics.fmean(self._recent)
-        tokens = self._phases[phase].global_batch * self._phases[phase].seq_len
-        later = sum(
-            each.steps * each.global_batch * each.seq_len for each in self._phases[phase + 1 :]
-        )
-        return a_step * (steps_left + later / tokens)
+        tokens = [each.global_batch * each.seq_len for each in self._phases]
+        later = range(phase + 1, len(tokens))
+        left = sum(self._phases[index].steps * tokens[index] for index in later)
+        return a_step * (steps_left + left / tokens[phase])

@@ -12,33 +12,8 @@ TERMINAL_SECONDS, LOG_SECONDS = 60.0, 10.0
 """The seconds between two lines above a bar, and where there is no bar."""
 
 
-class Bar:
-    """A bar on rank 0's terminal and lines above it; in a log lines alone, on other ranks nothing."""
-
-    def __init__(self, num_steps: int | None, step: int, shown: bool) -> None:
-        self.is_terminal = sys.stderr.isatty()
-        self.bar = tqdm(
-            total=num_steps, initial=step, unit="step", dynamic_ncols=True, mininterval=0.5,
-            disable=not (shown and self.is_terminal),
-        )  # fmt: skip
-        self._shown = shown
-
-    def say(self, text: str) -> None:
-        """A line above the bar, from rank 0 only."""
-        if self._shown:
-            tqdm.write(text)
-            sys.stdout.flush()  # a log file would show it only with the next 8 kB
-
-    def close(self) -> None:
-        """Leaves the bar as it is."""
-        self.bar.close()
-
-
-class Progress(Bar):
-    """The bar of a run, and lines of what a step was.
-
-    Where standard error is no terminal there is no bar, and a line every ten seconds in its place.
-    """
+class Progress:
+    """A bar on rank 0's terminal and lines above it; in a log lines alone, elsewhere nothing."""
 
     def __init__(
         self,
@@ -48,21 +23,36 @@ class Progress(Bar):
         shown: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(num_steps, step, shown)
-        self._num_steps, self._clock = num_steps, clock
-        self._pause = TERMINAL_SECONDS if self.is_terminal else LOG_SECONDS
+        is_terminal = sys.stderr.isatty()
+        self.bar = tqdm(
+            total=num_steps, initial=step, unit="step", dynamic_ncols=True, mininterval=0.5,
+            disable=not (shown and is_terminal),
+        )  # fmt: skip
+        self._shown, self._num_steps, self._clock = shown, num_steps, clock
+        self._pause = TERMINAL_SECONDS if is_terminal else LOG_SECONDS
         self._next_line = 0.0
+
+    def say(self, text: str) -> None:
+        """A line above the bar, from rank 0 only."""
+        if self._shown:
+            tqdm.write(text)
+            sys.stdout.flush()  # a log file would show it only with the next 8 kB
 
     def advance(self, row: Mapping[str, Any]) -> None:
         """One more step."""
-        names = (("mlm", "mlm_loss"), ("nsp", "nsp_loss"))
-        losses = " ".join(f"{name} {row[key]:.3f}" for name, key in names if key in row)
-        speed = f"{row['tokens_per_second']:,.0f} tok/s, data wait {row['data_wait_share']:.0%}"
-        self.bar.set_postfix_str(f"loss {row['loss']:.3f} {losses} {speed}", refresh=False)
+        self.bar.set_postfix_str(f"loss {row['loss']:.3f} {_format_speed(row)}", refresh=False)
         self.bar.update()
         if self._clock() >= self._next_line or row["step"] == self._num_steps:
             self._next_line = self._clock() + self._pause
             self.say(f"{datetime.now(UTC):%H:%M:%S}Z {format_step(row, self._num_steps)}")
+
+    def close(self) -> None:
+        """Leaves the bar as it is."""
+        self.bar.close()
+
+
+def _format_speed(row: Mapping[str, Any]) -> str:
+    return f"{row['tokens_per_second']:,.0f} tok/s, data wait {row['data_wait_share']:.0%}"
 
 
 def format_step(row: Mapping[str, Any], num_steps: int | None) -> str:
@@ -71,26 +61,19 @@ def format_step(row: Mapping[str, Any], num_steps: int | None) -> str:
     losses = f"MLM {row['mlm_loss']:.3f} ({row['mlm_accuracy']:.0%})"
     if "nsp_loss" in row:
         losses += f", NSP {row['nsp_loss']:.3f} ({row['nsp_accuracy']:.0%})"
-    speed = f"{row['tokens_per_second']:,.0f} tok/s, data wait {row['data_wait_share']:.0%}"
-    if row["mfu"] is not None:
-        speed += f", MFU {row['mfu']:.0%}"
-    parts = [
-        f"step {row['step']:,}{total}: loss {row['loss']:.3f}, {losses}",
-        f"norm {row['grad_norm']:.2g}, lr {row['learning_rate']:.2g}",
-        speed,
-        f"ETA {format_seconds(row['eta_seconds'])}",
-    ]
-    return "; ".join(parts)
+    mfu = "" if row["mfu"] is None else f", MFU {row['mfu']:.0%}"
+    return (
+        f"step {row['step']:,}{total}: loss {row['loss']:.3f}, {losses}; norm"
+        f" {row['grad_norm']:.2g}, lr {row['learning_rate']:.2g}; {_format_speed(row)}{mfu}; ETA"
+        f" {format_seconds(row['eta_seconds'])}"
+    )
 
 
 def format_seconds(seconds: float) -> str:
     """Such as 12 s, 3 min 20 s, 5 h 12 min, 3 d 4 h."""
     whole = round(seconds)
-    for size, unit, smaller, smaller_unit in (
-        (86_400, "d", 3_600, "h"),
-        (3_600, "h", 60, "min"),
-        (60, "min", 1, "s"),
-    ):
+    units = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
+    for size, unit, smaller, smaller_unit in units:
         if whole >= size:
             return f"{whole // size} {unit} {whole % size // smaller} {smaller_unit}"
     return f"{whole} s"
