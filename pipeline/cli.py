@@ -255,8 +255,14 @@ def _print_dropped(dataset: "Dataset") -> None:
 
 def report(settings: ReportSettings, _: Sequence[str]) -> None:
     """`python -m pipeline report DATASET`."""
-    from pipeline.inspect.page import REPORT_PAGE, write_page
-    from pipeline.inspect.summary import format_report, load_report, read_report, write_report
+    from pipeline.inspect.summary import (
+        REPORT_PAGE,
+        format_report,
+        load_report,
+        read_report,
+        write_page,
+        write_report,
+    )
     from pipeline.storage.folder import Folder
 
     dataset = _open(settings)

@@ -1,4 +1,4 @@
-"""TFRecord files of tf.train.Example as google-research/bert's run_pretraining.py reads them, without TensorFlow.
+"""TFRecord files of tf.train.Example as google-research/bert's run_pretraining.py reads them.
 
 N instances of a block, L the sequence length, P the most masked positions.
 """
@@ -31,22 +31,22 @@ def write_records(file: IO[bytes], blocks: Iterable[Block], plan: Mapping[str, A
 
 
 def encode_examples(block: Block, seq_len: int, max_predictions: int) -> Iterator[bytes]:
-    """A serialized tf.train.Example for each instance: what write_instance_to_example_files would have made of it."""
+    """A serialized tf.train.Example for each instance, as write_instance_to_example_files makes."""
     input_ids_NL, is_token_NL = _pad(block.input_ids, block.offsets, seq_len)
     segment_ids_NL = is_token_NL & (np.arange(seq_len) >= block.segment_a_length[:, None])
-    positions_NP, is_masked_NP = _pad(
-        block.masked_lm_positions, block.masked_offsets, max_predictions
-    )
-    masked_lm_ids_NP, _ = _pad(block.masked_lm_ids, block.masked_offsets, max_predictions)
-    columns = {
-        "input_ids": (_INTEGERS, _varints(input_ids_NL)),
-        "input_mask": (_INTEGERS, _varints(is_token_NL)),
-        "segment_ids": (_INTEGERS, _varints(segment_ids_NL)),
-        "masked_lm_positions": (_INTEGERS, _varints(positions_NP)),
-        "masked_lm_ids": (_INTEGERS, _varints(masked_lm_ids_NP)),
-        "masked_lm_weights": (_FLOATS, [row.tobytes() for row in is_masked_NP.astype("<f4")]),
-        "next_sentence_labels": (_INTEGERS, _varints(block.is_random_next[:, None])),
+    masked = block.masked_offsets, max_predictions
+    positions_NP, is_masked_NP = _pad(block.masked_lm_positions, *masked)
+    integers = {
+        "input_ids": input_ids_NL,
+        "input_mask": is_token_NL,
+        "segment_ids": segment_ids_NL,
+        "masked_lm_positions": positions_NP,
+        "masked_lm_ids": _pad(block.masked_lm_ids, *masked)[0],
+        "next_sentence_labels": block.is_random_next[:, None],
     }
+    columns = {name: (_INTEGERS, _varints(values)) for name, values in integers.items()}
+    weights = [row.tobytes() for row in is_masked_NP.astype("<f4")]
+    columns["masked_lm_weights"] = _FLOATS, weights
     for row in range(block.num_instances):
         features = [
             _head(name, kind, len(rows[row])) + rows[row] for name, (kind, rows) in columns.items()
@@ -63,7 +63,7 @@ def _pad(values: Array, offsets: Array, width: int) -> tuple[Array, Array]:
 
 
 def _varints(values: Array) -> list[bytes]:
-    """Each row's numbers, packed: seven bits a byte, the lowest first, and the highest bit where another byte comes."""
+    """Each row's numbers, packed: seven bits a byte, the highest bit where another byte comes."""
     width = max(1, -(-int(values.max()).bit_length() // 7))
     digits = values.astype(np.uint32)[..., None] >> _BITS[:width]
     is_used = digits > 0
@@ -77,7 +77,7 @@ def _varints(values: Array) -> list[bytes]:
 
 @lru_cache(maxsize=4096)
 def _head(name: str, kind: int, num_bytes: int) -> bytes:
-    """All of an entry of the map of features but the bytes of its packed values, which come last."""
+    """All of an entry of the map of features but its packed values, which come last."""
     values = bytes(num_bytes)
     feature = bytes_field(kind, bytes_field(_VALUES, values))
     entry = bytes_field(1, bytes_field(1, name.encode()) + bytes_field(2, feature))

@@ -1,4 +1,4 @@
-"""Exports the instances of one split and length: one file a shard, and last the file that says that all are there."""
+"""Exports the instances of one split and length: a file a shard, and last one that says so."""
 
 import errno
 import json
@@ -26,13 +26,13 @@ from pipeline.storage.tensorflow_bytes import masked_crc32c
 STARTED = "_started.json"
 """Says what is exported, from the first file on until all are there."""
 FINISHED = "_export.json"
-"""Says the same, and that all files are there. Readers of whole folders pass over names that begin so."""
+"""Says the same, and that all files are there. Readers of folders pass over names that begin so."""
 _READ_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
 class Format:
-    """How a file of some blocks is written, and how the files are read; both take what _export.json holds."""
+    """How a file is written, and how the files are read; both take what _export.json holds."""
 
     write_file: Callable[[IO[bytes], Iterator[Block], Mapping[str, Any]], None]
     usage: str
@@ -51,19 +51,18 @@ FORMATS = {
 def plan_export(
     dataset: Dataset, format_name: str, split: str, seq_len: int | None
 ) -> dict[str, Any]:
-    """What _export.json will hold: which instances, of all passes of a split, and the shard of each file.
+    """What _export.json will hold: which instances of all passes, and the shard of each file.
 
     Raises:
         ValueError: The dataset has no such instances, or several lengths where none is given.
     """
     manifest = dataset.manifest
     lengths = sorted({group.seq_len for group in manifest.groups if group.split == split})
-    if seq_len is None and len(lengths) > 1:
-        raise ValueError(
-            f"{dataset.url} has {split} instances of the lengths {lengths}; give one of them as --seq_len"
-        )
     if not lengths:
         raise ValueError(f"{dataset.url} has no {split} instances")
+    if seq_len is None and len(lengths) > 1:
+        found = f"{split} instances of the lengths {lengths}"
+        raise ValueError(f"{dataset.url} has {found}; give one of them as --seq_len")
     length = seq_len or lengths[0]
     shards = _shards(dataset, split, length)
     return {
@@ -97,10 +96,9 @@ def write_export(dataset: Dataset, plan: Mapping[str, Any], output: Folder) -> N
         return
     shards = _shards(dataset, plan["split"], plan["seq_len"])
     missing = [each for each in zip(plan["files"], shards, strict=True) if each[0] not in found]
+    bar: dict[str, Any] = {"desc": "export", "unit": " instances", "unit_scale": True}
     total = sum(shard.instances for _, shard in missing)
-    with tqdm(
-        total=total, desc="export", unit=" instances", unit_scale=True, disable=None
-    ) as progress:
+    with tqdm(total=total, disable=None, **bar) as progress:
         for name, shard in missing:
             blocks = _checked_blocks(dataset, shard, plan, progress.update)
             _write_file(output, name, blocks, plan)
@@ -121,14 +119,17 @@ def _shards(dataset: Dataset, split: str, seq_len: int) -> list[Shard]:
 
 
 def _claim(output: Folder, plan: Mapping[str, Any]) -> set[str]:
-    """The files of this very export that are there, _export.json only beside all others; claims an empty folder."""
+    """The files of this very export that are there, of which _export.json says that all are.
+
+    An empty folder is claimed.
+    """
     found = output.list()
     left = {*find_temporaries(found)}
     marker = next((name for name in (FINISHED, STARTED) if name in found), None)
     expected = {*plan["files"], STARTED, FINISHED} if marker else set()
     if foreign := sorted(found.keys() - expected - left):
-        found_what = f"{foreign[0]}, which is not of this export"
-        raise ValueError(f"{output.locate()} holds {found_what}; give an empty --output")
+        what = f"{foreign[0]}, which is not of this export"
+        raise ValueError(f"{output.locate()} holds {what}; give an empty --output")
     if marker:
         _refuse_other_export(output, marker, plan)
     if marker == FINISHED and plan["files"].keys() <= found.keys():
@@ -154,15 +155,16 @@ def _refuse_other_export(output: Folder, marker: str, plan: Mapping[str, Any]) -
 def _checked_blocks(
     dataset: Dataset, shard: Shard, plan: Mapping[str, Any], report: Callable[[int], object]
 ) -> Iterator[Block]:
-    """The blocks of a shard, each held to what the dataset says of itself, and then reported by its instances."""
+    """The blocks of a shard, held to what the dataset says, then reported by their instances."""
     most = plan["max_predictions"]
     for number, block in enumerate(read_blocks(dataset, shard, _READ_AT_ONCE)):
         where = f"{dataset.locate(shard.name)} block {number}"
         check_instances(block, dataset.vocab_size, plan["seq_len"], where)
         counts = np.diff(block.masked_offsets)
         if wrong := counts[(counts < 1) | (counts > most)].tolist():
-            found = f"an instance of {wrong[0]} masked positions, the dataset's settings allow 1 to {most}"
-            raise ValueError(f"{where}: {found}; restore or rebuild the dataset")
+            found = f"an instance of {wrong[0]} masked positions"
+            allowed = f"the dataset's settings allow 1 to {most}"
+            raise ValueError(f"{where}: {found}, {allowed}; restore or rebuild the dataset")
         if block.num_instances:
             yield block
         report(block.num_instances)

@@ -1,1 +1,1 @@
-"""What a dataset holds: single instances for people, deep checks, and the report in numbers and as a page."""
+"""What a dataset holds: instances for people, deep checks, and the report."""

@@ -1,7 +1,6 @@
-"""croissant.json: what catalogues of datasets and their tools read (JSON-LD, MLCommons Croissant 1.0).
+"""croissant.json: manifest and report for catalogues of datasets (MLCommons Croissant 1.0).
 
-Everything in it stands in manifest.json or report.json too. A build does not know its publisher:
-creator, url, citeAs and datePublished are left out.
+A build does not know its publisher: creator, url, citeAs and datePublished are left out.
 """
 
 import hashlib
@@ -15,11 +14,11 @@ from pipeline.shards.manifest import BLOCKS_TABLE, MANIFEST, SHARDS_TABLE
 from pipeline.shards.records import json_bytes
 
 CROISSANT = "croissant.json"
-_TERMS = (
-    "citeAs", "column", "extract", "field", "fileObject", "fileProperty", "fileSet", "format", "includes",
-    "isLiveDataset", "jsonPath", "key", "md5", "parentField", "path", "recordSet", "references", "regex", "repeated",
-    "replace", "samplingRate", "separator", "source", "subField", "transform",
-)  # fmt: skip
+_TERMS = """
+citeAs column extract field fileObject fileProperty fileSet format includes isLiveDataset jsonPath
+key md5 parentField path recordSet references regex repeated replace samplingRate separator source
+subField transform
+"""
 _CONTEXT = {
     "@language": "en",
     "@vocab": "https://schema.org/",
@@ -31,7 +30,7 @@ _CONTEXT = {
     "data": {"@id": "cr:data", "@type": "@json"},
     "examples": {"@id": "cr:examples", "@type": "@json"},
     "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
-    **{term: f"cr:{term}" for term in _TERMS},
+    **{term: f"cr:{term}" for term in _TERMS.split()},
 }
 _FILES = {
     MANIFEST: ("application/json", "Settings, counters, totals and hashes; it is written last."),
@@ -40,6 +39,8 @@ _FILES = {
     SHARDS_TABLE: ("application/x-parquet", "One row a shard: its place, counts and hashes."),
     BLOCKS_TABLE: ("application/x-parquet", "One row a block: where its bytes lie, their crc32."),
 }
+_SET, _TARS, _ARROW = "cr:FileSet", "*/L*/pass-*/shard-*.tar", "application/vnd.apache.arrow.stream"
+_IN_SHARDS = {"includes": "*.arrow", "containedIn": {"@id": "shards"}}
 # Of each column: its type and what it means; [] marks a list.
 _INSTANCE = {
     "input_ids": ("Integer[]", "[CLS] A [SEP] B [SEP], masked already, without padding."),
@@ -68,19 +69,12 @@ def write_croissant(dataset: Dataset, report: Mapping[str, Any]) -> None:
 
 
 def describe_dataset(report: Mapping[str, Any], hashes: Mapping[str, str | None]) -> dict[str, Any]:
-    """What croissant.json holds; its size does not grow with the shards, whose hashes are in shards.parquet.
+    """What croissant.json holds, from report.json and the sha256 of each of _FILES.
 
-    Args:
-        report: What report.json holds.
-        hashes: The sha256 of each of the dataset's tables and files.
+    Its size does not grow with the shards, whose hashes are in shards.parquet.
     """
     numbers, date = report["dataset"], report.get("build", {}).get("date")
     licences = {row["name"]: row["licence"] or NOT_STATED for row in numbers["mixture"]}
-    settings = sorted(numbers["settings"].items())
-    files = [
-        _described("cr:FileObject", name, what, encodingFormat=kind, contentUrl=name, sha256=hashes[name])
-        for name, (kind, what) in _FILES.items()
-    ]  # fmt: skip
     return {
         "@context": _CONTEXT,
         "@type": "sc:Dataset",
@@ -97,46 +91,40 @@ def describe_dataset(report: Mapping[str, Any], hashes: Mapping[str, str | None]
         **({"dateCreated": date} if date else {}),
         "rai:dataPreprocessingProtocol": [
             f"{name}: {json.dumps(value, ensure_ascii=False, sort_keys=True)}"
-            for name, value in settings
+            for name, value in sorted(numbers["settings"].items())
         ],
         "distribution": [
-            *files,
-            _described(
-                "cr:FileSet", "shards", "Tar files of blocks.", encodingFormat="application/x-tar",
-                includes="*/L*/pass-*/shard-*.tar",
+            *(
+                _file(name, what, kind, contentUrl=name, sha256=hashes[name])
+                for name, (kind, what) in _FILES.items()
             ),
-            _described(
-                "cr:FileSet", "blocks", "Arrow IPC streams of instances.", includes="*.arrow",
-                encodingFormat="application/vnd.apache.arrow.stream", containedIn={"@id": "shards"},
-            ),
+            _file("shards", "Tar files of blocks.", "application/x-tar", _SET, includes=_TARS),
+            _file("blocks", "Arrow IPC streams of instances.", _ARROW, _SET, **_IN_SHARDS),
         ],
         "recordSet": [
-            _describe_records(
-                "instance", "One pair to pretrain on.", {"fileSet": {"@id": "blocks"}}, _INSTANCE
-            ),
-            _describe_records(
-                "shard", "One file of instances.", {"fileObject": {"@id": SHARDS_TABLE}}, _SHARD
-            ),
+            _records("instance", "One pair to pretrain on.", "fileSet", "blocks", _INSTANCE),
+            _records("shard", "One file of instances.", "fileObject", SHARDS_TABLE, _SHARD),
         ],
-    }  # fmt: skip
+    }
 
 
-def _described(kind: str, name: str, description: str, **facts: Any) -> dict[str, Any]:
-    return {"@type": kind, "@id": name, "name": name, "description": description, **facts}
-
-
-def _describe_records(
-    name: str,
-    description: str,
-    source: Mapping[str, Any],
-    columns: Mapping[str, tuple[str, str]],
+def _file(
+    name: str, description: str, encoding: str, kind: str = "cr:FileObject", **facts: Any
 ) -> dict[str, Any]:
-    fields = [
-        _described(
-            "cr:Field", f"{name}/{column}", meaning, dataType=f"sc:{kind.removesuffix('[]')}"
-        )
-        | {"name": column, "source": {**source, "extract": {"column": column}}}
-        | ({"repeated": True} if kind.endswith("[]") else {})
-        for column, (kind, meaning) in columns.items()
-    ]
-    return _described("cr:RecordSet", name, description, field=fields)
+    return {**_described(kind, name, description), "encodingFormat": encoding, **facts}
+
+
+def _described(kind: str, name: str, description: str) -> dict[str, Any]:
+    return {"@type": kind, "@id": name, "name": name, "description": description}
+
+
+def _records(
+    name: str, description: str, kind: str, of: str, columns: Mapping[str, tuple[str, str]]
+) -> dict[str, Any]:
+    fields = []
+    for column, (value, meaning) in columns.items():
+        field = _described("cr:Field", f"{name}/{column}", meaning) | {"name": column}
+        field["dataType"] = f"sc:{value.removesuffix('[]')}"
+        field["source"] = {kind: {"@id": of}, "extract": {"column": column}}
+        fields.append(field | ({"repeated": True} if value.endswith("[]") else {}))
+    return {**_described("cr:RecordSet", name, description), "field": fields}

@@ -1,7 +1,6 @@
-"""README.md of a dataset: what it holds and of which sources and licences, as the Hugging Face Hub shows it.
+"""README.md of a dataset: what it holds, and of which sources and licences, for the Hub.
 
-It begins with the Hub's metadata, and ends with a mark by which a build knows its own card again: one
-that somebody edited stays as it is.
+It ends with a mark by which a build knows its own card again: one that somebody edited stays.
 """
 
 import hashlib
@@ -11,18 +10,18 @@ from typing import Any
 
 import yaml
 
+from pipeline.inspect.mixture import find_dropped
 from pipeline.shards.dataset import Dataset
 
 CARD = "README.md"
 NOT_STATED = "not stated"
 _MARK = re.compile(rb"<!-- written by build: ([0-9a-f]{16}) -->\n\Z")
-_LICENCES = {
-    "apache-2.0", "mit", "odbl", "odc-by", "pddl", "gfdl", "cc0-1.0", "cc-by-3.0", "cc-by-4.0", "cc-by-sa-3.0",
-    "cc-by-sa-4.0", "cc-by-nc-4.0", "cc-by-nc-sa-4.0", "cc-by-nd-4.0",
-}  # fmt: skip
-"""The Hub's names of licences that text often has; any other is `other` there, and a card's table has its text."""
-_SIZES = ((10**3, "1K"), (10**4, "10K"), (10**5, "100K"), (10**6, "1M"), (10**7, "10M"), (10**8, "100M"),
-          (10**9, "1B"), (10**10, "10B"), (10**11, "100B"), (10**12, "1T"))  # fmt: skip
+_LICENCES = re.compile(
+    r"apache-2\.0|mit|odbl|odc-by|pddl|gfdl|unknown|cc0-1\.0|cc-by(-sa)?-[34]\.0"
+    r"|cc-by-(nc|nc-sa|nd)-4\.0"
+)
+"""The Hub's names of licences that text often has; any other is `other` there."""
+_SIZES = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")
 _USE = """## Use
 
 ```bash
@@ -36,7 +35,7 @@ setting and count, and `report.html` shows them.
 
 
 def write_card(dataset: Dataset, report: Mapping[str, Any]) -> None:
-    """Writes README.md beside the manifest, unless there is one that no build wrote or that was edited."""
+    """Writes README.md beside the manifest, unless there is one that somebody wrote or edited."""
     if not dataset.folder.exists(CARD) or is_unedited(dataset.folder.read(CARD)):
         dataset.folder.write(CARD, dataset_card(report["dataset"]))
 
@@ -51,8 +50,8 @@ def dataset_card(numbers: Mapping[str, Any]) -> bytes:
         f"\nroot hash `{numbers['root_hash']}`\n\n## Sources\n",
         "| source | licence | language | documents | tokens |\n|---|---|---|---|---|",
         *(
-            f"| {_plain(row['name'])} | {_plain(row['licence'] or NOT_STATED)} | {_plain(row['language'])}"
-            f" | {row['documents']:,} | {row['tokens']:,} |"
+            f"| {_plain(row['name'])} | {_plain(row['licence'] or NOT_STATED)}"
+            f" | {_plain(row['language'])} | {row['documents']:,} | {row['tokens']:,} |"
             for row in numbers["mixture"]
         ),
         f"\n{_USE}",
@@ -71,28 +70,22 @@ def describe_in_words(numbers: Mapping[str, Any]) -> Iterator[str]:
     """What a dataset holds, in sentences."""
     counters = numbers["counters"]
     yield (
-        f"Masked and paired instances to pretrain BERT on, from {counters['documents']:,} distinct documents of"
-        f" {counters['distinct_tokens']:,} tokens, with a vocabulary of {numbers['vocab_size']:,}."
+        f"Masked and paired instances to pretrain BERT on, from {counters['documents']:,} distinct"
+        f" documents of {counters['distinct_tokens']:,} tokens, with a vocabulary of"
+        f" {numbers['vocab_size']:,}."
     )
     for group in numbers["groups"]:
-        yield (
-            f"{group['split']} L{group['seq_len']}: {group['instances']:,} instances of {group['tokens']:,} tokens in"
-            f" {group['passes']} pass(es)."
-        )
-    dropped = [
-        f"{name.removeprefix('dropped_')} {count:,}"
-        for name, count in sorted(counters.items())
-        if name.startswith("dropped_") and count
-    ]
-    if dropped:
-        yield f"Dropped documents: {', '.join(dropped)}."
+        held = f"{group['instances']:,} instances of {group['tokens']:,} tokens"
+        yield f"{group['split']} L{group['seq_len']}: {held} in {group['passes']} pass(es)."
+    if dropped := find_dropped(counters):
+        reasons = ", ".join(f"{name} {count:,}" for name, count in sorted(dropped.items()))
+        yield f"Dropped documents: {reasons}."
 
 
 def _metadata(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    names = {
-        row["licence"].lower().replace(" ", "-") or "unknown" for row in numbers["mixture"]
-    } or {"unknown"}
-    licences = sorted({name if name in {*_LICENCES, "unknown"} else "other" for name in names})
+    names = [row["licence"].lower().replace(" ", "-") or "unknown" for row in numbers["mixture"]]
+    known = {name if _LICENCES.fullmatch(name) else "other" for name in names or ["unknown"]}
+    licences = sorted(known)
     languages = sorted({row["language"] for row in numbers["mixture"]})
     return {
         "pretty_name": numbers["name"],
@@ -105,13 +98,11 @@ def _metadata(numbers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _size(instances: int) -> str:
-    """The Hub's class of sizes."""
-    previous = "n"
-    for most, name in _SIZES:
-        if instances < most:
-            return f"{previous}<n<{name}" if previous != "n" else f"n<{name}"
-        previous = name
-    return f"n>{previous}"
+    """The Hub's class of sizes, a power of ten each from a thousand on."""
+    power = max(0, len(str(instances)) - 3)
+    if power == 0:
+        return f"n<{_SIZES[0]}"
+    return f"{_SIZES[power - 1]}<n<{_SIZES[power]}" if power < len(_SIZES) else f"n>{_SIZES[-1]}"
 
 
 def _plain(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The sources of a dataset: what each gives to the corpus, and to the instances that are trained on."""
+"""The sources of a dataset: what each gives to the corpus, and to the train instances."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,12 +7,7 @@ from pipeline.shards.dataset import Dataset
 
 
 def measure_mixture(dataset: Dataset, licences: Mapping[str, str]) -> list[dict[str, Any]]:
-    """A row a source, in the order of their numbers; none for a dataset that does not know its sources.
-
-    Args:
-        dataset: A finished one.
-        licences: By the source's name, as far as they are known.
-    """
+    """A row a source, in the order of their numbers; licences are by the source's name."""
     sources = dataset.manifest.sources
     tokens = [source["counters"]["distinct_tokens"] for source in sources]
     trained = _trained_tokens(dataset, len(sources))
@@ -24,14 +19,10 @@ def measure_mixture(dataset: Dataset, licences: Mapping[str, str]) -> list[dict[
             "weight": source["weight"],
             "documents_read": source["counters"].get("documents_read", 0),
             "documents": source["counters"]["documents"],
-            "dropped": {
-                name.removeprefix("dropped_"): count
-                for name, count in source["counters"].items()
-                if name.startswith("dropped_") and count
-            },
+            "dropped": find_dropped(source["counters"]),
             "tokens": own,
-            "share_of_corpus": _share(own, sum(tokens)),
-            "share_of_instances": _share(shown, sum(trained)),
+            "share_of_corpus": share(own, sum(tokens)),
+            "share_of_instances": share(shown, sum(trained)),
         }
         for source, own, shown in zip(sources, tokens, trained, strict=True)
     ]
@@ -41,8 +32,9 @@ def format_mixture(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The rows as lines of text."""
     width = max((len(row["name"]) for row in rows), default=0)
     return [
-        f"  {row['name']:<{width}}  {row['language']:<3} weight {row['weight']:<5g} {row['documents']:>12,} documents"
-        f" {row['tokens']:>14,} tokens {row['share_of_corpus']:>6.1%} of the corpus"
+        f"  {row['name']:<{width}}  {row['language']:<3} weight {row['weight']:<5g}"
+        f" {row['documents']:>12,} documents {row['tokens']:>14,} tokens"
+        f" {row['share_of_corpus']:>6.1%} of the corpus"
         f" {row['share_of_instances']:>6.1%} of train instances  {row['licence']}".rstrip()
         for row in rows
     ]
@@ -70,5 +62,15 @@ def _trained_tokens(dataset: Dataset, num_sources: int) -> list[int]:
     return [sum(shard.source_tokens[number] for shard in train) for number in range(num_sources)]
 
 
-def _share(part: int, whole: int) -> float:
+def find_dropped(counters: Mapping[str, int]) -> dict[str, int]:
+    """How many documents were dropped, by reason."""
+    return {
+        name.removeprefix("dropped_"): count
+        for name, count in counters.items()
+        if name.startswith("dropped_") and count
+    }
+
+
+def share(part: int, whole: int) -> float:
+    """Part of the whole, to six digits."""
     return round(part / whole, 6) if whole else 0.0

@@ -21,19 +21,14 @@ def read_vocabulary(dataset: Dataset) -> Vocabulary:
 def show_instances(
     dataset: Dataset, split: str, seq_len: int, count: int, tokens: EncodedDocuments | None = None
 ) -> Iterator[str]:
-    """The first instances of pass 0 of one split and length, each as a few lines of text.
-
-    With the dataset's encoded documents also where A and B come from.
-    """
+    """The first instances of pass 0 as text; with encoded documents, also where they are from."""
     vocabulary = read_vocabulary(dataset)
     dataset.num_passes(split, seq_len)
     chosen = list(itertools.islice(_rows_of(dataset, split, seq_len), count))
     described = [describe_instance(block, vocabulary) for _, block in chosen]
     ids = [instance[name] for instance in described for name in ("document_a", "document_b")]
     found = find_documents(tokens, ids) if tokens else {}
-    places = {
-        start: format_place(dataset.manifest, documents[0]) for start, documents in found.items()
-    }
+    places = {start: format_place(dataset.manifest, each[0]) for start, each in found.items()}
     for number, ((shard, _), instance) in enumerate(zip(chosen, described, strict=True)):
         yield f"{shard.name} #{number}\n{format_instance(instance, places)}"
 
@@ -46,41 +41,34 @@ def _rows_of(dataset: Dataset, split: str, seq_len: int) -> Iterator[tuple[Shard
 
 
 def format_instance(instance: Mapping[str, Any], places: Mapping[str, str]) -> str:
-    """What `describe_instance` said: both segments with masked words as [shown>original], the label, the documents."""
-    origins = "".join(
-        f"\n  {name} is from {places[instance[key]]}"
-        for name, key in (("A", "document_a"), ("B", "document_b"))
-        if instance[key] in places
-    )
-    return (
-        f"  A: {_format_runs(instance['a'])}\n"
-        f"  B: {_format_runs(instance['b'])}\n"
-        f"  label: {LABELS[instance['is_random_next']]};"
-        f" documents {instance['document_a']} / {instance['document_b']};"
-        f" {instance['tokens']} tokens, {instance['masked']} masked{origins}"
-    )
+    """What `describe_instance` said, with masked words as [shown>original]."""
+    ids = {"A": instance["document_a"], "B": instance["document_b"]}
+    lines = [
+        f"  A: {_format_runs(instance['a'])}",
+        f"  B: {_format_runs(instance['b'])}",
+        f"  label: {LABELS[instance['is_random_next']]}; documents {ids['A']} / {ids['B']};"
+        f" {instance['tokens']} tokens, {instance['masked']} masked",
+        *(f"  {name} is from {places[own]}" for name, own in ids.items() if own in places),
+    ]
+    return "\n".join(lines)
 
 
 def format_dropped(
     examples: Sequence[Mapping[str, str]] | None, counters: Mapping[str, Any]
 ) -> Iterator[str]:
-    """The examples of dropped documents in a report, by reason, behind the number that each reason dropped."""
-    kept = examples or ()
+    """The examples of dropped documents in a report, behind the number that each reason dropped."""
     for name, count in counters.items():
-        if not name.startswith("dropped_"):
-            continue
-        yield f"{name.removeprefix('dropped_')}: {count:,} dropped"
-        yield from (
-            f"  {printable(each['where'])}\n    {printable(each['text'])}"
-            for each in kept
-            if each["reason"] == name.removeprefix("dropped_")
-        )
+        if name != (reason := name.removeprefix("dropped_")):
+            yield f"{reason}: {count:,} dropped"
+            for each in examples or ():
+                if each["reason"] == reason:
+                    yield f"  {printable(each['where'])}\n    {printable(each['text'])}"
     if examples is None:
         yield "no examples: the encoded documents (tokens/), which held them, are gone"
 
 
 def describe_instance(block: Block, vocabulary: Vocabulary) -> dict[str, Any]:
-    """One instance as plain data: `a` and `b` are lists of text and, at masked pieces, of {shown, original}."""
+    """One instance as data: `a` and `b` are text and, at masked pieces, {shown, original}."""
     pieces = [vocabulary.tokens[token] for token in block.input_ids]
     labels = zip(block.masked_lm_positions.tolist(), block.masked_lm_ids, strict=True)
     originals = {position: vocabulary.tokens[label] for position, label in labels}
@@ -97,16 +85,14 @@ def describe_instance(block: Block, vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def _segment_runs(pieces: Sequence[str], originals: dict[int, str], positions: range) -> list[Any]:
-    """Pieces joined to words: text as strings, with a {shown, original} for every masked piece in between."""
+    """Pieces joined to words, and the masked pieces in between."""
     runs: list[Any] = []
     text = ""
     for position in positions:
         piece = originals.get(position, pieces[position])
-        is_first = position == positions.start
-        if piece.startswith(CONTINUATION):
-            text += CONTINUATION if is_first else ""  # the cut went through a word
-        else:
-            text += "" if is_first else " "
+        is_first, continues = position == positions.start, piece.startswith(CONTINUATION)
+        if is_first == continues:  # a word begins, or the cut went through one
+            text += CONTINUATION if is_first else " "
         if position in originals:
             runs += [text] if text else []
             runs.append({"shown": pieces[position], "original": piece})
@@ -117,9 +103,7 @@ def _segment_runs(pieces: Sequence[str], originals: dict[int, str], positions: r
 
 
 def _format_runs(runs: Sequence[Any]) -> str:
-    return "".join(
-        run if isinstance(run, str) else _mark(run["shown"], run["original"]) for run in runs
-    )
+    return "".join(run if isinstance(run, str) else _mark(**run) for run in runs)
 
 
 def _mark(shown: str, original: str) -> str:

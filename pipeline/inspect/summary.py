@@ -1,61 +1,59 @@
-"""What a dataset holds, in numbers: report.json, which its text here and pipeline.inspect.page show."""
+"""What a dataset holds, in numbers: report.json, and the same as text and as a page."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.inspect.checks import find_checks
-from pipeline.inspect.measure import MASK_KINDS, measure_documents, measure_group
-from pipeline.inspect.mixture import format_mixture, measure_mixture
+from pipeline.inspect.measure import measure_documents, measure_group
+from pipeline.inspect.mixture import find_unused, format_mixture, measure_mixture, share
 from pipeline.inspect.validation import measure_validation
+from pipeline.pages.render import render
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import pass_folder
 from pipeline.shards.records import Group, json_bytes
 from pipeline.shards.verify import describe_coverage, find_uncovered
+from pipeline.storage.folder import Folder
 from pipeline.tokens.provenance import find_tokens
 
-REPORT = "report.json"
+REPORT, REPORT_PAGE = "report.json", "report.html"
 SOURCES = "sources.parquet"
-REPORT_VERSION = 5
+REPORT_VERSION = 6
 _NUM_SOURCES = 50
+_MUCH_DROPPED = 0.5
+_MUCH_UNKNOWN = 0.01
 
 
 def summarize_dataset(
     dataset: Dataset, tokens: str | None = None, options: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Totals of the whole dataset, and what a bounded sample of it shows.
+    """Totals of a finished dataset, and what a bounded sample of it shows.
 
-    Args:
-        dataset: A finished one.
-        tokens: Folder or URL of its encoded documents; by default below the dataset.
-        options: Options of the filesystem that holds `tokens`.
+    `tokens` is the folder or URL of its encoded documents, by default below the dataset, and
+    `options` are of the filesystem that holds them.
     """
     manifest, rows = dataset.manifest, _read_sources(dataset)
     licences = {row["source"]: row["licence"] for row in rows or () if "licence" in row}
+    counters = manifest.counters
+    copied = ("root_hash", "settings_hash", "vocab_sha256", "format_version", "vocab_size")
     return {
         "report_version": REPORT_VERSION,
         "name": dataset_name(dataset),
-        "root_hash": manifest.root_hash,
-        "settings_hash": manifest.settings_hash,
-        "vocab_sha256": manifest.vocab_sha256,
-        "format_version": manifest.format_version,
+        **{name: getattr(manifest, name) for name in copied},
         "software": dict(manifest.software),
         "settings": dict(manifest.settings),
-        "vocab_size": manifest.vocab_size,
-        "counters": dict(manifest.counters),
-        "unknown_rate": _share(
-            manifest.counters.get("unknown_tokens", 0), manifest.counters.get("tokens", 0)
-        ),
+        "counters": dict(counters),
+        "unknown_rate": share(counters.get("unknown_tokens", 0), counters.get("tokens", 0)),
         "bytes": sum(shard.num_bytes for shard in dataset.all_shards),
         "sources": _summarize_sources(rows),
         "mixture": measure_mixture(dataset, licences),
         "validation": measure_validation(manifest.sources, manifest.settings),
         "coverage": _measure_coverage(dataset),
-        "documents": measure_documents(find_tokens(dataset, tokens, options), manifest.vocab_size),
+        "documents": measure_documents(find_tokens(dataset, tokens, options)),
         "groups": [asdict(group) | _summarize_group(dataset, group) for group in manifest.groups],
     }
 
@@ -91,7 +89,7 @@ def format_report(report: dict[str, Any]) -> str:
 
 
 def read_report(dataset: Dataset) -> dict[str, Any]:
-    """report.json; made anew where the dataset has none, or one of another content or of an earlier version."""
+    """report.json; made anew where there is none of this content and version."""
     found = load_report(dataset)
     if found.get("dataset", {}).get("report_version") != REPORT_VERSION:
         found["dataset"] = summarize_dataset(dataset, tokens_url(found))
@@ -124,20 +122,24 @@ def tokens_url(report: Mapping[str, Any]) -> str | None:
 
 
 def _summarize_group(dataset: Dataset, group: Group) -> dict[str, Any]:
+    shown = {"mask": group.masked_as_mask, "kept": group.masked_kept}
+    shown["random"] = group.masked - sum(shown.values())
     return {
         "mean_length": round(group.tokens / max(1, group.instances), 2),
-        "fill": _share(group.tokens, group.instances * group.seq_len),
-        "random_next_share": _share(group.random_next, group.instances),
-        "masked_share": _share(group.masked, group.tokens),
+        "fill": share(group.tokens, group.instances * group.seq_len),
+        "random_next_share": share(group.random_next, group.instances),
+        "masked_share": share(group.masked, group.tokens),
+        "mask_shares": {name: share(count, group.masked) for name, count in shown.items()},
         **measure_group(dataset, group),
     }
 
 
 def _measure_coverage(dataset: Dataset) -> dict[str, Any]:
-    """Whether every document is in one bucket of every pass, and a sentence that says so, or which pass lacks some."""
+    """Whether every document is in one bucket of every pass, and a sentence that says so or not."""
     manifest, shards = dataset.manifest, dataset.all_shards
     for (seq_len, pass_index), what in find_uncovered(manifest, shards):
-        return {"is_whole": False, "said": f"{pass_folder('train', seq_len, pass_index)}: {what}"}
+        where = pass_folder("train", seq_len, pass_index)
+        return {"is_whole": False, "said": f"{where}: {what}"}
     return {"is_whole": True, "said": describe_coverage(manifest, shards)}
 
 
@@ -153,28 +155,73 @@ def _read_sources(dataset: Dataset) -> list[dict[str, Any]] | None:
     """sources.parquet; None where there is none."""
     if not dataset.folder.exists(SOURCES):
         return None
-    rows: list[dict[str, Any]] = (
-        pq.ParquetFile(pa.BufferReader(dataset.read_file(SOURCES)))
-        .read(use_threads=False)
-        .to_pylist()
-    )
+    file = pq.ParquetFile(pa.BufferReader(dataset.read_file(SOURCES)))
+    rows: list[dict[str, Any]] = file.read(use_threads=False).to_pylist()
     return rows
 
 
 def _format_group(group: dict[str, Any]) -> list[str]:
     sample, quantiles = group["sample"], group["lengths"]["quantiles"]
-    shares = ", ".join(f"{kind} {group['masks']['shares'][kind]:.1%}" for kind in MASK_KINDS)
+    shares = ", ".join(f"{kind} {share:.1%}" for kind, share in group["mask_shares"].items())
     lengths = ", ".join(f"{name} <= {length}" for name, length in quantiles.items())
     return [
         f"{group['split']} L{group['seq_len']}",
-        f"  {group['instances']:,} instances, {group['tokens']:,} tokens, {group['masked']:,} masked"
-        f" ({group['masked_share']:.2%}); {group['passes']} pass(es), {group['shards']} shard(s)",
+        f"  {group['instances']:,} instances, {group['tokens']:,} tokens,"
+        f" {group['masked']:,} masked ({group['masked_share']:.2%});"
+        f" {group['passes']} pass(es), {group['shards']} shard(s)",
         f"  mean length {group['mean_length']} (fill {group['fill']:.1%}),"
-        f" random next {group['random_next_share']:.1%}",
-        f"  sampled: {sample['blocks']:,} of {sample['of_blocks']:,} blocks, {sample['instances']:,} instances",
-        f"  at masked positions: {shares}; lengths: {lengths}",
+        f" random next {group['random_next_share']:.1%}; at masked positions: {shares}",
+        f"  sampled: {sample['blocks']:,} of {sample['of_blocks']:,} blocks,"
+        f" {sample['instances']:,} instances; lengths: {lengths}",
     ]
 
 
-def _share(part: int, whole: int) -> float:
-    return round(part / whole, 6) if whole else 0.0
+class Check(NamedTuple):
+    """What is looked at of a dataset's numbers, what was found, and whether that is fine."""
+
+    what: str
+    said: str
+    holds: bool
+
+
+def find_checks(dataset: Mapping[str, Any]) -> Iterator[Check]:
+    """All checks of what `summarize_dataset` found."""
+    yield _check_documents(dataset["counters"])
+    unused = find_unused(dataset["mixture"])
+    said = "; ".join(unused) or f"{len(dataset['mixture'])} source(s)"
+    yield Check("Every source is trained on", said, not unused)
+    if validation := dataset["validation"]:
+        said = "; ".join([f"it {validation['said']}", *validation["warnings"]])
+        yield Check("Validation split", said, not validation["warnings"])
+    yield Check("Coverage", dataset["coverage"]["said"], dataset["coverage"]["is_whole"])
+    rate = dataset["unknown_rate"]
+    yield Check("Unknown pieces", f"{rate:.3%} of all tokens", rate < _MUCH_UNKNOWN)
+
+
+def _check_documents(counters: Mapping[str, int]) -> Check:
+    """Documents read are kept or dropped, and most of them kept."""
+    read, kept = counters.get("documents_read", 0), counters["documents"]
+    dropped = sum(count for name, count in counters.items() if name.startswith("dropped_"))
+    said = f"{read:,} read; {kept:,} kept, {dropped:,} dropped"
+    if cut := counters.get("documents_cut", 0):
+        said += f"; {cut:,} cut"
+    is_much = dropped > _MUCH_DROPPED * read
+    if is_much:
+        said += ", more than half: inspect DATASET --dropped shows examples"
+    return Check("Documents read are kept", said, read <= kept + dropped and not is_much)
+
+
+def render_page(report: Mapping[str, Any]) -> str:
+    """report.json as a page; the order of its keys changes nothing."""
+    report = json.loads(json.dumps(report, sort_keys=True))
+    return render(
+        Path(__file__).with_name("report.html"),
+        dataset=report["dataset"],
+        build=report.get("build", {}),
+        checks=list(find_checks(report["dataset"])),
+    )
+
+
+def write_page(report: Mapping[str, Any], folder: Folder, name: str) -> None:
+    """Writes the page of a report."""
+    folder.write(name, render_page(report).encode())

@@ -1,1 +1,1 @@
-"""How pages of results look: templates, style, one chart, and text made safe. A leaf for both programs."""
+"""How pages of both programs look: templates, style, one chart, and text made safe."""

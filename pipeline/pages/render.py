@@ -12,7 +12,7 @@ _HERE = Path(__file__).parent
 
 
 def render(template: Path, **values: Any) -> str:
-    """The text of a template, which may extend page.html and import kit.html of this folder."""
+    """The text of a template, which may extend page.html and import kit.html beside this file."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([template.parent, _HERE]),
         autoescape=True,
@@ -27,8 +27,15 @@ def render(template: Path, **values: Any) -> str:
 
 
 def show_hidden(value: object) -> object:
-    """Text whose control characters, changes of direction and lone surrogates are written out: ⟨U+202E⟩."""
+    """Text whose control characters, directions and lone surrogates are written out: ⟨U+202E⟩."""
     return value if isinstance(value, Markup) else "".join(map(_show, str(value)))
+
+
+def _show(character: str) -> str:
+    is_hidden = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")
+    if is_hidden and character not in _HARMLESS_FORMATS:
+        return f"⟨U+{ord(character):04X}⟩"
+    return character
 
 
 def short_number(value: float) -> str:
@@ -51,11 +58,3 @@ def format_bytes(count: float) -> str:
 def format_share(value: float) -> str:
     """A share in percent."""
     return f"{100 * value:.3g} %"
-
-
-def _show(character: str) -> str:
-    is_hidden = (
-        unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")
-        and character not in _HARMLESS_FORMATS
-    )
-    return f"⟨U+{ord(character):04X}⟩" if is_hidden else character

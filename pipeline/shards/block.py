@@ -1,4 +1,4 @@
-"""A block: up to 65,536 // seq_len consecutive instances as one Arrow record batch (docs/format.md).
+"""A block: up to 65,536 // seq_len consecutive instances as one Arrow record batch.
 
 Arrow's values and offsets are the concatenated tokens and cu_seqlens that variable-length attention
 consumes. N instances, T tokens, M masked positions.

@@ -1,4 +1,4 @@
-"""A block's Arrow IPC stream: one schema, one record batch without nulls, its buffers compressed by zstd.
+"""A block's Arrow IPC stream: a schema and a record batch without nulls, compressed by zstd.
 
 pyarrow writes and reads it. It believes what a buffer says it becomes, and takes a stream without
 its end: both are looked at here first.

@@ -55,7 +55,7 @@ def blocks_table(tables: Iterable[BlockTable]) -> bytes:
 
 
 def write_blocks(sink: IO[bytes], tables: Iterable[BlockTable]) -> None:
-    """blocks.parquet: one row a block, in the order of shards.parquet; a row group of it is held."""
+    """blocks.parquet: one row a block, in the order of shards.parquet; it holds a row group."""
     options = {"compression": "zstd", "write_statistics": False, "write_page_checksum": True}
     with pq.ParquetWriter(sink, BLOCKS_SCHEMA, **options) as writer:
         for first, members in _group_shards(tables):
@@ -87,7 +87,7 @@ class OpenedTables(NamedTuple):
 
 
 class BlockTables:
-    """The rows of every shard; safe to use from several threads, which read different shards at once.
+    """The rows of every shard; safe to use from several threads.
 
     What turns out to be damaged is read again when it is asked for again: the wire may have damaged
     it.

@@ -52,7 +52,7 @@ def publish_pass(folder: Folder, rows: Sequence[ShardBlocks], settings_hash: str
 
 
 def withdraw_passes(folder: Folder, passes: Sequence[str]) -> None:
-    """Takes back what `publish_pass` wrote, where a shard of the pass was lost and is built again."""
+    """Takes back what `publish_pass` wrote, where a shard was lost and is built again."""
     files = folder.list()
     names = [f"{each}/pass.json" for each in passes] + [_blocks_name(each) for each in passes]
     folder.remove([name for name in names if name in files])
@@ -73,7 +73,7 @@ class GrowingDataset(Dataset):
         attempts: int = ATTEMPTS,
         keep: Keep | None = None,  # noqa: ARG002
     ) -> BlockTable:
-        """Where the blocks of a shard of a pass found lie; as `Dataset.blocks`, and nothing is kept.
+        """Where the blocks of a shard of a pass found lie, as `Dataset.blocks`; nothing is kept.
 
         The build takes away what it published of a pass when it ends, and writes blocks.parquet
         anew when more passes are added, so what is not there or does not fit is looked for once
@@ -156,7 +156,7 @@ class GrowingDataset(Dataset):
     def _look_finished(
         self, split: str, seq_len: int, pass_index: int
     ) -> tuple[list[Shard], FindBlocks] | None:
-        """A pass that the finished dataset tells of; None where it does not, or there is none yet."""
+        """A pass that the finished dataset tells of; None where it does not, or is not there."""
         if not self.folder.exists(MANIFEST):
             return None
         finished = self._open_finished()
@@ -219,9 +219,9 @@ class WaitPolicy:
                 num_files, moved = now, time.monotonic()
             pause = min(1.5 * pause, MAX_PAUSE_SECONDS)
         raise FileNotFoundError(
-            f"waited {time.monotonic() - began:.0f} s for {what}, the last"
-            f" {self.limit_seconds:g} s without a new file: is the build still running? Run it again"
-            " to continue it, and then this"
+            f"waited {time.monotonic() - began:.0f} s for {what}, the last {self.limit_seconds:g} s"
+            " without a new file: is the build still running? Run it again to continue it, and then"
+            " this"
         )
 
 

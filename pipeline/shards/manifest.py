@@ -63,8 +63,8 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
     said, found = fields.pop(MANIFEST_HASH, None), canonical_hash(fields)
     if found != said:
         raise ValueError(
-            f"{where} was edited or damaged: what it holds has the {MANIFEST_HASH} {found}, expected"
-            f" {said}; restore or rebuild the dataset"
+            f"{where} was edited or damaged: what it holds has the {MANIFEST_HASH} {found},"
+            f" expected {said}; restore or rebuild the dataset"
         )
     try:
         groups = tuple(Group(**group) for group in fields.pop("groups"))
@@ -82,7 +82,7 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
 
 
 def document_id_bytes(manifest: Manifest) -> int:
-    """Bytes of a row of documents.ids: an id, of several sources followed by the source's number."""
+    """Bytes of a row of documents.ids: an id, and of several sources the source's number."""
     return 16 + (len(manifest.sources) > 1)
 
 

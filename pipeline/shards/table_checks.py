@@ -83,7 +83,7 @@ def check_rows(shards: Sequence[Shard]) -> None:
 
 
 def check_blocks(table: BlockTable, shard: Shard) -> None:
-    """Checks a shard's blocks against its row: in order, apart, inside the file, bounded in size."""
+    """Checks a shard's blocks against its row: in order, apart, inside the file, not too large."""
     full = block_instances(shard.seq_len)
     check_range("offset", table.offset, 0, shard.num_bytes)
     check_range("size", table.size, 1, MAX_BLOCK_BYTES)

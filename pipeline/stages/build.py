@@ -25,8 +25,14 @@ from pipeline.documents.sentence_lines import SENTENCE_LINES
 from pipeline.documents.source import Source
 from pipeline.inspect.croissant import write_croissant
 from pipeline.inspect.dataset_card import write_card
-from pipeline.inspect.page import REPORT_PAGE, write_page
-from pipeline.inspect.summary import SOURCES, load_report, summarize_dataset, write_report
+from pipeline.inspect.summary import (
+    REPORT_PAGE,
+    SOURCES,
+    load_report,
+    summarize_dataset,
+    write_page,
+    write_report,
+)
 from pipeline.inspect.validation import format_validation, measure_validation
 from pipeline.machine import num_cores
 from pipeline.settings import OF_A_SOURCE, BuildSettings, describe_changes

@@ -90,15 +90,6 @@ def test_a_guess_is_a_level_line_across_the_chart_and_no_chart_by_itself():
     assert draw_chart("t", [guess], "step") == draw_chart("t", [], "step") == ""
 
 
-def test_columns_stand_on_zero_above_their_names():
-    curve = Curve("share", [(0.0, 0.25), (1.0, 1.0)], "columns")
-    svg = draw_chart("t", [curve], "up to", format_share, from_zero=True, labels=["8", "more"])
-    assert [each.get("height") for each in marks(svg, "rect", "columns")] == ["48.0", "192.0"]
-    texts = [each.text for each in marks(svg, "text")]
-    assert {"8", "more", "up to", "100 %"} <= {*texts}
-    assert [each.text for each in marks(svg, "title")][1] == "up to more\nshare: 100 %"
-
-
 def test_text_in_a_chart_is_escaped():
     svg = draw_chart("<t>", [Curve("<c>", [(0.0, 1.0)])], "<x>", borders=[(0.0, "<b>\u202e")])
     assert {"<t>", "<c>", "<x>", "<b>", "\u202e"}.isdisjoint(re.findall("<[a-z]>|\u202e", svg))
