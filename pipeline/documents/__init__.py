@@ -10,15 +10,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Document:
-    """One article or book: its text, its place for messages ("FILE:LINE"), and whether each line is a sentence.
-
-    `source` names its source, where the documents are a user's own.
-    """
+    """One article or book, and its place for messages ("FILE:LINE")."""
 
     text: str
     where: str = ""
     is_split: bool = False
+    """Whether each line is a sentence."""
     source: str = ""
+    """The name of its source, where the documents are a user's own."""
 
 
 EXAMPLES_PER_REASON = 3
@@ -27,20 +26,19 @@ _EXAMPLE_CHARACTERS = 200
 
 @dataclass(frozen=True)
 class DroppedDocument:
-    """An example of what was left out, for people to look at; it enters no hash.
-
-    `reason` is the counter's name without "dropped_", `text` how the document begins.
-    """
+    """An example of what was left out, for people to look at; it enters no hash."""
 
     reason: str
+    """The counter's name without "dropped_"."""
     where: str
     text: str
+    """How the document begins."""
 
 
 def add_example(
     examples: list[DroppedDocument], reason: str, where: str, text: str, keeps_all: bool = False
 ) -> None:
-    """Appends an example, unless there are enough of its reason; or all of the text, where all are kept."""
+    """Appends an example unless there are enough of its reason, or all are kept, with all text."""
     if keeps_all:
         examples.append(DroppedDocument(reason, where, text))
     elif sum(each.reason == reason for each in examples) < EXAMPLES_PER_REASON:

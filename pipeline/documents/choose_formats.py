@@ -1,4 +1,4 @@
-"""What the format `auto` means for the files of a source: each by its name and first bytes, plain text by all of them.
+"""What the format `auto` means for the files of a source, by names and first bytes.
 
 Whether a plain text is one document or many with blank lines between them is decided for a source,
 never for a file alone, and where the evidence does not suffice the user has to say it: both errors
@@ -8,13 +8,7 @@ would be silent.
 from collections.abc import Sequence
 
 from pipeline.documents.encoding import head_to_utf8
-from pipeline.documents.files import (
-    TAIL_BLOCK_BYTES,
-    FileRange,
-    StorageOptions,
-    read_blocks,
-    read_head,
-)
+from pipeline.documents.files import TAIL_BLOCK_BYTES, StorageOptions, read_head
 from pipeline.documents.formats import FORMATS, detect_format
 from pipeline.documents.sentence_lines import SENTENCE_LINES, WHICH_FLAG, Seen, look_at_lines
 from pipeline.storage.ahead import map_ahead
@@ -29,11 +23,7 @@ File = tuple[str, int]  # URL and size
 def choose_formats(
     files: Sequence[File], text_format: str, wrapping: str, storage_options: StorageOptions = None
 ) -> list[str]:
-    """The format of each file of a source; that of an archive, whose members are looked at later, stays auto.
-
-    Raises:
-        ValueError: No such format, or plain text that may be one document a file or many.
-    """
+    """The format of each file; of an archive, whose members are looked at later, it stays auto."""
     if text_format in FORMATS:
         return [text_format] * len(files)
     if text_format != "auto":
@@ -53,7 +43,7 @@ def _detect(file: File, storage_options: StorageOptions) -> str:
 
 
 def _has_sentence_lines(files: Sequence[File], storage_options: StorageOptions) -> bool:
-    """Whether plain texts hold a sentence a line and blank lines between documents, by some of them."""
+    """Whether texts hold a sentence a line and blank lines between documents, by some of them."""
     looked_at = files[:: -(-len(files) // _NUM_FILES_LOOKED_AT)]
     looks = map_ahead(lambda file: _look(*file, storage_options), looked_at)
     seen = {url: look for (url, _), look in zip(looked_at, looks, strict=True)}
@@ -71,11 +61,6 @@ def _has_sentence_lines(files: Sequence[File], storage_options: StorageOptions) 
 
 
 def _look(url: str, size: int, storage_options: StorageOptions) -> Seen:
-    head = b""
-    whole = FileRange(url, 0, min(size, TAIL_BLOCK_BYTES), size, "text")
-    for block in read_blocks(whole, storage_options):
-        head += block
-        if len(head) > TAIL_BLOCK_BYTES:
-            break
+    head = read_head(url, size, storage_options, TAIL_BLOCK_BYTES + 1)
     text = head_to_utf8(head).decode(errors="replace")
     return look_at_lines(text, is_whole=len(head) <= TAIL_BLOCK_BYTES)

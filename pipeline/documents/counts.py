@@ -1,4 +1,4 @@
-"""What a command says at its end: documents kept by source with their mean length, and drops by reason and source."""
+"""What a command says at its end: documents kept and dropped, by source."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -21,7 +21,7 @@ _SAID_OF_REASONS = {
 def format_counts(
     counters: Mapping[str, Mapping[str, int]], without_text: Sequence[str] = ()
 ) -> Iterator[str]:
-    """Lines for people, of each source's counters and of some of the files that gave no text."""
+    """Lines of each source's counters and of some of the files that gave no text."""
     for name, own in counters.items():
         yield f"{name}: {format_mean(own['documents'], own['distinct_tokens'])}"
     num_read = sum(own.get("documents_read", 0) for own in counters.values())
@@ -30,8 +30,8 @@ def format_counts(
         numbers = {name: own[counter] for name, own in counters.items() if own.get(counter)}
         reason = counter.removeprefix(_DROPPED)
         said = _SAID_OF_REASONS.get(reason, f"are left out as {reason}")
-        each = ", ".join(f"{name} {number:,}" for name, number in numbers.items())
         if numbers:
+            each = ", ".join(f"{name} {number:,}" for name, number in numbers.items())
             yield f"{sum(numbers.values()):,} of {num_read:,} documents {said}: {each}"
     if number := sum(own.get("files_without_text", 0) for own in counters.values()):
         more = ", ..." * (number > len(without_text))

@@ -8,7 +8,7 @@ from pipeline.documents.records import BadDocumentError
 
 UTF8_MARK = codecs.BOM_UTF8
 _UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
-MARK_BYTES = 2
+_MARK_BYTES = 2
 _SHORTEST_SIGN = 8  # bytes
 _HEAD_BYTES = 16
 _PACKED = {
@@ -24,21 +24,19 @@ def refuse_packed(url: str, head: bytes) -> None:
     """Raises ValueError where a file of another name begins as compressed data does."""
     for magic, (codec, suffix) in _PACKED.items():
         if head.startswith(magic):
-            raise ValueError(
-                f"{url}: holds {codec} data, which its name does not say; rename it to end in {suffix}"
-            )
+            found = f"holds {codec} data, which its name does not say"
+            raise ValueError(f"{url}: {found}; rename it to end in {suffix}")
 
 
 def is_utf16(head: bytes) -> bool:
-    """Whether the first two bytes of a file mark it as UTF-16."""
-    return head[:MARK_BYTES] in _UTF16
+    """Whether the first bytes of a file mark it as UTF-16."""
+    return head[:_MARK_BYTES] in _UTF16
 
 
 def to_utf8(blocks: Iterable[bytes], url: str) -> Iterator[bytes]:
     """A whole file's blocks, UTF-16 as UTF-8 without its mark; anything else as it is.
 
     Halves of surrogate pairs become bytes that are no UTF-8, so that `decode` names their line.
-    Raises ValueError for UTF-16 of an odd number of bytes or without a mark, and for UTF-32.
     """
     stream = iter(blocks)
     head = b""
@@ -52,13 +50,12 @@ def to_utf8(blocks: Iterable[bytes], url: str) -> Iterator[bytes]:
         yield head
         yield from stream
         return
-    decoder = codecs.getincrementaldecoder(_UTF16[head[:MARK_BYTES]])("surrogatepass")
-    for block in chain([head[MARK_BYTES:]], stream):
+    decoder = codecs.getincrementaldecoder(_UTF16[head[:_MARK_BYTES]])("surrogatepass")
+    for block in chain([head[_MARK_BYTES:]], stream):
         yield decoder.decode(block).encode("utf-8", "surrogatepass")
     if decoder.getstate()[0]:
-        raise ValueError(
-            f"{url}: the UTF-16 text ends in the middle of a character; fetch or write the file again"
-        )
+        found = "the UTF-16 text ends in the middle of a character"
+        raise ValueError(f"{url}: {found}; fetch or write the file again")
 
 
 def _refuse_others(head: bytes, url: str) -> None:
@@ -69,15 +66,14 @@ def _refuse_others(head: bytes, url: str) -> None:
     if is_utf32 or has_gaps:
         gaps = "a zero in every second byte, as UTF-16 without a byte order mark has"
         found = "UTF-32" if is_utf32 else gaps
-        raise ValueError(
-            f"{url}: found {found}, expected UTF-8, or UTF-16 with a byte order mark; convert it by iconv"
-        )
+        expected = "expected UTF-8, or UTF-16 with a byte order mark"
+        raise ValueError(f"{url}: found {found}, {expected}; convert it by iconv")
 
 
 def head_to_utf8(head: bytes) -> bytes:
     """The first bytes of a file as UTF-8 without a mark."""
-    if encoding := _UTF16.get(head[:MARK_BYTES]):
-        return head[MARK_BYTES:].decode(encoding, "ignore").encode()
+    if encoding := _UTF16.get(head[:_MARK_BYTES]):
+        return head[_MARK_BYTES:].decode(encoding, "ignore").encode()
     return head.removeprefix(UTF8_MARK)
 
 
@@ -86,5 +82,7 @@ def decode(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        found = f"found the byte 0x{data[error.start]:02x} ({error.reason}), expected UTF-8; convert the file with iconv"
-        raise BadDocumentError("not_utf8", found, data.count(b"\n", 0, error.start)) from error
+        found = f"found the byte 0x{data[error.start]:02x} ({error.reason})"
+        message = f"{found}, expected UTF-8; convert the file with iconv"
+        line = data.count(b"\n", 0, error.start)
+        raise BadDocumentError("not_utf8", message, line) from error

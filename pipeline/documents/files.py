@@ -16,30 +16,25 @@ StorageOptions = Mapping[str, Any] | None
 
 @dataclass
 class Meter:
-    """Counts stored bytes of ranges as a reader takes them, for somebody who stops in the middle."""
+    """Stored bytes of ranges as a reader takes them, for somebody who stops in the middle."""
 
     num_bytes: int = 0
-
-    def passed(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
-        """The blocks; each counts when it is taken."""
-        for block in blocks:
-            self.num_bytes += len(block)
-            yield block
 
 
 @dataclass(frozen=True)
 class FileRange:
-    """Bytes of one file as stored; a document belongs to the range it starts in (see `pipeline.documents.formats`).
+    """Bytes of one file as stored; documents that start before `end` are read to their end.
 
-    Documents that start before `end` are read to their end. `size` is that of the whole file. The
-    format is "auto" only where the members of an archive are to be looked at.
+    Which range a document belongs to is told by `pipeline.documents.formats`.
     """
 
     url: str
     start: int
     end: int
     size: int
+    """Of the whole file."""
     format: str
+    """Only "auto" where the members of an archive are to be looked at."""
     wrapping: str = "auto"
     meter: Meter | None = field(default=None, compare=False, repr=False)
 
@@ -53,6 +48,17 @@ class FileRange:
         """Where documents of the range must start before, in the decompressed text."""
         return sys.maxsize if is_compressed(self.url) or self.end >= self.size else self.end
 
+    def count(self, num_bytes: int) -> None:
+        """Tells the meter, if there is one, that so many stored bytes are taken."""
+        if self.meter:
+            self.meter.num_bytes += num_bytes
+
+    def counted(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
+        """The blocks; each counts when it is taken."""
+        for block in blocks:
+            self.count(len(block))
+            yield block
+
 
 def read_blocks(file_range: FileRange, storage_options: StorageOptions = None) -> Iterator[bytes]:
     """Decompressed bytes from one before the range's start to the end of the file, lazily.
@@ -62,26 +68,24 @@ def read_blocks(file_range: FileRange, storage_options: StorageOptions = None) -
         OSError: The store returned fewer bytes than it should.
     """
     blocks = read_stored(file_range, storage_options)
-    is_packed = is_compressed(file_range.url)
-    if file_range.meter:
-        blocks = file_range.meter.passed(slices(blocks) if is_packed else blocks)
-    return decompress(blocks, file_range.url) if is_packed else blocks
+    if not is_compressed(file_range.url):
+        return file_range.counted(blocks)
+    return decompress(file_range.counted(slices(blocks)), file_range.url)
 
 
 def read_stored(file_range: FileRange, storage_options: StorageOptions = None) -> Iterator[bytes]:
-    """Bytes as stored, from one before the range's start to the end of the file, lazily; raises as `read_blocks`."""
+    """As `read_blocks`, but bytes as stored, and not counted."""
     folder, name = open_sized(file_range, storage_options)
     return _read_ranges(folder, name, file_range)
 
 
 def open_sized(file_range: FileRange, storage_options: StorageOptions = None) -> tuple[Folder, str]:
-    """The folder of a range's file, and its name there; raises ValueError where it is not the size it was."""
+    """The folder and name of a range's file; raises ValueError where it is not the size it was."""
     folder, name = Folder.of_file(file_range.url, storage_options)
-    size = folder.size(name)
-    if size != file_range.size:
+    if (size := folder.size(name)) != file_range.size:
         raise ValueError(
-            f"{file_range.url}: found {size} bytes, expected {file_range.size}: the file changed since the input was "
-            "listed; run again when nothing writes to it"
+            f"{file_range.url}: found {size} bytes, expected {file_range.size}: the file changed"
+            " since the input was listed; run again when nothing writes to it"
         )
     return folder, name
 
@@ -89,14 +93,18 @@ def open_sized(file_range: FileRange, storage_options: StorageOptions = None) ->
 def read_head(
     url: str, size: int, storage_options: StorageOptions = None, num_bytes: int = TAIL_BLOCK_BYTES
 ) -> bytes:
-    """The first bytes of a file, decompressed: `num_bytes`, or as many as its compressed start gives."""
+    """The first bytes of a file, decompressed: `num_bytes` or some more, where it has so many."""
     folder, name = Folder.of_file(url, storage_options)
     blocks = _read_ranges(folder, name, FileRange(url, 0, min(size, num_bytes), size, format=""))
-    return next(filter(None, decompress(blocks, url) if is_compressed(url) else blocks), b"")
+    head = b""
+    for block in decompress(blocks, url) if is_compressed(url) else blocks:
+        head += block
+        if len(head) >= num_bytes:
+            break
+    return head
 
 
 def _read_ranges(folder: Folder, name: str, file_range: FileRange) -> Iterator[bytes]:
-    """Ranged reads with a length check: some stores cut a body short without an error."""
     start = max(0, file_range.start - 1)
     while start < file_range.size:
         is_inside = start < file_range.end

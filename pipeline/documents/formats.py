@@ -1,4 +1,4 @@
-"""The layouts of text: how a file becomes records, a record a text, and which range a document belongs to.
+"""The layouts of text: how a file becomes records, a record a text, and whose range it is in.
 
 - text: a file is a document.
 - lines: a line is one. It belongs to the range it starts in.
@@ -27,19 +27,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import PurePosixPath
 
-from pipeline.documents.encoding import MARK_BYTES, decode, head_to_utf8, is_utf16, refuse_packed
+from pipeline.documents.encoding import decode, head_to_utf8, is_utf16, refuse_packed
 from pipeline.documents.files import FileRange, StorageOptions, open_sized, read_blocks, read_head
-from pipeline.documents.format import Beginning, Format
 from pipeline.documents.jsonl import refuse_json
 from pipeline.documents.lines import read_lines, read_whole, split_file
-from pipeline.documents.records import Record
+from pipeline.documents.records import Beginning, Format, Record
 from pipeline.documents.sentence_lines import WHICH_FLAG, look_at_lines
 from pipeline.documents.source import LAYOUTS
 from pipeline.storage.compression import compression_suffix, is_compressed, plain_name
 from pipeline.storage.zip_archive import SUFFIX as ZIP
 from pipeline.storage.zip_archive import Member, list_members
 
-_COMPRESSED_MARK_BYTES = 4096  # as many more are read as it takes to decompress the first two bytes
+_MARK_BYTES = 4096  # even compressed, they hold a byte order mark
 
 
 def _load(layout: str) -> Format:
@@ -76,8 +75,7 @@ def read_records(
 
 
 def _is_utf16(file_range: FileRange, storage_options: StorageOptions) -> bool:
-    num_bytes = _COMPRESSED_MARK_BYTES if is_compressed(file_range.url) else MARK_BYTES
-    return is_utf16(read_head(file_range.url, file_range.size, storage_options, num_bytes))
+    return is_utf16(read_head(file_range.url, file_range.size, storage_options, _MARK_BYTES))
 
 
 def _read_archive(file_range: FileRange, storage_options: StorageOptions) -> Iterator[Record]:
@@ -92,8 +90,7 @@ def _read_archive(file_range: FileRange, storage_options: StorageOptions) -> Ite
 def _read_member(member: Member, file_range: FileRange) -> Iterator[Record]:
     """The records of a file in an archive."""
     text_format = file_range.format
-    if file_range.meter:
-        file_range.meter.num_bytes += member.info.compress_size
+    file_range.count(member.info.compress_size)
     if text_format == "auto":
         head = next(filter(None, member.blocks()), b"")
         text_format = detect_format(member.where, head)
@@ -102,9 +99,8 @@ def _read_member(member: Member, file_range: FileRange) -> Iterator[Record]:
     layout = FORMATS[text_format]
     if layout.read or member.where.endswith(ZIP):
         kind = "zip archive" if member.where.endswith(ZIP) else text_format
-        raise ValueError(
-            f"{member.where}: found a {kind} in an archive, expected text; unpack the outer archive"
-        )
+        found = f"found a {kind} in an archive, expected text"
+        raise ValueError(f"{member.where}: {found}; unpack the outer archive")
     if layout.split:
         whole = FileRange(member.where, 0, sys.maxsize, sys.maxsize, text_format)
         records = layout.split(split_file(member.blocks(), member.where), whole)
@@ -136,15 +132,14 @@ def may_be_cut(text_format: str, url: str) -> bool:
 
 
 def is_plain(text_format: str, url: str) -> bool:
-    """Whether a file's text lies in it byte by byte, not compressed, and not in columns or records of an archive."""
+    """Whether a file's text lies in it byte by byte: not compressed, in columns or an archive."""
     return not (is_compressed(url) or url.endswith(ZIP)) and FORMATS[text_format].is_text
 
 
 def detect_format(url: str, head: bytes) -> str:
     """What "auto" means for a file: by its name, then by its first bytes; text otherwise.
 
-    Raises:
-        ValueError: It is JSON, but not an object a line, or compressed under another name.
+    Raises ValueError where it is JSON, but not an object a line, or compressed under another name.
     """
     refuse_packed(url, head)
     suffix = PurePosixPath(plain_name(url)).suffix

@@ -1,4 +1,4 @@
-"""JSONL: a line is an object with a field of text. In MediaWiki's search dumps (cirrus), so is every second line."""
+"""JSONL: a line is an object with a field of text. In MediaWiki's search dumps, every second is."""
 
 import json
 import re
@@ -6,8 +6,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pipeline.documents.files import FileRange
-from pipeline.documents.format import Beginning, Format
-from pipeline.documents.records import BadDocumentError, Line, Record, too_long
+from pipeline.documents.records import (
+    BadDocumentError,
+    Beginning,
+    Format,
+    Line,
+    Record,
+    too_long,
+)
 
 TO_JSON_LINES = (
     "an array becomes such lines by `jq -c '.[]' FILE > FILE.jsonl`, a single object by `jq -c .`"
@@ -32,7 +38,7 @@ def split_jsonl(lines: Iterable[Line], file_range: FileRange) -> Iterator[Record
 
 
 def split_cirrus(lines: Iterable[Line], file_range: FileRange) -> Iterator[Record]:
-    """A record a page: the lines between name it to the search engine, `{"index": {"_id": ...}}`."""
+    """A record a page: the lines between name it to the search engine."""
     return (record for record in split_jsonl(lines, file_range) if not _ACTION.match(record.data))
 
 
@@ -45,16 +51,15 @@ def parse_jsonl(text: str, text_field: str) -> str:
         message = f"found no JSON ({error}), expected an object in one line{hint}"
         raise BadDocumentError("not_json", message) from error
     if not isinstance(found, dict):
-        message = (
-            f"found a JSON {type(found).__name__}, expected an object with fields; {TO_JSON_LINES}"
-        )
-        raise BadDocumentError("not_an_object", message)
+        message = f"found a JSON {type(found).__name__}, expected an object with fields"
+        raise BadDocumentError("not_an_object", f"{message}; {TO_JSON_LINES}")
     if text_field not in found:
-        message = f"found the fields {sorted(found)}, expected {text_field!r} among them; give the field as --text_field"
-        raise BadDocumentError("no_text_field", message)
+        message = f"found the fields {sorted(found)}, expected {text_field!r} among them"
+        raise BadDocumentError("no_text_field", f"{message}; give the field as --text_field")
     value = found[text_field]
     if not isinstance(value, str):
-        message = f"found {type(value).__name__} {str(value)[:40]!r} in the field {text_field!r}, expected a string"
+        kind = f"found {type(value).__name__} {str(value)[:40]!r}"
+        message = f"{kind} in the field {text_field!r}, expected a string"
         raise BadDocumentError("text_not_a_string", message)
     return value
 
@@ -65,21 +70,22 @@ def refuse_json(url: str, beginning: Beginning) -> None:
     is_array = bool(_LOOKS_LIKE_ARRAY.match(first))
     if is_array or (beginning.suffix in _JSON_SUFFIXES and first):
         found = "a JSON array" if is_array else f"{first[:20].decode(errors='replace')!r}"
-        raise ValueError(
-            f"{url}: begins with {found}, expected an object in each line; {TO_JSON_LINES}, or give --format text to"
-            " read the file as text as it stands"
-        )
+        advice = f"{TO_JSON_LINES}, or give --format text to read the file as text as it stands"
+        raise ValueError(f"{url}: begins with {found}, expected an object in each line; {advice}")
 
 
 def _is_jsonl(beginning: Beginning) -> bool:
     return beginning.suffix in {".jsonl", ".ndjson"} or bool(_LOOKS_LIKE_JSON.match(beginning.text))
 
 
-CIRRUS = Format(
-    lambda text, _, __, text_field: parse_jsonl(text, text_field),
-    lambda beginning: bool(_BEGINS_WITH_ACTION.match(beginning.text)),
-    split_cirrus,
-)
-JSONL = Format(
-    lambda text, _, __, text_field: parse_jsonl(text, text_field), _is_jsonl, split_jsonl
-)
+def parse_object(text: str, _: Record, __: FileRange, text_field: str) -> str:
+    """The field of text of a record that is an object."""
+    return parse_jsonl(text, text_field)
+
+
+def _is_cirrus(beginning: Beginning) -> bool:
+    return bool(_BEGINS_WITH_ACTION.match(beginning.text))
+
+
+CIRRUS = Format(parse_object, _is_cirrus, split_cirrus)
+JSONL = Format(parse_object, _is_jsonl, split_jsonl)

@@ -9,7 +9,7 @@ from pipeline.documents.records import Line, Record
 
 
 def read_lines(file_range: FileRange, storage_options: StorageOptions = None) -> Iterator[Line]:
-    """Lines that start at or after the range's start, to the end of the file; a byte order mark is taken off."""
+    """Lines from the first that starts in the range to the file's end, no byte order mark first."""
     blocks = read_blocks(file_range, storage_options)
     if file_range.start == 0:
         return split_file(blocks, file_range.url)
@@ -28,9 +28,7 @@ def split_file(blocks: Iterable[bytes], url: str) -> Iterator[Line]:
     yield from lines
 
 
-def count_line_ends(
-    file_range: FileRange, stop: int, storage_options: StorageOptions = None
-) -> int:
+def count_line_ends(file_range: FileRange, stop: int, storage_options: StorageOptions) -> int:
     """Lines of a plain file that end before the byte `stop`; reads all of it, for messages."""
     before = FileRange(file_range.url, 0, stop, file_range.size, file_range.format)
     count, offset = 0, 0
@@ -43,7 +41,7 @@ def count_line_ends(
 
 
 def split_lines(blocks: Iterable[bytes], offset: int = 0) -> Iterator[Line]:
-    """Lines of consecutive blocks; `offset` is that of the first byte. Lines over the limit keep no bytes."""
+    """Lines of blocks from `offset` on; those over the limit keep no bytes."""
     number, num_pending = 1, 0
     pending: list[bytes] = []
     for block in blocks:

@@ -25,26 +25,22 @@ _ABOUT_THE_DATA = re.compile(
     re.IGNORECASE,
 )
 _MAGIC = re.compile(r"[*?\[]")
-_WRITTEN_BY_A_BUILD = (
-    "vocab.txt", "tokenizer.json", "vocab.json", "word_counts.parquet", "tokens.json", "prefixes.rows", "manifest.json",
-    "report.html", "tokens/0-00000.tokens", "train/L128/pass-00/shard-00000.tar",
-)  # fmt: skip
+_WRITTEN_BY_A_BUILD = """
+vocab.txt tokenizer.json vocab.json word_counts.parquet tokens.json prefixes.rows manifest.json
+report.html tokens/0-00000.tokens train/L128/pass-00/shard-00000.tar
+"""
 
 
 @dataclass
 class Listing:
-    """Sizes of files found, by path or by URL where they are elsewhere; and those that are no text of the corpus."""
+    """Sizes of files found, by path or by URL where they are elsewhere; and those left out."""
 
     sizes: dict[str, int] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
 
 
 def list_matches(pattern: str, storage_options: StorageOptions = None) -> Listing:
-    """What a pattern stands for; what exists under the very name is no glob.
-
-    Raises:
-        FileNotFoundError: A link leads nowhere.
-    """
+    """What a pattern stands for; what exists under the very name is no glob."""
     place = Folder(pattern, storage_options)
     filesystem = place.filesystem
     filesystem.invalidate_cache()
@@ -67,12 +63,11 @@ def would_list(pattern: str, folder: str, storage_options: StorageOptions = None
     if place.ask(lambda: place.filesystem.isdir(path)):
         return f"{below}/".startswith(f"{path}/")
     matches = re.compile(glob_translate(path)).match
-    written = (f"{below}/{name}" for name in _WRITTEN_BY_A_BUILD)
+    written = (f"{below}/{name}" for name in _WRITTEN_BY_A_BUILD.split())
     return bool(_MAGIC.search(path)) and any(map(matches, written))
 
 
 def _real(path: str) -> str:
-    """The path with the links of its folders followed, up to its first component that is a glob."""
     fixed = _fixed_folder(path)
     return os.path.realpath(fixed) + path.removeprefix(fixed)
 
@@ -89,8 +84,7 @@ def _list(place: Folder) -> Listing:
     if not filesystem.isdir(path):
         return Listing(_sizes_of_glob(place))
     found = Listing()
-    is_local = place.is_local
-    below = dict(_walk(path)) if is_local else _sizes(filesystem.find(path, detail=True))
+    below = dict(_walk(path)) if place.is_local else _sizes(filesystem.find(path, detail=True))
     for name, size in sorted(below.items()):
         parts = PurePosixPath(name).relative_to(path).parts
         if any(part.startswith(".") for part in parts):
@@ -136,6 +130,5 @@ def _walk(
             if most_levels is None or most_levels > 1:
                 yield from _walk(path, most_levels and most_levels - 1, above | {real})
         elif entry.is_symlink() and not entry.name.startswith("."):
-            raise FileNotFoundError(
-                f"{path}: a link to {os.readlink(path)}, which does not exist; mend the link or remove it"
-            )
+            found = f"a link to {os.readlink(path)}, which does not exist"
+            raise FileNotFoundError(f"{path}: {found}; mend the link or remove it")

@@ -11,17 +11,15 @@ from collections.abc import Iterable, Iterator
 from pipeline.documents import records
 from pipeline.documents.encoding import to_utf8
 from pipeline.documents.files import FileRange, StorageOptions, read_blocks, read_stored
-from pipeline.documents.format import Format
-from pipeline.documents.records import BadDocumentError, Record, too_long
+from pipeline.documents.records import BadDocumentError, Format, Record, too_long
 from pipeline.storage.compression import find_bzip2_stream, is_compressed, read_frames, slices
 from pipeline.wiki import BadPageError, wikitext
 from pipeline.wiki.page import read_page
 from pipeline.wiki.site import hidden_prefixes, take_head
 
-_ROOT_TAG = b"<mediawiki"
-_ROOT_TAG_BYTES = 1000  # in so many the tag begins
+_ROOT_TAG, _ROOT_TAG_BYTES = b"<mediawiki", 1000  # in so many the tag begins
 _ROOT_END = b"</mediawiki>"
-_KEPT_BYTES = 64  # of what is no page: a tag or a declaration may go on in the next block; blanks follow the last tag
+_KEPT_BYTES = 64  # of what is no page: a tag may go on in the next block, blanks follow the last
 _TAG = re.compile(rb"</?page>")
 _HEAD_BYTES = 64 * 2**10  # read of every range's file for its siteinfo, which takes some 3 kB
 _OPEN, _CLOSE = b"<page>", b"</page>"
@@ -33,10 +31,9 @@ Blocks = Iterable[tuple[bytes, bool]]
 
 
 def read_pages(file_range: FileRange, storage_options: StorageOptions = None) -> Iterator[Record]:
-    """A record of wikitext a page, lazily; redirects and pages that are no articles are only counted.
+    """A record of wikitext a page; redirects and pages that are no articles are only counted.
 
-    Raises:
-        ValueError: The dump declares entities, is broken, or cut short.
+    Raises ValueError where the dump declares entities, is broken, or cut short.
     """
     hidden = _read_hidden_prefixes(file_range, storage_options)
     is_last = file_range.end == file_range.size
@@ -44,18 +41,18 @@ def read_pages(file_range: FileRange, storage_options: StorageOptions = None) ->
     for offset, data, error in split_pages(text, file_range.url, is_last):
         place = f"page at byte {offset} of the text from byte {file_range.start} on"
         bad = Record(1, offset, b"", error, place)
-        yield bad if error else make_record(data, offset, place, hidden)
+        yield bad if error else _make_record(data, offset, place, hidden)
 
 
 def _read_hidden_prefixes(file_range: FileRange, storage_options: StorageOptions) -> frozenset[str]:
-    """The site as the file's head describes it, wherever the range begins."""
+    """By the file's head, wherever the range begins."""
     url, size = file_range.url, file_range.size
     head = FileRange(url, 0, min(size, _HEAD_BYTES), size, file_range.format)
     return hidden_prefixes(take_head(to_utf8(read_blocks(head, storage_options), url)))
 
 
 def _read_range(file_range: FileRange, storage_options: StorageOptions) -> Blocks:
-    """Text from the start of a range in UTF-8, and whether what starts in it belongs to the range."""
+    """UTF-8 from the start of a range on, and whether what starts in it belongs to the range."""
     blocks = _read_stored_range(file_range, storage_options)
     if file_range.start or file_range.end < file_range.size:
         return blocks
@@ -82,9 +79,7 @@ def _read_streams(file_range: FileRange, storage_options: StorageOptions) -> Blo
     if file_range.start:
         num_before, stored = find_bzip2_stream(stored, file_range.num_bytes)
         first += num_before
-    if file_range.meter:
-        stored = file_range.meter.passed(slices(stored))
-    for text, begin in read_frames(stored, file_range.url):
+    for text, begin in read_frames(file_range.counted(slices(stored)), file_range.url):
         yield text, first + begin < file_range.end
 
 
@@ -98,11 +93,7 @@ def _without_first(blocks: Iterator[bytes], start: int) -> Iterator[bytes]:
 def split_pages(
     blocks: Blocks, url: str, is_last: bool
 ) -> Iterator[tuple[int, bytes, BadDocumentError | None]]:
-    """Offset, bytes and error of every page that starts in blocks that belong to the range.
-
-    Raises:
-        ValueError: The dump declares entities, or is cut short where the range is its last.
-    """
+    """Offset, bytes and error of every page that starts in blocks that belong to the range."""
     data, base, scan = bytearray(), 0, 0
     limit: int | None = None
     is_inside = is_too_long = False
@@ -159,22 +150,17 @@ def _refuse_cut(data: bytearray, num_before: int, url: str, is_last: bool) -> No
     """
     has_end = _ROOT_END in data or (num_before == 0 and _ROOT_END.endswith(bytes(data).rstrip()))
     if is_last and not has_end:
-        raise ValueError(
-            f"{url}: the dump ends without {_ROOT_END.decode()}, so a part of it is missing; fetch the file again"
-        )
+        found = f"the dump ends without {_ROOT_END.decode()}, so a part of it is missing"
+        raise ValueError(f"{url}: {found}; fetch the file again")
 
 
 def _refuse_declarations(data: bytes | bytearray, url: str) -> None:
     if found := _DECLARATION.search(data):
-        raise ValueError(
-            f"{url}: found {bytes(found[0]).decode()}, expected a MediaWiki dump, which declares no entities"
-        )
+        expected = "expected a MediaWiki dump, which declares no entities"
+        raise ValueError(f"{url}: found {bytes(found[0]).decode()}, {expected}")
 
 
-def make_record(
-    data: bytes, offset: int, place: str, hidden: frozenset[str] = frozenset()
-) -> Record:
-    """The record of one page, in whose text links of hidden prefixes are not shown."""
+def _make_record(data: bytes, offset: int, place: str, hidden: frozenset[str]) -> Record:
     try:
         page = read_page(data)
     except BadPageError as error:

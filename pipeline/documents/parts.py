@@ -18,14 +18,14 @@ _LEAST_PARTS = 32
 _SMALLEST_PART_BYTES = 2**20
 _COMPRESSION_RATIO = 4  # of English text by zstd, about
 _EXPECTED = (
-    "expected a file, a folder with files or a glob such as 'corpus/**/*.jsonl.zst' (quoted, so that the shell leaves"
-    " it alone)"
+    "expected a file, a folder with files or a glob such as 'corpus/**/*.jsonl.zst' (quoted, so"
+    " that the shell leaves it alone)"
 )
 
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file of the input: its URL, a plain path on local disks, its size in bytes as stored, its source's number."""
+    """A file of the input: its URL, or path on local disks, bytes as stored, source's number."""
 
     url: str
     size: int
@@ -34,14 +34,14 @@ class InputFile:
 
 @dataclass(frozen=True)
 class Part:
-    """What one task reads: a range of a large file, or some small files, all of the source with this number."""
+    """What one task reads: a range of a large file, or some small files, all of one source."""
 
     ranges: tuple[FileRange, ...]
     source: int = 0
 
     @property
     def key(self) -> str:
-        """Names the part: equal for equal ranges, sizes, formats and source numbers (32 hex digits)."""
+        """32 hex digits, equal for equal ranges, sizes, formats and source numbers."""
         lines = [f"{r.url}\t{r.start}\t{r.end}\t{r.size}\t{r.format}\n" for r in self.ranges]
         lines += [f"source\t{self.source}\n"] if self.source else []
         return blake2b("".join(lines).encode(), digest_size=16).hexdigest()
@@ -57,7 +57,7 @@ def find_inputs(
     storage_options: StorageOptions = None,
     left_out: list[str] | None = None,
 ) -> list[InputFile]:
-    """Lists the files of paths, folders and globs (`**` too) at any fsspec URL: sorted by URL, each once.
+    """The files of paths, folders and globs (`**` too) at any fsspec URL, by URL, each once.
 
     A folder stands for every file below it but hidden ones and those that only speak of the data
     (docs/input.md), which `left_out` takes.
@@ -75,9 +75,8 @@ def find_inputs(
         if left_out is not None:
             left_out += listing.left_out
     if not any(found.values()):
-        raise ValueError(
-            f"{', '.join(patterns)}: found {len(found)} file(s), all empty; expected text to read"
-        )
+        what = f"found {len(found)} file(s), all empty"
+        raise ValueError(f"{', '.join(patterns)}: {what}; expected text to read")
     return [InputFile(url, found[url]) for url in sorted(found)]
 
 
@@ -87,7 +86,7 @@ def _but(listing: Listing) -> str:
 
 
 def choose_part_bytes(files: Sequence[InputFile], most: int) -> int:
-    """Bytes of text in a part: at most `most`, fewer where a corpus would have less than 32 parts, but 1 MiB at least.
+    """Bytes of text in a part: fewer than `most` where there were less than 32 parts, but 1 MiB.
 
     So the workers of a small build end together. The input alone decides, not the workers.
     """
@@ -102,14 +101,12 @@ def plan_parts(
     storage_options: StorageOptions = None,
     wrapping: str = "auto",
 ) -> list[Part]:
-    """Cuts files of one source into parts of at most `part_bytes` bytes of text, and gathers small ones up to that.
+    """Cuts files of one source into parts of at most `part_bytes` of text, and gathers small ones.
 
     Compressed files and those that are one document stay whole, however large; compressed ones
     count four times. `part_bytes` changes speed and memory, never the documents.
 
-    Raises:
-        ValueError: No such format or wrapping, or plain text that may be one document a file or
-            many.
+    Raises ValueError for plain text that may be one document a file or many.
     """
     if wrapping not in WRAPPINGS:
         raise ValueError(f"wrapping is {wrapping!r}, expected one of {', '.join(WRAPPINGS)}")
@@ -118,18 +115,18 @@ def plan_parts(
     assert all(file.source == source for file in ordered), "files of several sources in one plan"
     sizes = [(file.url, file.size) for file in ordered]
     formats = choose_formats(sizes, text_format, wrapping, storage_options)
-    files_found = zip(ordered, formats, strict=True)
-    ranges = (r for file, own in files_found for r in _cut_file(file, own, part_bytes, wrapping))
+    found = zip(sizes, formats, strict=True)
+    ranges = (r for file, own in found for r in _cut_file(*file, own, part_bytes, wrapping))
     return _gather(ranges, source, part_bytes)
 
 
 def cut_again(parts: Sequence[Part], part_bytes: int) -> list[Part]:
-    """Parts of one source as `plan_parts` would have planned them with this size; nothing is read."""
+    """Parts of one source as `plan_parts` would have planned them; nothing is read."""
     files = {each.url: each for part in parts for each in part.ranges}
     ranges = (
         r
         for url, each in sorted(files.items())
-        for r in _cut_file(InputFile(url, each.size), each.format, part_bytes, each.wrapping)
+        for r in _cut_file(url, each.size, each.format, part_bytes, each.wrapping)
     )
     return _gather(ranges, parts[0].source, part_bytes)
 
@@ -157,11 +154,9 @@ def _ratio(url: str) -> int:
 
 
 def _cut_file(
-    file: InputFile, text_format: str, part_bytes: int, wrapping: str
+    url: str, size: int, text_format: str, part_bytes: int, wrapping: str
 ) -> Iterator[FileRange]:
     """Equal ranges of at most `part_bytes`, or the whole file."""
-    wanted = max(1, -(-file.size * _ratio(file.url) // part_bytes))
-    num_ranges = wanted if may_be_cut(text_format, file.url) else 1
-    bounds = [file.size * i // num_ranges for i in range(num_ranges + 1)]
-    for start, end in pairwise(bounds):
-        yield FileRange(file.url, start, end, file.size, text_format, wrapping)
+    num_ranges = max(1, -(-size * _ratio(url) // part_bytes)) if may_be_cut(text_format, url) else 1
+    for start, end in pairwise(size * i // num_ranges for i in range(num_ranges + 1)):
+        yield FileRange(url, start, end, size, text_format, wrapping)

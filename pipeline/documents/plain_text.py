@@ -3,14 +3,13 @@
 from collections.abc import Iterable, Iterator
 
 from pipeline.documents.files import FileRange
-from pipeline.documents.format import Format
 from pipeline.documents.jsonl import split_jsonl
-from pipeline.documents.records import Gathered, Line, Record
+from pipeline.documents.records import Format, Gathered, Line, Record
 from pipeline.documents.wrapping import unwrap
 
 
 def split_blank_lines(lines: Iterable[Line], file_range: FileRange) -> Iterator[Record]:
-    """Runs of lines that are not blank; lines before the range's first blank line belong to the range before."""
+    """Runs of lines; those before the first blank line belong to the range before."""
     is_ours = file_range.start == 0
     gathered = Gathered()
     for line in lines:

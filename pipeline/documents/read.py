@@ -26,11 +26,9 @@ def read_part(
     """Yields a part's documents in the order of its files; memory is that of the longest document.
 
     While the stream is read, `skipped` counts skipped documents by reason, `examples` takes a few
-    of them (all, whole, with keep), and `without_text` takes the URL of every range that gives no text.
+    of them (all, whole, with keep), and `without_text` the URL of every range without text.
 
-    Raises:
-        ValueError: A malformed document, named by file and line, unless such are skipped; a file
-            that changed or is broken.
+    Raises ValueError for a malformed document, named by file and line, unless such are skipped.
     """
     if on_bad_document not in ON_BAD_DOCUMENT:
         expected = ", ".join(ON_BAD_DOCUMENT)
@@ -53,7 +51,7 @@ def read_part(
             if reason:
                 counts[reason] = counts.get(reason, 0) + 1
                 continue
-            has_text = has_text or not (text == "" or text.isspace())
+            has_text = has_text or bool(text.strip())
             is_split = format_of(record, file_range).has_sentence_lines
             yield Document(text, _describe_place(file_range, record), is_split)
         if not has_text and without_text is not None:
@@ -61,24 +59,23 @@ def read_part(
 
 
 def _describe_place(file_range: FileRange, record: Record) -> str:
+    if file_range.start and not (record.member or record.place):
+        return f"{file_range.url}, byte {record.offset}"  # lines would need all bytes before
+    is_whole = not record.place and format_of(record, file_range).is_whole
+    return _name_line(file_range, record, "" if is_whole else f":{record.number}")
+
+
+def _name_line(file_range: FileRange, record: Record, line: str) -> str:
     if record.place:
         return f"{file_range.url}, {record.place}"
-    url = f"{file_range.url}/{record.member}" if record.member else file_range.url
-    if format_of(record, file_range).is_whole:
-        return url
-    if file_range.start and not record.member:  # counting lines would need all bytes before
-        return f"{file_range.url}, byte {record.offset}"
-    return f"{url}:{record.number}"
+    return f"{file_range.url}{record.member and f'/{record.member}'}{line}"
 
 
 def _find_fault(
     file_range: FileRange, record: Record, line: int, storage_options: StorageOptions
 ) -> str:
     """FILE:LINE or FILE, PLACE of what is wrong; `line` counts from the record's first."""
-    if record.place:
-        return f"{file_range.url}, {record.place}"
-    url = f"{file_range.url}/{record.member}" if record.member else file_range.url
     first = record.number
-    if file_range.start and not record.member:
+    if file_range.start and not (record.member or record.place):
         first = count_line_ends(file_range, record.offset, storage_options) + 1
-    return f"{url}:{first + line}"
+    return _name_line(file_range, record, f":{first + line}")

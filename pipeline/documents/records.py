@@ -1,13 +1,16 @@
-"""The bytes of one document on their way from a reader to a parser, and what may be wrong with it."""
+"""What a layout of text is, and the bytes of one document on their way from reader to parser."""
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from pipeline.documents.files import FileRange, StorageOptions
 
 MAX_DOCUMENT_BYTES = 512 * 2**20  # takes some 4 GiB of memory to read, clean and split
 
 
 class BadDocumentError(ValueError):
-    """A document that cannot be read: the reason to count it by, and the line at fault, from 0 at its first."""
+    """A document that cannot be read: the reason to count it by, and its line at fault, from 0."""
 
     def __init__(self, reason: str, message: str, line: int = 0) -> None:
         super().__init__(message)
@@ -15,40 +18,37 @@ class BadDocumentError(ValueError):
 
 
 class Line(NamedTuple):
-    r"""One line without its "\n": its number from 1, its place in the decompressed file, and its bytes.
-
-    There are none of a line that is longer than a document may be.
-    """
+    r"""One line without its "\n"; of one longer than a document may be, without its bytes."""
 
     number: int
+    """From 1."""
     offset: int
+    """Of its first byte in the decompressed file."""
     data: bytes
     is_too_long: bool = False
 
 
 @dataclass(frozen=True)
 class Record:
-    """The bytes of one document.
-
-    Attributes:
-        number: Line it starts at, counted from the first line read.
-        offset: Its first byte in the decompressed file.
-        place: Where it is in the file, if lines do not say: "row 7".
-        dropped: Why it is no document and no error either, for the counts: "redirect".
-        member: Name within an archive, whose lines `number` counts; `format` is its layout.
-        hidden_prefixes: Of wikitext, the prefixes of links that are not shown.
-    """
+    """The bytes of one document."""
 
     number: int
+    """Line it starts at, counted from the first line read."""
     offset: int
+    """Of its first byte in the decompressed file."""
     data: bytes
     error: BadDocumentError | None = None
     place: str = ""
+    """Where it is in the file, if lines do not say: "row 7"."""
     dropped: str = ""
+    """Why it is no document and no error either, for the counts: "redirect"."""
     member: str = ""
+    """Name within an archive, whose lines `number` counts."""
     format: str = ""
+    """The layout of the member."""
     is_html: bool = False
     hidden_prefixes: frozenset[str] = frozenset()
+    """Of wikitext: prefixes of links that are not shown."""
 
 
 @dataclass
@@ -77,5 +77,42 @@ class Gathered:
 
 def too_long() -> BadDocumentError:
     """The error of a document over the limit."""
-    message = f"found a document of more than {MAX_DOCUMENT_BYTES} bytes, the most that is read; cut it into several"
-    return BadDocumentError("too_long", message)
+    most = f"more than {MAX_DOCUMENT_BYTES} bytes, the most that is read"
+    return BadDocumentError("too_long", f"found a document of {most}; cut it into several")
+
+
+class Beginning(NamedTuple):
+    """How a file begins."""
+
+    suffix: str
+    """Without that of a compression."""
+    head: bytes
+    text: bytes
+    """The head as stripped UTF-8."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A layout of text. One that neither splits nor reads makes every file one document."""
+
+    parse: Callable[[Any, Record, FileRange, str], str]
+    """The text of a record: of its decoded bytes, the record, its range and the field of text."""
+    detect: Callable[[Beginning], bool] | None = None
+    """Whether a file begins like this; without it, only users choose the format."""
+    split: Callable[[Iterable[Line], FileRange], Iterator[Record]] | None = None
+    """Lines to the records that belong to a range; also reads members of archives."""
+    read: Callable[[FileRange, str, StorageOptions], Iterator[Record]] | None = None
+    """The records that belong to a range, of a layout that is not made of lines."""
+    is_text: bool = True
+    """Whether files are text, which may be UTF-16."""
+    may_be_cut: bool = True
+    """Whether ranges of a file can be read on their own where it is not compressed."""
+    cut_suffix: str = ""
+    """A compression of which ranges can be read on their own too."""
+    has_sentence_lines: bool = False
+    """Whether every line is a sentence."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a file is one document."""
+        return self.split is None and self.read is None

@@ -1,4 +1,4 @@
-"""Text with a sentence a line and blank lines between documents, as create_pretraining_data.py reads.
+"""A sentence a line and blank lines between documents, as create_pretraining_data.py reads.
 
 Novels have blank lines too: between paragraphs, each a line or wrapped, or between chapters. They
 are told apart by two shares of the lines: those that end as a sentence does, few where lines are
@@ -12,32 +12,30 @@ from typing import NamedTuple
 
 SENTENCE_LINES = "sentence-lines"
 WHICH_FLAG = (
-    f"give --format {SENTENCE_LINES} if lines are sentences and blank lines stand between documents, or --format text"
-    " if each file is one document"
+    f"give --format {SENTENCE_LINES} if lines are sentences and blank lines stand between"
+    " documents, or --format text if each file is one document"
 )
 _LEAST_BLOCKS, _LEAST_LINES = 3, 20
 _LEAST_LINES_PER_BLOCK = 2
 _SURE, _LIKELY = (0.85, 0.9), (0.7, 0.8)  # shares of lines that end as sentences do, that hold one
 _NUM_LINES_SEEN = 100
 _CLOSING = "\"'”\u2019»\u203a)\\]」』\uff09*_"
+_OPENING = "\"'“\u2018«\u2039(\\[¿¡「『\u2013-"
 _END = re.compile(rf"[.!?…。\uff01\uff1f｡।॥؟\u06d4\u0589።\u166e][\s{_CLOSING}]*$")
-_STOP = re.compile(
-    rf"(?:([.!?…])[{_CLOSING}]*\s+|[。\uff01\uff1f][{_CLOSING}]*)[\"'“\u2018«\u2039(\[¿¡「『\u2013-]*(\w)"
-)
+_STOP = re.compile(rf"(?:([.!?…])[{_CLOSING}]*\s+|[。\uff01\uff1f][{_CLOSING}]*)[{_OPENING}]*(\w)")
 _LONGEST_ABBREVIATION = 3  # letters
 
 
 class Seen(NamedTuple):
-    """What the first lines of a plain text look like.
-
-    `blocks` counts runs of the `lines` that are not blank; `ending` and `single` are the shares of
-    these that end as a sentence does and that hold one sentence.
-    """
+    """What the first lines of a plain text look like."""
 
     blocks: int
+    """Runs of the `lines` that are not blank."""
     lines: int
     ending: float
+    """The share of lines that end as a sentence does."""
     single: float
+    """The share that hold one sentence."""
 
     @property
     def has_enough(self) -> bool:
@@ -59,10 +57,8 @@ class Seen(NamedTuple):
         return self.has_enough and has_runs and self.ending >= ending and self.single >= single
 
     def __str__(self) -> str:
-        return (
-            f"{self.blocks:,} blank-line blocks of {self.lines:,} lines, of which {self.ending:.0%} end as sentences do"
-            f" and {self.single:.0%} hold one sentence"
-        )
+        what = f"{self.ending:.0%} end as sentences do and {self.single:.0%} hold one sentence"
+        return f"{self.blocks:,} blank-line blocks of {self.lines:,} lines, of which {what}"
 
 
 def look_at_lines(text: str, *, is_whole: bool) -> Seen:
@@ -78,13 +74,9 @@ def look_at_lines(text: str, *, is_whole: bool) -> Seen:
 
 def _holds_several(line: str) -> bool:
     """Whether a sentence seems to end within a line, in any language: no rules of one are used."""
-    return any(_is_stop(line, found) for found in _STOP.finditer(line))
-
-
-def _is_stop(line: str, found: re.Match[str]) -> bool:
-    if found[2].islower():
-        return False
-    before = line[max(0, found.start() - _LONGEST_ABBREVIATION - 1) : found.start()]
-    return found[1] != "." or (
-        len(before) > _LONGEST_ABBREVIATION and not any(map(str.isspace, before))
-    )
+    for found in _STOP.finditer(line):
+        before = line[max(0, found.start() - _LONGEST_ABBREVIATION - 1) : found.start()]
+        is_long = len(before) > _LONGEST_ABBREVIATION and not any(map(str.isspace, before))
+        if not found[2].islower() and (found[1] != "." or is_long):
+            return True
+    return False

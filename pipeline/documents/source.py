@@ -1,4 +1,4 @@
-"""A named source of a corpus, as settings give it; it imports no reader, so that help is there at once."""
+"""A named source of a corpus, as settings give it; no reader is imported, so help comes at once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ LAYOUTS = {
     "lines": "plain_text:LINES",
     "text-blank-lines": "plain_text:TEXT_BLANK_LINES",
     "sentence-lines": "plain_text:SENTENCE_LINES",
-    "parquet": "parquet:PARQUET",
-    "arrow": "arrow:ARROW",
+    "parquet": "tables:PARQUET",
+    "arrow": "tables:ARROW",
     "csv": "text_files:CSV",
     "warc": "warc:WARC",
     "mediawiki": "mediawiki:MEDIAWIKI",
@@ -19,7 +19,7 @@ LAYOUTS = {
     "jsonl": "jsonl:JSONL",
     "wikiextractor": "wikiextractor:WIKIEXTRACTOR",
 }
-"""The `Format` of each layout, by its module here; "auto" is the first that detects a file, or text."""
+"""The `Format` of each layout, by its module; "auto" is the first that detects a file, or text."""
 if TYPE_CHECKING:
     TextFormat = str
 else:
@@ -73,30 +73,24 @@ class Source:
 
 
 def check_sources(sources: Sequence[Source]) -> None:
-    """Raises ValueError: too many, one without a name or input, two of one name, or a weight out of range."""
+    """Raises ValueError where a source cannot be used, or cannot be told from the others."""
     if len(sources) > MAX_SOURCES:
-        raise ValueError(
-            f"sources: found {len(sources)}, at most {MAX_SOURCES} can be told apart; join some of them"
-        )
+        most = f"at most {MAX_SOURCES} can be told apart"
+        raise ValueError(f"sources: found {len(sources)}, {most}; join some of them")
     names = [source.name for source in sources]
-    for number, source in enumerate(sources):
-        where = f"sources[{number}] ({source.name!r})"
-        if not source.name.strip():
-            raise ValueError(f"{where}: has no name; give it one, which reports and `inspect` show")
-        if source.name in names[:number]:
-            raise ValueError(
-                f"{where}: sources[{names.index(source.name)}] has that name too; give each its own"
-            )
-        if not source.input:
-            raise ValueError(
-                f"{where}: input is empty; name files, folders or globs, or leave the source out"
-            )
-        if not 0 < source.weight <= MAX_WEIGHT:
-            raise ValueError(
-                f"{where}: weight is {source.weight}, expected more than 0 and at most {MAX_WEIGHT}; leave a source"
-                " out that shall not be used"
-            )
-        if Decimal(str(source.weight)) * UNIT % 1:
-            raise ValueError(
-                f"{where}: weight is {source.weight}, expected at most 6 decimals, such as 0.333333"
-            )
+    for number, (name, source) in enumerate(zip(names, sources, strict=True)):
+        weight = f"weight is {source.weight}, expected"
+        problems = {
+            "has no name; give it one, which reports and `inspect` show": not name.strip(),
+            f"sources[{names.index(name)}] has that name too; give each its own": name
+            in names[:number],
+            "input is empty; name files, folders or globs, or leave it out": not source.input,
+            f"{weight} more than 0 and at most {MAX_WEIGHT}; leave a source out that shall not be"
+            " used": not 0 < source.weight <= MAX_WEIGHT,
+            f"{weight} at most 6 decimals, such as 0.333333": Decimal(str(source.weight))
+            * UNIT
+            % 1,
+        }
+        for problem, is_there in problems.items():
+            if is_there:
+                raise ValueError(f"sources[{number}] ({name!r}): {problem}")

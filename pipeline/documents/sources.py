@@ -18,7 +18,7 @@ _START_BITS = 32
 
 
 def count_factors(weights: Sequence[int]) -> list[int]:
-    """What each source's word counts are multiplied by: the smallest whole numbers in the ratio of the weights.
+    """What word counts are multiplied by: the smallest whole numbers in the ratio of the weights.
 
     Weights are taken to the thousandth, at least one, so that sums over any sample are exact where
     the learner adds.
@@ -36,9 +36,8 @@ def choose_uses(
 ) -> tuple[list[int], list[int]]:
     """Which documents a pass uses, in their order, each as often as its source's weight says.
 
-    Of D documents `sources` [D] holds the sources' numbers, by which `weights` are looked up, in
-    millionths. Returns rows of documents, one for each use, and how many uses of the same document
-    came before it.
+    `sources` [D] holds the documents' sources, by which `weights`, in millionths, are looked up.
+    Returns a document's row for each use, and how many uses of the same document came before.
     """
     pairs = zip(ids, sources.tolist(), strict=True)
     uses = np.array([count_uses(weights[s], pass_index, seed, i) for i, s in pairs], np.int64)
@@ -50,7 +49,7 @@ def choose_uses(
 def apply_weights(
     weights: Sequence[int], documents: Sequence[int], cleaned_bytes: Sequence[int]
 ) -> tuple[int, int]:
-    """What buckets are planned from: text that a pass uses, each document's at least once, and documents it uses.
+    """Bytes of text that buckets are planned from, of each document once at least; its documents.
 
     All arguments are by the source's number; no weights stand for using each document once.
     """

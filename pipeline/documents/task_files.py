@@ -22,15 +22,14 @@ def read_task_texts(
 ) -> Iterator[tuple[str, str]]:
     """Places and texts of all files of paths, folders and globs, in the order of their URLs.
 
-    Raises FileNotFoundError where a pattern matches no file, and ValueError where a file is not
-    what its name says.
+    Raises ValueError where a file is not what its name says, and as `find_inputs`.
     """
     for file in find_inputs(patterns, storage_options):
         yield from _read_file(file.url, storage_options)
 
 
 def hash_task_files(patterns: Sequence[str], storage_options: StorageOptions = None) -> str:
-    """The hash of the files' bytes, whatever their names are; raises as `read_task_texts`."""
+    """The hash of the files' bytes, whatever their names are."""
     hashes = []
     for file in find_inputs(patterns, storage_options):
         digest = blake2b(digest_size=16)
@@ -73,8 +72,7 @@ def _read_parquet(data: bytes, url: str) -> Iterator[tuple[str, str]]:
     except (pa.ArrowException, OSError) as error:
         message = f"{url}: cannot be read as Parquet ({error}); fetch the file again"
         raise ValueError(message) from error
-    rows = (row for batch in table.to_batches(1024) for row in batch.to_pylist())
-    for number, row in enumerate(rows, 1):
+    for number, row in enumerate(table.to_pylist(), 1):
         yield from _walk(row, f"{url}, row {number}", "")
 
 

@@ -1,4 +1,4 @@
-"""Whole files of lines, JSON lines and comma-separated rows as text, each with its place: "FILE:LINE".
+"""Files of lines, JSON lines and comma-separated rows as text, each with its place: "FILE:LINE".
 
 Files lie at any fsspec URL, compressed or not, in UTF-8, or in UTF-16 with a byte order mark.
 """
@@ -11,10 +11,9 @@ from typing import Any
 
 from pipeline.documents.encoding import decode
 from pipeline.documents.files import FileRange, StorageOptions, read_blocks
-from pipeline.documents.format import Format
-from pipeline.documents.jsonl import parse_jsonl
+from pipeline.documents.jsonl import parse_object
 from pipeline.documents.lines import read_lines, read_whole
-from pipeline.documents.records import BadDocumentError, Line, Record, too_long
+from pipeline.documents.records import BadDocumentError, Format, Line, Record, too_long
 from pipeline.storage.folder import Folder
 
 
@@ -28,29 +27,22 @@ def whole_file(url: str, storage_options: StorageOptions = None) -> FileRange:
 def read_text_lines(url: str, storage_options: StorageOptions = None) -> Iterator[tuple[str, str]]:
     r"""Places and lines of a file, lazily, without "\n" and "\r\n".
 
-    Raises:
-        FileNotFoundError: No such file.
-        ValueError: It is damaged, no UTF-8, or not of the layout.
+    Raises FileNotFoundError, and ValueError where it is damaged, no UTF-8, or not of the layout.
     """
-    lines = decode_lines(read_lines(whole_file(url, storage_options), storage_options), url)
+    lines = _decode_lines(read_lines(whole_file(url, storage_options), storage_options), url)
     return ((f"{url}:{number}", text.removesuffix("\r")) for number, text in lines)
 
 
 def read_text(url: str, storage_options: StorageOptions = None) -> str:
     """The text of a file, its line ends as they are; raises as `read_text_lines`."""
     record = read_whole(read_blocks(whole_file(url, storage_options), storage_options), url)
-    try:
-        if record.error:
-            raise record.error
-        return decode(record.data)
-    except BadDocumentError as error:
-        raise ValueError(f"{url}:{1 + error.line}: {error}") from error
+    return _decode(record.data, record.error, url, 1)
 
 
 def read_json_lines(
     url: str, storage_options: StorageOptions = None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Places and objects of a file of JSON lines, lazily, without blank lines; raises as `read_text_lines`."""
+    """Places and objects of a file of JSON lines, lazily; raises as `read_text_lines`."""
     for place, line in read_text_lines(url, storage_options):
         if line.strip():
             found = parse_json(line, place)
@@ -65,13 +57,12 @@ def read_csv_rows(
 ) -> Iterator[tuple[str, list[str]]]:
     """Places and cells of a file's comma-separated rows, lazily; raises as `read_text_lines`."""
     lines = read_lines(whole_file(url, storage_options), storage_options)
-    return ((f"{url}:{number}", cells) for number, cells in split_rows(lines, url))
+    return ((f"{url}:{number}", cells) for number, cells in _split_rows(lines, url))
 
 
-def split_rows(lines: Iterable[Line], url: str) -> Iterator[tuple[int, list[str]]]:
-    """Numbers of the first lines of rows, and their cells; raises as `read_csv_rows`."""
+def _split_rows(lines: Iterable[Line], url: str) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
-    reader = csv.reader((f"{text}\n" for _, text in decode_lines(lines, url)), strict=True)
+    reader = csv.reader((f"{text}\n" for _, text in _decode_lines(lines, url)), strict=True)
     number = 1
     try:
         for cells in reader:
@@ -92,21 +83,24 @@ def parse_json(text: str, place: str) -> Any:
         raise ValueError(message) from error
 
 
-def decode_lines(lines: Iterable[Line], url: str) -> Iterator[tuple[int, str]]:
-    """Numbers and text of lines; raises ValueError where one is no UTF-8, or too long."""
+def _decode_lines(lines: Iterable[Line], url: str) -> Iterator[tuple[int, str]]:
     for line in lines:
-        try:
-            if line.is_too_long:
-                raise too_long()
-            text = decode(line.data)
-        except BadDocumentError as error:
-            raise ValueError(f"{url}:{line.number}: {error}") from error
-        yield line.number, text
+        error = too_long() if line.is_too_long else None
+        yield line.number, _decode(line.data, error, url, line.number)
+
+
+def _decode(data: bytes, bad: BadDocumentError | None, url: str, line: int) -> str:
+    try:
+        if bad:
+            raise bad
+        return decode(data)
+    except BadDocumentError as error:
+        raise ValueError(f"{url}:{line + error.line}: {error}") from error
 
 
 def split_csv(lines: Iterable[Line], file_range: FileRange) -> Iterator[Record]:
     """A record a row, as a JSON object of its cells by column; rows may go over several lines."""
-    rows = split_rows(lines, file_range.url)
+    rows = _split_rows(lines, file_range.url)
     _, names = next(rows, (1, []))
     for number, cells in rows:
         error = None
@@ -118,8 +112,5 @@ def split_csv(lines: Iterable[Line], file_range: FileRange) -> Iterator[Record]:
 
 
 CSV = Format(
-    lambda text, _, __, text_field: parse_jsonl(text, text_field),
-    lambda beginning: beginning.suffix == ".csv",
-    split_csv,
-    may_be_cut=False,
+    parse_object, lambda beginning: beginning.suffix == ".csv", split_csv, may_be_cut=False
 )

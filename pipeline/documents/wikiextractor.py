@@ -5,15 +5,14 @@ import re
 from collections.abc import Iterable, Iterator
 
 from pipeline.documents.files import FileRange
-from pipeline.documents.format import Format
-from pipeline.documents.records import BadDocumentError, Gathered, Line, Record
+from pipeline.documents.records import BadDocumentError, Format, Gathered, Line, Record
 
 _TITLE = re.compile('title="(.*)"')
-_OUTSIDE = "found {!r} outside <doc ...> ... </doc>, expected a WikiExtractor file; give the --format it has"
+_EXPECTED = "expected a WikiExtractor file; give the --format it has"
 
 
 def split_wikiextractor(lines: Iterable[Line], file_range: FileRange) -> Iterator[Record]:
-    """Lines from `<doc ...>` on, without the closing one. Stray text belongs with the document before it."""
+    """Lines from `<doc ...>` on, without the closing one; stray text belongs to the one before."""
     opened = Gathered()
     is_ours = file_range.start == 0
     for line in lines:
@@ -30,7 +29,8 @@ def split_wikiextractor(lines: Iterable[Line], file_range: FileRange) -> Iterato
         elif opened.lines:
             opened.add(line)
         elif is_ours and (line.is_too_long or line.data.strip()):
-            error = BadDocumentError("text_outside_doc", _OUTSIDE.format(line.data[:40]))
+            found = f"found {line.data[:40]!r} outside <doc ...> ... </doc>"
+            error = BadDocumentError("text_outside_doc", f"{found}, {_EXPECTED}")
             yield Record(line.number, line.offset, line.data, error)
             is_ours = False  # one complaint up to the next document
     if opened.lines:

@@ -46,7 +46,7 @@ def detect_wrapping(lines: Sequence[str]) -> str:
 
 
 def _width(sorted_lengths: Sequence[int]) -> int:
-    """The 95th percentile: single longer lines would make every paragraph end look full."""
+    # The 95th percentile: single longer lines would make every paragraph end look full.
     return sorted_lengths[len(sorted_lengths) * 95 // 100]
 
 
@@ -67,6 +67,6 @@ def _by_width(lines: Sequence[str]) -> Iterator[list[str]]:
 
 def _join(lines: Sequence[str]) -> str:
     """One paragraph; a word cut or joined by a hyphen at a line's end stays one."""
-    is_open = (line[-1] == "-" and line[-2:-1].isalpha() for line in lines[:-1])
-    pieces = (line if own else f"{line} " for line, own in zip(lines[:-1], is_open, strict=True))
-    return "".join([*pieces, lines[-1]])
+    is_open = [line[-1] == "-" and line[-2:-1].isalpha() for line in lines]
+    pieces = (line if own else f"{line} " for line, own in zip(lines, is_open, strict=True))
+    return "".join(pieces).removesuffix(" ")

@@ -9,12 +9,12 @@ import zstandard
 from pipeline.documents import Document
 from pipeline.documents import files as document_files
 from pipeline.documents.files import FileRange
-from pipeline.documents.format import Format
 from pipeline.documents.formats import FORMATS
 from pipeline.documents.jsonl import split_jsonl
 from pipeline.documents.lines import split_lines
 from pipeline.documents.parts import Part, find_inputs, plan_parts
 from pipeline.documents.read import read_part
+from pipeline.documents.records import Format
 
 
 def read(

@@ -1,0 +1,137 @@
+"""Parquet, and Arrow files as datasets' `save_to_disk` writes them: a row is a document.
+
+Of n row groups of a Parquet file, number i belongs to the range that holds the byte i * size // n.
+Arrow is asked for rows alone: where a column is described wrongly, asking for its place or
+statistics ends the process.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, BinaryIO
+
+from pipeline.documents import records
+from pipeline.documents.files import FileRange, StorageOptions, open_sized
+from pipeline.documents.records import BadDocumentError, Format, Record, too_long
+
+_PARQUET_MAGIC = b"PAR1"
+_ARROW_MAGIC = b"ARROW1"  # begins and ends a file
+_STREAM_START = 8
+_BATCH_ROWS = 64  # a long value of a dictionary may stand in every row
+_MOST_THRIFT = 2**31 - 1
+# Some of Arrow's own errors, and names that are no UTF-8, come as other kinds.
+_OTHER_ERRORS = (OSError, RuntimeError, MemoryError, OverflowError, UnicodeError, IndexError)
+
+
+@contextmanager
+def _opened(file_range: FileRange, options: StorageOptions, kind: str) -> Iterator[BinaryIO]:
+    """The file of a range; a ValueError says what it is said to be where it is damaged."""
+    from pyarrow import ArrowException
+
+    folder, name = open_sized(file_range, options)
+    with folder.open(name) as file:
+        try:
+            yield file
+        except (ArrowException, *_OTHER_ERRORS) as error:
+            message = f"cannot be read as {kind} ({error}); fetch or write the file again"
+            raise ValueError(f"{file_range.url}: {message}") from error
+
+
+def read_parquet(
+    file_range: FileRange, text_field: str, storage_options: StorageOptions = None
+) -> Iterator[Record]:
+    """A record a row, some rows at a time, counted from 1 in the whole file."""
+    from pyarrow.parquet import ParquetFile
+
+    with _opened(file_range, storage_options, "Parquet") as file:
+        # A footer tells of no list or text that is longer than the file.
+        most = max(1, min(file_range.size, _MOST_THRIFT))
+        limits = {"thrift_string_size_limit": most, "thrift_container_size_limit": most}
+        table = ParquetFile(file, pre_buffer=False, **limits)
+        _check_column(table.schema_arrow.names, text_field, file_range.url)
+        chosen: dict[str, Any] = {"columns": [text_field], "use_threads": False}
+        for group, first_row in _own_groups(table.metadata, file_range):
+            row = first_row
+            for batch in table.iter_batches(_BATCH_ROWS, row_groups=[group], **chosen):
+                # Counted as the share of the file's bytes that its rows are of the file's rows.
+                file_range.count(file_range.size * batch.num_rows // table.metadata.num_rows)
+                yield from _read_column(batch.column(0), row)
+                row += batch.num_rows
+
+
+def _own_groups(metadata: Any, file_range: FileRange) -> list[tuple[int, int]]:
+    """Number and first row, from 1, of every row group of the range."""
+    row, found = 1, []
+    for number in range(metadata.num_row_groups):
+        if file_range.start <= file_range.size * number // metadata.num_row_groups < file_range.end:
+            found.append((number, row))
+        row += metadata.row_group(number).num_rows
+    return found
+
+
+def read_arrow(
+    file_range: FileRange, text_field: str, storage_options: StorageOptions = None
+) -> Iterator[Record]:
+    """A record a row, from row 1 on, a batch at a time."""
+    from pyarrow import ipc
+
+    with _opened(file_range, storage_options, "Arrow") as file:
+        is_file = file.read(len(_ARROW_MAGIC)) == _ARROW_MAGIC
+        # A file is a stream behind eight bytes. Arrow's own reader of files reads in threads that
+        # hold the Python file for some time more, and die with the process where it ends then.
+        position = file.seek(_STREAM_START if is_file else 0)
+        reader = ipc.open_stream(file, options=ipc.IpcReadOptions(use_threads=False))
+        _check_column(reader.schema.names, text_field, file_range.url)
+        row = 1
+        for batch in reader:
+            column = batch.column(text_field)
+            column.validate(full=True)
+            yield from _read_column(column, row)
+            row += batch.num_rows
+            file_range.count(file.tell() - position)
+            position = file.tell()
+        file.seek(file_range.size - len(_ARROW_MAGIC))
+        if is_file and file.read() != _ARROW_MAGIC:
+            raise OSError("its end is missing")
+
+
+def _check_column(names: Sequence[str], text_field: str, url: str) -> None:
+    if text_field not in names:
+        expected = f"expected {text_field!r} among them; give the column as --text_field"
+        raise ValueError(f"{url}: found the columns {list(names)}, {expected}")
+
+
+def _read_column(column: Any, row: int) -> Iterator[Record]:
+    """A record a value, the first of which is in this row."""
+    from pyarrow import large_binary, types
+
+    if types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    is_text = types.is_string(column.type) or types.is_large_string(column.type)
+    # Text is taken as the bytes it is stored as, which may be no UTF-8.
+    values = (column.cast(large_binary()) if is_text else column).to_pylist()
+    for number, value in enumerate(values, row):
+        place, data, error = f"row {number}", b"", None
+        if value is None or not is_text:
+            reason = "text_is_null" if value is None else "text_not_a_string"
+            found = f"found {type(value).__name__} {str(value)[:40]!r} in the column of text"
+            error = BadDocumentError(reason, f"{found}, expected a string")
+        elif len(value) > records.MAX_DOCUMENT_BYTES:
+            error = too_long()
+        else:
+            data = value
+        yield Record(number, 0, data, error, place)
+
+
+PARQUET = Format(
+    lambda text, *_: text,
+    lambda beginning: beginning.suffix == ".parquet" or beginning.head.startswith(_PARQUET_MAGIC),
+    read=read_parquet,
+    is_text=False,
+)
+ARROW = Format(
+    lambda text, *_: text,
+    lambda beginning: beginning.suffix == ".arrow" or beginning.head.startswith(_ARROW_MAGIC),
+    read=read_arrow,
+    is_text=False,
+    may_be_cut=False,
+)
