@@ -42,11 +42,11 @@ def encode_examples(block: Block, seq_len: int, max_predictions: int) -> Iterato
         "segment_ids": segment_ids_NL,
         "masked_lm_positions": positions_NP,
         "masked_lm_ids": _pad(block.masked_lm_ids, *masked)[0],
-        "next_sentence_labels": block.is_random_next[:, None],
     }
     columns = {name: (_INTEGERS, _varints(values)) for name, values in integers.items()}
     weights = [row.tobytes() for row in is_masked_NP.astype("<f4")]
     columns["masked_lm_weights"] = _FLOATS, weights
+    columns["next_sentence_labels"] = _INTEGERS, _varints(block.is_random_next[:, None])
     for row in range(block.num_instances):
         features = [
             _head(name, kind, len(rows[row])) + rows[row] for name, (kind, rows) in columns.items()

@@ -2,13 +2,12 @@
 
 import errno
 import hashlib
-import importlib.util
 import io
 import json
 import struct
-import subprocess
 import sys
 
+import google_crc32c
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -37,25 +36,8 @@ SETTINGS = {"masked_lm_prob": 0.15, "max_predictions": None, "whole_word_masking
 GOLDEN = [("L64_P10_dupe1", 64, 10), ("L128_P20_dupe5", 128, 20), ("L512_P76_dupe5", 512, 76)]
 
 
-def make_crc32c_table():
-    """RFC 3720: the polynomial 0x1EDC6F41, its bits turned round."""
-    table = []
-    for byte in range(256):
-        crc = byte
-        for _ in range(8):
-            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
-        table.append(crc)
-    return table
-
-
-TABLE = make_crc32c_table()
-
-
 def masked_crc32c(data):
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
-    crc ^= 0xFFFFFFFF
+    crc = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -130,9 +112,9 @@ def reference_features(row, seq_len, max_predictions):
 
 
 def read_golden(folder, name):
-    with (folder / f"golden/serial_sample_{name}_seed12345.jsonl.zst").open("rb") as file:
-        lines = io.TextIOWrapper(zstandard.ZstdDecompressor().stream_reader(file), encoding="utf-8")
-        return [json.loads(line) for line in lines]
+    data = (folder / f"golden/serial_sample_{name}_seed12345.jsonl.zst").read_bytes()
+    with zstandard.ZstdDecompressor().stream_reader(data) as lines:
+        return [json.loads(line) for line in io.TextIOWrapper(lines, encoding="utf-8")]
 
 
 def block_of(rows):
@@ -169,23 +151,39 @@ def rows_of(dataset, split="train", seq_len=64):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory, make_block):
-    """2 passes of 2 shards, the first of 2 blocks, at length 64, and one of validation and one of length 128."""
+    """2 passes of 2 shards, the first of 2 blocks, at length 64, and validation of two lengths."""
     shards = {
-        ("train", 64, *place): [make_block(40, seed=9 + sum(place))]
-        for place in ((0, 1), (1, 0), (1, 1))
+        ("train", 64, 0, 0): [make_block(1024, seed=1), make_block(30, seed=7)],
+        ("train", 64, 0, 1): [make_block(40, seed=10)],
+        ("train", 64, 1, 0): [make_block(40, seed=10)],
+        ("train", 64, 1, 1): [make_block(40, seed=11)],
+        ("validation", 64, 0, 0): [make_block(20, seed=5)],
+        ("validation", 128, 0, 0): [make_block(20, seed=6)],
     }
-    shards["train", 64, 0, 0] = [make_block(1024, seed=1), make_block(30, seed=7)]
-    shards["validation", 64, 0, 0] = [make_block(20, seed=5)]
-    shards["validation", 128, 0, 0] = [make_block(20, seed=6)]
     return write_dataset(tmp_path_factory.mktemp("export") / "data", shards, 100, SETTINGS)
+
+
+@pytest.fixture
+def small(tmp_path, make_block):
+    """Writes a dataset of one block of train."""
+
+    def write(vocab_size=100, split="train", blocks=None, **settings):
+        shards = {(split, 64, 0, 0): blocks or [make_block(9)]}
+        return write_dataset(tmp_path / "data", shards, vocab_size, SETTINGS | settings)
+
+    return write
+
+
+def refused(said):
+    return pytest.raises(ValueError, match=said)
 
 
 def export(data, output, format_name="tfrecord", split="train", seq_len=64):
     """Exports from a dataset's folder to a folder or URL; the content of _export.json."""
     dataset = open_dataset(str(data))
-    plan = plan_export(dataset, format_name, split, seq_len)
-    write_export(dataset, plan, Folder(str(output)))
-    return plan
+    said = plan_export(dataset, format_name, split, seq_len)
+    write_export(dataset, said, Folder(str(output)))
+    return said
 
 
 def files_of(folder):
@@ -198,30 +196,16 @@ def test_golden_instances_are_the_references_records(
 ):
     golden = read_golden(shared_data, name)
     settings = SETTINGS | {"max_predictions": max_predictions}
-    data = write_dataset(
-        tmp_path / "data", {("train", seq_len, 0, 0): [block_of(golden)]}, 30_522, settings
-    )
+    shards = {("train", seq_len, 0, 0): [block_of(golden)]}
+    data = write_dataset(tmp_path / "data", shards, 30_522, settings)
     export(data, tmp_path / "out", seq_len=seq_len)
     records = read_records((tmp_path / "out/train-00000-of-00001.tfrecord").read_bytes())
-    assert [*map(read_example, records)] == [
-        reference_features(row, seq_len, max_predictions) for row in golden
-    ]
+    expected = [reference_features(row, seq_len, max_predictions) for row in golden]
+    assert [*map(read_example, records)] == expected
 
 
 def test_numbers_of_every_length_are_encoded():
-    ids = [
-        0,
-        1,
-        127,
-        128,
-        16_383,
-        16_384,
-        2_097_151,
-        2_097_152,
-        268_435_455,
-        268_435_456,
-        4_294_967_295,
-    ]
+    ids = [0, 1, *(each for bits in (7, 14, 21, 28) for each in (2**bits - 1, 2**bits)), 2**32 - 1]
     row = [ids, [0] * 5 + [1] * 6, [1, 10], [2_097_152, 1], True]
     (record,) = encode_examples(block_of([row]), 200, 130)
     assert hashlib.sha256(record).hexdigest()[:16] == "a12fff4efad1f988"
@@ -233,19 +217,13 @@ def test_a_file_a_shard_holds_its_instances_in_order(data, tmp_path):
     names = [f"train-{number:05d}-of-00004.tfrecord" for number in range(4)]
     assert [*files_of(tmp_path / "out")] == [FINISHED, *names]
     assert json.loads((tmp_path / "out" / FINISHED).read_bytes()) == said
-    assert said["files"] == dict(
-        zip(
-            names,
-            [f"train/L64/pass-0{p}/shard-0000{s}.tar" for p in (0, 1) for s in (0, 1)],
-            strict=True,
-        )
-    )
+    assert [*said["files"]] == names
+    shards = [f"train/L64/pass-0{p}/shard-0000{s}.tar" for p in (0, 1) for s in (0, 1)]
+    assert [*said["files"].values()] == shards
     assert (said["instances"], said["max_predictions"]) == (1174, 10)
-    records = [
-        each for name in names for each in read_records((tmp_path / "out" / name).read_bytes())
-    ]
-    expected = [reference_features([*row], 64, 10) for row in rows_of(open_dataset(str(data)))]
-    assert [*map(read_example, records)] == expected
+    files = [(tmp_path / "out" / name).read_bytes() for name in names]
+    found = [read_example(record) for file in files for record in read_records(file)]
+    assert found == [reference_features(row, 64, 10) for row in rows_of(open_dataset(str(data)))]
 
 
 def test_a_store_takes_the_same_files(data, tmp_path):
@@ -292,16 +270,7 @@ sys.exit(run_program("program", "Tests.", pipeline.cli.COMMANDS, sys.argv[1:]))
 @pytest.mark.processes
 @pytest.mark.parametrize("number", [1, 3, 6])
 def test_a_killed_export_does_not_look_whole_and_is_continued(data, tmp_path, number):
-    words = [
-        "export",
-        str(data),
-        "--format",
-        "tfrecord",
-        "--output",
-        str(tmp_path / "out"),
-        "--seq_len",
-        "64",
-    ]
+    words = f"export {data} --format tfrecord --output {tmp_path}/out --seq_len 64".split()
     assert run_python(["-c", KILLED.format(number=number), *words]).returncode == 9
     left = files_of(tmp_path / "out")
     whole = export(data, tmp_path / "whole") and files_of(tmp_path / "whole")
@@ -321,84 +290,47 @@ def test_a_damaged_shard_is_named_and_not_exported(data, tmp_path):
     place = int(table.offset[0]) + 100
     path.write_bytes(sound[:place] + bytes([sound[place] ^ 1]) + sound[place + 1 :])
     try:
-        with pytest.raises(ValueError, match=rf"{shard.name} block 0: damaged"):
+        with refused(rf"{shard.name} block 0: damaged"):
             export(data, tmp_path / "out", split="validation")
     finally:
         path.write_bytes(sound)
     assert [*files_of(tmp_path / "out")] == [STARTED]
 
 
-def test_more_masks_than_the_settings_allow_are_refused(tmp_path, make_block):
-    settings = SETTINGS | {"max_predictions": 2}
-    data = write_dataset(tmp_path / "data", {("train", 64, 0, 0): [make_block(9)]}, 100, settings)
-    with pytest.raises(
-        ValueError, match=r"shard-00000.tar block 0: an instance of \d masked .* allow 1 to 2; "
-    ):
-        export(data, tmp_path / "out")
+def test_instances_that_the_dataset_does_not_allow_are_refused(small, tmp_path):
+    with refused(r"shard-00000.tar block 0: an instance of \d masked .* allow 1 to 2; "):
+        export(small(max_predictions=2), tmp_path / "out")
+    with refused(r"block 0: token id \d+ is past the vocabulary of 90"):
+        export(small(vocab_size=90), tmp_path / "out2")
 
 
-def test_tokens_past_the_vocabulary_are_refused(tmp_path, make_block):
-    data = write_dataset(tmp_path / "data", {("train", 64, 0, 0): [make_block(9)]}, 90, SETTINGS)
-    with pytest.raises(ValueError, match=r"block 0: token id \d+ is past the vocabulary of 90"):
-        export(data, tmp_path / "out")
+def plan(data, *choice):
+    return plan_export(open_dataset(str(data)), "parquet", *choice)
 
 
-@pytest.mark.parametrize(
-    ("split", "seq_len", "said"),
-    [
-        (
-            "validation",
-            None,
-            r"has validation instances of the lengths \[64, 128\]; give one of them as --seq_len",
-        ),
-        (
-            "train",
-            128,
-            "no train instances of seq_len 128; the dataset has train L64, validation L64, validation L128",
-        ),
-    ],
-)
-def test_a_length_is_chosen(data, split, seq_len, said):
-    with pytest.raises(ValueError, match=said):
-        plan_export(open_dataset(str(data)), "parquet", split, seq_len)
+def test_a_length_is_chosen(data, small):
+    said = r"has validation instances of the lengths \[64, 128\]; give one of them as --seq_len"
+    with refused(said):
+        plan(data, "validation", None)
+    with refused("no train instances of seq_len 128; the dataset has train L64, validation L64, v"):
+        plan(data, "train", 128)
+    with refused("data has no validation instances"):
+        plan(small(), "validation", None)
+    assert plan(data, "train", None)["seq_len"] == 64
 
 
-def test_a_split_that_is_not_there_is_named(tmp_path, make_block):
-    data = write_dataset(tmp_path / "data", {("train", 64, 0, 0): [make_block(9)]}, 100, SETTINGS)
-    with pytest.raises(ValueError, match="data has no validation instances"):
-        plan_export(open_dataset(str(data)), "parquet", "validation", None)
-
-
-def test_the_only_length_needs_no_flag(data):
-    assert plan_export(open_dataset(str(data)), "parquet", "train", None)["seq_len"] == 64
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("mine.txt", "holds mine.txt, which is not of this export; give an empty --output"),
-        (
-            "validation-00000-of-00001.tfrecord",
-            "which is not of this export; give an empty --output",
-        ),
-    ],
-)
-def test_a_folder_of_something_else_is_refused(data, tmp_path, name, said):
+@pytest.mark.parametrize("name", ["mine.txt", "validation-00000-of-00001.tfrecord"])
+def test_a_folder_of_something_else_is_refused(data, tmp_path, name):
     (tmp_path / name).write_text("mine")
-    with pytest.raises(ValueError, match=said):
+    with refused(f"holds {name}, which is not of this export; give an empty --output"):
         export(data, tmp_path, split="validation")
     assert files_of(tmp_path) == {name: b"mine"}
 
 
-def test_an_export_of_another_dataset_is_not_continued(data, tmp_path, make_block):
-    other = write_dataset(
-        tmp_path / "data", {("validation", 64, 0, 0): [make_block(9)]}, 100, SETTINGS
-    )
-    export(other, tmp_path / "out", split="validation")
+def test_an_export_of_another_dataset_is_not_continued(data, small, tmp_path):
+    export(small(split="validation"), tmp_path / "out", split="validation")
     before = files_of(tmp_path / "out")
-    with pytest.raises(
-        ValueError, match=r"_export.json is of another export: root_hash is '.*', now '.*'; "
-    ):
+    with refused(r"_export.json is of another export: root_hash is '.*', now '.*'; "):
         export(data, tmp_path / "out", split="validation")
     assert files_of(tmp_path / "out") == before
 
@@ -416,9 +348,8 @@ def test_the_command_says_how_the_files_are_read(data, tmp_path, capsys):
         " --max_predictions_per_seq=10\n"
     )
     assert run("export", data, "--format", "parquet", "--output", "memory://said") == 0
-    assert capsys.readouterr().out.endswith(
-        "\ndatasets.load_dataset('parquet', data_files='memory://said/*.parquet')\n"
-    )
+    usage = "datasets.load_dataset('parquet', data_files='memory://said/*.parquet')"
+    assert capsys.readouterr().out.endswith(f"\n{usage}\n")
 
 
 @pytest.mark.processes
@@ -443,21 +374,15 @@ def failing(error):
 def test_ctrl_c_says_that_the_same_command_continues(data, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(FORMATS, "tfrecord", failing(KeyboardInterrupt()))
     assert run("export", data, "--format", "tfrecord", "--output", tmp_path / "out") == 130
-    assert (
-        "interrupted; what is finished is kept, the same command continues"
-        in capsys.readouterr().err
-    )
+    said = "interrupted; what is finished is kept, the same command continues"
+    assert said in capsys.readouterr().err
     assert [*files_of(tmp_path / "out")] == [STARTED]
 
 
 def test_a_full_disk_is_named(data, tmp_path, monkeypatch):
-    monkeypatch.setitem(
-        FORMATS, "tfrecord", failing(OSError(errno.ENOSPC, "No space left on device"))
-    )
-    with pytest.raises(
-        StorageError,
-        match=r"no room for train-00000-of-00004.tfrecord; let TMPDIR name a folder with more room",
-    ):
+    monkeypatch.setitem(FORMATS, "tfrecord", failing(OSError(errno.ENOSPC, "No space left")))
+    said = r"no room for train-00000-of-00004.tfrecord; let TMPDIR name a folder with more room"
+    with pytest.raises(StorageError, match=said):
         export(data, tmp_path)
 
 
@@ -470,67 +395,22 @@ def test_an_unknown_format_is_refused(data, tmp_path, capsys):
 def test_parquet_holds_the_instances_without_padding(data, tmp_path):
     said = export(data, tmp_path, "parquet")
     files = sorted(tmp_path.glob("*.parquet"))
-    rows = [
-        row for file in files for row in pq.ParquetFile(file).read(use_threads=False).to_pylist()
-    ]
-    assert rows == [as_columns(row) for row in rows_of(open_dataset(str(data)))]
+    tables = [pq.ParquetFile(file).read(use_threads=False) for file in files]
+    names = ["input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids"]
+    names.append("next_sentence_labels")
+    dataset = open_dataset(str(data))
+    expected = [dict(zip(names, row, strict=True)) for row in rows_of(dataset)]
+    assert [row for table in tables for row in table.to_pylist()] == expected
     schema = pq.read_schema(tmp_path / "train-00003-of-00004.parquet")
-    assert [str(field.type) for field in schema] == 4 * ["list<element: int32 not null>"] + [
-        "int32"
-    ]
-    assert json.loads(schema.metadata[METADATA]) == {
-        name: value for name, value in said.items() if name != "files"
-    }
-    assert (said["root_hash"], said["settings"]) == (
-        open_dataset(str(data)).manifest.root_hash,
-        SETTINGS,
-    )
+    assert [str(each.type) for each in schema] == [*["list<element: int32 not null>"] * 4, "int32"]
+    described = {name: value for name, value in said.items() if name != "files"}
+    assert json.loads(schema.metadata[METADATA]) == described
+    assert (said["root_hash"], said["settings"]) == (dataset.manifest.root_hash, SETTINGS)
 
 
-def test_parquet_has_a_row_group_for_many_blocks(tmp_path, make_block):
+def test_parquet_has_a_row_group_for_many_blocks(small, tmp_path, make_block):
     blocks = [*(make_block(1024, seed=seed, max_tokens=9) for seed in range(17)), make_block(5)]
-    data = write_dataset(tmp_path / "data", {("train", 64, 0, 0): blocks}, 100, SETTINGS)
-    export(data, tmp_path / "out", "parquet")
+    export(small(blocks=blocks), tmp_path / "out", "parquet")
     metadata = pq.read_metadata(tmp_path / "out/train-00000-of-00001.parquet")
     assert [metadata.row_group(number).num_rows for number in range(2)] == [16 * 1024, 1029]
     assert metadata.row_group(0).column(0).compression == "ZSTD"
-
-
-def as_columns(row):
-    """A row of golden/ as the columns of Parquet."""
-    names = [
-        "input_ids",
-        "segment_ids",
-        "masked_lm_positions",
-        "masked_lm_ids",
-        "next_sentence_labels",
-    ]
-    return dict(zip(names, [*row[:4], int(row[4])], strict=True))
-
-
-# What run_pretraining.py's input_fn_builder parses records with.
-TENSORFLOW = """
-import json, sys
-import tensorflow as tf
-pattern, seq_len, most = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-ints = {"input_ids": seq_len, "input_mask": seq_len, "segment_ids": seq_len, "masked_lm_positions": most,
-        "masked_lm_ids": most, "next_sentence_labels": 1}
-features = {name: tf.io.FixedLenFeature([size], tf.int64) for name, size in ints.items()}
-features["masked_lm_weights"] = tf.io.FixedLenFeature([most], tf.float32)
-for record in tf.data.TFRecordDataset(sorted(tf.io.gfile.glob(pattern))):
-    example = tf.io.parse_single_example(record, features)
-    print(json.dumps({name: values.numpy().tolist() for name, values in example.items()}))
-"""
-
-
-@pytest.mark.processes
-@pytest.mark.skipif(
-    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
-)
-def test_tensorflow_reads_the_records(data, tmp_path):
-    export(data, tmp_path)
-    command = [sys.executable, "-c", TENSORFLOW, f"{tmp_path}/*.tfrecord", "64", "10"]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    expected = [reference_features([*row], 64, 10) for row in rows_of(open_dataset(str(data)))]
-    assert [json.loads(line) for line in ran.stdout.splitlines()] == expected
