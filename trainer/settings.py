@@ -9,8 +9,7 @@ from typing import Any, Literal, TypeVar
 from trainer.checkpoints.settings import CheckpointSettings
 from trainer.guards.settings import SafetySettings
 from trainer.model.config import BertConfig, ModelSettings, preset
-from trainer.optim.schedule import Schedule
-from trainer.optim.settings import OptimizerSettings
+from trainer.optim.settings import OptimizerSettings, Schedule
 
 OF_PHASES = ("steps", "global_batch", "peak_lr", "warmup_fraction", "warmup_steps")
 """Fields of a phase that PretrainSettings can give for all phases, or for each."""

@@ -32,7 +32,7 @@ from trainer.finetune.settings import FinetuneSettings
 from trainer.finetune.task import Item, Output
 from trainer.finetune.training import train_task
 from trainer.model.task_heads import IGNORED, BertForTask
-from trainer.optim.schedule import Schedule
+from trainer.optim.settings import Schedule
 from trainer.process.ranks import Ranks, start_ranks, stop_ranks
 
 PACKAGES = ("torch", "transformers", "deepspeed")

@@ -24,8 +24,8 @@ from scripts.bench.measured import print_result, summarize
 from scripts.bench.train_step import twin_of
 from trainer.batches.pack import pad_micro_batch
 from trainer.engine.deepspeed_config import deepspeed_config
-from trainer.engine.start import start_engine
 from trainer.engine.train_step import StepCounts, agree_on_step, seed_dropout, train_step
+from trainer.engine.zero import start_engine
 from trainer.model.bert import build_model, compile_model
 from trainer.model.config import BertConfig, preset
 from trainer.model.flops import Lengths, training_flops

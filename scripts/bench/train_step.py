@@ -29,8 +29,8 @@ from scripts.bench.measured import cpu_seconds, print_result, summarize
 from trainer.batches.pack import MicroBatch, pack_micro_batches, pad_micro_batch, to_device
 from trainer.conversion.huggingface import to_hf_config, to_hf_state
 from trainer.engine.deepspeed_config import deepspeed_config
-from trainer.engine.start import start_engine
 from trainer.engine.train_step import agree_on_step, forward_sums, train_step
+from trainer.engine.zero import start_engine
 from trainer.model.bert import BertForPreTraining, build_model
 from trainer.model.config import preset
 from trainer.optim.adamw import AdamW

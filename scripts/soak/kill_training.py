@@ -233,7 +233,7 @@ class Job:
             "peak_lr": 0.001,
             "warmup_steps": 5,
         }
-        saving = {"interval": 7, "keep": 2, "keep_every": 70, "url": f"file://{self.url}"}
+        saving = {"interval": 7, "keep": 2, "url": f"file://{self.url}"}
         config = {**CONFIG, "phases": [phase], "checkpoint": saving}
         path = folder / f"{name}.json"
         path.write_text(

@@ -17,8 +17,8 @@ URL = "s3://corpus/checkpointed"
 
 
 def test_a_run_comes_back_from_s3(ranks, s3, tmp_path):
-    trained = Trained(ranks, tmp_path / "run", url=None, keep=1, keep_every=2)
-    trained.store = trained.saver._store = CheckpointStore(URL, s3)
+    trained = Trained(ranks, tmp_path / "run", url=None, keep=2)
+    trained.store = trained.saver.store = CheckpointStore(URL, s3)
     trained.save(1, 2, 3)
     expected = trained.weights()
     names = {
@@ -36,7 +36,7 @@ def test_a_run_comes_back_from_s3(ranks, s3, tmp_path):
 
 def test_a_store_that_refuses_is_named(ranks, s3, tmp_path):
     trained = Trained(ranks, tmp_path / "run", url=None)
-    trained.saver._store = CheckpointStore(URL, {**s3, "secret": "wrong"})
+    trained.saver.store = CheckpointStore(URL, {**s3, "secret": "wrong"})
     with pytest.raises(
         PermissionError, match=r"s3://corpus/checkpointed/checkpoints/step-00000001/.*credentials"
     ):

@@ -93,9 +93,8 @@ def test_dropout_drops_probabilities_and_keeps_their_mean():
 
 def test_auto_is_flash_where_it_can_run(monkeypatch):
     assert choose_backend("auto", CPU, torch.bfloat16) == "padded"
-    with pytest.raises(
-        ValueError, match=r"flash needs .* found torch\.bfloat16 on cpu; choose .* padded or auto"
-    ):
+    said = r"flash needs .* found torch\.bfloat16 on cpu; choose .* padded or auto"
+    with pytest.raises(ValueError, match=said):
         choose_backend("flash", CPU, torch.bfloat16)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 0))
     assert choose_backend("auto", CUDA, torch.bfloat16) == "flash"
@@ -135,12 +134,3 @@ def test_the_kernel_equals_padded_on_a_gpu(is_causal):
     gradients = torch.autograd.grad(context.float().square().sum(), (q, k, v))
     expected_gradients = torch.autograd.grad(expected.float().square().sum(), (q, k, v))
     torch.testing.assert_close(gradients, expected_gradients, rtol=5e-2, atol=5e-2)
-
-
-@needs_gpu
-def test_flash_drops_out_on_a_gpu():
-    exact, draws = dropout_draws(
-        *random_qkv(32, size=64, seed=1, dtype=torch.bfloat16, device=CUDA), "flash"
-    )
-    assert (draws[0] - exact).abs().max() > 0.1
-    assert (draws.mean(0) - exact).abs().max() < 0.12  # 4 standard errors and bfloat16's rounding

@@ -1,7 +1,6 @@
 """The cache of stretches: one fetches, all read; killed, damaged, full or forbidden, it never costs an instance."""
 
 import errno
-import fcntl
 import os
 import signal
 import subprocess
@@ -18,11 +17,11 @@ import numpy as np
 import pytest
 
 from pipeline.shards.dataset import Dataset, open_dataset
+from pipeline.shards.manifest import BLOCKS_TABLE
 from trainer.reading import cache as cache_module
-from trainer.reading import ranged_read
 from trainer.reading.block_reader import BlockReader, plan_rows
 from trainer.reading.cache import MIN_CACHE_BYTES, CacheError, ShardCache
-from trainer.reading.ranged_read import Attempts, BlockRange, ShardReadError
+from trainer.reading.ranged_read import Attempts, ShardReadError
 from trainer.reading.settings import Reading
 
 ROOT = Path(__file__).parents[2]
@@ -41,12 +40,12 @@ def settings(tmp_path: Path) -> Reading:
     return Reading(num_threads=2, cache_dir=str(tmp_path / "cache"), cache_bytes=MIN_CACHE_BYTES)
 
 
-def count_reads(dataset: Dataset) -> list[tuple[str, int, int]]:
-    """Of shards; grows as they are read."""
+def count_reads(dataset: Dataset, ending: str = ".tar") -> list[tuple[str, int, int]]:
+    """Of shards, or of files of another ending; grows as they are read."""
     reads, read_bytes = [], dataset.read_bytes
 
     def counted(name: str, start: int, stop: int) -> bytes:
-        if name.endswith(".tar"):
+        if name.endswith(ending):
             reads.append((name, start, stop))
         return read_bytes(name, start, stop)
 
@@ -126,6 +125,27 @@ def test_a_damaged_stretch_is_fetched_again_once(dataset, settings, damage):
     assert len(reads) == 1
 
 
+@pytest.mark.parametrize(
+    "damage", [None, lambda data: data[:-1], lambda data: data[:9] + b"x" + data[10:]]
+)
+def test_a_node_reads_rows_of_tables_once(dataset, settings, monkeypatch, damage):
+    """A row group at a time, as those of large datasets in a store are."""
+    monkeypatch.setattr("pipeline.shards.block_tables.WHOLE_BYTES", 0)
+    monkeypatch.setattr(Dataset, "is_local", False)
+    found = []
+    for process in range(3):
+        opened = open_dataset(dataset.url)
+        reads = count_reads(opened, BLOCKS_TABLE)
+        reader = BlockReader([(opened, shard) for shard in opened.all_shards], settings)
+        assert [len(reader.table(number).result(60)) for number in range(2)] == [8, 6]
+        reader.close()
+        found.append(len(reads))
+        for path in stretches(settings) if damage and process == 0 else ():
+            path.write_bytes(damage(path.read_bytes()))
+    assert found[0] > found[2]
+    assert found[1] == (found[0] if damage else found[2])
+
+
 def test_what_was_used_longest_ago_makes_room(tmp_path, monkeypatch):
     monkeypatch.setattr(cache_module, "MIN_CACHE_BYTES", 1)
     cache, fetched = ShardCache(str(tmp_path), 1000), []
@@ -147,35 +167,6 @@ def test_what_was_used_longest_ago_makes_room(tmp_path, monkeypatch):
     assert fetched == [*"abcdefghijk"]
     read("b")
     assert fetched[-1] == "b"
-
-
-def test_a_wrong_count_is_put_right_by_clearing(tmp_path, monkeypatch):
-    monkeypatch.setattr(cache_module, "MIN_CACHE_BYTES", 1)
-    cache = ShardCache(str(tmp_path), 1000)
-    for text in (b"", b"not a number", b"\xff\xfe\x80", "²".encode(), b"9" * 5000, b"999"):
-        (tmp_path / "usage").write_bytes(text)
-        read_as_bytes(cache, f"key {text[:9]}", lambda: b"x" * 100)
-    assert (tmp_path / "usage").read_text() == "600"
-
-
-def test_threads_fetch_a_stretch_once(tmp_path):
-    cache, fetched, found = ShardCache(str(tmp_path), MIN_CACHE_BYTES), [], []
-
-    def fetch() -> bytes:
-        fetched.append(1)
-        time.sleep(0.1)
-        return b"data"
-
-    readers = [
-        threading.Thread(target=lambda: found.append(read_as_bytes(cache, "key", fetch)))
-        for _ in range(6)
-    ]
-    for reader in readers:
-        reader.start()
-    for reader in readers:
-        reader.join()
-    assert found == [b"data"] * 6
-    assert len(fetched) == 1
 
 
 def test_a_fetch_that_fails_leaves_nothing_and_the_next_one_succeeds(tmp_path):
@@ -204,63 +195,6 @@ def test_a_wait_ends_when_nobody_wants_the_bytes_any_more(tmp_path):
         cache.read("key", bytes, lambda: (b"data", b"data"), attempts(600, stop))
 
 
-def test_a_lock_whose_file_was_removed_meanwhile_is_taken_again(tmp_path, monkeypatch):
-    cache, flock, removed = ShardCache(str(tmp_path), MIN_CACHE_BYTES), fcntl.flock, []
-
-    def lock_late(file, operation):
-        if not removed:  # by whoever had the lock until now
-            removed.append(Path(file.name))
-            removed[0].unlink()
-        flock(file, operation)
-
-    monkeypatch.setattr(cache_module.fcntl, "flock", lock_late)
-    with fetching(cache, "key"), pytest.raises(ShardReadError, match="waited in vain"):
-        read_as_bytes(cache, "key", lambda: b"data", 0.1)
-
-
-@pytest.mark.processes
-def test_a_process_forked_in_mid_fetch_does_not_keep_the_lock(tmp_path):
-    """Such as a worker of a DataLoader, which inherits every open file."""
-    forking = """
-import os, sys, threading
-from trainer.reading.cache import MIN_CACHE_BYTES, ShardCache
-from trainer.reading.ranged_read import Attempts
-from trainer.reading.settings import Reading
-
-attempts = Attempts("it", Reading(budget_seconds=5), threading.Event())
-cache, inside, leave = ShardCache(sys.argv[1], MIN_CACHE_BYTES), threading.Event(), threading.Event()
-
-def fail():
-    inside.set()
-    leave.wait()
-    raise ConnectionError
-
-def run():
-    try:
-        cache.read("key", bytes, fail, attempts)
-    except ConnectionError:
-        pass
-
-thread = threading.Thread(target=run)
-thread.start()
-inside.wait()
-read, write = os.pipe()
-if not (child := os.fork()):
-    os.close(write)
-    os.read(read, 1)  # until the parent ends
-    os._exit(0)
-leave.set()
-thread.join()
-print(cache.read("key", bytes, lambda: (b"data", b"data"), attempts))
-os.close(write)
-os.waitpid(child, 0)
-"""
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", forking, str(tmp_path)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert ended.stdout == "b'data'\n", ended.stderr
-
-
 def test_a_disk_without_locks_is_named(tmp_path, monkeypatch):
     cache = ShardCache(str(tmp_path), MIN_CACHE_BYTES)
 
@@ -271,38 +205,6 @@ def test_a_disk_without_locks_is_named(tmp_path, monkeypatch):
     said = f"cache_dir {tmp_path}: No locks available; .* give another folder, on a disk of this machine, or leave"
     with pytest.raises(ShardReadError, match=said):
         read_as_bytes(cache, "key", lambda: b"data")
-
-
-def whole_shard(dataset: Dataset) -> BlockRange:
-    """A range of several stretches."""
-    shard = dataset.all_shards[0]
-    return BlockRange(dataset, shard, dataset.blocks(shard), 0, -(-shard.instances // 8))
-
-
-def read_cached(blocks: BlockRange, settings: Reading) -> list[memoryview]:
-    cache = cache_module.open_cache(settings.cache_dir, settings.cache_bytes)
-    return cache_module.read_blocks_cached(cache, blocks, Attempts(blocks, settings, Event()))
-
-
-def test_a_range_has_one_budget_for_all_its_stretches(dataset, settings, monkeypatch):
-    """Each of its stretches would come within it."""
-    monkeypatch.setattr(ranged_read, "FIRST_DELAY_SECONDS", 0.01)
-    blocks, asked, read_bytes = whole_shard(dataset), [], dataset.read_bytes
-
-    def read_late(*span) -> bytes:
-        asked.append(span)
-        time.sleep(0.2)
-        if asked.count(span) == 1:
-            raise ConnectionError("storm")
-        return read_bytes(*span)
-
-    dataset.read_bytes = read_late
-    assert len([*cache_module._stretches(blocks)]) >= 3
-    said = (
-        r"shard-00000.tar, blocks 0 to 7 \(bytes \d+-\d+\): gave up after \d attempts in \d+\.\d s"
-    )
-    with pytest.raises(ShardReadError, match=said):
-        read_cached(blocks, replace(settings, budget_seconds=0.5))
 
 
 READER = """
@@ -386,30 +288,12 @@ def test_a_process_killed_while_it_writes_is_taken_over_from(dataset, settings, 
     assert not half.exists()
 
 
-@pytest.mark.processes
-def test_a_process_killed_in_mid_fetch_is_taken_over_from(dataset, settings, tmp_path):
-    first = start_reader(dataset, settings, tmp_path / "first", 10_000)
-    began = time.monotonic()
-    while not (tmp_path / "first").exists():
-        assert time.monotonic() - began < 600
-        time.sleep(0.02)
-    second = start_reader(dataset, settings, tmp_path / "second", 0)
-    time.sleep(0.5)
-    first.send_signal(signal.SIGKILL)
-    first.communicate(timeout=30)
-    assert second.communicate(timeout=600)[0] == "True\n"
-    left = stretches(settings)[0].with_suffix(".partial")
-    left.write_bytes(b"half of what a killed process wrote")
-    assert read_all(dataset, settings) == EVERYTHING
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_that_cannot_be_written_is_refused_at_once(dataset, settings):
     folder = Path(settings.cache_dir)
     folder.mkdir(mode=0o500)
-    with pytest.raises(
-        CacheError, match=f"cache_dir {folder}: Permission denied; free some room there, lower"
-    ):
+    said = f"cache_dir {folder}: Permission denied; free some room there, lower"
+    with pytest.raises(CacheError, match=said):
         read_all(dataset, settings)
 
 
@@ -427,10 +311,8 @@ def test_a_full_disk_is_named_with_the_stretch(dataset, settings, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(
-        ShardReadError,
-        match=r"shard-0000\d.tar, blocks .*cache_dir .*: No space left on device; free",
-    ):
+    said = r"shard-0000\d.tar, blocks .*cache_dir .*: No space left on device; free"
+    with pytest.raises(ShardReadError, match=said):
         read_all(dataset, settings)
 
 

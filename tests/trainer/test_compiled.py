@@ -2,7 +2,6 @@
 
 import dataclasses
 import shutil
-from functools import partial
 
 import pytest
 import torch
@@ -55,12 +54,12 @@ def compile_for_tests(monkeypatch):
 
 
 @pytest.mark.parametrize("pre_norm", [False, True])
-def test_60_steps_of_real_lengths_compile_at_most_5_graphs(compile_for_tests, pre_norm):
+def test_40_steps_of_real_lengths_compile_at_most_5_graphs(compile_for_tests, pre_norm):
     config = dataclasses.replace(CONFIG, pre_norm=pre_norm, hidden_dropout=0.1)
     model, plain = build_model(config, seed=1).train(), build_model(CONFIG, seed=1)
     compile_model(model)
     num_shapes = set()
-    for step in range(60):
+    for step in range(40):
         batch = random_micro_batch(lengths_of(step), 60, step) if step % 20 else empty_micro_batch()
         num_shapes.add(len(batch.input_ids))
         gradients_of(model, batch)
@@ -68,7 +67,7 @@ def test_60_steps_of_real_lengths_compile_at_most_5_graphs(compile_for_tests, pr
             with torch.no_grad():
                 forward_sums(model.eval(), batch, CPU)
                 model.train()
-    assert len(num_shapes) > 50
+    assert len(num_shapes) > 30
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 5
     assert not torch._dynamo.utils.counters["graph_break"]
     assert plain.state_dict().keys() == build_model(CONFIG, seed=1).state_dict().keys()
@@ -86,38 +85,6 @@ def test_generated_code_equals_plain_passes():
         torch.testing.assert_close(
             gradients_of(compiled, batch), gradients_of(plain, batch), rtol=1e-4, atol=1e-5
         )
-    torch.compiler.reset()
-
-
-@pytest.mark.engines
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
-@pytest.mark.skipif(shutil.which("g++") is None, reason="generated code for the CPU is C++")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_compiled_loss_equals_the_plain_one_and_keeps_no_logits_in_fp32(dtype):
-    """Logits of bf16 become a gradient of bf16, rounded once."""
-    torch.compiler.reset()
-    head = build_model(dataclasses.replace(CONFIG, vocab_size=1_000), seed=1).mlm_head
-    loss = torch.compile(type(head).sums, dynamic=True)
-    generator = torch.Generator().manual_seed(0)
-    product = (4 * torch.randn(70, 1_000, generator=generator)).to(dtype).requires_grad_()
-    labels = torch.randint(1_000, (70,), generator=generator)
-    kept, results = [], []
-    for sums in (partial(loss, head), head.sums):
-        with torch.autograd.graph.saved_tensors_hooks(
-            lambda each: kept.append(each) or each, lambda each: each
-        ):
-            nll, num_correct = sums(product, labels)
-        (gradient,) = torch.autograd.grad(nll / 70, product)
-        results.append((nll.detach(), num_correct, gradient))
-        wide = [each for each in kept if each.dtype == torch.float32 and each.numel() >= 70_000]
-        assert bool(wide) == (sums == head.sums or dtype == torch.float32)
-        kept.clear()
-    (nll, num_correct, gradient), (expected_nll, expected_correct, expected) = results
-    assert num_correct == expected_correct
-    torch.testing.assert_close(nll, expected_nll, rtol=1e-6, atol=0)
-    torch.testing.assert_close(
-        gradient, expected, rtol=1e-6 if dtype == torch.float32 else 2**-7, atol=1e-8
-    )
     torch.compiler.reset()
 
 

@@ -48,28 +48,14 @@ FILES = {
          "steps_per_print": 2000, "wall_clock_breakdown": False, **BATCHES},
         {"zero_stage": 2},
     ),
-    "transformers, stage 3 on one device": (
-        {"bf16": {"enabled": AUTO}, "optimizer": ADAMW, "zero_optimization": STAGE3, "gradient_clipping": AUTO,
-         "scheduler": {"type": "WarmupDecayLR", "params": {**WARMUP, "total_num_steps": AUTO}}, **BATCHES},
-        {"zero_stage": 3},
-    ),
     "transformers, stage 3 offloaded": (
         {"optimizer": ADAMW, "zero_optimization": {**STAGE3, "offload_optimizer": CPU, "offload_param": CPU}, **BATCHES},
-        "zero_optimization.offload_optimizer: what ZeRO partitions stays on its device",
+        "zero_optimization.offload_optimizer, which has no place here",
     ),
     "axolotl, zero1": (
         {"zero_optimization": {"stage": 1, "overlap_comm": False}, "bf16": {"enabled": AUTO}, **BATCHES,
          "fp16": {"enabled": AUTO, "auto_cast": False, **FP16}, "gradient_clipping": AUTO, "wall_clock_breakdown": False},
         {"zero_stage": 1},
-    ),
-    "axolotl, zero2": (
-        {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}, "contiguous_gradients": True,
-         "overlap_comm": True}, "bf16": {"enabled": AUTO}, **BATCHES},
-        "zero_optimization.offload_optimizer: what ZeRO",
-    ),
-    "axolotl, zero3_bf16": (
-        {"zero_optimization": STAGE3, "bf16": {"enabled": True}, **BATCHES},
-        {"zero_stage": 3, "precision": "bf16"},
     ),
     "accelerate, no offloading": (
         {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "none"}, "offload_param": {"device": "none"}},
@@ -85,7 +71,7 @@ FILES = {
     ),
     "DeepSpeedExamples, bing_bert with LAMB in fp16": (
         {"train_batch_size": 65536, "fp16": {"enabled": True}, "optimizer": {"type": "Lamb", "params": {"lr": 0.011}}},
-        "fp16: there is no loss scaling here; use bf16",
+        "fp16, which has no place here",
     ),
     "DeepSpeedExamples, LAMB": (
         {"train_batch_size": 32, "optimizer": {"type": "Lamb", "params": {"lr": 0.002, "betas": [0.9, 0.99], "eps": 1e-8}},
@@ -96,10 +82,6 @@ FILES = {
     "DeepSpeedExamples, LAMB with clamped ratios": (
         {"optimizer": {"type": "Lamb", "params": {"lr": 0.002, "max_coeff": 0.3, "min_coeff": 0.01}}},
         "optimizer.params.max_coeff is 0.3; Lamb has no such setting here",
-    ),
-    "DeepSpeedExamples, 1-bit Adam": (
-        {"optimizer": {"type": "OneBitAdam", "params": {"lr": 4e-4, "freeze_step": 23000}}},
-        "optimizer.type is OneBitAdam; choose AdamW or Lamb",
     ),
     "DeepSpeedExamples, cifar": (
         {"train_batch_size": 16, "scheduler": {"type": "WarmupLR", "params": LINEAR}, "zero_optimization": {"stage": 0},
@@ -115,10 +97,6 @@ FILES = {
         {"scheduler": {"type": "WarmupDecayLR", "params": {**LINEAR, "total_num_steps": 6}}, "optimizer": ADAMW},
         {"steps": 6, "warmup_steps": 2, "decay_power": 1.0, "peak_lr": 1e-3},
     ),
-    "a cosine": (
-        {"scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 9, "warmup_num_steps": 2}}},
-        "scheduler.type is WarmupCosineLR; the decay here is a power, no cosine",
-    ),
     "Megatron-DeepSpeed": (
         {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 8,
          "steps_per_print": 10, "zero_optimization": {"stage": 1, "elastic_checkpoint": True},
@@ -126,20 +104,9 @@ FILES = {
          "data_types": {"grad_accum_dtype": "fp32"}},
         {"global_batch": 64, "micro_tokens": 4 * 32, "zero_stage": 1, "precision": "bf16"},
     ),
-    "Megatron-DeepSpeed with a curriculum": (
-        {"train_batch_size": 64, "curriculum_learning": {"enabled": True, "curriculum_type": "seqlen"},
-         "data_efficiency": {"enabled": True}},
-        "curriculum_learning: the dataset decides which instance comes when",
-    ),
-    "GPT-NeoX": (
-        {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 1, **BUCKETS, "cpu_offload": False},
-         "activation_checkpointing": {"partition_activations": False, "cpu_checkpointing": False, "profile": False},
-         "sparse_gradients": False, "tensorboard": {"enabled": True}},
-        "tensorboard: TensorBoard's curves are written",
-    ),
     "a misspelt key": (
         {"zero_optimization": {"stage": 2, "reduce_bucket": 5e8}},
-        "zero_optimization.reduce_bucket: it is not known here",
+        "zero_optimization.reduce_bucket, which has no place here",
     ),
 }  # fmt: skip
 OF_PHASES = ("global_batch", "peak_lr", "steps", "warmup_steps", "decay_power")
@@ -189,10 +156,6 @@ def test_files_as_people_have_them(name, parse):
     given = read_deepspeed_file(settings.deepspeed)
     config = deepspeed_config(given, settings.zero_stage or 1, settings.precision)
     assert "auto" not in json.dumps(config)
-
-
-def test_there_are_twenty():
-    assert len(FILES) == 20
 
 
 def test_what_contradicts_is_refused_with_both_values_and_a_flag_beats_it(parse):

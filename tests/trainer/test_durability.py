@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from pipeline.storage.folder import Folder
-from pipeline.storage.local import TEMPORARY_MARK
+from pipeline.storage.local import TEMPORARY_MARK, make_durable
 from tests.trainer.test_uploads import Trained
-from trainer.checkpoints.read import COMMITTED
+from trainer.checkpoints.read import COMMITTED, remove_folders
 from trainer.checkpoints.store import CheckpointStore
-from trainer.checkpoints.write import remove_folders
 
 STEP = "step-00000001"
 FILES = ["fragments-00000-of-00001.safetensors", "model.safetensors"]
@@ -136,16 +135,15 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, events, is_file)
     ]
 
 
-def test_a_disk_that_knows_no_fsync_of_folders_is_used(tmp_path, monkeypatch):
-    sync = os.fsync
+def test_two_ranks_of_a_node_may_remove_one_folder_of_pieces(tmp_path, monkeypatch):
+    pieces = tmp_path / "step-00000006.tmp"
+    pieces.mkdir()
+    (pieces / COMMITTED).touch()
 
-    def refuse_folders(descriptor):
-        if Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_dir():
-            raise OSError(22, "Invalid argument")
-        sync(descriptor)
+    def after_the_other_rank(path):
+        shutil.rmtree(pieces)
+        make_durable(path)
 
-    monkeypatch.setattr(os, "fsync", refuse_folders)
-    folder = Folder(str(tmp_path))
-    folder.write("a/file", b"data")
-    folder.remove(["a/file"])
-    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr("trainer.checkpoints.read.make_durable", after_the_other_rank)
+    remove_folders(pieces)
+    assert not pieces.exists()

@@ -13,9 +13,9 @@ import torch
 
 from tests.trainer.google_model import CONFIG, VOCAB
 from trainer.checkpoints.read import describe_file
-from trainer.checkpoints.saver import CheckpointSaver
 from trainer.checkpoints.settings import CheckpointSettings
 from trainer.checkpoints.store import CheckpointStore
+from trainer.checkpoints.write import CheckpointSaver
 from trainer.cli import main
 from trainer.conversion.initial_weights import read_initial_weights
 from trainer.model.bert import build_model

@@ -97,7 +97,7 @@ def train(data, output, optimizer, precision, stage, micro_tokens):
     """`pretrain`, with the counters read after each step."""
     if precision == "fp32":  # padded attention asks the device for the layout, and here gets none
         attention.PackedSequences.padded = None
-        attention._padded_attention = lambda q, k, v, *_: q + k + v
+        attention._padded_attention = lambda qkv, *_: sum(qkv)
     seen, log_step = [counts()], loop._log_step
 
     def log_and_count(*args):

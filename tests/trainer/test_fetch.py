@@ -9,18 +9,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.shards.dataset import Dataset, open_dataset
-from pipeline.shards.manifest import BLOCKS_TABLE
-from pipeline.storage import faults
-from pipeline.storage import folder as storage
 from pipeline.storage.folder import Folder
 from tests.datasets import write_dataset
-from trainer.batches import unpack
-from trainer.reading import block_reader, ranged_read, rate_limit
+from trainer.reading import block_reader, ranged_read
 from trainer.reading.block_reader import BlockReader, plan_rows
 from trainer.reading.ranged_read import Attempts, ShardReadError, retry
 from trainer.reading.settings import Reading
@@ -87,11 +82,6 @@ def no_json(data: bytes) -> bytes:
 def stall(data: bytes) -> bytes:
     time.sleep(5.0)
     return data
-
-
-def late_wrong_byte(data: bytes) -> bytes:
-    time.sleep(1.0)
-    return wrong_byte(data)
 
 
 def timed_out(data: bytes) -> bytes:
@@ -167,20 +157,6 @@ def test_requests_stay_below_their_size(folder):
     assert 7 <= read.reader.requests <= 9
 
 
-@pytest.mark.parametrize("gathered", [1, 6, 4096])
-def test_a_block_of_many_steps_is_read_and_decoded_once(folder, monkeypatch, gathered):
-    decoded, unpack_block = [], block_reader.unpack_block
-    monkeypatch.setattr(block_reader, "GATHERED_TOKENS", 8192 * gathered)
-    monkeypatch.setattr(
-        block_reader,
-        "unpack_block",
-        lambda *each: (decoded.append(each[2]), unpack_block(*each))[1],
-    )
-    steps = [np.array([[0, 0, n, n + 1], [0, 4, n, n + 1]]) for n in range(8)]
-    assert [*Read(open_dataset(str(folder)), QUICK, steps)] == [[n, 32 + n] for n in range(8)]
-    assert sorted(decoded) == [0, 4]
-
-
 def test_a_step_does_not_wait_for_blocks_of_later_ones(folder):
     steps = [np.array([[0, 0, 0, 8]]), np.array([[1, 0, 0, 8]])]
     (folder / "train/L8192/pass-00/shard-00001.tar").unlink()
@@ -188,13 +164,6 @@ def test_a_step_does_not_wait_for_blocks_of_later_ones(folder):
     assert next(found) == list(range(8))
     with pytest.raises(FileNotFoundError, match=r"shard-00001.tar.* is missing"):
         next(found)
-
-
-def test_a_block_needed_again_later_is_read_again(folder):
-    steps = [np.array([[0, block, 0, 8]]) for block in (0, 1, 2, 3, 0, 1)]
-    read = Read(open_dataset(str(folder)), Reading(buffer_bytes=1, num_threads=1), steps)
-    assert [*read] == [[*range(8 * block, 8 * block + 8)] for block in (0, 1, 2, 3, 0, 1)]
-    assert read.reader.blocks == 6
 
 
 def test_memory_is_bounded_and_blocks_are_released(folder):
@@ -206,11 +175,6 @@ def test_memory_is_bounded_and_blocks_are_released(folder):
     assert max(held) <= 12 * most
     assert not read.reader._held
     assert 3 <= read.reader.requests <= 7
-
-
-def test_a_step_larger_than_the_memory_is_read_all_the_same(folder):
-    steps = [np.concatenate(EVERY_BLOCK)] * 3
-    assert read_all(open_dataset(str(folder)), Reading(buffer_bytes=1), steps) == EVERYTHING * 3
 
 
 @settings(
@@ -274,44 +238,6 @@ def test_a_lasting_fault_is_named(folder, fault, cause):
     assert store.shard_reads >= 2
 
 
-def test_patience_with_the_block_table_is_that_with_blocks(folder, monkeypatch):
-    """More failures than a file of a store is otherwise asked for; a pace of its own slows what fails."""
-    monkeypatch.setattr(rate_limit, "MAX_SECONDS", 0.02)
-    for module in (faults, ranged_read):
-        monkeypatch.setattr(module, "FIRST_DELAY_SECONDS", 0.001)
-        monkeypatch.setattr(module, "MAX_DELAY_SECONDS", 0.002)
-
-    class Store(MemoryFileSystem):
-        cachable, store, pseudo_dirs = False, {}, [""]
-        failures = 3 * storage.ATTEMPTS
-
-        def cat_file(self, path, start=None, end=None, **kwargs):
-            if path.endswith(BLOCKS_TABLE) and self.failures:
-                self.failures -= 1
-                raise ConnectionResetError("connection reset by peer")
-            return super().cat_file(path, start=start, end=end, **kwargs)
-
-    store, good = Store(), open_dataset(str(folder))
-    store.put(f"{folder}/", "/data/", recursive=True)
-    dataset = Dataset(Folder.on(store, "/data"), good.manifest, list(good.all_shards))
-    assert read_all(dataset, Reading(num_threads=1)) == EVERYTHING
-    assert store.failures == 0
-
-
-def test_a_store_that_does_not_answer_is_no_damage_to_the_block_table(folder):
-    """Which would be given up after three attempts."""
-    dataset, failures = open_dataset(str(folder)), iter(range(5))
-    real = dataset.blocks
-
-    def blocks(shard, attempts):
-        if next(failures, None) is not None:
-            raise storage.StorageError("503 SlowDown")
-        return real(shard, attempts)
-
-    dataset.blocks = blocks
-    assert read_all(dataset, Reading(num_threads=1)) == EVERYTHING
-
-
 def test_one_wrong_byte_on_disk_names_its_block(folder):
     dataset = open_dataset(str(folder))
     shard = dataset.shards("train", 8192, 0)[1]
@@ -319,9 +245,8 @@ def test_one_wrong_byte_on_disk_names_its_block(folder):
     content = bytearray(path.read_bytes())
     content[int(table.offset[3]) + 100] ^= 4
     path.write_bytes(content)
-    with pytest.raises(
-        ShardReadError, match=f"shard-00001.tar, block 3 at byte {table.offset[3]}: crc32"
-    ):
+    said = f"shard-00001.tar, block 3 at byte {table.offset[3]}: crc32"
+    with pytest.raises(ShardReadError, match=said):
         read_all(dataset)
 
 
@@ -352,30 +277,17 @@ def test_a_refusal_has_the_patience_of_a_key_in_renewal(monkeypatch, refusal, se
     if passes:
         assert retry(attempt, tried) == "bytes"
     else:
-        with pytest.raises(
-            ShardReadError, match=r"here: gave up after \d+ attempts in \d+\.\d s: .*403"
-        ):
+        said = r"here: gave up after \d+ attempts in \d+\.\d s: .*403"
+        with pytest.raises(ShardReadError, match=said):
             retry(attempt, tried)
         assert clock.now == pytest.approx(30.0)
 
 
 def test_a_missing_shard_is_an_error_at_once(folder):
     (folder / "train/L8192/pass-00/shard-00001.tar").unlink()
-    with pytest.raises(
-        FileNotFoundError, match=r"shard-00001.tar.*is missing; restore or rebuild the dataset"
-    ):
+    said = r"shard-00001.tar.*is missing; restore or rebuild the dataset"
+    with pytest.raises(FileNotFoundError, match=said):
         read_all(open_dataset(str(folder)), Reading())
-
-
-def test_a_block_that_is_not_what_the_table_says_is_refused(folder):
-    dataset = open_dataset(str(folder))
-    first, _ = dataset.shards("train", 8192, 0)
-    table = dataset.blocks(first)
-    body = memoryview(
-        dataset.read_bytes(first.name, int(table.offset[7]), int(table.offset[7] + table.size[7]))
-    )
-    with pytest.raises(ValueError, match=r"here: holds \(4, \d+\) instances and tokens"):
-        unpack.unpack_block(body, table, 0, first, 100, "here")
 
 
 def test_a_position_outside_its_instance_is_refused_though_the_crc32_is_right(
@@ -402,13 +314,6 @@ def test_retrying_stops_when_the_stream_is_closed():
         retry(lambda _: connection_reset(b""), Attempts("here", Reading(), stop))
 
 
-def test_what_a_thread_that_is_left_behind_brings_is_not_used(folder):
-    """It returns other bytes after all, while another thread has read them again."""
-    dataset, _ = over_faulty_store(folder, [late_wrong_byte])
-    reading = Reading(timeout_seconds=0.3, budget_seconds=300, num_threads=1)
-    assert read_all(dataset, reading) == EVERYTHING
-
-
 def test_threads_that_wait_forever_do_not_hold_up_the_others(folder):
     """As many requests hang as there are threads: each is made again by a new one."""
     answer = Event()
@@ -421,17 +326,3 @@ def test_threads_that_wait_forever_do_not_hold_up_the_others(folder):
     settings = Reading(timeout_seconds=0.3, budget_seconds=300, num_threads=2, max_read_bytes=1)
     assert read_all(dataset, settings) == EVERYTHING
     answer.set()
-
-
-def test_local_files_are_read_by_fewer_threads_than_stores(folder):
-    dataset = open_dataset(str(folder))
-    remote = Dataset(Folder.on(MemoryFileSystem(), ""), dataset.manifest, [])
-    for datasets, reading, expected in [
-        ([dataset], Reading(), 2),
-        ([remote], Reading(), 8),
-        ([dataset, remote], Reading(), 8),
-        ([dataset], Reading(num_threads=5), 5),
-    ]:
-        reader = BlockReader([(each, dataset.all_shards[0]) for each in datasets], reading)
-        assert len(reader._threads) == expected
-        reader.close()

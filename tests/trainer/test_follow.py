@@ -1,16 +1,13 @@
 """Training while the build runs: the same batches as afterwards, and plain words where the build does not go on."""
 
-import dataclasses
 import json
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
-from functools import partial
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 
 import fsspec
 import pytest
@@ -18,15 +15,13 @@ import torch
 
 from pipeline.shards import growing
 from pipeline.shards import manifest as tables
-from pipeline.shards.block_tables import blocks_table
 from pipeline.shards.dataset import open_dataset
 from pipeline.shards.growing import PLAN, WaitPolicy, open_growing, publish_pass
 from pipeline.storage.folder import Folder
 from tests.datasets import with_own_hash, write_corpus
 from tests.loaded_python import Program, run_python
 from tests.trainer.tiny_dataset import write_tiny_dataset
-from trainer.order.known import KnownPasses
-from trainer.order.source import WeightedDataset, open_mixture
+from trainer.order.source import open_mixture
 from trainer.stream.step import StepLoader
 
 SIZES = {"rank": 0, "world_size": 1, "global_batch": 24, "micro_tokens": 8192, "seed": 3}
@@ -139,42 +134,14 @@ def test_steps_of_the_passes_there_do_not_wait(build):
     ) as loader:
         taken = list(islice(loader, 4))  # 105 instances: 4 whole steps
         assert sum(step.num_instances for step in taken) == 96
-        with pytest.raises(
-            FileNotFoundError,
-            match=r"waited \d s for .*pass-01 to be built, the last 0.3 s without a new",
-        ):
+        said = r"waited \d s for .*pass-01 to be built, the last 0.3 s without a new"
+        with pytest.raises(FileNotFoundError, match=said):
             next(loader)
 
 
-def test_new_files_keep_it_waiting(build, monkeypatch):
-    build.plan()
-    turns = iter(
-        [
-            *(partial(build.write, f"tokens/{n}", b"x") for n in range(5)),
-            lambda: build.finish_pass(0),
-        ]
-    )
-    clock = [0.0]
-
-    def wait(_seconds: float) -> bool:
-        """In place of a pause: 0.2 s, in which the build does one thing."""
-        clock[0] += 0.2
-        next(turns)()
-        return False
-
-    followed = open_growing(str(build.folder))
-    monkeypatch.setattr("pipeline.shards.growing.time", SimpleNamespace(monotonic=lambda: clock[0]))
-    wait_policy = WaitPolicy(0.6, stop=SimpleNamespace(wait=wait))
-    known = KnownPasses((WeightedDataset("d", followed),), "train", 8192, wait_policy)
-    assert known.first_pass_instances == [105]
-    assert clock[0] == pytest.approx(1.2), "twice its limit"
-
-
 def test_a_build_that_never_began_is_named(tmp_path):
-    with pytest.raises(
-        FileNotFoundError,
-        match=r"s for the build of .*nothing to come to its shards, the last 0.1 s",
-    ):
+    said = r"s for the build of .*nothing to come to its shards, the last 0.1 s"
+    with pytest.raises(FileNotFoundError, match=said):
         open_growing(str(tmp_path / "nothing"), wait_policy=WaitPolicy(0.1))
 
 
@@ -186,9 +153,8 @@ def test_a_build_that_ends_with_fewer_passes_is_named(build):
     assert followed.find_pass("train", 8192, 2)
     assert not followed.find_pass("train", 8192, 3)
     build.end()
-    with pytest.raises(
-        ValueError, match=r"the build ended without train/L8192/pass-03, of 5 passes planned"
-    ):
+    said = r"the build ended without train/L8192/pass-03, of 5 passes planned"
+    with pytest.raises(ValueError, match=said):
         followed.find_pass("train", 8192, 3)
 
 
@@ -236,19 +202,6 @@ def test_a_damaged_pass_json_is_named(build, spoil, said):
         open_growing(str(build.folder)).find_pass("train", 8192, 0)
 
 
-def test_blocks_of_another_build_are_refused_while_the_build_runs(build):
-    build.plan()
-    build.finish_pass(0)
-    rows = [(shard, build.whole.blocks(shard)) for shard in build.whole.shards("train", 8192, 0)]
-    foreign = [dataclasses.replace(table, crc32=table.crc32 ^ 1) for _, table in rows]
-    build.write(f"{growing.RECORDS}/train/L8192/pass-00/blocks.parquet", blocks_table(foreign))
-    with pytest.raises(
-        ValueError,
-        match=r"rows of train/L8192/pass-00/shard-00000.tar do not describe it: blocks_hash",
-    ):
-        open_growing(str(build.folder)).find_pass("train", 8192, 0)
-
-
 def test_an_object_store_is_followed_though_it_keeps_listings(build):
     """As s3fs does, which answers from a listing until it is told to forget it."""
     memory = fsspec.filesystem("memory")
@@ -280,10 +233,6 @@ def test_an_object_store_is_followed_though_it_keeps_listings(build):
     upload()
     assert followed.find_pass("train", 8192, 0)
     memory.rm("/growing", recursive=True)
-
-
-def test_a_finished_dataset_is_opened_as_it_is(whole):
-    assert open_growing(str(whole)).manifest == open_dataset(str(whole)).manifest
 
 
 def test_a_waiting_loader_can_be_left(build):
@@ -365,63 +314,6 @@ def test_build_and_training_at_once(corpus, tmp_path):
     assert rows_of(tmp_path / "followed") == rows_of(tmp_path / "after")
     facts = json.loads((tmp_path / "followed/run.json").read_text())
     assert facts["datasets"][0]["settings_hash"] == open_dataset(str(data)).manifest.settings_hash
-
-
-DIES_AFTER_A_PASS = """
-import os, signal, sys
-from pipeline.stages import publish
-from pipeline.cli import main
-
-publish_pass = publish.publish_pass
-
-def publish_and_die(folder, rows, settings_hash):
-    publish_pass(folder, rows, settings_hash)
-    if rows[0][0].split == "train":
-        os.killpg(0, signal.SIGKILL)
-
-publish.publish_pass = publish_and_die
-sys.exit(main())
-"""
-
-
-@pytest.mark.engines
-def test_a_build_that_dies_and_is_run_again(corpus, tmp_path):
-    """A launcher killed after its first pass: training says so when its limit is over; both commands again go on."""
-    data = tmp_path / "data"
-    died = run_python(["-c", DIES_AFTER_A_PASS, *build_command(corpus, data)[2:]])
-    assert died.returncode == -signal.SIGKILL, died.stderr
-    assert list(data.glob("train/L64/*/pass.json")) == [data / "train/L64/pass-00/pass.json"]
-    assert not (data / "manifest.json").exists()
-    sizes = {**SIZES, "global_batch": 600}
-    followed = open_growing(str(data))
-    assert followed.num_passes("train", 64) == PASSES
-    with (
-        StepLoader(followed, "train", 64, **sizes, wait_policy=WaitPolicy(0.5)) as loader,
-        pytest.raises(
-            FileNotFoundError, match=r"pass-01 to be built, the last 0.5 s without a new file"
-        ),
-    ):
-        list(islice(loader, PASSES * 10))
-    with StepLoader(followed, "train", 64, **sizes, wait_policy=WaitPolicy(0.5)) as loader:
-        steps = list(islice(loader, 2))
-    assert run_python(build_command(corpus, data)).returncode == 0
-    with StepLoader(open_dataset(str(data)), "train", 64, **sizes) as loader:
-        assert ids_of(islice(loader, 2)) == ids_of(iter(steps))
-
-
-@pytest.mark.engines
-def test_training_without_a_build_ends_in_one_message(tmp_path):
-    command = train_command(
-        tmp_path / "none", tmp_path / "run", "--follow", "true", "--follow_limit_minutes", "0.01"
-    )
-    ended = run_python(command)
-    assert ended.returncode == 2
-    assert "waiting for the build of" in ended.stdout
-    assert (
-        "none to come to its shards, the last 0.6 s without a new file: is the build still running?"
-        in ended.stderr
-    )
-    assert "Traceback" not in ended.stderr
 
 
 @pytest.mark.engines

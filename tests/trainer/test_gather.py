@@ -6,19 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from pipeline.shards.block import Block, concatenate_blocks
-from trainer.batches.rows import gather_rows
+from pipeline.shards.block import Block
 from trainer.batches.unpack import check_block
-
-
-def assert_equal(found: Block, expected: Block) -> None:
-    for field in dataclasses.fields(Block):
-        one, other = getattr(found, field.name), getattr(expected, field.name)
-        assert one.dtype == other.dtype, field.name
-        assert one.tolist() == other.tolist(), field.name
 
 
 def widen(block: Block) -> Block:
@@ -27,22 +17,6 @@ def widen(block: Block) -> Block:
         for name in ("input_ids", "masked_lm_ids")
     }
     return dataclasses.replace(block, **ids)
-
-
-@settings(max_examples=60, deadline=None)
-@given(data=st.data())
-def test_gathering_is_slicing_and_joining(make_block: Callable[..., Block], data):
-    change = data.draw(st.sampled_from([lambda block: block, widen]))
-    sizes = data.draw(st.lists(st.integers(1, 8), min_size=1, max_size=6))
-    blocks = [change(make_block(size, first_id=100 * n)) for n, size in enumerate(sizes)]
-    runs = []
-    for chosen in data.draw(st.lists(st.integers(0, len(sizes) - 1), min_size=1, max_size=9)):
-        start = data.draw(st.integers(0, sizes[chosen] - 1))
-        runs.append((chosen, start, data.draw(st.integers(start + 1, sizes[chosen]))))
-    found = gather_rows(blocks, *np.array(runs).T)
-    assert_equal(
-        found, concatenate_blocks([blocks[n].slice(start, stop) for n, start, stop in runs])
-    )
 
 
 def changed(block: Block, name: str, place: int, value: int) -> Block:

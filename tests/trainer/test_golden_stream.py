@@ -12,20 +12,14 @@ import pytest
 
 from pipeline.shards.block import Block
 from pipeline.shards.dataset import open_dataset
-from pipeline.shards.growing import PLAN, UNKNOWN_HASH, open_growing, publish_pass
-from pipeline.storage.folder import Folder
-from tests.datasets import CLS, MASK, SEP, with_own_hash, write_dataset
+from tests.datasets import CLS, MASK, SEP, write_dataset
 from trainer.batches.pack import MicroBatch
-from trainer.order.source import Mixture, WeightedDataset, open_mixture
+from trainer.order.source import Mixture, open_mixture
 from trainer.stream.held_out import iterate_validation
 from trainer.stream.step import RankStep, StepLoader
 
 SEQ_LEN, VOCAB_SIZE = 8192, 70_000
-TRAIN = {
-    "wiki": ((60, 45), (50, 37)),
-    "books": ((31,), (17, 9), (23, 4, 1)),
-    "news": ((40, 8),),
-}
+TRAIN = {"wiki": ((60, 45), (50, 37)), "books": ((31,), (17, 9), (23, 4, 1)), "news": ((40, 8),)}
 
 
 def spread(key: int, count: int, stop: int) -> np.ndarray:
@@ -177,24 +171,6 @@ def test_the_default_number_of_lanes_and_workers_in_turn(wiki):
         for worker in range(2)
     ]
     assert fingerprint(step for each in steps for step in each) == "134b491d734b458b"
-
-
-def test_a_followed_dataset(folder, wiki, tmp_path):
-    """What is there of a build that still runs gives the same steps as the finished dataset."""
-    [whole] = wiki
-    source = Folder(str(folder / "wiki"))
-    growing = Folder(str(tmp_path / "wiki"))
-    plan = json.loads(source.read("manifest.json"))
-    plan |= {"root_hash": UNKNOWN_HASH, "tables_sha256": {}}
-    growing.write(PLAN, with_own_hash(plan))
-    for number in range(2):
-        shards = whole.dataset.shards("train", SEQ_LEN, number)
-        for shard in shards:
-            growing.write(shard.name, source.read(shard.name))
-        rows = [(shard, whole.dataset.blocks(shard)) for shard in shards]
-        publish_pass(growing, rows, whole.dataset.manifest.settings_hash)
-    followed = (WeightedDataset("data", open_growing(str(tmp_path / "wiki"))),)
-    assert fingerprint(take(followed, 36)) == fingerprint(take(wiki, 36))
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ import torch
 from tests.trainer.tiny_run import BERT
 from tests.trainer.two_ranks import random_micro_batch, run_ranks
 from trainer.engine.deepspeed_config import deepspeed_config
-from trainer.engine.start import start_engine
 from trainer.engine.train_step import agree_on_step, grad_norm, train_step
+from trainer.engine.zero import start_engine
 from trainer.guards.settings import SafetySettings
 from trainer.guards.spike_guard import SpikeGuard
 from trainer.guards.watchdog import ANSWER_SECONDS, Peer, Watchdog, describe_hang

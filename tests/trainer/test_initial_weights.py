@@ -18,7 +18,7 @@ from trainer.conversion.initial_weights import InitialWeights, extend_rows, read
 from trainer.conversion.tensor_bundle import TensorBundle
 from trainer.model.bert import build_model
 from trainer.model.config import ModelSettings, preset
-from trainer.pretrain.prepare_model import prepare_model
+from trainer.pretrain.run import prepare_model
 from trainer.settings import Phase, PretrainSettings
 
 

@@ -5,14 +5,10 @@ import zipfile
 
 import numpy as np
 import pytest
-import transformers
 
 from pipeline.cli import COMMANDS as PIPELINE_COMMANDS
 from pipeline.command_line.program import run_program
-from pipeline.inspect.show import read_vocabulary
 from pipeline.shards.dataset import open_dataset, read_blocks
-from tests.trainer.tiny_run import TINY, launch, rows_of, write_config
-from trainer.cli import main
 
 VOCAB_SIZE = 119_547  # of multilingual BERT
 
@@ -49,30 +45,3 @@ def test_blocks_hold_the_text_in_32_bits(dataset):
     assert 0.3 < (shown[is_random] > 65_535).mean() < 0.6, (
         "random replacements come from the whole vocabulary"
     )
-
-
-@pytest.mark.engines
-def test_it_trains_and_exports(dataset, tmp_path):
-    phase = {"seq_len": 64, "global_batch": 8, "steps": 3, "peak_lr": 0.001}
-    sizes = TINY | {
-        "num_layers": 1,
-        "hidden_size": 16,
-        "num_heads": 2,
-        "max_position_embeddings": 64,
-    }
-    chosen = {
-        "phases": [phase],
-        "micro_tokens": 512,
-        "model": {"preset": "tiny", "overrides": sizes},
-    }
-    launch(["-m", "trainer"], write_config(tmp_path / "run", dataset.url, **chosen), 1)
-    losses = [row["mlm_loss"] for row in rows_of(tmp_path / "run")]
-    assert len(losses) == 3
-    assert all(abs(loss - np.log(VOCAB_SIZE)) < 0.5 for loss in losses), losses
-    assert main(["export", str(tmp_path / "run"), "--output", str(tmp_path / "hf")]) == 0
-    model = transformers.BertForPreTraining.from_pretrained(tmp_path / "hf")
-    assert model.bert.embeddings.word_embeddings.num_embeddings == VOCAB_SIZE
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
-    assert tokenizer.convert_ids_to_tokens([70_000, VOCAB_SIZE - 1]) == [
-        read_vocabulary(dataset).tokens[i] for i in (70_000, -1)
-    ]

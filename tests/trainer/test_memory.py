@@ -19,10 +19,10 @@ from pipeline.command_line.program import parse_settings
 from pipeline.shards.block import Block
 from tests.datasets import CLS, MASK, SEP, write_dataset
 from tests.trainer.two_ranks import run_ranks
-from trainer.checkpoints.write import HostCopies, take_snapshot
+from trainer.checkpoints.write import take_snapshot
 from trainer.cli import COMMANDS
 from trainer.engine.deepspeed_config import bucket_elements
-from trainer.engine.start import bucket_sizes
+from trainer.engine.zero import bucket_sizes
 from trainer.model.bert import build_model
 from trainer.model.config import preset
 from trainer.optim.adamw import AdamW
@@ -43,13 +43,15 @@ def snapshot_of(model, copies):
 
 
 def test_a_snapshot_copies_fp32_weights_once():
-    model, copies = build_model(preset("tiny", vocab_size=50), 0), HostCopies()
+    model, copies = build_model(preset("tiny", vocab_size=50), 0), {}
+    first = snapshot_of(model, copies).files["model.safetensors"]["mlm_head.bias"]
     files = snapshot_of(model, copies).files
+    assert files["model.safetensors"]["mlm_head.bias"] is first, "memory is taken once"
     weights, pieces = files["model.safetensors"], files["fragments-00000-of-00001.safetensors"]
     for name, parameter in model.named_parameters():
         assert pieces[f"fp32/{name}"].data_ptr() == weights[name].data_ptr() != parameter.data_ptr()
         assert torch.equal(pieces[f"fp32/{name}"], parameter.detach().view(-1))
-    held = sum(each.numel() for each in copies._kept.values())
+    held = sum(each.numel() for each in copies.values())
     assert held == 3 * sum(parameter.numel() for parameter in model.parameters())
 
 

@@ -11,10 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.shards.dataset import Dataset, open_dataset
-from pipeline.storage.folder import Folder
 from tests.datasets import write_dataset
 from trainer.order.order import own_position
-from trainer.order.source import Mixture, WeightedDataset, open_mixture, parse_entries
+from trainer.order.source import Mixture, open_mixture, parse_entries
 from trainer.order.state import MAX_STATE_BYTES, DatasetState, StreamState
 from trainer.reading.settings import Reading
 from trainer.stream.step import RankStep, StepLoader
@@ -72,21 +71,6 @@ def bag(*steps: RankStep) -> Counter:
 @pytest.fixture(scope="module")
 def expected(mixture) -> list[RankStep]:
     return take(mixture, 40)
-
-
-@pytest.mark.parametrize(("world_size", "micro_tokens"), [(2, SEQ_LEN), (5, 8192), (24, 9000)])
-def test_global_batches_do_not_depend_on_ranks(mixture, expected, world_size, micro_tokens):
-    sizes = {
-        "world_size": world_size,
-        "micro_tokens": micro_tokens,
-        "reading": Reading(buffer_bytes=1),
-    }
-    shares = [take(mixture, 12, rank=rank, **sizes) for rank in range(world_size)]
-    for one, *steps in zip(expected, *shares, strict=False):
-        assert bag(*steps) == bag(one)
-        assert all(step.state == one.state for step in steps)
-        drawn = zip(*(step.drawn for step in steps), strict=True)
-        assert tuple(tuple(map(sum, zip(*pairs, strict=True))) for pairs in drawn) == one.drawn
 
 
 @settings(
@@ -161,13 +145,6 @@ def test_resuming_with_other_sizes_goes_on(
     assert bag(*chain(*steps)) == bag(*expected[done : done + 2])
 
 
-def test_skipped_positions_are_those_of_a_mixture(mixture, expected):
-    state = expected[4].state
-    [step] = take(mixture, 1, state=state, skip=[(120, 168)])
-    assert bag(step) == bag(expected[7])
-    assert step.epochs == expected[7].epochs
-
-
 def other(mixture: Mixture, number: int, **changed) -> Mixture:
     return tuple(
         dataclasses.replace(each, **changed) if d == number else each
@@ -191,10 +168,8 @@ def test_another_mixture_is_refused_by_naming_what_changed(
         loader(other(mixture, 2, dataset=longer), state=state)
     with pytest.raises(ValueError, match=r"began: datasets were 3, are 2 \(wiki, books\)"):
         loader(mixture[:2], state=state)
-    with pytest.raises(
-        ValueError,
-        match=r"weight of books was 5, is 2; passes of books was 2, is 3; content of books was",
-    ):
+    said = r"weight of books was 5, is 2; passes of books was 2, is 3; content of books was"
+    with pytest.raises(ValueError, match=said):
         loader((mixture[1], mixture[0], mixture[2]), state=state)
 
 
@@ -213,10 +188,8 @@ def test_datasets_that_do_not_agree_are_refused(tmp_path, make_dataset, make_blo
         open_mixture([str(tmp_path / "a"), str(tmp_path / "b")])
     make_dataset(tmp_path / "c", ((20,),), seq_len=4096)
     mixed = open_mixture([str(tmp_path / "a"), str(tmp_path / "c")])
-    with pytest.raises(
-        ValueError,
-        match=r"/c: no train instances of seq_len 8192; the dataset has train L4096",
-    ):
+    said = r"/c: no train instances of seq_len 8192; the dataset has train L4096"
+    with pytest.raises(ValueError, match=said):
         loader(mixed)
 
 
@@ -243,14 +216,10 @@ def test_entries_of_data(entries, found):
         (["a:9999", "b:20"], "add up to more than 10000"),
         (["a", "a:2"], "data names a twice"),
         (["n=a", "n=b"], "data names n twice"),
-        (["a="], None),
         ([""], "'' is not"),
     ],
 )
 def test_entries_that_make_no_sense(entries, message):
-    if message is None:
-        assert parse_entries(entries)[0][1] == "a="
-        return
     with pytest.raises(ValueError, match=message):
         parse_entries(entries)
 
@@ -265,29 +234,6 @@ def test_the_state_stays_small_with_twenty_datasets():
     assert len(json.dumps(skipping.to_dict())) <= MAX_STATE_BYTES
 
 
-def test_a_name_is_no_part_of_what_a_stream_is(mixture, expected):
-    renamed = tuple(
-        WeightedDataset(f"n{d}", each.dataset, each.weight) for d, each in enumerate(mixture)
-    )
-    [step] = take(renamed, 1, state=expected[2].state)
-    assert bag(step) == bag(expected[3])
-
-
-class CountingFiles:
-    """A dataset's filesystem that counts ranged reads of shards and their bytes."""
-
-    def __init__(self, filesystem) -> None:
-        self.filesystem, self.reads, self.bytes = filesystem, 0, 0
-
-    def __getattr__(self, name):
-        return getattr(self.filesystem, name)
-
-    def cat_file(self, path, start=None, end=None, **kwargs):
-        if path.endswith(".tar"):
-            self.reads, self.bytes = self.reads + 1, self.bytes + end - start
-        return self.filesystem.cat_file(path, start=start, end=end, **kwargs)
-
-
 @pytest.fixture(scope="module")
 def large(tmp_path_factory, make_dataset) -> Path:
     """250 blocks of 64 in 3 shards, and as many in a second pass."""
@@ -295,14 +241,6 @@ def large(tmp_path_factory, make_dataset) -> Path:
     return make_dataset(
         tmp_path_factory.mktemp("large") / "data", sizes, seq_len=1024, max_tokens=12
     )
-
-
-def counted(folder: Path) -> tuple[Dataset, CountingFiles]:
-    dataset = open_dataset(str(folder))
-    files = CountingFiles(dataset.folder.filesystem)
-    return Dataset(
-        Folder.on(files, dataset.folder.path), dataset.manifest, list(dataset.all_shards)
-    ), files
 
 
 def large_loader(dataset: Dataset, **changes) -> StepLoader:
@@ -316,31 +254,29 @@ def large_loader(dataset: Dataset, **changes) -> StepLoader:
     return StepLoader(dataset, "train", 1024, **{**sizes, **changes})
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
+@pytest.mark.parametrize("share", [0.1, 0.99])
 @pytest.mark.parametrize("world_size", [1, 3, 8])
 def test_resuming_costs_a_read_for_each_lane_of_the_rank(large, share, world_size):
     """Whatever the offset: at most ceil(K / W) + 1, and one more where a lane crosses into another shard or epoch."""
     position = int(share * 16_000) // 128 * 128
-    dataset, files = counted(large)
+    dataset = open_dataset(str(large))
     with large_loader(dataset, rank=0, world_size=1) as loader_:
         state = {**next(loader_).state, "position": position}
     for rank in range(world_size):
-        dataset, files = counted(large)
         sizes = {"rank": rank, "world_size": world_size, "state": state, "num_lanes": None}
         with large_loader(dataset, **sizes, num_steps=1) as loader_:
             assert next(loader_).first_position == position
             with pytest.raises(StopIteration):
                 next(loader_)
-        assert 1 <= files.reads <= -(-16 // world_size) + 1
-        assert files.reads == loader_.reads.requests
+        assert 1 <= loader_.reads.requests <= -(-16 // world_size) + 1
 
 
 @pytest.mark.parametrize(
     ("world_size", "num_lanes", "limit"),
     [
-        (1, 16, 1.2), (4, 16, 1.2), (8, 8, 1.2), (16, 16, 1.2),  # W divides K, K divides G
-        (3, 16, None), (7, 16, None), (15, 16, None), (32, 16, None),
-        (2, 10, 1.8), (5, 12, 1.8),  # K does not divide G
+        (1, 16, 1.2), (8, 8, 1.2),  # W divides K, K divides G
+        (7, 16, None), (32, 16, None),
+        (5, 12, 1.8),  # K does not divide G
     ],
 )  # fmt: skip
 def test_an_epoch_is_read_hardly_more_than_once(large, world_size, num_lanes, limit):

@@ -1,9 +1,11 @@
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
 import transformers
 
+from tests.trainer.two_ranks import random_micro_batch
+from trainer.batches.pack import empty_micro_batch, to_device
 from trainer.conversion.huggingface import hf_names, to_hf_state
 from trainer.model.bert import build_model
 from trainer.model.config import BertConfig, preset
@@ -20,42 +22,13 @@ CONFIG = BertConfig(
 )
 
 
-@dataclass
-class Batch:
-    """A ragged micro-batch of random tokens, never [PAD]: transformers' padding_idx blocks that row's gradient."""
-
-    lengths: list[int]
-    inputs: PackedInputs
-    masked_positions: torch.Tensor
-    masked_labels: torch.Tensor
-    is_random_next: torch.Tensor
-
-
-def ragged_batch(lengths, vocab_size, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    num_tokens, num_masked = sum(lengths), max(1, sum(lengths) // 6) if lengths else 0
-    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).int()
-    positions = torch.cat([torch.arange(length) for length in [0, *lengths]])
-    halves = torch.tensor(lengths, dtype=torch.int64) // 2
-    inputs = PackedInputs(
-        input_ids=torch.randint(1, vocab_size, (num_tokens,), generator=generator),
-        token_type_ids=(
-            positions >= halves.repeat_interleave(torch.tensor(lengths, dtype=torch.int64))
-        ).long(),
-        position_ids=positions,
-        cu_seqlens=cu_seqlens,
-        max_seqlen=max(lengths, default=0),
-    )
-    masked = torch.randperm(num_tokens, generator=generator)[:num_masked].sort().values
-    labels = torch.randint(1, vocab_size, (num_masked,), generator=generator)
-    return Batch(
-        lengths, inputs, masked, labels, torch.randint(0, 2, (len(lengths),), generator=generator)
-    )
+def lengths_of(batch):
+    return batch.cu_seqlens.diff().tolist()
 
 
 def losses(model, batch):
     return pretraining_sums(
-        *model(batch.inputs, batch.masked_positions), batch.masked_labels, batch.is_random_next
+        *model(batch, batch.masked_positions), batch.masked_labels, batch.is_random_next
     )
 
 
@@ -83,10 +56,10 @@ def transformers_twin(model):
 
 def transformers_logits(twin, batch):
     rows = {
-        "input_ids": padded_rows(batch.inputs.input_ids, batch.lengths, 0),
-        "token_type_ids": padded_rows(batch.inputs.token_type_ids, batch.lengths, 0),
+        "input_ids": padded_rows(batch.input_ids, lengths_of(batch), 0),
+        "token_type_ids": padded_rows(batch.token_type_ids, lengths_of(batch), 0),
         "attention_mask": padded_rows(
-            torch.ones(sum(batch.lengths), dtype=torch.int64), batch.lengths, 0
+            torch.ones(sum(lengths_of(batch)), dtype=torch.int64), lengths_of(batch), 0
         ),
     }
     output = twin(**rows)
@@ -100,11 +73,11 @@ def transformers_logits(twin, batch):
     ids=["random", "bert-tiny"],
 )
 def test_logits_and_gradients_equal_transformers(config, lengths):
-    batch = ragged_batch(lengths, config.vocab_size)
+    batch = random_micro_batch(lengths, config.vocab_size, seed=0)
     model = build_model(config, seed=1).eval()
     spread_weights(model)
     twin = transformers_twin(model)
-    logits, expected = model(batch.inputs, batch.masked_positions), transformers_logits(twin, batch)
+    logits, expected = model(batch, batch.masked_positions), transformers_logits(twin, batch)
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
     for outputs in (logits, expected):
         sums = pretraining_sums(*outputs, batch.masked_labels, batch.is_random_next)
@@ -125,40 +98,32 @@ def spread_weights(model):
 
 
 def test_loss_and_next_sentence_labels_equal_transformers():
-    batch = ragged_batch([9, 30, 12], CONFIG.vocab_size)
+    batch = random_micro_batch([9, 30, 12], CONFIG.vocab_size, seed=0)
     model = build_model(CONFIG, seed=1).eval()
-    labels = torch.full((sum(batch.lengths),), -100)
+    labels = torch.full((sum(lengths_of(batch)),), -100)
     labels[batch.masked_positions] = batch.masked_labels
     output = transformers_twin(model)(
-        input_ids=padded_rows(batch.inputs.input_ids, batch.lengths, 0),
-        token_type_ids=padded_rows(batch.inputs.token_type_ids, batch.lengths, 0),
-        attention_mask=padded_rows(torch.ones_like(labels), batch.lengths, 0),
-        labels=padded_rows(labels, batch.lengths, -100),
+        input_ids=padded_rows(batch.input_ids, lengths_of(batch), 0),
+        token_type_ids=padded_rows(batch.token_type_ids, lengths_of(batch), 0),
+        attention_mask=padded_rows(torch.ones_like(labels), lengths_of(batch), 0),
+        labels=padded_rows(labels, lengths_of(batch), -100),
         next_sentence_label=batch.is_random_next,
     )
     sums = losses(model, batch)
-    loss = sums.mlm_nll / len(batch.masked_labels) + sums.nsp_nll / len(batch.lengths)
+    loss = sums.mlm_nll / len(batch.masked_labels) + sums.nsp_nll / len(lengths_of(batch))
     torch.testing.assert_close(loss, output.loss, rtol=0, atol=1e-5)
-
-
-def test_half_precision_logits_are_summed_in_float32():
-    logits = torch.zeros(3, 5, dtype=torch.bfloat16), torch.zeros(2, 2, dtype=torch.bfloat16)
-    sums = pretraining_sums(
-        *logits, torch.zeros(3, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
-    )
-    assert sums.mlm_nll.dtype == sums.nsp_nll.dtype == torch.float32
 
 
 def test_a_packed_batch_equals_its_sequences_alone():
     lengths = [5, 31, 48, 2]
-    batch = ragged_batch(lengths, CONFIG.vocab_size)
+    batch = random_micro_batch(lengths, CONFIG.vocab_size, seed=0)
     model = build_model(CONFIG, seed=1).eval()
-    hidden, pooled = model.bert(batch.inputs)
+    hidden, pooled = model.bert(batch)
     start = 0
     for row, length in enumerate(lengths):
         tokens = slice(start, start + length)
         alone = PackedInputs(
-            batch.inputs.input_ids[tokens], batch.inputs.token_type_ids[tokens], torch.arange(length),
+            batch.input_ids[tokens], batch.token_type_ids[tokens], torch.arange(length),
             torch.tensor([0, length], dtype=torch.int32), length,
         )  # fmt: skip
         hidden_alone, pooled_alone = model.bert(alone)
@@ -169,12 +134,12 @@ def test_a_packed_batch_equals_its_sequences_alone():
 
 def test_the_vocabulary_is_scored_at_masked_positions_only():
     config = replace(CONFIG, vocab_size=3001)
-    batch = ragged_batch([40, 20], config.vocab_size)
+    batch = random_micro_batch([40, 20], config.vocab_size, seed=0)
     sizes = []
     with torch.autograd.graph.saved_tensors_hooks(
         lambda x: sizes.append(x.numel()) or x, lambda x: x
     ):
-        mlm_logits, nsp_logits = build_model(config, seed=1)(batch.inputs, batch.masked_positions)
+        mlm_logits, nsp_logits = build_model(config, seed=1)(batch, batch.masked_positions)
         pretraining_sums(mlm_logits, nsp_logits, batch.masked_labels, batch.is_random_next)
     assert mlm_logits.shape == (10, 3001)
     assert nsp_logits.shape == (2, 2)
@@ -185,7 +150,7 @@ def test_the_vocabulary_is_scored_at_masked_positions_only():
 
 def test_an_empty_micro_batch_gives_zero_gradients_everywhere():
     model = build_model(CONFIG, seed=1)
-    batch = ragged_batch([], CONFIG.vocab_size)
+    batch = to_device(empty_micro_batch(), torch.device("cpu"))
     sums = losses(model, batch)
     (sums.mlm_nll + sums.nsp_nll).backward()
     assert sums.mlm_nll.item() == sums.nsp_nll.item() == 0.0
@@ -219,25 +184,8 @@ def test_initial_weights_are_a_truncated_normal():
 def test_dropout_is_active_only_in_training(dropout):
     off = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
     config = preset("tiny", vocab_size=50, **(off | {dropout: 0.5}))
-    model, batch = build_model(config, seed=1), ragged_batch([30, 12], 50)
-    first, second = (
-        model.train()(batch.inputs, batch.masked_positions),
-        model(batch.inputs, batch.masked_positions),
-    )
-    assert not torch.equal(first[0], second[0])
-    first, second = (
-        model.eval()(batch.inputs, batch.masked_positions),
-        model(batch.inputs, batch.masked_positions),
-    )
-    assert torch.equal(first[0], second[0])
-
-
-def test_autocast_and_bfloat16_run():
-    batch = ragged_batch([30, 12], CONFIG.vocab_size)
-    model = build_model(CONFIG, seed=1).eval()
-    exact = model(batch.inputs, batch.masked_positions)[0]
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert (model(batch.inputs, batch.masked_positions)[0].float() - exact).abs().max() < 0.05
-    assert (
-        model.bfloat16()(batch.inputs, batch.masked_positions)[0].float() - exact
-    ).abs().max() < 0.05
+    model, batch = build_model(config, seed=1), random_micro_batch([30, 12], 50, seed=0)
+    for is_training in (True, False):
+        model.train(is_training)
+        first, second = (model(batch, batch.masked_positions)[0] for _ in range(2))
+        assert torch.equal(first, second) is not is_training

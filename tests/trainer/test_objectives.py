@@ -8,16 +8,13 @@ from tests.trainer.tiny_run import BERT, WITHOUT_DROPOUT
 from tests.trainer.two_ranks import random_micro_batch
 from trainer.batches.pack import MicroBatch, empty_micro_batch
 from trainer.model.bert import build_model
-from trainer.model.heads import pretraining_sums
-from trainer.model.packed_inputs import PackedInputs
-from trainer.pretrain.objectives import (
-    as_left_to_right,
-    freeze_unused,
-    prepare_micro_batch,
-    unmasked_text,
-)
+from trainer.pretrain.objectives import freeze_unused, prepare_micro_batch, unmasked_text
 
 CONFIG = dataclasses.replace(BERT, **WITHOUT_DROPOUT, is_causal=True)
+
+
+def as_left_to_right(batch):
+    return prepare_micro_batch(batch, "left-to-right")
 
 
 def two_sequences():
@@ -50,7 +47,7 @@ def test_masked_objectives_leave_the_batch_as_it_is():
 
 
 def test_an_empty_micro_batch_stays_empty():
-    batch = prepare_micro_batch(empty_micro_batch(), "left-to-right")
+    batch = as_left_to_right(empty_micro_batch())
     assert len(batch.input_ids) == len(batch.masked_labels) == 0
 
 
@@ -71,33 +68,6 @@ def test_no_prediction_sees_what_it_predicts():
     assert (logits_of(model, batch)[0][:8] - before[:8]).abs().amax(
         dim=-1
     ).min() > 1e-4  # and sees all before it
-
-
-def test_loss_of_parts_adds_up_to_that_of_the_whole():
-    model = build_model(CONFIG, seed=1).double().eval()
-    lengths = [[9, 14], [5], [16, 2, 3]]
-    parts = [
-        as_left_to_right(random_micro_batch(each, 50, seed)) for seed, each in enumerate(lengths)
-    ]
-    masked = sum(len(part.masked_labels) for part in parts)
-    assert masked == sum(sum(each) - len(each) for each in lengths)
-    summed = sum(
-        pretraining_sums(*logits_of(model, p), p.masked_labels, p.is_random_next).mlm_nll
-        for p in parts
-    )
-    alone = []
-    for part in parts:
-        for start, stop in zip(
-            part.cu_seqlens[:-1].tolist(), part.cu_seqlens[1:].tolist(), strict=True
-        ):
-            ids, kinds = part.input_ids[start:stop], part.token_type_ids[start:stop]
-            length = stop - start
-            borders, every = torch.tensor([0, length], dtype=torch.int32), torch.arange(length)
-            logits, _ = model(PackedInputs(ids, kinds, every, borders, length), every[:-1])
-            alone.append(
-                torch.nn.functional.cross_entropy(logits.float(), ids[1:].long(), reduction="sum")
-            )
-    torch.testing.assert_close(summed / masked, sum(alone) / masked, rtol=1e-6, atol=0)
 
 
 def test_heads_that_nothing_trains_are_frozen():

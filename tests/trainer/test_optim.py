@@ -1,17 +1,10 @@
 """The optimizers without DeepSpeed: equal to torch.optim.AdamW, to timm's LAMB and to the formulas written out.
 
-timm-lamb.json holds weights as timm.optim.Lamb left them. Run as a program, this file writes it
-anew; that needs timm, which tests do not: the torchvision that comes with it does not fit every
-torch.
+timm-lamb.json holds weights as timm.optim.Lamb left them after `lamb_steps` with its flags.
 """
 
-import importlib
 import json
 import math
-import sys
-import types
-from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,7 +12,7 @@ import torch
 
 from trainer.optim.adamw import AdamW
 from trainer.optim.lamb import Lamb
-from trainer.optim.schedule import Schedule
+from trainer.optim.settings import OptimizerSettings, Schedule
 from trainer.optim.sharded import decays
 
 
@@ -39,7 +32,9 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int) 
 
 def test_equals_torch_adamw_with_the_same_decay_groups():
     ours, theirs = tiny_model(), tiny_model()
-    optimizer = AdamW(ours.named_parameters(), weight_decay=0.1, max_grad_norm=0.0)
+    optimizer = AdamW(
+        ours.named_parameters(), OptimizerSettings(weight_decay=0.1, max_grad_norm=0.0)
+    )
     optimizer.set_learning_rate(0.05)
     matrices = [parameter for parameter in theirs.parameters() if parameter.ndim == 2]
     vectors = [parameter for parameter in theirs.parameters() if parameter.ndim == 1]
@@ -53,7 +48,7 @@ def test_equals_torch_adamw_with_the_same_decay_groups():
 def test_without_bias_correction_the_first_step_follows_google():
     weight = torch.nn.Parameter(torch.tensor([[1.0, -2.0]]))
     optimizer = AdamW(
-        [("dense.weight", weight)], weight_decay=0.01, bias_correction=False, max_grad_norm=0.0
+        [("dense.weight", weight)], OptimizerSettings(bias_correction=False, max_grad_norm=0.0)
     )
     optimizer.set_learning_rate(0.1)
     weight.grad = torch.tensor([[0.5, 0.25]])
@@ -108,7 +103,7 @@ def test_lamb_equals_timms():
     written = json.loads(TIMM.read_text())
     assert written["flags"] == TIMM_FLAGS
     parameters = lamb_parameters()
-    optimizer = Lamb(parameters.items(), weight_decay=0.01, max_grad_norm=1.0)
+    optimizer = Lamb(parameters.items())
     optimizer.set_learning_rate(0.02)
     norms = []
     for found, expected in zip(lamb_steps(optimizer, parameters), written["weights"], strict=True):
@@ -118,27 +113,15 @@ def test_lamb_equals_timms():
     assert min(norms) < 1.0 < max(norms)
 
 
-def write_timms_weights():
-    package = types.ModuleType("timm_optim")  # `import timm` would import torchvision
-    package.__path__ = [str(Path(find_spec("timm").submodule_search_locations[0], "optim"))]
-    sys.modules["timm_optim"] = package
-    parameters = lamb_parameters()
-    groups = [
-        {"params": [each for each in parameters.values() if each.ndim == 2]},
-        {"params": [each for each in parameters.values() if each.ndim == 1], "weight_decay": 0.0},
-    ]
-    optimizer = importlib.import_module("timm_optim.lamb").Lamb(groups, **TIMM_FLAGS)
-    rows = ",\n".join(json.dumps(weights) for weights in lamb_steps(optimizer, parameters))
-    facts = f'"timm": {json.dumps(version("timm"))}, "torch": {json.dumps(torch.__version__)}'
-    TIMM.write_text(f'{{{facts},\n"flags": {json.dumps(TIMM_FLAGS)},\n"weights": [\n{rows}\n]}}\n')
-
-
 def test_lambs_first_step_worked_by_hand():
     weight, bias = (
         torch.nn.Parameter(torch.tensor([[3.0, 4.0]])),
         torch.nn.Parameter(torch.tensor([2.0])),
     )
-    optimizer = Lamb([("dense.weight", weight), ("dense.bias", bias)], weight_decay=0.0, eps=0.0)
+    optimizer = Lamb(
+        [("dense.weight", weight), ("dense.bias", bias)],
+        OptimizerSettings(weight_decay=0.0, eps=0.0),
+    )
     optimizer.set_learning_rate(0.1)
     weight.grad, bias.grad = torch.tensor([[0.5, -0.25]]), torch.tensor([-0.1])
     optimizer.step()
@@ -161,7 +144,7 @@ def test_a_tensor_of_zeros_takes_adams_step_under_lamb():
 
 def test_clips_to_the_global_norm_and_reports_it_before_clipping():
     first, second = torch.nn.Parameter(torch.zeros(1, 2)), torch.nn.Parameter(torch.zeros(3))
-    optimizer = AdamW([("a.weight", first), ("a.bias", second)], max_grad_norm=1.0)
+    optimizer = AdamW([("a.weight", first), ("a.bias", second)])
     first.grad, second.grad = torch.tensor([[3.0, 0.0]]), torch.tensor([0.0, 4.0, 0.0])
     optimizer.step()
     assert optimizer.grad_norm == pytest.approx(5.0)
@@ -217,7 +200,3 @@ def test_schedule_powers_and_end():
     assert Schedule(10, 0, 1.0, power=0.0).learning_rate(9) == 1.0
     assert Schedule(10, 0, 1.0, end_lr=0.1).learning_rate(10) == pytest.approx(0.1)
     assert Schedule(10, 10, 1.0).learning_rate(10) == 1.0
-
-
-if __name__ == "__main__":
-    write_timms_weights()

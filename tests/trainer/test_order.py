@@ -17,7 +17,6 @@ from trainer.order.order import (
     Passes,
     StreamOrder,
     check_weights,
-    epoch_shards,
     lane_start,
     locate,
     mixture_word,
@@ -186,9 +185,7 @@ def test_default_number_of_lanes(global_batch, pass_instances, block_instances, 
 
 
 passes = st.lists(
-    st.lists(st.integers(0, 30), min_size=1, max_size=5).filter(any),
-    min_size=1,
-    max_size=3,
+    st.lists(st.integers(0, 30), min_size=1, max_size=5).filter(any), min_size=1, max_size=3
 )
 
 
@@ -282,18 +279,6 @@ def test_a_stretch_of_the_stream_is_the_same_however_it_is_cut(order, global_bat
 
 
 @settings(max_examples=60, deadline=None)
-@given(passes, st.integers(1, 12), st.integers(0, 10**12))
-def test_one_position_agrees_with_a_batch_of_one(sizes, num_lanes, position):
-    order = order_of(sizes, num_lanes)
-    epoch, place = locate(order.pass_instances[0], position)
-    [(_, found, shard, n)] = rank_rows(order, position, 1)
-    shards, bounds = epoch_shards(order, 0, epoch)
-    depth, lane = divmod(place, num_lanes)
-    instance = lane_start(bounds[-1], num_lanes, lane) + depth
-    assert (found, bounds[shards.tolist().index(shard)] + n) == (epoch, instance)
-
-
-@settings(max_examples=60, deadline=None)
 @given(orders(), st.integers(0, 500), st.integers(1, 40), st.integers(1, 9))
 def test_blocks_of_any_size_hold_the_same_instances(order, position, global_batch, block_size):
     rows = plan_step(order, position, global_batch, 0, 1, block_size)
@@ -344,13 +329,6 @@ def test_a_mixture_keeps_its_shares_at_every_position(weights):
         assert [own_position(weights, d, length) for d in range(len(weights))] == [
             drawn[d] for d in range(len(weights))
         ]
-
-
-def test_multiples_of_weights_are_the_same_mixture():
-    assert [own_position([6, 2], 0, g) for g in range(30)] == [
-        own_position([3, 1], 0, g) for g in range(30)
-    ]
-    check_weights([20_000, 10_000])
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trainer.optim.adamw import AdamW
-from trainer.pretrain.phase_clock import PhaseClock, begin_phase, finish_at_accuracy
+from trainer.pretrain.loop import PhaseClock, begin_phase, finish_at_accuracy
 from trainer.pretrain.run import Position
 from trainer.settings import Phase, PretrainSettings, ValidationSettings, resolve
 

@@ -77,7 +77,7 @@ def runs(tmp_path_factory):
         settings = {
             "phases": [dataclasses.asdict(Phase(16, BATCH, STEPS, 0.003, warmup_steps=2))],
             "model": {"preset": "tiny", "overrides": SIZES | {"max_position_embeddings": 16}},
-            "checkpoint": {"interval": 10, "keep": 2, "keep_every": 20},
+            "checkpoint": {"interval": 10, "keep": 0},
         }
         return [*write_config(folder / name, data, **settings), *flags]
 

@@ -11,10 +11,12 @@ import pytest
 
 from trainer.checkpoints import resume
 from trainer.checkpoints.read import COMMITTED, describe_file
-from trainer.checkpoints.resume import choose_checkpoint, copy_run, discard_from, restore_run
+from trainer.checkpoints.resume import RunCheckpoints, copy_run, restore_run
 from trainer.checkpoints.store import RUN_FILES, CheckpointStore
 from trainer.process.ranks import Ranks
 from trainer.runs.run_folder import RunFolder
+
+pytestmark = pytest.mark.engines
 
 URL = "memory://bucket/run"
 FACTS = {"id": "abc", "model": {}, "launches": [], "datasets": []}
@@ -50,6 +52,10 @@ def upload(run: RunFolder, *steps: int) -> CheckpointStore:
     return store
 
 
+def choose(run, store, ranks, say=print, **before) -> Path | None:
+    return RunCheckpoints(run, store, ranks, False, say).choose(**before)
+
+
 @pytest.fixture
 def second(ranks: Ranks) -> Ranks:
     """A rank of the second node."""
@@ -82,7 +88,6 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
-@pytest.mark.engines
 def test_a_node_of_its_own_gets_what_the_run_is(second, see, broadcast, tmp_path):
     see(is_shared=False)
     own = RunFolder(tmp_path / "own")
@@ -94,91 +99,51 @@ def test_a_node_of_its_own_gets_what_the_run_is(second, see, broadcast, tmp_path
     assert (own.path / "config.yaml").read_bytes() == broadcast["config.yaml"]
 
 
-@pytest.mark.engines
-def test_only_the_first_rank_of_a_node_writes_there(second, see, tmp_path):
-    see(is_shared=False, is_first=False)
+@pytest.mark.parametrize(("is_shared", "is_first"), [(False, False), (True, True)])
+def test_other_ranks_of_the_node_and_who_sees_the_folder_write_nothing(
+    second, see, tmp_path, is_shared, is_first
+):
+    see(is_shared=is_shared, is_first=is_first)
     copy_run(RunFolder(tmp_path / "own"), CheckpointStore(URL), second)
     assert names(tmp_path / "own") == []
 
 
-@pytest.mark.engines
-def test_who_sees_the_folder_gets_nothing_though_another_node_does_not(
-    second, see, tmp_path, monkeypatch
-):
-    see(is_shared=True)
-    monkeypatch.setattr(Ranks, "gather", lambda *_: [True, True, False])
-    copy_run(RunFolder(tmp_path / "own"), None, second)
-    assert names(tmp_path / "own") == []
-
-
-@pytest.mark.engines
-def test_nothing_is_sent_where_all_see_the_folder(second, see, monkeypatch, tmp_path):
-    see(is_shared=True)
-    monkeypatch.setattr(Ranks, "from_first", None)
-    copy_run(RunFolder(tmp_path / "own"), None, second)
-    assert names(tmp_path / "own") == []
-
-
-@pytest.mark.engines
-def test_a_node_of_its_own_needs_a_url(second, see, tmp_path):
-    see(is_shared=False)
-    with pytest.raises(
-        ValueError,
-        match=r"does not see the run's folder .*own of rank 0; give an --output that all",
-    ):
-        copy_run(RunFolder(tmp_path / "own"), None, second)
-    assert names(tmp_path / "own") == []
-
-
-@pytest.mark.engines
 def test_a_node_of_its_own_keeps_what_is_not_this_run(second, see, tmp_path):
     see(is_shared=False)
     other = write_run(tmp_path / "other", facts={**FACTS, "id": "def"})
-    with pytest.raises(
-        ValueError, match=r"holds another run \(def\) than rank 0's \(abc\); remove it"
-    ):
+    said = r"holds another run \(def\) than rank 0's \(abc\); remove it"
+    with pytest.raises(ValueError, match=said):
         copy_run(other, CheckpointStore(URL), second)
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "thesis.tex").write_text("x")
-    with pytest.raises(
-        FileExistsError,
-        match=r"exists and is not a run, it has no run.json; give another --output, or remove it",
-    ):
+    said = r"exists and is not a run, it has no run.json; give another --output, or remove it"
+    with pytest.raises(FileExistsError, match=said):
         copy_run(RunFolder(tmp_path / "thesis"), CheckpointStore(URL), second)
     assert (other.path / "config.yaml").read_text() == "config.yaml of other"
     assert names(tmp_path / "thesis") == ["thesis.tex"]
 
 
-@pytest.mark.engines
 def test_a_node_of_its_own_downloads_to_a_place_of_its_own(second, see, bucket, tmp_path):
     """And has no other checkpoint there, neither an older download nor one of its own."""
     store = upload(write_run(tmp_path / "first", [2, 4]), 2, 4)
     own = write_run(tmp_path / "own", [9])
     see(is_shared=False, name="step-00000002")
-    assert choose_checkpoint(own, store, second, False, print) == own.downloads / "step-00000002"
+    assert choose(own, store, second) == own.downloads / "step-00000002"
     see(is_shared=False, name="step-00000004")
-    found = choose_checkpoint(own, store, second, False, print)
+    found = choose(own, store, second)
     assert found == own.downloads / "step-00000004"
     assert names(own.downloads) == ["step-00000004"]
     assert (found / "state.json").read_text() == '{"step": 4}'
     assert names(own.checkpoints) == ["step-00000009"]
     see(is_shared=False, name="step-00000002", is_first=False)
-    assert choose_checkpoint(own, store, second, False, print) == own.downloads / "step-00000002"
+    assert choose(own, store, second) == own.downloads / "step-00000002"
     assert names(own.downloads) == ["step-00000004"], "the first rank of the node downloads"
-
-
-@pytest.mark.engines
-def test_who_sees_the_folder_reads_there(second, see, bucket, tmp_path):
-    run = write_run(tmp_path / "run", [2])
-    store = upload(run, 2)
-    see(is_shared=True, name="step-00000002")
-    assert choose_checkpoint(run, store, second, False, print) == run.checkpoints / "step-00000002"
-    assert not run.downloads.exists()
+    see(is_shared=True, name="step-00000009")
+    assert choose(own, store, second) == own.checkpoints / "step-00000009"
     see(is_shared=True)
-    assert choose_checkpoint(run, store, second, False, print) is None
+    assert choose(own, store, second) is None
 
 
-@pytest.mark.engines
 def test_only_what_is_at_the_url_is_chosen_where_a_node_cannot_see_the_folder(
     ranks, see, bucket, tmp_path, monkeypatch
 ):
@@ -205,10 +170,9 @@ def everywhere(
     """What rank 0 chooses where these ranks see its folder."""
     monkeypatch.setattr(Ranks, "gather", lambda *_: seen)
     monkeypatch.setattr(Ranks, "from_first", lambda _, mine: mine)
-    return choose_checkpoint(run, store, ranks, False, print)
+    return choose(run, store, ranks)
 
 
-@pytest.mark.engines
 def test_the_newest_one_is_taken_and_only_what_is_missing_is_downloaded(
     ranks, bucket, tmp_path, monkeypatch
 ):
@@ -221,23 +185,18 @@ def test_the_newest_one_is_taken_and_only_what_is_missing_is_downloaded(
         "fetch_checkpoint",
         lambda self, name, *more: (fetched.append(name), fetch(self, name, *more))[1],
     )
-    assert choose_checkpoint(run, store, ranks, False, print).name == "step-00000010"
-    assert choose_checkpoint(run, store, ranks, False, print, before=10).name == "step-00000004"
+    assert choose(run, store, ranks).name == "step-00000010"
+    assert choose(run, store, ranks, before=10).name == "step-00000004"
     assert fetched == []
     (run.checkpoints / "step-00000010" / COMMITTED).unlink()
-    assert choose_checkpoint(run, store, ranks, False, print).name == "step-00000010"
+    assert choose(run, store, ranks).name == "step-00000010"
     assert fetched == ["step-00000010"]
-
-
-def test_going_back_deletes_the_step_and_later_ones_on_both_sides(bucket, tmp_path):
-    run = write_run(tmp_path / "run", [2, 4, 6])
-    store = upload(run, 2, 4, 6)
-    discard_from(run, store, 4)
-    assert names(run.checkpoints) == ["step-00000002"]
-    assert store.list_checkpoints() == (["step-00000002"], [])
-    discard_from(run, None, 1)
-    assert names(run.checkpoints) == []
-    assert store.list_checkpoints() == (["step-00000002"], [])
+    assert choose(run, store, ranks, before=2) is None
+    store.disown("step-00000010")
+    (run.checkpoints / "step-00000010" / COMMITTED).unlink()
+    said: list[str] = []
+    assert choose(run, store, ranks, said.append).name == "step-00000004"
+    assert any("step-00000010 was never uploaded whole" in each for each in said)
 
 
 def test_what_a_wiped_node_lacks_comes_back_and_what_it_has_stays(bucket, tmp_path):
@@ -267,19 +226,15 @@ def test_a_damaged_run_json_is_named_in_the_folder_and_at_the_url(bucket, tmp_pa
     run = write_run(tmp_path / "run")
     store = upload(run)
     run.facts.write_text("{")
-    with pytest.raises(
-        ValueError, match=rf"^{re.escape(str(run.facts))} is damaged, it is not JSON: "
-    ):
+    said = rf"^{re.escape(str(run.facts))} is damaged, it is not JSON: "
+    with pytest.raises(ValueError, match=said):
         restore_run(run, store)
     bucket.pipe_file("/bucket/run/run.json", b"{}")
-    with pytest.raises(
-        ValueError,
-        match=r"^memory:///?bucket/run/run.json lacks id: it is damaged, or of an earlier",
-    ):
+    said = r"^memory:///?bucket/run/run.json lacks id: it is damaged, or of an earlier"
+    with pytest.raises(ValueError, match=said):
         restore_run(run, store)
 
 
-@pytest.mark.engines
 def test_who_sees_the_folder_knows_it_by_the_lock_of_rank_0(ranks, second, tmp_path, monkeypatch):
     run = write_run(tmp_path / "run")
     monkeypatch.setattr(Ranks, "from_first", lambda self, mine: b"the job" if self.rank else mine)

@@ -29,16 +29,6 @@ def offsets_of(lengths, width=1, dtype=np.int64):
     return (np.concatenate([[0], np.cumsum(lengths)]) * width).astype(dtype)
 
 
-@both_paths
-def test_lists_by_hand(compiled):
-    values = np.array([10, 11, 12, 20, 30, 31], np.uint16)
-    into = (np.empty(4, np.int32), np.empty(6, np.uint16))
-    first, last = np.array([2, 0]), np.array([4, 1])
-    with_path(compiled, rows.gather_lists, first, last, offsets_of([3, 0, 1, 2], 2), values, *into)
-    assert into[0].tolist() == [0, 1, 3, 6]
-    assert into[1].tolist() == [20, 30, 31, 10, 11, 12]
-
-
 def block_of(lengths, segments, num_masked, positions) -> Block:
     """A block of which only lengths and places matter."""
     offsets, masked_offsets = (

@@ -11,7 +11,7 @@ from trainer.batches.pack import pad_micro_batch
 from trainer.conversion.huggingface import to_hf_config, to_hf_state
 from trainer.model.bert import build_model
 from trainer.model.config import preset
-from trainer.optim.schedule import Schedule
+from trainer.optim.settings import Schedule
 from trainer.stream.step import StepLoader
 
 pytestmark = pytest.mark.engines

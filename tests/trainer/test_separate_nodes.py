@@ -8,31 +8,18 @@ import dataclasses
 import json
 
 import pytest
-import yaml
 
-from tests.trainer import test_recovery
+from tests.trainer import test_recovery, tiny_run
 from tests.trainer.tiny_dataset import write_tiny_dataset
-from tests.trainer.tiny_run import SIZES
+from tests.trainer.tiny_run import write_config
 from tests.trainer.two_ranks import run_nodes, run_ranks
 from trainer.process.stopping import STOPPED
 from trainer.settings import Phase
+from trainer.watch.curves import MEASURED
 
 pytestmark = pytest.mark.engines
 
 STEPS, BATCH, STOP_AFTER = 12, 12, 5
-TIMES = {
-    "tokens_per_second", "data_wait_share", "model_tflops_per_rank", "mfu", "peak_memory_bytes", "eta_seconds",
-    "seconds",
-}  # fmt: skip
-
-
-def rows_of(run):
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {key: value for key, value in row.items() if key not in TIMES}
-        for row in rows
-        if row["split"] == "train"
-    ]
 
 
 def last_checkpoint(where):
@@ -41,33 +28,17 @@ def last_checkpoint(where):
     return marker.parent.name, json.loads(marker.read_bytes())["files"]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("separate-nodes")
-    config = {
-        "data": [str(write_tiny_dataset(folder / "data"))],
-        "phases": [dataclasses.asdict(Phase(16, BATCH, STEPS, 0.003, warmup_steps=2))],
-        "model": {"preset": "tiny", "overrides": SIZES | {"max_position_embeddings": 16}},
-        "micro_tokens": 48,
-        "output": "",
-    }
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    return folder
+def test_they_train_stop_and_go_on_as_one_node_even_when_they_change_places(tmp_path):
+    folder, phase = tmp_path, dataclasses.asdict(Phase(16, BATCH, STEPS, 0.003, warmup_steps=2))
+    data, url = write_tiny_dataset(folder / "data"), ("--checkpoint.url", f"file://{folder}/url")
 
+    def pretrain(folder, node, *flags):
+        (folder / node).mkdir(exist_ok=True)
+        return [*write_config(folder / node / "run", data, phases=[phase]), *flags]
 
-def pretrain(folder, node, *flags):
-    return [
-        "pretrain",
-        "--config",
-        f"{folder}/config.yaml",
-        "--output",
-        f"{folder}/{node}/run",
-        *flags,
-    ]
+    def rows_of(run):
+        return tiny_run.rows_of(run, left_out=MEASURED)
 
-
-def test_they_train_stop_and_go_on_as_one_node_even_when_they_change_places(folder):
-    url = ("--checkpoint.url", f"file://{folder}/url")
     stop = [test_recovery.__file__, "stop", str(STOP_AFTER)]
     alone = run_ranks(["-m", "trainer", *pretrain(folder, "alone")], 3)
     stopped = run_nodes(
@@ -96,22 +67,3 @@ def test_they_train_stop_and_go_on_as_one_node_even_when_they_change_places(fold
         == last_checkpoint(folder / "b/run")
     )
     assert last_checkpoint(folder / "a/run")[0] == saved, "of when it was first"
-
-
-def test_without_a_url_they_are_refused(folder):
-    nodes = [(["-m", "trainer", *pretrain(folder, node)], 1) for node in ("c", "d")]
-    found = run_nodes(nodes)
-    assert [each.returncode for each in found] == [2, 2]
-    assert "does not see the run's folder" in found[0].stderr
-    assert "give an --output that all nodes see, or a --checkpoint.url" in found[0].stderr
-
-
-def test_another_run_in_a_nodes_folder_is_refused_and_kept(folder):
-    before = rows_of(folder / "alone/run")
-    url = ("--checkpoint.url", f"file://{folder}/other-url")
-    found = run_nodes(
-        [(["-m", "trainer", *pretrain(folder, node, *url)], 1) for node in ("e", "alone")]
-    )
-    assert [each.returncode for each in found] == [2, 2]
-    assert "which does not see that of rank 0, holds another run (" in found[0].stderr
-    assert rows_of(folder / "alone/run") == before

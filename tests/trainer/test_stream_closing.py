@@ -4,13 +4,11 @@ import gc
 import threading
 import time
 import weakref
-from concurrent.futures import CancelledError
 from itertools import islice
 
 import pytest
 
 from pipeline.shards.dataset import open_dataset
-from trainer.reading.block_reader import BlockReader
 from trainer.reading.settings import Reading
 from trainer.stream.step import StepLoader
 
@@ -97,32 +95,3 @@ def test_nobody_waits_for_a_request_that_hangs(folder, threads_end):
     finally:
         answer.set()
     assert threads_end()
-
-
-def test_what_is_asked_for_after_the_end_is_called_off(folder):
-    dataset = open_dataset(str(folder))
-    reader = BlockReader([(dataset, dataset.all_shards[0])], Reading(num_threads=1))
-    reader.close()
-    with pytest.raises(CancelledError):
-        reader.table(0).result(LIMIT_SECONDS)
-
-
-def test_a_stalled_opening_of_the_block_table_keeps_nobody(folder, monkeypatch):
-    dataset, answer, asked = open_dataset(str(folder)), threading.Event(), []
-    real = dataset.read_bytes
-
-    def read_bytes(name, start, stop):
-        if name == "blocks.parquet":
-            asked.append(name)
-            if len(asked) == 1:
-                answer.wait(LIMIT_SECONDS)
-        return real(name, start, stop)
-
-    dataset.read_bytes = read_bytes
-    reading = Reading(num_threads=2, timeout_seconds=0.3, budget_seconds=LIMIT_SECONDS)
-    with StepLoader(dataset, "train", 8192, **SIZES, reading=reading) as loader:
-        try:
-            assert next(loader).num_instances == 8
-        finally:
-            answer.set()
-    assert len(asked) >= 2

@@ -3,15 +3,11 @@
 import contextlib
 import subprocess
 import sys
-from itertools import islice
 from pathlib import Path
 
 import pytest
-import torch
 
-from pipeline.shards.dataset import open_dataset
 from tests.loaded_python import Program
-from trainer.stream.step import StepLoader
 
 ROOT = Path(__file__).parents[2]
 NUM_STEPS = 5
@@ -23,42 +19,10 @@ def folder(tmp_path_factory, make_dataset) -> Path:
     return make_dataset(tmp_path_factory.mktemp("processes") / "data", train=((60, 45),))
 
 
-def load_steps(folder: str, rank: int = 0, world_size: int = 1) -> list[torch.Tensor]:
-    sizes = {
-        "rank": rank,
-        "world_size": world_size,
-        "global_batch": 8,
-        "micro_tokens": 8192,
-        "seed": 1,
-    }
-    with StepLoader(open_dataset(folder), "train", 8192, **sizes) as loader:
-        return [step.micro_batches[0].input_ids for step in islice(loader, NUM_STEPS)]
-
-
-RANK = """
-import sys
-import torch
-from tests.trainer.test_stream_processes import load_steps
-torch.save(load_steps(sys.argv[1], int(sys.argv[2]), 2), sys.argv[3])
-"""
-
-
 def run_python(code: str, *arguments: object) -> subprocess.Popen:
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-def test_plain_processes_are_ranks(folder, tmp_path):
-    with contextlib.ExitStack() as programs:
-        words = [["-c", RANK, folder, rank, tmp_path / f"{rank}.pt"] for rank in range(2)]
-        ranks = [programs.enter_context(Program(each)) for each in words]
-        assert [rank.wait().stderr for rank in ranks] == ["", ""]
-    shares = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
-    joined = [torch.cat(parts) for parts in zip(*shares, strict=True)]
-    assert all(
-        torch.equal(one, other) for one, other in zip(joined, load_steps(str(folder)), strict=True)
     )
 
 

@@ -22,13 +22,7 @@ def pretrain_settings(*arguments):
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--help"],
-        ["pretrain", "--help"],
-        ["export", "--help"],
-        ["fill-mask", "--help"],
-    ],
+    "arguments", [["--help"], ["pretrain", "--help"], ["export", "--help"], ["fill-mask", "--help"]]
 )
 def test_help_is_quick_because_it_imports_no_torch(arguments):
     code = "import sys, trainer.cli\ntry:\n trainer.cli.main(sys.argv[1:])\nfinally:\n assert 'torch' not in sys.modules"
@@ -99,8 +93,7 @@ def test_flags_for_all_phases_or_for_each(flags, values):
     arguments = ("--config", "configs/pretrain/bert-base.yaml", *flags)
     if values is None:
         with pytest.raises(
-            ValueError,
-            match=r"unknown flag --end_lr; did you mean --phases.end_lr\?",
+            ValueError, match=r"unknown flag --end_lr; did you mean --phases.end_lr\?"
         ):
             pretrain_settings(*arguments)
         return

@@ -13,13 +13,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from pipeline.shards.growing import WaitPolicy
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.tiny_run import SIZES, launch, rows_of, write_config
-from trainer.checkpoints.read import newest_checkpoint, read_weights
+from trainer.checkpoints.read import find_checkpoints, read_weights
 from trainer.cli import main
 from trainer.conversion.export import export_hf, load_hf
 from trainer.model.bert import build_model
 from trainer.model.config import preset
+from trainer.order.source import open_mixture
+from trainer.pretrain.validation import load_validation_sets
+from trainer.settings import PretrainSettings, ValidationSettings
 
 pytestmark = pytest.mark.engines
 
@@ -73,7 +77,7 @@ def test_masked_lm_alone_keeps_the_other_head_through_zero_3_and_an_accident(
     assert all("nsp_accuracy" not in row for row in rows_of(tmp_path / "calm", "validation"))
     initial = build_model(CONFIG, seed=11).state_dict()
     for name in ("calm", "rough"):
-        weights = read_weights(newest_checkpoint(tmp_path / name / "checkpoints"))
+        weights = read_weights(find_checkpoints(tmp_path / name / "checkpoints")[0][-1])
         assert weights.keys() == initial.keys()
         assert torch.equal(weights["nsp_head.weight"], initial["nsp_head.weight"])
         assert torch.equal(weights["bert.pooler.weight"], initial["bert.pooler.weight"])
@@ -97,7 +101,7 @@ def test_left_to_right_predicts_every_token_with_lamb_and_its_trust_ratios(data,
     assert config["is_causal"] is True
 
 
-def test_a_run_starts_from_an_export_and_refuses_another_start_later(data, tmp_path):
+def test_a_run_starts_from_an_export_once(data, tmp_path):
     state = build_model(CONFIG, seed=5).state_dict()
     vocab = (Path(data) / "vocab.txt").read_bytes()
     export_hf(state, CONFIG, vocab, str(tmp_path / "start"), lower_case=True, provenance={})
@@ -109,59 +113,29 @@ def test_a_run_starts_from_an_export_and_refuses_another_start_later(data, tmp_p
     assert "provenance" not in base
     shutil.rmtree(tmp_path / "start")  # read once
     assert "continuing after step 4" in launch(OURS, run, 1)
-    refused = launch(OURS, [*run, "--init_from", "elsewhere"], 1, expected=2)
-    assert "init_from was" in refused
-    fresh = command(data, tmp_path / "fresh")
-    launch(OURS, [*fresh, "--steps", "1"], 1)
-    first = [rows_of(tmp_path / name)[0]["loss"] for name in ("run", "fresh")]
-    assert first[0] != first[1]
 
 
-def test_a_budget_ends_phases_by_time_and_goes_on_after_an_accident(data, tmp_path):
-    phase = {
-        "seq_len": 16,
-        "global_batch": 12,
-        "steps": 20,
-        "peak_lr": 0.02,
-        "warmup_fraction": 0.1,
-    }
-    chosen = {
-        "budget_hours": 4 / 3600,
-        "phases": [phase, phase | {"steps": 60}],
-        "checkpoint": {"interval": 1},
-    }
-    run = command(data, tmp_path / "run", **chosen)
-    launch([__file__, "3"], run, 2, expected=9)
-    launch(OURS, run, 2)
-    rows = rows_of(tmp_path / "run")
-    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
-    for index, seconds in enumerate((1.0, 3.0)):
-        of_phase = [row for row in rows if row["phase"] == index]
-        shares = [row["phase_seconds"] / seconds for row in of_phase]
-        assert shares == sorted(shares)
-        assert shares[-1] >= 1.0
-        assert all(share < 1.0 for share in shares[:-1])
-        expected = [0.02 * min(share / 0.1, (1 - min(share, 1)) / 0.9) for share in shares]
-        assert [row["learning_rate"] for row in of_phase] == pytest.approx(
-            expected, rel=1e-6, abs=1e-12
-        )
+@pytest.mark.parametrize(
+    ("seq_len", "num_instances", "refusal"),
+    [
+        (16, 61, "holds out 60 instances of 16 tokens, validation.num_instances is 61"),
+        (32, 60, "no dataset holds out instances of 32 tokens"),
+    ],
+)
+def test_an_accuracy_that_nothing_can_measure_is_refused(
+    data, ranks, seq_len, num_instances, refusal
+):
+    target = ValidationSettings(num_instances=num_instances, stop_at_mlm_accuracy=0.5)
+    settings = PretrainSettings(data=[], output="", phases=[], validation=target)
+    mixture = open_mixture([str(data)])
+    with pytest.raises(ValueError, match=refusal):
+        load_validation_sets(mixture, seq_len, settings, ranks, WaitPolicy())
 
 
 def test_a_run_is_finished_at_its_accuracy(data, tmp_path):
-    run = command(
-        data,
-        tmp_path / "run",
-        validation={"interval": 2, "num_instances": 60, "stop_at_mlm_accuracy": 1e-6},
-    )
-    launch(OURS, run, 1)
+    target = {"interval": 2, "num_instances": 60, "stop_at_mlm_accuracy": 1e-6}
+    launch(OURS, command(data, tmp_path / "run", validation=target), 1)
     assert len(rows_of(tmp_path / "run")) == 2
-    assert (
-        "this run is finished, all 2 steps are made; to train on, `python -m trainer export"
-        in launch(OURS, run, 1)
-    )
-    more = {"interval": 2, "num_instances": 61, "stop_at_mlm_accuracy": 0.5}
-    refused = launch(OURS, command(data, tmp_path / "other", validation=more), 1, expected=2)
-    assert "holds out 60 instances of 16 tokens, validation.num_instances is 61" in refused
 
 
 if __name__ == "__main__":

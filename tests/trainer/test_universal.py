@@ -15,16 +15,17 @@ import torch
 
 from tests.trainer.google_model import CONFIG, VOCAB
 from tests.trainer.two_ranks import random_micro_batch, run_ranks
-from trainer.checkpoints.saver import CheckpointSaver
 from trainer.checkpoints.settings import CheckpointSettings
+from trainer.checkpoints.write import CheckpointSaver
 from trainer.cli import main as command
 from trainer.conversion.huggingface import hf_names
 from trainer.conversion.initial_weights import read_initial_weights
 from trainer.engine.deepspeed_config import deepspeed_config
-from trainer.engine.start import start_engine
 from trainer.engine.train_step import agree_on_step, train_step
+from trainer.engine.zero import start_engine
 from trainer.model.bert import build_model
 from trainer.optim.adamw import AdamW
+from trainer.optim.settings import OptimizerSettings
 from trainer.process.ranks import start_ranks, stop_ranks
 from trainer.runs.run_folder import RunFolder
 
@@ -57,7 +58,7 @@ def train_ours(folder):
     """Losses of all steps, with a checkpoint in the middle."""
     ranks = start_ranks()
     model = build_model(BERT, seed=1)
-    optimizer = AdamW(model.named_parameters(), weight_decay=0.0)
+    optimizer = AdamW(model.named_parameters(), OptimizerSettings(weight_decay=0.0))
     optimizer.set_learning_rate(RATE)
     engine = start_engine(model, optimizer, deepspeed_config({}, 1, "fp32"), ranks)
     saver = CheckpointSaver(write_run(folder / "run"), CheckpointSettings(), ranks, None, print)

@@ -3,7 +3,6 @@
 import json
 import shutil
 import time
-from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
 
@@ -17,17 +16,16 @@ from pipeline.storage.folder import Folder
 from trainer.checkpoints.read import (
     find_checkpoints,
     load_checkpoint,
-    newest_checkpoint,
     read_state,
-    step_of,
 )
-from trainer.checkpoints.resume import choose_checkpoint, discard_from, restore_run
-from trainer.checkpoints.saver import CheckpointSaver
+from trainer.checkpoints.resume import RunCheckpoints, restore_run
 from trainer.checkpoints.settings import CheckpointSettings
 from trainer.checkpoints.store import RUN_FILES, CheckpointStore
-from trainer.checkpoints.write import superseded
+from trainer.checkpoints.write import CheckpointSaver
 from trainer.optim.adamw import AdamW
 from trainer.runs.run_folder import RunFolder
+
+pytestmark = pytest.mark.engines
 
 URL = "memory://bucket/run"
 
@@ -72,10 +70,11 @@ class Trained:
             self.saver.save({"step": step}, self.engine, self.optimizer)
         self.saver.finish()
 
-    def choose(self, skip_damaged=False, **more):
-        return choose_checkpoint(
-            self.run, self.store, self.ranks, skip_damaged, self.said.append, **more
-        )
+    def saved(self, skip_damaged=False):
+        return RunCheckpoints(self.run, self.store, self.ranks, skip_damaged, self.said.append)
+
+    def choose(self, skip_damaged=False):
+        return self.saved(skip_damaged).choose()
 
     def weights(self):
         return self.engine.module.weight.detach().clone()
@@ -86,7 +85,6 @@ def names_in(bucket):
     return sorted({path.split("/")[4] for path in found if path.endswith("COMMITTED")})
 
 
-@pytest.mark.engines
 def test_a_wiped_disk_comes_back_from_the_url(ranks, bucket, tmp_path):
     trained = Trained(ranks, tmp_path / "run")
     trained.save(1, 2)
@@ -106,44 +104,19 @@ def test_a_wiped_disk_comes_back_from_the_url(ranks, bucket, tmp_path):
     assert torch.equal(again.optimizer.tensors("exp_avg")[0], moments)
 
 
-@pytest.mark.engines
-def test_the_newer_of_folder_and_url_is_taken(ranks, bucket, tmp_path):
-    trained = Trained(ranks, tmp_path / "run", keep=0)
-    trained.save(1, 2, 3)
-    shutil.rmtree(trained.run.checkpoints / "step-00000003")
-    assert trained.choose().name == "step-00000003"
-    trained.store.disown("step-00000003")
-    shutil.rmtree(trained.run.checkpoints / "step-00000003")
-    assert trained.choose().name == "step-00000002"
-    assert any("step-00000003 was never uploaded whole" in said for said in trained.said)
-    assert trained.choose(before=2).name == "step-00000001"
-    assert trained.choose(before=1) is None
-
-
-@pytest.mark.parametrize(
-    ("keep", "keep_every", "gone"),
-    [(0, 0, []), (2, 0, [3, 6, 9]), (2, 6, [3, 9]), (1, 3, []), (9, 0, [])],
-)
-def test_what_is_superseded(keep, keep_every, gone):
-    names = [f"step-{step:08d}" for step in (3, 6, 9, 12, 15)]
-    assert [step_of(name) for name in superseded(names, keep, keep_every)] == gone
-
-
-@pytest.mark.engines
 def test_old_ones_and_torn_uploads_are_removed_on_both_sides(ranks, bucket, tmp_path):
     bucket.pipe_file("/bucket/run/checkpoints/step-00000099/state.json", b"{}")
-    trained = Trained(ranks, tmp_path / "run", keep=2, keep_every=3)
-    trained.save(1, 2, 3, 4, 5, 6, 7)
-    kept = ["step-00000003", "step-00000006", "step-00000007"]
+    trained = Trained(ranks, tmp_path / "run", keep=2)
+    trained.save(3, 6, 7)
+    kept = ["step-00000006", "step-00000007"]
     assert names_in(bucket) == kept
     assert sorted(path.name for path in trained.run.checkpoints.iterdir()) == kept
     assert not bucket.exists("/bucket/run/checkpoints/step-00000099")
-    discard_from(trained.run, trained.store, 6)
+    trained.saved().discard_from(7)
     assert names_in(bucket) == kept[:1]
     assert [path.name for path in find_checkpoints(trained.run.checkpoints)[0]] == kept[:1]
 
 
-@pytest.mark.engines
 def test_the_marker_is_uploaded_last_and_a_crash_before_it_leaves_the_one_before(
     ranks, bucket, tmp_path, monkeypatch
 ):
@@ -166,10 +139,9 @@ def test_the_marker_is_uploaded_last_and_a_crash_before_it_leaves_the_one_before
     shutil.rmtree(tmp_path / "run")
     again = Trained(ranks, tmp_path / "run")
     assert again.choose().name == "step-00000001"
-    assert read_state(newest_checkpoint(again.run.checkpoints))["step"] == 1
+    assert read_state(find_checkpoints(again.run.checkpoints)[0][-1])["step"] == 1
 
 
-@pytest.mark.engines
 def test_an_upload_that_fails_lastingly_names_url_and_cause(ranks, bucket, tmp_path, monkeypatch):
     trained = Trained(ranks, tmp_path / "run")
     trained.save(1)
@@ -186,12 +158,11 @@ def test_an_upload_that_fails_lastingly_names_url_and_cause(ranks, bucket, tmp_p
     with pytest.raises(StorageError, match=message):
         trained.save(3)
     assert names_in(bucket) == ["step-00000001"]
-    assert newest_checkpoint(trained.run.checkpoints).name == "step-00000002", (
+    assert find_checkpoints(trained.run.checkpoints)[0][-1].name == "step-00000002", (
         "it lies on this disk"
     )
 
 
-@pytest.mark.engines
 def test_a_damaged_checkpoint_is_skipped_with_consent_only(ranks, bucket, tmp_path):
     trained = Trained(ranks, tmp_path / "run")
     trained.save(1, 2, 3)
@@ -202,9 +173,8 @@ def test_a_damaged_checkpoint_is_skipped_with_consent_only(ranks, bucket, tmp_pa
     bucket.pipe_file(weights, bytes(data))
     local = trained.run.checkpoints / "step-00000002" / "state.json"
     local.write_text(local.read_text() + " ")
-    with pytest.raises(
-        ValueError, match=r"state\.json: bytes is .* or give --checkpoint\.skip_damaged true"
-    ):
+    said = r"state\.json: bytes is .* or give --checkpoint\.skip_damaged true"
+    with pytest.raises(ValueError, match=said):
         read_state(trained.run.checkpoints / "step-00000002")
     assert trained.choose().name == "step-00000003", "the load finds the damage and names the file"
     assert trained.choose(skip_damaged=True).name == "step-00000001"
@@ -215,7 +185,6 @@ def test_a_damaged_checkpoint_is_skipped_with_consent_only(ranks, bucket, tmp_pa
     assert trained.choose().name == "step-00000001"
 
 
-@pytest.mark.engines
 def test_a_file_missing_at_the_url_is_damage(ranks, bucket, tmp_path):
     trained = Trained(ranks, tmp_path / "run")
     trained.save(1, 2)
@@ -226,7 +195,6 @@ def test_a_file_missing_at_the_url_is_damage(ranks, bucket, tmp_path):
     assert trained.choose(skip_damaged=True).name == "step-00000001"
 
 
-@pytest.mark.engines
 def test_a_store_that_does_not_answer_is_no_damage(ranks, bucket, tmp_path, monkeypatch):
     trained = Trained(ranks, tmp_path / "run")
     trained.save(1)
@@ -238,27 +206,6 @@ def test_a_store_that_does_not_answer_is_no_damage(ranks, bucket, tmp_path, monk
     assert names_in(bucket) == ["step-00000001"]
 
 
-@pytest.mark.engines
-def test_a_body_that_is_cut_short_is_asked_for_again(ranks, bucket, tmp_path, monkeypatch):
-    trained = Trained(ranks, tmp_path / "run")
-    trained.save(1)
-    shutil.rmtree(trained.run.checkpoints)
-    get_file, cut = type(bucket).get_file, set()
-
-    def cut_once(self, path, target, **options):
-        get_file(self, path, target, **options)
-        if path not in cut:
-            cut.add(path)
-            Path(target).write_bytes(Path(target).read_bytes()[:-1])
-
-    monkeypatch.setattr(type(bucket), "get_file", cut_once)
-    assert trained.choose().name == "step-00000001"
-    assert {path.rpartition("/")[2] for path in cut} == {
-        path.name for path in trained.choose().iterdir()
-    }
-
-
-@pytest.mark.engines
 def test_the_url_of_another_run_is_refused(ranks, bucket, tmp_path):
     Trained(ranks, tmp_path / "one").save(1)
     other = Trained(ranks, tmp_path / "two")
@@ -267,7 +214,6 @@ def test_the_url_of_another_run_is_refused(ranks, bucket, tmp_path):
         restore_run(other.run, other.store)
 
 
-@pytest.mark.engines
 def test_training_waits_for_one_upload_only_when_the_next_begins(
     ranks, bucket, tmp_path, monkeypatch
 ):
@@ -289,7 +235,7 @@ def test_training_waits_for_one_upload_only_when_the_next_begins(
         upload_join()
 
     monkeypatch.setattr(Folder, "write", write_when_open)
-    monkeypatch.setattr("trainer.checkpoints.saver.WORTH_SAYING_SECONDS", 0.1)
+    monkeypatch.setattr("trainer.checkpoints.write.WORTH_SAYING_SECONDS", 0.1)
     trained.train(2)
     trained.saver.save({"step": 2}, trained.engine, trained.optimizer)
     at_save = trained.weights()
@@ -308,7 +254,6 @@ def test_training_waits_for_one_upload_only_when_the_next_begins(
     assert torch.equal(trained.weights(), at_save)
 
 
-@pytest.mark.engines
 @pytest.mark.parametrize("name", ["{outside}/absolute", "../../outside/up", "..", "a/b", ""])
 def test_a_marker_that_names_files_elsewhere_writes_nothing_there(ranks, bucket, tmp_path, name):
     trained = Trained(ranks, tmp_path / "run")
@@ -322,10 +267,8 @@ def test_a_marker_that_names_files_elsewhere_writes_nothing_there(ranks, bucket,
     bucket.pipe_file(marker, json.dumps({"files": files | {name: files["state.json"]}}).encode())
     if name:
         bucket.pipe_file(f"/bucket/run/checkpoints/step-00000002/{name}", b"planted")
-    with pytest.raises(
-        ValueError,
-        match=r"memory:///?bucket/run/checkpoints/step-00000002/COMMITTED: found the name",
-    ):
+    said = r"memory:///?bucket/run/checkpoints/step-00000002/COMMITTED: found the name"
+    with pytest.raises(ValueError, match=said):
         trained.store.fetch_checkpoint("step-00000002", trained.run.checkpoints)
     assert list(outside.iterdir()) == []
     found = {
@@ -336,7 +279,6 @@ def test_a_marker_that_names_files_elsewhere_writes_nothing_there(ranks, bucket,
     }
 
 
-@pytest.mark.engines
 def test_what_is_no_checkpoint_at_the_url_stays(ranks, bucket, tmp_path):
     for name in ("notes/a.txt", "step-١٢٣٤٥٦٧٨/a", "step-00000001.bak/COMMITTED"):
         bucket.pipe_file(f"/bucket/run/checkpoints/{name}", b"mine")

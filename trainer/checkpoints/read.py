@@ -9,19 +9,23 @@
 No pickle anywhere. Generators are keyed to the step, so there is no random state to save.
 """
 
+import contextlib
 import hashlib
 import json
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 
+from pipeline.storage.local import make_durable
 from pipeline.storage.names import require_plain
-from trainer.engine.partitions import refresh_weights
+from trainer.engine.zero import refresh_weights
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.process.ranks import Ranks, together
 from trainer.runs.json_files import parse_object
@@ -50,16 +54,20 @@ def find_checkpoints(checkpoints: Path) -> tuple[list[Path], list[Path]]:
     return finished, [path for path in folders if path not in finished]
 
 
-def newest_checkpoint(checkpoints: Path) -> Path:
-    """The newest committed checkpoint; a FileNotFoundError where there is none."""
+def remove_old(checkpoints: Path, keep: int) -> None:
+    """Deletes all but the newest `keep` (0 keeps all) and what older saves left. Rank 0 only."""
     finished, unfinished = find_checkpoints(checkpoints)
-    if not finished:
-        names = ", ".join(path.name for path in unfinished)
-        others = f" (unfinished: {names})" if unfinished else ""
-        raise FileNotFoundError(
-            f"no committed checkpoint in {checkpoints}{others}; train first, or give another run"
-        )
-    return finished[-1]
+    remove_folders(*unfinished, *(finished[:-keep] if keep else []))
+
+
+def remove_folders(*folders: Path) -> None:
+    """Deletes checkpoints, the marker first: one cut short must not look whole."""
+    for folder in folders:
+        if folder.is_dir():
+            (folder / COMMITTED).unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # another rank was quicker
+                make_durable(folder)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -75,10 +83,7 @@ def read_state(path: Path) -> dict[str, Any]:
 def load_checkpoint(
     path: Path, engine: Any, optimizer: ShardedOptimizer, ranks: Ranks
 ) -> dict[str, Any]:
-    """Restores weights and optimizer states, and returns state.json; called by all ranks.
-
-    A file that any rank needs and that is damaged is a ValueError on all of them.
-    """
+    """Restores weights and optimizer states, and returns state.json; called by all ranks."""
     with together(ranks):
         state = read_state(path)
         _read_fragments(path, state["fragments"], optimizer)
@@ -90,8 +95,7 @@ def load_checkpoint(
 def read_weights(path: Path) -> dict[str, Tensor]:
     """The model's weights on the CPU, by parameter name, checked against COMMITTED."""
     verify_file(path, MODEL)
-    with safe_open(path / MODEL, "pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
+    return load_file(path / MODEL)
 
 
 def read_states(path: Path) -> dict[str, dict[str, Tensor]]:
@@ -100,28 +104,27 @@ def read_states(path: Path) -> dict[str, dict[str, Tensor]]:
     states = {"fp32": {name: each.float() for name, each in weights.items()}}
     for name, pieces in read_state(path)["fragments"].items():
         verify_file(path, name)
-        with safe_open(path / name, "pt") as file:
-            for key in file.keys():  # noqa: SIM118  (not a mapping)
-                kind, _, parameter = key.partition("/")
-                start, numel = pieces[parameter]
-                empty = torch.empty(weights[parameter].shape)
-                whole = states.setdefault(kind, {}).setdefault(parameter, empty)
-                whole.view(-1)[start : start + numel] = file.get_tensor(key)
+        for key, piece in load_file(path / name).items():
+            kind, _, parameter = key.partition("/")
+            start, numel = pieces[parameter]
+            empty = torch.empty(weights[parameter].shape)
+            whole = states.setdefault(kind, {}).setdefault(parameter, empty)
+            whole.view(-1)[start : start + numel] = piece
     return states
 
 
-def read_marker(path: Path) -> dict[str, dict[str, Any]]:
-    """Bytes and sha256 of a checkpoint's files by plain names, from COMMITTED."""
+def read_marker(path: Path, where: str | None = None) -> dict[str, dict[str, Any]]:
+    """Bytes and sha256 of files by plain names, from the COMMITTED of a path or of `where`."""
+    place = f"{where or path}/{COMMITTED}"
     try:
         files = json.loads((path / COMMITTED).read_bytes())["files"].items()
         described = {name: {key: each[key] for key in ("bytes", "sha256")} for name, each in files}
     except FileNotFoundError as error:
-        raise ValueError(f"{error.filename} is missing; {_remedy(path)}") from error
+        raise ValueError(f"{place} is missing; {_remedy(where or path)}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{path / COMMITTED} does not describe {STATE} ({error!r}); {_remedy(path)}"
-        ) from error
-    require_plain(described, str(path / COMMITTED))
+        fault = f"{place} does not describe {STATE} ({error!r})"
+        raise ValueError(f"{fault}; {_remedy(where or path)}") from error
+    require_plain(described, place)
     return described
 
 
@@ -164,10 +167,9 @@ def verify_file(path: Path, name: str) -> None:
     except FileNotFoundError as error:
         raise ValueError(f"{error.filename} is missing; {_remedy(path)}") from error
     for key, value in found.items():
-        if value != files[name][key]:
-            raise ValueError(
-                f"{path / name}: {key} is {value}, {COMMITTED} says {files[name][key]}; {_remedy(path)}"
-            )
+        if value != (expected := files[name][key]):
+            differ = f"{key} is {value}, {COMMITTED} says {expected}"
+            raise ValueError(f"{path / name}: {differ}; {_remedy(path)}")
 
 
 def describe_file(path: Path) -> dict[str, Any]:
@@ -177,8 +179,8 @@ def describe_file(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": digest}
 
 
-def _remedy(path: Path) -> str:
+def _remedy(path: Path | str) -> str:
     return (
-        f"the checkpoint is damaged: restore it; or delete the folder {path}, or give --checkpoint.skip_damaged true, "
-        "to go back to the one before"
+        f"the checkpoint is damaged: restore it; or delete the folder {path}, or give "
+        "--checkpoint.skip_damaged true, to go back to the one before"
     )

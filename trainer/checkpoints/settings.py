@@ -10,8 +10,6 @@ class CheckpointSettings:
     Attributes:
         interval: Optimizer steps between two checkpoints; 0 saves at the end of each phase only.
         keep: How many of the newest checkpoints stay; 0 keeps all.
-        keep_every: Checkpoints of steps that are multiples of this stay as well; 0 keeps none
-            besides the newest.
         url: Folder at an fsspec URL, such as s3://bucket/run, that checkpoints of this run alone
             are uploaded to while training goes on. A run whose disk is lost continues from it; null
             keeps them in `output` only.
@@ -21,11 +19,10 @@ class CheckpointSettings:
 
     interval: int = 1_000
     keep: int = 3
-    keep_every: int = 0
     url: str | None = None
     skip_damaged: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("interval", "keep", "keep_every"):
+        for name in ("interval", "keep"):
             if (value := getattr(self, name)) < 0:
                 raise ValueError(f"checkpoint.{name} is {value}; it must be at least 0")

@@ -11,8 +11,7 @@ from typing import Any
 from pipeline.storage.faults import StorageError
 from pipeline.storage.folder import Folder
 from pipeline.storage.local import make_durable, replace_file
-from trainer.checkpoints.read import COMMITTED, is_checkpoint, read_marker
-from trainer.checkpoints.write import remove_folders, superseded
+from trainer.checkpoints.read import COMMITTED, is_checkpoint, read_marker, remove_folders
 from trainer.runs.run_folder import CONFIG, RUN_FACTS, VOCABULARY_HASHES, RunFolder, parse_facts
 
 CHECKPOINTS = "checkpoints"
@@ -21,10 +20,9 @@ RUN_FILES = (RUN_FACTS, CONFIG, *VOCABULARY_HASHES)
 
 
 class CheckpointStore:
-    """Where a run's checkpoints are uploaded to and come back from."""
+    """Where a run's checkpoints are uploaded to and come back from: a URL of this run alone."""
 
     def __init__(self, url: str, storage_options: Mapping[str, Any] | None = None) -> None:
-        """Takes a URL of this run alone, and options of its filesystem; asks the store nothing."""
         self.url = url.rstrip("/")
         self._folder = Folder(url, storage_options)
 
@@ -47,9 +45,10 @@ class CheckpointStore:
             try:
                 self._folder.write(f"{CHECKPOINTS}/{checkpoint}/{name}", folder / name)
             except StorageError as error:
-                raise StorageError(
-                    f"{error}; the checkpoint {checkpoint} was not uploaded, those before it are untouched"
-                ) from error
+                result = (
+                    f"the checkpoint {checkpoint} was not uploaded, those before it are untouched"
+                )
+                raise StorageError(f"{error}; {result}") from error
 
     def upload_run(self, run: RunFolder) -> None:
         """Uploads what says which run it is, and its rows of metrics up to now."""
@@ -76,16 +75,16 @@ class CheckpointStore:
         self, name: str, checkpoints: Path, files: Iterable[str] | None = None
     ) -> Path:
         """Downloads a checkpoint, or some files; its folder appears when all are there."""
-        folder = checkpoints / f"{name}.tmp"
+        folder, url = checkpoints / f"{name}.tmp", self.locate(f"{CHECKPOINTS}/{name}")
         remove_folders(checkpoints / name, folder)
         folder.mkdir(parents=True)
         try:
             self._folder.download(f"{CHECKPOINTS}/{name}/{COMMITTED}", folder / COMMITTED)
-            for file in self._described(name, folder) if files is None else files:
+            for file in read_marker(folder, url) if files is None else files:
                 self._folder.download(f"{CHECKPOINTS}/{name}/{file}", folder / file)
         except FileNotFoundError as error:
             raise ValueError(
-                f"{self.locate(f'{CHECKPOINTS}/{name}')} is damaged, a file is missing: {error}; restore it, or give "
+                f"{url} is damaged, a file is missing: {error}; restore it, or give "
                 "--checkpoint.skip_damaged true to go back to the one before"
             ) from error
         if files is None:  # a checkpoint of this disk from now on
@@ -100,20 +99,11 @@ class CheckpointStore:
             folder.remove([COMMITTED])
             folder.remove(folder.list())
 
-    def remove_old(self, keep: int, keep_every: int) -> None:
-        """Deletes superseded checkpoints and uploads that never ended."""
+    def remove_old(self, keep: int) -> None:
+        """Deletes all but the newest `keep` (0 keeps all) and uploads that never ended."""
         finished, unfinished = self.list_checkpoints()
-        self.remove_checkpoints([*unfinished, *superseded(finished, keep, keep_every)])
+        self.remove_checkpoints([*unfinished, *(finished[:-keep] if keep else [])])
 
     def disown(self, name: str) -> None:
         """Takes a damaged checkpoint's marker away, so that it does not count any more."""
         (self._folder / f"{CHECKPOINTS}/{name}").remove([COMMITTED])
-
-    def _described(self, name: str, folder: Path) -> Iterable[str]:
-        """The files of a checkpoint whose marker is here; errors name the marker at the URL."""
-        try:
-            return read_marker(folder)
-        except ValueError as error:
-            raise ValueError(
-                str(error).replace(str(folder), self.locate(f"{CHECKPOINTS}/{name}"))
-            ) from error

@@ -1,15 +1,17 @@
-"""Writing a checkpoint: copied in memory while training waits, then written, hashed and committed.
+"""Saving: a step waits for a copy in memory; a thread of each rank writes, hashes and uploads it.
 
 The folder is made as `step-00000600.tmp` and renamed when it is whole. A node that does not see
-rank 0's folder keeps its own ranks' pieces in a folder of that name until they are uploaded.
+rank 0's folder keeps its own ranks' pieces in such a folder until they are uploaded.
 """
 
-import contextlib
+import dataclasses
 import json
-import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -26,29 +28,31 @@ from trainer.checkpoints.read import (
     MODEL,
     STATE,
     describe_file,
-    find_checkpoints,
-    step_of,
+    remove_folders,
+    remove_old,
 )
-from trainer.engine.partitions import iterate_weights
+from trainer.checkpoints.settings import CheckpointSettings
+from trainer.checkpoints.store import CheckpointStore
+from trainer.engine.zero import iterate_weights
 from trainer.optim.sharded import Fragment, ShardedOptimizer
 from trainer.process.ranks import Ranks, together
+from trainer.runs.run_folder import RunFolder
+
+LONGEST_UPLOAD = timedelta(days=1)
+WORTH_SAYING_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What one rank writes of a checkpoint, in memory that training no longer changes.
-
-    Attributes:
-        position: JSON values that a resume needs beside tensors; "step" names the folder.
-        num_updates: Updates that the optimizer has made.
-        files: Tensors by name, of every file this rank writes.
-        pieces: {file: {parameter: [start, numel]}} of this rank's fragments.
-    """
+    """What one rank writes of a checkpoint, in memory that training no longer changes."""
 
     position: Mapping[str, Any]
+    """JSON values that a resume needs beside tensors; "step" names the folder."""
     num_updates: int
     files: Mapping[str, Mapping[str, Tensor]]
+    """Tensors by name, of every file this rank writes."""
     pieces: Mapping[str, Mapping[str, list[int]]]
+    """{file: {parameter: [start, numel]}} of this rank's fragments."""
 
     @property
     def name(self) -> str:
@@ -56,41 +60,34 @@ class Snapshot:
         return f"step-{self.position['step']:08d}"
 
 
-class HostCopies:
-    """Copies of tensors in memory that is kept: new memory costs several times the copying."""
-
-    def __init__(self) -> None:
-        self._kept: dict[str, Tensor] = {}
-
-    def copy(self, name: str, tensor: Tensor) -> Tensor:
-        """The tensor's copy, which holds until the next of this name."""
-        kept = self._kept.get(name)
-        if kept is None or kept.shape != tensor.shape or kept.dtype != tensor.dtype:
-            kept = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-            self._kept[name] = kept
-        return kept.copy_(tensor.detach())
-
-
 def take_snapshot(
     position: Mapping[str, Any],
     engine: Any,
     optimizer: ShardedOptimizer,
     ranks: Ranks,
-    copies: HostCopies,
+    copies: dict[str, Tensor],
 ) -> Snapshot:
-    """Copies what this rank writes; all ranks call it, as under ZeRO-3 they gather the weights."""
-    files: dict[str, dict[str, Tensor]] = {}
+    """Copies what this rank writes into kept memory; all ranks call it, as ZeRO-3 gathers."""
+
+    def copy(name: str, tensor: Tensor) -> Tensor:
+        if name not in copies:
+            copies[name] = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+        return copies[name].copy_(tensor.detach())
+
+    def copy_piece(kind: str, piece: Fragment) -> Tensor:
+        whole = weights.get(piece.name)
+        if kind == "fp32" and whole is not None and whole.dtype == torch.float32:
+            return whole.view(-1).narrow(0, piece.start, piece.numel)  # copied already
+        return copy(f"{kind}/{piece.name}", piece.of(optimizer.tensors(kind)))
+
+    weights = {key: copy(f"{MODEL}/{key}", each) for key, each in iterate_weights(engine, ranks)}
+    files = {MODEL: weights} if ranks.rank == 0 else {}
     pieces: dict[str, dict[str, list[int]]] = {}
-    weights = {
-        key: copies.copy(f"{MODEL}/{key}", each) for key, each in iterate_weights(engine, ranks)
-    }
-    if ranks.rank == 0:
-        files[MODEL] = weights
     if optimizer.is_partitioned or ranks.rank == 0:  # otherwise every rank holds everything
         num_files = ranks.world_size if optimizer.is_partitioned else 1
         name = f"fragments-{ranks.rank:05d}-of-{num_files:05d}.safetensors"
         files[name] = {
-            f"{kind}/{piece.name}": _copy_piece(kind, piece, optimizer, weights, copies)
+            f"{kind}/{piece.name}": copy_piece(kind, piece)
             for kind in ("fp32", *optimizer.state_names)
             for piece in optimizer.fragments
         }
@@ -98,26 +95,8 @@ def take_snapshot(
     return Snapshot(dict(position), optimizer.num_updates, files, pieces)
 
 
-def _copy_piece(
-    kind: str,
-    piece: Fragment,
-    optimizer: ShardedOptimizer,
-    weights: Mapping[str, Tensor],
-    copies: HostCopies,
-) -> Tensor:
-    """A piece of a state, or of the weights, for which the model's fp32 copy serves."""
-    whole = weights.get(piece.name)
-    if kind == "fp32" and whole is not None and whole.dtype == torch.float32:
-        return whole.view(-1).narrow(0, piece.start, piece.numel)
-    return copies.copy(f"{kind}/{piece.name}", piece.of(optimizer.tensors(kind)))
-
-
 def write_snapshot(checkpoints: Path, snapshot: Snapshot, ranks: Ranks) -> Path:
-    """Writes and commits a checkpoint, and returns the folder where this rank's files lie.
-
-    Called by all ranks, whose group must be free for this alone. What any rank could not write is
-    raised on all of them.
-    """
+    """Writes and commits a checkpoint, called by all ranks; the folder of this rank's files."""
     final = checkpoints / snapshot.name
     folder = final.with_suffix(".tmp")
     with together(ranks):
@@ -137,32 +116,6 @@ def write_snapshot(checkpoints: Path, snapshot: Snapshot, ranks: Ranks) -> Path:
     return final if final.is_dir() else folder
 
 
-def superseded(names: list[str], keep: int, keep_every: int) -> list[str]:
-    """Checkpoints, oldest first, that may go: all but the newest `keep` (0 keeps all).
-
-    Multiples of `keep_every`, unless that is 0, stay too.
-    """
-    old = names[:-keep] if keep else []
-    return [name for name in old if not keep_every or step_of(name) % keep_every]
-
-
-def remove_old(checkpoints: Path, keep: int, keep_every: int = 0) -> None:
-    """Deletes superseded checkpoints and what older saves left. Rank 0 only."""
-    finished, unfinished = find_checkpoints(checkpoints)
-    names = superseded([path.name for path in finished], keep, keep_every)
-    remove_folders(*unfinished, *(checkpoints / name for name in names))
-
-
-def remove_folders(*folders: Path) -> None:
-    """Deletes checkpoints, the marker first: one cut short must not look whole."""
-    for folder in folders:
-        if folder.is_dir():
-            (folder / COMMITTED).unlink(missing_ok=True)
-            with contextlib.suppress(FileNotFoundError):  # another rank was quicker
-                make_durable(folder)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     try:
         save_file(dict(tensors), path, {"format": "pt"})
@@ -175,11 +128,7 @@ def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def _commit(
-    folder: Path,
-    final: Path,
-    snapshot: Snapshot,
-    files: dict[str, dict[str, Any]],
-    pieces: Mapping[str, Any],
+    folder: Path, final: Path, snapshot: Snapshot, files: dict[str, Any], pieces: dict[str, Any]
 ) -> None:
     """Writes state.json, then COMMITTED when all else is on the disk, and renames the folder."""
     of_tensors = {"num_updates": snapshot.num_updates, "fragments": pieces}
@@ -193,3 +142,77 @@ def _commit(
     make_durable(folder)
     folder.rename(final)
     make_durable(final.parent)
+
+
+@dataclass
+class CheckpointSaver:
+    """Takes snapshots and has them written and uploaded; made and used alike by all ranks."""
+
+    run: RunFolder
+    settings: CheckpointSettings
+    ranks: Ranks
+    store: CheckpointStore | None
+    say: Callable[[str], None]
+    _copies: dict[str, Tensor] = field(default_factory=dict)
+    _thread: Thread | None = None
+    _failure: BaseException | None = None
+    _in_flight: str = ""
+
+    def __post_init__(self) -> None:
+        group = torch.distributed.new_group(backend="gloo", timeout=LONGEST_UPLOAD)
+        # Connects now: a launcher that is lost may take the addresses with it.
+        torch.distributed.barrier(group=group)
+        self.ranks = dataclasses.replace(self.ranks, counts_group=group)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the last save failed on this rank; the others learn of it in `finish`."""
+        return self._failure is not None
+
+    def prepare(self, engine: Any, optimizer: ShardedOptimizer) -> None:
+        """Makes the memory that copies take, so that the first save is as quick as the others."""
+        take_snapshot({}, engine, optimizer, self.ranks, self._copies)
+
+    def save(self, position: Mapping[str, Any], engine: Any, optimizer: ShardedOptimizer) -> None:
+        """Saves in the background, called by all ranks at the same step; raises as `finish`."""
+        self.finish()
+        snapshot = take_snapshot(position, engine, optimizer, self.ranks, self._copies)
+        self._in_flight = snapshot.name
+        self._thread = Thread(target=self._write, args=(snapshot,), name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Waits for what is in flight; an OSError or ValueError of it is raised on all ranks."""
+        began = time.monotonic()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if (waited := time.monotonic() - began) > WORTH_SAYING_SECONDS:
+            done = "written and uploaded" if self.store else "written"
+            self.say(f"waited {waited:.1f} s until {self._in_flight} was {done}")
+        if self._failure is not None:
+            raise self._failure
+
+    def _write(self, snapshot: Snapshot) -> None:
+        try:
+            folder = write_snapshot(self.run.checkpoints, snapshot, self.ranks)
+            if self.store is not None:
+                self._upload(self.store, folder, snapshot)
+            with together(self.ranks):
+                if self.ranks.rank == 0:
+                    remove_old(self.run.checkpoints, self.settings.keep)
+                elif folder.suffix:
+                    remove_folders(folder)  # pieces of a node that does not see rank 0's folder
+        except BaseException as failure:  # noqa: BLE001 - raised by finish()
+            self._failure = failure
+
+    def _upload(self, store: CheckpointStore, folder: Path, snapshot: Snapshot) -> None:
+        is_first = self.ranks.rank == 0
+        with together(self.ranks):
+            store.upload(folder, snapshot.name, [*snapshot.files, *[STATE] * is_first])
+            if is_first:
+                store.upload_run(self.run)
+        with together(self.ranks):
+            if is_first:
+                store.upload(folder, snapshot.name, [COMMITTED])
+                store.remove_old(self.settings.keep)

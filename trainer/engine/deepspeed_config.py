@@ -9,48 +9,41 @@ from typing import Any
 
 LARGEST_BUCKET = 2**25
 """Elements that DeepSpeed reduces at once, 128 MiB in fp32; its 5e8 copies all gradients."""
-# Keys of the file and of its zero_optimization: what DeepSpeed is given as it stands there, what
-# becomes a setting of the run, and what the trainer decides, as it changes nothing that is trained.
+# Keys of the file and of its zero_optimization that DeepSpeed is given as they stand there.
 _PASSED = re.compile(
     "comms_logger|flops_profiler|wall_clock_breakdown|memory_breakdown|reduce_bucket_size"
     "|allgather_bucket_size|reduce_scatter|overlap_comm|contiguous_gradients|parameter_alignment"
     "|use_multi_rank_bucket_allreduce|round_robin_gradients|stage3_(max|prefetch|param)_.*"
 )
-_MAPPED = re.compile(
-    "zero_optimization|stage|bf16|gradient_clipping|optimizer|scheduler|train_batch_size"
-    "|train_micro_batch_size_per_gpu|gradient_accumulation_steps"
-)
-_DECIDED = re.compile(
-    "steps_per_print|zero_allow_untested_optimizer|zero_force_ds_cpu_optimizer|sub_group_size"
+# With them those that settings of the run say, and those that change nothing that is trained.
+_KNOWN = re.compile(
+    f"{_PASSED.pattern}|zero_optimization|stage|bf16|gradient_clipping|optimizer|scheduler"
+    "|train_batch_size|train_micro_batch_size_per_gpu|gradient_accumulation_steps|steps_per_print"
+    "|zero_allow_untested_optimizer|zero_force_ds_cpu_optimizer|sub_group_size"
     "|allgather_partitions|load_from_fp32_weights|elastic_checkpoint|stage3_gather_.*"
 )
-_REASONS = {
-    "fp16|amp|torch_autocast": "there is no loss scaling here; use bf16",
-    "offload_.*|cpu_offload.*|aio": "what ZeRO partitions stays on its device",
-    "communication_data_type|data_types|prescale_.*|gradient_predivide_factor"
-    "|zero_quantized_.*|zero_hpz_.*|mics_.*": "gradients are summed and reduced in fp32, whole",
-    "curriculum_learning|data_.*": "the dataset decides which instance comes when",
-    "progressive_layer_drop|eigenvalue|quantize_training|compression_training|sparse_.*"
-    "|hybrid_engine": "the model is BERT as it stands",
-    "tensor_parallel|sequence_parallel_size|pipeline|moe": "ranks share the data alone",
-    "activation_checkpointing": "--activation_checkpointing computes layers again",
-    "tensorboard|wandb|csv_monitor|comet": "TensorBoard's curves are written, and --wandb has others",
-    "checkpoint|elasticity": "checkpoints are ours, and continue on any number of ranks",
-    "autotuning": "`plan` says what fits",
-    ".*": "it is not known here",
+# Keys of the file with their sections, and the settings that say the same.
+_SAME = {
+    "zero_optimization.stage": "zero_stage",
+    "bf16.enabled": "precision",
+    "gradient_clipping": "optimizer.max_grad_norm",
+    "optimizer.type": "optimizer.name",
+    "optimizer.params.betas.0": "optimizer.beta1",
+    "optimizer.params.betas.1": "optimizer.beta2",
+    "optimizer.params.lr": "peak_lr",
+    "optimizer.params.eps": "optimizer.eps",
+    "optimizer.params.weight_decay": "optimizer.weight_decay",
+    "optimizer.params.bias_correction": "optimizer.bias_correction",
+    "optimizer.params.max_grad_norm": "optimizer.max_grad_norm",
+    "scheduler.params.warmup_num_steps": "warmup_steps",
+    "scheduler.params.warmup_max_lr": "peak_lr",
+    "scheduler.params.total_num_steps": "steps",
+    "scheduler.type": "decay_power",
 }
-_OPTIMIZERS = {"adamw": "adamw", "adam": "adamw", "lamb": "lamb"}
-_OF_OPTIMIZER = {
-    "lr": "peak_lr",
-    "eps": "optimizer.eps",
-    "weight_decay": "optimizer.weight_decay",
-    "bias_correction": "optimizer.bias_correction",
-    "max_grad_norm": "optimizer.max_grad_norm",
-}
-_OF_SCHEDULE = {
-    "warmup_num_steps": "warmup_steps",
-    "warmup_max_lr": "peak_lr",
-    "total_num_steps": "steps",
+_VALUES: dict[str, dict[str, Any]] = {
+    "precision": {"True": "bf16", "False": "fp32"},
+    "optimizer.name": {"AdamW": "adamw", "Adam": "adamw", "Lamb": "lamb"},
+    "decay_power": {"WarmupLR": 0.0, "WarmupDecayLR": 1.0},
 }
 _BATCHES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 _OF_PHASES = ("global_batch", "peak_lr", "steps", "warmup_steps", "decay_power", "end_lr")
@@ -61,28 +54,23 @@ Found = Iterator[tuple[str, Any, str]]  # our key, the value, the file's key
 def read_deepspeed_file(path: str | None) -> dict[str, Any]:
     """What DeepSpeed is given of a ds_config.json; nothing without a file."""
     said = _read(path) if path is not None else {}
-    zero = {key: each for key, each in said.get("zero_optimization", {}).items() if _passes(key)}
-    passed = {key: each for key, each in said.items() if _passes(key)}
-    return passed | ({"zero_optimization": zero} if zero else {})
+    zero = _passed(said.get("zero_optimization", {}))
+    return _passed(said) | ({"zero_optimization": zero} if zero else {})
 
 
-def _passes(key: str) -> bool:
-    return _PASSED.fullmatch(key) is not None
+def _passed(said: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: each for key, each in said.items() if _PASSED.fullmatch(key) and each != "auto"}
 
 
 def settings_of_file(
     path: str, in_files: Mapping[str, Any], flags: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Settings that a ds_config.json gives where neither a flag nor a file of `--config` does.
-
-    What it says otherwise than such a file is refused; a flag is stronger than either.
-    """
+    """Settings of a ds_config.json that no flag gives; no file of `--config` may say otherwise."""
     count = in_files["phases"].value if "phases" in in_files else 1
     phases = [f"phases[{index}]." for index in range(count)]
     lengths = [in_files[f"{each}seq_len"].value for each in phases if f"{each}seq_len" in in_files]
-    world_size = os.environ.get("WORLD_SIZE", "1")
-    if "world_size" in flags:  # of a plan
-        world_size = flags["world_size"].value
+    of_plan = flags.get("world_size")
+    world_size = of_plan.value if of_plan else os.environ.get("WORLD_SIZE", "1")
     everything = _find(_read(path), int(world_size), max(lengths, default=0))
     filled: dict[str, Any] = {}
     faults = []
@@ -95,9 +83,8 @@ def settings_of_file(
             if found is None:
                 filled[target] = value
             elif found not in (value, [value]):
-                faults.append(
-                    f"{where}{target} is {found}, {path} says {value} by {name}; give --{key} to choose"
-                )
+                said = f"{target} is {found}, {path} says {value} by {name}"
+                faults.append(f"{where}{said}; give --{key} to choose")
     if faults:
         raise ValueError("\n".join(faults))
     return filled
@@ -113,7 +100,7 @@ def _given(target: str, in_files: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def _read(path: str) -> dict[str, Any]:
-    """The file without what is "auto"; refuses what has no meaning here."""
+    """The file; refuses what has no meaning here."""
     try:
         said = json.loads(Path(path).read_bytes())
     except json.JSONDecodeError as error:
@@ -122,18 +109,17 @@ def _read(path: str) -> dict[str, Any]:
     if isinstance(zero, bool):
         zero = {"stage": int(zero)}
     if not isinstance(zero, dict):
-        raise ValueError(f"{path}: found {str(said)[:60]}, expected the settings of DeepSpeed")  # noqa: TRY004
-    faults = []
-    for name, value in {**said, **{f"zero_optimization.{key}": zero[key] for key in zero}}.items():
-        leaf = name.removeprefix("zero_optimization.")
-        if any(known.fullmatch(leaf) for known in (_PASSED, _MAPPED, _DECIDED)):
-            continue
-        known, reason = next(each for each in _REASONS.items() if re.fullmatch(each[0], leaf))
-        if known == ".*" or not _is_off(value):
-            faults.append(f"{path} sets {name}: {reason}")
+        found = str(said)[:60]
+        raise ValueError(f"{path}: found {found}, expected the settings of DeepSpeed")  # noqa: TRY004
+    faults = [
+        f"{path} sets {section}{key}, which has no place here; leave it out"
+        for section, keys in (("", said), ("zero_optimization.", zero))
+        for key, value in keys.items()
+        if not _KNOWN.fullmatch(key) and not _is_off(value)
+    ]
     if faults:
         raise ValueError("\n".join(faults))
-    return dict(_without_auto({**said, "zero_optimization": zero}))
+    return {**said, "zero_optimization": zero}
 
 
 def _is_off(value: Any) -> bool:
@@ -144,24 +130,27 @@ def _is_off(value: Any) -> bool:
     return value is not True and value in (None, False, 0, 1, "none", "auto", "fp32")
 
 
-def _without_auto(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    return {name: _without_auto(each) for name, each in value.items() if each != "auto"}
+def _flatten(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """What is said in sections and lists, under names such as optimizer.params.betas.0."""
+    if isinstance(value, dict | list):
+        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _flatten(each, f"{name}.{key}" if name else str(key))
+    elif value != "auto":
+        yield name, value
 
 
 def _find(said: Mapping[str, Any], world_size: int, seq_len: int) -> Found:
     """What the file says of settings of ours; the last counts of two that are one."""
-    if "stage" in said["zero_optimization"]:
-        yield "zero_stage", said["zero_optimization"]["stage"], "zero_optimization.stage"
-    if "enabled" in said.get("bf16", {}):
-        yield "precision", "bf16" if said["bf16"]["enabled"] else "fp32", "bf16.enabled"
-    if "gradient_clipping" in said:
-        yield "optimizer.max_grad_norm", said["gradient_clipping"], "gradient_clipping"
-    yield from _find_batches([said.get(name) for name in _BATCHES], world_size, seq_len)
-    yield from _find_optimizer(said.get("optimizer", {}))
-    if said.get("scheduler"):
-        yield from _find_schedule(said["scheduler"])
+    flat = dict(_flatten(said, ""))
+    if not any(name.startswith("scheduler.params.") for name in flat):
+        flat.pop("scheduler.type", None)  # all of it was "auto"
+    yield from _find_batches([flat.get(name) for name in _BATCHES], world_size, seq_len)
+    for name in [each for each in _SAME if each in flat]:
+        value, choices = flat[name], _VALUES.get(_SAME[name])
+        if choices is not None and str(value) not in choices:
+            raise ValueError(f"{name} is {value}; choose {', '.join(choices)}")
+        yield _SAME[name], value if choices is None else choices[str(value)], name
+    _check(flat)
 
 
 def _find_batches(said: list[int | None], world_size: int, seq_len: int) -> Found:
@@ -170,8 +159,8 @@ def _find_batches(said: list[int | None], world_size: int, seq_len: int) -> Foun
         product = micro * accumulated * world_size
         if batch not in (None, product):
             raise ValueError(
-                f"train_batch_size is {batch}, but {micro} instances, {accumulated} times on {world_size} ranks, are "
-                f"{product}; leave one of the three out"
+                f"train_batch_size is {batch}, but {micro} instances, {accumulated} times on "
+                f"{world_size} ranks, are {product}; leave one of the three out"
             )
         batch = product
     elif batch and accumulated:
@@ -182,48 +171,27 @@ def _find_batches(said: list[int | None], world_size: int, seq_len: int) -> Foun
         yield "micro_tokens", micro * seq_len, f"{_BATCHES[1]}, {micro} of {seq_len} tokens"
 
 
-def _find_optimizer(said: Mapping[str, Any]) -> Found:
-    kind, params = said.get("type"), dict(said.get("params", {}))
-    if kind is not None and str(kind).lower() not in _OPTIMIZERS:
-        raise ValueError(f"optimizer.type is {kind}; choose AdamW or Lamb")
-    if kind is not None:
-        yield "optimizer.name", _OPTIMIZERS[str(kind).lower()], "optimizer.type"
-    if params.pop("adam_w_mode", True) is False and str(kind).lower() == "adam":
-        raise ValueError("optimizer.params.adam_w_mode is false; weight decay is decoupled here")
-    for name, value in zip(("beta1", "beta2"), params.pop("betas", ()), strict=False):
-        yield f"optimizer.{name}", value, "optimizer.params.betas"
-    for name, value in params.items():
-        if name in _OF_OPTIMIZER:
-            yield _OF_OPTIMIZER[name], value, f"optimizer.params.{name}"
-        elif name not in ("torch_adam", "fused", "foreach") and value is not False:
-            raise ValueError(f"optimizer.params.{name} is {value}; {kind} has no such setting here")
-
-
-def _find_schedule(said: Mapping[str, Any]) -> Found:
-    """A linear warm-up, and a linear decay or none; rates come a step before DeepSpeed's."""
-    kind, params = said.get("type"), said.get("params", {})
-    powers = {"WarmupLR": 0.0, "WarmupDecayLR": 1.0, "WarmupCosineLR": 0.0}
-    if kind not in powers:
-        raise ValueError(f"scheduler.type is {kind}; choose {', '.join(powers)}")
-    if kind == "WarmupCosineLR" and params.get("cos_min_ratio") != 1:
-        raise ValueError("scheduler.type is WarmupCosineLR; the decay here is a power, no cosine")
-    for name in ("warmup_min_lr", "warmup_min_ratio"):
-        if params.get(name):
-            raise ValueError(f"scheduler.params.{name} is {params[name]}; a warm-up begins at 0")
-    if "warmup_num_steps" in params and params.get("warmup_type", "log") != "linear":
+def _check(flat: Mapping[str, Any]) -> None:
+    """Refuses updates and schedules that are others here."""
+    kind = str(flat.get("optimizer.type"))
+    for name, value in flat.items():
+        section, _, leaf = name.rpartition(".")
+        if leaf == "adam_w_mode" and kind == "Adam" and value is False:
+            raise ValueError(f"{name} is false; weight decay is decoupled here")
+        is_free = leaf in ("torch_adam", "fused", "foreach", "adam_w_mode") or value is False
+        if section == "optimizer.params" and name not in _SAME and not is_free:
+            raise ValueError(f"{name} is {value}; {kind} has no such setting here")
+        if leaf == "warmup_min_lr" and value:
+            raise ValueError(f"{name} is {value}; a warm-up begins at 0")
+    form = flat.get("scheduler.params.warmup_type", "log")
+    if form == "log" and "scheduler.params.warmup_num_steps" in flat:
         raise ValueError('scheduler.params.warmup_type is log, as where it is unsaid; say "linear"')
-    for name, ours in _OF_SCHEDULE.items():
-        if name in params:
-            yield ours, params[name], f"scheduler.params.{name}"
-    if params:
-        yield "decay_power", powers[kind], "scheduler.type"
 
 
 def deepspeed_config(chosen: dict[str, Any], zero_stage: int, precision: str) -> dict[str, Any]:
     """DeepSpeed's settings: the person's choices and ours, at a zero_stage of 0 to 3.
 
-    Gradients are summed and reduced in fp32 in bf16 too, because bf16 sums, which are DeepSpeed's
-    default, were off by 0.84 % over 64 micro-batches.
+    Gradients are summed and reduced in fp32 always: sums in bf16 were off by 0.84 % over 64 passes.
     """
     if precision == "bf16" and zero_stage == 0:
         raise ValueError(

@@ -20,10 +20,9 @@ from trainer.process.ranks import Ranks
 class StepCounts:
     """What all ranks must know of a step before its first backward pass.
 
-    Counts are of the global batch: all but `num_micro_batches`, the backward passes that every rank
-    makes, and `most_tokens`, those of the rank that has most. Squared tokens are what attention
-    costs. Seconds and bytes are the most of any rank; `drawn` has instances and tokens of every
-    dataset of the mixture.
+    Counts are of the global batch, but `num_micro_batches` are the backward passes of every rank.
+    Seconds, bytes and `most_tokens` are the most of any rank; `drawn` has instances and tokens of
+    every dataset.
     """
 
     num_micro_batches: int
@@ -100,10 +99,7 @@ def train_step(
 
     The loss is MLM sum / masked positions of the global batch + NSP sum / its instances, the latter
     if the objective has it. DeepSpeed averages over ranks, hence the factor; every rank makes the
-    same number of backward passes, or ZeRO-2 would stop.
-
-    Returns:
-        float64 [4] on the device, summed over ranks: MLM loss, NSP loss, MLM hits, NSP hits.
+    same number of backward passes, or ZeRO-2 would stop. Returns `stack_sums` over all ranks.
     """
     missing = counts.num_micro_batches - len(micro_batches)
     totals = torch.zeros(4, dtype=torch.float64, device=ranks.device)
@@ -123,7 +119,7 @@ def train_step(
 
 
 def forward_sums(module: Any, batch: MicroBatch, device: torch.device) -> PretrainingSums:
-    """Loss sums and hits of one micro-batch, by a BertForPreTraining or DeepSpeed's engine around it."""
+    """Loss sums and hits of a micro-batch, by a BertForPreTraining or DeepSpeed's engine of it."""
     batch = to_device(batch, device)
     mlm_logits, nsp_logits = module(batch, batch.masked_positions)
     labels = batch.masked_labels, batch.is_random_next
@@ -131,7 +127,7 @@ def forward_sums(module: Any, batch: MicroBatch, device: torch.device) -> Pretra
 
 
 def stack_sums(sums: PretrainingSums) -> Tensor:
-    """float64 [4]: MLM loss, NSP loss, MLM hits, NSP hits."""
+    """float64 [4] on the device: MLM loss, NSP loss, MLM hits, NSP hits."""
     values = (sums.mlm_nll, sums.nsp_nll, sums.num_mlm_correct, sums.num_nsp_correct)
     return torch.stack([value.detach().double() for value in values])
 

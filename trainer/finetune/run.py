@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from pipeline.storage.local import make_folder, replace_file
 from trainer.conversion.export import export_hf, write_export
-from trainer.engine.partitions import iterate_weights
+from trainer.engine.zero import iterate_weights
 from trainer.finetune import results
 from trainer.finetune.batches import Recipe
 from trainer.finetune.prepare import DataFile, Prepared, begin_model, prepare_data

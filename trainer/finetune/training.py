@@ -9,15 +9,14 @@ import torch.distributed
 from torch import Tensor
 
 from trainer.engine.deepspeed_config import deepspeed_config
-from trainer.engine.start import start_engine
 from trainer.engine.train_step import seed_dropout
+from trainer.engine.zero import start_engine
 from trainer.finetune.batches import Recipe, Step, TaskBatch, cut_items, iterate_steps, pack_items
 from trainer.finetune.settings import FinetuneSettings
 from trainer.finetune.task import Item, Output
 from trainer.model.task_heads import BertForTask, Head, count_losses, task_loss_sum
 from trainer.optim.build_optimizer import build_optimizer
-from trainer.optim.schedule import Schedule
-from trainer.optim.settings import OptimizerSettings
+from trainer.optim.settings import OptimizerSettings, Schedule
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.process.ranks import Ranks
 

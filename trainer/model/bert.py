@@ -1,14 +1,12 @@
 """BERT over packed tokens: no padding anywhere but, on some back ends, inside attention.
 
-Shapes: B sequences, T packed tokens, H hidden, A heads, D head size, V vocabulary, M masked
-positions.
+B sequences, T tokens, H hidden, A heads, D head size, V vocabulary, M masked positions.
 Sources: BERT paper, section 3 and appendix A.2; google-research/bert modeling.py. Residual sums are
 normalised after each sub-layer (post-LN), GELU is the exact one (erf), positions are learned, the
-decoder is tied. With `pre_norm` sub-layers read normalised states and the sums are normalised once,
-at the end (Xiong et al. 2020).
+decoder is tied. With `pre_norm` sums are normalised once, at the end (Xiong et al. 2020).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -47,10 +45,7 @@ class Embeddings(nn.Module):
 
 
 class Layer(nn.Module):
-    """Self-attention, then feed-forward, each with a residual and LayerNorm.
-
-    Query, key and value are separate, as in the reference: LAMB has a trust ratio a parameter.
-    """
+    """Self-attention, then feed-forward; q, k, v are apart, as LAMB has a ratio a parameter."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -99,10 +94,7 @@ class Layer(nn.Module):
 
 
 class BertModel(nn.Module):
-    """The encoder with its pooler: what fine-tuning keeps.
-
-    With `recompute_layers` training keeps only each layer's input, and computes the rest again.
-    """
+    """The encoder with its pooler; `recompute_layers` keeps only each layer's input in training."""
 
     def __init__(self, config: BertConfig, has_pooler: bool = True) -> None:
         """Without the pooler only encode() may be called, as heads that read every token do."""
@@ -160,9 +152,8 @@ class BertForPreTraining(nn.Module):
     def forward(self, inputs: PackedInputs, masked_positions: Tensor) -> tuple[Tensor, Tensor]:
         """Logits of both tasks: MLM [M, V] of the masked positions into T (int64 [M]), NSP [B, 2].
 
-        Class 1 of NSP means that B is random. With T = B = M = 0 the logits are empty and connected
-        to every parameter, whose gradients become zero: ZeRO-2 needs as many backward passes on
-        every rank. A plain tuple, since ZeRO-3's hooks look into no others.
+        Class 1 of NSP means that B is random. Empty logits are connected to every parameter: ZeRO-2
+        needs as many backward passes on every rank. ZeRO-3's hooks look into plain tuples only.
         """
         hidden_TH, pooled_BH = self.bert(inputs)
         masked_MH = hidden_TH.index_select(0, masked_positions)
@@ -170,10 +161,9 @@ class BertForPreTraining(nn.Module):
 
 
 def _embedding(num_rows: int, hidden_size: int) -> nn.Embedding:
-    """A model without initial weights, whose drawing on the meta device takes a second."""
+    """One without initial weights, whose drawing on the meta device takes a second."""
     weight = torch.empty(num_rows, hidden_size)
-    embedding: nn.Embedding = nn.Embedding.from_pretrained(weight, freeze=False)  # type: ignore[no-untyped-call]
-    return embedding
+    return nn.Embedding(num_rows, hidden_size, _weight=weight, _freeze=False)
 
 
 def _layer_norm(config: BertConfig) -> nn.LayerNorm:
@@ -193,8 +183,7 @@ def build_model(config: BertConfig, seed: int) -> BertForPreTraining:
 def initialize_weights(module: nn.Module, initializer_range: float, seed: int) -> None:
     """Draws matrices from a normal cut at two standard deviations (google-research/bert).
 
-    Biases become 0, LayerNorm 1 and 0. Each parameter has a generator of its own, keyed by (seed,
-    name): adding a head changes no other weight.
+    Generators are keyed by (seed, name): adding a head changes no other weight.
     """
     norms = {name for name, each in module.named_modules() if isinstance(each, nn.LayerNorm)}
     for name, parameter in module.named_parameters():
@@ -209,10 +198,7 @@ def initialize_weights(module: nn.Module, initializer_range: float, seed: int) -
 
 
 def _fill_truncated_normal(parameter: Tensor, std: float, generator: torch.Generator) -> None:
-    """Draws those beyond two standard deviations again, as TensorFlow's truncated_normal.
-
-    Five times as fast as nn.init.trunc_normal_, which takes 19 CPU seconds for LARGE.
-    """
+    """Draws outliers again, as TensorFlow does; nn.init.trunc_normal_ takes five times as long."""
     values = parameter.view(-1).normal_(std=std, generator=generator)
     outliers = torch.nonzero(values.abs() > 2 * std).flatten()
     while len(outliers):
@@ -224,20 +210,17 @@ def _fill_truncated_normal(parameter: Tensor, std: float, generator: torch.Gener
 def compile_model(model: BertForPreTraining) -> None:
     """Compiles the model's training passes, in place; those of fewer than 2 tokens stay eager.
 
-    Five functions are compiled: embeddings, what a layer does before attention and after it, the
-    masked-LM head and its loss. Their token counts are symbolic and all layers share their graphs,
-    so a run compiles five times however lengths vary. Attention has a data-dependent layout.
+    Five functions are compiled, all but attention, whose layout depends on data. Token counts are
+    symbolic and layers share graphs, so a run compiles five times however lengths vary.
     """
-    project, finish = _compiled(Layer.project), _compiled(Layer.finish)
-    for layer in model.bert.layers:
-        _replace(layer, "project", project)
-        _replace(layer, "finish", finish)
-    _replace(model.bert.embeddings, "forward", _compiled(Embeddings.forward))
-    _replace(model.mlm_head, "forward", _compiled(MaskedLmHead.forward))
-    _replace(model.mlm_head, "sums", _compiled(MaskedLmHead.sums))
+    _compile([model.bert.embeddings], Embeddings.forward)
+    _compile(model.bert.layers, Layer.project)
+    _compile(model.bert.layers, Layer.finish)
+    _compile([model.mlm_head], MaskedLmHead.forward)
+    _compile([model.mlm_head], MaskedLmHead.sums)
 
 
-def _compiled(method: Callable[..., Any]) -> Callable[..., Any]:
+def _compile(modules: Iterable[nn.Module], method: Callable[..., Any]) -> None:
     compiled = torch.compile(method, dynamic=True)
 
     def call(module: nn.Module, *tensors: torch.Tensor) -> Any:
@@ -245,8 +228,5 @@ def _compiled(method: Callable[..., Any]) -> Callable[..., Any]:
         is_worth_it = module.training and tensors[0].shape[0] > 1
         return (compiled if is_worth_it else method)(module, *tensors)
 
-    return call
-
-
-def _replace(module: nn.Module, name: str, method: Callable[..., Any]) -> None:
-    object.__setattr__(module, name, partial(method, module))
+    for module in modules:
+        object.__setattr__(module, method.__name__, partial(call, module))

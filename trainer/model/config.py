@@ -67,8 +67,7 @@ class ModelSettings:
     Attributes:
         preset: A released size of BERT.
         overrides: Fields of BertConfig (trainer/model/config.py) that differ from the preset's,
-            such as {"hidden_dropout": 0.0}. The vocabulary's size is the dataset's and cannot be
-            set.
+            such as {"hidden_dropout": 0.0}. The vocabulary's size is the dataset's.
     """
 
     preset: Literal["tiny", "mini", "small", "medium", "base", "large"] = "base"
@@ -87,23 +86,14 @@ PRESETS = {
 
 
 def preset(name: str, **overrides: Any) -> BertConfig:
-    """Config of one of Google's sizes, with any field overridden.
-
-    Heads (hidden / 64) and feed-forward width (4 * hidden) follow the hidden size unless they are
-    given. A ValueError names an unknown preset or field, or sizes that do not fit each other.
-    """
+    """One of Google's sizes, with overrides; heads and feed-forward follow the hidden size."""
     if name not in PRESETS:
         raise ValueError(f"model preset {name!r} is unknown; choose one of {', '.join(PRESETS)}")
     _check_overrides(overrides)
-    num_layers, default_hidden_size = PRESETS[name]
-    hidden_size = overrides.get("hidden_size", default_hidden_size)
-    fields = {
-        "num_layers": num_layers,
-        "hidden_size": hidden_size,
-        "num_heads": max(1, hidden_size // HEAD_SIZE),
-        "intermediate_size": 4 * hidden_size,
-    }
-    return BertConfig(**{**fields, **overrides})
+    sizes = dict(zip(("num_layers", "hidden_size"), PRESETS[name], strict=True)) | overrides
+    hidden = sizes["hidden_size"]
+    widths = {"num_heads": max(1, hidden // HEAD_SIZE), "intermediate_size": 4 * hidden}
+    return BertConfig(**{**widths, **sizes})
 
 
 def _check_overrides(overrides: dict[str, Any]) -> None:
@@ -111,11 +101,9 @@ def _check_overrides(overrides: dict[str, Any]) -> None:
     fields = BertConfig.__annotations__
     for name, value in sorted(overrides.items()):
         if name not in fields:
-            near = difflib.get_close_matches(name, fields, n=1)
-            choices = (
-                f"did you mean {near[0]}?" if near else f"the settings are {', '.join(fields)}"
-            )
-            raise ValueError(f"model setting {name} is unknown; {choices}")
+            near = [f"did you mean {each}?" for each in difflib.get_close_matches(name, fields)]
+            hint = near[0] if near else f"the settings are {', '.join(fields)}"
+            raise ValueError(f"model setting {name} is unknown; {hint}")
         kind = fields[name]
         takes = (int, float) if kind is float else kind
         if not isinstance(value, takes) or (isinstance(value, bool) and kind is not bool):

@@ -1,18 +1,13 @@
 """What BERT's mathematics costs, by stated formulas: parameters, operations, and MFU.
 
-Operations are those of matrix products, two for each multiply-add, as NVIDIA and the PaLM paper
-(appendix B) count them. With h hidden, f feed-forward, L layers and V vocabulary, an instance of S
-tokens with m masked positions costs
-    S * 2L(4h^2 + 2hf)  +  4LhS^2  +  m(2h^2 + 2hV)
-forward and three times that in training. Only real tokens count, so padding lowers the MFU and
-recomputing does not raise it.
+As NVIDIA and the PaLM paper (appendix B) count, a multiply-add of a matrix product is two. An
+instance of S tokens and m masked positions costs S * 2L(4h^2 + 2hf) + 4LhS^2 + m(2h^2 + 2hV)
+forward, and three times that in training. Only real tokens count, and recomputing does not.
 """
 
 from dataclasses import dataclass
 
 from trainer.model.config import BertConfig
-
-TRAINING_OVER_FORWARD = 3  # a backward pass makes two products for each one of the forward pass
 
 
 @dataclass(frozen=True)
@@ -30,7 +25,8 @@ def training_flops(config: BertConfig, lengths: Lengths) -> float:
     dense = lengths.tokens * 2 * layers * (4 * h * h + 2 * h * f)
     attention = 4 * layers * h * lengths.squared_tokens
     head = lengths.masked * (2 * h * h + 2 * h * config.vocab_size)
-    return TRAINING_OVER_FORWARD * (dense + attention + head)
+    # A backward pass makes two products for each one of the forward pass.
+    return 3 * (dense + attention + head)
 
 
 def num_parameters(config: BertConfig) -> int:

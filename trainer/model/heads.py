@@ -1,7 +1,7 @@
 """The two pretraining heads: B sequences, M masked positions, H hidden, V vocabulary."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ class MaskedLmHead(nn.Module):
         return F.linear(features_MH, word_embeddings_VH, self.bias)
 
     def sums(self, logits_MV: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss sum and hits of its logits: a method, for compile_model to put a graph in its place."""
+        """`masked_lm_sums` of its logits, for which compile_model puts a graph."""
         return masked_lm_sums(logits_MV, labels_M)
 
 
@@ -35,8 +35,7 @@ def masked_lm_sums(logits_MV: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]
     return nll, (logits_MV.argmax(dim=-1) == labels_M).sum()
 
 
-@dataclass(frozen=True)
-class PretrainingSums:
+class PretrainingSums(NamedTuple):
     """Sums over one micro-batch, scalars on the device; the loop divides them by global counts."""
 
     mlm_nll: Tensor  # float32, differentiable: of -log p(label) over masked positions, nats
@@ -54,13 +53,9 @@ def pretraining_sums(
 ) -> PretrainingSums:
     """Loss sums and hits of both tasks, in float32 whatever the logits are (docs/parity.md 2.6).
 
-    Labels are int64. Class 1 of next sentences means random, the convention of BERT's data and of
-    Hugging Face. A compiled head has a graph for `mlm_sums`.
+    Labels are int64; class 1 means a random next sentence. A compiled head has its own `mlm_sums`.
     """
     mlm_nll, num_mlm_correct = mlm_sums(mlm_logits_MV, masked_labels_M)
-    return PretrainingSums(
-        mlm_nll=mlm_nll,
-        nsp_nll=F.cross_entropy(nsp_logits_B2.float(), is_random_next_B, reduction="sum"),
-        num_mlm_correct=num_mlm_correct,
-        num_nsp_correct=(nsp_logits_B2.argmax(dim=-1) == is_random_next_B).sum(),
-    )
+    nsp_nll = F.cross_entropy(nsp_logits_B2.float(), is_random_next_B, reduction="sum")
+    num_nsp_correct = (nsp_logits_B2.argmax(dim=-1) == is_random_next_B).sum()
+    return PretrainingSums(mlm_nll, nsp_nll, num_mlm_correct, num_nsp_correct)

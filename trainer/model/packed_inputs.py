@@ -13,9 +13,8 @@ from torch import Tensor
 class PackedInputs:
     """Sequences one after another; without any, B = T = 0. Batches add to it what is predicted.
 
-    Ids are [T] integers: input_ids masked already, token_type_ids 0 in [CLS] A [SEP] and 1 in
-    B [SEP], position_ids counted inside each sequence. Sequence b is tokens cu_seqlens[b] to
-    cu_seqlens[b + 1] - 1 (int32), max_seqlen any bound of their lengths.
+    Ids are [T] integers: token_type_ids 0 in [CLS] A [SEP] and 1 in B [SEP], position_ids counted
+    inside each sequence. Sequence b begins at cu_seqlens[b] (int32); max_seqlen is any bound.
     """
 
     input_ids: Tensor
@@ -30,10 +29,7 @@ def pack_sequences(
     device: torch.device,
     segment_a_lengths: Sequence[int] | None = None,
 ) -> PackedInputs:
-    """Ids of sequences, [CLS] and [SEP] included, as inputs on a device, all int32.
-
-    `segment_a_lengths` are tokens of [CLS] A [SEP] in each; None where there is no B.
-    """
+    """int32 inputs of ids with [CLS] and [SEP], and of the tokens of [CLS] A [SEP] in each."""
     rows = [np.asarray(each, np.int32) for each in sequences]
     lengths = np.array([len(each) for each in rows], np.int64)
     ends = np.cumsum(lengths)

@@ -1,6 +1,6 @@
 """A BiLSTM over fixed vectors of words, with a tag classifier: BERT paper, section 5.3.
 
-Shapes: T words of B sentences one after another, F width of a vector, L tags.
+T words of B sentences one after another, F width of a vector, L tags.
 """
 
 import numpy as np
@@ -14,27 +14,22 @@ from trainer.model.task_heads import Head
 
 
 class VectorStore:
-    """Vectors of words in several arrays, perhaps on disk, by one row number."""
+    """Vectors of words in several arrays, by one row number."""
 
     def __init__(self) -> None:
         self._arrays: list[NDArray[np.float32]] = []
-        self._ends: list[int] = []
+        self._starts = [0]
 
     def add(self, vectors: NDArray[np.float32]) -> int:
         """Appends an array [rows, F]; the number of its first row."""
-        first = self._ends[-1] if self._ends else 0
         self._arrays.append(vectors)
-        self._ends.append(first + len(vectors))
-        return first
+        self._starts.append(self._starts[-1] + len(vectors))
+        return self._starts[-2]
 
     def take(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """[T, F]: the vectors of these rows."""
-        taken = np.empty((len(rows), self._arrays[0].shape[1]), dtype=np.float32)
-        of_array = np.searchsorted(self._ends, rows, side="right")
-        for number, array in enumerate(self._arrays):
-            chosen = of_array == number
-            taken[chosen] = array[rows[chosen] - (self._ends[number] - len(array))]
-        return taken
+        places = zip(np.searchsorted(self._starts, rows, side="right") - 1, rows, strict=True)
+        return np.stack([self._arrays[n][row - self._starts[n]] for n, row in places])
 
 
 class BiLstmTagger(nn.Module):

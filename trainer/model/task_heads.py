@@ -1,18 +1,16 @@
-"""The heads of fine-tuning and the sums their losses are made of.
+"""The heads of fine-tuning and the sums their losses are made of (BERT paper, section 4).
 
-Shapes: B sequences, T packed tokens, H hidden, I items, L outputs of the head, N logits, G groups.
+B sequences, T packed tokens, H hidden, I items, L outputs of the head, N logits, G groups.
 
-| kind           | logits | an item is            | its labels                     | loss           |
-|----------------|--------|-----------------------|--------------------------------|----------------|
-| classification | [B, L] | a sequence            | one class                      | -log p         |
-| regression     | [B, 1] | a sequence            | one number                     | squared error  |
-| choice         | [B, 1] | choices of a question | which is right                 | -log p         |
-| tokens         | [T, L] | a sequence            | a class a token, or IGNORED    | -log p         |
-| span           | [T, 2] | a sequence            | the answer's first, last token | mean of both   |
+| kind           | logits | an item is            | its labels                     | loss          |
+| -------------- | ------ | --------------------- | ------------------------------ | ------------- |
+| classification | [B, L] | a sequence            | one class                      | -log p        |
+| regression     | [B, 1] | a sequence            | one number                     | squared error |
+| choice         | [B, 1] | choices of a question | which is right                 | -log p        |
+| tokens         | [T, L] | a sequence            | a class a token, or IGNORED    | -log p        |
+| span           | [T, 2] | a sequence            | the answer's first, last token | mean of both  |
 
-Sources: BERT paper, section 4 and figure 4. Names, dropout and losses are those of transformers'
-BertForSequenceClassification, BertForMultipleChoice, BertForTokenClassification and
-BertForQuestionAnswering.
+Names, dropout and losses are those of transformers' classes, such as BertForQuestionAnswering.
 """
 
 from dataclasses import dataclass
@@ -36,10 +34,7 @@ _NUM_OUTPUTS = {"regression": 1, "choice": 1, "span": 2}
 
 @dataclass(frozen=True)
 class Head:
-    """Which head a model has: its kind as above, and names of the classes of those that have some.
-
-    Dropout is before the classifier; None for the encoder's hidden_dropout. A span head has none.
-    """
+    """A head: its kind, names of its classes, and the dropout before it (None: the encoder's)."""
 
     kind: HeadKind
     labels: tuple[str, ...] = ()
@@ -69,13 +64,10 @@ class BertForTask(nn.Module):
         self.task_head = nn.Linear(config.hidden_size, head.num_outputs)
 
     def forward(self, inputs: PackedInputs) -> Tensor:
-        """Logits [B, L], or [T, L] for heads that read every token.
-
-        Left-to-right models are pooled at their last token: the first one sees nothing but itself.
-        """
+        """Logits [B, L], or [T, L] for heads that read every token."""
         hidden_TH = self.bert.encode(inputs)
         if self.head.reads_pooled:
-            borders = inputs.cu_seqlens
+            borders = inputs.cu_seqlens  # left to right the first token sees nothing but itself
             pooled_B = borders[1:] - 1 if self.config.is_causal else borders[:-1]
             hidden_TH = torch.tanh(self.bert.pooler(hidden_TH.index_select(0, pooled_B)))
         logits: Tensor = self.task_head(self.dropout(hidden_TH))
@@ -94,11 +86,10 @@ def build_task_model(config: BertConfig, head: Head, seed: int) -> BertForTask:
 def task_loss_sum(
     head: Head, logits: Tensor, labels: Tensor, cu_seqlens: Tensor, item_starts: Tensor
 ) -> Tensor:
-    """Sum of an item's or token's losses over a micro-batch: a float32 scalar.
+    """Sum of an item's or token's losses over a micro-batch: a float32 scalar; 0 with no item.
 
-    It is to be divided by a global count. With no item it is 0 and connected to the logits. Labels
-    are flat, item after item: [I] int64 or float32, [T] int64, or [2 I] int64 counted in each
-    sequence. `cu_seqlens` [B+1] are tokens of sequences, `item_starts` [I+1] sequences of items.
+    Labels are flat: [I] int64 or float32, [T] int64, or [2 I] int64 counted in each sequence.
+    `cu_seqlens` [B+1] are tokens of sequences, `item_starts` [I+1] sequences of items.
     """
     if not len(labels):
         return logits.float().sum()

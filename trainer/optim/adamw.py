@@ -1,11 +1,9 @@
 """AdamW as BERT uses it (google-research/bert `optimization.py`; Loshchilov and Hutter 2019)."""
 
 import math
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from trainer.optim.sharded import ShardedOptimizer
 
@@ -15,27 +13,10 @@ class AdamW(ShardedOptimizer):
 
     state_names = ("exp_avg", "exp_avg_sq")
 
-    def __init__(
-        self,
-        named_parameters: Iterable[tuple[str, Parameter]],
-        *,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.01,
-        bias_correction: bool = True,
-        max_grad_norm: float = 1.0,
-    ) -> None:
-        """See `trainer.optim.settings.OptimizerSettings` for the meaning of each value."""
-        super().__init__(named_parameters, max_grad_norm)
-        self.betas = betas
-        self.eps = eps
-        self.weight_decay = weight_decay
-        self.bias_correction = bias_correction
-
     def _update(self, gradients: list[Tensor], divisor: Tensor | None) -> None:
         rate: float = self.param_groups[0]["lr"]
         everything = (self.views("fp32"), gradients, *map(self.views, self.state_names))
-        for decays, decay in ((True, self.weight_decay), (False, 0.0)):
+        for decays, decay in ((True, self.settings.weight_decay), (False, 0.0)):
             places = [i for i, fragment in enumerate(self.fragments) if fragment.decays == decays]
             weights, grads, first, second = ([pieces[i] for i in places] for pieces in everything)
             self._move(weights, grads, first, second, rate, decay, self.num_updates, divisor)
@@ -51,15 +32,12 @@ class AdamW(ShardedOptimizer):
         num_updates: int,
         divisor: Tensor | None,
     ) -> None:
-        """Moves both running means on, and weights by Adam's direction.
-
-        One pass of torch's kernel does it for all: 28 bytes an element where single operations move
-        90. Lists are in one order; gradients are divided in place where `divisor` clips them.
-        """
+        """Moves means on, and weights by Adam's direction, in one kernel's pass; clips in place."""
         if not weights:
             return
+        chosen = self.settings
         # After infinitely many updates there is nothing to correct.
-        step = torch.full_like(weights[0][0], num_updates if self.bias_correction else math.inf)
+        step = torch.full_like(weights[0][0], num_updates if chosen.bias_correction else math.inf)
         torch._fused_adamw_(
             weights,
             gradients,
@@ -68,10 +46,10 @@ class AdamW(ShardedOptimizer):
             [],
             [step] * len(weights),
             lr=learning_rate,
-            beta1=self.betas[0],
-            beta2=self.betas[1],
+            beta1=chosen.beta1,
+            beta2=chosen.beta2,
             weight_decay=weight_decay,
-            eps=self.eps,
+            eps=chosen.eps,
             amsgrad=False,
             maximize=False,
             grad_scale=divisor,

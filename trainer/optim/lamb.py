@@ -5,25 +5,20 @@ bias-corrected, tensors without weight decay (biases, LayerNorm) take Adam's ste
 clamped. `timm.optim.Lamb` does the same in one process with bias_correction, grad_averaging and
 max_grad_norm=1.0, and with trust_clip and always_adapt off.
 
-The norms of updates depend on the clipped gradient, not linearly, and what clips it is a norm that
-takes an all-reduce. So the update is worked out as if nothing were clipped, and its norms ride
-along with the gradient's. Where the gradient is clipped, the guess is dropped, and the norms of the
-right update take a second all-reduce. What comes out is the same to the last bit.
+Norms of updates depend on what clips the gradient, which takes an all-reduce. So the update is
+worked out as if nothing were clipped, and its norms ride along with the gradient's. Where it is
+clipped after all, the guess is dropped and a second all-reduce adds up the right norms.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from trainer.optim.adamw import AdamW
 
 
-@dataclass(frozen=True)
-class _Proposal:
+class _Proposal(NamedTuple):
     """An update not yet made: both means after it, and what is added to weights unscaled."""
 
     moments: tuple[list[Tensor], list[Tensor]]
@@ -31,16 +26,11 @@ class _Proposal:
 
 
 class Lamb(AdamW):
-    """Adam's direction with decay, scaled for each tensor to the norm of its weights.
+    """Adam's direction with decay, scaled to the norm of each tensor that decays, if not zero."""
 
-    `trust_ratios_P` are of the last update; 1 where a tensor has no decay or a norm is 0.
-    """
-
-    def __init__(self, named_parameters: Iterable[tuple[str, Parameter]], **settings: Any) -> None:
-        """Takes what AdamW takes."""
-        super().__init__(named_parameters, **settings)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self.trust_ratios_P = torch.ones(len(self.decays_P))
-        self._decays_P = self.decays_P  # where the norms are: a copy waits for the device
         # With the squared norms [2, P] of weights and updates.
         self._guess: tuple[_Proposal, Tensor] | None = None
 
@@ -88,15 +78,15 @@ class Lamb(AdamW):
         divisor: Tensor | None,
     ) -> _Proposal:
         """Moves the two running means on, and says what they would do to the weights."""
-        decays = [-self.weight_decay if fragment.decays else 0.0 for fragment in self.fragments]
+        decays = [
+            -self.settings.weight_decay if fragment.decays else 0.0 for fragment in self.fragments
+        ]
         # Adam with learning rate 1 takes its direction from what decay takes.
         updates = list(torch._foreach_mul(self.views("fp32"), decays)) if decays else []
         self._move(updates, gradients, first, second, 1.0, 0.0, num_updates, divisor)
         return _Proposal((first, second), updates)
 
     def _trust_ratios(self, weight_norms_P: Tensor, update_norms_P: Tensor) -> Tensor:
-        """[P], of the norms of whole tensors."""
-        if self._decays_P.device != weight_norms_P.device:
-            self._decays_P = self.decays_P.to(weight_norms_P.device)
-        is_scaled_P = self._decays_P & (weight_norms_P > 0) & (update_norms_P > 0)
+        decays_P = self.decays_P.to(weight_norms_P.device)
+        is_scaled_P = decays_P & (weight_norms_P > 0) & (update_norms_P > 0)
         return torch.where(is_scaled_P, weight_norms_P / update_norms_P, 1.0)

@@ -1,4 +1,4 @@
-"""How weights are updated, as run files say it."""
+"""How weights are updated, as run files say it, and at which learning rate."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -35,3 +35,29 @@ class OptimizerSettings:
         for name in ("eps", "weight_decay", "max_grad_norm"):
             if (value := getattr(self, name)) < 0:
                 raise ValueError(f"optimizer.{name} is {value}; it must be at least 0")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Linear warm-up, then polynomial decay (BERT paper, appendix A.2: linear).
+
+    Like Hugging Face's `get_linear_schedule_with_warmup`; google-research/bert and NVIDIA draw the
+    decay from step 0 instead (`decay_start` 0). `end_lr` is reached one step after the last update;
+    a power of 0 keeps peak_lr.
+    """
+
+    steps: int
+    warmup_steps: int
+    peak_lr: float
+    end_lr: float = 0.0
+    power: float = 1.0
+    decay_start: int | None = None
+
+    def learning_rate(self, step: float) -> float:
+        """The rate of the update after `step` others, 0 for the first; a run by time asks between."""
+        if step < self.warmup_steps:
+            return self.peak_lr * step / self.warmup_steps
+        start = self.warmup_steps if self.decay_start is None else self.decay_start
+        progress = (step - start) / max(1, self.steps - start)
+        remaining: float = (1.0 - min(1.0, progress)) ** self.power
+        return self.end_lr + (self.peak_lr - self.end_lr) * remaining

@@ -1,18 +1,15 @@
 """One base for every optimizer here: it updates what this rank owns.
 
-DeepSpeed hands an optimizer under ZeRO-1 and 2 one flat fp32 partition, in which a parameter may be
-split between ranks; under ZeRO-3 its partition has a piece of every parameter. Clipping, norms of
-single tensors and weight decay need the parameters back: a `Fragment` is the piece of one parameter
-that lies in this rank's partition. All parameters form one group, because ZeRO calls `step` once
-per group and a global norm must see all of them at once.
-
-Shapes: P parameters of the model.
+Under ZeRO DeepSpeed hands it one flat fp32 partition. Clipping, norms of single tensors and weight
+decay need the parameters back: a `Fragment` is a parameter's piece in the partition. All P
+parameters form one group, as ZeRO calls `step` once per group and a global norm must see all.
 """
 
 import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,13 +17,14 @@ import torch.distributed
 from torch import Tensor
 from torch.nn import Parameter
 
+from trainer.optim.settings import OptimizerSettings
+
 
 @dataclass(frozen=True)
 class Fragment:
-    """The piece of one parameter that this rank updates.
+    """A parameter's piece that this rank updates: it begins at `start` of the flattened parameter.
 
-    `start` counts in the flattened parameter, whose number among all is `index`; `owner_start` in
-    the flattened tensor that holds it, whose number among those this rank updates is `owner`.
+    It lies at `owner_start` of the flattened tensor number `owner` of those that this rank updates.
     """
 
     name: str
@@ -43,21 +41,14 @@ class Fragment:
 
 
 def decays(name: str, parameter: Tensor) -> bool:
-    """Whether weight decay applies: to matrices, not to biases and LayerNorm.
-
-    Decided by name as in google-research/bert's `optimization.py`, and checked by shape: what is
-    excluded by name is one-dimensional in BERT and nothing else is.
-    """
+    """Whether weight decay applies, by name as in google-research/bert, and by shape."""
     module, _, kind = name.rpartition(".")
     excluded = kind == "bias" or module.rpartition(".")[2].lower().endswith("norm")
     return not excluded and parameter.ndim >= 2
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
-    """Clips to a global norm and keeps states next to the fp32 weights.
-
-    Subclasses implement `_update`, which moves weights, and name their states in `state_names`.
-    """
+    """Clips to a global norm; subclasses say how weights move, with states by their names."""
 
     state_names: tuple[str, ...] = ()
     # As torch wraps it, the first optimizer imports torch._dynamo, for a second, only to keep it
@@ -65,17 +56,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
     add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
 
     def __init__(
-        self, named_parameters: Iterable[tuple[str, Parameter]], max_grad_norm: float
+        self, parameters: Iterable[tuple[str, Parameter]], settings: OptimizerSettings | None = None
     ) -> None:
-        """Takes parameters by name before DeepSpeed flattens them; a norm of 0 clips none."""
-        self._parameters = {name: each for name, each in named_parameters if each.requires_grad}
+        """Takes parameters by name before DeepSpeed flattens them."""
+        self.settings = settings or OptimizerSettings()
+        self._parameters = {name: each for name, each in parameters if each.requires_grad}
         self.decays_P = torch.tensor([decays(*each) for each in self._parameters.items()])
-        self._fragments: list[Fragment] | None = None
         self._partitions: list[Tensor] | None = None
         self._carried: Tensor | None = None
-        self._index: Tensor | None = None
-        self._views: dict[str, tuple[list[int], list[Tensor]]] = {}
-        self.max_grad_norm = max_grad_norm
         self.norm_limit = math.inf  # a gradient whose norm is not below this moves nothing
         self.num_updates = 0
         self.is_clipped = False  # the gradient of the last update
@@ -85,7 +73,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @property
     def owned(self) -> list[Tensor]:
-        """What this rank updates in fp32: a flat partition under ZeRO-1 to 3, else all parameters."""
+        """What this rank updates in fp32: a flat partition under ZeRO, else all parameters."""
         if self._partitions is not None:
             return self._partitions
         assert len(self.param_groups) == 1, "clipping needs all parameters in one group"
@@ -113,12 +101,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
         assert len(partitions) == 1, "clipping needs all parameters in one sub-group"
         self._partitions = list(partitions)
 
-    @property
+    @cached_property
     def fragments(self) -> list[Fragment]:
         """The pieces this rank updates, in parameters' order; fixed once DeepSpeed has started."""
-        if self._fragments is None:
-            self._fragments = list(self._find_fragments())
-        return self._fragments
+        return list(self._find_fragments())
 
     def tensors(self, name: str) -> list[Tensor]:
         """A state, or the weights for "fp32", shaped like `owned`; missing states become zeros."""
@@ -127,30 +113,22 @@ class ShardedOptimizer(torch.optim.Optimizer):
         assert name in self.state_names, f"{type(self).__name__} has no state {name}"
         for tensor in self.owned:
             if name not in self.state[tensor]:
-                zeros = torch.zeros_like(tensor, memory_format=torch.contiguous_format)
-                self.state[tensor][name] = zeros
+                self.state[tensor][name] = tensor.new_zeros(tensor.shape)
         return [self.state[tensor][name] for tensor in self.owned]
 
     def views(self, name: str) -> list[Tensor]:
-        """The `pieces` of what `tensors` gives; kept, and made anew where a tensor has moved."""
-        tensors = self.tensors(name)
-        places = [tensor.data_ptr() for tensor in tensors]
-        if self._views.get(name, ([], []))[0] != places:
-            self._views[name] = places, self.pieces(tensors)
-        return self._views[name][1]
+        """The `pieces` of what `tensors` gives."""
+        return self.pieces(self.tensors(name))
 
-    @property
+    @cached_property
     def index(self) -> Tensor:
         """`Fragment.index` of each of `fragments`, int64 on the device."""
-        if self._index is None:
-            places = [fragment.index for fragment in self.fragments]
-            self._index = torch.tensor(places, dtype=torch.int64, device=self.owned[0].device)
-        return self._index
+        places = [fragment.index for fragment in self.fragments]
+        return torch.tensor(places, dtype=torch.int64, device=self.owned[0].device)
 
     def reset(self) -> None:
         """Forgets the states and the number of updates, for a phase that starts afresh."""
         self.state.clear()
-        self._views.clear()
         self.num_updates = 0
 
     def metrics(self) -> dict[str, float]:
@@ -172,10 +150,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Clips and updates what this rank owns, with gradients summed over ranks.
-
-        One that is not finite, or not below `norm_limit`, changes nothing, on all ranks alike.
-        """
+        """Clips and updates; a norm not finite or not below `norm_limit` changes nothing."""
         assert closure is None, "DeepSpeed passes no closure"
         whole = [
             torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.contiguous()
@@ -183,22 +158,20 @@ class ShardedOptimizer(torch.optim.Optimizer):
         ]
         gradients = self.pieces(whole)
         self.grad_squared_norms_P = self._measure(gradients)
-        for name in ("fp32", *self.state_names):
-            self.views(name)  # made while a GPU is still busy: what comes next waits for it
         norm = self.grad_squared_norms_P.sum().sqrt()
         self.grad_norm = float(norm)  # the step's one wait for the device
         if not self.grad_norm < self.norm_limit:  # NaN is below nothing
             return
-        self.is_clipped = 0 < self.max_grad_norm < self.grad_norm
+        self.is_clipped = 0 < self.settings.max_grad_norm < self.grad_norm
         self.num_updates += 1
-        self._update(gradients, norm / self.max_grad_norm if self.is_clipped else None)
+        divisor = norm / self.settings.max_grad_norm if self.is_clipped else None
+        self._update(gradients, divisor)
 
     @torch.no_grad()
     def squared_norms(self, *pieces: Sequence[Tensor]) -> Tensor:
-        """Squared L2 norms of whole parameters from the pieces on each rank, with one all-reduce.
+        """Squared L2 norms of whole parameters from every rank's pieces, with one all-reduce.
 
-        Takes lists of tensors in the order of `fragments`; fp32 [P] for one list, [len(pieces), P]
-        for several, equal on all ranks.
+        Takes lists in the order of `fragments`; fp32 [P] for one, [len(pieces), P] for several.
         """
         norms = torch.zeros(len(pieces), len(self._parameters), device=self.index.device)
         if self.fragments:

@@ -1,16 +1,20 @@
 """The training loop: `train_phase` is all of it; run.py puts a run together."""
 
 import contextlib
+import dataclasses
+import json
 import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 from tqdm import tqdm
 
+from trainer.checkpoints.read import load_checkpoint
 from trainer.engine.deepspeed_config import deepspeed_config, read_deepspeed_file
 from trainer.engine.train_step import (
     StepCounts,
@@ -20,21 +24,19 @@ from trainer.engine.train_step import (
     seed_dropout,
     train_step,
 )
+from trainer.guards.spike_guard import MOST_ROLLBACKS, SpikeGuard
 from trainer.guards.watchdog import FIRST_STEP_FACTOR
 from trainer.guards.weights_check import CORRUPTED, CorruptWeightsError
-from trainer.pretrain.anomalies import note_gradient
+from trainer.optim.sharded import ShardedOptimizer
 from trainer.pretrain.objectives import WITH_NSP, prepare_step
-from trainer.pretrain.phase_clock import PhaseClock, begin_phase, finish_at_accuracy, seconds_left
-from trainer.pretrain.run import Position, Run, open_run
+from trainer.pretrain.run import Position, Run, open_run, read_position
 from trainer.pretrain.validation import (
     ValidationSet,
     describe_unmeasured,
-    format_validation,
-    join_columns,
     load_validation_sets,
-    validate,
+    measure,
 )
-from trainer.process.ranks import start_ranks, stop_ranks
+from trainer.process.ranks import start_ranks, stop_ranks, together
 from trainer.process.stopping import LauncherWatch, leave_at_once, note_outcome, stops_requested
 from trainer.reading.settings import Reading
 from trainer.runs.metrics import loss_columns
@@ -44,6 +46,36 @@ from trainer.stream.step import RankStep, StepLoader
 
 WAITING_SECONDS = 0.05
 STOPPING = "stopping after this step, saving; again leaves at once"
+
+
+@dataclass(frozen=True)
+class PhaseClock:
+    """One phase's clock: `budget_seconds` is None where its steps decide."""
+
+    phase: Phase
+    budget_seconds: float | None
+    spent_seconds: float
+    _began: float = field(default_factory=time.monotonic)
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Seconds of the phase so far, validation and saving included; 0 where steps decide."""
+        if self.budget_seconds is None:
+            return 0.0
+        return self.spent_seconds + time.monotonic() - self._began
+
+    def learning_rate(self, step: int, elapsed_seconds: float) -> float:
+        """The rate of the next step; by time, of the step that is as far as the time is."""
+        if self.budget_seconds is None:
+            return self.phase.schedule.learning_rate(step)
+        share = min(1.0, elapsed_seconds / self.budget_seconds)
+        return self.phase.schedule.learning_rate(share * self.phase.steps)
+
+    def ends(self, steps_made: int, elapsed_seconds: float) -> bool:
+        """Whether the step that began after so many seconds was the last."""
+        if self.budget_seconds is None:
+            return steps_made == self.phase.steps
+        return elapsed_seconds >= self.budget_seconds
 
 
 def pretrain(settings: PretrainSettings, remainder: object = None) -> int:
@@ -66,7 +98,11 @@ def pretrain(settings: PretrainSettings, remainder: object = None) -> int:
                 train_phase(run)
             run.watchdog.beat("waiting for the last checkpoint", FIRST_STEP_FACTOR)
             run.saver.finish()
-        _say_how_it_ended(run)
+        step, tokens = run.position.step, run.position.tokens
+        ended = f"stopped by a signal and saved after step {step}; the same command continues"
+        if run.is_finished:
+            ended = f"{run.folder.path}: finished, {step} steps and {tokens:,} tokens"
+        run.progress.say(ended)
     except CorruptWeightsError as error:
         if ranks.rank == 0:
             tqdm.write(f"pretrain: {error}", file=sys.stderr)
@@ -107,7 +143,7 @@ def train_phase(run: Run) -> None:
         )
         ends = clock.ends(run.position.phase_step + 1, counts.elapsed_seconds)
         run.position = _advance(run.position, ends, counts, rank_step.state)
-        if not note_gradient(run, phase_index, rank_step, loader):
+        if not _note_gradient(run, phase_index, rank_step, loader):
             return
         _log_step(run, phase_index, rank_step, sums, counts, learning_rate)
         if run.is_due(settings.validation.interval):
@@ -182,12 +218,7 @@ def _advance(
 
 
 def _log_step(
-    run: Run,
-    phase_index: int,
-    rank_step: RankStep,
-    sums: Tensor,
-    counts: StepCounts,
-    learning_rate: float,
+    run: Run, phase_index: int, rank_step: RankStep, sums: Tensor, counts: StepCounts, rate: float
 ) -> None:
     """Adds the step's row to metrics.jsonl and moves the bar."""
     phase, has_nsp = run.settings.phases[phase_index], run.settings.objective == WITH_NSP
@@ -202,7 +233,7 @@ def _log_step(
         "position": rank_step.first_position,
         **loss_columns(sums.tolist(), counts.masked, counts.instances, has_nsp),
         "grad_norm": grad_norm(run.engine, run.optimizer),
-        "learning_rate": learning_rate,
+        "learning_rate": rate,
         **run.optimizer.metrics(),
         "tokens": counts.tokens,
         "instances": counts.instances,
@@ -227,20 +258,99 @@ def _log_validation(run: Run, validation_sets: Sequence[ValidationSet]) -> None:
     """Measures the validation loss, where a dataset has a validation split, and writes it down."""
     if not validation_sets:
         return
-    parts = {each.name: validate(run.engine, each, run.ranks) for each in validation_sets}
-    row = {"step": run.position.step, "split": "validation", **join_columns(parts, validation_sets)}
+    row, lines = measure(run.engine, validation_sets, run.ranks, run.position.step)
     run.position = finish_at_accuracy(run.position, row["mlm_accuracy"], run.settings)
-    if len(parts) > 1:
-        row["datasets"] = parts
     run.recorder.add(row)
-    run.progress.say(f"step {run.position.step}: {format_validation(row)}")
-    for name, columns in row.get("datasets", {}).items():
-        run.progress.say(f"  {name}: {format_validation(columns)}")
+    for line in lines:
+        run.progress.say(line)
 
 
-def _say_how_it_ended(run: Run) -> None:
-    step, tokens = run.position.step, run.position.tokens
-    text = f"stopped by a signal and saved after step {step}; the same command continues"
-    if run.is_finished:
-        text = f"{run.folder.path}: finished, {step} steps and {tokens:,} tokens"
-    run.progress.say(text)
+def seconds_left(
+    settings: PretrainSettings, phase: int, elapsed_seconds: float
+) -> dict[str, float]:
+    """Columns of metrics.jsonl that a run by time has in place of an estimate."""
+    if settings.budget_hours is None:
+        return {}
+    budgets = map(settings.budget_seconds, range(phase, len(settings.phases)))
+    left = sum(filter(None, budgets)) - elapsed_seconds
+    return {"phase_seconds": elapsed_seconds, "eta_seconds": max(0.0, left)}
+
+
+def begin_phase(optimizer: ShardedOptimizer, phase: Phase) -> None:
+    """Does with the optimizer's state what the phase asks for."""
+    if phase.optimizer_state == "reset":
+        optimizer.reset()
+    elif phase.optimizer_state == "zero_step":
+        optimizer.num_updates = 0
+
+
+def finish_at_accuracy(
+    position: Position, mlm_accuracy: float, settings: PretrainSettings
+) -> Position:
+    """The position behind the last phase once a measurement has reached the accuracy asked for."""
+    target = settings.validation.stop_at_mlm_accuracy
+    if target is None or mlm_accuracy < target:
+        return position
+    end = len(settings.phases)
+    return dataclasses.replace(position, phase=end, phase_step=0, phase_seconds=0.0)
+
+
+def _note_gradient(run: Run, phase_index: int, rank_step: RankStep, loader: StepLoader) -> bool:
+    """Judges the gradient of the step just made; False where the run went back."""
+    guard, norm, limit = run.guard, grad_norm(run.engine, run.optimizer), run.guard.limit
+    start, stop = rank_step.first_position, rank_step.state["position"]
+    if guard.note(norm, run.position.step, phase_index, (start, stop)):
+        return True
+    if run.ranks.rank == 0:
+        row = {
+            "step": run.position.step,
+            "phase": phase_index,
+            "grad_norm": norm if math.isfinite(norm) else str(norm),
+            "limit": limit if math.isfinite(limit) else None,
+            "positions": [start, stop],
+            "in_a_row": guard.streak.length if guard.streak else 0,
+            "instances": loader.describe(rank_step, run.settings.phases[phase_index].global_batch),
+        }
+        with run.folder.anomalies.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+    bound = f"not below {limit:.3g}" if math.isfinite(norm) else "not finite"
+    run.progress.say(
+        f"step {run.position.step} was not taken: the gradient's norm {norm:.3g} is {bound}; "
+        f"positions {start}-{stop} of phase {phase_index}, their instances are in "
+        f"{run.folder.anomalies}"
+    )
+    if not guard.has_enough:
+        return True
+    _roll_back(run, norm)
+    return False
+
+
+def _roll_back(run: Run, norm: float) -> None:
+    """Returns to the checkpoint before the steps not taken, and leaves out their instances."""
+    guard, streak = run.guard, run.guard.streak
+    assert streak is not None, "there were steps that were not taken"
+    run.saver.finish()
+    can_go = guard.num_rollbacks < MOST_ROLLBACKS
+    checkpoint = run.saved.choose(before=streak.first_step) if can_go else None
+    stretch = f"{streak.start}-{streak.stop}"
+    if checkpoint is None:
+        times = guard.num_rollbacks
+        why = f"the run went back {times} times" if times else "no checkpoint is before them"
+        raise ValueError(
+            f"step {run.position.step}: the gradient's norm is {norm}, training has diverged: "
+            f"{streak.length} steps in a row were not taken, from step {streak.first_step} on, and "
+            f"{why}. A lower peak_lr or a longer warm-up helps; --skip {streak.phase}:{stretch} "
+            "leaves their instances out"
+        )
+    with together(run.ranks):
+        if run.ranks.rank == 0:
+            run.saved.discard_from(streak.first_step)
+        run.position = read_position(checkpoint)
+    load_checkpoint(checkpoint, run.engine, run.optimizer, run.ranks)
+    run.guard = guard.went_back(SpikeGuard(run.settings.safety, run.position.guard))
+    run.position = dataclasses.replace(run.position, guard=run.guard.to_dict())
+    run.recorder.restart_after(run.position.step)
+    run.progress.say(
+        f"back to step {run.position.step}, {streak.length} steps in a row were not taken; "
+        f"positions {stretch} of phase {streak.phase} are left out from now on"
+    )

@@ -22,18 +22,9 @@ _NSP_PREFIXES = ("bert.pooler.", "nsp_head.")
 
 
 def prepare_micro_batch(batch: MicroBatch, objective: str) -> MicroBatch:
-    """What the model reads and predicts of a micro-batch under an objective."""
-    return as_left_to_right(batch) if objective == LEFT_TO_RIGHT else batch
-
-
-def prepare_step(step: RankStep, objective: str) -> RankStep:
-    """A step with its micro-batches prepared."""
-    prepared = [prepare_micro_batch(batch, objective) for batch in step.micro_batches]
-    return dataclasses.replace(step, micro_batches=prepared)
-
-
-def as_left_to_right(batch: MicroBatch) -> MicroBatch:
-    """The text as it was before masking; every token but an instance's last predicts the next."""
+    """The batch, or its text before masking, every token but the last predicting the next."""
+    if objective != LEFT_TO_RIGHT:
+        return batch
     text_T = unmasked_text(batch)
     predicts_T = torch.ones(len(text_T), dtype=torch.bool)
     predicts_T[batch.cu_seqlens[1:].long() - 1] = False
@@ -42,6 +33,12 @@ def as_left_to_right(batch: MicroBatch) -> MicroBatch:
     return dataclasses.replace(
         batch, input_ids=text_T, masked_positions=positions_M, masked_labels=labels_M
     )
+
+
+def prepare_step(step: RankStep, objective: str) -> RankStep:
+    """A step with its micro-batches prepared."""
+    prepared = [prepare_micro_batch(batch, objective) for batch in step.micro_batches]
+    return dataclasses.replace(step, micro_batches=prepared)
 
 
 def unmasked_text(batch: MicroBatch) -> Tensor:

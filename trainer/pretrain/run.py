@@ -1,7 +1,7 @@
 """A run in progress on one rank, put together from settings, dataset and newest checkpoint."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,23 +12,23 @@ from pipeline.shards.growing import WaitPolicy
 from pipeline.storage.folder import parse_storage_options
 from pipeline.storage.hub import revision_of
 from pipeline.storage.secret_values import hide
-from trainer.checkpoints.read import STATE, load_checkpoint, read_state
-from trainer.checkpoints.resume import choose_checkpoint, copy_run, restore_run
-from trainer.checkpoints.saver import CheckpointSaver
+from trainer.checkpoints.read import load_checkpoint, read_state, read_weights
+from trainer.checkpoints.resume import RunCheckpoints, copy_run, restore_run
 from trainer.checkpoints.store import CheckpointStore
+from trainer.checkpoints.write import CheckpointSaver
 from trainer.conversion.export import VOCAB
-from trainer.conversion.initial_weights import resolve_model
-from trainer.engine.start import start_engine
+from trainer.conversion.initial_weights import extend_rows, read_initial_weights, resolve_model
+from trainer.engine.zero import start_engine
 from trainer.guards.spike_guard import SpikeGuard
 from trainer.guards.watchdog import Watchdog
 from trainer.guards.weights_check import WeightsCheck
-from trainer.model.bert import build_model
+from trainer.model.bert import BertForPreTraining, build_model, compile_model
 from trainer.model.config import BertConfig
 from trainer.optim.build_optimizer import build_optimizer
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.order.source import Mixture, open_mixture, open_mixture_again, opened_mixture
 from trainer.order.state import parse_state
-from trainer.pretrain.prepare_model import prepare_model
+from trainer.pretrain.objectives import freeze_unused
 from trainer.process.ranks import Ranks, device_name, together
 from trainer.process.stopping import StopRequest
 from trainer.runs.epochs import instances_a_pass, lengthen_phases
@@ -38,6 +38,9 @@ from trainer.watch.gauge import Gauge
 from trainer.watch.recorder import Recorder, open_recorder
 from trainer.watch.terminal import Progress
 
+# What does not change weights or what they mean.
+_FREE_FIELDS = ("hidden_dropout", "attention_dropout", "initializer_range", "attention_backend")
+
 
 @dataclass(frozen=True)
 class Position:
@@ -45,8 +48,7 @@ class Position:
 
     Counts are of all ranks over the whole run; `phase` is that of the next step, `phase_step` the
     steps made in it, `phase_seconds` its time, where that decides. `drawn` has instances and tokens
-    of every dataset; `streams` the state of every length read so far, by the length in digits;
-    `guard` that of the spike guard, in checkpoints only.
+    of every dataset; `streams` a state by the length in digits; `guard` is in checkpoints only.
     """
 
     step: int = 0
@@ -71,7 +73,7 @@ class Run:
     engine: Any
     optimizer: ShardedOptimizer
     saver: CheckpointSaver
-    store: CheckpointStore | None
+    saved: RunCheckpoints
     guard: SpikeGuard
     weights_check: WeightsCheck
     watchdog: Watchdog
@@ -129,7 +131,8 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
                 revision = revision_of(resolve_model(settings.init_from))
             prepare_run(settings, mixture, model_config, ranks.world_size, revision)
     copy_run(folder, store, ranks)
-    checkpoint = choose_checkpoint(folder, store, ranks, settings.checkpoint.skip_damaged, say)
+    saved = RunCheckpoints(folder, store, ranks, settings.checkpoint.skip_damaged, say)
+    checkpoint = saved.choose()
     if checkpoint is not None:
         with together(ranks):
             position = read_position(checkpoint)
@@ -138,8 +141,8 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
     if position.phase == len(settings.phases):
         progress.say(
             f"{folder.path}: this run is finished, all {position.step} steps are made; to train on,"
-            f" `python -m trainer export {folder.path} --output MODEL`, and give pretrain --init_from MODEL and another"
-            " --output"
+            f" `python -m trainer export {folder.path} --output MODEL`, and give pretrain "
+            "--init_from MODEL and another --output"
         )
         return None
     model = build_model(model_config, settings.seed)
@@ -164,40 +167,30 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
     guard, safety = SpikeGuard(settings.safety, position.guard), settings.safety
     weights_check = WeightsCheck(model, optimizer, ranks, safety.weights_interval)
     watchdog = Watchdog(60 * safety.watchdog_minutes, folder.stacks, ranks)
-    of_model, shown = (engine, optimizer, saver, store), (progress, recorder, gauge)
+    of_model, shown = (engine, optimizer, saver, saved), (progress, recorder, gauge)
     guards = guard, weights_check, watchdog, wait_policy
     return Run(settings, ranks, mixture, folder, *of_model, *guards, *shown, position)
 
 
 def open_data(
-    entries: Sequence[str],
-    options: Mapping[str, Any] | None,
-    wait_policy: WaitPolicy | None,
-    ranks: Ranks,
+    entries: Sequence[str], options: Mapping[str, Any] | None, wait: WaitPolicy | None, ranks: Ranks
 ) -> Mixture:
-    """The datasets, whose tables rank 0 reads for all ranks; raises as `open_mixture`.
-
-    With a wait policy a build is followed, in which every rank looks for passes itself.
-    """
+    """The datasets, whose tables rank 0 reads for all, if no rank has to follow a build."""
     mixture: Mixture = ()
     with together(ranks):
-        if ranks.rank == 0 or wait_policy:
-            mixture = open_mixture(entries, options, wait_policy)
-        opened = () if wait_policy else opened_mixture(mixture)
-    if wait_policy:
+        if ranks.rank == 0 or wait:
+            mixture = open_mixture(entries, options, wait)
+        opened = () if wait else opened_mixture(mixture)
+    if wait:
         return mixture
     opened = ranks.from_first(opened)
     return mixture or open_mixture_again(opened, options)
 
 
 def read_position(checkpoint: Path) -> Position:
-    """How far a run had come at a checkpoint; a ValueError where its state says less."""
+    """How far a run had come at a checkpoint."""
     state = read_state(checkpoint)
-    names = [each.name for each in dataclasses.fields(Position)]
-    if lacking := ", ".join(name for name in names if name not in state):
-        where = checkpoint / STATE
-        raise ValueError(f"{where} lacks {lacking}; go back to the checkpoint before it")
-    return Position(**{name: state[name] for name in names})
+    return Position(**{each.name: state[each.name] for each in dataclasses.fields(Position)})
 
 
 def refuse_consumed(settings: PretrainSettings, position: Position) -> None:
@@ -222,20 +215,72 @@ def check_mixture(settings: PretrainSettings, mixture: Mixture, world_size: int)
         groups = each.dataset.manifest.groups
         found = {group.seq_len for group in groups if group.split == "train"}
         if lacking := sorted(wanted - found):
+            there = ", ".join(f"train L{length}" for length in sorted(found))
             raise ValueError(
-                f"{each.dataset.url}: no train instances of seq_len {', '.join(map(str, lacking))}; the dataset has "
-                f"{', '.join(f'train L{length}' for length in sorted(found))}; build it with --seq_lens "
-                f"{' '.join(map(str, sorted(wanted | found)))}, or choose other phases"
+                f"{each.dataset.url}: no train instances of seq_len "
+                f"{', '.join(map(str, lacking))}; the dataset has {there}; build it with --seq_lens"
+                f" {' '.join(map(str, sorted(wanted | found)))}, or choose other phases"
             )
     for index, phase in enumerate(settings.phases):
         if phase.seq_len > config.max_position_embeddings:
             raise ValueError(
-                f"phases.{index}.seq_len is {phase.seq_len}, the model reads {config.max_position_embeddings} tokens; "
-                "raise model.overrides.max_position_embeddings"
+                f"phases.{index}.seq_len is {phase.seq_len}, the model reads "
+                f"{config.max_position_embeddings} tokens; raise "
+                "model.overrides.max_position_embeddings"
             )
         if phase.global_batch < world_size:
             raise ValueError(
-                f"phases.{index}.global_batch is {phase.global_batch} for {world_size} ranks; every rank needs at "
-                "least one instance a step: raise it or start fewer ranks"
+                f"phases.{index}.global_batch is {phase.global_batch} for {world_size} ranks; every"
+                " rank needs at least one instance a step: raise it or start fewer ranks"
             )
     return config
+
+
+def prepare_model(
+    model: BertForPreTraining, settings: PretrainSettings, checkpoint: Path | None, vocabulary: Path
+) -> Iterator[str]:
+    """Freezes, fills and compiles the model as asked; says which weights came from elsewhere."""
+    freeze_unused(model, settings.objective)
+    model.bert.recompute_layers = settings.activation_checkpointing
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    if checkpoint is not None and frozen:
+        # No optimizer has them, so they are in no fragment.
+        weights = read_weights(checkpoint)
+        if lacking := ", ".join(sorted(frozen - weights.keys())[:3]):
+            raise ValueError(f"{checkpoint} does not hold {lacking}; it is of another model")
+        model.load_state_dict({name: weights[name].float() for name in frozen}, strict=False)
+    elif checkpoint is None and settings.init_from is not None:
+        yield from _start_from(resolve_model(settings.init_from), model, vocabulary)
+    if settings.compile:
+        compile_model(model)
+
+
+def _start_from(folder: str, model: BertForPreTraining, vocabulary: Path) -> Iterator[str]:
+    found, num_new = read_initial_weights(folder), 0
+    if found.vocab is not None:
+        found, num_new = extend_rows(found, vocabulary.read_bytes(), folder)
+    _check_config(found.config, model.config, folder)
+    missing = model.load_state_dict(found.state, strict=False).missing_keys
+    yield f"weights are those of {folder}"
+    if num_new:
+        begin = "each begins as the mean of the old pieces that it was cut into"
+        yield f"  {num_new:,} pieces are new to it: {begin}"
+    if missing:
+        yield f"  it lacks {', '.join(sorted(missing))}, which begin as new"
+    if found.vocab is None:
+        yield "  it has no vocab.txt: only the size says that its vocabulary is the dataset's"
+
+
+def _check_config(found: BertConfig, expected: BertConfig, folder: str) -> None:
+    """Refuses weights of another model by the name of the setting that would fit them."""
+    ours = vars(expected)
+    wrong = [
+        f"{name} {value} (this run: {ours[name]})"
+        for name, value in vars(found).items()
+        if name not in _FREE_FIELDS and value != ours[name]
+    ]
+    if wrong:
+        raise ValueError(
+            f"{folder} has {', '.join(wrong)}; choose the model preset and overrides that fit it, "
+            "the dataset for vocab_size, and objective for is_causal"
+        )

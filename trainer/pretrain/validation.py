@@ -24,57 +24,45 @@ from trainer.stream.held_out import iterate_validation
 
 @dataclass(frozen=True)
 class ValidationSet:
-    """The first instances of the validation split's first pass of one dataset.
+    """The first instances of the validation split's first pass of one dataset, this rank's share.
 
-    The micro-batches are this rank's share; what follows is of all ranks. The last two are what
-    guesses reach: see `trainer.runs.metrics`.
+    `facts` are columns of all ranks: what guesses reach (`trainer.runs.metrics`) and counts.
     """
 
     name: str
     weight: int
     micro_batches: list[MicroBatch]
-    has_nsp: bool
-    instances: int
-    masked: int
-    unigram_entropy: float
-    nsp_majority_share: float
+    facts: dict[str, Any]
 
 
 def load_validation_sets(
-    mixture: Mixture,
-    seq_len: int,
-    settings: PretrainSettings,
-    ranks: Ranks,
-    wait_policy: WaitPolicy,
+    mixture: Mixture, seq_len: int, settings: PretrainSettings, ranks: Ranks, wait: WaitPolicy
 ) -> list[ValidationSet]:
-    """Reads this rank's shares into memory; datasets built without validation documents have none.
-
-    The builder holds a split to some 1.3 M tokens, 6 bytes each in here.
-    """
-    held_out = [each for each in mixture if _holds_out(each.dataset, seq_len)]
+    """Reads this rank's shares into memory; datasets may hold none out."""
+    split = "validation", seq_len
+    held_out = [
+        each
+        for each in mixture
+        if split in {(group.split, group.seq_len) for group in each.dataset.manifest.groups}
+    ]
     if settings.validation.stop_at_mlm_accuracy is not None and not held_out:
         raise ValueError(
-            f"no dataset holds out instances of {seq_len} tokens, and validation.stop_at_mlm_accuracy ends the run by "
-            "an accuracy on them; build with documents held out, or leave it away"
+            f"no dataset holds out instances of {seq_len} tokens, and "
+            "validation.stop_at_mlm_accuracy ends the run by an accuracy on them; build with "
+            "documents held out, or leave it away"
         )
     with together(ranks):
         for each in held_out:
-            wait_for_pass(each.dataset, "validation", seq_len, 0, wait_policy)
+            wait_for_pass(each.dataset, *split, 0, wait)
     return [_load(each, seq_len, settings, ranks) for each in held_out]
-
-
-def _holds_out(dataset: Dataset, seq_len: int) -> bool:
-    groups = dataset.manifest.groups
-    return any((each.split, each.seq_len) == ("validation", seq_len) for each in groups)
 
 
 def describe_unmeasured(mixture: Mixture, sets: Sequence[ValidationSet], seq_len: int) -> str:
     """Says which datasets have no validation split of a length, if any."""
     found = {each.name for each in sets}
-    if missing := [each.name for each in mixture if each.name not in found]:
-        names = ", ".join(missing)
-        return f"no validation loss of {names}: no documents are held out at {seq_len} tokens"
-    return ""
+    names = ", ".join(each.name for each in mixture if each.name not in found)
+    why = f"no documents are held out at {seq_len} tokens"
+    return f"no validation loss of {names}: {why}" if names else ""
 
 
 def _load(
@@ -85,9 +73,9 @@ def _load(
     wanted = settings.validation.num_instances or size
     if settings.validation.stop_at_mlm_accuracy is not None and size < wanted:
         raise ValueError(
-            f"{dataset.url} holds out {size} instances of {seq_len} tokens, validation.num_instances is {wanted} and "
-            "the run stops at an accuracy on all of them; build with more --validation_tokens (and "
-            "--validation_fraction), or ask for fewer"
+            f"{dataset.url} holds out {size} instances of {seq_len} tokens, "
+            f"validation.num_instances is {wanted} and the run stops at an accuracy on all of them;"
+            " build with more --validation_tokens (and --validation_fraction), or ask for fewer"
         )
     instances = min(size, wanted)
     share = iterate_validation(
@@ -100,17 +88,18 @@ def _load(
         reading=Reading(cache_dir=settings.cache_dir, cache_bytes=settings.cache_bytes),
     )
     read = list(share)
-    entropy = unigram_entropy(_count_text(read, dataset, ranks))
     micro_batches = [prepare_micro_batch(batch, settings.objective) for batch in read]
     masked = sum(len(batch.masked_labels) for batch in micro_batches)
     num_random = sum(int(batch.is_random_next.sum()) for batch in read)
-    counts = list(zip(*ranks.gather((masked, num_random, len(read))), strict=True))
+    mine = masked, num_random, len(read), _count_text(read, dataset)
+    counts = list(zip(*ranks.gather(mine), strict=True))
     # Under ZeRO-3 a forward pass is a collective: every rank makes as many.
     micro_batches += [empty_micro_batch()] * (max(counts[2]) - len(read))
-    share_of_guess = majority_share(sum(counts[1]), instances)
-    has_nsp, masked = settings.objective == WITH_NSP, sum(counts[0])
-    ours = source.name, source.weight, micro_batches, has_nsp
-    return ValidationSet(*ours, instances, masked, entropy, share_of_guess)
+    facts: dict[str, Any] = {"unigram_entropy": unigram_entropy(sum(counts[3]))}
+    if settings.objective == WITH_NSP:
+        facts["nsp_majority_share"] = majority_share(sum(counts[1]), instances)
+    facts |= {"instances": instances, "masked": sum(counts[0])}
+    return ValidationSet(source.name, source.weight, micro_batches, facts)
 
 
 @torch.no_grad()
@@ -123,26 +112,35 @@ def validate(engine: Any, validation_set: ValidationSet, ranks: Ranks) -> dict[s
         totals += stack_sums(forward_sums(model, batch, ranks.device))
     model.train()
     torch.distributed.all_reduce(totals)
-    counts = {"instances": validation_set.instances, "masked": validation_set.masked}
-    columns = loss_columns(totals.tolist(), **counts, has_nsp=validation_set.has_nsp)
-    columns["unigram_entropy"] = validation_set.unigram_entropy
-    if validation_set.has_nsp:
-        columns["nsp_majority_share"] = validation_set.nsp_majority_share
-    return columns | counts
+    facts = validation_set.facts
+    has_nsp = "nsp_majority_share" in facts
+    return loss_columns(totals.tolist(), facts["masked"], facts["instances"], has_nsp) | facts
+
+
+def measure(
+    engine: Any, sets: Sequence[ValidationSet], ranks: Ranks, step: int
+) -> tuple[dict[str, Any], list[str]]:
+    """The row of metrics.jsonl after a step, and lines for people."""
+    parts = {each.name: validate(engine, each, ranks) for each in sets}
+    row = {"step": step, "split": "validation", **join_columns(parts, sets)}
+    lines = [f"step {step}: {format_validation(row)}"]
+    if len(parts) > 1:
+        row["datasets"] = parts
+        lines += [f"  {name}: {format_validation(columns)}" for name, columns in parts.items()]
+    return row, lines
 
 
 def join_columns(
     parts: Mapping[str, Mapping[str, float]], sets: Sequence[ValidationSet]
 ) -> dict[str, Any]:
     """The mixture's columns: means weighted as the datasets are, and sums of what is counted."""
-    total = sum(each.weight for each in sets)
-    joined = {
-        key: sum(each.weight * parts[each.name][key] for each in sets) / total
-        for key in parts[sets[0].name]
+    first, total = parts[sets[0].name], sum(each.weight for each in sets)
+    if len(sets) == 1:
+        return dict(first)
+    means = {
+        key: sum(each.weight * parts[each.name][key] for each in sets) / total for key in first
     }
-    for key in ("instances", "masked"):
-        joined[key] = sum(part[key] for part in parts.values())
-    return dict(parts[sets[0].name]) if len(sets) == 1 else joined
+    return means | {k: sum(part[k] for part in parts.values()) for k in ("instances", "masked")}
 
 
 def format_validation(columns: Mapping[str, Any]) -> str:
@@ -157,14 +155,10 @@ def format_validation(columns: Mapping[str, Any]) -> str:
     return line
 
 
-def _count_text(
-    batches: Sequence[MicroBatch], dataset: Dataset, ranks: Ranks
-) -> npt.NDArray[np.int64]:
-    """How often each token [V] stands in the unmasked text, over all ranks; no [CLS], [SEP]."""
-    counts_V = torch.zeros(dataset.manifest.vocab_size, dtype=torch.int64)
+def _count_text(batches: Sequence[MicroBatch], dataset: Dataset) -> npt.NDArray[np.int64]:
+    """How often each token [V] stands in the unmasked text of this rank; no [CLS], [SEP]."""
+    counts_V = np.zeros(dataset.manifest.vocab_size, np.int64)
     for batch in batches:
-        counts_V += torch.bincount(unmasked_text(batch), minlength=len(counts_V))
-    special = dataset.manifest.special_ids
-    counts_V[[special["cls"], special["sep"]]] = 0
-    torch.distributed.all_reduce(counts_V, group=ranks.counts_group)
-    return counts_V.numpy()
+        counts_V += np.bincount(unmasked_text(batch).numpy(), minlength=len(counts_V))
+    counts_V[[dataset.manifest.special_ids[name] for name in ("cls", "sep")]] = 0
+    return counts_V
