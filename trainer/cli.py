@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.command_line.program import Command, run_program
-from trainer.conversion.settings import ExportSettings
 from trainer.inference.settings import (
     EvaluateSettings,
+    ExportSettings,
     FeaturesSettings,
     FillMaskSettings,
     NextSentenceSettings,
@@ -35,7 +35,7 @@ COMMANDS = {
     ),
     "predict": Command(
         summary="write what a fine-tuned model says of files",
-        settings="trainer.finetune.settings:PredictSettings", function="trainer.finetune.predict:predict",
+        settings="trainer.finetune.settings:PredictSettings", function="trainer.finetune.run:predict",
         unwinds=False,
         local=("output",),
     ),
@@ -56,7 +56,7 @@ COMMANDS = {
     ),
     "export": Command(
         summary="write a checkpoint of a run for Hugging Face, ONNX or DeepSpeed",
-        settings="trainer.conversion.settings:ExportSettings", function="trainer.cli:export", positionals=("run",),
+        settings="trainer.inference.settings:ExportSettings", function="trainer.cli:export", positionals=("run",),
     ),
     "fill-mask": Command(
         summary="see what a model puts in the place of [MASK]",
@@ -198,21 +198,22 @@ def _read_losses(run: str, provenance: Mapping[str, Any]) -> dict[str, Any]:
 
 def fill_mask(settings: FillMaskSettings, _remainder: object = None) -> None:
     """`python -m trainer fill-mask --model DIR "The capital of France is [MASK]."`."""
-    from trainer.inference.fill_mask import fill_mask as fill
-    from trainer.inference.fill_mask import format_candidates, open_mask_filler
+    from trainer.inference.ask import fill_mask as fill
+    from trainer.inference.ask import format_candidates
+    from trainer.inference.open_model import open_model
 
-    filler = open_mask_filler(settings.model)
-    filled = {text: fill(filler, text, settings.top_k) for text in settings.texts}
-    print(format_candidates(filled, filler.tokens_seen))
+    opened = open_model(settings.model)
+    filled = zip(settings.texts, fill(opened, settings.texts, settings.top_k), strict=True)
+    print(format_candidates(dict(filled), opened.provenance.get("tokens_seen")))
 
 
 def next_sentence(settings: NextSentenceSettings, _remainder: object = None) -> None:
     """`python -m trainer nsp --model DIR "It rains." "The street is wet."`."""
-    from trainer.inference.next_sentence import follow_probabilities, open_judge
+    from trainer.inference.ask import follow_probabilities
+    from trainer.inference.open_model import open_model
 
-    [probability] = follow_probabilities(
-        open_judge(settings.model), [(settings.first, settings.second)]
-    )
+    pairs = [(settings.first, settings.second)]
+    [probability] = follow_probabilities(open_model(settings.model), pairs)
     print(f"the second text follows the first with probability {probability:.4f}")
 
 
@@ -251,5 +252,5 @@ def evaluate(settings: EvaluateSettings, _remainder: object = None) -> None:
     if settings.output:
         folder, name = Folder.of_file(settings.output)
         facts = {"model": opened.where, "data": dataset.url, "split": settings.split}
-        lengths = [{"seq_len": each, **found[each].as_json()} for each in found]
+        lengths = [{"seq_len": each, **found[each]} for each in found]
         folder.write(name, to_json(facts | {"lengths": lengths}))

@@ -29,6 +29,8 @@ from trainer.process.ranks import start_ranks, stop_ranks
 
 pytestmark = pytest.mark.engines
 
+KEPT, SUBMITTED = ("results.json", "best/model.safetensors"), "predictions/test/SST-2.tsv"
+FLAGS = "--seq_len 16 --search_peak_lr 5e-3 --search_epochs 3 --search_seeds 0 1 --micro_tokens 64"
 LOSSES = Recipe(global_batch=6, peak_lr=2e-3, epochs=2, seed=3)
 CHOICES = "startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label\n" + "".join(
     f'a,"the cat, {word}",the dog,gold,good,bad,ran .,sat,0\na,the film {word},a cat,gen,bad,ran,good,sat,2\n'
@@ -51,9 +53,8 @@ def settings_of(folder, output, **changes):
 def main(folder, output):
     ranks = start_ranks()
     finetune_on(ranks, settings_of(folder, output / "grid"))
-    faults = {
-        "missing": fault_of(ranks, settings_of(folder, output / "missing", train=["none.tsv"]))
-    }
+    missing = settings_of(folder, output / "missing", train=["none.tsv"])
+    faults = {"missing": fault_of(ranks, missing)}
     if ranks.world_size == 1:
         alone(ranks, folder, output, faults)
     if ranks.rank == 0:
@@ -173,41 +174,37 @@ def test_the_grid_is_trained_and_learns(output):
     first = results["settings"][0]
     values = [run["metrics"]["dev"]["accuracy"] for run in results["runs"][:2]]
     assert first["mean"]["dev"]["accuracy"] == pytest.approx(sum(values) / 2)
-    assert first["standard_deviation"]["dev"]["accuracy"] == pytest.approx(
-        abs(values[0] - values[1]) / 2**0.5
-    )
+    deviation = abs(values[0] - values[1]) / 2**0.5
+    assert first["standard_deviation"]["dev"]["accuracy"] == pytest.approx(deviation)
 
 
 def test_the_best_model_opens_in_transformers_and_made_the_predictions(output, folder):
-    tokenizer = transformers.AutoTokenizer.from_pretrained(output / "grid" / "best")
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(
-        output / "grid" / "best"
-    ).eval()
+    best = output / "grid/best"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(best)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(best).eval()
     texts = [line.split("\t")[1] for line in (folder / "test.tsv").read_text().splitlines()[1:]]
     with torch.no_grad():
         logits = model(**tokenizer(texts, return_tensors="pt", padding=True)).logits
-    rows = (output / "grid" / "predictions" / "test" / "SST-2.tsv").read_text().splitlines()
-    assert rows == [
-        "index\tprediction",
-        *(f"{row}\t{label}" for row, label in enumerate(logits.argmax(1).tolist())),
-    ]
-    best = results_of(output / "grid")["best"]
-    finetuned = json.loads((output / "grid" / "best" / "config.json").read_text())["beambert"]
-    assert (finetuned["tokens_seen"], finetuned["finetuned"]["run"]) == (99, best["name"])
+    rows = (output / "grid" / SUBMITTED).read_text().splitlines()
+    labels = logits.argmax(1).tolist()
+    assert rows == ["index\tprediction", *(f"{row}\t{label}" for row, label in enumerate(labels))]
+    facts = json.loads((best / "config.json").read_text())["beambert"]
+    name = results_of(output / "grid")["best"]["name"]
+    assert (facts["tokens_seen"], facts["finetuned"]["run"]) == (99, name)
+
+
+def same_files(first, second, *names):
+    return all((first / name).read_bytes() == (second / name).read_bytes() for name in names)
 
 
 def test_the_same_command_gives_the_same_results(output):
-    assert (output / "again" / "results.json").read_bytes() == (
-        output / "grid" / "results.json"
-    ).read_bytes()
+    assert same_files(output / "again", output / "grid", "results.json")
 
 
 def test_a_stopped_command_goes_on_and_gives_the_same_results(output):
-    for name in ("results.json", "best/model.safetensors", "predictions/test/SST-2.tsv"):
-        assert (output / "resumed" / name).read_bytes() == (output / "grid" / name).read_bytes()
-    assert (
-        len(json.loads((output / "kept.json").read_text())) == 1
-    )  # the best run's model was lost, so it was redone
+    assert same_files(output / "resumed", output / "grid", *KEPT, SUBMITTED)
+    # The best run's model was lost, so it was redone.
+    assert len(json.loads((output / "kept.json").read_text())) == 1
 
 
 def test_predict_writes_what_finetune_wrote(output, folder, tmp_path):
@@ -217,14 +214,13 @@ def test_predict_writes_what_finetune_wrote(output, folder, tmp_path):
     done = run_python([*command, folder / "dev.tsv", *flags])
     assert done.returncode == 0, done.stderr
     assert "SST-2.tsv, 7 rows" in done.stdout
-    name = "predictions/test/SST-2.tsv"
-    assert (tmp_path / "out" / name).read_bytes() == (output / "grid" / name).read_bytes()
+    assert same_files(tmp_path / "out", output / "grid", SUBMITTED)
     rows = (tmp_path / "out/predictions/dev/SST-2.tsv").read_text().splitlines()
     assert rows[0] == "index\tprediction"
     assert [row.split("\t")[0] for row in rows[1:]] == list(map(str, range(20)))
 
 
-FEATURES = ["--task", "ner-features"]
+FEATURES = ["--task", "ner-features", "--tokens.feature_layers", "-1"]
 
 
 @pytest.mark.parametrize(
@@ -238,19 +234,14 @@ FEATURES = ["--task", "ner-features"]
         ),
         ("model", ["--task", "sst2"], "has no head for a task; fine-tune it first"),
         ("three-labels", ["--task", "sst2", "--seq_len", "41"], "reads 40 tokens at most"),
-        ("three-labels", [*FEATURES, "--tokens.feature_layers", "-1"], "within finetune alone"),
+        ("three-labels", FEATURES, "within finetune alone"),
     ],
 )
 def test_models_that_cannot_predict_are_refused(folder, tmp_path, model, flags, message):
-    files = [
-        "--model",
-        folder / model,
-        "--input",
-        folder / "test.tsv",
-        "--output",
-        tmp_path / "out",
-    ]
-    done = run_python(["-m", "trainer", "predict", *files, *flags])
+    files = ["--model", folder / model, "--input", folder / "test.tsv"]
+    columns = ["--columns.text", "sentence"]
+    output = ["--output", tmp_path / "out"]
+    done = run_python(["-m", "trainer", "predict", *files, *columns, *output, *flags])
     assert done.returncode == 2
     assert message in done.stderr
     assert not (tmp_path / "out").exists()
@@ -279,12 +270,10 @@ sys.exit(main(sys.argv[1:]))
 def test_a_killed_command_goes_on_and_gives_the_same_results(folder, output):
     """By the command line, killed in the second of its runs."""
     target = output / "killed"
-    given = {"--task": "sst2", "--model": "model", "--train": "train.tsv"}
-    given |= {"--validation": "dev.tsv", "--test": "test.tsv", "--output": target}
-    paths = {flag: folder / name if flag != "--task" else name for flag, name in given.items()}
-    arguments = ["-m", "trainer", "finetune", *(each for pair in paths.items() for each in pair)]
-    arguments += ["--seq_len", "16", "--search_global_batch", "8", "16", "--search_peak_lr", "5e-3"]
-    arguments += ["--search_epochs", "3", "--search_seeds", "0", "1", "--micro_tokens", "64"]
+    paths = {"model": "model", "train": "train.tsv", "validation": "dev.tsv", "test": "test.tsv"}
+    flags = [word for name, file in paths.items() for word in (f"--{name}", folder / file)]
+    arguments = ["-m", "trainer", "finetune", "--task", "sst2", *flags, "--output", target]
+    arguments += [*FLAGS.split(), "--search_global_batch", "8", "16"]
     with Program(["-c", WAITING, *arguments[2:]], cwd=folder) as first:
         while not (folder / "run-2").exists():
             assert first.poll() is None, "it ended before its first run was finished"
@@ -294,8 +283,7 @@ def test_a_killed_command_goes_on_and_gives_the_same_results(folder, output):
     done = run_python(arguments)
     assert done.returncode == 0, done.stderr
     assert "of 4 runs were finished before" in done.stdout
-    for name in ("results.json", "best/model.safetensors"):
-        assert (target / name).read_bytes() == (output / "grid" / name).read_bytes()
+    assert same_files(target, output / "grid", *KEPT)
 
 
 def test_a_grid_may_grow(output):
@@ -311,28 +299,21 @@ def test_refusals(faults):
     assert "exists and is not a fine-tuning, it has no runs; give another" in faults["foreign"]
     assert "seq_len is 41" in faults["positions"]
     assert "reads 40 tokens at most" in faults["positions"]
-    assert (
-        "has a head for classification with 3 labels: x, y, z, this task needs one"
-        in faults["other"]
-    )
+    assert "a head for classification with 3 labels: x, y, z, this task" in faults["other"]
     assert "--replace_head true" in faults["other"]
 
 
 def test_multiple_choice_and_regression_learn(output):
     assert results_of(output / "swag")["best"]["metrics"]["swag"]["accuracy"] == 1.0
-    labels = [row[-1] for row in csv.reader(CHOICES.splitlines())][
-        1:
-    ]  # all answered right: see the line above
+    # All are answered right: see the line above.
+    labels = [row[-1] for row in csv.reader(CHOICES.splitlines())][1:]
     written = (output / "swag" / "predictions" / "swag" / "swag.csv").read_text()
     assert written == ",pred\n" + "".join(f"{row},{label}\n" for row, label in enumerate(labels))
     assert results_of(output / "numbers")["best"]["metrics"]["numbers"]["pearson"] > 0.9
 
 
 def test_a_head_goes_on_where_it_fits(output):
-    goes_on, new = (
-        results_of(output / "goes-on")["runs"][0],
-        results_of(output / "other")["runs"][0],
-    )
+    goes_on, new = (results_of(output / name)["runs"][0] for name in ("goes-on", "other"))
     assert goes_on["train_loss"] < 0.5 * new["train_loss"]
 
 
@@ -342,8 +323,7 @@ def test_two_ranks_give_what_one_gives(folder, output):
     assert [run["metrics"] for run in together["runs"]] == [run["metrics"] for run in alone["runs"]]
     losses = [[run["train_loss"] for run in results["runs"]] for results in (together, alone)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
-    predictions = Path("grid/predictions/test/SST-2.tsv")
-    assert (both / predictions).read_text() == (output / predictions).read_text()
+    assert same_files(both / "grid", output / "grid", SUBMITTED)
     assert "none.tsv" in json.loads((both / "faults.json").read_text())["missing"]
 
 
@@ -351,9 +331,8 @@ def test_losses_are_those_of_a_loop_over_transformers(folder, output):
     settings = settings_of(folder, "")
     prepared = prepare_data(settings)
     ours = begin_model(prepared, LOSSES.seed)
-    theirs = transformers.BertForSequenceClassification.from_pretrained(
-        folder / "model", num_labels=2
-    ).train()
+    kind = transformers.BertForSequenceClassification
+    theirs = kind.from_pretrained(folder / "model", num_labels=2).train()
     theirs.classifier.load_state_dict(ours.task_head.state_dict())
     decays = [parameter for parameter in theirs.parameters() if parameter.ndim > 1]
     others = [parameter for parameter in theirs.parameters() if parameter.ndim == 1]
@@ -376,15 +355,12 @@ def test_losses_are_those_of_a_loop_over_transformers(folder, output):
 
 def padded(items):
     width = max(len(item.sequences[0].input_ids) for item in items)
-    columns = {
-        name: torch.zeros(len(items), width, dtype=torch.long)
-        for name in ("input_ids", "attention_mask")
-    }
+    ids, mask = torch.zeros(2, len(items), width, dtype=torch.long)
     for row, item in enumerate(items):
-        ids = torch.from_numpy(item.sequences[0].input_ids.astype("int64"))
-        columns["input_ids"][row, : len(ids)] = ids
-        columns["attention_mask"][row, : len(ids)] = 1
-    return {**columns, "labels": torch.tensor([int(item.labels[0]) for item in items])}
+        found = torch.from_numpy(item.sequences[0].input_ids.astype("int64"))
+        ids[row, : len(found)], mask[row, : len(found)] = found, 1
+    labels = torch.tensor([int(item.labels[0]) for item in items])
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Files in configs/finetune are complete but for model and data; documents name settings that exist."""
+"""Files in configs/finetune are complete but for model and data; documents name what exists."""
 
 import dataclasses
 import re
@@ -8,13 +8,17 @@ import pytest
 
 from pipeline.command_line.program import parse_settings
 from trainer.cli import COMMANDS
-from trainer.finetune.settings import SquadSettings, TokenSettings, check_settings
-from trainer.finetune.tasks import open_task
+from trainer.finetune.results import list_recipes
+from trainer.finetune.settings import (
+    FinetuneSettings,
+    SquadSettings,
+    TokenSettings,
+    check_settings,
+)
+from trainer.finetune.task import TASKS, open_task
 
 ROOT = Path(__file__).parents[2]
 CONFIGS, DOCS = ROOT / "configs/finetune", ROOT / "docs"
-
-
 NEEDED = ["--model", "m", "--train", "t", "--validation", "v", "--output", "o"]
 
 
@@ -30,12 +34,22 @@ def test_configs_can_be_run(name):
     assert open_task(settings).main_metric
 
 
-def test_questions_and_entities_have_the_papers_settings():
+def test_settings_are_the_papers():
+    glue = read("glue", "--task", "sst2")  # BERT paper, appendix A.3
+    assert (glue.search_global_batch, glue.search_epochs) == ([16, 32], [2, 3, 4])
+    assert glue.search_peak_lr == [5e-5, 3e-5, 2e-5]
+    assert len(list_recipes(glue)) == 18 * 5
     squad, squad2 = read("squad"), read("squad2", "--squad.null_threshold", "-1.5")
     assert (squad.seq_len, squad.search_global_batch, squad.search_epochs) == (384, [32], [3])
     assert (squad2.task, squad2.search_global_batch, squad2.search_epochs) == ("squad2", [48], [2])
     assert squad2.squad.null_threshold == -1.5
     assert read("ner", "--tokens.tag_column", "2").tokens.tag_column == 2
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_is_on_the_page_and_in_the_help(task):
+    assert f"`{task}`" in (DOCS / "finetuning.md").read_text()
+    assert re.search(rf"\b{task}\b", FinetuneSettings.__doc__)
 
 
 @pytest.mark.parametrize(
@@ -46,12 +60,8 @@ def test_questions_and_entities_have_the_papers_settings():
     ],
 )
 def test_documents_name_settings_and_defaults_that_exist(document, prefix, defaults):
-    text = (DOCS / document).read_text()
+    text, values = (DOCS / document).read_text(), dataclasses.asdict(defaults)
     named = dict(re.findall(rf"`--{prefix}\.(\w+)`(?: (-?\d+)\b)?", text))
-    assert set(named) <= set(dataclasses.asdict(defaults))
+    assert set(named) <= set(values)
     stated = {name: int(number) for name, number in named.items() if number}
-    assert stated == {
-        name: value
-        for name, value in dataclasses.asdict(defaults).items()
-        if isinstance(value, int)
-    }
+    assert stated == {name: each for name, each in values.items() if isinstance(each, int)}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.finetune.test_finetune import WAITING, results_of
+from tests.finetune.test_finetune import FLAGS, SUBMITTED, WAITING, results_of, same_files
 from tests.finetune.tiny_data import write_sst2
 from tests.finetune.tiny_model import write_pretrained
 from tests.loaded_python import run_python
@@ -21,7 +21,6 @@ pytestmark = pytest.mark.engines
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 ALONE = (BIN / "python", "-m")
-FLAGS = "--seq_len 16 --search_global_batch 8 --search_peak_lr 5e-3 --search_epochs 3 --search_seeds 0 1 --micro_tokens 64"
 
 
 def run_as_typed(command, folder, environment):
@@ -35,10 +34,10 @@ def run_alone(command, folder, environment):
     return run_python(command[1:], cwd=folder, **environment)
 
 
-def finetune(launcher, folder, output, *flags, program="trainer", start=run_as_typed, **variables):
+def finetune(launcher, folder, output, program="trainer", start=run_as_typed, **variables):
     """`LAUNCHER trainer finetune ...` in a folder with train.tsv, dev.tsv, test.tsv and model/."""
     files = "--task sst2 --model model --train train.tsv --validation dev.tsv --test test.tsv"
-    given = [*files.split(), "--output", output, *FLAGS.split(), *flags]
+    given = [*files.split(), "--output", output, *FLAGS.split(), "--search_global_batch", "8"]
     environment = {
         **os.environ,
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
@@ -62,21 +61,12 @@ def test_two_ranks_of_the_deepspeed_launcher_give_what_one_process_gives(tmp_pat
     for launcher, output, start in ways:
         ran = finetune(launcher, tmp_path, output, start=start)
         assert ran.returncode == 0, ran.stderr
-        assert (
-            f"{output}: results.json, predictions, and the best model in {output}/best"
-            in ran.stdout
-        )
+        assert f"{output}: results.json, predictions, and the best model in" in ran.stdout
     alone, together = results_of(tmp_path / "alone"), results_of(tmp_path / "together")
     losses = [[run.pop("train_loss") for run in results["runs"]] for results in (alone, together)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
     assert [run["metrics"] for run in alone["runs"]] == [run["metrics"] for run in together["runs"]]
-    assert [run["name"] for run in together["runs"]] == [
-        f"batch8-lr0.005-epochs3-seed{seed}" for seed in (0, 1)
-    ]
-    predictions = "predictions/test/SST-2.tsv"
-    assert (tmp_path / "alone" / predictions).read_text() == (
-        tmp_path / "together" / predictions
-    ).read_text()
+    assert same_files(tmp_path / "alone", tmp_path / "together", SUBMITTED)
     assert together["best"]["metrics"]["dev"]["accuracy"] == 1.0
 
 

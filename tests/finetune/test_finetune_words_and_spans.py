@@ -1,4 +1,4 @@
-"""ner and squad2 from the command line: small parts of real corpora learned by heart, on one and on two ranks."""
+"""ner and squad2 by the command line: parts of real corpora learned by heart, on 1 and 2 ranks."""
 
 import json
 
@@ -11,7 +11,7 @@ from pipeline.documents.text_files import read_text
 from tests.trainer.two_ranks import run_ranks
 from tokenizer.vocab import parse_vocab
 from trainer.conll.read import Columns, read_conll
-from trainer.conversion.export import export_hf, load_hf_task
+from trainer.conversion.export import export_hf, load_hf
 from trainer.finetune.batches import pack_items
 from trainer.finetune.settings import FinetuneSettings, SquadSettings
 from trainer.finetune.squad.task import open_squad
@@ -24,10 +24,9 @@ from trainer.model.task_heads import BertForTask
 
 pytestmark = pytest.mark.engines
 
-CONFIG = BertConfig(
-    vocab_size=30_522, num_layers=2, hidden_size=48, num_heads=2, intermediate_size=96, max_position_embeddings=160,
-    hidden_dropout=0.0, attention_dropout=0.0,
-)  # fmt: skip
+SIZES = {"num_layers": 2, "hidden_size": 48, "num_heads": 2, "intermediate_size": 96}
+NO_DROPOUT = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
+CONFIG = BertConfig(vocab_size=30_522, max_position_embeddings=160, **SIZES, **NO_DROPOUT)
 FROZEN = ("--search_peak_lr", "1e-12", "--search_epochs", "1")
 
 
@@ -41,36 +40,26 @@ def folder(shared_data, tmp_path_factory):
     return path
 
 
-def _finetune(task, model, train, validation, output, *arguments, world_size=1):
-    command = [
-        "-m",
-        "trainer",
-        "finetune",
-        "--task",
-        task,
-        "--model",
-        str(model),
-        "--train",
-        str(train),
-    ]
-    command += ["--validation", str(validation), "--output", str(output), *arguments]
-    for process in run_ranks(command, world_size):
+def _finetune(task, model, file, output, *arguments, world_size=1):
+    given = {"task": task, "model": model, "train": file, "validation": file, "output": output}
+    flags = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    for process in run_ranks(["-m", "trainer", "finetune", *flags, *arguments], world_size):
         assert process.returncode == 0, process.stderr
     return json.loads((output / "results.json").read_text())
 
 
 @pytest.fixture(scope="module")
 def tagged(folder, shared_data):
-    """Settings of ner, and results of training: 41 sentences of WNUT-17, some of them in several windows."""
+    """Settings of ner, and results of training: 41 sentences of WNUT-17, some in windows."""
     text = (shared_data / "data/ner_wnut17/train.conll").read_text()
     sentences = [block.strip("\n") for block in text.split("\t\n") if "B-" in block][:40]
     longest = "\n".join(sentences[:6])
-    (folder / "words.conll").write_text("\n\n".join(["# of WNUT-17", *sentences, longest]) + "\n\n")
-    files = folder / "words.conll", folder / "words.conll"
+    file = folder / "words.conll"
+    file.write_text("\n\n".join(["# of WNUT-17", *sentences, longest]) + "\n\n")
     arguments = ("--seq_len", "64", "--search_global_batch", "8")
     training = ("--search_peak_lr", "3e-3", "--search_epochs", "30")
-    results = _finetune("ner", folder / "model", *files, folder / "ner", *arguments, *training)
-    return files, arguments, results
+    results = _finetune("ner", folder / "model", file, folder / "ner", *arguments, *training)
+    return file, arguments, results
 
 
 @pytest.fixture(scope="module")
@@ -78,14 +67,12 @@ def answered(folder, shared_data):
     """Settings of squad2, and results of training: 4 questions each of 6 paragraphs."""
     content = json.loads(read_text(str(shared_data / "data/squad/squad_v2_half_dev.json.zst")))
     data = [_choose_questions(article) for article in content["data"][:3]]
-    (folder / "questions.json").write_text(json.dumps({"version": "v2.0", "data": data}))
-    files = folder / "questions.json", folder / "questions.json"
+    file = folder / "questions.json"
+    file.write_text(json.dumps({"version": "v2.0", "data": data}))
     arguments = ("--seq_len", "160", "--squad.stride", "64", "--search_global_batch", "8")
     training = ("--search_peak_lr", "2e-3", "--search_epochs", "40")
-    results = _finetune(
-        "squad2", folder / "model", *files, folder / "squad2", *arguments, *training
-    )
-    return files, arguments, results
+    results = _finetune("squad2", folder / "model", file, folder / "squad2", *arguments, *training)
+    return file, arguments, results
 
 
 def _choose_questions(article):
@@ -98,34 +85,33 @@ def _choose_questions(article):
     return {"title": article["title"], "paragraphs": paragraphs}
 
 
+def _written_tags(folder):
+    lines = (folder / "ner/predictions/words/predictions.conll").read_text().split("\n")
+    return lines, [line.rpartition("\t")[2] for line in lines if "\t" in line]
+
+
 def test_entities_are_learned_and_written_as_columns(folder, tagged):
-    (train, _), _, results = tagged
+    train, _, results = tagged
     metrics = results["best"]["metrics"]["words"]
     assert metrics["f1"] > 0.9
     assert results["data"]["validation"][0]["sentences_in_windows"] > 0
-    written = (folder / "ner/predictions/words/predictions.conll").read_text()
+    lines, tags = _written_tags(folder)
+    assert [line.rpartition("\t")[0] or line for line in lines] == train.read_text().split("\n")
     originals = read_conll(train.read_text(), "train", Columns())
-    assert [
-        line.rpartition("\t")[0] or line for line in written.split("\n")
-    ] == train.read_text().split("\n")
-    tags = [line.rpartition("\t")[2] for line in written.split("\n") if "\t" in line]
     split = np.split(np.array(tags), np.cumsum([len(each.words) for each in originals])[:-1])
-    scores = score_entities(
-        [each.tags for each in originals], [list(map(str, each)) for each in split]
-    )
-    assert scores.micro.f1 == pytest.approx(metrics["f1"])
+    found = [each.tolist() for each in split]
+    scores, _ = score_entities([each.tags for each in originals], found)
+    assert scores.f1 == pytest.approx(metrics["f1"])
 
 
 def test_transformers_tags_the_same_words_alike(folder, tagged):
-    (train, _), _, results = tagged
+    train, _, results = tagged
     model = transformers.AutoModelForTokenClassification.from_pretrained(folder / "ner/best").eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "ner/best")
     assert isinstance(model, transformers.BertForTokenClassification)
-    assert [model.config.id2label[index] for index in range(model.config.num_labels)] == results[
-        "head"
-    ]["labels"]
-    lines = (folder / "ner/predictions/words/predictions.conll").read_text().split("\n")
-    written = iter([line.rpartition("\t")[2] for line in lines if "\t" in line])
+    labels = [model.config.id2label[index] for index in range(model.config.num_labels)]
+    assert labels == results["head"]["labels"]
+    written = iter(_written_tags(folder)[1])
     for sentence in read_conll(train.read_text(), "train", Columns())[:40]:
         ours = [next(written) for _ in sentence.words]
         encoded = tokenizer(list(sentence.words), is_split_into_words=True, return_tensors="pt")
@@ -133,59 +119,46 @@ def test_transformers_tags_the_same_words_alike(folder, tagged):
             continue
         with torch.no_grad():
             best = model(**encoded).logits[0].argmax(dim=-1).tolist()
-        first = {
-            word: token
-            for token, word in reversed(list(enumerate(encoded.word_ids())))
-            if word is not None
-        }
-        assert [
-            model.config.id2label[best[first[word]]] for word in range(len(sentence.words))
-        ] == ours
+        first = {word: token for token, word in reversed([*enumerate(encoded.word_ids())])}
+        found = [best[first[word]] for word in range(len(sentence.words))]
+        assert [model.config.id2label[each] for each in found] == ours
 
 
 def test_answers_are_learned_and_written(folder, answered):
     _, _, results = answered
     metrics = results["best"]["metrics"]["questions"]
     assert metrics["f1"] > 80
-    assert metrics["f1"] == metrics["best_f1"]
     facts = results["data"]["validation"][0]
     assert (facts["examples"], facts["questions_without_answer"]) == (24, 6)
     assert facts["items"] > facts["examples"]
-    predictions = json.loads((folder / "squad2/predictions/questions/predictions.json").read_text())
-    null_odds = json.loads((folder / "squad2/predictions/questions/null_odds.json").read_text())
+    names = ("predictions", "null_odds")
+    predictions, null_odds = (
+        json.loads((folder / f"squad2/predictions/questions/{name}.json").read_text())
+        for name in names
+    )
     assert len(predictions) == 24
-    assert {key for key, text in predictions.items() if not text} == {
-        key for key, value in null_odds.items() if value > metrics["null_threshold"]
-    }
+    unanswered = {key for key, value in null_odds.items() if value > metrics["null_threshold"]}
+    assert {key for key, text in predictions.items() if not text} == unanswered
 
 
 def test_transformers_gives_the_same_logits_and_answers(folder, answered):
-    (train, _), _, results = answered
-    model = transformers.AutoModelForQuestionAnswering.from_pretrained(
-        folder / "squad2/best"
-    ).eval()
+    train, _, results = answered
+    best = folder / "squad2/best"
+    model = transformers.AutoModelForQuestionAnswering.from_pretrained(best).eval()
     assert isinstance(model, transformers.BertForQuestionAnswering)
-    settings = FinetuneSettings(
-        task="squad2",
-        model="m",
-        train=["t"],
-        validation=["v"],
-        output="o",
-        seq_len=160,
-        squad=SquadSettings(stride=64),
-    )
-    task = open_squad(settings)
-    vocab = parse_vocab((folder / "squad2/best/vocab.txt").read_bytes(), "vocab.txt")
+    files = {"model": "m", "train": ["t"], "validation": ["v"], "output": "o"}
+    squad = SquadSettings(stride=64)
+    task = open_squad(FinetuneSettings(task="squad2", seq_len=160, squad=squad, **files))
+    vocab = parse_vocab((best / "vocab.txt").read_bytes(), "vocab.txt")
     questions = task.read(str(train), "validation").examples
     items = task.encode(questions, (), TextEncoder(vocab, True, 160), "validation").items
     theirs = [_transformers_logits(model, item) for item in items]
     predictions = task.decode(questions, items, theirs, ())
-    files = task.prediction_files(
-        str(train), questions, predictions, results["best"]["metrics"]["questions"]
-    )
+    metrics = results["best"]["metrics"]["questions"]
+    files = task.prediction_files(str(train), questions, predictions, metrics)
     written = (folder / "squad2/predictions/questions/predictions.json").read_text()
     assert json.loads(files["predictions.json"]) == json.loads(written)
-    ours = _our_logits(folder / "squad2/best", items)
+    ours = _our_logits(best, items)
     assert max(float(np.abs(a - b).max()) for a, b in zip(ours, theirs, strict=True)) < 1e-4
 
 
@@ -199,7 +172,7 @@ def _transformers_logits(model, item):
 
 
 def _our_logits(best, items):
-    config, state, head = load_hf_task(str(best))
+    config, state, head = load_hf(str(best))
     model = BertForTask(config, head).eval()
     model.load_state_dict(state)
     batch = pack_items(items, torch.device("cpu"))
@@ -209,11 +182,9 @@ def _our_logits(best, items):
 
 @pytest.mark.parametrize("task", ["ner", "squad2"])
 def test_two_ranks_predict_every_example_once(folder, task, request):
-    files, arguments, alone = request.getfixturevalue({"ner": "tagged", "squad2": "answered"}[task])
-    output = folder / f"{task}-two"
-    together = _finetune(
-        task, folder / task / "best", *files, output, *arguments, *FROZEN, world_size=2
-    )
+    file, arguments, alone = request.getfixturevalue({"ner": "tagged", "squad2": "answered"}[task])
+    output, best = folder / f"{task}-two", folder / task / "best"
+    together = _finetune(task, best, file, output, *arguments, *FROZEN, world_size=2)
     metrics, expected = (each["best"]["metrics"] for each in (together, alone))
     assert metrics == {file: pytest.approx(values, abs=1e-3) for file, values in expected.items()}
     for path in (folder / task / "predictions").rglob("predictions.*"):

@@ -7,7 +7,7 @@ from tests.finetune.tiny_model import TOKENS, VOCAB
 from tokenizer.vocab import parse_vocab
 from trainer.finetune.pairs import PairExample
 from trainer.finetune.settings import FinetuneSettings
-from trainer.finetune.tasks import open_task
+from trainer.finetune.task import open_task
 from trainer.finetune.text import TextEncoder
 
 MNLI = "index promptID pairID genre sentence1_binary_parse sentence2_binary_parse sentence1_parse sentence2_parse"

@@ -87,20 +87,8 @@ def test_predictions_are_the_text_as_it_was_written(vocab, tmp_path):
     metrics = task.score(questions, predictions)
     assert metrics == {"exact": 100.0, "f1": 100.0}
     files = task.prediction_files(path, questions, predictions, metrics)
-    assert sorted(files) == ["nbest_predictions.json", "predictions.json"]
+    assert files.keys() == {"predictions.json"}
     assert json.loads(files["predictions.json"]) == {"q0": "Café Society", "q1": "Rollo"}
-    best = json.loads(files["nbest_predictions.json"])["q0"]
-    assert len(best) == 20
-    assert len({each["text"] for each in best}) == 20
-    assert best[0] == {
-        "text": "Café Society",
-        "probability": pytest.approx(best[0]["probability"]),
-        "start_logit": 9.0,
-        "end_logit": 9.0,
-        "start": 29,
-        "end": 41,
-    }
-    assert sum(each["probability"] for each in best) == pytest.approx(1)
 
 
 def test_no_answer_is_given_where_its_score_is_above_the_tuned_threshold(vocab, tmp_path):
@@ -112,25 +100,15 @@ def test_no_answer_is_given_where_its_score_is_above_the_tuned_threshold(vocab, 
     outputs[2][0] = 10.0  # above the right answer by 2
     predictions = task.decode(questions, encoded.items, outputs, ())
     metrics = task.score(questions, predictions)
-    kinds = [
-        f"{kind}{name}" for kind in ("", "HasAns_", "NoAns_", "best_") for name in ("exact", "f1")
-    ]
-    assert metrics == dict.fromkeys(kinds, 100.0) | {
-        "null_threshold": 3.0,  # between 2 and 4
-        "best_exact_thresh": 2.0,
-        "best_f1_thresh": 2.0,
-    }
+    kinds = [f"{kind}{name}" for kind in ("", "HasAns_", "NoAns_") for name in ("exact", "f1")]
+    assert metrics == dict.fromkeys(kinds, 100.0) | {"null_threshold": 3.0}  # between 2 and 4
+    of_others = task.prediction_files(path, questions[:1], predictions[:1], {})
+    assert json.loads(of_others["predictions.json"]) == {"q0": "Rollo"}
     files = task.prediction_files(path, questions, predictions, metrics)
     assert json.loads(files["predictions.json"]) == {"q0": "Rollo", "q1": "", "q2": "Society"}
     assert json.loads(files["null_odds.json"]) == {"q0": -18.0, "q1": 4.0, "q2": 2.0}
-    assert json.loads(files["nbest_predictions.json"])["q1"][0]["text"] == ""
-    assert "" in [each["text"] for each in json.loads(files["nbest_predictions.json"])["q0"]]
     fixed = _open("squad2", null_threshold=1.0).score(questions, predictions)
-    assert (fixed["exact"], fixed["HasAns_exact"], fixed["best_exact"]) == (
-        pytest.approx(200 / 3),
-        50.0,
-        100.0,
-    )
+    assert (fixed["exact"], fixed["HasAns_exact"]) == (pytest.approx(200 / 3), 50.0)
 
 
 def test_a_test_file_needs_no_answers(vocab, tmp_path):
@@ -138,25 +116,6 @@ def test_a_test_file_needs_no_answers(vocab, tmp_path):
     (tmp_path / "test.json").write_text(json.dumps({"data": [{"paragraphs": [paragraph]}]}))
     _, encoded, _ = _encode(_open(), str(tmp_path / "test.json"), vocab, "test")
     assert encoded.items[0].labels.tolist() == []
-
-
-@pytest.mark.parametrize(
-    ("question", "context", "start", "says"),
-    [
-        (" ", "Rollo met.", 0, "article 'T', question a: the question is empty"),
-        ("Who?", "", 0, "the context is empty"),
-        ("Who?", "Rollo met.", 2, "'Rollo' is said to begin at character 2.*first of 1 faults"),
-    ],
-)
-def test_bad_questions_stop(tmp_path, question, context, start, says):
-    answers = [{"text": "Rollo", "answer_start": start}]
-    bad = {"id": "a", "question": question, "answers": answers}
-    path = tmp_path / "f.json"
-    paragraphs = [{"context": context, "qas": [bad]}]
-    path.write_text(json.dumps({"data": [{"title": "T", "paragraphs": paragraphs}]}))
-    for split in ("train", "validation"):
-        with pytest.raises(ValueError, match=says):
-            _open().read(str(path), split)
 
 
 def test_a_context_without_pieces_has_no_answer(vocab, tmp_path):
@@ -170,21 +129,12 @@ def test_a_context_without_pieces_has_no_answer(vocab, tmp_path):
         task.encode(questions, (), TextEncoder(vocab, True, 384), "train")
 
 
-def test_a_model_of_others_answers_where_an_answer_is_likelier_than_none(vocab, tmp_path):
-    path = _write(tmp_path / "f.json", [("Who?", ["Rollo"])])
-    task = _open("squad2")
-    questions, encoded, outputs = _encode(task, path, vocab, "validation")
-    predictions = task.decode(questions, encoded.items, outputs, ())
-    files = task.prediction_files(path, questions, predictions, {})
-    assert json.loads(files["predictions.json"]) == {"q0": "Rollo"}
-
-
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"stride": 0}, "squad.stride is 0"),
-        ({"max_query_pieces": 0}, "squad.max_query_pieces is 0"),
-        ({"seq_len": 64}, "squad.max_query_pieces 64 leaves no room in seq_len 64"),
+        ({"stride": 0}, "stride is 0"),
+        ({"max_query_pieces": 0}, "max_query_pieces is 0"),
+        ({"seq_len": 64}, "squad.max_query_pieces 64 and .* leave no room in seq_len 64"),
     ],
 )
 def test_settings_that_make_no_sense(settings, says):
@@ -194,9 +144,8 @@ def test_settings_that_make_no_sense(settings, says):
 
 def test_real_questions_are_answered_right_by_their_labels(vocab, shared_data):
     task = _open("squad2", seq_len=160, stride=48)
-    questions = task.read(
-        str(shared_data / "data/squad/squad_v2_half_dev.json.zst"), "validation"
-    ).examples[::7]
+    path = str(shared_data / "data/squad/squad_v2_half_dev.json.zst")
+    questions = task.read(path, "validation").examples[::7]
     encoded = task.encode(questions, (), TextEncoder(vocab, True, 160), "validation")
     outputs = [_logits_of_labels(item) for item in encoded.items]
     for item, output in zip(encoded.items, outputs, strict=True):

@@ -10,9 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 import zstandard
-from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
 from pipeline.cli import COMMANDS as PIPELINE
 from pipeline.command_line.program import parse_settings
@@ -111,36 +109,11 @@ def test_the_small_form_from_text_to_answers(printed):
     assert 0 <= metrics["exact"] <= metrics["f1"] <= 100
     assert results["data"]["validation"][0]["examples"] == len(questions)
     assert results["data"]["validation"][0]["questions_in_windows"] >= 1
-    for name in ("predictions.json", "nbest_predictions.json"):
-        assert (
-            json.loads((folder / "answers/predictions/dev" / name).read_text()).keys()
-            == questions.keys()
-        )
+    predictions = json.loads((folder / "answers/predictions/dev/predictions.json").read_text())
+    assert predictions.keys() == questions.keys()
     answer = outputs[-1].strip()
     assert answer
     assert answer in SNIPPET_TEXT
-
-
-@pytest.mark.engines
-def test_transformers_gives_the_logits_that_the_command_wrote(printed):
-    folder, _, _ = printed
-    tokenizer = AutoTokenizer.from_pretrained(folder / "answers/best")
-    model = AutoModelForQuestionAnswering.from_pretrained(folder / "answers/best").eval()
-    best = json.loads((folder / "answers/predictions/dev/nbest_predictions.json").read_text())
-    num_compared = 0
-    for key, (question, context) in read_questions(folder / "dev.json").items():
-        inputs = tokenizer(question, context, return_tensors="pt")
-        if inputs.input_ids.shape[1] > 128 or len(tokenizer(question).input_ids) > 34:
-            continue  # read in windows, or cut
-        with torch.no_grad():
-            output = model(**inputs)
-        for answer in best[key]:
-            start = inputs.char_to_token(answer["start"], sequence_index=1)
-            end = inputs.char_to_token(answer["end"] - 1, sequence_index=1)
-            logits = (float(output.start_logits[0, start]), float(output.end_logits[0, end]))
-            assert logits == pytest.approx((answer["start_logit"], answer["end_logit"]), abs=1e-5)
-            num_compared += 1
-    assert num_compared >= 20
 
 
 def read_questions(path):

@@ -1,3 +1,5 @@
+"""Exports in transformers, folders that transformers saved here, and what is refused."""
+
 import dataclasses
 import json
 
@@ -8,12 +10,10 @@ import transformers
 
 from pipeline.storage.folder import Folder
 from tests.trainer.lettered_model import CONFIG, TOKENS, VOCAB
-from trainer.conversion.export import export_hf, load_hf, read_provenance
+from trainer.conversion.export import export_hf, load_hf, read_json
 from trainer.inference.open_model import open_model
 from trainer.model.bert import build_model
 from trainer.model.packed_inputs import PackedInputs, pack_sequences
-
-TEXTS = ["The cats sat.", "a [MASK] sat", "", "caf\u00e9 \u4e2d x" + "y" * 150]
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,9 @@ def model():
 
 def export(model, folder, **changes):
     settings = {"lower_case": True, "provenance": {"tokens_seen": 12_345, "steps": 7}} | changes
-    export_hf(model.state_dict(), CONFIG, settings.pop("vocab", VOCAB), str(folder), **settings)
+    export_hf(
+        model.state_dict(), model.config, settings.pop("vocab", VOCAB), str(folder), **settings
+    )
     return folder
 
 
@@ -34,11 +36,28 @@ def ours(model, input_ids):
     return model(inputs, every)
 
 
-def test_transformers_opens_the_model_whole_and_computes_the_same(model, tmp_path):
+def provenance(folder):
+    return read_json(str(folder), "config.json").get("beambert")
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({}, "BertForPreTraining"),
+        ({"pre_norm": True}, "MegatronBertForPreTraining"),
+        ({"is_causal": True}, "BertForPreTraining"),
+        ({"pre_norm": True, "is_causal": True}, "MegatronBertForPreTraining"),
+    ],
+)
+def test_transformers_opens_models_whole_and_computes_the_same(changes, kind, tmp_path):
+    config = dataclasses.replace(CONFIG, **changes)
+    model = build_model(config, seed=5).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.linspace(-0.1, 0.1, parameter.numel()).view(parameter.shape))
     folder = export(model, tmp_path / "out")
-    theirs, loading = transformers.BertForPreTraining.from_pretrained(
-        folder, output_loading_info=True
-    )
+    kind = getattr(transformers, kind)
+    theirs, loading = kind.from_pretrained(folder, output_loading_info=True)
     assert not any(loading[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     batch = tokenizer("The cats sat. a [MASK] sat", return_tensors="pt")
@@ -47,37 +66,9 @@ def test_transformers_opens_the_model_whole_and_computes_the_same(model, tmp_pat
         mlm_logits, nsp_logits = ours(model, batch["input_ids"][0].tolist())
     torch.testing.assert_close(output.prediction_logits[0], mlm_logits, rtol=0, atol=1e-5)
     torch.testing.assert_close(output.seq_relationship_logits, nsp_logits, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("changes", "kind"),
-    [
-        ({"pre_norm": True}, transformers.MegatronBertForPreTraining),
-        ({"is_causal": True}, transformers.BertForPreTraining),
-        ({"pre_norm": True, "is_causal": True}, transformers.MegatronBertForPreTraining),
-    ],
-)
-def test_variants_open_as_what_transformers_calls_them(changes, kind, tmp_path):
-    config = dataclasses.replace(CONFIG, **changes)
-    model = build_model(config, seed=5).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.linspace(-0.1, 0.1, parameter.numel()).view(parameter.shape))
-    export_hf(
-        model.state_dict(), config, VOCAB, str(tmp_path / "out"), lower_case=True, provenance={}
-    )
-    theirs, loading = kind.from_pretrained(tmp_path / "out", output_loading_info=True)
-    assert not any(loading[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    input_ids = [2, 5, 6, 4, 8, 9, 3, 7, 11]
-    with torch.no_grad():
-        output = theirs.eval()(
-            torch.tensor([input_ids]), token_type_ids=torch.zeros(1, 9, dtype=torch.long)
-        )
-        mlm_logits, nsp_logits = ours(model, input_ids)
-    torch.testing.assert_close(output.prediction_logits[0], mlm_logits, rtol=0, atol=1e-5)
-    torch.testing.assert_close(output.seq_relationship_logits, nsp_logits, rtol=0, atol=1e-5)
-    again, state = load_hf(str(tmp_path / "out"))
+    again, state, _ = load_hf(str(folder))
     assert again == config
+    assert state.keys() == model.state_dict().keys()
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
 
 
@@ -86,36 +77,18 @@ def test_files_and_provenance(model, tmp_path):
     names = "README.md config.json model.safetensors tokenizer.json tokenizer_config.json vocab.txt"
     assert sorted(path.name for path in folder.iterdir()) == names.split()
     assert (folder / "vocab.txt").read_bytes() == VOCAB
-    assert read_provenance(str(folder)) == {"tokens_seen": 12_345, "steps": 7}
-
-
-def test_export_and_load_round_trip(model, tmp_path):
-    config, state = load_hf(str(export(model, tmp_path / "out")))
-    assert config == CONFIG
-    assert state.keys() == model.state_dict().keys()
-    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    assert provenance(folder) == {"tokens_seen": 12_345, "steps": 7}
 
 
 def test_weights_that_share_memory_are_written_apart(model, tmp_path):
     """Under ZeRO, parameters are views of one flat buffer, often in bfloat16."""
-    flat = torch.cat([tensor.flatten() for tensor in model.state_dict().values()]).bfloat16()
-    pieces = flat.split([tensor.numel() for tensor in model.state_dict().values()])
-    views = {
-        name: piece.view_as(tensor)
-        for (name, tensor), piece in zip(model.state_dict().items(), pieces, strict=True)
-    }
+    state = model.state_dict()
+    flat = torch.cat([tensor.flatten() for tensor in state.values()]).bfloat16()
+    pieces = flat.split([tensor.numel() for tensor in state.values()])
+    views = {name: piece.view_as(state[name]) for name, piece in zip(state, pieces, strict=True)}
     export_hf(views, CONFIG, VOCAB, str(tmp_path / "out"), lower_case=True, provenance={})
-    _, state = load_hf(str(tmp_path / "out"))
-    assert all(torch.equal(state[name], view.float()) for name, view in views.items())
-
-
-def test_an_object_store_gets_the_same_files(model, tmp_path):
-    folder = export(model, tmp_path / "out")
-    export(model, "memory://models/bert")
-    export(model, "memory://models/bert")
-    config, state = load_hf("memory://models/bert")
-    assert config == CONFIG
-    assert all(torch.equal(tensor, state[name]) for name, tensor in load_hf(str(folder))[1].items())
+    _, found, _ = load_hf(str(tmp_path / "out"))
+    assert all(torch.equal(found[name], view.float()) for name, view in views.items())
 
 
 @pytest.mark.parametrize("num_written", [1, 2, 5])
@@ -135,24 +108,21 @@ def test_a_killed_export_to_an_object_store_is_done_again(model, monkeypatch, nu
     assert Folder(folder).list().keys() == set(written)
     assert "config.json" not in written
     export(model, folder)
-    assert load_hf(folder)[0] == CONFIG
-
-
-# --- replacing and refusing
-# -------------------------------------------------------------------------------------
+    config, state, _ = load_hf(folder)
+    assert config == CONFIG
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
 
 
 def test_an_earlier_export_is_replaced(model, tmp_path):
     export(model, tmp_path / "out")
     export(model, tmp_path / "out", provenance={"steps": 8})
-    assert read_provenance(str(tmp_path / "out")) == {"steps": 8}
+    assert provenance(tmp_path / "out") == {"steps": 8}
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 @pytest.mark.parametrize("edit", [lambda _: "mine", lambda card: card + "Licence: mine.\n"])
 def test_a_card_that_somebody_wrote_or_edited_is_kept(model, tmp_path, edit):
     card = export(model, tmp_path / "out") / "README.md"
-    export(model, tmp_path / "out")
     card.write_text(mine := edit(card.read_text()))
     refused = r"out: holds README.md, which no export wrote; empty it or name another"
     with pytest.raises(ValueError, match=refused):
@@ -160,44 +130,32 @@ def test_a_card_that_somebody_wrote_or_edited_is_kept(model, tmp_path, edit):
     assert card.read_text() == mine
 
 
-def test_a_model_of_others_is_refused(model, tmp_path):
+def test_what_is_no_folder_for_an_export_is_refused(model, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match=r"holds config\.json without the key 'beambert'"):
         export(model, tmp_path)
-
-
-def test_a_file_in_the_place_of_the_folder_is_refused(model, tmp_path):
-    (tmp_path / "out").write_text("")
     with pytest.raises(ValueError, match="is a file"):
-        export(model, tmp_path / "out")
-
-
-def test_a_vocabulary_of_another_size_is_refused(model, tmp_path):
-    with pytest.raises(
-        ValueError, match=rf"vocab.txt has {len(TOKENS) + 1} tokens, the model {len(TOKENS)}"
-    ):
+        export(model, tmp_path / "config.json")
+    sizes = rf"vocab.txt has {len(TOKENS) + 1} tokens, the model {len(TOKENS)}"
+    with pytest.raises(ValueError, match=sizes):
         export(model, tmp_path / "out", vocab=VOCAB + b"dog\n")
     assert not (tmp_path / "out").exists()
 
 
-# --- folders that transformers saved
-# ----------------------------------------------------------------------------
-
-
-def hf_config():
-    return transformers.BertConfig(
-        vocab_size=30,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=20,
-    )
+SIZES = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 
 def saved(kind, folder):
-    theirs = kind(hf_config()).eval()
+    theirs = kind(transformers.BertConfig(**SIZES, intermediate_size=20)).eval()
     theirs.save_pretrained(folder)
     return theirs
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """What transformers saved of a BertForPreTraining."""
+    saved(transformers.BertForPreTraining, tmp_path)
+    return tmp_path
 
 
 def edit_weights(folder, change):
@@ -206,104 +164,88 @@ def edit_weights(folder, change):
     safetensors.torch.save_file(change(tensors), path, metadata={"format": "pt"})
 
 
+def change_config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
 def test_load_what_transformers_saved(tmp_path):
     theirs = saved(transformers.BertForPreTraining, tmp_path)
-    config, state = load_hf(str(tmp_path))
+    config, state, _ = load_hf(str(tmp_path))
     assert (config.num_layers, config.num_heads, config.max_position_embeddings) == (2, 2, 512)
     loaded = build_model(config, seed=0).eval()
     loaded.load_state_dict(state)
     with torch.no_grad():
         expected = theirs(torch.tensor([[2, 5, 7, 3]])).prediction_logits[0]
         torch.testing.assert_close(ours(loaded, [2, 5, 7, 3])[0], expected, rtol=0, atol=1e-5)
-    assert read_provenance(str(tmp_path)) == {}
+    assert provenance(tmp_path) is None
 
 
-def test_load_old_names_and_a_tied_decoder_written_out(tmp_path):
-    saved(transformers.BertForPreTraining, tmp_path)
-    _, expected = load_hf(str(tmp_path))
+def test_load_old_names_and_a_tied_decoder_written_out(folder):
+    _, expected, _ = load_hf(str(folder))
 
     def age(tensors):
-        old = {
-            name.replace("LayerNorm.weight", "LayerNorm.gamma"): tensor
-            for name, tensor in tensors.items()
-        }
-        old = {
-            name.replace("LayerNorm.bias", "LayerNorm.beta"): tensor for name, tensor in old.items()
-        }
-        old["cls.predictions.decoder.weight"] = old[
-            "bert.embeddings.word_embeddings.weight"
-        ].clone()
-        old["cls.predictions.decoder.bias"] = old["cls.predictions.bias"].clone()
-        old["bert.embeddings.position_ids"] = torch.arange(512)[None]
-        return old
+        names = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+        for new, old in names.items():
+            tensors = {name.replace(new, old): tensor for name, tensor in tensors.items()}
+        words = tensors["bert.embeddings.word_embeddings.weight"]
+        tensors["cls.predictions.decoder.weight"] = words.clone()
+        tensors["cls.predictions.decoder.bias"] = tensors["cls.predictions.bias"].clone()
+        return tensors | {"bert.embeddings.position_ids": torch.arange(512)[None]}
 
-    edit_weights(tmp_path, age)
-    _, state = load_hf(str(tmp_path))
+    edit_weights(folder, age)
+    _, state, _ = load_hf(str(folder))
     assert state.keys() == expected.keys()
     assert all(torch.equal(tensor, state[name]) for name, tensor in expected.items())
 
 
-POOLER_AND_NSP = {"bert.pooler.bias", "bert.pooler.weight", "nsp_head.bias", "nsp_head.weight"}
+MLM = {"mlm_head.bias", "mlm_head.transform.weight", "mlm_head.norm.weight"}
+POOLER, NSP = {"bert.pooler.bias", "bert.pooler.weight"}, {"nsp_head.bias", "nsp_head.weight"}
 
 
 @pytest.mark.parametrize(
     ("kind", "absent", "present"),
     [
-        (
-            transformers.BertForMaskedLM,
-            POOLER_AND_NSP,
-            {"mlm_head.bias", "mlm_head.transform.weight"},
-        ),
-        (
-            transformers.BertModel,
-            {"mlm_head.bias", "mlm_head.norm.weight", "nsp_head.bias"},
-            {"bert.pooler.weight"},
-        ),
+        (transformers.BertForMaskedLM, POOLER | NSP, MLM),
+        (transformers.BertModel, MLM | NSP, POOLER),
     ],
 )
 def test_load_models_saved_without_a_head(tmp_path, kind, absent, present):
     saved(kind, tmp_path)
-    _, state = load_hf(str(tmp_path))
+    _, state, _ = load_hf(str(tmp_path))
     assert not absent & set(state)
     assert present <= set(state)
 
 
-def test_load_refuses_a_decoder_of_its_own(tmp_path):
-    saved(transformers.BertForPreTraining, tmp_path)
-    edit_weights(
-        tmp_path, lambda tensors: tensors | {"cls.predictions.decoder.bias": torch.ones(30)}
-    )
-    with pytest.raises(ValueError, match=r"decoder\.bias differs from cls\.predictions\.bias"):
-        load_hf(str(tmp_path))
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        (
+            "cls.predictions.decoder.bias",
+            torch.ones(30),
+            r"bias differs from cls\.predictions\.bias",
+        ),
+        ("classifier.weight", torch.ones(2), r"unknown \['classifier.weight'\], missing \[\]"),
+    ],
+)
+def test_load_refuses_other_weights(folder, name, tensor, message):
+    edit_weights(folder, lambda tensors: tensors | {name: tensor})
+    with pytest.raises(ValueError, match=message):
+        load_hf(str(folder))
 
 
-def test_load_names_unknown_and_missing_weights(tmp_path):
-    saved(transformers.BertForPreTraining, tmp_path)
-    edit_weights(tmp_path, lambda tensors: tensors | {"classifier.weight": torch.ones(2)})
-    with pytest.raises(ValueError, match=r"unknown \['classifier.weight'\], missing \[\]"):
-        load_hf(str(tmp_path))
-
-
-def test_load_refuses_weights_of_another_size(tmp_path):
-    saved(transformers.BertForPreTraining, tmp_path)
-    change_config(tmp_path, max_position_embeddings=100)
-    with pytest.raises(
-        ValueError, match=r"position.weight has shape \(512, 16\), config.json says \(100, 16\)"
-    ):
-        load_hf(str(tmp_path))
-
-
-@pytest.mark.parametrize(("key", "value"), [("hidden_act", "gelu_new"), ("model_type", "roberta")])
-def test_load_refuses_another_kind_of_model(tmp_path, key, value):
-    saved(transformers.BertForPreTraining, tmp_path)
-    change_config(tmp_path, **{key: value})
-    with pytest.raises(ValueError, match=rf"config.json: {key} is '{value}', expected"):
-        load_hf(str(tmp_path))
-
-
-def change_config(folder, **changes):
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_position_embeddings": 100}, r"has shape \(512, 16\), config.json says \(100, 16\)"),
+        ({"hidden_act": "gelu_new"}, "config.json: hidden_act is 'gelu_new', expected"),
+        ({"model_type": "roberta"}, "config.json: model_type is 'roberta', expected"),
+    ],
+)
+def test_load_refuses_another_kind_of_model(folder, changes, message):
+    change_config(folder, **changes)
+    with pytest.raises(ValueError, match=message):
+        load_hf(str(folder))
 
 
 def test_load_names_what_a_folder_holds(tmp_path):
@@ -311,27 +253,24 @@ def test_load_names_what_a_folder_holds(tmp_path):
         load_hf(str(tmp_path))
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "pytorch_model.bin").write_text("")
-    with pytest.raises(
-        FileNotFoundError, match=r"no model\.safetensors, found config\.json, pytorch_model\.bin"
-    ):
+    found = r"no model\.safetensors, found config\.json, pytorch_model\.bin"
+    with pytest.raises(FileNotFoundError, match=found):
         load_hf(str(tmp_path))
 
 
-def test_load_names_a_damaged_file(tmp_path):
-    saved(transformers.BertForPreTraining, tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(b"\x00" * 20)
+def test_load_names_a_damaged_file(folder):
+    (folder / "model.safetensors").write_bytes(b"\x00" * 20)
     with pytest.raises(ValueError, match=r"model\.safetensors: damaged"):
-        load_hf(str(tmp_path))
-    (tmp_path / "config.json").write_text("{")
+        load_hf(str(folder))
+    (folder / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"config\.json: not JSON"):
-        load_hf(str(tmp_path))
+        load_hf(str(folder))
 
 
 def test_sentence_transformers_opens_it_as_means_of_tokens(model, tmp_path):
     sentence_transformers = pytest.importorskip("sentence_transformers")
-    folder = export(model, tmp_path / "out")
+    folder, texts = export(model, tmp_path / "out"), ["The cats sat.", "a [MASK] sat", ""]
     opened = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
-    texts = [text for text in TEXTS if len(text) < 30]
     found = torch.from_numpy(opened.encode(texts))
     ids = [encoding.ids for encoding in open_model(str(folder)).tokenizer().encode_batch(texts)]
     with torch.inference_mode():

@@ -4,6 +4,7 @@ import gzip
 import json
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -69,9 +70,8 @@ def test_states_of_every_token_and_layer_are_those_of_transformers(hf, text_file
     for number, text in enumerate(TEXTS):
         mine = [row for row in rows if row["text"] == number]
         encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        assert [row["piece"] for row in mine] == tokenizer.convert_ids_to_tokens(
-            encoding["input_ids"]
-        )
+        pieces = tokenizer.convert_ids_to_tokens(encoding["input_ids"])
+        assert [row["piece"] for row in mine] == pieces
         assert [(row["start"], row["end"]) for row in mine] == encoding["offset_mapping"]
         assert [row["token"] for row in mine] == list(range(len(mine)))
         assert {row["line"] for row in mine} <= {number + 1}
@@ -94,18 +94,6 @@ def test_a_model_normalised_first_gives_what_transformers_gives(tmp_path, text_f
         np.testing.assert_allclose(found, states[layer][0, 1:-1], atol=1e-5)
 
 
-def test_layers_are_added_up_or_laid_side_by_side(hf, text_file, tmp_path):
-    for how in ("sum", "concat"):
-        assert features(hf, text_file, tmp_path / how, "--layers", "-1,-3", "--combine", how) == 0
-    states, _ = theirs(hf, TEXTS[0])
-    count = states.shape[1] - 2
-    added, beside = rows_of(tmp_path / "sum", "sum_2_0"), rows_of(tmp_path / "concat", "concat_2_0")
-    np.testing.assert_allclose(added[:count], states[2, 1:-1] + states[0, 1:-1], atol=1e-5)
-    np.testing.assert_allclose(
-        beside[:count], np.concatenate([states[2], states[0]], axis=1)[1:-1], atol=1e-5
-    )
-
-
 @pytest.mark.parametrize("rows", ["cls", "mean", "pooler"])
 def test_a_vector_a_text(hf, text_file, tmp_path, rows):
     flags = ["--layers", "-1", "--rows", rows, "--micro_tokens", "40"]
@@ -116,10 +104,8 @@ def test_a_vector_a_text(hf, text_file, tmp_path, rows):
         states, out = theirs(hf, text)
         inner = states[-1, 1:-1]
         mean = inner.mean(axis=0) if len(inner) else np.zeros(64)
-        expected = {"cls": states[-1, 0], "mean": mean, "pooler": out.pooler_output[0].numpy()}[
-            rows
-        ]
-        np.testing.assert_allclose(vector, expected, atol=1e-5)
+        expected = {"cls": states[-1, 0], "mean": mean, "pooler": out.pooler_output[0].numpy()}
+        np.testing.assert_allclose(vector, expected[rows], atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 8])
@@ -127,10 +113,8 @@ def test_every_token_is_in_one_window_and_in_the_one_with_most_context(size):
     for num_tokens in range(40):
         for stride in range(1, size + 1):
             windows = cut_windows(num_tokens, size, stride)
-            kept = [
-                token for window in windows for token in range(window.keep_start, window.keep_stop)
-            ]
-            assert kept == list(range(num_tokens))
+            kept = [range(each.keep_start, each.keep_stop) for each in windows]
+            assert [*chain(*kept)] == list(range(num_tokens))
             for chosen in windows:
                 assert chosen.stop - chosen.start == min(size, num_tokens)
                 for token in range(chosen.keep_start, chosen.keep_stop):
@@ -152,15 +136,13 @@ def test_long_texts_are_read_in_windows_and_counted(hf, tmp_path):
     for window in windows:
         states, _ = theirs(hf, " ".join(words[window.start : window.stop]))
         inside = slice(window.keep_start - window.start + 1, window.keep_stop - window.start + 1)
-        np.testing.assert_allclose(
-            found[window.keep_start : window.keep_stop], states[-1, inside], atol=1e-5
-        )
+        kept = found[window.keep_start : window.keep_stop]
+        np.testing.assert_allclose(kept, states[-1, inside], atol=1e-5)
     counts = facts_of(tmp_path / "out")
     assert (counts["long_texts"], counts["windows"], counts["texts"]) == (1, len(windows) + 1, 2)
     assert features(hf, tmp_path / "long.txt", tmp_path / "mean", *flags, "--rows", "mean") == 0
-    np.testing.assert_allclose(
-        rows_of(tmp_path / "mean", "layer_2")[0], found[:95].mean(axis=0), atol=1e-5
-    )
+    mean = rows_of(tmp_path / "mean", "layer_2")[0]
+    np.testing.assert_allclose(mean, found[:95].mean(axis=0), atol=1e-5)
 
 
 def test_fields_and_compressed_files(hf, tmp_path):
@@ -188,28 +170,18 @@ def test_fields_and_compressed_files(hf, tmp_path):
         (
             "a.jsonl",
             b'{"text": "x"}\n{"t": "y"}\n',
-            [],
+            "",
             "a.jsonl:2: no field 'text', found t; --text",
         ),
-        ("a.jsonl", b'{"text": 3}\n', [], "a.jsonl:1: field 'text' is int, expected a string"),
-        ("a.jsonl", b"{\n", [], "a.jsonl:1: found no JSON"),
-        ("a.txt", b"fine\n\xff\n", [], "a.txt:2: found the byte 0xff"),
-        ("a.txt", b"", [], "a.txt holds no text"),
-        (
-            "a.txt",
-            b"x\n",
-            ["--layers", "5"],
-            "names 5; the model has 0 (embeddings) to 2, or -3 to -1",
-        ),
-        ("a.txt", b"x\n", ["--layers", "2,-1"], "layers 2,-1 names a layer twice: they are 2, 2"),
-        (
-            "a.txt",
-            b"x\n",
-            ["--layers", "last"],
-            "is 'last'; expected numbers separated by commas, or all",
-        ),
-        ("a.txt", b"x\n", ["--seq_len", "99"], "seq_len is 99;"),
-        ("a.txt", b"x\n", ["--rows", "word"], "rows word asks for words; give a CoNLL file"),
+        ("a.jsonl", b'{"text": 3}\n', "", "a.jsonl:1: field 'text' is int, expected a string"),
+        ("a.jsonl", b"{\n", "", "a.jsonl:1: found no JSON"),
+        ("a.txt", b"fine\n\xff\n", "", "a.txt:2: found the byte 0xff"),
+        ("a.txt", b"", "", "a.txt holds no text"),
+        ("a.txt", b"x\n", "--layers 5", "names 5; the model has 0 (embeddings) to 2, or -3 to -1"),
+        ("a.txt", b"x\n", "--layers 2,-1", "layers 2,-1 names a layer twice: they are 2, 2"),
+        ("a.txt", b"x\n", "--layers last", "is 'last'; expected numbers separated by commas, or"),
+        ("a.txt", b"x\n", "--seq_len 99", "seq_len is 99;"),
+        ("a.txt", b"x\n", "--rows word", "rows word asks for words; give a CoNLL file"),
     ],
 )
 def test_what_cannot_be_read_is_named(
@@ -217,7 +189,7 @@ def test_what_cannot_be_read_is_named(
 ):
     monkeypatch.chdir(tmp_path)
     Path(name).write_bytes(content)
-    assert features(hf, name, "out", "--layers", "-1", *flags) == 2
+    assert features(hf, name, "out", "--layers", "-1", *flags.split()) == 2
     assert message in capsys.readouterr().err.replace(f"{tmp_path}/", "")
     assert not Path("out").exists()
 
@@ -235,7 +207,7 @@ def test_words_have_the_vector_of_their_first_piece(hf):
     every = FeatureExtractor(open_model(str(hf)), layers="-1,-2", seq_len=12)
     [tokens] = every.iterate([every.encode(InputText(0, 1, " ".join(words), words))])
     assert rows.index == list(range(7))
-    pieces = " ".join(tokens.texts[0].pieces)
+    pieces = " ".join(piece.token for piece in tokens.texts[0].pieces)
     assert pieces == "the cat ##s d ##o ##g [UNK] sat b ##i ##r ##d the"
     assert rows.texts[0].first_pieces == [0, 1, 3, 6, 7, 8, 12]
     np.testing.assert_allclose(rows.vectors, tokens.vectors[rows.texts[0].first_pieces], atol=1e-6)
@@ -245,24 +217,15 @@ def test_words_have_the_vector_of_their_first_piece(hf):
 def test_words_of_conll_files(hf, tmp_path):
     (tmp_path / "a.conll").write_text("The O\ncats B-X\n\n-DOCSTART- O\n\ndog O\n")
     (tmp_path / "b.iob2").write_text("# a comment\n1\tsat\tO\n2\tcats\tO\n")
-    assert (
-        features(hf, tmp_path / "a.conll", tmp_path / "a", "--rows", "word", "--layers", "-1") == 0
-    )
-    flags = ["--rows", "word", "--layers", "-1", "--token_column", "1"]
-    assert features(hf, tmp_path / "b.iob2", tmp_path / "b", *flags) == 0
-    rows = rows_of(tmp_path / "a")
-    found = [
-        (row["text"], row["line"], row["word"], row["form"], row["token"], row["piece"])
-        for row in rows
-    ]
-    assert found == [
-        (0, 1, 0, "The", 0, "the"),
-        (0, 1, 1, "cats", 1, "cat"),
-        (1, 6, 0, "dog", 0, "d"),
-    ]
-    np.testing.assert_allclose(
-        rows_of(tmp_path / "a", "layer_2")[:2], theirs(hf, "The cats")[0][-1, 1:3], atol=1e-5
-    )
+    flags = ["--rows", "word", "--layers", "-1"]
+    assert features(hf, tmp_path / "a.conll", tmp_path / "a", *flags) == 0
+    assert features(hf, tmp_path / "b.iob2", tmp_path / "b", *flags, "--token_column", "1") == 0
+    names = ("text", "line", "word", "form", "token", "piece")
+    found = [tuple(row[name] for name in names) for row in rows_of(tmp_path / "a")]
+    cats = [(0, 1, 0, "The", 0, "the"), (0, 1, 1, "cats", 1, "cat")]
+    assert found == [*cats, (1, 6, 0, "dog", 0, "d")]
+    expected = theirs(hf, "The cats")[0][-1, 1:3]
+    np.testing.assert_allclose(rows_of(tmp_path / "a", "layer_2")[:2], expected, atol=1e-5)
     assert [row["form"] for row in rows_of(tmp_path / "b")] == ["sat", "cats"]
 
 

@@ -85,7 +85,7 @@ def test_a_google_checkpoint_goes_out_as_hugging_face_without_loss(tmp_path):
     [
         (".data-00000-of-00001", 40, r"is damaged: \d+ bytes of \d+, or another crc32c"),
         (".index", 100, "a block is cut short or has another crc32c"),
-        (".index", -1, "does not end as a TensorFlow checkpoint's index does"),
+        (".index", -1, "it does not end as an index does"),
     ],
 )
 def test_a_damaged_checkpoint_is_refused(tmp_path, suffix, position, message):
@@ -275,9 +275,7 @@ def test_a_number_where_a_shape_belongs_takes_no_memory():
         "00000608011a02080100010b610801108080808080808002000000000100000000c3ae5e34"
         "000000000100000000c0f2a1b000010262002000000000010000000030d3691c2508320e00"
     ).ljust(109, b"\0") + bytes.fromhex("57fb808b247547db")
-    with pytest.raises(
-        ValueError, match=r"here\.index: a protocol buffer has the number 1125899906842624"
-    ):
+    with pytest.raises(ValueError, match=r"here\.index: not a TensorFlow checkpoint, or damaged"):
         TensorBundle("here", lambda _suffix: index)
 
 

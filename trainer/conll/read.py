@@ -3,7 +3,7 @@
 docs/token-classification.md has the rules of files.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ DOCUMENT_START = "-DOCSTART-"
 
 
 class Columns(NamedTuple):
-    """Where words and tags stand, from 0, from the end if negative; None where tags are not read."""
+    """Where words and tags stand, from 0, from the end if negative; None where no tags are read."""
 
     token: int = 0
     tag: int | None = -1
@@ -24,10 +24,8 @@ class Sentence:
     """Words with their tags, and the lines they stand in.
 
     Attributes:
-        path: The file.
-        words: Words of the sentence, at least one.
-        tags: Tag of each word, in `scheme`; empty where tags are not read.
-        scheme: Scheme of the whole file; None where tags are not read.
+        tags: Tag of each word, in `scheme`; empty, and the scheme None, where tags are not read.
+        scheme: Scheme of the whole file.
         lines: The file's lines after the sentence before up to this one's last; of the last
             sentence up to the end.
         rows: Which of `lines` hold the words.
@@ -55,44 +53,33 @@ class Sentence:
         return tuple(write_tags(find_entities(self.tags), len(self.tags), scheme))
 
 
-class _Layout(NamedTuple):
-    """How the lines of one file are read."""
-
-    path: str
-    columns: Columns
-    separator: str | None
-    num_columns: int
-
-    def is_comment(self, line: str, cells: Sequence[str]) -> bool:
-        if not line.startswith("#"):
-            return False
-        if self.separator == "\t":
-            return "\t" not in line
-        tag = self.columns.tag
-        return len(cells) != self.num_columns or (tag is not None and not is_tag(cells[tag]))
-
-    def read_row(self, number: int, cells: Sequence[str]) -> tuple[str, str]:
-        """Word and tag of a line; the tag is "O" where tags are not read."""
-        where, (token, tag_column) = f"{self.path}:{number}", self.columns
-        if len(cells) != self.num_columns:
-            says = f"{len(cells)} columns, the first line of words has {self.num_columns}"
-            raise ValueError(f"{where}: {says}")
-        word = cells[token]
-        if not word.strip():
-            raise ValueError(f"{where}: no word in column {token} (token_column)")
-        tag = OUTSIDE if tag_column is None else cells[tag_column]
-        if not is_tag(tag):
-            says = f"{tag!r} in column {tag_column} is neither O nor B-, I-, E- or S- with a type"
-            raise ValueError(f"{where}: {says}; tag_column says which column holds the tags")
-        return word, tag
-
-
 def read_conll(text: str, path: str, columns: Columns) -> list[Sentence]:
-    """Sentences of a file's text, in order; a ValueError says file and line of what is malformed."""
+    """Sentences of a file's text, in order; a ValueError names file and line of what is malformed."""
     lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
-    sentences = list(_read_sentences(lines, _find_layout(lines, path, columns)))
+    separator, count = _find_layout(lines, path, columns)
+    groups: list[dict[int, tuple[str, str]]] = [{}]  # words and tags by line, of each sentence
+    firsts = [0]
+    for index, line in enumerate(lines):
+        cells = line.split(separator) if line.strip() else []
+        if _is_comment(line, cells, separator, count, columns.tag):
+            continue
+        if cells and cells[columns.token % len(cells)] != DOCUMENT_START:
+            groups[-1][index] = _read_row(f"{path}:{index + 1}", cells, count, columns)
+        elif groups[-1]:
+            groups.append({})
+            firsts.append(index)
+    if not groups[-1]:
+        del groups[-1], firsts[-1]
+    sentences = []
+    for first, found, end in zip(firsts, groups, [*firsts[1:], len(lines)], strict=True):
+        words, tags = zip(*found.values(), strict=True)
+        rows, around = tuple(row - first for row in found), tuple(lines[first:end])
+        place = (around, rows, first + 1, separator or " ")
+        sentences.append(
+            Sentence(path, words, tags if columns.tag is not None else (), None, *place)
+        )
     if columns.tag is None:
-        return [replace(sentence, tags=()) for sentence in sentences]
+        return sentences
     scheme = find_scheme([(sentence.tags, sentence.locate) for sentence in sentences])
     return [replace(sentence, scheme=scheme) for sentence in sentences]
 
@@ -109,7 +96,8 @@ def add_column(sentences: Sequence[Sentence], tags: Sequence[Sequence[str]]) -> 
     return "\n".join(written) + "\n"
 
 
-def _find_layout(lines: Sequence[str], path: str, columns: Columns) -> _Layout:
+def _find_layout(lines: Sequence[str], path: str, columns: Columns) -> tuple[str | None, int]:
+    """What separates columns (None: blanks), and how many there are."""
     filled = [(n, line) for n, line in enumerate(lines, 1) if line.strip() and line[0] != "#"]
     if not filled:
         wanted = "expected a word and its tag in columns, one word a line"
@@ -124,33 +112,29 @@ def _find_layout(lines: Sequence[str], path: str, columns: Columns) -> _Layout:
     if tag is not None and (tag - token) % count == 0:
         same = f"so token_column {token} and tag_column {tag} are the same"
         raise ValueError(f"{found}, {same}; expected a word and its tag")
-    return _Layout(path, columns, separator, count)
+    return separator, count
 
 
-def _read_sentences(lines: Sequence[str], layout: _Layout) -> Iterator[Sentence]:
-    """Sentences with the scheme still unknown; the last has the lines that follow it, too."""
-    sentences: list[dict[int, tuple[str, str]]] = [{}]
-    firsts = [0]
-    for index, line in enumerate(lines):
-        cells = line.split(layout.separator) if line.strip() else []
-        if cells and layout.is_comment(line, cells):
-            continue
-        if cells and cells[layout.columns.token % len(cells)] != DOCUMENT_START:
-            sentences[-1][index] = layout.read_row(index + 1, cells)
-        elif sentences[-1]:
-            sentences.append({})
-            firsts.append(index)
-    if not sentences[-1]:
-        del sentences[-1], firsts[-1]
-    for first, found, end in zip(firsts, sentences, [*firsts[1:], len(lines)], strict=True):
-        words, tags = zip(*found.values(), strict=True)
-        yield Sentence(
-            path=layout.path,
-            words=words,
-            tags=tags,
-            scheme=None,
-            lines=tuple(lines[first:end]),
-            rows=tuple(row - first for row in found),
-            first_line=first + 1,
-            separator=layout.separator or " ",
-        )
+def _is_comment(
+    line: str, cells: Sequence[str], separator: str | None, count: int, tag: int | None
+) -> bool:
+    if not line.startswith("#"):
+        return False
+    if separator == "\t":
+        return "\t" not in line
+    return len(cells) != count or (tag is not None and not is_tag(cells[tag]))
+
+
+def _read_row(where: str, cells: Sequence[str], count: int, columns: Columns) -> tuple[str, str]:
+    """Word and tag of a line; the tag is "O" where tags are not read."""
+    if len(cells) != count:
+        says = f"{len(cells)} columns, the first line of words has {count}"
+        raise ValueError(f"{where}: {says}")
+    word = cells[columns.token]
+    if not word.strip():
+        raise ValueError(f"{where}: no word in column {columns.token} (token_column)")
+    tag = OUTSIDE if columns.tag is None else cells[columns.tag]
+    if not is_tag(tag):
+        says = f"{tag!r} in column {columns.tag} is neither O nor B-, I-, E- or S- with a type"
+        raise ValueError(f"{where}: {says}; tag_column says which column holds the tags")
+    return word, tag

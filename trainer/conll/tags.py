@@ -49,12 +49,6 @@ def find_entities(tags: Sequence[str]) -> list[Entity]:
     return entities
 
 
-def keep_strict(entities: Iterable[Entity], tags: Sequence[str], is_bioes: bool) -> list[Entity]:
-    """Those entities of the tags that are written as BIOES, or IOB2, has them."""
-    first, last = ("BS", "ES") if is_bioes else ("B", "BI")
-    return [e for e in entities if tags[e.start][0] in first and tags[e.end - 1][0] in last]
-
-
 def write_tags(entities: Iterable[Entity], num_words: int, scheme: Scheme) -> list[str]:
     """Tags of a sentence with these entities, which do not overlap and are in order."""
     tags = [OUTSIDE] * num_words

@@ -15,7 +15,6 @@ from tokenizer.vocab import parse_vocab
 from trainer.conversion.huggingface import (
     from_hf_config,
     from_hf_state,
-    from_hf_task_state,
     head_of_hf_config,
     to_hf_config,
     to_hf_state,
@@ -52,19 +51,19 @@ def model_files(
     vocab.txt. `provenance` has JSON values for config.json's key "beambert" and the card:
     "tokens_seen", "steps" and "training" are some of the known ones.
     """
-    vocabulary = parse_vocab(vocab, VOCAB)
-    if len(vocabulary) != config.vocab_size:
-        raise ValueError(
-            f"{VOCAB} has {len(vocabulary)} tokens, the model {config.vocab_size}; export with the vocabulary "
-            "the model was trained with"
-        )
-    tensors = to_hf_state(state, config, head)
+    vocabulary, size = parse_vocab(vocab, VOCAB), config.vocab_size
+    if len(vocabulary) != size:
+        advice = "export with the vocabulary the model was trained with"
+        raise ValueError(f"{VOCAB} has {len(vocabulary)} tokens, the model {size}; {advice}")
+    # Under ZeRO parameters are views of one flat buffer, and safetensors wants each by itself.
+    tensors = {
+        name: tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
+        for name, tensor in to_hf_state(state, config, head).items()
+    }
     settings = to_hf_config(config, vocabulary.pad_id, head) | {PROVENANCE_KEY: dict(provenance)}
     longest = config.max_position_embeddings
     return {
-        WEIGHTS: safetensors.torch.save(
-            {name: _plain(tensor) for name, tensor in tensors.items()}, {"format": "pt"}
-        ),
+        WEIGHTS: safetensors.torch.save(tensors, {"format": "pt"}),
         VOCAB: vocab,
         TOKENIZER: tokenizer_json(vocabulary, lower_case).encode(),
         TOKENIZER_CONFIG: tokenizer_config_json(vocabulary, lower_case, longest).encode(),
@@ -73,28 +72,19 @@ def model_files(
     }
 
 
-def load_hf(folder: str) -> tuple[BertConfig, dict[str, Tensor]]:
-    """Config and parameters (our names, float32, CPU) of a BERT saved by us or by transformers.
+def load_hf(folder: str) -> tuple[BertConfig, dict[str, Tensor], Head | None]:
+    """Config, parameters (our names, float32, CPU) and head of a BERT, ours or transformers'.
 
-    Pooler and heads that the folder lacks are absent from the parameters.
+    Pooler and heads that the folder lacks are absent; a pretrained model has no head for a task.
     """
-    config = from_hf_config(read_json(folder, CONFIG), f"{folder}/{CONFIG}")
-    return config, from_hf_state(_read_tensors(folder), config, f"{folder}/{WEIGHTS}")
-
-
-def load_hf_task(folder: str) -> tuple[BertConfig, dict[str, Tensor], Head] | None:
-    """Config, state and head of a fine-tuned BERT, ours or transformers'; None for another."""
-    settings = read_json(folder, CONFIG)
-    if (head := head_of_hf_config(settings, f"{folder}/{CONFIG}")) is None:
-        return None
-    config, tensors = from_hf_config(settings, f"{folder}/{CONFIG}"), _read_tensors(folder)
-    return config, from_hf_task_state(tensors, config, head, f"{folder}/{WEIGHTS}"), head
-
-
-def read_provenance(folder: str) -> dict[str, Any]:
-    """What export_hf was told about the model's training; empty where it wrote no such model."""
-    provenance: dict[str, Any] = read_json(folder, CONFIG).get(PROVENANCE_KEY, {})
-    return provenance
+    settings, where = read_json(folder, CONFIG), f"{folder}/{CONFIG}"
+    config, head = from_hf_config(settings, where), head_of_hf_config(settings, where)
+    try:
+        tensors = safetensors.torch.load(_read_file(folder, WEIGHTS))
+    except SafetensorError as error:
+        says = f"{folder}/{WEIGHTS}: damaged ({error}); copy or export it again"
+        raise ValueError(says) from error
+    return config, from_hf_state(tensors, config, f"{folder}/{WEIGHTS}", head), head
 
 
 def read_json(folder: str, name: str) -> dict[str, Any]:
@@ -127,25 +117,10 @@ def _read_file(folder: str, name: str) -> bytes:
     found = files.list()
     if name not in found:
         listing = ", ".join(sorted(found)[:10]) or "nothing"
-        raise FileNotFoundError(
-            f"{folder}: no {name}, found {listing}; expected a folder written by export, or by transformers' "
-            "save_pretrained (safetensors only, in one file)"
-        )
+        expected = "a folder written by export, or by transformers' save_pretrained"
+        says = f"no {name}, found {listing}; expected {expected} (safetensors only, in one file)"
+        raise FileNotFoundError(f"{folder}: {says}")
     return files.read(name)
-
-
-def _read_tensors(folder: str) -> dict[str, Tensor]:
-    try:
-        return safetensors.torch.load(_read_file(folder, WEIGHTS))
-    except SafetensorError as error:
-        raise ValueError(
-            f"{folder}/{WEIGHTS}: damaged ({error}); copy or export it again"
-        ) from error
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    """A float32 copy with memory of its own: under ZeRO parameters are views of one flat buffer."""
-    return tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
 
 
 def _refuse_foreign_folder(folder: Folder, names: list[str]) -> None:
@@ -161,6 +136,5 @@ def _refuse_foreign_folder(folder: Folder, names: list[str]) -> None:
         is_export = PROVENANCE_KEY in read_json(folder.url, names[-1])
     if found and (foreign or not is_export):
         what = ", ".join(foreign[:5]) or f"{names[-1]} without the key {PROVENANCE_KEY!r}"
-        raise ValueError(
-            f"{folder.url}: holds {what}, which no export wrote; empty it or name another folder"
-        )
+        says = f"holds {what}, which no export wrote; empty it or name another folder"
+        raise ValueError(f"{folder.url}: {says}")

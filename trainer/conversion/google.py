@@ -38,12 +38,9 @@ def load_google(folder: str, name: str) -> tuple[BertConfig, dict[str, Tensor]]:
     # An optimizer's slot is called VARIABLE/adam_m, for example.
     unknown = [each for each in ours if each.rpartition("/")[0] not in known.values()]
     if unknown:
-        raise ValueError(
-            f"{where}: variables {', '.join(unknown[:5])} belong to no BERT of {config.num_layers} layers"
-        )
-    found = {
-        theirs: _to_torch(bundle, each) for theirs, each in known.items() if each in bundle.names
-    }
+        says = f"variables {', '.join(unknown[:5])} belong to no BERT of {config.num_layers} layers"
+        raise ValueError(f"{where}: {says}")
+    found = {ours: _to_torch(bundle, each) for ours, each in known.items() if each in bundle.names}
     return config, from_hf_state(found, config, where)
 
 

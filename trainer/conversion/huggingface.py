@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trainer.model.bert import BertForPreTraining
 from trainer.model.config import BertConfig
-from trainer.model.task_heads import Head, HeadKind
+from trainer.model.task_heads import BertForTask, Head, HeadKind
 
 _EMBEDDINGS = {
     "bert.embeddings.word.weight": "bert.embeddings.word_embeddings.weight",
@@ -64,9 +64,6 @@ _CLASSES: dict[HeadKind, str] = {
 _KINDS = {suffix: kind for kind, suffix in _CLASSES.items() if kind != "regression"}
 _PROBLEM_TYPES = {"classification": "single_label_classification", "regression": "regression"}
 _MODEL_TYPES = {"bert": "Bert", "megatron-bert": "MegatronBert"}
-# What a config.json leaves out has BERT-BASE's value, in transformers as in ours, but for these.
-_MEGATRON_SIZES = {"hidden_size": 1_024, "num_hidden_layers": 24, "num_attention_heads": 16}
-_MEGATRON_DEFAULTS = {**_MEGATRON_SIZES, "vocab_size": 29_056, "intermediate_size": 4_096}
 
 
 def hf_names(config: BertConfig, head: Head | None = None) -> dict[str, str]:
@@ -82,7 +79,8 @@ def hf_names(config: BertConfig, head: Head | None = None) -> dict[str, str]:
             modules[f"bert.layers.{layer}.{ours}"] = f"bert.encoder.layer.{layer}.{theirs}"
     if head is None or head.reads_pooled:
         modules["bert.pooler"] = "bert.pooler.dense"
-    modules |= _HEADS if head is None else {"task_head": _task_head_name(head)}
+    classifier = "qa_outputs" if head and head.kind == "span" else "classifier"
+    modules |= {"task_head": classifier} if head else _HEADS
     names: dict[str, str] = {}
     for ours, theirs in modules.items():
         leaves = ("",) if ours.endswith((".weight", ".bias")) else (".weight", ".bias")
@@ -101,54 +99,33 @@ def to_hf_state(
 
 
 def from_hf_state(
-    tensors: Mapping[str, Tensor], config: BertConfig, where: str
+    tensors: Mapping[str, Tensor], config: BertConfig, where: str, head: Head | None = None
 ) -> dict[str, Tensor]:
     """Hugging Face's tensors under our names, in float32; heads that the file lacks are absent.
 
-    Reads files of BertForPreTraining, BertForMaskedLM and BertModel, old (gamma, beta) and new.
+    Reads files of BertForPreTraining, BertForMaskedLM and BertModel, old (gamma, beta) and new, or
+    with a head of its class, under the names of BertForTask.
     """
     found = {_modern_name(name): tensor for name, tensor in tensors.items()}
     _check_tied(found, where)
-    ours = {theirs: name for name, theirs in hf_names(config).items()}
+    names = hf_names(config) | (hf_names(config, head) if head else {})
+    ours = {theirs: name for name, theirs in names.items()}
     unknown = sorted(set(found) - set(ours) - set(_TIED) - _IGNORED)
     needed = [theirs for theirs, name in ours.items() if not name.startswith(OPTIONAL_PREFIXES)]
     missing = [name for name in needed if name not in found]
     if unknown or missing:
-        raise ValueError(
-            f"{where}: not the weights of a pretrained BERT of {config.num_layers} layers: "
-            f"unknown {unknown[:5]}, missing {missing[:5]}; save it with transformers' BertForPreTraining"
-        )
+        kind = f"Bert{_CLASSES[head.kind] if head else 'ForPreTraining'}"
+        says = f"not the weights of a {kind} of {config.num_layers} layers, as config.json says"
+        raise ValueError(f"{where}: {says}: unknown {unknown[:5]}, missing {missing[:5]}")
     state = {name: found[theirs].float() for theirs, name in ours.items() if theirs in found}
     with torch.device("meta"):
         expected = BertForPreTraining(config).state_dict()
+        expected |= BertForTask(config, head).state_dict() if head else {}
     for name, tensor in state.items():
-        if tensor.shape != expected[name].shape:
-            raise ValueError(
-                f"{where}: {name} has shape {tuple(tensor.shape)}, config.json says {tuple(expected[name].shape)}; "
-                "the two files belong to different models"
-            )
+        if (shape := tuple(expected[name].shape)) != tuple(tensor.shape):
+            says = f"{name} has shape {tuple(tensor.shape)}, config.json says {shape}"
+            raise ValueError(f"{where}: {says}; the two files belong to different models")
     return state
-
-
-def from_hf_task_state(
-    tensors: Mapping[str, Tensor], config: BertConfig, head: Head, where: str
-) -> dict[str, Tensor]:
-    """Tensors of transformers under the names of BertForTask, in float32."""
-    rest, module = dict(tensors), _task_head_name(head)
-    names = [f"{module}.{leaf}" for leaf in ("bias", "weight")]
-    if missing := [name for name in names if name not in rest]:
-        raise ValueError(
-            f"{where}: config.json says {_CLASSES[head.kind]}, but there is no {', '.join(missing)}"
-        )
-    bias, weight = (rest.pop(name).float() for name in names)
-    expected = (head.num_outputs, config.hidden_size)
-    if tuple(weight.shape) != expected:
-        raise ValueError(
-            f"{where}: {module}.weight has shape {tuple(weight.shape)}, config.json says "
-            f"{expected} ({len(head.labels)} labels in id2label); the two files belong to different models"
-        )
-    state = from_hf_state(rest, config, where)
-    return state | {"task_head.weight": weight, "task_head.bias": bias}
 
 
 def to_hf_config(config: BertConfig, pad_id: int, head: Head | None = None) -> dict[str, Any]:
@@ -180,16 +157,13 @@ def from_hf_config(settings: Mapping[str, Any], where: str) -> BertConfig:
     """Our config from config.json; refuses a model that ours is not."""
     model_type = settings.get("model_type", "bert")
     if model_type not in _MODEL_TYPES:
-        raise ValueError(
-            f"{where}: model_type is {model_type!r}, expected one of {', '.join(_MODEL_TYPES)}"
-        )
+        choices = ", ".join(_MODEL_TYPES)
+        raise ValueError(f"{where}: model_type is {model_type!r}, expected one of {choices}")
     for name, expected in _FIXED.items():
         if (found := settings.get(name, expected)) != expected:
-            raise ValueError(
-                f"{where}: {name} is {found!r}, expected {expected!r}; this model cannot be read here"
-            )
-    given = {**_MEGATRON_DEFAULTS, **settings} if model_type == "megatron-bert" else settings
-    sizes = {ours: given[theirs] for ours, theirs in _SETTINGS.items() if theirs in given}
+            says = f"{name} is {found!r}, expected {expected!r}"
+            raise ValueError(f"{where}: {says}; this model cannot be read here")
+    sizes = {ours: settings[theirs] for ours, theirs in _SETTINGS.items() if theirs in settings}
     is_causal = bool(settings.get("is_decoder", False))
     return BertConfig(**sizes, pre_norm=model_type == "megatron-bert", is_causal=is_causal)
 
@@ -206,22 +180,16 @@ def head_of_hf_config(settings: Mapping[str, Any], where: str) -> Head | None:
     given = settings.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
     labels = {int(index): str(label) for index, label in given.items()}
     if sorted(labels) != list(range(len(labels))):
-        raise ValueError(
-            f"{where}: id2label has the ids {sorted(labels)}, expected 0 to {len(labels) - 1}"
-        )
+        says = f"id2label has the ids {sorted(labels)}, expected 0 to {len(labels) - 1}"
+        raise ValueError(f"{where}: {says}")
     problem = settings.get("problem_type")
     is_number = problem == "regression" or (problem is None and len(labels) == 1)
     if kind == "classification" and is_number:
         return Head("regression", dropout=dropout)
     if problem == "multi_label_classification":
-        raise ValueError(
-            f"{where}: problem_type is {problem}; heads of one label a sequence are read here"
-        )
+        says = f"problem_type is {problem}; heads of one label a sequence are read here"
+        raise ValueError(f"{where}: {says}")
     return Head(kind, tuple(labels[index] for index in range(len(labels))), dropout)
-
-
-def _task_head_name(head: Head) -> str:
-    return "qa_outputs" if head.kind == "span" else "classifier"
 
 
 def _modern_name(name: str) -> str:
@@ -234,6 +202,5 @@ def _modern_name(name: str) -> str:
 def _check_tied(found: Mapping[str, Tensor], where: str) -> None:
     for copy, original in _TIED.items():
         if copy in found and original in found and not torch.equal(found[copy], found[original]):
-            raise ValueError(
-                f"{where}: {copy} differs from {original}; a BERT whose decoder is not tied is not read"
-            )
+            says = f"{copy} differs from {original}; a BERT whose decoder is not tied is not read"
+            raise ValueError(f"{where}: {says}")

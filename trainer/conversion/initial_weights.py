@@ -16,6 +16,7 @@ from trainer.conversion.export import CONFIG, TOKENIZER, TOKENIZER_CONFIG, VOCAB
 from trainer.conversion.google import GOOGLE_CONFIG, load_google
 from trainer.conversion.universal import LATEST, load_universal
 from trainer.model.config import BertConfig
+from trainer.model.task_heads import Head
 
 PICKLED_WEIGHTS = "pytorch_model.bin"
 _ROWS_BY_TOKEN = frozenset({"bert.embeddings.word.weight", "mlm_head.bias"})
@@ -23,11 +24,15 @@ _ROWS_BY_TOKEN = frozenset({"bert.embeddings.word.weight", "mlm_head.bias"})
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """Sizes, parameters under our names (fp32, of heads that are there) and vocab.txt."""
+    """Sizes, parameters under our names (fp32, CPU, of heads that are there) and vocab.txt.
+
+    `head` is that of a fine-tuned model, whose parameters are task_head.weight and task_head.bias.
+    """
 
     config: BertConfig
     state: dict[str, Tensor]
     vocab: bytes | None
+    head: Head | None = None
 
 
 def resolve_model(name: str) -> str:
@@ -46,13 +51,15 @@ def read_initial_weights(folder: str) -> InitialWeights:
     names = set(files.list())
     vocab = files.read(VOCAB) if VOCAB in names else None
     if CONFIG in names and WEIGHTS in names:
-        return InitialWeights(*load_hf(folder), vocab)
+        config, state, head = load_hf(folder)
+        return InitialWeights(config, state, vocab, head)
     if CONFIG in names and LATEST in names:
         return InitialWeights(*load_universal(folder), vocab)
     if CONFIG in names and PICKLED_WEIGHTS in names:
         raise ValueError(
-            f"{folder}/{PICKLED_WEIGHTS} is a pickle, which can run any code when it is read; if you trust it, write "
-            f'safetensors beside it: python -c "from transformers import BertForPreTraining as Bert; '
+            f"{folder}/{PICKLED_WEIGHTS} is a pickle, which can run any code when it is read; if "
+            "you trust it, write safetensors beside it: "
+            'python -c "from transformers import BertForPreTraining as Bert; '
             f'Bert.from_pretrained({folder!r}).save_pretrained({folder!r})"'
         )
     indexes = [name for name in names if ".ckpt" in name and name.endswith(".index")]
@@ -60,8 +67,8 @@ def read_initial_weights(folder: str) -> InitialWeights:
         return InitialWeights(*load_google(folder, indexes[0].removesuffix(".index")), vocab)
     listing = ", ".join(sorted(names)[:10]) or "nothing"
     raise FileNotFoundError(
-        f"{folder} holds {listing}; expected {CONFIG} with {WEIGHTS} (Hugging Face) or {LATEST} (DeepSpeed), or "
-        f"{GOOGLE_CONFIG} with one checkpoint NAME.ckpt.index and NAME.ckpt.data-... (Google)"
+        f"{folder} holds {listing}; expected {CONFIG} with {WEIGHTS} (Hugging Face) or {LATEST} "
+        f"(DeepSpeed), or {GOOGLE_CONFIG} with one checkpoint NAME.ckpt.index (Google)"
     )
 
 
@@ -81,8 +88,9 @@ def extend_rows(found: InitialWeights, vocab: bytes, folder: str) -> tuple[Initi
         if moved:
             shown = "{!r} of it is {!r} there".format(*moved[0])
         raise ValueError(
-            f"{folder}/{VOCAB} differs from the dataset's vocabulary, so ids mean other words ({shown}); build the "
-            "dataset with --vocab or --extend of that file, or leave init_from out"
+            f"{folder}/{VOCAB} differs from the dataset's vocabulary, so ids mean other words "
+            f"({shown}); build the dataset with --vocab or --extend of that file, or leave "
+            "init_from out"
         )
     new = [index for index, (before, after) in enumerate(kept) if before != after]
     new += range(len(old), len(vocabulary))
@@ -96,7 +104,7 @@ def extend_rows(found: InitialWeights, vocab: bytes, folder: str) -> tuple[Initi
         for index in new:
             state[name][index] = rows[pieces[index]].mean(0)
     config = replace(found.config, vocab_size=len(vocabulary))
-    return InitialWeights(config, state, found.vocab), len(new)
+    return replace(found, config=config, state=state), len(new)
 
 
 def hash_state(state: Mapping[str, Tensor]) -> str:

@@ -15,18 +15,18 @@ from trainer.model.task_heads import Head
 CARD = "README.md"
 _MARK = re.compile(rb"<!-- written by export: ([0-9a-f]{16}) -->\n\Z")
 _USES = {  # the task of Hugging Face's hub, and transformers' class
-    "": ("fill-mask", "AutoModelForMaskedLM"),
-    "classification": ("text-classification", "AutoModelForSequenceClassification"),
-    "regression": ("text-classification", "AutoModelForSequenceClassification"),
-    "choice": ("multiple-choice", "AutoModelForMultipleChoice"),
-    "tokens": ("token-classification", "AutoModelForTokenClassification"),
-    "span": ("question-answering", "AutoModelForQuestionAnswering"),
+    "": ("fill-mask", "MaskedLM"),
+    "classification": ("text-classification", "SequenceClassification"),
+    "regression": ("text-classification", "SequenceClassification"),
+    "choice": ("multiple-choice", "MultipleChoice"),
+    "tokens": ("token-classification", "TokenClassification"),
+    "span": ("question-answering", "QuestionAnswering"),
 }
 _USE = """```python
-from transformers import {model}, AutoTokenizer
+from transformers import AutoModelFor{model}, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained(FOLDER)
-model = {model}.from_pretrained(FOLDER)
+model = AutoModelFor{model}.from_pretrained(FOLDER)
 ```"""
 _USE_ONNX = """```python
 import onnxruntime
@@ -95,18 +95,15 @@ def _describe_model(config: BertConfig, lower_case: bool, head: Head | None) -> 
 
 def _describe_training(provenance: Mapping[str, Any]) -> Rows:
     training = provenance.get("training", {})
-    known = {
-        "objective": provenance.get("objective"),
-        "steps": _count(provenance.get("steps")),
-        "tokens seen": _count(provenance.get("tokens_seen")),
-        "instances seen": _count(provenance.get("instances_seen")),
-        **{key: training.get(key) for key in ("optimizer", "precision", "seed")},
-        "hardware of the last start": training.get("hardware"),
-        "software": training.get("software"),
-    }
-    phases = enumerate(training.get("phases", []), 1)
-    known |= {f"phase {number}": each for number, each in phases}
-    yield from ((name, value) for name, value in known.items() if value not in (None, ""))
+    yield "objective", provenance.get("objective")
+    for key in ("steps", "tokens_seen", "instances_seen"):
+        yield key.replace("_", " "), _count(provenance.get(key))
+    for key in ("optimizer", "precision", "seed"):
+        yield key, training.get(key)
+    yield "hardware of the last start", training.get("hardware")
+    yield "software", training.get("software")
+    for number, phase in enumerate(training.get("phases", []), 1):
+        yield f"phase {number}", phase
 
 
 def _describe_data(dataset: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -122,35 +119,31 @@ def _describe_base(base: Mapping[str, Any]) -> Rows:
     yield "licence", base.get("licence") or "not stated"
     own = base.get("provenance", {})
     for key in ("steps", "tokens_seen", "objective"):
-        if key in own:
-            yield f"its {key.replace('_', ' ')}", _count(own[key]) or own[key]
+        yield f"its {key.replace('_', ' ')}", _count(own.get(key)) or own.get(key)
     for each in own.get("datasets", ()):
         licences = ", ".join(each.get("licences", ())) or "licence not stated"
         yield "its data", f"{each.get('name')} ({licences})"
     if "base_model" in own:
         yield from _describe_base(own["base_model"])
-    elif "base_model" in base:
-        yield "its base model", base["base_model"]
+    else:
+        yield "its base model", base.get("base_model")
 
 
 def _describe_task(finetuned: Mapping[str, Any]) -> Rows:
-    if not finetuned:
-        return
     for key, name in (("task", "task"), ("run", "run"), ("seq_len", "sequence length")):
         yield name, finetuned.get(key)
     for file, metrics in finetuned.get("metrics", {}).items():
         for name, value in metrics.items():
-            if isinstance(value, float):
-                yield f"{name}, {file}", f"{value:.4f}"
+            yield f"{name}, {file}", f"{value:.4f}" if isinstance(value, float) else None
 
 
-def _count(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else ""
+def _count(value: Any) -> str | None:
+    return f"{value:,}" if isinstance(value, int) else None
 
 
 def _section(title: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
-    """A table under its title; nothing without rows."""
-    found = list(rows)
+    """A table under its title, of the rows that say something; nothing without any."""
+    found = [row for row in rows if any(cell not in (None, "") for cell in row[1:])]
     return [f"## {title}", "", *_table(head, found)] if found else []
 
 

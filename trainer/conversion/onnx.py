@@ -43,8 +43,8 @@ class _Served(torch.nn.Module):
 def to_onnx(files: Mapping[str, bytes]) -> dict[str, bytes]:
     """The files of `trainer.conversion.export.model_files` with model.onnx in place of the weights.
 
-    Inputs are input_ids, attention_mask and token_type_ids, int64 [B, S] of any B and S; a model of
-    multiple choice has [B, choices, S]. onnxruntime must compute what transformers does.
+    Inputs are int64 [B, S] of any B and S, or [B, choices, S]. onnxruntime must compute what
+    transformers does.
     """
     import onnxruntime
     import onnxscript  # noqa: F401 (torch's exporter needs it)
@@ -99,10 +99,9 @@ def _compare(session: Any, served: _Served, shape: tuple[int, int]) -> None:
     found = session.run(None, {n: each.numpy() for n, each in zip(_INPUTS, inputs, strict=True)})
     for name, theirs, ours in zip(served.outputs, found, expected, strict=True):
         if (off := float((torch.from_numpy(theirs) - ours).abs().max())) > TOLERANCE:
-            raise ValueError(
-                f"onnxruntime's {name} of {shape[0]} sequences of {shape[1]} tokens differ by {off:.1e} from those of"
-                f" transformers, expected {TOLERANCE} at most; nothing was written"
-            )
+            says = f"differ by {off:.1e} from those of transformers, expected {TOLERANCE} at most"
+            where = f"{shape[0]} sequences of {shape[1]} tokens"
+            raise ValueError(f"onnxruntime's {name} of {where} {says}; nothing was written")
 
 
 def _inputs(served: _Served, shape: tuple[int, int]) -> tuple[Tensor, ...]:

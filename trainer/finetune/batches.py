@@ -20,7 +20,7 @@ from trainer.model.packed_inputs import PackedInputs, pack_sequences
 
 @dataclass(frozen=True)
 class Recipe:
-    """What one run of a search is trained with; a global batch is items of a step over all ranks."""
+    """What one run of a search is trained with; a global batch is items of a step, of all ranks."""
 
     global_batch: int
     peak_lr: float
@@ -29,7 +29,7 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """A name of the run for files and people."""
+        """The run's name for files and people."""
         return f"batch{self.global_batch}-lr{self.peak_lr:g}-epochs{self.epochs}-seed{self.seed}"
 
     def num_steps(self, num_items: int) -> int:
@@ -39,11 +39,10 @@ class Recipe:
 
 @dataclass(frozen=True)
 class TaskBatch(PackedInputs):
-    """Packed sequences of items; an empty one has no sequence. I as in task_heads.
+    """Packed sequences of I items, perhaps none.
 
-    Attributes:
-        item_starts: [I+1] int64; item i is sequences item_starts[i] to item_starts[i + 1] - 1.
-        labels: Flat, item after item; int64 or float32.
+    Item i is sequences item_starts[i] to item_starts[i + 1] - 1 (int64 [I+1]); labels are flat,
+    item after item, int64 or float32.
     """
 
     item_starts: Tensor
@@ -51,7 +50,7 @@ class TaskBatch(PackedInputs):
 
 
 class Step(NamedTuple):
-    """The items of a global batch, and each rank's micro-batches: as many on all, the last may be empty."""
+    """The items of a global batch, and as many micro-batches for each rank; the last may be empty."""
 
     items: list[Item]
     ranks: list[list[list[Item]]]
@@ -62,13 +61,10 @@ def pack_items(items: Sequence[Item], device: torch.device) -> TaskBatch:
     sequences = [sequence for item in items for sequence in item.sequences]
     in_a = [each.segment_a_length for each in sequences]
     inputs = pack_sequences([each.input_ids for each in sequences], device, in_a)
-    labels = np.concatenate([item.labels for item in items] or [np.zeros(0, np.int64)])
     starts = np.cumsum([0, *(len(item.sequences) for item in items)])
-    return TaskBatch(
-        **vars(inputs),
-        item_starts=torch.from_numpy(starts).to(device, non_blocking=True),
-        labels=torch.from_numpy(labels).to(device, non_blocking=True),
-    )
+    labels = np.concatenate([item.labels for item in items] or [np.zeros(0, np.int64)])
+    starts_I1, labels_N = (torch.from_numpy(each).to(device) for each in (starts, labels))
+    return TaskBatch(**vars(inputs), item_starts=starts_I1, labels=labels_N)
 
 
 def cut_items(items: Sequence[Item], micro_tokens: int) -> list[list[Item]]:
@@ -103,7 +99,7 @@ def make_step(items: list[Item], world_size: int, micro_tokens: int) -> Step:
 def iterate_steps(
     items: Sequence[Item], recipe: Recipe, world_size: int, micro_tokens: int
 ) -> Iterator[Step]:
-    """All steps of a training run: every epoch has an order of its own and a shorter last batch."""
+    """All steps of a run: every epoch has an order of its own and a shorter last batch."""
     for epoch in range(recipe.epochs):
         order = shuffled_order(len(items), recipe.seed, epoch)
         for start in range(0, len(order), recipe.global_batch):

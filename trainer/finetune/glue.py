@@ -9,7 +9,7 @@ from functools import partial
 
 from trainer.finetune.pairs import Examples, PairTask, Predictions, tab_separated
 from trainer.finetune.settings import ColumnSettings, FinetuneSettings
-from trainer.finetune.table import make_example, read_table
+from trainer.finetune.table import read_pairs
 from trainer.finetune.task import ReadSet, Split
 from trainer.finetune.text import file_stem
 
@@ -21,11 +21,9 @@ ENTAILMENT = ("entailment", "not_entailment")
 class Layout:
     """Columns of one task's files, its classes in order (none for a number), and its metrics.
 
-    Attributes:
-        name: What GLUE's server wants the file of predictions called.
-        id: Column of the row's number in test files.
-        header: Columns of the labelled files, where they have no header.
-        skips_short_rows: Whether rows with missing columns are known to be there and are left out.
+    `name` is what GLUE's server wants predictions called, `id` the column of the row's number in
+    test files. Labelled files without a header have the columns `header`. Rows with missing columns
+    are left out where such rows are known to be there.
     """
 
     name: str
@@ -39,23 +37,22 @@ class Layout:
     skips_short_rows: bool = False
 
 
+COLA = ("source", "label", "mark", "sentence")
+NLI = ("contradiction", "entailment", "neutral")
+BOTH = ("f1", "accuracy")
 LAYOUTS = {
-    "cola": Layout(
-        "CoLA", "sentence", None, "label", BINARY, ("matthews",), header=("source", "label", "mark", "sentence")
-    ),
+    "cola": Layout("CoLA", "sentence", None, "label", BINARY, ("matthews",), header=COLA),
     "sst2": Layout("SST-2", "sentence", None, "label", BINARY, ("accuracy",)),
-    "mrpc": Layout("MRPC", "#1 String", "#2 String", "Quality", BINARY, ("f1", "accuracy")),
+    "mrpc": Layout("MRPC", "#1 String", "#2 String", "Quality", BINARY, BOTH),
     "stsb": Layout("STS-B", "sentence1", "sentence2", "score", (), ("spearman", "pearson")),
     "qqp": Layout(
-        "QQP", "question1", "question2", "is_duplicate", BINARY, ("f1", "accuracy"), id="id", skips_short_rows=True
+        "QQP", "question1", "question2", "is_duplicate", BINARY, BOTH, "id", skips_short_rows=True
     ),
-    "mnli": Layout(
-        "MNLI", "sentence1", "sentence2", "gold_label", ("contradiction", "entailment", "neutral"), ("accuracy",)
-    ),
+    "mnli": Layout("MNLI", "sentence1", "sentence2", "gold_label", NLI, ("accuracy",)),
     "qnli": Layout("QNLI", "question", "sentence", "label", ENTAILMENT, ("accuracy",)),
     "rte": Layout("RTE", "sentence1", "sentence2", "label", ENTAILMENT, ("accuracy",)),
     "wnli": Layout("WNLI", "sentence1", "sentence2", "label", BINARY, ("accuracy",)),
-}  # fmt: skip
+}
 
 
 def open_glue(settings: FinetuneSettings) -> PairTask:
@@ -72,15 +69,11 @@ def open_glue(settings: FinetuneSettings) -> PairTask:
 
 def read_glue(layout: Layout, path: str, split: Split) -> ReadSet:
     """Examples of one file of GLUE; where a test file has no ids, as any other, rows are numbered."""
-    is_test = split == "test"
-    names = (layout.text, layout.text_b, layout.label)
+    is_test, names = split == "test", (layout.text, layout.text_b, layout.label)
     columns = ColumnSettings(*names, id=layout.id if is_test else None)
-    needed = [layout.text, layout.text_b, None if is_test else layout.label]
-    skipped: list[str] | None = [] if layout.skips_short_rows and not is_test else None
-    header = None if is_test else layout.header
-    records = read_table(path, [name for name in needed if name], header, skipped)
-    examples = [make_example(record, n, columns, (), split) for n, record in enumerate(records)]
-    return ReadSet(examples, {} if skipped is None else {"skipped_rows": len(skipped)})
+    if is_test:
+        return read_pairs(columns, (), path, split, needs_id=False)
+    return read_pairs(columns, (), path, split, layout.header, layout.skips_short_rows)
 
 
 def _submission(

@@ -5,9 +5,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-
-Numbers = NDArray[np.float64]
 
 
 def accuracy(found: Sequence[str], expected: Sequence[str]) -> float:
@@ -31,17 +28,25 @@ def macro_f1(found: Sequence[str], expected: Sequence[str]) -> float:
 def matthews(found: Sequence[str], expected: Sequence[str]) -> float:
     """Matthews correlation of any classes (Gorodkin 2004); 0 where a side has one class."""
     labels = np.array(sorted({*found, *expected}))
-    return _correlation(*(np.array(each)[:, None] == labels for each in (found, expected)))
+    return pearson(*(np.array(each)[:, None] == labels for each in (found, expected)))
 
 
-def pearson(found: Sequence[float], expected: Sequence[float]) -> float:
-    """Linear correlation; 0 where one side is constant."""
-    return _correlation(found, expected)
+def pearson(found: Any, expected: Any) -> float:
+    """Linear correlation; 0 where one side is constant. Columns of [N, ...] are added up."""
+    x, y = (np.asarray(values, dtype=np.float64) for values in (found, expected))
+    x, y = x - x.mean(axis=0), y - y.mean(axis=0)
+    spread = float(np.sqrt((x**2).sum() * (y**2).sum()))
+    return float((x * y).sum()) / spread if spread > 0 else 0.0
 
 
 def spearman(found: Sequence[float], expected: Sequence[float]) -> float:
     """Pearson correlation of ranks; equal values share the mean of their ranks."""
-    return _correlation(_ranks(found), _ranks(expected))
+
+    def rank(values: Sequence[float]) -> Any:
+        _, inverse_N, counts = np.unique(values, return_inverse=True, return_counts=True)
+        return (np.cumsum(counts) - (counts - 1) / 2)[inverse_N]
+
+    return pearson(rank(found), rank(expected))
 
 
 def mean_squared_error(found: Sequence[float], expected: Sequence[float]) -> float:
@@ -49,7 +54,7 @@ def mean_squared_error(found: Sequence[float], expected: Sequence[float]) -> flo
     return float(np.mean((np.array(found, dtype=np.float64) - np.array(expected)) ** 2))
 
 
-METRICS: Mapping[str, Callable[[Sequence[Any], Sequence[Any]], float]] = {
+METRICS: Mapping[str, Callable[[Any, Any], float]] = {
     "accuracy": accuracy,
     "f1": partial(f1, label="1"),
     "macro_f1": macro_f1,
@@ -59,17 +64,3 @@ METRICS: Mapping[str, Callable[[Sequence[Any], Sequence[Any]], float]] = {
     "mean_squared_error": mean_squared_error,
 }
 """Metrics by name, of predictions and what is right; f1 is that of the class 1, as in GLUE."""
-
-
-def _correlation(found: Any, expected: Any) -> float:
-    """Of arrays [N, ...]: the sum of products of what differs from the mean over N, normed."""
-    x, y = (np.asarray(values, dtype=np.float64) for values in (found, expected))
-    x, y = x - x.mean(axis=0), y - y.mean(axis=0)
-    spread = float(np.sqrt((x**2).sum() * (y**2).sum()))
-    return float((x * y).sum()) / spread if spread > 0 else 0.0
-
-
-def _ranks(values: Sequence[float]) -> Numbers:
-    _, inverse_N, counts = np.unique(values, return_inverse=True, return_counts=True)
-    means: Numbers = np.cumsum(counts) - (counts - 1) / 2
-    return means[inverse_N]

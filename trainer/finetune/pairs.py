@@ -1,7 +1,9 @@
 """Tasks that judge a text or a pair of texts, or choose one of several pairs."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,9 +21,8 @@ Predictions = Sequence[Prediction]
 class PairExample(NamedTuple):
     """A text, a pair of texts, or several pairs of which one is right.
 
-    Attributes:
-        seconds: The second text of the pair, None for a single text; or each choice's.
-        label: Class, number, or number of the right choice, as it is written; None in a test file.
+    `seconds` are the second text of the pair, None for a single text, or each choice's. The label
+    is a class, a number, or the number of the right choice as it is written; None in a test file.
     """
 
     place: str
@@ -44,8 +45,7 @@ class PairTask:
     Attributes:
         metrics: Names of the metrics; the first one chooses the best run.
         write: Name and content of the file of predictions, from the path, the examples and them.
-        labels: The classes where the benchmark fixes them, or the numbers of the choices; empty to
-            take those of the training files.
+        labels: The classes where the benchmark fixes them, or the numbers of the choices.
     """
 
     kind: str
@@ -78,17 +78,18 @@ class PairTask:
         firsts = encoder.encode_texts([example.text for example in examples])
         texts = [text or "" for example in examples for text in example.seconds]
         seconds = iter(encoder.encode_texts(texts))
-        items, num_cut, num_removed, num_empty = [], 0, 0, 0
+        items = []
+        counts = Counter(truncated_examples=0, truncated_tokens=0, examples_with_empty_text=0)
         for index, (example, a) in enumerate(zip(examples, firsts, strict=True)):
             pairs = [(text, next(seconds)) for text in example.seconds]
             kept = [encoder.truncate(a, None if text is None else b) for text, b in pairs]
             sequences = tuple(encoder.join(a, b) for a, b, _ in kept)
             items.append(Item(index, sequences, self._encode_label(example, labels, split)))
             removed = sum(count for *_, count in kept)
-            num_cut, num_removed = num_cut + (removed > 0), num_removed + removed
-            num_empty += not len(a) or any(text is not None and not len(b) for text, b in pairs)
-        names = ("truncated_examples", "truncated_tokens", "examples_with_empty_text")
-        return EncodedSet(items, dict(zip(names, (num_cut, num_removed, num_empty), strict=True)))
+            counts.update(truncated_examples=removed > 0, truncated_tokens=removed)
+            is_empty = not len(a) or any(text is not None and not len(b) for text, b in pairs)
+            counts.update(examples_with_empty_text=is_empty)
+        return EncodedSet(items, dict(counts))
 
     def decode(
         self, examples: Examples, items: Sequence[Item], outputs: Outputs, labels: Labels
@@ -123,13 +124,10 @@ class PairTask:
 
 
 def _read_number(example: PairExample) -> float:
-    try:
-        number = float(str(example.label))
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise ValueError(f"{example.place}: label {example.label!r}, expected a number")
-    return number
+    with suppress(ValueError):
+        if math.isfinite(number := float(str(example.label))):
+            return number
+    raise ValueError(f"{example.place}: label {example.label!r}, expected a number")
 
 
 def tab_separated(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -11,17 +11,16 @@ import torch
 
 from pipeline.storage.folder import Folder
 from trainer.finetune.settings import FinetuneSettings
-from trainer.finetune.task import Item, Labels, OwnModel, ReadSet, Split, Task
-from trainer.finetune.tasks import open_task
+from trainer.finetune.task import Item, Labels, OwnModel, ReadSet, Split, Task, open_task
 from trainer.finetune.text import TextEncoder, file_stem
 from trainer.inference.open_model import OpenedModel, open_model
 from trainer.model.config import BertConfig
-from trainer.model.task_heads import BertForTask, Head, HeadKind, build_task_model
+from trainer.model.task_heads import BertForTask, Head, build_task_model
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file of labelled text, encoded; facts are for results.json: sizes, sha256, what was cut."""
+    """One file, encoded; facts are for results.json: sizes, sha256, what was cut."""
 
     path: str
     name: str
@@ -55,18 +54,30 @@ class Prepared:
         return [item for file in self.files["train"] for item in file.items]
 
 
-def prepare_data(settings: FinetuneSettings) -> Prepared:
-    """Reads the files and the model, settles the head, and encodes everything."""
+def prepare_data(settings: FinetuneSettings, finetuned: OpenedModel | None = None) -> Prepared:
+    """Reads the files and the model, settles the head, and encodes everything.
+
+    A model that is given is one that is to predict: it has its head already.
+    """
     task = open_task(settings)
+    if finetuned and isinstance(task, OwnModel):
+        advice = "predicts within finetune alone; give its files there as --test"
+        raise ValueError(f"task {settings.task} {advice}")
     check_names([*settings.validation, *settings.test])
-    paths: dict[Split, list[str]] = {
-        "train": settings.train, "validation": settings.validation, "test": settings.test
-    }  # fmt: skip
+    paths: dict[Split, list[str]] = {"train": settings.train, "validation": settings.validation}
+    paths["test"] = settings.test
     read = {split: [task.read(path, split) for path in each] for split, each in paths.items()}
-    opened = open_model(settings.model)
-    check_positions(settings.seq_len, opened)
-    labels = task.find_labels([each for rows in read["train"] for each in rows.examples])
+    opened = finetuned or open_model(settings.model)
+    if finetuned and opened.head is None:
+        advice = "fine-tune it first, and give OUTPUT/best of that"
+        raise ValueError(f"{opened.where} has no head for a task; {advice}")
+    examples = [each for rows in read["train"] for each in rows.examples]
+    labels = () if finetuned else task.find_labels(examples)
     head, keeps_head, note = choose_head(task, labels, opened, settings.replace_head)
+    limit = opened.config.max_position_embeddings
+    if settings.seq_len > limit:
+        says = f"{opened.where} reads {limit} tokens at most; give a smaller one"
+        raise ValueError(f"seq_len is {settings.seq_len}, {says}")
     notes, config = [note], opened.config
     if (dropout := settings.dropout) is not None:
         config = dataclasses.replace(config, hidden_dropout=dropout, attention_dropout=dropout)
@@ -76,7 +87,7 @@ def prepare_data(settings: FinetuneSettings) -> Prepared:
     encoder = TextEncoder(opened.vocabulary(), opened.lower_case, settings.seq_len)
     files = {
         split: [
-            encode_file(task, path, split, rows, head, encoder)
+            _encode_file(task, path, split, rows, head, encoder)
             for path, rows in zip(each, read[split], strict=True)
         ]
         for split, each in paths.items()
@@ -84,37 +95,28 @@ def prepare_data(settings: FinetuneSettings) -> Prepared:
     return Prepared(settings, task, opened, config, head, keeps_head, files, notes)
 
 
-def encode_file(
+def _encode_file(
     task: Task, path: str, split: Split, rows: ReadSet, head: Head, encoder: TextEncoder
 ) -> DataFile:
-    """A file that was read, as the model reads it."""
     items, cut = task.encode(rows.examples, head.labels, encoder, split)
-    tokens = sum(len(sequence.input_ids) for item in items for sequence in item.sequences)
     folder, name = Folder.of_file(path)
     facts = {
         "file": path,
         "sha256": hashlib.sha256(folder.read(name)).hexdigest(),
         "examples": len(rows.examples),
         "items": len(items),
-        "tokens": tokens,
+        "tokens": sum(len(each.input_ids) for item in items for each in item.sequences),
     }
     return DataFile(path, file_stem(path), rows.examples, items, {**facts, **rows.counts, **cut})
 
 
-def check_positions(seq_len: int, opened: OpenedModel) -> None:
-    """Refuses a sequence length that the model has no positions for."""
-    limit = opened.config.max_position_embeddings
-    if seq_len > limit:
-        says = f"{opened.where} reads {limit} tokens at most; give a smaller one"
-        raise ValueError(f"seq_len is {seq_len}, {says}")
-
-
 def check_names(paths: Sequence[str]) -> None:
     """Metrics and predictions are found by the names of files."""
-    repeated = [name for name, count in Counter(map(file_stem, paths)).items() if count > 1]
-    if repeated:
-        names = ", ".join(repeated)
-        raise ValueError(f"two files to be predicted are called {names}; rename one, or run twice")
+    counts = Counter(map(file_stem, paths))
+    if repeated := ", ".join(name for name, count in counts.items() if count > 1):
+        raise ValueError(
+            f"two files to be predicted are called {repeated}; rename one, or run twice"
+        )
 
 
 def choose_head(
@@ -130,21 +132,8 @@ def choose_head(
         return old, True, f"{where} goes on with its head ({_describe(old)})"
     raise ValueError(
         f"{where} has a head for {_describe(old)}, this task needs one for {_describe(fresh)}; give "
-        "--replace_head true for a new one, or another model"
+        "another model, or finetune with --replace_head true"
     )
-
-
-def check_kind(opened: OpenedModel, kind: HeadKind) -> Head:
-    """The head of a model that is to predict; a ValueError if it has none, or another kind."""
-    where, head = opened.where, opened.head
-    if head is None:
-        advice = "fine-tune it first, and give OUTPUT/best of that"
-        raise ValueError(f"{where} has no head for a task; {advice}")
-    if head.kind != kind:
-        raise ValueError(
-            f"{where} has a head for {_describe(head)}, this task needs one for {kind}"
-        )
-    return head
 
 
 def begin_model(prepared: Prepared, seed: int) -> Any:
@@ -159,11 +148,10 @@ def start_model(
 ) -> BertForTask:
     """A model with the opened one's weights, and ones of the seed where that has none to keep."""
     model = build_task_model(config, head, seed)
-    names = {name for name, _ in model.named_parameters()}
+    names = {name for name, _ in model.named_parameters() if name in opened.state}
     if not keeps_head:
-        names = {name for name in names if not name.startswith("task_head.")}
-    state = {name: opened.state[name] for name in names & opened.state.keys()}
-    model.load_state_dict(state, strict=False)
+        names -= {"task_head.weight", "task_head.bias"}
+    model.load_state_dict({name: opened.state[name] for name in names}, strict=False)
     return model
 
 

@@ -1,4 +1,4 @@
-"""The runs of a search, means over seeds, the best one, and files of OUTPUT (docs/finetuning.md)."""
+"""The runs of a search: means over seeds, the best one, and what OUTPUT says of them."""
 
 import json
 import statistics
@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from trainer.conversion.export import CONFIG, read_provenance
+from trainer.conversion.export import CONFIG, PROVENANCE_KEY, read_json
 from trainer.conversion.initial_weights import hash_state
 from trainer.finetune.batches import Recipe
 from trainer.finetune.prepare import Prepared
@@ -36,14 +36,12 @@ def list_recipes(settings: FinetuneSettings) -> list[Recipe]:
 
 def describe_work(prepared: Prepared) -> dict[str, Any]:
     """What all runs of a folder are made with, as plain values."""
+    files = prepared.files.items()
     facts = {
         **FINETUNING.bound_settings(prepared.settings),
         "model_sha256": hash_state(prepared.opened.state),
         "labels": prepared.head.labels,
-        "data_sha256": {
-            split: {file.name: file.facts["sha256"] for file in each}
-            for split, each in prepared.files.items()
-        },
+        "data_sha256": {split: {f.name: f.facts["sha256"] for f in each} for split, each in files},
     }
     return dict(json.loads(to_json(facts)))
 
@@ -62,7 +60,8 @@ def read_finished(
             finished[recipe.name] = run
     best, kept = best_run(list(finished.values()), prepared), None
     if (output / "best" / CONFIG).is_file():
-        kept = read_provenance(str(output / "best")).get("finetuned", {}).get("run")
+        provenance = read_json(str(output / "best"), CONFIG).get(PROVENANCE_KEY, {})
+        kept = provenance.get("finetuned", {}).get("run")
     if best is not None and best["name"] != kept:
         del finished[best["name"]]
     return finished
@@ -74,17 +73,16 @@ def best_run(runs: Sequence[Run], prepared: Prepared) -> Run | None:
     return max(runs, key=lambda run: run["metrics"][file][metric], default=None)
 
 
-def make_results(prepared: Prepared, runs: Sequence[Run], best: Run) -> dict[str, Any]:
+def make_results(prepared: Prepared, runs: Sequence[Run]) -> dict[str, Any]:
     """Content of results.json: nothing in it depends on when or how often the command ran."""
     timeless = [{name: run[name] for name in run if name not in _SPEED} for run in runs]
-    files = prepared.files.items()
     return {
         "task": prepared.settings.task,
         "main_metric": prepared.task.main_metric,
         "model": prepared.settings.model,
         "head": {"kind": prepared.head.kind, "labels": prepared.head.labels},
-        "data": {split: [file.facts for file in each] for split, each in files},
-        "best": next(run for run in timeless if run["name"] == best["name"]),
+        "data": {split: [each.facts for each in of] for split, of in prepared.files.items()},
+        "best": best_run(timeless, prepared),
         "settings": summarize(runs),
         "runs": timeless,
     }
@@ -100,12 +98,14 @@ def summarize(runs: Sequence[Run]) -> list[dict[str, Any]]:
             **dict(zip(_SETTING, key, strict=True)),
             "num_seeds": len(group),
             "mean": _over_seeds(group, statistics.fmean),
-            "standard_deviation": _over_seeds(
-                group, lambda values: statistics.stdev(values) if values[1:] else None
-            ),
+            "standard_deviation": _over_seeds(group, _deviation),
         }
         for key, group in groups.items()
     ]
+
+
+def _deviation(values: Sequence[float]) -> float | None:
+    return statistics.stdev(values) if len(values) > 1 else None
 
 
 def format_table(summary: Sequence[Mapping[str, Any]], best: Run) -> str:
@@ -116,16 +116,14 @@ def format_table(summary: Sequence[Mapping[str, Any]], best: Run) -> str:
     rows = [["batch", "learning rate", "epochs", "seeds", *names]]
     for entry in summary:
         mark = " *" if all(entry[name] == best[name] for name in _SETTING) else ""
-        row = [str(entry["global_batch"]), f"{entry['peak_lr']:g}", str(entry["epochs"])]
-        row.append(f"{entry['num_seeds']}{mark}")
+        row = [f"{entry[name]:g}" for name in _SETTING] + [f"{entry['num_seeds']}{mark}"]
         for file, metric in columns:
             deviation = entry["standard_deviation"][file][metric]
             spread = "" if deviation is None else f" +- {deviation:.4f}"
             row.append(f"{entry['mean'][file][metric]:.4f}{spread}")
         rows.append(row)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    padded = [[cell.ljust(n) for cell, n in zip(row, widths, strict=True)] for row in rows]
-    lines = ["  ".join(row).rstrip() for row in padded]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     return "\n".join([*lines, f"* has the best run, {best['name']}"])
 
 

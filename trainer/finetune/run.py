@@ -1,6 +1,6 @@
-"""`python -m trainer finetune`: a loop over the runs of a search, of which the best model is kept.
+"""`python -m trainer finetune`, which keeps the best model of a search, and `predict`.
 
-All ranks call everything; rank 0 writes and prints.
+All ranks call everything and share the items of each file; rank 0 writes and prints.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
 from pipeline.storage.local import make_folder, replace_file
@@ -21,9 +22,10 @@ from trainer.engine.zero import iterate_weights
 from trainer.finetune import results
 from trainer.finetune.batches import Recipe
 from trainer.finetune.prepare import DataFile, Prepared, begin_model, prepare_data
-from trainer.finetune.settings import FinetuneSettings, check_settings
-from trainer.finetune.task import OwnModel
+from trainer.finetune.settings import FinetuneSettings, PredictSettings, check_settings
+from trainer.finetune.task import Metrics, OwnModel
 from trainer.finetune.training import predict_items, train_task
+from trainer.inference.open_model import OpenedModel, open_model
 from trainer.model.task_heads import BertForTask
 from trainer.process.ranks import Ranks, start_ranks, stop_ranks, together
 from trainer.process.stopping import LauncherWatch
@@ -31,14 +33,31 @@ from trainer.runs.continuing import lock_folder
 from trainer.runs.json_files import to_json
 
 
-def finetune(settings: FinetuneSettings, remainder: object = None) -> None:
+def finetune(settings: FinetuneSettings, _remainder: object = None) -> None:
     """Fine-tunes, or goes on with, what the settings ask for."""
-    assert not remainder, "the command line passes nothing after --"
     check_settings(settings)
     LauncherWatch()
     ranks = start_ranks()
     try:
         finetune_on(ranks, settings)
+    finally:
+        stop_ranks()
+
+
+def predict(settings: PredictSettings, _remainder: object = None) -> None:
+    """Writes what a fine-tuned model says of files without labels."""
+    ranks = start_ranks()
+    try:
+        with together(ranks):
+            opened = open_model(settings.model)
+            prepared = prepare_data(_as_finetuned(settings, opened), opened)
+        model = begin_model(prepared, seed=0)
+        model.to(ranks.device, torch.bfloat16 if settings.precision == "bf16" else torch.float32)
+        # Of the first validation file, with the thresholds that were tuned there.
+        measured = opened.provenance.get("finetuned", {}).get("metrics", {})
+        tuned: Metrics = next(iter(measured.values()), {})
+        for file in tqdm(prepared.files["test"], unit="file", disable=ranks.rank > 0 or None):
+            _say(_write_predictions(model, file, prepared, tuned, ranks), ranks)
     finally:
         stop_ranks()
 
@@ -50,7 +69,6 @@ def finetune_on(ranks: Ranks, settings: FinetuneSettings) -> None:
         FileExistsError: The output folder holds something else.
         ValueError: A file, a model or an output folder that does not fit; the same on every rank.
     """
-    check_settings(settings)
     output = Path(settings.output)
     with contextlib.ExitStack() as stack:
         finished: dict[str, results.Run] = {}
@@ -68,10 +86,9 @@ def finetune_on(ranks: Ranks, settings: FinetuneSettings) -> None:
         seconds = 0.5 if sys.stderr.isatty() else 10.0  # a log gets a line every ten seconds
         bar = tqdm(total=num_steps, unit="step", mininterval=seconds, disable=ranks.rank != 0)
         stack.enter_context(bar)
-        for note in prepared.notes:
+        were = [f"{len(finished)} of {len(recipes)} runs were finished before"] if finished else []
+        for note in [*prepared.notes, *were]:
             _say(note, ranks)
-        if finished:
-            _say(f"{len(finished)} of {len(recipes)} runs were finished before", ranks)
         for recipe in left:
             bar.set_description_str(recipe.name)
             engine, run = train_run(recipe, prepared, ranks, bar.update)
@@ -85,14 +102,11 @@ def finetune_on(ranks: Ranks, settings: FinetuneSettings) -> None:
             engine.destroy()
             del engine
             gc.collect()  # engines are cycles: five large ones would fill a GPU before they are found
-        runs = [finished[recipe.name] for recipe in recipes]
-        best = results.best_run(runs, prepared)
-        assert best is not None, "there is at least one run"
+        found = results.make_results(prepared, [finished[recipe.name] for recipe in recipes])
         if ranks.rank == 0:
-            content = to_json(results.make_results(prepared, runs, best))
-            replace_file(output / "results.json", content)
+            replace_file(output / "results.json", to_json(found))
         where = f"{output}: results.json, predictions, and the best model in {output / 'best'}"
-        _say(f"{results.format_table(results.summarize(runs), best)}\n{where}", ranks)
+        _say(f"{results.format_table(found['settings'], found['best'])}\n{where}", ranks)
 
 
 def train_run(
@@ -126,21 +140,43 @@ def measure(
     model: BertForTask, file: DataFile, prepared: Prepared, ranks: Ranks
 ) -> dict[str, float]:
     """Metrics of a model's predictions for a file."""
-    return prepared.task.score(file.examples, predict(model, file, prepared, ranks))
+    return prepared.task.score(file.examples, _predict(model, file, prepared, ranks))
 
 
-def predict(model: BertForTask, file: DataFile, prepared: Prepared, ranks: Ranks) -> list[Any]:
+def _predict(model: BertForTask, file: DataFile, prepared: Prepared, ranks: Ranks) -> list[Any]:
     """A prediction for each example of a file."""
     outputs = predict_items(model, file.items, prepared.settings.micro_tokens, ranks)
     return prepared.task.decode(file.examples, file.items, outputs, prepared.head.labels)
 
 
-def write_predictions(output: Path, file_name: str, contents: dict[str, str]) -> Path:
-    """Writes what a model says of one file of data to a folder of that name, which is returned."""
-    folder = output / "predictions" / file_name
-    for name, text in contents.items():
-        replace_file(folder / name, text.encode())
-    return folder
+def _write_predictions(
+    model: BertForTask, file: DataFile, prepared: Prepared, tuned: Metrics, ranks: Ranks
+) -> str:
+    """Writes OUTPUT/predictions/FILE/; says what is there, and what of the file was cut."""
+    predictions = _predict(model, file, prepared, ranks)
+    contents = prepared.task.prediction_files(file.path, file.examples, predictions, tuned)
+    folder = Path(prepared.settings.output) / "predictions" / file.name
+    with together(ranks):
+        for name, text in contents.items() if ranks.rank == 0 else ():
+            replace_file(folder / name, text.encode())
+    sizes = ("file", "sha256", "examples", "items", "tokens")
+    cut = [(name, value) for name, value in file.facts.items() if name not in sizes and value]
+    others = "".join(f", {value} {name.replace('_', ' ')}" for name, value in cut)
+    return f"{folder}: {', '.join(contents)}, {len(predictions):,} rows{others}"
+
+
+def _as_finetuned(settings: PredictSettings, opened: OpenedModel) -> FinetuneSettings:
+    """Those of a fine-tuning: what is given, then what the model says of itself, then defaults."""
+    facts = opened.provenance.get("finetuned", {})
+    task = settings.task or facts.get("task")
+    if task is None:
+        says = "does not say which task it was fine-tuned on; give --task"
+        raise ValueError(f"{opened.where} {says}")
+    names = {field.name for field in dataclasses.fields(FinetuneSettings)} - {"seq_len", "task"}
+    given = {name: value for name, value in vars(settings).items() if name in names}
+    if seq_len := settings.seq_len or facts.get("seq_len"):
+        given["seq_len"] = seq_len
+    return FinetuneSettings(**given, task=task, train=[], validation=[], test=settings.input)
 
 
 def _say(text: str, ranks: Ranks) -> None:
@@ -152,27 +188,16 @@ def _say(text: str, ranks: Ranks) -> None:
 def _keep_best(engine: Any, run: results.Run, prepared: Prepared, ranks: Ranks) -> None:
     """Writes the model that is the best so far, and its predictions."""
     settings, task, opened = prepared.settings, prepared.task, prepared.opened
-    output = Path(settings.output)
+    best = str(Path(settings.output) / "best")
     state = dict(iterate_weights(engine, ranks))
     facts = {"task": settings.task, "run": run["name"], "seq_len": settings.seq_len}
-    finetuned = {**facts, "metrics": run["metrics"]}
-    provenance = {**opened.provenance, "finetuned": finetuned}
+    provenance = {**opened.provenance, "finetuned": {**facts, "metrics": run["metrics"]}}
     if ranks.rank == 0 and isinstance(task, OwnModel):
-        files = task.model_files(state, prepared.head, provenance)
-        write_export(files, str(output / "best"))
+        write_export(task.model_files(state, prepared.head, provenance), best)
     elif ranks.rank == 0:
-        export_hf(
-            state,
-            opened.config,
-            opened.vocabulary().to_text().encode(),
-            str(output / "best"),
-            lower_case=opened.lower_case,
-            provenance=provenance,
-            head=prepared.head,
-        )
+        vocab = opened.vocabulary().to_text().encode()
+        known = {"lower_case": opened.lower_case, "provenance": provenance, "head": prepared.head}
+        export_hf(state, opened.config, vocab, best, **known)
     tuned = run["metrics"][prepared.files["validation"][0].name]
     for file in [*prepared.files["validation"], *prepared.files["test"]]:
-        predictions = predict(engine.module, file, prepared, ranks)
-        if ranks.rank == 0:
-            contents = task.prediction_files(file.path, file.examples, predictions, tuned)
-            write_predictions(output, file.name, contents)
+        _write_predictions(engine.module, file, prepared, tuned, ranks)

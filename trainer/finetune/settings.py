@@ -47,6 +47,9 @@ class SquadSettings:
     max_query_pieces: int = 64
     null_threshold: float | None = None
 
+    def __post_init__(self) -> None:
+        check_least(self, stride=1, max_query_pieces=1)
+
 
 @dataclass(frozen=True)
 class TokenSettings:
@@ -128,7 +131,7 @@ class FinetuneSettings(TaskSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class PredictSettings(TaskSettings):
-    """Writes what a fine-tuned model says of files, in the form in which the task's predictions are.
+    """Writes what a fine-tuned model says of files, in the form of the task's predictions.
 
     Files:
         input: Files without labels, of the layout of the task's test files.
@@ -150,7 +153,7 @@ class PredictSettings(TaskSettings):
 
 
 def check_settings(settings: FinetuneSettings) -> None:
-    """Refuses numbers that make no sense before anything is read; a ValueError names the setting."""
+    """Refuses numbers that make no sense, before anything is read."""
     for name in ("train", "validation", *SEARCHED):
         if not getattr(settings, name):
             raise ValueError(f"{name} is empty; give at least one")
@@ -160,5 +163,4 @@ def check_settings(settings: FinetuneSettings) -> None:
     if not 0.0 <= settings.warmup_fraction < 1.0:
         found = f"warmup_fraction is {settings.warmup_fraction}"
         raise ValueError(f"{found}; it is a share of the steps, in [0, 1)")
-    if settings.seq_len < 5:
-        raise ValueError(f"seq_len is {settings.seq_len}; [CLS] A [SEP] B [SEP] needs 5")
+    check_least(settings, seq_len=5)

@@ -27,7 +27,6 @@ KINDS = {
 # has no name.
 SWAG = ColumnSettings(text="sent1", text_b="sent2", label="label")
 
-
 Names = Sequence[str]
 
 
@@ -54,27 +53,28 @@ def open_table(settings: FinetuneSettings) -> PairTask:
     )
 
 
-def read_pairs(columns: ColumnSettings, choices: Sequence[str], path: str, split: Split) -> ReadSet:
-    """Examples of a table; those of a test file have no label."""
-    optional = [columns.text_b, columns.id, None if split == "test" else columns.label]
-    records = read_table(path, [columns.text, *choices, *filter(None, optional)])
-    numbered = enumerate(records)
-    return ReadSet([make_example(each, n, columns, choices, split) for n, each in numbered], {})
-
-
-def make_example(
-    record: Record, number: int, columns: ColumnSettings, choices: Sequence[str], split: Split
-) -> PairExample:
-    """A row's example; its row's number stands for an id that it lacks."""
-    second = None if columns.text_b is None else record.fields[columns.text_b]
-    endings = tuple(f"{second or ''} {record.fields[name]}".strip() for name in choices)
-    return PairExample(
-        place=record.place,
-        id=record.fields.get(columns.id or "", str(number)),
-        text=record.fields[columns.text],
-        seconds=endings or (second,),
-        label=None if split == "test" else record.fields[columns.label],
-    )
+def read_pairs(
+    columns: ColumnSettings,
+    choices: Names,
+    path: str,
+    split: Split,
+    header: Names | None = None,
+    skips_short_rows: bool = False,
+    needs_id: bool = True,
+) -> ReadSet:
+    """Examples of a table; a row's number stands for an id that it lacks."""
+    label = None if split == "test" else columns.label
+    needed = [columns.text, *choices, columns.text_b, label, columns.id if needs_id else None]
+    skipped: list[str] | None = [] if skips_short_rows else None
+    examples = []
+    records = read_table(path, [name for name in needed if name], header, skipped)
+    for number, (place, fields) in enumerate(records):
+        second = None if columns.text_b is None else fields[columns.text_b]
+        endings = tuple(f"{second or ''} {fields[name]}".strip() for name in choices)
+        row_id, right = fields.get(columns.id or "", str(number)), label and fields[label]
+        text = fields[columns.text]
+        examples.append(PairExample(place, row_id, text, endings or (second,), right))
+    return ReadSet(examples, {} if skipped is None else {"skipped_rows": len(skipped)})
 
 
 def read_table(
@@ -82,9 +82,8 @@ def read_table(
 ) -> list[Record]:
     """Rows of a .tsv, .csv or .jsonl file, compressed or not; malformed ones are a ValueError.
 
-    In .tsv files quotes mean nothing, as in GLUE's; in .csv cells in double quotes may hold commas
-    and line ends. `skipped`, where given, gets the places of rows with too few columns, which are
-    left out.
+    In .tsv files quotes mean nothing, as in GLUE's. `skipped`, where given, gets the places of rows
+    with too few columns, which are left out.
     """
     extension = plain_name(path).rpartition(".")[2].lower()
     if extension == "jsonl":
@@ -128,10 +127,8 @@ def _from_json(place: str, values: dict[str, Any], needed: Names) -> Record:
     _check_columns(place, list(values), needed)
     if wrong := [name for name in needed if isinstance(values[name], (dict, list, type(None)))]:
         raise ValueError(f"{place}: {', '.join(wrong)} is no text and no number")
-    texts = {
-        name: each if isinstance(each, str) else json.dumps(each) for name, each in values.items()
-    }
-    return Record(place, texts)
+    written = {k: v if isinstance(v, str) else json.dumps(v) for k, v in values.items()}
+    return Record(place, written)
 
 
 def _write_table(path: str, examples: Examples, predictions: Predictions) -> tuple[str, str]:

@@ -3,17 +3,18 @@
     files --read--> examples --encode--> items --[BertForTask]--> outputs --decode--> predictions
     --score--> metrics
 
-A class that follows `Task` is found by its name in trainer.finetune.tasks. Losses are the head's
-(trainer.model.task_heads).
+Losses are the head's (trainer.model.task_heads).
 """
 
+import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.finetune.settings import FinetuneSettings
 from trainer.finetune.text import TextEncoder, TokenSequence
 
 Split = Literal["train", "validation", "test"]
@@ -26,6 +27,20 @@ Outputs = Sequence[Output]
 Labels = tuple[str, ...]
 """Names of the classes, in order."""
 Metrics = Mapping[str, float]
+
+GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
+TASKS = {
+    **dict.fromkeys(GLUE, "trainer.finetune.glue:open_glue"),
+    "classification": "trainer.finetune.table:open_table",
+    "regression": "trainer.finetune.table:open_table",
+    "multiple-choice": "trainer.finetune.table:open_table",
+    "swag": "trainer.finetune.table:open_table",
+    "squad": "trainer.finetune.squad.task:open_squad",
+    "squad2": "trainer.finetune.squad.task:open_squad",
+    "ner": "trainer.finetune.tokens.task:open_ner",
+    "ner-features": "trainer.finetune.tokens.features:open_ner_features",
+}
+"""Name -> "module:function", called with the settings and returning the task."""
 
 
 @dataclass(frozen=True)
@@ -104,4 +119,12 @@ class Task(Protocol):
     def prediction_files(
         self, path: str, examples: Sequence[Any], predictions: Sequence[Any], tuned: Metrics
     ) -> dict[str, str]:
-        """What is written for a file's predictions, by name; `tuned` is score() of the first validation file."""
+        """Contents by name; `tuned` is score() of the first validation file."""
+
+
+def open_task(settings: FinetuneSettings) -> Task:
+    """The task that the settings name; a ValueError names those that there are."""
+    if settings.task not in TASKS:
+        raise ValueError(f"task {settings.task!r} is unknown; the tasks are {', '.join(TASKS)}")
+    module, _, name = TASKS[settings.task].partition(":")
+    return cast("Task", getattr(importlib.import_module(module), name)(settings))

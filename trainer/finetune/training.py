@@ -31,7 +31,7 @@ def train_task(
 ) -> Any:
     """Trains the model, which begins on the CPU, on all items; called by all ranks.
 
-    `report` is told the loss of every step. Returns the engine, whose `module` is the trained model.
+    `report` is told the loss of every step. The engine's `module` is the trained model.
     """
     optimizer = build_optimizer(model, OptimizerSettings(bias_correction=settings.bias_correction))
     # fp32 gradients of bf16 weights need a stage.
@@ -55,9 +55,8 @@ def task_step(engine: Any, head: Head, step: Step, ranks: Ranks) -> float:
     total = torch.zeros(1, dtype=torch.float64, device=ranks.device)
     for items in step.ranks[ranks.rank]:
         batch = pack_items(items, ranks.device)
-        loss_sum = task_loss_sum(
-            head, engine(batch), batch.labels, batch.cu_seqlens, batch.item_starts
-        )
+        logits = engine(batch)
+        loss_sum = task_loss_sum(head, logits, batch.labels, batch.cu_seqlens, batch.item_starts)
         engine.backward(loss_sum / count * ranks.world_size, scale_wrt_gas=False)
         total += loss_sum.detach().double()
     optimizer: ShardedOptimizer = engine.basic_optimizer
@@ -72,10 +71,7 @@ def task_step(engine: Any, head: Head, step: Step, ranks: Ranks) -> float:
 def predict_items(
     model: BertForTask, items: Sequence[Item], micro_tokens: int, ranks: Ranks
 ) -> list[Output]:
-    """The head's outputs for each item, in order, known to all ranks, which compute them together.
-
-    The model keeps its mode; it drops nothing out meanwhile.
-    """
+    """The head's outputs for each item, in order, on all ranks, which compute them together."""
     was_training = model.training
     model.eval()
     mine: list[Output] = []

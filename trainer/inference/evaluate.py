@@ -4,9 +4,9 @@ T tokens, M masked positions, B instances, V vocabulary.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,37 +26,7 @@ from trainer.stream.held_out import iterate_validation
 
 PER_MILLION = (1_000, 100, 10)
 """Borders of the bands: occurrences among a million tokens of the evaluated text."""
-
-
-class Band(NamedTuple):
-    """Masked positions whose tokens are about as frequent in the text; the loss is a mean in nats."""
-
-    name: str
-    masked: int
-    mlm_loss: float
-    perplexity: float
-    mlm_accuracy: float
-
-
-class Evaluation(NamedTuple):
-    """The numbers of a validation in a run with the perplexity, and bands from frequent to rare."""
-
-    columns: dict[str, float]
-    bands: list[Band]
-
-    def as_json(self) -> dict[str, Any]:
-        """The measurement as plain values."""
-        return {**self.columns, "bands": [band._asdict() for band in self.bands]}
-
-
-class _Tally(NamedTuple):
-    """Sums in float64: by token [V]; of NSP [3] the loss, hits, and instances whose B is random."""
-
-    text: Tensor
-    masked: Tensor
-    nll: Tensor
-    hits: Tensor
-    nsp: Tensor
+Sums = npt.NDArray[np.float64]
 
 
 def evaluate(
@@ -68,10 +38,11 @@ def evaluate(
     num_instances: int = 0,
     micro_tokens: int = 8_192,
     device: torch.device | None = None,
-) -> Evaluation:
-    """Reads the first `num_instances` (0: all) of a split's pass 0 once, without dropout, in fp32.
+) -> dict[str, Any]:
+    """The numbers of a validation in a run, the perplexity, and bands of frequent to rare tokens.
 
-    A model trained left to right predicts every token, as in its run. NSP is judged where the model
+    Reads the first `num_instances` (0: all) of a split's pass 0 once, without dropout, in fp32. A
+    model trained left to right predicts every token, as in its run. NSP is judged where the model
     was trained for it.
     """
     _check_fits(opened, dataset, seq_len)
@@ -79,29 +50,28 @@ def evaluate(
     objective = opened.provenance.get("objective", WITH_NSP)
     has_nsp = objective == WITH_NSP and "nsp_head.weight" in opened.state
     total = sum(shard.instances for shard in dataset.shards(split, seq_len, 0))
+    instances = min(total, num_instances or total)
     batches = iterate_validation(
         dataset,
         seq_len,
         rank=0,
         world_size=1,
         micro_tokens=max(micro_tokens, seq_len),
-        max_instances=num_instances or None,
+        max_instances=instances,
         split=split,
     )
-    instances = min(total, num_instances or total)
-    tally = _measure(opened.build(device), batches, has_nsp, device)
-    text_V = tally.text.long().numpy()
-    for name in ("cls", "sep"):
-        text_V[dataset.manifest.special_ids[name]] = 0
-    nsp_loss, nsp_hits, num_random = tally.nsp.tolist()
-    sums = [float(tally.nll.sum()), nsp_loss, float(tally.hits.sum()), nsp_hits]
-    masked = int(tally.masked.sum())
-    columns = loss_columns(sums, masked, instances, has_nsp)
-    facts = {"instances": instances, "masked": masked, "unigram_entropy": unigram_entropy(text_V)}
+    sums_4V, sums_3 = _measure(opened.build(device), batches, has_nsp, device)
+    sums_4V[0, [dataset.manifest.special_ids[name] for name in ("cls", "sep")]] = 0
+    text_V, masked_V, nll_V, hits_V = sums_4V
+    nsp_loss, nsp_hits, num_random = sums_3.tolist()
+    masked = int(masked_V.sum())
+    sums = [float(nll_V.sum()), nsp_loss, float(hits_V.sum()), nsp_hits]
+    columns: dict[str, Any] = loss_columns(sums, masked, instances, has_nsp)
+    columns |= {"perplexity": math.exp(columns["mlm_loss"]), "instances": instances}
+    columns |= {"masked": masked, "unigram_entropy": unigram_entropy(text_V.astype(np.int64))}
     if has_nsp:
-        facts["nsp_majority_share"] = majority_share(int(num_random), instances)
-    perplexity = {"perplexity": math.exp(columns["mlm_loss"])}
-    return Evaluation({**columns, **perplexity, **facts}, list(_bands(tally, text_V)))
+        columns["nsp_majority_share"] = majority_share(int(num_random), instances)
+    return columns | {"bands": list(_bands(sums_4V))}
 
 
 def choose_lengths(
@@ -117,26 +87,21 @@ def choose_lengths(
     return [each for each in lengths if each <= opened.config.max_position_embeddings]
 
 
-def format_evaluation(evaluation: Evaluation) -> str:
+def format_evaluation(found: Mapping[str, Any]) -> str:
     """A few lines and a table for people."""
-    columns = evaluation.columns
     lines = [
         "{instances:,} instances, {masked:,} masked tokens",
-        "MLM loss {mlm_loss:.4f} nats (unigram entropy of the text {unigram_entropy:.4f}), perplexity"
-        " {perplexity:.2f}, accuracy {mlm_accuracy:.4f}",
+        "MLM loss {mlm_loss:.4f} nats (unigram entropy of the text {unigram_entropy:.4f}), "
+        "perplexity {perplexity:.2f}, accuracy {mlm_accuracy:.4f}",
     ]
-    if "nsp_loss" in columns:
+    if "nsp_loss" in found:
         constant = "(constant answer {nsp_majority_share:.4f})"
         lines.append(f"NSP loss {{nsp_loss:.4f}} nats, accuracy {{nsp_accuracy:.4f}} {constant}")
-    width = max(len(band.name) for band in evaluation.bands)
-    heading = (
-        f"{'in a million tokens of the text':<{width}}  {'masked':>9}    loss  perplexity  accuracy"
-    )
-    rows = [
-        f"{name:<{width}}  {masked:>9,}  {loss:6.3f}  {perplexity:10.1f}  {accuracy:8.4f}"
-        for name, masked, loss, perplexity, accuracy in evaluation.bands
-    ]
-    return "\n".join([*(line.format(**columns) for line in lines), heading, *rows])
+    names = ("in a million tokens of the text", "masked", "loss", "perplexity", "accuracy")
+    row = "{name:<31}  {masked:>9,}  {mlm_loss:6.3f}  {perplexity:10.1f}  {mlm_accuracy:8.4f}"
+    heading = "{:<31}  {:>9}  {:>6}  {:>10}  {:>8}".format(*names)
+    rows = [row.format(**band) for band in found["bands"]]
+    return "\n".join([*(line.format(**found) for line in lines), heading, *rows])
 
 
 def _check_fits(opened: OpenedModel, dataset: Dataset, seq_len: int) -> None:
@@ -145,10 +110,9 @@ def _check_fits(opened: OpenedModel, dataset: Dataset, seq_len: int) -> None:
     expected = manifest.vocab_sha256
     same = opened.vocab is None or parse_vocab(opened.vocab, where).sha256 == expected
     if size != manifest.vocab_size or not same:
-        raise ValueError(
-            f"{dataset.url} has another vocabulary ({manifest.vocab_size} tokens) than {where} ({size}), "
-            "so ids mean other words; build a dataset with --vocab of the model's vocab.txt"
-        )
+        found = f"{dataset.url} has another vocabulary ({manifest.vocab_size} tokens) than {where}"
+        advice = "so ids mean other words; build a dataset with --vocab of the model's vocab.txt"
+        raise ValueError(f"{found} ({size}), {advice}")
     if seq_len > limit:
         says = f"{where} reads {limit}; give --seq_len"
         raise ValueError(f"instances of {seq_len} tokens, and {says}")
@@ -158,44 +122,44 @@ def _check_fits(opened: OpenedModel, dataset: Dataset, seq_len: int) -> None:
 @torch.inference_mode()
 def _measure(
     model: BertForPreTraining, batches: Iterator[MicroBatch], has_nsp: bool, device: torch.device
-) -> _Tally:
-    size = model.config.vocab_size
-    tally = _Tally(*(torch.zeros(n, dtype=torch.float64) for n in (size, size, size, size, 3)))
+) -> tuple[Sums, Sums]:
+    """Sums of the text's tokens, masked positions, their losses and hits, by token; and of NSP."""
+    sums_4V = torch.zeros(4, model.config.vocab_size, dtype=torch.float64)
+    sums_3 = torch.zeros(3, dtype=torch.float64)
     for read in tqdm(batches, unit="batch", disable=None):
         batch = prepare_micro_batch(read, LEFT_TO_RIGHT) if model.config.is_causal else read
-        tally.text.add_(torch.bincount(unmasked_text(read).long(), minlength=size))
-        _add_batch(tally, model, to_device(batch, device), has_nsp)
-    return tally
+        sums_4V[0] += torch.bincount(unmasked_text(read).long(), minlength=sums_4V.shape[1])
+        batch = to_device(batch, device)
+        hidden_TH, labels_M = model.bert.encode(batch), batch.masked_labels
+        masked_MH = hidden_TH.index_select(0, batch.masked_positions)
+        logits_MV = model.mlm_head(masked_MH, model.bert.embeddings.word.weight)
+        nll_M = F.cross_entropy(logits_MV.float(), labels_M, reduction="none")
+        hits_M = logits_MV.argmax(dim=-1) == labels_M
+        values_3M = torch.stack([torch.ones_like(nll_M), nll_M, hits_M]).double().cpu()
+        sums_4V[1:].index_add_(1, labels_M.cpu(), values_3M)
+        if has_nsp:
+            sums_3 += _judge_pairs(model, hidden_TH, batch).double().cpu()
+    return sums_4V.numpy(), sums_3.numpy()
 
 
-def _add_batch(tally: _Tally, model: BertForPreTraining, batch: MicroBatch, has_nsp: bool) -> None:
-    hidden_TH = model.bert.encode(batch)
-    labels_M = batch.masked_labels
-    masked_MH = hidden_TH.index_select(0, batch.masked_positions)
-    logits_MV = model.mlm_head(masked_MH, model.bert.embeddings.word.weight)
-    nll_M = F.cross_entropy(logits_MV.float(), labels_M, reduction="none")
-    hits_M = logits_MV.argmax(dim=-1) == labels_M
-    values = (torch.ones_like(nll_M), nll_M, hits_M)
-    for total_V, values_M in zip((tally.masked, tally.nll, tally.hits), values, strict=True):
-        total_V.index_add_(0, labels_M.cpu(), values_M.double().cpu())
-    if has_nsp:
-        first_BH = hidden_TH.index_select(0, batch.cu_seqlens[:-1])
-        logits_B2 = model.nsp_head(torch.tanh(model.bert.pooler(first_BH))).float()
-        nll = F.cross_entropy(logits_B2, batch.is_random_next, reduction="sum")
-        hits = (logits_B2.argmax(dim=-1) == batch.is_random_next).sum()
-        sums = (nll, hits, batch.is_random_next.sum())
-        tally.nsp.add_(torch.stack([each.double() for each in sums]).cpu())
+def _judge_pairs(model: BertForPreTraining, hidden_TH: Tensor, batch: MicroBatch) -> Tensor:
+    """[3]: the sum of losses of next sentence prediction, hits, and instances whose B is random."""
+    first_BH = hidden_TH.index_select(0, batch.cu_seqlens[:-1])
+    logits_B2 = model.nsp_head(torch.tanh(model.bert.pooler(first_BH))).float()
+    labels_B = batch.is_random_next
+    nll = F.cross_entropy(logits_B2, labels_B, reduction="sum")
+    return torch.stack([nll, (logits_B2.argmax(dim=-1) == labels_B).sum(), labels_B.sum()])
 
 
-def _bands(tally: _Tally, text_V: npt.NDArray[np.int64]) -> Iterator[Band]:
+def _bands(sums_4V: Sums) -> Iterator[dict[str, Any]]:
+    """Masked positions whose tokens are about as frequent in the text; mean loss in nats."""
+    text_V = sums_4V[0]
     rate_V = text_V * (1_000_000 / text_V.sum())
     for upper, lower in pairwise((np.inf, *PER_MILLION, 0.0)):
-        inside_V = torch.from_numpy((rate_V >= lower) & (rate_V < upper))
-        masked = int(tally.masked[inside_V].sum())
+        masked, loss, hits = sums_4V[1:, (rate_V >= lower) & (rate_V < upper)].sum(axis=1).tolist()
         name = f"{lower:,.0f} to {upper:,.0f} times" if lower else f"fewer than {upper:,.0f} times"
         if upper == np.inf:
             name = f"{lower:,.0f} times or more"
         if masked:
-            loss = float(tally.nll[inside_V].sum()) / masked
-            accuracy = float(tally.hits[inside_V].sum()) / masked
-            yield Band(name, masked, loss, math.exp(loss), accuracy)
+            means = {"mlm_loss": loss / masked, "perplexity": math.exp(loss / masked)}
+            yield {"name": name, "masked": int(masked), **means, "mlm_accuracy": hits / masked}

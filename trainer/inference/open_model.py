@@ -24,16 +24,8 @@ from tokenizer.export import build_tokenizer
 from tokenizer.vocab import Vocabulary, parse_vocab
 from trainer.checkpoints.read import MODEL, STATE, read_state, read_weights, step_of
 from trainer.checkpoints.store import CHECKPOINTS, CheckpointStore
-from trainer.conversion.export import (
-    CONFIG,
-    PROVENANCE_KEY,
-    TOKENIZER,
-    TOKENIZER_CONFIG,
-    VOCAB,
-    WEIGHTS,
-    load_hf_task,
-)
-from trainer.conversion.initial_weights import InitialWeights, read_initial_weights, resolve_model
+from trainer.conversion.export import CONFIG, PROVENANCE_KEY, TOKENIZER, TOKENIZER_CONFIG, VOCAB
+from trainer.conversion.initial_weights import read_initial_weights, resolve_model
 from trainer.model.bert import BertForPreTraining
 from trainer.model.config import BertConfig
 from trainer.model.task_heads import Head
@@ -50,10 +42,8 @@ class OpenedModel:
         where: The folder, or the checkpoint of a run, for messages.
         state: Parameters under our names, fp32, on the CPU; heads that the folder lacks are absent.
             Those of `head` are task_head.weight and task_head.bias.
-        vocab: Content of vocab.txt, or None; a folder may have one of the two alone.
-        tokenizer_file: Content of tokenizer.json, or None.
-        provenance: What is known of its training, "steps", "tokens_seen", "objective" and others;
-            empty for models of others.
+        vocab: Content of vocab.txt, and `tokenizer_file` of tokenizer.json; one of them may lack.
+        provenance: What is known of its training, "steps", "tokens_seen", "objective" and others.
         head: Of a fine-tuned model; None for a pretrained one.
     """
 
@@ -83,8 +73,8 @@ class OpenedModel:
         elif self.tokenizer_file is not None:
             vocab = _read_wordpieces(self.tokenizer_file, f"{self.where}/{TOKENIZER}")
         else:
-            advice = "put the model's vocabulary beside it"
-            raise ValueError(f"{self.where}: holds neither {VOCAB} nor {TOKENIZER}; {advice}")
+            says = f"holds neither {VOCAB} nor {TOKENIZER}; put the model's vocabulary beside it"
+            raise ValueError(f"{self.where}: {says}")
         self._check_size(len(vocab), is_whole=True)
         return vocab
 
@@ -97,10 +87,9 @@ class OpenedModel:
         return model.eval()
 
     def check_has(self, prefixes: tuple[str, ...], what: str) -> None:
-        """Refuses a model without parts of these prefixes of our names; `what` says who wants them."""
+        """Refuses a model without parts of these prefixes; `what` says who wants them."""
         missing = [p for p in prefixes if not any(name.startswith(p) for name in self.state)]
-        if missing:
-            names = ", ".join(missing)
+        if names := ", ".join(missing):
             says = f"saved without {what} ({names} missing); give another model"
             raise ValueError(f"{self.where}: {says}")
 
@@ -124,9 +113,8 @@ def open_model(name: str) -> OpenedModel:
         return open_run(name)
     found = resolve_model(folder)
     opened, revision = _open_folder(found), revision_of(found)
-    if revision is None:
-        return opened
-    return dataclasses.replace(opened, where=f"{name} at revision {revision}")
+    where = found if revision is None else f"{name} at revision {revision}"
+    return dataclasses.replace(opened, where=where)
 
 
 def open_run(name: str, storage_options: Mapping[str, Any] | None = None) -> OpenedModel:
@@ -134,23 +122,20 @@ def open_run(name: str, storage_options: Mapping[str, Any] | None = None) -> Ope
     url, step = split_step(name)
     place, store = Folder(url, storage_options), CheckpointStore(url, storage_options)
     if store.read_facts() is None:
-        advice = (
-            f"give the {'--output' if place.is_local else '--checkpoint.url'} of a pretrain command"
-        )
-        raise FileNotFoundError(f"{url} holds no {RUN_FACTS}; {advice}")
+        flag = "--output" if place.is_local else "--checkpoint.url"
+        says = f"holds no {RUN_FACTS}; give the {flag} of a pretrain command"
+        raise FileNotFoundError(f"{url} {says}")
     names = {step_of(each): each for each in store.list_checkpoints()[0]}
     if not names:
-        raise FileNotFoundError(
-            f"no committed checkpoint at {url}; train first, or give another run"
-        )
-    if step is not None and step not in names:
-        found = f"it has {sorted(names)}"
-        raise FileNotFoundError(f"{url} has no checkpoint of step {step}; {found}")
-    checkpoint = names[max(names) if step is None else step]
+        says = f"no committed checkpoint at {url}; train first, or give another run"
+        raise FileNotFoundError(says)
+    step = max(names) if step is None else step
+    if step not in names:
+        raise FileNotFoundError(f"{url} has no checkpoint of step {step}; it has {sorted(names)}")
     if place.is_local:
         run = RunFolder(place.local_path())
-        return _read_run(run, run.checkpoints / checkpoint)
-    return _open_remote_run(store, checkpoint)
+        return _read_run(run, run.checkpoints / names[step])
+    return _open_remote_run(store, names[step])
 
 
 def split_step(name: str) -> tuple[str, int | None]:
@@ -166,12 +151,21 @@ def _read_run(run: RunFolder, checkpoint: Path) -> OpenedModel:
     try:
         config = BertConfig(**facts["model"])
     except (TypeError, ValueError) as error:
-        says = f"is damaged: its model is not one, {error}; {REMEDY}"
-        raise ValueError(f"{run.facts} {says}") from error
+        says = f"{run.facts} is damaged: its model is not one, {error}; {REMEDY}"
+        raise ValueError(says) from error
     state, weights = read_state(checkpoint), read_weights(checkpoint)
     _refuse_other_weights(weights, config, str(checkpoint))
     shown = ("name", "weight", "root_hash", "licences")
-    base = {"base_model": facts["base_model"]} if "base_model" in facts else {}
+    datasets = [{k: each[k] for k in shown if each.get(k)} for each in facts["datasets"]]
+    provenance = {
+        "steps": state["step"],
+        "tokens_seen": state["tokens"],
+        "instances_seen": state["instances"],
+        "objective": settings["objective"],
+        "datasets": datasets,
+        "training": training_facts(settings, facts),
+    }
+    provenance |= {"base_model": facts["base_model"]} if "base_model" in facts else {}
     return OpenedModel(
         where=str(checkpoint),
         config=config,
@@ -179,17 +173,7 @@ def _read_run(run: RunFolder, checkpoint: Path) -> OpenedModel:
         vocab=run.read_vocabulary(VOCAB),
         tokenizer_file=run.read_vocabulary(TOKENIZER),
         lower_case=facts["datasets"][0]["lower_case"],
-        provenance={
-            "steps": state["step"],
-            "tokens_seen": state["tokens"],
-            "instances_seen": state["instances"],
-            "objective": settings["objective"],
-            "datasets": [
-                {key: each[key] for key in shown if each.get(key)} for each in facts["datasets"]
-            ],
-            "training": training_facts(settings, facts),
-            **base,
-        },
+        provenance=provenance,
     )
 
 
@@ -218,26 +202,19 @@ def _open_remote_run(store: CheckpointStore, checkpoint: str) -> OpenedModel:
 
 
 def _open_folder(folder: str) -> OpenedModel:
-    files = Folder(folder)
-    names = set(files.list())
-    fine_tuned = load_hf_task(folder) if {CONFIG, WEIGHTS} <= names else None
-    if fine_tuned is None:
-        weights, head = read_initial_weights(folder), None
-    else:
-        config, state, head = fine_tuned
-        weights = InitialWeights(config, state, files.read(VOCAB) if VOCAB in names else None)
-    tokenizer = files.read(TOKENIZER) if TOKENIZER in names else None
-    settings = json.loads(files.read(CONFIG)) if CONFIG in names else {}
-    asked = json.loads(files.read(TOKENIZER_CONFIG)) if TOKENIZER_CONFIG in names else {}
+    files, weights = Folder(folder), read_initial_weights(folder)
+    names = (TOKENIZER, CONFIG, TOKENIZER_CONFIG)
+    tokenizer, *texts = (files.read(name) if files.exists(name) else None for name in names)
+    settings, asked = (json.loads(text or "{}") for text in texts)
     return OpenedModel(
-        where=folder,
-        config=weights.config,
-        state=weights.state,
-        vocab=weights.vocab,
-        tokenizer_file=tokenizer,
+        folder,
+        weights.config,
+        weights.state,
+        weights.vocab,
+        tokenizer,
         lower_case=_reads_lower_case(tokenizer, asked, weights.vocab),
         provenance=settings.get(PROVENANCE_KEY, {}),
-        head=head,
+        head=weights.head,
     )
 
 
@@ -258,6 +235,5 @@ def _read_wordpieces(tokenizer_file: bytes, where: str) -> Vocabulary:
     if model.get("type") != "WordPiece":
         raise ValueError(f"{where}: is a {model.get('type')} tokenizer, expected BERT's WordPiece")
     ids: dict[str, int] = model["vocab"]
-    return parse_vocab(
-        "".join(f"{each}\n" for each in sorted(ids, key=ids.__getitem__)).encode(), where
-    )
+    text = "".join(f"{token}\n" for token in sorted(ids, key=ids.__getitem__))
+    return parse_vocab(text.encode(), where)

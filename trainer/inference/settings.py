@@ -1,4 +1,4 @@
-"""Settings of the commands that ask a trained model."""
+"""Settings of the commands that ask a trained model, or export it."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,7 +6,6 @@ from typing import Literal
 from pipeline.command_line.program import check_least
 
 Rows = Literal["token", "word", "cls", "mean", "pooler"]
-Combine = Literal["each", "sum", "concat"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +87,7 @@ class EvaluateSettings(BatchesToAskSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class FeaturesSettings(BatchesToAskSettings):
-    """Writes hidden states of a model for the texts of a file, a vector for each token, word or text.
+    """Writes hidden states of a model: a vector for each token, word or text of a file.
 
     Input:
         input: A file at any fsspec URL, also as .gz, .bz2, .xz and .zst.
@@ -100,8 +99,7 @@ class FeaturesSettings(BatchesToAskSettings):
 
     Vectors:
         layers: Numbers of layers, separated by commas: 0 the embeddings, -1 the last layer; or all.
-        combine: What becomes of several layers: each has its own column, sum adds them up, concat
-            lays them side by side.
+            Each has its own column.
         rows: What a row stands for: a token of the text; a word, by its first piece; or the text,
             by the last states of [CLS] (cls), the average over its tokens (mean) or the model's
             pooler.
@@ -118,9 +116,31 @@ class FeaturesSettings(BatchesToAskSettings):
     text_field: str = "text"
     token_column: int = 0
     layers: str = "-1"
-    combine: Combine = "each"
     rows: Rows = "token"
     seq_len: int | None = None
 
     def __post_init__(self) -> None:
         check_least(self, seq_len=3, micro_tokens=1)
+
+
+@dataclass(frozen=True)
+class ExportSettings:
+    """Writes a checkpoint as a folder for Hugging Face transformers, ONNX Runtime or DeepSpeed.
+
+    Attributes:
+        run: The run's folder, or the URL that its checkpoints were uploaded to (--checkpoint.url).
+            The newest checkpoint is taken, of RUN@STEP that of this step. The folder of a model
+            will do too.
+        output: Folder or fsspec URL to write. An earlier export there is replaced, anything else
+            refused.
+        output_format: Who reads it: huggingface; onnx, a graph in place of the weights, which
+            servers open without torch; or deepspeed-universal, with the optimizer's state, for
+            deepspeed.initialize with load_universal, from a run's folder here.
+        storage_options: Options of the run's filesystem, as JSON or @FILE. Its environment
+            variables count too.
+    """
+
+    run: str
+    output: str
+    output_format: Literal["huggingface", "onnx", "deepspeed-universal"] = "huggingface"
+    storage_options: str | None = None

@@ -17,26 +17,19 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class Marks(NamedTuple):
-    """How good the answer to a question is: 1 if it is a right one, and its best overlap of words."""
+    """How good an answer is: 1 if it is a right one, and its best overlap of words."""
 
     exact: float
     f1: float
 
 
 class Judged(NamedTuple):
-    """An answer's marks, how much likelier no answer is, and whether there is a right one, and a text."""
+    """An answer's marks, its null score, and whether there is a right answer, and a text."""
 
     marks: Marks
     null_score: float
     has_answer: bool
     has_text: bool
-
-
-class Threshold(NamedTuple):
-    """The mean mark in percent where questions whose null score is above it are left unanswered."""
-
-    score: float
-    threshold: float
 
 
 def normalize_answer(text: str) -> str:
@@ -62,7 +55,7 @@ def average(marks: Sequence[Marks]) -> dict[str, float]:
 
 
 def apply_threshold(judged: Sequence[Judged], threshold: float) -> list[Marks]:
-    """Marks where questions whose score of no answer is above the threshold are left unanswered."""
+    """Marks where questions whose null score is above the threshold are left unanswered."""
     unanswered = {True: Marks(0.0, 0.0), False: Marks(1.0, 1.0)}
     return [
         unanswered[each.has_answer] if each.null_score > threshold else each.marks
@@ -70,28 +63,23 @@ def apply_threshold(judged: Sequence[Judged], threshold: float) -> list[Marks]:
     ]
 
 
-def find_best_threshold(judged: Sequence[Judged], name: str) -> Threshold:
-    """The threshold with the best mean mark of that name, as the official evaluator looks for it.
+def find_threshold(judged: Sequence[Judged]) -> float:
+    """The threshold with the best mean F1, as the official evaluator looks for it.
 
-    Unlike there the score is one that the threshold reaches: questions of equal null score are
-    answered together, and where it is best to answer nothing the threshold lies below every null
-    score.
+    Unlike there, questions of equal null score are answered together, and where it is best to
+    answer nothing the threshold lies below every null score. It is halfway to the next null score:
+    no score's last bit then decides a question.
     """
     ranked = sorted(judged, key=lambda each: each.null_score)
     score = best = float(sum(not each.has_answer for each in judged))
     threshold = math.nextafter(ranked[0].null_score, -math.inf)
     for each, following in zip(ranked, [*ranked[1:], None], strict=True):
-        score += getattr(each.marks, name) if each.has_answer else -float(each.has_text)
+        score += each.marks.f1 if each.has_answer else -float(each.has_text)
         is_last_of_equals = following is None or following.null_score != each.null_score
         if is_last_of_equals and score > best:
-            best, threshold = score, each.null_score
-    return Threshold(100.0 * best / len(ranked), threshold)
-
-
-def halfway_above(threshold: float, null_scores: Iterable[float]) -> float:
-    """A threshold halfway to the next null score: no score's last bit then decides a question."""
-    above = [score for score in null_scores if score > threshold]
-    return (threshold + min(above)) / 2 if above else threshold + 1.0
+            best, above = score, following.null_score if following else each.null_score + 2.0
+            threshold = (each.null_score + above) / 2
+    return threshold
 
 
 def _best_mark(prediction: str, answers: Iterable[str], both_empty: float) -> Marks:
@@ -107,7 +95,4 @@ def _word_f1(found: Sequence[str], expected: Sequence[str], both_empty: float) -
     if not found and not expected:
         return both_empty
     num_same = (Counter(found) & Counter(expected)).total()
-    if not num_same:
-        return 0.0
-    precision, recall = num_same / len(found), num_same / len(expected)
-    return 2 * precision * recall / (precision + recall)
+    return 2 * num_same / (len(found) + len(expected))

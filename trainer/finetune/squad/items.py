@@ -18,15 +18,12 @@ from trainer.finetune.squad.records import Question
 from trainer.finetune.task import Item, Split
 from trainer.finetune.text import TextEncoder
 
-NO_ANSWER = (0, 0)
-"""Where the answer begins and ends if the window has none: at [CLS]."""
-
 
 class Pieces(NamedTuple):
     """The N pieces of one text, without [CLS] and [SEP].
 
-    Starts and ends, int64 [N], are characters of the text as it was written: the first that a piece
-    stands for, and one after the last, with the accents that are combined with it.
+    Piece n stands for characters starts[n] to ends[n] - 1 of the text as it was written, with the
+    accents that are combined with the last; int64 [N].
     """
 
     ids: IdArray
@@ -49,7 +46,7 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True)
 class WindowItem(Item):
-    """Some of the pieces of a context; may_start, bool [length], are those with most context here."""
+    """Some pieces of a context; may_start, bool [length], are those with most context here."""
 
     pieces: Pieces
     window: Window
@@ -64,10 +61,9 @@ def find_pieces(texts: Sequence[str], encoder: TextEncoder) -> list[Pieces]:
     encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
     for text, encoding in zip(texts, encodings, strict=True):
         places = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
-        starts, ends = places[:, 0].copy(), places[:, 1].copy()
-        if not text.isascii():
-            ends[:] = [_skip_accents(text, end) for end in ends.tolist()]
-        all_pieces.append(Pieces(np.array(encoding.ids, encoder.vocab.dtype), starts, ends))
+        ends = np.array([_skip_accents(text, end) for end in places[:, 1].tolist()], np.int64)
+        ids = np.array(encoding.ids, encoder.vocab.dtype)
+        all_pieces.append(Pieces(ids, places[:, 0].copy(), ends))
     return all_pieces
 
 
@@ -88,11 +84,9 @@ def cut_question(
     for number, window in enumerate(windows):
         read = slice(window.start, window.start + window.length)
         sequence = encoder.join(query, pieces.ids[read])
-        answer = NO_ANSWER  # also where the answer is not wholly in the window
+        labels = np.zeros(0 if split == "test" else 2, np.int64)  # no answer begins, ends at [CLS]
         if span is not None and read.start <= span[0] and span[1] < read.stop:
-            offset = sequence.segment_a_length - window.start
-            answer = span[0] + offset, span[1] + offset
-        labels = np.array(() if split == "test" else answer, dtype=np.int64)
+            labels[:] = np.array(span) + sequence.segment_a_length - window.start
         items.append(WindowItem(index, (sequence,), labels, pieces, window, best_N[read] == number))
     return items
 
@@ -100,8 +94,7 @@ def cut_question(
 def cut_windows(num_pieces: int, room: int, stride: int) -> list[Window]:
     """Windows of `room` pieces, one every `stride` pieces, until one reaches the end.
 
-    Of a context without pieces there is none. A stride above the room is cut to it: no piece is
-    passed over.
+    A stride above the room is cut to it: no piece is passed over.
     """
     stride = min(room, stride)
     starts = range(0, max(0, num_pieces - room) + stride, stride) if num_pieces else ()

@@ -20,14 +20,9 @@ class Answer(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A question about a context.
+    """A question about a context; answers are what annotators gave, none where it has no answer.
 
-    Attributes:
-        place: File, article and id.
-        id: Unique in its file.
-        text: The question.
-        context: What the answer is a passage of.
-        answers: What annotators gave; none where it has no answer, or where the file does not tell.
+    Its place is file, article and id; the id is unique in its file.
     """
 
     place: str
@@ -37,13 +32,11 @@ class Question(NamedTuple):
     answers: tuple[Answer, ...]
 
 
-def read_squad(
-    text: str, path: str, *, with_impossible: bool, needs_answers: bool
-) -> list[Question]:
-    """Questions of a file's text, in order.
+def read_squad(text: str, path: str, with_impossible: bool, is_test: bool) -> list[Question]:
+    """Questions of a file's text, in order; a ValueError says where and what is wrong.
 
-    `with_impossible` says whether questions may be marked as having no answer (2.0),
-    `needs_answers` whether every other question must have one.
+    `with_impossible` says whether questions may be marked as having no answer (2.0). Those of a
+    test file need no answers, and what it has of them is not checked.
     """
     try:
         content = json.loads(text)
@@ -51,28 +44,13 @@ def read_squad(
         raise ValueError(f"{path}: not JSON ({error})") from error
     questions: dict[str, Question] = {}
     for place, context, entry in _read_entries(content, path):
-        question = _read_question(place, context, entry, with_impossible, needs_answers)
+        question = _read_question(place, context, entry, with_impossible, is_test)
         if old := questions.get(question.id):
             raise ValueError(f"{question.place}: the id is there twice, first in {old.place}")
         questions[question.id] = question
     if not questions:
         raise ValueError(f"{path}: has no question")
     return list(questions.values())
-
-
-def find_fault(question: Question, with_answers: bool = True) -> str | None:
-    """What is wrong with a question, or with its answers, for a message; None if nothing is."""
-    for name, text in (("question", question.text), ("context", question.context)):
-        if not text.strip():
-            return f"{question.place}: the {name} is empty"
-    for text, start in question.answers if with_answers else ():
-        found = question.context[max(0, start) : max(0, start) + len(text)]
-        if not text.strip():
-            return f"{question.place}: an answer without text"
-        if start < 0 or found != text:
-            says = f"answer {text!r} is said to begin at character {start} of the context"
-            return f"{question.place}: {says}, where {found!r} stands"
-    return None
 
 
 def _read_entries(content: Any, path: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -89,22 +67,38 @@ def _read_entries(content: Any, path: str) -> Iterator[tuple[str, str, dict[str,
 
 
 def _read_question(
-    place: str, context: str, entry: dict[str, Any], with_impossible: bool, needs_answers: bool
+    place: str, context: str, entry: dict[str, Any], with_impossible: bool, is_test: bool
 ) -> Question:
-    answers = _get(entry, "answers", list, place) if needs_answers or "answers" in entry else []
-    read = tuple(
+    given = [] if is_test and "answers" not in entry else _get(entry, "answers", list, place)
+    answers = tuple(
         Answer(_get(each, "text", str, place), _get(each, "answer_start", int, place))
-        for each in answers
+        for each in given
     )
     is_impossible = _get(entry, "is_impossible", bool, place) if "is_impossible" in entry else False
+    question = Question(place, entry["id"], _get(entry, "question", str, place), context, answers)
     if is_impossible and not with_impossible:
-        advice = "which squad (1.1) does not know; use the task squad2"
-        raise ValueError(f"{place}: has no answer, {advice}")
-    if is_impossible and read:
-        raise ValueError(f"{place}: is_impossible is true, but there are answers")
-    if needs_answers and not read and not is_impossible:
-        raise ValueError(f"{place}: no answers, and is_impossible is not true")
-    return Question(place, entry["id"], _get(entry, "question", str, place), context, read)
+        says = "has no answer, which squad (1.1) does not know; use the task squad2"
+        raise ValueError(f"{place}: {says}")
+    if fault := next(_find_faults(question, is_impossible, is_test), None):
+        raise ValueError(f"{place}: {fault}; mend it, or take the question out")
+    return question
+
+
+def _find_faults(question: Question, is_impossible: bool, is_test: bool) -> Iterator[str]:
+    if is_impossible and question.answers:
+        yield "is_impossible is true, but there are answers"
+    if not (is_test or is_impossible or question.answers):
+        yield "no answers, and is_impossible is not true"
+    for name, text in (("question", question.text), ("context", question.context)):
+        if not text.strip():
+            yield f"the {name} is empty"
+    for text, start in () if is_test else question.answers:
+        if not text.strip():
+            yield "an answer without text"
+        found = question.context[max(0, start) : max(0, start) + len(text)]
+        if start < 0 or found != text:
+            says = f"answer {text!r} is said to begin at character {start} of the context"
+            yield f"{says}, where {found!r} stands"
 
 
 def _get(record: Any, key: str, kind: type, place: str) -> Any:

@@ -1,9 +1,18 @@
-"""The tasks squad (1.1) and squad2 (2.0): answers are passages (BERT paper, sections 4.2, 4.3)."""
+"""The tasks squad (1.1) and squad2 (2.0): answers are passages (BERT paper, sections 4.2, 4.3).
 
+Rules and files of google-research/bert run_squad.py, with two differences: every pair of a start
+and an end is looked at and not those of the 20 best starts and ends, and an answer is cut out of
+the context as it was written. Shapes: N pieces of a window's context, L lengths of an answer.
+"""
+
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.documents.text_files import read_text
 from trainer.finetune.settings import FinetuneSettings, SquadSettings
@@ -11,21 +20,29 @@ from trainer.finetune.squad.evaluate import (
     Judged,
     apply_threshold,
     average,
-    find_best_threshold,
-    halfway_above,
+    find_threshold,
     mark_v1,
     mark_v2,
 )
 from trainer.finetune.squad.items import WindowItem, cut_question, find_answer, find_pieces
-from trainer.finetune.squad.predictions import Prediction, predict, prediction_files
-from trainer.finetune.squad.records import Question, find_fault, read_squad
+from trainer.finetune.squad.records import Question, read_squad
 from trainer.finetune.task import EncodedSet, Item, Labels, Metrics, Output, Outputs, ReadSet, Split
 from trainer.finetune.text import TextEncoder
+
+MAX_ANSWER_PIECES = 30  # as in run_squad.py
+
+
+class Prediction(NamedTuple):
+    """The best answer to a question; the null score is how much higher that of no answer is."""
+
+    id: str
+    text: str
+    null_score: float
 
 
 @dataclass(frozen=True)
 class SquadTask:
-    """A `Task` whose examples are questions, which may have no answer with `with_impossible` (2.0)."""
+    """A `Task` whose examples are questions, `with_impossible` (2.0) ones without answer."""
 
     settings: SquadSettings
     with_impossible: bool
@@ -34,15 +51,8 @@ class SquadTask:
 
     def read(self, path: str, split: Split) -> ReadSet:
         """Questions of a SQuAD file."""
-        is_test = split == "test"
-        questions = read_squad(
-            read_text(path), path, with_impossible=self.with_impossible, needs_answers=not is_test
-        )
-        faults = [fault for each in questions if (fault := find_fault(each, not is_test))]
-        if faults:
-            advice = "mend them, or take the questions out"
-            raise ValueError(f"{faults[0]}; this is the first of {len(faults)} faults, {advice}")
-        return ReadSet(questions, {})
+        text = read_text(path)
+        return ReadSet(read_squad(text, path, self.with_impossible, split == "test"), {})
 
     def find_labels(self, examples: Sequence[Question]) -> Labels:
         """None: the classes are the pieces of the context."""
@@ -53,8 +63,7 @@ class SquadTask:
     ) -> EncodedSet:
         """One item for each window: [CLS] question [SEP] pieces of the context [SEP]."""
         contexts = list(dict.fromkeys(question.context for question in examples))
-        found = find_pieces(contexts, encoder)
-        pieces_of = dict(zip(contexts, found, strict=True))
+        pieces_of = dict(zip(contexts, find_pieces(contexts, encoder), strict=True))
         queries = encoder.encode_texts([question.text for question in examples])
         limit, stride = self.settings.max_query_pieces, self.settings.stride
         items: list[Item] = []
@@ -70,19 +79,19 @@ class SquadTask:
             "questions_cut": sum(len(query) > limit for query in queries),
             "questions_in_windows": sum(number > 1 for number in num_windows.values()),
             "questions_without_answer": sum(not question.answers for question in examples),
-            "contexts_without_pieces": sum(not len(each.ids) for each in found),
+            "contexts_without_pieces": sum(not len(p.ids) for p in pieces_of.values()),
         }
         return EncodedSet(items, counts)
 
     def decode(
         self, examples: Sequence[Question], items: Sequence[Item], outputs: Outputs, labels: Labels
     ) -> list[Prediction]:
-        """The best answers to each question; of a context without pieces there is none."""
+        """The best answer to each question; of a context without pieces there is none."""
         windows: list[list[tuple[WindowItem, Output]]] = [[] for _ in examples]
         for item, output in zip(items, outputs, strict=True):
             assert isinstance(item, WindowItem), "items are those that encode() made"
             windows[item.example].append((item, output))
-        return [predict(*each) for each in zip(examples, windows, strict=True)]
+        return [_predict(*each) for each in zip(examples, windows, strict=True)]
 
     def score(
         self, examples: Sequence[Question], predictions: Sequence[Prediction]
@@ -96,46 +105,65 @@ class SquadTask:
             Judged(mark_v2(each.text, right), each.null_score, bool(right), bool(each.text))
             for each, right in pairs
         ]
-        best_exact, best_f1 = (find_best_threshold(judged, name) for name in ("exact", "f1"))
         threshold = self.settings.null_threshold
-        if threshold is None:
-            threshold = halfway_above(best_f1.threshold, (each.null_score for each in judged))
+        threshold = find_threshold(judged) if threshold is None else threshold
         marks = apply_threshold(judged, threshold)
-        metrics = average(marks)
+        metrics = average(marks) | {"null_threshold": threshold}
         for kind, has in (("HasAns", True), ("NoAns", False)):
-            chosen = [
-                mark for mark, each in zip(marks, judged, strict=True) if each.has_answer == has
-            ]
-            if chosen:
-                metrics |= {f"{kind}_{name}": value for name, value in average(chosen).items()}
-        return metrics | {
-            "null_threshold": threshold,
-            "best_exact": best_exact.score,
-            "best_exact_thresh": best_exact.threshold,
-            "best_f1": best_f1.score,
-            "best_f1_thresh": best_f1.threshold,
-        }
+            chosen = [m for m, each in zip(marks, judged, strict=True) if each.has_answer == has]
+            of_kind = average(chosen) if chosen else {}
+            metrics |= {f"{kind}_{name}": value for name, value in of_kind.items()}
+        return metrics
 
     def prediction_files(
         self, path: str, examples: Any, predictions: Sequence[Prediction], tuned: Metrics
     ) -> dict[str, str]:
-        """Predictions, best answers and, of squad2, null scores, as run_squad.py writes them."""
-        threshold = None
+        """Answers by id, and of squad2 null scores, for --na-prob-file of its evaluator."""
+        texts = {each.id: each.text for each in predictions}
+        files: dict[str, dict[str, Any]] = {"predictions.json": texts}
         if self.with_impossible:
-            threshold = self.settings.null_threshold
-            threshold = tuned.get("null_threshold", 0.0) if threshold is None else threshold
-        return prediction_files(predictions, threshold)
+            given = self.settings.null_threshold
+            threshold = tuned.get("null_threshold", 0.0) if given is None else given
+            files["null_odds.json"] = {each.id: each.null_score for each in predictions}
+            texts |= {each.id: "" for each in predictions if each.null_score > threshold}
+        return {
+            name: json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+            for name, content in files.items()
+        }
 
 
 def open_squad(settings: FinetuneSettings) -> SquadTask:
     """The tasks squad and squad2."""
     chosen, seq_len = settings.squad, settings.seq_len
-    for name in ("stride", "max_query_pieces"):
-        if getattr(chosen, name) < 1:
-            raise ValueError(f"squad.{name} is {getattr(chosen, name)}; it must be at least 1")
     if chosen.max_query_pieces + 4 > seq_len:
-        found = (
-            f"squad.max_query_pieces {chosen.max_query_pieces} leaves no room in seq_len {seq_len}"
-        )
-        raise ValueError(f"{found}: [CLS], two [SEP] and a piece of the context need 4")
+        says = "and [CLS], two [SEP] and a piece of the context leave no room in seq_len"
+        raise ValueError(f"squad.max_query_pieces {chosen.max_query_pieces} {says} {seq_len}")
     return SquadTask(chosen, with_impossible=settings.task == "squad2")
+
+
+def find_best_span(
+    starts_N: Output, ends_N: Output, may_start_N: NDArray[np.bool_], max_pieces: int
+) -> tuple[float, int, int]:
+    """Score, first and last piece of the best span, of equal ones the first; -inf without one."""
+    num_pieces = len(starts_N)
+    lengths_L = np.arange(min(max_pieces, num_pieces))
+    ends_NL = np.arange(num_pieces)[:, None] + lengths_L
+    end_scores_NL = np.append(ends_N, 0.0)[np.minimum(ends_NL, num_pieces)]
+    scores_NL = starts_N[:, None].astype(np.float64) + end_scores_NL
+    scores_NL[(ends_NL >= num_pieces) | ~may_start_N[:, None]] = -np.inf
+    first, more = divmod(int(scores_NL.argmax()), len(lengths_L))
+    return float(scores_NL[first, more]), first, first + more
+
+
+def _predict(question: Question, windows: Sequence[tuple[WindowItem, Output]]) -> Prediction:
+    """The best answer in all windows of a question, and no answer in that where it is least likely."""
+    best, text = -np.inf, ""
+    for item, output in windows:
+        offset = item.sequences[0].segment_a_length
+        starts_N, ends_N = output[offset : offset + item.window.length].T
+        score, *span = find_best_span(starts_N, ends_N, item.may_start, MAX_ANSWER_PIECES)
+        if score > best:
+            first, last = (item.window.start + each for each in span)
+            best, text = score, question.context[item.pieces.starts[first] : item.pieces.ends[last]]
+    null = min((float(output[0, 0]) + float(output[0, 1]) for _, output in windows), default=0.0)
+    return Prediction(question.id, text, null - best if windows else 0.0)

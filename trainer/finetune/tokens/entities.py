@@ -1,4 +1,4 @@
-"""Precision, recall and F1 of entities as seqeval counts them.
+"""Precision, recall and F1 of entities as conlleval and seqeval count them.
 
 An entity is right if its type and both its borders are. What is divided by nothing is 0.
 """
@@ -7,17 +7,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from trainer.conll.tags import Entity, find_entities, keep_strict
+from trainer.conll.tags import find_entities
 
 Tags = Sequence[str]
 """The tags of one sentence."""
 
 
 class Score(NamedTuple):
-    """How well entities were found: right of the predicted, right of the true, and their mean.
-
-    F1 is the harmonic mean; of the macro average, the mean of the types' F1.
-    """
+    """Right ones of the predicted entities, right ones of the true ones, and the harmonic mean."""
 
     precision: float
     recall: float
@@ -25,44 +22,22 @@ class Score(NamedTuple):
     num_true: int
 
 
-class EntityScores(NamedTuple):
-    """Scores of all entities together, plain means over the types, and each type's by name."""
-
-    micro: Score
-    macro: Score
-    by_type: dict[str, Score]
-
-
 def score_entities(
-    labels: Sequence[Tags], predictions: Sequence[Tags], is_strict: bool = False
-) -> EntityScores:
-    """Scores by the entities that any tags spell (seqeval's default mode, conlleval).
-
-    In seqeval's strict mode only well-formed entities count, of BIOES or else IOB2.
-    """
-    is_bioes = any(tag[0] in "ES" for tags in (*labels, *predictions) for tag in tags)
-
-    def find(tags: Tags) -> set[Entity]:
-        entities = find_entities(tags)
-        return set(keep_strict(entities, tags, is_bioes) if is_strict else entities)
-
+    labels: Sequence[Tags], predictions: Sequence[Tags]
+) -> tuple[Score, dict[str, Score]]:
+    """The score of all entities together, and each type's by name."""
     num_true, num_predicted, num_right = Counter[str](), Counter[str](), Counter[str]()
     for label, prediction in zip(labels, predictions, strict=True):
-        true, predicted = find(label), find(prediction)
+        true, predicted = set(find_entities(label)), set(find_entities(prediction))
         num_true.update(entity.type for entity in true)
         num_predicted.update(entity.type for entity in predicted)
         num_right.update(entity.type for entity in true & predicted)
+    counts = (num_right, num_predicted, num_true)
     by_type = {
-        name: _score_counts(num_right[name], num_predicted[name], num_true[name])
+        name: _score_counts(*(each[name] for each in counts))
         for name in sorted(num_true | num_predicted)
     }
-    means = [_divide(sum(each), len(by_type)) for each in zip(*by_type.values(), strict=True)]
-    precision, recall, f1, _ = means or [0.0] * 4
-    return EntityScores(
-        _score_counts(num_right.total(), num_predicted.total(), num_true.total()),
-        Score(precision, recall, f1, num_true.total()),
-        by_type,
-    )
+    return _score_counts(*(each.total() for each in counts)), by_type
 
 
 def tag_accuracy(labels: Sequence[Tags], predictions: Sequence[Tags]) -> float:
@@ -74,7 +49,7 @@ def tag_accuracy(labels: Sequence[Tags], predictions: Sequence[Tags]) -> float:
 
 def _score_counts(num_right: int, num_predicted: int, num_true: int) -> Score:
     precision, recall = _divide(num_right, num_predicted), _divide(num_right, num_true)
-    return Score(precision, recall, _divide(2 * precision * recall, precision + recall), num_true)
+    return Score(precision, recall, _divide(2 * num_right, num_predicted + num_true), num_true)
 
 
 def _divide(numerator: float, denominator: float) -> float:

@@ -2,8 +2,6 @@
 
 BERT paper, section 5.3 and table 7: the last four layers of each word's first piece, side by side,
 and two layers of BiLSTM before the classifier. Files, tags and scores are those of the task ner.
-Every word has one vector, those of sentences longer than the model reads from windows
-(trainer.inference.features.extract).
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,11 +37,11 @@ class FeatureTask(TokenTask):
         self._extractor = FeatureExtractor(
             opened,
             layers=settings.feature_layers,
-            combine="concat",
             rows="word",
             micro_tokens=micro_tokens,
             device=choose_device(),
         )
+        self._width = len(self._extractor.layers) * opened.config.hidden_size
         self._model_hash = hash_state(opened.state)
         self._store = VectorStore()
 
@@ -51,16 +49,10 @@ class FeatureTask(TokenTask):
         self, examples: Sequence[Sentence], labels: Labels, encoder: TextEncoder, split: Split
     ) -> EncodedSet:
         """One item for each sentence; its words are rows of the vectors."""
-        texts = (
-            InputText(n, n + 1, " ".join(each.words), each.words) for n, each in enumerate(examples)
-        )
-        batches = self._extractor.iterate(map(self._extractor.encode, texts))
-        num_words = sum(len(each.words) for each in examples)
-        vectors, done = np.empty((num_words, self._extractor.width), np.float32), 0
-        for rows in batches:
-            vectors[done : done + len(rows.index)] = rows.vectors[:, 0]
-            done += len(rows.index)
-        assert done == num_words, f"{done} vectors of {num_words} words"
+        sentences = enumerate(each.words for each in examples)
+        texts = (InputText(n, n + 1, " ".join(words), words) for n, words in sentences)
+        read = self._extractor.iterate(map(self._extractor.encode, texts))
+        vectors = np.concatenate([rows.vectors.reshape(len(rows.index), -1) for rows in read])
         items: list[Item] = []
         row = self._store.add(vectors)
         for example, sentence in enumerate(examples):
@@ -70,12 +62,11 @@ class FeatureTask(TokenTask):
             of_words = np.array(classes, np.int64)
             items.append(WordItem(example, (sequence,), of_words, 0, np.arange(count)))
             row += count
-        return EncodedSet(items, {"words": num_words})
+        return EncodedSet(items, {"words": len(vectors)})
 
     def build_model(self, head: Head, seed: int) -> BiLstmTagger:
         """A new tagger."""
-        width = self._extractor.width
-        return build_tagger(self._store, width, LSTM_SIZE, NUM_LSTM_LAYERS, head, seed)
+        return build_tagger(self._store, self._width, LSTM_SIZE, NUM_LSTM_LAYERS, head, seed)
 
     def model_files(
         self, state: Mapping[str, Tensor], head: Head, provenance: Mapping[str, Any]
@@ -86,7 +77,7 @@ class FeatureTask(TokenTask):
             "model_type": "bilstm-tagger",
             "labels": head.labels,
             "feature_layers": self._extractor.layers,
-            "width": self._extractor.width,
+            "width": self._width,
             "hidden_size": LSTM_SIZE,
             "num_layers": NUM_LSTM_LAYERS,
             "encoder_sha256": self._model_hash,

@@ -1,5 +1,6 @@
 """The task ner: entities by the tag of each word's first piece (BERT paper, section 5.3)."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,8 +20,7 @@ from trainer.model.task_heads import IGNORED
 Tags = tuple[str, ...]
 """A prediction: the tag of each word of a sentence."""
 
-MAX_CONTEXT = 32
-"""The most pieces that a predicted word has on each side at the edge of a window."""
+MAX_CONTEXT = 32  # pieces that a predicted word has on each side at the edge of a window
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class TokenTask:
         stride = room - 2 * min(MAX_CONTEXT, room // 4)
         unknown = np.array([encoder.vocab.unk_id], dtype=encoder.vocab.dtype)
         items: list[Item] = []
-        num_words = num_unknown = num_long = 0
+        counts = Counter(words=0, words_without_pieces=0, sentences_in_windows=0)
         for example, sentence in enumerate(examples):
             classes = [] if split == "test" else number_tags(sentence, labels)
             found = [pieces[word] for word in sentence.words]
@@ -80,16 +80,15 @@ class TokenTask:
                 first, last = np.searchsorted(starts[:-1], (window.keep_start, window.keep_stop))
                 sequence = encoder.join(ids[window.start : window.stop])
                 places = 1 + starts[first:last] - window.start
-                of_tokens = np.zeros(0, dtype=np.int64)
+                size = len(sequence.input_ids) if classes else 0
+                of_tokens = np.full(size, IGNORED, dtype=np.int64)
                 if classes:
-                    of_tokens = np.full(len(sequence.input_ids), IGNORED, dtype=np.int64)
                     of_tokens[places] = classes[first:last]
                 items.append(WordItem(example, (sequence,), of_tokens, int(first), places))
-            num_words += len(found)
-            num_unknown += sum(not len(ids) for ids in found)
-            num_long += len(windows) > 1
-        names = ("words", "words_without_pieces", "sentences_in_windows")
-        return EncodedSet(items, dict(zip(names, (num_words, num_unknown, num_long), strict=True)))
+            num_unknown = sum(not len(ids) for ids in found)
+            counts.update(words=len(found), words_without_pieces=num_unknown)
+            counts.update(sentences_in_windows=len(windows) > 1)
+        return EncodedSet(items, dict(counts))
 
     def decode(
         self, examples: Sequence[Sentence], items: Sequence[Item], outputs: Outputs, labels: Labels
@@ -103,17 +102,12 @@ class TokenTask:
         return [tuple(of_sentence) for of_sentence in tags]
 
     def score(self, examples: Sequence[Sentence], predictions: Sequence[Tags]) -> dict[str, float]:
-        """Scores of entities as seqeval counts them, and the share of right tags."""
+        """Scores of entities, of all and of each type that is labelled; the share of right tags."""
         true = [sentence.tags_in(_model_scheme(sentence)) for sentence in examples]
-        scores, strict = (score_entities(true, predictions, each) for each in (False, True))
-        return {
-            "f1": scores.micro.f1,
-            "precision": scores.micro.precision,
-            "recall": scores.micro.recall,
-            "macro_f1": scores.macro.f1,
-            "strict_f1": strict.micro.f1,
-            "tag_accuracy": tag_accuracy(true, predictions),
-        } | {f"f1_{name}": score.f1 for name, score in scores.by_type.items() if score.num_true}
+        every, by_type = score_entities(true, predictions)
+        scores = {name: getattr(every, name) for name in ("f1", "precision", "recall")}
+        scores["tag_accuracy"] = tag_accuracy(true, predictions)
+        return scores | {f"f1_{name}": of.f1 for name, of in by_type.items() if of.num_true}
 
     def prediction_files(
         self, path: str, examples: Sequence[Sentence], predictions: Sequence[Tags], tuned: Metrics

@@ -1,6 +1,6 @@
 """Texts to vectors: encoded, cut into windows, packed, and states of chosen layers taken out.
 
-T tokens and R rows of a micro-batch, C columns, F their width.
+R rows of a micro-batch, C columns (a layer each, or the pooler), H hidden.
 """
 
 from bisect import bisect_left
@@ -12,11 +12,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from tokenizer.vocab import CLS, SEP, UNK
 from trainer.inference.open_model import OpenedModel
-from trainer.inference.settings import Combine, Rows
+from trainer.inference.settings import Rows
 from trainer.model.packed_inputs import pack_sequences
 
 
@@ -44,19 +43,23 @@ class Window(NamedTuple):
     keep_stop: int
 
 
-class EncodedText(NamedTuple):
-    """A text as pieces of the vocabulary, without [CLS] and [SEP].
+class Piece(NamedTuple):
+    """A piece of the vocabulary: characters start to end - 1 of the text or, in words, of the word."""
 
-    Attributes:
-        offsets: First character and one after the last, of the text; in words, of the word.
-        first_pieces: Index of each word's first piece; of plain text 0.
-        unknown_words: Words without any piece, such as control characters, for which [UNK] stands.
+    id: int
+    token: str
+    start: int
+    end: int
+
+
+class EncodedText(NamedTuple):
+    """A text as pieces, without [CLS] and [SEP]; `first_pieces` are indices of its words' first ones.
+
+    Words without any piece, such as control characters, are [UNK] and counted.
     """
 
     origin: InputText
-    ids: list[int]
-    pieces: list[str]
-    offsets: list[tuple[int, int]]
+    pieces: list[Piece]
     first_pieces: list[int]
     unknown_words: int
     windows: list[Window]
@@ -64,12 +67,9 @@ class EncodedText(NamedTuple):
 
 @dataclass(frozen=True)
 class FeatureRows:
-    """Rows of one micro-batch, in order of texts and tokens.
+    """Rows of one micro-batch, in order of texts and tokens; vectors are float32 [R, C, H].
 
-    Attributes:
-        texts: The text of each row.
-        index: Number of the token or word in its text; 0 where a row stands for a text.
-        vectors: float32 [R, C, F].
+    `texts` has the text of each row, `index` the number of the token or word in its text.
     """
 
     texts: list[EncodedText]
@@ -77,8 +77,7 @@ class FeatureRows:
     vectors: NDArray[np.float32]
 
 
-_Piece = tuple[EncodedText, Window]
-"""A window of a text that waits for its micro-batch."""
+_Read = tuple[EncodedText, Window]
 
 
 class FeatureExtractor:
@@ -87,7 +86,6 @@ class FeatureExtractor:
     Attributes:
         layers: Numbers of the layers, 0 the embeddings; none for the pooler.
         columns: Names of the C columns.
-        width: F, values of a vector.
     """
 
     def __init__(
@@ -95,7 +93,6 @@ class FeatureExtractor:
         opened: OpenedModel,
         *,
         layers: str = "-1",
-        combine: Combine = "each",
         rows: Rows = "token",
         seq_len: int | None = None,
         micro_tokens: int = 8_192,
@@ -103,20 +100,19 @@ class FeatureExtractor:
     ) -> None:
         """Builds the model; see `FeaturesSettings` for what the arguments mean."""
         config = opened.config
+        self.layers: tuple[int, ...] = ()
         if rows == "pooler":
-            opened.check_has(
-                ("bert.pooler.",), "the pooler that rows pooler asks; take cls or mean"
-            )
-        self.layers = () if rows == "pooler" else choose_layers(layers, config.num_layers)
-        self.columns = column_names(self.layers, combine)
-        beside = len(self.layers) if combine == "concat" and self.layers else 1
-        self.width = config.hidden_size * beside
+            what = "the pooler that rows pooler asks; take cls or mean"
+            opened.check_has(("bert.pooler.",), what)
+        else:
+            self.layers = choose_layers(layers, config.num_layers)
+        self.columns = [f"layer_{layer}" for layer in self.layers] or ["pooler"]
         limit = config.max_position_embeddings
         length = seq_len or limit
         if not 3 <= length <= limit:
             raise ValueError(f"seq_len is {length}; {opened.where} reads 3 to {limit} tokens")
         self._size = length - 2
-        self._rows, self._combine, self._micro_tokens = rows, combine, micro_tokens
+        self._rows, self._micro_tokens = rows, micro_tokens
         self._device = device or torch.device("cpu")
         self._tokenizer = opened.tokenizer()
         self._tokenizer.encode_special_tokens = True
@@ -132,31 +128,27 @@ class FeatureExtractor:
         if text.words is None and self._rows == "word":
             raise ValueError("rows word asks for words; give a CoNLL file, or rows token")
         units = [text.text] if text.words is None else list(text.words)
-        ids: list[int] = []
-        pieces: list[str] = []
-        offsets: list[tuple[int, int]] = []
-        first_pieces, unknown = [], 0
+        pieces: list[Piece] = []
+        first_pieces, num_unknown = [], 0
         encodings = self._tokenizer.encode_batch(units, add_special_tokens=False)
         for encoding, unit in zip(encodings, units, strict=True):
-            first_pieces.append(len(ids))
+            first_pieces.append(len(pieces))
+            found = zip(encoding.ids, encoding.tokens, encoding.offsets, strict=True)
+            pieces += [Piece(number, token, *place) for number, token, place in found]
             if text.words is not None and not encoding.ids:
-                unknown += 1
-                ids.append(self._ids[UNK])
-                pieces.append(UNK)
-                offsets.append((0, len(unit)))
-            ids += encoding.ids
-            pieces += encoding.tokens
-            offsets += encoding.offsets
-        windows = cut_windows(len(ids), self._size, max(1, self._size // 2))
-        return EncodedText(text, ids, pieces, offsets, first_pieces, unknown, windows)
+                num_unknown += 1
+                pieces.append(Piece(self._ids[UNK], UNK, 0, len(unit)))
+        windows = cut_windows(len(pieces), self._size, max(1, self._size // 2))
+        return EncodedText(text, pieces, first_pieces, num_unknown, windows)
 
     def iterate(self, texts: Iterable[EncodedText]) -> Iterator[FeatureRows]:
         """Rows of the texts, in order; memory is that of one micro-batch."""
         sums: dict[int, NDArray[np.float64]] = {}
-        pending: list[_Piece] = []
+        pending: list[_Read] = []
         num_tokens = 0
         count = 1 if self._rows in ("cls", "pooler") else None
-        for text, window in ((each, window) for each in texts for window in each.windows[:count]):
+        read = ((each, window) for each in texts for window in each.windows[:count])
+        for text, window in read:
             size = window.stop - window.start + 2
             if pending and num_tokens + size > self._micro_tokens:
                 yield self._run(pending, sums)
@@ -167,24 +159,26 @@ class FeatureExtractor:
             yield self._run(pending, sums)
 
     @torch.inference_mode()
-    def _run(self, pieces: Sequence[_Piece], sums: dict[int, NDArray[np.float64]]) -> FeatureRows:
+    def _run(self, read: Sequence[_Read], sums: dict[int, NDArray[np.float64]]) -> FeatureRows:
         first, last = self._ids[CLS], self._ids[SEP]
-        sequences = [[first, *text.ids[each.start : each.stop], last] for text, each in pieces]
+        parts = [text.pieces[window.start : window.stop] for text, window in read]
+        sequences = [[first, *(piece.id for piece in part), last] for part in parts]
         packed = pack_sequences(sequences, self._device)
         if self._rows == "pooler":
             pooled = self._bert(packed)[1][:, None].float().cpu().numpy()
-            return FeatureRows([text for text, _ in pieces], [0] * len(pieces), pooled)
+            return FeatureRows([text for text, _ in read], [0] * len(read), pooled)
         states = self._bert.hidden_states(packed)
         texts, indices, places = [], [], []
-        for start, (text, window) in zip(packed.cu_seqlens.tolist(), pieces, strict=False):
+        for start, (text, window) in zip(packed.cu_seqlens.tolist(), read, strict=False):
             for index, token in self._wanted(text, window):
                 texts.append(text)
                 indices.append(index)
                 places.append(start + 1 + token - window.start)
         places_R = torch.tensor(places, dtype=torch.int64, device=self._device)
-        vectors = self._take(states, places_R).float().cpu().numpy()
+        chosen_RCH = torch.stack([states[n].index_select(0, places_R) for n in self.layers], dim=1)
+        vectors = chosen_RCH.float().cpu().numpy()
         if self._rows == "mean":
-            return _mean_rows(pieces, vectors, sums)
+            return _mean_rows(read, vectors, sums)
         return FeatureRows(texts, indices, vectors)
 
     def _wanted(self, text: EncodedText, window: Window) -> list[tuple[int, int]]:
@@ -192,19 +186,10 @@ class FeatureExtractor:
         if self._rows == "cls":
             return [(0, window.start - 1)]
         if self._rows == "word":
-            firsts = text.first_pieces
-            low, high = (
-                bisect_left(firsts, each) for each in (window.keep_start, window.keep_stop)
-            )
-            return [(word, firsts[word]) for word in range(low, high)]
+            firsts, kept = text.first_pieces, (window.keep_start, window.keep_stop)
+            words = range(*(bisect_left(firsts, each) for each in kept))
+            return [(word, firsts[word]) for word in words]
         return [(token, token) for token in range(window.keep_start, window.keep_stop)]
-
-    def _take(self, states: Sequence[Tensor], places_R: Tensor) -> Tensor:
-        chosen = [states[layer].index_select(0, places_R) for layer in self.layers]
-        chosen_RCH = torch.stack(chosen, dim=1)
-        if self._combine == "sum":
-            return chosen_RCH.sum(dim=1, keepdim=True)
-        return chosen_RCH.flatten(1)[:, None] if self._combine == "concat" else chosen_RCH
 
 
 def cut_windows(num_tokens: int, size: int, stride: int) -> list[Window]:
@@ -242,29 +227,20 @@ def choose_layers(text: str, num_layers: int) -> tuple[int, ...]:
     return chosen
 
 
-def column_names(layers: Sequence[int], combine: Combine) -> list[str]:
-    """Names of the columns of vectors; `layers` is empty for the pooler."""
-    if not layers:
-        return ["pooler"]
-    if combine == "each":
-        return [f"layer_{layer}" for layer in layers]
-    return [f"{combine}_{'_'.join(map(str, layers))}"]
-
-
 def _mean_rows(
-    pieces: Sequence[_Piece], vectors: NDArray[np.float32], sums: dict[int, NDArray[np.float64]]
+    read: Sequence[_Read], vectors: NDArray[np.float32], sums: dict[int, NDArray[np.float64]]
 ) -> FeatureRows:
     """Means of the texts that end in this micro-batch; `sums` keeps that of one that goes on."""
     texts, means = [], []
     stop = 0
-    for text, window in pieces:
+    for text, window in read:
         start, stop = stop, stop + window.keep_stop - window.keep_start
-        key = text.origin.number
+        key, size = text.origin.number, len(text.pieces)
         total = sums.pop(key, 0.0) + vectors[start:stop].sum(axis=0, dtype=np.float64)
-        if window.stop < len(text.ids):
+        if window.stop < size:
             sums[key] = total
         else:
             texts.append(text)
-            means.append(total / max(1, len(text.ids)))
+            means.append(total / max(1, size))
     shape = (len(means), *vectors.shape[1:])
     return FeatureRows(texts, [0] * len(texts), np.array(means, dtype=np.float32).reshape(shape))

@@ -36,7 +36,6 @@ def write_features(settings: FeaturesSettings) -> dict[str, Any]:
     extractor = FeatureExtractor(
         opened,
         layers=settings.layers,
-        combine=settings.combine,
         rows=settings.rows,
         seq_len=settings.seq_len,
         micro_tokens=settings.micro_tokens,
@@ -48,9 +47,10 @@ def write_features(settings: FeaturesSettings) -> dict[str, Any]:
     folder, name = Folder.of_file(settings.output)
     with tempfile.TemporaryDirectory(prefix="beambert-") as temporary:
         file = Path(temporary, "features.parquet")
-        with pq.ParquetWriter(file, _schema(settings, extractor)) as writer:
+        schema = _schema(settings, extractor.columns, opened.config.hidden_size)
+        with pq.ParquetWriter(file, schema) as writer:
             for batch in rows:
-                writer.write_table(_to_table(batch, extractor, writer.schema))
+                writer.write_table(_to_table(batch, schema))
                 counts["rows"] += len(batch.index)
             if not counts["texts"]:
                 raise ValueError(f"{settings.input} holds no text; expected one a line")
@@ -82,10 +82,10 @@ def _field_of(record: dict[str, Any], name: str, place: str) -> str:
     if name not in record:
         found = ", ".join(record)
         raise ValueError(f"{place}: no field {name!r}, found {found}; --text_field names it")
-    if not isinstance(record[name], str):
-        kind = type(record[name]).__name__
+    if not isinstance(text := record[name], str):
+        kind = type(text).__name__
         raise ValueError(f"{place}: field {name!r} is {kind}, expected a string")  # noqa: TRY004
-    return str(record[name])
+    return text
 
 
 def _count(texts: Iterable[EncodedText], counts: Counter[str]) -> Iterator[EncodedText]:
@@ -93,8 +93,8 @@ def _count(texts: Iterable[EncodedText], counts: Counter[str]) -> Iterator[Encod
     for text in texts:
         counts.update(
             texts=1,
-            tokens=len(text.ids),
-            empty_texts=not text.ids,
+            tokens=len(text.pieces),
+            empty_texts=not text.pieces,
             long_texts=len(text.windows) > 1,
             windows=len(text.windows),
             unknown_words=text.unknown_words,
@@ -102,34 +102,32 @@ def _count(texts: Iterable[EncodedText], counts: Counter[str]) -> Iterator[Encod
         yield text
 
 
-def _schema(settings: FeaturesSettings, extractor: FeatureExtractor) -> pa.Schema:
+def _schema(settings: FeaturesSettings, columns: list[str], width: int) -> pa.Schema:
     number, string = pa.int32(), pa.string()
     fields = {"text": pa.int64(), "line": pa.int64()}
     if settings.rows == "word":
         fields |= {"word": number, "form": string}
     if settings.rows in ("token", "word"):
         fields |= {"token": number, "piece": string, "start": number, "end": number}
-    vector = pa.list_(pa.float32(), extractor.width)
-    return pa.schema(fields | dict.fromkeys(extractor.columns, vector))
+    vector = pa.list_(pa.float32(), width)
+    return pa.schema(fields | dict.fromkeys(columns, vector))
 
 
-def _to_table(rows: FeatureRows, extractor: FeatureExtractor, schema: pa.Schema) -> pa.Table:
-    origins = [text.origin for text in rows.texts]
+def _to_table(rows: FeatureRows, schema: pa.Schema) -> pa.Table:
+    index = rows.index
     columns: dict[str, Any] = {
-        "text": [origin.number for origin in origins],
-        "line": [origin.line for origin in origins],
+        "text": [text.origin.number for text in rows.texts],
+        "line": [text.origin.line for text in rows.texts],
     }
+    if "word" in schema.names:
+        places = list(zip(rows.texts, index, strict=True))
+        columns |= {"word": index, "form": [(t.origin.words or ())[word] for t, word in places]}
+        index = [text.first_pieces[word] for text, word in places]
     if "token" in schema.names:
-        places = list(zip(rows.texts, rows.index, strict=True))
-        if "word" in schema.names:
-            columns["word"] = rows.index
-            columns["form"] = [(text.origin.words or ())[word] for text, word in places]
-            places = [(text, text.first_pieces[word]) for text, word in places]
-        columns["token"] = [token for _, token in places]
-        columns["piece"] = [text.pieces[token] for text, token in places]
-        columns["start"] = [text.offsets[token][0] for text, token in places]
-        columns["end"] = [text.offsets[token][1] for text, token in places]
-    for number, name in enumerate(extractor.columns):
-        flat = rows.vectors[:, number].reshape(-1)
-        columns[name] = pa.FixedSizeListArray.from_arrays(pa.array(flat), extractor.width)
+        pieces = [text.pieces[token] for text, token in zip(rows.texts, index, strict=True)]
+        columns |= {"token": index, "piece": [piece.token for piece in pieces]}
+        columns |= {name: [getattr(piece, name) for piece in pieces] for name in ("start", "end")}
+    for number, name in enumerate(schema.names[len(columns) :]):
+        vectors = rows.vectors[:, number]
+        columns[name] = pa.FixedSizeListArray.from_arrays(vectors.reshape(-1), vectors.shape[1])
     return pa.table(columns, schema=schema)

@@ -1,0 +1,120 @@
+"""`fill-mask` and `nsp`: what transformers says of the same texts, and what is refused."""
+
+import dataclasses
+import re
+
+import pytest
+import torch
+import transformers
+
+from tests.trainer.lettered_model import CONFIG, TOKENS, export_lettered_model
+from trainer.cli import main
+from trainer.inference.ask import Candidate, fill_mask, follow_probabilities, format_candidates
+from trainer.inference.open_model import open_model
+
+PAIRS = [("the cat sat.", "a dog"), ("cats", "the cat is in it")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return export_lettered_model(tmp_path_factory.mktemp("model") / "hf")
+
+
+@pytest.fixture(scope="module")
+def opened(folder):
+    return open_model(str(folder))
+
+
+def test_candidates_are_those_of_transformers(folder, opened):
+    theirs = transformers.BertForPreTraining.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        logits = theirs(**tokenizer("The [MASK] sat.", return_tensors="pt")).prediction_logits
+    expected = logits[0, 2].softmax(-1).sort(descending=True)
+    [[found]] = fill_mask(opened, ["The [MASK] sat."], top_k=4)
+    assert [each.token for each in found] == [TOKENS[index] for index in expected.indices[:4]]
+    probabilities = [each.probability for each in found]
+    assert probabilities == pytest.approx(expected.values[:4].tolist(), abs=1e-6)
+
+
+def test_several_masks_come_in_reading_order_and_probabilities_sum_to_one(opened):
+    [found] = fill_mask(opened, ["[MASK] cat [MASK]."], top_k=len(TOKENS))
+    assert found[0] != found[1]
+    for of_mask in found:
+        assert sum(each.probability for each in of_mask) == pytest.approx(1.0, abs=1e-6)
+        assert {each.token for each in of_mask} == set(TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("text", "top_k", "message"),
+    [
+        ("the cat sat", 5, r"the text has no \[MASK\]: 'the cat sat'; write \[MASK\] where"),
+        ("[mask]", 5, r"has no \[MASK\]"),
+        ("[MASK] " * 39, 5, "has 41 tokens with .* the model reads 40; shorten it"),
+        ("[MASK]", 0, f"top_k is 0; it must be between 1 and the vocabulary's {len(TOKENS)}"),
+        ("[MASK]", 99, "top_k is 99"),
+    ],
+)
+def test_errors_say_what_to_do(opened, text, top_k, message):
+    with pytest.raises(ValueError, match=message):
+        fill_mask(opened, [text], top_k)
+
+
+def test_models_that_cannot_fill_masks_are_refused(opened, tmp_path):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.BertConfig(vocab_size=10, intermediate_size=20, **sizes)
+    transformers.BertModel(config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="masked language model head, so it cannot fill masks"):
+        fill_mask(open_model(str(tmp_path)), ["[MASK]"])
+    causal = dataclasses.replace(opened, config=dataclasses.replace(CONFIG, is_causal=True))
+    with pytest.raises(ValueError, match="was trained left to right"):
+        fill_mask(causal, ["[MASK]"])
+
+
+def test_a_model_transformers_saved_for_masked_lm_fills_masks(folder, opened, tmp_path):
+    transformers.AutoModelForMaskedLM.from_pretrained(folder).save_pretrained(tmp_path)
+    transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
+    found = fill_mask(open_model(str(tmp_path)), ["The [MASK] sat."])
+    assert found == fill_mask(opened, ["The [MASK] sat."])
+
+
+def test_the_command_takes_several_texts(folder, capsys):
+    texts = ["the [MASK]", "[MASK] sat"]
+    assert main(["fill-mask", "--model", str(folder), *texts, "--top_k", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [lines[0], lines[3]] == texts
+    assert len(lines) == 7
+
+
+def test_format():
+    cat, end = Candidate("cat", 0.75), Candidate("##s", 0.03125)
+    assert format_candidates({"a [MASK]": [[cat, end]]}, 1_234_567) == (
+        "cat  0.7500\n##s  0.0312\nThis model has seen 1,234,567 tokens; BERT saw 128 billion."
+    )
+    two = format_candidates({"a [MASK]": [[cat]], "b [MASK]": [[end]]}, 8)
+    assert two.splitlines()[:4] == ["a [MASK]", "cat  0.7500", "b [MASK]", "##s  0.0312"]
+    assert format_candidates({"[MASK] [MASK]": [[cat], [end]]}, None) == (
+        "[MASK] 1\ncat  0.7500\n[MASK] 2\n##s  0.0312\n"
+        "This model has seen an unknown number of tokens; BERT saw 128 billion."
+    )
+
+
+def test_what_follows_is_as_transformers_says(folder, opened, capsys):
+    theirs = transformers.BertForNextSentencePrediction.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    found = follow_probabilities(opened, PAIRS)
+    for pair, probability in zip(PAIRS, found, strict=True):
+        with torch.no_grad():
+            logits = theirs(**tokenizer(*pair, return_tensors="pt")).logits[0]
+        assert probability == pytest.approx(float(logits.softmax(-1)[0]), abs=1e-6)
+    assert main(["nsp", "--model", str(folder), *PAIRS[0]]) == 0
+    [printed] = re.findall(r"with probability (\S+)\n", capsys.readouterr().out)
+    assert float(printed) == pytest.approx(found[0], abs=5e-5)
+
+
+def test_pairs_that_cannot_be_judged_are_refused(opened):
+    with pytest.raises(ValueError, match=r"pair beginning 'a a .* has 44 tokens .* reads 40"):
+        follow_probabilities(opened, [("a " * 40, "cat")])
+    alone = dataclasses.replace(opened, provenance={"objective": "mlm"})
+    with pytest.raises(ValueError, match="with objective mlm, so its next sentence head is as new"):
+        follow_probabilities(alone, PAIRS)
