@@ -1,76 +1,35 @@
-"""What is said of an unknown flag or key: our name of another program's, or the nearest."""
+"""What is said of an unknown flag or key: the nearest, by meaning or by spelling."""
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import Any
 
-from pipeline.command_line.hints import find_hint, known_keys
+from pipeline.command_line.hints import known_keys
 
-# By our flag those of google-research/bert, NVIDIA's LDDL and run_pretraining.py, Hugging Face's
-# run_mlm.py, run_glue.py and Trainer, and MosaicML's BERT, but for those that are near enough to be
-# proposed. Of several the first there is counts.
-_THEIRS = {
-    "input": "input_file train_file predict_file test_file dataset_name wikipedia books",
-    "data": "input_file input_dir dataset data_dir",
-    "train": "train_file data_dir dataset_name",
-    "validation": "validation_file predict_file",
-    "test": "test_file",
-    "output": "output_file output_dir sink save_folder out",
-    "vocab": "vocab_file tokenizer_name",
-    "seq_lens": "max_seq_length target_seq_length max_length max_seq_len",
-    "phases.seq_len": "max_seq_length max_length max_seq_len",
-    "seq_len": "max_seq_length max_length max_seq_len",
-    "seed": "random_seed data_seed",
-    "passes": "dupe_factor duplicate_factor",
-    "masked_lm_prob": "masked_lm_ratio mlm_probability",
-    "language": "wikipedia_lang",
-    "workers": "local_n_workers preprocessing_num_workers num_proc",
-    "validation_fraction": "validation_split_percentage",
-    "model.preset": "bert_config_file config_file config_name",
-    "init_from": "init_checkpoint model_name_or_path load_path",
-    "model": "model_name_or_path init_checkpoint",
-    "task": "task_name",
-    "global_batch": "train_batch_size per_device_train_batch_size batch_size",
-    "search_global_batch": "global_batch train_batch_size batch_size per_device_train_batch_size",
-    "search_epochs": "epochs num_train_epochs",
-    "search_peak_lr": "peak_lr learning_rate lr",
-    "search_seeds": "seed seeds",
-    "epochs": "num_train_epochs",
-    "steps": "num_train_steps max_steps max_duration",
-    "peak_lr": "learning_rate lr",
-    "warmup_fraction": "warmup_proportion warmup_ratio",
-    "optimizer.name": "optim",
-    "optimizer.beta1": "adam_beta1",
-    "optimizer.beta2": "adam_beta2",
-    "optimizer.eps": "adam_epsilon",
-    "checkpoint.interval": "save_checkpoints_steps num_steps_per_checkpoint save_steps save_interval",
-    "checkpoint.keep": "save_total_limit save_num_checkpoints_to_keep",
-    "validation.interval": "eval_steps eval_interval",
-    "validation.num_instances": "max_eval_steps max_eval_samples",
-    "precision": "fp16 bf16 amp dtype torch_dtype",
-    "activation_checkpointing": "checkpoint_activations gradient_checkpointing",
-    "compile": "torch_compile",
-    "squad.stride": "doc_stride",
-    "squad.max_query_pieces": "max_query_length",
-    "squad.null_threshold": "null_score_diff_threshold",
-    "replace_head": "ignore_mismatched_sizes",
-    "micro_tokens": "batch_size eval_batch_size predict_batch_size per_device_eval_batch_size",
-    "world_size": "gpus num_gpus",
+_SAME_HERE = {
+    "batch_size": "global_batch search_global_batch micro_tokens",
+    "bert_config_file": "model.preset",
+    "doc_stride": "squad.stride",
+    "dupe_factor": "passes",
+    "fp16": "precision",
+    "gradient_checkpointing": "activation_checkpointing",
+    "gradient_accumulation_steps": "micro_tokens",
+    "init_checkpoint": "init_from model",
+    "learning_rate": "peak_lr search_peak_lr",
+    "lr": "peak_lr search_peak_lr",
+    "max_seq_length": "seq_lens seq_len phases.seq_len",
+    "mlm_probability": "masked_lm_prob",
+    "model_name_or_path": "init_from model",
+    "num_gpus": "world_size",
+    "num_train_epochs": "epochs search_epochs",
+    "save_steps": "checkpoint.interval",
+    "seed": "search_seeds",
 }
-SAME_HERE = {
-    name: [ours for ours, theirs in _THEIRS.items() if name in theirs.split()]
-    for name in " ".join(_THEIRS.values()).split()
-}
-"""A flag of another program, and those that do the same here."""
+"""By names that google-research/bert and Hugging Face's programs have, ours that do the same."""
 
-_NOT_NEEDED = {
-    "gradient_accumulation_steps": "--micro_tokens bounds the memory of one rank",
-    "resume_from_checkpoint": "the same command again continues",
-    "do_train": "pretrain and finetune train and validate",
-}
-
-_NEAR = 0.75
-"""The least likeness of a name that is proposed; --epochs and eps have 0.67."""
+_NEAR, _MISSPELT = 0.75, 0.82
+"""The least likeness of a name that is proposed, --epochs and eps have 0.67; and of one letter."""
 
 
 def answer_unknown(name: str, settings_class: Any, mark: str = "--", where: str = "") -> str:
@@ -78,12 +37,6 @@ def answer_unknown(name: str, settings_class: Any, mark: str = "--", where: str 
 
     That is "--" on the command line, and in a file the levels above; `where` is its file and line.
     """
-    level, dot, last = name.replace("-", "_").rpartition(".")
-    for ours in SAME_HERE.get(last, []):
-        if find_hint(settings_class, f"{level}{dot}{ours}") is not None:
-            return f"{where}{mark}{name} is {mark}{level}{dot}{ours} here"
-    if last in _NOT_NEEDED:
-        return f"{where}{mark}{name} is not needed: {_NOT_NEEDED[last]}"
     kind, keys = ("flag" if mark.startswith("-") else "key"), known_keys(settings_class)
     if nearest := suggest(name, [*keys, *(["config"] if kind == "flag" else [])]):
         cure = f"did you mean {' or '.join(mark + each for each in nearest)}?"
@@ -95,11 +48,22 @@ def answer_unknown(name: str, settings_class: Any, mark: str = "--", where: str 
 
 
 def suggest(wrong: str, known: Iterable[str]) -> list[str]:
-    """At most three names that may be meant: of that last part, that beginning, or that spelling."""
+    """At most three names that may be meant: of that last part, beginning, meaning, or spelling."""
     wrong, names = wrong.lower().replace("-", "_"), list(known)
-    by_last_part = {name.rpartition(".")[2]: name for name in reversed(names)}
+    by_last_part = {name.rpartition(".")[2]: name for name in sorted(names, key=len, reverse=True)}
     same = [name for name in names if wrong in (name.replace("-", "_"), name.rpartition(".")[2])]
     begun = [name for name in names if len(wrong) > 1 and name.startswith(wrong)]
+    meant = [ours for theirs, ours in _SAME_HERE.items() if _holds(wrong, theirs)]
+    ours = [name for name in " ".join(meant).split() if name in names]
     near = difflib.get_close_matches(wrong, names, cutoff=_NEAR)
+    misspelt = difflib.get_close_matches(wrong, near, cutoff=_MISSPELT)
+    held = [each for each in by_last_part if _holds(wrong, each) or _holds(each, wrong)]
+    longest = [by_last_part[part] for part in sorted(held, key=len, reverse=True)]
     parts = difflib.get_close_matches(wrong, by_last_part, cutoff=_NEAR)
-    return (same or begun or near or [by_last_part[part] for part in parts])[:3]
+    of_parts = [by_last_part[part] for part in parts]
+    return (same or begun or ours or misspelt or longest or near or of_parts)[:3]
+
+
+def _holds(name: str, part: str) -> bool:
+    """Whether a name has another among its words, as num_train_steps has steps."""
+    return re.search(rf"(^|_){re.escape(part)}(_|$)", name) is not None

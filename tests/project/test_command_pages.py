@@ -9,7 +9,6 @@ import pytest
 from pipeline.cli import COMMANDS as PIPELINE
 from pipeline.command_line.help import field_groups, field_help
 from pipeline.command_line.hints import choices_of, item_of, known_keys, section_of
-from pipeline.command_line.names import SAME_HERE
 from pipeline.command_line.program import load
 from pipeline.settings import BuildSettings
 from pipeline.stages.build import run_shards, run_tokens, run_vocab
@@ -63,7 +62,7 @@ def test_flags_and_commands_that_a_page_names_exist(page):
     of_scripts = {
         flag for text in SCRIPTS for flag in re.findall(r'add_argument\(\s*"--([a-z][\w]*)"', text)
     }
-    known = keys | {key.partition(".")[0] for key in keys} | of_scripts | OTHERS | SAME_HERE.keys()
+    known = keys | {key.partition(".")[0] for key in keys} | of_scripts | OTHERS
     flags = {flag.rstrip(".") for flag in re.findall(r"(?<![\w-])--([a-z][\w.]*)", text)}
     assert flags <= known, f"no such flags: {flags - known}"
     named = set(re.findall(r"(?:python -m|--module) (pipeline|trainer) ([a-z][a-z-]*)", text))
