@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass, field, replace
@@ -100,123 +101,109 @@ def commands(monkeypatch):
     }
 
 
-def test_flags_win_over_files_wherever_they_stand(commands, tmp_path):
+@pytest.fixture
+def run(commands, capsys):
+    """Runs a command line; its exit code, and what it printed to both streams."""
+
+    def run(line):
+        return run_program("program", "Tests.", commands, shlex.split(line)), *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def build(commands):
+    """The settings that a line of flags of the command build gives."""
+    return lambda line: parse_settings("program build", commands["build"], shlex.split(line))
+
+
+def test_flags_win_over_files_wherever_they_stand(build, tmp_path):
     file = tmp_path / "run.yaml"
-    file.write_text(
-        "steps: 7\ninput: [q, r]\nschedule:\n  peak_lr: 3e-4\nphases: [{peak_lr: 1}, {peak_lr: 2}]\n"
-    )
-    settings = parse_settings(
-        "program build", commands["build"], ["--steps", "5", "--output", "o", "--config", str(file)]
-    )
+    phases = "phases: [{peak_lr: 1}, {peak_lr: 2}]\n"
+    file.write_text(f"steps: 7\ninput: [q, r]\nschedule:\n  peak_lr: 3e-4\n{phases}")
+    settings = build(f"--steps 5 --output o --config {file}")
     assert settings == Settings("o", ["q", "r"], 5, Schedule(3e-4), [Schedule(1.0), Schedule(2.0)])
 
 
-def test_a_list_takes_several_words(commands):
-    settings = parse_settings(
-        "program build", commands["build"], ["--input", "a b", "c", "--output", "o"]
-    )
-    assert settings.input == ["a b", "c"]
+def test_a_list_takes_several_words(build):
+    assert build("--input 'a b' c --output o").input == ["a b", "c"]
 
 
 @pytest.mark.processes
-def test_a_list_that_begins_with_a_negative_number_is_a_value(commands, capsys):
-    commands["finetune"] = Command(
-        "", "trainer.finetune.settings:FinetuneSettings", "command_line_examples:show"
-    )
-    needed = [
-        word
-        for name in ("task", "model", "train", "validation", "output")
-        for word in (f"--{name}", "x")
-    ]
-    arguments = ["finetune", *needed, "--tokens.feature_layers", "-1,-9"]
-    assert run_program("program", "Tests.", commands, arguments) == 0
-    assert "feature_layers='-1,-9'" in capsys.readouterr().out
+def test_a_list_that_begins_with_a_negative_number_is_a_value(commands, run):
+    settings = "trainer.finetune.settings:FinetuneSettings"
+    commands["finetune"] = Command("", settings, "command_line_examples:show")
+    needed = "--task x --model x --train x --validation x --output x"
+    code, out, _ = run(f"finetune {needed} --tokens.feature_layers -1,-9")
+    assert code == 0
+    assert "feature_layers='-1,-9'" in out
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--stepz", "3"], "unknown flag --stepz; did you mean --steps?"),
+        ("--stepz 3", "unknown flag --stepz; did you mean --steps?"),
         (
-            ["--peak_lr", "3"],
+            "--peak_lr 3",
             "unknown flag --peak_lr; did you mean --schedule.peak_lr or --phases.peak_lr?",
         ),
-        (["--step", "3"], "unknown flag --step; did you mean --steps?"),
-        (["--dry-run=SECRET"], "unknown flag --dry-run; did you mean --dry_run?"),
-        (["--quux", "3"], "unknown flag --quux; --help lists the flags"),
-        (["--phases.peak", "3"], "unknown flag --phases.peak; did you mean --phases.peak_lr?"),
-        (["-o", "3"], "unknown flag -o; --help lists the flags"),
-        (["--steps", "many"], "--steps: found 'many', expected a whole number"),
-        (["--steps"], "--steps: a value is missing, expected a whole number"),
-        (["--steps", "--dry_run"], "--steps: a value is missing, expected a whole number"),
-        (["--dry_run=perhaps"], "--dry_run: found 'perhaps', expected true or false"),
-        (["--schedule.peak_lr", "nan"], "--schedule.peak_lr: found 'nan', expected a number"),
-        (["--rates", "0.1", "x"], "--rates: found 'x', expected a number"),
-        (["--kind", "google"], "--kind: found 'google', expected one of plain, googles, 3"),
-        (["--limit", "3.5"], "--limit: found '3.5', expected a whole number or null"),
-        (["--config", "missing.yaml"], "no configuration file missing.yaml"),
-        (["--config"], "--config: a value is missing, expected the name of a YAML file"),
+        ("--step 3", "unknown flag --step; did you mean --steps?"),
+        ("--dry-run=SECRET", "unknown flag --dry-run; did you mean --dry_run?"),
+        ("--quux 3", "unknown flag --quux; --help lists the flags"),
+        ("--phases.peak 3", "unknown flag --phases.peak; did you mean --phases.peak_lr?"),
+        ("-o 3", "unknown flag -o; --help lists the flags"),
+        ("--steps many", "--steps: found 'many', expected a whole number"),
+        ("--steps", "--steps: a value is missing, expected a whole number"),
+        ("--steps --dry_run", "--steps: a value is missing, expected a whole number"),
+        ("--dry_run=perhaps", "--dry_run: found 'perhaps', expected true or false"),
+        ("--schedule.peak_lr nan", "--schedule.peak_lr: found 'nan', expected a number"),
+        ("--rates 0.1 x", "--rates: found 'x', expected a number"),
+        ("--kind google", "--kind: found 'google', expected one of plain, googles, 3"),
+        ("--limit 3.5", "--limit: found '3.5', expected a whole number or null"),
+        ("--config missing.yaml", "no configuration file missing.yaml"),
+        ("--config", "--config: a value is missing, expected the name of a YAML file"),
+        ("--phases '[{peak: 3}]'", "unknown key phases[0].peak; did you mean phases[0].peak_lr?"),
         (
-            ["--phases", "[{peak: 3}]"],
-            "unknown key phases[0].peak; did you mean phases[0].peak_lr?",
-        ),
-        (
-            ["--phases", "[{peak_lr: 3}"],
+            "--phases '[{peak_lr: 3}'",
             "--phases: not YAML: expected ',' or ']', but got '<stream end>'",
         ),
-        (["--phases", "3"], "--phases: found '3', expected a list, such as [{...}, {...}]"),
+        ("--phases 3", "--phases: found '3', expected a list, such as [{...}, {...}]"),
         (
-            ["--input", "a", "--input", "b"],
+            "--input a --input b",
             "--input is given twice; give all its values after one: --input A B",
         ),
-        (["--steps", "3", "4"], "unexpected word '4'; the command takes only flags"),
+        ("--steps 3 4", "unexpected word '4'; the command takes only flags"),
     ],
 )
-def test_wrong_flags_are_named(commands, capsys, arguments, said):
-    assert run_program("program", "Tests.", commands, ["build", "--output", "o", *arguments]) == 2
-    assert (
-        capsys.readouterr().err
-        == f"program build: error: {said}{ANY_FLAG if 'unexpected' in said else ''}\n"
-    )
+def test_wrong_flags_are_named(run, arguments, said):
+    said = f"program build: error: {said}{ANY_FLAG if 'unexpected' in said else ''}\n"
+    assert run(f"build --output o {arguments}") == (2, "", said)
 
 
 @pytest.mark.processes
-def test_what_is_missing_is_named(commands, capsys):
-    assert run_program("program", "Tests.", commands, ["build", "--steps", "3"]) == 2
-    assert (
-        capsys.readouterr().err
-        == "program build: error: missing: --output; program build --help says what it takes\n"
-    )
-    assert run_program("program", "Tests.", commands, ["look"]) == 2
-    assert "missing: FOLDER; " in capsys.readouterr().err
+def test_what_is_missing_is_named(run):
+    said = "program build: error: missing: --output; program build --help says what it takes\n"
+    assert run("build --steps 3") == (2, "", said)
+    assert "missing: FOLDER; " in run("look")[2]
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
-    [(["--dry_run"], True), (["--dry_run", "false"], False), (["--dry_run=true"], True)],
+    [("--dry_run", True), ("--dry_run false", False), ("--dry_run=true", True)],
 )
-def test_a_boolean_flag_alone_is_true(commands, words, expected):
-    assert parse_settings("p", commands["build"], [*words, "--output", "o"]).dry_run is expected
-    assert parse_settings("p", commands["build"], ["--output", "o", *words]).dry_run is expected
+def test_a_boolean_flag_alone_is_true(build, words, expected):
+    assert build(f"{words} --output o").dry_run is expected
+    assert build(f"--output o {words}").dry_run is expected
 
 
 def test_a_boolean_flag_does_not_take_what_stands_without_a_flag(commands):
     assert parse_settings("p", commands["look"], ["--deep", "here"]) == Look("here", deep=True)
 
 
-def test_null_and_numbers_as_they_are_written(commands):
-    settings = parse_settings(
-        "p",
-        commands["build"],
-        ["--output", "null", "--limit", "null", "--schedule.peak_lr", "1e-4", "--steps", "-3"],
-    )
-    assert (settings.output, settings.limit, settings.schedule, settings.steps) == (
-        "null",
-        None,
-        Schedule(1e-4),
-        -3,
-    )
+def test_null_and_numbers_as_they_are_written(build):
+    line = "--output null --limit null --schedule.peak_lr 1e-4 --steps -3"
+    assert build(line) == Settings("null", limit=None, schedule=Schedule(1e-4), steps=-3)
 
 
 def test_a_text_may_begin_with_hyphens_after_an_equals_sign(commands):
@@ -224,29 +211,25 @@ def test_a_text_may_begin_with_hyphens_after_an_equals_sign(commands):
     assert parse_settings("p", commands["look"], ["- a list"]) == Look("- a list")
 
 
-def test_one_key_of_a_mapping_and_of_a_list_of_one(commands, tmp_path):
+def test_one_key_of_a_mapping_and_of_a_list_of_one(build, tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text("options: {a: 1, b: 2}\nphases: [{peak_lr: 1}]\n")
-    settings = parse_settings(
-        "p", commands["build"],
-        ["--config", str(file), "--output", "o", "--options.b", "0.5", "--phases.peak_lr", "7"],
-    )  # fmt: skip
+    settings = build(f"--config {file} --output o --options.b 0.5 --phases.peak_lr 7")
     assert settings.options == {"a": 1, "b": 0.5}
     assert settings.phases == [Schedule(7.0)]
 
 
-def test_one_key_of_several_items_is_that_of_each(commands):
-    phases = ["--phases", "[{peak_lr: 1}, {peak_lr: 2}]"]
-    words = ["--phases.peak_lr", "7", "--output", "o", *phases]
-    assert parse_settings("p", commands["build"], words).phases == [Schedule(7.0)] * 2
-    assert parse_settings("p", commands["build"], words[:4]).phases == [Schedule(7.0)]
+def test_one_key_of_several_items_is_that_of_each(build):
+    line, phases = "--phases.peak_lr 7 --output o", "--phases '[{peak_lr: 1}, {peak_lr: 2}]'"
+    assert build(f"{line} {phases}").phases == [Schedule(7.0)] * 2
+    assert build(line).phases == [Schedule(7.0)]
 
 
 @pytest.mark.processes
-def test_every_wrong_flag_of_a_line_is_named(commands, capsys):
-    words = ["build", "--stepz", "3", "4", "--steps", "many", "--rates", "x", "--config", "no.yaml"]
-    assert run_program("program", "Tests.", commands, words) == 2
-    assert capsys.readouterr().err.splitlines() == [
+def test_every_wrong_flag_of_a_line_is_named(run):
+    code, _, err = run("build --stepz 3 4 --steps many --rates x --config no.yaml")
+    assert code == 2
+    assert err.splitlines() == [
         "program build: error: unknown flag --stepz; did you mean --steps?",
         "--steps: found 'many', expected a whole number",
         "--rates: found 'x', expected a number",
@@ -259,22 +242,22 @@ def test_a_name_far_off_is_not_proposed():
 
 
 @pytest.mark.processes
-def test_a_run_goes_to_a_local_folder(commands, capsys):
+def test_a_run_goes_to_a_local_folder(commands, run):
     commands["look"] = replace(commands["look"], local=("folder",))
-    assert run_program("program", "Tests.", commands, ["look", "s3://bucket/run"]) == 2
-    assert capsys.readouterr().err == (
+    code, _, err = run("look s3://bucket/run")
+    assert code == 2
+    assert err == (
         "program look: error: --folder: found the URL s3://bucket/run, expected a folder of this "
         "machine: runs are written locally; pretrain uploads checkpoints to --checkpoint.url\n"
     )
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("words", [["help"], ["help", "look"]])
-def test_help_is_a_command_too(commands, capsys, words):
-    assert run_program("program", "Tests.", commands, words) == 0
-    shown = capsys.readouterr().out
-    assert run_program("program", "Tests.", commands, [*words[1:], "--help"]) == 0
-    assert capsys.readouterr().out == shown
+@pytest.mark.parametrize("command", ["", "look"])
+def test_help_is_a_command_too(run, command):
+    shown = run(f"help {command}")
+    assert shown[0] == 0
+    assert run(f"{command} --help") == shown
 
 
 @pytest.mark.processes
@@ -318,46 +301,32 @@ def test_help_is_a_command_too(commands, capsys, words):
         ),
     ],
 )
-def test_a_wrong_file_is_named_with_its_line(commands, capsys, tmp_path, text, said):
+def test_a_wrong_file_is_named_with_its_line(run, tmp_path, text, said):
     file = tmp_path / "run.yaml"
     file.write_text(text)
-    assert (
-        run_program(
-            "program", "Tests.", commands, ["build", "--output", "o", "--config", str(file)]
-        )
-        == 2
-    )
-    assert capsys.readouterr().err == f"program build: error: {file}:{said}\n"
+    said = f"program build: error: {file}:{said}\n"
+    assert run(f"build --output o --config {file}") == (2, "", said)
 
 
-def test_anchors_merges_and_several_files(commands, tmp_path):
+def test_anchors_merges_and_several_files(build, tmp_path):
     first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
     first.write_text(
         "options: {7: 8, c: &c {x: 1, y: 2}, d: {<<: *c, y: 3}}\nschedule: {peak_lr: 3}\nsteps: 9\n"
     )
     second.write_text("schedule: {}\nsteps: 8\nkind: 3\ninput: [no, 3]\n")
-    words = ["--config", str(first), f"--config={second}", "--output", "o"]
-    settings = parse_settings("p", commands["build"], words)
+    settings = build(f"--config {first} --config={second} --output o")
     assert settings.options == {"7": 8, "c": {"x": 1, "y": 2}, "d": {"x": 1, "y": 3}}
     assert (settings.schedule, settings.steps, settings.kind) == (Schedule(3.0), 8, 3)
     assert settings.input == ["no", "3"]
 
 
-def test_an_empty_file_changes_nothing(commands, tmp_path):
+def test_an_empty_file_changes_nothing(build, tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text("# steps: 9\n")
-    assert parse_settings(
-        "p", commands["build"], ["--config", str(file), "--output", "o"]
-    ) == Settings("o")
+    assert build(f"--config {file} --output o") == Settings("o")
 
 
-@pytest.mark.processes
-def test_help_says_types_meanings_and_defaults(commands, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    assert run_program("program", "Tests.", commands, ["look", "--help"]) == 0
-    assert (
-        capsys.readouterr().out
-        == """\
+LOOK_HELP = """\
 usage: program look FOLDER [flags]
 
 Looks at something.
@@ -373,38 +342,27 @@ general:
 flags:
   --deep [true|false]   How closely. (default: false)
 """
-    )
-    assert run_program("program", "Tests.", commands, ["build", "--help"]) == 0
-    out = capsys.readouterr().out
-    assert "usage: program build --output TEXT [flags]\n" in out
-    assert "  --kind CHOICE         Which. One of plain, googles, 3. (default: plain)\n" in out
-    assert (
-        "  --phases.peak_lr NUMBER\n                        Highest rate. (default: 0.0001)\n"
-        in out
-    )
 
 
 @pytest.mark.processes
-def test_help_groups_flags_by_the_sections_of_the_docstring_and_leaves_out_what_is_unused(
-    capsys, monkeypatch
-):
+def test_help_says_types_meanings_and_defaults(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run("look --help") == (0, LOOK_HELP, "")
+    out = run("build --help")[1]
+    assert "usage: program build --output TEXT [flags]\n" in out
+    assert "  --kind CHOICE         Which. One of plain, googles, 3. (default: plain)\n" in out
+    assert f"  --phases.peak_lr NUMBER\n{' ' * 24}Highest rate. (default: 0.0001)\n" in out
+
+
+@pytest.mark.processes
+def test_help_groups_flags_by_the_docstring_and_leaves_out_what_is_unused(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert run_program("program", "Tests.", PIPELINE, ["vocab", "--help"]) == 0
     out = capsys.readouterr().out
-    headings = [
-        line for line in out.splitlines() if line.endswith(":") and not line.startswith(" ")
-    ]
-    assert headings == [
-        "required:",
-        "general:",
-        "input:",
-        "filters (docs/input.md):",
-        "vocabulary:",
-        "running:",
-    ]
-    assert out.startswith(
-        "usage: program vocab --output TEXT [flags]\n\nLearns a vocabulary from text"
-    )
+    assert [line for line in out.splitlines() if re.match(r"\S.*:$", line)] == [
+        "required:", "general:", "input:", "filters (docs/input.md):", "vocabulary:", "running:",
+    ]  # fmt: skip
+    assert out.startswith("usage: program vocab --output TEXT [flags]\n\nLearns a vocabulary")
     assert "--seq_lens" not in out
     assert "  --sources.text_field TEXT\n" in out
 
@@ -416,42 +374,33 @@ def test_numbers_below_the_least_are_refused():
 
 
 @pytest.mark.processes
-def test_the_version(commands, capsys):
-    assert run_program("program", "Tests.", commands, ["--version"]) == 0
-    assert re.fullmatch(r"beambert \d+\.\d+\.\d+\n", capsys.readouterr().out)
+def test_the_version(run):
+    assert re.fullmatch(r"beambert \d+\.\d+\.\d+\n", run("--version")[1])
 
 
 @pytest.mark.processes
-def test_what_follows_the_separator_is_passed_on(commands, capsys):
-    assert (
-        run_program("program", "Tests.", commands, ["build", "--output", "o", "--", "--runner=X"])
-        == 0
-    )
-    assert "['--runner=X']" in capsys.readouterr().out
-    assert run_program("program", "Tests.", commands, ["look", "here", "--", "--runner=X"]) == 2
+def test_what_follows_the_separator_is_passed_on(run):
+    assert "['--runner=X']" in run("build --output o -- --runner=X")[1]
+    assert run("look here -- --runner=X")[0] == 2
 
 
 @pytest.mark.processes
-def test_the_launchers_rank_is_ignored(commands, capsys):
-    assert run_program("program", "Tests.", commands, ["--local_rank=1", "look", "here"]) == 0
-    assert "Look(folder='here', deep=False)" in capsys.readouterr().out
+def test_the_launchers_rank_is_ignored(run):
+    assert "Look(folder='here', deep=False)" in run("--local_rank=1 look here")[1]
 
 
 @pytest.mark.processes
-def test_a_users_fault_is_one_line_from_rank_zero_only(commands, capsys, monkeypatch):
-    assert run_program("program", "Tests.", commands, ["fail", "here"]) == 2
-    assert capsys.readouterr().err == "program fail: error: FILE:3: found this, expected that\n"
+def test_a_users_fault_is_one_line_from_rank_zero_only(run, monkeypatch):
+    said = "program fail: error: FILE:3: found this, expected that\n"
+    assert run("fail here") == (2, "", said)
     monkeypatch.setenv("RANK", "1")
-    assert run_program("program", "Tests.", commands, ["fail", "here"]) == 2
-    assert capsys.readouterr().err == ""
+    assert run("fail here") == (2, "", "")
 
 
 @pytest.mark.processes
-def test_help_lists_the_commands(commands, capsys):
-    assert run_program("program", "Tests.", commands, ["--help"]) == 0
-    assert "look   looks" in capsys.readouterr().out
-    assert run_program("program", "Tests.", commands, ["dance"]) == 2
-    assert "unknown command 'dance'. The commands are build, look, fail" in capsys.readouterr().err
+def test_help_lists_the_commands(run):
+    assert "look   looks" in run("--help")[1]
+    assert "unknown command 'dance'. The commands are build, look, fail" in run("dance")[2]
 
 
 @pytest.mark.processes

@@ -148,7 +148,8 @@ def together(ranks: Ranks) -> Iterator[None]:
         yield
     except (ValueError, OSError) as error:
         fault = error
-    messages = ranks.gather(fault and str(fault))
+    messages: list[Any] = [None] * ranks.world_size
+    torch.distributed.all_gather_object(messages, fault and str(fault), group=ranks.counts_group)
     if fault is not None:
         raise fault
     for rank, message in enumerate(messages):
