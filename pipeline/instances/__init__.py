@@ -1,1 +1,1 @@
-"""Documents of a bucket in, pairs with masks out, as google-research/bert makes them. Pure functions, some in C."""
+"""Documents of a bucket in, masked pairs out, as google-research/bert makes them; pure."""

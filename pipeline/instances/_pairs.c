@@ -156,16 +156,17 @@ static PyObject *make_pairs(PyObject *self, PyObject *args)
     Py_buffer a[NUM_ARRAYS];
     long long max_tokens, exact_tokens;
     double short_seq_prob;
-    if (!PyArg_ParseTuple(args, "y*y*y*y*LdLw*w*w*w*w*w*w*", &a[0], &a[1], &a[2], &a[3], &max_tokens,
-                          &short_seq_prob, &exact_tokens, &a[4], &a[5], &a[6], &a[7], &a[8], &a[9],
-                          &a[10]))
+    if (!PyArg_ParseTuple(args, "y*y*y*y*LdLw*w*w*w*w*w*w*", &a[0], &a[1], &a[2], &a[3],
+                          &max_tokens, &short_seq_prob, &exact_tokens, &a[4], &a[5], &a[6], &a[7],
+                          &a[8], &a[9], &a[10]))
         return NULL;
     walk w = {
         .bounds = a[0].buf, .firsts = a[1].buf, .num_documents = a[1].len / 8 - 1,
         .max_tokens = max_tokens, .short_seq_prob = short_seq_prob, .chance = 0.5,
         .is_exact = exact_tokens >= 0, .tokens_left = exact_tokens,
         .document_a = a[4].buf, .a_start = a[5].buf, .a_stop = a[6].buf,
-        .document_b = a[7].buf, .b_start = a[8].buf, .b_stop = a[9].buf, .is_random_next = a[10].buf,
+        .document_b = a[7].buf, .b_start = a[8].buf, .b_stop = a[9].buf,
+        .is_random_next = a[10].buf,
     };
     bool fits = fit(&w, a);
     Py_BEGIN_ALLOW_THREADS

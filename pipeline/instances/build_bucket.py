@@ -125,7 +125,7 @@ def build_bucket(
 def count_source_tokens(
     blocks: Iterable[Block], documents: BucketDocuments, counts: npt.NDArray[np.int64]
 ) -> Iterator[Block]:
-    """Passes on blocks; adds tokens of [CLS] A [SEP] to A's source in `counts`, of B [SEP] to B's."""
+    """Passes on blocks; counts [CLS] A [SEP] as tokens of A's source, B [SEP] as B's."""
     id_prefixes = _id_prefixes(documents)
     for block in blocks:
         a_length = block.segment_a_length.astype(np.int64)

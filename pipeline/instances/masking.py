@@ -103,7 +103,7 @@ def mask_run(
 
 
 def count_predictions(lengths: npt.NDArray[np.integer], rule: MaskingRule) -> npt.NDArray[np.int64]:
-    """[N] positions to mask in instances of so many tokens, specials included; half rounds to even (2.3)."""
+    """[N] positions to mask in instances of so many tokens; half rounds to even (2.3)."""
     counts = np.rint(lengths * rule.masked_lm_prob)
     most = np.minimum(lengths - NUM_SPECIAL_TOKENS, rule.max_predictions)
     clipped: npt.NDArray[np.int64] = np.clip(counts, 1, most).astype(np.int64)
@@ -116,7 +116,7 @@ def _choose_tokens(
     counts: npt.NDArray[np.int64],
     rng: Random,
 ) -> npt.NDArray[np.int64]:
-    """[M] ascending indices of the masked tokens in the run: in each instance, those with the smallest keys."""
+    """[M] ascending indices of the tokens with the smallest keys of each instance."""
     lengths, chosen = np.diff(offsets), [np.zeros(0, np.int64)]
     for start in range(0, len(counts), _GRID_ROWS):
         rows = slice(start, start + _GRID_ROWS)
@@ -130,7 +130,7 @@ def _choose_tokens(
 def _draw_keys(
     lengths: npt.NDArray[np.int64], segment_a_length: npt.NDArray[np.uint16], rng: Random
 ) -> npt.NDArray[np.uint32]:
-    """[N, W] random keys, the greatest one wherever no token may be masked: specials and beyond the end.
+    """[N, W] random keys; the greatest one at specials and beyond the end.
 
     The low bits are the position, so keys are unique in a row and no sorting algorithm can change
     their order. That leaves 23 random bits at 512 tokens: a tie decides one position in 16,000

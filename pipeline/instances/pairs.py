@@ -103,7 +103,7 @@ class _Balance:
 
 @dataclass(frozen=True)
 class _Sentences:
-    """Where sentences lie in the bucket's tokens: in lists, whose single elements are quick to read."""
+    """Where sentences lie in the bucket's tokens, in lists: single elements are quick to read."""
 
     bounds: list[int]  # [S + 1], first token of each sentence, and the number of tokens
     firsts: list[int]  # [D + 1], first sentence of each document, and the number of sentences

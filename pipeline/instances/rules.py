@@ -129,7 +129,7 @@ def _kinds(shares: Shares) -> tuple[int, int, int]:
 
 
 def _chi_square(shares: Shares, vocab_size: int) -> float:
-    """The statistic of the three kinds; a random id may be [MASK] or the token itself, never both."""
+    """Of the three kinds; a random id may be [MASK] or the token itself, never both."""
     by_chance = 0.1 / vocab_size
     expected = (0.8 + by_chance, 0.1 + by_chance, 0.1 - 2 * by_chance)
     return sum(

@@ -1,7 +1,7 @@
-"""The commands that build: `vocab`, `tokens`, `shards`, and `build`, which runs the three in order.
+"""`python -m pipeline vocab`, `tokens`, `shards`, and `build`, which runs the three in order.
 
-Each stage skips what is already there, so a build that was killed anywhere ends, run again, with
-the same root hash.
+Each stage skips what is already there: a build that was killed ends, run again, with the same root
+hash.
 """
 
 import contextlib
@@ -10,9 +10,9 @@ import platform
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -68,9 +68,8 @@ _COMPILED_MODULES = {
 }
 
 
-@dataclass(frozen=True)
-class Corpus:
-    """The input of a build: its files, each with the number of its source, and the parts they are read in."""
+class Corpus(NamedTuple):
+    """The input of a build: its files, each with the number of its source, and their parts."""
 
     files: list[InputFile]
     parts: list[Part]
@@ -116,20 +115,17 @@ def run_tokens(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
         store = make_tokens(settings, vocabulary, corpus.parts, beam_arguments)
         _write_overlaps(settings, store)
     _print_counts(settings, store)
-    print(
-        f"{store.totals.documents} distinct documents, {store.totals.tokens} tokens in {settings.tokens_folder}"
-    )
+    totals, folder = store.totals, settings.tokens_folder
+    print(f"{totals.documents} distinct documents, {totals.tokens} tokens in {folder}")
 
 
 def run_shards(settings: BuildSettings, beam_arguments: Sequence[str]) -> Dataset:
     """`python -m pipeline shards`: from finished tokens; the input is not looked at."""
     began, folder = time.perf_counter(), settings.open_tokens()
     where = f"{settings.output}/{VOCAB}"
-    if folder.exists(DELIVERED):
-        vocabulary = parse_vocab(settings.open_output().read(VOCAB), where)
-        index_delivered(settings, vocabulary, beam_arguments)
-    store = read_store(folder)
+    store = None if folder.exists(DELIVERED) else read_store(folder)
     vocabulary = parse_vocab(settings.open_output().read(VOCAB), where)
+    store = store or index_delivered(settings, vocabulary, beam_arguments)
     if vocabulary.sha256 != store.settings["vocab_sha256"]:
         raise ValueError(
             f"{where} is not the vocabulary that {settings.tokens_folder} was encoded with"
@@ -137,7 +133,8 @@ def run_shards(settings: BuildSettings, beam_arguments: Sequence[str]) -> Datase
     wanted = store_settings(settings, vocabulary.sha256) | choice_content(settings)
     if changed := describe_changes({**store.settings, **store.choice}, wanted):
         raise ValueError(
-            f"{settings.tokens_folder} holds tokens of other settings: {changed}; give the same ones"
+            f"{settings.tokens_folder} holds tokens of other settings: {changed};"
+            " give the same ones"
         )
     with _writing(settings):
         dataset = make_shards(settings, vocabulary, store, beam_arguments)
@@ -148,7 +145,7 @@ def run_shards(settings: BuildSettings, beam_arguments: Sequence[str]) -> Datase
 
 @contextlib.contextmanager
 def _writing(settings: BuildSettings) -> Iterator[None]:
-    """While this holds, files are written into the output, and temporary ones into a folder of their own.
+    """While this holds, files are written into the output, temporary ones into their own folder.
 
     Raises:
         ValueError: Nothing can be written into the output; known before any work is done.
@@ -159,8 +156,8 @@ def _writing(settings: BuildSettings) -> Iterator[None]:
         output.remove([_PROBE])
     except OSError as error:
         raise ValueError(
-            f"--output {settings.output}: nothing can be written there: {error.strerror or error}; give a folder"
-            " that you may write into"
+            f"--output {settings.output}: nothing can be written there: {error.strerror or error};"
+            " give a folder that you may write into"
         ) from error
     with scratch_folder(output.locate()):
         yield
@@ -187,8 +184,18 @@ def find_corpus(settings: BuildSettings) -> Corpus:
         for file in find_inputs(source.input, options, left_out)
     ]
     _refuse_shared_files(settings.corpus, files)
-    _say_what_is_left_out(left_out)
-    _say_what_the_hub_takes(settings.output)
+    if left_out:
+        shown = ", ".join(map(hide, left_out[:_NUM_SHOWN])) + ", ..." * (len(left_out) > _NUM_SHOWN)
+        tqdm.write(
+            f"input: {len(left_out):,} file(s) of the folders speak of the data and are left out:"
+            f" {shown}; name a file in --input to read it"
+        )
+    if settings.output.startswith("hf://") and not settings.output.startswith("hf://buckets/"):
+        tqdm.write(
+            f"{settings.output}: every file becomes a commit, and the Hub takes 128 an hour;"
+            " build into a folder and publish it with hf upload (docs/input.md)",
+            file=sys.stderr,
+        )
     part_bytes = choose_part_bytes(files, settings.part_bytes)
     parts: list[Part] = []
     for number, source in enumerate(settings.corpus):
@@ -205,7 +212,8 @@ def _refuse_shared_files(sources: Sequence[Source], files: Sequence[InputFile]) 
         if owner != file.source:
             names = " and ".join(sources[number].name for number in (owner, file.source))
             raise ValueError(
-                f"{file.url} is in the input of the sources {names}; a file belongs to one source only"
+                f"{file.url} is in the input of the sources {names};"
+                " a file belongs to one source only"
             )
 
 
@@ -216,27 +224,10 @@ def _refuse_output_in_input(settings: BuildSettings) -> None:
         for flag, folder in (("output", settings.output), ("tokens", settings.tokens_folder)):
             if would_list(pattern, folder, options):
                 raise ValueError(
-                    f"--{flag} {folder} lies in the input {pattern}, so that running again would read what was written"
-                    f" as text; give another --{flag}, or an --input that leaves it out"
+                    f"--{flag} {folder} lies in the input {pattern}, so that running again would"
+                    f" read what was written as text; give another --{flag}, or an --input that"
+                    " leaves it out"
                 )
-
-
-def _say_what_the_hub_takes(output: str) -> None:
-    if output.startswith("hf://") and not output.startswith("hf://buckets/"):
-        print(
-            f"{output}: every file becomes a commit, and the Hub takes 128 an hour; build into a folder and"
-            " publish it with hf upload (docs/input.md)",
-            file=sys.stderr,
-        )
-
-
-def _say_what_is_left_out(urls: Sequence[str]) -> None:
-    if urls:
-        shown = ", ".join(map(hide, urls[:_NUM_SHOWN])) + ", ..." * (len(urls) > _NUM_SHOWN)
-        tqdm.write(
-            f"input: {len(urls):,} file(s) of the folders speak of the data and are left out: {shown};"
-            " name a file in --input to read it"
-        )
 
 
 def _say_what_was_detected(sources: Sequence[Source], parts: Sequence[Part]) -> None:
@@ -246,13 +237,14 @@ def _say_what_was_detected(sources: Sequence[Source], parts: Sequence[Part]) -> 
         urls = sorted({each.url for each in ranges if each.format == SENTENCE_LINES})
         if urls and source.format == "auto":
             tqdm.write(
-                f"{source.name}: {len(urls):,} file(s), such as {hide(urls[0])}, hold a sentence a line and blank lines"
-                f" between documents: read as {SENTENCE_LINES}; if each file is one document, give --format text"
+                f"{source.name}: {len(urls):,} file(s), such as {hide(urls[0])}, hold a sentence a"
+                f" line and blank lines between documents: read as {SENTENCE_LINES}; if each file"
+                " is one document, give --format text"
             )
 
 
 def _say_what_is_one_document(corpus: Corpus) -> None:
-    """A file of text that holds most of a corpus as one document; where there is no other, no work is begun.
+    """Warns of a file of text that holds most of a corpus as one document.
 
     Raises:
         ValueError: It is the only document.
@@ -262,8 +254,8 @@ def _say_what_is_one_document(corpus: Corpus) -> None:
     if largest.format != "text" or largest.url.endswith(ZIP):
         return
     cure = (
-        "give --format text-blank-lines where blank lines stand between documents, or --format lines where each line"
-        " is one"
+        "give --format text-blank-lines where blank lines stand between documents, or --format"
+        " lines where each line is one"
     )
     if len(ranges) == 1:
         raise ValueError(f"{largest.url}: is one document, and no pairs come of one; {cure}")
@@ -276,43 +268,45 @@ def _say_what_is_slow() -> None:
     slow = [factor for name, factor in _COMPILED_MODULES.items() if not load(name)]
     if slow:
         tqdm.write(
-            f"without a compiled module these take longer: {', '.join(slow)}; the result is the same;"
-            f" where there is a C compiler, this builds the modules: {BUILD_COMMAND}"
+            f"without a compiled module these take longer: {', '.join(slow)}; the result is the"
+            f" same; where there is a C compiler, this builds the modules: {BUILD_COMMAND}"
         )
 
 
 def _write_sources(dataset: Dataset, sources: Sequence[Source], corpus: Corpus) -> None:
     """sources.parquet: the input files, which may have been moved since and change no hash."""
-    columns = {
-        "url": [hide(file.url) for file in corpus.files],
-        "bytes": [file.size for file in corpus.files],
-        "source": [sources[file.source].name for file in corpus.files],
-        "licence": [sources[file.source].licence for file in corpus.files],
-    }
-    table = pa.table(columns)
+    rows = [
+        (hide(file.url), file.size, sources[file.source].name, sources[file.source].licence)
+        for file in corpus.files
+    ]
+    names = ("url", "bytes", "source", "licence")
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink)
+    pq.write_table(pa.table(dict(zip(names, zip(*rows, strict=True), strict=True))), sink)
     dataset.folder.write(SOURCES, bytes(sink.getvalue()))
 
 
 def _write_overlaps(settings: BuildSettings, store: TokenStore) -> None:
     """task_overlaps.parquet, where the build has task files; it changes no hash."""
     if settings.task_files:
-        number = write_overlaps(settings.open_tokens(), store.part_names, settings.open_output())
-        tqdm.write(
-            f"task files: {number:,} documents are listed in {settings.open_output().locate(OVERLAPS_TABLE)}"
-        )
+        output = settings.open_output()
+        number = write_overlaps(settings.open_tokens(), store.part_names, output)
+        where = output.locate(OVERLAPS_TABLE)
+        tqdm.write(f"task files: {number:,} documents are listed in {where}")
 
 
 def _write_report(dataset: Dataset, settings: BuildSettings, seconds: dict[str, float]) -> None:
-    """What speaks of the dataset; a run that found all finished leaves the times of the one before."""
-    machine = {"host": platform.node(), "cores": num_cores(), "python": sys.version.split()[0]}
-    machine["compiled"] = ", ".join(filter(load, _COMPILED_MODULES)) or "nothing"
+    """What speaks of the dataset; a run that found all finished leaves the times of another."""
+    machine = {
+        "host": platform.node(),
+        "cores": num_cores(),
+        "python": sys.version.split()[0],
+        "compiled": ", ".join(filter(load, _COMPILED_MODULES)) or "nothing",
+    }
     run: dict[str, Any] = {
         "seconds": {stage: round(value, 2) for stage, value in seconds.items()},
         "machine": machine,
+        "date": datetime.now(UTC).date().isoformat(),
     }
-    run["date"] = datetime.now(UTC).date().isoformat()
     left_out = {"storage_options", "sources"}  # may hold secrets; have a table of their own
     left_out |= {"input", *OF_A_SOURCE} if settings.sources else set()
     shown = {key: value for key, value in asdict(settings).items() if key not in left_out}
@@ -332,10 +326,10 @@ def _print_counts(settings: BuildSettings, store: TokenStore) -> None:
 
 def _print_result(dataset: Dataset, seconds: float) -> None:
     manifest = dataset.manifest
-    for group in manifest.groups:
+    for each in manifest.groups:
         tqdm.write(
-            f"{group.split} L{group.seq_len}: {group.instances:,} instances of {group.tokens:,} tokens"
-            f" in {group.shards} shard(s), {group.passes} pass(es)"
+            f"{each.split} L{each.seq_len}: {each.instances:,} instances of {each.tokens:,} tokens"
+            f" in {each.shards} shard(s), {each.passes} pass(es)"
         )
     for line in format_validation(measure_validation(manifest.sources, manifest.settings)):
         tqdm.write(line)

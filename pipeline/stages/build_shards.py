@@ -1,4 +1,4 @@
-"""The shards stage: runs the shards job over the shards that are not there yet, and publishes what is finished.
+"""The shards stage: builds the shards that are not there yet, and publishes what is finished.
 
 manifest.json comes after everything it speaks of; lengths and passes may be added to a finished
 dataset.
@@ -23,7 +23,7 @@ from pipeline.jobs.shard_records import record_name
 from pipeline.jobs.shards_job import ShardBuilder, run_shards_job
 from pipeline.settings import BuildSettings, describe_changes
 from pipeline.shards.dataset import Dataset, open_dataset
-from pipeline.shards.growing import UNKNOWN_HASH
+from pipeline.shards.growing import PLAN, UNKNOWN_HASH
 from pipeline.shards.manifest import DOCUMENT_IDS, MANIFEST
 from pipeline.shards.records import json_bytes
 from pipeline.shards.seal import Seal
@@ -36,7 +36,6 @@ from pipeline.stages.publish import (
     PassPublisher,
     planned_groups,
     publish_dataset,
-    publish_plan,
     read_records,
     remove_leftovers,
 )
@@ -95,16 +94,17 @@ def _build_missing(
     folder = settings.open_output()
     described = describe_dataset(settings, vocabulary, store, held_out, [], seal)
     settings_hash = described.settings_hash
-    built = _without_others(built, tasks)
+    seals = {task.name: task.contents.seal for task in tasks}
+    # Shards of other documents are built again.
+    built = {name: row for name, row in built.items() if seals.get(name) in (None, row[0].seal)}
     built |= read_records(folder, _not_in(built, tasks), settings_hash)
     missing = _not_in(built, tasks)
-    plan = dataclasses.replace(
-        described, groups=planned_groups(tasks, built), root_hash=UNKNOWN_HASH
-    )
+    groups = planned_groups(tasks, built)
     write_tokenizer(folder, vocabulary, settings.lower_case)
-    publish_plan(folder, plan)
+    plan = dataclasses.replace(described, groups=groups, root_hash=UNKNOWN_HASH)
+    folder.write(PLAN, plan.to_json())
     # A record whose shard is gone or cut must not tell a worker that there is nothing to do.
-    folder.remove(sorted(_records_of(missing) & folder.list().keys()))
+    folder.remove(sorted({record_name(task.name) for task in missing} & folder.list().keys()))
     publisher = PassPublisher(folder, tasks, built, settings_hash)
     num_found = len(tasks) - len(missing)
     outputs = Outputs("shards", len(tasks), num_found, lambda: num_found + publisher.look(), folder)
@@ -112,9 +112,8 @@ def _build_missing(
         settings.open_tokens(), vocabulary.dtype.name, store.has_dropped, held_out.ids
     )
     rules = {seq_len: instance_rule(settings, vocabulary, seq_len) for seq_len in settings.seq_lens}
-    builder = ShardBuilder(folder, rules, len(settings.corpus), settings_hash)
     run_shards_job(
-        builder,
+        ShardBuilder(folder, rules, len(settings.corpus), settings_hash),
         tokens,
         store.part_names,
         missing,
@@ -128,9 +127,8 @@ def _build_missing(
     built = _without_lost(folder, built, [task.name for task in tasks])
     _refuse_lost(_not_in(built, tasks), len(tasks))
     shards = [shard for shard, _ in built.values()]
-    publish_dataset(
-        folder, built, describe_dataset(settings, vocabulary, store, held_out, shards, seal)
-    )
+    manifest = describe_dataset(settings, vocabulary, store, held_out, shards, seal)
+    publish_dataset(folder, built, manifest)
 
 
 def _seal_buckets(
@@ -140,7 +138,7 @@ def _seal_buckets(
     held_out: HeldOut,
     folder: Folder,
 ) -> dict[str, BucketContents]:
-    """What each bucket must hold, by its name; the same walk over the index writes documents.ids where it is not there.
+    """What each bucket must hold, by its name; also writes documents.ids where it is not there.
 
     Raises:
         ValueError: The index is not that of the documents which tokens.json counts.
@@ -158,9 +156,10 @@ def _seal_buckets(
         found = digest.hexdigest(), total_seal(sums.contents()).tokens
         if found != (expected := (store.totals.documents_hash, store.totals.tokens)):
             raise ValueError(
-                f"{settings.tokens_folder}: the index of its parts tells of documents of hash {found[0]} with"
-                f" {found[1]:,} tokens, tokens.json of {expected[0]} with {expected[1]:,}: they are of different runs,"
-                " or damaged; delete that folder and run again"
+                f"{settings.tokens_folder}: the index of its parts tells of documents of hash"
+                f" {found[0]} with {found[1]:,} tokens, tokens.json of {expected[0]} with"
+                f" {expected[1]:,}: they are of different runs, or damaged; delete that folder and"
+                " run again"
             )
 
     if folder.exists(DOCUMENT_IDS):
@@ -175,17 +174,12 @@ def _not_in(built: Built, tasks: Sequence[ShardTask]) -> list[ShardTask]:
 
 
 def _refuse_lost(lost: Sequence[ShardTask], num_tasks: int) -> None:
-    """Refuses the end of a job that left out shards.
-
-    Raises:
-        ValueError: A shard or its record is not there; the message names one, and its bucket.
-    """
     if lost:
         raise ValueError(
-            f"the job ended without an error, but {len(lost)} of {num_tasks} shards are not there, such as"
-            f" {lost[0].name}: the runner did not deliver bucket {lost[0].bucket.name}, expected {lost[0].contents}, or"
-            " the store lost what was written; run again, and if it happens again, with --exchange files or on another"
-            " runner"
+            f"the job ended without an error, but {len(lost)} of {num_tasks} shards are not there,"
+            f" such as {lost[0].name}: the runner did not deliver bucket {lost[0].bucket.name},"
+            f" expected {lost[0].contents}, or the store lost what was written; run again, and if"
+            " it happens again, with --exchange files or on another runner"
         )
 
 
@@ -194,25 +188,21 @@ def choose_buckets(settings: BuildSettings, totals: Totals, held_out: HeldOut) -
     by_prefix = np.array(totals.documents_by_prefix, np.int64)
     prefixes = [prefix_of(each, len(by_prefix)) for each in split_ids(held_out.ids)]
     by_prefix -= np.bincount(prefixes, minlength=len(by_prefix)).astype(np.int64)
-    sizes = (
-        [getattr(source, name) for source in totals.sources]
-        for name in ("documents", "cleaned_bytes")
-    )
-    used_bytes, used = apply_weights(settings.weights, *sizes)
+    documents = [source.documents for source in totals.sources]
+    num_bytes = [source.cleaned_bytes for source in totals.sources]
+    used_bytes, used = apply_weights(settings.weights, documents, num_bytes)
     number = choose_num_buckets(by_prefix, used_bytes, settings.num_buckets, "num_buckets", used)
     return plan_buckets(number, held_out.ids)
 
 
 def _claim_folder(folder: Folder, settings: BuildSettings, content: Mapping[str, Any]) -> Built:
-    """The shards of a finished dataset of the same content; a folder of another content is refused."""
+    """The shards of a finished dataset of this content; a folder of another one is refused."""
     found: Mapping[str, Any] | None = None
     built: Built = {}
     if folder.exists(MANIFEST):
         dataset = open_dataset(settings.output, settings.filesystem_options())
-        found = dataset.manifest.settings
-        built = {
-            shard.name: (shard, partial(dataset.blocks, shard)) for shard in dataset.all_shards
-        }
+        found, shards = dataset.manifest.settings, dataset.all_shards
+        built = {shard.name: (shard, partial(dataset.blocks, shard)) for shard in shards}
     elif folder.exists(SETTINGS):
         found = json.loads(folder.read(SETTINGS))
     if found is not None and (changed := describe_changes(found, content)):
@@ -225,24 +215,10 @@ def _claim_folder(folder: Folder, settings: BuildSettings, content: Mapping[str,
 
 
 def _without_lost(folder: Folder, built: Built, names: Iterable[str]) -> Built:
-    """Leaves out those of these shards that are gone or of another size; others are left as they are."""
+    """Leaves out those of these shards that are gone or of another size; others stay."""
     files = folder.list() if built else {}
     lost = {name for name in names if name in built and files.get(name) != built[name][0].num_bytes}
     return {name: rows for name, rows in built.items() if name not in lost}
-
-
-def _without_others(built: Built, tasks: Sequence[ShardTask]) -> Built:
-    """Leaves out those of these shards that were built of other documents."""
-    others = {
-        task.name
-        for task in tasks
-        if task.name in built and built[task.name][0].seal != task.contents.seal
-    }
-    return {name: rows for name, rows in built.items() if name not in others}
-
-
-def _records_of(tasks: Sequence[ShardTask]) -> set[str]:
-    return {record_name(task.name) for task in tasks}
 
 
 def instance_rule(settings: BuildSettings, vocabulary: Vocabulary, seq_len: int) -> InstanceRule:

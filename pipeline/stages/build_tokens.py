@@ -1,7 +1,6 @@
-"""The tokens stage: runs the tokens job over the parts that are not finished, then indexes all of them.
+"""The tokens stage: encodes the parts of the input that are not finished, then indexes all.
 
-tokens.json is written last; it names the parts that belong to the input, and only those are ever
-read.
+tokens.json is written last; only the parts that it names are ever read.
 """
 
 import hashlib
@@ -59,16 +58,14 @@ class TokenStore:
 
     Attributes:
         settings: What decided their content.
-        parts_key: Hash of the parts of the input and of the choice among their documents.
+        parts_key: Hash of the parts of the input and of `choice`.
         part_names: Names of the token parts.
-        counters: Documents read, dropped by reason, cut; sentences, tokens and unknown tokens of
-            all kept ones.
+        counters: Documents read, dropped by reason, cut; sentences and tokens of all kept ones.
         totals: Distinct documents.
         source_counters: The counters of each source, by its number.
-        dropped_examples: A few dropped documents of each reason; they decide nothing.
-        choice: What decided which documents are left out because of others, or held out.
-        without_text: The first input files that gave no text; the counter files_without_text says
-            how many did.
+        dropped_examples: A few dropped documents of each reason.
+        choice: What decided which documents other documents leave out, or are held out.
+        without_text: The first input files that gave no text.
     """
 
     settings: Mapping[str, Any]
@@ -88,7 +85,7 @@ class TokenStore:
 
     @property
     def deciding(self) -> dict[str, Any]:
-        """The choice, and the task files and their rule where documents were left out by them, not only listed."""
+        """The choice, and the task files and their rule where they left documents out."""
         is_dropping = self.settings.get("task_overlap") == "drop"
         return {**self.choice} | {key: self.settings[key] for key in _TASK_SETTINGS if is_dropping}
 
@@ -109,9 +106,8 @@ def make_tokens(
     key = _parts_key([part.key for part in parts], choice_content(settings))
     if store := _find_store(folder, key):
         return store
-    run_tokens_job(
-        parts, tokens_rule(settings, vocabulary), folder, settings.workers, beam_arguments
-    )
+    rule = tokens_rule(settings, vocabulary)
+    run_tokens_job(parts, rule, folder, settings.workers, beam_arguments)
     finished = finished_parts(folder.list(), parts)
     records = [record for found in finished.values() for record in found]
     return _index_parts(settings, vocabulary, parts, records, key, beam_arguments)
@@ -120,18 +116,17 @@ def make_tokens(
 def index_delivered(
     settings: BuildSettings, vocabulary: Vocabulary, beam_arguments: Sequence[str]
 ) -> TokenStore:
-    """The store of the token parts that `WriteTokens` has written; raises as `make_tokens`."""
+    """The store of what `WriteTokens` has written; raises as `make_tokens`."""
     folder = claim_tokens(settings, vocabulary)
     records = json.loads(folder.read(DELIVERED))
     require_plain(records, folder.locate(DELIVERED))
     key = _parts_key(records, choice_content(settings))
-    return _find_store(folder, key) or _index_parts(
-        settings, vocabulary, (), records, key, beam_arguments
-    )
+    store = _find_store(folder, key)
+    return store or _index_parts(settings, vocabulary, (), records, key, beam_arguments)
 
 
 def _find_store(folder: Folder, key: str) -> TokenStore | None:
-    """The store of these very parts; that of others is removed, as its index is about to be replaced."""
+    """The store of these very parts; that of others is removed."""
     if folder.exists(STORE):
         store = read_store(folder)
         if store.parts_key == key:
@@ -149,7 +144,6 @@ def _index_parts(
     key: str,
     beam_arguments: Sequence[str],
 ) -> TokenStore:
-    """Indexes the token parts of these records and writes tokens.json."""
     folder, content = settings.open_tokens(), store_settings(settings, vocabulary.sha256)
     names = sorted(record_stem(record) for record in records)
     num_sources = len(settings.corpus)
@@ -158,7 +152,9 @@ def _index_parts(
         totals = build_index(index, num_sources, found.reasons, settings.validation_tokens)
     told = read_records(folder, records)
     silent = find_files_without_text(told, parts)
-    by_source = _count(told, silent)
+    by_source = count_by_source(told)
+    for source, number in Counter(source for _, source in silent).items():
+        by_source[source][FILES_WITHOUT_TEXT] = number
     _refuse_empty(sum_counters(by_source), totals)
     examples = choose_examples(told)
     examples += describe_near_duplicates(folder, names, found.near_duplicates)
@@ -204,22 +200,18 @@ def read_store(folder: Folder) -> TokenStore:
 
 
 def store_settings(settings: BuildSettings, vocab_sha256: str) -> dict[str, Any]:
-    """What a folder of token parts says of itself: what decides their content, and how they are laid out."""
-    signatures = {"signatures": True} if settings.has_signatures else {}
-    return (
-        settings.tokens_content(vocab_sha256)
-        | {"layout": LAYOUT}
-        | signatures
-        | _task_content(settings)
-    )
+    """What decides the content of a folder of token parts, and how they are laid out.
 
-
-def _task_content(settings: BuildSettings) -> dict[str, Any]:
-    """The task files by their bytes, and the rule; nothing without any, so that hashes stay."""
-    if not settings.task_files:
-        return {}
-    found = hash_task_files(settings.task_files, settings.filesystem_options())
-    return dict(zip(_TASK_SETTINGS, (found, settings.task_overlap, TASK_WORDS), strict=True))
+    Task files count by their bytes; what is not used is not named, so that hashes stay.
+    """
+    content = settings.tokens_content(vocab_sha256) | {"layout": LAYOUT}
+    if settings.has_signatures:
+        content["signatures"] = True
+    if settings.task_files:
+        found = hash_task_files(settings.task_files, settings.filesystem_options())
+        rule = found, settings.task_overlap, TASK_WORDS
+        content |= dict(zip(_TASK_SETTINGS, rule, strict=True))
+    return content
 
 
 def open_task_texts(settings: BuildSettings) -> TaskTexts | None:
@@ -231,9 +223,8 @@ def open_task_texts(settings: BuildSettings) -> TaskTexts | None:
     """
     if not settings.task_files:
         return None
-    return prepare_texts(
-        read_task_texts(settings.task_files, settings.filesystem_options()), TASK_WORDS
-    )
+    texts = read_task_texts(settings.task_files, settings.filesystem_options())
+    return prepare_texts(texts, TASK_WORDS)
 
 
 def tokens_rule(settings: BuildSettings, vocabulary: Vocabulary) -> TokensRule:
@@ -245,23 +236,18 @@ def tokens_rule(settings: BuildSettings, vocabulary: Vocabulary) -> TokensRule:
     texts = open_task_texts(settings)
     if texts:
         WindowFinder(texts, Encoder(vocabulary, settings.lower_case))
+    keeps_dropped = settings.on_bad_document == "keep"
     return TokensRule(
-        reading_rule(settings), settings.filter_rule, tuple(source.language for source in settings.corpus),
-        settings.has_signatures, vocabulary.to_text().encode(), settings.lower_case,
+        reading_rule(settings),
+        settings.filter_rule,
+        tuple(source.language for source in settings.corpus),
+        settings.has_signatures,
+        vocabulary.to_text().encode(),
+        settings.lower_case,
         broadcast(texts, settings.open_tokens()) if texts else None,
         settings.task_overlap == "drop",
-        settings.open_output() / REJECTED if settings.on_bad_document == "keep" else None,
-    )  # fmt: skip
-
-
-def _count(
-    told: Sequence[Mapping[str, Any]], silent: Sequence[tuple[str, int]]
-) -> dict[int, dict[str, int]]:
-    """The counters of each source, its files without text among them where there are any."""
-    by_source = count_by_source(told)
-    for source, number in Counter(source for _, source in silent).items():
-        by_source[source][FILES_WITHOUT_TEXT] = number
-    return by_source
+        settings.open_output() / REJECTED if keeps_dropped else None,
+    )
 
 
 def _refuse_empty(counters: Mapping[str, int], totals: Totals) -> None:
@@ -274,8 +260,8 @@ def _refuse_empty(counters: Mapping[str, int], totals: Totals) -> None:
     if totals.documents == 0 and any(dropped.values()):
         counted = ", ".join(f"{reason} {count:,}" for reason, count in dropped.items() if count)
         raise ValueError(
-            f"all {counters['documents_read']:,} documents of the input were dropped: {counted}; loosen the filters, or"
-            " give other text"
+            f"all {counters['documents_read']:,} documents of the input were dropped: {counted};"
+            " loosen the filters, or give other text"
         )
 
 
@@ -286,20 +272,20 @@ def _parts_key(keys: Sequence[str], choice: Mapping[str, Any]) -> str:
 
 
 def claim_tokens(settings: BuildSettings, vocabulary: Vocabulary) -> Folder:
-    """Writes settings.json, or compares it: a folder of token parts belongs to one set of settings."""
+    """Writes settings.json, or compares it: a folder belongs to one set of settings."""
     folder, content = settings.open_tokens(), store_settings(settings, vocabulary.sha256)
     if not folder.exists(SETTINGS):
         folder.write(SETTINGS, json_bytes(content))
     elif changed := describe_changes(json.loads(folder.read(SETTINGS)), content):
         raise ValueError(
-            f"{settings.tokens_folder} holds tokens of other settings: {changed}; give the same ones,"
-            " or another folder"
+            f"{settings.tokens_folder} holds tokens of other settings: {changed}; give the same"
+            " ones, or another folder"
         )
     return folder
 
 
 def _remove_other_files(folder: Folder, store: TokenStore) -> None:
-    """Removes parts of an earlier input or cut, what finding near-duplicates took, what an interrupted task left."""
+    """Removes what an earlier input, finding near-duplicates or an interrupted task left."""
     endings = (".tokens", ".index", ".places", ".signatures", OVERLAPS, ".json", "-last.json")
     kept = {STORE, SETTINGS, INDEX, DELIVERED} | ({DROPPED} if store.has_dropped else set())
     kept |= {f"{stem}{ending}" for stem in store.part_names for ending in endings}

@@ -1,4 +1,4 @@
-"""The vocabulary stage: reuses a vocabulary from a file, or learns one from a bounded sample of the input's documents.
+"""The vocabulary stage: takes a vocabulary, or learns one from a sample of the input's documents.
 
 The words of the sample stay in word_counts.parquet. vocab.json beside vocab.txt says what the
 vocabulary was made of, so that running again reuses it and other input is refused.
@@ -14,7 +14,6 @@ from typing import Any
 from tqdm import tqdm
 
 from pipeline.documents.parts import InputFile, Part
-from pipeline.documents.source import Source
 from pipeline.documents.sources import count_factors
 from pipeline.jobs.tokens_job import ReadingRule
 from pipeline.jobs.vocab_job import CountingRule, run_vocab_job
@@ -54,7 +53,7 @@ def prepare_vocabulary(
     parts: Sequence[Part],
     beam_arguments: Sequence[str],
 ) -> Vocabulary:
-    """Reuses the dataset's vocabulary, or makes it and writes vocab.txt, tokenizer.json and vocab.json.
+    """Reuses the dataset's vocabulary, or makes it with tokenizer.json and vocab.json.
 
     Raises:
         ValueError: The dataset has a vocabulary of another origin, --vocab is not a BERT
@@ -83,11 +82,6 @@ def _refuse_other_origin(
     origin: Mapping[str, Any],
     files: Sequence[InputFile],
 ) -> None:
-    """Refuses a vocabulary of other settings or input.
-
-    Raises:
-        ValueError: It is; the message names what changed, and what to delete.
-    """
     known = {key: value for key, value in found.items() if key != _FILES}
     if known == origin:
         return
@@ -100,13 +94,12 @@ def _refuse_other_origin(
             f"; or begin again, as no dataset is finished there: delete {settings.output}/{ORIGIN},"
             f" {settings.output}/{RECORDS} and {settings.tokens_folder}"
         )
-    raise ValueError(
-        f"{settings.output} holds a vocabulary made otherwise: {', '.join(filter(None, changed))}; {remedy}"
-    )
+    said = ", ".join(filter(None, changed))
+    raise ValueError(f"{settings.output} holds a vocabulary made otherwise: {said}; {remedy}")
 
 
 def _sizes(files: Sequence[InputFile]) -> dict[str, int]:
-    """Bytes of the files by their URLs, for messages; empty where they are too many for these."""
+    """Bytes of the files by their URLs, for messages; none where they are too many."""
     return {hide(file.url): file.size for file in files} if len(files) <= _MOST_FILES else {}
 
 
@@ -124,7 +117,7 @@ def _describe_files(before: Mapping[str, int], now: Mapping[str, int]) -> str:
 
 
 def write_tokenizer(folder: Folder, vocabulary: Vocabulary, lower_case: bool) -> None:
-    """Writes tokenizer.json, unless the very bytes are there: of another version of the library they may differ."""
+    """Writes tokenizer.json, unless the very bytes are there."""
     data = tokenizer_json(vocabulary, lower_case).encode()
     if not folder.exists(TOKENIZER) or folder.read(TOKENIZER) != data:
         folder.write(TOKENIZER, data)
@@ -133,10 +126,8 @@ def write_tokenizer(folder: Folder, vocabulary: Vocabulary, lower_case: bool) ->
 def _origin(settings: BuildSettings, files: Sequence[InputFile]) -> dict[str, Any]:
     """What decides the vocabulary: the given file, or the input and how it is learned."""
     if settings.vocab:
-        return {
-            "vocab_sha256": read_vocabulary(settings, settings.vocab).sha256,
-            "lower_case": settings.lower_case,
-        }
+        given = read_vocabulary(settings, settings.vocab)
+        return {"vocab_sha256": given.sha256, "lower_case": settings.lower_case}
     listing = "".join(f"{file.url} {file.size}\n" for file in files)
     origin: dict[str, Any] = {
         "input": hashlib.blake2b(listing.encode(), digest_size=16).hexdigest(),
@@ -149,32 +140,27 @@ def _origin(settings: BuildSettings, files: Sequence[InputFile]) -> dict[str, An
         origin["extend_sha256"] = read_vocabulary(settings, settings.extend).sha256
     if settings.alphabet_size != BuildSettings.alphabet_size:
         origin["alphabet_size"] = settings.alphabet_size
-    rows = [_reading(source) for source in settings.corpus]
-    if len(rows) == 1:
-        return origin | rows[0]
-    factors, numbers = (
-        count_factors([source.millionths for source in settings.corpus]),
-        Counter(file.source for file in files),
-    )
+    reading = [source.reading() for source in settings.corpus]
+    for each in reading:
+        each.pop("language", None)  # which only splits sentences
+    if len(reading) == 1:
+        return origin | reading[0]
+    factors = count_factors([source.millionths for source in settings.corpus])
+    numbers = Counter(file.source for file in files)
+    rows = zip(reading, factors, strict=True)
     return origin | {
         "sources": [
             row | {"files": numbers[number], "counts_times": factor}
-            for number, (row, factor) in enumerate(zip(rows, factors, strict=True))
+            for number, (row, factor) in enumerate(rows)
         ]
     }
-
-
-def _reading(source: Source) -> dict[str, Any]:
-    """What decides the words of a source's files; the language only splits sentences."""
-    return {name: value for name, value in source.reading().items() if name != "language"}
 
 
 def reading_rule(settings: BuildSettings) -> ReadingRule:
     """How documents are read by these settings."""
     text_fields = tuple(source.text_field for source in settings.corpus)
-    return ReadingRule(
-        text_fields, settings.on_bad_document, settings.part_bytes, settings.filesystem_options()
-    )
+    options = settings.filesystem_options()
+    return ReadingRule(text_fields, settings.on_bad_document, settings.part_bytes, options)
 
 
 def read_vocabulary(settings: BuildSettings, url: str) -> Vocabulary:
@@ -193,14 +179,11 @@ def make_vocabulary(
     settings: BuildSettings, words: Sequence[str], counts: Sequence[int]
 ) -> Vocabulary:
     """Learns a vocabulary from counted words, or extends the one that is given."""
+    size = settings.vocab_size, settings.num_unused
     if settings.extend is None:
-        return learn_vocabulary(
-            words, counts, settings.vocab_size, settings.num_unused, settings.alphabet_size
-        )
+        return learn_vocabulary(words, counts, *size, settings.alphabet_size)
     old = read_vocabulary(settings, settings.extend)
-    return extend_vocabulary(
-        old, words, counts, settings.vocab_size, settings.num_unused, settings.lower_case
-    )
+    return extend_vocabulary(old, words, counts, *size, settings.lower_case)
 
 
 def _learn(
@@ -209,29 +192,26 @@ def _learn(
     counters, table, silent = _count_words(settings, parts, folder, beam_arguments)
     folder.write(WORD_COUNTS, table)
     words, counts = read_commonest(table)
-    sampled = f"{counters.get('documents_counted', 0):,} of {counters.get('documents_read', 0):,} documents"
+    counted, read = (counters.get(f"documents_{name}", 0) for name in ("counted", "read"))
+    sampled = f"{counted:,} of {read:,} documents"
     if not words:
         said = f"; no text came from {', '.join(silent[:_NUM_NAMED])}" if silent else ""
         raise ValueError(
             f"no word was found in {sampled}{said}; expected text to learn from, or --vocab FILE"
         )
-    tqdm.write(f"vocabulary: {_asked(settings)} from {len(words):,} words of {sampled}")
+    asked = f"learning {settings.vocab_size:,} pieces"
+    if settings.extend:
+        asked = f"extending {settings.extend}"
+    tqdm.write(f"vocabulary: {asked} from {len(words):,} words of {sampled}")
     vocabulary = make_vocabulary(settings, words, counts)
     if settings.extend:
         _say_gain(settings, read_vocabulary(settings, settings.extend), vocabulary, words, counts)
     elif len(vocabulary) < settings.vocab_size:
         tqdm.write(
-            f"the input holds {len(vocabulary)} distinct pieces, fewer than vocab_size {settings.vocab_size}"
+            f"the input holds {len(vocabulary)} distinct pieces, fewer than vocab_size"
+            f" {settings.vocab_size}"
         )
     return vocabulary
-
-
-def _asked(settings: BuildSettings) -> str:
-    return (
-        f"extending {settings.extend}"
-        if settings.extend
-        else f"learning {settings.vocab_size:,} pieces"
-    )
 
 
 def _say_gain(
@@ -241,30 +221,29 @@ def _say_gain(
     words: Sequence[str],
     counts: Sequence[int],
 ) -> None:
-    """Says what was added and what it saves."""
     replaced = sum(before != after for before, after in zip(old.tokens, new.tokens, strict=False))
     before, after = (tokens_a_word(each, words, counts, settings.lower_case) for each in (old, new))
     tqdm.write(
-        f"vocabulary: {replaced:,} [unusedN] hold new pieces, {len(new) - len(old):,} follow the {len(old):,} lines; "
-        f"a word of the sample takes {after:.3f} tokens, {before:.3f} before"
+        f"vocabulary: {replaced:,} [unusedN] hold new pieces, {len(new) - len(old):,} follow the"
+        f" {len(old):,} lines; a word of the sample takes {after:.3f} tokens, {before:.3f} before"
     )
     if not replaced and len(new) == len(old):
         tqdm.write(
-            f"vocabulary: nothing was added: raise vocab_size {settings.vocab_size} above {len(old)} to append"
+            f"vocabulary: nothing was added: raise vocab_size {settings.vocab_size} above"
+            f" {len(old)} to append"
         )
 
 
 def _count_words(
     settings: BuildSettings, parts: Sequence[Part], output: Folder, beam_arguments: Sequence[str]
 ) -> tuple[Mapping[str, int], bytes, list[str]]:
-    """Runs the job from its beginning: what was read and counted, the table of all words, files without text."""
+    """What was read and counted, the table of all words, and files without text."""
     folder = output / _COUNTING
     sample = choose_sample(parts)
     num_bits = {part.key: bits for part, bits in sample.items() if bits}
     factors = count_factors([source.millionths for source in settings.corpus])
-    rule = CountingRule(
-        reading_rule(settings), settings.filter_rule, num_bits, settings.lower_case, factors
-    )
+    reading, filters = reading_rule(settings), settings.filter_rule
+    rule = CountingRule(reading, filters, num_bits, settings.lower_case, factors)
     run_vocab_job(list(sample), rule, folder, settings.workers, beam_arguments)
     names = folder.list()
     records = [record for found in finished_parts(names, list(sample)).values() for record in found]

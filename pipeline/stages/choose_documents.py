@@ -1,13 +1,11 @@
-"""Which documents of a finished folder of token parts are left out because of what other documents there are.
+"""Which documents of finished token parts are left out because of what other documents there are.
 
-Those of other datasets and near-duplicates are found here, after the tokens job and before the
-index, and written as one sorted file of ids (pipeline.tokens.dropped_ids). Both look at ids and
-signatures only, a 256th of the ids at a time.
+Those of other datasets and near-duplicates are found after the tokens job and before the index, a
+256th of the ids at a time, and written as dropped.ids (pipeline.tokens.dropped_ids).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,31 +27,23 @@ from pipeline.tokens.token_parts import id_keys, join_id
 _NUM_EXAMPLES = 12
 
 
-@dataclass(frozen=True)
-class NearDuplicate:
-    """An example: the id of a document that was dropped, of one it is like, and their estimated similarity."""
+class NearDuplicate(NamedTuple):
+    """An example: a document that was dropped, one it is like, and their estimated similarity."""
 
     document: bytes
     other: bytes
     similarity: float
 
 
-@dataclass
-class Found:
-    """What is known of the documents that are left out.
+class Found(NamedTuple):
+    """Why documents are left out, and the first few near-duplicates by id."""
 
-    Attributes:
-        reasons: Those looked for; none where both filters are off, and then there is no
-            dropped.ids.
-        near_duplicates: The first few that were dropped, by id.
-    """
-
-    reasons: tuple[str, ...] = ()
-    near_duplicates: list[NearDuplicate] = field(default_factory=list)
+    reasons: tuple[str, ...]
+    near_duplicates: list[NearDuplicate]
 
 
 def choice_content(settings: BuildSettings) -> dict[str, Any]:
-    """Settings, unless they are defaults, by which the corpus as a whole leaves documents out or holds them out.
+    """Settings, unless they are defaults, by which other documents leave or hold documents out.
 
     Raises:
         FileNotFoundError: A dataset to exclude is not finished, or does not say which documents it
@@ -63,26 +53,19 @@ def choice_content(settings: BuildSettings) -> dict[str, Any]:
     content: dict[str, Any] = {}
     if settings.validation_tokens != VALIDATION_TOKENS:
         content["validation_tokens"] = settings.validation_tokens
-    if settings.near_duplicates is not None:
+    if settings.has_signatures:
         content["near_duplicates"] = settings.near_duplicates
     if settings.exclude_documents_of:
-        datasets = _open_excluded(settings)
-        content["excluded_documents"] = sorted(
-            {each.manifest.settings["documents_hash"] for each in datasets}
-        )
+        manifests = [each.manifest for each in _open_excluded(settings)]
+        hashes = {each.settings["documents_hash"] for each in manifests}
+        content["excluded_documents"] = sorted(hashes)
     return content
 
 
 def drop_documents(
     settings: BuildSettings, names: Sequence[str], index: LocalGroups, beam_arguments: Sequence[str]
 ) -> Found:
-    """Finds what is left out among the documents of some token parts, and writes dropped.ids.
-
-    Args:
-        settings: The settings of the build.
-        names: The names of the token parts.
-        index: The index of these parts, fetched.
-        beam_arguments: The user's arguments for Beam.
+    """Finds what is left out of the token parts of these names, and writes dropped.ids.
 
     Raises:
         FileNotFoundError: A dataset to exclude is not finished, or does not say which documents it
@@ -90,25 +73,25 @@ def drop_documents(
         ValueError: It is damaged.
     """
     folder = settings.open_tokens()
-    found = Found()
+    examples: list[NearDuplicate] = []
     sources: dict[str, Iterator[npt.NDArray[np.bytes_]]] = {}
     if settings.exclude_documents_of:
-        sources[EXCLUDED] = _join_groups([iterate_ids(each) for each in _open_excluded(settings)])
+        streams = [iterate_ids(each) for each in _open_excluded(settings)]
+        sources[EXCLUDED] = map(np.concatenate, zip(*streams, strict=True))
     if settings.near_duplicates is not None:
         rule = similarity_rule(settings.near_duplicates)
         ranges = run_near_duplicates_job(names, rule, folder, settings.workers, beam_arguments)
-        sources[NEAR_DUPLICATE] = _read_found(folder, ranges, found)
+        sources[NEAR_DUPLICATE] = _read_found(folder, ranges, examples)
     if sources:
-        found.reasons = tuple(sources)
         rows = map(distinct_rows, iterate_index(index))
         write_groups(folder, DROPPED, _choose_groups(rows, sources))
-    return found
+    return Found(tuple(sources), examples)
 
 
 def describe_near_duplicates(
     folder: Folder, names: Sequence[str], found: Sequence[NearDuplicate]
 ) -> list[dict[str, str]]:
-    """Examples for people, once the index of the folder is there: where both documents are in the input."""
+    """Examples for people: where both documents are in the input, by the folder's index."""
     tokens = EncodedDocuments(folder, {"part_names": list(names)})
     pairs = [(each.document.hex(), each.other.hex(), each.similarity) for each in found]
     places = find_documents(tokens, [each for *pair, _ in pairs for each in pair]) if pairs else {}
@@ -128,8 +111,7 @@ def _choose_groups(
     for own in rows:
         yield choose_dropped(own, {reason: next(groups) for reason, groups in sources.items()})
     for groups in sources.values():  # what a source only knows at its end
-        for _ in groups:
-            raise AssertionError(f"more than {NUM_GROUPS} groups of ids")
+        assert next(groups, None) is None, f"more than {NUM_GROUPS} groups of ids"
 
 
 def _open_excluded(settings: BuildSettings) -> list[Dataset]:
@@ -138,28 +120,20 @@ def _open_excluded(settings: BuildSettings) -> list[Dataset]:
     datasets = [open_excluded(url, options) for url in settings.exclude_documents_of]
     if any(dataset.folder.path == own for dataset in datasets):
         raise ValueError(
-            f"exclude_documents_of: {settings.output} is the dataset being built; give another --output"
+            f"exclude_documents_of: {settings.output} is the dataset being built;"
+            " give another --output"
         )
     return datasets
 
 
-def _join_groups(
-    streams: Sequence[Iterator[npt.NDArray[np.bytes_]]],
-) -> Iterator[npt.NDArray[np.bytes_]]:
-    for groups in zip(*streams, strict=True):
-        yield np.concatenate(groups)
-
-
 def _read_found(
-    folder: Folder, ranges: Sequence[KeyRange], found: Found
+    folder: Folder, ranges: Sequence[KeyRange], examples: list[NearDuplicate]
 ) -> Iterator[npt.NDArray[np.bytes_]]:
     """The ids that the job found, in 256 groups; the first of them become examples."""
     with open_groups(folder, [keys.file_name for keys in ranges], FOUND_DTYPE) as files:
         for group in files:
             rows = keep_smallest(group)
-            for row in rows[: _NUM_EXAMPLES - len(found.near_duplicates)]:
+            for row in rows[: _NUM_EXAMPLES - len(examples)]:
                 ids = join_id(row["high"], row["low"]), join_id(row["other_high"], row["other_low"])
-                found.near_duplicates.append(
-                    NearDuplicate(*ids, similarity_of(int(row["matches"])))
-                )
+                examples.append(NearDuplicate(*ids, similarity_of(int(row["matches"]))))
             yield id_keys(rows)

@@ -1,14 +1,12 @@
-"""manifest.json of a finished build: its settings, and what was read, dropped and kept, in all and of each source."""
+"""manifest.json of a finished build: its settings, and what was read, dropped and kept."""
 
 import hashlib
 import importlib.metadata
+import itertools
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
-
-import numpy as np
-import pyarrow as pa
 
 from pipeline.documents.source import UNIT, Source
 from pipeline.settings import BuildSettings
@@ -31,42 +29,26 @@ def describe_dataset(
     seal: Seal,
 ) -> Manifest:
     """The manifest of a dataset of all these shards, and of documents that this is the seal of."""
-    content = settings.content(vocabulary.sha256, store.totals.documents_hash, store.deciding)
-    special = {
-        name: getattr(vocabulary, f"{name}_id") for name in ("pad", "unk", "cls", "sep", "mask")
-    }
     totals = store.totals
-    counters = dict(store.counters) | _count_distinct(totals)
-    software = {
-        "beambert": importlib.metadata.version("beambert"),
-        "python": platform.python_version(),
-    }
-    software |= {"numpy": np.__version__, "pyarrow": pa.__version__}
+    content = settings.content(vocabulary.sha256, totals.documents_hash, store.deciding)
+    tokenizer = tokenizer_json(vocabulary, settings.lower_case).encode()
+    special = ("pad", "unk", "cls", "sep", "mask")
+    software = {name: importlib.metadata.version(name) for name in ("beambert", "numpy", "pyarrow")}
+    columns = (settings.corpus, store.source_counters, totals.sources, held_out.sources)
     return Manifest(
         format_version=FORMAT_VERSION,
-        software=software,
+        software=software | {"python": platform.python_version()},
         settings=content,
         settings_hash=canonical_hash(content),
         vocab_sha256=vocabulary.sha256,
-        tokenizer_sha256=hashlib.sha256(
-            tokenizer_json(vocabulary, settings.lower_case).encode()
-        ).hexdigest(),
+        tokenizer_sha256=hashlib.sha256(tokenizer).hexdigest(),
         vocab_size=len(vocabulary),
-        special_ids=special,
+        special_ids={name: getattr(vocabulary, f"{name}_id") for name in special},
         groups=group_totals(shards),
-        counters=counters,
+        counters=dict(store.counters) | _count_distinct(totals),
         root_hash=root_hash(shards),
         seal=seal,
-        sources=tuple(
-            describe_source(*each)
-            for each in zip(
-                settings.corpus,
-                store.source_counters,
-                totals.sources,
-                held_out.sources,
-                strict=True,
-            )
-        ),
+        sources=tuple(itertools.starmap(_describe_source, zip(*columns, strict=True))),
     )
 
 
@@ -78,12 +60,13 @@ def count_documents(settings: BuildSettings, store: TokenStore) -> dict[str, dic
     }
 
 
-def describe_source(
+def _describe_source(
     source: Source, counters: Mapping[str, int], totals: SourceTotals, validation: HeldOutSource
 ) -> dict[str, Any]:
-    """A source as the manifest has it: its name, what became of its documents, and what it holds out."""
-    named = {"name": source.name, "language": source.language, "weight": source.millionths / UNIT}
-    return named | {
+    return {
+        "name": source.name,
+        "language": source.language,
+        "weight": source.millionths / UNIT,
         "counters": dict(counters) | _count_distinct(totals),
         "validation": asdict(validation),
     }

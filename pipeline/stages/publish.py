@@ -1,8 +1,7 @@
-"""Making shards readable: each pass as it is complete, while the job runs, and in the end the whole dataset.
+"""Making shards readable: each pass as it is complete, and in the end the whole dataset.
 
-A record counts only for its own task, and only while its shard has its size. The rows of all shards
-are held in memory. Where their blocks lie is read again from the records when it is written: 76
-million blocks of 80,000 shards would take 3 GB.
+The rows of all shards are held in memory. Where their blocks lie is read again from the records
+when it is written: 76 million blocks of 80,000 shards would take 3 GB.
 """
 
 import dataclasses
@@ -22,7 +21,7 @@ from pipeline.jobs.shard_records import (
     record_name,
 )
 from pipeline.shards.block_tables import write_blocks
-from pipeline.shards.growing import PLAN, RECORDS, publish_pass, withdraw_passes
+from pipeline.shards.growing import RECORDS, publish_pass, withdraw_passes
 from pipeline.shards.manifest import (
     BLOCKS_TABLE,
     MANIFEST,
@@ -43,22 +42,14 @@ Built = dict[str, tuple[Shard, Callable[[], BlockTable]]]
 
 
 class PassPublisher:
-    """Publishes the passes of a running job as their shards are finished; called from one thread at a time."""
+    """Publishes the passes of a running job as their shards are finished, from one thread."""
 
     def __init__(
-        self,
-        folder: Folder,
-        tasks: Sequence[ShardTask],
-        built: Built,
-        settings_hash: str,
+        self, folder: Folder, tasks: Sequence[ShardTask], built: Built, settings_hash: str
     ) -> None:
         """Takes back what an earlier job published of passes that are not complete now.
 
-        Args:
-            folder: The folder of the dataset.
-            tasks: All of the dataset.
-            built: Shards that are there.
-            settings_hash: The settings hash of the dataset.
+        `tasks` are all of the dataset, `built` the shards that are there.
         """
         self.built = dict(built)
         self._folder, self._settings_hash = folder, settings_hash
@@ -75,24 +66,21 @@ class PassPublisher:
     def look(self) -> int:
         """Publishes what became complete; how many of the job's shards are finished."""
         files = (self._folder / RECORDS).list()
-        self._unfinished -= {
+        self._unfinished = {
             name
             for name in self._unfinished
-            if record_name(name).removeprefix(f"{RECORDS}/") in files
+            if record_name(name).removeprefix(f"{RECORDS}/") not in files
         }
-        for place in [
-            place for place, names in self._waiting.items() if not names & self._unfinished
-        ]:
-            names = sorted(self._waiting[place])
-            tasks = [self._tasks[name] for name in names if name not in self.built]
+        for place, waiting in list(self._waiting.items()):
+            if waiting & self._unfinished:
+                continue
+            tasks = [self._tasks[name] for name in sorted(waiting - self.built.keys())]
             self.built |= read_records(self._folder, tasks, self._settings_hash, place)
-            if self.built.keys() >= set(names):
-                rows = [self.built[name] for name in names]
-                tables = map_ahead(lambda row: row[1](), rows)
-                shards = (shard for shard, _ in rows)
-                publish_pass(
-                    self._folder, list(zip(shards, tables, strict=True)), self._settings_hash
-                )
+            if self.built.keys() >= waiting:
+                shards, readers = zip(*(self.built[name] for name in sorted(waiting)), strict=True)
+                tables = map_ahead(lambda read: read(), readers)
+                rows = list(zip(shards, tables, strict=True))
+                publish_pass(self._folder, rows, self._settings_hash)
                 del self._waiting[place]
         return self._num_missing - len(self._unfinished)
 
@@ -102,11 +90,7 @@ def read_records(
 ) -> Built:
     """The finished ones among the tasks: those with a record that counts, and a shard of its size.
 
-    Args:
-        folder: The folder of the dataset.
-        tasks: All of them have their shards in the place.
-        settings_hash: The settings hash of the dataset.
-        place: A folder of the dataset; by default the dataset itself.
+    All tasks have their shards in `place`, a folder of the dataset; by default the dataset itself.
     """
     inside = f"{place}/" if place else ""
     shards, records = (each / place if place else each for each in (folder, folder / RECORDS))
@@ -127,22 +111,17 @@ def _read_blocks(folder: Folder, task: ShardTask, settings_hash: str) -> BlockTa
     record = read_record(folder, task, settings_hash)
     if record is None:
         raise ValueError(
-            f"{folder.locate(record_name(task.name))} is gone or damaged since it was read; run the same command again"
+            f"{folder.locate(record_name(task.name))} is gone or damaged since it was read;"
+            " run the same command again"
         )
     return record.blocks
-
-
-def publish_plan(folder: Folder, manifest: Manifest) -> None:
-    """Says, before the shards are built, what there will be."""
-    folder.write(PLAN, manifest.to_json())
 
 
 def planned_groups(tasks: Sequence[ShardTask], built: Built) -> tuple[Group, ...]:
     """The groups there will be, with their passes and shards; all totals are 0."""
     shards = {(task.bucket.split, task.seq_len, task.pass_index, task.name) for task in tasks}
-    shards |= {
-        (shard.split, shard.seq_len, shard.pass_index, shard.name) for shard, _ in built.values()
-    }
+    there = (shard for shard, _ in built.values())
+    shards |= {(each.split, each.seq_len, each.pass_index, each.name) for each in there}
     members: dict[tuple[str, int], list[int]] = {}
     for split, seq_len, pass_index, _ in shards:
         members.setdefault((split, seq_len), []).append(pass_index)
@@ -153,10 +132,9 @@ def planned_groups(tasks: Sequence[ShardTask], built: Built) -> tuple[Group, ...
 
 
 def publish_dataset(folder: Folder, built: Built, manifest: Manifest) -> None:
-    """Writes pass.json of every pass, the tables, then the manifest; a kill in between loses nothing.
+    """Writes pass.json of every pass, the tables, then the manifest.
 
-    Records of every shard stay until the manifest is there, also of those that an earlier manifest
-    spoke of.
+    Records of every shard stay until the manifest is there, so that a kill loses nothing.
     """
     ordered = [built[name] for name in sorted(built)]
     shards = [shard for shard, _ in ordered]

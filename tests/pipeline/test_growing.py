@@ -11,6 +11,7 @@ from pipeline.shards import block_tables
 from pipeline.shards.block_tables import blocks_table
 from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.shards.growing import (
+    PLAN,
     RECORDS,
     UNKNOWN_HASH,
     GrowingDataset,
@@ -21,7 +22,7 @@ from pipeline.shards.growing import (
 )
 from pipeline.shards.manifest import group_totals, root_hash
 from pipeline.shards.records import BlockTable, Shard
-from pipeline.stages.publish import planned_groups, publish_dataset, publish_plan
+from pipeline.stages.publish import planned_groups, publish_dataset
 from pipeline.storage.folder import Folder
 
 NUM_PASSES = 6
@@ -44,18 +45,10 @@ class Build:
         return self.whole.shards("train", 8192, number)
 
     def plan(self) -> None:
-        groups = planned_groups(
-            [],
-            {
-                shard.name: (shard, partial(self.whole.blocks, shard))
-                for n in range(NUM_PASSES)
-                for shard in self.shards(n)
-            },
-        )
-        publish_plan(
-            self.place,
-            dataclasses.replace(self.whole.manifest, groups=groups, root_hash=UNKNOWN_HASH),
-        )
+        shards = [shard for number in range(NUM_PASSES) for shard in self.shards(number)]
+        built = {shard.name: (shard, partial(self.whole.blocks, shard)) for shard in shards}
+        totals = {"groups": planned_groups([], built), "root_hash": UNKNOWN_HASH}
+        self.place.write(PLAN, dataclasses.replace(self.whole.manifest, **totals).to_json())
 
     def publish(self, *passes: int) -> None:
         for number in passes:
