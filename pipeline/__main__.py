@@ -1,4 +1,4 @@
-"""`python -m pipeline`. Defines nothing: classes defined in a main module cannot be found by Beam's workers."""
+"""`python -m pipeline`. Defines nothing: Beam's workers do not find classes of a main module."""
 
 import sys
 

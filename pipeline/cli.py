@@ -1,9 +1,10 @@
-"""`python -m pipeline`: the commands of the builder. Heavy imports wait for the command that needs them."""
+"""`python -m pipeline`: the commands of the builder, which import what they need."""
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from pipeline.command_line.program import Command, check_least, run_program
@@ -13,64 +14,66 @@ if TYPE_CHECKING:
     from pipeline.settings import BuildSettings
     from pipeline.shards.dataset import Dataset
 
-_BUILD = "pipeline.settings:BuildSettings"
-_CHECKED_AT_ONCE = 4
-"""Shards that verify holds in memory, where as much is free."""
-
-_NO_PLACES = "where documents come from is not known: the encoded documents (tokens/), which say it, are gone"
+_CHECKED_AT_ONCE = 4  # shards that verify holds in memory, where as much is free
+_NO_PLACES = (
+    "where documents come from is not known: the encoded documents (tokens/), which say it,"
+    " are gone"
+)
 _OF_INSTANCES = (
-    "seq_lens", "passes", "seed", "short_seq_prob", "masked_lm_prob", "max_predictions", "whole_word_masking",
-    "nsp_balance", "num_buckets", "validation_fraction", "exchange",
+    "seq_lens", "passes", "seed", "short_seq_prob", "masked_lm_prob", "max_predictions",
+    "whole_word_masking", "nsp_balance", "num_buckets", "validation_fraction", "exchange", "plan",
 )  # fmt: skip
-_OF_BUILD = ("plan",)
 _NOT_OF_VOCAB = (
     "language", "near_duplicates", "exclude_documents_of", "task_files", "task_overlap",
     "validation_tokens", "tokens",
 )  # fmt: skip
 _NOT_OF_SHARDS = (
-    "input", "on_bad_document", "vocab", "extend", "vocab_size", "num_unused", "alphabet_size", "part_bytes",
+    "input", "on_bad_document", "vocab", "extend", "vocab_size", "num_unused", "alphabet_size",
+    "part_bytes", "plan",
 )  # fmt: skip
-_ALL_STAGES = "Flags of the other stages are taken too, and not looked at."
+
+
+def _stage(name: str, summary: str, unused: Sequence[str] = (), says: str = "") -> Command:
+    return Command(
+        summary,
+        "pipeline.settings:BuildSettings",
+        f"pipeline.cli:{name}",
+        takes_remainder=True,
+        unused=tuple(unused),
+        description=says and f"{says} Flags of the other stages are taken too, and not looked at.",
+    )
+
+
+def _look(name: str, summary: str) -> Command:
+    own = f"pipeline.cli:{name.capitalize()}Settings"
+    return Command(summary, own, f"pipeline.cli:{name}", positionals=("data",))
+
+
 COMMANDS = {
-    "build": Command(
-        summary="make a dataset from raw text: vocab, tokens and shards in turn",
-        settings=_BUILD, function="pipeline.cli:build", takes_remainder=True,
+    "build": _stage("build", "make a dataset from raw text: vocab, tokens and shards in turn"),
+    "vocab": _stage(
+        "vocab",
+        "learn a vocabulary from text, or take one: vocab.txt and tokenizer.json",
+        (*_OF_INSTANCES, *_NOT_OF_VOCAB),
+        "Learns a vocabulary from text, or takes one: vocab.txt and tokenizer.json.",
     ),
-    "vocab": Command(
-        summary="learn a vocabulary from text, or take one: vocab.txt and tokenizer.json",
-        settings=_BUILD, function="pipeline.cli:vocab", takes_remainder=True,
-        unused=(*_OF_BUILD, *_OF_INSTANCES, *_NOT_OF_VOCAB),
-        description=f"Learns a vocabulary from text, or takes one: vocab.txt and tokenizer.json. {_ALL_STAGES}",
+    "tokens": _stage(
+        "tokens",
+        "encode the documents of text with a vocabulary",
+        _OF_INSTANCES,
+        "Encodes the documents of text, with the vocabulary that is there or is made.",
     ),
-    "tokens": Command(
-        summary="encode the documents of text with a vocabulary",
-        settings=_BUILD, function="pipeline.cli:tokens", takes_remainder=True,
-        unused=(*_OF_BUILD, *_OF_INSTANCES),
-        description=f"Encodes the documents of text, with the vocabulary that is there or is made. {_ALL_STAGES}",
+    "shards": _stage(
+        "shards",
+        "make a dataset of encoded documents",
+        _NOT_OF_SHARDS,
+        "Makes a dataset of documents that tokens encoded with the same settings.",
     ),
-    "shards": Command(
-        summary="make a dataset of encoded documents",
-        settings=_BUILD, function="pipeline.cli:shards", takes_remainder=True,
-        unused=(*_OF_BUILD, *_NOT_OF_SHARDS),
-        description=f"Makes a dataset of documents that tokens encoded with the same settings. {_ALL_STAGES}",
-    ),
-    "verify": Command(
-        summary="read a dataset once and say what is wrong",
-        settings="pipeline.cli:VerifySettings", function="pipeline.cli:verify", positionals=("data",),
-    ),
-    "inspect": Command(
-        summary="show instances in readable form",
-        settings="pipeline.cli:InspectSettings", function="pipeline.cli:inspect", positionals=("data",),
-    ),
-    "report": Command(
-        summary="show what a dataset holds",
-        settings="pipeline.cli:ReportSettings", function="pipeline.cli:report", positionals=("data",),
-    ),
-    "export": Command(
-        summary="write a dataset's instances in the files that other trainers read",
-        settings="pipeline.cli:ExportSettings", function="pipeline.cli:export", positionals=("data",),
-    ),
-}  # fmt: skip
+    "verify": _look("verify", "read a dataset once and say what is wrong"),
+    "inspect": _look("inspect", "show instances in readable form"),
+    "report": _look("report", "show what a dataset holds"),
+    "export": _look("export", "write a dataset's instances in the files that other trainers read"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,32 +156,28 @@ class ExportSettings(DatasetSettings):
     seq_len: int | None = None
 
 
-def _run_stage(name: str) -> Callable[["BuildSettings", Sequence[str]], None]:
-    """What `python -m pipeline build`, vocab, tokens or shards calls."""
+def _run_stage(settings: "BuildSettings", beam_arguments: Sequence[str], *, name: str) -> None:
+    with _continuing():
+        from pipeline.stages import build
 
-    def run(settings: "BuildSettings", beam_arguments: Sequence[str]) -> None:
-        with _continuing():
-            from pipeline.stages import build
-
-            getattr(build, f"run_{name}")(settings, beam_arguments)
-
-    return run
+        getattr(build, f"run_{name}")(settings, beam_arguments)
 
 
-build, vocab, tokens, shards = map(_run_stage, ("build", "vocab", "tokens", "shards"))
+build, vocab, tokens, shards = (
+    partial(_run_stage, name=name) for name in ("build", "vocab", "tokens", "shards")
+)
 
 
 @contextlib.contextmanager
 def _continuing() -> Iterator[None]:
-    """Says of a build or export that was interrupted, but within a job, which says it itself, that it can go on."""
+    """Says of an interrupted build or export that it can go on, unless a job has said so."""
     try:
         yield
     except Interrupted:
         raise
     except KeyboardInterrupt as error:
-        raise Interrupted(
-            f"{INTERRUPTED}; what is finished is kept, the same command continues"
-        ) from error
+        kept = f"{INTERRUPTED}; what is finished is kept, the same command continues"
+        raise Interrupted(kept) from error
 
 
 def verify(settings: VerifySettings, _: Sequence[str]) -> int:
@@ -190,16 +189,13 @@ def verify(settings: VerifySettings, _: Sequence[str]) -> int:
     from pipeline.shards.verify import describe_coverage, verify_dataset
 
     dataset = _open(settings)
-    total = sum(shard.num_bytes for shard in dataset.all_shards)
+    shards = dataset.all_shards
+    sizes = [shard.num_bytes for shard in shards]
     check = DeepCheck(dataset) if settings.deep else None
-    largest = max((shard.num_bytes for shard in dataset.all_shards), default=0)
-    threads, _ = this_machine().limit(_CHECKED_AT_ONCE, len(dataset.all_shards), 2 * largest)
-    with tqdm(total=total, desc="verify", unit="B", unit_scale=True, disable=None) as bar:
+    threads, _ = this_machine().limit(_CHECKED_AT_ONCE, len(shards), 2 * max(sizes, default=0))
+    with tqdm(total=sum(sizes), desc="verify", unit="B", unit_scale=True, disable=None) as bar:
         findings = verify_dataset(
-            dataset,
-            threads,
-            lambda shard: bar.update(shard.num_bytes),
-            check or (lambda _shard, _block: ()),
+            dataset, threads, lambda shard: bar.update(shard.num_bytes), check or (lambda *_: ())
         )
     for line in check.describe() if check else ():
         print(line)
@@ -208,12 +204,13 @@ def verify(settings: VerifySettings, _: Sequence[str]) -> int:
         print(finding)
     if findings:
         print(
-            f"{settings.data}: {len(findings)} finding(s); restore the files named or rebuild the dataset"
+            f"{settings.data}: {len(findings)} finding(s); restore the files named or rebuild the"
+            " dataset"
         )
         return 2
-    instances = sum(shard.instances for shard in dataset.all_shards)
-    print(f"{settings.data}: sound, {len(dataset.all_shards)} shards, {instances:,} instances")
-    print(describe_coverage(dataset.manifest, dataset.all_shards))
+    instances = sum(shard.instances for shard in shards)
+    print(f"{settings.data}: sound, {len(shards)} shards, {instances:,} instances")
+    print(describe_coverage(dataset.manifest, shards))
     print(f"root hash {dataset.manifest.root_hash}")
     return 0
 
@@ -306,5 +303,5 @@ def main() -> int:
 
 
 def leave_out_beams_client() -> None:
-    """Leaves out what Beam says on import, through the root logger: an optional client of Google's is absent."""
+    """Leaves out what Beam says on import: that an optional client of Google's is absent."""
     logging.getLogger().addFilter(lambda record: "apitools not found" not in record.getMessage())

@@ -1,8 +1,7 @@
-"""Ctrl-C and SIGTERM end a command with one line and exit code 128 + the signal's number, never with a traceback.
+"""Ctrl-C and SIGTERM end a command with one line and exit code 128 + the signal's number.
 
 Python runs a signal's handler only when its main thread is back from C, where it may import or wait
-for others for minutes. So signals are also heard by a thread, which can end the process whatever
-the main thread does.
+for minutes. So a thread hears signals too, which can end the process whatever the main thread does.
 """
 
 import contextlib
@@ -21,12 +20,10 @@ Handler = Callable[[int, FrameType | None], None]
 class Interrupted(KeyboardInterrupt):
     """The command was told to end; the text says what is kept.
 
-    Attributes:
-        number: The signal, where only its handler knows it; otherwise 0.
+    `number` is the signal where only its handler knows it, otherwise 0.
     """
 
     def __init__(self, text: str, number: int = 0) -> None:
-        """Keeps what the attributes say."""
         super().__init__(text)
         self.number = number
 
@@ -41,17 +38,15 @@ class Interruption:
     """
 
     def __init__(self) -> None:
-        """Starts with a command that has only begun: no signal came yet."""
         self.unwinds = False
         self.number = 0
         self._heard = 0
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """While this holds, signals end the command; whatever an interrupted command raises means only that.
+        """While this holds, signals end the command by a KeyboardInterrupt.
 
-        Raises:
-            KeyboardInterrupt: The command was told to end; perhaps an Interrupted.
+        Whatever else an interrupted command raises means only that.
         """
         try:
             with heard(_SIGNALS, self._hear, self._interrupt):
@@ -84,15 +79,10 @@ class Interruption:
 
 @contextlib.contextmanager
 def heard(numbers: Iterable[int], hear: Callable[[int], None], handler: Handler) -> Iterator[None]:
-    """While this holds, each of these signals that comes is told to a thread and then handled in the main thread.
+    """While this holds, a thread calls `hear` with each signal; then the main thread handles it.
 
-    Those that the process was started to ignore, as nohup and shells' background jobs do, stay
-    ignored. Outside the main thread nothing happens.
-
-    Args:
-        numbers: The signals' numbers.
-        hear: Called with the number by a thread that does nothing else.
-        handler: The main thread's.
+    Signals that the process was started to ignore, as by nohup, stay ignored. Outside the main
+    thread nothing happens.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -122,9 +112,8 @@ def heard(numbers: Iterable[int], hear: Callable[[int], None], handler: Handler)
 
 def leave_interrupted(number: int, *_: object) -> None:
     """Ends the process at once with a line from rank 0."""
-    say_from_rank_0(
-        f"\n{INTERRUPTED}" if sys.stderr.isatty() else INTERRUPTED
-    )  # after a terminal's ^C
+    after_echo = "\n" if sys.stderr.isatty() else ""  # a terminal shows ^C
+    say_from_rank_0(f"{after_echo}{INTERRUPTED}")
     os._exit(128 + number)
 
 

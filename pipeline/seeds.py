@@ -1,7 +1,7 @@
-"""Keyed randomness: every draw comes from a generator seeded by what it decides, never by order or worker.
+"""Keyed randomness: every draw comes from a generator seeded by what it decides.
 
-Production draws by ``getrandbits`` and ``random`` only, whose streams do not change: ``randint``,
-``shuffle`` and numpy's generators may change with a version and would change the dataset with it.
+Draws are by ``getrandbits`` and ``random`` only, whose streams do not change: ``randint``,
+``shuffle`` and numpy's generators may change with a version, and the dataset with them.
 """
 
 from collections.abc import Callable
@@ -13,17 +13,17 @@ import numpy.typing as npt
 
 
 def seed_for(seed: int, purpose: str, pass_index: int, id_hex: str) -> int:
-    """The 128-bit seed of one decision: `purpose` such as "pairs-L128", `id_hex` the document's or bucket's id."""
+    """The 128-bit seed of a `purpose` such as "pairs-L128"; `id_hex` of a document or bucket."""
     return seed_of(f"{seed}/{purpose}/{pass_index}/{id_hex}")
 
 
 def seed_of(key: str, num_bytes: int = 16) -> int:
-    """The seed that a key such as "7/weights/embeddings.weight" has on every machine: its blake2b, little-endian."""
+    """The seed of a key such as "7/weights/embeddings.weight": its blake2b, little-endian."""
     return int.from_bytes(blake2b(key.encode(), digest_size=num_bytes).digest(), "little")
 
 
 def draw_below(limit: int, getrandbits: Callable[[int], int]) -> int:
-    """A uniform integer in [0, limit), by the same draws as CPython's ``randint(0, limit - 1)``: also for limit 1."""
+    """A uniform integer in [0, limit), by the draws of CPython's ``randint(0, limit - 1)``."""
     num_bits = limit.bit_length()
     value = getrandbits(num_bits)
     while value >= limit:
@@ -32,10 +32,9 @@ def draw_below(limit: int, getrandbits: Callable[[int], int]) -> int:
 
 
 def random_words(num_words: int, rng: Random) -> npt.NDArray[np.uint64]:
-    """[num_words] uniform 64-bit integers: SplitMix64 (Steele, Lea and Flood, 2014) from 64 bits of `rng`.
+    """[num_words] uniform 64-bit integers, all different: SplitMix64 from 64 bits of `rng`.
 
-    Five times as fast as drawing every bit from `rng`, and nothing but integer arithmetic, so equal
-    everywhere.
+    (Steele, Lea and Flood, 2014.)
     """
     words = np.arange(1, num_words + 1, dtype=np.uint64)
     words *= np.uint64(0x9E3779B97F4A7C15)

@@ -57,10 +57,8 @@ def sound_block(num_instances: int, rule: MaskingRule = RULE, seed: int = 0) -> 
 
 
 def write(folder, *blocks, corpus=None):
-    shards = {("train", SEQ_LEN, 0, 0): blocks}
-    return open_dataset(
-        str(write_dataset(folder, shards, VOCAB_SIZE, SETTINGS, corpus or seal_of(blocks)))
-    )
+    shards, seal = {("train", SEQ_LEN, 0, 0): blocks}, corpus or seal_of(blocks)
+    return open_dataset(str(write_dataset(folder, shards, VOCAB_SIZE, SETTINGS, seal)))
 
 
 def seal_of(blocks):
@@ -90,24 +88,17 @@ def plain_token(block):
     """Where an unmasked token of the row's text lies in input_ids."""
     start, stop = block.offsets[ROW : ROW + 2]
     taken = {0, int(block.segment_a_length[ROW]) - 1, int(stop - start) - 1}
-    taken |= set(
-        block.masked_lm_positions[
-            block.masked_offsets[ROW] : block.masked_offsets[ROW + 1]
-        ].tolist()
-    )
-    return int(start) + next(
-        position for position in range(int(stop - start)) if position not in taken
-    )
+    own = slice(*block.masked_offsets[ROW : ROW + 2])
+    taken |= set(block.masked_lm_positions[own].tolist())
+    return int(start) + min(set(range(int(stop - start))) - taken)
 
 
 def without_one_mask(block):
     at = first_masked(block)
     offsets = block.masked_offsets.copy()
     offsets[ROW + 1 :] -= 1
-    columns = {
-        name: np.delete(getattr(block, name), at)
-        for name in ("masked_lm_positions", "masked_lm_ids")
-    }
+    names = ("masked_lm_positions", "masked_lm_ids")
+    columns = {name: np.delete(getattr(block, name), at) for name in names}
     return dataclasses.replace(block, masked_offsets=offsets, **columns)
 
 
@@ -121,77 +112,62 @@ def last_position(block, value):
     return changed(block, "masked_lm_positions", int(block.masked_offsets[ROW + 1]) - 1, value)
 
 
-def shifted_middle(block):
-    return changed(
-        block, "segment_a_length", ROW, block.segment_a_length[ROW] + (1 if long_b(block) else -1)
-    )
-
-
-def long_b(block):
-    return int(block.offsets[ROW + 1] - block.offsets[ROW]) - int(block.segment_a_length[ROW]) > 2
-
-
 def row_length(block):
     return int(block.offsets[ROW + 1] - block.offsets[ROW])
 
 
+def at(name, place, value):
+    """A change of one value of a column; place and value may depend on the block."""
+    return lambda b: changed(b, name, place(b), value(b) if callable(value) else value)
+
+
+def middle(block):
+    return block.offsets[ROW] + block.segment_a_length[ROW] - 1
+
+
+SPECIAL_WORD = "[PAD], [CLS], [SEP] or [MASK] among its words"
+NOT_ASCENDING = "masked positions that do not ascend"
+ON_SPECIAL = "a masked position on [CLS] or [SEP]"
+NOT_AGREED = "is_random_next and its documents do not agree"
 BROKEN = {
-    "no CLS": (lambda b: changed(b, "input_ids", b.offsets[ROW], 9), "no [CLS] at its start"),
-    "no SEP after A": (
-        lambda b: changed(b, "input_ids", b.offsets[ROW] + b.segment_a_length[ROW] - 1, 9),
-        "no [SEP] at the end of A",
-    ),
-    "no SEP at the end": (
-        lambda b: changed(b, "input_ids", b.offsets[ROW + 1] - 1, 9),
-        "no [SEP] at its end",
-    ),
-    "segment_a_length": (
-        lambda b: changed(b, "segment_a_length", ROW, 2),
-        "a segment without a token",
-    ),
+    "no CLS": (at("input_ids", lambda b: b.offsets[ROW], 9), "no [CLS] at its start"),
+    "no SEP after A": (at("input_ids", middle, 9), "no [SEP] at the end of A"),
+    "no SEP": (at("input_ids", lambda b: b.offsets[ROW + 1] - 1, 9), "no [SEP] at its end"),
+    "empty A": (at("segment_a_length", lambda _: ROW, 2), "a segment without a token"),
     "empty B": (
-        lambda b: changed(b, "segment_a_length", ROW, row_length(b) - 1),
+        at("segment_a_length", lambda _: ROW, lambda b: row_length(b) - 1),
         "a segment without a token",
     ),
-    "PAD": (
-        lambda b: changed(b, "input_ids", plain_token(b), PAD),
-        "[PAD], [CLS], [SEP] or [MASK] among its words",
-    ),
-    "MASK unannounced": (
-        lambda b: changed(b, "input_ids", plain_token(b), MASK),
-        "[PAD], [CLS], [SEP] or [MASK] among its words",
-    ),
-    "special label": (
-        lambda b: changed(b, "masked_lm_ids", first_masked(b), SEP),
-        "a masked_lm_id of [PAD], [CLS]",
-    ),
+    "PAD": (at("input_ids", plain_token, PAD), SPECIAL_WORD),
+    "MASK unannounced": (at("input_ids", plain_token, MASK), SPECIAL_WORD),
+    "label": (at("masked_lm_ids", first_masked, SEP), "a masked_lm_id of [PAD], [CLS]"),
     "label past the vocabulary": (
-        lambda b: changed(b, "masked_lm_ids", first_masked(b), VOCAB_SIZE),
+        at("masked_lm_ids", first_masked, VOCAB_SIZE),
         f"a masked_lm_id of {VOCAB_SIZE} or more",
     ),
-    "positions not ascending": (swapped_positions, "masked positions that do not ascend"),
+    "positions not ascending": (swapped_positions, NOT_ASCENDING),
     "a position twice": (
-        lambda b: changed(
-            b, "masked_lm_positions", first_masked(b) + 1, b.masked_lm_positions[first_masked(b)]
+        at(
+            "masked_lm_positions",
+            lambda b: first_masked(b) + 1,
+            lambda b: b.masked_lm_positions[first_masked(b)],
         ),
-        "masked positions that do not ascend",
+        NOT_ASCENDING,
     ),
-    "CLS masked": (
-        lambda b: changed(b, "masked_lm_positions", first_masked(b), 0),
-        "a masked position on [CLS] or [SEP]",
-    ),
-    "SEP masked": (
-        lambda b: last_position(b, row_length(b) - 1),
-        "a masked position on [CLS] or [SEP]",
-    ),
+    "CLS masked": (at("masked_lm_positions", first_masked, 0), ON_SPECIAL),
+    "SEP masked": (lambda b: last_position(b, row_length(b) - 1), ON_SPECIAL),
     "too few masks": (without_one_mask, "another number of masked positions than its length gives"),
     "label of the pair": (
-        lambda b: changed(b, "is_random_next", ROW, not b.is_random_next[ROW]),
-        "is_random_next and its documents do not agree",
+        at("is_random_next", lambda _: ROW, lambda b: not b.is_random_next[ROW]),
+        NOT_AGREED,
     ),
     "document": (
-        lambda b: changed(b, "document_b", ROW, b.document_a[ROW - (not b.is_random_next[ROW])]),
-        "is_random_next and its documents do not agree",
+        at(
+            "document_b",
+            lambda _: ROW,
+            lambda b: b.document_a[ROW - (not b.is_random_next[ROW])],
+        ),
+        NOT_AGREED,
     ),
 }
 
@@ -210,10 +186,7 @@ def test_a_broken_rule_is_found_where_checksums_hold(tmp_path, change, said):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (
-            lambda b: changed(b, "input_ids", plain_token(b), VOCAB_SIZE),
-            f"a token id of {VOCAB_SIZE} or more",
-        ),
+        (at("input_ids", plain_token, VOCAB_SIZE), f"a token id of {VOCAB_SIZE} or more"),
         (lambda b: last_position(b, row_length(b)), "a masked position past its end"),
         (lambda b: b, "longer than 40 tokens"),
     ],
@@ -302,23 +275,15 @@ def test_whole_words_are_masked_whole_and_no_more_than_the_count():
     block = sound_block(400, WHOLE_WORDS.masking, seed=3)
     assert list(find_violations(block, WHOLE_WORDS)) == []
     assert "another number of masked positions" in next(find_violations(block, RULES))
-    assert any(
-        "a word masked in part" in each
-        for each in find_violations(sound_block(400, seed=3), WHOLE_WORDS)
-    )
+    found = find_violations(sound_block(400, seed=3), WHOLE_WORDS)
+    assert any("a word masked in part" in each for each in found)
     more = WHOLE_WORDS._replace(masking=dataclasses.replace(WHOLE_WORDS.masking, max_predictions=1))
     assert "more masked positions than its length gives" in next(find_violations(block, more))
 
 
 @pytest.mark.parametrize(
     ("shown", "is_likely"),
-    [
-        ((8000, 1000), True),
-        ((8200, 900), True),
-        ((8300, 850), False),
-        ((8000, 1250), False),
-        ((10_000, 0), False),
-    ],
+    [((8000, 1000), True), ((8200, 900), True), ((8300, 850), False), ((8000, 1250), False)],
 )
 def test_shares_of_masks_are_held_to_chance(shown, is_likely):
     found = list(find_unlikely_shares(Shares(1000, 560, 10_000, *shown), 30_000))
@@ -338,38 +303,23 @@ def test_fewer_than_half_of_the_pairs_are_never_random(random_next, is_likely):
 def test_a_dataset_masked_otherwise_is_found_by_its_shares(tmp_path):
     block = sound_block(1024)
     ids = block.input_ids.copy()
-    ids[
-        np.repeat(block.offsets[:-1], np.diff(block.masked_offsets)) + block.masked_lm_positions
-    ] = MASK
+    ids[block.masked_indices] = MASK
     [finding] = deep(write(tmp_path, dataclasses.replace(block, input_ids=ids)))
     assert finding.startswith(
         f"{tmp_path}/manifest.json, train L64: masked positions show [MASK] 100.00 %"
     )
 
 
-def run(*arguments):
-    return run_program(
-        "python -m pipeline", "Tests.", COMMANDS, [str(argument) for argument in arguments]
-    )
+def run(*words):
+    return run_program("python -m pipeline", "Tests.", COMMANDS, [str(word) for word in words])
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("whole_words", ["false", "true"])
 def test_what_the_builder_makes_is_sound(corpus, vocab_file, tmp_path, capsys, whole_words):
     flags = ("--vocab", vocab_file, "--workers", 1, "--passes", 2, "--seq_lens", 64, 128)
-    assert (
-        run(
-            "build",
-            "--input",
-            corpus,
-            "--output",
-            tmp_path,
-            *flags,
-            "--whole_word_masking",
-            whole_words,
-        )
-        == 0
-    )
+    flags += ("--whole_word_masking", whole_words)
+    assert run("build", "--input", corpus, "--output", tmp_path, *flags) == 0
     assert run("verify", tmp_path, "--deep", "true") == 0
     said = capsys.readouterr().out
     assert "train L64: masked positions show [MASK] " in said
