@@ -140,7 +140,7 @@ def test_a_finished_vocabulary_is_left_alone_and_another_refused(learned, corpus
 @pytest.mark.parametrize("is_given", [False, True])
 def test_nothing_is_left_of_an_interrupted_count(learned, corpus, vocab_file, tmp_path, is_given):
     (tmp_path / "_words").mkdir()
-    leftover = counts_table(pack_counts({"leftover": 9}))
+    leftover = counts_table({"leftover": 9})
     (tmp_path / "_words/words-00099.parquet").write_bytes(leftover)
     assert learn(corpus, tmp_path, *(("--vocab", vocab_file) if is_given else FLAGS)) == 0
     expected = vocab_file if is_given else learned / "vocab.txt"
