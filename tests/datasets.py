@@ -11,7 +11,7 @@ import numpy as np
 from pipeline.shards import block_tables
 from pipeline.shards import manifest as tables
 from pipeline.shards.block import Block
-from pipeline.shards.records import MANIFEST_HASH, Manifest, canonical_hash
+from pipeline.shards.records import MANIFEST_HASH, BlockTable, Manifest, Shard, canonical_hash
 from pipeline.shards.seal import Seal, add_seals
 from pipeline.shards.shard_file import pack_shard
 from tokenizer.export import tokenizer_json
@@ -158,3 +158,21 @@ def with_own_hash(fields: Mapping[str, Any]) -> bytes:
     """A manifest that says of itself what it holds."""
     held = {name: value for name, value in fields.items() if name != MANIFEST_HASH}
     return json.dumps({**held, MANIFEST_HASH: canonical_hash(held)}).encode()
+
+
+def shard_rows(folder: Path) -> list[Shard]:
+    """The rows of shards.parquet."""
+    return tables.parse_shards_table((folder / tables.SHARDS_TABLE).read_bytes(), "here")
+
+
+def block_rows(folder: Path) -> list[BlockTable]:
+    """The rows of blocks.parquet, of each shard."""
+    data, rows = (folder / tables.BLOCKS_TABLE).read_bytes(), shard_rows(folder)
+    opened = block_tables.open_block_tables(data, rows, "here")
+    return [opened.table(row) for row in range(len(rows))]
+
+
+def write_table(folder: Path, name: str, data: bytes) -> None:
+    """Writes one table, and a manifest that speaks of it."""
+    (folder / name).write_bytes(data)
+    edit_manifest(folder)
