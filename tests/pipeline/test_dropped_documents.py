@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.cli import COMMANDS
-from pipeline.command_line.program import run_program
 from pipeline.jobs import near_duplicates_job
 from pipeline.jobs.exchange import GroupedDocuments, cut_part
 from pipeline.shards import verify
@@ -17,14 +15,9 @@ from pipeline.shards.dataset import open_dataset
 from pipeline.shards.verify import verify_dataset
 from pipeline.storage.folder import Folder
 from pipeline.text.cleaning import clean_text, document_id
+from pipeline.tokens import dropped_ids
 from pipeline.tokens.buckets import Bucket
-from pipeline.tokens.dropped_ids import (
-    DROPPED,
-    choose_dropped,
-    iterate_dropped,
-    read_dropped_ids,
-    reason_numbers,
-)
+from pipeline.tokens.dropped_ids import DROPPED, choose_dropped, read_dropped_ids
 from pipeline.tokens.grouped_rows import NUM_GROUPS, pack_rows, read_groups, write_groups
 from pipeline.tokens.token_index import (
     TokenParts,
@@ -34,7 +27,11 @@ from pipeline.tokens.token_index import (
     read_bucket,
 )
 from pipeline.tokens.token_parts import TokenizedDocument, pack_documents
+from tests.pipeline.programs import root_hash, run, write_texts
 from tests.pipeline.similar_texts import make_text, oracle
+
+FLAGS = ("--passes", 1, "--seq_lens", 64, "--workers", 1)
+NEAR = ("--near_duplicates", 0.8)
 
 
 def test_groups_of_rows_are_read_back(tmp_path):
@@ -62,42 +59,34 @@ def part_folder(tmp_path):
     folder = Folder(str(tmp_path))
     parts = {"one": range(120), "two": range(100, 256)}
     for name, numbers in parts.items():
-        for kind, data in zip(
-            ("tokens", "index"), pack_documents([make_document(n) for n in numbers]), strict=True
-        ):
-            folder.write(f"{name}.{kind}", data)
+        tokens, index = pack_documents(list(map(make_document, numbers)))
+        folder.write(f"{name}.tokens", tokens)
+        folder.write(f"{name}.index", index)
 
     def keys(*numbers):
         return np.array([make_document(number).id for number in numbers], "S16")
 
-    reasons = {"excluded": keys(7, 110), "near_duplicate": keys(7, 9, 300 % 256)}
+    reasons = {"excluded": keys(7, 110), "near_duplicate": keys(7, 9, 44)}
     with open_index(folder, list(parts)) as index:
-        write_groups(
-            folder, DROPPED, (choose_dropped(rows, reasons) for rows in iterate_index(index))
-        )
-    return folder, list(parts)
+        dropped = (choose_dropped(rows, reasons) for rows in iterate_index(index))
+        write_groups(folder, DROPPED, dropped)
+    return TokenParts(folder, "uint16", has_dropped=True), list(parts)
 
 
 def test_dropped_documents_are_no_part_of_totals_buckets_and_shuffle(part_folder):
-    folder, names = part_folder
-    dropped = {make_document(number).id for number in (7, 9, 44, 110)}
-    first, last = make_document(0).id, make_document(255).id
-    assert read_dropped_ids(folder, first, last) == dropped
-    assert read_dropped_ids(folder, make_document(8).id, make_document(44).id) == {
-        make_document(9).id, make_document(44).id
-    }  # fmt: skip
-    with open_index(folder, names) as index:
+    tokens, names = part_folder
+    ids = [make_document(number).id for number in range(256)]
+    dropped = {ids[number] for number in (7, 9, 44, 110)}
+    assert read_dropped_ids(tokens.folder, ids[0], ids[255]) == dropped
+    assert read_dropped_ids(tokens.folder, ids[8], ids[44]) == {ids[9], ids[44]}
+    with open_index(tokens.folder, names) as index:
         totals = build_index(index, 1, ("excluded", "near_duplicate"))
     assert totals.dropped == {"excluded": 2, "near_duplicate": 2}
     assert (totals.documents, totals.duplicates, totals.tokens) == (252, 20, 252 * 3)
     assert not dropped & {bytes.fromhex(each) for each in totals.sources[0].lowest_ids}
-    bucket = Bucket("train", 0, 1, first, last)
-    expected = [
-        make_document(number).id for number in range(256) if make_document(number).id not in dropped
-    ]
-    read = read_bucket(TokenParts(folder, "uint16", has_dropped=True), names, bucket)
-    assert sorted({document.id for document in read}) == expected
-    tokens = TokenParts(folder, "uint16", has_dropped=True)
+    bucket = Bucket("train", 0, 1, ids[0], ids[255])
+    expected = [each for each in ids if each not in dropped]
+    assert sorted({each.id for each in read_bucket(tokens, names, bucket)}) == expected
     chunks = [chunk for name in names for _, chunk in cut_part(name, tokens, [bucket])]
     cut = [document.id for document in GroupedDocuments(bucket, chunks, tokens)]
     assert sorted(set(cut)) == expected
@@ -105,27 +94,18 @@ def test_dropped_documents_are_no_part_of_totals_buckets_and_shuffle(part_folder
 
 
 def test_reasons_are_found_again(part_folder):
-    folder, names = part_folder
-    with open_index(folder, names) as index:
-        found = {
-            int(row["high"] >> np.uint64(56)): int(number)
-            for rows, dropped in zip(
-                iterate_index(index), iterate_dropped(folder, has_dropped=True), strict=True
-            )
-            for row, number in zip(rows, reason_numbers(rows, dropped), strict=True)
-        }
-    assert {number: reason for number, reason in found.items() if reason < 2} == {
-        7: 0,
-        9: 1,
-        44: 1,
-        110: 0,
-    }
+    tokens, names = part_folder
+    dropped = dropped_ids.iterate_dropped(tokens.folder, has_dropped=True)
+    with open_index(tokens.folder, names) as index:
+        groups = zip(iterate_index(index), dropped, strict=True)
+        found = [set(dropped_ids.reason_numbers(*group)) for group in groups]
+    reasons = {number: reason for number, [reason] in enumerate(found) if reason < 2}
+    assert reasons == {7: 0, 9: 1, 44: 1, 110: 0}
 
 
 def build(output, vocab_file, inputs, *arguments):
-    fixed = ("--vocab", vocab_file, "--passes", 1, "--seq_lens", 64)
-    words = ("build", "--input", *inputs, "--output", output, *fixed, *arguments)
-    return run_program("python -m pipeline", "Tests.", COMMANDS, [str(word) for word in words])
+    fixed = ("--vocab", vocab_file, *FLAGS)
+    return run("build", "--input", *inputs, "--output", output, *fixed, *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -134,25 +114,23 @@ def similar_corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("similar")
     first = [make_text(number) for number in range(80)]
     words = [text.split(" ") for text in first[:30]]
-    changed = [
-        " ".join([*row[:number], "another", *row[number + 1 :]]) for number, row in enumerate(words)
-    ]
+    changed = [" ".join([*row[:n], "another", *row[n + 1 :]]) for n, row in enumerate(words)]
     second = changed + first[30:40] + [make_text(number) for number in range(200, 220)]
-    for name, texts in (("a.jsonl", first), ("b.jsonl", second)):
-        folder.joinpath(name).write_text(
-            "".join(json.dumps({"text": text}) + "\n" for text in texts)
-        )
+    write_texts(folder / "a.jsonl", first)
+    write_texts(folder / "b.jsonl", second)
     return folder, first, second
 
 
 @pytest.fixture(scope="module")
 def deduplicated(similar_corpus, vocab_file, tmp_path_factory):
     output = tmp_path_factory.mktemp("deduplicated") / "data"
-    assert (
-        build(output, vocab_file, [similar_corpus[0]], "--near_duplicates", 0.8, "--workers", 1)
-        == 0
-    )
+    assert build(output, vocab_file, [similar_corpus[0]], *NEAR) == 0
     return open_dataset(str(output))
+
+
+@pytest.fixture
+def copied(deduplicated, tmp_path):
+    return Path(shutil.copytree(deduplicated.folder.path, tmp_path / "data"))
 
 
 @pytest.mark.processes
@@ -175,11 +153,9 @@ def test_a_build_drops_what_the_rule_drops(deduplicated, similar_corpus, capsys)
     assert counters["dropped_duplicate"] == len(first) + len(second) - len(cleaned) == 10
     assert deduplicated.manifest.settings["near_duplicates"] == 0.8
     assert verify_dataset(deduplicated) == []
-    assert run_program("p", "", COMMANDS, ["inspect", deduplicated.url, "--dropped", "true"]) == 0
+    assert run("inspect", deduplicated.url, "--dropped", "true") == 0
     shown = capsys.readouterr().out
-    assert "near_duplicate: " in shown
-    assert "a.jsonl:" in shown
-    assert "% like document " in shown
+    assert all(said in shown for said in ("near_duplicate: ", "a.jsonl:", "% like document "))
     assert "near duplicate" in Path(deduplicated.folder.path, "report.html").read_text()
     left = Path(deduplicated.folder.path, "tokens")
     assert not (left / "near_duplicates").exists()
@@ -201,16 +177,9 @@ def test_the_root_hash_does_not_depend_on_how_work_is_cut(
     if "--workers" not in arguments:  # small runs and ranges, where the workers are this process
         monkeypatch.setattr(near_duplicates_job, "RUN_DOCUMENTS", 7)
         monkeypatch.setattr(near_duplicates_job, "RANGE_ROWS", 64)
-        arguments = (*arguments, "--workers", 1)
-    assert (
-        build(
-            tmp_path / "data", vocab_file, [similar_corpus[0]], "--near_duplicates", 0.8, *arguments
-        )
-        == 0
-    )
-    assert (
-        open_dataset(str(tmp_path / "data")).manifest.root_hash == deduplicated.manifest.root_hash
-    )
+    output = tmp_path / "data"
+    assert build(output, vocab_file, [similar_corpus[0]], *NEAR, *arguments) == 0
+    assert root_hash(output) == deduplicated.manifest.root_hash
 
 
 @pytest.mark.processes
@@ -218,15 +187,9 @@ def test_order_and_names_of_files_change_nothing(
     deduplicated, similar_corpus, vocab_file, tmp_path
 ):
     _, first, second = similar_corpus
-    rows = [json.dumps({"text": text}) for text in [*second, *first][::-1]]
-    (tmp_path / "x.jsonl").write_text("\n".join(rows) + "\n")
-    inputs = [tmp_path / "x.jsonl"]
-    assert (
-        build(tmp_path / "data", vocab_file, inputs, "--near_duplicates", 0.8, "--workers", 1) == 0
-    )
-    assert (
-        open_dataset(str(tmp_path / "data")).manifest.root_hash == deduplicated.manifest.root_hash
-    )
+    write_texts(tmp_path / "x.jsonl", [*second, *first][::-1])
+    assert build(tmp_path / "data", vocab_file, [tmp_path / "x.jsonl"], *NEAR) == 0
+    assert root_hash(tmp_path / "data") == deduplicated.manifest.root_hash
 
 
 class KilledError(Exception):
@@ -245,62 +208,42 @@ def test_a_kill_anywhere_in_between_leaves_the_same_hash(
     ends = ("settings.json", "dropped.ids", "prefixes.rows", "tokens.json")
 
     def die(folder, name, data):
-        is_counted = name.startswith("near_duplicates/") or (
-            folder.path.endswith("/tokens") and name in ends
-        )
-        if is_counted and next(writes) == fatal:
+        is_tokens = folder.path.endswith("/tokens") and name in ends
+        if (is_tokens or name.startswith("near_duplicates/")) and next(writes) == fatal:
             raise KilledError(name)
         write(folder, name, data)
 
-    arguments = ([similar_corpus[0]], "--near_duplicates", 0.8, "--workers", 1)
+    arguments = ([similar_corpus[0]], *NEAR)
     with monkeypatch.context() as patch:
         patch.setattr(Folder, "write", die)
         with pytest.raises((KilledError, RuntimeError)):
             build(output, vocab_file, *arguments)
     finished = {path: path.stat().st_mtime_ns for path in output.glob("tokens/near_duplicates/*")}
-    seen = {}
-    with monkeypatch.context() as patch:
-        original = near_duplicates_job.write_found
+    seen, original = {}, near_duplicates_job.write_found
 
-        def watch(*arguments):
-            seen.update({path: path.stat().st_mtime_ns for path in finished if path.exists()})
-            return original(*arguments)
+    def watch(*arguments):
+        seen.update({path: path.stat().st_mtime_ns for path in finished if path.exists()})
+        return original(*arguments)
 
-        patch.setattr(near_duplicates_job, "write_found", watch)
-        assert build(output, vocab_file, *arguments) == 0
-    assert all(
-        finished[path] == when for path, when in seen.items()
-    )  # what was whole was not written again
-    assert open_dataset(str(output)).manifest.root_hash == deduplicated.manifest.root_hash
+    monkeypatch.setattr(near_duplicates_job, "write_found", watch)
+    assert build(output, vocab_file, *arguments) == 0
+    assert all(finished[path] == when for path, when in seen.items()), "nothing is written twice"
+    assert root_hash(output) == deduplicated.manifest.root_hash
     assert not (output / "tokens/near_duplicates").exists()
 
 
 @pytest.mark.processes
 def test_shards_are_built_from_the_documents_that_were_chosen(
-    deduplicated, similar_corpus, vocab_file, tmp_path, capsys
+    deduplicated, copied, vocab_file, capsys
 ):
-    output = tmp_path / "data"
-    shutil.copytree(deduplicated.folder.path, output)
-    for name in ("manifest.json", "train", "documents.ids"):
-        shutil.rmtree(output / name) if (output / name).is_dir() else (output / name).unlink()
-    words = [
-        "shards",
-        "--output",
-        output,
-        "--vocab",
-        vocab_file,
-        "--passes",
-        1,
-        "--seq_lens",
-        64,
-        "--workers",
-        1,
-    ]
-    assert run_program("p", "", COMMANDS, [str(word) for word in words]) == 2
+    shutil.rmtree(copied / "train")
+    for name in ("manifest.json", "documents.ids"):
+        (copied / name).unlink()
+    words = ("shards", "--output", copied, "--vocab", vocab_file, *FLAGS)
+    assert run(*words) == 2
     assert "near_duplicates was 0.8 and is now None" in capsys.readouterr().err
-    words += ["--near_duplicates", 0.8]
-    assert run_program("p", "", COMMANDS, [str(word) for word in words]) == 0
-    assert open_dataset(str(output)).manifest.root_hash == deduplicated.manifest.root_hash
+    assert run(*words, *NEAR) == 0
+    assert root_hash(copied) == deduplicated.manifest.root_hash
 
 
 @pytest.mark.processes
@@ -310,22 +253,20 @@ def test_another_threshold_takes_the_same_encoded_documents(
     tokens = tmp_path / "tokens"
     shutil.copytree(f"{deduplicated.folder.path}/tokens", tokens)
     before = {path.name: path.stat().st_mtime_ns for path in tokens.glob("*.tokens")}
-    arguments = ([similar_corpus[0]], "--tokens", tokens, "--workers", 1)
+    arguments = ([similar_corpus[0]], "--tokens", tokens)
     assert build(tmp_path / "strict", vocab_file, *arguments, "--near_duplicates", 0.95) == 0
     assert {path.name: path.stat().st_mtime_ns for path in tokens.glob("*.tokens")} == before
     counters = open_dataset(str(tmp_path / "strict")).manifest.counters
     assert counters["documents"] > deduplicated.manifest.counters["documents"]
-    assert build(tmp_path / "again", vocab_file, *arguments, "--near_duplicates", 0.8) == 0
-    assert (
-        open_dataset(str(tmp_path / "again")).manifest.root_hash == deduplicated.manifest.root_hash
-    )
+    assert build(tmp_path / "again", vocab_file, *arguments, *NEAR) == 0
+    assert root_hash(tmp_path / "again") == deduplicated.manifest.root_hash
 
 
 @pytest.fixture(scope="module")
 def half(similar_corpus, vocab_file, tmp_path_factory):
     """A dataset of the first file, whose encoded documents are gone."""
     output = tmp_path_factory.mktemp("half") / "data"
-    assert build(output, vocab_file, [similar_corpus[0] / "a.jsonl"], "--workers", 1) == 0
+    assert build(output, vocab_file, [similar_corpus[0] / "a.jsonl"]) == 0
     shutil.rmtree(output / "tokens")
     return open_dataset(str(output))
 
@@ -337,35 +278,21 @@ def test_documents_of_another_dataset_are_left_out(
 ):
     folder, _, second = similar_corpus
     output = tmp_path / "grown"
-    flags = (
-        "--exclude_documents_of",
-        half.url,
-        "--workers",
-        1,
-        "--exchange",
-        exchange,
-        "--part_bytes",
-        4096,
-    )
+    cut = ("--exchange", exchange, "--part_bytes", 4096)
+    flags = ("--exclude_documents_of", half.url, *cut)
     assert build(output, vocab_file, [folder], *flags) == 0
     dataset = open_dataset(str(output))
     counters = dataset.manifest.counters
     assert (counters["dropped_excluded"], counters["dropped_duplicate"]) == (80, 10)
     assert counters["documents"] == len(second) - 10
-    assert dataset.manifest.settings["excluded_documents"] == [
-        half.manifest.settings["documents_hash"]
-    ]
-    ids = [
-        set(np.frombuffer(each.read_file("documents.ids"), "V16").tolist())
-        for each in (half, dataset)
-    ]
-    assert not ids[0] & ids[1]
+    excluded = dataset.manifest.settings["excluded_documents"]
+    assert excluded == [half.manifest.settings["documents_hash"]]
+    files = [each.read_file("documents.ids") for each in (half, dataset)]
+    assert not set.intersection(*(set(np.frombuffer(each, "V16").tolist()) for each in files))
     # The same documents, had the others never been there.
-    (tmp_path / "only.jsonl").write_text(
-        "".join(json.dumps({"text": text}) + "\n" for text in second[:30] + second[40:])
-    )
-    assert build(tmp_path / "only", vocab_file, [tmp_path / "only.jsonl"], "--workers", 1) == 0
-    assert open_dataset(str(tmp_path / "only")).manifest.root_hash == dataset.manifest.root_hash
+    write_texts(tmp_path / "only.jsonl", second[:30] + second[40:])
+    assert build(tmp_path / "only", vocab_file, [tmp_path / "only.jsonl"]) == 0
+    assert root_hash(tmp_path / "only") == dataset.manifest.root_hash
     assert build(output, vocab_file, [folder], *flags) == 0  # a finished build is left alone
 
 
@@ -373,7 +300,7 @@ def test_documents_of_another_dataset_are_left_out(
 def test_excluded_and_near_duplicates_together_count_each_once(
     half, similar_corpus, vocab_file, tmp_path
 ):
-    flags = ("--exclude_documents_of", half.url, "--near_duplicates", 0.8, "--workers", 1)
+    flags = ("--exclude_documents_of", half.url, *NEAR)
     assert build(tmp_path / "data", vocab_file, [similar_corpus[0]], *flags) == 0
     counters = open_dataset(str(tmp_path / "data")).manifest.counters
     assert counters["dropped_excluded"] == 80
@@ -386,8 +313,8 @@ def test_a_dataset_that_cannot_be_excluded_is_named(
     half, similar_corpus, vocab_file, tmp_path, capsys
 ):
     def refused(url, output=tmp_path / "data"):
-        flags = ("--exclude_documents_of", url, "--workers", 1)
-        assert build(output, vocab_file, [similar_corpus[0] / "b.jsonl"], *flags) == 2
+        inputs = [similar_corpus[0] / "b.jsonl"]
+        assert build(output, vocab_file, inputs, "--exclude_documents_of", url) == 2
         return capsys.readouterr().err
 
     assert "not a finished dataset" in refused(tmp_path / "none")
@@ -408,17 +335,11 @@ def test_a_dataset_that_cannot_be_excluded_is_named(
 
 @pytest.mark.processes
 def test_running_a_build_again_writes_the_ids_it_lacks(
-    deduplicated, similar_corpus, vocab_file, tmp_path
+    deduplicated, copied, similar_corpus, vocab_file
 ):
-    output = tmp_path / "data"
-    shutil.copytree(deduplicated.folder.path, output)
-    ids = (output / "documents.ids").read_bytes()
-    (output / "documents.ids").unlink()
-    assert (
-        build(output, vocab_file, [similar_corpus[0]], "--near_duplicates", 0.8, "--workers", 1)
-        == 0
-    )
-    assert (output / "documents.ids").read_bytes() == ids
+    (copied / "documents.ids").unlink()
+    assert build(copied, vocab_file, [similar_corpus[0]], *NEAR) == 0
+    assert (copied / "documents.ids").read_bytes() == deduplicated.read_file("documents.ids")
 
 
 @pytest.mark.processes
@@ -427,27 +348,14 @@ def test_ids_of_several_sources_say_which(similar_corpus, vocab_file, tmp_path):
     config = tmp_path / "two.yaml"
     sources = [{"name": name, "input": [str(folder / f"{name}.jsonl")]} for name in ("a", "b")]
     config.write_text(json.dumps({"sources": sources}))
-    flags = ["--vocab", vocab_file, "--passes", 1, "--seq_lens", 64, "--workers", 1]
-    for name, more in (("data", ()), ("near", ("--near_duplicates", 0.8))):
-        words = ["build", "--config", config, "--output", tmp_path / name, *flags, *more]
-        assert run_program("p", "", COMMANDS, [str(word) for word in words]) == 0
+    for name, more in (("data", ()), ("near", NEAR)):
+        words = ("--config", config, "--output", tmp_path / name, "--vocab", vocab_file)
+        assert run("build", *words, *FLAGS, *more) == 0
     dataset, near = open_dataset(str(tmp_path / "data")), open_dataset(str(tmp_path / "near"))
     assert len(dataset.read_file("documents.ids")) == 17 * dataset.manifest.counters["documents"]
     assert verify_dataset(dataset) == []
-    rows = [source["counters"] for source in near.manifest.sources]
-    assert (
-        sum(row["dropped_near_duplicate"] for row in rows)
-        == near.manifest.counters["dropped_near_duplicate"]
-        == 30
-    )
-    assert all(row["dropped_near_duplicate"] for row in rows)
-    assert (
-        build(
-            tmp_path / "rest",
-            vocab_file,
-            [folder / "b.jsonl"],
-            "--exclude_documents_of",
-            dataset.url,
-        )
-        == 2
-    )
+    rows = [source["counters"]["dropped_near_duplicate"] for source in near.manifest.sources]
+    assert sum(rows) == near.manifest.counters["dropped_near_duplicate"] == 30
+    assert all(rows)
+    flags = ("--exclude_documents_of", dataset.url)
+    assert build(tmp_path / "rest", vocab_file, [folder / "b.jsonl"], *flags) == 2

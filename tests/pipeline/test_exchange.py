@@ -12,8 +12,6 @@ import pytest
 from apache_beam.coders import BytesCoder, TupleCoder
 from apache_beam.runners.pipeline_context import PipelineContext
 
-from pipeline.cli import COMMANDS
-from pipeline.command_line.program import run_program
 from pipeline.instances.build_bucket import gather_documents
 from pipeline.jobs import broadcast
 from pipeline.jobs.exchange import (
@@ -28,17 +26,17 @@ from pipeline.jobs.run_beam import choose_exchange, pipeline_options
 from pipeline.shards.dataset import open_dataset
 from pipeline.shards.seal import NOTHING
 from pipeline.storage.folder import Folder
-from pipeline.tokens.bucket_seals import BucketContents, BucketSums
+from pipeline.tokens.bucket_seals import BucketContents
 from pipeline.tokens.buckets import plan_buckets
 from pipeline.tokens.token_index import (
     TokenParts,
     build_index,
-    iterate_kept,
     open_index,
     read_bucket,
 )
 from pipeline.tokens.token_parts import TokenizedDocument, pack_documents, unpack_documents
 from tests.counting import empty_store
+from tests.pipeline.programs import run
 
 
 def make_document(number):
@@ -49,36 +47,24 @@ def make_document(number):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Three parts, one without a document; document n's id begins with byte n; 200 to 209 are in two parts."""
+    """Document n's id begins with byte n; 200 to 209 are in two parts."""
     folder = Folder(str(tmp_path))
-    parts = {"one": range(210), "two": range(200, 256), "none": range(0)}
-    for name, numbers in parts.items():
-        for kind, data in zip(
-            ("tokens", "index"), pack_documents([make_document(n) for n in numbers]), strict=True
-        ):
-            folder.write(f"{name}.{kind}", data)
-    with open_index(folder, list(parts)) as index:
+    numbers = {"one": range(210), "two": range(200, 256), "none": range(0)}
+    for name in NAMES:
+        tokens, index = pack_documents(list(map(make_document, numbers[name])))
+        folder.write(f"{name}.tokens", tokens)
+        folder.write(f"{name}.index", index)
+    with open_index(folder, NAMES) as index:
         build_index(index)
     return TokenParts(folder, "uint16")
 
 
 def numbers_in(chunk):
-    return [
-        document.id[0] for document in unpack_documents(unpack_chunk(chunk)[1], np.uint16, "chunk")
-    ]
+    return [each.id[0] for each in unpack_documents(unpack_chunk(chunk)[1], np.uint16, "chunk")]
 
 
-def contents_of(folder, buckets, names=("one", "two", "none")):
-    sums = BucketSums(buckets, folder.held_out)
-    with open_index(folder.folder, names) as index:
-        for kept in iterate_kept(index, has_dropped=folder.has_dropped):
-            sums.add(*kept)
-    return sums.contents()
-
-
+NAMES = ["one", "two", "none"]
 NOT_COUNTED = defaultdict(lambda: BucketContents(NOTHING, 0, 0))
-
-
 HELD_OUT = b"".join(make_document(number).id for number in (*range(10), 70, 205))
 
 
@@ -94,31 +80,24 @@ def test_a_part_is_cut_at_the_bounds_of_the_buckets_and_around_what_is_held_out(
         "train-00003-of-00004": [*range(192, 205), *range(206, 210)],
     }
     assert list(cut_part("none", folder, buckets)) == []
-    assert [name for name, _ in cut_part("two", folder, buckets[1:3])] == []
-    assert [name for name, _ in cut_part("two", folder, buckets[4:])] == [b"train-00003-of-00004"]
-    assert [name for name, _ in cut_part("two", folder, buckets[:1])] == [
-        b"validation-00000-of-00001"
-    ]
+    for some, expected in ((slice(1, 3), []), (slice(4, None), [4]), (slice(1), [0])):
+        names = [name.decode() for name, _ in cut_part("two", folder, buckets[some])]
+        assert names == [buckets[place].name for place in expected]
 
 
 def test_a_part_is_read_by_three_requests_however_many_buckets_it_is_cut_into(folder):
     store = empty_store()
     elsewhere = Folder("counted://parts")
-    for name, data in zip(
-        folder.folder.list(), folder.folder.read_each([*folder.folder.list()]), strict=True
-    ):
+    for name, data in folder.folder.read_many(list(folder.folder.list())).items():
         elsewhere.write(name, data)
     store.requests.clear()
     tokens, buckets = (
         replace(folder, folder=elsewhere, held_out=HELD_OUT),
         plan_buckets(64, HELD_OUT),
     )
-    for name in ("one", "two", "none"):
-        chunks = [numbers_in(data) for _, data in cut_part(name, tokens, buckets)]
-        assert len(chunks) == {"one": 52, "two": 15, "none": 0}[name]
-    assert store.kinds() == {"size": 3, "cat_file": 5}, (
-        "the size and bytes of each index, the bytes of tokens"
-    )
+    assert [len(list(cut_part(name, tokens, buckets))) for name in NAMES] == [52, 15, 0]
+    # The size and bytes of each index, the bytes of tokens.
+    assert store.kinds() == {"size": 3, "cat_file": 5}
     assert store.count("cat_file", ".tokens") == 2
 
 
@@ -134,9 +113,8 @@ def test_gathered_documents_are_sorted_and_copies_dropped():
 def test_tasks_of_a_bucket_stay_together():
     tasks = plan_tasks(plan_buckets(2, HELD_OUT), [64, 128], 2, NOT_COUNTED)
     groups = group_tasks(reversed(tasks))
-    assert {found.bucket.name: len(found.places) for found in groups} == {
-        "validation-00000-of-00001": 2, "train-00000-of-00002": 4, "train-00001-of-00002": 4
-    }  # fmt: skip
+    counts = {"validation-00000-of-00001": 2, "train-00000-of-00002": 4, "train-00001-of-00002": 4}
+    assert {found.bucket.name: len(found.places) for found in groups} == counts
 
 
 @pytest.mark.parametrize("most_inline", [0, broadcast.MAX_INLINE_BYTES])
@@ -150,26 +128,17 @@ def test_both_modes_bring_the_same_documents(folder, mode, most_inline, tmp_path
         tasks, documents = work
         once, again = ([document.id.hex() for document in documents] for _ in range(2))
         assert once == again
-        Folder(str(tmp_path)).write(
-            f"{tasks[0].bucket.name}.found", "\n".join(sorted(once)).encode()
-        )
+        (tmp_path / tasks[0].bucket.name).write_text("\n".join(sorted(once)))
 
     with beam.Pipeline(options=pipeline_options(1, [], 4)) as pipeline:
-        _ = (
-            pipeline
-            | ExchangeByBucket(mode, folder, ["one", "two", "none"], tasks, Folder(str(tmp_path)))
-            | beam.Map(write)
-        )
+        exchange = ExchangeByBucket(mode, folder, NAMES, tasks, Folder(str(tmp_path)))
+        _ = pipeline | exchange | beam.Map(write)
     assert len(list(tmp_path.glob("broadcast-*.pickle"))) == (0 if most_inline else 2)
-    names = ["one", "two", "none"]
+    found = {each.bucket.name: (tmp_path / each.bucket.name).read_text().split() for each in tasks}
     for task in tasks:
-        expected = read_bucket(folder, names, task.bucket)
-        found = (tmp_path / f"{task.bucket.name}.found").read_text().split()
-        assert found == sorted(document.id.hex() for document in expected)
-    numbers = [
-        int(each[:2], 16)
-        for each in (tmp_path / "validation-00000-of-00001.found").read_text().split()
-    ]
+        expected = read_bucket(folder, NAMES, task.bucket)
+        assert found[task.bucket.name] == sorted(document.id.hex() for document in expected)
+    numbers = [int(each[:2], 16) for each in found["validation-00000-of-00001"]]
     assert numbers == [*range(10), 70, 205, 205], "the copy too"
 
 
@@ -179,18 +148,13 @@ def test_the_shuffle_moves_bytes_under_deterministic_keys(folder):
     _ = pipeline | ExchangeByBucket("shuffle", folder, ["one"], tasks, folder.folder)
     proto = pipeline.to_runner_api()
     context = PipelineContext(proto.components)
-    groups = [
-        each
-        for each in proto.components.transforms.values()
-        if each.unique_name.endswith("/GroupByKey")
+    names = {each.unique_name: each for each in proto.components.transforms.values()}
+    [group] = [
+        names[each] for each in names if each.endswith("/GroupByKey") and "Reshuffle" not in each
     ]
-    own = [each for each in groups if "Reshuffle" not in each.unique_name]
-    inputs = [
-        proto.components.pcollections[source] for each in own for source in each.inputs.values()
-    ]
-    assert [context.coders[each.coder_id] for each in inputs] == [
-        TupleCoder([BytesCoder(), BytesCoder()])
-    ]
+    [source] = group.inputs.values()
+    coder = context.coders[proto.components.pcollections[source].coder_id]
+    assert coder == TupleCoder([BytesCoder(), BytesCoder()])
 
 
 @pytest.mark.parametrize("mode", ["files", "shuffle"])
@@ -206,10 +170,8 @@ def test_a_jobs_description_does_not_grow_with_parts_and_shards(folder, mode, tm
     pipeline = beam.Pipeline(options=pipeline_options(1, [], 4))
     _ = pipeline | ExchangeByBucket(mode, folder, names, tasks, Folder(str(tmp_path)))
     assert pipeline.to_runner_api().ByteSize() < 3 * broadcast.MAX_INLINE_BYTES
-    assert (
-        sum(path.stat().st_size for path in tmp_path.glob("broadcast-*"))
-        > broadcast.MAX_INLINE_BYTES
-    )
+    sent = sum(path.stat().st_size for path in tmp_path.glob("broadcast-*"))
+    assert sent > broadcast.MAX_INLINE_BYTES
 
 
 def test_a_group_that_no_worker_carries_is_refused_before_the_shuffle():
@@ -221,22 +183,16 @@ def test_a_group_that_no_worker_carries_is_refused_before_the_shuffle():
     ):
         tasks = plan_tasks(buckets, [64], 1, {buckets[0].name: small, buckets[1].name: contents})
         refuse_large_groups(tasks[:1], "uint16")
-        with pytest.raises(
-            ValueError,
-            match=r"train-00001-of-00002 is 600 MB of tokens .* takes its worker some 1.2 GB",
-        ):
+        said = r"train-00001-of-00002 is 600 MB of tokens .* takes its worker some 1.2 GB"
+        with pytest.raises(ValueError, match=said):
             refuse_large_groups(tasks, "uint16")
 
 
 def test_a_broadcast_comes_back_as_it_was_and_by_its_hash_alone(tmp_path, monkeypatch):
-    """Workers ran code of a file that somebody exchanged: it was a pickle, and nothing was compared."""
+    """No worker runs code of a file that somebody exchanged."""
     monkeypatch.setattr(broadcast, "MAX_INLINE_BYTES", 0)
     folder = Folder(str(tmp_path))
-    buckets = group_tasks(
-        plan_tasks(
-            plan_buckets(4096, b""), [64], 9, defaultdict(lambda: BucketContents(NOTHING, 0, 0))
-        )
-    )
+    buckets = group_tasks(plan_tasks(plan_buckets(4096, b""), [64], 9, NOT_COUNTED))
     sent = broadcast.broadcast(buckets, folder)
     assert len(pickle.dumps(sent)) < 500
     assert pickle.loads(pickle.dumps(sent)).get() == buckets
@@ -247,35 +203,17 @@ def test_a_broadcast_comes_back_as_it_was_and_by_its_hash_alone(tmp_path, monkey
         sent.get()
 
 
-def build(inputs, vocab_file, output, *arguments):
-    fixed = (
-        "--vocab",
-        vocab_file,
-        "--passes",
-        2,
-        "--seq_lens",
-        64,
-        128,
-        "--num_buckets",
-        4,
-        "--part_bytes",
-        4096,
-    )
-    words = ("build", "--input", *inputs, "--output", output, *fixed, *arguments)
-    return run_program("python -m pipeline", "Tests.", COMMANDS, [str(word) for word in words])
-
-
 @pytest.mark.processes
 def test_both_modes_give_one_root_hash_and_heal_each_others_builds(corpus, vocab_file, tmp_path):
     (tmp_path / "more").mkdir()
     shutil.copy(corpus / "a.jsonl", tmp_path / "more/copies.jsonl")
-    inputs = (corpus, tmp_path / "more")
+    lengths = ("--passes", 2, "--seq_lens", 64, 128, "--num_buckets", 4, "--part_bytes", 4096)
+    words = ("--input", corpus, tmp_path / "more", "--vocab", vocab_file, *lengths)
     hashes = set()
-    for name, flags in itertools.product(
-        ("files", "shuffle"), (("--workers", 1), ("--workers", 2))
-    ):
-        output = tmp_path / f"{name}{flags[1]}"
-        assert build(inputs, vocab_file, output, "--exchange", name, *flags) == 0
+    for name, workers in itertools.product(("files", "shuffle"), (1, 2)):
+        output = tmp_path / f"{name}{workers}"
+        flags = ("--exchange", name, "--workers", workers)
+        assert run("build", *words, "--output", output, *flags) == 0
         dataset = open_dataset(str(output))
         assert dataset.manifest.counters["dropped_duplicate"] == 70
         hashes.add(dataset.manifest.root_hash)
@@ -284,7 +222,7 @@ def test_both_modes_give_one_root_hash_and_heal_each_others_builds(corpus, vocab
     for lost in dataset.all_shards[::3]:
         (output / lost.name).unlink()
     (output / "manifest.json").unlink()
-    assert build(inputs, vocab_file, output, "--exchange", "files", "--workers", 1) == 0
+    assert run("build", *words, "--output", output, "--exchange", "files", "--workers", 1) == 0
     assert {open_dataset(str(output)).manifest.root_hash} == hashes
 
 
@@ -292,13 +230,9 @@ def test_auto_is_shuffle_on_dataflow_and_files_where_a_group_is_held_in_memory()
     def chosen(*arguments):
         return choose_exchange("auto", pipeline_options(2, arguments, 4))
 
-    assert (chosen(), chosen("--direct_num_workers=1"), chosen("--runner=PrismRunner")) == (
-        "files",
-        "files",
-        "files",
-    )
+    assert chosen() == chosen("--direct_num_workers=1") == "files"
     assert chosen("--runner=DataflowRunner") == "shuffle"
-    for runner in ("FlinkRunner", "SparkRunner", "PortableRunner"):
+    for runner in ("FlinkRunner", "SparkRunner", "PortableRunner", "PrismRunner"):
         assert chosen(f"--runner={runner}") == "files"
     assert choose_exchange("files", pipeline_options(2, ["--runner=DataflowRunner"], 4)) == "files"
 
@@ -323,8 +257,6 @@ def test_a_runner_named_by_its_whole_class_name_brings_its_options(tmp_path, mon
 
 
 def test_a_runner_that_is_not_installed_is_named():
-    with pytest.raises(
-        ValueError,
-        match="the runner DaskRunner cannot be imported: No module named 'no_dask'; install",
-    ):
+    said = "the runner DaskRunner cannot be imported: No module named 'no_dask'; install"
+    with pytest.raises(ValueError, match=said):
         pipeline_options(2, ["--runner=no_dask.dask_runner.DaskRunner"], 4)

@@ -1,6 +1,7 @@
 """Which documents are validation: of every source, bounded in tokens on both sides, the same however work is cut."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,14 +21,11 @@ from pipeline.tokens.token_parts import INDEX_DTYPE, join_id
 
 
 def source(*tokens, first=0, total=None, documents=None):
-    """A source whose documents have these tokens, in the order of their ids: first, first + 100 and so on."""
+    """A source whose documents have these tokens, and the ids first, first + 100 and so on."""
     ids = [(first + 100 * number).to_bytes(16, "big").hex() for number in range(len(tokens))]
-    return SourceTotals(
-        documents=len(tokens) if documents is None else documents,
-        tokens=sum(tokens) if total is None else total,
-        lowest_ids=ids,
-        lowest_tokens=list(tokens),
-    )
+    documents, total = documents or len(tokens), total or sum(tokens)
+    listed = {"lowest_ids": ids, "lowest_tokens": list(tokens)}
+    return SourceTotals(documents, tokens=total, **listed)
 
 
 def numbers_of(held_out):
@@ -77,19 +75,12 @@ def test_one_source(documents, tokens_each, fraction, most, expected):
 
 def test_every_source_gives_its_share_of_the_tokens():
     """Not the lowest ids of all: the third source's are the highest."""
-    corpus = [
-        source(*[100] * 600),
-        source(*[400] * 300, first=7),
-        source(*[100] * 200, first=1 << 100),
-    ]
+    others = source(*[400] * 300, first=7), source(*[100] * 200, first=1 << 100)
+    corpus = [source(*[100] * 600), *others]
     found = choose_held_out(corpus, 0.1, 1_280_000)
     assert [each.tokens for each in found.sources] == [6000, 12_000, 2000]
-    ids = [
-        bytes.fromhex(each)
-        for own, number in zip(corpus, (60, 30, 20), strict=True)
-        for each in own.lowest_ids[:number]
-    ]
-    assert split_ids(found.ids) == sorted(ids)
+    ids = [own.lowest_ids[:n] for own, n in zip(corpus, (60, 30, 20), strict=True)]
+    assert split_ids(found.ids) == sorted(map(bytes.fromhex, itertools.chain(*ids)))
 
 
 def test_a_source_of_giants_gives_nothing_and_takes_nothing_from_the_others():
@@ -104,9 +95,7 @@ def test_documents_that_are_too_long_are_passed_over():
     found = choose_held_out([own], 0.01, 1_280_000)
     assert split_ids(found.ids) == [bytes.fromhex(own.lowest_ids[number]) for number in (1, 2, 3)]
     assert found.sources == (HeldOutSource(3, 1400, own.lowest_ids[3]),)
-    assert numbers_of(choose_held_out([own], 0.5, 1_280_000)) == [12], (
-        "half may be held out: the first one too"
-    )
+    assert numbers_of(choose_held_out([own], 0.5, 1_280_000)) == [12], "the first one too"
     assert numbers_of(choose_held_out([own], 0.01, 1000)) == [8], "1,200 are over validation_tokens"
 
 
@@ -142,7 +131,7 @@ def test_two_documents_of_a_source_stay_though_one_is_short():
 
 
 def test_lowest_rows_are_no_more_than_the_share_of_their_source_asks_for():
-    """Of two sources of 100 documents of a token, 40 tokens take 20 of each; their first ones and one more are kept."""
+    """Of two sources of 100 documents of a token, 40 tokens take 20 of each; two more are kept."""
     rows = rows_of(range(200), [0, 1] * 100, 1)
     assert [len(own) for own in find_lowest([rows], [100, 100], 40)] == [22, 22]
 
@@ -176,12 +165,8 @@ def test_lowest_rows_are_those_that_any_fraction_asks_for():
 
 def source_of(rows, like=None):
     ids = [join_id(row["high"], row["low"]).hex() for row in rows]
-    documents, tokens = (
-        (len(rows), int(rows["tokens"].sum())) if like is None else (like.documents, like.tokens)
-    )
-    return SourceTotals(
-        documents=documents, tokens=tokens, lowest_ids=ids, lowest_tokens=rows["tokens"].tolist()
-    )
+    like = like or SourceTotals(len(rows), tokens=int(rows["tokens"].sum()))
+    return replace(like, lowest_ids=ids, lowest_tokens=rows["tokens"].tolist())
 
 
 def test_rows_of_held_out_documents_are_told_in_any_order():

@@ -2,33 +2,25 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pipeline.cli import COMMANDS
-from pipeline.command_line.program import run_program
 from pipeline.shards.dataset import open_dataset, read_blocks
 from pipeline.storage.folder import Folder
 from pipeline.text.cleaning import clean_text, document_id
 from pipeline.tokens.provenance import find_documents, find_tokens, pack_places
 from pipeline.tokens.token_parts import TokenizedDocument
-
-
-def run(*arguments):
-    return run_program(
-        "python -m pipeline", "Tests.", COMMANDS, [str(argument) for argument in arguments]
-    )
+from tests.pipeline.programs import run, write_texts
 
 
 @pytest.fixture(scope="module")
 def folder(texts, tmp_path_factory):
     """Two sources of which the second is used in every second pass; they share text 60."""
     folder = tmp_path_factory.mktemp("provenance")
-    for name, part in (("news", texts[:61]), ("books", texts[60:])):
-        (folder / f"{name}.jsonl").write_text(
-            "".join(json.dumps({"text": text}) + "\n" for text in part)
-        )
+    write_texts(folder / "news.jsonl", texts[:61])
+    write_texts(folder / "books.jsonl", texts[60:])
     sources = [
         {"name": "news", "input": [f"{folder}/news.jsonl"], "language": "de"},
         {"name": "books", "input": [f"{folder}/books.jsonl"], "weight": 0.5},
@@ -40,9 +32,18 @@ def folder(texts, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def built(folder, vocab_file):
-    flags = ("--vocab", vocab_file, "--workers", 1, "--output", folder / "data")
-    assert run("build", "--config", folder / "config.yaml", *flags) == 0
+    assert run("build", *flags(folder, vocab_file, folder / "data")) == 0
     return open_dataset(str(folder / "data"))
+
+
+def flags(folder, vocab_file, output):
+    settings = ("--config", folder / "config.yaml", "--vocab", vocab_file)
+    return (*settings, "--workers", 1, "--output", output)
+
+
+@pytest.fixture
+def copied(built, tmp_path):
+    return Path(shutil.copytree(built.folder.path, tmp_path / "data"))
 
 
 def id_of(text):
@@ -60,9 +61,8 @@ def test_every_document_is_found_where_it_stands(built, folder, texts):
         assert copies[0].cleaned_bytes == len(clean_text(text).encode())
         assert [copy.source for copy in copies] == ([0, 1] if number == 60 else [int(number > 60)])
         for copy in copies:
-            path, _, place = copy.place.partition(".jsonl")
-            lines = (folder / f"{('news', 'books')[copy.source]}.jsonl").read_bytes()
-            assert f"{path}.jsonl" == f"{folder}/{('news', 'books')[copy.source]}.jsonl"
+            file = folder / ("news.jsonl", "books.jsonl")[copy.source]
+            place, lines = copy.place.removeprefix(str(file)), file.read_bytes()
             if place.startswith(":"):
                 line = lines.split(b"\n")[int(place[1:]) - 1]
             else:
@@ -89,13 +89,10 @@ def test_one_document_takes_small_reads_and_one_table_of_places(built, texts, mo
 
 @pytest.mark.processes
 def test_documents_are_shown_with_source_place_size_and_uses(built, folder, texts, capsys):
-    held_out = {int(each) for shard in built.shards("validation", 64, 0) for block in read_blocks(built, shard)
-                for each in block.document_a}  # fmt: skip
+    [shard] = built.shards("validation", 64, 0)
+    held_out = {int(each) for block in read_blocks(built, shard) for each in block.document_a}
     train = [text for text in texts if int(id_of(text)[:16], 16) not in held_out]
-    one, two = (
-        next(text for text in train if text in texts[:60]),
-        next(text for text in train if text in texts[61:]),
-    )
+    one, two = (next(each for each in train if each in own) for own in (texts[:60], texts[61:]))
     capsys.readouterr()
     assert run("inspect", built.url, "--documents", id_of(one)[:16], id_of(two)) == 0
     shown = capsys.readouterr().out.split("\n")
@@ -104,10 +101,8 @@ def test_documents_are_shown_with_source_place_size_and_uses(built, folder, text
     assert shown[2].endswith(f" tokens, 12 sentences, {len(clean_text(one).encode())} bytes")
     assert shown[3] == "  used      1 time(s) in each of 3 pass(es)"
     assert shown[5].startswith(f"  from      books (en), {folder}/books.jsonl")
-    assert shown[7] in (
-        "  used      1, 0, 1 times in passes 0 to 2",
-        "  used      0, 1, 0 times in passes 0 to 2",
-    )
+    uses = [f"  used      {each} times in passes 0 to 2" for each in ("1, 0, 1", "0, 1, 0")]
+    assert shown[7] in uses
     assert run("inspect", built.url, "--documents", f"{min(held_out):016x}", id_of(texts[60])) == 0
     shown = capsys.readouterr().out
     assert "  used      for validation, once\n" in shown
@@ -137,57 +132,37 @@ def test_instances_are_shown_with_where_they_come_from(built, folder, capsys):
 
 
 @pytest.mark.processes
-def test_without_tokens_places_are_said_to_be_unknown(built, tmp_path, capsys):
-    shutil.copytree(built.folder.path, tmp_path / "data")
-    shutil.rmtree(tmp_path / "data/tokens")
-    assert run("inspect", tmp_path / "data", "--num_instances", 1) == 0
+def test_without_tokens_places_are_said_to_be_unknown(copied, capsys):
+    shutil.rmtree(copied / "tokens")
+    assert run("inspect", copied, "--num_instances", 1) == 0
     shown = capsys.readouterr().out
     assert "A is from" not in shown
-    assert (
-        "where documents come from is not known: the encoded documents (tokens/), which say it, are gone"
-        in shown
-    )
-    assert run("inspect", tmp_path / "data", "--documents", "12345678") == 2
+    gone = "the encoded documents (tokens/), which say it, are gone"
+    assert f"where documents come from is not known: {gone}" in shown
+    assert run("inspect", copied, "--documents", "12345678") == 2
     assert "build again to find out" in capsys.readouterr().err
 
 
 @pytest.mark.processes
 def test_tokens_kept_elsewhere_are_found(folder, vocab_file, texts, tmp_path, capsys):
-    flags = (
-        "--vocab",
-        vocab_file,
-        "--workers",
-        1,
-        "--output",
-        tmp_path / "data",
-        "--tokens",
-        tmp_path / "elsewhere",
-    )
-    assert run("build", "--config", folder / "config.yaml", *flags) == 0
+    words = flags(folder, vocab_file, tmp_path / "data")
+    assert run("build", *words, "--tokens", tmp_path / "elsewhere") == 0
     assert run("inspect", tmp_path / "data", "--documents", id_of(texts[0])) == 0
     assert f"news (de), {folder}/news.jsonl:1\n" in capsys.readouterr().out
 
 
 @pytest.mark.processes
-def test_a_killed_build_heals_with_its_places(built, folder, vocab_file, texts, tmp_path):
-    shutil.copytree(built.folder.path, tmp_path / "data")
-    tokens = tmp_path / "data/tokens"
-    # As a kill leaves a part: its record is not there yet, its places are half a file of another
-    # writer's.
+def test_a_killed_build_heals_with_its_places(built, copied, folder, vocab_file, texts):
+    """As a kill leaves a part: without its record, and with half of another writer's places."""
+    tokens = copied / "tokens"
     lost = sorted(tokens.glob("*-last.json"))[1]
     stem = lost.name.removesuffix("-last.json")
-    for path in (
-        lost,
-        tokens / "tokens.json",
-        tokens / f"{stem}.index",
-        tmp_path / "data/manifest.json",
-    ):
-        path.unlink()
+    for name in (lost.name, "tokens.json", f"{stem}.index", "../manifest.json"):
+        (tokens / name).unlink()
     (tokens / f"{stem}.places").write_bytes(b"PAR1")
     (tokens / "0123-00000.places").write_bytes(b"of an interrupted task")
-    flags = ("--vocab", vocab_file, "--workers", 1, "--output", tmp_path / "data")
-    assert run("build", "--config", folder / "config.yaml", *flags) == 0
-    healed = open_dataset(str(tmp_path / "data"))
+    assert run("build", *flags(folder, vocab_file, copied)) == 0
+    healed = open_dataset(str(copied))
     assert healed.manifest.root_hash == built.manifest.root_hash
     assert not (tokens / "0123-00000.places").exists()
     found = find_documents(find_tokens(healed), [id_of(text) for text in texts])
@@ -195,36 +170,22 @@ def test_a_killed_build_heals_with_its_places(built, folder, vocab_file, texts, 
 
 
 def test_places_may_have_any_name(tmp_path):
-    document = TokenizedDocument(
-        bytes(16), 1, np.ones(1, np.uint16), np.ones(1, np.uint16), 3, "/a\udcff/b:1"
-    )
+    one = np.ones(1, np.uint16)
+    document = TokenizedDocument(bytes(16), 1, one, one, 3, "/a\udcff/b:1")
     assert b"PAR1" in pack_places([document])
 
 
 @pytest.mark.processes
-def test_tokens_of_an_earlier_version_are_refused_and_not_shown(
-    built, folder, vocab_file, tmp_path, capsys
-):
-    shutil.copytree(built.folder.path, tmp_path / "data")
+def test_tokens_of_an_earlier_version_are_refused_and_not_shown(copied, folder, vocab_file, capsys):
     for name in ("tokens.json", "settings.json"):
-        path = tmp_path / "data/tokens" / name
+        path = copied / "tokens" / name
         fields = json.loads(path.read_text())
         fields.get("settings", fields).pop("layout")
         path.write_text(json.dumps(fields))
-    assert find_tokens(open_dataset(str(tmp_path / "data"))) is None
-    flags = (
-        "--config",
-        folder / "config.yaml",
-        "--vocab",
-        vocab_file,
-        "--workers",
-        1,
-        "--output",
-        tmp_path / "data",
-    )
+    assert find_tokens(open_dataset(str(copied))) is None
     for command, said in (
         ("build", "layout was None and is now 4"),
         ("shards", "of an earlier version; delete"),
     ):
-        assert run(command, *flags) == 2
+        assert run(command, *flags(folder, vocab_file, copied)) == 2
         assert said in capsys.readouterr().err

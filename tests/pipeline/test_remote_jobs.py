@@ -44,9 +44,8 @@ class JobServer(job_grpc.JobServiceServicer):
         self.state = state
 
     def DescribePipelineOptions(self, *_):  # noqa: N802 - the service's name
-        option = job_api.PipelineOptionDescriptor(
-            name="object_reuse", type=job_api.PipelineOptionType.BOOLEAN
-        )
+        kind = job_api.PipelineOptionType.BOOLEAN
+        option = job_api.PipelineOptionDescriptor(name="object_reuse", type=kind)
         return job_api.DescribePipelineOptionsResponse(options=[option])
 
     def GetState(self, request, context):  # noqa: N802 - the service's name
@@ -96,31 +95,26 @@ def test_a_job_that_cannot_be_cancelled_is_named(tmp_path, monkeypatch, capfd):
 
 
 def test_a_failed_job_shows_what_its_runner_said(tmp_path, monkeypatch):
-    words = "Pipeline job-7 failed in state FAILED: TaskManager with id tm-1 is no longer reachable.\n  at java"
+    lost = "TaskManager with id tm-1 is no longer reachable."
+    words = f"Pipeline job-7 failed in state FAILED: {lost}\n  at java"
     result, message = run(tmp_path, monkeypatch, RuntimeError(words))
     assert result.num_cancelled == 0
-    assert "TaskManager with id tm-1 is no longer reachable." in message
+    assert lost in message
     log = tmp_path / WORKER_LOG
     assert words in log.read_text()
     assert str(log) in message
 
 
 @pytest.mark.parametrize(
-    ("said", "named"),
-    [
-        ("ModuleNotFoundError: No module named 'pipeline'", "No module named 'pipeline'"),
-        (
-            "AttributeError: Can't get attribute 'f' on <module 'pipeline.jobs.broadcast' from",
-            "Can't get attribute 'f' on",
-        ),
-    ],
+    "said",
+    ["No module named 'pipeline'", "Can't get attribute 'f' on <module 'pipeline.jobs.broadcast'"],
 )
 def test_workers_without_the_launchers_package_are_told_from_other_faults(
-    tmp_path, monkeypatch, said, named
+    tmp_path, monkeypatch, said
 ):
-    words = f"Pipeline job-7 failed in state FAILED: java.lang.RuntimeException: SDK harness\n  Traceback\n{said}\n at x"
+    words = f"Pipeline job-7 failed in state FAILED: java: SDK harness\n  Error: {said} from x\n at"
     _, message = run(tmp_path, monkeypatch, RuntimeError(words))
-    assert f"a worker says: {named}" in message
+    assert f"a worker says: {said}" in message
     assert "install the launcher's wheel with [pipeline] where workers run" in message
 
 
@@ -143,47 +137,37 @@ def test_what_is_no_job_server_is_named():
 
 def test_a_job_servers_own_options_pass_and_others_are_refused(job_server):
     _, endpoint = job_server
-    options = pipeline_options(2, ["--runner=PortableRunner", endpoint, "--object_reuse=true"], 4)
+    given = ["--runner=PortableRunner", "--object_reuse=true"]
+    options = pipeline_options(2, [*given, endpoint], 4)
     assert options.get_all_options(retain_unknown_options=True)["object_reuse"]
-    with pytest.raises(
-        ValueError, match=r"neither Beam nor the job server at 127.0.0.1:\d+ knows .*: no_such"
-    ):
-        pipeline_options(
-            2, ["--runner=PortableRunner", endpoint, "--object_reuse=true", "--no_such=1"], 4
-        )
-    with pytest.raises(
-        ValueError, match=r"Beam does not know the option\(s\) after --: object_reuse"
-    ):
-        pipeline_options(2, ["--runner=PortableRunner", "--object_reuse=true"], 4)
+    said = r"neither Beam nor the job server at 127.0.0.1:\d+ knows .*: no_such"
+    with pytest.raises(ValueError, match=said):
+        pipeline_options(2, [*given, endpoint, "--no_such=1"], 4)
+    said = r"Beam does not know the option\(s\) after --: object_reuse"
+    with pytest.raises(ValueError, match=said):
+        pipeline_options(2, given, 4)
 
 
 def test_a_job_of_a_launcher_that_is_gone_is_seen(job_server, tmp_path, monkeypatch, capfd):
     service, endpoint = job_server
     record = json.dumps({"job": "job-6", "began": "2026-01-02T03:04:05+00:00"})
     (tmp_path / RECORD).write_text(record)
-    _, message = run(tmp_path, monkeypatch, RuntimeError("the runner's words"), None, endpoint)
-    assert (
-        "job job-6, begun at 2026-01-02T03:04:05+00:00 by a launcher that is gone, is RUNNING"
-        in message
-    )
+
+    def said():
+        return run(tmp_path, monkeypatch, RuntimeError("the runner's words"), None, endpoint)[1]
+
+    began = "begun at 2026-01-02T03:04:05+00:00 by a launcher that is gone"
+    assert f"job job-6, {began}, is RUNNING" in said()
     assert (tmp_path / RECORD).read_text() == record
     service.state = job_api.JobState.FAILED
-    assert (
-        "the runner's words"
-        in run(tmp_path, monkeypatch, RuntimeError("the runner's words"), None, endpoint)[1]
-    )
+    assert "the runner's words" in said()
     assert not (tmp_path / RECORD).exists()
     (tmp_path / RECORD).write_text(record.replace("job-6", "job-5"))
-    assert (
-        "the runner's words"
-        in run(tmp_path, monkeypatch, RuntimeError("the runner's words"), None, endpoint)[1]
-    )
-    assert "job job-5, begun at " in (said := capfd.readouterr().err)
-    assert "may still be at work here: this runner does not know it" in said
+    assert "the runner's words" in said()
+    unknown = "may still be at work here: this runner does not know it"
+    assert f"job job-5, {began}, {unknown}" in capfd.readouterr().err
     (tmp_path / RECORD).write_text("{")
-    assert (
-        f"{RECORD} is damaged" in run(tmp_path, monkeypatch, RuntimeError("the runner's words"))[1]
-    )
+    assert f"{RECORD} is damaged" in said()
 
 
 def test_dataflows_page_of_a_job_is_printed(tmp_path, monkeypatch, capfd):
@@ -191,9 +175,8 @@ def test_dataflows_page_of_a_job_is_printed(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(result, "wait_until_finish", lambda: None)
     monkeypatch.setattr("apache_beam.pipeline.create_runner", lambda _: PipelineRunner())
     monkeypatch.setattr(PipelineRunner, "run_pipeline", lambda *_: result)
-    options = pipeline_options(
-        2, ["--runner=DataflowRunner", "--project=p-1", "--region=europe-west4"], 4
-    )
+    arguments = ["--runner=DataflowRunner", "--project=p-1", "--region=europe-west4"]
+    options = pipeline_options(2, arguments, 4)
     Job("shards", Folder(str(tmp_path))).run(beam.Pipeline(options=options))
     said = "https://console.cloud.google.com/dataflow/jobs/europe-west4/job-7?project=p-1"
     assert capfd.readouterr().err == f"shards: the runner calls this job job-7: {said}\n"
@@ -219,12 +202,8 @@ def test_what_stands_still_is_said_with_the_jobs_state(is_terminal, tmp_path, ca
         look(251)
         num[0] = 2
         look(255)
-    assert said == [
-        "",
-        "nothing finished for 3 min",
-        "nothing finished for 4 min, the job is RUNNING",
-        "",
-    ]
+    still = ["nothing finished for 3 min", "nothing finished for 4 min, the job is RUNNING"]
+    assert said == ["", *still, ""]
 
 
 def test_stages_may_take_longer_than_beams_five_minutes():

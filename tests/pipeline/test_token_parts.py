@@ -34,18 +34,13 @@ from tests.counting import empty_store
 def make_document(number, dtype=np.uint16):
     lengths = np.array([1 + number % 5, 2], np.uint16)
     tokens = np.arange(number, number + int(lengths.sum())).astype(dtype)
-    return TokenizedDocument(
-        hashlib.blake2b(str(number).encode(), digest_size=16).digest(), 10 + number, lengths, tokens
-    )
+    document_id = hashlib.blake2b(str(number).encode(), digest_size=16).digest()
+    return TokenizedDocument(document_id, 10 + number, lengths, tokens)
 
 
 def as_values(document):
-    return (
-        document.id,
-        document.cleaned_bytes,
-        document.sentence_lengths.tolist(),
-        document.tokens.tolist(),
-    )
+    lengths, tokens = document.sentence_lengths.tolist(), document.tokens.tolist()
+    return document.id, document.cleaned_bytes, lengths, tokens
 
 
 def write_parts(folder, parts):
@@ -126,9 +121,8 @@ def test_the_rows_of_all_parts_come_in_groups_with_their_places(tmp_path):
 def test_every_index_is_fetched_by_one_request():
     store = empty_store()
     documents = [make_document(number) for number in range(400)]
-    folder, names, _ = write_parts(
-        "counted://parts", [documents[start : start + 4] for start in range(0, 400, 4)]
-    )
+    parts = [documents[start : start + 4] for start in range(0, 400, 4)]
+    folder, names, _ = write_parts("counted://parts", parts)
     store.requests.clear()
     with open_index(folder, names) as index:
         for _ in range(2):
@@ -157,14 +151,11 @@ def test_a_cut_index_is_named(tmp_path, size):
     folder, names, _ = write_parts(tmp_path, [[make_document(number) for number in range(9)]])
     data = folder.read("part0.index")
     folder.write("part0.index", data[:size])
-    with pytest.raises(
-        ValueError, match=r"part0\.index: found \d+ bytes, expected \d+ .*; delete the folder"
-    ):
+    said = r"part0\.index: found \d+ bytes, expected \d+ .*; delete the folder"
+    with pytest.raises(ValueError, match=said):
         open_index(folder, names).__enter__()
     folder.remove(["part0.index"])
-    with pytest.raises(
-        ValueError, match=r"part0\.index .*missing; delete the folder of token parts"
-    ):
+    with pytest.raises(ValueError, match=r"part0\.index .*missing; delete the folder"):
         open_index(folder, names).__enter__()
 
 
@@ -172,9 +163,8 @@ def test_a_cut_index_is_named(tmp_path, size):
 def test_buckets_hold_every_document_once(tmp_path, num_buckets):
     documents = [make_document(number) for number in range(400)]
     folder, names, totals = write_parts(tmp_path, [documents[:150], documents[150:]])
-    held_out = bytes.fromhex(
-        "".join(totals.sources[0].lowest_ids[number] for number in (0, 1, 2, 50, 399))
-    )
+    lowest = totals.sources[0].lowest_ids
+    held_out = bytes.fromhex("".join(lowest[number] for number in (0, 1, 2, 50, 399)))
     found = {}
     for bucket in plan_buckets(num_buckets, held_out):
         read = read_bucket(TokenParts(folder, "uint16", held_out=held_out), names, bucket)
