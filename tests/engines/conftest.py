@@ -11,19 +11,16 @@ import sys
 
 import pytest
 
-from pipeline.cli import COMMANDS
-from pipeline.command_line.program import run_program
-from pipeline.shards.dataset import open_dataset
 from scripts.checkout import ROOT
 from scripts.clusters.install import engines
 from scripts.clusters.start import NAMES, start_cluster
 from tests.datasets import write_corpus
 from tests.engines.gate import SECONDS, Gate
+from tests.pipeline.programs import root_hash, run
 from tests.ports import free_port
 
-FLAGS = (
-    "--vocab_size", "150", "--passes", "3", "--seq_lens", "64", "128", "--num_buckets", "8", "--part_bytes", "65536",
-)  # fmt: skip
+SIZES = ("--seq_lens", "64", "128", "--num_buckets", "8", "--part_bytes", "65536")
+FLAGS = ("--vocab_size", "150", "--passes", "3", *SIZES)
 
 
 def require_installed(name):
@@ -60,8 +57,8 @@ def gate(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cluster(request, gate, tmp_path_factory):
-    """The engine that the test's file names as ENGINE, until the file's last test."""
-    name = request.module.ENGINE
+    """The engine that a test names, until the last test of it."""
+    name = request.param
     require_installed(name)
     with start_cluster(name, tmp_path_factory.mktemp(name), free_port, gate.folder) as started:
         yield started
@@ -69,47 +66,35 @@ def cluster(request, gate, tmp_path_factory):
 
 @pytest.fixture
 def build_and_verify(cluster, gate, corpus, local, tmp_path, capsys):
-    """build_and_verify(exchange, num_processes, ended="") builds on the engine by the page's command.
+    """build_and_verify(exchange, num_processes, ended="") builds by the page's command.
 
-    An undisturbed build learns its vocabulary; others are given it, as a job takes these engines
-    ten seconds and more.
-
-    So many processes write shards at a time. There one of them is killed, where `ended` is
-    "worker"; then the same command runs once more, if the engine has not made up for the loss
-    itself. Or Ctrl-C ends the "launcher": it has the engine cancel the job, and the same command
-    runs once more. Every document is in the dataset.
+    An undisturbed build learns its vocabulary; others are given it. So many processes write shards
+    at a time. There one of them, `ended` as "worker", is killed, or Ctrl-C ends the "launcher",
+    which has the engine cancel the job. Then the same command runs once more, if the engine has not
+    made up for the loss itself.
     """
 
     def start(command):
         with (tmp_path / "said.txt").open("wb") as said:
-            return subprocess.Popen(
-                ["bash", "-c", command],
-                cwd=tmp_path,
-                env=os.environ | dict(cluster.environment),
-                stdout=said,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            streams = {"stdout": said, "stderr": subprocess.STDOUT, "start_new_session": True}
+            env = os.environ | dict(cluster.environment)
+            return subprocess.Popen(["bash", "-c", command], cwd=tmp_path, env=env, **streams)
 
     def describe():
-        logs = sorted(path for path in cluster.folder.glob("*.log"))
-        tails = [f"--- {path}:\n{path.read_text(errors='replace')[-2500:]}" for path in logs]
-        return "\n".join(
-            [f"--- the launcher:\n{(tmp_path / 'said.txt').read_text()[-4000:]}", *tails]
-        )
+        logs = [tmp_path / "said.txt", *sorted(cluster.folder.glob("*.log"))]
+        tails = [f"--- {path}:\n{path.read_text(errors='replace')[-4000:]}" for path in logs]
+        return "\n".join(tails)
 
     def interrupt(process):
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(SECONDS) == 130, describe()
-        assert re.search(
-            r"\nshards: job \S+ was told to end\n", (tmp_path / "said.txt").read_text()
-        ), describe()
+        said = (tmp_path / "said.txt").read_text()
+        assert re.search(r"\nshards: job \S+ was told to end\n", said), describe()
 
     def build(exchange, num_processes, ended=""):
         given = ("--vocab", str(local / "vocab.txt")) if ended else ()
-        command = cluster.build_command(
-            corpus / "a.jsonl", tmp_path / "data", exchange, *FLAGS, *given
-        )
+        output = tmp_path / "data"
+        command = cluster.build_command(corpus / "a.jsonl", output, exchange, *FLAGS, *given)
         print(command)
         gate.close()
         process = start(command)
@@ -130,14 +115,8 @@ def build_and_verify(cluster, gate, corpus, local, tmp_path, capsys):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        root_hashes = {
-            open_dataset(str(each)).manifest.root_hash for each in (tmp_path / "data", local)
-        }
-        assert len(root_hashes) == 1
-        verify = ["verify", str(tmp_path / "data"), "--deep", "true"]
-        assert run_program("python -m pipeline", "Tests.", COMMANDS, verify) == 0, (
-            capsys.readouterr()
-        )
+        assert root_hash(output) == root_hash(local)
+        assert run("verify", output, "--deep", "true") == 0, capsys.readouterr()
 
     return build
 
@@ -156,23 +135,13 @@ def write_and_verify(cluster, gate, corpus, local, tmp_path):
         environment = os.environ | {"PYTHONPATH": str(ROOT)} | dict(cluster.environment)
         for python, output, arguments in ((sys.executable, here, []), (cluster.python, there, own)):
             program = [python, ROOT / "tests/engines/own_pipeline.py", corpus / "a.jsonl", output]
-            command = [str(word) for word in (*program, vocab, *arguments)]
-            ran = subprocess.run(
-                command,
-                env=environment,
-                cwd=tmp_path,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert ran.returncode == 0, ran.stderr[-4000:]
-        hashes = {open_dataset(str(each)).manifest.root_hash for each in (here, there, local)}
-        assert len(hashes) == 1
-        shards = [
-            {path.name: path.read_bytes() for path in tmp_path.joinpath(name).iterdir()}
-            for name in ("here-samples", "there-samples")
-        ]
-        assert shards[0] == shards[1]
-        assert len(shards[0]) >= 9
+            command = list(map(str, (*program, vocab, *arguments)))
+            subprocess.run(command, env=environment, cwd=tmp_path, check=True)
+        assert root_hash(here) == root_hash(there) == root_hash(local)
+        shards = sorted((tmp_path / "here-samples").iterdir())
+        assert len(shards) >= 9
+        assert len(shards) == len(list((tmp_path / "there-samples").iterdir()))
+        for path in shards:
+            assert path.read_bytes() == (tmp_path / "there-samples" / path.name).read_bytes()
 
     return write

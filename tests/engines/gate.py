@@ -1,7 +1,6 @@
-"""A gate in workers: each process that is about to write a shard says so, and waits until the test lets it go on.
+"""A gate in workers: a process that is about to write a shard says so, and waits for the test.
 
-So a build certainly has several processes at work on shards, and a worker is certainly killed in
-the middle of one.
+So a worker is certainly killed in the middle of one.
 """
 
 import time
@@ -48,9 +47,7 @@ class Gate:
         """Until so many processes wait, or the command that they work for has ended; their ids."""
         began = time.monotonic()
         while len(self.waiting()) < num_processes and process.poll() is None:
-            seconds = time.monotonic() - began
-            assert seconds < SECONDS, (
-                f"{len(self.waiting())} processes write shards, expected {num_processes}"
-            )
+            found = f"{len(self.waiting())} processes write shards, expected {num_processes}"
+            assert time.monotonic() - began < SECONDS, found
             time.sleep(0.05)
         return self.waiting()

@@ -31,11 +31,9 @@ from tokenizer.vocab import parse_vocab
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Google's clients warn of their own dependencies
 
-ARGUMENTS = [
-    "--runner=DataflowRunner", "--project=some-project", "--region=us-central1", "--temp_location=gs://some-bucket/tmp",
-    "--staging_location=gs://some-bucket/staging", "--sdk_container_image=gcr.io/some-project/worker:1",
-    "--sdk_location=container", "--dry_run=true",
-]  # fmt: skip
+ARGUMENTS = """--runner=DataflowRunner --project=some-project --region=us-central1 --dry_run=true
+--temp_location=gs://some-bucket/tmp --staging_location=gs://some-bucket/staging
+--sdk_container_image=gcr.io/some-project/worker:1 --sdk_location=container"""
 NUM_PARTS, NUM_BUCKETS = 1000, 1024
 
 
@@ -60,32 +58,22 @@ def translated(request, client, vocab_file, monkeypatch):
     monkeypatch.setattr("apache_beam.internal.gcp.auth.get_service_credentials", lambda _: None)
     monkeypatch.setattr("socket.socket.connect", refuse)
     monkeypatch.setattr(gcs.GcsIO, "is_soft_delete_enabled", lambda *_: False)
-    settings = BuildSettings(
-        output="gs://some-bucket/data", input=["gs://some-bucket/text/*.jsonl"]
-    )
+    settings = BuildSettings("gs://some-bucket/data", ["gs://some-bucket/text/*.jsonl"])
     vocabulary = parse_vocab(vocab_file.read_bytes(), "vocab.txt")
-    options = pipeline_options(settings.workers, ARGUMENTS, 4)
+    options = pipeline_options(settings.workers, ARGUMENTS.split(), 4)
     pipeline = beam.Pipeline(options=options)
     if request.param == "tokens":
-        ranges = [
-            FileRange(f"gs://some-bucket/text/{n}.jsonl", 0, 9, 9, "jsonl")
-            for n in range(NUM_PARTS)
-        ]
-        parts = [Part((each,)) for each in ranges]
+        urls = [f"gs://some-bucket/text/{n}.jsonl" for n in range(NUM_PARTS)]
+        parts = [Part((FileRange(url, 0, 9, 9, "jsonl"),)) for url in urls]
         add_tokens_graph(pipeline, parts, tokens_rule(settings, vocabulary), settings.open_tokens())
     else:
         mode = "files" if "files" in request.param else choose_exchange("auto", options)
         assert mode in request.param
         buckets = plan_buckets(NUM_BUCKETS, bytes(16))
-        contents = {
-            bucket.name: BucketContents(Seal(64, 9000, f"{7:032x}"), 70, 2**38)
-            for bucket in buckets
-        }
-        tasks = plan_tasks(buckets, [128], 1, contents)
-        names = [
-            f"{hashlib.blake2b(bytes([n % 256, n // 256]), digest_size=16).hexdigest()}-00000"
-            for n in range(NUM_PARTS)
-        ]
+        held = BucketContents(Seal(64, 9000, f"{7:032x}"), 70, 2**38)
+        tasks = plan_tasks(buckets, [128], 1, {bucket.name: held for bucket in buckets})
+        keys = [hashlib.blake2b(b"%d" % n, digest_size=16).hexdigest() for n in range(NUM_PARTS)]
+        names = [f"{key}-00000" for key in keys]
         tokens = TokenParts(settings.open_tokens(), "uint16", held_out=bytes(16))
         rules = {128: instance_rule(settings, vocabulary, 128)}
         builder = ShardBuilder(settings.open_output(), rules, 1, "0" * 64)
@@ -134,9 +122,8 @@ def test_nothing_comes_out_of_the_end_of_a_bundle(translated):
         def visit_transform(self, node):
             if isinstance(node.transform, beam.ParDo):
                 names.append(node.full_label)
-                assert type(node.transform.fn).finish_bundle is beam.DoFn.finish_bundle, (
-                    node.full_label
-                )
+                own = type(node.transform.fn).finish_bundle
+                assert own is beam.DoFn.finish_bundle, node.full_label
 
     pipeline.visit(Visitor())
     assert names

@@ -5,50 +5,32 @@ import pytest
 from apache_beam.metrics import MetricsFilter
 from apache_beam.runners.portability.fn_api_runner.fn_runner import RunnerResult
 
-from pipeline.cli import COMMANDS
-from pipeline.command_line.program import run_program
 from pipeline.jobs import broadcast
 from pipeline.jobs.run_beam import Outputs, pipeline_options, run_graph
 from pipeline.shards.dataset import open_dataset
 from pipeline.storage.folder import Folder
 from pipeline.wiki import wikitext
+from tests.pipeline.programs import run
 
 pytestmark = pytest.mark.processes
 
 
 def test_counters_are_what_the_build_made(texts, vocab_file, tmp_path, monkeypatch):
     results, wait = [], RunnerResult.wait_until_finish
-    monkeypatch.setattr(
-        RunnerResult, "wait_until_finish", lambda result, *_: results.append(result) or wait(result)
-    )
+
+    def keep(result, *_):
+        results.append(result)
+        return wait(result)
+
+    monkeypatch.setattr(RunnerResult, "wait_until_finish", keep)
     (tmp_path / "a.txt").write_text("\n\n".join(texts))
-    min_characters = sorted(map(len, texts))[20]
-    words = [
-        "build",
-        "--input",
-        tmp_path / "a.txt",
-        "--format",
-        "text-blank-lines",
-        "--min_characters",
-        min_characters,
-    ]
-    words += [
-        "--vocab",
-        vocab_file,
-        "--output",
-        tmp_path / "data",
-        "--seq_lens",
-        64,
-        "--workers",
-        1,
-    ]
-    assert run_program("python -m pipeline", "Tests.", COMMANDS, [*map(str, words)]) == 0
+    shortest = ("--min_characters", sorted(map(len, texts))[20], "--format", "text-blank-lines")
+    words = ("--vocab", vocab_file, "--output", tmp_path / "data", "--seq_lens", 64, "--workers", 1)
+    assert run("build", "--input", tmp_path / "a.txt", *shortest, *words) == 0
     dataset = open_dataset(str(tmp_path / "data"))
-    counted = {
-        each.key.metric.name: each.committed
-        for result in results
-        for each in result.metrics().query(MetricsFilter().with_namespace("beambert"))["counters"]
-    }
+    own = MetricsFilter().with_namespace("beambert")
+    found = [each for result in results for each in result.metrics().query(own)["counters"]]
+    counted = {each.key.metric.name: each.committed for each in found}
     assert counted["shards"] == len(dataset.all_shards)
     assert counted["instances"] == sum(shard.instances for shard in dataset.all_shards)
     assert counted["shard_bytes"] == sum(shard.num_bytes for shard in dataset.all_shards)
@@ -65,18 +47,13 @@ def test_a_worker_with_other_code_ends_the_job_before_it_writes(tmp_path, monkey
     folder = Folder(str(tmp_path))
 
     def build(pipeline):
-        _ = (
-            pipeline
-            | broadcast.CreateElements(["a"], folder)
-            | beam.Map(lambda name: folder.write(name, b"made"))
-        )
+        elements = pipeline | broadcast.CreateElements(["a"], folder)
+        _ = elements | beam.Map(lambda name: folder.write(name, b"made"))
 
-    with pytest.raises(
-        ValueError, match=r"a worker has other code of this package than the launcher \(worker, exp"
-    ):
-        run_graph(
-            "tokens", build, pipeline_options(1, [], 1), Outputs("parts", 1, 0, lambda: 0, folder)
-        )
+    outputs = Outputs("parts", 1, 0, lambda: 0, folder)
+    said = r"a worker has other code of this package than the launcher \(worker, exp"
+    with pytest.raises(ValueError, match=said):
+        run_graph("tokens", build, pipeline_options(1, [], 1), outputs)
     assert not list(tmp_path.iterdir())
 
 

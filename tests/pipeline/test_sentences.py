@@ -1,7 +1,5 @@
 """Sentences: nothing is lost, bounds hold, time is linear."""
 
-import time
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,27 +13,19 @@ from pipeline.text.sentences import cut_document, split_sentences
     [
         ("", "en", []),
         ("Dr. Smith left. He was late.", "en", ["Dr. Smith left.", "He was late."]),
-        (
-            "A title without a stop\nIt rained. It poured.",
-            "en",
-            ["A title without a stop", "It rained.", "It poured."],
-        ),
+        ("A title\nIt rained. It poured.", "en", ["A title", "It rained.", "It poured."]),
         ("今天好。明天好。", "zh", ["今天好。", "明天好。"]),
         ("他来了。1990年走了\uff012人留下。", "zh", ["他来了。", "1990年走了\uff01", "2人留下。"]),
         ("雨が降った。３日後に晴れた。", "ja", ["雨が降った。", "３日後に晴れた。"]),
         (
-            "他說「不去。3人去。」就走了。5人留下。",
+            "他說「不去。3人去。」走了。5人留。",
             "zh",
-            ["他說「不去。3人去。」", "就走了。", "5人留下。"],
+            ["他說「不去。3人去。」", "走了。", "5人留。"],
         ),
         ("1. Wash it. 2. Dry it 3. Go", "en", ["1. Wash it.", "2. Dry it", "3. Go"]),
         ("a. one thing b. another", "en", ["a. one thing", "b. another"]),
         ("\u20439. Ninth \u204310. Tenth", "en", ["\u20439. Ninth", "\u204310. Tenth"]),
-        (
-            "2. Mai bis 3. Juni war Krieg. Es regnete.",
-            "de",
-            ["2. Mai bis 3. Juni war Krieg.", "Es regnete."],
-        ),
+        ("2. Mai bis 3. Juni. Es regnete.", "de", ["2. Mai bis 3. Juni.", "Es regnete."]),
         ("He said: “It rains. I go.” We left.", "en", ["He said: “It rains. I go.”", "We left."]),
     ],
 )
@@ -56,10 +46,8 @@ def test_long_sentences_are_cut_at_the_last_space_that_fits():
 )
 def test_a_long_quotation_is_split_like_other_text(opening, closing):
     """`sentencex` takes it for one sentence, and what stands from one apostrophe to the next too."""
-    sentences = [
-        f"Sentence number {name} of those that he said that day."
-        for name in ("one", "two", "three", "four")
-    ]
+    names = ("one", "two", "three", "four")
+    sentences = [f"Sentence number {name} of those that he said that day." for name in names]
     text = f"{opening}{' '.join(sentences)} {'It is so. ' * 5}And the end{closing}."
     found = split_sentences(text)
     assert found[0] == opening + sentences[0]
@@ -69,12 +57,9 @@ def test_a_long_quotation_is_split_like_other_text(opening, closing):
 
 
 def test_a_stop_stays_with_the_marks_behind_it():
-    text = f"“I did what I could. (Applause.) {'My life is not so simple. ' * 8}I am late. (Laughter.)”"
-    assert split_sentences(text)[:3] == [
-        "“I did what I could.",
-        "(Applause.)",
-        "My life is not so simple.",
-    ]
+    many = "My life is not so simple. " * 8
+    found = split_sentences(f"“I did what I could. (Applause.) {many}I am late. (Laughter.)”")
+    assert found[:3] == ["“I did what I could.", "(Applause.)", "My life is not so simple."]
 
 
 words = st.text(st.sampled_from("aB.!?\"'(“”。1é\u2043"), min_size=1, max_size=8)
@@ -95,18 +80,6 @@ def test_windows_do_not_show():
     assert split_sentences(" ".join(sentences)) == sentences
 
 
-@pytest.mark.parametrize("unit", ["word ", "x", "“a. ", "A b c. "])
-def test_two_megabytes_in_one_line_take_linear_time(unit):
-    """Milliseconds to a second; whole lines would take `sentencex` minutes for the unclosed quotes."""
-    text = (unit * (2_000_000 // len(unit))).strip()
-    start = time.process_time()
-    sentences = split_sentences(text)
-    assert time.process_time() - start < 120
-    assert sum(len(sentence.replace(" ", "")) for sentence in sentences) == len(
-        text.replace(" ", "")
-    )
-
-
 def test_a_language_must_be_a_code():
     with pytest.raises(ValueError, match=r"language 'English': expected an ISO 639 code"):
         split_sentences("A text.", "English")
@@ -115,11 +88,8 @@ def test_a_language_must_be_a_code():
 def test_documents_are_cut_between_sentences():
     assert cut_document([]) == []
     assert cut_document(["one", "two"]) == [["one", "two"]]
-    assert cut_document(["éé", "b", "cccc", "d", "e"], max_bytes=7) == [
-        ["éé", "b"],
-        ["cccc", "d"],
-        ["e"],
-    ]
+    cut = [["éé", "b"], ["cccc", "d"], ["e"]]
+    assert cut_document(["éé", "b", "cccc", "d", "e"], max_bytes=7) == cut
     assert cut_document(["long sentence", "b", "c"], max_bytes=4) == [["long sentence"], ["b", "c"]]
 
 

@@ -8,8 +8,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.cli import COMMANDS
-from pipeline.command_line.program import run_program
 from pipeline.documents.parts import find_inputs, plan_parts
 from pipeline.documents.read import read_part
 from pipeline.documents.source import Source
@@ -22,19 +20,9 @@ from pipeline.stages.plan import describe_plan
 from pipeline.tokens.buckets import plan_buckets
 from pipeline.tokens.provenance import find_tokens
 from pipeline.tokens.token_index import TokenParts, read_bucket
+from tests.pipeline.programs import run, write_texts
 
 pytestmark = pytest.mark.processes
-
-
-def run(*arguments):
-    return run_program(
-        "python -m pipeline", "Tests.", COMMANDS, [str(argument) for argument in arguments]
-    )
-
-
-def sources_file(path, *sources, **settings):
-    path.write_text(json.dumps({"sources": list(sources), **settings}))  # JSON is YAML too
-    return path
 
 
 def test_words_count_as_often_as_their_source_is_used(mixture_config, tmp_path):
@@ -45,10 +33,8 @@ def test_words_count_as_often_as_their_source_is_used(mixture_config, tmp_path):
         folder = tmp_path / "-".join(map(str, weights))
         folder.mkdir()
         (folder / "c.yaml").write_text(json.dumps(changed))
-        assert (
-            run("vocab", "--config", folder / "c.yaml", "--output", folder / "data", "--workers", 1)
-            == 0
-        )
+        words = ("--config", folder / "c.yaml", "--output", folder / "data", "--workers", 1)
+        assert run("vocab", *words) == 0
         table = pq.read_table(folder / "data/word_counts.parquet")
         return dict(zip(table["word"].to_pylist(), table["count"].to_pylist(), strict=True))
 
@@ -64,14 +50,12 @@ def test_a_plan_takes_weights_into_account(mixture_config, vocab_file, mixture, 
     settings["sources"] = [Source(**source) for source in settings["sources"]]
     settings = BuildSettings(output=str(tmp_path / "data"), **settings)
     plan = describe_plan(settings, 1, find_corpus(settings).parts, instance_rule)
-    train = [
-        sum(shard.instances for shard in mixture.shards("train", 64, number)) for number in range(2)
-    ]
+    shards = [shard for number in range(2) for shard in mixture.shards("train", 64, number)]
+    train = sum(shard.instances for shard in shards)
     planned = re.search(r"L64: ([\d,]+) train instances a pass", plan)[1].replace(",", "")
-    assert int(planned) == pytest.approx(sum(train) / 2, rel=0.15)
-    rows = re.findall(
-        r"(\w+): (\d+) documents of .*, ([\d,]+) in all; weight (\S+) makes them (\S+)%", plan
-    )
+    assert int(planned) == pytest.approx(train / 2, rel=0.15)
+    row = r"(\w+): (\d+) documents of .*, ([\d,]+) in all; weight (\S+) makes them (\S+)%"
+    rows = re.findall(row, plan)
     assert [row[:2] for row in rows] == [("news", "70"), ("books", "60")]
     used = [float(row[3]) * int(row[2].replace(",", "")) for row in rows]
     assert [row[3] for row in rows] == ["0.5", "3"]
@@ -84,46 +68,30 @@ def test_a_plan_takes_weights_into_account(mixture_config, vocab_file, mixture, 
 def test_english_and_chinese_come_together(shared_data, tmp_path):
     english = tmp_path / "english.jsonl"
     part = find_inputs([str(shared_data / "data/wiki_en/wiki_en_00.txt.zst")])
-    texts = [
-        document.text
-        for document in itertools.islice(read_part(plan_parts(part, "auto", 2**30)[0]), 40)
-    ]
-    english.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    documents = itertools.islice(read_part(plan_parts(part, "auto", 2**30)[0]), 40)
+    write_texts(english, [document.text for document in documents])
     chinese = str(shared_data / "data/wiki_zh/wiki_zh_00.txt.zst")
     sources = [
-        {"name": "wiki-en", "input": [str(english)], "licence": "CC-BY-SA-3.0"},
-        {
-            "name": "wiki-zh",
-            "input": [chinese],
-            "language": "zh",
-            "licence": "CC-BY-SA-3.0",
-            "weight": 2,
-        },
+        {"name": "wiki-en", "input": [str(english)]},
+        {"name": "wiki-zh", "input": [chinese], "language": "zh", "weight": 2},
     ]
-    settings = {
-        "passes": 1,
-        "vocab_size": 9000,
-        "alphabet_size": 8000,
-        "num_buckets": 1,
-        "workers": 1,
-    }
-    config = sources_file(tmp_path / "c.yaml", *sources, **settings)
+    sizes = {"vocab_size": 9000, "alphabet_size": 8000, "num_buckets": 1, "passes": 1}
+    config = tmp_path / "c.yaml"
+    config.write_text(json.dumps({"sources": sources, "workers": 1, **sizes}))  # JSON is YAML too
     assert run("build", "--config", config, "--output", tmp_path / "data") == 0
     dataset = open_dataset(str(tmp_path / "data"))
     vocabulary = read_vocabulary(dataset)
     assert sum("\u4e00" <= token[0] <= "\u9fff" for token in vocabulary.tokens) > 3000
     counters = dataset.manifest.sources[1]["counters"]
-    assert (
-        counters.get("unknown_tokens", 0) < 0.001 * counters["tokens"]
-    )  # 13 % with an alphabet of 1,000
+    unknown = counters.get("unknown_tokens", 0)
+    assert unknown < 0.001 * counters["tokens"], "13 % with an alphabet of 1,000"
 
     english_row, chinese_row = json.loads(dataset.read_file("report.json"))["dataset"]["mixture"]
     tokens = english_row["tokens"], chinese_row["tokens"]
     assert chinese_row["share_of_corpus"] == pytest.approx(tokens[1] / sum(tokens), abs=1e-6)
     # A follows the weights; half of the instances have a random B, from any document alike.
-    starts = {
-        int.from_bytes(each.id[:8], "big"): each.source for each in encoded_documents(dataset)
-    }
+    documents = list(encoded_documents(dataset))
+    starts = {int.from_bytes(each.id[:8], "big"): each.source for each in documents}
     firsts = np.zeros(2)
     for shard in dataset.shards("train", 128, 0):
         for block in read_blocks(dataset, shard):
@@ -136,7 +104,7 @@ def test_english_and_chinese_come_together(shared_data, tmp_path):
     assert chinese_row["share_of_instances"] > chinese_row["share_of_corpus"]
 
     stop, ends_with_stop, inside = vocabulary.tokens.index("。"), 0, 0
-    for document in encoded_documents(dataset):
+    for document in documents:
         if document.source == 1:
             ends = np.cumsum(document.sentence_lengths.astype(int)) - 1
             ends_with_stop += int(np.count_nonzero(document.tokens[ends] == stop))
