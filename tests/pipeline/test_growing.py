@@ -1,7 +1,7 @@
-"""The block tables of a build that is followed: read as they are needed, and found wherever the build has put them."""
+"""Block tables of a build that is followed: read as needed, found wherever the build puts them."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from pipeline.shards.growing import (
 )
 from pipeline.shards.manifest import group_totals, root_hash
 from pipeline.shards.records import BlockTable, Shard
-from pipeline.stages.publish import planned_groups, publish_dataset
+from pipeline.stages.publish import Built, planned_groups, publish_dataset
 from pipeline.storage.folder import Folder
 
 NUM_PASSES = 6
@@ -36,40 +36,38 @@ class Build:
         self.whole, self.folder = whole, folder
         self.place = Folder(str(folder))
 
-    def rows(self, passes: Sequence[int]) -> list[ShardBlocks]:
-        return [
-            (shard, self.whole.blocks(shard)) for number in passes for shard in self.shards(number)
-        ]
+    def rows(self, *passes: int) -> list[ShardBlocks]:
+        shards = [shard for number in passes for shard in self.shards(number)]
+        return [(shard, self.whole.blocks(shard)) for shard in shards]
 
-    def shards(self, number: int) -> list[Shard]:
-        return self.whole.shards("train", 8192, number)
+    def shards(self, number: int, split: str = "train") -> list[Shard]:
+        return self.whole.shards(split, 8192, number)
+
+    def built(self, shards: Sequence[Shard]) -> Built:
+        return {shard.name: (shard, partial(self.whole.blocks, shard)) for shard in shards}
 
     def plan(self) -> None:
         shards = [shard for number in range(NUM_PASSES) for shard in self.shards(number)]
-        built = {shard.name: (shard, partial(self.whole.blocks, shard)) for shard in shards}
-        totals = {"groups": planned_groups([], built), "root_hash": UNKNOWN_HASH}
-        self.place.write(PLAN, dataclasses.replace(self.whole.manifest, **totals).to_json())
+        fields = {"groups": planned_groups([], self.built(shards)), "root_hash": UNKNOWN_HASH}
+        self.place.write(PLAN, dataclasses.replace(self.whole.manifest, **fields).to_json())
 
     def publish(self, *passes: int) -> None:
         for number in passes:
-            publish_pass(self.place, self.rows([number]), self.whole.manifest.settings_hash)
+            publish_pass(self.place, self.rows(number), self.whole.manifest.settings_hash)
 
     def end(self, *passes: int) -> None:
         """As the last step of a build does, of these passes and what is held out."""
-        held_out = self.whole.shards("validation", 8192, 0)
-        rows = [*self.rows(passes), *((shard, self.whole.blocks(shard)) for shard in held_out)]
-        shards = [shard for shard, _ in rows]
+        shards = [shard for shard, _ in self.rows(*passes)] + self.shards(0, "validation")
         totals = {"groups": group_totals(shards), "root_hash": root_hash(shards)}
-        built = {shard.name: (shard, partial(self.whole.blocks, shard)) for shard in shards}
-        publish_dataset(self.place, built, dataclasses.replace(self.whole.manifest, **totals))
+        manifest = dataclasses.replace(self.whole.manifest, **totals)
+        publish_dataset(self.place, self.built(shards), manifest)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, make_dataset) -> Dataset:
     sizes = [(20 + number, 9, 30 - number) for number in range(NUM_PASSES)]
-    return open_dataset(
-        str(make_dataset(tmp_path_factory.mktemp("whole") / "data", sizes, validation=(17, 5)))
-    )
+    folder = tmp_path_factory.mktemp("whole") / "data"
+    return open_dataset(str(make_dataset(folder, sizes, validation=(17, 5))))
 
 
 @pytest.fixture
@@ -121,23 +119,17 @@ def test_tables_are_parsed_when_they_are_asked_for(build, monkeypatch, way):
     assert parsed == [*firsts, shard]
 
 
-def test_blocks_are_found_when_the_build_has_taken_its_records_away(build, way):
-    build.publish(*range(NUM_PASSES))
-    followed = follow(build, *range(NUM_PASSES))
-    build.end(*range(NUM_PASSES))
-    assert not (build.folder / RECORDS).exists()
-    assert_found(followed, build, *range(NUM_PASSES))
-
-
-def test_a_finished_dataset_is_opened_once_for_all_its_passes(build, monkeypatch):
+def test_blocks_are_found_when_the_build_has_taken_its_records_away(build, way, monkeypatch):
+    """The finished dataset is opened once for all its passes."""
     opened = []
     monkeypatch.setattr(
         "pipeline.shards.growing.open_dataset",
         lambda *where: (opened.append(where), open_dataset(*where))[1],
     )
     build.publish(0, 1)
-    followed = follow(build, 0)
+    followed = follow(build, 0, 1)
     build.end(*range(NUM_PASSES))
+    assert not (build.folder / RECORDS).exists()
     for number in range(NUM_PASSES):
         assert followed.find_pass("train", 8192, number)
     assert_found(followed, build, *range(NUM_PASSES))
@@ -160,9 +152,7 @@ def test_blocks_are_found_when_passes_have_been_added(build, way):
 
 
 def test_blocks_of_a_pass_withdrawn_are_missing_until_it_is_published_again(build, monkeypatch):
-    monkeypatch.setattr(
-        block_tables, "WHOLE_BYTES", 100
-    )  # so that something is read for each shard
+    monkeypatch.setattr(block_tables, "WHOLE_BYTES", 100)  # something is read for each shard
     build.publish(0)
     followed = follow(build, 0)
     withdraw_passes(build.place, [FIRST])
@@ -176,47 +166,40 @@ def test_a_pass_that_was_built_again_with_other_instances_is_refused(build, monk
     monkeypatch.setattr(block_tables, "WHOLE_BYTES", 100)
     build.publish(0)
     followed = follow(build, 0)
-    [(first, table), *others] = build.rows([0])
-    monkeypatch.setattr(
-        build,
-        "rows",
-        lambda _: [(dataclasses.replace(first, content_hash="0" * 64), table), *others],
-    )
+    [(first, table), *others] = build.rows(0)
+    other = dataclasses.replace(first, content_hash="0" * 64)
+    monkeypatch.setattr(build, "rows", lambda _: [(other, table), *others])
     build.end(0)
+    said = f"{FIRST} was built again with other instances than it had; begin this"
     for _ in range(2):
-        with pytest.raises(
-            ValueError,
-            match=f"{FIRST} was built again with other instances than it had; begin this",
-        ):
+        with pytest.raises(ValueError, match=said):
             followed.blocks(build.shards(0)[2])
 
 
-@pytest.mark.parametrize(
-    "spoil", [lambda data: data[:-20], lambda _: b"PAR1" * 50], ids=["cut", "other"]
-)
-def test_a_damaged_table_is_refused_when_its_pass_is_found(build, way, spoil):
+def spoil_table(build: Build, spoil: Callable[[bytes], bytes]) -> None:
     build.publish(0)
     path = build.folder / RECORDS / FIRST / "blocks.parquet"
     path.write_bytes(spoil(path.read_bytes()))
+
+
+@pytest.mark.parametrize("spoil", [lambda data: data[:-20], lambda _: b"PAR1" * 50])
+def test_a_damaged_table_is_refused_when_its_pass_is_found(build, way, spoil):
+    spoil_table(build, spoil)
     with pytest.raises(ValueError, match=r"blocks.parquet: a damaged Parquet table"):
         follow(build, 0)
 
 
 def test_a_table_of_other_shards_is_refused_when_its_pass_is_found(build, way):
-    build.publish(0)
-    path = build.folder / RECORDS / FIRST / "blocks.parquet"
-    path.write_bytes(blocks_table([table for _, table in build.rows([0])][:-1]))
-    with pytest.raises(
-        ValueError, match=r"blocks.parquet: 5 rows, expected 9 for the blocks of 3 shards"
-    ):
+    fewer = blocks_table([table for _, table in build.rows(0)][:-1])
+    spoil_table(build, lambda _: fewer)
+    with pytest.raises(ValueError, match=r"blocks.parquet: 5 rows, expected 9 for the blocks of 3"):
         follow(build, 0)
 
 
 def test_a_table_that_does_not_describe_a_shard_is_refused_when_that_is_asked_for(build, way):
-    build.publish(0)
-    *tables, last = [table for _, table in build.rows([0])]
+    *tables, last = [table for _, table in build.rows(0)]
     spoilt = dataclasses.replace(last, offset=last.offset[::-1].copy())
-    (build.folder / RECORDS / FIRST / "blocks.parquet").write_bytes(blocks_table([*tables, spoilt]))
+    spoil_table(build, lambda _: blocks_table([*tables, spoilt]))
     followed = follow(build, 0)
     first, second, third = build.shards(0)
     assert columns(followed.blocks(first)) == columns(tables[0])
