@@ -54,7 +54,9 @@ def broadcast(value: object, folder: Folder) -> Broadcast:
     return Broadcast(folder, sent.digest)
 
 
-class CreateElements(beam.PTransform):  # type: ignore[misc]
+class CreateElements(
+    beam.PTransform[beam.pvalue.PBegin, beam.PCollection[Any]]  # type: ignore[misc]
+):
     """The elements of a list, spread over all workers; long lists are read from files."""
 
     def __init__(self, elements: Sequence[Any], folder: Folder) -> None:
@@ -63,7 +65,9 @@ class CreateElements(beam.PTransform):  # type: ignore[misc]
 
     def expand(self, pipeline: beam.Pipeline) -> beam.PCollection:
         """The graph; workers with other code than the launcher's end it."""
-        return self._create(pipeline) | beam.Map(refuse_other_code, hash_code())
+        return self._create(pipeline) | "RefuseOtherCode" >> beam.Map(
+            refuse_other_code, hash_code()
+        )
 
     def _create(self, pipeline: beam.Pipeline) -> beam.PCollection:
         if len(pickle.dumps(self._elements)) <= MAX_INLINE_BYTES:

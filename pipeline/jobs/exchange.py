@@ -78,7 +78,11 @@ def refuse_large_groups(tasks: Iterable[ShardTask], token_dtype: str) -> None:
         )
 
 
-class ExchangeByBucket(beam.PTransform):  # type: ignore[misc]
+class ExchangeByBucket(
+    beam.PTransform[  # type: ignore[misc]
+        beam.pvalue.PBegin, beam.PCollection[tuple[list[ShardTask], Iterable[TokenizedDocument]]]
+    ]
+):
     """The start of a graph: pairs (tasks of one bucket, an iterable of its documents)."""
 
     def __init__(
@@ -93,24 +97,30 @@ class ExchangeByBucket(beam.PTransform):  # type: ignore[misc]
         self._mode, self._tokens, self._folder = mode, tokens, folder
         self._part_names, self._tasks = tuple(part_names), tasks
 
+    def display_data(self) -> dict[str, str | int]:
+        return {"mode": self._mode, "parts": len(self._part_names), "tasks": len(self._tasks)}
+
     def expand(self, pipeline: beam.Pipeline) -> beam.PCollection:
         if self._mode == "files":
             tasks = pipeline | "Tasks" >> CreateElements(self._tasks, self._folder)
             names = broadcast(self._part_names, self._folder)
-            return tasks | beam.Map(find_documents, self._tokens, names)
+            return tasks | "FindDocuments" >> beam.Map(find_documents, self._tokens, names)
         buckets = broadcast(group_tasks(self._tasks), self._folder)
         return (
             pipeline
             | "TokenParts" >> CreateElements(self._part_names, self._folder)
-            | beam.FlatMap(cut_for_tasks, self._tokens, buckets).with_output_types(
+            | "CutParts"
+            >> beam.FlatMap(cut_for_tasks, self._tokens, buckets).with_output_types(
                 tuple[bytes, bytes]
             )
             | beam.GroupByKey()
-            | beam.Map(unpack_group, self._tokens, buckets)
+            | "UnpackGroups" >> beam.Map(unpack_group, self._tokens, buckets)
         )
 
 
-class RefuseRepeats(beam.PTransform):  # type: ignore[misc]
+class RefuseRepeats(
+    beam.PTransform[beam.PCollection[tuple[str, str]], beam.PCollection[None]]  # type: ignore[misc]
+):
     """The end of a graph that shuffles: (bucket, shard) of finished shards, none of them twice.
 
     What a failed attempt of a bundle gave is not in the collection.

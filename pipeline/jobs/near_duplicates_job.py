@@ -74,9 +74,9 @@ def run_near_duplicates_job(
 
     def build(pipeline: beam.Pipeline) -> None:
         elements = pipeline | "Runs" >> CreateElements(runs, folder)
-        written = beam.pvalue.AsList(elements | beam.Map(write_bands, rule, folder))
+        written = beam.pvalue.AsList(elements | "WriteBands" >> beam.Map(write_bands, rule, folder))
         keys = pipeline | "KeyRanges" >> beam.Create(ranges, reshuffle=True)
-        _ = keys | beam.Map(write_found, written, rule, folder)
+        _ = keys | "WriteFound" >> beam.Map(write_found, written, rule, folder)
 
     if not {keys.file_name for keys in ranges} <= sizes.keys():
         found = len(names_of_all & sizes.keys())

@@ -8,7 +8,6 @@ import contextlib
 import gc
 import importlib
 import logging
-import os
 import re
 import shlex
 import sys
@@ -51,15 +50,15 @@ WORKER_LOG = f"{RECORDS}/workers.log"
 _OWN_RUNNERS = {"FnApiRunner", "LocalRunner"}  # what they print is kept for people, not shown
 # Beam waits for ever for a worker that ends too early with code 0, so 0 is what one that was told
 # to end has here. Ctrl-C is for the launcher. What is installed wins over files of the launcher's
-# folder, where filters may be.
+# folder, where filters may be. What workers print goes to a file: Beam raises their errors too.
 _WORKER = (
     "import os, sys, pipeline, tokenizer; sys.path.append(os.getcwd());"
     " from apache_beam.runners.worker.sdk_worker_main import main; main([]); raise SystemExit(100)"
 )
 _WORKER_COMMAND = (
-    "trap '' INT; OPENBLAS_NUM_THREADS=1 JE_ARROW_MALLOC_CONF=background_thread:false"
-    f" {shlex.quote(sys.executable)} -c {shlex.quote(_WORKER)};"
-    " code=$?; [ $code -eq 100 ] || exit $((code ? code : 1))"
+    f"trap '' INT; exec 2>>\"${worker_guard.VARIABLE}.log\"; OPENBLAS_NUM_THREADS=1"
+    f" JE_ARROW_MALLOC_CONF=background_thread:false {shlex.quote(sys.executable)} -c"
+    f" {shlex.quote(_WORKER)}; code=$?; [ $code -eq 100 ] || exit $((code ? code : 1))"
 )
 
 
@@ -168,10 +167,11 @@ def run_graph(
         tqdm.write(f"{found} are there from an earlier run; continuing", file=sys.stderr)
     is_local, job = _runner_name(options) in _OWN_RUNNERS, Job(describe, outputs.folder)
     with tempfile.TemporaryDirectory(prefix="beambert-") as folder:
-        log, progress = Path(folder, "workers.log"), Progress(describe, outputs, job.state)
-        output = _worker_output(log) if is_local else contextlib.nullcontext()
+        lock, log = f"{folder}/lock", Path(folder, "lock.log")
+        progress = Progress(describe, outputs, job.state)
+        quiet = _quiet_loggers() if is_local else contextlib.nullcontext()
         try:
-            with output, progress.shown(), worker_guard.guard_workers(f"{folder}/lock"):
+            with quiet, progress.shown(), worker_guard.guard_workers(lock):
                 pipeline = beam.Pipeline(options=options)
                 build(pipeline)
                 gc.freeze()  # no search for garbage among Beam's modules
@@ -184,8 +184,8 @@ def run_graph(
             if fault := _find_fault(f"{type(error).__name__}: {error}"):
                 raise ValueError(fault) from error
             cause = "a worker failed" if is_local else f"the runner ended the job: {_cause(error)}"
-            said = log.read_text(encoding="utf-8", errors="replace") if is_local else str(error)
-            where = _keep_log(outputs.folder, hide(said))
+            said = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+            where = _keep_log(outputs.folder, hide(f"{said}{error}"))
             raise RuntimeError(f"{describe}: {cause}; all that was said is {where}") from error
 
 
@@ -213,16 +213,11 @@ def _find_fault(error: str) -> str | None:
 
 
 @contextlib.contextmanager
-def _worker_output(log: Path) -> Iterator[None]:
-    """Sends to a file what local worker processes, which inherit descriptor 2, and Beam print."""
+def _quiet_loggers() -> Iterator[None]:
+    """Keeps Beam from logging, of workers on this machine, what it raises too."""
     names = ("apache_beam.runners.portability", "apache_beam.runners.worker")
     loggers = list(map(logging.getLogger, names))
     levels = [logger.level for logger in loggers]
-    sys.stderr.flush()
-    kept_stderr, kept_descriptor = sys.stderr, os.dup(2)
-    with log.open("ab") as file:
-        os.dup2(file.fileno(), 2)
-    sys.stderr = os.fdopen(os.dup(kept_descriptor), "w", buffering=1)
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
     try:
@@ -230,10 +225,6 @@ def _worker_output(log: Path) -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-        os.dup2(kept_descriptor, 2)
-        sys.stderr.close()
-        sys.stderr = kept_stderr
-        os.close(kept_descriptor)
 
 
 class Progress:

@@ -61,6 +61,7 @@ class ShardBuilder:
         gathered = gather_documents(documents)
         seal = seal_documents(gathered.ids, len(gathered.tokens))
         found = BucketContents(seal, gathered.rows, gathered.checksum)
+        metrics.observe({"documents_a_bucket": seal.documents})
         for task in tasks:
             if found != task.contents:
                 said = f"{documents.origin} {found}, expected {task.contents}; {documents.advice}"
@@ -129,7 +130,7 @@ def add_shards_graph(
     finished = (
         pipeline
         | ExchangeByBucket(mode, tokens, part_names, tasks, builder.output / RECORDS)
-        | beam.FlatMapTuple(builder.build)
+        | "BuildShards" >> beam.FlatMapTuple(builder.build)
     )
     if mode == "shuffle":
         _ = finished | RefuseRepeats()

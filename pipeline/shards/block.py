@@ -112,6 +112,11 @@ def block_schema(token_dtype: Any) -> pa.Schema:
 
 def encode_block(block: Block) -> bytes:
     """The block as one Arrow IPC stream; equal blocks, equal bytes within one version of Arrow."""
+    return write_stream(to_record_batch(block))
+
+
+def to_record_batch(block: Block) -> pa.RecordBatch:
+    """The block's columns, by `block_schema`."""
     offsets, masked_offsets = (each - each[0] for each in (block.offsets, block.masked_offsets))
     columns = [
         _lists(offsets, block.input_ids),
@@ -123,7 +128,7 @@ def encode_block(block: Block) -> bytes:
         pa.array(block.document_b),
     ]
     schema = block_schema(block.input_ids.dtype.name)
-    return write_stream(pa.RecordBatch.from_arrays(columns, schema=schema))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def decode_block(data: bytes | memoryview, where: str) -> Block:

@@ -9,7 +9,7 @@ from pipeline.transforms.webdataset import WriteToWebDataset
 
 
 def write_to_webdataset(url: str, key: str = "id", **settings: Any) -> beam.PTransform:
-    """WriteToWebDataset of rows: `key` names the field that is a sample's key, the other fields are extensions."""
+    """WriteToWebDataset of rows: `key` names the field of the key, the others are extensions."""
     return "Samples" >> beam.Map(_to_sample, key) | WriteToWebDataset(url, **settings)
 
 

@@ -1,4 +1,4 @@
-"""Documents of a PCollection as token parts, from which `finish_build` makes a dataset; and its instances again.
+"""Documents of a PCollection as token parts, then a dataset; and its instances again.
 
     document | lists of some part_bytes | EncodeDocuments | write_token_part | finish_tokens
 
@@ -18,7 +18,7 @@ import apache_beam as beam
 from pipeline.documents import Document, DroppedDocument
 from pipeline.jobs.tokens_job import EncodeDocuments, write_token_part
 from pipeline.settings import BuildSettings
-from pipeline.shards.block import Block
+from pipeline.shards.block import to_record_batch
 from pipeline.shards.dataset import Dataset, open_dataset, read_blocks
 from pipeline.stages.build import run_shards
 from pipeline.stages.build_tokens import DELIVERED, STORE, claim_tokens, tokens_rule
@@ -36,7 +36,7 @@ class WriteTokens(
         beam.PCollection[str | Document], dict[str, beam.PCollection[str | DroppedDocument]]
     ]
 ):
-    """Writes documents, as text or `Document`, as token parts of a dataset that `finish_build` makes.
+    """Writes texts or `Document`s as token parts of a dataset, which `finish_build` makes.
 
     Yields "parts", the names of their records, and "rejected", a `DroppedDocument` for each that is
     left out.
@@ -45,10 +45,7 @@ class WriteTokens(
     def __init__(self, output: str, vocab: str, **settings: Any) -> None:
         """Keeps the settings of a build (`pipeline.settings.BuildSettings`).
 
-        Args:
-            output: Folder or URL of the dataset.
-            vocab: Its vocab.txt, or a model that has one.
-            **settings: The others; `sources` name what `Document.source` may be.
+        Their `sources` name what `Document.source` may be.
         """
         super().__init__()
         self._settings = _make_settings(output, vocab, settings)
@@ -57,31 +54,27 @@ class WriteTokens(
         return {"output": hide(self._settings.output), "vocab": hide(str(self._settings.vocab))}
 
     def expand(self, documents: beam.PCollection[str | Document]) -> Any:
-        if not documents.is_bounded:
-            raise ValueError(
-                "WriteTokens: the documents never end; a dataset needs a bounded input"
-            )
         settings = self._settings
         vocabulary = prepare_vocabulary(settings, (), (), ())
         folder, rule = claim_tokens(settings, vocabulary), tokens_rule(settings, vocabulary)
-        found = in_one_window(documents) | "ToDocuments" >> beam.Map(to_document).with_output_types(
-            Document
-        )
+        convert = beam.Map(to_document).with_output_types(Document)
+        found = in_one_window(documents, self) | "ToDocuments" >> convert
         size = settings.part_bytes
         encoded = (
             found
-            | beam.BatchElements(size, size, element_size_fn=_size_of)
+            | "Batch" >> beam.BatchElements(size, size, element_size_fn=_size_of)
             | "ToLists" >> beam.FlatMap(to_lists, [source.name for source in settings.corpus])
             | EncodeDocuments(rule)
         )
-        number = beam.pvalue.AsSingleton(found | beam.combiners.Count.Globally())
+        rejected = encoded | "Rejected" >> beam.FlatMap(list_rejected)
+        number = found | "CountDocuments" >> beam.combiners.Count.Globally()
         parts = (
             encoded
             | "WriteTokenPart" >> beam.Map(write_token_part, folder, rule)
-            | beam.combiners.ToList()
-            | "FinishTokens" >> beam.FlatMap(finish_tokens, number, folder)
+            | "ListParts" >> beam.combiners.ToList()
+            | "FinishTokens" >> beam.FlatMap(finish_tokens, beam.pvalue.AsSingleton(number), folder)
         )
-        return {"parts": parts, "rejected": encoded | "Rejected" >> beam.FlatMap(list_rejected)}
+        return {"parts": parts, "rejected": rejected}
 
 
 def finish_build(
@@ -89,11 +82,8 @@ def finish_build(
 ) -> Dataset:
     """Makes the dataset of what `WriteTokens` has written, as `python -m pipeline shards` does.
 
-    Args:
-        output: As `WriteTokens` had it.
-        vocab: The same.
-        beam_arguments: Arguments for Beam; by default the jobs run in local worker processes.
-        **settings: As `WriteTokens` had them, and those that decide instances.
+    Settings are those that `WriteTokens` had, and those that decide instances. Without
+    `beam_arguments` the jobs run in local worker processes.
     """
     return run_shards(_make_settings(output, vocab, settings), beam_arguments)
 
@@ -113,8 +103,9 @@ def to_document(document: str | Document) -> Document:
     if isinstance(document, str):
         return Document(document)
     if not isinstance(document, Document):
+        kind = type(document).__name__
         raise ValueError(  # noqa: TRY004 - a user's fault, which runners pass on
-            f"a document is a {type(document).__name__}, expected str or pipeline.documents.Document"
+            f"a document is a {kind}, expected str or pipeline.documents.Document"
         )
     return document
 
@@ -177,7 +168,7 @@ def finish_tokens(records: Sequence[str], number: int, folder: Folder) -> Iterat
 class ReadInstances(
     beam.PTransform[beam.pvalue.PBegin, beam.PCollection[dict[str, Any]]]  # type: ignore[misc]
 ):
-    """The instances of a dataset, each a dict of `split`, `seq_len`, `pass_index` and the columns of docs/format.md."""
+    """Instances of a dataset: dicts of split, seq_len, pass_index and docs/format.md's columns."""
 
     def __init__(
         self,
@@ -186,14 +177,7 @@ class ReadInstances(
         seq_len: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Keeps what is read.
-
-        Args:
-            dataset: Its folder or URL.
-            split: train or validation; both by default.
-            seq_len: One length; all by default.
-            storage_options: Options of the filesystem.
-        """
+        """Keeps what is read of the dataset at a URL: all, or one split or one length."""
         super().__init__()
         self._dataset, self._split, self._seq_len = dataset, split, seq_len
         self._options = storage_options
@@ -225,24 +209,9 @@ def read_instances(
     [shard] = [each for each in dataset.all_shards if each.name == name]
     place = {"split": shard.split, "seq_len": shard.seq_len, "pass_index": shard.pass_index}
     for block in read_blocks(dataset, shard):
-        yield from (place | each for each in _rows(block))
+        yield from (place | row for row in to_record_batch(block).to_pylist())
 
 
 @cache
 def _open(url: str, options: str) -> Dataset:
     return open_dataset(url, json.loads(options))
-
-
-def _rows(block: Block) -> Iterator[dict[str, Any]]:
-    tokens = zip(block.offsets[:-1], block.offsets[1:], strict=True)
-    masked = zip(block.masked_offsets[:-1], block.masked_offsets[1:], strict=True)
-    for row, ((start, stop), (first, last)) in enumerate(zip(tokens, masked, strict=True)):
-        yield {
-            "input_ids": block.input_ids[start:stop].tolist(),
-            "segment_a_length": int(block.segment_a_length[row]),
-            "masked_lm_positions": block.masked_lm_positions[first:last].tolist(),
-            "masked_lm_ids": block.masked_lm_ids[first:last].tolist(),
-            "is_random_next": bool(block.is_random_next[row]),
-            "document_a": int(block.document_a[row]),
-            "document_b": int(block.document_b[row]),
-        }

@@ -12,13 +12,14 @@ import gzip
 import hashlib
 import io
 import re
+import reprlib
 import tarfile
 import time
 from bisect import bisect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -34,6 +35,7 @@ from pipeline.storage.secret_values import hide
 MANIFEST = "manifest.json"
 WIDS_INDEX = "shards.json"
 _FORMAT = "webdataset shards 1"
+_COLUMNS = ("name", "samples", "bytes", "sha256")  # of a shard in manifest.json
 _HASH_BYTES = 16
 _CELL_BYTES = 2  # hashes that begin with the same ones are in the same shard
 _OTHER = "is of another dataset; give another folder, or delete what lies there"
@@ -41,7 +43,7 @@ _ADVICE = "the runner loses, repeats or changes what it delivers: run again, or 
 
 
 class Tally(NamedTuple):
-    """How many samples there are, the bytes of their members in a tar, and the sum of their checksums."""
+    """How many samples there are, the bytes of their members, and the sum of their checksums."""
 
     samples: int = 0
     num_bytes: int = 0
@@ -59,18 +61,9 @@ class Plan(NamedTuple):
     expected: tuple[Tally, ...] = ()
 
 
-class WrittenShard(NamedTuple):
-    """A row of manifest.json."""
-
-    name: str
-    samples: int
-    bytes: int
-    sha256: str
-
-
 @dataclass(frozen=True)
 class ShardRule:
-    """Where shards go and how large they are: `NAME-NNNNNN.tar` in a folder, up to bytes and samples of each."""
+    """Where shards `NAME-NNNNNN.tar` go, and how large they are at most."""
 
     folder: Folder
     name: str
@@ -90,7 +83,7 @@ class ShardRule:
 class WriteToWebDataset(
     beam.PTransform[beam.PCollection[dict[str, Any]], beam.PCollection[str]]  # type: ignore[misc]
 ):
-    """Writes samples as `NAME-000000.tar` ..., then manifest.json and shards.json; yields the shards' URLs.
+    """Writes samples as `NAME-000000.tar` ..., then shards.json and manifest.json; yields URLs.
 
     A sample is a dict: `__key__`, and an entry an extension, bytes or what webdataset encodes by
     that extension. Shards that are there already with the same bytes are not written again.
@@ -104,15 +97,7 @@ class WriteToWebDataset(
         max_samples: int = 100_000,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Keeps what the shards are made by.
-
-        Args:
-            url: Their folder, at any fsspec URL.
-            name: What their names begin with.
-            max_bytes: The most bytes of a shard.
-            max_samples: The most samples of a shard.
-            storage_options: Options of the filesystem.
-        """
+        """Keeps the folder, at any fsspec URL, how names begin, and the most that a shard holds."""
         super().__init__()
         if not re.fullmatch(r"[\w.-]+", name):
             raise ValueError(f"name is {name!r}, expected letters, digits, '_', '-' and '.'")
@@ -124,22 +109,15 @@ class WriteToWebDataset(
         self._rule = ShardRule(Folder(url, storage_options), name, max_bytes, max_samples)
 
     def display_data(self) -> dict[str, Any]:
-        rule = asdict(self._rule)
-        return {
-            "url": hide(self._rule.folder.url),
-            **{key: rule[key] for key in rule if key != "folder"},
-        }
+        rule = self._rule
+        sizes = {"max_bytes": rule.max_bytes, "max_samples": rule.max_samples}
+        return {"url": hide(rule.folder.url), "name": rule.name, **sizes}
 
     def expand(self, samples: beam.PCollection[dict[str, Any]]) -> beam.PCollection[str]:
-        if not samples.is_bounded:
-            raise ValueError(
-                "WriteToWebDataset: the samples never end; shards need a bounded input"
-            )
         rule = self._rule
         _refuse_other_dataset(rule)
-        encoded = in_one_window(samples) | "EncodeSamples" >> beam.Map(
-            encode_sample, rule
-        ).with_output_types(bytes)
+        encode = beam.Map(encode_sample, rule).with_output_types(bytes)
+        encoded = in_one_window(samples, self) | "EncodeSamples" >> encode
         plan = beam.pvalue.AsSingleton(
             encoded | "PlanShards" >> beam.CombineGlobally(_PlanShards(rule))
         )
@@ -153,11 +131,17 @@ class WriteToWebDataset(
         )
 
 
-def in_one_window(elements: beam.PCollection[Any]) -> beam.PCollection[Any]:
-    """Without the windows that a pipeline may have made; Dask's runner knows no such stage at a source."""
-    return (
-        elements if elements.windowing.is_default() else elements | beam.WindowInto(GlobalWindows())
-    )
+def in_one_window(
+    elements: beam.PCollection[Any], transform: beam.PTransform
+) -> beam.PCollection[Any]:
+    """Without the windows that a pipeline may have made.
+
+    Raises:
+        ValueError: The elements never end.
+    """
+    if not elements.is_bounded:
+        raise ValueError(f"{transform.label}: what comes never ends; give a bounded PCollection")
+    return elements | "InOneWindow" >> beam.WindowInto(GlobalWindows())
 
 
 def encode_sample(sample: Mapping[str, Any], rule: ShardRule) -> bytes:
@@ -167,15 +151,15 @@ def encode_sample(sample: Mapping[str, Any], rule: ShardRule) -> bytes:
         ValueError: It has no key, one that is no file name, no entry, one that cannot be encoded,
             or more bytes than a shard.
     """
-    key = sample.get("__key__")
-    if not isinstance(key, str) or not key or re.search(r"[./\\\0]", key):
+    key = sample.get("__key__") if isinstance(sample, Mapping) else None
+    if not isinstance(key, str) or not key or re.search("[./\\\\\0\ud800-\udfff]", key):
         raise ValueError(
             f"a sample's __key__ is {key!r}, expected text that is not empty, without '.', '/' and"
-            f" '\\'; the sample has {', '.join(map(repr, sample))}"
+            f" '\\'; the sample is {reprlib.repr(sample)}"
         )
     members = [
         pack_member(f"{key}.{extension}", _encode_value(key, extension, sample[extension]))
-        for extension in sorted(sample)
+        for extension in sorted(sample, key=str)
         if not str(extension).startswith("_") and sample[extension] is not None
     ]
     encoded = b"".join([hashlib.blake2b(key.encode(), digest_size=_HASH_BYTES).digest(), *members])
@@ -189,8 +173,8 @@ def encode_sample(sample: Mapping[str, Any], rule: ShardRule) -> bytes:
     return encoded
 
 
-def _encode_value(key: str, extension: str, value: Any) -> bytes:
-    if not extension or "/" in extension:
+def _encode_value(key: str, extension: Any, value: Any) -> bytes:
+    if not isinstance(extension, str) or not extension or "/" in extension:
         raise ValueError(
             f"the sample {key!r}: the extension {extension!r} is no end of a file's name"
         )
@@ -198,9 +182,8 @@ def _encode_value(key: str, extension: str, value: Any) -> bytes:
         return value
     try:
         kind = extension.removesuffix(".gz")
-        data = (
-            value.encode() if isinstance(value, str) else _encoder(kind.rpartition(".")[2])(value)
-        )
+        encode = str.encode if isinstance(value, str) else _encoder(kind.rpartition(".")[2])
+        data = encode(value)
     except Exception as error:
         raise ValueError(
             f"the sample {key!r}: its {extension!r} is a {type(value).__name__} that cannot be"
@@ -228,16 +211,14 @@ class _PlanShards(beam.CombineFn):  # type: ignore[misc]
         return {}
 
     def add_input(self, cells: dict[int, Tally], encoded: bytes) -> dict[int, Tally]:
-        cell = _cell_of(encoded)
-        tally = Tally(1, len(encoded) - _HASH_BYTES, crc32(encoded))
-        cells[cell] = cells[cell].add(tally) if cell in cells else tally
+        cell, own = _cell_of(encoded), Tally(1, len(encoded) - _HASH_BYTES, crc32(encoded))
+        cells[cell] = cells.get(cell, Tally()).add(own)
         return cells
 
     def merge_accumulators(self, accumulators: Iterable[dict[int, Tally]]) -> dict[int, Tally]:
         total: dict[int, Tally] = {}
-        for cells in accumulators:
-            for cell, tally in cells.items():
-                total[cell] = total.get(cell, Tally()).add(tally)
+        for cell, tally in chain.from_iterable(cells.items() for cells in accumulators):
+            total[cell] = total.get(cell, Tally()).add(tally)
         return total
 
     def extract_output(self, cells: dict[int, Tally]) -> Plan:
@@ -255,9 +236,9 @@ def plan_shards(cells: Mapping[int, Tally], rule: ShardRule) -> Plan:
     for cell, tally in sorted(cells.items()):
         if not rule.holds(tally):
             raise ValueError(
-                f"{tally.samples} samples of {tally.num_bytes:,} bytes lie in one of the 65,536 ranges"
-                " of keys that are not cut further, more than a shard of"
-                f" max_bytes={rule.max_bytes:,} and max_samples={rule.max_samples:,}; give larger ones"
+                f"{tally.samples} samples of {tally.num_bytes:,} bytes lie in one of the 65,536"
+                " ranges of keys that are not cut further, more than a shard of max_bytes="
+                f"{rule.max_bytes:,} and max_samples={rule.max_samples:,}; give larger ones"
             )
         if expected and rule.holds(together := expected[-1].add(tally)):
             expected[-1] = together
@@ -275,7 +256,7 @@ def to_shard(encoded: bytes, plan: Plan) -> tuple[int, bytes]:
 def write_shard(
     shard: tuple[int, Iterable[bytes]], plan: Plan, rule: ShardRule
 ) -> tuple[str, int, int, str]:
-    """Writes a shard, unless it is there.
+    """Writes a shard, unless it is there; returns its row of manifest.json.
 
     Raises:
         ValueError: The samples are not those of the plan, two have one key, or another file is
@@ -296,13 +277,20 @@ def write_shard(
             )
     tar = b"".join([memoryview(encoded)[_HASH_BYTES:] for encoded in ordered])
     tar += end_of_tar(len(tar))
-    if not rule.folder.exists(name):
+    if rule.folder.exists(name):
+        _refuse_other_bytes(rule, name, tar)
+    elif rule.folder.exists(MANIFEST):
+        raise ValueError(f"{rule.folder.locate(MANIFEST)} {_OTHER}")
+    else:
         rule.folder.write(name, tar)
         metrics.count({"shards": 1, "samples": len(ordered), "shard_bytes": len(tar)})
-    elif rule.folder.size(name) != len(tar) or rule.folder.read(name) != tar:
-        raise ValueError(f"{rule.folder.locate(name)} {_OTHER}")
     metrics.observe({"bytes_a_shard": len(tar), "ms_a_shard": 1000 * (time.monotonic() - began)})
     return name, len(ordered), len(tar), hashlib.sha256(tar).hexdigest()
+
+
+def _refuse_other_bytes(rule: ShardRule, name: str, data: bytes) -> None:
+    if rule.folder.read(name) != data:
+        raise ValueError(f"{rule.folder.locate(name)} {_OTHER}")
 
 
 def _key_of(encoded: bytes) -> str:
@@ -321,37 +309,36 @@ def finish_dataset(
     """
     if not (plan.expected or written):
         raise ValueError(f"{rule.folder.url}: there is no sample to write")
-    shards = sorted(WrittenShard(*shard) for shard in written)
+    rows = [dict[str, Any](zip(_COLUMNS, shard, strict=True)) for shard in sorted(written)]
     names = [rule.shard_name(number) for number in range(len(plan.expected))]
-    if [shard.name for shard in shards] != names:
-        odd = sorted({*names} ^ {shard.name for shard in shards}) or names
+    if [row["name"] for row in rows] != names:
+        odd = sorted({*names} ^ {row["name"] for row in rows}) or names
         raise ValueError(
-            f"{rule.folder.url}: {len(shards)} shards were written, expected {len(names)}, each once;"
-            f" such as {odd[0]}; {_ADVICE}"
+            f"{rule.folder.url}: {len(rows)} shards were written, expected {len(names)}, each"
+            f" once; such as {odd[0]}; {_ADVICE}"
         )
     files = rule.folder.list()
-    if lost := [shard.name for shard in shards if files.get(shard.name) != shard.bytes]:
+    if lost := [row["name"] for row in rows if files.get(row["name"]) != row["bytes"]]:
         raise ValueError(f"{rule.folder.locate(lost[0])} is not there as it was written; run again")
     _refuse_other_files(rule, sorted(files.keys() - {*names}))
-    for name, data in (WIDS_INDEX, _wids_index(shards)), (MANIFEST, _manifest(shards)):
-        if name not in files:
+    for name, data in (WIDS_INDEX, _wids_index(rows)), (MANIFEST, _manifest(rows)):
+        if name in files:
+            _refuse_other_bytes(rule, name, data)
+        else:
             rule.folder.write(name, data)
-        elif rule.folder.read(name) != data:
-            raise ValueError(f"{rule.folder.locate(name)} {_OTHER}")
     yield from map(rule.folder.locate, names)
 
 
-def _wids_index(shards: Sequence[WrittenShard]) -> bytes:
-    rows = [{"url": each.name, "nsamples": each.samples, "filesize": each.bytes} for each in shards]
-    return json_bytes({"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": rows})
+def _wids_index(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    shards = [
+        {"url": row["name"], "nsamples": row["samples"], "filesize": row["bytes"]} for row in rows
+    ]
+    return json_bytes({"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": shards})
 
 
-def _manifest(shards: Sequence[WrittenShard]) -> bytes:
-    totals = {
-        "samples": sum(each.samples for each in shards),
-        "bytes": sum(each.bytes for each in shards),
-    }
-    return json_bytes({"format": _FORMAT, **totals, "shards": [each._asdict() for each in shards]})
+def _manifest(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    totals = {name: sum(row[name] for row in rows) for name in ("samples", "bytes")}
+    return json_bytes({"format": _FORMAT, **totals, "shards": rows})
 
 
 def _refuse_other_dataset(rule: ShardRule) -> None:

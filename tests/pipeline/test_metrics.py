@@ -1,5 +1,8 @@
 """What a runner's page counts of a build, and workers that are not like their launcher."""
 
+import os
+from functools import partial
+
 import apache_beam as beam
 import pytest
 from apache_beam.metrics import MetricsFilter
@@ -28,17 +31,34 @@ def test_counters_are_what_the_build_made(texts, vocab_file, tmp_path, monkeypat
     words = ("--vocab", vocab_file, "--output", tmp_path / "data", "--seq_lens", 64, "--workers", 1)
     assert run("build", "--input", tmp_path / "a.txt", *shortest, *words) == 0
     dataset = open_dataset(str(tmp_path / "data"))
-    own = MetricsFilter().with_namespace("beambert")
-    found = [each for result in results for each in result.metrics().query(own)["counters"]]
-    counted = {each.key.metric.name: each.committed for each in found}
+    ours = MetricsFilter().with_namespace("beambert")
+    found = [result.metrics().query(ours) for result in results]
+    counted, observed = (
+        {each.key.metric.name: each.committed for metrics in found for each in metrics[kind]}
+        for kind in ("counters", "distributions")
+    )
     assert counted["shards"] == len(dataset.all_shards)
     assert counted["instances"] == sum(shard.instances for shard in dataset.all_shards)
     assert counted["shard_bytes"] == sum(shard.num_bytes for shard in dataset.all_shards)
     made = dataset.manifest.counters
+    parts = {f"{unit}_a_part" for unit in ("bytes", "documents", "ms")}
+    assert observed.keys() == {*parts, "documents_a_bucket"}
+    buckets = observed["documents_a_bucket"]  # of validation, and of training for each pass
+    assert buckets.count == len(dataset.all_shards)
+    assert buckets.min + buckets.max == made["documents"]
     assert counted["documents"] == made["documents"]
     assert counted["tokens"] == made["distinct_tokens"]
     assert counted["dropped_too_short"] == made["dropped_too_short"] > 0
     assert counted["documents_read"] == made["documents"] + made["dropped_too_short"]
+
+
+def test_what_others_say_while_a_job_runs_here_is_shown(tmp_path, capfd):
+    def build(pipeline):
+        _ = pipeline | beam.Create([b"of another thread"]) | beam.Map(partial(os.write, 2))
+
+    nothing = Outputs("parts", 1, 0, lambda: 0, Folder(str(tmp_path)))
+    run_graph("tokens", build, pipeline_options(1, [], 1), nothing)
+    assert "of another thread" in capfd.readouterr().err
 
 
 def test_a_worker_with_other_code_ends_the_job_before_it_writes(tmp_path, monkeypatch):

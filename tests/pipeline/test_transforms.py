@@ -56,7 +56,8 @@ def write(documents, output, vocab, *flags, check=None, **settings):
 @pytest.fixture(scope="module")
 def from_files(corpus, vocab_file, tmp_path_factory):
     output = tmp_path_factory.mktemp("files") / "data"
-    run("build", "--input", corpus, "--vocab", vocab_file, "--output", output, *FLAGS)
+    words = ["--input", corpus, "--vocab", vocab_file, "--output", output, *FLAGS]
+    run("build", *words, "--", *IN_MEMORY, "--runtime_type_check")
     return open_dataset(str(output))
 
 
@@ -96,7 +97,8 @@ def test_types_hold_when_they_are_checked_and_copies_change_nothing(
     texts, vocab_file, from_files, tmp_path
 ):
     write([*texts, *texts[:40]], tmp_path / "data", vocab_file, "--runtime_type_check", **SETTINGS)
-    dataset = finish_build(str(tmp_path / "data"), str(vocab_file), **SETTINGS)
+    checked = {"beam_arguments": [*IN_MEMORY, "--runtime_type_check"], "exchange": "shuffle"}
+    dataset = finish_build(str(tmp_path / "data"), str(vocab_file), **checked, **SETTINGS)
     assert dataset.manifest.root_hash == from_files.manifest.root_hash
     assert dataset.manifest.counters["dropped_duplicate"] == 40
 
@@ -270,3 +272,37 @@ def test_the_examples_of_the_page_run(texts, vocab_file, tmp_path, monkeypatch):
         assert ran.returncode == 0, ran.stderr[-3000:]
     assert json.loads((tmp_path / "samples/manifest.json").read_text())["samples"] == 100
     assert len(open_dataset("my-data").all_shards) >= 3
+
+
+KILLED = """
+import json, os, sys
+import apache_beam as beam
+from pipeline.storage.folder import Folder
+from pipeline.transforms import WriteTokens
+texts, vocab, output, name, *words = sys.argv[1:]
+write = Folder.write
+def write_or_die(own, file, data):
+    if file.endswith(name):
+        os.kill(os.getpid(), 9)
+    write(own, file, data)
+Folder.write = write_or_die
+settings = {"seq_lens": [64], "passes": 2, "num_buckets": 4, "workers": 1}
+with beam.Pipeline(argv=words) as pipeline:
+    pipeline | beam.Create(json.loads(texts)) | WriteTokens(output, vocab, **settings)
+"""
+
+
+@pytest.mark.parametrize("name", ["-last.json", "parts.json"])
+def test_a_killed_pipeline_leaves_no_tokens_and_the_same_one_writes_them(
+    name, texts, vocab_file, from_files, tmp_path
+):
+    words = [json.dumps(texts), str(vocab_file), str(tmp_path), name, *IN_MEMORY]
+    command = [sys.executable, "-c", KILLED, *words]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert ran.returncode == -9, ran.stderr[-3000:]
+    with pytest.raises(FileNotFoundError):
+        finish_build(str(tmp_path), str(vocab_file), **SETTINGS)
+    write(texts, tmp_path, vocab_file, **SETTINGS)
+    dataset = finish_build(str(tmp_path), str(vocab_file), **SETTINGS)
+    assert dataset.manifest.root_hash == from_files.manifest.root_hash
