@@ -1,16 +1,18 @@
 """What a job sends to all workers: small values in its description, large ones by a file.
 
 Dataflow refuses descriptions above 10 MB, and every worker process keeps what is in them. The hash
-of a file stands in the description, so a worker unpacks no other file for it.
+of a file stands in the description, so a worker reads no other file for it; it is JSON, as what
+lies beside data must run no code.
 """
 
-import pickle
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from types import GenericAlias
+from typing import Any, get_args, get_origin, get_type_hints
 
 import apache_beam as beam
 
@@ -28,8 +30,9 @@ _PACKAGES = (Path(__file__).parents[1], Path(tokenizer.__file__).parent)
 
 @dataclass(frozen=True)
 class Broadcast:
-    """A value for all workers, pickled, or in a file that is named by the hash of its bytes."""
+    """A value for all workers as JSON, or in a file that is named by the hash of its bytes."""
 
+    kind: Any
     folder: Folder
     digest: str
     data: bytes = b""
@@ -37,7 +40,7 @@ class Broadcast:
     @property
     def file_name(self) -> str:
         """The file in the folder, where there is one."""
-        return f"broadcast-{self.digest}.pickle"
+        return f"broadcast-{self.digest}.json"
 
     def get(self) -> Any:
         """The value, the same object at every call in a process; ValueError for another file."""
@@ -45,13 +48,16 @@ class Broadcast:
 
 
 def broadcast(value: object, folder: Folder) -> Broadcast:
-    """Packs a value, a large one into a file in the folder."""
-    data = pickle.dumps(value)
-    sent = Broadcast(folder, _digest(data), data)
+    """Packs a tuple or dataclass of text, numbers, bytes and such, a large one into a file."""
+    kind: Any = type(value)
+    if isinstance(value, tuple) and value:
+        kind = GenericAlias(tuple, (type(value[0]), ...))
+    data = json.dumps(value, default=_to_json).encode()
+    sent = Broadcast(kind, folder, _digest(data), data)
     if len(data) <= MAX_INLINE_BYTES:
         return sent
     folder.write(sent.file_name, data)
-    return Broadcast(folder, sent.digest)
+    return Broadcast(kind, folder, sent.digest)
 
 
 class CreateElements(
@@ -70,7 +76,7 @@ class CreateElements(
         )
 
     def _create(self, pipeline: beam.Pipeline) -> beam.PCollection:
-        if len(pickle.dumps(self._elements)) <= MAX_INLINE_BYTES:
+        if len(json.dumps(self._elements, default=_to_json)) <= MAX_INLINE_BYTES:
             return pipeline | beam.Create(self._elements, reshuffle=True)
         lists = [
             broadcast(self._elements[first : first + _ELEMENTS_PER_FILE], self._folder)
@@ -116,4 +122,21 @@ def _unpack(sent: Broadcast) -> Any:
             f"{sent.folder.locate(sent.file_name)} is not what this job wrote there: somebody else"
             " writes to this folder, or it is damaged; delete the file and run again"
         )
-    return pickle.loads(data)
+    return _from_json(json.loads(data), sent.kind)
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    return [getattr(value, field.name) for field in fields(value)]
+
+
+def _from_json(data: Any, kind: Any) -> Any:
+    if isinstance(kind, type) and is_dataclass(kind):
+        return kind(*map(_from_json, data, _field_types(kind).values()))
+    if get_origin(kind) is tuple:
+        return tuple(_from_json(each, get_args(kind)[0]) for each in data)
+    return bytes.fromhex(data) if kind is bytes else data
+
+
+_field_types = lru_cache(get_type_hints)

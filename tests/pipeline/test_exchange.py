@@ -133,7 +133,7 @@ def test_both_modes_bring_the_same_documents(folder, mode, most_inline, tmp_path
     with beam.Pipeline(options=pipeline_options(1, [], 4)) as pipeline:
         exchange = ExchangeByBucket(mode, folder, NAMES, tasks, Folder(str(tmp_path)))
         _ = pipeline | exchange | beam.Map(write)
-    assert len(list(tmp_path.glob("broadcast-*.pickle"))) == (0 if most_inline else 2)
+    assert len(list(tmp_path.glob("broadcast-*.json"))) == (0 if most_inline else 2)
     found = {each.bucket.name: (tmp_path / each.bucket.name).read_text().split() for each in tasks}
     for task in tasks:
         expected = read_bucket(folder, NAMES, task.bucket)
@@ -199,7 +199,7 @@ def test_a_broadcast_comes_back_as_it_was_and_by_its_hash_alone(tmp_path, monkey
     [path] = tmp_path.iterdir()
     path.write_bytes(path.read_bytes().replace(b"train", b"other", 1))
     broadcast._unpack.cache_clear()
-    with pytest.raises(ValueError, match=r"broadcast-\w+.pickle is not what this job wrote there"):
+    with pytest.raises(ValueError, match=r"broadcast-\w+.json is not what this job wrote there"):
         sent.get()
 
 
