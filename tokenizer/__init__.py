@@ -1,1 +1,1 @@
-"""Text to wordpiece ids: vocabularies, the readable reference, the fast encoder, export and learning."""
+"""Text to wordpiece ids: vocabularies, the readable reference, encoders, export and learning."""

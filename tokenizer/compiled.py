@@ -1,4 +1,4 @@
-"""Which of two equal paths is used: the compiled modules, if this installation has them, or plain Python.
+"""Which of two equal paths is used: the compiled modules where there are any, or plain Python.
 
 The Python path is the definition: a compiled module gives the same bytes, sooner. `pip install`
 compiles the modules where there is a C compiler; in a checkout BUILD_COMMAND does. The environment
@@ -17,12 +17,7 @@ BUILD_COMMAND = 'python -c "from setuptools import setup; setup()" build_ext --i
 
 
 def load(name: str) -> ModuleType | None:
-    """The compiled module of this dotted name, or None where the Python path is to be used.
-
-    Raises:
-        ValueError: The environment variable is neither 0, 1 nor unset.
-        ImportError: It is 1, and the module is missing or older than its C source.
-    """
+    """The compiled module of this dotted name, or None where the Python path is to be used."""
     wanted = os.environ.get(VARIABLE, "")
     if wanted not in ("", "0", "1"):
         expected = "expected 0 (plain Python), 1 (compiled modules are required) or unset"

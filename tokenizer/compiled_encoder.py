@@ -1,4 +1,4 @@
-"""Text to arrays of ids by the compiled matcher: those of `tokenizer.encode.LibraryEncoder`, sooner.
+"""Text to arrays of ids by the compiled matcher: those of `LibraryEncoder`, sooner.
 
 1. `Matcher.encode` takes each sentence byte by byte: ASCII by a table, other characters by their
    forms, words by a trie with failure links (LinMaxMatch). What a character becomes (its form) is
@@ -82,13 +82,13 @@ class CompiledEncoder:
         ]
 
     def _is_contextual(self, character: str, form: str) -> bool:
-        """Whether canonical ordering may move what is left of it, or this Python's tables lack it."""
+        """Whether canonical ordering may move what is left, or this Python's tables lack it."""
         is_moved = any(map(unicodedata.combining, form))
         return self._lower_case and (is_moved or unicodedata.category(character) == "Cn")
 
 
 def _sort_pieces(vocab: Vocabulary) -> tuple[list[bytes], NDArray[np.uint32], int]:
-    """Pieces that begin words, then those that continue them, each by bytes; ids; number of the first.
+    """Pieces that begin words, then those that continue them, by bytes; ids; number of the first.
 
     A piece longer than any word is left out, as else a word beyond the limit could be found.
     """

@@ -42,7 +42,7 @@ class LibraryEncoder:
 
 
 class Encoder:
-    """Encodes sentences with one vocabulary; pickled as its two arguments, without what it has met."""
+    """Encodes sentences with one vocabulary; pickled without what it has met."""
 
     def __init__(self, vocab: Vocabulary, lower_case: bool) -> None:
         self.vocab, self.lower_case = vocab, lower_case
@@ -56,7 +56,7 @@ class Encoder:
         return self.encode_sentences([text])[0]
 
     def encode_sentences(self, sentences: Sequence[str]) -> tuple[IdArray, NDArray[np.uint32]]:
-        """Ids of all sentences one after the other, of the vocabulary's dtype; and how many of each.
+        """Ids of all sentences in one array of the vocabulary's dtype; and how many of each.
 
         Raises UnicodeEncodeError where a sentence holds half of a surrogate pair.
         """

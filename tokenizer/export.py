@@ -1,4 +1,4 @@
-"""The files with which users open a trained model's tokenizer in `tokenizers` and `transformers`."""
+"""The files by which `tokenizers` and `transformers` open a trained model's tokenizer."""
 
 import json
 from functools import lru_cache
@@ -15,17 +15,13 @@ from tokenizer.wordpiece import MAX_WORD_CHARACTERS
 
 
 def build_tokenizer(vocab: Vocabulary, lower_case: bool) -> Tokenizer:
-    """BERT's tokenizer as users run it: "[MASK]" in a text is the mask token, [CLS] A [SEP] B [SEP] is added.
+    """BERT's tokenizer as users run it: "[MASK]" in a text is the mask token, specials are added.
 
     The limit on a word's length is written as the 200 characters of google-research/bert, not the
     library's 100.
     """
-    model = WordPiece(
-        dict(vocab.ids),
-        unk_token=UNK,
-        max_input_chars_per_word=MAX_WORD_CHARACTERS,
-        continuing_subword_prefix=CONTINUATION,
-    )
+    limit = MAX_WORD_CHARACTERS
+    model = WordPiece(dict(vocab.ids), unk_token=UNK, max_input_chars_per_word=limit)
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = build_normalizer(lower_case)
     tokenizer.pre_tokenizer = build_pre_tokenizer()
@@ -35,17 +31,14 @@ def build_tokenizer(vocab: Vocabulary, lower_case: bool) -> Tokenizer:
         special_tokens=[(CLS, vocab.cls_id), (SEP, vocab.sep_id)],
     )
     tokenizer.decoder = WordPieceDecoder(prefix=CONTINUATION)
-    tokenizer.add_special_tokens(
-        [AddedToken(token, normalized=False, special=True) for token in SPECIAL_TOKENS]
-    )
+    specials = [AddedToken(token, normalized=False, special=True) for token in SPECIAL_TOKENS]
+    tokenizer.add_special_tokens(specials)
     return tokenizer
 
 
 def build_normalizer(lower_case: bool) -> BertNormalizer:
-    """Cleans text and puts spaces around CJK; if `lower_case`, case and accents (strip_accents=None) go together."""
-    return BertNormalizer(
-        clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=lower_case
-    )
+    """Cleans text and puts spaces around CJK; if `lower_case`, case and accents go together."""
+    return BertNormalizer(strip_accents=None, lowercase=lower_case)
 
 
 def build_pre_tokenizer() -> BertPreTokenizer:
@@ -65,10 +58,11 @@ def tokenizer_config_json(vocab: Vocabulary, lower_case: bool, max_length: int) 
     Its class is the one that runs tokenizer.json as it stands: `BertTokenizer` of transformers 5
     builds its own from the vocabulary, with the library's limit of 100 characters a word.
     """
+    flags = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)
+    special = {"content": "", **flags, "special": True}
+    added = {str(vocab.ids[token]): special | {"content": token} for token in SPECIAL_TOKENS}
     config = {
-        "added_tokens_decoder": {
-            str(vocab.ids[token]): _added_token(token) for token in SPECIAL_TOKENS
-        },
+        "added_tokens_decoder": added,
         "clean_up_tokenization_spaces": False,
         "cls_token": CLS,
         "do_lower_case": lower_case,
@@ -83,8 +77,3 @@ def tokenizer_config_json(vocab: Vocabulary, lower_case: bool, max_length: int) 
         "unk_token": UNK,
     }
     return json.dumps(config, indent=2) + "\n"
-
-
-def _added_token(token: str) -> dict[str, str | bool]:
-    flags = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)
-    return {"content": token, **flags, "special": True}

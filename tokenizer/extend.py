@@ -22,7 +22,7 @@ from tokenizer.vocab import CONTINUATION, Vocabulary
 from tokenizer.wordpiece import MAX_WORD_CHARACTERS, split_piece
 
 _CANDIDATES = 1.5
-"""Pieces tried for each that is kept: with 2 or 4 the text that was not learned from takes more tokens again."""
+"""Pieces tried for each that is kept: with 2 or 4, text not learned from takes more tokens."""
 
 Array = NDArray[Any]
 
@@ -94,7 +94,7 @@ def _find_saved(
     counts_W: Array,
     lower_case: bool,
 ) -> dict[str, int]:
-    """What each new piece saves at all its uses; a piece that only leads to longer ones has none and is left out."""
+    """What each new piece saves at all its uses; one that only leads to longer ones is left out."""
     ids, lengths_W = Encoder(pieces, lower_case).encode_sentences(words)
     # Float sums are exact below 2^53, far beyond the words of any sample.
     uses = np.bincount(ids, np.repeat(counts_W, lengths_W), len(pieces)).astype(np.int64).tolist()

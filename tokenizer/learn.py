@@ -1,4 +1,4 @@
-"""Learns a WordPiece vocabulary from word counts: the same counts give the same vocabulary, whatever their order."""
+"""Learns a WordPiece vocabulary from word counts: the order of words plays no part."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,8 +11,7 @@ from tokenizer.vocab import CLS, CONTINUATION, MASK, PAD, SEP, UNK, Vocabulary
 from tokenizer.wordpiece import MAX_WORD_CHARACTERS
 
 MAX_ALPHABET = 1000
-"""Characters kept by default, the commonest first, then by code point; a word with another one is [UNK], and not
-learned from."""
+"""Characters kept by default, the commonest; a word with another is [UNK], and not learned from."""
 
 _NEWLINE = ord("\n")
 _OTHER = -1
@@ -26,8 +25,9 @@ def learn_vocabulary(
     num_unused: int = 0,
     alphabet_size: int = MAX_ALPHABET,
 ) -> Vocabulary:
-    """Vocabulary of `vocab_size` tokens in the order of BERT's: [PAD], [unused0]..., [UNK] [CLS] [SEP] [MASK], pieces.
+    """Vocabulary of `vocab_size` tokens in the order of BERT's.
 
+    First come [PAD], [unused0]..., [UNK] [CLS] [SEP] [MASK], then pieces.
     Pieces are the alphabet by code point; the characters that continue words, with "##", by code
     point; then what byte-pair merges make, in order: the commonest pair of neighbouring pieces
     becomes one wherever it stands, again and again. Of equally common pairs the first by code
@@ -36,26 +36,22 @@ def learn_vocabulary(
     Words are distinct, as the normaliser and the pre-tokeniser yield them, in any order; one longer
     than MAX_WORD_CHARACTERS is [UNK] to every encoder, and left out. Words that hold fewer distinct
     pieces than `vocab_size` give fewer tokens. BERT's own vocabularies have 99 [unusedN].
-
-    Raises:
-        ValueError: `vocab_size` does not hold the special tokens, the unused ones and the words'
-            alphabet.
     """
     specials = [PAD, *(f"[unused{n}]" for n in range(num_unused)), UNK, CLS, SEP, MASK]
     merger = _start_merging(words, np.asarray(counts, np.int64), alphabet_size)
     num_fixed = len(specials) + len(merger.pieces)
     if num_fixed > vocab_size:
         raise ValueError(
-            f"vocab_size={vocab_size} is too small: {len(specials)} special and unused tokens and the text's alphabet "
-            f"alone make {num_fixed}; raise vocab_size, or lower num_unused={num_unused} or "
-            f"alphabet_size={alphabet_size}"
+            f"vocab_size={vocab_size} is too small: {len(specials)} special and unused tokens and"
+            f" the text's alphabet alone make {num_fixed}; raise vocab_size, or lower"
+            f" num_unused={num_unused} or alphabet_size={alphabet_size}"
         )
     merger.merge_until(vocab_size - len(specials))
     return Vocabulary((*specials, *merger.pieces))
 
 
 def _start_merging(words: Sequence[str], counts: Array, alphabet_size: int) -> PairMerger:
-    """The words as single characters; P positions: a boundary, then every word and a boundary after it."""
+    """The words as single characters; P positions: a boundary, then each word and a boundary."""
     codes_P, weights_P = _lay_out(words, counts)
     alphabet, characters_P = _choose_alphabet(codes_P, weights_P, alphabet_size)
     is_bad_P = characters_P == _OTHER
@@ -75,7 +71,7 @@ def _start_merging(words: Sequence[str], counts: Array, alphabet_size: int) -> P
 
 
 def _lay_out(words: Sequence[str], counts: Array) -> tuple[Array, Array]:
-    """[P] code points of all words, a newline first and after each; [P] the count of the word at each position."""
+    """[P] code points of all words, a newline first and after each; [P] their words' counts."""
     lengths = np.fromiter(map(len, words), np.int64, len(words))
     is_kept = lengths <= MAX_WORD_CHARACTERS
     kept = [word for word, keep in zip(words, is_kept.tolist(), strict=True) if keep]
@@ -106,8 +102,6 @@ def _choose_alphabet(
 
 def _keep_words(is_bad_P: Array, codes_P: Array, *arrays_P: Array) -> tuple[Array, ...]:
     """The arrays without the words, and their last boundaries, that have a bad position."""
-    if not is_bad_P.any():
-        return codes_P, *arrays_P
     starts = np.concatenate([[0], np.flatnonzero(codes_P == _NEWLINE)[:-1] + 1])
     lengths = np.diff(starts, append=len(codes_P))
     is_kept_P = np.repeat(~np.logical_or.reduceat(is_bad_P, starts), lengths)

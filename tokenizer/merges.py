@@ -1,4 +1,4 @@
-"""Byte-pair merges over counted words, exact and in one fixed order: the inner loop of `tokenizer.learn`.
+"""Byte-pair merges over counted words, exact and in one order: the loop of `tokenizer.learn`.
 
 1. All words lie end to end in one array of symbols (ids of pieces), a boundary around each; links
    to the next and the previous symbol let a merge take symbols out without moving any.
@@ -27,14 +27,14 @@ from tokenizer.vocab import CONTINUATION
 BOUNDARY = -1
 _GONE = -2
 _HOT_SHARE = 4
-"""The heap takes pairs with at least a quarter of the commonest pair's count; most pairs never get there."""
+"""The heap takes pairs of at least a quarter of the commonest's count; most never get there."""
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
 class _Places:
-    """Where pairs stand: `positions[starts[i]:starts[i + 1]]` are the left symbols' positions of pair `keys[i]`."""
+    """Where pairs stand: the left symbols of `keys[i]` at `positions[starts[i]:starts[i + 1]]`."""
 
     keys: Array
     starts: Array
@@ -59,8 +59,7 @@ class PairMerger:
         """Counts the pairs.
 
         Symbols are int32 indices of `pieces`, with BOUNDARY first, last and between words; merging
-        changes them. Weights are int64, how often the symbol's word occurs. All pieces but a word's
-        first begin with "##".
+        changes them. Weights are int64, how often the symbol's word occurs.
         """
         assert symbols_P[0] == symbols_P[-1] == BOUNDARY, "words lie between boundaries"
         self.pieces = list(pieces)
@@ -104,7 +103,7 @@ class PairMerger:
         return True
 
     def _merge(self, left: int, right: int) -> None:
-        """Makes every `left right` one symbol; K-arrays hold the left symbol `at`, and what stands around it."""
+        """Makes every `left right` one symbol; K-arrays hold the left one `at`, and what is around."""
         at_K = self._find(left, right)
         second_K = self._next_P[at_K]
         after_K = self._next_P[second_K]
@@ -134,7 +133,7 @@ class PairMerger:
             self._add(key, weight)
 
     def _find(self, left: int, right: int) -> Array:
-        """Positions of a pair as the words are now, without the second of two occurrences that overlap."""
+        """Positions of a pair as the words are now, without the second of two that overlap."""
         key = _pair_key(left, right)
         kept = [self._first_places, *self._places.get(left, ())]
         kept += self._places.get(right, ()) if right != left else ()
@@ -144,7 +143,7 @@ class PairMerger:
         return self._drop_overlaps(np.sort(at_K)) if left == right else at_K
 
     def _drop_overlaps(self, at_K: Array) -> Array:
-        """Every other one of ascending positions that follow upon each other: `a a a` holds one pair to merge."""
+        """Every other one of positions that follow each other: `a a a` has one pair to merge."""
         goes_on = self._next_P[at_K[:-1]] == at_K[1:]
         indices = np.arange(len(at_K))
         run_starts = np.maximum.accumulate(np.where(np.concatenate([[False], goes_on]), 0, indices))
@@ -154,7 +153,7 @@ class PairMerger:
     def _neighbour_pairs(
         self, left: int, right: int, first_F: Array, at_K: Array, after_K: Array
     ) -> tuple[_Places, dict[int, int]]:
-        """Pairs (before, left) and (right, after) of the occurrences, without boundaries: places and summed weights."""
+        """Places and summed weights of pairs (before, left) and (right, after)."""
         before_F = self._previous_P[first_F]
         before_symbols, after_symbols = self._symbols_P[before_F], self._symbols_P[after_K]
         has_before_F, has_after_K = before_symbols >= 0, after_symbols >= 0

@@ -1,4 +1,4 @@
-"""The WordPiece vocabulary: a list of tokens whose index is the id, stored as vocab.txt, one token a line."""
+"""The WordPiece vocabulary: tokens whose index is the id, stored as vocab.txt, one a line."""
 
 import hashlib
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ _NUM_UINT16 = 1 << 16
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokens in id order, the five specials among them: `parse_vocab` and `tokenizer.learn` see to that."""
+    """Tokens in id order, the five specials among them: whoever makes one sees to that."""
 
     tokens: tuple[str, ...]
 
@@ -76,16 +76,14 @@ class Vocabulary:
 def parse_vocab(data: bytes, where: str) -> Vocabulary:
     r"""Reads vocab.txt, whose name is `where`; "\r\n" ends a line as "\n" does.
 
-    Raises:
-        ValueError: It is empty, not UTF-8, has an empty or repeated line, or lacks a special token.
+    Raises ValueError: empty, not UTF-8, an empty or repeated line, or no special token.
     """
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise ValueError(
-            f"{where}: line {line} is not UTF-8 ({error.reason}); save the vocabulary as UTF-8"
-        ) from error
+        found = f"line {line} is not UTF-8 ({error.reason})"
+        raise ValueError(f"{where}: {found}; save the vocabulary as UTF-8") from error
     tokens = tuple(line.removesuffix("\r") for line in text.removesuffix("\n").split("\n"))
     _check_tokens(tokens, where)
     return Vocabulary(tokens)
@@ -97,16 +95,12 @@ def _check_tokens(tokens: tuple[str, ...], where: str) -> None:
     first_line: dict[str, int] = {}
     for line, token in enumerate(tokens, start=1):
         if not token:
-            raise ValueError(
-                f"{where}: line {line} is empty; a token's id is its line number, so every line needs one"
-            )
+            advice = "a token's id is its line number, so every line needs one"
+            raise ValueError(f"{where}: line {line} is empty; {advice}")
         if token in first_line:
-            raise ValueError(
-                f"{where}: token {token!r} is on lines {first_line[token]} and {line}; keep one of them"
-            )
+            lines = f"lines {first_line[token]} and {line}"
+            raise ValueError(f"{where}: token {token!r} is on {lines}; keep one of them")
         first_line[token] = line
-    missing = [token for token in SPECIAL_TOKENS if token not in first_line]
-    if missing:
-        raise ValueError(
-            f"{where}: no line is {', '.join(missing)} ({len(tokens)} lines); BERT needs all five specials"
-        )
+    if missing := [token for token in SPECIAL_TOKENS if token not in first_line]:
+        found = f"no line is {', '.join(missing)} ({len(tokens)} lines)"
+        raise ValueError(f"{where}: {found}; BERT needs all five specials")

@@ -1,4 +1,4 @@
-"""Raw text to wordpieces as google-research/bert makes them: the readable reference (docs/parity.md 3).
+"""Raw text to wordpieces as google-research/bert makes them: the reference (docs/parity.md 3).
 
 Tests hold the encoder and the exported tokenizer to it; production runs `tokenizer.encode`.
 """
@@ -10,30 +10,22 @@ from tokenizer.vocab import CONTINUATION, UNK, Vocabulary
 MAX_WORD_CHARACTERS = 200
 """A longer word is one [UNK]."""
 
-_CJK_RANGES = (
-    (0x4E00, 0x9FFF),
-    (0x3400, 0x4DBF),
-    (0x20000, 0x2A6DF),
-    (0x2A700, 0x2B73F),
-    (0x2B740, 0x2B81F),
-    (0x2B820, 0x2CEAF),
-    (0xF900, 0xFAFF),
-    (0x2F800, 0x2FA1F),
-)
+_CJK = "4E00-9FFF 3400-4DBF 20000-2A6DF 2A700-2B73F 2B740-2B81F 2B820-2CEAF F900-FAFF 2F800-2FA1F"
+_CJK_RANGES = [[int(each, 16) for each in span.split("-")] for span in _CJK.split()]
 
 
 def reference_tokenize(text: str, vocab: Vocabulary, lower_case: bool) -> list[str]:
-    """Wordpieces of raw text, no [CLS] or [SEP] added; a special token's string in the text is plain text."""
+    """Wordpieces of raw text, no [CLS] or [SEP] added; a special token in the text is text."""
     return [piece for word in split_words(text, lower_case) for piece in split_word(word, vocab)]
 
 
 def split_word(word: str, vocab: Vocabulary) -> list[str]:
-    """Longest vocabulary entries from left to right, "##" before all but the first; [UNK] if some rest has none."""
+    """Longest vocabulary entries from left to right, "##" before all but the first, or [UNK]."""
     return split_piece(word, vocab) if len(word) <= MAX_WORD_CHARACTERS else [UNK]
 
 
 def split_piece(piece: str, vocab: Vocabulary) -> list[str]:
-    """As `split_word`, of a word of any length, or of a piece that continues one and begins with "##"."""
+    """As `split_word`, of a word of any length, or of a piece that begins with "##"."""
     continues = piece.startswith(CONTINUATION) and piece != CONTINUATION
     word = piece.removeprefix(CONTINUATION) if continues else piece
     pieces: list[str] = []
@@ -50,7 +42,7 @@ def split_piece(piece: str, vocab: Vocabulary) -> list[str]:
 
 
 def split_words(text: str, lower_case: bool) -> list[str]:
-    """Words and punctuation characters of raw text, cleaned, and if `lower_case` without case and accents."""
+    """Words and punctuation of raw text, cleaned, and if `lower_case` without case and accents."""
     words = space_cjk(clean(text)).split()
     if lower_case:
         words = [strip_accents(word.lower()) for word in words]
@@ -88,11 +80,11 @@ def is_space(c: str) -> bool:
 
 
 def is_cjk(c: str) -> bool:
-    """True in the CJK Unified Ideographs blocks; Hangul, kana and other scripts written with spaces are not."""
+    """True in the blocks of CJK Unified Ideographs, not for Hangul, kana and other scripts."""
     return any(first <= ord(c) <= last for first, last in _CJK_RANGES)
 
 
 def is_punctuation(c: str) -> bool:
-    """True for category P and for every ASCII character that is neither letter, digit, space nor control, as `$`."""
+    """True for category P, and ASCII that is neither letter, digit, space nor control, as `$`."""
     ascii_punctuation = c.isascii() and c.isprintable() and not c.isalnum() and c != " "
     return ascii_punctuation or unicodedata.category(c).startswith("P")

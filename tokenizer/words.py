@@ -5,34 +5,22 @@ what stands between two spaces is a chunk whose words depend on nothing around i
 counted, and each distinct one is cut once.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterable
 
 from tokenizer.export import build_normalizer, build_pre_tokenizer
 
-_ASCII_WORDS = re.compile(r"[0-9A-Za-z]+|[^0-9A-Za-z]")
-
 
 def count_words(texts: Iterable[str], lower_case: bool) -> Counter[str]:
-    """How often each word and each punctuation character occurs; memory is that of the distinct chunks."""
+    """How often each word and punctuation character occurs; memory is that of distinct chunks."""
     chunks: Counter[str] = Counter()
     for text in texts:
         chunks.update(text.replace("\n", " ").split(" "))
-    words: Counter[str] = Counter()
-    others: dict[str, int] = {}
-    for chunk, count in chunks.items():
-        if chunk.isascii() and chunk.isprintable():
-            folded = chunk.lower() if lower_case else chunk
-            for word in [folded] if chunk.isalnum() else _ASCII_WORDS.findall(folded):
-                words[word] += count
-        else:
-            others[chunk] = count
-    # Normalised Chinese is one chunk a character, and recurs.
     normalize = build_normalizer(lower_case).normalize_str
     split_words = build_pre_tokenizer().pre_tokenize_str
-    normalized: Counter[str] = Counter()
-    for chunk, count in others.items():
+    # Normalised Chinese is one chunk a character, and recurs.
+    normalized, words = Counter[str](), Counter[str]()
+    for chunk, count in chunks.items():
         for part in normalize(chunk).split(" "):
             normalized[part] += count
     for part, count in normalized.items():

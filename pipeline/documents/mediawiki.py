@@ -14,8 +14,7 @@ from pipeline.documents.files import FileRange, StorageOptions, read_blocks, rea
 from pipeline.documents.records import BadDocumentError, Format, Record, too_long
 from pipeline.storage.compression import find_bzip2_stream, is_compressed, read_frames, slices
 from pipeline.wiki import BadPageError, wikitext
-from pipeline.wiki.page import read_page
-from pipeline.wiki.site import hidden_prefixes, take_head
+from pipeline.wiki.dump import hidden_prefixes, read_page, take_head
 
 _ROOT_TAG, _ROOT_TAG_BYTES = b"<mediawiki", 1000  # in so many the tag begins
 _ROOT_END = b"</mediawiki>"

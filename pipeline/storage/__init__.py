@@ -1,1 +1,1 @@
-"""Reading and writing anywhere fsspec reaches: whole or not at all, again after passing faults, no secrets told."""
+"""Reading and writing where fsspec reaches: whole or not at all, again after faults that pass."""

@@ -1,4 +1,4 @@
-"""Calls a function for many items in several threads; a bounded number of results waits for whoever takes them."""
+"""Calls a function for many items in several threads; a bounded number of results waits."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator

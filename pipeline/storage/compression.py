@@ -1,4 +1,4 @@
-"""Compressed files as streams: zstd, gzip, bzip2 and xz, of any number of frames, with a limit against bombs."""
+"""Compressed files as streams: zstd, gzip, bzip2 and xz, of any number of frames, but no bombs."""
 
 import bz2
 import lzma
@@ -10,13 +10,10 @@ from typing import Any
 
 import zstandard
 
-# English text shrinks to a third or a tenth, tables and logs to a hundredth; bombs start at a
-# thousandth.
+# English text shrinks to a tenth, logs to a hundredth; bombs start at a thousandth.
 MAX_RATIO = 250
 FREE_BYTES = 64 * 2**20
-# What one slice can become bounds memory: 128 MiB for the worst zstd, 4 MiB for the worst gzip,
-# some 10 KiB of text.
-_SLICE_BYTES = 4096
+_SLICE_BYTES = 4096  # bounds memory: one becomes 10 KiB of text, 128 MiB of the worst zstd
 _MAX_TEXT_BYTES = 2**20  # given at once by decoders that take a limit: bzip2 and xz
 
 _CODECS: dict[str, tuple[str, Callable[[], Any]]] = {
@@ -55,10 +52,8 @@ def decompress(blocks: Iterable[bytes], url: str) -> Iterator[bytes]:
 def read_frames(blocks: Iterable[bytes], url: str) -> Iterator[tuple[bytes, int]]:
     """Content of all frames in pieces, each with the byte of the blocks at which its frame begins.
 
-    An empty piece comes first in each frame, before anything of it is decompressed.
-
-    Raises:
-        ValueError: Not what the name promises, cut short, or a bomb.
+    An empty piece comes first in each frame, before anything of it is decompressed. Raises
+    ValueError where the data is not what the name promises, cut short, or a bomb.
     """
     codec, make_decoder = _CODECS[compression_suffix(url)]
     decoder: Any = None
@@ -80,13 +75,12 @@ def read_frames(blocks: Iterable[bytes], url: str) -> Iterator[tuple[bytes, int]
             rest = decoder.unused_data
             decoder = None if decoder.eof else decoder
     if decoder is not None:
-        raise ValueError(
-            f"{url}: the {codec} data ends in the middle of a frame; fetch or write the file again"
-        )
+        found = f"the {codec} data ends in the middle of a frame"
+        raise ValueError(f"{url}: {found}; fetch or write the file again")
 
 
 def find_bzip2_stream(blocks: Iterable[bytes], num_bytes: int) -> tuple[int, Iterator[bytes]]:
-    """How many bytes stand before the first bzip2 stream in the blocks, and the bytes from there on.
+    """How many bytes stand before the first bzip2 stream, and the bytes from there on.
 
     There are none where no stream begins in the first `num_bytes`.
     """
@@ -114,17 +108,17 @@ def feed(decoder: Any, data: bytes, url: str) -> Iterator[bytes]:
             yield decoder.decompress(b"", _MAX_TEXT_BYTES)
     except (zstandard.ZstdError, zlib.error, lzma.LZMAError, OSError) as error:
         codec = _CODECS[compression_suffix(url)][0]
-        raise ValueError(
-            f"{url}: not {codec} data, which its name promises, or broken ({error}); fetch or write it again"
-        ) from error
+        found = f"not {codec} data, which its name promises, or broken ({error})"
+        raise ValueError(f"{url}: {found}; fetch or write it again") from error
 
 
 def check_ratio(num_bytes: int, num_stored: int, where: str) -> None:
     """Refuses, by a ValueError, over 64 MiB of text that is over 250 times its compressed form."""
     if num_bytes > FREE_BYTES and num_bytes > MAX_RATIO * num_stored:
         raise ValueError(
-            f"{where}: {num_stored} stored bytes became over {num_bytes} bytes, expected at most {MAX_RATIO} times as "
-            "many: a decompression bomb, or no text; take the file out of the input or decompress it first"
+            f"{where}: {num_stored} stored bytes became over {num_bytes} bytes, expected at most"
+            f" {MAX_RATIO} times as many: a decompression bomb, or no text; take the file out of"
+            " the input or decompress it first"
         )
 
 

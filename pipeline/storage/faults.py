@@ -38,22 +38,20 @@ _TRANSIENT_ERRNO = {
 }  # fmt: skip
 # By name, because drivers are optional: errors of transport of botocore, aiohttp, requests,
 # urllib3, gcsfs and httpx; and where a machine has no key, or one that is out.
-_TRANSIENT_CLASSES = {
-    "HTTPClientError", "ResponseParserError", "ClientConnectionError", "ClientPayloadError", "Timeout",
-    "ConnectionError", "ChunkedEncodingError", "IncompleteRead", "ChecksumError", "TransportError",
-}  # fmt: skip
-_REFUSAL_CLASSES = {
-    "NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError", "RefreshError",
-}  # fmt: skip
+_TRANSIENT_NAMES = """
+HTTPClientError ResponseParserError ClientConnectionError ClientPayloadError Timeout ConnectionError
+ChunkedEncodingError IncompleteRead ChecksumError TransportError
+"""
+_REFUSAL_NAMES = "NoCredentialsError PartialCredentialsError DefaultCredentialsError RefreshError"
 
 _answered: set[int] = set()
-"""Filesystems, by their hash, of which a request was not refused: what they refuse later may pass."""
+"""Filesystems, by their hash, that once refused no request: what they refuse later may pass."""
 
 Result = TypeVar("Result")
 
 
 class StorageError(OSError, ValueError):
-    """A file was not read or written; the message names URL, cause and what to do. A ValueError: no fault of ours."""
+    """A file was not read or written; the message names URL, cause and what to do."""
 
 
 class SizeError(OSError):
@@ -61,11 +59,11 @@ class SizeError(OSError):
 
 
 class CutFileError(SizeError):
-    """A file on a local disk ends before the bytes that were asked for; asking again does not help."""
+    """A local file ends before the bytes that were asked for; asking again does not help."""
 
 
 class _DriverError(OSError):
-    """A driver raised a ValueError, such as over an answer that is no JSON; ours say what a user did."""
+    """A driver raised a ValueError; ours say what a user did."""
 
 
 class Pauses:
@@ -75,7 +73,7 @@ class Pauses:
         self._seconds, self._max_seconds, self._refused = first_seconds, max_seconds, math.inf
 
     def after(self, error: Exception, now: float) -> float:
-        """Seconds to wait after an attempt failed; 0 or less where a store has refused for REFUSAL_SECONDS."""
+        """Seconds to wait after a failure; 0 or less where it was refused for REFUSAL_SECONDS."""
         pause = SystemRandom().uniform(0.5, 1.0) * self._seconds
         self._seconds = min(2 * self._seconds, self._max_seconds)
         if is_refusal(error):
@@ -93,7 +91,7 @@ def call_patiently(
 
     Raises:
         FileNotFoundError, FileExistsError, ValueError: At once, as they came.
-        PermissionError: With the URL; at once where the store has answered nothing yet, else after
+        PermissionError: At once where the store has answered nothing yet, else after
             REFUSAL_SECONDS.
         StorageError: The attempts are used up, or the error will not pass.
     """
@@ -136,7 +134,7 @@ def say(line: str) -> None:
 
 @contextlib.contextmanager
 def _slowness_said(what: str) -> Iterator[None]:
-    """Says so once where a driver, which has tries and pauses of its own, does not answer for long."""
+    """Says so once where a driver, which tries again by itself, does not answer for long."""
     line = f"{what}: no answer for {SLOW_SECONDS:.0f} s, still waiting"
     timer = threading.Timer(SLOW_SECONDS, say, (line,))
     timer.daemon = True
@@ -155,13 +153,16 @@ def _advice(error: Exception) -> str:
     return "check the URL and settings"
 
 
-def is_unresolved(error: BaseException | None) -> bool:
-    """Whether the name of a store's machine is not known, by the error or what caused it."""
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, what caused it, what caused that."""
     while error is not None:
-        if isinstance(error, socket.gaierror):
-            return True
+        yield error
         error = error.__cause__ or error.__context__
-    return False
+
+
+def is_unresolved(error: BaseException) -> bool:
+    """Whether the name of a store's machine is not known."""
+    return any(isinstance(each, socket.gaierror) for each in causes(error))
 
 
 def refuse_unresolved(url: str, options: Mapping[str, Any]) -> None:
@@ -172,24 +173,25 @@ def refuse_unresolved(url: str, options: Mapping[str, Any]) -> None:
 
 
 def reread_damaged(read: Callable[[], Result], *, is_local: bool) -> Result:
-    """Calls a function that reads and checks files, DAMAGE_ATTEMPTS times where bytes are damaged.
-
-    A ValueError says so; a local disk is read once.
-    """
-    for left in reversed(range(1 if is_local else DAMAGE_ATTEMPTS)):
+    """Calls a function that reads files, again where a ValueError says that bytes are damaged."""
+    for _ in range(0 if is_local else DAMAGE_ATTEMPTS - 1):
         try:
             return read()
         except ValueError as error:
-            if isinstance(error, OSError) or not left:  # an OSError: the store did not answer
+            if isinstance(error, OSError):  # the store did not answer
                 raise
         time.sleep(SystemRandom().uniform(0.5, 1.0) * FIRST_DELAY_SECONDS)
-    raise AssertionError("unreachable")
+    return read()
 
 
 def is_refusal(error: BaseException) -> bool:
     """Whether a store said that a request is not allowed, or its driver has no key to ask with."""
     is_refused = isinstance(error, PermissionError) or _status(error) in _REFUSED_STATUS
-    return is_refused or any(each.__name__ in _REFUSAL_CLASSES for each in type(error).__mro__)
+    return is_refused or _is_one_of(_REFUSAL_NAMES, error)
+
+
+def _is_one_of(names: str, error: BaseException) -> bool:
+    return not {each.__name__ for each in type(error).__mro__}.isdisjoint(names.split())
 
 
 def is_transient(error: BaseException) -> bool:
@@ -202,11 +204,10 @@ def is_transient(error: BaseException) -> bool:
         return True
     if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNO:
         return True
-    return any(each.__name__ in _TRANSIENT_CLASSES for each in type(error).__mro__)
+    return _is_one_of(_TRANSIENT_NAMES, error)
 
 
 def _status(error: BaseException) -> int | None:
-    """What the store's answer has as its status, where the error tells."""
     response = getattr(error, "response", None)
     places = ((error, "code"), (error, "status"), (response, "status_code"))
     found = [str(value) for owner, name in places if (value := getattr(owner, name, None))]
@@ -215,7 +216,7 @@ def _status(error: BaseException) -> int | None:
 
 @contextlib.contextmanager
 def driver_errors(path: str) -> Iterator[None]:
-    """Takes a driver's ValueError, such as over an answer that is no JSON, for an error that passes."""
+    """Takes a driver's ValueError, as over an answer that is no JSON, for an error that passes."""
     try:
         yield
     except ValueError as error:

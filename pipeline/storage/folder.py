@@ -1,4 +1,4 @@
-"""One folder at any fsspec URL: its files listed, read by range with a length check, written whole or not at all.
+"""One folder at any fsspec URL: files listed, read by range, their lengths checked, written whole.
 
 A request to a store is tried again where its error is one that passes (`pipeline.storage.faults`);
 a local disk is asked once.
@@ -40,8 +40,7 @@ Result = TypeVar("Result")
 class Folder:
     """A folder at a URL or local path, and its files by their names relative to it.
 
-    The filesystem is opened when it is first needed, in every process for itself, so that a folder
-    can be pickled.
+    The filesystem is opened when it is first needed, so that a folder can be pickled.
     """
 
     url: str
@@ -56,7 +55,7 @@ class Folder:
 
     @classmethod
     def of_file(cls, url: str, options: Mapping[str, Any] | None = None) -> tuple["Folder", str]:
-        """The folder of a file at a URL, and the file's name in it; raises as `filesystem`."""
+        """The folder of a file at a URL, and the file's name in it."""
         whole = cls(url, options)
         parent, _, name = whole.path.rpartition("/")
         folder = cls.on(whole.filesystem, parent)
@@ -79,7 +78,7 @@ class Folder:
 
     @cached_property
     def filesystem(self) -> Any:
-        """The fsspec filesystem; a ValueError where none is known, or its driver is not installed."""
+        """The fsspec filesystem; a ValueError where none is known, or its driver is not there."""
         return self._opened[0]
 
     @cached_property
@@ -141,17 +140,14 @@ class Folder:
         return self.ask(attempt, name, attempts)
 
     def list(self) -> dict[str, int]:
-        """Sizes in bytes of every file below the folder by its name; empty where there is no folder.
+        """Sizes in bytes of every file below the folder by its name; none where it is not there.
 
-        Raises:
-            ValueError: A store holds a key that would lead out of the folder if it were a path.
+        Raises ValueError where a store's key would lead out of the folder if it were a path.
         """
         self.filesystem.invalidate_cache()
         found = self.ask(lambda: self.filesystem.find(self.path, detail=True))
-        sizes = {
-            name.removeprefix(self._prefix): int(info["size"])
-            for name, info in sorted(found.items())
-        }
+        files = sorted(found.items())
+        sizes = {name.removeprefix(self._prefix): int(info["size"]) for name, info in files}
         for name in sizes:
             self._refuse_leaving(name)
         return sizes
@@ -163,10 +159,8 @@ class Folder:
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         """Bytes start to stop - 1 of a file.
 
-        Raises:
-            CutFileError: A local file ends before them.
-            StorageError: The store returned another number of bytes, or failed otherwise, in every
-                attempt.
+        Raises CutFileError where a local file ends before them, StorageError where a store failed,
+        or returned another number of bytes, in every attempt.
         """
         read = partial(self.read_once, name, start, stop)
         if self.is_local:
@@ -175,12 +169,10 @@ class Folder:
         return call_patiently(where, read, ATTEMPTS, self.filesystem)
 
     def read_once(self, name: str, start: int, stop: int) -> bytes:
-        """The same by one request, for callers that try again themselves and see errors as they came.
+        """The same by one request, for callers that try again themselves; errors as they came.
 
-        Raises:
-            SizeError: The store returned another number of bytes than asked for: some cut a body
-                short without an error.
-            CutFileError: So did a local disk.
+        Raises SizeError where a store, CutFileError where a local disk returned another number of
+        bytes than asked for: some cut a body short without an error.
         """
         path = self._prefix + name
         with driver_errors(path):
@@ -205,16 +197,12 @@ class Folder:
         """Small files in the order of their names, one request each, some ahead of the reader.
 
         Each length is checked against the folder's listing, which is made here unless it is given.
-
-        Raises:
-            FileNotFoundError: One is missing.
-            StorageError: The store does not answer.
+        Raises FileNotFoundError where one is missing, and as `read`.
         """
         sizes = (self.list() if names else {}) if sizes is None else sizes
         if missing := [name for name in names if name not in sizes]:
-            raise FileNotFoundError(
-                f"{self.locate()}: {missing[0]} and {len(missing) - 1} more are missing"
-            )
+            what = f"{missing[0]} and {len(missing) - 1} more are missing"
+            raise FileNotFoundError(f"{self.locate()}: {what}")
         return map_ahead(lambda name: self.read_range(name, 0, sizes[name]), names)
 
     def read_many(self, names: Sequence[str]) -> dict[str, bytes]:
@@ -242,12 +230,8 @@ class Folder:
     def write(self, name: str, data: bytes | Path) -> None:
         """Writes bytes, or a copy of a local file, whole or not at all.
 
-        Local disks rename; stores take one upload, whose size is checked.
-
-        Raises:
-            StorageError: The disk is full, or the store did not take the file; nothing is there
-                under its name.
-            PermissionError: The store refuses.
+        Local disks rename; stores take one upload, whose size is checked. Raises StorageError where
+        the disk is full or the store did not take the file: nothing is there under its name.
         """
         if self.is_local:
             replace_file(self.local_path(name), data)
@@ -265,17 +249,13 @@ class Folder:
         stored = self.filesystem.size(path)
         if stored != size_of(data):
             self.filesystem.rm_file(path)
-            raise SizeError(
-                f"{size_of(data)} bytes were uploaded, the store held {stored}, which were removed"
-            )
+            what = f"{size_of(data)} bytes were uploaded, the store held {stored}"
+            raise SizeError(f"{what}, which were removed")
 
     def remove(self, names: Iterable[str]) -> None:
-        """Removes files, several at once, and on local disks the folders that this empties.
+        """Removes files that are there, and on local disks the folders that this empties.
 
-        What is gone already is no error.
-
-        Raises:
-            ValueError: A name leads out of the folder; nothing is removed.
+        Raises ValueError where a name leads out of the folder; nothing is removed.
         """
         names = tuple(names)
         for name in names:
@@ -287,20 +267,17 @@ class Folder:
                 remove_empty_folders(parent, self.local_path())
 
     def _remove(self, name: str) -> None:
-        with contextlib.suppress(
-            FileNotFoundError
-        ):  # an attempt before may have removed it without an answer
+        # An attempt before may have removed it without an answer.
+        with contextlib.suppress(FileNotFoundError):
             self.ask(partial(self.filesystem.rm_file, self._prefix + name), name)
 
     def _refuse_leaving(self, name: str) -> None:
         if not stays_below(name):
-            where = self.locate()
-            raise ValueError(
-                f"{where}: found the key {name!r}, which leads out of the folder; remove that object"
-            )
+            found = f"found the key {name!r}, which leads out of the folder"
+            raise ValueError(f"{self.locate()}: {found}; remove that object")
 
     def ask(self, call: Callable[[], Result], name: str = "", attempts: int = ATTEMPTS) -> Result:
-        """Calls a function that asks for a file: patiently, but once where the disk is local or attempts are 1."""
+        """Calls a function that asks for a file: patiently, but a local disk once."""
         if attempts == 1 or self.is_local:
             return call()
         return call_patiently(self.locate(name), call, attempts, self.filesystem)
@@ -309,9 +286,7 @@ class Folder:
 def parse_storage_options(text: str | None) -> Mapping[str, Any] | None:
     """Options of a filesystem from a JSON object or @FILE holding one; None for none.
 
-    Raises:
-        ValueError: Not a JSON object; its text is not shown, it may hold secrets.
-        FileNotFoundError: There is no such file.
+    Raises FileNotFoundError, or ValueError without the text, which may hold secrets.
     """
     if text is None:
         return None
@@ -321,9 +296,7 @@ def parse_storage_options(text: str | None) -> Mapping[str, Any] | None:
     except ValueError:
         options = None
     if not isinstance(options, dict):
-        example = '{"anon": true}'
-        raise ValueError(  # noqa: TRY004
-            f"storage_options is not a JSON object such as {example}, nor @FILE holding one"
-        )
+        what = 'a JSON object such as {"anon": true}'
+        raise ValueError(f"storage_options is not {what}, nor @FILE holding one")  # noqa: TRY004
     learn(options)
     return options

@@ -16,12 +16,7 @@ def is_hub_name(name: str) -> bool:
 
 @lru_cache
 def fetch_from_hub(name: str, files: Sequence[str]) -> Path:
-    """The folder that holds those of the files that a model of the Hub has.
-
-    Raises:
-        FileNotFoundError: The Hub gives no model of that name.
-        ModuleNotFoundError: huggingface_hub is not installed.
-    """
+    """The folder that holds those of the files that a model of the Hub has."""
     from huggingface_hub import snapshot_download
 
     try:

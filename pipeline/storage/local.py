@@ -22,10 +22,8 @@ _DISK_IS_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 def replace_file(path: Path, data: bytes | Path) -> None:
     """Writes a file, and missing folders, whole or not at all; a loss of power does not undo it.
 
-    Data may be a file that holds them, which is copied without being held in memory.
-
-    Raises:
-        StorageError: The disk is full; what was there before still is.
+    Data may be a file that holds them, which is copied without being held in memory. Raises
+    StorageError where the disk is full; what was there before still is.
     """
     make_folder(path.parent)
     temporary = path.with_name(f".{path.name}{TEMPORARY_MARK}{os.getpid()}-{secrets.token_hex(4)}")
@@ -43,10 +41,9 @@ def replace_file(path: Path, data: bytes | Path) -> None:
     except OSError as error:
         if error.errno not in _DISK_IS_FULL:
             raise
+        found = f"no room for its {size_of(data)} bytes: {error.strerror}"
         advice = "free some space and run the same command again; what is finished is kept"
-        raise StorageError(
-            f"{path}: no room for its {size_of(data)} bytes: {error.strerror}; {advice}"
-        ) from error
+        raise StorageError(f"{path}: {found}; {advice}") from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -94,7 +91,7 @@ def find_temporaries(names: Iterable[str]) -> list[str]:
 
 @contextlib.contextmanager
 def scratch_folder(owner: str) -> Iterator[None]:
-    """Keeps temporary files, of programs started here too, in a private folder that goes at the end.
+    """Keeps temporary files, of programs started here too, in a folder that goes at the end.
 
     Folders that killed processes left of the same owner, such as the output of a build, go first.
     """

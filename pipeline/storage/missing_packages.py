@@ -1,17 +1,21 @@
-"""What to install where a package is missing: the extras of pyproject.toml, by the names that code imports."""
+"""What to install where a package is missing: the extras of pyproject.toml, by import names."""
+
+from pipeline.storage.faults import causes
 
 EXTRA_OF = {
-    "apache_beam": "pipeline", "torch": "trainer", "deepspeed": "trainer", "safetensors": "trainer",
-    "tensorboard": "trainer", "isal": "trainer", "google_crc32c": "tfrecord", "webdataset": "trainer",
-    "onnxscript": "onnx", "onnxruntime": "onnx", "transformers": "onnx",
-}  # fmt: skip
+    "apache_beam": "pipeline",
+    **dict.fromkeys(("torch", "deepspeed", "safetensors", "webdataset"), "trainer"),
+    **dict.fromkeys(("tensorboard", "isal"), "trainer"),
+    "google_crc32c": "tfrecord",
+    **dict.fromkeys(("onnxscript", "onnxruntime", "transformers"), "onnx"),
+}
 """Import name of a package -> the extra that brings it."""
 
-CORE = (
-    "numpy", "pyarrow", "fsspec", "s3fs", "gcsfs", "tokenizers", "sentencex", "zstandard", "yaml", "tqdm",
-    "mwparserfromhell", "fastwarc", "resiliparse", "jinja2", "py3langid",
-    "huggingface_hub",
-)  # fmt: skip
+_CORE = """
+numpy pyarrow fsspec s3fs gcsfs tokenizers sentencex zstandard yaml tqdm mwparserfromhell fastwarc
+resiliparse jinja2 py3langid huggingface_hub
+"""
+CORE = tuple(_CORE.split())
 """Import names of what every extra brings."""
 
 
@@ -20,13 +24,10 @@ def describe_missing(error: BaseException | None) -> str | None:
 
     fsspec raises an error of its own after that of its driver, so causes are looked at too.
     """
-    while error is not None:
-        package = (getattr(error, "name", None) or "").partition(".")[0]
-        if isinstance(error, ModuleNotFoundError) and (package in EXTRA_OF or package in CORE):
+    for each in causes(error):
+        package = (getattr(each, "name", None) or "").partition(".")[0]
+        if isinstance(each, ModuleNotFoundError) and (package in EXTRA_OF or package in CORE):
             install = f"pip install -e '.[{EXTRA_OF.get(package, 'pipeline,trainer')}]'"
-            return (
-                f"the package {package} is not installed here: in the checkout run `. scripts/environment.sh`, or "
-                f"{install}"
-            )
-        error = error.__cause__ or error.__context__
+            found = f"the package {package} is not installed here"
+            return f"{found}: in the checkout run `. scripts/environment.sh`, or {install}"
     return None

@@ -1,4 +1,4 @@
-"""Names that a file tells and that become paths: none may lead out of the folder it is meant for. Stdlib only."""
+"""Names that a file tells and that become paths: none may lead out of its folder."""
 
 import re
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ _NOT_PLAIN = re.compile(r"[/\\\x00-\x1f\x7f]")
 
 
 def is_plain(name: object) -> bool:
-    """Whether it names a file right inside a folder: one part, not "." or "..", no separator or control character."""
+    """Whether it names a file right inside a folder: one part, no control character."""
     return (
         isinstance(name, str)
         and name not in ("", ".", "..")
@@ -18,7 +18,7 @@ def is_plain(name: object) -> bool:
 
 
 def stays_below(path: str) -> bool:
-    """Whether a relative path leads to a place below its folder: it does not begin at a root and never goes up."""
+    """Whether a relative path stays below its folder: it begins at no root and never goes up."""
     parts = path.replace("\\", "/").split("/")
     return parts[0] != "" and ".." not in parts
 
@@ -27,7 +27,6 @@ def require_plain(names: Iterable[object], where: str) -> None:
     """Refuses, by a ValueError, a file `where` that tells another name than a plain one."""
     for name in names:
         if not is_plain(name):
-            raise ValueError(
-                f"{where}: found the name {str(name)[:200]!r}, expected a file's name without a folder; somebody else"
-                " wrote this file, or it is damaged: restore it"
-            )
+            expected = "expected a file's name without a folder"
+            cause = "somebody else wrote this file, or it is damaged: restore it"
+            raise ValueError(f"{where}: found the name {str(name)[:200]!r}, {expected}; {cause}")

@@ -1,4 +1,4 @@
-"""Files of stores as streams: a filesystem's own file objects try nothing again and take a body that is cut short."""
+"""Files of stores as streams: fsspec's own try nothing again and take a body that is cut short."""
 
 import io
 from collections.abc import Callable

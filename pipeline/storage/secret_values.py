@@ -17,10 +17,11 @@ from urllib.parse import quote
 
 HIDDEN = "(hidden)"
 _SHOWN = {
-    "endpoint_url", "region", "region_name", "protocol", "anon", "addressing_style", "signature_version", "mode",
-    "connect_timeout", "read_timeout", "max_pool_connections", "default_block_size", "access", "consistency",
+    "endpoint_url", "region", "region_name", "protocol", "anon", "addressing_style", "access",
+    "signature_version", "connect_timeout", "read_timeout", "max_pool_connections", "consistency",
+    "default_block_size", "mode",
 }  # fmt: skip
-"""Options that are no secrets: words that messages have too. Any other is one, whatever it is called."""
+"""Options that are no secrets: words that messages have too. Any other is one."""
 
 _MIN_CHARACTERS = 4
 _MAX_WORD = 12  # what is shorter may be part of another word, which stays
@@ -47,7 +48,7 @@ def find_password(url: str) -> str | None:
 
 
 def hide(text: str) -> str:
-    """A text without secrets: values of options, also as JSON and URLs write them, and passwords in URLs."""
+    """A text without values of options, also as JSON and URLs write them, and passwords in URLs."""
     if "@" in text:
         text = _USER_INFO.sub(rf"\1{HIDDEN}@", text)
     pattern = _pattern()

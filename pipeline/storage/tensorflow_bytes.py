@@ -1,4 +1,4 @@
-"""What TensorFlow's files are made of: protocol buffers, and the crc32c that stands beside what it covers."""
+"""What TensorFlow's files are made of: protocol buffers, and the crc32c beside what it covers."""
 
 _MASK_DELTA = 0xA282EAD8
 

@@ -1,4 +1,4 @@
-"""Zip archives: every member is a file of its own, in pieces, with limits against bombs and hostile names."""
+"""Zip archives: every member is a file of its own; bombs and hostile names are refused."""
 
 import lzma
 import struct
@@ -15,8 +15,8 @@ from pipeline.storage.names import stays_below
 _BLOCK_BYTES = 256 * 2**10
 # What zipfile raises where lengths, offsets, names or methods lie.
 _ZIP_ERRORS = (
-    zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError, struct.error, OverflowError, OSError,
-    ValueError, LookupError, MemoryError,
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError, struct.error,
+    OverflowError, OSError, ValueError, LookupError, MemoryError,
 )  # fmt: skip
 SUFFIX = ".zip"
 
@@ -34,7 +34,7 @@ class Member(NamedTuple):
         return f"{self.url}/{self.info.filename}"
 
     def blocks(self) -> Iterator[bytes]:
-        """Its bytes, decompressed by its own name too; a ValueError if broken, encrypted or a bomb."""
+        """Its bytes, decompressed by its own name too."""
         stored = self._inflated()
         return decompress(stored, self.where) if is_compressed(self.where) else stored
 
@@ -48,20 +48,14 @@ class Member(NamedTuple):
 
 
 def list_members(file: IO[bytes], size: int, url: str) -> list[Member]:
-    """The members of an open archive in the order of their bytes, without those whose names begin with a dot.
-
-    Raises:
-        ValueError: Not a zip archive; a name that leaves the archive's folder; members that share
-            their bytes.
-    """
+    """The members of an open archive in the order of their bytes, hidden ones left out."""
     with _broken_zip(url):
         archive = zipfile.ZipFile(file)
         members = [info for info in archive.infolist() if not info.is_dir()]
     for name in (info.filename for info in members):
         if not stays_below(name) or ":" in name.partition("/")[0]:
-            raise ValueError(
-                f"{url}: found the member {name!r}, expected names below the archive's own folder; pack it again"
-            )
+            expected = "expected names below the archive's own folder; pack it again"
+            raise ValueError(f"{url}: found the member {name!r}, {expected}")
     if sum(info.compress_size for info in members) > size:
         raise ValueError(
             f"{url}: the members share their bytes: a decompression bomb; leave it out"
@@ -78,6 +72,5 @@ def _broken_zip(where: str) -> Iterator[Any]:
     except _ZIP_ERRORS as error:
         if str(error).startswith(where):  # our own, which says more
             raise
-        raise ValueError(
-            f"{where}: cannot be read as zip ({error}); fetch or pack the archive again"
-        ) from error
+        found = f"cannot be read as zip ({error})"
+        raise ValueError(f"{where}: {found}; fetch or pack the archive again") from error

@@ -1,4 +1,4 @@
-"""Pages of MediaWiki's dumps, and their wikitext as paragraphs. Pure functions over the bytes of one page."""
+"""Pages of MediaWiki's dumps, and their wikitext as paragraphs, a page at a time."""
 
 
 class BadPageError(ValueError):

@@ -1,4 +1,4 @@
-"""What templates within a sentence show: "{{lang|fr|mot}}" stands for "mot", "{{convert|5|km}}" for "5 km".
+"""What templates within a sentence show: "{{lang|fr|mot}}" is "mot", "{{convert|5|km}}" "5 km".
 
 A template's text lies in another page, so most templates vanish with what they show. Those of
 `_TABLE` stand for a word or a number of the sentence around them: the commonest within paragraphs
@@ -15,12 +15,13 @@ import re
 from functools import cache
 from itertools import product
 
-from pipeline.wiki.site import LANGUAGES
+from pipeline.wiki.dump import LANGUAGES
 
 _MAX_CALL_BYTES = 1000  # what is longer is a block, no part of a sentence
 _MAX_PIECES = 12  # arguments that are looked at
 _BETWEEN_NUMBERS = frozenset({"to", "and", "or", "by", "x", "×", "-", "–", "+/-", "±"})
 _SIGNS = tuple("0123456789+-.,−")
+_ROMAN = "I II III IV V VI VII VIII IX X"
 _KEY = re.compile(r"\{([^{}]+)\}")
 
 _TABLE = """
@@ -130,9 +131,7 @@ def templates() -> dict[str, str]:
         found.setdefault(f"lang-{code}", "{1}|{text}")
     for number in range(2, 100):
         found.setdefault(f"{number}e", "{0} {1}|{0}")
-    for tens, unit in product(
-        ("", "X", "XX"), ["I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX", "X"]
-    ):
+    for tens, unit in product(("", "X", "XX"), _ROMAN.split()):
         if len(tens + unit) > 1:
             found.setdefault(tens + unit, "{0}")
         found.setdefault(f"{tens}{unit}e siècle", "{0}")
@@ -142,27 +141,18 @@ def templates() -> dict[str, str]:
     return found
 
 
-def find(call: str) -> str:
-    """The name of `templates` that a call begins with, or nothing: "lang" of "lang|fr|mot".
-
-    Behind a name that ends with a colon stands its first argument: "formatnum:" of "formatnum:10".
-    """
-    name = call.partition("|")[0].strip()
-    if name in templates():
-        return name
-    name, colon, _ = name.partition(":")
-    return name + colon if name + colon in templates() else ""
-
-
 def show(call: str) -> str:
     """What a template shows in a sentence, or nothing.
 
     `call` is what stands between its braces, with links and templates in it as they are shown.
+    Behind a name that ends with a colon stands its first argument: "formatnum:" of "formatnum:10".
     """
-    name = find(call)
-    if not name or len(call.encode()) > _MAX_CALL_BYTES:
+    name, _, behind = call.partition("|")
+    if (name := name.strip()) not in templates() or name.endswith(":"):
+        name, colon, _ = name.partition(":")
+        name, behind = name + colon, call.strip()[len(name + colon) :]
+    if name not in templates() or len(call.encode()) > _MAX_CALL_BYTES:
         return ""
-    behind = call.strip()[len(name) :] if name.endswith(":") else call.partition("|")[2]
     positional, named = _read_arguments(behind.split("|")[:_MAX_PIECES])
     numbered = {str(number): each for number, each in enumerate(positional, 1)}
     values = numbered | named | {"0": name, "~": _measure(positional)}

@@ -13,8 +13,8 @@ from html.entities import name2codepoint
 from typing import Any
 
 from pipeline.wiki import BadPageError
+from pipeline.wiki.dump import normalize_prefix
 from pipeline.wiki.inline_templates import show
-from pipeline.wiki.site import normalize_prefix
 from tokenizer.compiled import load
 
 _NO_READER = (

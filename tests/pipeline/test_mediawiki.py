@@ -18,7 +18,7 @@ from pipeline.documents.parts import Part, find_inputs, plan_parts
 from pipeline.documents.read import read_part
 from pipeline.storage import compression
 from pipeline.wiki import wikitext
-from pipeline.wiki.site import hidden_prefixes
+from pipeline.wiki.dump import hidden_prefixes
 from pipeline.wiki.wikitext import parse_wikitext
 
 HEAD = '<mediawiki xml:lang="en">\n  <siteinfo><sitename>W</sitename></siteinfo>\n'

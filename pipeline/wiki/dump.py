@@ -1,4 +1,4 @@
-"""What the head of a MediaWiki dump says of its wiki: which links of a page are not part of its text.
+"""What a MediaWiki dump says: of a page its title and text, of its wiki which links are not text.
 
 A link to a file or a category is not shown where it stands, nor is one to the same page in another
 language. A dump's `<siteinfo>` names these namespaces; the prefixes of languages are a list here.
@@ -7,15 +7,18 @@ language. A dump's `<siteinfo>` names these namespaces; the prefixes of language
 import html
 import re
 from collections.abc import Iterable
+from typing import Any, NamedTuple
+from xml.parsers import expat
+
+from pipeline.wiki import BadPageError
 
 _SPACES = re.compile(r"[\s_]+")
 _HEAD_END = re.compile(rb"</siteinfo>|<page>")
 _MAX_HEAD_BYTES = 2**20
 _NAMESPACE = re.compile(r"""<namespace key=["'](-?\d+)["'][^>]*>([^<]+)</namespace>""")
 _LANGUAGE = re.compile(r"""<mediawiki\b[^>]*\bxml:lang=["']([\w-]+)["']""")
-_DATABASE = re.compile(
-    r"<dbname>(\w+?)wik(?:i|tionary|i(?:news|books|source|quote|versity|voyage))</dbname>"
-)
+_PROJECTS = "i|tionary|inews|ibooks|isource|iquote|iversity|ivoyage"
+_DATABASE = re.compile(rf"<dbname>(\w+?)wik(?:{_PROJECTS})</dbname>")
 _NOT_SHOWN_KEYS = {"-2", "6", "14"}  # media, files and categories
 
 _CODES = """
@@ -35,11 +38,11 @@ tyv udm ug uk ur uz ve vec vep vi vls vo vro wa war wo wuu xal xh xmf yi yo yue 
 zh-classical zh-cn zh-min-nan zh-tw zh-yue zu
 """
 LANGUAGES = frozenset(_CODES.split())
-"""Languages of Wikimedia's wikis: `langlist` of its configuration, and the aliases dk, nb, zh-cn, zh-tw."""
+"""Languages of Wikimedia's wikis: its `langlist`, and the aliases dk, nb, zh-cn, zh-tw."""
 
 
 def take_head(blocks: Iterable[bytes]) -> bytes:
-    """What of a dump stands before its first page, from blocks of UTF-8 that are read no further."""
+    """What of a dump stands before its first page, from blocks of UTF-8 read no further."""
     head = bytearray()
     for block in blocks:
         head += block
@@ -49,7 +52,7 @@ def take_head(blocks: Iterable[bytes]) -> bytes:
 
 
 def hidden_prefixes(head: bytes) -> frozenset[str]:
-    """Prefixes of links that are not shown, of the beginning of a dump: names of files and categories, languages."""
+    """Prefixes of links that are not shown, by the beginning of a dump."""
     text = head.decode(errors="replace").partition("</siteinfo>")[0]
     names = {key: normalize_prefix(html.unescape(name)) for key, name in _NAMESPACE.findall(text)}
     own = {*_LANGUAGE.findall(text), *(name.replace("_", "-") for name in _DATABASE.findall(text))}
@@ -60,3 +63,55 @@ def hidden_prefixes(head: bytes) -> frozenset[str]:
 def normalize_prefix(prefix: str) -> str:
     """A link's prefix as MediaWiki compares it: without regard to case, underscores are spaces."""
     return _SPACES.sub(" ", prefix).strip().lower()
+
+
+_FIELDS = {
+    "page/title": "title",
+    "page/id": "id",
+    "page/ns": "namespace",
+    "page/redirect": "is_redirect",
+    "page/revision/model": "model",
+    "page/revision/text": "text",
+}
+
+
+class Page(NamedTuple):
+    """What is read of a page, of its last revision; `text` is its wikitext."""
+
+    title: str = ""
+    id: str = ""
+    namespace: str = "0"
+    model: str = "wikitext"
+    is_redirect: bool = False
+    text: str = ""
+
+
+def read_page(data: bytes) -> Page:
+    """The page from its tag on; raises BadPageError: not well-formed, or with declarations."""
+    found: dict[str, str] = {}
+    path: list[str] = []
+
+    def start(name: str, _: dict[str, str]) -> None:
+        path.append(name)
+        if (where := "/".join(path)) in _FIELDS:
+            found[_FIELDS[where]] = ""
+
+    def text(value: str) -> None:
+        if field := _FIELDS.get("/".join(path)):
+            found[field] += value
+
+    def refuse(*_: Any) -> None:
+        raise BadPageError("declaration", "found a document type or an entity declaration")
+
+    parser = expat.ParserCreate()
+    parser.buffer_text = True
+    parser.buffer_size = 2**20
+    parser.StartElementHandler, parser.CharacterDataHandler = start, text
+    parser.EndElementHandler = lambda _: path.pop()
+    parser.StartDoctypeDeclHandler = parser.EntityDeclHandler = refuse
+    try:
+        parser.Parse(data, True)
+    except expat.ExpatError as error:
+        raise BadPageError("bad_xml", f"found no well-formed XML ({error})") from error
+    is_redirect = found.pop("is_redirect", None) is not None
+    return Page(is_redirect=is_redirect, **found)
