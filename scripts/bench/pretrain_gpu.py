@@ -27,8 +27,7 @@ from trainer.engine.deepspeed_config import deepspeed_config
 from trainer.engine.train_step import StepCounts, agree_on_step, seed_dropout, train_step
 from trainer.engine.zero import start_engine
 from trainer.model.bert import build_model, compile_model
-from trainer.model.config import BertConfig, preset
-from trainer.model.flops import Lengths, training_flops
+from trainer.model.config import BertConfig, Lengths, preset, training_flops
 from trainer.optim.adamw import AdamW
 from trainer.optim.lamb import Lamb
 from trainer.process.ranks import Ranks, device_name, start_ranks, stop_ranks

@@ -7,9 +7,8 @@ import transformers
 from tests.trainer.two_ranks import random_micro_batch
 from trainer.batches.pack import empty_micro_batch, to_device
 from trainer.conversion.huggingface import hf_names, to_hf_state
-from trainer.model.bert import build_model
+from trainer.model.bert import build_model, pretraining_sums
 from trainer.model.config import BertConfig, preset
-from trainer.model.heads import pretraining_sums
 from trainer.model.packed_inputs import PackedInputs
 
 CONFIG = BertConfig(

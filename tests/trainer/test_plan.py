@@ -13,8 +13,7 @@ from tests.trainer.tiny_dataset import random_block, write_tiny_dataset
 from trainer.batches.pack import pack_micro_batches
 from trainer.engine.train_step import forward_sums
 from trainer.model.bert import BertForPreTraining, build_model
-from trainer.model.config import ModelSettings, preset
-from trainer.model.flops import Lengths, num_parameters, training_flops
+from trainer.model.config import Lengths, ModelSettings, num_parameters, preset, training_flops
 from trainer.order.source import one_dataset
 from trainer.preflight.plan import describe_plan, measure_lengths, plan_phase
 from trainer.preflight.settings import PlanSettings

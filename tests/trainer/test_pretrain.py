@@ -22,8 +22,7 @@ from tests.trainer.tiny_run import TINY
 from tests.trainer.two_ranks import run_ranks
 from trainer.checkpoints.read import find_checkpoints
 from trainer.cli import COMMANDS, main
-from trainer.model.config import ModelSettings, preset
-from trainer.model.flops import num_parameters
+from trainer.model.config import ModelSettings, num_parameters, preset
 from trainer.order.source import one_dataset, open_mixture
 from trainer.preflight.plan import checkpoint_bytes
 from trainer.pretrain.run import check_mixture, resolve_epochs

@@ -129,7 +129,7 @@ def test_an_accuracy_that_nothing_can_measure_is_refused(
     settings = PretrainSettings(data=[], output="", phases=[], validation=target)
     mixture = open_mixture([str(data)])
     with pytest.raises(ValueError, match=refusal):
-        load_validation_sets(mixture, seq_len, settings, ranks, WaitPolicy())
+        load_validation_sets(mixture, seq_len, settings, ranks, WaitPolicy(), print)
 
 
 def test_a_run_is_finished_at_its_accuracy(data, tmp_path):

@@ -12,8 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.trainer.two_ranks import random_micro_batch
 from trainer.engine.train_step import StepCounts, forward_sums
 from trainer.model.bert import build_model
-from trainer.model.config import preset
-from trainer.model.flops import Lengths, training_flops
+from trainer.model.config import Lengths, preset, training_flops
 from trainer.process.gpus import peak_tflops_of
 from trainer.process.ranks import Ranks
 from trainer.runs.metrics import MetricsFile

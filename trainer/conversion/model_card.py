@@ -8,8 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from trainer.model.config import BertConfig
-from trainer.model.flops import num_parameters
+from trainer.model.config import BertConfig, num_parameters
 from trainer.model.task_heads import Head
 
 CARD = "README.md"

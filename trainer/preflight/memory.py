@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from trainer.engine.deepspeed_config import LARGEST_BUCKET, bucket_elements
-from trainer.model.config import BertConfig
-from trainer.model.flops import num_parameters
+from trainer.model.config import BertConfig, num_parameters
 
 MASKED_SHARE = 0.15
 _FP32 = 4

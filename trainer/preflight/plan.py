@@ -13,8 +13,7 @@ import numpy as np
 from pipeline.shards.block import Block
 from pipeline.shards.dataset import read_block
 from pipeline.storage.folder import parse_storage_options
-from trainer.model.config import BertConfig
-from trainer.model.flops import Lengths, num_parameters, training_flops
+from trainer.model.config import BertConfig, Lengths, num_parameters, training_flops
 from trainer.order.source import Mixture, open_mixture
 from trainer.preflight.memory import MASKED_SHARE, Case, count_memory
 from trainer.preflight.settings import PlanSettings

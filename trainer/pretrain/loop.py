@@ -30,12 +30,7 @@ from trainer.guards.weights_check import CORRUPTED, CorruptWeightsError
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.pretrain.objectives import WITH_NSP, prepare_step
 from trainer.pretrain.run import Position, Run, open_run, read_position
-from trainer.pretrain.validation import (
-    ValidationSet,
-    describe_unmeasured,
-    load_validation_sets,
-    measure,
-)
+from trainer.pretrain.validation import ValidationSet, load_validation_sets, measure
 from trainer.process.ranks import start_ranks, stop_ranks, together
 from trainer.process.stopping import LauncherWatch, leave_at_once, note_outcome, stops_requested
 from trainer.reading.settings import Reading
@@ -120,11 +115,8 @@ def train_phase(run: Run) -> None:
     settings, phase_index = run.settings, run.position.phase
     phase = settings.phases[phase_index]
     run.watchdog.beat("opening the data", math.inf if run.settings.follow else FIRST_STEP_FACTOR)
-    validation_sets = load_validation_sets(
-        run.mixture, phase.seq_len, settings, run.ranks, run.wait_policy
-    )
-    if unmeasured := describe_unmeasured(run.mixture, validation_sets, phase.seq_len):
-        run.progress.say(unmeasured)
+    told = run.ranks, run.wait_policy, run.progress.say
+    validation_sets = load_validation_sets(run.mixture, phase.seq_len, settings, *told)
     run.weights_check.forget()
     if run.position.phase_step == 0:
         begin_phase(run.optimizer, phase)

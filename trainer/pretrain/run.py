@@ -29,7 +29,7 @@ from trainer.optim.sharded import ShardedOptimizer
 from trainer.order.source import Mixture, open_mixture, open_mixture_again, opened_mixture
 from trainer.order.state import parse_state
 from trainer.pretrain.objectives import freeze_unused
-from trainer.process.ranks import Ranks, device_name, together
+from trainer.process.ranks import Ranks, together
 from trainer.process.stopping import StopRequest
 from trainer.runs.epochs import instances_a_pass, lengthen_phases
 from trainer.runs.run_folder import RunFolder, lock_run, prepare_run
@@ -159,9 +159,6 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
         if ranks.rank == 0:
             recorder = open_recorder(folder, settings, position.step)
     gauge = Gauge(model_config, settings.phases, ranks, settings.peak_tflops)
-    if gauge.peak_tflops is None and ranks.device.type == "cuda":
-        device = device_name(ranks.device)
-        progress.say(f"MFU is left out: no data sheet is known for {device}, give --peak_tflops")
     saver = CheckpointSaver(folder, settings.checkpoint, ranks, store, progress.say)
     saver.prepare(engine, optimizer)
     guard, safety = SpikeGuard(settings.safety, position.guard), settings.safety

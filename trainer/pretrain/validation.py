@@ -1,6 +1,6 @@
 """Validation loss of the same instances each time, whatever the number of ranks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,12 @@ class ValidationSet:
 
 
 def load_validation_sets(
-    mixture: Mixture, seq_len: int, settings: PretrainSettings, ranks: Ranks, wait: WaitPolicy
+    mixture: Mixture,
+    seq_len: int,
+    settings: PretrainSettings,
+    ranks: Ranks,
+    wait: WaitPolicy,
+    say: Callable[[str], None],
 ) -> list[ValidationSet]:
     """Reads this rank's shares into memory; datasets may hold none out."""
     split = "validation", seq_len
@@ -51,18 +56,13 @@ def load_validation_sets(
             "validation.stop_at_mlm_accuracy ends the run by an accuracy on them; build with "
             "documents held out, or leave it away"
         )
+    found = {each.name for each in held_out}
+    if missing := ", ".join(each.name for each in mixture if each.name not in found):
+        say(f"no validation loss of {missing}: no documents are held out at {seq_len} tokens")
     with together(ranks):
         for each in held_out:
             wait_for_pass(each.dataset, *split, 0, wait)
     return [_load(each, seq_len, settings, ranks) for each in held_out]
-
-
-def describe_unmeasured(mixture: Mixture, sets: Sequence[ValidationSet], seq_len: int) -> str:
-    """Says which datasets have no validation split of a length, if any."""
-    found = {each.name for each in sets}
-    names = ", ".join(each.name for each in mixture if each.name not in found)
-    why = f"no documents are held out at {seq_len} tokens"
-    return f"no validation loss of {names}: {why}" if names else ""
 
 
 def _load(

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from trainer.engine.train_step import StepCounts
-from trainer.model.config import BertConfig
-from trainer.model.flops import Lengths, training_flops
+from trainer.model.config import BertConfig, Lengths, training_flops
 from trainer.process.gpus import peak_tflops_of
 from trainer.process.ranks import Ranks
 from trainer.settings import Phase
