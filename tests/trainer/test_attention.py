@@ -73,7 +73,7 @@ def test_layout_groups_rows_by_length():
 
 
 def dropout_draws(q, k, v, backend, num_draws=400):
-    """Context of one sequence [T, A, D] without dropout, and with dropout 0.5 [num_draws, T, A, D]."""
+    """Context [T, A, D] of one sequence, and draws of it with dropout 0.5 [num_draws, T, A, D]."""
     length = len(q)
     exact = attention(
         q, k, v, PackedSequences(cu_seqlens_of([length]).to(q.device), length), 0.0, backend

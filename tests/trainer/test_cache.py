@@ -1,4 +1,4 @@
-"""The cache of stretches: one fetches, all read; killed, damaged, full or forbidden, it never costs an instance."""
+"""The cache of stretches: one fetches, all read; whatever befalls it, no instance is lost."""
 
 import errno
 import os
@@ -183,7 +183,7 @@ def test_a_fetch_that_fails_leaves_nothing_and_the_next_one_succeeds(tmp_path):
 
 def test_a_wait_for_another_process_ends(tmp_path):
     cache = ShardCache(str(tmp_path), MIN_CACHE_BYTES)
-    said = f"it: cache_dir {tmp_path}: waited in vain for another thread or process to let go of {tmp_path}/locks/"
+    said = f"it: cache_dir {tmp_path}: waited in vain for another .* to let go of {tmp_path}/locks/"
     with fetching(cache, "key"), pytest.raises(ShardReadError, match=said):
         read_as_bytes(cache, "key", lambda: b"data", 0.1)
 
@@ -202,7 +202,7 @@ def test_a_disk_without_locks_is_named(tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(cache_module.fcntl, "flock", fail)
-    said = f"cache_dir {tmp_path}: No locks available; .* give another folder, on a disk of this machine, or leave"
+    said = f"cache_dir {tmp_path}: No locks available; .* give another folder, on a disk of this"
     with pytest.raises(ShardReadError, match=said):
         read_as_bytes(cache, "key", lambda: b"data")
 
@@ -238,11 +238,12 @@ def slow_read(name, start, stop):
     return read_bytes(name, start, stop)
 
 dataset.read_bytes = slow_read
-rows = [[s, b, 0, min(8, size - 8 * b)] for s, size in enumerate((60, 45)) for b in range(-(-size // 8))]
+rows = [[s, b, 0, min(8, n - 8 * b)] for s, n in enumerate((60, 45)) for b in range(-(-n // 8))]
 settings = Reading(num_threads=3, cache_dir=cache, cache_bytes=int(cache_bytes))
 reader = BlockReader([(dataset, shard) for shard in dataset.shards("train", 8192, 0)], settings)
 steps = reader.steps(iter([plan_rows(*np.array(rows).T)]))
-print([n for _, block in steps for n in block.document_a.tolist()] == [*range(60), *range(100_000, 100_045)])
+found = [n for _, block in steps for n in block.document_a.tolist()]
+print(found == [*range(60), *range(100_000, 100_045)])
 """
 
 
@@ -301,7 +302,7 @@ def test_a_folder_that_is_a_file_is_refused_at_once(dataset, settings):
     Path(settings.cache_dir).write_text("taken")
     with pytest.raises(
         CacheError,
-        match=f"cache_dir {settings.cache_dir}: .*give another folder, on a disk of this machine, or leave",
+        match=f"cache_dir {settings.cache_dir}: .*give another folder, on a disk of this",
     ):
         read_all(dataset, settings)
 

@@ -49,7 +49,7 @@ def make_engine(config, stage, precision, ranks):
 
 
 def train(engine, optimizer, ranks, first_step, num_steps):
-    """Rows of MLM loss, NSP loss and gradient norm, each rank taking its share of every global batch."""
+    """Rows of MLM loss, NSP loss and gradient norm, each rank taking its share of a batch."""
     rows = []
     for step in range(first_step, first_step + num_steps):
         batches = [
@@ -121,7 +121,7 @@ def main(launch, folder):
 
 
 def make_damaged(path, folder):
-    """Copies: one bit of rank 1's fragments flipped, that file missing, a parameter of another model wanted."""
+    """Copies: one bit of rank 1's fragments flipped, or that file missing."""
     for number in range(2):
         copy = folder / f"damaged-{number}" / path.name
         shutil.copytree(path, copy)

@@ -1,4 +1,4 @@
-"""The order in which what is written becomes durable: a loss of power at any moment leaves nothing that looks whole.
+"""The order in which writes become durable: a loss of power leaves nothing that looks whole.
 
 Every fsync, rename and removal is written down as it happens; that a kill happens to miss a gap
 proves nothing.
@@ -22,7 +22,7 @@ FILES = ["fragments-00000-of-00001.safetensors", "model.safetensors"]
 
 @pytest.fixture
 def events(tmp_path, monkeypatch):
-    """What happens below tmp_path, in order: ("fsync", path), ("rename", from, to), ("unlink", path), ("rmtree", path).
+    """What happens below tmp_path, in order, such as ("fsync", path) and ("rename", from, to).
 
     Temporary names of `replace_file` are shown as TEMPORARY.
     """
@@ -97,7 +97,11 @@ def test_at_a_url_the_marker_is_removed_first(ranks, bucket, tmp_path, monkeypat
     trained = Trained(ranks, tmp_path / "run")
     trained.save(1)
     removed, remove = [], type(bucket).rm_file
-    note = lambda store, path: (removed.append(path.rpartition("/")[2]), remove(store, path))  # noqa: E731
+
+    def note(store, path):
+        removed.append(path.rpartition("/")[2])
+        remove(store, path)
+
     monkeypatch.setattr(type(bucket), "rm_file", note)
     trained.store.remove_checkpoints([STEP])
     assert removed[0] == COMMITTED

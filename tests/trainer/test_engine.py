@@ -1,4 +1,4 @@
-"""Two and three ranks under every ZeRO stage against one big batch in one process, and what surrounds a step.
+"""Two and three ranks under every ZeRO stage against one big batch in one process.
 
 Run as a program, this file is one of the ranks: it writes what it measured, the tests below judge
 it.
@@ -129,7 +129,7 @@ def train_on_ranks(ranks, kind, stage, precision, chosen):
 
 @contextlib.contextmanager
 def count_all_reduces():
-    """Names of our modules that asked for an all-reduce; DeepSpeed's own, of gradients, are not counted."""
+    """Names of our modules that asked for an all-reduce; DeepSpeed's own are not counted."""
     callers, all_reduce = [], torch.distributed.all_reduce
 
     def count(*arguments, **options):
@@ -146,7 +146,7 @@ def count_all_reduces():
 
 
 def break_a_partition(ranks):
-    """What start_engine says when DeepSpeed's partitions are not where the optimizer takes them to be."""
+    """What start_engine says when partitions are not where the optimizer takes them to be."""
     model = build_model(CONFIG, seed=3)
     optimizer = make_optimizer(model.named_parameters(), "lamb")
     find = optimizer._find_fragments
@@ -216,7 +216,7 @@ def results_of(folder, rank=0):
     ("world_size", "kind", "stage", "precision"), [each for each in ALL if each[3] == "fp32"]
 )
 def test_ranks_equal_one_big_batch(launches, alone, world_size, kind, stage, precision):
-    """Loss, gradient norm and trust ratios of every step, and norms and weights after 20, with clipping."""
+    """Loss, gradient norm and trust ratios of every step; norms and weights after 20."""
     rows, norms, weights = alone[kind]
     found = results_of(launches[world_size])[f"{kind} {stage} {precision}"]
     torch.testing.assert_close(
@@ -235,12 +235,14 @@ def test_ranks_equal_one_big_batch(launches, alone, world_size, kind, stage, pre
 
 LOSSES = {
     "adamw": [
-        *(23.47232, 23.30904, 22.87611, 23.57806, 23.71817, 23.56298, 24.54160, 23.51961, 22.90394, 23.67663),
-        *(21.52009, 22.88998, 24.93099, 22.91953, 22.57476, 23.59077, 23.95228, 22.37028, 25.04509, 24.83729),
+        *(23.47232, 23.30904, 22.87611, 23.57806, 23.71817, 23.56298, 24.54160, 23.51961),
+        *(22.90394, 23.67663, 21.52009, 22.88998, 24.93099, 22.91953, 22.57476, 23.59077),
+        *(23.95228, 22.37028, 25.04509, 24.83729),
     ],
     "lamb": [
-        *(23.47232, 23.27924, 23.22991, 23.50247, 23.55929, 23.52978, 23.75733, 23.45823, 23.13656, 23.88622),
-        *(22.64602, 23.57110, 23.48584, 23.65332, 23.50711, 23.39464, 23.05011, 23.82777, 23.54780, 23.13450),
+        *(23.47232, 23.27924, 23.22991, 23.50247, 23.55929, 23.52978, 23.75733, 23.45823),
+        *(23.13656, 23.88622, 22.64602, 23.57110, 23.48584, 23.65332, 23.50711, 23.39464),
+        *(23.05011, 23.82777, 23.54780, 23.13450),
     ],
 }  # fmt: skip
 
@@ -263,7 +265,7 @@ def test_all_ranks_see_the_same(launches):
 def test_one_all_reduce_serves_clipping_norms_and_logging(
     launches, world_size, kind, stage, precision
 ):
-    """LAMB needs a second one where the gradient is clipped: the norms of updates depend on that."""
+    """LAMB needs a second one where the gradient is clipped, as norms of updates depend on it."""
     found = results_of(launches[world_size])[f"{kind} {stage} {precision}"]
     are_clipped = [row[1] > MAX_GRAD_NORMS[kind] for row in found["rows"]]
     assert 3 <= sum(are_clipped) <= STEPS - 3
@@ -278,7 +280,7 @@ def test_partitions_that_are_not_as_expected_stop_the_run_before_it_begins(two_r
 
 @contextlib.contextmanager
 def one_thread():
-    """As many threads as a launched rank has: on some processors bf16 sums depend on their number."""
+    """As many threads as a launched rank has: bf16 sums may depend on their number."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -46,7 +46,7 @@ RUNS = [
 
 
 def build(folder):
-    """libfake_cuda.so: fake_cuda.c, and for every other name that torch wants a function that succeeds."""
+    """libfake_cuda.so: fake_cuda.c, and for other names torch wants a function that succeeds."""
     headers = [path.parent for path in package("nvidia").glob("*/include/cuda_runtime_api.h")]
     headers.append(package("triton") / "backends/nvidia/include")  # has crt/
     flags = ["-fPIC", "-O1", "-w", *(f"-I{each}" for each in headers)]

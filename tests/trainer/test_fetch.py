@@ -1,4 +1,4 @@
-"""Reading ahead: every fault a store was seen to make is mended or named, and never costs an instance."""
+"""Reading ahead: every fault of a store is mended or named, and never costs an instance."""
 
 import json
 import time
@@ -46,7 +46,7 @@ class Clock:
 
 
 class FaultyFolder(Folder):
-    """Local files; each fault spoils one read of a shard, in order, and the last one stays when `lasting`."""
+    """Local files; each fault spoils one read of a shard, the last one all when `lasting`."""
 
     def _cat(self, path, start, stop):
         data = super()._cat(path, start, stop)
@@ -255,7 +255,9 @@ def test_a_file_cut_at_a_record_is_an_error(folder):
     shard = dataset.shards("train", 8192, 0)[1]
     path = folder / shard.name
     path.write_bytes(path.read_bytes()[: int(dataset.blocks(shard).offset[4]) - 512])
-    said = r"shard-00001.tar, blocks 0 to 5 .*asked for bytes 512-\d+, got .*: the file is cut short; restore it"
+    said = (
+        r"shard-00001.tar, blocks 0 to 5 .*asked for bytes 512-\d+, got .*: the file is cut short"
+    )
     with pytest.raises(ShardReadError, match=said):
         read_all(dataset, Reading())  # at once, whatever patience there is
 
@@ -302,7 +304,9 @@ def test_a_position_outside_its_instance_is_refused_though_the_crc32_is_right(
     monkeypatch.setattr(block_reader, "GATHERED_TOKENS", 1)
     found = iter(Read(open_dataset(str(folder)), QUICK, each_block(24)))
     assert [next(found)[0] for _ in range(2)] == [0, 8]
-    said = rf"shard-00000.tar, block 2 at byte \d+, instance 6: masked_lm_position {length} should be below {length};"
+    said = (
+        rf"block 2 at byte \d+, instance 6: masked_lm_position {length} should be below {length};"
+    )
     with pytest.raises(ValueError, match=said):
         next(found)
 

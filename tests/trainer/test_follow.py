@@ -1,4 +1,4 @@
-"""Training while the build runs: the same batches as afterwards, and plain words where the build does not go on."""
+"""Training while the build runs: the same batches, and plain words where it does not go on."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def quick_looks(monkeypatch):
 
 
 class Build:
-    """Does in `folder`, step by step, what a build does that ends as the finished dataset `whole`."""
+    """Does in `folder`, step by step, what a build of the dataset `whole` does."""
 
     def __init__(self, whole: Path, folder: Path, seq_len: int = 8192) -> None:
         self.whole, self.folder, self.seq_len = open_dataset(str(whole)), folder, seq_len
@@ -253,8 +253,8 @@ def test_a_waiting_loader_can_be_left(build):
 
 
 PASSES = 24
-TRAINING = ["--model.preset", "tiny", "--model.overrides", "{hidden_size: 24, num_heads: 3, intermediate_size: 40}",
-            "--validation.interval", "0"]  # fmt: skip
+SMALL = "{hidden_size: 24, num_heads: 3, intermediate_size: 40}"
+TRAINING = ["--model.preset", "tiny", "--model.overrides", SMALL, "--validation.interval", "0"]
 
 
 @pytest.fixture(scope="module")

@@ -31,8 +31,11 @@ VOCAB_SIZE = 70_200  # above every id that `widen` makes
 def wrong_blocks(block: Block, vocab_size: int) -> list[tuple[Block, str]]:
     """Blocks that point outside, each with what the message says of it."""
     length, last = int(block.offsets[3] - block.offsets[2]), int(block.masked_offsets[3]) - 1
-    cases = [("masked_lm_positions", last, value, f"instance 2: masked_lm_position {value} should be below {length};")
-             for value in (length, 65_535)]  # fmt: skip
+    outside = "instance 2: masked_lm_position {} should be below {};"
+    cases = [
+        ("masked_lm_positions", last, value, outside.format(value, length))
+        for value in (length, 65_535)
+    ]
     for value in (vocab_size, np.iinfo(block.input_ids.dtype).max):
         said = f"{value} should be below {vocab_size};"
         cases += [

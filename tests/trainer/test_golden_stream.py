@@ -1,4 +1,4 @@
-"""The stream to the bit: every array of every micro-batch, and the states, as they were when these hashes were made."""
+"""The stream to the bit: arrays of micro-batches and states, as when these hashes were made."""
 
 import dataclasses
 import hashlib

@@ -67,8 +67,9 @@ def test_what_is_tried_again(tmp_path, script, flags, name, code, runs):
 @pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_supervisor_reaches_the_command_once_and_ends_both(tmp_path, number):
-    """By Ctrl-C the `deepspeed` command ends before its ranks do, here a process in the background."""
-    rank = f"(trap '' INT TERM; until [ -e {tmp_path}/go ]; do sleep 0.05; done; touch {tmp_path}/left) &"
+    """By Ctrl-C the `deepspeed` command ends before its ranks, here a background process."""
+    wait = f"until [ -e {tmp_path}/go ]; do sleep 0.05; done"
+    rank = f"(trap '' INT TERM; {wait}; touch {tmp_path}/left) &"
     trap = f"trap 'echo x >>{tmp_path}/told; exit {128 + number}' INT TERM"
     process = supervise(
         tmp_path, f"{rank}\n{trap}\ntouch {tmp_path}/ready\nwhile :; do sleep 0.05; done"

@@ -10,7 +10,7 @@ from trainer.order.share import plan_step
 
 
 def read_batch(order, position, global_batch, world_size):
-    """Epoch, shard and row of every instance, as all ranks together read them in the order of their slots."""
+    """Epoch, shard and row of every instance, as all ranks together read them."""
     instances = []
     for rank in range(world_size):
         rows = plan_step(order, position, global_batch, rank, world_size, 512)

@@ -43,7 +43,8 @@ def transformers_twin(model):
     config = transformers.BertConfig(
         vocab_size=c.vocab_size, hidden_size=c.hidden_size, num_hidden_layers=c.num_layers,
         num_attention_heads=c.num_heads, intermediate_size=c.intermediate_size,
-        max_position_embeddings=c.max_position_embeddings, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        max_position_embeddings=c.max_position_embeddings, hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
     )  # fmt: skip
     twin = transformers.BertForPreTraining(config)
     weights = to_hf_state(model.state_dict(), c)

@@ -5,26 +5,16 @@ from trainer.model.bert import BertForPreTraining
 from trainer.model.config import BertConfig, preset
 
 
-@pytest.mark.parametrize(
-    ("name", "num_layers", "hidden_size", "num_heads", "intermediate_size"),
-    [
-        ("tiny", 2, 128, 2, 512),
-        ("mini", 4, 256, 4, 1024),
-        ("small", 4, 512, 8, 2048),
-        ("medium", 8, 512, 8, 2048),
-        ("base", 12, 768, 12, 3072),
-        ("large", 24, 1024, 16, 4096),
-    ],
-)
-def test_presets_are_the_released_sizes(
-    name, num_layers, hidden_size, num_heads, intermediate_size
-):
-    config = preset(name)
-    found = (config.num_layers, config.hidden_size, config.num_heads, config.intermediate_size)
-    assert found == (num_layers, hidden_size, num_heads, intermediate_size)
-
-
-def test_defaults_are_base():
+def test_presets_are_the_released_sizes():
+    names = ("tiny", "mini", "small", "medium", "base", "large")
+    found = [
+        (each.num_layers, each.hidden_size, each.num_heads, each.intermediate_size)
+        for each in map(preset, names)
+    ]
+    assert found == [
+        (2, 128, 2, 512), (4, 256, 4, 1024), (4, 512, 8, 2048), (8, 512, 8, 2048),
+        (12, 768, 12, 3072), (24, 1024, 16, 4096),
+    ]  # fmt: skip
     assert preset("base") == BertConfig()
 
 

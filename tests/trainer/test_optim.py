@@ -1,4 +1,4 @@
-"""The optimizers without DeepSpeed: equal to torch.optim.AdamW, to timm's LAMB and to the formulas written out.
+"""The optimizers without DeepSpeed: equal to torch's AdamW, timm's LAMB and the formulas.
 
 timm-lamb.json holds weights as timm.optim.Lamb left them after `lamb_steps` with its flags.
 """
@@ -67,8 +67,8 @@ TIMM_SHAPES = {
 }
 TIMM_FLAGS = {
     "lr": 0.02, "betas": [0.9, 0.999], "eps": 1e-6, "weight_decay": 0.01, "bias_correction": True,
-    "grad_averaging": True, "max_grad_norm": 1.0, "trust_clip": False, "always_adapt": False, "caution": False,
-    "decoupled_decay": False,
+    "grad_averaging": True, "max_grad_norm": 1.0, "trust_clip": False, "always_adapt": False,
+    "caution": False, "decoupled_decay": False,
 }  # fmt: skip
 TIMM_STEPS = 20
 

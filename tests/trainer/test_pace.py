@@ -1,4 +1,4 @@
-"""Turns of ranks before a store that fails: they slow down together, recover, and never storm it."""
+"""Turns of ranks before a store that fails: they slow down together, and recover."""
 
 import heapq
 import random
@@ -27,7 +27,7 @@ class SlowDownError(Exception):
 
 
 class Simulation:
-    """A clock, what happens when, and a store that answers 503 above a limit of requests in each second.
+    """A clock, and a store that answers 503 above a limit of requests in each second.
 
     Attributes:
         limit: limit(second) is how many requests the store answers in that second.
@@ -185,7 +185,7 @@ def ask_without_end(simulation, seconds, every):
 
 
 def test_a_prefix_that_throttles_for_minutes_is_asked_for_what_it_gives(monkeypatch):
-    """The store takes 300 requests a second for three minutes, a fifth of what the ranks would like."""
+    """The store takes 300 requests a second for three minutes, a fifth of what is wanted."""
     simulation = Simulation(monkeypatch, lambda second: 300 if 30 <= second < 210 else 5500)
     ask_without_end(simulation, 270, every=ASKING * NUM_NODES / 1500)
     assert not simulation.gave_up

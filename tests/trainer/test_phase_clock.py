@@ -1,4 +1,4 @@
-"""By steps or by time: learning rate, end of a phase, and what a phase does with the optimizer's state."""
+"""By steps or by time: learning rate, end of a phase, and the optimizer's state in it."""
 
 import dataclasses
 

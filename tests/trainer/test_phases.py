@@ -1,4 +1,4 @@
-"""Phases of one length read one stream, each going on where the one before it ended (docs/order.md, rule 6)."""
+"""Phases of one length read one stream, one after another (docs/order.md, rule 6)."""
 
 import json
 from collections.abc import Sequence
@@ -64,7 +64,7 @@ def make_run(
 
 
 def train(run: SimpleNamespace, stop_after: int = 10**9) -> list[tuple[int, torch.Tensor]]:
-    """First position and tokens of each step up to `stop_after`; the run's position is where it came to."""
+    """First position and tokens of each step up to `stop_after`."""
     read = []
     while run.position.phase < len(run.settings.phases) and not run.must_stop:
         phase = run.settings.phases[run.position.phase]
@@ -92,7 +92,7 @@ def assert_same(found, expected) -> None:
 
 
 def test_two_phases_of_100_steps_read_what_one_of_200_reads(mixture):
-    """Through two passes of each dataset and more: 200 steps of 6 are 900 positions of a and 300 of b."""
+    """Through two passes of each dataset: 200 steps of 6 are 900 positions of a and 300 of b."""
     whole = read_all(mixture, phases((16, 6, 200)))
     assert [start for start, _ in whole] == list(range(0, 1200, 6))
     assert_same(read_all(mixture, phases((16, 6, 100), (16, 6, 100))), whole)

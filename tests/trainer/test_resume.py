@@ -1,4 +1,4 @@
-"""From where a run goes on, seen by one rank of several nodes: the other ranks' answers are given by hand."""
+"""From where a run goes on, seen by one rank; the others' answers are given by hand."""
 
 import dataclasses
 import json
@@ -71,7 +71,7 @@ def broadcast(tmp_path) -> dict[str, bytes]:
 
 @pytest.fixture
 def see(monkeypatch, broadcast) -> Callable[..., None]:
-    """see(is_shared, name=None, is_first=True): whether this rank sees rank 0's folder, what rank 0 chose there."""
+    """see(is_shared, name, is_first): whether it sees rank 0's folder, and what rank 0 chose."""
 
     def set_answers(is_shared: bool, name: str | None = None, is_first: bool = True) -> None:
         monkeypatch.setattr(resume, "_see_same_folder", lambda *_: is_shared)

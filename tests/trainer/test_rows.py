@@ -1,4 +1,4 @@
-"""Rows brought together in numpy and by the compiled module: the same values, by hand and for any runs."""
+"""Rows brought together in numpy and by the compiled module: the same values."""
 
 import dataclasses
 from collections import namedtuple

@@ -1,4 +1,4 @@
-"""A whole run of 200 steps beside a plain loop over transformers' BertForPreTraining: the same loss at every step."""
+"""A run of 200 steps beside a plain loop over transformers' model: the same losses."""
 
 import pytest
 import torch
@@ -21,13 +21,8 @@ SIZES = TINY | {"hidden_size": 32, "num_heads": 2, "intermediate_size": 64} | WI
 
 
 def our_losses(data, folder):
-    phase = {
-        "seq_len": 32,
-        "global_batch": BATCH,
-        "steps": STEPS,
-        "peak_lr": 1e-3,
-        "warmup_steps": 20,
-    }
+    phase = {"seq_len": 32, "global_batch": BATCH, "steps": STEPS}
+    phase |= {"peak_lr": 1e-3, "warmup_steps": 20}
     chosen = {"micro_tokens": 96, "seed": SEED, "zero_stage": 2, "phases": [phase]}
     model = {"preset": "tiny", "overrides": SIZES}
     launch(["-m", "trainer"], write_config(folder / "run", data, model=model, **chosen), 2)

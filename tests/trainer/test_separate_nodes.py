@@ -1,4 +1,4 @@
-"""Nodes that share no folder: each has a run folder on a disk of its own, checkpoints meet at a URL.
+"""Nodes that share no folder: each has a disk of its own, checkpoints meet at a URL.
 
 Node a has one rank and node b two. In the second launch b is the first node, which it was not
 before.

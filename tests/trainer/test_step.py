@@ -43,16 +43,9 @@ def dataset(tmp_path_factory, make_dataset) -> Dataset:
 
 
 def loader(dataset: Dataset, **changes) -> StepLoader:
-    settings = {
-        "rank": 0,
-        "world_size": 1,
-        "global_batch": 12,
-        "micro_tokens": SEQ_LEN,
-        "seed": 3,
-        "num_lanes": 4,
-        "reading": Reading(num_threads=2),
-    }
-    return StepLoader(dataset, "train", SEQ_LEN, **(settings | changes))
+    place = {"rank": 0, "world_size": 1, "reading": Reading(num_threads=2)}
+    sizes = {"global_batch": 12, "micro_tokens": SEQ_LEN, "seed": 3, "num_lanes": 4}
+    return StepLoader(dataset, "train", SEQ_LEN, **(place | sizes | changes))
 
 
 def take(dataset: Dataset, num_steps: int, **changes) -> list[RankStep]:
@@ -109,7 +102,7 @@ def read_pass(dataset: Dataset, split: str, pass_index: int) -> list[list[Instan
 
 @pytest.fixture(scope="module")
 def batches(dataset) -> list[list[Instance]]:
-    """The first 40 global batches of 12 with 4 lanes and seed 3: more than two epochs of both passes."""
+    """The first 40 global batches of 12 with 4 lanes and seed 3: more than two epochs."""
     passes = [read_pass(dataset, "train", i) for i in range(2)]
     shards = tuple(tuple(dataset.shards("train", SEQ_LEN, i)) for i in range(2))
     order = StreamOrder((shards,), (1,), seed=3, num_lanes=4)
@@ -314,7 +307,7 @@ def test_cuts_are_greedy_and_complete(lengths, micro_tokens):
 
 
 def fewest_tokens(lengths, num_cuts):
-    """The least maximum of sums over all ways to cut a list into so many pieces: by trying them all."""
+    """The least maximum of sums over all ways to cut a list into so many pieces."""
     places = combinations(range(1, len(lengths)), num_cuts - 1)
     return min(
         max(sum(lengths[a:b]) for a, b in pairwise((0, *each, len(lengths)))) for each in places

@@ -1,4 +1,4 @@
-"""The planned steps as a pipeline of webdataset: the exact order, whatever is composed on it and whoever reads."""
+"""The planned steps as a pipeline of webdataset: the exact order, whoever reads."""
 
 from itertools import islice
 
@@ -14,14 +14,8 @@ from trainer.stream.step import RankStep, StepLoader
 
 SEQ_LEN = 8192
 NUM_STEPS = 11
-SIZES = {
-    "rank": 0,
-    "world_size": 1,
-    "global_batch": 12,
-    "micro_tokens": SEQ_LEN,
-    "seed": 3,
-    "num_lanes": 4,
-}
+SIZES = {"global_batch": 12, "micro_tokens": SEQ_LEN, "seed": 3, "num_lanes": 4}
+SIZES |= {"rank": 0, "world_size": 1}
 LARGE = {"global_batch": 600}
 """Steps of several micro-batches."""
 QUICK = Reading(num_threads=2)

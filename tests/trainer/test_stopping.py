@@ -1,4 +1,4 @@
-"""Real ranks under the real `deepspeed` and torchrun that are told to stop, lose their launcher, or hang."""
+"""Ranks under `deepspeed` and torchrun that are told to stop, lose their launcher, or hang."""
 
 import contextlib
 import json
@@ -37,9 +37,7 @@ def words_of(pid):
 
 
 class Job:
-    """Training without end, from its first logged step on. All its processes name its config: torchrun's ranks have
-    sessions of their own.
-    """
+    """Training without end, from its first logged step on; all its processes name its config."""
 
     def __init__(self, folder, data, *flags, launcher=DEEPSPEED):
         self.run = folder / "run"
@@ -129,7 +127,7 @@ def folder(tmp_path_factory):
 
 
 def stop(job, pid, number):
-    """Sends a signal and waits until all are gone. What was logged is what was saved, so all ranks agreed."""
+    """Sends a signal and waits until all are gone; what was logged is what was saved."""
     before = job.last_step()
     assert len(job.ranks()) == 2
     os.kill(pid, number)
@@ -167,10 +165,7 @@ def test_ctrl_c_saves_and_leaves(tmp_path, data, launcher):
         said = job.log.read_text()
         assert job.saved_step() == job.last_step() >= before, said
         assert said.count(NOTICE) == 1
-        assert (
-            f"stopped by a signal and saved after step {job.saved_step()}; the same command continues"
-            in said
-        )
+        assert f"stopped by a signal and saved after step {job.saved_step()}; the same" in said
         assert job.process.returncode == {ALONE: 130, DEEPSPEED: -2}[launcher], said
         assert "trainer/" not in said, "a traceback of ours"
 
@@ -179,9 +174,12 @@ BLOCKED = """
 import ctypes, sys, threading
 from types import SimpleNamespace
 from trainer.process.stopping import StopRequest, stops_requested
-watch = SimpleNamespace(on_loss=None, has_launcher=sys.argv[1] != "alone", has_deepspeed=sys.argv[1] == "deepspeed")
+name = sys.argv[1]
+watch = SimpleNamespace(
+    on_loss=None, has_launcher=name != "alone", has_deepspeed=name == "deepspeed"
+)
 mutex = ctypes.create_string_buffer(64)
-class Loud(StopRequest):  # by the listening thread: Python's own handler tells it too where the main thread runs still
+class Loud(StopRequest):  # by the listening thread, and not by Python's own handler
     def make(self, number, frame=None):
         if threading.current_thread() is not threading.main_thread():
             print("made", number, flush=True)

@@ -1,4 +1,4 @@
-"""What is left of a stream that is closed, wherever it was: no thread, no memory, nobody who waits."""
+"""What is left of a stream that is closed: no thread, no memory, nobody who waits."""
 
 import gc
 import threading
@@ -24,7 +24,7 @@ def folder(make_dataset, tmp_path_factory):
 
 @pytest.fixture
 def threads_end():
-    """Whether all threads that streams began in the test have ended, with no collection of garbage to help."""
+    """Whether all threads of the test's streams have ended, with no collection of garbage."""
     gc.collect()
     before = set(threading.enumerate())  # a test before may have left one in a request that hangs
 

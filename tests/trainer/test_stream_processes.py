@@ -36,7 +36,7 @@ dataset.blocks(dataset.all_shards[0])
 
 
 def test_a_process_that_opened_a_dataset_ends_well(folder):
-    """Threads of Arrow's pool, which reading Parquet used to start, ended 3 of 10 such processes by abort()."""
+    """Threads of Arrow's pool, which Parquet used to start, ended 3 of 10 by abort()."""
     with contextlib.ExitStack() as programs:
         started = [
             programs.enter_context(Program(["-c", OPEN_AND_LEAVE, folder])) for _ in range(8)

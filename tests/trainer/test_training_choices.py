@@ -1,4 +1,4 @@
-"""Whole runs with another objective, ZeRO-3, starting weights, a time budget or an accuracy to stop at.
+"""Whole runs with another objective, ZeRO-3, starting weights or an accuracy to stop at.
 
 Run as a program, this file is one rank that is killed: `test_training_choices.py STEP pretrain
 ...`.
@@ -61,7 +61,7 @@ OURS, DYING = ["-m", "trainer"], [__file__, "5"]
 def test_masked_lm_alone_keeps_the_other_head_through_zero_3_and_an_accident(
     data, tmp_path, capsys
 ):
-    """Two ranks under ZeRO-3, killed, continued by one under ZeRO-1 with layers recomputed; equal to one calm run."""
+    """Two ranks under ZeRO-3, killed, continued by one under ZeRO-1; equal to one calm run."""
     calm = command(data, tmp_path / "calm", objective="mlm")
     launch(OURS, calm, 1)
     rough = command(data, tmp_path / "rough", objective="mlm", zero_stage=3)

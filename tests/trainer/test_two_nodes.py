@@ -21,7 +21,7 @@ BIN = Path(sys.executable).parent
 
 
 def start(command, folder, name):
-    """A process whose output goes to a file, so that no pipe fills up; without any launcher's environment."""
+    """A process whose output goes to a file; without any launcher's environment."""
     kept = {
         key: value
         for key, value in os.environ.items()

@@ -1,4 +1,4 @@
-"""Checkpoints on their way to a URL and back, in one process: what is there and kept, what damage and faults do."""
+"""Checkpoints on their way to a URL and back: what is kept, what damage and faults do."""
 
 import json
 import shutil
@@ -152,7 +152,7 @@ def test_an_upload_that_fails_lastingly_names_url_and_cause(ranks, bucket, tmp_p
     while not trained.saver.has_failed:
         time.sleep(0.01)
     message = (
-        r"memory:///bucket/run/checkpoints/step-00000002/\S+: gave up after 6 attempt\(s\) in .*: no answer; .*"
+        r"run/checkpoints/step-00000002/\S+: gave up after 6 attempt\(s\) in .*: no answer; .*"
         r"step-00000002 was not uploaded, those before it are untouched"
     )
     with pytest.raises(StorageError, match=message):

@@ -1,4 +1,4 @@
-"""A dataset of random tokens in a folder, small enough to train on in a test; its shards are as the builder's."""
+"""A dataset of random tokens in a folder, small enough to train on in a test."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def write_tiny_dataset(
     *,
     has_validation: bool = True,
 ) -> Path:
-    """Two train passes of two shards and one validation shard for each length; tokens follow Zipf's law."""
+    """Two train passes of two shards and a validation shard a length; tokens follow Zipf's law."""
     rng = np.random.default_rng(seed)
     shards = {}
     for seq_len in seq_lens:
@@ -39,7 +39,7 @@ def write_tiny_dataset(
 def random_block(
     rng: np.random.Generator, num_instances: int, seq_len: int, vocab_size: int
 ) -> Block:
-    """Instances of 8 to seq_len tokens, two of them masked; B is random where A's first token is odd."""
+    """Instances of 8 to seq_len tokens, two masked; B is random where A's first token is odd."""
     lengths = rng.integers(8, seq_len + 1, num_instances)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     input_ids = np.minimum(4 + rng.zipf(1.5, offsets[-1]), vocab_size - 1).astype(np.uint16)

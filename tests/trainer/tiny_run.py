@@ -58,7 +58,7 @@ def rows_of(run: Path, split: str = "train", left_out: Sequence[str] = ()) -> li
 
 
 def train_tiny_run(data: Path, output: Path, **changed: object) -> Path:
-    """Trains 4 steps on a dataset of 16 tokens, with a validation and a checkpoint after every second one."""
+    """Trains 4 steps of 16 tokens, with a validation and a checkpoint after every second one."""
     settings = {"validation": {"interval": 2}, "checkpoint": {"interval": 2, "keep": 4}}
     arguments = write_config(output, data, **settings, **{"micro_tokens": 96, **changed})
     launch(["-m", "trainer"], arguments, 1)

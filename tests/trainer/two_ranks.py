@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def run_ranks(
     command: Sequence[str], world_size: int, timeout: float = 600
 ) -> list[subprocess.CompletedProcess]:
-    """Runs `python COMMAND...` once per rank, as a launcher would, in forks of a Python that has torch loaded.
+    """Runs `python COMMAND...` once per rank, as a launcher would, in forks of a loaded Python.
 
     Returns:
         The finished processes, by rank.
@@ -28,7 +28,7 @@ def run_ranks(
 def run_nodes(
     nodes: Sequence[tuple[Sequence[str], int]], timeout: float = 600
 ) -> list[subprocess.CompletedProcess]:
-    """Runs a command and a number of ranks for every node, all on this machine; the finished processes, by rank."""
+    """Runs a command and a number of ranks for every node; the finished processes, by rank."""
     places = [(command, local_rank, size) for command, size in nodes for local_rank in range(size)]
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": len(places)}
     with contextlib.ExitStack() as programs:
@@ -41,7 +41,7 @@ def run_nodes(
 
 
 def random_micro_batch(lengths: Sequence[int], vocab_size: int, seed: int) -> MicroBatch:
-    """Packed sequences of the given lengths with about a sixth of their tokens masked, at least one."""
+    """Packed sequences of the given lengths, about a sixth of their tokens masked."""
     generator = torch.Generator().manual_seed(seed)
     num_tokens = sum(lengths)
     positions = torch.cat([torch.arange(length) for length in lengths])
