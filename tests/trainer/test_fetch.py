@@ -285,13 +285,6 @@ def test_a_refusal_has_the_patience_of_a_key_in_renewal(monkeypatch, refusal, se
         assert clock.now == pytest.approx(30.0)
 
 
-def test_a_missing_shard_is_an_error_at_once(folder):
-    (folder / "train/L8192/pass-00/shard-00001.tar").unlink()
-    said = r"shard-00001.tar.*is missing; restore or rebuild the dataset"
-    with pytest.raises(FileNotFoundError, match=said):
-        read_all(open_dataset(str(folder)), Reading())
-
-
 def test_a_position_outside_its_instance_is_refused_though_the_crc32_is_right(
     tmp_path, make_block, monkeypatch
 ):
