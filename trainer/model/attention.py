@@ -7,7 +7,7 @@ varlen_attn, on CUDA of capability 8.0 or later in fp16 and bf16; "auto" is flas
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -54,22 +54,21 @@ class PackedSequences:
 
 def padded_layout(cu_seqlens: Tensor, row_step: int = ROW_STEP) -> PaddedLayout:
     """Sequences as padded rows, grouped by length; on a GPU the host waits for it once."""
-    device, borders = cu_seqlens.device, cu_seqlens.tolist()
-    lengths = [stop - start for start, stop in pairwise(borders)]
-    longest = max(lengths)
-    row_lengths = [min(-(-each // row_step) * row_step, longest) for each in lengths]
-    positions_T, groups, start = torch.empty(borders[-1], dtype=torch.int64), [], 0
-    by_length = sorted(range(len(lengths)), key=row_lengths.__getitem__)
+    device, starts_B1 = cu_seqlens.device, cu_seqlens.cpu().long()
+    lengths_B = starts_B1.diff()
+    rounded_B = (lengths_B + row_step - 1) // row_step * row_step
+    row_lengths = rounded_B.clamp(max=int(lengths_B.max())).tolist()
+    row_starts_B, groups, start = torch.empty_like(lengths_B), [], 0
+    by_length = sorted(range(len(row_lengths)), key=row_lengths.__getitem__)
     for row_length, members in groupby(by_length, row_lengths.__getitem__):
-        rows = list(members)
-        for number, b in enumerate(rows):
-            first = start + number * row_length
-            positions_T[borders[b] : borders[b + 1]] = torch.arange(first, first + lengths[b])
-        mask_BS = torch.arange(row_length) < torch.tensor([lengths[b] for b in rows])[:, None]
+        rows = torch.tensor(list(members))
+        mask_BS = torch.arange(row_length) < lengths_B[rows, None]
         mask = None if mask_BS.all() else mask_BS[:, None, None, :].to(device)
         groups.append(PaddedGroup(start, len(rows), row_length, mask))
+        row_starts_B[rows] = start + row_length * torch.arange(len(rows))
         start += len(rows) * row_length
-    return PaddedLayout(positions_T.to(device), start, groups)
+    shift_T = torch.repeat_interleave(row_starts_B - starts_B1[:-1], lengths_B)
+    return PaddedLayout((torch.arange(len(shift_T)) + shift_T).to(device), start, groups)
 
 
 def attention(

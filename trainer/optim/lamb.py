@@ -31,6 +31,7 @@ class Lamb(AdamW):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.trust_ratios_P = torch.ones(len(self.decays_P))
+        self._decays_P = self.decays_P  # where the norms are: a copy waits for the device
         # With the squared norms [2, P] of weights and updates.
         self._guess: tuple[_Proposal, Tensor] | None = None
 
@@ -87,6 +88,7 @@ class Lamb(AdamW):
         return _Proposal((first, second), updates)
 
     def _trust_ratios(self, weight_norms_P: Tensor, update_norms_P: Tensor) -> Tensor:
-        decays_P = self.decays_P.to(weight_norms_P.device)
-        is_scaled_P = decays_P & (weight_norms_P > 0) & (update_norms_P > 0)
+        if self._decays_P.device != weight_norms_P.device:
+            self._decays_P = self.decays_P.to(weight_norms_P.device)
+        is_scaled_P = self._decays_P & (weight_norms_P > 0) & (update_norms_P > 0)
         return torch.where(is_scaled_P, weight_norms_P / update_norms_P, 1.0)

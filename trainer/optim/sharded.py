@@ -64,6 +64,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.decays_P = torch.tensor([decays(*each) for each in self._parameters.items()])
         self._partitions: list[Tensor] | None = None
         self._carried: Tensor | None = None
+        self._views: dict[str, tuple[list[int], list[Tensor]]] = {}
         self.norm_limit = math.inf  # a gradient whose norm is not below this moves nothing
         self.num_updates = 0
         self.is_clipped = False  # the gradient of the last update
@@ -117,8 +118,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return [self.state[tensor][name] for tensor in self.owned]
 
     def views(self, name: str) -> list[Tensor]:
-        """The `pieces` of what `tensors` gives."""
-        return self.pieces(self.tensors(name))
+        """The `pieces` of what `tensors` gives; kept, and made anew where a tensor has moved."""
+        tensors = self.tensors(name)
+        places = [tensor.data_ptr() for tensor in tensors]
+        if self._views.get(name, ([], []))[0] != places:
+            self._views[name] = places, self.pieces(tensors)
+        return self._views[name][1]
 
     @cached_property
     def index(self) -> Tensor:
@@ -129,6 +134,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def reset(self) -> None:
         """Forgets the states and the number of updates, for a phase that starts afresh."""
         self.state.clear()
+        self._views.clear()
         self.num_updates = 0
 
     def metrics(self) -> dict[str, float]:
@@ -158,6 +164,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         ]
         gradients = self.pieces(whole)
         self.grad_squared_norms_P = self._measure(gradients)
+        for name in ("fp32", *self.state_names):
+            self.views(name)  # made while a GPU is still busy: what comes next waits for it
         norm = self.grad_squared_norms_P.sum().sqrt()
         self.grad_norm = float(norm)  # the step's one wait for the device
         if not self.grad_norm < self.norm_limit:  # NaN is below nothing

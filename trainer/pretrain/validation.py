@@ -4,10 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed
+from torch import Tensor
 
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.growing import WaitPolicy, wait_for_pass
@@ -91,11 +90,11 @@ def _load(
     micro_batches = [prepare_micro_batch(batch, settings.objective) for batch in read]
     masked = sum(len(batch.masked_labels) for batch in micro_batches)
     num_random = sum(int(batch.is_random_next.sum()) for batch in read)
-    mine = masked, num_random, len(read), _count_text(read, dataset)
-    counts = list(zip(*ranks.gather(mine), strict=True))
+    counts = list(zip(*ranks.gather((masked, num_random, len(read))), strict=True))
     # Under ZeRO-3 a forward pass is a collective: every rank makes as many.
     micro_batches += [empty_micro_batch()] * (max(counts[2]) - len(read))
-    facts: dict[str, Any] = {"unigram_entropy": unigram_entropy(sum(counts[3]))}
+    entropy = unigram_entropy(_count_text(read, dataset, ranks).numpy())
+    facts: dict[str, Any] = {"unigram_entropy": entropy}
     if settings.objective == WITH_NSP:
         facts["nsp_majority_share"] = majority_share(sum(counts[1]), instances)
     facts |= {"instances": instances, "masked": sum(counts[0])}
@@ -155,10 +154,11 @@ def format_validation(columns: Mapping[str, Any]) -> str:
     return line
 
 
-def _count_text(batches: Sequence[MicroBatch], dataset: Dataset) -> npt.NDArray[np.int64]:
-    """How often each token [V] stands in the unmasked text of this rank; no [CLS], [SEP]."""
-    counts_V = np.zeros(dataset.manifest.vocab_size, np.int64)
+def _count_text(batches: Sequence[MicroBatch], dataset: Dataset, ranks: Ranks) -> Tensor:
+    """How often each token [V] stands in the unmasked text, over all ranks; no [CLS], [SEP]."""
+    counts_V = torch.zeros(dataset.manifest.vocab_size, dtype=torch.int64)
     for batch in batches:
-        counts_V += np.bincount(unmasked_text(batch).numpy(), minlength=len(counts_V))
+        counts_V += torch.bincount(unmasked_text(batch), minlength=len(counts_V))
     counts_V[[dataset.manifest.special_ids[name] for name in ("cls", "sep")]] = 0
+    torch.distributed.all_reduce(counts_V, group=ranks.counts_group)
     return counts_V
