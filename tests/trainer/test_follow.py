@@ -21,6 +21,7 @@ from pipeline.storage.folder import Folder
 from tests.datasets import with_own_hash, write_corpus
 from tests.loaded_python import Program, run_python
 from tests.trainer.tiny_dataset import write_tiny_dataset
+from tests.trainer.tiny_run import rows_of
 from trainer.order.source import open_mixture
 from trainer.stream.step import StepLoader
 
@@ -275,9 +276,8 @@ def train_command(data: Path, output: Path, *flags: str) -> list[str]:
     return ["-m", "trainer", "pretrain", *named, *TRAINING, *flags]
 
 
-def rows_of(run: Path) -> list[dict]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{key: row[key] for key in ("step", "loss", "position") if key in row} for row in rows]
+def losses_of(run: Path) -> list[tuple]:
+    return [(row["step"], row["loss"], row["position"]) for row in rows_of(run)]
 
 
 def wait_until(condition, seconds: float = 600.0) -> None:
@@ -311,7 +311,7 @@ def test_build_and_training_at_once(corpus, tmp_path):
     assert not (data / "_tasks").exists()
     after = run_python(train_command(data, tmp_path / "after"))
     assert after.returncode == 0, after.stderr
-    assert rows_of(tmp_path / "followed") == rows_of(tmp_path / "after")
+    assert losses_of(tmp_path / "followed") == losses_of(tmp_path / "after")
     facts = json.loads((tmp_path / "followed/run.json").read_text())
     assert facts["datasets"][0]["settings_hash"] == open_dataset(str(data)).manifest.settings_hash
 
@@ -346,6 +346,4 @@ def test_a_signal_while_waiting_saves_and_leaves(tmp_path):
     again = run_python(command)
     assert again.returncode == 0, again.stderr
     assert "continuing after step 7" in again.stdout
-    assert [row["step"] for row in rows_of(tmp_path / "run") if "position" in row] == list(
-        range(1, 10)
-    )
+    assert [step for step, *_ in losses_of(tmp_path / "run")] == list(range(1, 10))

@@ -4,21 +4,15 @@ import pytest
 import torch
 import transformers
 
+from tests.trainer.tiny_run import BERT
 from tests.trainer.two_ranks import random_micro_batch
 from trainer.batches.pack import empty_micro_batch, to_device
 from trainer.conversion.huggingface import hf_names, to_hf_state
 from trainer.model.bert import build_model, pretraining_sums
-from trainer.model.config import BertConfig, preset
+from trainer.model.config import preset
 from trainer.model.packed_inputs import PackedInputs
 
-CONFIG = BertConfig(
-    vocab_size=50,
-    hidden_size=24,
-    num_layers=3,
-    num_heads=3,
-    intermediate_size=40,
-    max_position_embeddings=48,
-)
+CONFIG = replace(BERT, num_layers=3, max_position_embeddings=48)
 
 
 def lengths_of(batch):

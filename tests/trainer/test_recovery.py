@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tests.trainer.tiny_dataset import write_tiny_dataset
-from tests.trainer.tiny_run import SIZES, write_config
+from tests.trainer.tiny_run import SIZES, rows_of, write_config
 from tests.trainer.two_ranks import run_ranks
 from trainer.checkpoints.read import find_checkpoints, read_state, read_weights
 from trainer.cli import main
@@ -91,29 +91,17 @@ def runs(tmp_path_factory):
     return folder, launches
 
 
-def rows_of(run, name="metrics.jsonl"):
-    return [json.loads(line) for line in (run / name).read_text().splitlines()]
-
-
-def train_rows(run):
-    return [row for row in rows_of(run) if row["split"] == "train"]
-
-
 def test_exit_codes(runs):
     codes = {name: [process.returncode for process in launch] for name, launch in runs[1].items()}
-    expected = {
-        "calm": [0] * 2,
-        "spoiled": [0] * 2,
-        "two": [STOPPED] * 2,
-        "one": [STOPPED],
-        "three": [0] * 3,
-    }
+    ended, stopped = [0, 0], [STOPPED, STOPPED]
+    expected = {"calm": ended, "spoiled": ended, "two": stopped, "one": [STOPPED], "three": [0] * 3}
     said = {name: [process.stderr for process in launch] for name, launch in runs[1].items()}
     assert codes == expected, said
 
 
 def test_what_was_skipped_is_written_down_with_its_instances(runs):
-    rows = rows_of(runs[0] / "spoiled", "anomalies.jsonl")
+    lines = (runs[0] / "spoiled" / "anomalies.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
     assert [row["positions"][0] for row in rows] == [NOT_FINITE, SPIKE, *ROW_OF_BAD]
     assert [row["in_a_row"] for row in rows] == [1, 1, 1, 2, 3, 4, 5]
     assert [row["grad_norm"] for row in rows if row["positions"][0] != SPIKE] == ["nan"] * 6
@@ -132,7 +120,7 @@ def test_too_many_in_a_row_send_the_run_back_and_their_instances_are_left_out(ru
         "back to step 20, 5 steps in a row were not taken; positions 300-360 of phase 0 are left"
         in said
     )
-    rows = train_rows(folder / "spoiled")
+    rows = rows_of(folder / "spoiled")
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
     taken = [first * BATCH for first in range(STEPS + 5) if first * BATCH not in ROW_OF_BAD]
     assert [row["position"] for row in rows] == taken
@@ -144,15 +132,15 @@ def test_too_many_in_a_row_send_the_run_back_and_their_instances_are_left_out(ru
 
 
 def test_the_end_is_that_of_a_clean_run(runs):
-    ends = [rows_of(runs[0] / name)[-1] for name in ("calm", "spoiled")]
-    assert [row["split"] for row in ends] == ["validation"] * 2
+    ends = [rows_of(runs[0] / name, "validation")[-1] for name in ("calm", "spoiled")]
+    assert [row["step"] for row in ends] == [STEPS] * 2
     losses = [row["mlm_loss"] for row in ends]
     print(f"validation losses at the end: clean {losses[0]:.4f}, spoiled {losses[1]:.4f}")
     assert losses[1] == pytest.approx(losses[0], rel=0.01)
 
 
 def test_two_one_and_three_ranks_train_as_two(runs):
-    calm, elastic = (train_rows(runs[0] / name) for name in ("calm", "elastic"))
+    calm, elastic = (rows_of(runs[0] / name) for name in ("calm", "elastic"))
     for key in ("step", "position", "instances", "tokens"):
         assert [row[key] for row in elastic] == [row[key] for row in calm]
     assert [row["loss"] for row in elastic[:20]] == pytest.approx(
