@@ -1,4 +1,4 @@
-"""The block codec: what goes in comes out, what is not a block of ours is refused, and its digest never changes."""
+"""The block codec: what goes in comes out, what is no block is refused, digests never change."""
 
 import contextlib
 import dataclasses
@@ -64,14 +64,9 @@ def test_a_block_counts_itself():
 def test_masked_positions_are_counted_by_what_they_show(shown, as_mask, kept):
     ids = TINY.input_ids.copy()
     ids[2] = shown  # where the text had 11; the other masked position shows [MASK], which is 4
-    assert count_block(dataclasses.replace(TINY, input_ids=ids), 4) == {
-        "instances": 2, "tokens": 11, "masked": 2, "random_next": 1, "masked_as_mask": as_mask, "masked_kept": kept,
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("block", [TINY, EMPTY, TINY.slice(1, 2)])
-def test_round_trip_of_literal_blocks(block):
-    assert_equal(decode_block(encode_block(block), "here"), block)
+    counts = {"instances": 2, "tokens": 11, "masked": 2, "random_next": 1}
+    counts |= {"masked_as_mask": as_mask, "masked_kept": kept}
+    assert count_block(dataclasses.replace(TINY, input_ids=ids), 4) == counts
 
 
 def test_wide_token_ids_stay_wide():
@@ -228,16 +223,6 @@ def test_a_buffer_that_becomes_another_length_than_it_says_is_refused(make_block
         length = struct.unpack_from("<q", data, at)[0] + change
         with pytest.raises(ValueError, match=r"^here: "):
             decode_block(with_number(data, at, length), "here")
-
-
-def test_a_bomb_in_a_buffer_is_refused_unread():
-    zeros = np.zeros(2**24, np.uint16)  # 32 MB that compress to 1 kB
-    block = dataclasses.replace(TINY, input_ids=zeros, offsets=np.array([0, 6, 2**24], np.int32))
-    data = encode_block(block)
-    assert len(data) < 10_000
-    said = f"here: not an Arrow block: a buffer says it becomes {2**25} bytes"
-    with pytest.raises(ValueError, match=said):
-        decode_block(data, "here")
 
 
 def test_dictionaries_are_refused_before_they_are_read():

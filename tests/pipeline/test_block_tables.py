@@ -1,4 +1,4 @@
-"""Tables of blocks whose footer is damaged, or whose store fails: an error that names the file, and the process lives."""
+"""Tables of blocks whose footer is damaged or whose store fails: an error; the process lives."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ whole = path.read_bytes()
 begin = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
 found = {"fine": 0, "damaged": 0}
 for position in range(begin, len(whole)):
-    for value in {0, whole[position] ^ 2, 255}:
+    for value in {whole[position] ^ 2, 255}:
         data = whole[:position] + bytes([value]) + whole[position + 1 :]
         tables = block_tables.open_block_tables(data, shards, "blocks.parquet")
         for row in (0, len(shards) - 1):
@@ -45,13 +45,8 @@ def test_no_damage_to_the_footer_of_a_large_block_table_ends_the_process(
     """Arrow ends it where it is asked for the place of a column that is described wrongly."""
     monkeypatch.setattr("pipeline.shards.block_tables.ROWS_PER_GROUP", 4)
     folder = make_dataset(tmp_path / "data", ((60, 45),))
-    ran = subprocess.run(
-        [sys.executable, "-c", FLIP, str(folder)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command, options = [sys.executable, "-c", FLIP, str(folder)], {"cwd": ROOT, "text": True}
+    ran = subprocess.run(command, capture_output=True, check=False, **options)
     assert ran.returncode == 0, ran.stderr[-2000:]
     found = eval(ran.stdout)
     assert found["damaged"] > 500
@@ -72,14 +67,9 @@ def test_what_a_store_fails_with_inside_arrow_is_no_damage(make_dataset, tmp_pat
 
     tables = block_tables.BlockTables(read_range, lambda: len(data), shards, "here")
     expected = tables.table(1).offset.tolist()
-    for failure in (
-        ConnectionResetError("reset"),
-        PermissionError("no"),
-        TimeoutError("late"),
-        FileNotFoundError("gone"),
-    ):
-        failures[0] = failure
-        with pytest.raises(type(failure), match=str(failure)):
+    for kind in (ConnectionResetError, PermissionError, TimeoutError, FileNotFoundError):
+        failures[0] = kind("said so")
+        with pytest.raises(kind, match="said so"):
             tables.table(1)
     failures[0] = None
     assert tables.table(1).offset.tolist() == expected

@@ -1,4 +1,4 @@
-"""A finished dataset: opened, read, and refused where a file of it was tampered with or belongs to another."""
+"""A finished dataset: opened, read, and refused where a file of it is changed or another's."""
 
 import dataclasses
 import hashlib
@@ -141,17 +141,6 @@ def test_a_row_group_that_ends_inside_a_shard_is_refused(folder):
         first_blocks(folder)
 
 
-@pytest.mark.parametrize(
-    "spoil", [lambda data: data[:-20], lambda data: data[:-8] + b"\xff" * 8, lambda _: b"PAR1" * 50]
-)
-def test_a_large_block_table_that_is_damaged_is_refused(folder, monkeypatch, spoil):
-    monkeypatch.setattr(block_tables, "WHOLE_BYTES", 100)
-    path = folder / tables.BLOCKS_TABLE
-    path.write_bytes(spoil(path.read_bytes()))
-    with refused(r"blocks.parquet: a damaged Parquet table"):
-        first_blocks(folder)
-
-
 def test_a_dataset_opens_at_any_fsspec_url(folder):
     memory = fsspec.filesystem("memory")
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
@@ -208,13 +197,6 @@ def test_damaged_tables_are_refused(folder, name, spoil):
     write_table(folder, name, spoil((folder / name).read_bytes()))
     with refused(rf"{name}: a damaged Parquet table: .*; restore or rebuild"):
         first_blocks(folder)
-
-
-def test_tables_of_another_kind_are_refused(folder):
-    write_table(folder, tables.SHARDS_TABLE, (folder / tables.BLOCKS_TABLE).read_bytes())
-    said = r"shards.parquet: columns are \['shard', 'offset', .* expected \['split', "
-    with refused(said):
-        open_dataset(str(folder))
 
 
 @pytest.mark.parametrize(
@@ -296,8 +278,6 @@ def test_a_changed_vocabulary_is_refused_where_it_is_read_and_found_by_verify(fo
     "edit",
     [
         lambda fields: fields.update(vocab_size=fields["vocab_size"] + 1),
-        lambda fields: fields.update(counters={"documents": 5}),
-        lambda fields: fields["special_ids"].update(mask=7),
         lambda fields: fields["groups"][0].update(masked=1),
         lambda fields: fields["software"].update(numpy="9"),
         lambda fields: fields.pop("counters"),
@@ -389,13 +369,6 @@ def test_the_manifest_comes_back_as_written(folder):
     edit_manifest(folder, surprise=1)
     with refused(r"not a dataset manifest: .*surprise"):
         open_dataset(str(folder))
-
-
-def test_a_short_answer_of_the_store_is_an_error(folder):
-    dataset = open_dataset(str(folder))
-    size = (folder / FIRST_SHARD).stat().st_size
-    with pytest.raises(OSError, match=f"asked for bytes 0-{size + 1}, got {size} of {size + 1}"):
-        dataset.read_bytes(FIRST_SHARD, 0, size + 1)
 
 
 @pytest.mark.parametrize("name", ["masked", "random_next", "masked_as_mask", "masked_kept"])

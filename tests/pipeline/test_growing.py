@@ -30,7 +30,7 @@ FIRST = "train/L8192/pass-00"
 
 
 class Build:
-    """Publishes in `folder` what a build publishes that ends as the finished dataset `whole`; no shards."""
+    """Publishes in `folder` what a build does that ends as the dataset `whole`, without shards."""
 
     def __init__(self, whole: Dataset, folder: Path) -> None:
         self.whole, self.folder = whole, folder

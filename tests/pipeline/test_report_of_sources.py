@@ -70,8 +70,9 @@ def test_many_sources_are_counted_not_listed():
         (
             source("input", 8, 80_000_000),
             {},
-            f"no validation split, which takes two documents: its 8 {TOO_LONG.format(10, '1,280,000')}"
-            f" --validation_fraction 0.25 --validation_tokens 20000000 holds 2 {EQUALLY}",
+            "no validation split, which takes two documents: its 8"
+            f" {TOO_LONG.format(10, '1,280,000')} --validation_fraction 0.25"
+            f" --validation_tokens 20000000 holds 2 {EQUALLY}",
         ),
     ],
 )

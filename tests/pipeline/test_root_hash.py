@@ -1,4 +1,4 @@
-"""The root hash of a small mixture, as a literal: a build may change in everything but what this covers."""
+"""The root hash of a small mixture, as a literal: what this covers may never change."""
 
 import json
 

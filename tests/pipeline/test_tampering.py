@@ -1,4 +1,4 @@
-"""Manifests, tables and shards that somebody else made: refused with the place before they are used.
+"""Manifests, tables and shards that somebody else made: refused with the place, unused.
 
 Whatever lies is re-checksummed, so that only the check of the lie itself can find it.
 """
@@ -245,7 +245,7 @@ print(peak_megabytes() - before)
 
 
 def read_in_a_process(folder):
-    """What is said of a dataset that is opened, read and verified, and by how many megabytes the peak grew."""
+    """What is said of a dataset that is read and verified, and megabytes by which the peak grew."""
     command = [sys.executable, "-c", MEASURE, str(folder)]
     said, grown = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=True
