@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.conll.tags import Entity, find_entities, find_scheme, label_names, write_tags
-from trainer.finetune.tokens.entities import score_entities, tag_accuracy
+from trainer.finetune.tokens.task import score_entities, tag_accuracy
 
 IOB = ["O", *(f"{prefix}-{name}" for prefix in "BI" for name in ("PER", "creative-work"))]
 BIOES = ["O", *(f"{prefix}-{name}" for prefix in "BIES" for name in ("PER", "creative-work"))]

@@ -16,7 +16,7 @@ from trainer.finetune.batches import pack_items
 from trainer.finetune.settings import FinetuneSettings, SquadSettings
 from trainer.finetune.squad.task import open_squad
 from trainer.finetune.text import TextEncoder
-from trainer.finetune.tokens.entities import score_entities
+from trainer.finetune.tokens.task import score_entities
 from trainer.finetune.training import split_outputs
 from trainer.model.bert import build_model
 from trainer.model.config import BertConfig

@@ -178,7 +178,7 @@ def test_fields_and_compressed_files(hf, tmp_path):
         ("a.txt", b"fine\n\xff\n", "", "a.txt:2: found the byte 0xff"),
         ("a.txt", b"", "", "a.txt holds no text"),
         ("a.txt", b"x\n", "--layers 5", "names 5; the model has 0 (embeddings) to 2, or -3 to -1"),
-        ("a.txt", b"x\n", "--layers 2,-1", "layers 2,-1 names a layer twice: they are 2, 2"),
+        ("a.txt", b"x\n", "--layers 2,-1", "layers 2,-1 names a layer twice: they are (2, 2)"),
         ("a.txt", b"x\n", "--layers last", "is 'last'; expected numbers separated by commas, or"),
         ("a.txt", b"x\n", "--seq_len 99", "seq_len is 99;"),
         ("a.txt", b"x\n", "--rows word", "rows word asks for words; give a CoNLL file"),

@@ -13,9 +13,9 @@ import transformers
 
 from tests.trainer.google_model import CONFIG, GOOGLE, VOCAB
 from trainer.conversion.export import export_hf, load_hf
+from trainer.conversion.google import TensorBundle
 from trainer.conversion.huggingface import hf_names
 from trainer.conversion.initial_weights import InitialWeights, extend_rows, read_initial_weights
-from trainer.conversion.tensor_bundle import TensorBundle
 from trainer.model.bert import build_model
 from trainer.model.config import ModelSettings, preset
 from trainer.pretrain.run import prepare_model

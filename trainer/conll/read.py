@@ -1,7 +1,4 @@
-"""CoNLL columns: a file's lines to sentences of words and tags, and back with one more column.
-
-docs/token-classification.md has the rules of files.
-"""
+"""CoNLL columns to sentences of words and tags, and back (docs/token-classification.md)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,14 +20,9 @@ class Columns(NamedTuple):
 class Sentence:
     """Words with their tags, and the lines they stand in.
 
-    Attributes:
-        tags: Tag of each word, in `scheme`; empty, and the scheme None, where tags are not read.
-        scheme: Scheme of the whole file.
-        lines: The file's lines after the sentence before up to this one's last; of the last
-            sentence up to the end.
-        rows: Which of `lines` hold the words.
-        first_line: Number of the first of `lines`, from 1.
-        separator: What stands between columns.
+    `lines` begin after the sentence before, at line `first_line` of the file, and end with the last
+    word's, or the file; `rows` of them hold the words. Where tags are not read there are none, and
+    no scheme.
     """
 
     path: str
@@ -54,7 +46,7 @@ class Sentence:
 
 
 def read_conll(text: str, path: str, columns: Columns) -> list[Sentence]:
-    """Sentences of a file's text, in order; a ValueError names file and line of what is malformed."""
+    """Sentences of a file's text, in order; a ValueError names file and line of a fault."""
     lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
     separator, count = _find_layout(lines, path, columns)
     groups: list[dict[int, tuple[str, str]]] = [{}]  # words and tags by line, of each sentence

@@ -33,10 +33,9 @@ def is_tag(text: str) -> bool:
 
 
 def find_entities(tags: Sequence[str]) -> list[Entity]:
-    """Entities of any sequence of tags, well-formed or not, as conlleval reads them.
+    """Entities of any tags, as conlleval reads them.
 
-    A tag goes on with the entity before it if it is I or E, of its type, and that entity has not
-    ended with E or S.
+    A tag goes on with the entity before it if it is I or E, of its type, and that has not ended.
     """
     entities: list[Entity] = []
     start: int | None = None

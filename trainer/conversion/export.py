@@ -12,13 +12,7 @@ from torch import Tensor
 from pipeline.storage.folder import Folder
 from tokenizer.export import tokenizer_config_json, tokenizer_json
 from tokenizer.vocab import parse_vocab
-from trainer.conversion.huggingface import (
-    from_hf_config,
-    from_hf_state,
-    head_of_hf_config,
-    to_hf_config,
-    to_hf_state,
-)
+from trainer.conversion import huggingface
 from trainer.conversion.model_card import CARD, is_unedited, model_card
 from trainer.model.config import BertConfig
 from trainer.model.task_heads import Head
@@ -47,9 +41,8 @@ def model_files(
 ) -> dict[str, bytes]:
     """Weights in float32, the tokenizer's files, the model's card and config.json, by name.
 
-    Takes all parameters of BertForPreTraining, or with a head of BertForTask, under our names, and
-    vocab.txt. `provenance` has JSON values for config.json's key "beambert" and the card:
-    "tokens_seen", "steps" and "training" are some of the known ones.
+    Takes all parameters of BertForPreTraining, or with a head of BertForTask. `provenance` are JSON
+    values for config.json's key "beambert" and the card, such as "steps" and "tokens_seen".
     """
     vocabulary, size = parse_vocab(vocab, VOCAB), config.vocab_size
     if len(vocabulary) != size:
@@ -58,9 +51,11 @@ def model_files(
     # Under ZeRO parameters are views of one flat buffer, and safetensors wants each by itself.
     tensors = {
         name: tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
-        for name, tensor in to_hf_state(state, config, head).items()
+        for name, tensor in huggingface.to_hf_state(state, config, head).items()
     }
-    settings = to_hf_config(config, vocabulary.pad_id, head) | {PROVENANCE_KEY: dict(provenance)}
+    settings = huggingface.to_hf_config(config, vocabulary.pad_id, head) | {
+        PROVENANCE_KEY: dict(provenance)
+    }
     longest = config.max_position_embeddings
     return {
         WEIGHTS: safetensors.torch.save(tensors, {"format": "pt"}),
@@ -73,18 +68,18 @@ def model_files(
 
 
 def load_hf(folder: str) -> tuple[BertConfig, dict[str, Tensor], Head | None]:
-    """Config, parameters (our names, float32, CPU) and head of a BERT, ours or transformers'.
-
-    Pooler and heads that the folder lacks are absent; a pretrained model has no head for a task.
-    """
+    """Config, parameters (our names, fp32; heads may be absent) and head of a fine-tuned BERT."""
     settings, where = read_json(folder, CONFIG), f"{folder}/{CONFIG}"
-    config, head = from_hf_config(settings, where), head_of_hf_config(settings, where)
+    config, head = (
+        huggingface.from_hf_config(settings, where),
+        huggingface.head_of_hf_config(settings, where),
+    )
     try:
         tensors = safetensors.torch.load(_read_file(folder, WEIGHTS))
     except SafetensorError as error:
         says = f"{folder}/{WEIGHTS}: damaged ({error}); copy or export it again"
         raise ValueError(says) from error
-    return config, from_hf_state(tensors, config, f"{folder}/{WEIGHTS}", head), head
+    return config, huggingface.from_hf_state(tensors, config, f"{folder}/{WEIGHTS}", head), head
 
 
 def read_json(folder: str, name: str) -> dict[str, Any]:
@@ -102,8 +97,7 @@ def read_json(folder: str, name: str) -> dict[str, Any]:
 def write_export(files: Mapping[str, bytes], folder: str) -> None:
     """Writes an export in the place of an earlier one of the same form; refuses any other folder.
 
-    The card comes first, as it says whose folder this is, and the settings last: without them
-    nobody opens the model, so they mark a whole export.
+    The card comes first, as it says whose folder this is; the settings, last, mark it as whole.
     """
     target, names = Folder(folder), list(files)
     _refuse_foreign_folder(target, names)

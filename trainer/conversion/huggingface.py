@@ -1,7 +1,7 @@
 """Names and settings of transformers' BERTs, pretrained and fine-tuned, to and from ours.
 
-Every tensor keeps its shape, so export and import are renames. A model with `pre_norm` is
-transformers' MegatronBert, one that `is_causal` has its `is_decoder`. Files are export.py's.
+Every tensor keeps its shape. A model with `pre_norm` is transformers' MegatronBert, one that
+`is_causal` has its `is_decoder`.
 """
 
 from collections.abc import Mapping
@@ -103,11 +103,13 @@ def from_hf_state(
 ) -> dict[str, Tensor]:
     """Hugging Face's tensors under our names, in float32; heads that the file lacks are absent.
 
-    Reads files of BertForPreTraining, BertForMaskedLM and BertModel, old (gamma, beta) and new, or
-    with a head of its class, under the names of BertForTask.
+    Reads files of BertForPreTraining, BertForMaskedLM, BertModel, or with a head of its class.
     """
     found = {_modern_name(name): tensor for name, tensor in tensors.items()}
-    _check_tied(found, where)
+    for copy, original in _TIED.items():
+        if {copy, original} <= found.keys() and not torch.equal(found[copy], found[original]):
+            says = f"{copy} differs from {original}; a BERT whose decoder is not tied is not read"
+            raise ValueError(f"{where}: {says}")
     names = hf_names(config) | (hf_names(config, head) if head else {})
     ours = {theirs: name for name, theirs in names.items()}
     unknown = sorted(set(found) - set(ours) - set(_TIED) - _IGNORED)
@@ -194,13 +196,5 @@ def head_of_hf_config(settings: Mapping[str, Any], where: str) -> Head | None:
 
 def _modern_name(name: str) -> str:
     """Today's name of a tensor: files of 2018 say gamma and beta, BertModel lacks the prefix."""
-    name = name.replace("LayerNorm.gamma", "LayerNorm.weight")
-    name = name.replace("LayerNorm.beta", "LayerNorm.bias")
+    name = name.replace("Norm.gamma", "Norm.weight").replace("Norm.beta", "Norm.bias")
     return f"bert.{name}" if name.startswith(("embeddings.", "encoder.", "pooler.")) else name
-
-
-def _check_tied(found: Mapping[str, Tensor], where: str) -> None:
-    for copy, original in _TIED.items():
-        if copy in found and original in found and not torch.equal(found[copy], found[original]):
-            says = f"{copy} differs from {original}; a BERT whose decoder is not tied is not read"
-            raise ValueError(f"{where}: {says}")

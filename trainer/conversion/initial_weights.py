@@ -24,10 +24,7 @@ _ROWS_BY_TOKEN = frozenset({"bert.embeddings.word.weight", "mlm_head.bias"})
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """Sizes, parameters under our names (fp32, CPU, of heads that are there) and vocab.txt.
-
-    `head` is that of a fine-tuned model, whose parameters are task_head.weight and task_head.bias.
-    """
+    """Sizes, parameters under our names (fp32), vocab.txt, and the head of a fine-tuned model."""
 
     config: BertConfig
     state: dict[str, Tensor]

@@ -1,7 +1,4 @@
-"""README.md of an exported model: what it is and how it was trained, as far as is known.
-
-It ends with a mark by which an export knows its own card again.
-"""
+"""README.md of an exported model, which ends with a mark by which an export knows it again."""
 
 import hashlib
 import re
@@ -49,10 +46,7 @@ def model_card(
     head: Head | None = None,
     is_onnx: bool = False,
 ) -> bytes:
-    """The card of a model, or of model.onnx; what `provenance` does not say is left out.
-
-    Its key "training" is what `trainer.runs.training_facts` finds in a run.
-    """
+    """The card of a model, or of model.onnx; what `provenance` does not say is left out."""
     pipeline, model = _USES[head.kind if head else ""]
     metadata = {"library_name": "onnx" if is_onnx else "transformers"}
     metadata |= {"pipeline_tag": pipeline, "tags": "[bert]"}

@@ -1,11 +1,9 @@
 """DeepSpeed's universal checkpoints, for any number of its ranks, by names of transformers.
 
-    latest_universal                                        the name of the folder beside it
-    universal/zero/NAME/fp32.pt, exp_avg.pt, exp_avg_sq.pt  a parameter and its states, whole
-    universal/zero/NAME/step.pt, zero/optimizer_state.pt    updates that were made
-    universal/*mp_rank_00_model_states.pt                   counts, read before the others
-
-The names are those that `deepspeed.checkpoint` and its ZeRO optimizers read.
+latest_universal                                        the name of the folder beside it
+universal/zero/NAME/fp32.pt, exp_avg.pt, exp_avg_sq.pt  a parameter and its states, whole
+universal/zero/NAME/step.pt, zero/optimizer_state.pt    updates that were made
+universal/*mp_rank_00_model_states.pt                   counts, read before the others
 """
 
 import io
@@ -24,17 +22,15 @@ from trainer.model.config import BertConfig
 
 LATEST, TAG = "latest_universal", "universal"
 _KINDS = ("fp32", "exp_avg", "exp_avg_sq")
-_MOST_GROUPS = 64
-"""DeepSpeed reads no more groups than were written; their settings stay the reader's."""
+_MOST_GROUPS = 64  # DeepSpeed reads no more than were written; their settings stay the reader's
 
 
 def universal_files(
     states: Mapping[str, Mapping[str, Tensor]], config: BertConfig, steps: int, updates: int
 ) -> dict[str, bytes]:
-    """The files of a checkpoint, without config.json.
+    """The files of a checkpoint, without config.json, from `trainer.checkpoints.read.read_states`.
 
-    `states` are those of `trainer.checkpoints.read.read_states`; running means that a parameter
-    lacks, as nothing trained it, are zeros.
+    Running means that a parameter lacks, as nothing trained it, are zeros.
     """
     step = torch.tensor(float(updates))
     whole = {"state": {0: {"step": step}}, "param_groups": [{}]}
@@ -60,14 +56,11 @@ def load_universal(folder: str) -> tuple[BertConfig, dict[str, Tensor]]:
     """Config and parameters (our names, fp32) of a checkpoint with config.json beside it."""
     config, files = from_hf_config(read_json(folder, CONFIG), f"{folder}/{CONFIG}"), Folder(folder)
     tag = files.read(LATEST).decode().strip()
-    found = {
-        name: re.fullmatch(rf"{re.escape(tag)}/zero/(.+)/fp32\.pt", name) for name in files.list()
-    }
-    tensors: dict[str, Tensor] = {
-        match[1]: torch.load(io.BytesIO(files.read(name)), "cpu", weights_only=True)["param"]
-        for name, match in found.items()
-        if match
-    }
+    tensors: dict[str, Tensor] = {}
+    for name in files.list():
+        if match := re.fullmatch(rf"{re.escape(tag)}/zero/(.+)/fp32\.pt", name):
+            data = io.BytesIO(files.read(name))
+            tensors[match[1]] = torch.load(data, "cpu", weights_only=True)["param"]
     return config, from_hf_state(tensors, config, f"{folder}/{tag}")
 
 

@@ -39,10 +39,9 @@ class Recipe:
 
 @dataclass(frozen=True)
 class TaskBatch(PackedInputs):
-    """Packed sequences of I items, perhaps none.
+    """Packed sequences of items: item i is sequences item_starts[i] to item_starts[i + 1] - 1.
 
-    Item i is sequences item_starts[i] to item_starts[i + 1] - 1 (int64 [I+1]); labels are flat,
-    item after item, int64 or float32.
+    Labels are flat, item after item, int64 or float32.
     """
 
     item_starts: Tensor
@@ -50,7 +49,7 @@ class TaskBatch(PackedInputs):
 
 
 class Step(NamedTuple):
-    """The items of a global batch, and as many micro-batches for each rank; the last may be empty."""
+    """The items of a global batch, and as many micro-batches for each rank; some are empty."""
 
     items: list[Item]
     ranks: list[list[list[Item]]]

@@ -1,7 +1,6 @@
-"""The nine tasks of GLUE: columns of its files, labels, metrics, and what its server takes.
+"""The nine tasks of GLUE: columns of its tsv files, labels, metrics, and what its server takes.
 
-Columns are those of the tsv files that GLUE distributes; metrics those of Wang et al. 2019, table
-1, of which the one that the BERT paper reports (table 1) chooses the best run.
+The first metric is the one that the BERT paper reports (table 1); it chooses the best run.
 """
 
 from dataclasses import dataclass
@@ -22,8 +21,7 @@ class Layout:
     """Columns of one task's files, its classes in order (none for a number), and its metrics.
 
     `name` is what GLUE's server wants predictions called, `id` the column of the row's number in
-    test files. Labelled files without a header have the columns `header`. Rows with missing columns
-    are left out where such rows are known to be there.
+    test files, `header` are the columns of labelled files that have none.
     """
 
     name: str
@@ -68,7 +66,7 @@ def open_glue(settings: FinetuneSettings) -> PairTask:
 
 
 def read_glue(layout: Layout, path: str, split: Split) -> ReadSet:
-    """Examples of one file of GLUE; where a test file has no ids, as any other, rows are numbered."""
+    """Examples of one file of GLUE; the rows of files without ids are numbered."""
     is_test, names = split == "test", (layout.text, layout.text_b, layout.label)
     columns = ColumnSettings(*names, id=layout.id if is_test else None)
     if is_test:

@@ -40,12 +40,8 @@ class PairTask:
     """A `Task` over texts or pairs; benchmarks differ in files, labels and metrics only.
 
     Every choice is a sequence of its own, and the softmax runs over the choices (BERT paper,
-    section 4.4).
-
-    Attributes:
-        metrics: Names of the metrics; the first one chooses the best run.
-        write: Name and content of the file of predictions, from the path, the examples and them.
-        labels: The classes where the benchmark fixes them, or the numbers of the choices.
+    section 4.4). Labels are the classes where the benchmark fixes them, or numbers of choices; the
+    first metric chooses the best run.
     """
 
     kind: str

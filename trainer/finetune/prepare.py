@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,12 +30,9 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Everything that the runs of a command share.
+    """Everything that the runs of a command share; notes are what people should know.
 
-    Attributes:
-        config: The encoder's, with the dropout asked for.
-        head: The one that the model gets, which may be the opened model's: `keeps_head`.
-        notes: What people should know.
+    The head may be the opened model's (`keeps_head`), the config has the dropout asked for.
     """
 
     settings: FinetuneSettings
@@ -55,15 +51,16 @@ class Prepared:
 
 
 def prepare_data(settings: FinetuneSettings, finetuned: OpenedModel | None = None) -> Prepared:
-    """Reads the files and the model, settles the head, and encodes everything.
-
-    A model that is given is one that is to predict: it has its head already.
-    """
+    """Reads the files, the model (or a finetuned one that predicts), and encodes everything."""
     task = open_task(settings)
     if finetuned and isinstance(task, OwnModel):
         advice = "predicts within finetune alone; give its files there as --test"
         raise ValueError(f"task {settings.task} {advice}")
-    check_names([*settings.validation, *settings.test])
+    counts = Counter(map(file_stem, [*settings.validation, *settings.test]))
+    if repeated := ", ".join(name for name, count in counts.items() if count > 1):
+        raise ValueError(
+            f"two files to be predicted are called {repeated}; rename one, or run twice"
+        )
     paths: dict[Split, list[str]] = {"train": settings.train, "validation": settings.validation}
     paths["test"] = settings.test
     read = {split: [task.read(path, split) for path in each] for split, each in paths.items()}
@@ -110,15 +107,6 @@ def _encode_file(
     return DataFile(path, file_stem(path), rows.examples, items, {**facts, **rows.counts, **cut})
 
 
-def check_names(paths: Sequence[str]) -> None:
-    """Metrics and predictions are found by the names of files."""
-    counts = Counter(map(file_stem, paths))
-    if repeated := ", ".join(name for name, count in counts.items() if count > 1):
-        raise ValueError(
-            f"two files to be predicted are called {repeated}; rename one, or run twice"
-        )
-
-
 def choose_head(
     task: Task, labels: Labels, opened: OpenedModel, replace_head: bool
 ) -> tuple[Head, bool, str]:
@@ -130,10 +118,8 @@ def choose_head(
         return fresh, False, f"the head of {where} ({_describe(old)}) is replaced by a new one"
     if old.kind == fresh.kind and set(labels) <= set(old.labels):
         return old, True, f"{where} goes on with its head ({_describe(old)})"
-    raise ValueError(
-        f"{where} has a head for {_describe(old)}, this task needs one for {_describe(fresh)}; give "
-        "another model, or finetune with --replace_head true"
-    )
+    says = f"has a head for {_describe(old)}, this task needs one for {_describe(fresh)}"
+    raise ValueError(f"{where} {says}; give another model, or finetune with --replace_head true")
 
 
 def begin_model(prepared: Prepared, seed: int) -> Any:

@@ -2,7 +2,7 @@
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -93,19 +93,25 @@ def summarize(runs: Sequence[Run]) -> list[dict[str, Any]]:
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault(tuple(run[name] for name in _SETTING), []).append(run)
-    return [
-        {
-            **dict(zip(_SETTING, key, strict=True)),
-            "num_seeds": len(group),
-            "mean": _over_seeds(group, statistics.fmean),
-            "standard_deviation": _over_seeds(group, _deviation),
+
+    def fold(group: list[Run], by: Callable[[list[float]], float | None]) -> dict[str, Any]:
+        return {
+            file: {name: by([run["metrics"][file][name] for run in group]) for name in metrics}
+            for file, metrics in group[0]["metrics"].items()
         }
-        for key, group in groups.items()
-    ]
 
+    def deviation(values: list[float]) -> float | None:
+        return statistics.stdev(values) if len(values) > 1 else None
 
-def _deviation(values: Sequence[float]) -> float | None:
-    return statistics.stdev(values) if len(values) > 1 else None
+    summary = []
+    for key, group in groups.items():
+        means = {
+            "mean": fold(group, statistics.fmean),
+            "standard_deviation": fold(group, deviation),
+        }
+        setting = dict(zip(_SETTING, key, strict=True))
+        summary.append({**setting, "num_seeds": len(group), **means})
+    return summary
 
 
 def format_table(summary: Sequence[Mapping[str, Any]], best: Run) -> str:
@@ -125,10 +131,3 @@ def format_table(summary: Sequence[Mapping[str, Any]], best: Run) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     return "\n".join([*lines, f"* has the best run, {best['name']}"])
-
-
-def _over_seeds(group: Sequence[Run], fold: Any) -> dict[str, dict[str, float | None]]:
-    return {
-        file: {metric: fold([run["metrics"][file][metric] for run in group]) for metric in metrics}
-        for file, metrics in group[0]["metrics"].items()
-    }

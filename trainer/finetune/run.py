@@ -63,11 +63,9 @@ def predict(settings: PredictSettings, _remainder: object = None) -> None:
 
 
 def finetune_on(ranks: Ranks, settings: FinetuneSettings) -> None:
-    """Fine-tunes by processes that have joined each other already; may be called again and again.
+    """Fine-tunes by processes that have joined each other; may be called again and again.
 
-    Raises:
-        FileExistsError: The output folder holds something else.
-        ValueError: A file, a model or an output folder that does not fit; the same on every rank.
+    What does not fit raises ValueError or FileExistsError, the same on every rank.
     """
     output = Path(settings.output)
     with contextlib.ExitStack() as stack:
@@ -101,7 +99,7 @@ def finetune_on(ranks: Ranks, settings: FinetuneSettings) -> None:
                 replace_file(output / "runs" / f"{recipe.name}.json", content)
             engine.destroy()
             del engine
-            gc.collect()  # engines are cycles: five large ones would fill a GPU before they are found
+            gc.collect()  # engines are cycles: large ones would fill a GPU before they are found
         found = results.make_results(prepared, [finished[recipe.name] for recipe in recipes])
         if ranks.rank == 0:
             replace_file(output / "results.json", to_json(found))

@@ -16,8 +16,7 @@ class ColumnSettings:
 
     Attributes:
         text: The column of the text, or of the context of a multiple choice.
-        text_b: The column of the second text of a pair, or in a multiple choice of the beginning of
-            every ending; null means none.
+        text_b: The column of a pair's second text, or of what begins every ending; null means none.
         label: The column of the class, of the number, or of the right choice, counted from 0.
         choices: The columns of the choices.
         id: The column that a row of the predictions begins with; null means the row's number.
@@ -36,11 +35,9 @@ class SquadSettings:
 
     Attributes:
         stride: Pieces from the beginning of one window of a long context to that of the next.
-        max_query_pieces: The most pieces of a question that are read. What is longer is cut and
-            counted.
-        null_threshold: A question of squad2 is left unanswered where the score of no answer is
-            higher than the best answer's by more than this; null tunes it on the first validation
-            file for the best F1.
+        max_query_pieces: The most pieces of a question that are read. Longer ones are cut.
+        null_threshold: A question of squad2 stays unanswered where the score of no answer is higher
+            than the best answer's by more than this; null tunes it on the first validation file.
     """
 
     stride: int = 128
@@ -89,12 +86,10 @@ class FinetuneSettings(TaskSettings):
 
     Files:
         task: The task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, swag; squad (1.1),
-            squad2 (2.0); ner, ner-features; or classification, regression and multiple-choice of
-            any table.
+            squad2; ner, ner-features; or classification, regression, multiple-choice of any table.
         train: Files to train on, together.
         validation: Files to measure on, each by itself. The first one chooses the best run.
-        output: Folder for results.json, the best model and its predictions. The same command again
-            continues.
+        output: Folder for results and the best model. The same command again continues.
         test: Files without labels that the best model predicts, in the benchmark's format.
 
     Search:
@@ -105,12 +100,10 @@ class FinetuneSettings(TaskSettings):
 
     Training:
         seq_len: Sequence length in tokens, with [CLS] and [SEP]. What is longer is cut and counted.
-        warmup_fraction: Share of the steps in which the learning rate grows. It falls linearly to 0
-            afterwards.
+        warmup_fraction: Share of the steps in which the learning rate grows, before it falls to 0.
         dropout: Dropout of hidden states, attention and the head; null means the model's own.
         replace_head: Whether a model whose head is of other labels or kind gets a new one.
-        bias_correction: Whether AdamW corrects its means for their start at 0, as torch's does.
-            google-research/bert does not.
+        bias_correction: Whether AdamW corrects its means for their start at 0; BERT's own does not.
     """
 
     task: str
@@ -139,8 +132,7 @@ class PredictSettings(TaskSettings):
 
     Model:
         task: The task; null means the one that the model was fine-tuned on here.
-        seq_len: Sequence length in tokens, with [CLS] and [SEP]; null means that of the
-            fine-tuning.
+        seq_len: Sequence length in tokens; null means that of the fine-tuning.
     """
 
     input: list[str]

@@ -1,7 +1,4 @@
-"""Any table by the names of its columns: classes, numbers and choices; and SWAG's.
-
-Tables are tab- or comma-separated rows, or JSON lines, with named columns.
-"""
+"""Any table by the names of its columns: classes, numbers and choices; and SWAG's."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -82,8 +79,8 @@ def read_table(
 ) -> list[Record]:
     """Rows of a .tsv, .csv or .jsonl file, compressed or not; malformed ones are a ValueError.
 
-    In .tsv files quotes mean nothing, as in GLUE's. `skipped`, where given, gets the places of rows
-    with too few columns, which are left out.
+    In .tsv files quotes mean nothing. `skipped`, where given, gets places of rows with too few
+    columns, which are left out.
     """
     extension = plain_name(path).rpartition(".")[2].lower()
     if extension == "jsonl":

@@ -41,8 +41,8 @@ class TextEncoder:
     def truncate(self, a: IdArray, b: IdArray | None = None) -> tuple[IdArray, IdArray | None, int]:
         """What fits of A and B, and how many tokens were taken off.
 
-        The longer text, B of equal ones, loses its last tokens, as in `_truncate_seq_pair` of
-        google-research/bert run_classifier.py.
+        The longer text, B of equal ones, loses its last tokens (`_truncate_seq_pair` of
+        google-research/bert run_classifier.py).
         """
         if b is None:
             room = self.seq_len - 2

@@ -29,10 +29,7 @@ def train_task(
     ranks: Ranks,
     report: Callable[[float], None],
 ) -> Any:
-    """Trains the model, which begins on the CPU, on all items; called by all ranks.
-
-    `report` is told the loss of every step. The engine's `module` is the trained model.
-    """
+    """Trains a model that begins on the CPU; the engine, whose `module` is the trained model."""
     optimizer = build_optimizer(model, OptimizerSettings(bias_correction=settings.bias_correction))
     # fp32 gradients of bf16 weights need a stage.
     zero_stage = 0 if settings.precision == "fp32" else 1

@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 class Candidate(NamedTuple):
-    """A token that could stand at a mask, as vocab.txt spells it: "##" continues the word before."""
+    """A token that could stand at a mask, as vocab.txt spells it."""
 
     token: str
     probability: float
@@ -28,10 +28,7 @@ class Candidate(NamedTuple):
 def fill_mask(
     opened: OpenedModel, texts: Sequence[str], top_k: int = 5
 ) -> list[list[list[Candidate]]]:
-    """For each text and [MASK] in it the `top_k` most probable tokens, best first.
-
-    Several masks are filled independently of each other, each given all the others as masks.
-    """
+    """For each text and each [MASK] in it, alone, the most probable tokens, best first."""
     config = opened.config
     if config.is_causal:
         says = "was trained left to right, so it predicts next tokens and cannot fill masks"

@@ -1,4 +1,4 @@
-"""How well a model predicts a set of shards, on the whole and by how frequent the masked token is.
+"""How well a model predicts a set of shards, on the whole and by how frequent the token is.
 
 T tokens, M masked positions, B instances, V vocabulary.
 """
@@ -42,24 +42,19 @@ def evaluate(
     """The numbers of a validation in a run, the perplexity, and bands of frequent to rare tokens.
 
     Reads the first `num_instances` (0: all) of a split's pass 0 once, without dropout, in fp32. A
-    model trained left to right predicts every token, as in its run. NSP is judged where the model
-    was trained for it.
+    model trained left to right predicts every token.
     """
     _check_fits(opened, dataset, seq_len)
     device = device or torch.device("cpu")
-    objective = opened.provenance.get("objective", WITH_NSP)
-    has_nsp = objective == WITH_NSP and "nsp_head.weight" in opened.state
+    is_judge = opened.provenance.get("objective", WITH_NSP) == WITH_NSP
+    has_nsp = is_judge and "nsp_head.weight" in opened.state
     total = sum(shard.instances for shard in dataset.shards(split, seq_len, 0))
     instances = min(total, num_instances or total)
-    batches = iterate_validation(
-        dataset,
-        seq_len,
-        rank=0,
-        world_size=1,
-        micro_tokens=max(micro_tokens, seq_len),
-        max_instances=instances,
-        split=split,
-    )
+    limits: dict[str, Any] = {
+        "micro_tokens": max(micro_tokens, seq_len),
+        "max_instances": instances,
+    }
+    batches = iterate_validation(dataset, seq_len, rank=0, world_size=1, split=split, **limits)
     sums_4V, sums_3 = _measure(opened.build(device), batches, has_nsp, device)
     sums_4V[0, [dataset.manifest.special_ids[name] for name in ("cls", "sep")]] = 0
     text_V, masked_V, nll_V, hits_V = sums_4V
@@ -77,7 +72,7 @@ def evaluate(
 def choose_lengths(
     opened: OpenedModel, dataset: Dataset, split: str, seq_len: int | None
 ) -> list[int]:
-    """The length that is asked for, or all of the split that the model reads; ValueError if none."""
+    """The length that is asked for, or all of the split that the model reads."""
     lengths = sorted(group.seq_len for group in dataset.manifest.groups if group.split == split)
     if seq_len is not None:
         return [seq_len]
@@ -107,15 +102,15 @@ def format_evaluation(found: Mapping[str, Any]) -> str:
 def _check_fits(opened: OpenedModel, dataset: Dataset, seq_len: int) -> None:
     manifest, config, where = dataset.manifest, opened.config, opened.where
     size, limit = config.vocab_size, config.max_position_embeddings
-    expected = manifest.vocab_sha256
-    same = opened.vocab is None or parse_vocab(opened.vocab, where).sha256 == expected
-    if size != manifest.vocab_size or not same:
-        found = f"{dataset.url} has another vocabulary ({manifest.vocab_size} tokens) than {where}"
-        advice = "so ids mean other words; build a dataset with --vocab of the model's vocab.txt"
-        raise ValueError(f"{found} ({size}), {advice}")
+    sha256 = opened.vocab and parse_vocab(opened.vocab, where).sha256
+    if size != manifest.vocab_size or sha256 not in (None, manifest.vocab_sha256):
+        says = f"has another vocabulary ({manifest.vocab_size} tokens) than {where} ({size})"
+        advice = "build a dataset with --vocab of the model's vocab.txt"
+        raise ValueError(f"{dataset.url} {says}, so ids mean other words; {advice}")
     if seq_len > limit:
-        says = f"{where} reads {limit}; give --seq_len"
-        raise ValueError(f"instances of {seq_len} tokens, and {says}")
+        raise ValueError(
+            f"instances of {seq_len} tokens, and {where} reads {limit}; give --seq_len"
+        )
     opened.check_has(("mlm_head.",), "the masked language model head, which evaluate measures")
 
 

@@ -36,15 +36,13 @@ from trainer.runs.training_facts import training_facts
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """A model as it was found.
+    """A model as it was found, at `where`; the head is that of a fine-tuned one.
 
     Attributes:
-        where: The folder, or the checkpoint of a run, for messages.
         state: Parameters under our names, fp32, on the CPU; heads that the folder lacks are absent.
             Those of `head` are task_head.weight and task_head.bias.
         vocab: Content of vocab.txt, and `tokenizer_file` of tokenizer.json; one of them may lack.
         provenance: What is known of its training, "steps", "tokens_seen", "objective" and others.
-        head: Of a fine-tuned model; None for a pretrained one.
     """
 
     where: str
@@ -102,12 +100,7 @@ class OpenedModel:
 
 
 def open_model(name: str) -> OpenedModel:
-    """Opens what the user named with --model, as the module's docstring lists it.
-
-    Raises:
-        FileNotFoundError: There is neither a run with a committed checkpoint nor a model.
-        ValueError: It is damaged, or not a BERT as pretrained here.
-    """
+    """Opens what the module's docstring lists; FileNotFoundError or ValueError if it cannot."""
     folder, step = split_step(name)
     if step is not None or Folder(folder).exists(RUN_FACTS):
         return open_run(name)

@@ -63,15 +63,12 @@ class EvaluateSettings(BatchesToAskSettings):
     """Measures a model on a dataset: losses, accuracies, and both by the token's frequency.
 
     Attributes:
-        data: Folder or URL of a dataset made by `python -m pipeline build` with the model's
-            vocabulary.
+        data: Folder or URL of a built dataset with the model's vocabulary.
         split: The split whose first pass is read.
-        seq_len: Sequence length of the instances; null means each that the split has and the model
-            reads.
+        seq_len: Length of the instances; null means each that the split has and the model reads.
         num_instances: How many instances are read, from the first on; 0 takes all.
         output: File or URL for the same numbers as JSON; null writes none.
-        storage_options: Options of the data's filesystem, as JSON or @FILE. Its environment
-            variables count too.
+        storage_options: Options of the data's filesystem, as JSON or @FILE.
     """
 
     data: str
@@ -91,20 +88,17 @@ class FeaturesSettings(BatchesToAskSettings):
 
     Input:
         input: A file at any fsspec URL, also as .gz, .bz2, .xz and .zst.
-        format: How the file is read: text line by line, jsonl as a JSON object a line, conll as a
-            word a line with a blank line after each sentence, auto by the file's name
-            (docs/evaluating.md).
+        format: Whether a line is a text, a JSON object or a word of a CoNLL file; auto goes by the
+            file's name (docs/evaluating.md).
         text_field: The field of a JSON object that holds the text.
         token_column: The column of a CoNLL file that holds the words, counted from 0.
 
     Vectors:
         layers: Numbers of layers, separated by commas: 0 the embeddings, -1 the last layer; or all.
-            Each has its own column.
-        rows: What a row stands for: a token of the text; a word, by its first piece; or the text,
-            by the last states of [CLS] (cls), the average over its tokens (mean) or the model's
-            pooler.
-        seq_len: Sequence length in tokens of a window, with [CLS] and [SEP]; null means all that
-            the model reads. A longer text is read in windows that overlap by half.
+        rows: What a row stands for: a token; a word, by its first piece; or the text, by the states
+            of [CLS] (cls), the average over its tokens (mean) or the model's pooler.
+        seq_len: Tokens of a window, with [CLS] and [SEP]; null means all that the model reads. A
+            longer text is read in windows that overlap by half.
 
     Running:
         output: The Parquet file to write, at any fsspec URL. It appears whole or not at all.
@@ -128,16 +122,12 @@ class ExportSettings:
     """Writes a checkpoint as a folder for Hugging Face transformers, ONNX Runtime or DeepSpeed.
 
     Attributes:
-        run: The run's folder, or the URL that its checkpoints were uploaded to (--checkpoint.url).
-            The newest checkpoint is taken, of RUN@STEP that of this step. The folder of a model
-            will do too.
-        output: Folder or fsspec URL to write. An earlier export there is replaced, anything else
-            refused.
+        run: The run's folder or its --checkpoint.url; RUN@STEP for an earlier checkpoint than the
+            newest. The folder of a model will do too.
+        output: Folder or fsspec URL to write. Only an earlier export there is replaced.
         output_format: Who reads it: huggingface; onnx, a graph in place of the weights, which
-            servers open without torch; or deepspeed-universal, with the optimizer's state, for
-            deepspeed.initialize with load_universal, from a run's folder here.
-        storage_options: Options of the run's filesystem, as JSON or @FILE. Its environment
-            variables count too.
+            servers open without torch; or deepspeed-universal, with the optimizer's state.
+        storage_options: Options of the run's filesystem, as JSON or @FILE.
     """
 
     run: str

@@ -1,8 +1,7 @@
 """Exact match and F1 of answers, in percent, as SQuAD's official evaluators define them.
 
-Both compare answers in lower case, without ASCII punctuation, articles and superfluous white space,
-and take a question's best over all its answers. They differ where nothing of an answer is left: 2.0
-does not count such answers, and its F1 of two empty texts is 1, which is 0 in 1.1.
+They differ where nothing of an answer is left: 2.0 does not count such answers, and its F1 of two
+empty texts is 1, which is 0 in 1.1.
 """
 
 import math
@@ -64,11 +63,10 @@ def apply_threshold(judged: Sequence[Judged], threshold: float) -> list[Marks]:
 
 
 def find_threshold(judged: Sequence[Judged]) -> float:
-    """The threshold with the best mean F1, as the official evaluator looks for it.
+    """The threshold with the best mean F1, halfway to the next null score.
 
-    Unlike there, questions of equal null score are answered together, and where it is best to
-    answer nothing the threshold lies below every null score. It is halfway to the next null score:
-    no score's last bit then decides a question.
+    Unlike with the official evaluator questions of equal null score are answered together. Where it
+    is best to answer nothing the threshold lies below every null score.
     """
     ranked = sorted(judged, key=lambda each: each.null_score)
     score = best = float(sum(not each.has_answer for each in judged))

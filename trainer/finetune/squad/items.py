@@ -1,7 +1,6 @@
 """Contexts to pieces with their places, and a question's windows of them as items.
 
-A long context is cut into overlapping windows by the rules of google-research/bert run_squad.py,
-convert_examples_to_features and _check_is_max_context.
+The rules of windows are those of google-research/bert run_squad.py.
 """
 
 import unicodedata
@@ -22,8 +21,7 @@ from trainer.finetune.text import TextEncoder
 class Pieces(NamedTuple):
     """The N pieces of one text, without [CLS] and [SEP].
 
-    Piece n stands for characters starts[n] to ends[n] - 1 of the text as it was written, with the
-    accents that are combined with the last; int64 [N].
+    Piece n is characters starts[n] to ends[n] - 1 of the text as written, with combined accents.
     """
 
     ids: IdArray

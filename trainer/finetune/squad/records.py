@@ -20,10 +20,7 @@ class Answer(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A question about a context; answers are what annotators gave, none where it has no answer.
-
-    Its place is file, article and id; the id is unique in its file.
-    """
+    """A question about a context; place is file, article and id, which is unique in its file."""
 
     place: str
     id: str
@@ -35,8 +32,8 @@ class Question(NamedTuple):
 def read_squad(text: str, path: str, with_impossible: bool, is_test: bool) -> list[Question]:
     """Questions of a file's text, in order; a ValueError says where and what is wrong.
 
-    `with_impossible` says whether questions may be marked as having no answer (2.0). Those of a
-    test file need no answers, and what it has of them is not checked.
+    `with_impossible` lets questions have no answer (2.0). Those of a test file need none, and what
+    it has of them is not checked.
     """
     try:
         content = json.loads(text)
@@ -104,7 +101,8 @@ def _find_faults(question: Question, is_impossible: bool, is_test: bool) -> Iter
 def _get(record: Any, key: str, kind: type, place: str) -> Any:
     """A value of a JSON object, which must be of that kind."""
     if not isinstance(record, dict):
-        raise ValueError(f"{place}: expected an object with {key!r}, found {type(record).__name__}")  # noqa: TRY004
+        found = type(record).__name__
+        raise ValueError(f"{place}: expected an object with {key!r}, found {found}")  # noqa: TRY004
     if key not in record:
         raise ValueError(f"{place}: no {key!r}; it has {', '.join(map(repr, record)) or 'nothing'}")
     value = record[key]

@@ -1,8 +1,7 @@
 """The tasks squad (1.1) and squad2 (2.0): answers are passages (BERT paper, sections 4.2, 4.3).
 
-Rules and files of google-research/bert run_squad.py, with two differences: every pair of a start
-and an end is looked at and not those of the 20 best starts and ends, and an answer is cut out of
-the context as it was written. Shapes: N pieces of a window's context, L lengths of an answer.
+Unlike google-research/bert run_squad.py every pair of a start and an end is looked at, and an
+answer is cut out of the context as written. N pieces of a window's context, L lengths of an answer.
 """
 
 import json
@@ -16,14 +15,7 @@ from numpy.typing import NDArray
 
 from pipeline.documents.text_files import read_text
 from trainer.finetune.settings import FinetuneSettings, SquadSettings
-from trainer.finetune.squad.evaluate import (
-    Judged,
-    apply_threshold,
-    average,
-    find_threshold,
-    mark_v1,
-    mark_v2,
-)
+from trainer.finetune.squad import evaluate
 from trainer.finetune.squad.items import WindowItem, cut_question, find_answer, find_pieces
 from trainer.finetune.squad.records import Question, read_squad
 from trainer.finetune.task import EncodedSet, Item, Labels, Metrics, Output, Outputs, ReadSet, Split
@@ -100,18 +92,20 @@ class SquadTask:
         answers = [[answer.text for answer in each.answers] for each in examples]
         pairs = list(zip(predictions, answers, strict=True))
         if not self.with_impossible:
-            return average([mark_v1(each.text, right) for each, right in pairs])
+            return evaluate.average([evaluate.mark_v1(each.text, right) for each, right in pairs])
         judged = [
-            Judged(mark_v2(each.text, right), each.null_score, bool(right), bool(each.text))
+            evaluate.Judged(
+                evaluate.mark_v2(each.text, right), each.null_score, bool(right), bool(each.text)
+            )
             for each, right in pairs
         ]
         threshold = self.settings.null_threshold
-        threshold = find_threshold(judged) if threshold is None else threshold
-        marks = apply_threshold(judged, threshold)
-        metrics = average(marks) | {"null_threshold": threshold}
+        threshold = evaluate.find_threshold(judged) if threshold is None else threshold
+        marks = evaluate.apply_threshold(judged, threshold)
+        metrics = evaluate.average(marks) | {"null_threshold": threshold}
         for kind, has in (("HasAns", True), ("NoAns", False)):
             chosen = [m for m, each in zip(marks, judged, strict=True) if each.has_answer == has]
-            of_kind = average(chosen) if chosen else {}
+            of_kind = evaluate.average(chosen) if chosen else {}
             metrics |= {f"{kind}_{name}": value for name, value in of_kind.items()}
         return metrics
 
@@ -156,7 +150,7 @@ def find_best_span(
 
 
 def _predict(question: Question, windows: Sequence[tuple[WindowItem, Output]]) -> Prediction:
-    """The best answer in all windows of a question, and no answer in that where it is least likely."""
+    """The best answer in all windows of a question; no answer where it is least likely."""
     best, text = -np.inf, ""
     for item, output in windows:
         offset = item.sequences[0].segment_a_length

@@ -1,7 +1,7 @@
 """The task ner-features: entities by a BiLSTM over states of a model that is not trained.
 
 BERT paper, section 5.3 and table 7: the last four layers of each word's first piece, side by side,
-and two layers of BiLSTM before the classifier. Files, tags and scores are those of the task ner.
+and two layers of BiLSTM before the classifier.
 """
 
 from collections.abc import Mapping, Sequence

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,14 +14,22 @@ from trainer.conll.tags import OUTSIDE, Scheme, find_entities, label_names, writ
 from trainer.finetune.settings import FinetuneSettings, TokenSettings
 from trainer.finetune.task import EncodedSet, Item, Labels, Metrics, Outputs, ReadSet, Split
 from trainer.finetune.text import TextEncoder
-from trainer.finetune.tokens.entities import score_entities, tag_accuracy
 from trainer.inference.features.extract import cut_windows
 from trainer.model.task_heads import IGNORED
 
-Tags = tuple[str, ...]
-"""A prediction: the tag of each word of a sentence."""
+Tags = Sequence[str]
+"""The tag of each word of a sentence."""
 
 MAX_CONTEXT = 32  # pieces that a predicted word has on each side at the edge of a window
+
+
+class Score(NamedTuple):
+    """Right ones of the predicted entities, right ones of the true ones, and the harmonic mean."""
+
+    precision: float
+    recall: float
+    f1: float
+    num_true: int
 
 
 @dataclass(frozen=True)
@@ -59,10 +68,7 @@ class TokenTask:
     def encode(
         self, examples: Sequence[Sentence], labels: Labels, encoder: TextEncoder, split: Split
     ) -> EncodedSet:
-        """One item for each window of each sentence.
-
-        A word that has no piece, such as one of control characters, is read as [UNK], and counted.
-        """
+        """An item for each window of a sentence; a word without pieces is [UNK], and counted."""
         words = list(dict.fromkeys(word for sentence in examples for word in sentence.words))
         pieces = dict(zip(words, encoder.encode_texts(words), strict=True))
         room = encoder.seq_len - 2
@@ -122,6 +128,40 @@ class TokenTask:
 def open_ner(settings: FinetuneSettings) -> TokenTask:
     """The task ner."""
     return TokenTask(settings.tokens)
+
+
+def score_entities(
+    labels: Sequence[Tags], predictions: Sequence[Tags]
+) -> tuple[Score, dict[str, Score]]:
+    """The score of all entities together, and each type's by name."""
+    num_true, num_predicted, num_right = Counter[str](), Counter[str](), Counter[str]()
+    for label, prediction in zip(labels, predictions, strict=True):
+        true, predicted = set(find_entities(label)), set(find_entities(prediction))
+        num_true.update(entity.type for entity in true)
+        num_predicted.update(entity.type for entity in predicted)
+        num_right.update(entity.type for entity in true & predicted)
+    counts = (num_right, num_predicted, num_true)
+    by_type = {
+        name: _score_counts(*(each[name] for each in counts))
+        for name in sorted(num_true | num_predicted)
+    }
+    return _score_counts(*(each.total() for each in counts)), by_type
+
+
+def tag_accuracy(labels: Sequence[Tags], predictions: Sequence[Tags]) -> float:
+    """Share of words whose tag is right."""
+    sentences = zip(labels, predictions, strict=True)
+    pairs = [pair for each in sentences for pair in zip(*each, strict=True)]
+    return _divide(sum(label == prediction for label, prediction in pairs), len(pairs))
+
+
+def _score_counts(num_right: int, num_predicted: int, num_true: int) -> Score:
+    precision, recall = _divide(num_right, num_predicted), _divide(num_right, num_true)
+    return Score(precision, recall, _divide(2 * num_right, num_predicted + num_true), num_true)
+
+
+def _divide(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator else 0.0
 
 
 def number_tags(sentence: Sentence, labels: Labels) -> list[int]:

@@ -44,7 +44,7 @@ class Window(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A piece of the vocabulary: characters start to end - 1 of the text or, in words, of the word."""
+    """A piece of the vocabulary: characters start to end - 1 of the text, or of the word."""
 
     id: int
     token: str
@@ -53,10 +53,7 @@ class Piece(NamedTuple):
 
 
 class EncodedText(NamedTuple):
-    """A text as pieces, without [CLS] and [SEP]; `first_pieces` are indices of its words' first ones.
-
-    Words without any piece, such as control characters, are [UNK] and counted.
-    """
+    """A text as pieces; words without any, such as control characters, are [UNK] and counted."""
 
     origin: InputText
     pieces: list[Piece]
@@ -67,10 +64,7 @@ class EncodedText(NamedTuple):
 
 @dataclass(frozen=True)
 class FeatureRows:
-    """Rows of one micro-batch, in order of texts and tokens; vectors are float32 [R, C, H].
-
-    `texts` has the text of each row, `index` the number of the token or word in its text.
-    """
+    """Rows of a micro-batch: text, number of the token or word in it, and vectors [R, C, H]."""
 
     texts: list[EncodedText]
     index: list[int]
@@ -81,12 +75,7 @@ _Read = tuple[EncodedText, Window]
 
 
 class FeatureExtractor:
-    """A model that gives vectors for texts.
-
-    Attributes:
-        layers: Numbers of the layers, 0 the embeddings; none for the pooler.
-        columns: Names of the C columns.
-    """
+    """A model that gives vectors for texts, of `layers` (0: the embeddings; none: the pooler)."""
 
     def __init__(
         self,
@@ -196,7 +185,7 @@ def cut_windows(num_tokens: int, size: int, stride: int) -> list[Window]:
     """Windows of `size` tokens at most, one every `stride`; at least one, also of an empty text.
 
     A token's vector is that of the window in which the nearer of its two ends is farthest from it;
-    of two such windows, the earlier one's. The last window ends with the text.
+    of two such windows, the earlier one's.
     """
     assert 1 <= stride <= size, f"stride {stride} must be between 1 and the window's {size} tokens"
     last = max(0, num_tokens - size)
@@ -222,8 +211,7 @@ def choose_layers(text: str, num_layers: int) -> tuple[int, ...]:
         raise ValueError(f"layers names {wrong[0]}; the model has {limits}")
     chosen = tuple(layer % (num_layers + 1) for layer in named)
     if len(set(chosen)) < len(chosen):
-        names = ", ".join(map(str, chosen))
-        raise ValueError(f"layers {text} names a layer twice: they are {names}")
+        raise ValueError(f"layers {text} names a layer twice: they are {chosen}")
     return chosen
 
 

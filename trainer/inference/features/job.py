@@ -1,8 +1,7 @@
 """`python -m trainer features`: the texts of a file to a Parquet file of features.
 
 A row has `text`, `line`; of a token or word `token`, `piece`, `start`, `end`, of a word also `word`
-and `form`; and the vectors, a fixed_size_list a column. The file's metadata (key "beambert", JSON)
-has the model, its hash and the counts.
+and `form`; and the vectors. The file's metadata (key "beambert", JSON) has the model and counts.
 """
 
 import json
@@ -33,14 +32,9 @@ CONLL_SUFFIXES = (".conll", ".iob2", ".bio", ".conllu")
 def write_features(settings: FeaturesSettings) -> dict[str, Any]:
     """Writes the features of the input's texts; what the file's metadata says of them."""
     opened = open_model(settings.model)
-    extractor = FeatureExtractor(
-        opened,
-        layers=settings.layers,
-        rows=settings.rows,
-        seq_len=settings.seq_len,
-        micro_tokens=settings.micro_tokens,
-        device=choose_device(),
-    )
+    names = ("layers", "rows", "seq_len", "micro_tokens")
+    asked: dict[str, Any] = {name: getattr(settings, name) for name in names}
+    extractor = FeatureExtractor(opened, **asked, device=choose_device())
     counts: Counter[str] = Counter()
     texts = tqdm(read_texts(settings), unit="text", unit_scale=True, disable=None)
     rows = extractor.iterate(_count(map(extractor.encode, texts), counts))
@@ -91,14 +85,9 @@ def _field_of(record: dict[str, Any], name: str, place: str) -> str:
 def _count(texts: Iterable[EncodedText], counts: Counter[str]) -> Iterator[EncodedText]:
     """Passes texts on and counts what became of them."""
     for text in texts:
-        counts.update(
-            texts=1,
-            tokens=len(text.pieces),
-            empty_texts=not text.pieces,
-            long_texts=len(text.windows) > 1,
-            windows=len(text.windows),
-            unknown_words=text.unknown_words,
-        )
+        windows, is_empty = len(text.windows), not text.pieces
+        counts.update(texts=1, tokens=len(text.pieces), empty_texts=is_empty)
+        counts.update(long_texts=windows > 1, windows=windows, unknown_words=text.unknown_words)
         yield text
 
 
