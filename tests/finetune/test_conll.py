@@ -16,15 +16,14 @@ German JJ I-NP I-MISC
 Peter NNP I-NP I-PER
 Blackburn NNP I-NP I-PER
 """
-TABS = "# sent_id = 1\n# text = #NER in Paris\n1\t#NER\tO\n2\tin\tO\n3\tParis\tB-LOC\n\t\n1\tRome\tB-LOC\n\n"
+TABS = "# sent_id = 1\n# text = #NER in Paris\n1\t#NER\tO\n2\tin\tO\n3\tParis\tB-LOC\n"
+TABS += "\t\n1\tRome\tB-LOC\n\n"
 
 
 def test_columns_of_conll_2003():
     sentences = read_conll(CONLL_2003, "train.txt", Columns())
-    assert [sentence.words for sentence in sentences] == [
-        ("EU", "rejects", "German", "#"),
-        ("Peter", "Blackburn"),
-    ]
+    words = [("EU", "rejects", "German", "#"), ("Peter", "Blackburn")]
+    assert [sentence.words for sentence in sentences] == words
     assert sentences[0].tags == ("I-ORG", "O", "I-MISC", "O")
     assert {sentence.scheme for sentence in sentences} == {"iob1"}
     assert sentences[0].tags_in("iob2") == ("B-ORG", "O", "B-MISC", "O")
@@ -51,17 +50,14 @@ def test_what_is_written_has_the_same_lines_and_one_more_column():
     sentences = read_conll(TABS, "dev.iob2", Columns(token=1, tag=2))
     written = add_column(sentences, [["O", "O", "B-PER"], ["O"]])
     assert written == (
-        "# sent_id = 1\n# text = #NER in Paris\n1\t#NER\tO\tO\n2\tin\tO\tO\n3\tParis\tB-LOC\tB-PER\n\t\n"
-        "1\tRome\tB-LOC\tO\n\n"
+        "# sent_id = 1\n# text = #NER in Paris\n1\t#NER\tO\tO\n2\tin\tO\tO\n"
+        "3\tParis\tB-LOC\tB-PER\n\t\n1\tRome\tB-LOC\tO\n\n"
     )
-    written = add_column(
-        read_conll(CONLL_2003, "train.txt", Columns()),
-        [["B-ORG", "O", "O", "O"], ["B-PER", "I-PER"]],
-    )
+    tags = [["B-ORG", "O", "O", "O"], ["B-PER", "I-PER"]]
+    written = add_column(read_conll(CONLL_2003, "train.txt", Columns()), tags)
     assert written.startswith("-DOCSTART- -X- -X- O O\n\nEU NNP I-NP I-ORG B-ORG\n")
     assert written.count("\n") == CONLL_2003.count("\n")
-    again = read_conll(written, "written", Columns())
-    assert again[1].tags == ("B-PER", "I-PER")
+    assert read_conll(written, "written", Columns())[1].tags == ("B-PER", "I-PER")
 
 
 def test_a_file_without_tags_is_read_for_its_words():
@@ -84,11 +80,7 @@ def test_a_file_without_tags_is_read_for_its_words():
         ("a O\n", Columns(tag=2), "f:1: 2 columns, tag_column is 2"),
         ("a O\n", Columns(token=-3), "f:1: 2 columns, token_column is -3"),
         ("a\nb\n", Columns(), "f:1: 1 columns, so token_column 0 and tag_column -1 are the same"),
-        (
-            "a I-X\n\nb O\nc B-X\n",
-            Columns(),
-            "of no scheme: f:1: I-X stands where iob2 has B-X, and f:4: B-X stands where iob1 has I-X",
-        ),
+        ("a I-X\n\nb O\nc B-X\n", Columns(), "f:1: I-X stands where iob2 .*, and f:4: B-X stands"),
         ("a S-X\n\nb B-X\n\nc O\n", Columns(), "f:3: B-X stands where bioes has S-X"),
     ],
 )
@@ -108,17 +100,11 @@ def test_malformed_files_are_refused_with_file_and_line(text, columns, says):
 def test_real_files(shared_data, file, columns, num_sentences, num_words):
     text = read_text(str(shared_data / "data" / file))
     sentences = read_conll(text, file, columns)
-    assert (len(sentences), sum(len(each.words) for each in sentences)) == (
-        num_sentences,
-        num_words,
-    )
+    counted = (len(sentences), sum(len(each.words) for each in sentences))
+    assert counted == (num_sentences, num_words)
     assert sentences[0].scheme == "iob2"
-    written = add_column(sentences, [each.tags for each in sentences])
-    originals = text.split("\n")
-    assert all(
-        new == old or new.rpartition("\t")[0] == old
-        for new, old in zip(written.split("\n"), originals, strict=True)
-    )
-    assert [each.tags for each in read_conll(written, file, Columns(columns.token, -1))] == [
-        each.tags for each in sentences
-    ]
+    tags = [each.tags for each in sentences]
+    written = add_column(sentences, tags)
+    pairs = zip(written.split("\n"), text.split("\n"), strict=True)
+    assert all(old in (new, new.rpartition("\t")[0]) for new, old in pairs)
+    assert [each.tags for each in read_conll(written, file, Columns(columns.token, -1))] == tags

@@ -1,4 +1,4 @@
-"""The whole command on one rank and on two: grid, seeds, resuming, predictions, exports, refusals.
+"""The command on one rank and on two: grid, seeds, resuming, predictions, exports, refusals.
 
 Run as a program, this file is one of the ranks: it fine-tunes what the tests below judge.
 """
@@ -7,22 +7,22 @@ import csv
 import json
 import shutil
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 import transformers
 
 from tests.finetune.tiny_data import write_sst2
 from tests.finetune.tiny_model import NO_DROPOUT, write_fine_tuned, write_pretrained
-from tests.loaded_python import Program, run_python
+from tests.loaded_python import run_python
 from tests.trainer.two_ranks import run_ranks
 from trainer.finetune.batches import Recipe, iterate_steps
 from trainer.finetune.prepare import begin_model, prepare_data
 from trainer.finetune.run import finetune_on
-from trainer.finetune.settings import FinetuneSettings
+from trainer.finetune.settings import ColumnSettings, FinetuneSettings
 from trainer.finetune.training import train_task
 from trainer.model.task_heads import Head
 from trainer.process.ranks import start_ranks, stop_ranks
@@ -30,7 +30,6 @@ from trainer.process.ranks import start_ranks, stop_ranks
 pytestmark = pytest.mark.engines
 
 KEPT, SUBMITTED = ("results.json", "best/model.safetensors"), "predictions/test/SST-2.tsv"
-FLAGS = "--seq_len 16 --search_peak_lr 5e-3 --search_epochs 3 --search_seeds 0 1 --micro_tokens 64"
 LOSSES = Recipe(global_batch=6, peak_lr=2e-3, epochs=2, seed=3)
 CHOICES = "startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label\n" + "".join(
     f'a,"the cat, {word}",the dog,gold,good,bad,ran .,sat,0\na,the film {word},a cat,gen,bad,ran,good,sat,2\n'
@@ -64,7 +63,6 @@ def main(folder, output):
 
 def alone(ranks, folder, output, faults):
     """What needs no second rank."""
-    finetune_on(ranks, settings_of(folder, output / "again"))
     resume(ranks, folder, output)
     for name in ("grown", "changed"):
         shutil.copytree(output / "grid", output / name)
@@ -78,34 +76,34 @@ def alone(ranks, folder, output, faults):
     faults["foreign"] = fault_of(ranks, settings_of(folder, output / "foreign"))
     faults["positions"] = fault_of(ranks, settings_of(folder, output / "new", seq_len=41))
     once = {"search_global_batch": [4], "test": [], "search_epochs": [8], "search_seeds": [0]}
-    swag, numbers = str(folder / "swag.csv"), str(folder / "numbers.jsonl")
-    choice = {"task": "swag", "train": [swag], "validation": [swag], **once}
+    swag, numbers = [str(folder / "swag.csv")], [str(folder / "numbers.jsonl")]
+    choice = {"task": "swag", "train": swag, "validation": swag, **once}
     finetune_on(ranks, settings_of(folder, output / "swag", **choice))
-    columns = replace(settings_of(folder, "").columns, text="a", text_b="b", label="score")
-    regression = {"task": "regression", "train": [numbers], "validation": [numbers], **once}
+    columns = ColumnSettings(text="a", text_b="b", label="score")
+    regression = {"task": "regression", "train": numbers, "validation": numbers, **once}
     finetune_on(ranks, settings_of(folder, output / "numbers", columns=columns, **regression))
-    best = str(output / "grid" / "best")
-    head = {"model": best, "search_seeds": [0], "search_global_batch": [16]}
+    head = {"model": str(output / "grid/best"), "search_seeds": [0], "search_global_batch": [16]}
     finetune_on(ranks, settings_of(folder, output / "goes-on", **head))
     other = settings_of(folder, output / "other", **{**head, "model": str(folder / "three-labels")})
     faults["other"] = fault_of(ranks, other)
     finetune_on(ranks, replace(other, replace_head=True))
-    losses = losses_of(ranks, settings_of(folder, ""), LOSSES)
+    half = {"precision": "bf16", "search_global_batch": [8], "search_epochs": [6]}
+    finetune_on(ranks, settings_of(folder, output / "bf16", **half))
+    losses = {"fp32": losses_of(ranks, settings_of(folder, ""), LOSSES)}
+    losses["bf16"] = losses_of(ranks, settings_of(folder, "", precision="bf16"), LOSSES)
     (output / "losses.json").write_text(json.dumps(losses))
 
 
 def resume(ranks, folder, output):
     """As a command that was killed during its third run, with the model of the best one lost."""
-    shutil.copytree(output / "grid", output / "resumed")
-    names = sorted(path.name for path in (output / "grid" / "runs").iterdir())
-    for name in names[2:]:
-        (output / "resumed" / "runs" / name).unlink()
-    shutil.rmtree(output / "resumed" / "best")
-    (output / "resumed" / "results.json").unlink()
-    runs = output / "resumed" / "runs"
-    before = {path.name: path.stat().st_mtime_ns for path in runs.iterdir()}
-    finetune_on(ranks, settings_of(folder, output / "resumed"))
-    kept = [name for name, written in before.items() if (runs / name).stat().st_mtime_ns == written]
+    resumed = shutil.copytree(output / "grid", output / "resumed")
+    for path in sorted(resumed.glob("runs/*"))[2:]:
+        path.unlink()
+    shutil.rmtree(resumed / "best")
+    (resumed / "results.json").unlink()
+    before = {path: path.stat().st_mtime_ns for path in resumed.glob("runs/*")}
+    finetune_on(ranks, settings_of(folder, resumed))
+    kept = [path.name for path, written in before.items() if path.stat().st_mtime_ns == written]
     (output / "kept.json").write_text(json.dumps(kept))
 
 
@@ -197,10 +195,6 @@ def same_files(first, second, *names):
     return all((first / name).read_bytes() == (second / name).read_bytes() for name in names)
 
 
-def test_the_same_command_gives_the_same_results(output):
-    assert same_files(output / "again", output / "grid", "results.json")
-
-
 def test_a_stopped_command_goes_on_and_gives_the_same_results(output):
     assert same_files(output / "resumed", output / "grid", *KEPT, SUBMITTED)
     # The best run's model was lost, so it was redone.
@@ -245,45 +239,6 @@ def test_models_that_cannot_predict_are_refused(folder, tmp_path, model, flags, 
     assert done.returncode == 2
     assert message in done.stderr
     assert not (tmp_path / "out").exists()
-
-
-# Every rank waits for ever within the first step of the second run.
-WAITING = """
-import sys, time
-from pathlib import Path
-from trainer.cli import main
-from trainer.finetune import run
-train_run, names = run.train_run, []
-def train_or_wait(recipe, prepared, ranks, tell_step):
-    def tell_or_wait():
-        tell_step()
-        Path(f"run-{len(names)}").touch()
-        while len(names) == 2:
-            time.sleep(0.05)
-    names.append(recipe.name)
-    return train_run(recipe, prepared, ranks, tell_or_wait)
-run.train_run = train_or_wait
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-def test_a_killed_command_goes_on_and_gives_the_same_results(folder, output):
-    """By the command line, killed in the second of its runs."""
-    target = output / "killed"
-    paths = {"model": "model", "train": "train.tsv", "validation": "dev.tsv", "test": "test.tsv"}
-    flags = [word for name, file in paths.items() for word in (f"--{name}", folder / file)]
-    arguments = ["-m", "trainer", "finetune", "--task", "sst2", *flags, "--output", target]
-    arguments += [*FLAGS.split(), "--search_global_batch", "8", "16"]
-    with Program(["-c", WAITING, *arguments[2:]], cwd=folder) as first:
-        while not (folder / "run-2").exists():
-            assert first.poll() is None, "it ended before its first run was finished"
-            time.sleep(0.05)
-    assert len(list(target.glob("runs/*.json"))) == 1
-    assert not (target / "results.json").exists()
-    done = run_python(arguments)
-    assert done.returncode == 0, done.stderr
-    assert "of 4 runs were finished before" in done.stdout
-    assert same_files(target, output / "grid", *KEPT)
 
 
 def test_a_grid_may_grow(output):
@@ -350,7 +305,17 @@ def test_losses_are_those_of_a_loop_over_transformers(folder, output):
         optimizer.zero_grad()
         losses.append(loss.item())
     assert len(losses) == 16
-    assert json.loads((output / "losses.json").read_text()) == pytest.approx(losses, abs=1e-4)
+    found = json.loads((output / "losses.json").read_text())
+    assert found["fp32"] == pytest.approx(losses, abs=1e-4)
+    assert found["bf16"] != found["fp32"]
+    assert found["bf16"] == pytest.approx(losses, abs=0.05)
+
+
+def test_the_model_trained_in_bf16_is_kept_as_it_was_measured(output):
+    weights = safetensors.torch.load_file(output / "bf16/best/model.safetensors").values()
+    assert {weight.dtype for weight in weights} == {torch.float32}
+    assert all((weight == weight.bfloat16().float()).all() for weight in weights)
+    assert results_of(output / "bf16")["best"]["metrics"]["dev"]["accuracy"] == 1.0
 
 
 def padded(items):

@@ -5,11 +5,13 @@ import pytest
 
 from tests.finetune.tiny_model import TOKENS, VOCAB
 from tokenizer.vocab import parse_vocab
+from trainer.finetune.glue import ENTAILMENT
 from trainer.finetune.pairs import PairExample
 from trainer.finetune.settings import FinetuneSettings
 from trainer.finetune.task import open_task
 from trainer.finetune.text import TextEncoder
 
+QQP = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
 MNLI = "index promptID pairID genre sentence1_binary_parse sentence2_binary_parse sentence1_parse sentence2_parse"
 FILES = {
     "cola": (
@@ -32,7 +34,7 @@ FILES = {
         "0\tmain-captions\tMSRvid\t2012test\t24\tnone\tnone\tthe cat\ta dog\n",
     ),
     "qqp": (
-        "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n1\t2\t3\tis the cat good\tis a cat good\t1\n"
+        f"{QQP}1\t2\t3\tis the cat good\tis a cat good\t1\n"
         "4\t5\t6\tis the dog bad\n7\t8\t9\tis the film bad\tis a dog good\t0\n",
         "id\tquestion1\tquestion2\n0\tis the cat bad\tis a cat bad\n",
     ),
@@ -58,31 +60,23 @@ FILES = {
         "index\tsentence1\tsentence2\n0\tthe dog\tdog ran\n",
     ),
 }
-FIRST_TEXTS = {
-    "cola": ("the cat sat .", None), "sst2": ("the film is good ", None), "mrpc": ("the cat sat", 'a "cat sat'),
-    "stsb": ("the cat sat", "a cat sat"), "qqp": ("is the cat good", "is a cat good"),
-    "mnli": ("the cat sat", "the cat ran"), "qnli": ("is the cat good", "the cat is good ."),
-    "rte": ("the cat sat .", "a cat sat ."), "wnli": ("the cat sat", "cat sat"),
-}  # fmt: skip
-LABELS = {
-    "cola": ["1", "0"], "sst2": ["1", "0"], "mrpc": ["1", "0"], "stsb": ["5.000", "0.250"], "qqp": ["1", "0"],
-    "mnli": ["neutral", "entailment"], "qnli": ["entailment", "not_entailment"],
-    "rte": ["entailment", "not_entailment"], "wnli": ["1", "0"],
-}  # fmt: skip
-METRICS = {
-    "cola": {"matthews"}, "sst2": {"accuracy"}, "mrpc": {"f1", "accuracy"}, "stsb": {"pearson", "spearman"},
-    "qqp": {"f1", "accuracy"}, "mnli": {"accuracy"}, "qnli": {"accuracy"}, "rte": {"accuracy"}, "wnli": {"accuracy"},
-}  # fmt: skip
-SUBMITTED = {
-    "cola": "CoLA.tsv", "sst2": "SST-2.tsv", "mrpc": "MRPC.tsv", "stsb": "STS-B.tsv", "qqp": "QQP.tsv",
-    "mnli": "MNLI-m.tsv", "qnli": "QNLI.tsv", "rte": "RTE.tsv", "wnli": "WNLI.tsv",
-}  # fmt: skip
+# Texts and label of the first row, label of the second, metrics, and the file of predictions.
+EXPECTED = {
+    "cola": ("the cat sat .", None, "1", "0", {"matthews"}, "CoLA"),
+    "sst2": ("the film is good ", None, "1", "0", {"accuracy"}, "SST-2"),
+    "mrpc": ("the cat sat", 'a "cat sat', "1", "0", {"f1", "accuracy"}, "MRPC"),
+    "stsb": ("the cat sat", "a cat sat", "5.000", "0.250", {"pearson", "spearman"}, "STS-B"),
+    "qqp": ("is the cat good", "is a cat good", "1", "0", {"f1", "accuracy"}, "QQP"),
+    "mnli": ("the cat sat", "the cat ran", "neutral", "entailment", {"accuracy"}, "MNLI-m"),
+    "qnli": ("is the cat good", "the cat is good .", *ENTAILMENT, {"accuracy"}, "QNLI"),
+    "rte": ("the cat sat .", "a cat sat .", *ENTAILMENT, {"accuracy"}, "RTE"),
+    "wnli": ("the cat sat", "cat sat", "1", "0", {"accuracy"}, "WNLI"),
+}
 
 
 def task_of(name, **changes):
-    return open_task(
-        FinetuneSettings(task=name, model="M", train=["T"], validation=["V"], output="O", **changes)
-    )
+    files = {"train": ["T"], "validation": ["V"], "output": "O"}
+    return open_task(FinetuneSettings(task=name, model="M", **files, **changes))
 
 
 def make_encoder(seq_len=40):
@@ -98,47 +92,40 @@ def write(folder, name, text):
 @pytest.mark.parametrize("name", FILES)
 def test_files_as_distributed(name, tmp_path):
     task, (labelled, unlabelled) = task_of(name), FILES[name]
+    first, second, *written, metrics, submitted = EXPECTED[name]
     train = task.read(write(tmp_path, "train.tsv", labelled), "train")
     examples = train.examples
-    assert (examples[0].text, *examples[0].seconds) == FIRST_TEXTS[name]
-    assert [example.label for example in examples] == LABELS[name]
+    assert (examples[0].text, *examples[0].seconds) == (first, second)
+    assert [example.label for example in examples] == written
     labels = task.find_labels(examples)
     encoded = task.encode(examples, labels, make_encoder(), "train")
-    expected = [[float(each)] if name == "stsb" else [labels.index(each)] for each in LABELS[name]]
+    expected = [[float(each)] if name == "stsb" else [labels.index(each)] for each in written]
     assert [item.labels.tolist() for item in encoded.items] == expected
-    predictions = [float(each) if name == "stsb" else each for each in LABELS[name]]
-    assert set(task.score(examples, predictions)) == METRICS[name]
+    predictions = [float(each) if name == "stsb" else each for each in written]
+    assert set(task.score(examples, predictions)) == metrics
     assert task.score(examples, predictions)[task.main_metric] == pytest.approx(1.0)
     assert train.counts == ({"skipped_rows": 1} if name == "qqp" else {})
     test = task.read(write(tmp_path, "test.tsv", unlabelled), "test")
     assert task.encode(test.examples, labels, make_encoder(), "test").items[0].labels.tolist() == []
     files = task.prediction_files(str(tmp_path / "test.tsv"), test.examples, predictions[:1], {})
-    value = "5.000" if name == "stsb" else LABELS[name][0]
-    assert files == {SUBMITTED[name]: f"index\tprediction\n0\t{value}\n"}
+    assert files == {f"{submitted}.tsv": f"index\tprediction\n0\t{written[0]}\n"}
 
 
 def test_rows_of_a_file_without_an_index_are_numbered(tmp_path):
     task, path = task_of("sst2"), write(tmp_path, "dev.tsv", FILES["sst2"][0])
     examples = task.read(path, "test").examples
-    assert task.prediction_files(path, examples, ["1", "0"], {}) == {
-        "SST-2.tsv": "index\tprediction\n0\t1\n1\t0\n"
-    }
+    written = "index\tprediction\n0\t1\n1\t0\n"
+    assert task.prediction_files(path, examples, ["1", "0"], {}) == {"SST-2.tsv": written}
 
 
 def test_scores_are_sent_between_0_and_5_and_mismatched_is_named(tmp_path):
     task, path = task_of("stsb"), write(tmp_path, "test.tsv", FILES["stsb"][1])
     example = task.read(path, "test").examples
-    assert task.prediction_files(path, example * 2, [-0.5, 5.25], {})["STS-B.tsv"].split()[2:] == [
-        "0",
-        "0.000",
-        "0",
-        "5.000",
-    ]
-    names = [
-        next(iter(task_of("mnli").prediction_files(f"glue/{name}", [], [], {})))
-        for name in ("test_matched.tsv", "test_mismatched.tsv.zst", "diagnostic.tsv")
-    ]
-    assert names == ["MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv"]
+    written = task.prediction_files(path, example * 2, [-0.5, 5.25], {})["STS-B.tsv"]
+    assert written.split()[2:] == ["0", "0.000", "0", "5.000"]
+    names = ("test_matched.tsv", "test_mismatched.tsv.zst", "diagnostic.tsv")
+    files = [task_of("mnli").prediction_files(f"glue/{name}", [], [], {}) for name in names]
+    assert [*map(list, files)] == [["MNLI-m.tsv"], ["MNLI-mm.tsv"], ["AX.tsv"]]
 
 
 def test_a_pair_is_encoded_as_bert_reads_it():
@@ -156,11 +143,8 @@ def test_a_pair_is_encoded_as_bert_reads_it():
         ["[CLS]", "[SEP]", "a", "[SEP]"],
     ]
     assert [item.sequences[0].segment_a_length for item in encoded.items] == [5, 5, 2]
-    assert encoded.counts == {
-        "truncated_examples": 1,
-        "truncated_tokens": 3,
-        "examples_with_empty_text": 1,
-    }
+    counts = {"truncated_examples": 1, "truncated_tokens": 3, "examples_with_empty_text": 1}
+    assert encoded.counts == counts
 
 
 def truncate_one_by_one(length_a, length_b, room):
@@ -189,30 +173,21 @@ def test_pairs_are_cut_as_googles_program_cuts_them():
     [
         (
             "rte",
-            "index\tsentence1\tlabel\n0\ta\t1\n",
-            r"train\.tsv: no column sentence2; the columns are index, sentence1",
-        ),
-        (
-            "rte",
-            "index\tsentence1\tsentence2\tlabel\n0\ta\tb\n",
-            r"train\.tsv:2: 3 columns, expected 4 \(index, sentence1",
+            "index\tsentence1\n0\ta\n",
+            "no column sentence2, label; the columns are index, sent",
         ),
         (
             "cola",
-            "gj04\t1\t\ta b\n\ngj04\t1\ta b\n",
-            r"train\.tsv:3: 3 columns, expected 4 \(source, label, mark, sentence\)",
+            "gj\t1\t\ta b\n\ngj\t1\ta b\n",
+            r":3: 3 columns, expected 4 \(source, label, mark",
         ),
-        (
-            "qqp",
-            "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n1\t2\t3\ta\tb\t1\t9\n",
-            r"train\.tsv:2: 7 columns",
-        ),
-        ("sst2", "sentence\tlabel\n", r"train\.tsv: has no rows"),
-        ("sst2", "", r"train\.tsv: no column sentence, label; the columns are "),
+        ("qqp", f"{QQP}1\t2\t3\ta\tb\t1\t9\n", ":2: 7 columns"),
+        ("sst2", "sentence\tlabel\n", "has no rows"),
+        ("sst2", "", "no column sentence, label; the columns are "),
     ],
 )
 def test_malformed_files(name, text, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=rf"train\.tsv.*{message}"):
         task_of(name).read(write(tmp_path, "train.tsv", text), "train")
 
 
@@ -226,9 +201,8 @@ def test_unknown_labels(name, label, message, tmp_path):
     header, first, second, *_ = FILES[name][0].split("\n")
     second = "\t".join([*second.split("\t")[:-1], label])
     task = task_of(name)
-    examples = task.read(
-        write(tmp_path, "dev.tsv", "\n".join([header, first, second])), "validation"
-    ).examples
+    path = write(tmp_path, "dev.tsv", "\n".join([header, first, second]))
+    examples = task.read(path, "validation").examples
     with pytest.raises(ValueError, match=message):
         task.encode(examples, task.find_labels(examples[:1]), make_encoder(), "validation")
 

@@ -14,7 +14,6 @@ from trainer.finetune.prepare import start_model
 from trainer.finetune.task import Item
 from trainer.finetune.text import TokenSequence
 from trainer.inference.open_model import open_model
-from trainer.model.bert import BertModel
 from trainer.model.task_heads import (
     IGNORED,
     BertForTask,
@@ -57,61 +56,52 @@ def random_sequence(length, segment_a, seed):
 
 def make_items(kind):
     """Three items of different lengths; choices have three sequences each."""
-    dtype = np.float32 if kind == "regression" else np.int64
-    return [
-        Item(
-            number,
-            tuple(random_sequence(length + choice, a, 10 * number + choice) for choice in range(3))
-            if kind == "choice"
-            else (random_sequence(length, a, number),),
-            np.array(label, dtype),
-        )
-        for number, ((length, a), label) in enumerate(zip(LENGTHS, LABELS[kind], strict=True))
-    ]
+    dtype, num_choices = (
+        np.float32 if kind == "regression" else np.int64,
+        3 if kind == "choice" else 1,
+    )
+    items = []
+    for number, ((length, a), label) in enumerate(zip(LENGTHS, LABELS[kind], strict=True)):
+        choices = range(num_choices)
+        sequences = (random_sequence(length + each, a, 10 * number + each) for each in choices)
+        items.append(Item(number, tuple(sequences), np.array(label, dtype)))
+    return items
 
 
-def padded(sequences, width):
+def padded(sequences):
     """As transformers takes them."""
-    batch = {
-        name: np.zeros((len(sequences), width), np.int64)
-        for name in ("input_ids", "attention_mask", "types")
-    }
+    width = max(len(sequence.input_ids) for sequence in sequences)
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    batch = {name: torch.zeros(len(sequences), width, dtype=torch.long) for name in names}
     for row, sequence in enumerate(sequences):
         length = len(sequence.input_ids)
-        batch["input_ids"][row, :length] = sequence.input_ids
+        batch["input_ids"][row, :length] = torch.from_numpy(sequence.input_ids.astype(np.int64))
         batch["attention_mask"][row, :length] = 1
-        batch["types"][row, sequence.segment_a_length : length] = 1
-    batch["token_type_ids"] = batch.pop("types")
-    return {name: torch.from_numpy(values) for name, values in batch.items()}
+        batch["token_type_ids"][row, sequence.segment_a_length : length] = 1
+    return batch
 
 
 def their_outputs(theirs, kind, items):
     """Loss and logits of transformers' model for the items, in our shapes."""
-    width = max(len(sequence.input_ids) for item in items for sequence in item.sequences)
-    batch = padded([sequence for item in items for sequence in item.sequences], width)
-    labels = [item.labels for item in items]
+    batch = padded([sequence for item in items for sequence in item.sequences])
+    labels = [torch.from_numpy(item.labels) for item in items]
     if kind == "choice":
         batch = {name: values.view(len(items), 3, -1) for name, values in batch.items()}
     if kind == "tokens":
-        rows = [np.pad(label, (0, width - len(label)), constant_values=IGNORED) for label in labels]
-        output = theirs(**batch, labels=torch.from_numpy(np.stack(rows)))
+        rows = torch.nn.utils.rnn.pad_sequence(labels, batch_first=True, padding_value=IGNORED)
+        output = theirs(**batch, labels=rows)
     elif kind == "span":
-        starts, ends = torch.from_numpy(np.stack(labels)).T
-        output = theirs(**batch, start_positions=starts, end_positions=ends)
+        output = theirs(**batch)
         output.logits = torch.stack([output.start_logits, output.end_logits], dim=-1)
         # Its softmax gives padding a share; ours has none, which is what it computes of one
         # sequence at a time.
-        alone = [padded([item.sequences[0]], len(item.sequences[0].input_ids)) for item in items]
-        pairs = zip(alone, starts, ends, strict=True)
-        output.loss = (
-            sum(
-                theirs(**one, start_positions=a[None], end_positions=b[None]).loss
-                for one, a, b in pairs
-            )
-            / 3
-        )
+        losses = []
+        for item, (start, end) in zip(items, labels, strict=True):
+            places = {"start_positions": start[None], "end_positions": end[None]}
+            losses.append(theirs(**padded(item.sequences), **places).loss)
+        output.loss = sum(losses) / 3
     else:
-        output = theirs(**batch, labels=torch.from_numpy(np.concatenate(labels)))
+        output = theirs(**batch, labels=torch.cat(labels))
     if kind == "choice":
         return output.loss, output.logits.reshape(-1, 1)
     if kind in ("tokens", "span"):
@@ -120,27 +110,26 @@ def their_outputs(theirs, kind, items):
 
 
 def our_outputs(model, items):
+    """The sum of losses, their number, and logits."""
     batch = pack_items(items, CPU)
     logits = model(batch)
     loss_sum = task_loss_sum(model.head, logits, batch.labels, batch.cu_seqlens, batch.item_starts)
-    return loss_sum / count_losses(model.head, batch.labels), logits
+    return loss_sum, count_losses(model.head, batch.labels), logits
 
 
 def compare(model, theirs, kind):
     items = make_items(kind)
-    our_loss, our_logits = our_outputs(model, items)
+    loss_sum, count, our_logits = our_outputs(model, items)
     their_loss, their_logits = their_outputs(theirs, kind, items)
     torch.testing.assert_close(our_logits, their_logits, rtol=0, atol=1e-5)
-    torch.testing.assert_close(our_loss, their_loss, rtol=0, atol=1e-5)
-    our_loss.backward()
+    torch.testing.assert_close(loss_sum / count, their_loss, rtol=0, atol=1e-5)
+    (loss_sum / count).backward()
     their_loss.backward()
-    gradient = model.bert.embeddings.word.weight.grad
-    torch.testing.assert_close(
-        gradient, theirs.get_input_embeddings().weight.grad, rtol=0, atol=1e-5
-    )
+    ours, expected = model.bert.embeddings.word.weight, theirs.get_input_embeddings().weight
+    torch.testing.assert_close(ours.grad, expected.grad, rtol=0, atol=1e-5)
 
 
-def load(folder, changes=None):
+def load(folder):
     opened = open_model(str(folder))
     model = start_model(opened, opened.config, opened.head, seed=77, keeps_head=True)
     return opened, model.eval()
@@ -164,26 +153,15 @@ def test_a_folder_that_transformers_saved_opens_here(kind, tmp_path):
     if HEADS[kind].labels:
         settings["id2label"] = dict(enumerate(HEADS[kind].labels))
         settings["label2id"] = {label: index for index, label in enumerate(HEADS[kind].labels)}
-    sizes = {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 48,
-    }
-    config = transformers.BertConfig(
-        vocab_size=len(TOKENS), max_position_embeddings=40, **sizes, **settings
-    )
+    settings |= {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    settings |= {"vocab_size": len(TOKENS), "max_position_embeddings": 40, "intermediate_size": 48}
     torch.manual_seed(0)
-    theirs = getattr(transformers, CLASSES[kind])(config).eval()
+    theirs = getattr(transformers, CLASSES[kind])(transformers.BertConfig(**settings)).eval()
     theirs.save_pretrained(tmp_path)
-    write_vocabulary(tmp_path)
+    (tmp_path / "vocab.txt").write_text("".join(f"{token}\n" for token in TOKENS))
     opened, model = load(tmp_path)
     assert opened.head == HEADS[kind]
     compare(model, theirs, kind)
-
-
-def write_vocabulary(folder):
-    (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in TOKENS))
 
 
 def test_auto_classes_know_the_labels(tmp_path):
@@ -191,51 +169,34 @@ def test_auto_classes_know_the_labels(tmp_path):
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
     assert theirs.config.id2label == {0: "no", 1: "yes", 2: "maybe"}
     assert theirs.config.problem_type == "single_label_classification"
-    pipeline = transformers.pipeline("text-classification", model=str(folder))
-    assert pipeline("the film is good")[0]["label"] in ("no", "yes", "maybe")
 
 
 @pytest.mark.parametrize("kind", HEADS)
 def test_an_empty_micro_batch_gives_every_parameter_a_gradient_of_zero(kind):
     model = build_task_model(tiny_config(), HEADS[kind], seed=1)
-    batch = pack_items([], CPU)
-    logits = model(batch)
-    loss = task_loss_sum(model.head, logits, batch.labels, batch.cu_seqlens, batch.item_starts)
-    assert (loss.item(), count_losses(model.head, batch.labels)) == (0.0, 0)
+    loss, count, _ = our_outputs(model, [])
+    assert (loss.item(), count) == (0.0, 0)
     loss.backward()
-    assert all(
-        parameter.grad is not None and not parameter.grad.any() for parameter in model.parameters()
-    )
+    gradients = [parameter.grad for parameter in model.parameters()]
+    assert all(each is not None and not each.any() for each in gradients)
 
 
 @pytest.mark.parametrize("kind", HEADS)
 def test_micro_batches_add_up(kind):
     model = build_task_model(tiny_config(), HEADS[kind], seed=1).eval()
     items = make_items(kind)
-    whole = our_outputs(model, items)[0] * sum(
-        count_losses(model.head, torch.from_numpy(i.labels)) for i in items
-    )
-    parts = sum(
-        our_outputs(model, [item])[0] * count_losses(model.head, torch.from_numpy(item.labels))
-        for item in items
-    )
-    torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-5)
+    whole, count, _ = our_outputs(model, items)
+    parts = [our_outputs(model, [item]) for item in items]
+    assert sum(part[1] for part in parts) == count
+    torch.testing.assert_close(sum(part[0] for part in parts), whole, rtol=1e-5, atol=1e-5)
 
 
 def test_dropout_stands_where_transformers_has_it():
     for kind, head in HEADS.items():
         model = build_task_model(tiny_config(), head, seed=1)
         assert model.dropout.p == (0.0 if kind == "span" else 0.1)
+        assert isinstance(model.bert.pooler, torch.nn.Linear) == head.reads_pooled
     assert build_task_model(tiny_config(), Head("regression", dropout=0.3), seed=1).dropout.p == 0.3
-
-
-def test_heads_that_read_every_token_have_no_pooler():
-    names = [
-        name
-        for name, _ in build_task_model(tiny_config(), HEADS["tokens"], seed=1).named_parameters()
-    ]
-    assert not [name for name in names if "pooler" in name]
-    assert isinstance(BertModel(tiny_config()).pooler, torch.nn.Linear)
 
 
 def test_a_causal_model_is_pooled_at_its_last_token():
@@ -247,18 +208,14 @@ def test_a_causal_model_is_pooled_at_its_last_token():
 
 def test_new_weights_depend_on_the_seed_and_others_are_kept(tmp_path):
     opened = open_model(str(write_pretrained(tmp_path / "out")))
-    models = [
-        start_model(opened, opened.config, HEADS["span"], seed, keeps_head=False)
-        for seed in (1, 1, 2)
-    ]
+    rest = (opened, opened.config, HEADS["span"])
+    models = [start_model(*rest, seed, keeps_head=False) for seed in (1, 1, 2)]
     first, same, other = (model.state_dict() for model in models)
     assert all(torch.equal(first[name], same[name]) for name in first)
-    assert [name for name in first if not torch.equal(first[name], other[name])] == [
-        "task_head.weight"
-    ]
-    assert torch.equal(
-        first["bert.layers.1.query.weight"], opened.state["bert.layers.1.query.weight"]
-    )
+    differs = [name for name in first if not torch.equal(first[name], other[name])]
+    assert differs == ["task_head.weight"]
+    name = "bert.layers.1.query.weight"
+    assert torch.equal(first[name], opened.state[name])
     assert isinstance(models[0], BertForTask)
 
 

