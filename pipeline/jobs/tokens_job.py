@@ -11,8 +11,9 @@ import dataclasses
 import json
 import pickle
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import apache_beam as beam
@@ -29,7 +30,6 @@ from pipeline.text.filters import DocumentFilter, FilterRule
 from pipeline.text.task_texts import WindowFinder
 from pipeline.tokens.document_lists import (
     DocumentList,
-    SplitDocument,
     clean_documents,
     encode_documents,
     filter_documents,
@@ -150,59 +150,44 @@ class EncodeDocuments(
     ) -> beam.PCollection[DocumentList[TokenizedDocument]]:
         rule = self._rule
         cleaned = documents | "CleanDocuments" >> beam.Map(clean_documents)
-        split = filter_lists(cleaned, rule.filter) | "SplitSentences" >> beam.Map(
-            split_documents, tuple(rule.languages)
-        )
+        split = filter_lists(cleaned, rule.filter)
+        split |= "SplitSentences" >> beam.Map(split_documents, tuple(rule.languages))
         if rule.has_signatures:
             split |= "SignDocuments" >> beam.Map(sign_documents)
-        encoded = split | "EncodeSentences" >> beam.ParDo(_Encode(rule))
-        return encoded | "FindTaskTexts" >> beam.ParDo(_Find(rule)) if rule.task_texts else encoded
+        encode = _WithTool(encode_documents, _make_encoder, rule)
+        encoded = split | "EncodeSentences" >> beam.ParDo(encode)
+        find = _WithTool(partial(find_task_texts, drops=rule.drops_task_texts), _make_finder, rule)
+        return encoded | "FindTaskTexts" >> beam.ParDo(find) if rule.task_texts else encoded
 
 
 def filter_lists(documents: beam.PCollection, rule: FilterRule) -> beam.PCollection:
     """Cleaned documents without those that a rule does not keep; no stage where it keeps all."""
     if rule.keeps_all:
         return documents
-    return documents | "FilterDocuments" >> beam.ParDo(_Filter(rule))
+    asked = _WithTool(filter_documents, DocumentFilter, rule)
+    return documents | "FilterDocuments" >> beam.ParDo(asked)
 
 
-class _Filter(beam.DoFn):  # type: ignore[misc]
-    def __init__(self, rule: FilterRule) -> None:
-        self._rule = rule
+class _WithTool(beam.DoFn):  # type: ignore[misc]
+    """Calls a function of lists with a tool that every worker makes once, by a rule."""
 
-    def setup(self) -> None:
-        self._filter = DocumentFilter(self._rule)
-
-    def process(self, documents: DocumentList[Document]) -> Iterator[DocumentList[Document]]:
-        yield filter_documents(documents, self._filter)
-
-
-class _Encode(beam.DoFn):  # type: ignore[misc]
-    def __init__(self, rule: TokensRule) -> None:
-        self._rule = rule
+    def __init__(self, function: Callable[..., DocumentList[Any]], make: Any, rule: Any) -> None:
+        self._function, self._make, self._rule = function, make, rule
 
     def setup(self) -> None:
-        self._encoder = Encoder(parse_vocab(self._rule.vocab, "vocab.txt"), self._rule.lower_case)
+        self._tool = self._make(self._rule)
 
-    def process(
-        self, documents: DocumentList[SplitDocument]
-    ) -> Iterator[DocumentList[TokenizedDocument]]:
-        yield encode_documents(documents, self._encoder)
+    def process(self, documents: DocumentList[Any]) -> Iterator[DocumentList[Any]]:
+        yield self._function(documents, self._tool)
 
 
-class _Find(beam.DoFn):  # type: ignore[misc]
-    def __init__(self, rule: TokensRule) -> None:
-        self._rule = rule
+def _make_encoder(rule: TokensRule) -> Encoder:
+    return Encoder(parse_vocab(rule.vocab, "vocab.txt"), rule.lower_case)
 
-    def setup(self) -> None:
-        assert self._rule.task_texts is not None, "no texts to find"
-        encoder = Encoder(parse_vocab(self._rule.vocab, "vocab.txt"), self._rule.lower_case)
-        self._finder = WindowFinder(self._rule.task_texts.get(), encoder)
 
-    def process(
-        self, documents: DocumentList[TokenizedDocument]
-    ) -> Iterator[DocumentList[TokenizedDocument]]:
-        yield find_task_texts(documents, self._finder, drops=self._rule.drops_task_texts)
+def _make_finder(rule: TokensRule) -> WindowFinder:
+    assert rule.task_texts is not None, "no texts to find"
+    return WindowFinder(rule.task_texts.get(), _make_encoder(rule))
 
 
 def read_lists(part: Part, rule: ReadingRule) -> Iterator[DocumentList[Document]]:
