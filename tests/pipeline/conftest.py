@@ -4,12 +4,9 @@ import json
 
 import pytest
 
-from pipeline.cli import COMMANDS
-from pipeline.command_line.program import run_program
-from pipeline.instances import pairs
 from pipeline.shards.dataset import open_dataset
-from tests.compiled_paths import taken_path
 from tests.datasets import write_vocab
+from tests.pipeline.programs import run, write_texts
 
 WORDS = (  # noqa: SIM905
     "river mountain engine letter window garden silver winter market captain doctor history village machine"
@@ -20,21 +17,11 @@ WORDS = (  # noqa: SIM905
 def make_text(number, num_sentences=12):
     sentences = []
     for row in range(num_sentences):
-        words = [
-            WORDS[(number * 7 + row * 3 + step * (1 + number % 5)) % len(WORDS)]
-            for step in range(6 + row % 5)
-        ]
+        first, step = number * 7 + row * 3, 1 + number % 5
+        words = [WORDS[(first + place * step) % len(WORDS)] for place in range(6 + row % 5)]
         sentences.append(" ".join(words).capitalize() + f" {number}.")
-    return (
-        " ".join(sentences[: num_sentences // 2]) + "\n" + " ".join(sentences[num_sentences // 2 :])
-    )
-
-
-@pytest.fixture(scope="module", params=["python", "compiled"])
-def each_path(request):
-    """Runs a module's tests by plain Python, which is the definition, and by the compiled loops."""
-    with taken_path(request.param, "pipeline.instances._pairs", pairs, "loops"):
-        yield
+    half = num_sentences // 2
+    return " ".join(sentences[:half]) + "\n" + " ".join(sentences[half:])
 
 
 @pytest.fixture(scope="session")
@@ -46,10 +33,8 @@ def texts():
 def corpus(tmp_path_factory, texts):
     """Two JSONL files of 120 documents."""
     folder = tmp_path_factory.mktemp("corpus")
-    for name, part in (("a.jsonl", texts[:70]), ("b.jsonl", texts[70:])):
-        folder.joinpath(name).write_text(
-            "".join(json.dumps({"text": text}) + "\n" for text in part)
-        )
+    write_texts(folder / "a.jsonl", texts[:70])
+    write_texts(folder / "b.jsonl", texts[70:])
     return folder
 
 
@@ -60,35 +45,18 @@ def vocab_file(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def mixture_config(texts, tmp_path_factory):
-    """Two sources that share ten documents; the second is used thrice, the first in every second pass."""
+    """Two sources that share ten documents; a pass uses the second thrice, the first by half."""
     folder = tmp_path_factory.mktemp("sources")
-    for name, part in (("news", texts[:70]), ("books", texts[60:])):
-        folder.joinpath(f"{name}.jsonl").write_text(
-            "".join(json.dumps({name: text}) + "\n" for text in part)
-        )
+    write_texts(folder / "news.jsonl", texts[:70], "news")
+    write_texts(folder / "books.jsonl", texts[60:], "books")
+    news = {"name": "news", "input": [f"{folder}/news.jsonl"], "text_field": "news"}
+    books = {"name": "books", "input": [f"{folder}/books.jsonl"], "text_field": "books"}
     sources = [
-        {
-            "name": "news",
-            "input": [f"{folder}/news.jsonl"],
-            "text_field": "news",
-            "weight": 0.5,
-            "licence": "CC0-1.0",
-        },
-        {
-            "name": "books",
-            "input": [f"{folder}/books.jsonl"],
-            "text_field": "books",
-            "weight": 3,
-            "language": "de",
-        },
+        news | {"weight": 0.5, "licence": "CC0-1.0"},
+        books | {"weight": 3, "language": "de"},
     ]
-    settings = {
-        "sources": sources,
-        "passes": 2,
-        "seq_lens": [64],
-        "num_buckets": 4,
-        "part_bytes": 4096,
-    }
+    settings = {"sources": sources, "passes": 2, "seq_lens": [64]}
+    settings |= {"num_buckets": 4, "part_bytes": 4096}
     folder.joinpath("config.yaml").write_text(json.dumps(settings))  # JSON is YAML too
     return folder / "config.yaml"
 
@@ -97,16 +65,6 @@ def mixture_config(texts, tmp_path_factory):
 def mixture(mixture_config, vocab_file, tmp_path_factory):
     """The dataset of these sources."""
     output = str(tmp_path_factory.mktemp("mixture") / "data")
-    words = (
-        "build",
-        "--config",
-        mixture_config,
-        "--vocab",
-        vocab_file,
-        "--output",
-        output,
-        "--workers",
-        1,
-    )
-    assert run_program("python -m pipeline", "Tests.", COMMANDS, [str(word) for word in words]) == 0
+    flags = ("--config", mixture_config, "--vocab", vocab_file, "--output", output)
+    assert run("build", *flags, "--workers", 1) == 0
     return open_dataset(output)

@@ -11,8 +11,8 @@ def run(*words):
     return run_program("python -m pipeline", "Tests.", COMMANDS, list(map(str, words)))
 
 
-def write_texts(path, texts):
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+def write_texts(path, texts, field="text"):
+    path.write_text("".join(json.dumps({field: text}) + "\n" for text in texts))
 
 
 def root_hash(output):

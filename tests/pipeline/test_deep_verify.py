@@ -6,8 +6,6 @@ from random import Random
 import numpy as np
 import pytest
 
-from pipeline.cli import COMMANDS
-from pipeline.command_line.program import run_program
 from pipeline.inspect.deep_verify import DeepCheck
 from pipeline.instances.masking import MaskingRule, mask_run
 from pipeline.instances.rules import (
@@ -22,6 +20,7 @@ from pipeline.shards.dataset import open_dataset, read_blocks
 from pipeline.shards.seal import Seal
 from pipeline.shards.verify import verify_dataset
 from tests.datasets import CLS, MASK, PAD, SEP, UNK, edit_manifest, write_dataset
+from tests.pipeline.programs import run
 
 SEQ_LEN, VOCAB_SIZE = 64, 300
 SETTINGS = {"masked_lm_prob": 0.15, "max_predictions": None, "whole_word_masking": False}
@@ -308,10 +307,6 @@ def test_a_dataset_masked_otherwise_is_found_by_its_shares(tmp_path):
     assert finding.startswith(
         f"{tmp_path}/manifest.json, train L64: masked positions show [MASK] 100.00 %"
     )
-
-
-def run(*words):
-    return run_program("python -m pipeline", "Tests.", COMMANDS, [str(word) for word in words])
 
 
 @pytest.mark.processes

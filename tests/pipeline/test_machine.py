@@ -6,12 +6,11 @@ import pytest
 
 import pipeline.shards.verify  # noqa: F401
 from pipeline import machine
-from pipeline.cli import COMMANDS
-from pipeline.command_line.program import run_program
 from pipeline.jobs import run_beam
 from pipeline.jobs.run_beam import pipeline_options
 from pipeline.machine import Machine, num_cores, this_machine
 from pipeline.settings import BuildSettings
+from tests.pipeline.programs import run
 
 GB = 2**30
 LARGE = 100 * GB
@@ -138,5 +137,5 @@ def test_verify_holds_no_more_shards_at_once_than_there_are_or_than_fit(
     folder = make_dataset(tmp_path / "data", ((20, 9),))
     for free_bytes in (LARGE, 1):
         monkeypatch.setattr(machine, "this_machine", lambda free=free_bytes: Machine(8, free))
-        assert run_program("pipeline", "Tests.", COMMANDS, ["verify", str(folder)]) == 0
+        assert run("verify", folder) == 0
     assert used == [2, 1]

@@ -12,19 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from pipeline.cli import COMMANDS
-from pipeline.command_line.program import run_program
 from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import open_dataset
 from pipeline.stages import plan as plans
 from pipeline.stages.build import find_corpus
 from pipeline.stages.build_shards import instance_rule
+from tests.pipeline.programs import run
 
 UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
-
-
-def run(*words):
-    return run_program("python -m pipeline", "Tests.", COMMANDS, [str(word) for word in words])
 
 
 def number(plan, said):

@@ -13,8 +13,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.cli import COMMANDS
-from pipeline.command_line.program import run_program
 from pipeline.documents import Document
 from pipeline.documents.parts import InputFile, plan_parts
 from pipeline.jobs.vocab_job import add_counts
@@ -32,15 +30,12 @@ from pipeline.tokens.word_counts import (
     sample_bits,
     sample_documents,
 )
+from tests.pipeline.programs import run
 from tokenizer.vocab import parse_vocab
 from tokenizer.words import count_words
 
 ROOT = Path(__file__).parents[2]
 FLAGS = ("--vocab_size", "150", "--num_unused", "3")
-
-
-def run(*words):
-    return run_program("python -m pipeline", "Tests.", COMMANDS, [str(word) for word in words])
 
 
 def learn(corpus, output, *flags):
