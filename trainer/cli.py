@@ -23,57 +23,52 @@ Trains BERT on datasets made by `python -m pipeline build`. On several GPUs star
 
 COMMANDS = {
     "pretrain": Command(
-        summary="train a model, or continue a run", settings="trainer.settings:PretrainSettings",
-        function="trainer.pretrain.loop:pretrain", unwinds=False,
-        local=("output",),
+        "train a model, or continue a run", "trainer.settings:PretrainSettings",
+        "trainer.pretrain.loop:pretrain", unwinds=False, local=("output",),
     ),
     "finetune": Command(
-        summary="train a pretrained model on a task, over settings and seeds",
-        settings="trainer.finetune.settings:FinetuneSettings", function="trainer.finetune.run:finetune",
-        unwinds=False,
-        local=("output",),
+        "train a pretrained model on a task, over settings and seeds",
+        "trainer.finetune.settings:FinetuneSettings", "trainer.finetune.run:finetune",
+        unwinds=False, local=("output",),
     ),
     "predict": Command(
-        summary="write what a fine-tuned model says of files",
-        settings="trainer.finetune.settings:PredictSettings", function="trainer.finetune.run:predict",
-        unwinds=False,
-        local=("output",),
+        "write what a fine-tuned model says of files",
+        "trainer.finetune.settings:PredictSettings", "trainer.finetune.run:predict",
+        unwinds=False, local=("output",),
     ),
     "plan": Command(
-        summary="what a run will take: hours, memory, bandwidth", settings="trainer.preflight.settings:PlanSettings",
-        function="trainer.cli:plan", unused=("output",),
+        "what a run will take: hours, memory, bandwidth",
+        "trainer.preflight.settings:PlanSettings", "trainer.cli:plan", unused=("output",),
     ),
     "doctor": Command(
-        summary="examine every rank of a job before it trains", settings="trainer.preflight.settings:DoctorSettings",
-        function="trainer.cli:doctor", unused=("phases",),
-        unwinds=False,
-        local=("output",),
+        "examine every rank of a job before it trains",
+        "trainer.preflight.settings:DoctorSettings", "trainer.cli:doctor",
+        unused=("phases",), unwinds=False, local=("output",),
     ),
     "report": Command(
-        summary="write the curves of one or several runs as a page",
-        settings="trainer.cli:ReportSettings", function="trainer.cli:report", positionals=("runs",),
-        local=("output",),
+        "write the curves of one or several runs as a page", "trainer.cli:ReportSettings",
+        "trainer.cli:report", positionals=("runs",), local=("output",),
     ),
     "export": Command(
-        summary="write a checkpoint of a run for Hugging Face, ONNX or DeepSpeed",
-        settings="trainer.inference.settings:ExportSettings", function="trainer.cli:export", positionals=("run",),
+        "write a checkpoint of a run for Hugging Face, ONNX or DeepSpeed",
+        "trainer.inference.settings:ExportSettings", "trainer.cli:export", positionals=("run",),
     ),
     "fill-mask": Command(
-        summary="see what a model puts in the place of [MASK]",
-        settings="trainer.inference.settings:FillMaskSettings", function="trainer.cli:fill_mask",
+        "see what a model puts in the place of [MASK]",
+        "trainer.inference.settings:FillMaskSettings", "trainer.cli:fill_mask",
         positionals=("texts",),
     ),
     "evaluate": Command(
-        summary="measure a model's losses and accuracies on a dataset",
-        settings="trainer.inference.settings:EvaluateSettings", function="trainer.cli:evaluate",
+        "measure a model's losses and accuracies on a dataset",
+        "trainer.inference.settings:EvaluateSettings", "trainer.cli:evaluate",
     ),
     "features": Command(
-        summary="write hidden states of a file's texts to Parquet",
-        settings="trainer.inference.settings:FeaturesSettings", function="trainer.cli:features",
+        "write hidden states of a file's texts to Parquet",
+        "trainer.inference.settings:FeaturesSettings", "trainer.cli:features",
     ),
     "nsp": Command(
-        summary="see how probable a model finds it that one text follows another",
-        settings="trainer.inference.settings:NextSentenceSettings", function="trainer.cli:next_sentence",
+        "see how probable a model finds it that one text follows another",
+        "trainer.inference.settings:NextSentenceSettings", "trainer.cli:next_sentence",
         positionals=("first", "second"),
     ),
 }  # fmt: skip
@@ -142,28 +137,19 @@ def export(settings: ExportSettings, _remainder: object = None) -> None:
     opened = open_model(settings.run) if is_model else open_run(settings.run, options)
     if opened.head is None:
         opened.check_has(OPTIONAL_PREFIXES, "the heads of pretraining, which an export has")
-    files = model_files(
-        opened.state,
-        opened.config,
-        opened.vocab or b"",
-        lower_case=opened.lower_case,
-        provenance=opened.provenance | _read_losses(settings.run, opened.provenance),
-        head=opened.head,
-        is_onnx=settings.output_format == "onnx",
-    )
+    is_onnx = settings.output_format == "onnx"
+    known: dict[str, Any] = {"lower_case": opened.lower_case, "provenance": opened.provenance}
+    known |= {"head": opened.head, "is_onnx": is_onnx}
+    files = model_files(opened.state, opened.config, opened.vocab or b"", **known)
     if settings.output_format == "deepspeed-universal":
         files = _universal_files(opened, files)
-    elif settings.output_format == "onnx":
+    elif is_onnx:
         from trainer.conversion.onnx import to_onnx
 
         files = to_onnx(files)
     write_export(files, settings.output)
-    facts = {
-        "exported": settings.output,
-        "checkpoint": opened.where,
-        "step": opened.provenance.get("steps"),
-    }
-    print(json.dumps(facts))
+    facts = {"exported": settings.output, "checkpoint": opened.where}
+    print(json.dumps(facts | {"step": opened.provenance.get("steps")}))
 
 
 def _universal_files(opened: Any, files: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -174,26 +160,12 @@ def _universal_files(opened: Any, files: Mapping[str, bytes]) -> dict[str, bytes
 
     checkpoint = Path(opened.where)
     if not (checkpoint / COMMITTED).is_file():
-        raise ValueError(
-            f"{checkpoint} has no optimizer's state: give a run's folder on this machine"
-        )
+        cure = "give a run's folder on this machine"
+        raise ValueError(f"{checkpoint} has no optimizer's state: {cure}")
     state = read_state(checkpoint)
     others = {name: each for name, each in files.items() if name != WEIGHTS}
     steps, updates = state["step"], state["num_updates"]
     return universal_files(read_states(checkpoint), opened.config, steps, updates) | others
-
-
-def _read_losses(run: str, provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """Losses up to the step, for the model's card; nothing where the run is at a URL, or has no metrics."""
-    from trainer.inference.open_model import split_step
-    from trainer.report.read import choose_losses, read_runs
-    from trainer.runs.run_folder import RunFolder
-
-    folder = Path(split_step(run)[0])
-    if not RunFolder(folder).facts.is_file():
-        return {}
-    losses = choose_losses(read_runs([str(folder)])[0], provenance["steps"])
-    return {"losses": losses} if losses else {}
 
 
 def fill_mask(settings: FillMaskSettings, _remainder: object = None) -> None:
@@ -236,21 +208,15 @@ def evaluate(settings: EvaluateSettings, _remainder: object = None) -> None:
 
     dataset = open_dataset(settings.data, parse_storage_options(settings.storage_options))
     opened = open_model(settings.model)
-    found = {}
+    found, limits = [], dict[str, Any](device=choose_device(), micro_tokens=settings.micro_tokens)
     for seq_len in choose_lengths(opened, dataset, settings.split, settings.seq_len):
-        found[seq_len] = measure(
-            opened,
-            dataset,
-            settings.split,
-            seq_len,
-            num_instances=settings.num_instances,
-            micro_tokens=settings.micro_tokens,
-            device=choose_device(),
+        numbers = measure(
+            opened, dataset, settings.split, seq_len, num_instances=settings.num_instances, **limits
         )
+        found.append({"seq_len": seq_len, **numbers})
         place = f"{opened.where} on {dataset.url}, {settings.split}, {seq_len} tokens"
-        print(f"{place}\n{format_evaluation(found[seq_len])}", flush=True)
+        print(f"{place}\n{format_evaluation(numbers)}", flush=True)
     if settings.output:
         folder, name = Folder.of_file(settings.output)
         facts = {"model": opened.where, "data": dataset.url, "split": settings.split}
-        lengths = [{"seq_len": each, **found[each]} for each in found]
-        folder.write(name, to_json(facts | {"lengths": lengths}))
+        folder.write(name, to_json(facts | {"lengths": found}))

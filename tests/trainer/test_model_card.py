@@ -1,7 +1,6 @@
 """The card of an export: what it says, no more than is known, and which README.md it replaces."""
 
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -13,7 +12,6 @@ from pipeline.storage.folder import Folder
 from trainer.conversion.model_card import is_unedited, model_card
 from trainer.model.config import BertConfig
 from trainer.model.task_heads import Head
-from trainer.report.read import ReadRun, choose_losses
 from trainer.runs.training_facts import base_model_facts, source_licences, training_facts
 
 SIZES = {"hidden_size": 128, "num_layers": 2, "num_heads": 2, "intermediate_size": 256}
@@ -29,14 +27,6 @@ PHASE = {"seq_len": 128, "global_batch": 256, "steps": 100, "peak_lr": None}
 RUN_CONFIG = {"optimizer": {"name": "lamb"}, "precision": "bf16", "seed": 3, "phases": [PHASE]}
 
 
-def make_run(**changes):
-    rows = [{"step": step, "split": "train", "loss": 9.0 - step / 100} for step in range(1, 101)]
-    steps = range(2, 101, 2)
-    measured = [{"step": n, "split": "validation", "mlm_loss": 8.0 - n / 100} for n in steps]
-    fields = {"train": rows, "validation": measured} | changes
-    return ReadRun(name="r", path=Path("r"), events=[], facts={}, problems=[], **fields)
-
-
 def metadata(card):
     return yaml.safe_load(card.decode().split("---\n")[1])
 
@@ -50,7 +40,6 @@ def test_a_card_says_what_the_run_says():
         "objective": "mlm+nsp",
         "datasets": [dataset],
         "training": json.loads(json.dumps(training_facts(RUN_CONFIG, {"launches": [{}, LAUNCH]}))),
-        "losses": choose_losses(make_run(), 60),
     }
     card = model_card(CONFIG, provenance, lower_case=True).decode()
     use = {"library_name": "transformers", "pipeline_tag": "fill-mask"}
@@ -61,12 +50,9 @@ def test_a_card_says_what_the_run_says():
         "| software | Python 3.12.1, torch 2.11.0, deepspeed 0.19.8 |",
         "| phase 1 | length 128, batches of 256, steps 100 |",
         "| wiki \\| more | 2.0 | `abababababababab` | CC-BY-SA-4.0, MIT |",
-        "| 2 | 8.98 | 7.98 |",
-        "| 60 | 8.4 | 7.4 |",
         "AutoModelForMaskedLM.from_pretrained(FOLDER)",
     ):
         assert line in card
-    assert len(provenance["losses"]) == 12
 
 
 def test_a_card_names_the_models_that_training_began_with(tmp_path):
@@ -130,12 +116,6 @@ def test_a_card_says_nothing_that_is_not_known():
     assert training_facts({}, {}) == {}
     assert training_facts({}, {"launches": [{"world_size": 2}]}) == {}
     assert training_facts({}, {"launches": [{"python": "3.12"}]}) == {"software": "Python 3.12"}
-    assert choose_losses(make_run(train=[], validation=[]), 9) == []
-
-
-def test_losses_without_measurements_are_those_of_steps():
-    losses = choose_losses(make_run(validation=[]), 5)
-    assert losses == [[step, 9.0 - step / 100, None] for step in range(1, 6)]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from trainer.preflight.plan import checkpoint_bytes
 from trainer.pretrain.run import check_mixture, resolve_epochs
 from trainer.runs.run_folder import RunFolder, prepare_run
 from trainer.settings import Phase, PretrainSettings, resolve
-from trainer.watch.curves import MEASURED
+from trainer.watch.recorder import MEASURED
 
 PHASES = [Phase(16, 12, 8, 0.02, warmup_steps=2), Phase(32, 7, 5, 0.01, optimizer_state="reset")]
 

@@ -15,7 +15,7 @@ from tests.trainer.tiny_run import write_config
 from tests.trainer.two_ranks import run_nodes, run_ranks
 from trainer.process.stopping import STOPPED
 from trainer.settings import Phase
-from trainer.watch.curves import MEASURED
+from trainer.watch.recorder import MEASURED
 
 pytestmark = pytest.mark.engines
 

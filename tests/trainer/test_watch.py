@@ -17,9 +17,8 @@ from trainer.process.gpus import peak_tflops_of
 from trainer.process.ranks import Ranks
 from trainer.runs.metrics import MetricsFile
 from trainer.settings import Phase
-from trainer.watch.curves import TensorBoard, WeightsAndBiases, curves
 from trainer.watch.gauge import Gauge
-from trainer.watch.recorder import Recorder
+from trainer.watch.recorder import Recorder, TensorBoard, WeightsAndBiases, curves
 from trainer.watch.terminal import Progress, format_seconds, format_step
 
 CPU_RANKS = Ranks(0, 2, torch.device("cpu"), None)

@@ -33,7 +33,6 @@ session = onnxruntime.InferenceSession(FOLDER + "/model.onnx")
 outputs = session.run(None, dict(tokenizer(["A text."], return_tensors="np")))
 ```"""
 _OF_DATA = ("dataset", "weight", "root hash", "licences")
-_OF_LOSSES = ("step", "training, nats", "validation MLM, nats")
 
 Rows = Iterator[tuple[Any, ...]]
 
@@ -59,7 +58,6 @@ def model_card(
     lines += _table(("model", ""), _describe_model(config, lower_case, head))
     lines += _section("Pretraining", ("fact", ""), _describe_training(provenance))
     lines += _section("Data", _OF_DATA, map(_describe_data, provenance.get("datasets", ())))
-    lines += _section("Losses", _OF_LOSSES, provenance.get("losses", ()))
     lines += _section("Base model", ("fact", ""), _describe_base(base))
     lines += _section("Fine-tuning", ("fact", ""), _describe_task(provenance.get("finetuned", {})))
     lines += ["## Use", "", _USE_ONNX if is_onnx else _USE.format(model=model), ""]

@@ -8,7 +8,7 @@ With P parameters of 4 bytes each in fp32 and N ranks, a rank holds
     gradient sums      P: in bf16 under ZeRO-1
     checkpoint copies  on the host: what rank 0 writes, made before the first step and kept
 
-and the most of loss, head, end of the backward pass, reduction and update on top. Bytes of tensors
+and the most of loss, end of the backward pass, reduction and update on top. Bytes of tensors
 are exact but for alignment (tests/trainer/test_memory.py counts them).
 """
 
@@ -69,33 +69,25 @@ class Case:
             return 0.0
         return self.part if self.zero_stage >= 2 else self.whole
 
-    @property
-    def tied(self) -> int:
-        """Bytes of a gradient of the embedding, which is the decoder too."""
-        return self.value_bytes * self.config.vocab_size * self.config.hidden_size
-
 
 class Memory(NamedTuple):
-    """Bytes of one rank, by term: held throughout, and on top in every moment that may be fullest."""
+    """Bytes of one rank by term: held throughout, and on top in the fullest moment of a step."""
 
     held: dict[str, int]
-    moments: dict[str, dict[str, int]]
-
-    @property
-    def fullest(self) -> str:
-        """The moment that takes most."""
-        return max(self.moments, key=lambda name: sum(self.moments[name].values()))
+    fullest: str
+    in_step: dict[str, int]
 
     @property
     def total(self) -> int:
         """Bytes of tensors in the fullest moment."""
-        return sum(self.held.values()) + sum(self.moments[self.fullest].values())
+        return sum(self.held.values()) + sum(self.in_step.values())
 
 
 def count_memory(case: Case) -> Memory:
     """The fullest rank's memory, which is rank 0's: it writes the model's weights."""
-    moments = {**_passes(case), **_reduction(case), "update": _update(case)}
-    return Memory(_rounded(_held(case)), {name: _rounded(each) for name, each in moments.items()})
+    moments = {"loss": _loss(case), "update": _update(case), **_reduction(case)}
+    fullest = max(moments, key=lambda name: sum(moments[name].values()))
+    return Memory(_rounded(_held(case)), fullest, _rounded(moments[fullest]))
 
 
 def _rounded(terms: dict[str, float]) -> dict[str, int]:
@@ -137,16 +129,13 @@ def activation_bytes(case: Case) -> int:
     return round(config.num_layers * a_unit * units + 4 * inputs)
 
 
-def _passes(case: Case) -> dict[str, dict[str, float]]:
-    """The loss, with logits three times or compiled twice; and the head's backward pass."""
+def _loss(case: Case) -> dict[str, float]:
+    """The forward pass, with logits three times or compiled twice."""
     masked = 1.0 if case.config.is_causal else MASKED_SHARE
     logit = case.value_bytes if case.is_compiled else _FP32  # plain passes copy logits to fp32
     logits = logit * case.config.vocab_size * masked * case.micro_tokens
-    passed = {"activations": activation_bytes(case), "gradients": case.earlier}
-    return {
-        "loss": {**passed, "logits": (2 if case.is_compiled else 3) * logits},
-        "head": {**passed, "logits": logits, "gradient of the embedding": case.tied},
-    }
+    kept = {"activations": activation_bytes(case), "gradients": case.earlier}
+    return {**kept, "logits": (2 if case.is_compiled else 3) * logits}
 
 
 def _reduction(case: Case) -> dict[str, dict[str, float]]:
@@ -156,16 +145,17 @@ def _reduction(case: Case) -> dict[str, dict[str, float]]:
     becomes the gradient itself in a first micro-batch. DeepSpeed then flattens gradients beside
     themselves; under ZeRO-2 beside the bucket that they came in.
     """
-    config, count = case.config, num_parameters(case.config)
-    bucket = _FP32 * bucket_elements(count, config.vocab_size * config.hidden_size)
+    count, tied = num_parameters(case.config), case.config.vocab_size * case.config.hidden_size
+    bucket = _FP32 * bucket_elements(count, tied)
     times = 3 if case.micro_batches > 1 or case.zero_stage >= 2 else 2
     gradients, buckets = (0.0 if case.sums_apart else case.whole), (0, bucket)
     if case.zero_stage >= 2:  # all gradients in one bucket are reduced at the end only
         gradients = case.earlier + (case.part if count > LARGEST_BUCKET else 0)
         buckets = (bucket, 2 * bucket)
     end = {"gradients": gradients, "buckets": buckets[0]}
+    embedding = times * case.value_bytes * tied
     return {
-        "end of the backward pass": end | {"gradient of the embedding": times * case.tied},
+        "end of the backward pass": end | {"gradient of the embedding": embedding},
         "reduction": {"gradients": gradients, "buckets": buckets[1]},
     }
 

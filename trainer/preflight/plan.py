@@ -192,7 +192,7 @@ def _describe_memory(
         yield f"  {stage:4} {held:7.2f} {total - held:10.2f} {total:8.2f}{chosen}"
     found = count_memory(memory_case(settings, config, phases, settings.zero_stage))
     yield f"  held: {_terms(found.held)}"
-    yield f"  in a step, fullest in its {found.fullest}: {_terms(found.moments[found.fullest])}"
+    yield f"  in a step, fullest in its {found.fullest}: {_terms(found.in_step)}"
 
 
 def _terms(terms: Mapping[str, int]) -> str:

@@ -15,7 +15,6 @@ from trainer.runs.json_files import parse_object
 from trainer.runs.run_folder import REMEDY, RunFolder
 
 Row = Mapping[str, Any]
-_MAX_LOSSES = 12
 _NEVER_SHOWN = ("drawn", "epochs")  # tables in every row: half of the memory that a long run takes
 
 
@@ -54,21 +53,6 @@ def number(row: Row, column: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
     return float(value)
-
-
-def choose_losses(run: ReadRun, last_step: int) -> list[list[Any]]:
-    """Step, training loss and validation MLM loss of up to 12 measurements (or steps), evenly."""
-    training = {row["step"]: number(row, "loss") for row in run.train}
-    validation = {row["step"]: number(row, "mlm_loss") for row in run.validation}
-    steps = [step for step in sorted(validation) or sorted(training) if step <= last_step]
-    if len(steps) > _MAX_LOSSES:
-        last = len(steps) - 1
-        steps = [steps[round(n * last / (_MAX_LOSSES - 1))] for n in range(_MAX_LOSSES)]
-
-    def rounded(loss: float | None) -> float | None:
-        return None if loss is None else round(loss, 4)
-
-    return [[step, rounded(training.get(step)), rounded(validation.get(step))] for step in steps]
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
