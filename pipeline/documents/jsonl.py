@@ -6,14 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pipeline.documents.files import FileRange
-from pipeline.documents.records import (
-    BadDocumentError,
-    Beginning,
-    Format,
-    Line,
-    Record,
-    too_long,
-)
+from pipeline.documents.records import BadDocumentError, Beginning, Format, Line, Record, too_long
 
 TO_JSON_LINES = (
     "an array becomes such lines by `jq -c '.[]' FILE > FILE.jsonl`, a single object by `jq -c .`"

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import http.client
 import json
 import os
 import random
@@ -11,32 +10,26 @@ import subprocess
 import sys
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
 import fsspec
 import pytest
+import torch
 import zstandard
 
 from pipeline.cli import COMMANDS
 from pipeline.command_line.program import run_program
+from pipeline.shards.dataset import open_dataset
 from tests.datasets import write_vocab
 from tests.ports import free_port
+from tests.stores.faulty_proxy import FaultyProxy, unavailable
+from trainer.stream.step import StepLoader
 
 ROOT = Path(__file__).parents[2]
-WORDS = [
-    "river",
-    "mountain",
-    "engine",
-    "letter",
-    "window",
-    "garden",
-    "silver",
-    "winter",
-    "market",
-    "captain",
-]
+CORPUS_WORDS = "river mountain engine letter window garden silver winter market captain"
+WORDS = CORPUS_WORDS.split()
 KEY, SECRET = "test:builder", "open-sesame-4711"
 START_SECONDS = 300
 # Else gcsfs asks of every bucket what kind it is, for a minute. It looks when it is imported, which
@@ -45,7 +38,9 @@ os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 
 
 def missing_server(name):
-    message = f"{name} is not installed: scripts/test-servers installs it, BEAMBERT_TEST_SERVERS=FOLDER says where it is"
+    message = (
+        f"{name} is not installed: scripts/test-servers does it, BEAMBERT_TEST_SERVERS says where"
+    )
     if os.environ.get("BEAMBERT_REQUIRE_SERVERS"):
         pytest.fail(message)
     pytest.skip(message)
@@ -61,16 +56,14 @@ def server_program(name):
 def running(command, port, log):
     """A server until the block is left; stopped by its process id."""
     with log.open("wb") as file:
-        process = subprocess.Popen(
-            [str(word) for word in command], stdout=file, stderr=subprocess.STDOUT
-        )
+        words = [str(word) for word in command]
+        process = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT)
     try:
         began = time.monotonic()
         while not answers(port):
             assert process.poll() is None, f"{command[0]} ended:\n{log.read_text()}"
-            assert time.monotonic() - began < START_SECONDS, (
-                f"{command[0]} does not answer:\n{log.read_text()}"
-            )
+            waited = time.monotonic() - began
+            assert waited < START_SECONDS, f"{command[0]} does not answer:\n{log.read_text()}"
             time.sleep(0.1)
         yield
     finally:
@@ -100,9 +93,8 @@ def swift_port(tmp_path_factory):
     """Port of a Swift with its S3 API."""
     python, folder, port = server_program("python"), tmp_path_factory.mktemp("swift"), free_port()
     server_program("swift-proxy-server")
-    with running(
-        [python, ROOT / "tests/stores/swift_server.py", folder, port], port, folder / "log.txt"
-    ):
+    command = [python, ROOT / "tests/stores/swift_server.py", folder, port]
+    with running(command, port, folder / "log.txt"):
         fsspec.filesystem("s3", **s3_options(port)).mkdir("corpus")
         yield port
 
@@ -115,32 +107,18 @@ def s3(swift_port):
 
 @pytest.fixture(scope="session")
 def gcs(tmp_path_factory):
-    """An emulator of Google's store with the bucket `corpus`, named by the environment; its driver hardly pauses.
+    """An emulator of Google's store with the bucket `corpus`, named by the environment.
 
-    A request of a test that has ended may go on pausing, and must not draw numbers for that where
-    others draw theirs.
+    A request of a test that has ended may go on pausing, for a moment, and must not draw numbers
+    for that where others draw theirs.
     """
     import gcsfs.retry
 
     gcsfs.retry.random = random.Random()
     gcsfs.retry.asyncio = SimpleNamespace(sleep=lambda _: asyncio.sleep(0.01))
-    program, folder, port = (
-        server_program("gcp-storage-emulator"),
-        tmp_path_factory.mktemp("gcs"),
-        free_port(),
-    )
-    command = [
-        program,
-        "start",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        port,
-        "-q",
-        "-M",
-        "--default-bucket",
-        "corpus",
-    ]
+    folder, port = tmp_path_factory.mktemp("gcs"), free_port()
+    words = f"start --host 127.0.0.1 --port {port} -q -M --default-bucket corpus".split()
+    command = [server_program("gcp-storage-emulator"), *words]
     with running(command, port, folder / "log.txt"), pytest.MonkeyPatch.context() as patch:
         patch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
         yield {"token": "anon"}
@@ -182,9 +160,8 @@ def pipeline(build_arguments):
 
     def run(command, *arguments):
         given = [*build_arguments, "--workers", 1] if command == "build" else []
-        return run_program(
-            "python -m pipeline", "Tests.", COMMANDS, [command, *map(str, [*arguments, *given])]
-        )
+        words = [command, *map(str, [*arguments, *given])]
+        return run_program("python -m pipeline", "Tests.", COMMANDS, words)
 
     return run
 
@@ -197,68 +174,33 @@ def local(corpus, pipeline, tmp_path_factory):
     return output
 
 
-class FaultyProxy(ThreadingHTTPServer):
-    """Passes requests on to a store, and answers those that `fails(method, path)` chooses by 503.
-
-    The headers stay as they are, so the S3 signatures do too.
-    """
-
-    daemon_threads = True
-
-    def __init__(self, port, fails):
-        super().__init__(("127.0.0.1", 0), FaultyHandler)
-        self.port, self.fails, self.refused = port, fails, 0
+def root_hash(*place):
+    """Of the dataset at a URL or path, and by options."""
+    return open_dataset(*map(str, place[:1]), *place[1:]).manifest.root_hash
 
 
-class FaultyHandler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+def first_batches(dataset, num_steps=3):
+    sizes = {"rank": 0, "world_size": 1, "global_batch": 16, "micro_tokens": 512, "seed": 3}
+    with StepLoader(dataset, "train", 64, **sizes) as loader:
+        return [micro for step in islice(loader, num_steps) for micro in step.micro_batches]
 
-    def answer(self):
-        if self.headers.get("Expect") == "100-continue":
-            self.send_response_only(100)
-            self.end_headers()
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        if self.server.fails(self.command, self.path):
-            self.server.refused += 1
-            text = b"<Error><Code>ServiceUnavailable</Code><Message>storm</Message></Error>"
-            self.reply(
-                503, {"Content-Type": "application/xml"}, b"" if self.command == "HEAD" else text
-            )
-            return
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.port)
-        headers = {name: value for name, value in self.headers.items() if name != "Expect"}
-        connection.request(self.command, self.path, body, headers)
-        response = connection.getresponse()
-        self.reply(response.status, dict(response.getheaders()), response.read())
-        connection.close()
 
-    def reply(self, status, headers, body):
-        self.send_response_only(status)
-        kept = {
-            name: value
-            for name, value in headers.items()
-            if name.lower() not in ("connection", "transfer-encoding")
-        }
-        if "content-length" not in map(str.lower, kept):
-            kept["Content-Length"] = str(len(body))
-        for name, value in kept.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_):
-        pass
-
-    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = answer  # noqa: N815
+def assert_same_batches(there, here):
+    found, expected = first_batches(there), first_batches(here)
+    assert len(found) == len(expected) > 3
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one.input_ids, other.input_ids)
+        assert torch.equal(one.masked_labels, other.masked_labels)
 
 
 @pytest.fixture
 def faulty_s3(swift_port):
-    """faulty_s3(fails): the proxy before the store, and storage options for it."""
+    """faulty_s3(fails): the proxy that says "unavailable" to some requests, and its options."""
     with contextlib.ExitStack() as stack:
 
         def start(fails):
-            proxy = stack.enter_context(FaultyProxy(swift_port, fails))
+            proxy = FaultyProxy(swift_port, unavailable, 10**9, chooses=fails)
+            stack.enter_context(proxy)
             threading.Thread(target=proxy.serve_forever, daemon=True).start()
             stack.callback(proxy.shutdown)
             return proxy, s3_options(proxy.server_address[1])

@@ -17,17 +17,17 @@ STALL_SECONDS = 1.5
 
 
 class FaultyProxy(ThreadingHTTPServer):
-    """Spoils the first `count` answers to GETs of some files; every other request and answer passes as it is.
+    """Spoils the first `count` answers to GETs of some files, or to what `chooses(method, path)`.
 
-    Headers stay as they are, so S3 signatures do too.
+    Every other request and answer passes as it is, and so do headers: S3 signatures stay right.
     """
 
     daemon_threads = True
 
-    def __init__(self, port, fault=None, count=0, latency_seconds=0.0, files=".tar"):
+    def __init__(self, port, fault=None, count=0, latency_seconds=0.0, files=".tar", chooses=None):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.port, self.fault, self.left, self.latency_seconds = port, fault, count, latency_seconds
-        self.files = files
+        self.files, self.chooses = files, chooses
         self.spoiled, self.requests = 0, 0
         self.has_spoiled = threading.Event()
         self._lock = threading.Lock()
@@ -50,23 +50,29 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def answer(self):
+        if self.headers.get("Expect") == "100-continue":
+            self.send_response_only(100)
+            self.end_headers()
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if (chooses := self.server.chooses) and chooses(self.command, self.path):
+            self.server.takes_fault()
+            self.server.fault(self, 503, {}, b"")
+            return
         connection = http.client.HTTPConnection("127.0.0.1", self.server.port)
-        connection.request(self.command, self.path, body, dict(self.headers.items()))
+        headers = {name: value for name, value in self.headers.items() if name != "Expect"}
+        connection.request(self.command, self.path, body, headers)
         response = connection.getresponse()
         data, headers = response.read(), dict(response.getheaders())
         connection.close()
         time.sleep(self.server.latency_seconds)
-        is_read = (
-            self.command == "GET" and self.server.files in self.path and "Range" in self.headers
-        )
-        if is_read and self.server.takes_fault():
+        is_read = self.command == "GET" and "Range" in self.headers and not self.server.chooses
+        if is_read and self.server.files in self.path and self.server.takes_fault():
             self.server.fault(self, response.status, headers, data)
         else:
             self.send(response.status, headers, data)
 
     def send(self, status, headers, data, length=None):
-        """An answer whose Content-Length is `length` where that is given, though data is something else."""
+        """An answer whose Content-Length is `length` where that is given, whatever the data."""
         self.send_response_only(status)
         for name, value in headers.items():
             if name.lower() not in ("connection", "transfer-encoding", "content-length"):
@@ -92,22 +98,22 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = answer  # noqa: N815
 
 
-def error_body(code):
-    return f"<Error><Code>{code}</Code><Message>told to</Message></Error>".encode()
+def send_error(handler, status, code, headers=()):
+    body = f"<Error><Code>{code}</Code><Message>told to</Message></Error>".encode()
+    body = b"" if handler.command == "HEAD" else body
+    handler.send(status, {"Content-Type": "application/xml", **dict(headers)}, body)
 
 
 def unavailable(handler, status, headers, data):
-    handler.send(503, {"Content-Type": "application/xml"}, error_body("ServiceUnavailable"))
+    send_error(handler, 503, "ServiceUnavailable")
 
 
 def throttled(handler, status, headers, data):
-    handler.send(
-        503, {"Content-Type": "application/xml", "Retry-After": "1"}, error_body("SlowDown")
-    )
+    send_error(handler, 503, "SlowDown", {"Retry-After": "1"})
 
 
 def refused(handler, status, headers, data):
-    handler.send(403, {"Content-Type": "application/xml"}, error_body("AccessDenied"))
+    send_error(handler, 403, "AccessDenied")
 
 
 def reset_before_head(handler, status, headers, data):

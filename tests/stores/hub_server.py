@@ -11,11 +11,12 @@ import json
 import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlencode, urlsplit
 
 SMALL_BYTES = 2000
 PAGE_ENTRIES = 7
 SHA = "c0ffee" + 34 * "0"
+DIRECTORY = {"type": "directory", "oid": SHA, "size": 0}
 
 
 class Hub(ThreadingHTTPServer):
@@ -53,9 +54,7 @@ class Hub(ThreadingHTTPServer):
             for depth in range(1, len(parts)):
                 above = prefix + "/".join(parts[:depth])
                 if recursive or depth == 1:
-                    found.setdefault(
-                        above, {"type": "directory", "oid": SHA, "size": 0, "path": above}
-                    )
+                    found.setdefault(above, DIRECTORY | {"path": above})
             if recursive or len(parts) == 1:
                 found[path] = describe(path, data)
         return list(found.values()) if found or not folder else None
@@ -64,11 +63,8 @@ class Hub(ThreadingHTTPServer):
 def describe(path, data):
     entry = {"type": "file", "oid": hashlib.sha1(data).hexdigest(), "size": len(data), "path": path}
     if len(data) >= SMALL_BYTES:
-        entry["lfs"] = {
-            "oid": hashlib.sha256(data).hexdigest(),
-            "size": len(data),
-            "pointerSize": 130,
-        }
+        digest = hashlib.sha256(data).hexdigest()
+        entry["lfs"] = {"oid": digest, "size": len(data), "pointerSize": 130}
     return entry
 
 
@@ -78,25 +74,11 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_):
         pass
 
-    def do_HEAD(self):
-        self._serve()
-
-    def do_GET(self):
-        self._serve()
-
-    def do_POST(self):
-        self._serve()
-
-    def do_PUT(self):
-        self._serve()
-
     def _serve(self):
         self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         parts = urlsplit(self.path)
-        path, self.query = (
-            unquote(parts.path),
-            {name: values[-1] for name, values in parse_qs(parts.query).items()},
-        )
+        path = unquote(parts.path)
+        self.query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
         for (method, part), codes in self.server.answers.items():
             if codes and method == self.command and part in path:
                 self._answer(codes.pop(0), b'{"error": "not now"}')
@@ -110,6 +92,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return
         self._answer(501, f"{self.command} {self.path} is not known here".encode())
 
+    do_HEAD = do_GET = do_POST = do_PUT = _serve  # noqa: N815
+
     def _answer(self, status, data=b"", headers=None):
         self.send_response(status)
         for name, value in {"Content-Length": len(data), **(headers or {})}.items():
@@ -119,21 +103,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def _json(self, value, headers=None):
-        self._answer(
-            200, json.dumps(value).encode(), {"Content-Type": "application/json", **(headers or {})}
-        )
+        headers = {"Content-Type": "application/json", **(headers or {})}
+        self._answer(200, json.dumps(value).encode(), headers)
 
     def _info(self, repository):
-        self._json(
-            {
-                "_id": SHA,
-                "id": repository,
-                "sha": SHA,
-                "private": False,
-                "tags": [],
-                "siblings": [{"rfilename": name} for name in self.server.files[repository]],
-            }
-        )
+        siblings = [{"rfilename": name} for name in self.server.files[repository]]
+        about = {"_id": SHA, "id": repository, "sha": SHA, "private": False, "tags": []}
+        self._json(about | {"siblings": siblings})
 
     def _validate(self):
         """What the Hub says of the metadata of a README.md."""
@@ -143,45 +119,32 @@ class _Handler(BaseHTTPRequestHandler):
         asked = json.loads(self.body)
         repository = f"{asked.get('organization') or 'who'}/{asked['name']}"
         self.server.files.setdefault(repository, {})
-        self._json(
-            {
-                "url": f"{self.server.url}/datasets/{repository}",
-                "name": repository,
-                "id": repository,
-            }
-        )
+        url = f"{self.server.url}/datasets/{repository}"
+        self._json({"url": url, "name": repository, "id": repository})
 
     def _tree(self, repository, folder=None):
-        entries = self.server.entries(
-            repository, folder or "", self.query.get("recursive", "").lower() in {"1", "true"}
-        )
+        is_deep = self.query.get("recursive", "").lower() in {"1", "true"}
+        entries = self.server.entries(repository, folder or "", is_deep)
         if entries is None:
             self._answer(404, b"{}", {"X-Error-Code": "EntryNotFound"})
             return
         first = int(self.query.get("cursor", 0))
         headers = {}
         if first + PAGE_ENTRIES < len(entries):
-            rest = "&".join(
-                f"{name}={value}" for name, value in self.query.items() if name != "cursor"
-            )
-            address = (
-                f"{self.server.url}{urlsplit(self.path).path}?{rest}&cursor={first + PAGE_ENTRIES}"
-            )
+            query = urlencode(self.query | {"cursor": first + PAGE_ENTRIES})
+            address = f"{self.server.url}{urlsplit(self.path).path}?{query}"
             headers["Link"] = f'<{address}>; rel="next"'
         self._json(entries[first : first + PAGE_ENTRIES], headers)
 
     def _paths(self, repository):
-        asked = (
-            json.loads(self.body)["paths"]
-            if self.body.startswith(b"{")
-            else parse_qs(self.body.decode())["paths"]
-        )
+        is_json = self.body.startswith(b"{")
+        asked = (json.loads(self.body) if is_json else parse_qs(self.body.decode()))["paths"]
         files, found = self.server.files[repository], []
         for path in asked:
             if path in files:
                 found.append(describe(path, files[path]))
             elif self.server.entries(repository, path, recursive=False):
-                found.append({"type": "directory", "oid": SHA, "size": 0, "path": path})
+                found.append(DIRECTORY | {"path": path})
         self._json(found)
 
     def _resolve(self, repository, path):
@@ -199,11 +162,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(self.server.files[repository][path])
 
     def _send(self, data):
-        headers = {
-            "ETag": f'"{hashlib.sha256(data).hexdigest()}"',
-            "X-Repo-Commit": SHA,
-            "Accept-Ranges": "bytes",
-        }
+        headers = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X-Repo-Commit": SHA}
+        headers["Accept-Ranges"] = "bytes"
         if found := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
             start, stop = int(found[1]), min(int(found[2] or len(data) - 1) + 1, len(data))
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(data)}"
@@ -212,29 +172,18 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, data, headers)
 
     def _preupload(self, _repository):
-        files = json.loads(self.body)["files"]
-        modes = [
-            (each["path"], "lfs" if each["size"] >= SMALL_BYTES else "regular") for each in files
-        ]
-        self._json(
-            {
-                "files": [
-                    {"path": path, "uploadMode": mode, "shouldIgnore": False}
-                    for path, mode in modes
-                ]
-            }
-        )
+        found = []
+        for each in json.loads(self.body)["files"]:
+            mode = "lfs" if each["size"] >= SMALL_BYTES else "regular"
+            found.append({"path": each["path"], "uploadMode": mode, "shouldIgnore": False})
+        self._json({"files": found})
 
     def _lfs_batch(self, repository):
         objects = []
         for each in json.loads(self.body)["objects"]:
             address = f"{self.server.url}/lfs/{repository}/{each['oid']}"
-            known = each["oid"] in self.server.blobs
-            objects.append(
-                {**each}
-                if known
-                else {**each, "actions": {"upload": {"href": address, "header": {}}}}
-            )
+            upload = {"actions": {"upload": {"href": address, "header": {}}}}
+            objects.append(each | ({} if each["oid"] in self.server.blobs else upload))
         self._json({"transfer": "basic", "objects": objects})
 
     def _lfs_put(self, _repository, oid):
@@ -255,15 +204,12 @@ class _Handler(BaseHTTPRequestHandler):
                 elif line["key"] == "deletedFile":
                     del files[path]
                 elif line["key"] == "deletedFolder":
-                    files = {
-                        name: data
-                        for name, data in files.items()
-                        if not name.startswith(path.rstrip("/") + "/")
-                    }
+                    above = path.rstrip("/") + "/"
+                    files = {name: files[name] for name in files if not name.startswith(above)}
             self.server.files[repository] = files
             self.server.commits += 1
-        self._json({"success": True, "commitUrl": f"{self.server.url}/datasets/{repository}/commit/{SHA}",
-                    "commitOid": SHA, "hookOutput": ""})  # fmt: skip
+        url = f"{self.server.url}/datasets/{repository}/commit/{SHA}"
+        self._json({"success": True, "commitUrl": url, "commitOid": SHA, "hookOutput": ""})
 
 
 NAME = "(?P<repository>[^/]+/[^/]+)"

@@ -53,11 +53,8 @@ use = egg:swift#slo
 # is stored all the same and a listing learns of it later, as no test expects: a machine may stall
 # that long.
 TIMEOUT_SECONDS = 60
-SERVERS = {
-    "account": AccountController,
-    "container": ContainerController,
-    "object": ObjectController,
-}
+CONTROLLERS = {"account": AccountController, "container": ContainerController}
+SERVERS = CONTROLLERS | {"object": ObjectController}
 
 
 def main() -> None:
@@ -65,17 +62,15 @@ def main() -> None:
     folder, port = Path(sys.argv[1]).resolve(), int(sys.argv[2])
     (folder / "devices/disk").mkdir(parents=True, exist_ok=True)
     (folder / "swift.conf").write_text("[swift-hash]\nswift_hash_path_suffix = tests\n")
-    (folder / "proxy.conf").write_text(
-        PROXY.format(folder=folder, port=port, timeout=TIMEOUT_SECONDS)
-    )
+    proxy = PROXY.format(folder=folder, port=port, timeout=TIMEOUT_SECONDS)
+    (folder / "proxy.conf").write_text(proxy)
     utils.SWIFT_CONF_FILE = str(folder / "swift.conf")
     utils.validate_hash_conf()
     reload_storage_policies()
     conf = {"devices": str(folder / "devices"), "mount_check": "false", "swift_dir": str(folder)}
     conf |= {"bind_ip": "127.0.0.1", "fallocate_reserve": "0", "disable_fallocate": "true"}
-    conf |= dict.fromkeys(
-        ("container_update_timeout", "node_timeout", "conn_timeout"), str(TIMEOUT_SECONDS)
-    )
+    timeouts = "container_update_timeout", "node_timeout", "conn_timeout"
+    conf |= dict.fromkeys(timeouts, str(TIMEOUT_SECONDS))
     logger = utils.get_logger({"log_name": "swift"})
     for name, server in SERVERS.items():
         listener = eventlet.listen(("127.0.0.1", 0))
@@ -90,16 +85,9 @@ def main() -> None:
 
 def write_ring(path: Path, port: int) -> None:
     """A ring of one replica, one partition and one device."""
-    device = {
-        "id": 0,
-        "region": 1,
-        "zone": 1,
-        "weight": 1.0,
-        "ip": "127.0.0.1",
-        "port": port,
-        "device": "disk",
-    }
-    device |= {"meta": "", "replication_ip": "127.0.0.1", "replication_port": port}
+    device = {"id": 0, "region": 1, "zone": 1, "weight": 1.0, "device": "disk", "meta": ""}
+    device |= {"ip": "127.0.0.1", "port": port}
+    device |= {"replication_ip": "127.0.0.1", "replication_port": port}
     RingData([array("H", [0])], [device], 32).save(str(path))
 
 

@@ -7,27 +7,14 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from pipeline.shards.dataset import open_dataset
 from pipeline.storage import faults as storage
 from pipeline.storage.faults import StorageError
 from pipeline.storage.folder import Folder
+from tests.stores.conftest import root_hash
 
 pytestmark = pytest.mark.engines
 
-REQUESTS = (
-    "exists",
-    "isfile",
-    "isdir",
-    "find",
-    "glob",
-    "info",
-    "size",
-    "ls",
-    "cat_file",
-    "cat",
-    "pipe_file",
-    "rm_file",
-)
+REQUESTS = "exists isfile isdir find glob info size ls cat_file cat pipe_file rm_file"
 DEPTH = threading.local()
 
 
@@ -52,9 +39,7 @@ def refuse_once(name):
         if depth == 0 and (key := (name, str(args[0]))) not in FlakyMemory.refused:
             FlakyMemory.refused.add(key)
             raise OSError(errno.EBUSY, f"SlowDown: {name}")
-        DEPTH.depth = (
-            depth + 1
-        )  # a request that the filesystem makes of itself is part of the one from outside
+        DEPTH.depth = depth + 1  # what the filesystem asks of itself is part of one request
         try:
             return answer(self, *args, **kwargs)
         finally:
@@ -63,7 +48,7 @@ def refuse_once(name):
     return request
 
 
-for each in REQUESTS:
+for each in REQUESTS.split():
     setattr(FlakyMemory, each, refuse_once(each))
 
 
@@ -90,10 +75,7 @@ def test_a_build_on_a_flaky_store_ends_with_the_same_root_hash(flaky, corpus, lo
     for command in ("verify", "inspect", "report"):
         FlakyMemory.refused.clear()
         assert pipeline(command, "flaky:///data") == 0
-    assert (
-        open_dataset("flaky:///data").manifest.root_hash
-        == open_dataset(str(local)).manifest.root_hash
-    )
+    assert root_hash("flaky:///data") == root_hash(local)
 
 
 def test_a_file_is_read_piece_by_piece_through_a_flaky_store(flaky):
@@ -123,8 +105,7 @@ def test_small_files_are_read_together_or_the_missing_one_is_named(flaky):
 
 
 def test_a_store_that_stays_away_is_one_message_also_for_a_question(flaky, monkeypatch):
-    monkeypatch.setattr(
-        FlakyMemory, "isfile", lambda *_: (_ for _ in ()).throw(TimeoutError("away"))
-    )
+    away = (_ for _ in ()).throw
+    monkeypatch.setattr(FlakyMemory, "isfile", lambda *_: away(TimeoutError("away")))
     with pytest.raises(StorageError, match=r"/a/b: gave up after 6 attempt\(s\) in .* s: away"):
         Folder.on(flaky, "/a").is_file("b")

@@ -9,20 +9,18 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from pipeline.shards.dataset import open_dataset
 from pipeline.storage.faults import StorageError
 from pipeline.storage.folder import Folder
-from tests.stores.conftest import ROOT
+from tests.stores.conftest import ROOT, assert_same_batches, root_hash
 from tests.stores.hub_server import Hub
-from trainer.stream.step import StepLoader
 
+DATA = "hf://datasets/who/data"
 pytestmark = [
     pytest.mark.processes,
-    pytest.mark.filterwarnings(
-        "ignore:Use 'content=<...>' to upload:DeprecationWarning"
-    ),  # huggingface_hub's own call
+    # huggingface_hub's own call
+    pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning"),
 ]
 
 
@@ -45,18 +43,15 @@ def put_corpus(hub, texts):
     for number, rows in enumerate((texts[:50], texts[50:])):
         sink = pa.BufferOutputStream()
         pq.write_table(pa.table({"text": rows}), sink)
-        hub.files["who/corpus"][f"data/train-{number:05d}-of-00002.parquet"] = (
-            sink.getvalue().to_pybytes()
-        )
+        name = f"data/train-{number:05d}-of-00002.parquet"
+        hub.files["who/corpus"][name] = sink.getvalue().to_pybytes()
 
 
 def run(hub, *command):
-    environment = os.environ | {
-        "HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_stand_in", "HF_HUB_DISABLE_XET": "1", "PYTHONPATH": str(ROOT),
-    }  # fmt: skip
-    done = subprocess.run(
-        [*map(str, command)], env=environment, capture_output=True, text=True, check=False
-    )
+    environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_stand_in"}
+    environment |= {"HF_HUB_DISABLE_XET": "1", "PYTHONPATH": str(ROOT)}
+    words = [*map(str, command)]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stderr
 
@@ -66,63 +61,30 @@ def test_a_build_from_and_to_the_hub_equals_a_local_one(
 ):
     hub.files |= {"who/corpus": {"README.md": b"# About\n"}, "who/data": {}}
     put_corpus(hub, texts)
-    hub.answers = {
-        ("POST", "/commit/"): [412, 503],
-        ("PUT", "/lfs/"): [500] * 6,
-        ("GET", "/resolve/"): [502],
-    }
-    paths = (
-        "--input",
-        "hf://datasets/who/corpus/data/*.parquet",
-        "--output",
-        "hf://datasets/who/data",
-    )
-    said = run(
-        hub, sys.executable, "-m", "pipeline", "build", *paths, *build_arguments, "--workers", 1
-    )
+    hub.answers = {("POST", "/commit/"): [412, 503], ("PUT", "/lfs/"): [500] * 6}
+    hub.answers["GET", "/resolve/"] = [502]
+    paths = ("--input", "hf://datasets/who/corpus/data/*.parquet", "--output", DATA)
+    build = (sys.executable, "-m", "pipeline", "build", "--workers", 1)
+    said = run(hub, *build, *paths, *build_arguments)
     assert "every file becomes a commit, and the Hub takes 128 an hour" in said
     assert "hffs-" not in said  # a bar a file
     assert not any(hub.answers.values())
-    there, here = (
-        open_dataset(*place) for place in (("hf://datasets/who/data", options), (str(local),))
-    )
-    assert there.manifest.root_hash == here.manifest.root_hash
+    assert root_hash(DATA, options) == root_hash(local)
 
 
 def test_a_dataset_that_was_published_in_one_commit_is_streamed(hub, options, local):
-    run(
-        hub,
-        Path(sys.prefix, "bin/hf"),
-        *f"upload who/data {local} . --repo-type dataset --exclude tokens/*".split(),
-    )
+    words = f"upload who/data {local} . --repo-type dataset --exclude tokens/*".split()
+    run(hub, Path(sys.prefix, "bin/hf"), *words)
     assert hub.commits == 1
     assert not any(name.startswith("tokens/") for name in hub.files["who/data"])
-    there, here = (
-        first_ids(open_dataset("hf://datasets/who/data", options)),
-        first_ids(open_dataset(str(local))),
-    )
-    assert len(there) == len(here) > 3
-    assert all(torch.equal(one, other) for one, other in zip(there, here, strict=True))
-
-
-def first_ids(dataset):
-    sizes = {"rank": 0, "world_size": 1, "global_batch": 16, "micro_tokens": 512, "seed": 3}
-    with StepLoader(dataset, "train", 64, **sizes) as loader:
-        return [
-            micro.input_ids
-            for step, _ in zip(loader, range(3), strict=False)
-            for micro in step.micro_batches
-        ]
+    assert_same_batches(open_dataset(DATA, options), open_dataset(str(local)))
 
 
 def test_a_folder_lists_reads_writes_and_removes(hub, options):
     hub.files["who/data"] = {}
     folder = Folder("hf://datasets/who/data/part", options)
-    contents = {
-        f"{name}/{size}": bytes(range(256)) * size
-        for name in ("a", "b")
-        for size in (1, 2, 40, 41, 42)
-    }
+    names = [f"{name}/{size}" for name in ("a", "b") for size in (1, 2, 40, 41, 42)]
+    contents = {name: bytes(range(256)) * int(name[2:]) for name in names}
     for name, data in contents.items():
         folder.write(name, data)
     assert folder.list() == {name: len(data) for name, data in contents.items()}
@@ -139,9 +101,8 @@ def test_a_hub_that_goes_on_failing_is_named(hub, options, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda _: None)
     hub.files["who/data"] = {}
     hub.answers = {("POST", "/commit/"): [503] * 50}
-    with pytest.raises(
-        StorageError, match=r"(?s)hf://datasets/who/data/x: gave up after 6 attempt.*run the same"
-    ):
+    said = r"(?s)hf://datasets/who/data/x: gave up after 6 attempt.*run the same"
+    with pytest.raises(StorageError, match=said):
         Folder("hf://datasets/who/data", options).write("x", b"y")
     assert "x" not in hub.files["who/data"]
 

@@ -15,6 +15,7 @@ from pipeline.shards.dataset import open_dataset
 from pipeline.storage.local import TEMPORARY_MARK
 from scripts.soak.kill_build import Soak, identity
 from scripts.soak.kills import kill_session
+from tests.stores.conftest import root_hash
 
 pytestmark = pytest.mark.engines
 
@@ -36,27 +37,11 @@ def test_a_build_on_s3_killed_between_shards_goes_on(
 ):
     store, options = fsspec.filesystem("s3", **s3), tmp_path / "s3.json"
     options.write_text(json.dumps(s3))
-    folders = [
-        "--input",
-        corpus,
-        "--output",
-        "s3://corpus/killed",
-        "--storage_options",
-        f"@{options}",
-    ]
-    command = [
-        sys.executable,
-        "-m",
-        "pipeline",
-        "build",
-        *folders,
-        "--workers",
-        "2",
-        *build_arguments,
-    ]
-    process = subprocess.Popen(
-        [str(word) for word in command], cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True
-    )
+    folders = f"--input {corpus} --output s3://corpus/killed --storage_options @{options}".split()
+    command = [sys.executable, "-m", "pipeline", "build", "--workers", "2"]
+    words = [*command, *folders, *map(str, build_arguments)]
+    quiet = {"stderr": subprocess.DEVNULL, "start_new_session": True}
+    process = subprocess.Popen(words, cwd=ROOT, **quiet)
     try:
         began = time.monotonic()
         while not (finished := records_of(store)):
@@ -70,10 +55,7 @@ def test_a_build_on_s3_killed_between_shards_goes_on(
     assert pipeline("build", *folders) == 0
     store.invalidate_cache()
     assert {name: store.info(name)["LastModified"] for name in finished} == before
-    assert (
-        open_dataset("s3://corpus/killed", s3).manifest.root_hash
-        == open_dataset(str(local)).manifest.root_hash
-    )
+    assert root_hash("s3://corpus/killed", s3) == root_hash(local)
     assert {name.removeprefix("corpus/killed/") for name in store.find("corpus/killed")} == {
         str(path.relative_to(local)) for path in local.rglob("*") if path.is_file()
     }
@@ -82,24 +64,17 @@ def test_a_build_on_s3_killed_between_shards_goes_on(
 def records_of(store):
     """The shards whose tasks are recorded as finished."""
     store.invalidate_cache()
-    names = store.find("corpus/killed/_tasks")
-    return [
-        name.replace("/_tasks", "").removesuffix(".json")
-        for name in names
-        if name.endswith(".tar.json")
-    ]
+    names = [name.replace("/_tasks", "") for name in store.find("corpus/killed/_tasks")]
+    return [name.removesuffix(".json") for name in names if name.endswith(".tar.json")]
 
 
 def test_a_finished_build_has_no_leftovers_of_killed_writers(local, corpus, pipeline, tmp_path):
     output = shutil.copytree(local, tmp_path / "data")
-    left = [
-        output / "train/L64/pass-00" / f".shard-00000.tar{TEMPORARY_MARK}4711-0123abcd",
-        output / f".manifest.json{TEMPORARY_MARK}4711-0123abcd",
-        output / "tokens" / f".tokens.json{TEMPORARY_MARK}4711-0123abcd",
-        output
-        / "_tasks/train/L64/pass-00/shard-00000.tar.json",  # killed after the manifest, before the clean-up
-    ]
-    for path in left:
+    mark = f"{TEMPORARY_MARK}4711-0123abcd"
+    left = ["train/L64/pass-00/.shard-00000.tar", ".manifest.json", "tokens/.tokens.json"]
+    # The last was killed after the manifest, before the clean-up.
+    names = [*(name + mark for name in left), "_tasks/train/L64/pass-00/shard-00000.tar.json"]
+    for path in (output / name for name in names):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"half")
     written = {path: path.stat().st_mtime_ns for path in output.rglob("shard-*.tar")}

@@ -25,6 +25,7 @@ SEQ_LEN = 8192
 NUM_STEPS = 8
 BUCKET = "corpus/faults"
 LASTING = 10**9
+NAMES = "input_ids cu_seqlens masked_positions masked_labels is_random_next"
 
 
 @pytest.fixture(autouse=True)
@@ -65,9 +66,8 @@ def through(store):
         proxy = FaultyProxy(port, fault, count, files=files)
         threading.Thread(target=proxy.serve_forever, daemon=True).start()
         proxies.append(proxy)
-        return proxy, open_dataset(
-            url, options | {"endpoint_url": f"http://127.0.0.1:{proxy.server_address[1]}"}
-        )
+        endpoint = f"http://127.0.0.1:{proxy.server_address[1]}"
+        return proxy, open_dataset(url, options | {"endpoint_url": endpoint})
 
     yield start
     for proxy in proxies:
@@ -76,14 +76,8 @@ def through(store):
 
 
 def batches(dataset, settings):
-    sizes = {
-        "rank": 0,
-        "world_size": 1,
-        "global_batch": 16,
-        "micro_tokens": SEQ_LEN,
-        "seed": 3,
-        "num_lanes": 4,
-    }
+    sizes = {"rank": 0, "world_size": 1, "global_batch": 16, "micro_tokens": SEQ_LEN}
+    sizes |= {"seed": 3, "num_lanes": 4}
     with StepLoader(dataset, "train", SEQ_LEN, **sizes, reading=settings) as loader:
         return [micro for step in islice(loader, NUM_STEPS) for micro in step.micro_batches]
 
@@ -96,27 +90,15 @@ def clean(folder):
 def assert_same(found, expected):
     assert len(found) == len(expected) >= NUM_STEPS
     for one, other in zip(found, expected, strict=True):
-        for name in (
-            "input_ids",
-            "cu_seqlens",
-            "masked_positions",
-            "masked_labels",
-            "is_random_next",
-        ):
+        for name in NAMES.split():
             assert torch.equal(getattr(one, name), getattr(other, name)), name
 
 
 def settings_for(fault, tmp_path, cached, budget_seconds):
-    timeout = 0.5 if fault is faulty_proxy.stall else 10.0
-    cache_dir = str(tmp_path / "cache") if cached else None
-    return Reading(
-        num_threads=2,
-        timeout_seconds=timeout,
-        budget_seconds=budget_seconds,
-        max_read_bytes=6000,
-        buffer_bytes=40_000,
-        cache_dir=cache_dir,
-    )
+    seconds = {"timeout_seconds": 0.5 if fault is faulty_proxy.stall else 10.0}
+    seconds["budget_seconds"] = budget_seconds
+    sizes = {"num_threads": 2, "max_read_bytes": 6000, "buffer_bytes": 40_000}
+    return Reading(**seconds, **sizes, cache_dir=str(tmp_path / "cache") if cached else None)
 
 
 @pytest.mark.parametrize("cached", [False, True], ids=["plain", "cached"])
@@ -131,9 +113,8 @@ def test_a_passing_fault_changes_nothing(through, clean, tmp_path, fault, cached
 def test_a_lasting_fault_is_one_error_that_names_the_place(through, store, tmp_path, fault):
     proxy, dataset = through(fault, LASTING)
     with pytest.raises(ShardReadError) as caught:
-        batches(
-            dataset, settings_for(fault, tmp_path, False, 6.0)
-        )  # sound answers come in time on a busy machine
+        # Sound answers come in time on a busy machine.
+        batches(dataset, settings_for(fault, tmp_path, False, 6.0))
     said = str(caught.value)
     assert said.startswith(f"{store[0]}/train/L8192/pass-0")
     assert ".tar, blocks " in said

@@ -38,22 +38,18 @@ def worker(tmp_path_factory):
         pytest.skip("needs pip install -e '.[dataflow]'")
     from apache_beam.runners.portability.stager import Stager
 
-    sdist = Stager._build_setup_package(
-        str(ROOT / "pyproject.toml"), str(tmp_path_factory.mktemp("sdist"))
-    )
+    target = str(tmp_path_factory.mktemp("sdist"))
+    sdist = Stager._build_setup_package(str(ROOT / "pyproject.toml"), target)
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    wanted = hashlib.sha256(
-        json.dumps([packages, (ROOT / "constraints.txt").read_text()]).encode()
-    ).hexdigest()
+    asked = json.dumps([packages, (ROOT / "constraints.txt").read_text()])
+    wanted = hashlib.sha256(asked.encode()).hexdigest()
     folder = Path(f"{sys.prefix}-worker")
     python, made = folder / "bin/python", folder / "made"
     if not made.exists() or made.read_text() != wanted:
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
     install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    constraints = ["--constraint", ROOT / "constraints.txt"]
-    subprocess.run(
-        [*install, *constraints, sdist, f"apache-beam=={apache_beam.__version__}"], check=True
-    )
+    beam = ["--constraint", ROOT / "constraints.txt", f"apache-beam=={apache_beam.__version__}"]
+    subprocess.run([*install, *beam, sdist], check=True)
     subprocess.run([*install, "--no-deps", "--force-reinstall", sdist], check=True)
     made.write_text(wanted)
     return python
@@ -87,28 +83,14 @@ def test_a_worker_reads_and_writes_stores_and_every_format(
     filesystem = fsspec.filesystem(protocol, **options)
     for path in files.iterdir():
         filesystem.pipe_file(f"corpus/worker/{path.name}", path.read_bytes())
-    url, given = (
-        f"{protocol}://corpus",
-        ["--storage_options", json.dumps(options), "--language", "en", "--workers", 1],
-    )
-    command = [
-        "build",
-        "--input",
-        f"{url}/worker",
-        "--output",
-        f"{url}/worker-data",
-        *build_arguments,
-        *given,
-    ]
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if not re.match("PYTHON|VIRTUAL|BEAMBERT", name)
-    }
-    words = [worker, "-m", "pipeline", *map(str, command)]
-    ran = subprocess.run(
-        words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
+    url = f"{protocol}://corpus"
+    command = f"build --input {url}/worker --output {url}/worker-data --language en --workers 1"
+    given = [*map(str, build_arguments), "--storage_options", json.dumps(options)]
+    ours = re.compile("PYTHON|VIRTUAL|BEAMBERT")
+    environment = {name: value for name, value in os.environ.items() if not ours.match(name)}
+    words = [worker, "-m", "pipeline", *command.split(), *given]
+    how = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
+    ran = subprocess.run(words, **how, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert open_dataset(f"{url}/worker-data", options).manifest.root_hash == expected
     assert "documents have no text" not in ran.stdout
@@ -116,15 +98,10 @@ def test_a_worker_reads_and_writes_stores_and_every_format(
 
 def installed_files(python):
     """Paths and hashes of what our package has there, but for compiled modules."""
-    listing = "from importlib.metadata import files; [print(each, each.hash) for each in files('beambert')]"
-    printed = subprocess.run(
-        [python, "-c", listing], capture_output=True, text=True, check=True, cwd="/"
-    ).stdout
-    ours = [
-        line
-        for line in printed.splitlines()
-        if line.startswith(("pipeline/", "tokenizer/", "trainer/"))
-    ]
+    listing = "import importlib.metadata as m; [print(f, f.hash) for f in m.files('beambert')]"
+    how = {"capture_output": True, "text": True, "cwd": "/"}
+    printed = subprocess.run([python, "-c", listing], check=True, **how).stdout.splitlines()
+    ours = [line for line in printed if line.startswith(("pipeline/", "tokenizer/", "trainer/"))]
     return {line for line in ours if ".so " not in line and "__pycache__" not in line}
 
 
