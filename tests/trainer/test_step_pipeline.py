@@ -7,7 +7,6 @@ import torch
 import webdataset
 
 from pipeline.shards.dataset import open_dataset
-from trainer.order.source import open_mixture
 from trainer.reading.settings import Reading
 from trainer.stream.pipeline import planned_steps
 from trainer.stream.step import RankStep, StepLoader
@@ -113,29 +112,6 @@ def test_stages_compose_as_those_of_webdataset(folder):
 def test_workers_give_the_steps_in_order(folder, expected, num_workers, context):
     options = {"num_workers": num_workers, "multiprocessing_context": context}
     assert_same(list(webdataset.WebLoader(steps_of(folder), batch_size=None, **options)), expected)
-
-
-@pytest.mark.parametrize("num_workers", [1, 3, NUM_STEPS + 1])
-@pytest.mark.parametrize(
-    "changes", [{}, {"skip": [(30, 41), (50, 90)]}, {"rank": 1, "world_size": 3}], ids=str
-)
-def test_workers_share_the_steps_of_a_rank(
-    tmp_path_factory, folder, make_dataset, num_workers, changes
-):
-    """In this process: what each of them reads, of a mixture whose epochs end in between."""
-    small = make_dataset(tmp_path_factory.mktemp("small") / "small", ((31,), (17, 9)), seed=1)
-    mixture = open_mixture([f"{folder}:2", f"{small}:1"])
-    sizes = {**SIZES, "reading": QUICK, "num_steps": NUM_STEPS, **changes}
-    with StepLoader(mixture, "train", SEQ_LEN, **sizes) as loader:
-        expected = list(loader)
-    shares = []
-    for worker in range(num_workers):
-        with StepLoader(
-            mixture, "train", SEQ_LEN, **sizes, worker=worker, num_workers=num_workers
-        ) as loader:
-            shares.append(list(loader))
-    assert_same([shares[n % num_workers][n // num_workers] for n in range(NUM_STEPS)], expected)
-    assert sum(map(len, shares)) == NUM_STEPS
 
 
 @pytest.mark.parametrize(
