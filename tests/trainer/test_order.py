@@ -208,7 +208,7 @@ def shares_of(
     ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(orders(), st.integers(1, 60), st.integers(1, 60))
 def test_equal_to_the_oracle_for_any_world_size(order, global_batch, world_size):
     world_size, position = min(world_size, global_batch), 0
@@ -229,7 +229,7 @@ def count_drawn(order, dataset, position):
     return own[0] + sum(own[1::2]) - sum(own[2::2])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     orders(), st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=1, max_size=6)
 )
@@ -257,14 +257,14 @@ def test_every_instance_once_an_epoch_while_ranks_and_batches_change(order, size
     assert set(found.values()) <= {1}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(orders(), st.integers(0, 500), st.integers(1, 40), st.integers(1, 9))
 def test_blocks_of_any_size_hold_the_same_instances(order, position, global_batch, block_size):
     rows = plan_step(order, position, global_batch, 0, 1, block_size)
     assert instances_of(rows, block_size) == rank_rows(order, position, global_batch)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(passes, st.integers(1, 12), st.integers(1, 40), st.data())
 def test_the_first_passes_alone_give_the_order_of_their_epochs(
     sizes, num_lanes, global_batch, data
