@@ -170,7 +170,8 @@ def _format_group(group: dict[str, Any]) -> list[str]:
         f" {group['masked']:,} masked ({group['masked_share']:.2%});"
         f" {group['passes']} pass(es), {group['shards']} shard(s)",
         f"  mean length {group['mean_length']} (fill {group['fill']:.1%}),"
-        f" random next {group['random_next_share']:.1%}; at masked positions: {shares}",
+        f" random next {group['random_next_share']:.1%}",
+        f"  at masked positions: {shares}",
         f"  sampled: {sample['blocks']:,} of {sample['of_blocks']:,} blocks,"
         f" {sample['instances']:,} instances; lengths: {lengths}",
     ]
