@@ -103,19 +103,14 @@ def test_equal_blocks_give_equal_bytes(make_block):
 
 
 def test_a_digest_by_hand():
-    columns = [
-        struct.pack("<4Q", 2, 11, 2, 2),  # instances, tokens, masked, bytes of an id
-        struct.pack("<11H", 2, 10, 4, 3, 12, 3, 2, 13, 3, 4, 3),
-        struct.pack("<2I", 6, 5),
-        struct.pack("<2H", 4, 3),
-        struct.pack("<2H", 2, 3),
-        struct.pack("<2H", 11, 14),
-        struct.pack("<2I", 1, 1),
-        b"\0\1",
-        struct.pack("<2Q", 1, 2**64 - 2),
-        struct.pack("<2Q", 1, 7),
-    ]
-    assert block_digest(TINY) == hashlib.blake2b(b"".join(columns), digest_size=32).digest()
+    data = struct.pack(
+        "<4Q 11H 2I 2H 2H 2H 2I 2B 2Q 2Q".replace(" ", ""),
+        *(2, 11, 2, 2),  # instances, tokens, masked, bytes of an id
+        *(2, 10, 4, 3, 12, 3, 2, 13, 3, 4, 3),
+        *(6, 5, 4, 3, 2, 3, 11, 14, 1, 1, 0, 1),
+        *(1, 2**64 - 2, 1, 7),
+    )
+    assert block_digest(TINY) == hashlib.blake2b(data, digest_size=32).digest()
 
 
 def test_digests_never_change():

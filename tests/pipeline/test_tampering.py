@@ -48,19 +48,19 @@ def write_tables(folder, rows, blocks):
 
 
 MANIFESTS = [
-    *(("vocab_size", value) for value in (-1, 10**30, "100", 99.5, True)),
+    *(("vocab_size", value) for value in (-1, 2**32 + 1, 10**30, "100", 99.5, True)),
     ("root_hash", "../.."),
     ("vocab_sha256", None),
     ("counters", []),
     ("settings", "a"),
-    ("special_ids mask", 100),
+    *(("special_ids mask", value) for value in (100, -1)),
     *(("groups", groups) for groups in ({"a": 1}, [1])),
     ("groups.split", "../x"),
-    *(("groups.seq_len", value) for value in (0, 10**9)),
+    *(("groups.seq_len", value) for value in (0, 65_536)),
     *(("groups.instances", value) for value in (-5, 2**64)),
     ("groups.tokens", 2**40),
     ("groups.masked", 2**30),
-    ("groups.passes", 10**9),
+    *(("groups.passes", value) for value in (0, 1001)),
 ]
 
 
@@ -77,6 +77,12 @@ def test_a_manifest_that_cannot_be_is_refused(folder, place, value):
     said = "" if name == "groups" else f".*{place.removeprefix('groups.')}.*{found}"
     with refused(rf"manifest\.json: not a dataset manifest: {said}"):
         open_dataset(str(folder))
+
+
+def test_the_largest_numbers_of_a_manifest_are_taken(folder):
+    largest = {"passes": 1000, "seq_len": 65_535, "instances": 2**40, "masked_kept": 2**62}
+    edit_manifest(folder, lambda fields: fields["groups"][0].update(largest), vocab_size=2**32)
+    assert open_dataset(str(folder)).vocab_size == 2**32
 
 
 @pytest.mark.parametrize(
@@ -97,13 +103,7 @@ def test_parts_of_a_manifest_that_do_not_fit_are_refused(folder, edit, said):
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "[" * 100_000,
-        '{"format_version": 1e999}',
-        '{"format_version": ' + "9" * 5000 + "}",
-        "\x00",
-        '"\\ud800"',
-    ],
+    ["[" * 100_000, '{"format_version": 1e999}', '{"format_version": ' + "9" * 5000 + "}", "\x00"],
 )
 def test_json_made_to_break_parsers_is_refused(folder, text):
     (folder / tables.MANIFEST).write_text(text)
@@ -112,18 +112,13 @@ def test_json_made_to_break_parsers_is_refused(folder, text):
 
 
 SHARDS = [
-    *(
-        ("name", name)
-        for name in (
-            "../../etc/shard-00000.tar",
-            "train/L8192/pass-00/../../../shard-00000.tar",
-            "/etc/passwd",
-            "s3://bucket/shard-00000.tar",
-            "train/L8192/pass-00/pass.json",
-            "",
-            FIRST + "\n",
-        )
-    ),
+    ("name", "../../etc/shard-00000.tar"),
+    ("name", "train/L8192/pass-00/../../../shard-00000.tar"),
+    ("name", "/etc/passwd"),
+    ("name", "s3://bucket/shard-00000.tar"),
+    ("name", "train/L8192/pass-00/pass.json"),
+    ("name", ""),
+    ("name", FIRST + "\n"),
     ("split", "test"),
     ("num_bytes", 2**63 - 1),
     ("instances", None),
