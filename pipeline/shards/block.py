@@ -165,7 +165,7 @@ def _block_of(batch: pa.RecordBatch) -> Block:
         masked_lm_positions=masked_lm_positions,
         masked_lm_ids=masked_lm_ids,
         masked_offsets=masked_offsets,
-        is_random_next=view(random.cast(pa.uint8())).view(bool),
+        is_random_next=_bits(random),
         document_a=view(document_a),
         document_b=view(document_b),
     )
@@ -248,6 +248,13 @@ def _parts(name: str, column: pa.ListArray) -> tuple[Array, Array]:
     is_whole = offsets[0] == 0 and offsets[-1] == len(values)
     _expect(is_ordered and is_whole, f"offsets of {name} do not fit its {len(values)} values")
     return offsets, values
+
+
+def _bits(column: pa.BooleanArray) -> Array:
+    stored = np.frombuffer(column.buffers()[1], np.uint8)
+    bits: Array = np.unpackbits(stored, count=len(column), bitorder="little").view(bool)
+    bits.flags.writeable = False
+    return bits
 
 
 def _join_offsets(parts: Sequence[Array]) -> Array:

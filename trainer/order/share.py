@@ -1,6 +1,6 @@
 """Which rank reads what of a global batch: rules 4, 5 and 8 of docs/order.md, as pure functions."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -50,40 +50,58 @@ def plan_step(
     world_size: int,
     block_size: int,
 ) -> Rows:
-    """Rules 4, 5 and 8: what one rank reads of the global batch that begins at a position.
+    """Rules 4, 5 and 8: what one rank reads of the global batch that begins at a position."""
+    return plan_steps(order, [position], global_batch, rank, world_size, block_size)[0]
 
-    The batch takes one stretch of consecutive depths from every (lane, span), so sorting it costs
+
+def plan_steps(
+    order: StreamOrder,
+    positions: Sequence[int],
+    global_batch: int,
+    rank: int,
+    world_size: int,
+    block_size: int,
+) -> tuple[Rows, Array]:
+    """What `plan_step` says of several steps, and where the rows of each begin and end [S+1].
+
+    A batch takes one stretch of consecutive depths from every (lane, span), so sorting it costs
     nothing: the stretches are laid out lane by lane, the rank's slots are cut out, and what is left
     is cut at the borders of shards and of their blocks, which have block_size rows. Arrays are
-    suffixed by K lanes and E spans.
+    suffixed by S steps, K lanes and E spans, of which some steps have empty ones.
     """
     first_slot, stop_slot = rank_slots(global_batch, rank, world_size)
-    spans, lane_K1 = (
-        [*step_spans(order, position, global_batch)],
-        np.arange(order.num_lanes)[:, None],
-    )
-    dataset_E, epoch_E, start_E, stop_E, size_E = np.array(spans).T
-    depth_KE = -((lane_K1 - start_E) // order.num_lanes)
-    count_KE = -((lane_K1 - stop_E) // order.num_lanes) - depth_KE
-    bounds, shard_at, span_at, base_E = _lay_out(order, tuple(each[:2] for each in spans))
-    begin_KE = base_E + lane_start(size_E, order.num_lanes, lane_K1) + depth_KE
-    end_slot_KE = count_KE.cumsum().reshape(count_KE.shape)
-    slot_KE = end_slot_KE - count_KE
-    skip_KE = np.maximum(first_slot - slot_KE, 0)
-    keep_KE = np.minimum(end_slot_KE, stop_slot) - slot_KE
-    kept_KE = skip_KE < keep_KE
-    start, stop = (begin_KE + skip_KE)[kept_KE], (begin_KE + keep_KE)[kept_KE]
+    spans = [[*step_spans(order, each, global_batch)] for each in positions]
+    epochs = {each[:2]: None for step in spans for each in step}
+    number = {each: place for place, each in enumerate(epochs)}
+    most = max(map(len, spans))
+    padded = [[*step, *[(*step[0][:2], 0, 0, 1)] * (most - len(step))] for step in spans]
+    epoch_SE = np.array([[number[each[:2]] for each in step] for step in padded])
+    start_S1E, stop_S1E, size_S1E = np.moveaxis(np.array(padded), 2, 0)[2:, :, None]
+    lane_K1 = np.arange(order.num_lanes)[:, None]
+    depth_SKE = -((lane_K1 - start_S1E) // order.num_lanes)
+    count_SKE = -((lane_K1 - stop_S1E) // order.num_lanes) - depth_SKE
+    bounds, shard_at, epoch_at, base_E = _lay_out(order, tuple(epochs))
+    begin_SKE = base_E[epoch_SE][:, None] + depth_SKE
+    begin_SKE += lane_start(size_S1E, order.num_lanes, lane_K1)
+    end_slot_SKE = count_SKE.reshape(len(spans), -1).cumsum(1).reshape(count_SKE.shape)
+    slot_SKE = end_slot_SKE - count_SKE
+    skip_SKE = np.maximum(first_slot - slot_SKE, 0)
+    keep_SKE = np.minimum(end_slot_SKE, stop_slot) - slot_SKE
+    kept_SKE = skip_SKE < keep_SKE
+    start, stop = (begin_SKE + skip_SKE)[kept_SKE], (begin_SKE + keep_SKE)[kept_SKE]
+    step = np.nonzero(kept_SKE)[0]
     first = np.searchsorted(bounds, start, side="right") - 1
     row, place = _expand(first, np.searchsorted(bounds, stop, side="left") - 1)
     start = np.maximum(start[row] - bounds[place], 0)
     stop = np.minimum(stop[row], bounds[place + 1]) - bounds[place]
     kept = start < stop  # a shard may have no instances
-    place, start, stop = place[kept], start[kept], stop[kept]
+    step, place, start, stop = step[row][kept], place[kept], start[kept], stop[kept]
     row, block = _expand(start // block_size, (stop - 1) // block_size)
     start = np.maximum(start[row] - block * block_size, 0)
     stop = np.minimum(stop[row] - block * block_size, block_size)
-    span = span_at[place[row]]
-    return Rows(dataset_E[span], epoch_E[span], shard_at[place[row]], block, start, stop)
+    place, ends = place[row], np.searchsorted(step[row], np.arange(len(spans) + 1))
+    dataset, epoch = np.array([*epochs])[epoch_at[place]].T
+    return Rows(dataset, epoch, shard_at[place], block, start, stop), ends
 
 
 def default_num_lanes(

@@ -18,7 +18,7 @@ from pipeline.shards.growing import WaitPolicy
 from trainer.batches.pack import MicroBatch, balance_micro_batches, pack_micro_batches
 from trainer.order.known import KnownPasses
 from trainer.order.order import Stretch, next_stretches
-from trainer.order.share import default_num_lanes, plan_step, rank_slots
+from trainer.order.share import default_num_lanes, plan_step, plan_steps, rank_slots
 from trainer.order.source import Mixture, one_dataset
 from trainer.order.state import StreamState, parse_state, refuse_other_stream
 from trainer.reading.block_reader import BlockReader, PlannedStep, plan_rows
@@ -26,6 +26,9 @@ from trainer.reading.settings import Reading
 
 PREFETCH_GROUPS = 1
 """Groups of steps that lie ready while the next one is packed."""
+
+PLANNED_STEPS = 64
+"""Steps planned by one call: what numpy's calls cost is shared by them."""
 
 MAX_VISIT_STEPS = 512
 """A block stays from one visit of its lane to the next if that comes within so many steps."""
@@ -281,17 +284,25 @@ class _Steps:
     def plan(self) -> Iterator[PlannedStep]:
         """What this process reads of its next steps as far as the order is known."""
         sizes, order = self._sizes, self._passes.order(self._begin)
+        share = sizes.global_batch, sizes.rank, sizes.world_size
         block_size = block_instances(self._passes.seq_len)
+        while found := [*islice(self._known_steps(), PLANNED_STEPS)]:
+            rows, ends = plan_steps(order, [first for _, first, _ in found], *share, block_size)
+            columns = self._passes.shard_index(rows), rows.block, rows.start, rows.stop
+            for facts, bounds in zip(found, pairwise(ends.tolist()), strict=True):
+                part = slice(*bounds)
+                yield plan_rows(*(each[part] for each in columns), (*facts, rows.dataset[part]))
+
+    def _known_steps(self) -> Iterator[tuple[int, int, int]]:
+        """Next steps of this process, each with its first position and the one after its last."""
+        sizes = self._sizes
         while self._end is None or self._step < self._end:
             first, after = self._next_positions()
             if not self._passes.reaches(after):
                 return
             step, self._step, self._position = self._step, self._step + 1, after
             if (step - self._first) % sizes.num_workers == sizes.worker:
-                share = sizes.global_batch, sizes.rank, sizes.world_size
-                rows = plan_step(order, first, *share, block_size)
-                index, facts = self._passes.shard_index(rows), (step, first, after, rows.dataset)
-                yield plan_rows(index, rows.block, rows.start, rows.stop, facts)
+                yield step, first, after
 
     def min_steps(self) -> int:
         """The steps until every lane of the rarest dataset was visited: so long a block must live."""
@@ -311,6 +322,7 @@ class _Steps:
         """Steps of which the instances lie one after another in a block."""
         bounds = np.cumsum([0, *(each.num_rows for each in planned)])
         tokens, masked = block.offsets[bounds].tolist(), block.masked_offsets[bounds].tolist()
+        drawn = self._count_drawn(planned, block.offsets)
         cuts = [
             balance_micro_batches(block.offsets, rows, self._sizes.micro_tokens)
             for rows in pairwise(bounds.tolist())
@@ -318,7 +330,7 @@ class _Steps:
         micro_batches = iter(pack_micro_batches(block, [*chain(*cuts)], pin_memory))
         steps = []
         for number, each in enumerate(planned):
-            step, first, after, dataset = each.facts
+            step, first, after, _ = each.facts
             steps.append(
                 RankStep(
                     step=step,
@@ -328,7 +340,7 @@ class _Steps:
                     num_instances=each.num_rows,
                     num_tokens=tokens[number + 1] - tokens[number],
                     num_masked=masked[number + 1] - masked[number],
-                    drawn=self._count_drawn(each, dataset, block.offsets[bounds[number] :]),
+                    drawn=drawn[number],
                     begin=self._begin,
                     passes=self._passes,
                 )
@@ -336,11 +348,15 @@ class _Steps:
         return steps
 
     def _count_drawn(
-        self, planned: PlannedStep, dataset: Array, offsets: Array
-    ) -> tuple[tuple[int, int], ...]:
-        """Instances and tokens of every dataset in a share whose rows begin at the offsets."""
-        num_instances, num_datasets = planned.stop - planned.start, len(self._passes.mixture)
-        ends = np.cumsum(num_instances)
-        tokens = offsets[ends] - offsets[ends - num_instances]
-        columns = [np.bincount(dataset, each, num_datasets) for each in (num_instances, tokens)]
-        return tuple((int(count), int(total)) for count, total in zip(*columns, strict=True))
+        self, planned: Sequence[PlannedStep], offsets: Array
+    ) -> list[tuple[tuple[int, int], ...]]:
+        """Instances and tokens of every dataset in each step."""
+        num_rows = np.concatenate([each.stop - each.start for each in planned])
+        ends = np.cumsum(num_rows)
+        num_tokens = offsets[ends] - offsets[ends - num_rows]
+        shape = len(planned), len(self._passes.mixture)
+        step = np.repeat(np.arange(len(planned)), [len(each.keys) for each in planned])
+        place = step * shape[1] + np.concatenate([each.facts[-1] for each in planned])
+        counts = [np.bincount(place, each, np.prod(shape)) for each in (num_rows, num_tokens)]
+        found = np.stack(counts, axis=-1).astype(int).reshape(*shape, 2)
+        return [tuple(map(tuple, each)) for each in found.tolist()]
