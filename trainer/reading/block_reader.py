@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
@@ -64,7 +64,9 @@ def plan_rows(shard: Array, block: Array, *rows: Any) -> PlannedStep:
 
 
 class BlockReader:
-    """Threads that read blocks, and the blocks until they are let go.
+    """Threads that read blocks, which are unpacked by whoever takes them, until they are let go.
+
+    Unpacking is a hundred short calls, between which threads would wait for each other.
 
     The threads are daemons of this process: a live filesystem does not survive a fork, and daemons
     do not keep the interpreter from exiting. It counts requests, blocks and bytes asked for.
@@ -78,8 +80,7 @@ class BlockReader:
         self._cache = open_cache(folder, settings.cache_bytes) if folder is not None else None
         path = self._cache.rate_path if self._cache else None
         self._rate_limit = None if is_local else RateLimit(path, settings.rank, settings.num_ranks)
-        self._held: dict[int, Future[Block]] = {}
-        self._ready: set[int] = set()
+        self._held: dict[int, Block | Future[Callable[[], Block]]] = {}
         self._tables: dict[int, Future[BlockTable]] = {}
         self._token_dtype: Any = None
         self._numbers = count()
@@ -92,9 +93,21 @@ class BlockReader:
         for thread in self._threads:
             thread.start()
 
-    def get(self, key: int) -> "Future[Block]":
-        """A block that was asked for."""
-        return self._held[key]
+    def get(self, key: int) -> Block:
+        """A block that was asked for; raises as `fetch_blocks`, and a ValueError if it is none."""
+        block = self._held[key]
+        if isinstance(block, Future):
+            block = block.result()()
+            found = block.input_ids.dtype
+            self._token_dtype = self._token_dtype or found
+            if found != self._token_dtype:
+                dataset, shard = self._shards[key >> _BLOCK_BITS]
+                raise ValueError(
+                    f"{dataset.locate(shard.name)}: tokens of {found} among blocks of"
+                    f" {self._token_dtype}; verify the dataset"
+                )
+            self._held[key] = block
+        return block
 
     def table(self, shard: int) -> "Future[BlockTable]":
         """A shard's block table, read before everything else: nothing can be asked for without."""
@@ -112,7 +125,8 @@ class BlockReader:
             self.table(shard)  # of all shards at once: each is a round trip
         most, table_of = self._settings.max_read_bytes, lambda shard: self.table(shard).result()
         for first, blocks in join_blocks(new, self._shards, table_of, most):
-            results: list[Future[Block]] = [Future() for _ in range(blocks.first, blocks.stop)]
+            results: list[Future[Callable[[], Block]]]
+            results = [Future() for _ in range(blocks.first, blocks.stop)]
             self._held |= zip(count(first), results)
             self.requests, self.blocks = self.requests + 1, self.blocks + len(results)
             self.bytes += blocks.stop_byte - blocks.start_byte
@@ -147,7 +161,6 @@ class BlockReader:
             num_done = num_planned - len(ahead)
             for key in [key for key, last in last_use.items() if last < num_done]:
                 del last_use[key], self._held[key]
-                self._ready.discard(key)
             yield taken, gathered
 
     def close(self, seconds: float = 1.0) -> None:
@@ -166,9 +179,9 @@ class BlockReader:
             # One of these may collect the garbage that closes them.
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
-        results: list[Future[Any]] = [*self._tables.values(), *self._held.values()]
-        for result in results:
-            result.cancel()
+        for result in [*self._tables.values(), *self._held.values()]:
+            if isinstance(result, Future):
+                result.cancel()
 
     def _plan(
         self, planned: Iterator[PlannedStep], most_steps: int, min_steps: int
@@ -198,17 +211,21 @@ class BlockReader:
 
     def _have(self, keys: Sequence[int]) -> bool:
         """Whether blocks are there; those that failed are not."""
-        for key in {*keys} - self._ready:
-            if not (result := self.get(key)).done() or result.exception():
+        for key in keys:
+            held = self._held[key]
+            if isinstance(held, Future) and not held.done():
                 return False
-            self._ready.add(key)
+            try:
+                self.get(key)
+            except (Exception, CancelledError):  # noqa: BLE001 - raised when its step is the next
+                return False
         return True
 
     def _gather(self, steps: Sequence[PlannedStep]) -> Block:
         keys = [key for step in steps for key in step.keys]
         numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
         return gather_rows(
-            [self.get(key).result() for key in numbers],
+            [self.get(key) for key in numbers],
             np.array([numbers[key] for key in keys]),
             np.concatenate([step.start for step in steps]),
             np.concatenate([step.stop for step in steps]),
@@ -235,11 +252,11 @@ class BlockReader:
             return read_table(dataset, shard, attempts)
         return read_table_cached(self._cache, dataset, shard, attempts)
 
-    def _read_blocks(self, blocks: BlockRange, results: Sequence["Future[Block]"]) -> None:
+    def _read_blocks(self, blocks: BlockRange, results: Sequence["Future[Any]"]) -> None:
         bodies: Future[list[memoryview]] = Future()
         complete(bodies, partial(self._fetch, blocks))
         for index, result in enumerate(results):
-            complete(result, partial(self._unpack, blocks, index, bodies))
+            complete(result, partial(_unpacking, blocks, index, bodies))
 
     def _fetch(self, blocks: BlockRange) -> list[memoryview]:
         attempts = self._attempts(blocks)
@@ -247,16 +264,14 @@ class BlockReader:
             return fetch_blocks(blocks, attempts)[1]
         return read_blocks_cached(self._cache, blocks, attempts)
 
-    def _unpack(self, blocks: BlockRange, index: int, bodies: "Future[list[memoryview]]") -> Block:
-        body, number = bodies.result()[index], blocks.first + index
-        where, vocab_size = blocks.locate(number), blocks.dataset.vocab_size
-        block = unpack_block(body, blocks.table, number, blocks.shard, vocab_size, where)
-        found, self._token_dtype = block.input_ids.dtype, self._token_dtype or block.input_ids.dtype
-        if found != self._token_dtype:
-            raise ValueError(
-                f"{where}: tokens of {found} among blocks of {self._token_dtype}; verify the dataset"
-            )
-        return block
+
+def _unpacking(
+    blocks: BlockRange, index: int, bodies: "Future[list[memoryview]]"
+) -> Callable[[], Block]:
+    """What unpacks one block of a range, of whose bytes it keeps its own."""
+    number, body = blocks.first + index, memoryview(bytes(bodies.result()[index]))
+    sizes = blocks.shard, blocks.dataset.vocab_size
+    return partial(unpack_block, body, blocks.table, number, *sizes, blocks.locate(number))
 
 
 def join_blocks(
