@@ -39,9 +39,8 @@ class BuildSettings:
         wrapping: Whether lines of plain text are wrapped: in none a line is a paragraph, in
             blank-lines a blank line ends one, in hard a short line does. With auto each document's
             lines decide.
-        on_bad_document: What malformed input does: stop ends the build, skip leaves it out and
-            counts it by reason, keep also writes it and every other document that is left out
-            under OUTPUT/rejected.
+        on_bad_document: What malformed input does: stop ends the build, skip counts it by reason,
+            keep also writes it and every other document that is left out under OUTPUT/rejected.
         language: The code of the text's language, by which sentences are split.
 
     Filters (docs/input.md):
@@ -62,18 +61,15 @@ class BuildSettings:
             keeps them.
 
     Vocabulary:
-        vocab: A vocab.txt to use, or a model that has one: a folder, or a name on the Hugging Face Hub
-            such as bert-base-uncased. Without one a vocabulary is learned from the input.
-        extend: A vocab.txt to extend by the pieces that save most tokens of the input. They replace
-            its [unusedN] and are appended up to --vocab_size; every other entry keeps its id, so
-            that pretraining can start from a model that has it (docs/domain.md).
+        vocab: A vocab.txt to use, or a model that has one: a folder, or a name on the Hugging Face
+            Hub such as bert-base-uncased. Without one a vocabulary is learned from the input.
+        extend: A vocab.txt to extend by the pieces that save most tokens of the input, in place of
+            its [unusedN] and after them up to --vocab_size (docs/domain.md).
         vocab_size: How many entries a learned vocabulary has.
-        num_unused: How many of the entries of a learned vocabulary are [unusedN], to be replaced by
-            your own words later. BERT's vocabularies have 99 of them after [PAD].
+        num_unused: How many entries of a learned vocabulary are [unusedN], for words of your own.
         alphabet_size: How many characters a learned vocabulary has, the commonest ones. Words with
             another character are [UNK]. Chinese needs some 8,000.
-        lower_case: Whether text is lower-cased and loses its accents (uncased), or stays as it is
-            (cased).
+        lower_case: Whether text is lower-cased and loses its accents, or stays as it is.
 
     Instances:
         seq_lens: Sequence lengths to build, the most tokens of an instance. A later build may add
@@ -93,28 +89,23 @@ class BuildSettings:
 
     Validation split (docs/input.md):
         validation_fraction: Share of the tokens that is held out, of each source alike. At least
-            20,000 tokens are held out where these are at most 5 % of all, and never more than
-            --validation_tokens; 0 holds out none.
-        validation_tokens: The most tokens that are held out. 10,000 instances of 512 tokens take 6
-            million.
+            20,000 tokens are held out where these are at most 5 % of all; 0 holds out none.
+        validation_tokens: The most tokens that are held out; 10,000 instances of 512 take 6 million.
 
     Plan:
-        plan: Whether to print what the build would make, judged by a sample of the input,
-            and write nothing.
+        plan: Whether only to print what the build would make, judged by a sample of the input.
 
     Running:
         output: Folder or URL of the dataset. The same command again continues a build that was
             interrupted.
         tokens: Folder or URL of the encoded documents, which jobs hand to each other; null means
             OUTPUT/tokens.
-        workers: Local worker processes, by default one a core. There are never more than tasks, 4 a
-            core, or one for every 600 MiB of free memory. What follows -- on the command line names
-            another Beam runner.
+        workers: Local worker processes, by default one a core, and no more than tasks or memory
+            allow. What follows -- on the command line names another Beam runner.
         part_bytes: The most input in bytes that one task reads. It changes speed and memory, never
             content.
-        exchange: How the documents of a bucket come together: files reads encoded documents where
-            they lie, shuffle is Beam's GroupByKey, auto is the second on Dataflow and the first
-            everywhere else. It never changes content.
+        exchange: How the documents of a bucket come together: files reads them where they lie,
+            shuffle is Beam's GroupByKey, auto is the second on Dataflow. It never changes content.
         storage_options: Options of the filesystems, as JSON or @FILE. The usual environment
             variables count too.
     """

@@ -29,12 +29,10 @@ class Phase:
         warmup_steps: Steps in which the learning rate grows, in place of warmup_fraction.
         end_lr: The learning rate at the end of the decay.
         decay_power: Exponent of the polynomial decay: 1 is linear, 0 keeps peak_lr.
-        decay_from: Where the line of the decay begins: at the end of the warmup, as in Hugging
-            Face's schedules; or at the start of the phase, as in google-research/bert and NVIDIA's,
-            so that the rate jumps after the growth.
-        optimizer_state: What becomes of the optimizer's running means of the phase before: keep
-            carries them over, reset begins at zero, zero_step carries them over and counts updates
-            for the bias correction anew, as NVIDIA does.
+        decay_from: Where the decay begins: at the end of the warmup, as in Hugging Face's
+            schedules; or at the start of the phase, as in google-research/bert and NVIDIA's.
+        optimizer_state: What becomes of the running means of the phase before: keep carries them
+            over, reset begins at zero, zero_step keeps them and counts updates anew, as NVIDIA does.
     """
 
     seq_len: int
@@ -85,8 +83,7 @@ class ValidationSettings:
         num_instances: How many instances of the validation split are read, from its first on; 0
             takes all.
         stop_at_mlm_accuracy: A masked-LM accuracy that ends the run as soon as a measurement
-            reaches it, 0.72 in MLPerf. The split must then hold num_instances; null trains all
-            steps.
+            reaches it, 0.72 in MLPerf; null trains all steps.
     """
 
     interval: int = 1_000
@@ -112,25 +109,20 @@ class PretrainSettings:
             [NAME=]URL[:WEIGHT], and weights are shares of the instances.
         follow: Whether to take a dataset whose build is still running: training begins when the
             first pass is there and waits for the others.
-        follow_limit_minutes: Minutes without a new file of the dataset after which such waiting
-            ends with an error.
-        skip: Stream positions that are never trained on, each as PHASE:START-STOP, such as
-            0:51200-51456: from START up to before STOP, of the stream that the phase shares with
-            all others of its length. For bad data, go back to a checkpoint before it and continue
-            with this.
+        follow_limit_minutes: Minutes without a new file of the dataset that end such waiting.
+        skip: Stream positions that are never trained on, such as 0:51200-51456: a phase, and from
+            where to before where in the stream that it shares with all phases of its length. For
+            bad data, go back to a checkpoint before it and continue with this.
         cache_dir: Folder on a disk of each machine that keeps what was read of the data, for all
             its ranks and later epochs; null keeps nothing.
-        cache_bytes: The most bytes that the cache folder holds. What was used longest ago makes
-            room.
+        cache_bytes: The most bytes that the cache folder holds; the longest unused makes room.
         storage_options: Options of the filesystem of the data and of checkpoint.url, as JSON or
-            @FILE. Its environment variables count too. They are never written into the run's
-            folder.
+            @FILE. Its environment variables count too. The run's folder does not hold them.
 
     Schedule:
         phases: The phases of the training in order, as a list in the --config file: 128 tokens and
             then 512, for example.
-        steps: Optimizer steps in place of the phases' own: one number for all phases, or one for
-            each.
+        steps: Optimizer steps in place of the phases' own, one number or one for each.
         global_batch: Instances of a step in place of the phases' own, one number or one for each.
         peak_lr: Learning rates in place of the phases' own, one number or one for each.
         warmup_fraction: Shares of the steps to warm up in, in place of the phases' own, one number
@@ -143,14 +135,11 @@ class PretrainSettings:
         seed: Random seed of new weights, of dropout and of the order of instances.
 
     Model:
-        objective: What is learned: mlm+nsp as in BERT; mlm alone; or left-to-right, where attention
-            is causal, every token is predicted from those before it, and there are no sentence
-            pairs to judge. A head that is not trained stays as it was.
+        objective: What is learned: mlm+nsp as in BERT; mlm alone; or left-to-right, where every
+            token is predicted from those before it. A head that is not trained stays as it was.
         init_from: Weights to start from: a folder of a Hugging Face model (safetensors), of a
-            released Google checkpoint (bert_config.json, bert_model.ckpt), an export, or a
-            universal checkpoint of DeepSpeed. Sizes and vocabulary must be equal, but that the
-            dataset's may extend theirs (`pipeline vocab --extend`): new pieces begin as the mean of
-            the old ones that they were cut into.
+            released Google checkpoint, an export, or a universal checkpoint of DeepSpeed. Sizes and
+            vocabulary must be equal, but that the dataset's may extend theirs (docs/domain.md).
         model: Which BERT is trained.
         optimizer: How weights are updated.
 
@@ -159,8 +148,8 @@ class PretrainSettings:
             are summed, and weights updated, in 32 bits either way.
         zero_stage: What DeepSpeed partitions over ranks: 0 nothing, 1 the optimizer's state, 2
             gradients as well, 3 weights as well (adamw only).
-        deepspeed: A ds_config.json. Settings that no flag and no --config file gives are taken from
-            it, and what it says otherwise than such a file is refused.
+        deepspeed: A ds_config.json for settings that no flag and no --config file gives; what it
+            says otherwise than such a file is refused.
         micro_tokens: The most real tokens of one forward pass on one rank. It bounds memory and
             changes no result.
         activation_checkpointing: Whether only each layer's input is kept for the backward pass, and
@@ -172,7 +161,7 @@ class PretrainSettings:
         output: The run's folder, which holds settings, metrics and checkpoints.
         wandb: Weights & Biases project that the curves also go to. It needs the package wandb.
         peak_tflops: TFLOP/s of one rank's device, which MFU is a share of; null means those of the
-            GPU's data sheet (dense bf16). A CPU has no MFU without it.
+            GPU's data sheet (dense bf16).
         validation: When and on what the validation loss is measured.
         checkpoint: When the run is saved.
         safety: What is done about bad gradients, hung ranks and corrupted memory.

@@ -17,8 +17,8 @@ from typing import Any
 from pipeline.interrupts import Interruption
 
 USER_FAULTS = (
-    ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError,
-    ChildProcessError,
+    ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError,
+    PermissionError, ChildProcessError,
 )  # fmt: skip
 
 
@@ -55,8 +55,7 @@ def run_program(
 ) -> int:
     """Runs the command that `argv` (default: the process's arguments) names; its exit code.
 
-    Where nobody reads what it prints any more, as behind `| head`, it ends silently as a signal
-    would end it.
+    Where nobody reads what it prints any more, as behind `| head`, it ends as by a signal.
     """
     try:
         try:
@@ -149,7 +148,7 @@ def _unknown_command(name: str, commands: dict[str, Command]) -> str:
 
 
 def _report_fault(program: str, fault: BaseException) -> int:
-    """Prints a user's fault, of an operating system's with its path, from rank 0 only; exit code 2."""
+    """Prints a user's fault, an operating system's with its path, from rank 0 only; the exit code."""
     from pipeline.storage.secret_values import hide
 
     said = str(fault)
@@ -161,21 +160,15 @@ def _report_fault(program: str, fault: BaseException) -> int:
 
 
 def parse_settings(program: str, command: Command, arguments: Sequence[str]) -> Any:
-    """The command's settings, of flags and config files.
-
-    Raises:
-        ValueError: Unknown flags or keys, wrong types, missing values, or a URL in the place of a
-            local folder.
-    """
+    """The command's settings, of flags and config files; a ValueError says all that is wrong."""
     from pipeline.command_line.words import parse_words
 
     settings = parse_words(program, load(command.settings), command.positionals, arguments)
     for name in command.local:
         if "://" in (path := getattr(settings, name) or ""):
-            raise ValueError(
-                f"--{name}: found the URL {path}, expected a folder of this machine: runs are "
-                "written locally; pretrain uploads checkpoints to --checkpoint.url"
-            )
+            cure = "runs are written locally; pretrain uploads checkpoints to --checkpoint.url"
+            found = f"--{name}: found the URL {path}"
+            raise ValueError(f"{found}, expected a folder of this machine: {cure}")
     return settings
 
 
@@ -188,10 +181,12 @@ def check_least(settings: Any, **least: float) -> None:
 
 def _overview(program: str, description: str, commands: dict[str, Command]) -> str:
     width = max(map(len, commands))
-    rows = [f"  {name.ljust(width)}  {command.summary}" for name, command in commands.items()]
-    usage = [f"usage: {program} COMMAND [flags]", "", description, "", "commands:", *rows, ""]
-    end = f"{program} --version says which version this is."
-    return "\n".join([*usage, f"{program} COMMAND --help lists a command's flags.", end])
+    rows = [f"  {name.ljust(width)}  {command.summary}\n" for name, command in commands.items()]
+    return (
+        f"usage: {program} COMMAND [flags]\n\n{description}\n\ncommands:\n{''.join(rows)}\n"
+        f"{program} COMMAND --help lists a command's flags.\n"
+        f"{program} --version says which version this is."
+    )
 
 
 def load(dotted: str) -> Any:

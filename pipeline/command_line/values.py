@@ -1,7 +1,6 @@
-"""Values of settings by their keys, from YAML to the types that a settings class states.
+"""Values of settings by their dotted keys, from YAML to the types that a settings class states.
 
-A file's nodes carry file and line; a word of the command line is a node without either. Values of
-files and flags meet in one mapping from dotted keys, of which objects are made at the end.
+A file's nodes carry file and line; a word of the command line is a node without either.
 """
 
 import dataclasses
@@ -81,11 +80,11 @@ def read_mapping(
     A ValueError names a key that is unknown or stands there twice, or a value of another type.
     """
     if not isinstance(node, yaml.MappingNode):
-        keys = ", ".join(sorted(hints_of(settings_class))[:3])
-        place = _place(node, prefix.rstrip(".") or "settings")
-        raise ValueError(  # noqa: TRY004
-            f"{place}: found {_shown(node)}, expected keys and values, with keys such as {keys}"
+        keys = "keys and values, with keys such as " + ", ".join(
+            sorted(hints_of(settings_class))[:3]
         )
+        place = _place(node, prefix.rstrip(".") or "settings")
+        raise ValueError(f"{place}: found {_shown(node)}, expected {keys}")  # noqa: TRY004
     for name, value in _pairs(node, prefix):
         hint = find_hint(settings_class, name)
         if hint is None:
@@ -123,9 +122,8 @@ def _pairs(node: yaml.MappingNode, prefix: str) -> Iterator[tuple[str, yaml.Node
     names: set[str] = set()
     for key, value in node.value:
         if not isinstance(key, yaml.ScalarNode):
-            raise ValueError(  # noqa: TRY004
-                f"{_where(key)}found {_shown(key)} in the place of a key, expected a name"
-            )
+            found = f"{_where(key)}found {_shown(key)}"
+            raise ValueError(f"{found} in the place of a key, expected a name")  # noqa: TRY004
         if key.value in names:
             raise ValueError(f"{_place(key, prefix + key.value)} stands there twice; leave one out")
         names.add(key.value)

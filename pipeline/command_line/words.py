@@ -38,9 +38,7 @@ def parse_words(
 ) -> Any:
     """The settings that words and the files they name give; flags win wherever they stand.
 
-    Raises:
-        ValueError: A line for every unknown flag or key, value of a wrong type and missing file; or
-            what is missing; or what the class refuses.
+    A ValueError has a line for every mistake, or says what is missing, or what the class refuses.
     """
     reader = _Words(settings_class, positionals, words)
     reader.read()
@@ -65,14 +63,13 @@ def _check_code(
     settings_class: Any, in_files: Mapping[str, Given], flags: Mapping[str, Given]
 ) -> None:
     """Refuses code to run that a file alone names: who takes another's settings may not expect it."""
-    allowed = "allow_code" in flags and flags["allow_code"].value
+    if "allow_code" in flags and flags["allow_code"].value:
+        return
     for field in dataclasses.fields(settings_class):
-        found = in_files.get(field.name) if field.metadata.get("is_code") else None
-        if found and found.value and field.name not in flags and not allowed:
-            raise ValueError(
-                f"{found.where}{field.name} names code that would run, {', '.join(found.value)};"
-                " if you trust it give --allow_code true"
-            )
+        found = in_files.get(field.name, Given([], "")) if field.name not in flags else None
+        if found and found.value and field.metadata.get("is_code"):
+            code = f"{field.name} names code that would run, {', '.join(found.value)}"
+            raise ValueError(f"{found.where}{code}; if you trust it give --allow_code true")
 
 
 def _as_given(name: str, settings_class: Any, positionals: Sequence[str]) -> str:
@@ -92,10 +89,8 @@ def _put(given: dict[str, Given], key: str, value: Given) -> None:
 class _Words:
     """A reader of words, from the first to the last, that goes on after a mistake."""
 
-    def __init__(
-        self, settings_class: Any, positionals: Sequence[str], words: Sequence[str]
-    ) -> None:
-        self.settings_class, self.positionals, self.rest = settings_class, positionals, list(words)
+    def __init__(self, settings: Any, positionals: Sequence[str], words: Sequence[str]) -> None:
+        self.settings_class, self.positionals, self.rest = settings, positionals, list(words)
         self.in_files: dict[str, Given] = {}
         self.flags: dict[str, Given] = {}
         self.mistakes: list[str] = []
@@ -117,8 +112,9 @@ class _Words:
     def _read_flag(self, name: str, equals: str, value: str) -> None:
         key, values = name.lstrip("-"), [value] if equals else []
         if name == "--config":
-            file = values or [self._next(name, "the name of a YAML file")]
-            for each, found in _read_file(find_config(file[0]), self.settings_class):
+            path = find_config(value if equals else self._next(name, "the name of a YAML file"))
+            root = parse_yaml(path.read_bytes(), str(path), is_file=True)
+            for each, found in read_mapping(root, self.settings_class) if root else ():
                 _put(self.in_files, each, found)
             return
         hint = find_hint(self.settings_class, key) if name.startswith("--") else None
@@ -164,10 +160,8 @@ class _Words:
         if loose:
             takes = " ".join(map(str.upper, self.positionals)) or "only flags"
             shown = loose[0].partition("{")[0]  # what stands in braces may be storage options
-            raise ValueError(
-                f"unexpected word {shown!r}; the command takes {takes}, and every other value "
-                "after its flag"
-            )
+            cure = f"the command takes {takes}, and every other value after its flag"
+            raise ValueError(f"unexpected word {shown!r}; {cure}")
 
 
 def recipes() -> dict[str, Path]:
@@ -176,13 +170,8 @@ def recipes() -> dict[str, Path]:
 
 
 def find_config(name: str) -> Path:
-    """A file on disk, otherwise the recipe bert-large or configs/pretrain/bert-large.yaml.
-
-    Raises:
-        FileNotFoundError: Neither is there; names the nearest recipes.
-    """
-    known = recipes()
-    in_recipes = _RECIPES / name.removeprefix("configs/")
+    """A file on disk, otherwise the recipe bert-large or configs/pretrain/bert-large.yaml."""
+    known, in_recipes = recipes(), _RECIPES / name.removeprefix("configs/")
     if Path(name).is_file():
         return Path(name)
     if found := known.get(name) or (in_recipes in known.values() and in_recipes):
@@ -194,11 +183,6 @@ def find_config(name: str) -> Path:
     raise FileNotFoundError(f"no configuration file or recipe {name}; {cure}")
 
 
-def _read_file(path: Path, settings_class: Any) -> Iterator[tuple[str, Given]]:
-    root = parse_yaml(path.read_bytes(), str(path), is_file=True)
-    return iter(()) if root is None else read_mapping(root, settings_class)
-
-
 def is_flag(word: str) -> bool:
-    """Whether a word is a flag, and not a value such as -1, -1,-2 or a text that begins with a hyphen."""
+    """Whether a word is a flag, and not a value such as -1, or a text that begins with a hyphen."""
     return re.fullmatch(r"--?[A-Za-z][\w.-]*(=.*)?", word, re.DOTALL) is not None

@@ -14,10 +14,9 @@ class SafetySettings:
         weights_interval: Steps between two comparisons of all ranks' weights, which find flipped
             bits; 1 also finds those that the next update would heal or spread, at some 4 % of a
             small model's step; 0 never compares.
-        watchdog_minutes: The longest time a step, a validation or a wait for a checkpoint may take.
-            Then the job ends with the stacks of all ranks. The first step of a launch and of a
-            phase may take three times as long, and waiting for a build is not counted; 0 waits for
-            ever.
+        watchdog_minutes: The longest time a step, a validation or a wait for a checkpoint may take,
+            three times as long for a first step. Then the job ends with the stacks of all ranks; 0
+            waits for ever.
     """
 
     spike_factor: float = 10.0
@@ -28,5 +27,5 @@ class SafetySettings:
         if (factor := self.spike_factor) and factor <= 1:
             raise ValueError(f"safety.spike_factor is {factor}; it must be above 1, or 0 for none")
         for name in ("weights_interval", "watchdog_minutes"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"safety.{name} is {getattr(self, name)}; it must be at least 0")
+            if (value := getattr(self, name)) < 0:
+                raise ValueError(f"safety.{name} is {value}; it must be at least 0")

@@ -88,8 +88,8 @@ class FeaturesSettings(BatchesToAskSettings):
 
     Input:
         input: A file at any fsspec URL, also as .gz, .bz2, .xz and .zst.
-        format: Whether a line is a text, a JSON object or a word of a CoNLL file; auto goes by the
-            file's name (docs/evaluating.md).
+        format: What a line is: text as it stands, jsonl an object with it, conll a word; auto goes
+            by the file's name (docs/evaluating.md).
         text_field: The field of a JSON object that holds the text.
         token_column: The column of a CoNLL file that holds the words, counted from 0.
 

@@ -54,8 +54,7 @@ def examine(settings: DoctorSettings) -> tuple[str, int]:
 
 def look_around(settings: DoctorSettings, ranks: Ranks) -> Findings:
     """What this rank finds; what cannot be read or written is a fault and not an error."""
-    data: list[str] = []
-    faults: list[str] = []
+    data, faults = list[str](), list[str]()
     advice = "give the credentials on this node too"
     with _noting(faults, f"cannot read the data; mount it or {advice}"):
         data.extend(_read_data(settings))
@@ -91,7 +90,7 @@ def format_findings(found: Sequence[Findings], wrong: Sequence[str], seconds: fl
     """A line for every rank, what all share, and what is wrong."""
     hosts = len({each.host for each in found})
     nodes = f"{len(found)} rank(s) of {hosts} node(s)"
-    software = ", ".join(f"{name} {version}" for name, version in found[0].software.items())
+    software = ", ".join(map(" ".join, found[0].software.items()))
     return [
         *(f"rank {each.rank}: {each.host}, {each.device}" for each in found),
         f"software: {software}",

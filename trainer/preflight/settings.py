@@ -12,11 +12,8 @@ from trainer.settings import Phase, PretrainSettings
 class DoctorSettings(PretrainSettings):
     """Examines every rank of a job before it trains.
 
-    Start it as pretrain is started. The exit code is 1 if a rank is unfit.
-
-    It takes every flag of `python -m trainer pretrain` too, so that `doctor` can stand in the place
-    of `pretrain`. Where checkpoint.url is given, every rank writes and removes a small object
-    there.
+    Start it as pretrain is started, with the same flags. The exit code is 1 if a rank is unfit.
+    Where checkpoint.url is given, every rank writes and removes a small object there.
 
     Attributes:
         data: Datasets as pretrain takes them. Without any, doctor reads none, and in a plan every
@@ -34,8 +31,7 @@ class DoctorSettings(PretrainSettings):
 class PlanSettings(DoctorSettings):
     """Says what a run will take: tokens, epochs, hours, memory by ZeRO stage, bandwidth.
 
-    It takes every flag of `python -m trainer pretrain` too, so that the run's --config can be given
-    as it is.
+    It takes every flag of `python -m trainer pretrain` too, and so the run's --config.
 
     Attributes:
         world_size: How many ranks train, each on a GPU or on CPUs.

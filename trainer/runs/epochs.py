@@ -1,7 +1,7 @@
 """Steps for passes over the data, for the plan and for a run."""
 
-import dataclasses
 from collections.abc import Sequence
+from dataclasses import replace
 
 from trainer.order.source import Mixture, WeightedDataset
 from trainer.settings import Phase, PretrainSettings
@@ -14,11 +14,7 @@ def main_of(mixture: Mixture) -> tuple[WeightedDataset, float]:
 
 
 def instances_a_pass(mixture: Mixture, seq_len: int) -> int:
-    """Train instances of a length until one pass of the main dataset is through.
-
-    Raises:
-        ValueError: The dataset lacks the length.
-    """
+    """Train instances of a length in one pass of the main dataset; a ValueError where it lacks it."""
     main, share = main_of(mixture)
     main.dataset.num_passes("train", seq_len)
     shards = main.dataset.shards("train", seq_len, 0)
@@ -31,7 +27,4 @@ def lengthen_phases(settings: PretrainSettings, a_pass: Sequence[int]) -> list[P
         return settings.phases
     pairs = zip(settings.phases, a_pass, strict=True)
     factor = settings.epochs / sum(each.steps * each.global_batch / size for each, size in pairs)
-    return [
-        dataclasses.replace(each, steps=max(1, round(each.steps * factor)))
-        for each in settings.phases
-    ]
+    return [replace(each, steps=max(1, round(each.steps * factor))) for each in settings.phases]
