@@ -9,23 +9,32 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.cli import COMMANDS
-from pipeline.command_line.program import run_program
 from pipeline.documents.source import UNIT
 from pipeline.documents.sources import count_uses
 from pipeline.shards.dataset import open_dataset, read_blocks
 from pipeline.text.cleaning import clean_text, document_id
+from tests.pipeline.programs import run, write_texts
 
-
-def run(*arguments):
-    return run_program(
-        "python -m pipeline", "Tests.", COMMANDS, [str(argument) for argument in arguments]
-    )
+pytestmark = pytest.mark.processes
 
 
 def sources_file(path, *sources, **settings):
     path.write_text(json.dumps({"sources": list(sources), **settings}))  # JSON is YAML too
     return path
+
+
+def with_weights(config, path, weight):
+    changed = json.loads(config.read_text())
+    for source in changed["sources"]:
+        source["weight"] = weight
+    path.write_text(json.dumps(changed))
+    return path
+
+
+def prefixes_of(texts):
+    """The number of each document, by the first 8 bytes of its id."""
+    ids = [document_id(clean_text(text)) for text in texts]
+    return {int.from_bytes(each[:8], "big"): number for number, each in enumerate(ids)}
 
 
 def build(config, vocab_file, output, *flags):
@@ -34,14 +43,11 @@ def build(config, vocab_file, output, *flags):
 
 
 HOW_WORK_IS_CUT = {
-    "parts": ("--workers", 1, "--part_bytes", 2**20),
     "workers": ("--workers", 2, "--part_bytes", 2048),
-    "shuffle": ("--exchange", "shuffle", "--workers", 1),
-    "shuffle among workers": ("--exchange", "shuffle", "--workers", 2, "--part_bytes", 2048),
+    "shuffle": ("--exchange", "shuffle", "--workers", 1, "--part_bytes", 2**20),
 }
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("flags", HOW_WORK_IS_CUT.values(), ids=HOW_WORK_IS_CUT)
 def test_two_sources_give_one_root_hash_however_work_is_cut(
     mixture, mixture_config, vocab_file, tmp_path, flags
@@ -49,51 +55,38 @@ def test_two_sources_give_one_root_hash_however_work_is_cut(
     found = build(mixture_config, vocab_file, tmp_path / "data", *flags)
     assert found.manifest.root_hash == mixture.manifest.root_hash
     assert found.manifest.sources == mixture.manifest.sources
-    assert [shard.source_tokens for shard in found.all_shards] == [
-        shard.source_tokens for shard in mixture.all_shards
-    ]
+    columns = [[each.source_tokens for each in data.all_shards] for data in (found, mixture)]
+    assert columns[0] == columns[1]
 
 
-@pytest.mark.processes
 def test_a_mixture_has_the_bytes_it_always_had(mixture):
-    assert (
-        mixture.manifest.root_hash
-        == "747d32e6bbba1ae49168adad0828c7b61b953aa7415b69dcf60b47b7da4b3ab7"
-    )
-    assert (
-        mixture.manifest.settings_hash
-        == "2035fb0411c7fa013fe2fc879df7f9fc89c01c900b7a4444cd210c07d73c438f"
+    found = mixture.manifest.root_hash, mixture.manifest.settings_hash
+    assert found == (
+        "747d32e6bbba1ae49168adad0828c7b61b953aa7415b69dcf60b47b7da4b3ab7",
+        "2035fb0411c7fa013fe2fc879df7f9fc89c01c900b7a4444cd210c07d73c438f",
     )
 
 
-@pytest.mark.processes
 def test_sources_are_counted(mixture):
     news, books = mixture.manifest.sources
     assert (news["name"], news["weight"], news["language"]) == ("news", 0.5, "en")
-    assert (news["counters"]["documents_read"], news["counters"]["documents"]) == (70, 70)
-    assert (books["counters"]["documents_read"], books["counters"]["documents"]) == (60, 50)
-    assert (news["counters"]["dropped_duplicate"], books["counters"]["dropped_duplicate"]) == (
-        0,
-        10,
-    )
+    names = ("documents_read", "documents", "dropped_duplicate")
+    assert [news["counters"][name] for name in names] == [70, 70, 0]
+    assert [books["counters"][name] for name in names] == [60, 50, 10]
     total = mixture.manifest.counters
     for name in ("documents", "cleaned_bytes", "distinct_tokens", "sentences"):
         assert news["counters"][name] + books["counters"][name] == total[name]
 
 
 def uses_in(dataset, texts, pass_index, split="train"):
-    """Tokens of A by document number, divided by those of the document: about its uses, with half of B's missing."""
-    number_of = {
-        int.from_bytes(document_id(clean_text(text))[:8], "big"): n for n, text in enumerate(texts)
-    }
-    found = Counter()
+    """Instances that begin with each document, by its number."""
+    number_of, found = prefixes_of(texts), Counter()
     for shard in dataset.shards(split, 64, pass_index):
         for block in read_blocks(dataset, shard):
             found.update(number_of[key] for key in block.document_a.tolist())
     return found
 
 
-@pytest.mark.processes
 def test_weights_decide_how_often_a_document_is_used(mixture, texts):
     seed, held_out = 12345, set(uses_in(mixture, texts, 0, "validation"))
     for pass_index in range(2):
@@ -106,21 +99,16 @@ def test_weights_decide_how_often_a_document_is_used(mixture, texts):
     assert np.mean(plain) > 2 * np.mean([each for number, each in found.items() if number < 70])
 
 
-@pytest.mark.processes
 def test_validation_uses_every_document_once(mixture, mixture_config, vocab_file, texts, tmp_path):
-    heavier = json.loads(mixture_config.read_text())
-    for source in heavier["sources"]:
-        source["weight"] = 7
-    (tmp_path / "c.yaml").write_text(json.dumps(heavier))
-    other = build(tmp_path / "c.yaml", vocab_file, tmp_path / "data", "--workers", 1)
+    heavier = with_weights(mixture_config, tmp_path / "c.yaml", 7)
+    other = build(heavier, vocab_file, tmp_path / "data", "--workers", 1)
     assert other.manifest.root_hash != mixture.manifest.root_hash
     own, others = (each.shards("validation", 64, 0) for each in (mixture, other))
     assert [shard.content_hash for shard in own] == [shard.content_hash for shard in others]
 
 
-@pytest.mark.processes
 def test_every_source_gives_to_validation_the_documents_of_its_lowest_ids(mixture, texts):
-    """A document of both belongs to the first, so no copy of it is held out or trained on for the second."""
+    """A document of both belongs to the first."""
     ids = {document_id(clean_text(text)).hex(): number for number, text in enumerate(texts)}
     held_out = set(uses_in(mixture, texts, 0, "validation"))
     trained = set(uses_in(mixture, texts, 0)) | set(uses_in(mixture, texts, 1))
@@ -134,34 +122,19 @@ def test_every_source_gives_to_validation_the_documents_of_its_lowest_ids(mixtur
         assert 0.05 <= said["tokens"] / source["counters"]["distinct_tokens"] <= 0.1
 
 
-@pytest.mark.processes
 def test_weights_may_change_over_the_same_tokens(mixture, mixture_config, vocab_file, tmp_path):
-    lighter = json.loads(mixture_config.read_text())
-    for source in lighter["sources"]:
-        source["weight"] = 1
-    (tmp_path / "c.yaml").write_text(json.dumps(lighter))
+    lighter = with_weights(mixture_config, tmp_path / "c.yaml", 1)
     tokens = Path(mixture.folder.path, "tokens/tokens.json")
     before = tokens.stat().st_mtime_ns
-    found = build(
-        tmp_path / "c.yaml",
-        vocab_file,
-        tmp_path / "data",
-        "--tokens",
-        tokens.parent,
-        "--workers",
-        1,
-    )
+    flags = ("--tokens", tokens.parent, "--workers", 1)
+    found = build(lighter, vocab_file, tmp_path / "data", *flags)
     assert tokens.stat().st_mtime_ns == before
     assert found.manifest.root_hash != mixture.manifest.root_hash
     assert found.manifest.settings["documents_hash"] == mixture.manifest.settings["documents_hash"]
 
 
-@pytest.mark.processes
 def test_tokens_of_instances_are_counted_by_source(mixture, texts):
-    source_of = {
-        int.from_bytes(document_id(clean_text(text))[:8], "big"): n >= 70
-        for n, text in enumerate(texts)
-    }
+    source_of = {key: number >= 70 for key, number in prefixes_of(texts).items()}
     for shard in mixture.all_shards:
         expected = [0, 0]
         for block in read_blocks(mixture, shard):
@@ -175,16 +148,13 @@ def test_tokens_of_instances_are_counted_by_source(mixture, texts):
     assert run("verify", mixture.url) == 0
 
 
-@pytest.mark.processes
 def test_moving_a_document_to_another_source_is_another_dataset(texts, vocab_file, tmp_path):
     hashes = []
     for number in (60, 61):
         folder = tmp_path / str(number)
         folder.mkdir()
         for name, part in (("a", texts[:number]), ("b", texts[number:])):
-            (folder / f"{name}.jsonl").write_text(
-                "".join(json.dumps({"text": text}) + "\n" for text in part)
-            )
+            write_texts(folder / f"{name}.jsonl", part)
         sources = [{"name": name, "input": [f"{folder}/{name}.jsonl"]} for name in "ab"]
         config = sources_file(folder / "c.yaml", *sources, passes=1, seq_lens=[64])
         hashes.append(build(config, vocab_file, folder / "data", "--workers", 1).manifest)
@@ -192,31 +162,18 @@ def test_moving_a_document_to_another_source_is_another_dataset(texts, vocab_fil
     assert hashes[0].settings_hash != hashes[1].settings_hash
 
 
-@pytest.mark.processes
 def test_a_single_source_is_what_input_is(corpus, vocab_file, tmp_path):
     source = {"name": "all", "input": [str(corpus)], "licence": "CC0-1.0"}
     config = sources_file(tmp_path / "c.yaml", source, passes=1, seq_lens=[64])
     named = build(config, vocab_file, tmp_path / "named", "--workers", 1)
-    words = (
-        "--input",
-        corpus,
-        "--output",
-        tmp_path / "plain",
-        "--passes",
-        1,
-        "--seq_lens",
-        64,
-        "--workers",
-        1,
-    )
-    assert run("build", "--vocab", vocab_file, *words) == 0
+    words = ("--vocab", vocab_file, "--passes", 1, "--seq_lens", 64, "--workers", 1)
+    assert run("build", "--input", corpus, "--output", tmp_path / "plain", *words) == 0
     plain = open_dataset(str(tmp_path / "plain"))
     assert named.manifest.root_hash == plain.manifest.root_hash
     assert named.manifest.settings_hash == plain.manifest.settings_hash
     assert named.read_file("shards.parquet") == plain.read_file("shards.parquet")
 
 
-@pytest.mark.processes
 def test_tokens_of_other_sources_are_refused(mixture, mixture_config, vocab_file, tmp_path, capsys):
     changed = json.loads(mixture_config.read_text())
     changed["sources"][0]["name"] = "papers"
@@ -227,28 +184,18 @@ def test_tokens_of_other_sources_are_refused(mixture, mixture_config, vocab_file
         assert "holds tokens of other settings: sources was" in capsys.readouterr().err
 
 
-@pytest.mark.processes
 def test_the_report_shows_the_mixture(mixture, capsys):
     assert run("report", mixture.url) == 0
     text = capsys.readouterr().out
     news, books = json.loads(mixture.read_file("report.json"))["dataset"]["mixture"]
-    assert (news["licence"], news["language"], news["weight"], news["documents"]) == (
-        "CC0-1.0",
-        "en",
-        0.5,
-        70,
-    )
+    names = ("licence", "language", "weight", "documents")
+    assert [news[name] for name in names] == ["CC0-1.0", "en", 0.5, 70]
     assert (books["licence"], books["documents_read"], books["documents"]) == ("", 60, 50)
-    tokens = [
-        sum(each)
-        for each in zip(
-            *(s.source_tokens for s in mixture.all_shards if s.split == "train"), strict=True
-        )
-    ]
-    assert news["share_of_instances"] == pytest.approx(tokens[0] / sum(tokens), abs=1e-5)
-    assert news["share_of_corpus"] == pytest.approx(
-        news["tokens"] / (news["tokens"] + books["tokens"]), abs=1e-5
-    )
+    train = (shard.source_tokens for shard in mixture.all_shards if shard.split == "train")
+    tokens = np.sum(list(train), axis=0)
+    assert news["share_of_instances"] == pytest.approx(tokens[0] / tokens.sum(), abs=1e-5)
+    share = news["tokens"] / (news["tokens"] + books["tokens"])
+    assert news["share_of_corpus"] == pytest.approx(share, abs=1e-5)
     assert news["share_of_instances"] < news["share_of_corpus"]
     assert f"{news['share_of_instances']:.1%} of train instances  CC0-1.0" in text
     page = mixture.read_file("report.html").decode()
@@ -256,7 +203,6 @@ def test_the_report_shows_the_mixture(mixture, capsys):
         assert shown in page
 
 
-@pytest.mark.processes
 def test_the_table_of_files_names_source_and_licence(mixture):
     rows = pq.read_table(io.BytesIO(mixture.read_file("sources.parquet"))).to_pylist()
     assert [(row["source"], row["licence"]) for row in rows] == [("news", "CC0-1.0"), ("books", "")]
