@@ -148,8 +148,6 @@ def test_validation_documents_are_never_trained_on(built):
 
 HOW_WORK_IS_CUT = {
     "parts": ("--part_bytes", 2048),
-    "workers": ("--workers", 2),
-    "shuffle": ("--exchange", "shuffle", "--part_bytes", 2048),
     "shuffle among workers": ("--exchange", "shuffle", "--part_bytes", 2048, "--workers", 2),
 }
 

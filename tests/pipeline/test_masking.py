@@ -14,23 +14,18 @@ from tests.pipeline import reference
 CLS, SEP, MASK, SIZE = 101, 102, 103, 3000
 RULE = MaskingRule(mask_id=MASK, vocab_size=SIZE, max_predictions=20)
 CONTINUATIONS = np.arange(SIZE) % 3 == 0  # a third of the ids continue a word
+WHOLE = reference.Settings(whole_word_masking=True, glue_across_segments=False)
+VOCABULARY = reference.Vocabulary(SIZE, CLS, SEP, MASK, frozenset(range(0, SIZE, 3)))
 
 
-def make_run(
-    shapes: list[tuple[int, int]], seed: int = 1
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def make_run(shapes: list[tuple[int, int]], seed: int = 1) -> tuple[np.ndarray, ...]:
     """Packed instances of random ordinary tokens from the lengths of A and B."""
-    rng = Random(seed)
-    rows = [
-        [CLS, *rng.choices(range(200, SIZE), k=a), SEP, *rng.choices(range(200, SIZE), k=b), SEP]
-        for a, b in shapes
-    ]
-    offsets = np.cumsum([0, *map(len, rows)])
-    return (
-        np.array(list(chain(*rows)), np.uint16),
-        offsets,
-        np.array([a + 2 for a, _ in shapes], np.uint16),
-    )
+    rng, rows = Random(seed), []
+    for lengths in shapes:
+        a, b = (rng.choices(range(200, SIZE), k=length) for length in lengths)
+        rows.append([CLS, *a, SEP, *b, SEP])
+    a_length = np.array([a + 2 for a, _ in shapes], np.uint16)
+    return np.array(list(chain(*rows)), np.uint16), np.cumsum([0, *map(len, rows)]), a_length
 
 
 def flat_positions(run: MaskedRun, offsets: np.ndarray) -> np.ndarray:
@@ -54,16 +49,14 @@ def test_properties(shapes, seed, probability, whole_words):
     flat = flat_positions(run, offsets)
     counts = np.diff(run.masked_offsets)
     lengths = np.diff(offsets)
-    expected = [
-        min(reference.count_predictions(n, probability, 20), n - 3) for n in lengths.tolist()
-    ]
+    most = [reference.count_predictions(n, probability, 20) for n in lengths.tolist()]
+    expected = np.minimum(most, lengths - 3).tolist()
     assert (counts <= expected).all() if whole_words else counts.tolist() == expected
     assert (np.diff(flat) > 0).all()
     assert not np.isin(original[flat], [CLS, SEP]).any()
     assert run.masked_offsets[-1] == len(flat) == len(run.masked_lm_ids)
-    assert {run.masked_lm_positions.dtype, run.masked_lm_ids.dtype, run.input_ids.dtype} == {
-        np.dtype(np.uint16)
-    }
+    dtypes = {run.masked_lm_positions.dtype, run.masked_lm_ids.dtype, run.input_ids.dtype}
+    assert dtypes == {np.dtype(np.uint16)}
     restored = run.input_ids.copy()
     restored[flat] = run.masked_lm_ids
     assert (restored == original).all()
@@ -105,9 +98,8 @@ def test_positions_are_uniform_and_replacements_80_10_10(a, b, count, num_rows):
     assert per_id[MASK] == 0  # counted as [MASK] above
     assert per_id[[CLS, SEP, 0, SIZE - 1]].min() > 0  # any id of the vocabulary, special ones too
     mean = len(others) / SIZE
-    assert (
-        abs(((per_id - mean) ** 2 / mean).sum() / SIZE - 1) < 0.15
-    )  # chi-square per degree of freedom
+    chi_square = ((per_id - mean) ** 2 / mean).sum()
+    assert abs(chi_square / SIZE - 1) < 0.15
 
 
 def test_ragged_rows_mask_every_position_equally():
@@ -128,39 +120,25 @@ def test_whole_words_are_masked_whole_and_stop_at_segments():
     rule = MaskingRule(MASK, SIZE, 20, is_continuation=CONTINUATIONS)
     run = mask_run(original, offsets, a_length, rule, Random(9))
     chosen = set(flat_positions(run, offsets).tolist())
-    vocab = reference.Vocabulary(
-        SIZE, CLS, SEP, MASK, frozenset(np.flatnonzero(CONTINUATIONS).tolist())
-    )
-    whole = reference.Settings(whole_word_masking=True, glue_across_segments=False)
     num_split = 0
     for row, start in enumerate(offsets[:-1].tolist()):
         tokens = original[start : offsets[row + 1]].tolist()
         segment_ids = [0] * int(a_length[row]) + [1] * (len(tokens) - int(a_length[row]))
-        for word in reference.list_words(tokens, segment_ids, vocab, whole):
+        for word in reference.list_words(tokens, segment_ids, VOCABULARY, WHOLE):
             num_split += len({start + position in chosen for position in word}) > 1
     assert num_split == 0
-    assert (
-        np.diff(run.masked_offsets).mean() > 10.5
-    )  # of 11: a word that does not fit is passed over
+    mean = np.diff(run.masked_offsets).mean()
+    assert mean > 10.5, "of 11: a word that does not fit is passed over"
 
 
 def test_whole_word_counts_are_those_of_the_oracle():
-    """The same share of tokens, single words and positions as the reference's draws give; 600 instances of each."""
-    shapes = [(40, 50)] * 600
-    original, offsets, a_length = make_run(shapes)
+    """The same share of tokens, single words and positions as the reference's draws give."""
+    original, offsets, a_length = make_run([(40, 50)] * 600)
     rule = MaskingRule(MASK, SIZE, 20, is_continuation=CONTINUATIONS)
     run = mask_run(original, offsets, a_length, rule, Random(9))
-    vocab = reference.Vocabulary(
-        SIZE, CLS, SEP, MASK, frozenset(np.flatnonzero(CONTINUATIONS).tolist())
-    )
-    whole = reference.Settings(whole_word_masking=True, glue_across_segments=False)
-    rng = Random(10)
-    instances = [
-        reference.mask_pair(
-            reference.Pair(row[1:41].tolist(), row[42:-1].tolist(), False), vocab, whole, rng
-        )
-        for row in np.split(original, offsets[1:-1])
-    ]
+    rng, rows = Random(10), [row.tolist() for row in np.split(original, offsets[1:-1])]
+    pairs = [reference.Pair(row[1:41], row[42:-1], False) for row in rows]
+    instances = [reference.mask_pair(pair, VOCABULARY, WHOLE, rng) for pair in pairs]
     theirs = np.array([len(instance.positions) for instance in instances])
     continuations = np.mean([CONTINUATIONS[instance.label_ids].mean() for instance in instances])
     assert abs(np.diff(run.masked_offsets).mean() - theirs.mean()) < 0.05
@@ -187,19 +165,11 @@ def test_an_empty_run():
 
 def test_the_masks_of_a_seed_are_fixed():
     """A change here changes every dataset: a new format version."""
-    first, second = (
-        [CLS, *range(200, 205), SEP, *range(300, 306), SEP],
-        [CLS, *range(400, 420), SEP, 500, SEP],
-    )
+    first = [CLS, *range(200, 205), SEP, *range(300, 306), SEP]
+    second = [CLS, *range(400, 420), SEP, 500, SEP]
     original, offsets = np.array(first + second, np.uint16), np.array([0, 14, 38])
     run = mask_run(original, offsets, np.array([7, 22], np.uint16), RULE, Random(12345))
     assert run.masked_lm_positions.tolist() == [2, 5, 4, 5, 14, 20]
     assert run.masked_offsets.tolist() == [0, 2, 6]
-    assert run.input_ids[flat_positions(run, offsets)].tolist() == [
-        MASK,
-        MASK,
-        2822,
-        MASK,
-        413,
-        MASK,
-    ]
+    shown = run.input_ids[flat_positions(run, offsets)].tolist()
+    assert shown == [MASK, MASK, 2822, MASK, 413, MASK]

@@ -56,22 +56,19 @@ def finish(whole, folder: Path, name: str) -> None:
 
 
 def published(folder: Path) -> list[str]:
-    return sorted(
-        str(path.parent.relative_to(folder)) for path in folder.glob("*/L8192/pass-*/pass.json")
-    )
+    found = folder.glob("*/L8192/pass-*/pass.json")
+    return sorted(str(path.parent.relative_to(folder)) for path in found)
 
 
 def test_each_pass_when_its_last_shard_is_finished(whole, tasks, tmp_path):
     folder = tmp_path / "data"
     publisher = PassPublisher(Folder(str(folder)), tasks, {}, whole.manifest.settings_hash)
+    train, validation = "train/L8192/pass-00", "validation/L8192/pass-00"
     steps = [
         ("train/L8192/pass-01/shard-00000.tar", []),
-        ("train/L8192/pass-00/shard-00000.tar", []),
-        ("validation/L8192/pass-00/shard-00000.tar", ["validation/L8192/pass-00"]),
-        (
-            "train/L8192/pass-00/shard-00001.tar",
-            ["train/L8192/pass-00", "validation/L8192/pass-00"],
-        ),
+        (f"{train}/shard-00000.tar", []),
+        (f"{validation}/shard-00000.tar", [validation]),
+        (f"{train}/shard-00001.tar", [train, validation]),
     ]
     for count, (name, there) in enumerate(steps, start=1):
         finish(whole, folder, name)
@@ -134,7 +131,7 @@ def test_the_plan_has_what_is_there_and_what_will_be(tasks, whole):
 
 
 def test_a_build_leaves_the_pass_files_of_the_finished_dataset(corpus, vocab_file, tmp_path):
-    """More passes are added to a finished dataset: what is there stays, and nothing is left behind."""
+    """More passes are added to a finished dataset: what is there stays, nothing is left."""
     output = tmp_path / "data"
     assert build(corpus, vocab_file, output) == 0
     assert not (output / RECORDS).exists()
@@ -151,7 +148,7 @@ def test_a_build_leaves_the_pass_files_of_the_finished_dataset(corpus, vocab_fil
 def test_a_kill_between_two_manifests_loses_no_shard_and_no_setting(
     corpus, vocab_file, tmp_path, monkeypatch, capsys
 ):
-    """The first manifest is gone, the second not there yet: what the first one said stands in records until then."""
+    """The first manifest is gone, the second not there yet: records say what the first one said."""
     output = tmp_path / "data"
     assert build(corpus, vocab_file, output) == 0
     finished = {path: path.stat().st_mtime_ns for path in output.rglob("shard-*.tar")}
