@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -62,6 +63,22 @@ class Place:
     documents: list[TokenizedDocument] = field(default_factory=list)
 
 
+class LengthPlan(NamedTuple):
+    """One length: train instances of a pass, their stored bytes and CPU seconds."""
+
+    seq_len: int
+    instances: int
+    num_bytes: float
+    seconds: float
+
+    def describe(self, buckets: int) -> str:
+        """A line for a person."""
+        return (
+            f"  L{self.seq_len}: {self.instances:,} train instances a pass,"
+            f" {format_bytes(self.num_bytes)}, {self.instances // buckets:,} a shard"
+        )
+
+
 def describe_plan(
     settings: BuildSettings, num_files: int, parts: Sequence[Part], rule_for: RuleFor
 ) -> str:
@@ -84,16 +101,10 @@ def describe_plan(
     held_out = wanted_tokens(sum(tokens), settings.validation_fraction, settings.validation_tokens)
     train_share = 1 - held_out / max(1, sum(tokens))
     buckets = _count_buckets(settings, documents, cleaned_bytes)
-    lengths, shard_bytes, seconds = [], 0.0, scale * seconds
-    for seq_len in settings.seq_lens:
-        rule = rule_for(settings, vocabulary, seq_len)
-        instances, num_bytes, own_seconds = _plan_length(places, rule, train_share)
-        lengths.append(
-            f"  L{seq_len}: {instances:,} train instances a pass, {format_bytes(num_bytes)},"
-            f" {instances // buckets:,} a shard"
-        )
-        shard_bytes += settings.passes * num_bytes
-        seconds += settings.passes * own_seconds
+    rules = [rule_for(settings, vocabulary, seq_len) for seq_len in settings.seq_lens]
+    lengths = [_plan_length(places, rule, train_share) for rule in rules]
+    shard_bytes = settings.passes * sum(each.num_bytes for each in lengths)
+    seconds = scale * seconds + settings.passes * sum(each.seconds for each in lengths)
     formats = Counter(each.format for part in parts for each in part.ranges)
     stored = format_bytes(sum(map(_stored_bytes, parts)))
     workers, _ = this_machine().limit(settings.workers, len(parts))
@@ -107,7 +118,7 @@ def describe_plan(
         *_describe_sources(settings, documents, tokens),
         f"{len(parts):,} part(s) to encode, then {buckets} train bucket(s),"
         f" x {settings.passes} pass(es)",
-        *lengths,
+        *(each.describe(buckets) for each in lengths),
         f"storage: {format_bytes(token_bytes)} of tokens (may be deleted afterwards),"
         f" {format_bytes(shard_bytes)} of shards",
         f"time: some {hours} with {workers} worker(s) on as many cores as fast as this one;"
@@ -252,13 +263,8 @@ def _count_buckets(
     return choose_num_buckets(spread, used_bytes, settings.num_buckets, "num_buckets", used)
 
 
-def _plan_length(
-    places: Sequence[Place], rule: InstanceRule, train_share: float
-) -> tuple[int, float, float]:
-    """Train instances of a pass, their stored bytes and CPU seconds.
-
-    Every document is counted once; weights then multiply what each source gave.
-    """
+def _plan_length(places: Sequence[Place], rule: InstanceRule, train_share: float) -> LengthPlan:
+    """Counts every document once; weights then multiply what each source gave."""
     start = time.process_time()
     documents = gather_documents([each for place in places for each in place.documents])
     blocks = list(build_bucket(documents, replace(rule, weights=()), 0, "plan"))
@@ -273,7 +279,7 @@ def _plan_length(
     total = sum(worth[key] for block in blocks for key in block.document_a.tolist())
     instances = round(train_share * total)
     scale = instances / max(1, shard.instances)
-    return instances, scale * len(tar), scale * seconds
+    return LengthPlan(rule.seq_len, instances, scale * len(tar), scale * seconds)
 
 
 def _find_warnings(settings: BuildSettings, parts: Sequence[Part]) -> Iterator[str]:
