@@ -27,9 +27,8 @@ PLAIN = ["a", "model.safetensors", "..a", "a..b", ".hidden", "a b", "é力", "x"
 @pytest.mark.parametrize("name", NOT_PLAIN, ids=repr)
 def test_what_is_no_plain_name(name):
     assert not is_plain(name)
-    with pytest.raises(
-        ValueError, match=r"here: found the name .*, expected a file's name without a folder"
-    ):
+    said = r"here: found the name .*, expected a file's name without a folder"
+    with pytest.raises(ValueError, match=said):
         require_plain(["fine", name], "here")
 
 
@@ -52,10 +51,8 @@ def test_a_key_that_leads_out_ends_a_listing_and_is_not_removed(key):
     store.pipe_file("/bucket/data/fine", b"1")
     store.store[f"/bucket/data/{key}"] = store.store["/bucket/data/fine"]  # as S3 takes any key
     try:
-        with pytest.raises(
-            ValueError,
-            match=r"memory:///bucket/data: found the key .*leads out of the folder; remove",
-        ):
+        said = r"memory:///bucket/data: found the key .*leads out of the folder; remove"
+        with pytest.raises(ValueError, match=said):
             Folder.on(store, "/bucket/data").list()
         with pytest.raises(ValueError, match="leads out of the folder"):
             Folder.on(store, "/bucket/data").remove(["fine", key])
@@ -65,10 +62,9 @@ def test_a_key_that_leads_out_ends_a_listing_and_is_not_removed(key):
 
 
 def make_tokens(folder, names):
-    totals = {"documents_hash": "abc"}
-    (folder / "tokens.json").write_text(
-        json.dumps({"part_names": names, "totals": totals, "settings": {"layout": LAYOUT}})
-    )
+    totals, settings = {"documents_hash": "abc"}, {"layout": LAYOUT}
+    store = {"part_names": names, "totals": totals, "settings": settings}
+    (folder / "tokens.json").write_text(json.dumps(store))
     return Folder(str(folder))
 
 
@@ -91,71 +87,50 @@ def write_index(folder, rows):
     return data
 
 
-@pytest.mark.parametrize(
-    ("column", "value", "how"),
-    [
-        ("part", 1, "row"),
-        ("part", -1, "bucket"),
-        ("offset", -1, "bucket"),
-        ("size", -9, "bucket"),
-        ("rows", -1, "row"),
-    ],
-)
-def test_an_index_that_points_outside_is_refused(tmp_path, column, value, how):
+OUTSIDE = [("part", 1), ("part", -1), ("offset", -1), ("size", -9), ("rows", -1)]
+
+
+@pytest.mark.parametrize(("column", "value"), OUTSIDE)
+def test_an_index_that_points_outside_is_refused(tmp_path, column, value):
     row = {"prefix": 5, "part": 0, "offset": 0, "size": 10, "row": 0, "rows": 1, column: value}
     write_index(tmp_path, [row])
     place, names = Folder(str(tmp_path)), ["a-00000"]
-    bucket = plan_buckets(1, b"")[0]
-    read = {
-        "row": lambda: find_prefix_rows(place, names, [5]),
-        "bucket": lambda: list(read_bucket(TokenParts(place, "uint16"), names, bucket)),
-    }[how]
-    with pytest.raises(
-        ValueError,
-        match=rf"prefixes\.rows: {column}: found '\[{value}\]'.*delete the folder of token",
-    ):
-        read()
+    said = rf"prefixes\.rows: {column}: found '\[{value}\]'.*delete the folder of token"
+    with pytest.raises(ValueError, match=said):
+        find_prefix_rows(place, names, [5])
+    with pytest.raises(ValueError, match=said):
+        list(read_bucket(TokenParts(place, "uint16"), names, plan_buckets(1, b"")[0]))
 
 
 def test_a_pass_json_names_shards_of_its_own_folder(make_dataset, tmp_path):
-    shards = list(
-        open_dataset(str(make_dataset(tmp_path / "data", ((20, 9), (13, 17))))).all_shards
-    )
+    dataset = open_dataset(str(make_dataset(tmp_path / "data", ((20, 9), (13, 17)))))
+    shards = list(dataset.all_shards)
     own = [shard for shard in shards if shard.pass_index == 1 and shard.split == "train"]
     folder = own[0].name.rpartition("/")[0]
     assert parse_pass_json(pass_json(own, "f" * 64), folder, "here") == ("f" * 64, own)
-    with pytest.raises(
-        ValueError, match=r"here: tells of train/L8192/pass-01/shard-00000\.tar, expected shards of"
-    ):
+    said = r"here: tells of train/L8192/pass-01/shard-00000\.tar, expected shards of"
+    with pytest.raises(ValueError, match=said):
         parse_pass_json(pass_json(own, "f" * 64), "train/L8192/pass-00", "here")
     fields = json.loads(pass_json(own, "f" * 64))
-    for change in (
-        {"name": "../../shard-00000.tar"},
-        {"name": f"{folder}/../x"},
-        {"num_bytes": -1},
-        {"new": 1},
-    ):
+    names = {"name": "../../shard-00000.tar"}, {"name": f"{folder}/../x"}
+    for change in (*names, {"num_bytes": -1}, {"new": 1}):
         spoilt = fields | {"shards": [fields["shards"][0] | change]}
         with pytest.raises(ValueError, match=r"here: not a list of shards"):
             parse_pass_json(json.dumps(spoilt).encode(), folder, "here")
     for text in (b"[]", b"\x00", b'{"shards": 3}', b"[" * 100_000):
         with pytest.raises(ValueError, match=r"here: not a list of shards"):
             parse_pass_json(text, folder, "here")
-    with pytest.raises(
-        ValueError, match=r"here is damaged: its hashes are not those of its shards"
-    ):
-        parse_pass_json(json.dumps(fields | {"pass_hash": "0" * 64}).encode(), folder, "here")
+    other = json.dumps(fields | {"pass_hash": "0" * 64}).encode()
+    with pytest.raises(ValueError, match="here is damaged: its hashes are not those of its shards"):
+        parse_pass_json(other, folder, "here")
 
 
 def test_a_damaged_index_is_an_error_that_names_it(tmp_path):
-    rows = [
-        {"prefix": each, "part": 0, "offset": each, "size": 1, "row": each, "rows": 1}
-        for each in range(60)
-    ]
+    one = {"prefix": 0, "part": 0, "offset": 0, "size": 1, "row": 0, "rows": 1}
+    rows = [one | dict.fromkeys(("prefix", "offset", "row"), each) for each in range(60)]
     whole, place = write_index(tmp_path, rows), Folder(str(tmp_path))
-    assert find_prefix_rows(place, ["a"], [5, 6, 50]) == [
-        ("a", 5, 6), ("a", 6, 7), ("a", 50, 51)
-    ]  # fmt: skip
+    found = find_prefix_rows(place, ["a"], [5, 6, 50])
+    assert found == [("a", 5, 6), ("a", 6, 7), ("a", 50, 51)]
     for spoilt in (b"", whole[:-40], whole[:4] + b"\xff" + whole[5:], b"\1" + whole[1:]):
         (tmp_path / "prefixes.rows").write_bytes(spoilt)
         said = r"prefixes\.rows: .*delete the folder of token parts"
