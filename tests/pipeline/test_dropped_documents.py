@@ -1,4 +1,4 @@
-"""Builds that leave out near-duplicates and documents of other datasets, however they are cut and killed."""
+"""Builds that leave out near-duplicates and documents of other datasets, cut and killed anyhow."""
 
 import itertools
 import json

@@ -91,10 +91,8 @@ def test_a_part_is_read_by_three_requests_however_many_buckets_it_is_cut_into(fo
     for name, data in folder.folder.read_many(list(folder.folder.list())).items():
         elsewhere.write(name, data)
     store.requests.clear()
-    tokens, buckets = (
-        replace(folder, folder=elsewhere, held_out=HELD_OUT),
-        plan_buckets(64, HELD_OUT),
-    )
+    tokens = replace(folder, folder=elsewhere, held_out=HELD_OUT)
+    buckets = plan_buckets(64, HELD_OUT)
     assert [len(list(cut_part(name, tokens, buckets))) for name in NAMES] == [52, 15, 0]
     # The size and bytes of each index, the bytes of tokens.
     assert store.kinds() == {"size": 3, "cat_file": 5}
@@ -108,13 +106,6 @@ def test_gathered_documents_are_sorted_and_copies_dropped():
     assert gathered.sentence_lengths.tolist() == [4, 2, 3, 2, 1, 2]
     assert gathered.sentence_offsets.tolist() == [0, 2, 4, 6]
     assert gathered.tokens.tolist() == [*range(3, 9), *range(7, 12), *range(200, 203)]
-
-
-def test_tasks_of_a_bucket_stay_together():
-    tasks = plan_tasks(plan_buckets(2, HELD_OUT), [64, 128], 2, NOT_COUNTED)
-    groups = group_tasks(reversed(tasks))
-    counts = {"validation-00000-of-00001": 2, "train-00000-of-00002": 4, "train-00001-of-00002": 4}
-    assert {found.bucket.name: len(found.places) for found in groups} == counts
 
 
 @pytest.mark.parametrize("most_inline", [0, broadcast.MAX_INLINE_BYTES])

@@ -1,4 +1,4 @@
-"""Filters: what is dropped is counted by reason, whatever cuts the work, and a filter that misbehaves is named."""
+"""Filters: drops are counted by reason, and a filter that misbehaves is named."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Which documents are validation: of every source, bounded in tokens on both sides, the same however work is cut."""
+"""Which documents are validation: of every source, bounded in tokens, however work is cut."""
 
 import itertools
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Large inputs in bounded memory and linear time, each in a process of its own, whose peak is measured."""
+"""Large inputs in bounded memory and linear time, each in a process whose peak is measured."""
 
 import gzip
 import json

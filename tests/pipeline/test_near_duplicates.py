@@ -1,4 +1,4 @@
-"""Near-duplicates and documents of other datasets: what is dropped, whatever cuts the work and kills it."""
+"""Near-duplicates: signatures, their estimate, and the rule by which documents are dropped."""
 
 import itertools
 import random

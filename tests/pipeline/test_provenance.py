@@ -1,4 +1,4 @@
-"""From a document's id back to its source, file and place: what is kept of it, what is read to find it, who may ask."""
+"""From a document's id back to its source, file and place, by few small reads."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Texts of task files are found in documents wherever they stand and however they are written, and nothing else is."""
+"""Texts of task files are found in documents however they are written, and nothing else is."""
 
 import gzip
 import json

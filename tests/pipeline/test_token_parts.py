@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.storage.folder import Folder
-from pipeline.tokens.buckets import plan_buckets, prefix_of
+from pipeline.tokens.buckets import plan_buckets
 from pipeline.tokens.grouped_rows import open_groups, pack_rows
 from pipeline.tokens.token_index import (
     TokenParts,
@@ -91,15 +91,11 @@ def test_totals_do_not_depend_on_how_documents_are_dealt(tmp_path):
     three = write_parts(tmp_path / "three", [documents[200:], [], documents[:200]])[2]
     assert one == three
     assert (one.documents, one.duplicates) == (300, 0)
+    copies = write_parts(tmp_path / "copies", [documents, documents[:7], documents[:2]])[2]
+    assert (copies.documents, copies.duplicates) == (300, 9)
+    assert copies.documents_hash == one.documents_hash
     assert one.tokens == sum(len(document.tokens) for document in documents)
     assert one.sources[0].lowest_ids == sorted(document.id.hex() for document in documents)
-
-
-def test_copies_are_counted_once(tmp_path):
-    documents = [make_document(number) for number in range(50)]
-    totals = write_parts(tmp_path, [documents, documents[:7], documents[:2]])[2]
-    assert (totals.documents, totals.duplicates) == (50, 9)
-    assert totals.documents_hash == write_parts(tmp_path / "plain", [documents])[2].documents_hash
 
 
 def test_the_rows_of_all_parts_come_in_groups_with_their_places(tmp_path):
@@ -183,13 +179,3 @@ def test_buckets_finer_than_the_index_hold_their_documents(tmp_path):
         assert found == sorted(
             document.id for document in documents if document.id[:2] == start.to_bytes(2, "big")
         )
-
-
-def test_a_bucket_reads_only_its_prefixes(tmp_path):
-    documents = [make_document(number) for number in range(400)]
-    folder, names, _ = write_parts(tmp_path, [documents])
-    bucket = plan_buckets(16, b"")[3]
-    found = list(read_bucket(TokenParts(folder, "uint16"), names, bucket))
-    assert found
-    assert all(prefix_of(document.id) in bucket.prefixes for document in found)
-    assert bucket.prefixes == range(3 * 256, 4 * 256)
