@@ -123,7 +123,7 @@ def build_and_verify(cluster, gate, corpus, local, tmp_path, capsys):
 
 @pytest.fixture
 def write_and_verify(cluster, gate, corpus, local, tmp_path):
-    """Runs a pipeline of one's own on the engine: its dataset and its shards are those made here."""
+    """Runs a pipeline of one's own on the engine, which makes the dataset and shards made here."""
 
     def write():
         here, there = tmp_path / "here", tmp_path / "there"

@@ -1,4 +1,4 @@
-"""A Beam pipeline of one's own, run by a program: documents to token parts, samples to WebDataset shards, a dataset."""
+"""A Beam pipeline of one's own: documents to token parts, samples to shards, a dataset."""
 
 import hashlib
 import json
@@ -9,9 +9,8 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from pipeline.transforms import WriteTokens, WriteToWebDataset, finish_build
 
-SETTINGS = {
-    "passes": 3, "seq_lens": [64, 128], "num_buckets": 8, "part_bytes": 65536, "workers": 1,
-}  # fmt: skip
+SIZES = {"seq_lens": [64, 128], "num_buckets": 8, "part_bytes": 65536}
+SETTINGS = {"passes": 3, "workers": 1, **SIZES}
 
 
 def main(source, output, vocab, *arguments):

@@ -11,7 +11,7 @@ from pipeline.text import cleaning
 from pipeline.text.cleaning import clean_text, document_id
 from tests.compiled_paths import taken_path
 
-SPACES = "\t \xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
+SPACES = "\t \xa0\u1680\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 LINE_ENDS = "\n\r\v\f\x85\u2028\u2029"
 
 

@@ -1,4 +1,4 @@
-"""The launcher asks for no more than files, parts and shards: scripts/bench/launcher_scale.py, made small."""
+"""The launcher asks for no more than files, parts and shards: launcher_scale.py, made small."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""A runner and a store that lie, from scripts/soak: a few of the lies, each told to a whole build."""
+"""A runner and a store that lie, from scripts/soak: a few lies, each told to a whole build."""
 
 import pytest
 

@@ -45,7 +45,7 @@ def test_long_sentences_are_cut_at_the_last_space_that_fits():
     [("“", "”"), ('"', '"'), ("(", ")"), ("The prophet Elias' ", " is the workers' "), ("“", "")],
 )
 def test_a_long_quotation_is_split_like_other_text(opening, closing):
-    """`sentencex` takes it for one sentence, and what stands from one apostrophe to the next too."""
+    """`sentencex` takes it for one sentence, and what stands between two apostrophes too."""
     names = ("one", "two", "three", "four")
     sentences = [f"Sentence number {name} of those that he said that day." for name in names]
     text = f"{opening}{' '.join(sentences)} {'It is so. ' * 5}And the end{closing}."

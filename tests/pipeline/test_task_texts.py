@@ -237,7 +237,7 @@ def test_a_build_drops_or_lists_what_holds_text_of_task_files(texts, vocab_file,
 
     tested = ("--task_files", tasks)
     assert build("clean.jsonl", "expected") == 0
-    assert build("all.jsonl", "dropped", *tested, "--workers", 2) == 0
+    assert build("all.jsonl", "dropped", *tested) == 0
     capsys.readouterr()
     assert build("all.jsonl", "dropped", *tested) == 0  # finished: looks nothing up
     assert "3 of 83 documents hold text of the task files: input 3" in capsys.readouterr().out
