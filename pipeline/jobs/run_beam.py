@@ -169,7 +169,7 @@ def run_graph(
     with tempfile.TemporaryDirectory(prefix="beambert-") as folder:
         lock, log = f"{folder}/lock", Path(folder, "lock.log")
         progress = Progress(describe, outputs, job.state)
-        quiet = _quiet_loggers() if is_local else contextlib.nullcontext()
+        quiet = _quiet_beam() if is_local else contextlib.nullcontext()
         try:
             with quiet, progress.shown(), worker_guard.guard_workers(lock):
                 pipeline = beam.Pipeline(options=options)
@@ -213,18 +213,15 @@ def _find_fault(error: str) -> str | None:
 
 
 @contextlib.contextmanager
-def _quiet_loggers() -> Iterator[None]:
+def _quiet_beam() -> Iterator[None]:
     """Keeps Beam from logging, of workers on this machine, what it raises too."""
-    names = ("apache_beam.runners.portability", "apache_beam.runners.worker")
-    loggers = list(map(logging.getLogger, names))
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
+    logger = logging.getLogger("apache_beam.runners")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logger.setLevel(level)
 
 
 class Progress:
