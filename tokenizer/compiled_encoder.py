@@ -16,8 +16,9 @@ from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers.pre_tokenizers import BertPreTokenizer
 
-from tokenizer.export import build_normalizer, build_pre_tokenizer
+from tokenizer.export import build_normalizer
 from tokenizer.vocab import CONTINUATION, IdArray, Vocabulary
 from tokenizer.wordpiece import MAX_WORD_CHARACTERS
 
@@ -45,7 +46,7 @@ class CompiledEncoder:
         self._matcher = module.Matcher(pieces, ids, num_first, _kinds(lower_case), *limits)
         self._met = set(map(chr, range(0x80)))
         self._normalize = build_normalizer(lower_case).normalize_str
-        self._split_words = build_pre_tokenizer().pre_tokenize_str
+        self._split_words = BertPreTokenizer().pre_tokenize_str
 
     def encode_sentences(self, sentences: Sequence[str]) -> tuple[IdArray, NDArray[np.uint32]]:
         """As `tokenizer.encode.Encoder` has it."""

@@ -24,7 +24,7 @@ def build_tokenizer(vocab: Vocabulary, lower_case: bool) -> Tokenizer:
     model = WordPiece(dict(vocab.ids), unk_token=UNK, max_input_chars_per_word=limit)
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = build_normalizer(lower_case)
-    tokenizer.pre_tokenizer = build_pre_tokenizer()
+    tokenizer.pre_tokenizer = BertPreTokenizer()
     tokenizer.post_processor = TemplateProcessing(
         single=f"{CLS}:0 $A:0 {SEP}:0",
         pair=f"{CLS}:0 $A:0 {SEP}:0 $B:1 {SEP}:1",
@@ -41,11 +41,6 @@ def build_normalizer(lower_case: bool) -> BertNormalizer:
     return BertNormalizer(strip_accents=None, lowercase=lower_case)
 
 
-def build_pre_tokenizer() -> BertPreTokenizer:
-    """Splits at white space and around each punctuation character."""
-    return BertPreTokenizer()
-
-
 @lru_cache(maxsize=4)  # a build asks three times, and making it takes 10 ms
 def tokenizer_json(vocab: Vocabulary, lower_case: bool) -> str:
     """Content of tokenizer.json; equal bytes for equal arguments."""
@@ -55,8 +50,8 @@ def tokenizer_json(vocab: Vocabulary, lower_case: bool) -> str:
 def tokenizer_config_json(vocab: Vocabulary, lower_case: bool, max_length: int) -> str:
     """Content of tokenizer_config.json for `transformers.AutoTokenizer`.
 
-    Its class is the one that runs tokenizer.json as it stands: `BertTokenizer` of transformers 5
-    builds its own from the vocabulary, with the library's limit of 100 characters a word.
+    Its class runs tokenizer.json as it stands: `BertTokenizer` of transformers 5 builds its own
+    from the vocabulary, with the library's limit of 100 characters a word.
     """
     flags = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)
     special = {"content": "", **flags, "special": True}

@@ -25,9 +25,8 @@ def learn_vocabulary(
     num_unused: int = 0,
     alphabet_size: int = MAX_ALPHABET,
 ) -> Vocabulary:
-    """Vocabulary of `vocab_size` tokens in the order of BERT's.
+    """Vocabulary of `vocab_size` tokens: [PAD], [unused0]..., [UNK] [CLS] [SEP] [MASK], pieces.
 
-    First come [PAD], [unused0]..., [UNK] [CLS] [SEP] [MASK], then pieces.
     Pieces are the alphabet by code point; the characters that continue words, with "##", by code
     point; then what byte-pair merges make, in order: the commonest pair of neighbouring pieces
     becomes one wherever it stands, again and again. Of equally common pairs the first by code

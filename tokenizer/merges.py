@@ -2,13 +2,12 @@
 
 1. All words lie end to end in one array of symbols (ids of pieces), a boundary around each; links
    to the next and the previous symbol let a merge take symbols out without moving any.
-2. A dict holds the count of every pair of neighbours. A heap holds those worth looking at: pairs at
-   or above a threshold, which is lowered and the heap rebuilt when it is empty. An entry may be
-   older than its pair's count, and is then put back with the present one.
-3. The commonest pair is merged wherever it stands, by numpy: its neighbours' pairs lose its weight,
-   the pairs with the new symbol gain it. Where the new pairs stand is kept as one `_Places` a
-   merge; places are looked up when a pair is merged, and those that an earlier merge has changed
-   are left out then.
+2. A dict holds the count of every pair of neighbours. A heap holds those at or above a threshold,
+   which is lowered and the heap rebuilt when it is empty. An entry may be older than its pair's
+   count, and is then put back with the present one.
+3. The commonest pair is merged wherever it stands: its neighbours' pairs lose its weight, the pairs
+   with the new symbol gain it. Where new pairs stand is kept as one `_Places` a merge; those that a
+   later merge has changed are left out when the pair is merged.
 
 Shapes: P positions (symbols and boundaries), K occurrences of one pair, F of them that do not
 follow another directly.

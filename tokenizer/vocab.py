@@ -33,30 +33,11 @@ class Vocabulary:
         """Token to id."""
         return {token: index for index, token in enumerate(self.tokens)}
 
-    @property
-    def pad_id(self) -> int:
-        """Id of [PAD]."""
-        return self.ids[PAD]
-
-    @property
-    def unk_id(self) -> int:
-        """Id of [UNK]."""
-        return self.ids[UNK]
-
-    @property
-    def cls_id(self) -> int:
-        """Id of [CLS]."""
-        return self.ids[CLS]
-
-    @property
-    def sep_id(self) -> int:
-        """Id of [SEP]."""
-        return self.ids[SEP]
-
-    @property
-    def mask_id(self) -> int:
-        """Id of [MASK]."""
-        return self.ids[MASK]
+    pad_id = property(lambda self: self.ids[PAD])
+    unk_id = property(lambda self: self.ids[UNK])
+    cls_id = property(lambda self: self.ids[CLS])
+    sep_id = property(lambda self: self.ids[SEP])
+    mask_id = property(lambda self: self.ids[MASK])
 
     @property
     def dtype(self) -> np.dtype[np.unsignedinteger]:

@@ -8,7 +8,9 @@ counted, and each distinct one is cut once.
 from collections import Counter
 from collections.abc import Iterable
 
-from tokenizer.export import build_normalizer, build_pre_tokenizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
+
+from tokenizer.export import build_normalizer
 
 
 def count_words(texts: Iterable[str], lower_case: bool) -> Counter[str]:
@@ -17,7 +19,7 @@ def count_words(texts: Iterable[str], lower_case: bool) -> Counter[str]:
     for text in texts:
         chunks.update(text.replace("\n", " ").split(" "))
     normalize = build_normalizer(lower_case).normalize_str
-    split_words = build_pre_tokenizer().pre_tokenize_str
+    split_words = BertPreTokenizer().pre_tokenize_str
     # Normalised Chinese is one chunk a character, and recurs.
     normalized, words = Counter[str](), Counter[str]()
     for chunk, count in chunks.items():

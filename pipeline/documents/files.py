@@ -61,12 +61,7 @@ class FileRange:
 
 
 def read_blocks(file_range: FileRange, storage_options: StorageOptions = None) -> Iterator[bytes]:
-    """Decompressed bytes from one before the range's start to the end of the file, lazily.
-
-    Raises:
-        ValueError: The file is not the size it was, or not whole compressed data.
-        OSError: The store returned fewer bytes than it should.
-    """
+    """Decompressed bytes from one before the range's start to the end of the file, lazily."""
     blocks = read_stored(file_range, storage_options)
     if not is_compressed(file_range.url):
         return file_range.counted(blocks)

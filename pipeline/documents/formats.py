@@ -1,23 +1,11 @@
 """The layouts of text: how a file becomes records, a record a text, and whose range it is in.
 
-- text: a file is a document.
-- lines: a line is one. It belongs to the range it starts in.
-- text-blank-lines, sentence-lines: blank lines end a document; in the second a line is a sentence.
-  It belongs to the range in which the last blank line before it starts, the first one of a file to
-  the range that starts at 0.
-- jsonl: a line is an object with a field of text. It belongs to the range its line starts in.
-- cirrus: the same of a dump for Elasticsearch, where a line before each object names the page.
-- wikiextractor: lines from `<doc ...>` to `</doc>`. It belongs to the range its first line starts
-  in.
-- mediawiki: a page of an XML dump. It belongs to the range its tag starts in, in bzip2 that tag's
-  stream.
-- warc, arrow, csv: a page, or a row, of a file that is not cut.
-- parquet: a row is a document, a column its text. Row group i of n belongs to the range of byte i *
-  size // n.
-
-A zip archive holds files of these: a member belongs to the range its header starts in.
-So any cut of a file into ranges gives every document once. UTF-16 belongs as a whole to the range
-that starts at 0. A new layout is a file with its `Format` and a line in LAYOUTS
+A document belongs to the range that holds the start of its line, its file, its `<doc ...>` or its
+`<page>` tag (in bzip2, of the tag's stream); between blank lines, the last blank line before it,
+the first one of a file the byte 0; of an archive's member, the member's header. Row group i of n of
+a Parquet file belongs to the range of byte i * size // n. So any cut of a file into ranges gives
+every document once. UTF-16 belongs as a whole to the range that starts at 0, and so does a file of
+other layouts. A new layout is a file with its `Format` and a line in LAYOUTS
 (pipeline.documents.source).
 """
 

@@ -30,10 +30,7 @@ Blocks = Iterable[tuple[bytes, bool]]
 
 
 def read_pages(file_range: FileRange, storage_options: StorageOptions = None) -> Iterator[Record]:
-    """A record of wikitext a page; redirects and pages that are no articles are only counted.
-
-    Raises ValueError where the dump declares entities, is broken, or cut short.
-    """
+    """A record of wikitext a page; redirects and pages that are no articles are only counted."""
     hidden = _read_hidden_prefixes(file_range, storage_options)
     is_last = file_range.end == file_range.size
     text = _read_range(file_range, storage_options)
@@ -143,10 +140,7 @@ def _page_error(is_closed: bool, is_too_long: bool) -> BadDocumentError | None:
 
 
 def _refuse_cut(data: bytearray, num_before: int, url: str, is_last: bool) -> None:
-    """A file that was cut between two pages, or two streams, looks whole but for its end.
-
-    The last range may begin within the tag. It has no text where no stream of bzip2 starts in it.
-    """
+    # The last range may begin within the tag. It has no text where no stream of bzip2 starts in it.
     has_end = _ROOT_END in data or (num_before == 0 and _ROOT_END.endswith(bytes(data).rstrip()))
     if is_last and not has_end:
         found = f"the dump ends without {_ROOT_END.decode()}, so a part of it is missing"

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from pipeline.documents.choose_formats import choose_formats
 from pipeline.documents.files import FileRange, StorageOptions
 from pipeline.documents.formats import may_be_cut
-from pipeline.documents.listing import Listing, list_matches
+from pipeline.documents.listing import list_matches
 from pipeline.documents.wrapping import WRAPPINGS
 from pipeline.storage.compression import is_compressed
 from pipeline.storage.zip_archive import SUFFIX as ZIP
@@ -60,17 +60,16 @@ def find_inputs(
     """The files of paths, folders and globs (`**` too) at any fsspec URL, by URL, each once.
 
     A folder stands for every file below it but hidden ones and those that only speak of the data
-    (docs/input.md), which `left_out` takes.
-
-    Raises:
-        FileNotFoundError: A pattern matches no file.
-        ValueError: All files together hold no byte.
+    (docs/input.md), which `left_out` takes. Raises FileNotFoundError where a pattern matches no
+    file, ValueError where all files are empty.
     """
     found: dict[str, int] = {}
     for pattern in patterns:
         listing = list_matches(pattern, storage_options)
         if not listing.sizes:
-            raise FileNotFoundError(f"{pattern}: found no file{_but(listing)}; {_EXPECTED}")
+            names = ", ".join(sorted(PurePosixPath(url).name for url in listing.left_out))
+            but = f" but {names}, which a folder does not stand for" if names else ""
+            raise FileNotFoundError(f"{pattern}: found no file{but}; {_EXPECTED}")
         found |= listing.sizes
         if left_out is not None:
             left_out += listing.left_out
@@ -78,11 +77,6 @@ def find_inputs(
         what = f"found {len(found)} file(s), all empty"
         raise ValueError(f"{', '.join(patterns)}: {what}; expected text to read")
     return [InputFile(url, found[url]) for url in sorted(found)]
-
-
-def _but(listing: Listing) -> str:
-    names = sorted(PurePosixPath(url).name for url in listing.left_out)
-    return f" but {', '.join(names)}, which a folder does not stand for" if names else ""
 
 
 def choose_part_bytes(files: Sequence[InputFile], most: int) -> int:

@@ -34,10 +34,9 @@ def choose_uses(
     seed: int,
     pass_index: int,
 ) -> tuple[list[int], list[int]]:
-    """Which documents a pass uses, in their order, each as often as its source's weight says.
+    """A document's row for each use of a pass, and how many uses of it came before.
 
     `sources` [D] holds the documents' sources, by which `weights`, in millionths, are looked up.
-    Returns a document's row for each use, and how many uses of the same document came before.
     """
     pairs = zip(ids, sources.tolist(), strict=True)
     uses = np.array([count_uses(weights[s], pass_index, seed, i) for i, s in pairs], np.int64)

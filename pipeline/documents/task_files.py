@@ -20,10 +20,7 @@ _JSON = {".json", ".jsonl", ".ndjson"}
 def read_task_texts(
     patterns: Sequence[str], storage_options: StorageOptions = None
 ) -> Iterator[tuple[str, str]]:
-    """Places and texts of all files of paths, folders and globs, in the order of their URLs.
-
-    Raises ValueError where a file is not what its name says, and as `find_inputs`.
-    """
+    """Places and texts of all files of paths, folders and globs, in the order of their URLs."""
     for file in find_inputs(patterns, storage_options):
         yield from _read_file(file.url, storage_options)
 

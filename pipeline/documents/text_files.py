@@ -25,16 +25,13 @@ def whole_file(url: str, storage_options: StorageOptions = None) -> FileRange:
 
 
 def read_text_lines(url: str, storage_options: StorageOptions = None) -> Iterator[tuple[str, str]]:
-    r"""Places and lines of a file, lazily, without "\n" and "\r\n".
-
-    Raises FileNotFoundError, and ValueError where it is damaged, no UTF-8, or not of the layout.
-    """
+    r"""Places and lines of a file, lazily, without "\n" and "\r\n"."""
     lines = _decode_lines(read_lines(whole_file(url, storage_options), storage_options), url)
     return ((f"{url}:{number}", text.removesuffix("\r")) for number, text in lines)
 
 
 def read_text(url: str, storage_options: StorageOptions = None) -> str:
-    """The text of a file, its line ends as they are; raises as `read_text_lines`."""
+    """The text of a file, its line ends as they are."""
     record = read_whole(read_blocks(whole_file(url, storage_options), storage_options), url)
     return _decode(record.data, record.error, url, 1)
 
@@ -42,7 +39,7 @@ def read_text(url: str, storage_options: StorageOptions = None) -> str:
 def read_json_lines(
     url: str, storage_options: StorageOptions = None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Places and objects of a file of JSON lines, lazily; raises as `read_text_lines`."""
+    """Places and objects of a file of JSON lines, lazily."""
     for place, line in read_text_lines(url, storage_options):
         if line.strip():
             found = parse_json(line, place)
@@ -55,7 +52,7 @@ def read_json_lines(
 def read_csv_rows(
     url: str, storage_options: StorageOptions = None
 ) -> Iterator[tuple[str, list[str]]]:
-    """Places and cells of a file's comma-separated rows, lazily; raises as `read_text_lines`."""
+    """Places and cells of a file's comma-separated rows, lazily."""
     lines = read_lines(whole_file(url, storage_options), storage_options)
     return ((f"{url}:{number}", cells) for number, cells in _split_rows(lines, url))
 

@@ -1,8 +1,7 @@
-"""Lines of plain text to paragraphs, one a line. Stdlib only.
+"""Lines of plain text to paragraphs, one a line.
 
-With none a line is a paragraph. With blank-lines, lines are wrapped, and blank lines stand between
-paragraphs. With hard, lines are wrapped, and a paragraph ends at a line into which the first word
-of the next one would have fitted.
+With none a line is a paragraph, with blank-lines a blank line ends one, with hard a line into which
+the first word of the next one would have fitted.
 
 `auto` decides for a document: it is wrapped if it has at least 20 lines that are not blank, none
 longer than 100 characters, half of them at least 45 characters and at least three quarters as long

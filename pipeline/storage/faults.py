@@ -148,9 +148,8 @@ def _slowness_said(what: str) -> Iterator[None]:
 def _advice(error: Exception) -> str:
     if is_unresolved(error):
         return "check the URL and that this machine has a network"
-    if is_transient(error):
-        return "run the same command again when the store answers"
-    return "check the URL and settings"
+    passes = "run the same command again when the store answers"
+    return passes if is_transient(error) else "check the URL and settings"
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -284,10 +284,7 @@ class Folder:
 
 
 def parse_storage_options(text: str | None) -> Mapping[str, Any] | None:
-    """Options of a filesystem from a JSON object or @FILE holding one; None for none.
-
-    Raises FileNotFoundError, or ValueError without the text, which may hold secrets.
-    """
+    """Options of a filesystem from a JSON object or @FILE; errors do not show it: it has secrets."""
     if text is None:
         return None
     content = Path(text[1:]).read_text(encoding="utf-8") if text.startswith("@") else text

@@ -99,8 +99,6 @@ static inline void take(Reader *reader, size_t num_bytes) {
     reader->at += num_bytes;
 }
 
-/* ---- the stack ---- */
-
 static inline Frame *top(Reader *reader) {
     return reader->depth ? &reader->frames[reader->depth - 1] : NULL;
 }
@@ -149,8 +147,6 @@ static void keep_piece(Reader *reader, int index, size_t start, size_t end) {
     reader->length = out + end - start;
     reader->depth = index;
 }
-
-/* ---- braces and tables ---- */
 
 static int starts_line(const Reader *reader) {
     const uint8_t *at = reader->at;
@@ -222,8 +218,6 @@ static void read_pipe(Reader *reader) {
         take(reader, 1);
     }
 }
-
-/* ---- links ---- */
 
 /* Copies letters and digits at `at` in small letters, at most `most`; the byte after them. */
 static const uint8_t *read_word(const Reader *reader, const uint8_t *at, char *word, int most) {
@@ -351,8 +345,6 @@ static void read_close_bracket(Reader *reader) {
         take(reader, 1);
     }
 }
-
-/* ---- tags ---- */
 
 /* Fills in the tag of the name at `*at`, which moves behind the name; 0 where we know none. */
 static int find_tag(const Reader *reader, const uint8_t **at, Tag *tag) {
@@ -506,8 +498,6 @@ static void read_tag(Reader *reader) {
     else if (end[-1] != '/') open_tag(reader, &tag);
 }
 
-/* ---- entities ---- */
-
 static void emit_character(Reader *reader, uint32_t code) {
     uint8_t *out = reader->out + reader->length;
     int extra = code < 0x80 ? 0 : code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
@@ -558,8 +548,6 @@ static void read_entity(Reader *reader) {
     emit_character(reader, code);
     reader->at = at + 1;
 }
-
-/* ---- the page ---- */
 
 static void read_line_end(Reader *reader) {
     while (in_title(reader) || (reader->depth && top(reader)->kind == EXTERNAL)) reader->depth--;

@@ -26,26 +26,19 @@ _KEY = re.compile(r"\{([^{}]+)\}")
 
 _TABLE = """
 nowrap | nobr | nobreak | nobold | noitalic | no italic | nowr | abbr | abbrv | abréviation |
-tooltip | comment | hover = {1}
-small | smaller | petit | big | larger | sc | smallcaps | small caps | sc2 | maiuscoletto | smcp |
-mono | code | tt = {1}
-kbd | var | em | strong | bold | italic | math | mvar | sub | sup | overline | underline | chem2 |
-unicode | not a typo = {1}
-as written | proper name | visible anchor | vanchor | linktext | nastaliq | rail gauge |
-railGauge | track gauge = {1}
+tooltip | comment | hover | small | smaller | petit | big | larger | sc | smallcaps | small caps |
+sc2 | maiuscoletto | smcp | mono | code | tt | kbd | var | em | strong | bold | italic | math |
+mvar | sub | sup | overline | underline | chem2 | unicode | not a typo | as written | proper name |
+visible anchor | vanchor | linktext | nastaliq | rail gauge | railGauge | track gauge |
 script/Arabic | script/Hebrew | script/Greek | script/Cyrillic | script | latin | respell-text |
-ruby | ルビ | lang-ja2 = {1}
-lang-cu2 | lang-grc | lang-grc-gre | lang-rus | lang-ua | lang-sr-Latn | lang-sr-Cyrl |
-lang-zh-hans | rTGS | pIE = {1}
-lang-en-short | lang-de-short | lang-fr-short | lang-it-short | lang-es-short | lang-ru-short |
-lang-la-short = {1}
-lang-el-short | lang-nl-short | lang-pt-short | k-de | k-en | k-sv | k-fr | k-ru | enS | deS |
-frS | esS | itS | laS = {1}
-ruS | plS | elS | en | آلمانی | јез-нем | јез-длс | јез-енгл | vok | angl |
-citazione necessaria = {1}
-要出典範囲 | いつ範囲 | 誰範囲 | date- | nts | ntsh | fmtn | formatnum: | szám | tA | number | число | keypress |
-pDFlink = {1}
-আনুমানিক | clarify span | fact span | lang-sh-Latn | script/Nastaliq = {1}
+ruby | ルビ | lang-ja2 | lang-cu2 | lang-grc | lang-grc-gre | lang-rus | lang-ua | lang-sr-Latn |
+lang-sr-Cyrl | lang-zh-hans | rTGS | pIE | lang-en-short | lang-de-short | lang-fr-short |
+lang-it-short | lang-es-short | lang-ru-short | lang-la-short | lang-el-short | lang-nl-short |
+lang-pt-short | k-de | k-en | k-sv | k-fr | k-ru | enS | deS | frS | esS | itS | laS | ruS | plS |
+elS | en | آلمانی | јез-нем | јез-длс | јез-енгл | vok | angl | citazione necessaria | 要出典範囲 |
+いつ範囲 | 誰範囲 | date- | nts | ntsh | fmtn | formatnum: | szám | tA | number | число | keypress |
+pDFlink | আনুমানিক | clarify span | fact span | lang-sh-Latn | script/Nastaliq | de | vol-en |
+vol-de | vol-fr | vol-es | vol-ru | vol-pl | vol-la | vol-lv | vol-lt | vol-da = {1}
 clarify | weasel inline = {text}
 lang | langue | rtl-lang | lang-x | en langue | lang2 | jęz. | jęz = {2} | {text} | {texte}
 color | colour | font color | fontcolor | resize | audio = {2}
@@ -107,7 +100,7 @@ uSS | hMS | rMS | sS | mS | mV | hMAS | hMCS | uSNS | sMS = {0} {1} ({2}) | {0} 
 ship = {1} {2} ({3}) | {1} {2}
 sclass | sclass- | sclass2 | sclass2- = {1}-class {2}
 sortname = {1} {2}
-' | 's | – | — | • | · = {0}
+' | 's | – | — | • | · | 1er | 1re | ier | cf. = {0}
 ndash | en dash | endash = –
 mdash | em dash | emdash | mdashb = —
 snd | spnd | spaced ndash | spaced en dash = _–_
@@ -115,8 +108,6 @@ nbsp | nbs | sp | space | thinsp | thin space | hair space | hsp = _
 okina | ʻokina | wg-apos = ʻ
 apostrophe = '
 pi = π
-1er | 1re | ier | cf. = {0}
-de | vol-en | vol-de | vol-fr | vol-es | vol-ru | vol-pl | vol-la | vol-lv | vol-lt | vol-da = {1}
 """
 
 

@@ -16,13 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from pipeline.cli import COMMANDS
-from pipeline.command_line.program import run_program
 from pipeline.documents.parts import find_inputs, plan_parts
 from pipeline.documents.read import read_part
 from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import open_dataset
 from pipeline.stages.build import _say_what_is_one_document, find_corpus
+from pipeline.text.cleaning import clean_text
+from tests.pipeline.programs import root_hash, run
 
 ROOT_HASH = "c91e5a9570c4ca52066db3351da7f38691c6e32c470d944bdc6f41ab4df5e89c"
 NUM_DOCUMENTS = 30
@@ -48,7 +48,8 @@ def write_wikiextractor(texts):
 
 def write_dump(texts):
     pages = (
-        f"<page><title>T</title><ns>0</ns><id>{number}</id><revision><text>{wikitext}</text></revision></page>\n"
+        f"<page><title>T</title><ns>0</ns><id>{number}</id>"
+        f"<revision><text>{wikitext}</text></revision></page>\n"
         for number, text in enumerate(texts)
         if (wikitext := text.replace("\n", "\n\n"))
     )
@@ -119,25 +120,40 @@ INPUTS = {
 }
 
 
-@pytest.mark.processes
+@pytest.fixture
+def corpus_of(texts, tmp_path):
+    """corpus_of(text_format): a folder of the lines, and these."""
+
+    def write(text_format):
+        lines = [text.replace(". ", ".\n") for text in texts[:NUM_DOCUMENTS]]
+        (tmp_path / "corpus").mkdir()
+        for name, data in INPUTS[text_format](lines).items():
+            (tmp_path / "corpus" / name).write_bytes(data)
+        return tmp_path / "corpus", lines
+
+    return write
+
+
 @pytest.mark.parametrize("text_format", INPUTS)
-def test_every_format_gives_the_same_shards(texts, vocab_file, tmp_path, text_format):
-    corpus = tmp_path / "corpus"
-    corpus.mkdir()
-    lines = [text.replace(". ", ".\n") for text in texts[:NUM_DOCUMENTS]]
-    for name, data in INPUTS[text_format](lines).items():
-        corpus.joinpath(name).write_bytes(data)
-    words = ["build", "--input", corpus, "--output", tmp_path / "data", "--format", text_format]
-    words += ["--vocab", vocab_file, "--passes", 1, "--seq_lens", 64, "--part_bytes", 4096]
-    words += ["--workers", 1]
-    assert run_program("python -m pipeline", "Tests.", COMMANDS, list(map(str, words))) == 0
-    assert open_dataset(str(tmp_path / "data")).manifest.root_hash == ROOT_HASH
+def test_every_format_gives_the_same_documents(corpus_of, text_format):
+    corpus, lines = corpus_of(text_format)
+    parts = plan_parts(find_inputs([str(corpus)]), text_format, 4096)
+    found = [document for part in parts for document in read_part(part)]
+    assert sorted(clean_text(each.text) for each in found) == sorted(map(clean_text, lines))
+    assert {document.is_split for document in found} == {text_format == "sentence-lines"}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("text_format", ["auto", "sentence-lines"])
+def test_formats_give_the_same_shards(corpus_of, vocab_file, tmp_path, text_format):
+    more = ("--format", text_format, "--part_bytes", 4096)
+    assert build(corpus_of(text_format)[0], vocab_file, tmp_path, *more) == 0
+    assert root_hash(tmp_path / "data") == ROOT_HASH
 
 
 def build(corpus, vocab_file, tmp_path, *more):
-    words = ["build", "--input", corpus, "--output", tmp_path / "data", "--vocab", vocab_file]
-    words += ["--passes", 1, "--seq_lens", 64, "--workers", 1, *more]
-    return run_program("python -m pipeline", "Tests.", COMMANDS, list(map(str, words)))
+    words = ("--input", corpus, "--output", tmp_path / "data", "--vocab", vocab_file)
+    return run("build", *words, "--passes", 1, "--seq_lens", 64, "--workers", 1, *more)
 
 
 @pytest.mark.processes

@@ -83,10 +83,8 @@ def read_cut(data, name, cuts):
 @pytest.mark.parametrize("cuts", [[], [40], [100, 300]])
 def test_a_dump_with_a_byte_order_mark_gives_its_articles_in_any_cut(encoding, name, pack, cuts):
     data = pack(("\ufeff" + DUMP.decode()).encode(encoding))
-    assert read_cut(data, name, [] if name.endswith(".gz") else cuts) == (
-        TEXTS,
-        {"redirect": 2, "not_an_article": 2},
-    )
+    expected = (TEXTS, {"redirect": 2, "not_an_article": 2})
+    assert read_cut(data, name, [] if name.endswith(".gz") else cuts) == expected
     assert [document.text for document in read(data, name)] == TEXTS
 
 
@@ -169,9 +167,8 @@ def test_entity_bombs_are_refused(policy, pack):
         b'<?xml version="1.0"?>\n<!DOCTYPE mediawiki [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;">]>\n'
         + DUMP
     )
-    with pytest.raises(
-        ValueError, match=r"found <!DOCTYPE, expected a MediaWiki dump, which declares no entities"
-    ):
+    said = r"found <!DOCTYPE, expected a MediaWiki dump, which declares no entities"
+    with pytest.raises(ValueError, match=said):
         read(pack(bomb), "bomb.xml" + ".bz2" * (pack is bz2.compress), on_bad_document=policy)
 
 
@@ -187,15 +184,12 @@ def test_entity_bombs_are_refused(policy, pack):
 def test_malformed_pages_are_named_and_counted(monkeypatch, text, message, reason):
     monkeypatch.setattr(records, "MAX_DOCUMENT_BYTES", 2000)
     data = (HEAD + PAGES[0] + page(8, text) + PAGES[6] + "</mediawiki>").encode()
-    with pytest.raises(
-        ValueError, match=rf"^memory:///dump/d.xml, page at byte \d+ of the text .*: {message}"
-    ):
+    said = rf"^memory:///dump/d.xml, page at byte \d+ of the text .*: {message}"
+    with pytest.raises(ValueError, match=said):
         read(data)
     skipped: dict[str, int] = {}
-    assert [d.text for d in read(data, on_bad_document="skip", skipped=skipped)] == [
-        TEXTS[0],
-        TEXTS[2],
-    ]
+    expected = [TEXTS[0], TEXTS[2]]
+    assert [d.text for d in read(data, on_bad_document="skip", skipped=skipped)] == expected
     assert skipped == {reason: 1}
 
 
@@ -204,10 +198,8 @@ def test_malformed_pages_are_named_and_counted(monkeypatch, text, message, reaso
 def test_a_dump_that_is_cut_between_two_pages_or_streams_is_refused(name, pack, cuts):
     pieces = [pack(piece.encode()) for piece in (HEAD, PAGES[0], PAGES[6], "</mediawiki>")]
     assert read_cut(b"".join(pieces), name, cuts)[0] == [TEXTS[0], TEXTS[2]]
-    with pytest.raises(
-        ValueError,
-        match=rf"/{name}: the dump ends without </mediawiki>, so a part of it is missing",
-    ):
+    said = rf"/{name}: the dump ends without </mediawiki>, so a part of it is missing"
+    with pytest.raises(ValueError, match=said):
         read_cut(b"".join(pieces[:-1]), name, cuts)
 
 
@@ -272,10 +264,8 @@ def test_links_to_the_language_of_the_wiki_itself_and_to_its_own_namespaces_are_
     hidden = hidden_prefixes(of_siteinfo.encode())
     assert {"sv", "de"} <= hidden
     assert not {"no", "nb", "simple"} & hidden
-    assert (
-        parse_wikitext("A [[no:B]] [[sv:B]][[Simple:C]] [[:sv:D]].", hidden)
-        == "A no:B Simple:C sv:D."
-    )
+    found = parse_wikitext("A [[no:B]] [[sv:B]][[Simple:C]] [[:sv:D]].", hidden)
+    assert found == "A no:B Simple:C sv:D."
 
 
 def test_a_dump_without_siteinfo_still_hides_other_languages():

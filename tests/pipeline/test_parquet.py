@@ -79,9 +79,8 @@ def test_what_is_no_text_is_named_by_row(monkeypatch, column, row, message, reas
 
 @pytest.mark.parametrize("policy", ["stop", "skip"])
 def test_broken_tables_are_named(policy):
-    with pytest.raises(
-        ValueError, match=r"found the columns \['a'\], expected 'text' among them; .* --text_field"
-    ):
+    said = r"found the columns \['a'\], expected 'text' among them; .* --text_field"
+    with pytest.raises(ValueError, match=said):
         read(write({"a": ["x"]}), on_bad_document=policy)
     for data in (b"PAR1 and no more", TABLE[:-9], TABLE[:100] + bytes(200) + TABLE[300:]):
         with pytest.raises(ValueError, match=r"f\.parquet: cannot be read as Parquet"):
@@ -93,9 +92,8 @@ def test_text_that_is_no_utf8_is_named_by_row():
     spoilt = pa.Array.from_buffers(pa.string(), 2, names.buffers())
     for column in (spoilt, spoilt.cast(pa.large_string(), safe=False)):
         data = write({"text": column})
-        with pytest.raises(
-            ValueError, match=rf"^{URL}, row 2: found the byte 0x86 .* expected UTF-8"
-        ):
+        said = rf"^{URL}, row 2: found the byte 0x86 .* expected UTF-8"
+        with pytest.raises(ValueError, match=said):
             read(data)
         skipped: dict[str, int] = {}
         assert [

@@ -1,11 +1,9 @@
 """Corpora with a sentence a line, told from novels, speeches and poems, and read with the sentences they have."""
 
 import gzip
-import io
-import json
 import zipfile
 from hashlib import sha256
-from itertools import permutations
+from itertools import islice, permutations
 from pathlib import Path
 
 import fsspec
@@ -13,8 +11,6 @@ import numpy as np
 import pytest
 import zstandard
 
-from pipeline.cli import COMMANDS
-from pipeline.command_line.program import run_program
 from pipeline.documents import Document
 from pipeline.documents.parts import Part, find_inputs, plan_parts
 from pipeline.documents.read import read_part
@@ -24,28 +20,18 @@ from pipeline.shards.dataset import open_dataset
 from pipeline.text.sentences import split_sentences
 from pipeline.tokens.document_lists import group_documents, split_documents
 from pipeline.tokens.token_parts import TokenizedDocument
+from tests.pipeline.programs import run
 
-SENTENCES = [
-    "The ship left at noon.",
-    '"Is it far?"',
-    "No one knew, said Mr. Grey!",
-    "They sailed on (for a while.)",
-]
+SENTENCES = ["The ship left at noon.", '"Is it far?"', "No one knew, said Mr. Grey!"]
+SENTENCES.append("They sailed on (for a while.)")
 DOCUMENT = "\n".join(SENTENCES) + "\n"
 CORPUS = "\n".join([DOCUMENT] * 50)
-NOVEL = "\n".join(
-    ["He came in. She rose at once. It was late.\n", "“Go on,” he said. “Now!”\n", "Well. Yes.\n"]
-    * 20
-)
-POEM = "\n".join(
-    ["The sea is grey and\nthe wind is cold,\nthe ship is made of\nwood and old.\n"] * 20
-)
-HALF = "\n".join(
-    [
-        "One line is a sentence.\nAnother one is too.\nThis is another. It is two.\nA fourth?\nFine.\n"
-    ]
-    * 20
-)
+LATE = "He came in. She rose at once. It was late.\n"
+NOVEL = "\n".join([LATE, "“Go on,” he said. “Now!”\n", "Well. Yes.\n"] * 20)
+VERSE = "The sea is grey and\nthe wind is cold,\nthe ship is made of\nwood and old.\n"
+POEM = "\n".join([VERSE] * 20)
+LINES = "One line is a sentence.\nAnother one is too.\nThis is another. It is two.\n"
+HALF = "\n".join([f"{LINES}A fourth?\nFine.\n"] * 20)
 
 
 @pytest.mark.parametrize(
@@ -77,9 +63,8 @@ def write(**texts):
     filesystem = fsspec.filesystem("memory")
     if filesystem.exists("/lines"):
         filesystem.rm("/lines", recursive=True)
-    filesystem.pipe(
-        {f"/lines/{name.replace('_', '.')}": text.encode() for name, text in texts.items()}
-    )
+    files = {f"/lines/{name.replace('_', '.')}": text for name, text in texts.items()}
+    filesystem.pipe({name: text.encode() for name, text in files.items()})
     return find_inputs(["memory://lines"])
 
 
@@ -97,10 +82,8 @@ def test_files_are_judged_together():
 
 def test_documents_of_many_lines_are_seen_in_compressed_files_too():
     names = [sha256(bytes([number % 250, number // 250])).hexdigest() for number in range(3000)]
-    lines = (
-        f"The ship {name} left.\n" + "\n" * (number % 300 == 299)
-        for number, name in enumerate(names)
-    )
+    ends = ["\n\n" if number % 300 == 299 else "\n" for number in range(3000)]
+    lines = (f"The ship {name} left.{end}" for name, end in zip(names, ends, strict=True))
     data = gzip.compress("".join(lines).encode())
     fsspec.filesystem("memory").pipe("/packed/a.txt.gz", data)
     assert formats(find_inputs(["memory://packed/a.txt.gz"])) == ["sentence-lines"]
@@ -125,9 +108,8 @@ def test_documents_of_many_lines_are_seen_in_compressed_files_too():
 )
 def test_what_is_not_sure_stops_and_is_read_as_told(texts, said):
     files = write(**texts)
-    with pytest.raises(
-        ValueError, match=rf"{said}.*; give --format sentence-lines if .* or --format text if each"
-    ):
+    message = rf"{said}.*; give --format sentence-lines if .* or --format text if each"
+    with pytest.raises(ValueError, match=message):
         formats(files)
     for text_format in ("text", "sentence-lines"):
         assert formats(files, text_format) == [text_format] * len(files)
@@ -142,10 +124,8 @@ def test_members_of_an_archive_are_never_taken_apart_unasked(tmp_path):
         [part] = plan_parts(find_inputs([str(tmp_path / "a.zip")]), text_format, 2**20)
         return len(list(read_part(part)))
 
-    with pytest.raises(
-        ValueError,
-        match=r"a\.zip/a\.txt: its beginning has 50 blank-line blocks.*; give --format sentence-lines",
-    ):
+    said = r"a\.zip/a\.txt: its beginning has 50 blank-line blocks.*; give --format sentence-lines"
+    with pytest.raises(ValueError, match=said):
         read("auto")
     assert (read("text"), read("sentence-lines")) == (1, 50)
 
@@ -153,9 +133,8 @@ def test_members_of_an_archive_are_never_taken_apart_unasked(tmp_path):
 def test_lines_stay_sentences():
     text = "One. Two.\nthree\n" + "x " * 700
     part = Part(())
-    lists = group_documents(
-        part, [Document(text.strip(), "f", is_split=True), Document(text.strip(), "f")], {}, 10**6
-    )
+    documents = [Document(text.strip(), "f", is_split=True), Document(text.strip(), "f")]
+    lists = group_documents(part, documents, {}, 10**6)
     first, second = split_documents(next(lists), ["en"]).documents
     assert first.sentences == ["One. Two.", "three", ("x " * 500).strip(), ("x " * 200).strip()]
     assert second.sentences[:3] == ["One.", "Two.", "three"]
@@ -173,9 +152,7 @@ def test_of_copies_with_other_sentences_one_is_taken_in_any_order():
 
 def test_no_book_and_no_speech_is_taken_apart(shared_data):
     for path in sorted((shared_data / "data/books_en").glob("*.zst")):
-        text = io.TextIOWrapper(
-            zstandard.ZstdDecompressor().stream_reader(path.read_bytes()), "utf-8"
-        ).read()
+        text = zstandard.decompress(path.read_bytes(), 2**26).decode()
         for start in range(0, len(text), 2**17):
             seen = look_at_lines(text[start : start + 2**17], is_whole=False)
             assert not seen.is_likely, f"{path.name}: {seen}"
@@ -191,19 +168,13 @@ def test_no_book_and_no_speech_is_taken_apart(shared_data):
 )
 def test_corpora_of_real_sentences_are_found(shared_data, name, language):
     [part] = plan_parts(find_inputs([str(shared_data / "data" / name)]), "auto", 2**30)
-    texts = [
-        "\n".join(filter(str.strip, document.text.split("\n"))) for document in read_part(part)
-    ]
-    sentences = "\n\n".join(
-        "\n".join(split_sentences(text, language)) for text in texts[:100] if text
-    )
+    lines = (document.text.split("\n") for document in islice(read_part(part), 100))
+    texts = ["\n".join(filter(str.strip, each)) for each in lines]
+    split = ("\n".join(split_sentences(text, language)) for text in texts if text)
+    sentences = "\n\n".join(split)
     assert look_at_lines(sentences, is_whole=False).is_sure
-    paragraphs = "\n\n".join(filter(None, texts[:100]))
+    paragraphs = "\n\n".join(filter(None, texts))
     assert not look_at_lines(paragraphs, is_whole=False).is_likely
-
-
-def run(*words):
-    return run_program("python -m pipeline", "Tests.", COMMANDS, [str(word) for word in words])
 
 
 @pytest.mark.processes
@@ -214,10 +185,8 @@ def test_the_sample_of_the_reference_is_three_documents(shared_data, tmp_path, c
     assert "about 3 documents" in capsys.readouterr().out
     assert run("build", *flags, "--output", tmp_path / "data") == 0
     printed = capsys.readouterr().out
-    assert (
-        f"input: 1 file(s), such as {sample}, hold a sentence a line and blank lines between documents"
-        in printed
-    )
+    held = "hold a sentence a line and blank lines between documents"
+    assert f"input: 1 file(s), such as {sample}, {held}" in printed
     assert "input: 3 documents of " in printed
     counters = open_dataset(str(tmp_path / "data")).manifest.counters
     assert (counters["documents"], counters["sentences"]) == (3, 31)
@@ -228,24 +197,11 @@ def test_any_part_size_gives_one_root_hash(texts, vocab_file, tmp_path):
     documents = [text.replace(". ", ".\n") for text in texts]
     Path(tmp_path / "a.txt").write_text("\n\n".join(documents))
     hashes = set()
-    for number, part_bytes in enumerate((1024, 5000, 2**25)):
-        flags = (
-            "--vocab",
-            vocab_file,
-            "--workers",
-            1,
-            "--passes",
-            1,
-            "--seq_lens",
-            64,
-            "--part_bytes",
-            part_bytes,
-        )
-        assert (
-            run("build", "--input", tmp_path / "a.txt", "--output", tmp_path / str(number), *flags)
-            == 0
-        )
-        manifest = json.loads((tmp_path / str(number) / "manifest.json").read_text())
-        hashes.add(manifest["root_hash"])
-        assert manifest["counters"]["documents"] == len(texts)
+    flags = ("--vocab", vocab_file, "--workers", 1, "--passes", 1, "--seq_lens", 64)
+    for part_bytes in (1024, 2**25):
+        own = ("--part_bytes", part_bytes, "--output", tmp_path / str(part_bytes))
+        assert run("build", "--input", tmp_path / "a.txt", *own, *flags) == 0
+        manifest = open_dataset(str(tmp_path / str(part_bytes))).manifest
+        hashes.add(manifest.root_hash)
+        assert manifest.counters["documents"] == len(texts)
     assert len(hashes) == 1

@@ -11,8 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.cli import COMMANDS
-from pipeline.command_line.program import run_program
 from pipeline.documents.source import UNIT, Source
 from pipeline.documents.sources import apply_weights, choose_uses, count_factors, count_uses
 from pipeline.instances.build_bucket import build_bucket, gather_documents
@@ -22,16 +20,11 @@ from pipeline.stages.build_shards import instance_rule
 from pipeline.text.cleaning import document_id
 from pipeline.tokens.buckets import choose_num_buckets
 from pipeline.tokens.token_parts import TokenizedDocument
+from tests.pipeline.programs import run
 from tokenizer.vocab import parse_vocab
 
 WEIGHTS = st.integers(1, 100 * UNIT)
 IDS = st.binary(min_size=16, max_size=16)
-
-
-def run(*arguments):
-    return run_program(
-        "python -m pipeline", "Tests.", COMMANDS, [str(argument) for argument in arguments]
-    )
 
 
 # The weight formula
@@ -52,23 +45,10 @@ def test_uses_are_those_of_the_formula_in_exact_fractions(weight, document, seed
     assert count_uses(weight, pass_index, seed, document) == expected
 
 
-@pytest.mark.parametrize("weight", [0.1, 0.25, 0.5, 0.75, 1.5, 2.25])
-def test_uses_are_spread_evenly_over_documents_in_every_pass(weight):
-    ids = [document_id(str(number)) for number in range(4000)]
-    weights = [Source("a", ["x"], weight).millionths]
-    for pass_index in range(3):
-        rows, _ = choose_uses(ids, np.zeros(len(ids), np.uint8), weights, 12345, pass_index)
-        assert len(rows) / len(ids) == pytest.approx(
-            weight, abs=0.03
-        )  # 4 standard deviations at most
-
-
 def test_half_the_documents_are_in_every_second_pass():
     ids = [document_id(str(number)) for number in range(100)]
-    chosen = [
-        set(choose_uses(ids, np.zeros(100, np.uint8), [UNIT // 2], 1, number)[0])
-        for number in range(4)
-    ]
+    sources = np.zeros(100, np.uint8)
+    chosen = [set(choose_uses(ids, sources, [UNIT // 2], 1, number)[0]) for number in range(4)]
     assert chosen[0] | chosen[1] == set(range(100))
     assert not chosen[0] & chosen[1]
     assert chosen[:2] == chosen[2:]
@@ -77,10 +57,8 @@ def test_half_the_documents_are_in_every_second_pass():
 def test_uses_are_numbered_within_a_document():
     ids = [bytes([number]) * 16 for number in range(4)]
     sources = np.array([0, 1, 0, 1], np.uint8)
-    assert choose_uses(ids, sources, [UNIT, 3 * UNIT], 1, 0) == (
-        [0, 1, 1, 1, 2, 3, 3, 3],
-        [0, 0, 1, 2, 0, 0, 1, 2],
-    )
+    expected = ([0, 1, 1, 1, 2, 3, 3, 3], [0, 0, 1, 2, 0, 0, 1, 2])
+    assert choose_uses(ids, sources, [UNIT, 3 * UNIT], 1, 0) == expected
 
 
 def test_word_counts_are_multiplied_by_the_smallest_whole_numbers():
@@ -152,24 +130,15 @@ def test_sources_that_cannot_be_are_refused(tmp_path, capsys, sources, flags, sa
 @pytest.mark.processes
 def test_a_file_of_two_sources_is_refused(corpus, tmp_path, capsys):
     one, two = GOOD | {"input": [str(corpus)]}, {"name": "b", "input": [f"{corpus}/b.*"]}
-    assert (
-        run(
-            "build",
-            "--config",
-            sources_file(tmp_path / "c.yaml", one, two),
-            "--output",
-            tmp_path / "data",
-        )
-        == 2
-    )
+    config = sources_file(tmp_path / "c.yaml", one, two)
+    assert run("build", "--config", config, "--output", tmp_path / "data") == 2
     assert f"{corpus}/b.jsonl is in the input of the sources a and b" in capsys.readouterr().err
 
 
 def test_input_is_one_source_and_changes_no_settings():
     plain = BuildSettings("o", ["x"], language="de", text_field="body")
-    named = BuildSettings(
-        "o", sources=[Source("web", ["x"], language="de", text_field="body", licence="CC0-1.0")]
-    )
+    source = Source("web", ["x"], language="de", text_field="body", licence="CC0-1.0")
+    named = BuildSettings("o", sources=[source])
     assert plain.corpus == (Source("input", ["x"], language="de", text_field="body"),)
     assert plain.content("v", "d") == named.content("v", "d")
     assert "sources" not in plain.content("v", "d")
@@ -197,38 +166,29 @@ def test_names_weights_and_languages_of_a_mixture_are_content():
 
 def make_document(number, source):
     lengths = np.array([9 + number % 7] * 12, np.uint16)
-    tokens = np.full(
-        int(lengths.sum()), 5 + number, np.uint16
-    )  # a token says which document it is from
+    # A token says which document it is from.
+    tokens = np.full(int(lengths.sum()), 5 + number, np.uint16)
     return TokenizedDocument(document_id(str(number)), 10, lengths, tokens, source)
 
 
 @pytest.fixture(scope="module")
 def rule(vocab_file):
-    return instance_rule(
-        BuildSettings("o", ["x"]), parse_vocab(vocab_file.read_bytes(), "vocab.txt"), 64
-    )
+    vocab = parse_vocab(vocab_file.read_bytes(), "vocab.txt")
+    return instance_rule(BuildSettings("o", ["x"]), vocab, 64)
 
 
 def rows_of(documents, rule, pass_index=0, **changes):
-    blocks = build_bucket(
-        gather_documents(documents), replace_rule(rule, **changes), pass_index, "b"
-    )
+    own = type(rule)(**(vars(rule) | changes))
+    blocks = build_bucket(gather_documents(documents), own, pass_index, "b")
     return [block.slice(row, row + 1) for block in blocks for row in range(block.num_instances)]
-
-
-def replace_rule(rule, **changes):
-    return type(rule)(**(vars(rule) | changes))
 
 
 def test_a_copy_belongs_to_the_source_listed_first_in_any_order():
     documents = [make_document(1, 2), make_document(1, 1), make_document(2, 0), make_document(1, 1)]
     for order in itertools.permutations(documents):
         gathered = gather_documents(order)
-        assert dict(zip(gathered.ids, gathered.sources.tolist(), strict=True)) == {
-            document_id("1"): 1,
-            document_id("2"): 0,
-        }
+        expected = {document_id("1"): 1, document_id("2"): 0}
+        assert dict(zip(gathered.ids, gathered.sources.tolist(), strict=True)) == expected
 
 
 def test_a_weight_uses_documents_again_with_other_pairs(rule):
@@ -240,25 +200,16 @@ def test_a_weight_uses_documents_again_with_other_pairs(rule):
     assert numbers[1][0] == numbers[0][0]
     assert numbers[1][1] / numbers[0][1] == pytest.approx(3, rel=0.2)
     heaviest = documents[1]
-    own = [
-        row for row in thrice if int(row.document_a[0]) == int.from_bytes(heaviest.id[:8], "big")
-    ]
-    assert (
-        len(
-            {
-                (int(row.segment_a_length[0]), len(row.input_ids), row.is_random_next[0])
-                for row in own
-            }
-        )
-        > len(own) / 3
-    )
+    key = int.from_bytes(heaviest.id[:8], "big")
+    own = [row for row in thrice if int(row.document_a[0]) == key]
+    shapes = [(int(r.segment_a_length[0]), len(r.input_ids), r.is_random_next[0]) for r in own]
+    assert len(set(shapes)) > len(own) / 3
 
 
 def test_a_random_b_is_never_of_the_same_document_and_comes_from_unused_ones_too(rule):
     documents = [make_document(number, number % 2) for number in range(12)]
-    rows = rows_of(
-        documents, rule, weights=(UNIT, 1)
-    )  # a millionth: source 1 makes no pairs of its own
+    # A millionth: source 1 makes no pairs of its own.
+    rows = rows_of(documents, rule, weights=(UNIT, 1))
     prefix = {int.from_bytes(each.id[:8], "big"): each.source for each in documents}
     assert {prefix[int(row.document_a[0])] for row in rows} == {0}
     assert {prefix[int(row.document_b[0])] for row in rows if row.is_random_next[0]} == {0, 1}
@@ -270,9 +221,8 @@ def test_weight_one_gives_the_bytes_of_no_weights(rule):
     for pass_index in range(2):
         plain = rows_of(documents, rule, pass_index)
         weighted = rows_of(documents, rule, pass_index, weights=(UNIT, UNIT))
-        assert [row.input_ids.tolist() for row in plain] == [
-            row.input_ids.tolist() for row in weighted
-        ]
+        ids = [[row.input_ids.tolist() for row in rows] for rows in (plain, weighted)]
+        assert ids[0] == ids[1]
 
 
 def test_a_bucket_that_a_pass_does_not_use_is_an_error(rule):
@@ -284,12 +234,7 @@ def test_a_bucket_that_a_pass_does_not_use_is_an_error(rule):
 @pytest.mark.processes
 @pytest.mark.parametrize("name", ["wikipedia-books", "wikipedia-en-zh"])
 def test_configurations_of_mixtures_ask_for_the_users_files(name, tmp_path, capsys):
-    root = Path(__file__).parents[2]
-    assert (
-        run("build", "--config", root / f"configs/data/{name}.yaml", "--output", tmp_path / "data")
-        == 2
-    )
-    assert (
-        "/path/to/enwiki-latest-pages-articles-multistream.xml.bz2: found no file"
-        in capsys.readouterr().err
-    )
+    config = Path(__file__).parents[2] / f"configs/data/{name}.yaml"
+    assert run("build", "--config", config, "--output", tmp_path / "data") == 2
+    said = "/path/to/enwiki-latest-pages-articles-multistream.xml.bz2: found no file"
+    assert said in capsys.readouterr().err

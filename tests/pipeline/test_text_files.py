@@ -21,11 +21,8 @@ def write(tmp_path):
 def test_text_and_lines(write, name, pack, encoding):
     url = write(name, pack("é one\r\n\ntwo\n".encode(encoding)))
     assert read_text(url) == "é one\r\n\ntwo\n"
-    assert list(read_text_lines(url)) == [
-        (f"{url}:1", "é one"),
-        (f"{url}:2", ""),
-        (f"{url}:3", "two"),
-    ]
+    expected = [(f"{url}:1", "é one"), (f"{url}:2", ""), (f"{url}:3", "two")]
+    assert list(read_text_lines(url)) == expected
 
 
 def test_json_lines(write):

@@ -70,10 +70,8 @@ def test_html(body, header):
         + response(b"x", b"Content-Type: image/png")
     )
     [document] = read(data, skipped=skipped)
-    assert [line for line in document.text.split("\n") if line.strip()] == [
-        "One bold caf\u00e9.",
-        "Two.",
-    ]
+    expected = ["One bold caf\u00e9.", "Two."]
+    assert [line for line in document.text.split("\n") if line.strip()] == expected
     assert document.where == "memory:///warc/f.warc, record 2"
     assert skipped == {"not_a_page": 3}
 
@@ -125,9 +123,8 @@ def test_a_charset_that_does_not_exist_is_guessed(charset):
 def test_malformed_pages_are_named_and_counted(monkeypatch, bad, message, reason):
     monkeypatch.setattr(records, "MAX_DOCUMENT_BYTES", 300)
     data = record("conversion", b"One") + bad + record("conversion", b"Two")
-    with pytest.raises(
-        ValueError, match=f"^memory:///warc/f.warc, record 2: {message}.*--on_bad_document skip"
-    ):
+    said = f"^memory:///warc/f.warc, record 2: {message}.*--on_bad_document skip"
+    with pytest.raises(ValueError, match=said):
         read(data)
     skipped: dict[str, int] = {}
     assert [d.text for d in read(data, on_bad_document="skip", skipped=skipped)] == ["One", "Two"]
@@ -136,10 +133,8 @@ def test_malformed_pages_are_named_and_counted(monkeypatch, bad, message, reason
 
 def test_broken_files_are_named():
     whole = INFO + record("conversion", b"One" * 100)
-    with pytest.raises(
-        ValueError,
-        match="record 2: found 200 bytes of content, expected 300: the record is cut short",
-    ):
+    said = "record 2: found 200 bytes of content, expected 300: the record is cut short"
+    with pytest.raises(ValueError, match=said):
         read(whole[:-104])
     with pytest.raises(ValueError, match=r"f\.warc, record \d: cannot be read as WARC"):
         read(INFO + b"junk " * 99, on_bad_document="skip")

@@ -70,18 +70,15 @@ def test_any_cut_gives_the_same_documents(cuts):
     "name", ["../up.txt", "a/../../up.txt", "/etc/text", "C:/text", "..\\up.txt", "a\\..\\b"]
 )
 def test_names_outside_are_refused(name):
-    with pytest.raises(
-        ValueError,
-        match=r"a\.zip: found the member .*, expected names below the archive's own folder",
-    ):
+    said = r"a\.zip: found the member .*, expected names below the archive's own folder"
+    with pytest.raises(ValueError, match=said):
         read(pack({"fine.txt": b"x", name: b"text"}), on_bad_document="skip")
 
 
 @pytest.mark.parametrize("name", ["deep.zip", "data.parquet"])
 def test_archives_and_tables_inside_are_refused(name):
-    with pytest.raises(
-        ValueError, match=rf"a\.zip/{name}: found a .* in an archive, expected text.*unpack"
-    ):
+    said = rf"a\.zip/{name}: found a .* in an archive, expected text.*unpack"
+    with pytest.raises(ValueError, match=said):
         read(pack({name: b"PK"}))
 
 
@@ -98,9 +95,8 @@ def test_members_that_share_bytes_are_refused():
     # The size of the second member in the directory now says more than the whole file holds.
     second = data.index(b"PK\x01\x02", start + 4)
     forged = data[: second + 20] + (10**6).to_bytes(4, "little") + data[second + 24 :]
-    with pytest.raises(
-        ValueError, match=r"a\.zip: the members share their bytes: a decompression bomb"
-    ):
+    said = r"a\.zip: the members share their bytes: a decompression bomb"
+    with pytest.raises(ValueError, match=said):
         read(forged)
 
 

@@ -37,7 +37,6 @@ def test_a_run_comes_back_from_s3(ranks, s3, tmp_path):
 def test_a_store_that_refuses_is_named(ranks, s3, tmp_path):
     trained = Trained(ranks, tmp_path / "run", url=None)
     trained.saver.store = CheckpointStore(URL, {**s3, "secret": "wrong"})
-    with pytest.raises(
-        PermissionError, match=r"s3://corpus/checkpointed/checkpoints/step-00000001/.*credentials"
-    ):
+    said = r"s3://corpus/checkpointed/checkpoints/step-00000001/.*credentials"
+    with pytest.raises(PermissionError, match=said):
         trained.save(1)

@@ -2,24 +2,16 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
-import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
-from tokenizers.models import WordPiece
-from tokenizers.trainers import WordPieceTrainer
 
 from tokenizer.encode import Encoder
-from tokenizer.export import build_normalizer, build_pre_tokenizer
 from tokenizer.learn import learn_vocabulary
-from tokenizer.vocab import CLS, CONTINUATION, MASK, PAD, SEP, SPECIAL_TOKENS, UNK, Vocabulary
+from tokenizer.vocab import CLS, CONTINUATION, MASK, PAD, SEP, SPECIAL_TOKENS, UNK
 from tokenizer.words import count_words
 
-TEXTS = [
-    "The cat sat on the mat. [MASK] cats [SEP] sat!",
-    "Ünïcode 中国 and the mats of cats\n",
-    "",
-] * 20
+CATS = "The cat sat on the mat. [MASK] cats [SEP] sat!"
+TEXTS = [CATS, "Ünïcode 中国 and the mats of cats\n", ""] * 20
 LOW_PIECES = "d e i l n o r s t w ##d ##e ##i ##o ##r ##s ##t ##w"
 LOW_MERGES = "##er ##ow low ##ew ##ewer newer ##der ##ider wider ##es ##est lowest"
 LOW = {"low": 5, "lowest": 2, "newer": 6, "wider": 3}
@@ -69,11 +61,8 @@ def test_an_example_worked_by_hand():
     for num_merges in (0, 3, len(merges)):
         vocab = learn_vocabulary(list(LOW), list(LOW.values()), 5 + len(pieces) + num_merges)
         assert vocab.tokens == (*SPECIAL_TOKENS, *pieces, *merges[:num_merges])
-    assert learn_vocabulary(list(LOW), list(LOW.values()), 1000).tokens == (
-        *SPECIAL_TOKENS,
-        *pieces,
-        *merges,
-    )
+    expected = (*SPECIAL_TOKENS, *pieces, *merges)
+    assert learn_vocabulary(list(LOW), list(LOW.values()), 1000).tokens == expected
 
 
 def test_overlapping_pairs_are_merged_from_the_left():
@@ -111,15 +100,8 @@ def test_the_fast_learner_is_the_readable_one(word_counts, vocab_size, rng):
 def test_the_layout_is_berts():
     vocab = learn_from(TEXTS, vocab_size=60, lower_case=True, num_unused=2)
     assert len(vocab) == 60
-    assert vocab.tokens[:7] == (
-        "[PAD]",
-        "[unused0]",
-        "[unused1]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-    )
+    expected = ("[PAD]", "[unused0]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    assert vocab.tokens[:7] == expected
     assert "cat" in vocab.ids
     assert len(set(vocab.tokens)) == 60
 
@@ -158,35 +140,6 @@ def test_nothing_but_specials_from_nothing():
 
 
 def test_a_size_below_the_alphabet_is_refused():
-    with pytest.raises(
-        ValueError, match=r"vocab_size=20 is too small: 7 special and unused tokens .* make \d+"
-    ):
+    said = r"vocab_size=20 is too small: 7 special and unused tokens .* make \d+"
+    with pytest.raises(ValueError, match=said):
         learn_from(TEXTS, vocab_size=20, lower_case=True, num_unused=2)
-
-
-def learn_with_library(texts, vocab_size):
-    """The peer: the trainer of `tokenizers`, whose ties fall differently from run to run."""
-    tokenizer = Tokenizer(WordPiece(unk_token=UNK))
-    tokenizer.normalizer, tokenizer.pre_tokenizer = build_normalizer(True), build_pre_tokenizer()
-    trainer = WordPieceTrainer(
-        vocab_size=vocab_size,
-        special_tokens=list(SPECIAL_TOKENS),
-        limit_alphabet=1000,
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    ids = tokenizer.get_vocab(with_added_tokens=False)
-    return Vocabulary(tuple(sorted(ids, key=ids.__getitem__)))
-
-
-@pytest.mark.processes
-def test_as_few_tokens_a_word_as_with_the_librarys_trainer(shared_data):
-    paths = [shared_data / f"data/wiki_en/wiki_en_0{number}.txt.zst" for number in range(4)]
-    lines = [zstandard.decompress(path.read_bytes(), 2**26).decode().splitlines() for path in paths]
-    training, held_out = lines[0] + lines[1], lines[2] + lines[3]
-    ours, peer = learn_from(training, 8000, lower_case=True), learn_with_library(training, 8000)
-    num_ours, num_peer = (
-        len(Encoder(vocab, True).encode_sentences(held_out)[0]) for vocab in (ours, peer)
-    )
-    assert num_ours == pytest.approx(num_peer, rel=0.005)
-    assert len(set(ours.tokens) & set(peer.tokens)) > 0.98 * 8000  # the rest are ties

@@ -14,7 +14,7 @@ def library(request, character_vocab):
     return load_library(character_vocab, request.param)
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=200)
 @given(left=TEXT, right=TEXT)
 def test_the_library_treats_what_stands_between_spaces_on_its_own(library, left, right):
     """What the encoder relies on: no reordering of marks, no casing rule and no CJK rule looks across a space."""
@@ -22,7 +22,7 @@ def test_the_library_treats_what_stands_between_spaces_on_its_own(library, left,
     assert together == alone_left + alone_right
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=200)
 @given(left=TEXT, right=TEXT, mark=st.sampled_from(string.punctuation))
 def test_the_library_takes_ascii_punctuation_for_words(library, left, right, mark):
     joined, spaced = library_ids(library, [f"{left}{mark}{right}", f"{left} {mark} {right}"])

@@ -11,13 +11,8 @@ TEXT = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\n##s\n"
 
 def test_a_line_number_is_an_id():
     vocab = parse_vocab(TEXT.encode(), "vocab.txt")
-    assert (vocab.pad_id, vocab.unk_id, vocab.cls_id, vocab.sep_id, vocab.mask_id) == (
-        0,
-        1,
-        2,
-        3,
-        4,
-    )
+    expected = (0, 1, 2, 3, 4)
+    assert (vocab.pad_id, vocab.unk_id, vocab.cls_id, vocab.sep_id, vocab.mask_id) == expected
     assert vocab.ids["##s"] == 6
     assert len(vocab) == 7
 
@@ -34,10 +29,8 @@ def test_other_line_ends_give_the_same_vocabulary(text):
 
 
 def test_only_newlines_end_lines():
-    assert parse_vocab((TEXT + "a\u2028b\n\u0085\n").encode(), "vocab.txt").tokens[-2:] == (
-        "a\u2028b",
-        "\u0085",
-    )
+    expected = ("a\u2028b", "\u0085")
+    assert parse_vocab((TEXT + "a\u2028b\n\u0085\n").encode(), "vocab.txt").tokens[-2:] == expected
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(65_536, np.uint16), (65_537, np.uint32)])

@@ -4,8 +4,9 @@ import sys
 import unicodedata
 
 import pytest
+from tokenizers.pre_tokenizers import BertPreTokenizer
 
-from tokenizer.export import build_normalizer, build_pre_tokenizer
+from tokenizer.export import build_normalizer
 from tokenizer.vocab import Vocabulary
 from tokenizer.wordpiece import (
     is_dropped,
@@ -122,4 +123,4 @@ def test_documented_differences_of_the_library(text, ours, librarys):
 
 def library_words(text: str, lower_case: bool) -> list[str]:
     normalized = build_normalizer(lower_case).normalize_str(text)
-    return [word for word, _ in build_pre_tokenizer().pre_tokenize_str(normalized)]
+    return [word for word, _ in BertPreTokenizer().pre_tokenize_str(normalized)]
