@@ -26,7 +26,6 @@ from pipeline.stages.build_vocab import prepare_vocabulary
 from pipeline.storage.folder import Folder
 from pipeline.storage.secret_values import hide
 from pipeline.tokens.document_lists import DocumentList
-from pipeline.tokens.token_parts import TokenizedDocument
 from pipeline.tokens.token_records import read_records
 from pipeline.transforms.webdataset import in_one_window
 
@@ -62,11 +61,12 @@ class WriteTokens(
         size = settings.part_bytes
         encoded = (
             found
-            | "Batch" >> beam.BatchElements(size, size, element_size_fn=_size_of)
+            | beam.BatchElements(size, size, element_size_fn=lambda each: 1 + len(each.text))
             | "ToLists" >> beam.FlatMap(to_lists, [source.name for source in settings.corpus])
             | EncodeDocuments(rule)
         )
-        rejected = encoded | "Rejected" >> beam.FlatMap(list_rejected)
+        list_rejected = beam.FlatMap(lambda documents: documents.dropped)
+        rejected = encoded | "Rejected" >> list_rejected.with_output_types(DroppedDocument)
         number = found | "CountDocuments" >> beam.combiners.Count.Globally()
         parts = (
             encoded
@@ -110,10 +110,6 @@ def to_document(document: str | Document) -> Document:
     return document
 
 
-def _size_of(document: Document) -> int:
-    return 1 + len(document.text)
-
-
 def to_lists(
     documents: Sequence[Document], sources: Sequence[str]
 ) -> Iterator[DocumentList[Document]]:
@@ -139,11 +135,6 @@ def to_lists(
         yield DocumentList(
             digest.hexdigest(), 0, True, own, counters, source=number, keeps_dropped=True
         )
-
-
-def list_rejected(documents: DocumentList[TokenizedDocument]) -> Iterator[DroppedDocument]:
-    """The documents of a list that are left out, with their reasons."""
-    yield from documents.dropped
 
 
 def finish_tokens(records: Sequence[str], number: int, folder: Folder) -> Iterator[str]:

@@ -123,7 +123,10 @@ def test_rejected_documents_are_the_second_output_with_their_reasons(texts, voca
         rows = written["rejected"] | beam.Map(lambda each: (each.reason, each.where, each.text))
         assert_that(rows, equal_to([("empty", "", " \n "), ("too_short", "a note", "Too short.")]))
 
-    write(documents, tmp_path, vocab_file, check=check, min_characters=50, **SETTINGS)
+    kept = {"min_characters": 50, "on_bad_document": "keep"}
+    write(documents, tmp_path, vocab_file, check=check, **kept, **SETTINGS)
+    lines = [path.read_text().splitlines() for path in (tmp_path / "rejected").iterdir()]
+    assert {json.loads(line)["where"] for own in lines for line in own} == {"", "a note"}
 
 
 def test_the_same_command_again_changes_nothing_and_other_documents_replace_the_first(
