@@ -1,7 +1,6 @@
 """torch.compile and activation checkpointing: the same gradients, and few graphs."""
 
 import dataclasses
-import shutil
 
 import pytest
 import torch
@@ -54,30 +53,26 @@ def compile_for_tests(monkeypatch):
 
 
 @pytest.mark.parametrize("pre_norm", [False, True])
-def test_40_steps_of_real_lengths_compile_at_most_5_graphs(compile_for_tests, pre_norm):
+def test_24_steps_of_real_lengths_compile_at_most_5_graphs(compile_for_tests, pre_norm):
     config = dataclasses.replace(CONFIG, pre_norm=pre_norm, hidden_dropout=0.1)
     model, plain = build_model(config, seed=1).train(), build_model(CONFIG, seed=1)
     compile_model(model)
     num_shapes = set()
-    for step in range(40):
-        batch = random_micro_batch(lengths_of(step), 60, step) if step % 20 else empty_micro_batch()
+    for step in range(24):
+        batch = random_micro_batch(lengths_of(step), 60, step) if step % 12 else empty_micro_batch()
         num_shapes.add(len(batch.input_ids))
         gradients_of(model, batch)
-        if step % 15 == 0:
+        if step % 8 == 0:
             with torch.no_grad():
                 forward_sums(model.eval(), batch, CPU)
                 model.train()
-    assert len(num_shapes) > 30
+    assert len(num_shapes) > 18
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 5
     assert not torch._dynamo.utils.counters["graph_break"]
     assert plain.state_dict().keys() == build_model(CONFIG, seed=1).state_dict().keys()
 
 
-@pytest.mark.engines
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
-@pytest.mark.skipif(shutil.which("g++") is None, reason="generated code for the CPU is C++")
-def test_generated_code_equals_plain_passes():
-    torch.compiler.reset()
+def test_compiled_passes_equal_plain_ones(compile_for_tests):
     plain, compiled = build_model(CONFIG, seed=1).train(), build_model(CONFIG, seed=1).train()
     compile_model(compiled)
     for seed in range(3):
@@ -85,7 +80,6 @@ def test_generated_code_equals_plain_passes():
         torch.testing.assert_close(
             gradients_of(compiled, batch), gradients_of(plain, batch), rtol=1e-4, atol=1e-5
         )
-    torch.compiler.reset()
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
