@@ -18,19 +18,6 @@ from pipeline.shards.block import block_schema
 from pipeline.shards.manifest import SHARDS_SCHEMA
 
 pytestmark = pytest.mark.processes
-# What the specification (Croissant 1.0) names in each kind of object: what must be there, and what
-# else may.
-KINDS = {
-    "sc:Dataset": (
-        "@context conformsTo name description license distribution recordSet",
-        "identifier inLanguage isBasedOn dateCreated rai:dataPreprocessingProtocol",
-    ),
-    "cr:FileObject": ("@id name contentUrl encodingFormat sha256", "description"),
-    "cr:FileSet": ("@id name encodingFormat includes", "description containedIn"),
-    "cr:RecordSet": ("@id name field", "description"),
-    "cr:Field": ("@id name dataType source", "description repeated"),
-    "sc:CreativeWork": ("name license", ""),
-}
 GROUP = {"split": "train", "seq_len": 64, "passes": 1, "shards": 1, "instances": 4, "tokens": 30}
 COUNTERS = {"documents": 2, "distinct_tokens": 30, "dropped_empty": 1, "dropped_duplicate": 0}
 ROW = {"name": "wiki", "licence": "CC BY-SA 4.0", "language": "en", "documents": 2, "tokens": 30}
@@ -57,34 +44,10 @@ def copy(mixture, tmp_path):
     return Path(shutil.copytree(mixture.folder.path, tmp_path / "data"))
 
 
-def objects_in(value):
-    """Every object that has a type."""
-    if isinstance(value, dict):
-        if "@type" in value and value["@type"] != "@json":
-            yield value
-        for key, each in value.items():
-            yield from () if key == "@context" else objects_in(each)
-    elif isinstance(value, list):
-        for each in value:
-            yield from objects_in(each)
-
-
-def test_it_has_what_the_format_asks_for_and_nothing_that_it_does_not_know(card):
-    for each in objects_in(card):
-        must, may = ({*names.split()} for names in KINDS[each["@type"]])
-        assert must <= each.keys() - {"@type"} <= must | may
-    ids = [each["@id"] for each in objects_in(card) if "@id" in each]
-    assert len(ids) == len({*ids})
-    for each in objects_in(card):
-        for reference in (each.get("containedIn"), *each.get("source", {}).values()):
-            assert reference is None or "@id" not in reference or reference["@id"] in ids
-    assert card["conformsTo"] == "http://mlcommons.org/croissant/1.0"
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d", card["dateCreated"])
-
-
 def test_its_facts_are_those_of_the_manifest(mixture, card):
     manifest = mixture.manifest
     assert (card["name"], card["identifier"]) == ("data", manifest.root_hash)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", card["dateCreated"])
     assert (card["license"], card["inLanguage"]) == (["CC0-1.0", "not stated"], ["de", "en"])
     assert [(each["name"], each["license"]) for each in card["isBasedOn"]] == [
         ("news", "CC0-1.0"), ("books", "not stated")
