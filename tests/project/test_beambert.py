@@ -25,34 +25,14 @@ def installed(tmp_path_factory):
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, checkout)
     for room in ("pipeline", "trainer", "tokenizer"):
-        shutil.copytree(
-            ROOT / room,
-            checkout / room,
-            ignore=shutil.ignore_patterns("__pycache__", "*.so", "build"),
-        )
+        ignored = shutil.ignore_patterns("__pycache__", "*.so", "build")
+        shutil.copytree(ROOT / room, checkout / room, ignore=ignored)
     wheel = "from setuptools.build_meta import build_wheel; print(build_wheel('made'))"
     environment = os.environ | {"CC": "/no/such/compiler"}
-    subprocess.run(
-        [sys.executable, "-c", wheel],
-        cwd=checkout,
-        env=environment,
-        capture_output=True,
-        check=True,
-    )
+    subprocess.check_output([sys.executable, "-c", wheel], cwd=checkout, env=environment)
     made = next((checkout / "made").iterdir())
-    install = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--no-index",
-        "--no-deps",
-        "--quiet",
-        "--target",
-        site,
-        made,
-    ]
-    subprocess.run(install, capture_output=True, check=True)
+    pip = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "--quiet"]
+    subprocess.check_output([*pip, "--target", site, made])
     return site
 
 
@@ -79,10 +59,8 @@ def beambert(installed, tmp_path):
 @pytest.mark.processes
 def test_an_installation_knows_its_version_and_its_recipes(beambert):
     assert beambert("--version").startswith("beambert 0.")
-    planned = beambert("plan", "--config", "bert-large", "--world_size", "8")
-    assert planned == beambert(
-        "plan", "--config", "configs/pretrain/bert-large.yaml", "--world_size", "8"
-    )
+    planned = beambert("plan", "--config", "bert-large")
+    assert planned == beambert("plan", "--config", "configs/pretrain/bert-large.yaml")
     assert planned.startswith("large: ")
     assert "did you mean bert-large" in beambert("plan", "--config", "bert-larg", code=2)
 
@@ -90,46 +68,30 @@ def test_an_installation_knows_its_version_and_its_recipes(beambert):
 @pytest.mark.processes
 def test_every_recipe_is_installed(installed):
     found = (installed / "pipeline/command_line/recipes").glob("*/*.yaml")
-    assert {path.name: path.read_text() for path in found} == {
-        path.name: path.read_text() for path in RECIPES
-    }
+    installed, ours = ({path.name: path.read_text() for path in of} for of in (found, RECIPES))
+    assert installed == ours
 
 
 @pytest.mark.processes
 def test_an_installation_builds_where_a_stranger_is_called_pipeline(beambert, tmp_path):
     """In worker processes too; a filter that lies in the folder is found there."""
-    (tmp_path / "mine.py").write_text(
-        "def keep(text):\n    return 'short' if len(text) < 9 else None\n"
-    )
-    texts = [
-        "Tiny.",
-        *(f"The {i} quick foxes jumped.\nThen {i * 7} dogs slept." for i in range(40)),
-    ]
-    for name, part in (("a", texts[::2]), ("b", texts[1::2])):
-        (tmp_path / f"{name}.jsonl").write_text(
-            "".join(f"{json.dumps({'text': text})}\n" for text in part)
-        )
+    mine = "def keep(text):\n    return 'short' if len(text) < 9 else None\n"
+    (tmp_path / "mine.py").write_text(mine)
+    texts = [f"The {i} quick foxes jumped.\nThen {i * 7} dogs slept." for i in range(40)]
+    for name, part in (("a", ["Tiny.", *texts[::2]]), ("b", texts[1::2])):
+        lines = (f"{json.dumps({'text': text})}\n" for text in part)
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
     words = (
-        "--config",
-        "demo",
-        "--input",
-        "a.jsonl",
-        "b.jsonl",
-        "--output",
-        "data",
-        "--vocab_size",
-        "200",
-        "--filter",
+        "--config demo --input a.jsonl b.jsonl --output data --vocab_size 200 --filter mine:keep"
     )
-    beambert("build", *words, "mine:keep", "--workers", "2", "--seq_lens", "32", "--passes", "1")
+    beambert("build", *f"{words} --workers 2 --seq_lens 32 --passes 1".split())
     assert "sound" in beambert("verify", "data")
     assert "short" in beambert("report-data", "data")
 
 
 def test_every_command_of_both_programs_is_there_once():
-    assert {id(each) for each in (*PIPELINE.values(), *TRAINER.values())} <= {
-        id(each) for each in COMMANDS.values()
-    }
+    both = (*PIPELINE.values(), *TRAINER.values())
+    assert {id(each) for each in both} == {id(each) for each in COMMANDS.values()}
     assert COMMANDS["report-data"] is PIPELINE["report"]
     assert COMMANDS["report"] is TRAINER["report"]
 
@@ -143,7 +105,6 @@ def test_a_file_on_disk_wins_over_a_recipe(tmp_path, monkeypatch):
     assert find_config("bert-base").samefile(ROOT / "configs/pretrain/bert-base.yaml")
     (tmp_path / "bert-base").write_text("")
     assert find_config("bert-base") == Path("bert-base")
-    with pytest.raises(
-        FileNotFoundError, match=r"^no configuration file configs/data/bert-base.yaml$"
-    ):
+    said = r"^no configuration file configs/data/bert-base.yaml$"
+    with pytest.raises(FileNotFoundError, match=said):
         find_config("configs/data/bert-base.yaml")

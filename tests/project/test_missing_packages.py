@@ -13,6 +13,7 @@ from pipeline.storage.missing_packages import CORE, EXTRA_OF, describe_missing
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 IMPORTED_AS = {"apache_beam": "apache_beam", "pyyaml": "yaml"}
+TINY_PLAN = ["plan", "--config", "configs/pretrain/bert-tiny.yaml"]
 WITHOUT = """
 import sys
 for name in {packages!r}:
@@ -36,12 +37,9 @@ def run_without(packages, program, *arguments):
     [
         (["apache_beam"], "pipeline", ["build", "--input", "README.md", "--output", "OUT"], "pipeline"),
         (["yaml"], "pipeline", ["build", "--input", "x", "--output", "OUT"], "pipeline,trainer"),
-        (["yaml"], "trainer", ["plan", "--config", "configs/pretrain/bert-tiny.yaml"], "pipeline,trainer"),
+        (["yaml"], "trainer", TINY_PLAN, "pipeline,trainer"),
         (["torch"], "trainer", ["export", "RUN", "--output", "OUT"], "trainer"),
-        (
-            ["deepspeed"], "trainer",
-            ["pretrain", "--config", "configs/pretrain/bert-tiny.yaml", "--data", "D", "--output", "OUT"], "trainer",
-        ),
+        (["deepspeed"], "trainer", ["pretrain", *TINY_PLAN[1:], "--data", "D", "--output", "OUT"], "trainer"),
     ],
 )  # fmt: skip
 def test_a_missing_package_is_one_line_that_says_what_to_run(
@@ -59,13 +57,7 @@ def test_a_missing_package_is_one_line_that_says_what_to_run(
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("program", "arguments"),
-    [
-        ("pipeline", ["verify", "s3://b/data"]),
-        (
-            "trainer",
-            ["plan", "--config", "configs/pretrain/bert-tiny.yaml", "--data", "s3://b/data"],
-        ),
-    ],
+    [("pipeline", ["verify", "s3://b/data"]), ("trainer", [*TINY_PLAN, "--data", "s3://b/data"])],
 )
 def test_a_missing_driver_of_a_store_is_one_line_that_says_what_to_run(program, arguments):
     ran = run_without(["s3fs"], program, *arguments)
@@ -86,26 +78,20 @@ def test_the_list_of_commands_needs_no_package(program):
 
 def test_a_module_that_is_none_of_our_packages_is_not_explained_away():
     assert describe_missing(ModuleNotFoundError("No module named 'mine'", name="mine")) is None
-    assert (
-        describe_missing(ImportError("cannot import name 'x' from 'torch'", name="torch")) is None
-    )
+    unknown = ImportError("cannot import name 'x' from 'torch'", name="torch")
+    assert describe_missing(unknown) is None
 
 
 def test_every_package_has_the_extra_that_pyproject_gives_it():
     """Distributions are spelled with hyphens and dots, what they are imported as with underscores."""
     extras = {name: names(packages) for name, packages in PROJECT["optional-dependencies"].items()}
+    named = ("pipeline", "tfrecord", "trainer", "onnx")
     for package, its_extra in EXTRA_OF.items():
-        assert [
-            extra
-            for extra in ("pipeline", "tfrecord", "trainer", "onnx")
-            if package in extras[extra]
-        ] == [its_extra]
+        assert [extra for extra in named if package in extras[extra]] == [its_extra]
     assert set(CORE) == names(PROJECT["dependencies"])
 
 
 def names(requirements):
-    found = {
-        re.split(r"[\[<>=]", requirement)[0].lower().replace("-", "_")
-        for requirement in requirements
-    }
+    names = (re.split(r"[\[<>=]", requirement)[0] for requirement in requirements)
+    found = {name.lower().replace("-", "_") for name in names}
     return {IMPORTED_AS.get(name, name) for name in found}
