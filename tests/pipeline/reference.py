@@ -6,15 +6,14 @@ continue a word.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain
 from random import Random
+from typing import NamedTuple
 
 Document = list[list[int]]
 
 
-@dataclass(frozen=True)
-class Vocabulary:
+class Vocabulary(NamedTuple):
     """What the reference looks up in vocab.txt, on ids."""
 
     size: int
@@ -24,8 +23,7 @@ class Vocabulary:
     continuations: frozenset[int] = frozenset()  # ids of pieces that start with "##"
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """The program's flags, with its defaults where it has any."""
 
     max_seq_length: int = 128
@@ -37,8 +35,7 @@ class Settings:
     glue_across_segments: bool = True  # a B cut to begin with "##" joins the last word of A
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """Segments after truncation, before specials."""
 
     tokens_a: list[int]
@@ -46,8 +43,7 @@ class Pair:
     is_random_next: bool
 
 
-@dataclass(frozen=True)
-class Instance:
+class Instance(NamedTuple):
     """One output row, as golden/ stores it."""
 
     input_ids: list[int]
@@ -61,9 +57,7 @@ def create_instances(
     documents: list[Document], vocab: Vocabulary, settings: Settings, rng: Random
 ) -> list[Instance]:
     """The whole program (1.1, 1.10): one generator for all."""
-    documents = [
-        kept for document in documents if (kept := [sentence for sentence in document if sentence])
-    ]
+    documents = [list(filter(None, document)) for document in documents if any(document)]
     rng.shuffle(documents)
     instances = [
         instance
@@ -79,9 +73,8 @@ def create_document_instances(
     documents: list[Document], index: int, vocab: Vocabulary, settings: Settings, rng: Random
 ) -> list[Instance]:
     """Pairs of one document, each masked before the next is drawn (1.9)."""
-    pairs = create_document_pairs(
-        documents, index, settings.max_seq_length, settings.short_seq_prob, rng
-    )
+    rule = settings.max_seq_length, settings.short_seq_prob, rng
+    pairs = create_document_pairs(documents, index, *rule)
     return [mask_pair(pair, vocab, settings, rng) for pair in pairs]
 
 
@@ -93,10 +86,10 @@ def create_document_pairs(
     rng: Random,
     labels: list[tuple[bool, bool]] | None = None,
 ):
-    """Yields the pairs of one document (1.2-1.8); lazily, since masking draws from `rng` between two of them.
+    """Yields the pairs of one document (1.2-1.8); masking draws from `rng` between two of them.
 
-    `labels` (is_random_next, is one sentence) of all pairs of the documents before balances the
-    labels (5, nsp_balance exact) and is added to.
+    `labels` (is_random_next, is one sentence) of all pairs before balances the labels (5,
+    nsp_balance exact) and is added to.
     """
     document, max_tokens = documents[index], max_seq_length - 3
     target = rng.randint(2, max_tokens) if rng.random() < short_seq_prob else max_tokens
@@ -192,10 +185,9 @@ def list_words(
         joins = settings.whole_word_masking and bool(words) and token in vocab.continuations
         if joins and not settings.glue_across_segments:
             joins = segment_ids[words[-1][-1]] == segment_ids[position]
-        if joins:
-            words[-1].append(position)
-        else:
-            words.append([position])
+        if not joins:
+            words.append([])
+        words[-1].append(position)
     return words
 
 
