@@ -53,12 +53,6 @@ def test_numbers_of_a_shard(name):
             check_rows([row(**{name: value})])
 
 
-@pytest.mark.parametrize("name", ["instances", "masked_as_mask", "seq_len"])
-def test_numbers_beyond_64_bits_are_refused(name):
-    with refused(f"row 0, {name}: found '{2**64}'"):
-        check_rows([row(**{name: 2**64})])
-
-
 def test_a_shard_of_nothing_is_none_of_a_seals_business():
     check_rows([row(seal=NOTHING)])
     with refused("the seal of a shard, tokens: found '-1'"):
