@@ -34,9 +34,8 @@ def store():
 def inputs_of(rows, lengths):
     borders = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
     blank = torch.zeros(len(rows), dtype=torch.int32)
-    return PackedInputs(
-        torch.tensor(rows, dtype=torch.int32), blank, blank, borders, max(lengths, default=0)
-    )
+    ids = torch.tensor(rows, dtype=torch.int32)
+    return PackedInputs(ids, blank, blank, borders, max(lengths, default=0))
 
 
 def test_rows_are_found_in_whichever_array_they_are(store):
@@ -67,9 +66,8 @@ def test_no_sentence_gives_zero_gradients(store):
 
 
 def test_weights_are_drawn_from_the_seed_alone(store):
-    first, again, other = (
-        build_tagger(store, 6, 8, 2, HEAD, seed).state_dict() for seed in (1, 1, 2)
-    )
+    taggers = [build_tagger(store, 6, 8, 2, HEAD, seed).state_dict() for seed in (1, 1, 2)]
+    first, again, other = taggers
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["task_head.weight"], other["task_head.weight"])
 

@@ -66,9 +66,8 @@ def measure(folder, model, split="validation"):
 
 def batches(folder, split="validation"):
     dataset = open_dataset(str(folder / "data"))
-    return list(
-        iterate_validation(dataset, 16, rank=0, world_size=1, micro_tokens=512, split=split)
-    )
+    whole = {"rank": 0, "world_size": 1, "micro_tokens": 512}
+    return list(iterate_validation(dataset, 16, **whole, split=split))
 
 
 def test_an_export_on_training_instances_is_as_transformers_says(folder):
@@ -76,17 +75,15 @@ def test_an_export_on_training_instances_is_as_transformers_says(folder):
     losses, hits, judged, random = [], [], [], []
     for batch in batches(folder, "train"):
         rows = pad_micro_batch(batch, 16)
+        names = ("input_ids", "attention_mask", "token_type_ids")
         with torch.no_grad():
-            out = theirs(
-                **{name: rows[name] for name in ("input_ids", "attention_mask", "token_type_ids")}
-            )
-        chosen = rows["labels"] != -100
-        losses += torch.nn.functional.cross_entropy(
-            out.prediction_logits[chosen], rows["labels"][chosen], reduction="none"
-        ).tolist()
-        hits += (out.prediction_logits[chosen].argmax(-1) == rows["labels"][chosen]).tolist()
-        random += rows["next_sentence_label"].tolist()
-        judged += (out.seq_relationship_logits.argmax(-1) == rows["next_sentence_label"]).tolist()
+            out = theirs(**{name: rows[name] for name in names})
+        chosen, following = rows["labels"] != -100, rows["next_sentence_label"]
+        logits, labels = out.prediction_logits[chosen], rows["labels"][chosen]
+        losses += torch.nn.functional.cross_entropy(logits, labels, reduction="none").tolist()
+        hits += (logits.argmax(-1) == labels).tolist()
+        random += following.tolist()
+        judged += (out.seq_relationship_logits.argmax(-1) == following).tolist()
     found = measure(folder, "hf", "train")
     assert found["mlm_loss"] == pytest.approx(np.mean(losses), rel=1e-5)
     assert found["mlm_accuracy"] == pytest.approx(np.mean(hits), abs=1e-9)

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import re
 import shutil
 from types import SimpleNamespace
 
@@ -22,7 +21,9 @@ from trainer.model.bert import build_model
 from trainer.optim.adamw import AdamW
 from trainer.runs.run_folder import RunFolder
 
-URL = "memory://bucket/run"
+pytestmark = pytest.mark.engines
+
+URL, LAST = "memory://bucket/run", "/bucket/run/checkpoints/step-00000002"
 STATE = {"format": 2, "tokens": 1234, "instances": 56}
 TOKENIZER = "{}"
 DATASET = {
@@ -34,28 +35,19 @@ DATASET = {
 
 @pytest.fixture
 def run(ranks, bucket, tmp_path):
-    """A run's folder with checkpoints of steps 1 and 2, both at the URL too; and the weights of the second."""
+    """A run's folder with checkpoints of steps 1 and 2, both at the URL; the second's weights."""
     run = RunFolder(tmp_path / "run")
     run.path.mkdir()
-    facts = {
-        "id": "abc",
-        "model": dataclasses.asdict(CONFIG),
-        "launches": [],
-        "datasets": [DATASET],
-    }
-    run.facts.write_text(json.dumps(facts))
-    for name, text in {
-        "config.yaml": "objective: mlm+nsp",
-        "vocab.txt": VOCAB,
-        "tokenizer.json": TOKENIZER,
-    }.items():
-        (run.path / name).write_text(text)
+    facts = {"id": "abc", "model": dataclasses.asdict(CONFIG), "launches": []}
+    run.facts.write_text(json.dumps({**facts, "datasets": [DATASET]}))
+    (run.path / "config.yaml").write_text("objective: mlm+nsp")
+    (run.path / "vocab.txt").write_text(VOCAB)
+    (run.path / "tokenizer.json").write_text(TOKENIZER)
     engine = SimpleNamespace(module=build_model(CONFIG, seed=1), zero_optimization_stage=lambda: 0)
     optimizer = AdamW(engine.module.named_parameters())
     optimizer.set_learning_rate(0.1)
-    saver = CheckpointSaver(
-        run, CheckpointSettings(keep=5), ranks, CheckpointStore(URL), lambda _: None
-    )
+    settings, store = CheckpointSettings(keep=5), CheckpointStore(URL)
+    saver = CheckpointSaver(run, settings, ranks, store, lambda _: None)
     for step in (1, 2):
         for parameter in engine.module.parameters():
             parameter.grad = torch.full_like(parameter, 0.01 * step)
@@ -73,37 +65,24 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def assert_same(found, weights):
-    assert found.state.keys() == weights.keys()
-    assert all(torch.equal(tensor, weights[name]) for name, tensor in found.state.items())
-
-
-@pytest.mark.engines
 def test_a_run_whose_disk_is_gone_is_exported_from_its_url(run, bucket, tmp_path, capsys):
     assert export(run.path, tmp_path / "from-folder") == 0
     shutil.rmtree(run.path)
-    bucket.rm(
-        "/bucket/run/checkpoints/step-00000002/fragments-00000-of-00001.safetensors"
-    )  # not needed
+    bucket.rm(f"{LAST}/fragments-00000-of-00001.safetensors")  # not needed
     capsys.readouterr()
     assert export(URL, tmp_path / "from-url") == 0
     said = json.loads(capsys.readouterr().out)
-    assert (said["step"], said["checkpoint"]) == (
-        2,
-        "memory://bucket/run/checkpoints/step-00000002",
-    )
+    assert (said["step"], said["checkpoint"]) == (2, f"memory:/{LAST}")
     assert contents(tmp_path / "from-url") == contents(tmp_path / "from-folder")
     found = read_initial_weights(str(tmp_path / "from-url"))
-    assert_same(found, run.weights)
+    assert found.state.keys() == run.weights.keys()
+    assert all(torch.equal(tensor, run.weights[name]) for name, tensor in found.state.items())
 
 
-@pytest.mark.engines
 def test_a_url_without_a_run_or_a_checkpoint_is_named(run, bucket, tmp_path, capsys):
     assert export("memory://bucket/nothing", tmp_path / "out") == 2
-    assert (
-        "memory://bucket/nothing holds no run.json; give the --checkpoint.url"
-        in capsys.readouterr().err
-    )
+    says = "memory://bucket/nothing holds no run.json; give the --checkpoint.url"
+    assert says in capsys.readouterr().err
     for step in (1, 2):
         bucket.rm(f"/bucket/run/checkpoints/step-0000000{step}/COMMITTED")
     assert export(URL, tmp_path / "out") == 2
@@ -111,21 +90,16 @@ def test_a_url_without_a_run_or_a_checkpoint_is_named(run, bucket, tmp_path, cap
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.engines
 def test_a_damaged_checkpoint_at_a_url_is_named(run, bucket, tmp_path, capsys):
-    path = "/bucket/run/checkpoints/step-00000002/model.safetensors"
+    path = f"{LAST}/model.safetensors"
     data = bytearray(bucket.cat(path))
     data[-1] ^= 1
     bucket.pipe(path, bytes(data))
     assert export(URL, tmp_path / "out") == 2
-    said = capsys.readouterr().err
-    assert re.search(
-        r"memory://bucket/run/checkpoints/step-00000002/model\.safetensors: sha256 is", said
-    )
+    assert f"memory:/{path}: sha256 is" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.engines
 @pytest.mark.parametrize(
     ("name", "spoil", "said"),
     [
@@ -153,19 +127,16 @@ def test_what_is_changed_or_damaged_in_a_runs_folder_is_named(
     data = place.read_bytes()
     place.write_bytes(spoil(data)) if spoil else place.unlink()
     assert export(run.path, tmp_path / "hf") == 2
-    error = capsys.readouterr().err
-    assert f"{run.path}/{said}" in error
+    assert f"{run.path}/{said}" in capsys.readouterr().err
     assert not (tmp_path / "hf").exists()
     place.write_bytes(data)
-    bucket.pipe_file(f"/bucket/run/{name}", spoil(data)) if spoil else bucket.rm_file(
-        f"/bucket/run/{name}"
-    )
+    remote = f"/bucket/run/{name}"
+    bucket.pipe_file(remote, spoil(data)) if spoil else bucket.rm_file(remote)
     assert export(URL, tmp_path / "hf") == 2
     assert name in capsys.readouterr().err
     assert not (tmp_path / "hf").exists()
 
 
-@pytest.mark.engines
 def test_a_checkpoint_without_some_of_the_weights_is_not_exported(run, tmp_path, capsys):
     checkpoint = run.path / "checkpoints" / "step-00000002"
     weights = safetensors.torch.load_file(checkpoint / "model.safetensors")

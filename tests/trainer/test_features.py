@@ -7,6 +7,7 @@ import sys
 from itertools import chain
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -26,6 +27,7 @@ from trainer.inference.open_model import open_model
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = ["The cats sat.", "a cat", "", "the the x cat sat", "dogs"]
+LAST = ["--layers", "-1"]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,8 @@ def text_file(tmp_path):
 
 def features(hf, file, output, *flags):
     given = ["--model", str(hf), "--input", str(file), "--output", str(output)]
-    return main(["features", *given, *flags])
+    assert main(["features", *given, *flags]) == 0
+    return output
 
 
 def rows_of(output, column=None):
@@ -54,18 +57,22 @@ def facts_of(output):
     return json.loads(pq.read_metadata(output).metadata[b"beambert"])
 
 
-def theirs(hf, text, **changes):
-    """Hidden states [layers, tokens without [CLS] and [SEP], H] of transformers, and its whole output."""
-    model = transformers.BertModel.from_pretrained(hf).eval()
+def theirs(hf, text):
+    """Hidden states [layers, tokens with [CLS] and [SEP], H] of transformers, and its output."""
+    model = transformers.AutoModel.from_pretrained(hf).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(hf)
     with torch.no_grad():
-        out = model(**tokenizer(text, return_tensors="pt", **changes), output_hidden_states=True)
+        out = model(**tokenizer(text, return_tensors="pt"), output_hidden_states=True)
     return torch.stack(out.hidden_states)[:, 0].numpy(), out
 
 
+def close(found, expected):
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
 def test_states_of_every_token_and_layer_are_those_of_transformers(hf, text_file, tmp_path):
-    assert features(hf, text_file, tmp_path / "out", "--layers", "all", "--micro_tokens", "40") == 0
-    rows = rows_of(tmp_path / "out")
+    flags = ["--layers", "all", "--micro_tokens", "40"]
+    rows = rows_of(features(hf, text_file, tmp_path / "out", *flags))
     tokenizer = transformers.AutoTokenizer.from_pretrained(hf)
     for number, text in enumerate(TEXTS):
         mine = [row for row in rows if row["text"] == number]
@@ -78,34 +85,29 @@ def test_states_of_every_token_and_layer_are_those_of_transformers(hf, text_file
         expected = theirs(hf, text)[0][:, 1:-1]
         for layer in range(3):
             found = np.array([row[f"layer_{layer}"] for row in mine], dtype=np.float32)
-            np.testing.assert_allclose(found.reshape(-1, 64), expected[layer], atol=1e-5)
+            close(found.reshape(-1, 64), expected[layer])
 
 
 def test_a_model_normalised_first_gives_what_transformers_gives(tmp_path, text_file):
     folder = export_lettered_model(tmp_path / "hf", pre_norm=True)
-    assert features(folder, text_file, tmp_path / "out", "--layers", "-1,-2") == 0
-    model = transformers.MegatronBertModel.from_pretrained(folder).eval()
-    batch = transformers.AutoTokenizer.from_pretrained(folder)(TEXTS[0], return_tensors="pt")
-    with torch.no_grad():
-        states = model(**batch, output_hidden_states=True).hidden_states
-    count = batch["input_ids"].shape[1] - 2
+    output = features(folder, text_file, tmp_path / "out", "--layers", "-1,-2")
+    states = theirs(folder, TEXTS[0])[0][:, 1:-1]
     for layer in (1, 2):
-        found = rows_of(tmp_path / "out", f"layer_{layer}")[:count]
-        np.testing.assert_allclose(found, states[layer][0, 1:-1], atol=1e-5)
+        close(rows_of(output, f"layer_{layer}")[: states.shape[1]], states[layer])
 
 
 @pytest.mark.parametrize("rows", ["cls", "mean", "pooler"])
 def test_a_vector_a_text(hf, text_file, tmp_path, rows):
-    flags = ["--layers", "-1", "--rows", rows, "--micro_tokens", "40"]
-    assert features(hf, text_file, tmp_path / "out", *flags) == 0
-    found = rows_of(tmp_path / "out", "pooler" if rows == "pooler" else "layer_2")
-    assert [row["text"] for row in rows_of(tmp_path / "out")] == list(range(len(TEXTS)))
+    flags = [*LAST, "--rows", rows, "--micro_tokens", "40"]
+    output = features(hf, text_file, tmp_path / "out", *flags)
+    found = rows_of(output, "pooler" if rows == "pooler" else "layer_2")
+    assert [row["text"] for row in rows_of(output)] == list(range(len(TEXTS)))
     for text, vector in zip(TEXTS, found, strict=True):
         states, out = theirs(hf, text)
         inner = states[-1, 1:-1]
         mean = inner.mean(axis=0) if len(inner) else np.zeros(64)
         expected = {"cls": states[-1, 0], "mean": mean, "pooler": out.pooler_output[0].numpy()}
-        np.testing.assert_allclose(vector, expected[rows], atol=1e-5)
+        close(vector, expected[rows])
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 8])
@@ -128,40 +130,36 @@ def test_every_token_is_in_one_window_and_in_the_one_with_most_context(size):
 
 def test_long_texts_are_read_in_windows_and_counted(hf, tmp_path):
     words = (["the", "cat", "sat", ".", "a"] * 20)[:95]
-    (tmp_path / "long.txt").write_text(" ".join(words) + "\nshort cat\n")
-    flags = ["--layers", "-1", "--seq_len", "20", "--micro_tokens", "64"]
-    assert features(hf, tmp_path / "long.txt", tmp_path / "out", *flags) == 0
-    found = rows_of(tmp_path / "out", "layer_2")
-    windows = cut_windows(95, 18, 9)
+    file, flags = tmp_path / "long.txt", [*LAST, "--seq_len", "20", "--micro_tokens", "64"]
+    file.write_text(" ".join(words) + "\nshort cat\n")
+    output = features(hf, file, tmp_path / "out", *flags)
+    found, windows = rows_of(output, "layer_2"), cut_windows(95, 18, 9)
     for window in windows:
         states, _ = theirs(hf, " ".join(words[window.start : window.stop]))
         inside = slice(window.keep_start - window.start + 1, window.keep_stop - window.start + 1)
-        kept = found[window.keep_start : window.keep_stop]
-        np.testing.assert_allclose(kept, states[-1, inside], atol=1e-5)
-    counts = facts_of(tmp_path / "out")
+        close(found[window.keep_start : window.keep_stop], states[-1, inside])
+    counts = facts_of(output)
     assert (counts["long_texts"], counts["windows"], counts["texts"]) == (1, len(windows) + 1, 2)
-    assert features(hf, tmp_path / "long.txt", tmp_path / "mean", *flags, "--rows", "mean") == 0
-    mean = rows_of(tmp_path / "mean", "layer_2")[0]
-    np.testing.assert_allclose(mean, found[:95].mean(axis=0), atol=1e-5)
+    output = features(hf, file, tmp_path / "mean", *flags, "--rows", "mean")
+    close(rows_of(output, "layer_2")[0], found[:95].mean(axis=0))
 
 
-def test_fields_and_compressed_files(hf, tmp_path):
+def test_fields_compressed_files_and_object_stores(hf, tmp_path):
     records = [{"body": text, "key": number} for number, text in enumerate(TEXTS[:2])]
-    lines = "".join(json.dumps(record) + "\n" for record in records)
-    frames = [zstandard.compress(lines[:30].encode()), zstandard.compress(lines[30:].encode())]
-    contents = {
-        "a.jsonl": lines.encode(),
-        "b.jsonl.gz": gzip.compress(lines.encode()),
-        "c.jsonl.zst": b"".join(frames),
-    }
+    lines = "".join(json.dumps(record) + "\n" for record in records).encode()
+    frames = zstandard.compress(lines[:30]) + zstandard.compress(lines[30:])
+    contents = {"a.jsonl": lines, "b.jsonl.gz": gzip.compress(lines), "c.jsonl.zst": frames}
+    flags = [*LAST, "--rows", "cls", "--text_field", "body"]
     found = []
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
-        flags = ["--rows", "cls", "--text_field", "body", "--layers", "-1"]
-        assert features(hf, tmp_path / name, tmp_path / "out", *flags) == 0
-        found.append(rows_of(tmp_path / "out"))
-    assert [row["text"] for row in found[0]] == [0, 1]
+        found.append(features(hf, tmp_path / name, tmp_path / f"{name}-out", *flags).read_bytes())
+    assert [row["text"] for row in rows_of(tmp_path / "a.jsonl-out")] == [0, 1]
     assert found[0] == found[1] == found[2]
+    features(hf, tmp_path / "a.jsonl", "memory://features/out", *flags)
+    store = fsspec.filesystem("memory")
+    assert store.cat_file("/features/out") == found[0]
+    store.rm("/features", recursive=True)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +169,7 @@ def test_fields_and_compressed_files(hf, tmp_path):
             "a.jsonl",
             b'{"text": "x"}\n{"t": "y"}\n',
             "",
-            "a.jsonl:2: no field 'text', found t; --text",
+            "a.jsonl:2: no field 'text', found t; --te",
         ),
         ("a.jsonl", b'{"text": 3}\n', "", "a.jsonl:1: field 'text' is int, expected a string"),
         ("a.jsonl", b"{\n", "", "a.jsonl:1: found no JSON"),
@@ -189,54 +187,44 @@ def test_what_cannot_be_read_is_named(
 ):
     monkeypatch.chdir(tmp_path)
     Path(name).write_bytes(content)
-    assert features(hf, name, "out", "--layers", "-1", *flags.split()) == 2
+    files = ["--model", str(hf), "--input", name, "--output", "out"]
+    assert main(["features", *files, *LAST, *flags.split()]) == 2
     assert message in capsys.readouterr().err.replace(f"{tmp_path}/", "")
     assert not Path("out").exists()
 
 
 def test_layers_are_numbered_as_in_transformers():
-    assert choose_layers("-1,-2,-3,-4", 12) == (12, 11, 10, 9)
+    assert choose_layers("0,-1,-2", 12) == (0, 12, 11)
     assert choose_layers("all", 2) == (0, 1, 2)
-    assert choose_layers("0", 2) == (0,)
 
 
 def test_words_have_the_vector_of_their_first_piece(hf):
-    extractor = FeatureExtractor(open_model(str(hf)), layers="-1,-2", rows="word", seq_len=12)
     words = ("the", "cats", "dog", "\x00", "Sat", "bird", "the")
-    [rows] = extractor.iterate([extractor.encode(InputText(0, 1, " ".join(words), words))])
-    every = FeatureExtractor(open_model(str(hf)), layers="-1,-2", seq_len=12)
-    [tokens] = every.iterate([every.encode(InputText(0, 1, " ".join(words), words))])
-    assert rows.index == list(range(7))
+    text, found = InputText(0, 1, " ".join(words), words), []
+    for rows in ("word", "token"):
+        extractor = FeatureExtractor(open_model(str(hf)), layers="-1,-2", rows=rows, seq_len=12)
+        found += extractor.iterate([extractor.encode(text)])
+    of_words, tokens = found
+    assert of_words.index == list(range(7))
     pieces = " ".join(piece.token for piece in tokens.texts[0].pieces)
     assert pieces == "the cat ##s d ##o ##g [UNK] sat b ##i ##r ##d the"
-    assert rows.texts[0].first_pieces == [0, 1, 3, 6, 7, 8, 12]
-    np.testing.assert_allclose(rows.vectors, tokens.vectors[rows.texts[0].first_pieces], atol=1e-6)
-    assert (rows.texts[0].unknown_words, rows.vectors.shape) == (1, (7, 2, 64))
+    assert of_words.texts[0].first_pieces == [0, 1, 3, 6, 7, 8, 12]
+    close(of_words.vectors, tokens.vectors[of_words.texts[0].first_pieces])
+    assert (of_words.texts[0].unknown_words, of_words.vectors.shape) == (1, (7, 2, 64))
 
 
 def test_words_of_conll_files(hf, tmp_path):
     (tmp_path / "a.conll").write_text("The O\ncats B-X\n\n-DOCSTART- O\n\ndog O\n")
     (tmp_path / "b.iob2").write_text("# a comment\n1\tsat\tO\n2\tcats\tO\n")
-    flags = ["--rows", "word", "--layers", "-1"]
-    assert features(hf, tmp_path / "a.conll", tmp_path / "a", *flags) == 0
-    assert features(hf, tmp_path / "b.iob2", tmp_path / "b", *flags, "--token_column", "1") == 0
+    flags = [*LAST, "--rows", "word"]
+    first = features(hf, tmp_path / "a.conll", tmp_path / "a", *flags)
+    second = features(hf, tmp_path / "b.iob2", tmp_path / "b", *flags, "--token_column", "1")
     names = ("text", "line", "word", "form", "token", "piece")
-    found = [tuple(row[name] for name in names) for row in rows_of(tmp_path / "a")]
+    found = [tuple(row[name] for name in names) for row in rows_of(first)]
     cats = [(0, 1, 0, "The", 0, "the"), (0, 1, 1, "cats", 1, "cat")]
     assert found == [*cats, (1, 6, 0, "dog", 0, "d")]
-    expected = theirs(hf, "The cats")[0][-1, 1:3]
-    np.testing.assert_allclose(rows_of(tmp_path / "a", "layer_2")[:2], expected, atol=1e-5)
-    assert [row["form"] for row in rows_of(tmp_path / "b")] == ["sat", "cats"]
-
-
-def test_an_object_store_gets_the_same_file(hf, text_file, tmp_path):
-    import fsspec
-
-    assert features(hf, text_file, tmp_path / "out", "--layers", "-1") == 0
-    assert features(hf, text_file, "memory://features/out", "--layers", "-1") == 0
-    stored = fsspec.filesystem("memory").cat_file("/features/out")
-    assert stored == (tmp_path / "out").read_bytes()
-    fsspec.filesystem("memory").rm("/features", recursive=True)
+    close(rows_of(first, "layer_2")[:2], theirs(hf, "The cats")[0][-1, 1:3])
+    assert [row["form"] for row in rows_of(second)] == ["sat", "cats"]
 
 
 PEAK = """
@@ -250,17 +238,14 @@ print(peak_megabytes())
 
 @pytest.mark.engines
 def test_memory_does_not_grow_with_the_input(hf, tmp_path):
-    """108,000 tokens give 79 MB of vectors; text, a line of 24,000 among it, is read as it is needed: 15 MB more."""
+    """108,000 tokens give 79 MB of vectors; text is read as it is needed: 15 MB more."""
     peaks = []
     for name, num_lines in (("small", 100), ("big", 6_000)):
-        path = tmp_path / f"{name}.txt"
-        path.write_text(
-            "the cat sat on the mat of a cat .\n" * num_lines + "the cat " * (num_lines * 2) + "\n"
-        )
+        path, text = tmp_path / f"{name}.txt", "the cat sat on the mat of a cat .\n" * num_lines
+        path.write_text(text + "the cat " * (num_lines * 2) + "\n")
         files = ["--model", str(hf), "--input", str(path), "--output", f"{path}-out"]
         command = [sys.executable, "-c", PEAK, *files]
         ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         peaks.append(float(ran.stdout.split()[-1]))
-    rows = facts_of(tmp_path / "big.txt-out")["rows"]
-    assert rows == 108_000
+    assert facts_of(tmp_path / "big.txt-out")["rows"] == 108_000
     assert peaks[1] - peaks[0] < 40, peaks

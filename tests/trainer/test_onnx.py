@@ -24,13 +24,8 @@ def export(folder, output):
 
 def run(folder, batch):
     session = onnxruntime.InferenceSession(str(folder / "model.onnx"))
-    return dict(
-        zip(
-            (each.name for each in session.get_outputs()),
-            session.run(None, dict(batch)),
-            strict=True,
-        )
-    )
+    names = (each.name for each in session.get_outputs())
+    return dict(zip(names, session.run(None, dict(batch)), strict=True))
 
 
 @pytest.mark.engines
@@ -38,9 +33,8 @@ def run(folder, batch):
 def test_a_pretrained_model_serves_what_transformers_computes(tmp_path, changes):
     folder = export_lettered_model(tmp_path / "hf", **changes)
     assert export(folder, tmp_path / "onnx") == 0
-    assert sorted(path.name for path in (tmp_path / "onnx").iterdir()) == [
-        "README.md", "config.json", "model.onnx", "tokenizer.json", "tokenizer_config.json", "vocab.txt",
-    ]  # fmt: skip
+    names = "README.md config.json model.onnx tokenizer.json tokenizer_config.json vocab.txt"
+    assert sorted(path.name for path in (tmp_path / "onnx").iterdir()) == names.split()
     assert "session.run(None" in (tmp_path / "onnx/README.md").read_text()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "onnx")
     kind = "MegatronBertForPreTraining" if changes else "BertForPreTraining"
@@ -50,10 +44,9 @@ def test_a_pretrained_model_serves_what_transformers_computes(tmp_path, changes)
         found = run(tmp_path / "onnx", batch)
         with torch.inference_mode():
             theirs = model(**batch.convert_to_tensors("pt"), output_hidden_states=True)
+        following = theirs.seq_relationship_logits
         np.testing.assert_allclose(found["logits"], theirs.prediction_logits, atol=1e-4)
-        np.testing.assert_allclose(
-            found["seq_relationship_logits"], theirs.seq_relationship_logits, atol=1e-4
-        )
+        np.testing.assert_allclose(found["seq_relationship_logits"], following, atol=1e-4)
         np.testing.assert_allclose(found["last_hidden_state"], theirs.hidden_states[-1], atol=1e-4)
     assert export(folder, tmp_path / "onnx") == 0  # an earlier one is replaced
 

@@ -1,4 +1,4 @@
-"""Universal checkpoints: stock DeepSpeed goes on from an export on another number of ranks, and runs begin with one.
+"""Universal checkpoints: stock DeepSpeed goes on from one on other ranks, and runs begin with one.
 
 Run as a program, this file is a rank: of ours, or of DeepSpeed around transformers' model.
 """
@@ -29,6 +29,8 @@ from trainer.optim.settings import OptimizerSettings
 from trainer.process.ranks import start_ranks, stop_ranks
 from trainer.runs.run_folder import RunFolder
 
+pytestmark = pytest.mark.engines
+
 BERT = dataclasses.replace(CONFIG, hidden_dropout=0.0, attention_dropout=0.0)
 RATE, SAVED, STEPS = 1e-3, 3, 6
 
@@ -45,10 +47,9 @@ def write_run(path):
     for name, text in files.items():
         (run.path / name).write_text(text)
     digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in files.items()}
-    dataset = {
-        "name": "wiki", "weight": 1, "root_hash": "ab", "url": "d", "lower_case": True, "settings_hash": "cd",
-        "vocab_sha256": digests["vocab.txt"], "tokenizer_sha256": digests["tokenizer.json"],
-    }  # fmt: skip
+    dataset = {"name": "wiki", "weight": 1, "root_hash": "ab", "url": "d", "lower_case": True}
+    dataset |= {"settings_hash": "cd", "vocab_sha256": digests["vocab.txt"]}
+    dataset |= {"tokenizer_sha256": digests["tokenizer.json"]}
     facts = {"id": "a", "model": dataclasses.asdict(BERT), "launches": [], "datasets": [dataset]}
     run.facts.write_text(json.dumps(facts))
     return run
@@ -85,10 +86,9 @@ def train_stock(folder, stage):
     parameters = list(model.parameters())
     # Under ZeRO-3 DeepSpeed gives all its groups one count of updates, which torch's AdamW then counts on together.
     groups = [parameters] if stage == 3 else [parameters[::2], parameters[1::2]]
-    settings = {
-        "train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0, "zero_allow_untested_optimizer": True,
-        "zero_optimization": {"stage": stage}, "checkpoint": {"load_universal": True},
-    }  # fmt: skip
+    settings = {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0}
+    settings |= {"zero_optimization": {"stage": stage}, "checkpoint": {"load_universal": True}}
+    settings["zero_allow_untested_optimizer"] = True
     groups = [{"params": each} for each in groups]
     optimizer = torch.optim.AdamW(groups, lr=RATE, eps=1e-6, weight_decay=0.0)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
@@ -98,15 +98,9 @@ def train_stock(folder, stage):
         batch = batches_of(step)[ranks.rank]
         labels = torch.full((16,), -100)
         labels[batch.masked_positions] = batch.masked_labels
-        rows = {
-            "input_ids": batch.input_ids,
-            "token_type_ids": batch.token_type_ids,
-            "labels": labels,
-        }
-        found = engine(
-            **{name: each.view(2, 8) for name, each in rows.items()},
-            next_sentence_label=batch.is_random_next,
-        )
+        rows = {"input_ids": batch.input_ids, "token_type_ids": batch.token_type_ids}
+        rows = {name: each.view(2, 8) for name, each in {**rows, "labels": labels}.items()}
+        found = engine(**rows, next_sentence_label=batch.is_random_next)
         engine.backward(found.loss)
         engine.step()
         losses.append(sum(ranks.gather(float(found.loss.detach()))) / ranks.world_size)
@@ -142,15 +136,11 @@ def stock(trained):
     return {stage: losses_of(trained, f"stock-{stage}") for stage in (1, 3)}
 
 
-@pytest.mark.engines
 @pytest.mark.parametrize("stage", [1, 3])
-def test_stock_deepspeed_goes_on_with_equal_losses_on_another_number_of_ranks(
-    trained, stock, stage
-):
+def test_stock_deepspeed_goes_on_with_equal_losses_on_other_ranks(trained, stock, stage):
     assert stock[stage] == pytest.approx(losses_of(trained, "ours")[SAVED:], rel=1e-6)
 
 
-@pytest.mark.engines
 def test_a_run_begins_with_the_weights_of_one(trained):
     found = read_initial_weights(str(trained / "universal"))
     assert (found.config, found.vocab) == (BERT, VOCAB.encode())
@@ -164,7 +154,6 @@ def command_weights(folder):
     return read_initial_weights(str(folder / "hf")).state
 
 
-@pytest.mark.engines
 def test_what_deepspeed_converts_itself_is_read_too(trained, stock):
     places = ["--input_folder", trained / "native/native", "--output_folder", trained / "native/u"]
     program = ["-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state"]
@@ -173,12 +162,10 @@ def test_what_deepspeed_converts_itself_is_read_too(trained, stock):
     shutil.copy(trained / "universal/config.json", trained / "native")
     found = read_initial_weights(str(trained / "native")).state
     expected = torch.load(trained / "native.pt")
-    assert all(
-        torch.equal(found[ours], expected[theirs]) for ours, theirs in hf_names(BERT).items()
-    )
+    names = hf_names(BERT).items()
+    assert all(torch.equal(found[ours], expected[theirs]) for ours, theirs in names)
 
 
-@pytest.mark.engines
 def test_a_model_without_an_optimizer_is_none(trained, capsys):
     command_weights(trained)
     words = ["export", str(trained / "hf"), "--output", str(trained / "none")]
