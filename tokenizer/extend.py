@@ -81,24 +81,20 @@ def _choose_pieces(
         target = math.ceil(_CANDIDATES * target)
         merger.merge_until(len(spelling) + target)
         can_merge = len(merger.pieces) == len(spelling) + target
-        pieces = Vocabulary(tuple(merger.pieces))
-        saved = _find_saved(pieces, old, spelling, words, counts_W, lower_case)
+        encoder = Encoder(Vocabulary(tuple(merger.pieces)), lower_case)
+        saved = _find_saved(encoder, len(old), spelling, words, counts_W)
     return sorted(saved, key=lambda piece: (-saved[piece], piece))[:num_pieces]
 
 
 def _find_saved(
-    pieces: Vocabulary,
-    old: Vocabulary,
-    spelling: Vocabulary,
-    words: Sequence[str],
-    counts_W: Array,
-    lower_case: bool,
+    encoder: Encoder, num_old: int, spelling: Vocabulary, words: Sequence[str], counts_W: Array
 ) -> dict[str, int]:
     """What each new piece saves at all its uses; one that only leads to longer ones is left out."""
-    ids, lengths_W = Encoder(pieces, lower_case).encode_sentences(words)
+    ids, lengths_W = encoder.encode_sentences(words)
+    pieces = encoder.vocab
     # Float sums are exact below 2^53, far beyond the words of any sample.
     uses = np.bincount(ids, np.repeat(counts_W, lengths_W), len(pieces)).astype(np.int64).tolist()
-    new = zip(pieces.tokens[len(old) :], uses[len(old) :], strict=True)
+    new = zip(pieces.tokens[num_old:], uses[num_old:], strict=True)
     return {
         piece: num_uses * max(1, len(split_piece(piece, spelling)) - 1)
         for piece, num_uses in new

@@ -84,7 +84,7 @@ class PairMerger:
         while self._heap or self._rebuild_heap():
             negative, left, right = heapq.heappop(self._heap)
             pair = self._ids[left], self._ids[right]
-            count = self._pair_counts.get(_pair_key(*pair), 0)
+            count = self._pair_counts.get(pair[0] << 32 | pair[1], 0)
             if count == -negative:
                 return pair
             if count >= self._threshold:
@@ -118,7 +118,7 @@ class PairMerger:
             self._pair_counts[key] -= weight
             if not self._pair_counts[key]:
                 del self._pair_counts[key]
-        self._pair_counts.pop(_pair_key(left, right), None)
+        self._pair_counts.pop(left << 32 | right, None)
 
         merged = self._intern(self.pieces[left] + self.pieces[right].removeprefix(CONTINUATION))
         self._symbols_P[at_K] = merged
@@ -129,11 +129,13 @@ class PairMerger:
         places, gained = self._neighbour_pairs(merged, merged, first_F, at_K, after_K)
         self._places.setdefault(merged, []).append(places)
         for key, weight in gained.items():
-            self._add(key, weight)
+            count = self._pair_counts[key] = self._pair_counts.get(key, 0) + weight
+            if count >= self._threshold:
+                heapq.heappush(self._heap, (-count, *self._strings(key)))
 
     def _find(self, left: int, right: int) -> Array:
         """Positions of a pair as the words are now, without the second of two that overlap."""
-        key = _pair_key(left, right)
+        key = left << 32 | right
         kept = [self._first_places, *self._places.get(left, ())]
         kept += self._places.get(right, ()) if right != left else ()
         at_K = np.concatenate([places.of(key) for places in kept])
@@ -162,11 +164,6 @@ class PairMerger:
         weights = self._weights_P[np.concatenate([first_F[has_before_F], at_K[has_after_K]])]
         return _group(keys, positions, weights)
 
-    def _add(self, key: int, weight: int) -> None:
-        count = self._pair_counts[key] = self._pair_counts.get(key, 0) + weight
-        if count >= self._threshold:
-            heapq.heappush(self._heap, (-count, *self._strings(key)))
-
     def _intern(self, piece: str) -> int:
         """The piece's id; two different pairs may make the same piece."""
         index = self._ids.setdefault(piece, len(self.pieces))
@@ -176,10 +173,6 @@ class PairMerger:
 
     def _strings(self, key: int) -> tuple[str, str]:
         return self.pieces[key >> 32], self.pieces[key & 0xFFFFFFFF]
-
-
-def _pair_key(left: int, right: int) -> int:
-    return left << 32 | right
 
 
 def _pair_keys(left: Array | int, right: Array | int) -> Array:

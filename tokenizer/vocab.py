@@ -66,11 +66,6 @@ def parse_vocab(data: bytes, where: str) -> Vocabulary:
         found = f"line {line} is not UTF-8 ({error.reason})"
         raise ValueError(f"{where}: {found}; save the vocabulary as UTF-8") from error
     tokens = tuple(line.removesuffix("\r") for line in text.removesuffix("\n").split("\n"))
-    _check_tokens(tokens, where)
-    return Vocabulary(tokens)
-
-
-def _check_tokens(tokens: tuple[str, ...], where: str) -> None:
     if tokens == ("",):
         raise ValueError(f"{where}: the vocabulary is empty; expected one token per line")
     first_line: dict[str, int] = {}
@@ -85,3 +80,4 @@ def _check_tokens(tokens: tuple[str, ...], where: str) -> None:
     if missing := [token for token in SPECIAL_TOKENS if token not in first_line]:
         found = f"no line is {', '.join(missing)} ({len(tokens)} lines)"
         raise ValueError(f"{where}: {found}; BERT needs all five specials")
+    return Vocabulary(tokens)

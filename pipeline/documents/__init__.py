@@ -1,8 +1,8 @@
 """Input files of any layout and place to documents: found, cut into parts, read as a stream.
 
-`parts` says which bytes a task reads and `read` reads them: `files` gives blocks, `encoding` and
-`lines` lines of UTF-8, one module a layout records of them, and `formats` puts these together. Open
-to the trainer are `parts.find_inputs` and `text_files`.
+`parts` says which bytes a task reads and `read` reads them: `files` gives blocks, `lines` lines of
+UTF-8, one module a layout records of them, and `formats` puts these together. Open to the trainer
+are `parts.find_inputs` and `text_files`.
 """
 
 from dataclasses import dataclass

@@ -7,9 +7,9 @@ would be silent.
 
 from collections.abc import Sequence
 
-from pipeline.documents.encoding import head_to_utf8
 from pipeline.documents.files import TAIL_BLOCK_BYTES, StorageOptions, read_head
 from pipeline.documents.formats import FORMATS, detect_format
+from pipeline.documents.lines import head_to_utf8
 from pipeline.documents.sentence_lines import SENTENCE_LINES, WHICH_FLAG, Seen, look_at_lines
 from pipeline.storage.ahead import map_ahead
 from pipeline.storage.zip_archive import SUFFIX as ZIP

@@ -78,10 +78,10 @@ def open_sized(file_range: FileRange, storage_options: StorageOptions = None) ->
     """The folder and name of a range's file; raises ValueError where it is not the size it was."""
     folder, name = Folder.of_file(file_range.url, storage_options)
     if (size := folder.size(name)) != file_range.size:
-        raise ValueError(
-            f"{file_range.url}: found {size} bytes, expected {file_range.size}: the file changed"
-            " since the input was listed; run again when nothing writes to it"
+        found = (
+            f"found {size} bytes, expected {file_range.size}: the file changed since it was listed"
         )
+        raise ValueError(f"{file_range.url}: {found}; run again when nothing writes to it")
     return folder, name
 
 

@@ -15,10 +15,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import PurePosixPath
 
-from pipeline.documents.encoding import decode, head_to_utf8, is_utf16, refuse_packed
+from pipeline.documents import lines
 from pipeline.documents.files import FileRange, StorageOptions, open_sized, read_blocks, read_head
 from pipeline.documents.jsonl import refuse_json
-from pipeline.documents.lines import read_lines, read_whole, split_file
 from pipeline.documents.records import Beginning, Format, Record
 from pipeline.documents.sentence_lines import WHICH_FLAG, look_at_lines
 from pipeline.documents.source import LAYOUTS
@@ -29,13 +28,10 @@ from pipeline.storage.zip_archive import Member, list_members
 _MARK_BYTES = 4096  # even compressed, they hold a byte order mark
 
 
-def _load(layout: str) -> Format:
-    module, _, name = layout.partition(":")
-    found: Format = getattr(importlib.import_module(f"pipeline.documents.{module}"), name)
-    return found
-
-
-FORMATS = {name: _load(layout) for name, layout in LAYOUTS.items()}
+FORMATS: dict[str, Format] = {}
+for _name, _layout in LAYOUTS.items():
+    _module = importlib.import_module(f"pipeline.documents.{_layout.partition(':')[0]}")
+    FORMATS[_name] = getattr(_module, _layout.partition(":")[2])
 
 
 def format_of(record: Record, file_range: FileRange) -> Format:
@@ -51,19 +47,17 @@ def read_records(
         return _read_archive(file_range, storage_options)
     layout = FORMATS[file_range.format]
     is_cut = file_range.num_bytes < file_range.size
-    if layout.is_text and is_cut and _is_utf16(file_range, storage_options):
-        if file_range.start > 0:
+    if layout.is_text and is_cut:
+        head = read_head(file_range.url, file_range.size, storage_options, _MARK_BYTES)
+        if head[:2] in lines.UTF16 and file_range.start > 0:
             return iter(())
-        file_range = replace(file_range, end=file_range.size)
+        end = file_range.size if head[:2] in lines.UTF16 else file_range.end
+        file_range = replace(file_range, end=end)
     if layout.read:
         return layout.read(file_range, text_field, storage_options)
     if layout.split:
-        return layout.split(read_lines(file_range, storage_options), file_range)
-    return iter([read_whole(read_blocks(file_range, storage_options), file_range.url)])
-
-
-def _is_utf16(file_range: FileRange, storage_options: StorageOptions) -> bool:
-    return is_utf16(read_head(file_range.url, file_range.size, storage_options, _MARK_BYTES))
+        return layout.split(lines.read_lines(file_range, storage_options), file_range)
+    return iter([lines.read_whole(read_blocks(file_range, storage_options), file_range.url)])
 
 
 def _read_archive(file_range: FileRange, storage_options: StorageOptions) -> Iterator[Record]:
@@ -82,8 +76,10 @@ def _read_member(member: Member, file_range: FileRange) -> Iterator[Record]:
     if text_format == "auto":
         head = next(filter(None, member.blocks()), b"")
         text_format = detect_format(member.where, head)
-        if text_format == "text":
-            _refuse_sentence_lines(member.where, head)
+        # A member is one of many, read when it is too late to ask what the others look like.
+        seen = look_at_lines(lines.head_to_utf8(head).decode(errors="replace"), is_whole=False)
+        if text_format == "text" and seen.is_likely:
+            raise ValueError(f"{member.where}: its beginning has {seen}; {WHICH_FLAG}")
     layout = FORMATS[text_format]
     if layout.read or member.where.endswith(ZIP):
         kind = "zip archive" if member.where.endswith(ZIP) else text_format
@@ -91,24 +87,18 @@ def _read_member(member: Member, file_range: FileRange) -> Iterator[Record]:
         raise ValueError(f"{member.where}: {found}; unpack the outer archive")
     if layout.split:
         whole = FileRange(member.where, 0, sys.maxsize, sys.maxsize, text_format)
-        records = layout.split(split_file(member.blocks(), member.where), whole)
+        records = layout.split(lines.split_file(member.blocks(), member.where), whole)
     else:
-        records = iter([read_whole(member.blocks(), member.where)])
+        records = iter([lines.read_whole(member.blocks(), member.where)])
     return (replace(record, member=member.info.filename, format=text_format) for record in records)
-
-
-def _refuse_sentence_lines(where: str, head: bytes) -> None:
-    """A member is one of many, read when it is too late to ask what the others look like."""
-    seen = look_at_lines(head_to_utf8(head).decode(errors="replace"), is_whole=False)
-    if seen.is_likely:
-        raise ValueError(f"{where}: its beginning has {seen}; {WHICH_FLAG}")
 
 
 def parse_record(record: Record, file_range: FileRange, text_field: str) -> str:
     """The text of a record; raises BadDocumentError."""
     if record.error:
         raise record.error
-    return format_of(record, file_range).parse(decode(record.data), record, file_range, text_field)
+    text = lines.decode(record.data)
+    return format_of(record, file_range).parse(text, record, file_range, text_field)
 
 
 def may_be_cut(text_format: str, url: str) -> bool:
@@ -129,9 +119,9 @@ def detect_format(url: str, head: bytes) -> str:
 
     Raises ValueError where it is JSON, but not an object a line, or compressed under another name.
     """
-    refuse_packed(url, head)
+    lines.refuse_packed(url, head)
     suffix = PurePosixPath(plain_name(url)).suffix
-    beginning = Beginning(suffix, head, head_to_utf8(head).lstrip())
+    beginning = Beginning(suffix, head, lines.head_to_utf8(head).lstrip())
     for name, layout in FORMATS.items():
         if layout.detect and layout.detect(beginning):
             return name

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable, Iterator
 
 from pipeline.documents import records
-from pipeline.documents.encoding import to_utf8
 from pipeline.documents.files import FileRange, StorageOptions, read_blocks, read_stored
+from pipeline.documents.lines import to_utf8
 from pipeline.documents.records import BadDocumentError, Format, Record, too_long
 from pipeline.storage.compression import find_bzip2_stream, is_compressed, read_frames, slices
 from pipeline.wiki import BadPageError, wikitext

@@ -49,7 +49,7 @@ class Part:
     @property
     def text_bytes(self) -> int:
         """Bytes of text, estimated where they are compressed."""
-        return sum(map(_estimate_text_bytes, self.ranges))
+        return sum(each.num_bytes * _ratio(each.url) for each in self.ranges)
 
 
 def find_inputs(
@@ -117,10 +117,9 @@ def plan_parts(
 def cut_again(parts: Sequence[Part], part_bytes: int) -> list[Part]:
     """Parts of one source as `plan_parts` would have planned them; nothing is read."""
     files = {each.url: each for part in parts for each in part.ranges}
+    found = sorted(files.items())
     ranges = (
-        r
-        for url, each in sorted(files.items())
-        for r in _cut_file(url, each.size, each.format, part_bytes, each.wrapping)
+        r for url, f in found for r in _cut_file(url, f.size, f.format, part_bytes, f.wrapping)
     )
     return _gather(ranges, parts[0].source, part_bytes)
 
@@ -130,17 +129,13 @@ def _gather(ranges: Iterable[FileRange], source: int, part_bytes: int) -> list[P
     gathered: list[FileRange] = []
     num_bytes = 0
     for file_range in ranges:
-        text_bytes = _estimate_text_bytes(file_range)
+        text_bytes = file_range.num_bytes * _ratio(file_range.url)
         if gathered and num_bytes + text_bytes > part_bytes:
             parts.append(Part(tuple(gathered), source))
             gathered, num_bytes = [], 0
         gathered.append(file_range)
         num_bytes += text_bytes
     return [*parts, Part(tuple(gathered), source)] if gathered else parts
-
-
-def _estimate_text_bytes(file_range: FileRange) -> int:
-    return file_range.num_bytes * _ratio(file_range.url)
 
 
 def _ratio(url: str) -> int:

@@ -1,11 +1,16 @@
-"""Plain text: a file is a document, a line is one, or blank lines stand between documents."""
+"""Plain text: a file is a document, a line is one, or blank lines or WikiExtractor's tags divide."""
 
+import html
+import re
 from collections.abc import Iterable, Iterator
 
 from pipeline.documents.files import FileRange
 from pipeline.documents.jsonl import split_jsonl
-from pipeline.documents.records import Format, Gathered, Line, Record
+from pipeline.documents.records import BadDocumentError, Format, Gathered, Line, Record
 from pipeline.documents.wrapping import unwrap
+
+_TITLE = re.compile('title="(.*)"')
+_EXPECTED = "expected a WikiExtractor file; give the --format it has"
 
 
 def split_blank_lines(lines: Iterable[Line], file_range: FileRange) -> Iterator[Record]:
@@ -26,6 +31,46 @@ def split_blank_lines(lines: Iterable[Line], file_range: FileRange) -> Iterator[
         yield gathered.take()
 
 
+def split_wikiextractor(lines: Iterable[Line], file_range: FileRange) -> Iterator[Record]:
+    """Lines from `<doc ...>` on, without the closing one; stray text belongs to the one before."""
+    opened = Gathered()
+    is_ours = file_range.start == 0
+    for line in lines:
+        if line.data.startswith(b"<doc "):
+            if opened.lines:
+                below = line.number - opened.lines[0].number
+                yield opened.take(_unclosed(f"another one starts {below} lines below"))
+            if line.offset >= file_range.last_offset:
+                return
+            opened.add(line)
+            is_ours = True
+        elif opened.lines and line.data.startswith(b"</doc>"):
+            yield opened.take()
+        elif opened.lines:
+            opened.add(line)
+        elif is_ours and (line.is_too_long or line.data.strip()):
+            found = f"found {line.data[:40]!r} outside <doc ...> ... </doc>"
+            error = BadDocumentError("text_outside_doc", f"{found}, {_EXPECTED}")
+            yield Record(line.number, line.offset, line.data, error)
+            is_ours = False  # one complaint up to the next document
+    if opened.lines:
+        yield opened.take(_unclosed("the file ends"))
+
+
+def _unclosed(instead: str) -> BadDocumentError:
+    return BadDocumentError("unclosed_doc", f"found <doc ...> without its </doc> line: {instead}")
+
+
+def parse_wikiextractor(text: str) -> str:
+    """The body without the first line, where that is the title."""
+    header, _, body = text.partition("\n")
+    first, _, rest = body.partition("\n")
+    title = _TITLE.search(header)
+    if title and first.strip() in {title[1], html.unescape(title[1])}:
+        return rest
+    return body
+
+
 def _as_it_stands(text: str, *_: object) -> str:
     return text
 
@@ -34,3 +79,8 @@ TEXT = Format(lambda text, _, file_range, __: unwrap(text, file_range.wrapping),
 LINES = Format(_as_it_stands, split=split_jsonl)
 TEXT_BLANK_LINES = Format(_as_it_stands, split=split_blank_lines)
 SENTENCE_LINES = Format(_as_it_stands, split=split_blank_lines, has_sentence_lines=True)
+WIKIEXTRACTOR = Format(
+    lambda text, *_: parse_wikiextractor(text),
+    lambda beginning: beginning.text.startswith(b"<doc "),
+    split_wikiextractor,
+)

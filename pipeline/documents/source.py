@@ -17,7 +17,7 @@ LAYOUTS = {
     "mediawiki": "mediawiki:MEDIAWIKI",
     "cirrus": "jsonl:CIRRUS",
     "jsonl": "jsonl:JSONL",
-    "wikiextractor": "wikiextractor:WIKIEXTRACTOR",
+    "wikiextractor": "plain_text:WIKIEXTRACTOR",
 }
 """The `Format` of each layout, by its module; "auto" is the first that detects a file, or text."""
 if TYPE_CHECKING:
@@ -64,12 +64,16 @@ class Source:
     @property
     def millionths(self) -> int:
         """The weight in millionths, exactly."""
-        return int(Decimal(str(self.weight)) * UNIT)
+        return int(_exact(self.weight))
 
     def reading(self) -> dict[str, Any]:
         """What decides the tokens of its documents, the name aside."""
         names = ("language", "format", "text_field", "wrapping")
         return {name: getattr(self, name) for name in names}
+
+
+def _exact(weight: float) -> Decimal:
+    return Decimal(str(weight)) * UNIT
 
 
 def check_sources(sources: Sequence[Source]) -> None:
@@ -80,6 +84,7 @@ def check_sources(sources: Sequence[Source]) -> None:
     names = [source.name for source in sources]
     for number, (name, source) in enumerate(zip(names, sources, strict=True)):
         weight = f"weight is {source.weight}, expected"
+        is_finer = abs(source.weight) <= MAX_WEIGHT and _exact(source.weight) % 1
         problems = {
             "has no name; give it one, which reports and `inspect` show": not name.strip(),
             f"sources[{names.index(name)}] has that name too; give each its own": name
@@ -87,9 +92,7 @@ def check_sources(sources: Sequence[Source]) -> None:
             "input is empty; name files, folders or globs, or leave it out": not source.input,
             f"{weight} more than 0 and at most {MAX_WEIGHT}; leave a source out that shall not be"
             " used": not 0 < source.weight <= MAX_WEIGHT,
-            f"{weight} at most 6 decimals, such as 0.333333": Decimal(str(source.weight))
-            * UNIT
-            % 1,
+            f"{weight} at most 6 decimals, such as 0.333333": is_finer,
         }
         for problem, is_there in problems.items():
             if is_there:

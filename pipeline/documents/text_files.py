@@ -9,10 +9,9 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from pipeline.documents.encoding import decode
 from pipeline.documents.files import FileRange, StorageOptions, read_blocks
 from pipeline.documents.jsonl import parse_object
-from pipeline.documents.lines import read_lines, read_whole
+from pipeline.documents.lines import decode, read_lines, read_whole
 from pipeline.documents.records import BadDocumentError, Format, Line, Record, too_long
 from pipeline.storage.folder import Folder
 

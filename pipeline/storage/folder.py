@@ -18,15 +18,8 @@ from typing import Any, TypeVar
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from pipeline.storage import faults
 from pipeline.storage.ahead import map_ahead
-from pipeline.storage.faults import (
-    ATTEMPTS,
-    CutFileError,
-    SizeError,
-    call_patiently,
-    driver_errors,
-    refuse_unresolved,
-)
 from pipeline.storage.local import remove_empty_folders, replace_file, size_of
 from pipeline.storage.missing_packages import describe_missing
 from pipeline.storage.names import stays_below
@@ -65,7 +58,7 @@ class Folder:
     @cached_property
     def _opened(self) -> tuple[Any, str]:
         learn(self.options)
-        refuse_unresolved(self.url, self.options or {})
+        faults.refuse_unresolved(self.url, self.options or {})
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # a bar for every file
         if "@" in self.url and (password := find_password(self.url)):
             learn({"password": password})
@@ -129,12 +122,12 @@ class Folder:
         """Whether a file is there, and no folder."""
         return self.ask(lambda: bool(self.filesystem.isfile(self._at(name))), name)
 
-    def size(self, name: str, attempts: int = ATTEMPTS) -> int:
+    def size(self, name: str, attempts: int = faults.ATTEMPTS) -> int:
         """A file's bytes, by the store's listing; attempts as in `ask`."""
         path = self._prefix + name
 
         def attempt() -> int:
-            with driver_errors(path):
+            with faults.driver_errors(path):
                 return int(self.filesystem.size(path))
 
         return self.ask(attempt, name, attempts)
@@ -166,7 +159,7 @@ class Folder:
         if self.is_local:
             return read()
         where = f"{self.locate(name)}, bytes {start}-{stop}"
-        return call_patiently(where, read, ATTEMPTS, self.filesystem)
+        return faults.call_patiently(where, read, faults.ATTEMPTS, self.filesystem)
 
     def read_once(self, name: str, start: int, stop: int) -> bytes:
         """The same by one request, for callers that try again themselves; errors as they came.
@@ -175,11 +168,11 @@ class Folder:
         bytes than asked for: some cut a body short without an error.
         """
         path = self._prefix + name
-        with driver_errors(path):
+        with faults.driver_errors(path):
             data = self._cat(path, start, stop)
         if len(data) != stop - start:
             is_cut = self.is_local and Path(path).stat().st_size < stop
-            kind = CutFileError if is_cut else SizeError
+            kind = faults.CutFileError if is_cut else faults.SizeError
             raise kind(f"{path}: asked for bytes {start}-{stop}, got {len(data)} of {stop - start}")
         return data
 
@@ -223,7 +216,7 @@ class Folder:
             expected = self.filesystem.size(self._prefix + name)
             self.filesystem.get_file(self._prefix + name, str(target))
             if (found := target.stat().st_size) != expected:
-                raise SizeError(f"got {found} of {expected} bytes")
+                raise faults.SizeError(f"got {found} of {expected} bytes")
 
         self.ask(attempt, name)
 
@@ -250,7 +243,7 @@ class Folder:
         if stored != size_of(data):
             self.filesystem.rm_file(path)
             what = f"{size_of(data)} bytes were uploaded, the store held {stored}"
-            raise SizeError(f"{what}, which were removed")
+            raise faults.SizeError(f"{what}, which were removed")
 
     def remove(self, names: Iterable[str]) -> None:
         """Removes files that are there, and on local disks the folders that this empties.
@@ -276,11 +269,13 @@ class Folder:
             found = f"found the key {name!r}, which leads out of the folder"
             raise ValueError(f"{self.locate()}: {found}; remove that object")
 
-    def ask(self, call: Callable[[], Result], name: str = "", attempts: int = ATTEMPTS) -> Result:
+    def ask(
+        self, call: Callable[[], Result], name: str = "", attempts: int = faults.ATTEMPTS
+    ) -> Result:
         """Calls a function that asks for a file: patiently, but a local disk once."""
         if attempts == 1 or self.is_local:
             return call()
-        return call_patiently(self.locate(name), call, attempts, self.filesystem)
+        return faults.call_patiently(self.locate(name), call, attempts, self.filesystem)
 
 
 def parse_storage_options(text: str | None) -> Mapping[str, Any] | None:

@@ -22,10 +22,6 @@ class SeekableFile(io.RawIOBase):
         """It is."""
         return True
 
-    def tell(self) -> int:
-        """The position."""
-        return self._position
-
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Moves to a position of the file; reading at or past its end gives nothing."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]

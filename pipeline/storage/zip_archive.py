@@ -57,9 +57,8 @@ def list_members(file: IO[bytes], size: int, url: str) -> list[Member]:
             expected = "expected names below the archive's own folder; pack it again"
             raise ValueError(f"{url}: found the member {name!r}, {expected}")
     if sum(info.compress_size for info in members) > size:
-        raise ValueError(
-            f"{url}: the members share their bytes: a decompression bomb; leave it out"
-        )
+        found = "the members share their bytes: a decompression bomb"
+        raise ValueError(f"{url}: {found}; leave it out")
     ordered = sorted(members, key=lambda info: info.header_offset)
     shown = [info for info in ordered if not PurePosixPath(info.filename).name.startswith(".")]
     return [Member(archive, info, url) for info in shown]

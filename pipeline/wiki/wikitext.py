@@ -83,11 +83,6 @@ def parse_wikitext(text: str, hidden_prefixes: Set[str] = frozenset()) -> str:
     return _make_paragraphs(compiled.render(text, is_hidden, show, TAGS, SCHEMES, ENTITIES))
 
 
-def define_paragraphs(text: str) -> str:
-    """As `parse_wikitext`, by the definition."""
-    return _make_paragraphs(render(text, _HIDDEN))
-
-
 def _make_paragraphs(rendered: str) -> str:
     rendered = _BEHAVIOUR.sub("", _QUOTES.sub("", rendered))
     rendered = _STOPS_IN_BRACKETS.sub("", _EMPTY_BRACKETS.sub("", rendered))
