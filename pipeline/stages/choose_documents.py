@@ -111,7 +111,8 @@ def _choose_groups(
     for own in rows:
         yield choose_dropped(own, {reason: next(groups) for reason, groups in sources.items()})
     for groups in sources.values():  # what a source only knows at its end
-        assert next(groups, None) is None, f"more than {NUM_GROUPS} groups of ids"
+        left = next(groups, None)
+        assert left is None, f"more than {NUM_GROUPS} groups of ids"
 
 
 def _open_excluded(settings: BuildSettings) -> list[Dataset]:

@@ -1,4 +1,4 @@
-"""A small corpus made of sentences that no two documents share, a vocabulary for it, and a mixture of two sources."""
+"""A small corpus whose documents share no sentence, a vocabulary for it, and a mixture."""
 
 import json
 
@@ -9,8 +9,9 @@ from tests.datasets import write_vocab
 from tests.pipeline.programs import run, write_texts
 
 WORDS = (  # noqa: SIM905
-    "river mountain engine letter window garden silver winter market captain doctor history village machine"
-    " language island question evening picture business morning country several believe continue between children"
+    "river mountain engine letter window garden silver winter market captain doctor history "
+    "village machine language island question evening picture business morning country "
+    "several believe continue between children"
 ).split()
 
 

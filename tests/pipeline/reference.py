@@ -1,4 +1,4 @@
-"""The oracle: google-research/bert ``create_pretraining_data.py`` restated, with its draws in their order.
+"""The oracle: google-research/bert ``create_pretraining_data.py`` with its draws in their order.
 
 One function per numbered rule of docs/parity.md sections 1 and 2; readable, slow and never used in
 production. Tokens may be strings or ids; `Vocabulary` says which of them are special and which
@@ -125,7 +125,7 @@ def balanced_chance(labels: list[tuple[bool, bool]], tokens_left: int, max_token
 
 
 def draw_random_b(documents: list[Document], index: int, target: int, rng: Random) -> list[int]:
-    """1.6; where ten draws hit the document itself, the next one, as in 5: no golden output has that case."""
+    """1.6; where ten draws hit the document itself, the next one, as in 5."""
     for _ in range(10):
         other = rng.randint(0, len(documents) - 1)
         if other != index:

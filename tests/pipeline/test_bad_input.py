@@ -1,4 +1,4 @@
-"""Every wrong input: one clear message, exit code 2, and nothing that looks like a finished dataset."""
+"""Every wrong input: one clear message, exit code 2, nothing that looks like a dataset."""
 
 import json
 import shutil

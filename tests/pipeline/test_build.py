@@ -1,4 +1,4 @@
-"""The whole builder on a small corpus: one root hash whatever the workers, parts, names and interruptions."""
+"""The whole builder on a small corpus: one root hash however work is cut or interrupted."""
 
 import itertools
 import json
@@ -77,7 +77,7 @@ def test_a_dataset_of_one_source_has_the_bytes_it_always_had(built, corpus, voca
 
 
 def test_validation_holds_as_many_tokens_as_it_may(corpus, vocab_file, tmp_path, capsys):
-    """From one folder of tokens, whose parts are used again, and found again by provenance; usual settings stay."""
+    """From one folder of tokens, whose parts are used again, and found by provenance."""
     usual = ("--validation_fraction", 0.5, "--tokens", tmp_path / "tokens")
     assert build(corpus, vocab_file, tmp_path / "usual", *usual) == 0
     parts = written_at(tmp_path / "tokens", "*.tokens")
@@ -213,7 +213,7 @@ def test_an_interrupted_build_ends_with_the_same_hash(built, corpus, vocab_file,
 
 
 def test_parts_of_another_size_are_never_read(built, corpus, vocab_file, tmp_path):
-    """A build killed before tokens.json goes on with parts cut otherwise: what is left of the old ones is poison."""
+    """A build killed before tokens.json goes on with parts cut otherwise: old ones are poison."""
     output = tmp_path / "data"
     assert build(corpus, vocab_file, output, "--part_bytes", 4096) == 0
     shutil.rmtree(output / "train")

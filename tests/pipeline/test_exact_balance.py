@@ -1,4 +1,4 @@
-"""Builds with `nsp_balance: exact` of several sources with weights, over several passes: half of the B are random."""
+"""Builds with `nsp_balance: exact` of sources with weights: half of the B are random."""
 
 import json
 

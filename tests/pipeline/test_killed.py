@@ -91,7 +91,7 @@ def with_code_of(folder):
 
 
 def start_until(stage, corpus, output):
-    """A running build of which the stage has finished something, and waits before it finishes more."""
+    """A running build whose stage has finished something, and waits before it finishes more."""
     (output.parent / "sitecustomize.py").write_text(GATE)
     (output.parent / "gate").write_text(f"{output}/{STAGES[stage]} 1")
     process = subprocess.Popen(

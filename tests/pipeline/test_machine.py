@@ -1,4 +1,4 @@
-"""Workers and threads: never more than there is work, cores or memory for, and a container's limits count."""
+"""Workers and threads: never more than there is work, cores or memory for."""
 
 import sys
 

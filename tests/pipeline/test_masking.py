@@ -1,4 +1,4 @@
-"""Static masks: exact counts, labels that restore the original, and the reference's distribution (docs/parity.md 2)."""
+"""Masks: exact counts, labels that restore the original, the reference's distribution (2)."""
 
 from itertools import chain
 from random import Random

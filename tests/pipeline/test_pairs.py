@@ -1,4 +1,4 @@
-"""Production pairs and the oracle, against the reference program's own output (docs/parity.md sections 1, 2, 4, 5)."""
+"""Production pairs and the oracle, against the reference program's output (docs/parity.md)."""
 
 import dataclasses
 import itertools

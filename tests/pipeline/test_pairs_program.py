@@ -1,4 +1,4 @@
-"""The oracle is the whole reference program: every file it wrote, row by row (docs/parity.md section 4)."""
+"""The oracle is the whole reference program: every file it wrote, row by row (parity.md 4)."""
 
 from pathlib import Path
 from random import Random
@@ -35,7 +35,8 @@ def documents(shared_data: Path, vocab: Vocabulary) -> list[reference.Document]:
 
 @pytest.mark.parametrize(
     ("length", "most", "dupe_factor", "whole_words", "num_rows"),
-    [(128, 20, 5, False, 60), (512, 76, 5, False, 39), (128, 20, 10, True, 122), (64, 10, 1, False, 17)],
+    [(128, 20, 5, False, 60), (512, 76, 5, False, 39),
+     (128, 20, 10, True, 122), (64, 10, 1, False, 17)],
 )  # fmt: skip
 def test_serial_files(
     shared_data, documents, vocab, length, most, dupe_factor, whole_words, num_rows

@@ -42,8 +42,9 @@ def tasks(whole):
 
 
 def seal_of(whole, bucket):
-    [seal] = {each.seal for each in whole.all_shards
-              if each.split == bucket.split and each.name.endswith(f"shard-{bucket.number:05d}.tar")}  # fmt: skip
+    end = f"shard-{bucket.number:05d}.tar"
+    own = [each for each in whole.all_shards if each.split == bucket.split]
+    [seal] = {each.seal for each in own if each.name.endswith(end)}
     return seal
 
 
@@ -124,7 +125,8 @@ def test_the_plan_has_what_is_there_and_what_will_be(tasks, whole):
     contents = {bucket.name: BucketContents(NOTHING, 0, 0) for bucket in BUCKETS}
     more = plan_tasks(BUCKETS[:2], [512], 3, contents)
     groups = planned_groups(more, built)
-    assert [(each.split, each.seq_len, each.passes, each.shards, each.instances) for each in groups] == [
+    names = ("split", "seq_len", "passes", "shards", "instances")
+    assert [tuple(getattr(each, name) for name in names) for each in groups] == [
         ("train", 512, 3, 6, 0), ("train", 8192, 2, 4, 0), ("validation", 8192, 1, 1, 0),
     ]  # fmt: skip
     assert planned_groups(tasks, {}) == planned_groups(tasks, built)

@@ -1,4 +1,4 @@
-"""The vocabulary stage: words counted on Beam, learned the same whatever the workers, parts, names and hash seeds."""
+"""The vocabulary stage: words counted on Beam, learned the same however work is cut."""
 
 import contextlib
 import io
