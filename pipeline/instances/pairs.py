@@ -66,7 +66,8 @@ def gather_pairs(
     """[CLS] A [SEP] B [SEP] of each pair; `tokens` of the bucket's documents end to end."""
     a_length, b_length = pairs.a_stop - pairs.a_start, pairs.b_stop - pairs.b_start
     starts = np.stack([pairs.a_start, pairs.b_start], axis=1).ravel() - 1
-    lengths = np.stack([a_length + 1, b_length + 2], axis=1).ravel()  # of [CLS] A and [SEP] B [SEP]
+    # [CLS] A and [SEP] B [SEP]: the tokens beside a segment are taken too, and written over.
+    lengths = np.stack([a_length + 1, b_length + 2], axis=1).ravel()
     stops = np.cumsum(lengths)
     places = np.arange(lengths.sum()) + np.repeat(starts - stops + lengths, lengths)
     input_ids = tokens.take(places, mode="clip")
