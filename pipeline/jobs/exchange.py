@@ -3,7 +3,7 @@
 `files`: each task reads its bucket's range of every token part. `shuffle`: each token part is read
 once and cut at the buckets' bounds, and Beam's GroupByKey moves the pieces: the bytes of all
 documents that one part holds of one bucket, behind the part's name. What a bucket must hold travels
-in its tasks (pipeline.tokens.bucket_seals).
+in its tasks (pipeline.tokens.buckets).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,8 +18,7 @@ import numpy as np
 from pipeline.jobs.broadcast import Broadcast, CreateElements, broadcast
 from pipeline.shards.manifest import shard_name
 from pipeline.storage.folder import Folder
-from pipeline.tokens.bucket_seals import BucketContents, BucketFinder
-from pipeline.tokens.buckets import Bucket
+from pipeline.tokens.buckets import Bucket, BucketContents, BucketFinder
 from pipeline.tokens.dropped_ids import read_dropped_ids
 from pipeline.tokens.token_index import (
     TokenParts,

@@ -35,7 +35,7 @@ from pipeline.shards.growing import RECORDS
 from pipeline.shards.seal import seal_documents
 from pipeline.shards.shard_file import pack_shard
 from pipeline.storage.folder import Folder
-from pipeline.tokens.bucket_seals import BucketContents
+from pipeline.tokens.buckets import BucketContents
 from pipeline.tokens.token_index import TokenParts
 
 worker_guard.watch_in_workers()

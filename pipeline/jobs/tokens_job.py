@@ -102,9 +102,7 @@ def run_tokens_job(
     missing = [part for part in parts if part.key not in finished]
     if not missing:
         return
-
-    def build(pipeline: beam.Pipeline) -> None:
-        add_tokens_graph(pipeline, missing, rule, folder)
+    build = partial(add_tokens_graph, parts=missing, rule=rule, folder=folder)
 
     def count() -> int:
         return len(finished_parts(folder.list(), parts))

@@ -40,8 +40,15 @@ from pipeline.stages.publish import (
     remove_leftovers,
 )
 from pipeline.storage.folder import Folder
-from pipeline.tokens.bucket_seals import BucketContents, BucketSums, total_seal
-from pipeline.tokens.buckets import Bucket, choose_num_buckets, plan_buckets, prefix_of
+from pipeline.tokens.buckets import (
+    Bucket,
+    BucketContents,
+    BucketSums,
+    choose_num_buckets,
+    plan_buckets,
+    prefix_of,
+    total_seal,
+)
 from pipeline.tokens.dataset_ids import write_document_ids
 from pipeline.tokens.held_out import HeldOut, choose_held_out, split_ids
 from pipeline.tokens.token_index import TokenParts, Totals, iterate_kept, open_index, pack_ids

@@ -81,18 +81,16 @@ class DocumentFilter:
             return "too_short"
         if rule.max_characters is not None and length > rule.max_characters:
             return "too_long"
-        if rule.languages and self._share(document.text) < rule.language_threshold:
-            return "language"
+        if rule.languages:
+            from pipeline.text.languages import language_shares
+
+            shares = language_shares(document.text)
+            if sum(shares[code] for code in sorted(set(rule.languages))) < rule.language_threshold:
+                return "language"
         for name, function in self._own:
             if reason := call_filter(name, function, document):
                 return reason
         return None
-
-    def _share(self, text: str) -> float:
-        from pipeline.text.languages import language_shares
-
-        shares = language_shares(text)
-        return sum(shares[code] for code in sorted(set(self._rule.languages)))
 
 
 def load_filter(name: str) -> OwnFilter:

@@ -107,11 +107,10 @@ def group_documents(
 
 def clean_documents(documents: DocumentList[Document]) -> DocumentList[Document]:
     """Cleans every text and drops documents without any."""
-    cleaned = [
-        Document(clean_text(each.text), each.where, each.is_split) for each in documents.documents
-    ]
+    read = documents.documents
+    cleaned = [Document(clean_text(each.text), each.where, each.is_split) for each in read]
     kept = [document for document in cleaned if document.text]
-    pairs = zip(documents.documents, cleaned, strict=True)
+    pairs = zip(read, cleaned, strict=True)
     empty = ((each.where, each.text) for each, clean in pairs if not clean.text)
     return documents.replace(kept, {"dropped_empty": len(cleaned) - len(kept)}, empty)
 
@@ -167,9 +166,8 @@ def sign_documents(documents: DocumentList[SplitDocument]) -> DocumentList[Split
     """Gives every document the signature of its sentences."""
     signatures = sign_texts([" ".join(document.sentences) for document in documents.documents])
     pairs = zip(documents.documents, signatures, strict=True)
-    return documents.replace(
-        [dataclasses.replace(each, signature=own.tobytes()) for each, own in pairs], {}
-    )
+    signed = [dataclasses.replace(each, signature=own.tobytes()) for each, own in pairs]
+    return documents.replace(signed, {})
 
 
 def encode_documents(
@@ -180,13 +178,10 @@ def encode_documents(
     empty: list[tuple[str, str]] = []
     counters: Counter[str] = Counter()
     # One call for many documents: the encoder looks once at each of its distinct words.
-    batches = batch_by_size(
-        documents.documents, lambda each: len(each.sentences), SENTENCES_PER_CALL
-    )
-    for group in batches:
-        tokens, lengths = encoder.encode_sentences(
-            [sentence for each in group for sentence in each.sentences]
-        )
+    read = documents.documents
+    for group in batch_by_size(read, lambda each: len(each.sentences), SENTENCES_PER_CALL):
+        sentences = [sentence for each in group for sentence in each.sentences]
+        tokens, lengths = encoder.encode_sentences(sentences)
         sentence = start = 0
         for document in group:
             own = lengths[sentence : sentence + len(document.sentences)]
@@ -200,7 +195,7 @@ def encode_documents(
             sentence, start = sentence + len(document.sentences), stop
         counters.update(sentences=int(np.count_nonzero(lengths)), tokens=len(tokens))
         counters["unknown_tokens"] += int(np.count_nonzero(tokens == encoder.vocab.unk_id))
-    counters["dropped_empty"] = len(documents.documents) - len(encoded)
+    counters["dropped_empty"] = len(read) - len(encoded)
     return documents.replace(encoded, counters, empty)
 
 

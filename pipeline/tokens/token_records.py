@@ -62,14 +62,11 @@ def sum_counters(by_source: Mapping[int, Mapping[str, int]]) -> dict[str, int]:
 
 def choose_examples(records: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
     """A few dropped documents of each reason, the first of the records: reason, where and text."""
-    kept: list[dict[str, str]] = []
-    numbers: Counter[str] = Counter()
+    kept: dict[str, list[dict[str, str]]] = {}
     for record in records:
         for example in record.get(_EXAMPLES, ()):
-            numbers[example["reason"]] += 1
-            if numbers[example["reason"]] <= _EXAMPLES_OF_ALL:
-                kept.append(example)
-    return sorted(kept, key=lambda example: example["reason"])
+            kept.setdefault(example["reason"], []).append(example)
+    return [each for _, own in sorted(kept.items()) for each in own[:_EXAMPLES_OF_ALL]]
 
 
 def find_files_without_text(

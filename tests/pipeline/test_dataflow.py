@@ -24,8 +24,7 @@ from pipeline.settings import BuildSettings
 from pipeline.shards.seal import Seal
 from pipeline.stages.build_shards import instance_rule
 from pipeline.stages.build_tokens import tokens_rule
-from pipeline.tokens.bucket_seals import BucketContents
-from pipeline.tokens.buckets import plan_buckets
+from pipeline.tokens.buckets import BucketContents, plan_buckets
 from pipeline.tokens.token_index import TokenParts
 from tokenizer.vocab import parse_vocab
 

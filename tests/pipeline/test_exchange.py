@@ -25,8 +25,7 @@ from pipeline.jobs.run_beam import choose_exchange, pipeline_options
 from pipeline.shards.dataset import open_dataset
 from pipeline.shards.seal import NOTHING
 from pipeline.storage.folder import Folder
-from pipeline.tokens.bucket_seals import BucketContents
-from pipeline.tokens.buckets import plan_buckets
+from pipeline.tokens.buckets import BucketContents, plan_buckets
 from pipeline.tokens.token_index import (
     TokenParts,
     build_index,

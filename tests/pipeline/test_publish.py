@@ -20,8 +20,7 @@ from pipeline.stages.publish import (
     read_records,
 )
 from pipeline.storage.folder import Folder
-from pipeline.tokens.bucket_seals import BucketContents
-from pipeline.tokens.buckets import Bucket
+from pipeline.tokens.buckets import Bucket, BucketContents
 from tests.counting import empty_store
 from tests.pipeline.test_build import build
 

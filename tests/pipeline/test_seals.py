@@ -29,7 +29,7 @@ from pipeline.shards.verify import describe_coverage, find_uncovered, pass_seals
 from pipeline.stages.build_shards import choose_buckets, instance_rule
 from pipeline.stages.build_tokens import read_store
 from pipeline.storage.folder import Folder
-from pipeline.tokens.bucket_seals import BucketContents, BucketSums, total_seal
+from pipeline.tokens.buckets import BucketContents, BucketSums, total_seal
 from pipeline.tokens.held_out import choose_held_out
 from pipeline.tokens.token_index import TokenParts, iterate_kept, open_index
 from pipeline.tokens.token_parts import pack_documents, unpack_documents
