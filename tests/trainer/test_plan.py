@@ -1,7 +1,5 @@
 import dataclasses
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -141,21 +139,3 @@ def test_a_dataset_without_the_length_is_refused(data):
     )
     with pytest.raises(ValueError, match="no train instances of seq_len 64; the dataset has"):
         list(describe_plan(wrong))
-
-
-@pytest.mark.processes
-def test_the_command_takes_a_runs_config():
-    arguments = [
-        "plan",
-        "--config",
-        "configs/pretrain/bert-large.yaml",
-        "--world_size",
-        "64",
-        "--gpu",
-        "h200",
-    ]
-    result = subprocess.run(
-        [sys.executable, "-m", "trainer", *arguments], capture_output=True, text=True, check=True
-    )
-    assert "336,226,108 parameters; 64 x h200" in result.stdout
-    assert "<- zero_stage" in result.stdout

@@ -7,11 +7,8 @@ import types
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch.utils.flop_counter import FlopCounterMode
 
-from tests.trainer.two_ranks import random_micro_batch
-from trainer.engine.train_step import StepCounts, forward_sums
-from trainer.model.bert import build_model
+from trainer.engine.train_step import StepCounts
 from trainer.model.config import Lengths, preset, training_flops
 from trainer.process.gpus import peak_tflops_of
 from trainer.process.ranks import Ranks
@@ -33,21 +30,6 @@ ROW = {
     "model_tflops_per_rank": 412.3, "mfu": 0.417, "peak_memory_bytes": 3.2e9, "eta_seconds": 8075.0,
     "epochs": {"wiki": 0.5}, "seconds": 0.4,
 }  # fmt: skip
-
-
-def test_operations_of_mixed_lengths_are_those_torch_counts():
-    config = preset("mini", vocab_size=3_000, attention_backend="padded")
-    model, lengths = build_model(config, 0), [17, 128, 64, 101, 33, 128]
-    counted = masked = 0
-    for length in lengths:  # one at a time, so that nothing is padded
-        batch = random_micro_batch([length], 3_000, seed=length)
-        with FlopCounterMode(display=False) as counter:
-            sums = forward_sums(model, batch, torch.device("cpu"))
-            (sums.mlm_nll + sums.nsp_nll).backward()
-        counted += counter.get_total_flops()
-        masked += len(batch.masked_labels)
-    found = training_flops(config, Lengths(sum(lengths), sum(n**2 for n in lengths), masked))
-    assert counted == pytest.approx(found, rel=0.02)
 
 
 def test_columns_of_a_step():
@@ -72,14 +54,6 @@ def test_the_first_step_of_a_launch_counts_in_no_estimate_but_its_own(monkeypatc
         now[0] += seconds
         estimates.append(gauge.columns(COUNTS, seconds, 0, left)["eta_seconds"])
     assert estimates == [540.0, 16.0, 21.0]
-
-
-def test_a_line_of_large_numbers_has_at_most_160_characters(capsys):
-    row = ROW | {"step": 1_000_000, "tokens_per_second": 12_345_678.0, "peak_memory_bytes": 123e9}
-    row |= {"eta_seconds": 10 * 86_400.0 + 72_000, "learning_rate": 1.234e-5, "loss": 10.5}
-    progress = Progress(1_000_000, 0, shown=True)
-    progress.advance(row)
-    assert len(capsys.readouterr().out.rstrip()) <= 160
 
 
 def test_a_cpu_has_no_mfu_of_its_own():
@@ -219,14 +193,6 @@ def test_weights_and_biases_gets_the_curves(wandb, tmp_path):
     assert (step, row["train/mlm_loss"], row["speed/mfu"]) == (1200, 5.637, 0.417)
     assert wandb.run.is_finished
     assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 1
-
-
-def test_weights_and_biases_never_gets_a_step_again(wandb, tmp_path):
-    wandb.run.step = 6  # an earlier launch logged up to step 5
-    shown = WeightsAndBiases("berts", tmp_path, FACTS, {})
-    for step in (4, 5, 6, 7):
-        shown.add(ROW | {"step": step})
-    assert [step for step, _ in wandb.run.rows] == [6, 7]
 
 
 def test_weights_and_biases_that_is_missing_or_refuses(wandb, tmp_path, monkeypatch):
