@@ -36,16 +36,8 @@ class Settings:
 
     Attributes:
         output: Where to.
-        input: Files, or
-            globs.
-        steps: How many.
-        schedule: The schedule.
         phases: One schedule a phase.
-        rates: Several.
-        dry_run: Do nothing.
         kind: Which.
-        limit: At most so many.
-        options: Whatever.
     """
 
     output: str
@@ -139,43 +131,34 @@ def test_a_list_that_begins_with_a_negative_number_is_a_value(commands, run):
     assert "feature_layers='-1,-9'" in out
 
 
+WRONG_FLAGS = {
+    "--stepz 3": "unknown flag --stepz; did you mean --steps?",
+    "--peak_lr 3": "unknown flag --peak_lr; did you mean --schedule.peak_lr or --phases.peak_lr?",
+    "--step 3": "unknown flag --step; did you mean --steps?",
+    "--dry-run=SECRET": "unknown flag --dry-run; did you mean --dry_run?",
+    "--quux 3": "unknown flag --quux; --help lists the flags",
+    "--phases.peak 3": "unknown flag --phases.peak; did you mean --phases.peak_lr?",
+    "-o 3": "unknown flag -o; --help lists the flags",
+    "--steps many": "--steps: found 'many', expected a whole number",
+    "--steps": "--steps: a value is missing, expected a whole number",
+    "--steps --dry_run": "--steps: a value is missing, expected a whole number",
+    "--dry_run=perhaps": "--dry_run: found 'perhaps', expected true or false",
+    "--schedule.peak_lr nan": "--schedule.peak_lr: found 'nan', expected a number",
+    "--rates 0.1 x": "--rates: found 'x', expected a number",
+    "--kind google": "--kind: found 'google', expected one of plain, googles, 3",
+    "--limit 3.5": "--limit: found '3.5', expected a whole number or null",
+    "--config missing.yaml": "no configuration file missing.yaml",
+    "--config": "--config: a value is missing, expected the name of a YAML file",
+    "--phases '[{peak: 3}]'": "unknown key phases[0].peak; did you mean phases[0].peak_lr?",
+    "--phases '[{peak_lr: 3}'": "--phases: not YAML: expected ',' or ']', but got '<stream end>'",
+    "--phases 3": "--phases: found '3', expected a list, such as [{...}, {...}]",
+    "--input a --input b": "--input is given twice; give all its values after one: --input A B",
+    "--steps 3 4": "unexpected word '4'; the command takes only flags",
+}
+
+
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ("--stepz 3", "unknown flag --stepz; did you mean --steps?"),
-        (
-            "--peak_lr 3",
-            "unknown flag --peak_lr; did you mean --schedule.peak_lr or --phases.peak_lr?",
-        ),
-        ("--step 3", "unknown flag --step; did you mean --steps?"),
-        ("--dry-run=SECRET", "unknown flag --dry-run; did you mean --dry_run?"),
-        ("--quux 3", "unknown flag --quux; --help lists the flags"),
-        ("--phases.peak 3", "unknown flag --phases.peak; did you mean --phases.peak_lr?"),
-        ("-o 3", "unknown flag -o; --help lists the flags"),
-        ("--steps many", "--steps: found 'many', expected a whole number"),
-        ("--steps", "--steps: a value is missing, expected a whole number"),
-        ("--steps --dry_run", "--steps: a value is missing, expected a whole number"),
-        ("--dry_run=perhaps", "--dry_run: found 'perhaps', expected true or false"),
-        ("--schedule.peak_lr nan", "--schedule.peak_lr: found 'nan', expected a number"),
-        ("--rates 0.1 x", "--rates: found 'x', expected a number"),
-        ("--kind google", "--kind: found 'google', expected one of plain, googles, 3"),
-        ("--limit 3.5", "--limit: found '3.5', expected a whole number or null"),
-        ("--config missing.yaml", "no configuration file missing.yaml"),
-        ("--config", "--config: a value is missing, expected the name of a YAML file"),
-        ("--phases '[{peak: 3}]'", "unknown key phases[0].peak; did you mean phases[0].peak_lr?"),
-        (
-            "--phases '[{peak_lr: 3}'",
-            "--phases: not YAML: expected ',' or ']', but got '<stream end>'",
-        ),
-        ("--phases 3", "--phases: found '3', expected a list, such as [{...}, {...}]"),
-        (
-            "--input a --input b",
-            "--input is given twice; give all its values after one: --input A B",
-        ),
-        ("--steps 3 4", "unexpected word '4'; the command takes only flags"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "said"), WRONG_FLAGS.items())
 def test_wrong_flags_are_named(run, arguments, said):
     said = f"program build: error: {said}{ANY_FLAG if 'unexpected' in said else ''}\n"
     assert run(f"build --output o {arguments}") == (2, "", said)
@@ -189,12 +172,11 @@ def test_what_is_missing_is_named(run):
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
-    [("--dry_run", True), ("--dry_run false", False), ("--dry_run=true", True)],
+    ("words", "is_dry"), [("--dry_run", True), ("--dry_run false", False), ("--dry_run=true", True)]
 )
-def test_a_boolean_flag_alone_is_true(build, words, expected):
-    assert build(f"{words} --output o").dry_run is expected
-    assert build(f"--output o {words}").dry_run is expected
+def test_a_boolean_flag_alone_is_true(build, words, is_dry):
+    assert build(f"{words} --output o").dry_run is is_dry
+    assert build(f"--output o {words}").dry_run is is_dry
 
 
 def test_a_boolean_flag_does_not_take_what_stands_without_a_flag(commands):
@@ -260,47 +242,32 @@ def test_help_is_a_command_too(run, command):
     assert run(f"{command} --help") == shown
 
 
+WRONG_FILES = {
+    "steps: 3\nstepz: 3\n": "2: unknown key stepz; did you mean steps?",
+    "schedule:\n  warmup: 3\n": "2: unknown key schedule.warmup; the keys there are peak_lr",
+    "schedule:\n  peak: 3\n": "2: unknown key schedule.peak; did you mean schedule.peak_lr?",
+    "quux: 3\n": "1: unknown key quux; --help lists the keys",
+    "\nsteps: many\n": "2: steps: found 'many', expected a whole number",
+    "steps: [3]\n": "1: steps: found a list, expected a whole number",
+    "steps:\n": "1: steps: found nothing, expected a whole number",
+    "schedule: 3\n": "1: schedule: found '3', expected keys and values, with keys such as peak_lr",
+    "rates: [0.1, x]\n": "1: rates[1]: found 'x', expected a number",
+    "input: a\n": "1: input: found 'a', expected a list, such as [a, b]",
+    "phases:\n- peak_lr: 1\n- peak_lr: high\n": "3: phases[1].peak_lr: found 'high', expected a number",
+    "phases:\n- {}\n- {peak: 1}\n": "3: unknown key phases[1].peak; did you mean phases[1].peak_lr?",
+    "phases:\n- {}\n- {peak_lr: -1}\n": "3: peak_lr is -1.0; it must be 0 or more",
+    "schedule:\n  peak_lr: -1\n": "2: peak_lr is -1.0; it must be 0 or more",
+    "steps: 3\nsteps: 4\n": "2: steps stands there twice; leave one out",
+    "[a, b]: 3\n": "1: found a list in the place of a key, expected a name",
+    "options: {{a: 1}: 3}\n": "1: found keys and values in the place of a key, expected a name",
+    "options: {a: 1,\n a: 2}\n": "2: options.a stands there twice; leave one out",
+    "steps: 3\n  input: [a]\n": "2: not YAML: mapping values are not allowed here",
+    "- steps\n": "1: settings: found a list, expected keys and values, with keys such as dry_run, input, kind",
+}
+
+
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("steps: 3\nstepz: 3\n", "2: unknown key stepz; did you mean steps?"),
-        ("schedule:\n  warmup: 3\n", "2: unknown key schedule.warmup; the keys there are peak_lr"),
-        ("schedule:\n  peak: 3\n", "2: unknown key schedule.peak; did you mean schedule.peak_lr?"),
-        ("quux: 3\n", "1: unknown key quux; --help lists the keys"),
-        ("\nsteps: many\n", "2: steps: found 'many', expected a whole number"),
-        ("steps: [3]\n", "1: steps: found a list, expected a whole number"),
-        ("steps:\n", "1: steps: found nothing, expected a whole number"),
-        (
-            "schedule: 3\n",
-            "1: schedule: found '3', expected keys and values, with keys such as peak_lr",
-        ),
-        ("rates: [0.1, x]\n", "1: rates[1]: found 'x', expected a number"),
-        ("input: a\n", "1: input: found 'a', expected a list, such as [a, b]"),
-        (
-            "phases:\n- peak_lr: 1\n- peak_lr: high\n",
-            "3: phases[1].peak_lr: found 'high', expected a number",
-        ),
-        (
-            "phases:\n- {}\n- {peak: 1}\n",
-            "3: unknown key phases[1].peak; did you mean phases[1].peak_lr?",
-        ),
-        ("phases:\n- {}\n- {peak_lr: -1}\n", "3: peak_lr is -1.0; it must be 0 or more"),
-        ("schedule:\n  peak_lr: -1\n", "2: peak_lr is -1.0; it must be 0 or more"),
-        ("steps: 3\nsteps: 4\n", "2: steps stands there twice; leave one out"),
-        ("[a, b]: 3\n", "1: found a list in the place of a key, expected a name"),
-        (
-            "options: {{a: 1}: 3}\n",
-            "1: found keys and values in the place of a key, expected a name",
-        ),
-        ("options: {a: 1,\n a: 2}\n", "2: options.a stands there twice; leave one out"),
-        ("steps: 3\n  input: [a]\n", "2: not YAML: mapping values are not allowed here"),
-        (
-            "- steps\n",
-            "1: settings: found a list, expected keys and values, with keys such as dry_run, input, kind",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("text", "said"), WRONG_FILES.items())
 def test_a_wrong_file_is_named_with_its_line(run, tmp_path, text, said):
     file = tmp_path / "run.yaml"
     file.write_text(text)
@@ -310,9 +277,8 @@ def test_a_wrong_file_is_named_with_its_line(run, tmp_path, text, said):
 
 def test_anchors_merges_and_several_files(build, tmp_path):
     first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
-    first.write_text(
-        "options: {7: 8, c: &c {x: 1, y: 2}, d: {<<: *c, y: 3}}\nschedule: {peak_lr: 3}\nsteps: 9\n"
-    )
+    options = "options: {7: 8, c: &c {x: 1, y: 2}, d: {<<: *c, y: 3}}\n"
+    first.write_text(f"{options}schedule: {{peak_lr: 3}}\nsteps: 9\n")
     second.write_text("schedule: {}\nsteps: 8\nkind: 3\ninput: [no, 3]\n")
     settings = build(f"--config {first} --config={second} --output o")
     assert settings.options == {"7": 8, "c": {"x": 1, "y": 2}, "d": {"x": 1, "y": 3}}

@@ -20,18 +20,10 @@ class Recipe:
 
 
 def test_what_differs_is_named_with_both_values():
-    old = {
-        "oven": "left",
-        "grams": {"flour": 200, "salt": 1},
-        "steps": [{"minutes": 3}, {"minutes": 4}],
-        "eggs": [2],
-    }
-    new = {
-        "oven": "right",
-        "grams": {"flour": 250},
-        "steps": [{"minutes": 3}, {"minutes": 5}],
-        "eggs": [2, 2],
-    }
+    old = {"oven": "left", "grams": {"flour": 200, "salt": 1}, "eggs": [2]}
+    old["steps"] = [{"minutes": 3}, {"minutes": 4}]
+    new = {"oven": "right", "grams": {"flour": 250}, "eggs": [2, 2]}
+    new["steps"] = [{"minutes": 3}, {"minutes": 5}]
     CAKE.check_settings("here", old, old | {"oven": "right"})
     with pytest.raises(ValueError) as error:  # noqa: PT011
         CAKE.check_settings("here", old, new, ["the cook was A and is now B"])
@@ -66,18 +58,14 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
     CAKE.refuse_foreign(tmp_path / "missing")
     (tmp_path / "cake.json").touch()
     CAKE.refuse_foreign(tmp_path)
+    said = r"^there exists and is not a cake, it has no cake\.json; give another"
     for path in (tmp_path / "cake.json", tmp_path.parent):
-        with pytest.raises(
-            FileExistsError,
-            match=r"^there exists and is not a cake, it has no cake\.json; give another",
-        ):
+        with pytest.raises(FileExistsError, match=said):
             CAKE.refuse_foreign(path, "there")
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="a source tree outside git has no commit")
 @pytest.mark.processes
 def test_a_launch_says_the_commit_of_its_source():
-    head = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert launch_facts(1)["git_commit"].removesuffix("+changes") == head.stdout.strip()
+    head = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True)
+    assert launch_facts(1)["git_commit"].removesuffix("+changes") == head.strip()

@@ -1,4 +1,3 @@
-import dataclasses
 import re
 
 import numpy as np
@@ -100,10 +99,7 @@ def test_warnings(data):
 
 
 def test_steps_for_epochs(data):
-    phases = [
-        Phase(seq_len=32, global_batch=64, steps=90, peak_lr=1e-3),
-        Phase(seq_len=32, global_batch=64, steps=10, peak_lr=1e-3),
-    ]
+    phases = [Phase(32, 64, steps, 1e-3) for steps in (90, 10)]
     settings = settings_of(data=[str(data)], phases=phases, epochs=40.0)
     text = "\n".join(describe_plan(settings))
     # 450 instances a pass: 40 epochs are 18,000 instances, 281 steps of 64, nine tenths of them in
@@ -133,9 +129,6 @@ def test_what_does_not_fit_is_refused(wrong, message):
 
 
 def test_a_dataset_without_the_length_is_refused(data):
-    wrong = settings_of(data=[str(data)])
-    wrong = dataclasses.replace(
-        wrong, phases=[Phase(seq_len=64, global_batch=64, steps=1, peak_lr=1e-3)]
-    )
+    wrong = settings_of(data=[str(data)], phases=[Phase(64, 64, 1, 1e-3)])
     with pytest.raises(ValueError, match="no train instances of seq_len 64; the dataset has"):
         list(describe_plan(wrong))

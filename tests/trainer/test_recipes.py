@@ -39,11 +39,8 @@ def test_googles_recipe_is_a_million_steps_of_256():
 def test_nvidias_learning_rate():
     """run_pretraining.py's PolyWarmUpScheduler, degree 0.5: warm-up from 0 to the peak, decay counted from step 0."""
     first, second = settings_of("bert-large-lamb").phases
-    assert (first.global_batch, second.global_batch, second.optimizer_state) == (
-        65_536,
-        32_768,
-        "zero_step",
-    )
+    assert (first.global_batch, second.global_batch) == (65_536, 32_768)
+    assert second.optimizer_state == "zero_step"
     assert first.num_warmup_steps == 2_001
     assert first.schedule.learning_rate(1_000) == pytest.approx(6e-3 * 1_000 / 2_001)
     assert first.schedule.learning_rate(3_519) == pytest.approx(6e-3 * 0.5**0.5)
@@ -54,11 +51,8 @@ def test_a_budget_is_said_in_the_plan():
     text = "\n".join(describe_plan(settings_of("bert-large-24h", "--world_size", "1")))
     assert "budget of 24 hours" in text
     settings = settings_of("bert-large-24h")
-    assert (settings.objective, settings.num_steps, settings.budget_seconds(0)) == (
-        "mlm",
-        None,
-        86_400,
-    )
+    assert (settings.objective, settings.num_steps) == ("mlm", None)
+    assert settings.budget_seconds(0) == 86_400
 
 
 def test_mlperf_stops_at_its_accuracy():

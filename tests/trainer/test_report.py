@@ -14,14 +14,8 @@ def write_run(folder, rows=None, *, facts=None):
     rows = [step_row(step) for step in range(1, 11)] if rows is None else rows
     lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
     (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    launch = {
-        "time": "2026-01-01",
-        "host": "node1",
-        "world_size": 2,
-        "argv": ["x", "pretrain"],
-        "python": "3.11",
-    }
-    (folder / "run.json").write_text(json.dumps(facts or {"launches": [launch], "datasets": []}))
+    launched = {"launches": [{"time": "2026-01-01", "host": "node1"}], "datasets": []}
+    (folder / "run.json").write_text(json.dumps(facts or launched))
     return folder
 
 
@@ -68,10 +62,7 @@ def test_curves_and_last_numbers(tmp_path):
 
 def test_text_from_runs_is_escaped(tmp_path):
     evil = "<script>alert(1)</script>\u202e"
-    facts = {
-        "launches": [{"host": evil, "argv": ["x", evil], "time": evil}],
-        "datasets": [{"name": evil, "url": evil}],
-    }
+    facts = {"launches": [{"time": evil}], "datasets": [{"name": evil, "url": evil}]}
     rows = [step_row(1, **{evil: 3.0}), {"step": 1, "split": evil, "note": evil}]
     page = page_of(write_run(tmp_path / "<b>&run", rows, facts=facts))
     assert "<script" not in page
@@ -93,9 +84,8 @@ def test_runs_that_are_odd_are_shown_and_said(tmp_path):
         step_row(3, mlm_loss="text", grad_norm=None), step_row(2, mlm_loss=5.0), {"step": 3, "split": "rolled back"},
     ]  # fmt: skip
     run = write_run(tmp_path / "odd", rows)
-    (run / "anomalies.jsonl").write_text(
-        '{"step": 2, "grad_norm": "nan", "positions": [12, 24]}\nno\n'
-    )
+    anomaly = '{"step": 2, "grad_norm": "nan", "positions": [12, 24]}'
+    (run / "anomalies.jsonl").write_text(f"{anomaly}\nno\n")
     (run / "run.json").write_text("{")
     [read] = read_runs([str(run)])
     assert [row["step"] for row in read.train] == [1, 2, 3]
