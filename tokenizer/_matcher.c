@@ -77,7 +77,7 @@ static PyObject *new(PyTypeObject *type, PyObject *arguments, PyObject *Py_UNUSE
         if (build_trie(&matcher->trie, pieces, (size_t)num_first, (size_t)PyList_Size(list)))
             find_mark_ids(matcher);
         else
-            PyErr_SetString(PyExc_OverflowError, "the pieces are not sorted, or too large as a trie");
+            PyErr_SetString(PyExc_OverflowError, "the pieces are not sorted, or too many");
     }
     free(pieces);
     PyBuffer_Release(&ids);

@@ -1,9 +1,8 @@
 """Which of two equal paths is used: the compiled modules where there are any, or plain Python.
 
 The Python path is the definition: a compiled module gives the same bytes, sooner. `pip install`
-compiles the modules where there is a C compiler; in a checkout BUILD_COMMAND does. The environment
-variable BEAMBERT_COMPILED says what to do: 0 leaves them alone, 1 refuses to go on without them,
-and unset, they are used if they are there and not older than any C source of their room.
+builds the modules, in a checkout BUILD_COMMAND. With the environment variable BEAMBERT_COMPILED 0
+leaves them alone, 1 refuses to go on without; else they are used if not older than their C sources.
 """
 
 import importlib

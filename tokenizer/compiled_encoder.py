@@ -1,9 +1,8 @@
 """Text to arrays of ids by the compiled matcher: those of `LibraryEncoder`, sooner.
 
 1. `Matcher.encode` takes each sentence byte by byte: ASCII by a table, other characters by their
-   forms, words by a trie with failure links (LinMaxMatch). What a character becomes (its form) is
-   asked of the library, whose Unicode tables are the standard here: "é" is "e", "中" is " 中 ", a
-   space on each side since it is a word of its own.
+   forms, words by a trie with failure links (LinMaxMatch). A form is what the library, whose Unicode
+   tables are the standard here, makes of a character: "é" is "e", "中", a word, is " 中 ".
 2. A chunk (what stands between ASCII spaces and punctuation) comes back with its place if it holds
    a character without a form. Forms of new characters are learned, and the sentences taken again.
 3. What is left then has characters whose neighbours decide: the library encodes these chunks.
@@ -77,15 +76,14 @@ class CompiledEncoder:
         words = [word for word, _ in self._split_words(self._normalize(joined))]
         forms = [form.strip(" ") for form in " ".join(words).split(_SEPARATOR)]
         assert len(forms) == len(characters), "the normaliser made a separator"
-        return [
-            None if self._is_contextual(character, form) else form[1:-1].encode()
-            for character, form in zip(characters, forms, strict=True)
-        ]
-
-    def _is_contextual(self, character: str, form: str) -> bool:
-        """Whether canonical ordering may move what is left, or this Python's tables lack it."""
-        is_moved = any(map(unicodedata.combining, form))
-        return self._lower_case and (is_moved or unicodedata.category(character) == "Cn")
+        found: list[bytes | None] = []
+        for character, form in zip(characters, forms, strict=True):
+            # Canonical ordering may move what is left, or this Python's tables lack it.
+            is_open = (
+                any(map(unicodedata.combining, form)) or unicodedata.category(character) == "Cn"
+            )
+            found.append(None if self._lower_case and is_open else form[1:-1].encode())
+        return found
 
 
 def _sort_pieces(vocab: Vocabulary) -> tuple[list[bytes], NDArray[np.uint32], int]:

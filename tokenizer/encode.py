@@ -1,12 +1,12 @@
 """Text to arrays of ids: what the pipeline runs on the whole corpus.
 
-The ids are those of the library `tokenizers` with `encode_special_tokens = True`, on every text
-(docs/parity.md 3): "[MASK]" in a text is three words, and no special id but [UNK]'s comes out of
-one. `LibraryEncoder` asks that library, which is the definition. `compiled_encoder` gives the same
-ids, some 50 times as fast, where this installation has the compiled matcher.
+The ids are those of the library `tokenizers` with `encode_special_tokens = True` (docs/parity.md 3):
+"[MASK]" in a text is three words. `LibraryEncoder`, the definition, asks that library;
+`compiled_encoder` gives the same ids, 50 times as fast, where the matcher is compiled.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 
 import numpy as np
@@ -46,7 +46,11 @@ class Encoder:
 
     def __init__(self, vocab: Vocabulary, lower_case: bool) -> None:
         self.vocab, self.lower_case = vocab, lower_case
-        self.path = _choose_path(vocab, lower_case)
+        library, module = LibraryEncoder(vocab, lower_case), load("tokenizer._matcher")
+        self.path: LibraryEncoder | CompiledEncoder = library
+        if module is not None:
+            with suppress(OverflowError):  # a vocabulary made to be large as a trie
+                self.path = CompiledEncoder(module, vocab, lower_case, library.encode_sentences)
 
     def __reduce__(self) -> tuple[type["Encoder"], tuple[Vocabulary, bool]]:
         return Encoder, (self.vocab, self.lower_case)
@@ -61,13 +65,3 @@ class Encoder:
         Raises UnicodeEncodeError where a sentence holds half of a surrogate pair.
         """
         return self.path.encode_sentences(sentences)
-
-
-def _choose_path(vocab: Vocabulary, lower_case: bool) -> LibraryEncoder | CompiledEncoder:
-    library, module = LibraryEncoder(vocab, lower_case), load("tokenizer._matcher")
-    if module is not None:
-        try:
-            return CompiledEncoder(module, vocab, lower_case, library.encode_sentences)
-        except OverflowError:  # a vocabulary made to be large as a trie; the library has none
-            pass
-    return library

@@ -2,11 +2,9 @@
 
 1. Words are cut by the old vocabulary, characters that it lacks each a piece, and byte-pair merges
    go on from there to half as many pieces again as there is room for.
-2. The words are cut by old and new pieces together, as encoders will do it. A new piece saves, at
-   each of its uses, the pieces that it stands for less one; a character that the old vocabulary
-   lacks saves one, as its word was [UNK].
-3. Those that save most take the places of [unusedN], in order, and then follow the last line. No
-   old piece moves.
+2. The words are cut by old and new pieces together. A new piece saves, at each of its uses, the
+   pieces that it stands for less one; a character that was lacking saves one, its word was [UNK].
+3. Those that save most take the places of [unusedN], and then follow the last line.
 """
 
 import math
@@ -37,9 +35,8 @@ def extend_vocabulary(
 ) -> Vocabulary:
     """The old vocabulary with new pieces in the place of [unusedN] and after its last line.
 
-    Words and counts are those of `learn_vocabulary`. Every old piece but a replaced [unusedN] keeps
-    its id; the last `num_unused` of these stay. A longer old vocabulary than `vocab_size` stays as
-    long as it is. `lower_case` is as the old vocabulary was made.
+    Words and counts are those of `learn_vocabulary`. The last `num_unused` of [unusedN] stay, as
+    every other old piece does, and a longer old vocabulary than `vocab_size`.
     """
     places = [index for index, token in enumerate(old.tokens) if is_unused(token)]
     places = places[: max(0, len(places) - num_unused)]

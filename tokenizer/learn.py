@@ -28,9 +28,8 @@ def learn_vocabulary(
     """Vocabulary of `vocab_size` tokens: [PAD], [unused0]..., [UNK] [CLS] [SEP] [MASK], pieces.
 
     Pieces are the alphabet by code point; the characters that continue words, with "##", by code
-    point; then what byte-pair merges make, in order: the commonest pair of neighbouring pieces
-    becomes one wherever it stands, again and again. Of equally common pairs the first by code
-    points of the left piece, then of the right one, is taken.
+    point; then what byte-pair merges make, in order: the commonest pair of neighbours becomes one
+    wherever it stands, again and again; of equally common ones the first by code points.
 
     Words are distinct, as the normaliser and the pre-tokeniser yield them, in any order; one longer
     than MAX_WORD_CHARACTERS is [UNK] to every encoder, and left out. Words that hold fewer distinct

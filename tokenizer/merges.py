@@ -48,11 +48,7 @@ class _Places:
 
 
 class PairMerger:
-    """Words as symbols, and the counts of their pairs.
-
-    Pairs are merged by count, the highest first; of equal counts the one whose left piece, then
-    whose right piece, is first by code points, the "##" included.
-    """
+    """Words as symbols, and counts of their pairs; between equal ones code points decide."""
 
     def __init__(self, symbols_P: Array, weights_P: Array, pieces: Sequence[str]) -> None:
         """Counts the pairs.
@@ -102,7 +98,7 @@ class PairMerger:
         return True
 
     def _merge(self, left: int, right: int) -> None:
-        """Makes every `left right` one symbol; K-arrays hold the left one `at`, and what is around."""
+        """Makes every `left right` one symbol; K-arrays hold the left one and what is around."""
         at_K = self._find(left, right)
         second_K = self._next_P[at_K]
         after_K = self._next_P[second_K]

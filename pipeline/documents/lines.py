@@ -1,4 +1,4 @@
-"""Ranges of files as lines of UTF-8, of UTF-16 too where a byte order mark says so; in linear time."""
+"""Ranges of files as lines of UTF-8, also of UTF-16 where a byte order mark says so."""
 
 import codecs
 from collections.abc import Iterable, Iterator

@@ -1,9 +1,8 @@
 """A sentence a line and blank lines between documents, as create_pretraining_data.py reads.
 
 Novels have blank lines too: between paragraphs, each a line or wrapped, or between chapters. They
-are told apart by two shares of the lines: those that end as a sentence does, few where lines are
-wrapped, and those that hold a single sentence, at most 0.77 in any of 37 novels and 65 speeches
-that have blocks of several lines; corpora for create_pretraining_data.py have over 0.9 of both.
+are told by shares of the lines: those that end as a sentence does, few where lines are wrapped, and
+those that hold a single one, at most 0.77 in 37 novels and 65 speeches; corpora have over 0.9.
 """
 
 import re

@@ -4,9 +4,8 @@ With none a line is a paragraph, with blank-lines a blank line ends one, with ha
 the first word of the next one would have fitted.
 
 `auto` decides for a document: it is wrapped if it has at least 20 lines that are not blank, none
-longer than 100 characters, half of them at least 45 characters and at least three quarters as long
-as the 95th percentile; then blank lines separate its paragraphs if there is one for every 50 lines.
-Measured on 37 novels of all three layouts.
+longer than 100 characters, half of them at least 45 characters and three quarters as long as the
+95th percentile; blank lines separate its paragraphs if every 50 lines have one. By 37 novels.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,9 +1,8 @@
 """Errors of stores: which of them pass, how often a request is tried, and with what pauses.
 
-Requests are tried ATTEMPTS times where the error is one that passes, with growing random pauses of
-at most 16 s in all. A store that has answered before and now refuses is asked again for
-REFUSAL_SECONDS: a key may be in renewal. A name that does not resolve is asked for once, until the
-store has answered. Local disks are asked once.
+Requests are tried ATTEMPTS times where the error passes, with growing random pauses of at most 16 s
+in all. A store that has answered before and now refuses is asked again for REFUSAL_SECONDS, as a
+key may be in renewal; an unknown name, until the store has answered, and local disks are asked once.
 """
 
 import contextlib

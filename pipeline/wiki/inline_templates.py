@@ -1,8 +1,7 @@
 """What templates within a sentence show: "{{lang|fr|mot}}" is "mot", "{{convert|5|km}}" "5 km".
 
-A template's text lies in another page, so most templates vanish with what they show. Those of
-`_TABLE` stand for a word or a number of the sentence around them: the commonest within paragraphs
-of articles in 110 languages, without pronunciations and notes.
+Most templates vanish with what they show, which lies in another page. Those of `_TABLE` stand for a
+word or a number of a sentence: the commonest in articles of 110 languages.
 
 A row is `names = ways to show it`, each list divided by " | "; a row goes on behind a "|" at a
 line's end. The first way is taken all of whose arguments are given and not empty: `{1}` is the

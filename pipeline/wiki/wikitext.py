@@ -1,9 +1,8 @@
 """Wikitext to paragraphs: text passages, no lists, tables and headers (BERT paper, section 3.1).
 
-References, files, categories, comments and most templates go too; those that are a part of a
-sentence are shown (pipeline/wiki/inline_templates.py). `render` is the definition, over a parser of
-the whole syntax; `pipeline.wiki._wikitext`, where it is built, gives the same in one pass. Where
-markup is broken (a link, table or tag that is never closed) the two may differ.
+References, files, comments and templates go too, but for inline_templates.py. `render` is the
+definition, over a parser of the whole syntax; `pipeline.wiki._wikitext`, where it is built, gives
+the same in one pass, but where markup is broken (a link, table or tag that is never closed).
 """
 
 import re

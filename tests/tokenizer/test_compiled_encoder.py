@@ -56,7 +56,7 @@ def test_a_vocabulary_too_large_as_a_trie_is_left_to_the_library(module):
     endings = itertools.product(letters, letters, letters, "z")
     pieces = [*letters, *("a" * 190 + "".join(ending) for ending in endings)]
     vocab = Vocabulary((*SPECIAL_TOKENS, *pieces, *(f"##{piece}" for piece in pieces)))
-    with pytest.raises(OverflowError, match="too large"):
+    with pytest.raises(OverflowError, match="too many"):
         make(module, vocab)
     encoder = Encoder(vocab, lower_case=True)
     assert type(encoder.path) is LibraryEncoder
