@@ -133,19 +133,6 @@ def test_a_giant_of_the_lowest_id_is_trained_on_and_takes_no_validation_away(
     ]
 
 
-def test_validation_documents_are_never_trained_on(built):
-    documents = {
-        split: {
-            int(document)
-            for each in all_instances(built, split)
-            for document in (each.document_a[0], each.document_b[0])
-        }
-        for split in ("train", "validation")
-    }
-    assert documents["train"]
-    assert max(documents["validation"]) < min(documents["train"])
-
-
 HOW_WORK_IS_CUT = {
     "parts": ("--part_bytes", 2048),
     "shuffle among workers": ("--exchange", "shuffle", "--part_bytes", 2048, "--workers", 2),
