@@ -90,7 +90,7 @@ class BuildSettings:
     Validation split (docs/input.md):
         validation_fraction: Share of the tokens that is held out, of each source alike. At least
             20,000 tokens are held out where these are at most 5 % of all; 0 holds out none.
-        validation_tokens: The most tokens that are held out; 10,000 instances of 512 take 6 million.
+        validation_tokens: The most tokens held out; 10,000 instances of 512 take 6 million.
 
     Plan:
         plan: Whether only to print what the build would make, judged by a sample of the input.
@@ -238,7 +238,7 @@ class BuildSettings:
 
     @property
     def corpus(self) -> tuple[Source, ...]:
-        """The sources in the order of their numbers; --input and what goes with it is one source."""
+        """The sources in the order of their numbers; --input is one source."""
         if self.sources:
             return tuple(self.sources)
         reading = {name: getattr(self, name) for name in OF_A_SOURCE}

@@ -32,7 +32,7 @@ class Phase:
         decay_from: Where the decay begins: at the end of the warmup, as in Hugging Face's
             schedules; or at the start of the phase, as in google-research/bert and NVIDIA's.
         optimizer_state: What becomes of the running means of the phase before: keep carries them
-            over, reset begins at zero, zero_step keeps them and counts updates anew, as NVIDIA does.
+            over, reset begins at zero, zero_step keeps them and counts updates anew, as NVIDIA.
     """
 
     seq_len: int
@@ -232,7 +232,7 @@ class PretrainSettings:
         return [index for index, phase in enumerate(self.phases) if phase.seq_len == seq_len]
 
     def skipped(self, *phases: int) -> list[tuple[int, int]]:
-        """Positions to leave out of the stream that these phases read, from START to before STOP."""
+        """Positions to leave out of the stream of these phases, from START to before STOP."""
         found = []
         for entry in self.skip:
             match = re.fullmatch(r"(\d+):(\d+)-(\d+)", entry)

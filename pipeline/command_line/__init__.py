@@ -1,1 +1,1 @@
-"""Settings from flags and YAML files, one line for each mistake: the command lines of both programs."""
+"""Settings from flags and YAML files, one line for each mistake."""

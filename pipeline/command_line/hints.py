@@ -49,7 +49,7 @@ def is_needed(field: "dataclasses.Field[Any]") -> bool:
 
 
 def find_hint(settings_class: Any, key: str) -> Any:
-    """The type of the field that a dotted key such as phases[0].peak_lr names; None for no field."""
+    """The type of the field that a dotted key such as phases[0].peak_lr names, or None."""
     name, _, rest = re.sub(r"\[\d+\]", "", key).partition(".")
     hint = hints_of(settings_class).get(name)
     if not rest or hint is None:

@@ -1,4 +1,4 @@
-"""Command lines over frozen dataclasses: `PROGRAM COMMAND [flags]`, one class and one function each.
+"""Command lines over frozen dataclasses, `PROGRAM COMMAND [flags]`: a class and a function each.
 
 A user's fault ends with one message on standard error and exit code 2, Ctrl-C with one line and
 130. What needs a package is imported by the function that needs it: help is there at once, and a
@@ -148,7 +148,7 @@ def _unknown_command(name: str, commands: dict[str, Command]) -> str:
 
 
 def _report_fault(program: str, fault: BaseException) -> int:
-    """Prints a user's fault, an operating system's with its path, from rank 0 only; the exit code."""
+    """Prints a user's fault, a file's with its path, from rank 0 only; the exit code."""
     from pipeline.storage.secret_values import hide
 
     said = str(fault)

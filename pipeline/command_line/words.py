@@ -1,4 +1,4 @@
-"""Words of a command line: flags and their values, files of `--config`, what stands without a flag."""
+"""Words of a command line: flags, files of `--config`, what stands without a flag."""
 
 import dataclasses
 import pkgutil
@@ -62,7 +62,7 @@ def parse_words(
 def _check_code(
     settings_class: Any, in_files: Mapping[str, Given], flags: Mapping[str, Given]
 ) -> None:
-    """Refuses code to run that a file alone names: who takes another's settings may not expect it."""
+    """Refuses code that a file alone names: who takes another's settings may not expect it."""
     if "allow_code" in flags and flags["allow_code"].value:
         return
     for field in dataclasses.fields(settings_class):

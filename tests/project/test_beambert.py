@@ -1,4 +1,4 @@
-"""The console script, as a wheel installs it: in an empty folder, with what only looks like our files beside it."""
+"""The console script, as a wheel installs it, beside files that only look like ours."""
 
 import json
 import os
@@ -20,7 +20,7 @@ RECIPES = sorted(ROOT.glob("configs/*/*.yaml"))
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """The folder of an installation; without a C compiler, which takes seconds and changes no result."""
+    """The folder of an installation, without a C compiler, which takes seconds."""
     checkout, site = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("site")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, checkout)

@@ -242,6 +242,7 @@ def test_help_is_a_command_too(run, command):
     assert run(f"{command} --help") == shown
 
 
+KEYS = "keys and values, with keys such as"
 WRONG_FILES = {
     "steps: 3\nstepz: 3\n": "2: unknown key stepz; did you mean steps?",
     "schedule:\n  warmup: 3\n": "2: unknown key schedule.warmup; the keys there are peak_lr",
@@ -253,8 +254,8 @@ WRONG_FILES = {
     "schedule: 3\n": "1: schedule: found '3', expected keys and values, with keys such as peak_lr",
     "rates: [0.1, x]\n": "1: rates[1]: found 'x', expected a number",
     "input: a\n": "1: input: found 'a', expected a list, such as [a, b]",
-    "phases:\n- peak_lr: 1\n- peak_lr: high\n": "3: phases[1].peak_lr: found 'high', expected a number",
-    "phases:\n- {}\n- {peak: 1}\n": "3: unknown key phases[1].peak; did you mean phases[1].peak_lr?",
+    "rates: [1]\nphases: [{peak_lr: x}]\n": "2: phases[0].peak_lr: found 'x', expected a number",
+    "phases:\n- {peak: 1}\n": "2: unknown key phases[0].peak; did you mean phases[0].peak_lr?",
     "phases:\n- {}\n- {peak_lr: -1}\n": "3: peak_lr is -1.0; it must be 0 or more",
     "schedule:\n  peak_lr: -1\n": "2: peak_lr is -1.0; it must be 0 or more",
     "steps: 3\nsteps: 4\n": "2: steps stands there twice; leave one out",
@@ -262,7 +263,7 @@ WRONG_FILES = {
     "options: {{a: 1}: 3}\n": "1: found keys and values in the place of a key, expected a name",
     "options: {a: 1,\n a: 2}\n": "2: options.a stands there twice; leave one out",
     "steps: 3\n  input: [a]\n": "2: not YAML: mapping values are not allowed here",
-    "- steps\n": "1: settings: found a list, expected keys and values, with keys such as dry_run, input, kind",
+    "- steps\n": f"1: settings: found a list, expected {KEYS} dry_run, input, kind",
 }
 
 

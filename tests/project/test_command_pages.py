@@ -1,4 +1,4 @@
-"""Every setting of every command is on a page as --help has it, and flags and commands that pages name exist."""
+"""Every setting is on a page as --help has it; flags and commands that pages name exist."""
 
 import re
 import typing
@@ -21,13 +21,19 @@ PROGRAMS = {"pipeline": PIPELINE, "trainer": TRAINER}
 SCRIPTS = [path.read_text() for path in (ROOT / "scripts").rglob("*.py")]
 # Flags of what runs beside ours: launchers, Beam's runners, shell scripts, other programs.
 OTHERS = {
-    "add", "artifact", "artifacts", "bundle_size", "config", "cores", "dask_client_address", "dask_partition_size",
-    "dry_run", "environment_cache_millis", "environment_config", "environment_type", "exclude", "expansion",
+    "add", "artifact", "artifacts", "bundle_size", "config", "cores", "dask_client_address",
+    "dask_partition_size",
+    "dry_run", "environment_cache_millis", "environment_config", "environment_type", "exclude",
+    "expansion",
     "fix", "flink", "force", "help", "host", "hostfile", "inplace", "job", "job_endpoint",
-    "job_port", "job_server_timeout", "json", "kubernetes", "lines", "logdir", "master_addr", "master_port",
-    "max_num_workers", "memory", "minutes", "module", "net", "nnodes", "no_ssh", "node_rank", "nodes",
-    "nproc_per_node", "nthreads", "num_gpus", "nworkers", "object_reuse", "parallelism", "partition",
-    "peers_python", "port", "prefix", "repo", "resource_hint", "runner", "sdk_worker_parallelism", "serve_http",
+    "job_port", "job_server_timeout", "json", "kubernetes", "lines", "logdir", "master_addr",
+    "master_port",
+    "max_num_workers", "memory", "minutes", "module", "net", "nnodes", "no_ssh", "node_rank",
+    "nodes",
+    "nproc_per_node", "nthreads", "num_gpus", "nworkers", "object_reuse", "parallelism",
+    "partition",
+    "peers_python", "port", "prefix", "repo", "resource_hint", "runner", "sdk_worker_parallelism",
+    "serve_http",
     "service_port", "shutdown_timeout", "spark", "strict", "worker_pool",
 }  # fmt: skip
 
@@ -70,7 +76,7 @@ def test_flags_and_commands_that_a_page_names_exist(page):
 
 
 def test_scripts_refuse_abbreviated_flags():
-    """As both programs do: an abbreviation means something else as soon as another flag begins so."""
+    """An abbreviation means something else as soon as another flag begins so."""
     programs = [
         path
         for path in (ROOT / "scripts").rglob("*")

@@ -1,4 +1,4 @@
-"""The files that start training on clusters: their syntax, and the commands they come to without a cluster."""
+"""The files that start training on clusters: their syntax and the commands they come to."""
 
 import os
 import re
@@ -23,7 +23,7 @@ def write_program(path, text):
 
 @pytest.fixture
 def slurm(tmp_path):
-    """srun starts every task after the other, python only says how it was called; EXIT is pretrain's exit code."""
+    """srun starts one task after the other, python says how it was called; EXIT is its code."""
     write_program(
         tmp_path / "bin/srun",
         'shift\nfor task in 0 1; do SLURM_PROCID=$task SLURM_LOCALID=$task "$@" || code=$?; done; exit ${code:-0}',

@@ -1,4 +1,4 @@
-"""Flags of other programs are answered, and the commands of docs/migrating.md run on a small text."""
+"""Flags of other programs are answered, and the commands of docs/migrating.md run."""
 
 import json
 import re

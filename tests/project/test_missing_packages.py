@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 IMPORTED_AS = {"apache_beam": "apache_beam", "pyyaml": "yaml"}
 TINY_PLAN = ["plan", "--config", "configs/pretrain/bert-tiny.yaml"]
+OUTPUT = ["--output", "OUT"]
 WITHOUT = """
 import sys
 for name in {packages!r}:
@@ -35,11 +36,11 @@ def run_without(packages, program, *arguments):
 @pytest.mark.parametrize(
     ("packages", "program", "arguments", "extras"),
     [
-        (["apache_beam"], "pipeline", ["build", "--input", "README.md", "--output", "OUT"], "pipeline"),
+        (["apache_beam"], "pipeline", ["build", "--input", "x.txt", *OUTPUT], "pipeline"),
         (["yaml"], "pipeline", ["build", "--input", "x", "--output", "OUT"], "pipeline,trainer"),
         (["yaml"], "trainer", TINY_PLAN, "pipeline,trainer"),
         (["torch"], "trainer", ["export", "RUN", "--output", "OUT"], "trainer"),
-        (["deepspeed"], "trainer", ["pretrain", *TINY_PLAN[1:], "--data", "D", "--output", "OUT"], "trainer"),
+        (["deepspeed"], "trainer", ["pretrain", *TINY_PLAN[1:], "--data", "D", *OUTPUT], "trainer"),
     ],
 )  # fmt: skip
 def test_a_missing_package_is_one_line_that_says_what_to_run(
@@ -48,7 +49,8 @@ def test_a_missing_package_is_one_line_that_says_what_to_run(
     arguments = [str(tmp_path / "out") if word == "OUT" else word for word in arguments]
     ran = run_without(packages, program, *arguments)
     assert ran.stderr == (
-        f"python -m {program} {arguments[0]}: error: the package {packages[0]} is not installed here: in the checkout "
+        f"python -m {program} {arguments[0]}: error: the package {packages[0]} is not installed"
+        " here: in the checkout "
         f"run `. scripts/environment.sh`, or pip install -e '.[{extras}]'\n"
     )
     assert ran.returncode == 2
@@ -62,8 +64,9 @@ def test_a_missing_package_is_one_line_that_says_what_to_run(
 def test_a_missing_driver_of_a_store_is_one_line_that_says_what_to_run(program, arguments):
     ran = run_without(["s3fs"], program, *arguments)
     assert ran.stderr == (
-        f"python -m {program} {arguments[0]}: error: s3://b/data: cannot be opened: the package s3fs is not installed "
-        "here: in the checkout run `. scripts/environment.sh`, or pip install -e '.[pipeline,trainer]'\n"
+        f"python -m {program} {arguments[0]}: error: s3://b/data: cannot be opened: the package"
+        " s3fs is not installed here: in the checkout run `. scripts/environment.sh`, or pip"
+        " install -e '.[pipeline,trainer]'\n"
     )
     assert ran.returncode == 2
 
@@ -83,7 +86,7 @@ def test_a_module_that_is_none_of_our_packages_is_not_explained_away():
 
 
 def test_every_package_has_the_extra_that_pyproject_gives_it():
-    """Distributions are spelled with hyphens and dots, what they are imported as with underscores."""
+    """Distributions are spelled with hyphens, what they are imported as with underscores."""
     extras = {name: names(packages) for name, packages in PROJECT["optional-dependencies"].items()}
     named = ("pipeline", "tfrecord", "trainer", "onnx")
     for package, its_extra in EXTRA_OF.items():

@@ -1,4 +1,4 @@
-"""Typical mistakes of somebody who is new here: each ends with code 2 and one line that has the cure."""
+"""Typical mistakes of a newcomer: each ends with code 2 and one line that has the cure."""
 
 import gzip
 import shlex
@@ -11,7 +11,7 @@ from trainer.beambert import COMMANDS
 BUILD = "build --input text.jsonl --output data --workers 1"
 PRETRAIN = "pretrain --config bert-tiny --data D --output R"
 FINETUNE = "finetune --task sst2 --model M --train t.tsv --validation v.tsv --output R"
-LOCAL = "expected a folder of this machine: runs are written locally; pretrain uploads checkpoints to --checkpoint.url"
+LOCAL = "expected a folder of this machine: runs are written locally; pretrain uploads checkpoints"
 NO_DATASET = (
     "nowhere holds no manifest.json: not a finished dataset; run `python -m pipeline build`"
 )

@@ -1,4 +1,4 @@
-"""Two ranks whose gradients or weights go bad: both skip alike, a flipped bit is found and its rank named.
+"""Two ranks whose gradients or weights go bad: both skip alike, the rank at fault is named.
 
 Run as a program, this file is one of the two ranks: it writes what it saw, the tests below judge
 it.
@@ -54,7 +54,7 @@ class Rank:
         return grad_norm(self.engine, self.optimizer)
 
     def spoil_next_gradient(self, factor):
-        """Multiplies what this rank updates of the next gradient; without ZeRO that of both ranks, which is one."""
+        """Multiplies what this rank updates of the next gradient; without ZeRO both ranks' one."""
 
         def spoil(*_):
             for tensor in self.optimizer.owned:
@@ -90,7 +90,7 @@ def skips(ranks, *kind):
 
 
 def flips(ranks, *kind):
-    """What is said of a bit flipped in rank 1, in the model and in what it updates, and after how many steps."""
+    """What is said of a bit flipped in rank 1, by place, and after how many steps."""
     found = {}
     for place in PLACES[kind[1] == 3]:
         rank = Rank(ranks, *kind)

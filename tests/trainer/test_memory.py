@@ -1,4 +1,4 @@
-"""What a rank holds in memory: copies for checkpoints, DeepSpeed's buckets, and what the plan counts.
+"""What a rank holds in memory: copies for checkpoints, buckets, and what the plan counts.
 
 Run as a program, this file is one rank of a run of three steps, and prints the most bytes of
 tensors that it has had.
@@ -77,7 +77,7 @@ def test_buckets_of_a_model_leave_frozen_weights_out():
 
 
 def count_peak(config_file):
-    """Most bytes that a run has had of torch's CPU allocator at once: exact, and the same whoever else is at work.
+    """Most bytes that a run has had of torch's CPU allocator at once, whoever else is at work.
 
     The profiler does not see what Gloo's threads free, so they let go of every tensor before this
     thread does.
@@ -169,11 +169,12 @@ def test_the_plan_counts_what_is_allocated(
 
 
 def test_terms_of_bert_large_on_eight_gpus():
-    """P is 336,226,108: bf16 weights and fp32 sums of all, an eighth of fp32 weights and of both means."""
+    """P is 336,226,108: bf16 weights and fp32 sums of all, an eighth of the others."""
     config = preset("large", vocab_size=30_522)
     first = count_memory(Case(config, 8, 1, precision="bf16", micro_tokens=16_384))
     assert first.held == {
-        "weights": 672_452_216, "fp32 weights": 168_113_054, "moments": 336_226_108, "gradient sums": 1_344_904_432,
+        "weights": 672_452_216, "fp32 weights": 168_113_054, "moments": 336_226_108,
+        "gradient sums": 1_344_904_432,
     }  # fmt: skip
     second = count_memory(Case(config, 8, 2, precision="bf16", micro_tokens=128))
     assert "gradient sums" not in second.held
@@ -196,7 +197,7 @@ def test_a_compiled_loss_copies_no_logits_to_fp32(precision, is_compiled, a_logi
 
 
 def test_activations_depend_on_where_attention_runs():
-    """34 bytes on a GPU (Korthikanti et al. 2022, 4.1, without 5as/h); plain torch keeps attention's matrix."""
+    """34 bytes on a GPU (Korthikanti et al. 2022, 4.1); plain torch keeps attention's matrix."""
     config = preset("large", vocab_size=30_522)
     units = 24 * 1_024 * 1_000
     gpu = Case(config, 1, 1, precision="bf16", micro_tokens=1_000)

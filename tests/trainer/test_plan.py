@@ -81,7 +81,7 @@ def test_a_phase_of_a_dataset(data):
 
 
 def test_memory_is_said_by_name():
-    """The stages as a table, and every term of the one that is chosen; the numbers are of trainer.preflight.memory."""
+    """The stages as a table, and every term of the one that is chosen."""
     settings = settings_of(gpu="cpu", world_size=1, peak_tflops=0.05, micro_tokens=1_024)
     text = "\n".join(describe_plan(settings))
     assert re.search(r"^     1 +0\.12 +0\.10 +0\.22  <- zero_stage$", text, re.MULTILINE)

@@ -37,7 +37,7 @@ def test_googles_recipe_is_a_million_steps_of_256():
 
 
 def test_nvidias_learning_rate():
-    """run_pretraining.py's PolyWarmUpScheduler, degree 0.5: warm-up from 0 to the peak, decay counted from step 0."""
+    """run_pretraining.py's PolyWarmUpScheduler, degree 0.5: decay is counted from step 0."""
     first, second = settings_of("bert-large-lamb").phases
     assert (first.global_batch, second.global_batch) == (65_536, 32_768)
     assert second.optimizer_state == "zero_step"

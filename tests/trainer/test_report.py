@@ -21,9 +21,12 @@ def write_run(folder, rows=None, *, facts=None):
 
 def step_row(step, **changed):
     return {
-        "step": step, "split": "train", "mlm_loss": 10.0 - step, "mlm_accuracy": 0.1, "nsp_accuracy": 0.5,
-        "grad_norm": 1.0, "learning_rate": 1e-4, "tokens": 50, "tokens_per_second": 100.0 * step, "seconds": 0.5,
-        "data_wait_share": 0.0, "peak_memory_bytes": 2_000_000_000, "mfu": None, "model_tflops_per_rank": 0.1,
+        "step": step, "split": "train", "mlm_loss": 10.0 - step, "mlm_accuracy": 0.1,
+        "nsp_accuracy": 0.5,
+        "grad_norm": 1.0, "learning_rate": 1e-4, "tokens": 50, "tokens_per_second": 100.0 * step,
+        "seconds": 0.5,
+        "data_wait_share": 0.0, "peak_memory_bytes": 2_000_000_000, "mfu": None,
+        "model_tflops_per_rank": 0.1,
         **changed,
     }  # fmt: skip
 
@@ -81,7 +84,8 @@ def test_a_page_needs_nothing_else(tmp_path):
 def test_runs_that_are_odd_are_shown_and_said(tmp_path):
     rows = [
         step_row(1), step_row(2, mlm_loss=float("nan")), "not json", '{"step": 3, "spl', "[1]",
-        step_row(3, mlm_loss="text", grad_norm=None), step_row(2, mlm_loss=5.0), {"step": 3, "split": "rolled back"},
+        step_row(3, mlm_loss="text", grad_norm=None), step_row(2, mlm_loss=5.0), {"step": 3,
+        "split": "rolled back"},
     ]  # fmt: skip
     run = write_run(tmp_path / "odd", rows)
     anomaly = '{"step": 2, "grad_norm": "nan", "positions": [12, 24]}'

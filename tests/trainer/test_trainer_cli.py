@@ -23,16 +23,19 @@ def test_steps_replace_those_of_the_phases_and_the_warm_up_follows():
     assert (settings.phases[0].num_warmup_steps, settings.num_steps) == (3, 69)
 
 
+SHORT, NONE = "--steps 40", [None, None]
+
+
 @pytest.mark.parametrize(
     ("flags", "values"),
     [
         ("--peak_lr 1e-3 2e-4", {"peak_lr": [1e-3, 2e-4]}),
         ("--global_batch 16 8 --steps 40000", {"global_batch": [16, 8], "steps": [40_000] * 2}),
-        ("--steps 40 --warmup_steps 7 4", {"num_warmup_steps": [7, 4], "warmup_fraction": [None] * 2}),
-        ("--steps 40 --warmup_fraction 0.25", {"num_warmup_steps": [10] * 2, "warmup_steps": [None] * 2}),
+        (f"{SHORT} --warmup_steps 7 4", {"num_warmup_steps": [7, 4], "warmup_fraction": NONE}),
+        (f"{SHORT} --warmup_fraction 0.25", {"num_warmup_steps": [10, 10], "warmup_steps": NONE}),
         ("--phases.end_lr 1e-6", {"end_lr": [1e-6, 1e-6]}),
     ],
-)  # fmt: skip
+)
 def test_flags_for_all_phases_or_for_each(flags, values):
     phases = resolve(parsed(f"{BASE} {flags}")).phases
     assert {name: [getattr(phase, name) for phase in phases] for name in values} == values

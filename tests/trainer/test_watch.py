@@ -24,8 +24,10 @@ COUNTS = StepCounts(
     must_stop=False, memory_bytes=1, elapsed_seconds=0.0, drawn=(),
 )  # fmt: skip
 ROW = {
-    "step": 1200, "split": "train", "phase": 0, "position": 9, "loss": 6.3682, "mlm_loss": 5.637, "mlm_accuracy": 0.154,
-    "nsp_loss": 0.7312, "nsp_accuracy": 0.627, "grad_norm": 1.234, "learning_rate": 1e-4, "tokens": 100, "instances": 4,
+    "step": 1200, "split": "train", "phase": 0, "position": 9, "loss": 6.3682, "mlm_loss": 5.637,
+    "mlm_accuracy": 0.154,
+    "nsp_loss": 0.7312, "nsp_accuracy": 0.627, "grad_norm": 1.234, "learning_rate": 1e-4,
+    "tokens": 100, "instances": 4,
     "tokens_per_second": 21000.4, "max_over_mean_tokens": 1.031, "data_wait_share": 0.021,
     "model_tflops_per_rank": 412.3, "mfu": 0.417, "peak_memory_bytes": 3.2e9, "eta_seconds": 8075.0,
     "epochs": {"wiki": 0.5}, "seconds": 0.4,
@@ -65,8 +67,10 @@ def test_a_cpu_has_no_mfu_of_its_own():
 @pytest.mark.parametrize(
     ("name", "tflops"),
     [
-        ("NVIDIA H200", 989), ("NVIDIA H100 80GB HBM3", 989), ("NVIDIA H100 PCIe", 756), ("NVIDIA GH200 480GB", 989),
-        ("NVIDIA A100-SXM4-40GB", 312), ("Tesla V100-SXM2-32GB", 125), ("NVIDIA L4", 121), ("NVIDIA L40S", 362),
+        ("NVIDIA H200", 989), ("NVIDIA H100 80GB HBM3", 989), ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA GH200 480GB", 989),
+        ("NVIDIA A100-SXM4-40GB", 312), ("Tesla V100-SXM2-32GB", 125), ("NVIDIA L4", 121),
+        ("NVIDIA L40S", 362),
         ("NVIDIA GeForce RTX 4090", None),
     ],
 )  # fmt: skip

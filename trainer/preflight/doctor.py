@@ -26,7 +26,7 @@ _CPU_BYTES, _GPU_BYTES = 8 * 2**20, 256 * 2**20
 
 @dataclass(frozen=True)
 class Findings:
-    """What one rank found: its versions, the root hashes of the data, and what is wrong, in words."""
+    """What one rank found: versions, the root hashes of the data, and what is wrong, in words."""
 
     rank: int
     host: str
@@ -40,7 +40,7 @@ class Findings:
 
 
 def examine(settings: DoctorSettings) -> tuple[str, int]:
-    """What to print, which is empty but on rank 0, and every rank's exit code: 1 if one is unfit."""
+    """What to print, empty but on rank 0, and every rank's exit code: 1 if one is unfit."""
     ranks = start_ranks()
     try:
         found = ranks.gather(look_around(settings, ranks))
@@ -101,7 +101,7 @@ def format_findings(found: Sequence[Findings], wrong: Sequence[str], seconds: fl
 
 
 def _find_others(found: Sequence[Findings], name: str, values: Sequence[str]) -> Iterator[str]:
-    """The ranks whose value is not the commonest one; of equally common ones, the earlier counts."""
+    """The ranks whose value is not the commonest, of equally common ones the earlier."""
     for usual, count in Counter(values).most_common(1):
         for each, value in zip(found, values, strict=True):
             if value != usual:
@@ -112,7 +112,9 @@ def _versions() -> dict[str, str]:
     """Software that all ranks must agree on, by name."""
     found = {"python": platform.python_version()} | software_versions(SOFTWARE)
     if torch.version.cuda:
-        nccl = torch.cuda.nccl.version() if torch.cuda.is_available() else ()  # type: ignore[no-untyped-call]
+        nccl: tuple[int, ...] = ()
+        if torch.cuda.is_available():
+            nccl = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
         found |= {"cuda": torch.version.cuda, "nccl": ".".join(map(str, nccl)) or "none"}
     return {name: version or "none" for name, version in found.items()}
 

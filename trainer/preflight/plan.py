@@ -165,8 +165,8 @@ def _describe_time(settings: PlanSettings, phases: Sequence[PhasePlan]) -> Itera
         yield f"steps are shares of the budget of {hours:g} hours, which decides how many are made"
     seconds, tokens = sum(each.seconds for each in phases), sum(each.tokens for each in phases)
     yield (
-        f"time: at least {_hours(seconds)} hours, {_hours(seconds * settings.world_size)} GPU hours;"
-        f" {tokens:,.0f} tokens, {tokens / seconds:,.0f} a second"
+        f"time: at least {_hours(seconds)} hours, {_hours(seconds * settings.world_size)} GPU"
+        f" hours; {tokens:,.0f} tokens, {tokens / seconds:,.0f} a second"
     )
     yield (
         f"      at {MFU:.0%} of {settings.tflops:,g} TFLOP/s a GPU; no GPU has measured this yet;"

@@ -68,8 +68,8 @@ class Continuable:
         ]
         if changes := "; ".join([*found, *others]):
             raise ValueError(
-                f"{where} holds {self.kind} with other settings: {changes}. Give the settings it was"
-                f" started with to continue it, or another --output{self.advice}"
+                f"{where} holds {self.kind} with other settings: {changes}. Give the settings"
+                f" it was started with to continue it, or another --output{self.advice}"
             )
 
 

@@ -14,7 +14,7 @@ def main_of(mixture: Mixture) -> tuple[WeightedDataset, float]:
 
 
 def instances_a_pass(mixture: Mixture, seq_len: int) -> int:
-    """Train instances of a length in one pass of the main dataset; a ValueError where it lacks it."""
+    """Train instances of a length in a pass of the main dataset; a ValueError without any."""
     main, share = main_of(mixture)
     main.dataset.num_passes("train", seq_len)
     shards = main.dataset.shards("train", seq_len, 0)

@@ -40,7 +40,7 @@ def unigram_entropy(counts_V: npt.NDArray[np.int64]) -> float:
 
 
 def majority_share(num_random: int, instances: int) -> float:
-    """NSP accuracy of the commoner answer; the reference has some 56 % random (docs/parity.md 5)."""
+    """NSP accuracy of the commoner answer: 56 % are random in BERT (docs/parity.md 5)."""
     return max(num_random, instances - num_random) / instances
 
 

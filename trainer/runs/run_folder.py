@@ -26,7 +26,8 @@ VOCABULARY_HASHES = {"vocab.txt": "vocab_sha256", "tokenizer.json": "tokenizer_s
 """Key of the sha256 of each vocabulary file in what run.json says of a dataset."""
 RUN_KEYS = ("id", "model", "launches", "datasets")
 DATASET_KEYS = (
-    "name", "url", "weight", "root_hash", "settings_hash", "lower_case", *VOCABULARY_HASHES.values(),
+    "name", "url", "weight", "root_hash", "settings_hash", "lower_case",
+    *VOCABULARY_HASHES.values(),
 )  # fmt: skip
 REMEDY = (
     "restore it, from --checkpoint.url if the run has one, or give another --output for a new run"
@@ -114,7 +115,7 @@ _held: list[IO[bytes]] = []  # kept open: the system lets go when the process en
 
 
 def lock_run(run: RunFolder) -> None:
-    """Waits until no other job trains in the folder, and keeps others out until this process ends."""
+    """Waits until no other job trains in the folder, and keeps it until this process ends."""
     if not run.is_foreign:  # else `prepare_run` refuses it
         _held.append(lock_folder(run.path))
 

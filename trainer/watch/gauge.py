@@ -23,7 +23,7 @@ class Gauge:
     def __init__(
         self, config: BertConfig, phases: Sequence[Phase], ranks: Ranks, peak: float | None = None
     ) -> None:
-        """MFU is a share of the peak in TFLOP/s of a rank's device; by default a GPU's data sheet's."""
+        """MFU is a share of the peak in TFLOP/s of a device; by default a GPU's data sheet's."""
         if ranks.device.type == "cuda" and peak is None:
             peak = peak_tflops_of(torch.cuda.get_device_name(ranks.device))
         self.peak_tflops = peak
@@ -37,7 +37,7 @@ class Gauge:
     ) -> dict[str, Any]:
         """What the step that has just been made, and its steps left of the phase, add to its row.
 
-        `seconds` run from asking for the batch until its update was made; mfu is None without a peak.
+        `seconds` run from asking for the batch to the end of its update; mfu needs a peak.
         """
         lengths = Lengths(counts.tokens, counts.squared_tokens, counts.masked)
         flops = training_flops(self._config, lengths)
