@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.cli import COMMANDS
-from pipeline.command_line.program import run_program
 from pipeline.inspect.croissant import CROISSANT, describe_dataset
 from pipeline.inspect.dataset_card import CARD, dataset_card, is_unedited
 from pipeline.shards.block import block_schema
 from pipeline.shards.manifest import SHARDS_SCHEMA
+from tests.pipeline.programs import run
 
 pytestmark = pytest.mark.processes
 GROUP = {"split": "train", "seq_len": 64, "passes": 1, "shards": 1, "instances": 4, "tokens": 30}
@@ -28,10 +27,6 @@ NUMBERS = {
 HASHES = dict.fromkeys(
     ("manifest.json", "vocab.txt", "tokenizer.json", "shards.parquet", "blocks.parquet"), "c0"
 )
-
-
-def run(*words):
-    return run_program("python -m pipeline", "Tests.", COMMANDS, [*map(str, words)])
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-import pipeline.cli as cli
-from pipeline.command_line.program import run_program
 from pipeline.export.parquet import METADATA
 from pipeline.export.tfrecord import encode_examples
 from pipeline.export.write_export import (
@@ -31,6 +29,7 @@ from pipeline.storage.faults import StorageError
 from pipeline.storage.folder import Folder
 from tests.datasets import write_dataset
 from tests.loaded_python import run_python
+from tests.pipeline.programs import run
 
 SETTINGS = {"masked_lm_prob": 0.15, "max_predictions": None, "whole_word_masking": False}
 GOLDEN = [("L64_P10_dupe1", 64, 10), ("L128_P20_dupe5", 128, 20), ("L512_P76_dupe5", 512, 76)]
@@ -333,10 +332,6 @@ def test_an_export_of_another_dataset_is_not_continued(data, small, tmp_path):
     with refused(r"_export.json is of another export: root_hash is '.*', now '.*'; "):
         export(data, tmp_path / "out", split="validation")
     assert files_of(tmp_path / "out") == before
-
-
-def run(*words):
-    return run_program("program", "Tests.", cli.COMMANDS, [*map(str, words)])
 
 
 @pytest.mark.processes

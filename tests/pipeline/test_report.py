@@ -9,8 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.cli import COMMANDS
-from pipeline.command_line.program import run_program
 from pipeline.inspect.measure import SAMPLE_BLOCKS, choose_blocks, count_lengths
 from pipeline.inspect.summary import (
     REPORT_VERSION,
@@ -22,16 +20,13 @@ from pipeline.inspect.summary import (
 from pipeline.shards.dataset import open_dataset, read_blocks
 from pipeline.shards.records import Shard
 from pipeline.shards.seal import NOTHING
+from tests.pipeline.programs import run, write_texts
 
 HOSTILE = (
     "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>\u202egnp.exe\u2066\x1b[31m\ud800"
 )
 pytestmark = pytest.mark.processes
 FIXED = ("--passes", 2, "--seq_lens", 64, "--workers", 1)
-
-
-def run(*words):
-    return run_program("python -m pipeline", "Tests.", COMMANDS, [*map(str, words)])
 
 
 def shard(name, instances, seq_len=128):
@@ -42,13 +37,10 @@ def shard(name, instances, seq_len=128):
 def built(tmp_path_factory, texts, vocab_file):
     """A dataset from text with markup, through the whole builder."""
     folder = tmp_path_factory.mktemp("report")
-    vocab = folder / "vocab.txt"
+    vocab, script = folder / "vocab.txt", "<script>alert({})</script>"
     vocab.write_text(vocab_file.read_text() + "<\n>\n/\nscript\nalert\n(\n)\n")
-    marked = [
-        f"<script>alert(1)</script> {text} <script>alert(2)</script>\u202e." for text in texts
-    ]
-    lines = [json.dumps({"text": text}) + "\n" for text in (*marked, marked[0], " ")]
-    (folder / "in.jsonl").write_text("".join(lines))
+    marked = [f"{script.format(1)} {text} {script.format(2)}\u202e." for text in texts]
+    write_texts(folder / "in.jsonl", (*marked, marked[0], " "))
     words = ("--input", folder / "in.jsonl", "--output", folder / "data", "--vocab", vocab)
     assert run("build", *words, *FIXED) == 0
     return open_dataset(str(folder / "data"))
