@@ -136,7 +136,8 @@ static PyObject *encode(PyObject *object, PyObject *argument) {
     if (output.no_memory) PyErr_NoMemory();
     if (!PyErr_Occurred())
         result = Py_BuildValue(
-            "NNN", as_bytes(output.ids, output.num_ids), as_bytes(lengths, count), list_left(&output)
+            "NNN", as_bytes(output.ids, output.num_ids), as_bytes(lengths, count),
+            list_left(&output)
         );
     free(output.ids);
     free(output.left);

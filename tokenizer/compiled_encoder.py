@@ -1,8 +1,8 @@
 """Text to arrays of ids by the compiled matcher: those of `LibraryEncoder`, sooner.
 
 1. `Matcher.encode` takes each sentence byte by byte: ASCII by a table, other characters by their
-   forms, words by a trie with failure links (LinMaxMatch). A form is what the library, whose Unicode
-   tables are the standard here, makes of a character: "é" is "e", "中", a word, is " 中 ".
+   forms, words by a trie with failure links (LinMaxMatch). A form is what the library, whose
+   Unicode tables are the standard here, makes of a character: of "é" "e", of "中", a word, " 中 ".
 2. A chunk (what stands between ASCII spaces and punctuation) comes back with its place if it holds
    a character without a form. Forms of new characters are learned, and the sentences taken again.
 3. What is left then has characters whose neighbours decide: the library encodes these chunks.

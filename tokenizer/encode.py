@@ -1,7 +1,7 @@
 """Text to arrays of ids: what the pipeline runs on the whole corpus.
 
-The ids are those of the library `tokenizers` with `encode_special_tokens = True` (docs/parity.md 3):
-"[MASK]" in a text is three words. `LibraryEncoder`, the definition, asks that library;
+The ids are those of the library `tokenizers` with `encode_special_tokens = True`: "[MASK]" in a
+text is three words (docs/parity.md 3). `LibraryEncoder`, the definition, asks that library;
 `compiled_encoder` gives the same ids, 50 times as fast, where the matcher is compiled.
 """
 

@@ -1,4 +1,4 @@
-"""Plain text: a file is a document, a line is one, or blank lines or WikiExtractor's tags divide."""
+"""Plain text: a file is a document, a line is, or blank lines or WikiExtractor's tags divide."""
 
 import html
 import re

@@ -80,7 +80,7 @@ def read_frames(blocks: Iterable[bytes], url: str) -> Iterator[tuple[bytes, int]
 
 
 def find_bzip2_stream(blocks: Iterable[bytes], num_bytes: int) -> tuple[int, Iterator[bytes]]:
-    """How many bytes stand before the first bzip2 stream in `num_bytes`, and those from there on."""
+    """How many bytes are before the first bzip2 stream in `num_bytes`; those from there on."""
     head, offset = b"", 0
     rest = iter(blocks)
     for block in rest:

@@ -2,7 +2,8 @@
 
 Requests are tried ATTEMPTS times where the error passes, with growing random pauses of at most 16 s
 in all. A store that has answered before and now refuses is asked again for REFUSAL_SECONDS, as a
-key may be in renewal; an unknown name, until the store has answered, and local disks are asked once.
+key may be in renewal. An unknown name, until the store has answered, and local disks are asked
+once.
 """
 
 import contextlib

@@ -279,7 +279,7 @@ class Folder:
 
 
 def parse_storage_options(text: str | None) -> Mapping[str, Any] | None:
-    """Options of a filesystem from a JSON object or @FILE; errors do not show it: it has secrets."""
+    """Options of a filesystem from a JSON object or @FILE, which errors do not show."""
     if text is None:
         return None
     content = Path(text[1:]).read_text(encoding="utf-8") if text.startswith("@") else text

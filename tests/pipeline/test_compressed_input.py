@@ -1,4 +1,4 @@
-"""Compressed and encoded input: the same documents as plain, in bounded memory, and bombs and broken files named."""
+"""Compressed and encoded input: the same documents as plain, in bounded memory."""
 
 import bz2
 import gzip

@@ -1,4 +1,4 @@
-"""A folder is cheap to make, opens its filesystem once, travels to workers, and finds files by their names."""
+"""A folder is cheap to make, opens its filesystem once, travels to workers."""
 
 import pickle
 import zipfile

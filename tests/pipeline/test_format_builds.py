@@ -1,4 +1,4 @@
-"""Every input format, compression and archive gives one corpus the same shards, to the root hash."""
+"""Every input format, compression and archive gives one corpus the same shards."""
 
 import bz2
 import csv

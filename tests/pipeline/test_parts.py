@@ -1,4 +1,4 @@
-"""What the input is and how it is cut: listing, formats, grouping, and that no cut loses or doubles a document."""
+"""What the input is and how it is cut: listing, formats, grouping."""
 
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
@@ -191,7 +191,7 @@ def test_formats_are_found_by_one_request_a_file():
 def test_unknown_formats_are_refused():
     with pytest.raises(
         ValueError,
-        match="format is 'tsv', expected auto or one of text, lines, text-blank-lines, sentence-lines, parquet",
+        match="format is 'tsv', expected auto or one of text, lines, text-blank-lines, sentence",
     ):
         plan_parts([InputFile("/a", 1)], "tsv", 10)
 

@@ -1,4 +1,4 @@
-"""Several sources in one build: settings, weights, who owns a copy, equal roots however the work is cut."""
+"""Several sources in one build: settings, weights, who owns a copy."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""WARC and WET: pages of literal records, real Common Crawl files, and broken ones named by record."""
+"""WARC and WET: pages of literal records, real Common Crawl files."""
 
 import gzip
 
@@ -11,7 +11,8 @@ from pipeline.documents.read import read_part
 
 
 def record(kind, content, content_type="text/plain"):
-    head = f"WARC/1.0\r\nWARC-Type: {kind}\r\nContent-Type: {content_type}\r\nContent-Length: {len(content)}\r\n\r\n"
+    head = f"WARC/1.0\r\nWARC-Type: {kind}\r\nContent-Type: {content_type}\r\n"
+    head += f"Content-Length: {len(content)}\r\n\r\n"
     return head.encode() + content + b"\r\n\r\n"
 
 
@@ -46,7 +47,8 @@ def test_wet(name):
     assert skipped == {"not_a_page": 2}
 
 
-HTML = "<html><body><nav><a href=x>Menu</a></nav><main><p>One <b>bold</b> caf\u00e9.</p><p>Two.</p></main></body></html>"
+MAIN = "<main><p>One <b>bold</b> caf\u00e9.</p><p>Two.</p></main>"
+HTML = f"<html><body><nav><a href=x>Menu</a></nav>{MAIN}</body></html>"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Zip archives: members are files, any cut gives them once, and unsafe, broken or explosive ones are refused."""
+"""Zip archives: members are files, any cut gives them once, hostile ones are refused."""
 
 import gzip
 import io

@@ -78,7 +78,7 @@ def answers(port):
 
 
 def s3_options(port):
-    """Storage options of Swift at a port, without the pauses of the S3 client between its own attempts."""
+    """Storage options of Swift at a port, without pauses of the client between attempts."""
     return {
         "key": KEY,
         "secret": SECRET,

@@ -1,4 +1,4 @@
-"""A proxy before an object store that spoils answers as stores, networks and caches between them were seen to.
+"""A proxy before an object store that spoils answers in every way that was seen.
 
 A fault takes the handler and the store's whole answer to a ranged GET of a shard, and sends what it
 likes instead.
@@ -178,6 +178,6 @@ def stall(handler, status, headers, data):
 
 
 FAULTS = [
-    unavailable, throttled, refused, reset_before_head, reset_in_body, end_in_body, short_body, cut_at_record,
-    empty_body, short_chunks, long_body, wrong_byte, other_object, stall,
+    unavailable, throttled, refused, reset_before_head, reset_in_body, end_in_body, short_body,
+    cut_at_record, empty_body, short_chunks, long_body, wrong_byte, other_object, stall,
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""A stand-in for the HTTP interface of the Hugging Face Hub: one repository a name, one branch, no passwords.
+"""A stand-in for the HTTP interface of the Hugging Face Hub: one branch, no passwords.
 
 Written from what huggingface_hub asks: repository, tree by pages, paths, files by range behind a
 redirection, uploads through git-lfs, commits. Files of SMALL_BYTES and more go through git-lfs, as
@@ -44,7 +44,7 @@ class Hub(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def entries(self, repository, folder, recursive):
-        """Files and folders below a folder, as the tree lists them; None where there is no folder."""
+        """Files and folders below a folder, as the tree lists them."""
         prefix = f"{folder}/" if folder else ""
         found = {}
         for path, data in sorted(self.files[repository].items()):

@@ -1,4 +1,4 @@
-"""Stores and disks that fail: nothing partial is published, what passes is tried again, the rest is one message."""
+"""Stores and disks that fail: nothing partial is published, what passes is tried again."""
 
 import errno
 import json
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.engines
 
 
 class FaultyMemory(MemoryFileSystem):
-    """A store whose uploads and reads fail as told: each item of `faults` is an error, a number of bytes, or None."""
+    """A store that fails as told: each of `faults` is an error, a number of bytes, or None."""
 
     cachable = False
     store = {}  # noqa: RUF012 - fsspec keeps a class's files here
@@ -402,7 +402,7 @@ def test_a_full_disk_is_one_message_and_a_rerun_completes(corpus, local, pipelin
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """small_disk(kilobytes) makes a folder on a file system of its own that large, or makes it larger."""
+    """small_disk(kilobytes) makes a file system of its own that large, or makes it larger."""
     folder = tmp_path / "disk"
     folder.mkdir()
 

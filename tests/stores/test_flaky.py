@@ -1,4 +1,4 @@
-"""Every request that a build makes is tried again: a store that refuses each question once changes nothing."""
+"""Every request that a build makes is tried again."""
 
 import errno
 import threading
@@ -19,7 +19,7 @@ DEPTH = threading.local()
 
 
 class FlakyMemory(MemoryFileSystem):
-    """A store that refuses every request, of whichever kind, the first time that a path is asked about."""
+    """A store that refuses every request, of whichever kind."""
 
     protocol = ("flaky",)
     store = {}  # noqa: RUF012 - fsspec keeps a class's files here

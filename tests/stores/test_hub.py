@@ -1,4 +1,4 @@
-"""Builds from and to repositories of the Hugging Face Hub: equal to a local one, and through passing errors."""
+"""Builds from and to repositories of the Hugging Face Hub: equal to a local one."""
 
 import os
 import subprocess

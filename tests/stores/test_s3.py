@@ -1,4 +1,4 @@
-"""A whole build on a real S3 store, read by every command and by the trainer: equal to a local one."""
+"""A whole build on a real S3 store, read by every command and by the trainer."""
 
 import json
 import os

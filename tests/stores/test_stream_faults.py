@@ -1,4 +1,4 @@
-"""Training data from a real S3 store and an emulator of Google's, through every fault: the same batches or an error."""
+"""Training data from a real S3 store and an emulator of Google's, through every fault."""
 
 import os
 import threading
@@ -58,7 +58,7 @@ def store(request, folder):
 
 @pytest.fixture
 def through(store):
-    """through(fault, count): the proxy, and the dataset seen through it; the fault is with shards, or other files."""
+    """through(fault, count, files): the proxy, and the dataset seen through it."""
     url, port, options = store
     proxies = []
 
@@ -125,7 +125,7 @@ def test_a_lasting_fault_is_one_error_that_names_the_place(through, store, tmp_p
 
 
 def wrong_byte_of_a_page(handler, status, headers, data):
-    """In a column of the table, and not in the footer, where most bytes are of no use to anybody."""
+    """In a column of the table, and not in the footer."""
     handler.send(status, headers, data[:30] + bytes([data[30] ^ 16]) + data[31:])
 
 
@@ -169,7 +169,7 @@ def test_a_lasting_fault_leaves_nothing_in_the_cache(through, clean, tmp_path):
 
 
 def test_a_storm_over_every_second_answer_changes_nothing(through, clean, tmp_path):
-    """Of each range every second answer, the first included: no range fails three times, whichever thread asks when."""
+    """Of each range every second answer, the first included: no range fails three times."""
     proxy, dataset = through(None, LASTING)
     asked, faults = Counter(), cycle(fault for fault in FAULTS if fault is not faulty_proxy.stall)
 

@@ -1,4 +1,4 @@
-"""The package that Dataflow's workers install, made as Beam makes it and tried in an environment with nothing else.
+"""The package that Dataflow's workers install, tried in an environment with nothing else.
 
 It needs what `pip install -e '.[dataflow]'` brings and is skipped without; scripts/test-dataflow
 runs it. The steps of scripts/docker/beam-worker.Dockerfile are run in that environment last;
@@ -28,12 +28,13 @@ WARC = (
     b"WARC/1.0\r\nWARC-Type: conversion\r\nContent-Type: text/plain\r\nContent-Length: 31\r\n\r\n"
 )
 DUMP = "<mediawiki><siteinfo><sitename>W</sitename><dbname>w</dbname></siteinfo>{pages}</mediawiki>"
-PAGE = "<page><title>{0}</title><ns>0</ns><id>{0}</id><revision><text>The '''river''' of {0}.</text></revision></page>"
+TEXT = "<revision><text>The '''river''' of {0}.</text></revision>"
+PAGE = f"<page><title>{{0}}</title><ns>0</ns><id>{{0}}</id>{TEXT}</page>"
 
 
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory):
-    """Python of an environment that holds the package's source distribution and Beam; made once for its packages."""
+    """Python of an environment that holds the package's source distribution and Beam."""
     if not importlib.util.find_spec("build") and not os.environ.get("BEAMBERT_REQUIRE_DATAFLOW"):
         pytest.skip("needs pip install -e '.[dataflow]'")
     from apache_beam.runners.portability.stager import Stager

@@ -17,7 +17,7 @@ def library(request, character_vocab):
 @settings(deadline=None, max_examples=200)
 @given(left=TEXT, right=TEXT)
 def test_the_library_treats_what_stands_between_spaces_on_its_own(library, left, right):
-    """What the encoder relies on: no reordering of marks, no casing rule and no CJK rule looks across a space."""
+    """What the encoder relies on: no rule for marks, case or CJK looks across a space."""
     together, alone_left, alone_right = library_ids(library, [f"{left} {right}", left, right])
     assert together == alone_left + alone_right
 
