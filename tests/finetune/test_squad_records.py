@@ -30,6 +30,8 @@ def test_a_question_is_read():
 
 
 def test_questions_without_answer():
+    with pytest.raises(ValueError, match="q1: is_impossible is true, but there are answers"):
+        _read(_file(is_impossible=True), with_impossible=True)
     impossible = _file(answers=[], is_impossible=True, plausible_answers=[{}])
     assert _read(impossible, with_impossible=True)[0].answers == ()
     assert _read(_file(answers=None), is_test=True)[0].answers == ()
@@ -60,11 +62,6 @@ def test_questions_without_answer():
 def test_malformed_files_are_refused_with_article_and_question(content, says):
     with pytest.raises(ValueError, match=says):
         _read(content)
-
-
-def test_an_impossible_question_with_an_answer_is_refused():
-    with pytest.raises(ValueError, match="q1: is_impossible is true, but there are answers"):
-        _read(_file(is_impossible=True), with_impossible=True)
 
 
 def test_an_id_that_is_there_twice_is_refused():

@@ -20,9 +20,7 @@ DOCS = ROOT / "docs"
 
 @pytest.fixture
 def examples(tmp_path, monkeypatch):
-    export_lettered_model(
-        tmp_path / "hf", num_layers=2
-    )  # as many as the tutorial's and the demo's model have
+    export_lettered_model(tmp_path / "hf", num_layers=2)
     monkeypatch.chdir(tmp_path)
     return re.findall(r"```python\n(.*?)```", (DOCS / "library.md").read_text(), re.DOTALL)
 
@@ -31,14 +29,10 @@ def test_features_in_ten_lines(examples, capsys):
     assert len([line for line in examples[0].splitlines() if line]) <= 10
     exec(examples[0], {})
     lines = capsys.readouterr().out.splitlines()
-    pieces = (
-        open_model("hf")
-        .tokenizer()
-        .encode("It lies on the Seine.", add_special_tokens=False)
-        .tokens
-    )
+    tokenizer = open_model("hf").tokenizer()
+    pieces = tokenizer.encode("It lies on the Seine.", add_special_tokens=False).tokens
     assert [line.split()[1] for line in lines if line.startswith("1 ")] == pieces
-    assert all(line.endswith("(1, 128)") for line in lines)
+    assert all(line.endswith("(2, 64)") for line in lines)
 
 
 def test_vectors_by_hand(examples):
