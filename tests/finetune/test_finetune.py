@@ -32,7 +32,8 @@ pytestmark = pytest.mark.engines
 KEPT, SUBMITTED = ("results.json", "best/model.safetensors"), "predictions/test/SST-2.tsv"
 LOSSES = Recipe(global_batch=6, peak_lr=2e-3, epochs=2, seed=3)
 CHOICES = "startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label\n" + "".join(
-    f'a,"the cat, {word}",the dog,gold,good,bad,ran .,sat,0\na,the film {word},a cat,gen,bad,ran,good,sat,2\n'
+    f'a,"the cat, {word}",the dog,gold,good,bad,ran .,sat,0\n'
+    f"a,the film {word},a cat,gen,bad,ran,good,sat,2\n"
     for word in ("sat", "ran", "is bad", "very")
 )
 NUMBERS = "".join(

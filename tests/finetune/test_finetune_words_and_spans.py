@@ -4,23 +4,14 @@ import json
 
 import numpy as np
 import pytest
-import torch
-import transformers
 
 from pipeline.documents.text_files import read_text
 from tests.trainer.two_ranks import run_ranks
-from tokenizer.vocab import parse_vocab
 from trainer.conll.read import Columns, read_conll
-from trainer.conversion.export import export_hf, load_hf
-from trainer.finetune.batches import pack_items
-from trainer.finetune.settings import FinetuneSettings, SquadSettings
-from trainer.finetune.squad.task import open_squad
-from trainer.finetune.text import TextEncoder
+from trainer.conversion.export import export_hf
 from trainer.finetune.tokens.task import score_entities
-from trainer.finetune.training import split_outputs
 from trainer.model.bert import build_model
 from trainer.model.config import BertConfig
-from trainer.model.task_heads import BertForTask
 
 pytestmark = pytest.mark.engines
 
@@ -85,43 +76,19 @@ def _choose_questions(article):
     return {"title": article["title"], "paragraphs": paragraphs}
 
 
-def _written_tags(folder):
-    lines = (folder / "ner/predictions/words/predictions.conll").read_text().split("\n")
-    return lines, [line.rpartition("\t")[2] for line in lines if "\t" in line]
-
-
 def test_entities_are_learned_and_written_as_columns(folder, tagged):
     train, _, results = tagged
     metrics = results["best"]["metrics"]["words"]
     assert metrics["f1"] > 0.9
     assert results["data"]["validation"][0]["sentences_in_windows"] > 0
-    lines, tags = _written_tags(folder)
+    lines = (folder / "ner/predictions/words/predictions.conll").read_text().split("\n")
+    tags = [line.rpartition("\t")[2] for line in lines if "\t" in line]
     assert [line.rpartition("\t")[0] or line for line in lines] == train.read_text().split("\n")
     originals = read_conll(train.read_text(), "train", Columns())
     split = np.split(np.array(tags), np.cumsum([len(each.words) for each in originals])[:-1])
     found = [each.tolist() for each in split]
     scores, _ = score_entities([each.tags for each in originals], found)
     assert scores.f1 == pytest.approx(metrics["f1"])
-
-
-def test_transformers_tags_the_same_words_alike(folder, tagged):
-    train, _, results = tagged
-    model = transformers.AutoModelForTokenClassification.from_pretrained(folder / "ner/best").eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "ner/best")
-    assert isinstance(model, transformers.BertForTokenClassification)
-    labels = [model.config.id2label[index] for index in range(model.config.num_labels)]
-    assert labels == results["head"]["labels"]
-    written = iter(_written_tags(folder)[1])
-    for sentence in read_conll(train.read_text(), "train", Columns())[:40]:
-        ours = [next(written) for _ in sentence.words]
-        encoded = tokenizer(list(sentence.words), is_split_into_words=True, return_tensors="pt")
-        if encoded["input_ids"].shape[1] > 64:
-            continue
-        with torch.no_grad():
-            best = model(**encoded).logits[0].argmax(dim=-1).tolist()
-        first = {word: token for token, word in reversed([*enumerate(encoded.word_ids())])}
-        found = [best[first[word]] for word in range(len(sentence.words))]
-        assert [model.config.id2label[each] for each in found] == ours
 
 
 def test_answers_are_learned_and_written(folder, answered):
@@ -139,45 +106,6 @@ def test_answers_are_learned_and_written(folder, answered):
     assert len(predictions) == 24
     unanswered = {key for key, value in null_odds.items() if value > metrics["null_threshold"]}
     assert {key for key, text in predictions.items() if not text} == unanswered
-
-
-def test_transformers_gives_the_same_logits_and_answers(folder, answered):
-    train, _, results = answered
-    best = folder / "squad2/best"
-    model = transformers.AutoModelForQuestionAnswering.from_pretrained(best).eval()
-    assert isinstance(model, transformers.BertForQuestionAnswering)
-    files = {"model": "m", "train": ["t"], "validation": ["v"], "output": "o"}
-    squad = SquadSettings(stride=64)
-    task = open_squad(FinetuneSettings(task="squad2", seq_len=160, squad=squad, **files))
-    vocab = parse_vocab((best / "vocab.txt").read_bytes(), "vocab.txt")
-    questions = task.read(str(train), "validation").examples
-    items = task.encode(questions, (), TextEncoder(vocab, True, 160), "validation").items
-    theirs = [_transformers_logits(model, item) for item in items]
-    predictions = task.decode(questions, items, theirs, ())
-    metrics = results["best"]["metrics"]["questions"]
-    files = task.prediction_files(str(train), questions, predictions, metrics)
-    written = (folder / "squad2/predictions/questions/predictions.json").read_text()
-    assert json.loads(files["predictions.json"]) == json.loads(written)
-    ours = _our_logits(best, items)
-    assert max(float(np.abs(a - b).max()) for a, b in zip(ours, theirs, strict=True)) < 1e-4
-
-
-def _transformers_logits(model, item):
-    (sequence,) = item.sequences
-    ids = torch.from_numpy(sequence.input_ids.astype(np.int64))[None]
-    types = (torch.arange(ids.shape[1]) >= sequence.segment_a_length).long()[None]
-    with torch.no_grad():
-        output = model(input_ids=ids, token_type_ids=types)
-    return torch.stack([output.start_logits[0], output.end_logits[0]], dim=-1).numpy()
-
-
-def _our_logits(best, items):
-    config, state, head = load_hf(str(best))
-    model = BertForTask(config, head).eval()
-    model.load_state_dict(state)
-    batch = pack_items(items, torch.device("cpu"))
-    with torch.no_grad():
-        return split_outputs(head, model(batch), batch)
 
 
 @pytest.mark.parametrize("task", ["ner", "squad2"])

@@ -9,7 +9,7 @@ WORDS = ["the", "film", "is", "a", "cat", "dog", "sat", "ran", "very"]
 def write_sst2(
     folder: Path, num_train: int = 48, num_validation: int = 20, seed: int = 0
 ) -> tuple[str, str, str]:
-    """Train, validation and test files of SST-2's layout: a text is 1 where every second word is "good", else "bad"."""
+    """Files of SST-2's layout: a text is 1 where every second word is "good", and 0 where "bad"."""
     draw = random.Random(seed)
 
     def row() -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""A small model with a vocabulary that spells any English text, exported, for tests of what reads text."""
+"""A small exported model with a vocabulary that spells any English text."""
 
 import dataclasses
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Models by their names on the Hub: fetched once with their revision, or one line where they are not."""
+"""Models by their names on the Hub: fetched with their revision, or one line where they are not."""
 
 import threading
 

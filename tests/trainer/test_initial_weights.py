@@ -246,7 +246,7 @@ def test_a_vocabulary_that_is_no_extension_is_refused(extended, change, message)
 
 
 def test_a_number_where_a_shape_belongs_takes_no_memory():
-    """Python's bytes(n) are n zeros: the entry of the tensor "a" has 2^50 in the place of its shape."""
+    """Python's bytes(n) are n zeros: the tensor "a" has 2^50 in the place of its shape."""
     index = bytes.fromhex(
         "00000608011a02080100010b610801108080808080808002000000000100000000c3ae5e34"
         "000000000100000000c0f2a1b000010262002000000000010000000030d3691c2508320e00"

@@ -84,7 +84,7 @@ def train_stock(folder, stage):
     config = transformers.BertConfig.from_pretrained(folder / "universal")
     model = transformers.BertForPreTraining(config)
     parameters = list(model.parameters())
-    # Under ZeRO-3 DeepSpeed gives all its groups one count of updates, which torch's AdamW then counts on together.
+    # Under ZeRO-3 DeepSpeed gives all its groups one count of updates.
     groups = [parameters] if stage == 3 else [parameters[::2], parameters[1::2]]
     settings = {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0}
     settings |= {"zero_optimization": {"stage": stage}, "checkpoint": {"load_universal": True}}
