@@ -90,7 +90,10 @@ def _run_command(
         print(_overview(program, description, commands))
         return 0 if arguments else 2
     if "--version" in arguments:
-        print("beambert", _version())
+        from importlib.metadata import distributions
+
+        versions = [each.version for each in distributions(name="beambert")]
+        print("beambert", *(versions[:1] or ["of a checkout that is not installed"]))
         return 0
     name, interruption = arguments[0], Interruption()
     called = f"{program} {name}" if name in commands else program
@@ -130,13 +133,6 @@ def _call(
     function = load(command.function)
     interruption.unwinds = command.unwinds
     return function(settings, remainder) or 0
-
-
-def _version() -> str:
-    import importlib.metadata
-
-    found = [each.version for each in importlib.metadata.distributions(name="beambert")]
-    return found[0] if found else "of a checkout that is not installed"
 
 
 def _unknown_command(name: str, commands: dict[str, Command]) -> str:

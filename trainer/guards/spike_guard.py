@@ -66,11 +66,9 @@ class SpikeGuard:
             self.streak = None
             return True
         self.num_skipped += 1
-        before, (start, stop) = self.streak, positions
-        if before is None or before.phase != phase:
-            self.streak = Streak(1, step, phase, start, stop)
-        else:
-            self.streak = replace(before, length=before.length + 1, stop=stop)
+        if self.streak is None or self.streak.phase != phase:
+            self.streak = Streak(0, step, phase, *positions)
+        self.streak = replace(self.streak, length=self.streak.length + 1, stop=positions[1])
         return False
 
     def went_back(self, then: "SpikeGuard") -> "SpikeGuard":

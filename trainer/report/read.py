@@ -20,13 +20,10 @@ _NEVER_SHOWN = ("drawn", "epochs")  # tables in every row: half of the memory th
 
 @dataclass(frozen=True)
 class ReadRun:
-    """What a run's folder says.
+    """What a run's folder says; each step and measurement is there once, in order.
 
     Attributes:
         name: The folder's, with as many of its parents as tell it from the other runs.
-        path: The folder.
-        train: Rows of steps, in their order, each step once.
-        validation: Rows of measurements, in the same way.
         events: Rows of other kinds, and those of steps that were not taken.
         facts: run.json; empty where it cannot be read.
         problems: What could not be read, for people.
