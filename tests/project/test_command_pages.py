@@ -75,18 +75,6 @@ def test_flags_and_commands_that_a_page_names_exist(page):
     assert all(name in PROGRAMS[program] for program, name in named), named
 
 
-def test_scripts_refuse_abbreviated_flags():
-    """An abbreviation means something else as soon as another flag begins so."""
-    programs = [
-        path
-        for path in (ROOT / "scripts").rglob("*")
-        if path.suffix == ".py" or path.name == "supervise"
-    ]
-    made = [text for path in programs for text in path.read_text().split("ArgumentParser(")[1:]]
-    assert len(made) > 20
-    assert all(text.lstrip().startswith("allow_abbrev=False") for text in made)
-
-
 def settings_classes():
     """Every settings class of both programs, those of sections and of the items of lists too."""
     found = []
@@ -125,13 +113,8 @@ def test_help_of_a_stage_shows_what_the_stage_looks_at(name, tmp_path, monkeypat
 
     text = tmp_path / "input.txt"
     text.write_text("The cat sat on the mat. It was happy.\n\nA dog ran. The cat saw it.\n" * 9)
-    given = {
-        "output": str(tmp_path / "data"),
-        "input": [str(text)],
-        "format": "text-blank-lines",
-        "vocab_size": 100,
-    }
-    settings = Watched(**given, workers=1)
+    given = {"output": str(tmp_path / "data"), "input": [str(text)], "vocab_size": 100}
+    settings = Watched(**given, format="text-blank-lines", workers=1)
     stages = {"vocab": run_vocab, "tokens": run_tokens, "shards": run_shards}
     for stage, run in stages.items():
         looked.clear()

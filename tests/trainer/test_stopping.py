@@ -43,14 +43,10 @@ class Job:
         self.run = folder / "run"
         self.config = config = folder / "config.yaml"
         phase = {"seq_len": 16, "global_batch": 8, "steps": 1_000_000, "peak_lr": 0.001}
-        fields = {
-            "data": [str(data)],
-            "output": str(self.run),
-            "phases": [phase],
-            "micro_tokens": 64,
-        }
-        saving = {"checkpoint": {"interval": 0}, "model": {"preset": "tiny", "overrides": TINY}}
-        config.write_text(yaml.safe_dump({**fields, **saving}))
+        fields = {"data": [str(data)], "output": str(self.run), "phases": [phase]}
+        fields |= {"micro_tokens": 64, "checkpoint": {"interval": 0}}
+        model = {"preset": "tiny", "overrides": TINY}
+        config.write_text(yaml.safe_dump({**fields, "model": model}))
         name, *options, module = launcher
         program = Path(sys.executable).parent / name
         words = [module, "trainer", "pretrain", "--config", str(config), *flags]
@@ -84,11 +80,8 @@ class Job:
     def pids(self, word=""):
         """Living processes of the job whose command line has a word."""
         pids = sorted(int(path.name) for path in Path("/proc").glob("[0-9]*"))
-        return [
-            pid
-            for pid in pids
-            if {str(self.config), word or str(self.config)} <= set(words_of(pid))
-        ]
+        wanted = {str(self.config), word or str(self.config)}
+        return [pid for pid in pids if wanted <= set(words_of(pid))]
 
     def ranks(self):
         return [pid for pid in self.pids() if words_of(pid)[1:4] == ["-u", "-m", "trainer"]]

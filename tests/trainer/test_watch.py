@@ -117,17 +117,8 @@ def test_other_ranks_say_nothing(capsys):
 
 
 def test_numbers_of_a_row_become_curves():
-    found = curves(
-        {
-            "step": 3,
-            "split": "train",
-            "loss": 1.5,
-            "mfu": None,
-            "seconds": 2,
-            "trust": {"a.b": 0.5},
-            "x": [],
-        }
-    )
+    row = {"step": 3, "split": "train", "loss": 1.5, "mfu": None, "seconds": 2, "x": []}
+    found = curves(row | {"trust": {"a.b": 0.5}})
     assert found == {"train/loss": 1.5, "speed/seconds": 2, "train/trust/a.b": 0.5}
 
 
@@ -160,10 +151,8 @@ def wandb(monkeypatch):
 
 def test_a_run_that_goes_back_doubles_no_step(wandb, tmp_path):
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
-    shown = [
-        TensorBoard(tmp_path / "tensorboard", 0),
-        WeightsAndBiases("berts", tmp_path, FACTS, {}),
-    ]
+    shown = [TensorBoard(tmp_path / "tensorboard", 0)]
+    shown.append(WeightsAndBiases("berts", tmp_path, FACTS, {}))
     recorder = Recorder(metrics, shown)
     for step in (1, 2, 3):
         recorder.add({"step": step, "split": "train", "loss": float(step)})
@@ -207,7 +196,6 @@ def test_weights_and_biases_that_is_missing_or_refuses(wandb, tmp_path, monkeypa
     with pytest.raises(ValueError, match=r"--wandb berts: no API key; `wandb login`"):
         WeightsAndBiases("berts", tmp_path, FACTS, {})
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(
-        ValueError, match="--wandb needs the package wandb, which cannot be imported"
-    ):
+    said = "--wandb needs the package wandb, which cannot be imported"
+    with pytest.raises(ValueError, match=said):
         WeightsAndBiases("berts", tmp_path, FACTS, {})
