@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from trainer.model.attention import PackedSequences, attention, choose_backend, padded_layout
+from trainer.model.attention import attention, choose_backend
+from trainer.model.packed_inputs import PackedInputs, padded_layout
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -9,6 +10,11 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA de
 
 def cu_seqlens_of(lengths):
     return torch.tensor([0, *lengths]).cumsum(0).int()
+
+
+def sequences_of(cu_seqlens, longest):
+    """Inputs of which only the borders matter."""
+    return PackedInputs(*[torch.empty(0)] * 3, cu_seqlens, longest)
 
 
 def random_qkv(num_tokens, *, heads=2, size=8, seed=0, dtype=torch.float32, device=CPU):
@@ -34,7 +40,7 @@ def oracle(q_TAD, k_TAD, v_TAD, lengths, is_causal=False):
 @pytest.mark.parametrize("lengths", [[5], [1, 1], [3, 40, 7, 64, 33, 12], [32, 32, 64], [100, 2]])
 def test_padded_equals_attention_written_out(lengths, is_causal):
     q, k, v = random_qkv(sum(lengths))
-    sequences = PackedSequences(cu_seqlens_of(lengths), max(lengths))
+    sequences = sequences_of(cu_seqlens_of(lengths), max(lengths))
     context = attention(q, k, v, sequences, 0.0, "padded", is_causal)
     expected = oracle(q, k, v, lengths, is_causal)
     torch.testing.assert_close(context, expected, rtol=0, atol=2e-6)
@@ -46,14 +52,14 @@ def test_padded_equals_attention_written_out(lengths, is_causal):
 
 def test_a_sequence_of_no_tokens_disturbs_nobody():
     q, k, v = random_qkv(5)
-    with_empty = PackedSequences(cu_seqlens_of([2, 0, 3]), 3)
+    with_empty = sequences_of(cu_seqlens_of([2, 0, 3]), 3)
     context = attention(q, k, v, with_empty, 0.0, "padded")
     torch.testing.assert_close(context, oracle(q, k, v, [2, 3]), rtol=0, atol=2e-6)
 
 
 def test_no_tokens_stay_connected():
     q, k, v = random_qkv(0)
-    context = attention(q, k, v, PackedSequences(cu_seqlens_of([]), 0), 0.0, "padded")
+    context = attention(q, k, v, sequences_of(cu_seqlens_of([]), 0), 0.0, "padded")
     context.sum().backward()
     assert [x.grad.shape for x in (q, k, v)] == [(0, 2, 8)] * 3
 
@@ -76,10 +82,10 @@ def dropout_draws(q, k, v, backend, num_draws=400):
     """Context [T, A, D] of one sequence, and draws of it with dropout 0.5 [num_draws, T, A, D]."""
     length = len(q)
     exact = attention(
-        q, k, v, PackedSequences(cu_seqlens_of([length]).to(q.device), length), 0.0, backend
+        q, k, v, sequences_of(cu_seqlens_of([length]).to(q.device), length), 0.0, backend
     )
     copies = [x.detach().repeat(num_draws, 1, 1) for x in (q, k, v)]
-    sequences = PackedSequences(cu_seqlens_of([length] * num_draws).to(q.device), length)
+    sequences = sequences_of(cu_seqlens_of([length] * num_draws).to(q.device), length)
     torch.manual_seed(0)
     draws = attention(*copies, sequences, 0.5, backend).unflatten(0, (num_draws, length))
     return exact.detach().float(), draws.float()
@@ -114,7 +120,7 @@ def test_the_kernel_is_called_as_this_torch_declares_it(is_causal, monkeypatch):
         torch.empty(12, 2, 64, dtype=torch.bfloat16, device="meta", requires_grad=True)
         for _ in range(3)
     )
-    sequences = PackedSequences(torch.empty(4, dtype=torch.int32, device="meta"), 5)
+    sequences = sequences_of(torch.empty(4, dtype=torch.int32, device="meta"), 5)
     context = attention(q, k, v, sequences, 0.1, "flash", is_causal)
     assert context.shape == q.shape
     context.sum().backward()
@@ -125,7 +131,7 @@ def test_the_kernel_is_called_as_this_torch_declares_it(is_causal, monkeypatch):
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_the_kernel_equals_padded_on_a_gpu(is_causal):
     lengths = [5, 130, 64, 1, 512]
-    sequences = PackedSequences(cu_seqlens_of(lengths).cuda(), max(lengths))
+    sequences = sequences_of(cu_seqlens_of(lengths).cuda(), max(lengths))
     q, k, v = random_qkv(sum(lengths), size=64, dtype=torch.bfloat16, device=CUDA)
     context, expected = (
         attention(q, k, v, sequences, 0.0, name, is_causal) for name in ("flash", "padded")

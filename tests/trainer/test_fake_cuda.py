@@ -22,6 +22,7 @@ import torch
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from trainer.model import attention
 from trainer.model.config import ModelSettings
+from trainer.model.packed_inputs import PackedInputs
 from trainer.optim.settings import OptimizerSettings
 from trainer.pretrain import loop
 from trainer.settings import Phase, PretrainSettings
@@ -96,7 +97,7 @@ def main():
 def train(data, output, optimizer, precision, stage, micro_tokens):
     """`pretrain`, with the counters read after each step."""
     if precision == "fp32":  # padded attention asks the device for the layout, and here gets none
-        attention.PackedSequences.padded = None
+        PackedInputs.padded = None
         attention._padded_attention = lambda qkv, *_: sum(qkv)
     seen, log_step = [counts()], loop._log_step
 

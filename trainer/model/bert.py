@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from pipeline.seeds import seed_of
-from trainer.model.attention import PackedSequences, attention
+from trainer.model.attention import attention
 from trainer.model.config import BertConfig
 from trainer.model.packed_inputs import PackedInputs
 
@@ -63,12 +63,12 @@ class Layer(nn.Module):
         self.output_norm = _layer_norm(config)
         self.dropout = nn.Dropout(config.hidden_dropout)
 
-    def forward(self, hidden_TH: Tensor, sequences: PackedSequences) -> Tensor:
+    def forward(self, hidden_TH: Tensor, inputs: PackedInputs) -> Tensor:
         """Hidden states [T, H] after this layer."""
         q_TAD, k_TAD, v_TAD = self.project(hidden_TH)
         dropout_p = self.attention_dropout if self.training else 0.0
         context_TAD = attention(
-            q_TAD, k_TAD, v_TAD, sequences, dropout_p, self.attention_backend, self.is_causal
+            q_TAD, k_TAD, v_TAD, inputs, dropout_p, self.attention_backend, self.is_causal
         )
         return self.finish(hidden_TH, context_TAD)
 
@@ -113,22 +113,20 @@ class BertModel(nn.Module):
 
     def encode(self, inputs: PackedInputs) -> Tensor:
         """Hidden states [T, H] of the last layer, for tasks that need no pooler."""
-        sequences = PackedSequences(inputs.cu_seqlens, inputs.max_seqlen)
         hidden_TH: Tensor = self._embed(inputs)
         for layer in self.layers:
             if self.recompute_layers and torch.is_grad_enabled():
-                hidden_TH = checkpoint(layer, hidden_TH, sequences, use_reentrant=False)
+                hidden_TH = checkpoint(layer, hidden_TH, inputs, use_reentrant=False)
             else:
-                hidden_TH = layer(hidden_TH, sequences)
+                hidden_TH = layer(hidden_TH, inputs)
         normalised_TH: Tensor = self.final_norm(hidden_TH)
         return normalised_TH
 
     def hidden_states(self, inputs: PackedInputs) -> list[Tensor]:
         """[T, H] of the embeddings and of every layer, as transformers' `output_hidden_states`."""
-        sequences = PackedSequences(inputs.cu_seqlens, inputs.max_seqlen)
         states_TH = [self._embed(inputs)]
         for layer in self.layers:
-            states_TH.append(layer(states_TH[-1], sequences))
+            states_TH.append(layer(states_TH[-1], inputs))
         states_TH[-1] = self.final_norm(states_TH[-1])
         return states_TH
 

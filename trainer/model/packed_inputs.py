@@ -1,12 +1,38 @@
-"""What every model here reads: B sequences of T tokens one after another, without padding."""
+"""What every model reads: B sequences of T tokens without padding, or in P places of padded rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
+
+# Rows are padded to a multiple of this, and rows of one length run together. With lengths uniform
+# in 10..512 attention takes a third of the time of one group.
+ROW_STEP = 32
+
+
+class PaddedGroup(NamedTuple):
+    """Rows of one padded length, neighbours in the padded buffer."""
+
+    start: int
+    num_rows: int
+    row_length: int
+    key_mask: Tensor | None
+    """bool [num_rows, 1, 1, row_length], False at padding; None when no row has any."""
+
+
+class PaddedLayout(NamedTuple):
+    """Where each packed token sits in a flat buffer [P] of padded rows, shorter rows first."""
+
+    positions: Tensor
+    """int64 [T], into P."""
+    num_positions: int
+    groups: list[PaddedGroup]
 
 
 @dataclass(frozen=True)
@@ -22,6 +48,30 @@ class PackedInputs:
     position_ids: Tensor
     cu_seqlens: Tensor
     max_seqlen: int
+
+    @cached_property
+    def padded(self) -> PaddedLayout:
+        """The padded layout, computed when the first layer asks."""
+        return padded_layout(self.cu_seqlens)
+
+
+def padded_layout(cu_seqlens: Tensor, row_step: int = ROW_STEP) -> PaddedLayout:
+    """Sequences as padded rows, grouped by length; on a GPU the host waits for it once."""
+    device, starts_B1 = cu_seqlens.device, cu_seqlens.cpu().long()
+    lengths_B = starts_B1.diff()
+    rounded_B = (lengths_B + row_step - 1) // row_step * row_step
+    row_lengths = rounded_B.clamp(max=int(lengths_B.max())).tolist()
+    row_starts_B, groups, start = torch.empty_like(lengths_B), [], 0
+    by_length = sorted(range(len(row_lengths)), key=row_lengths.__getitem__)
+    for row_length, members in groupby(by_length, row_lengths.__getitem__):
+        rows = torch.tensor(list(members))
+        mask_BS = torch.arange(row_length) < lengths_B[rows, None]
+        mask = None if mask_BS.all() else mask_BS[:, None, None, :].to(device)
+        groups.append(PaddedGroup(start, len(rows), row_length, mask))
+        row_starts_B[rows] = start + row_length * torch.arange(len(rows))
+        start += len(rows) * row_length
+    shift_T = torch.repeat_interleave(row_starts_B - starts_B1[:-1], lengths_B)
+    return PaddedLayout((torch.arange(len(shift_T)) + shift_T).to(device), start, groups)
 
 
 def pack_sequences(
