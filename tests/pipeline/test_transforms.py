@@ -1,4 +1,4 @@
-"""WriteTokens, finish_build and ReadInstances: a dataset from a PCollection is that from files with the same texts."""
+"""WriteTokens, finish_build and ReadInstances: a dataset from a PCollection is that from files."""
 
 import json
 import os
@@ -22,14 +22,7 @@ from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import open_dataset
 from pipeline.stages.build_tokens import tokens_rule
 from pipeline.tokens.document_lists import DocumentList
-from pipeline.transforms import (
-    Document,
-    ReadInstances,
-    Source,
-    WriteTokens,
-    finish_build,
-    tokens,
-)
+from pipeline.transforms import Document, ReadInstances, Source, WriteTokens, finish_build, tokens
 from pipeline.transforms.tokens import to_document
 from scripts.checkout import ROOT
 from tokenizer.vocab import parse_vocab
@@ -43,6 +36,12 @@ IN_MEMORY = ["--runner=FnApiRunner", "--direct_num_workers=1", "--direct_running
 def run(command, *words):
     words = [str(word) for word in (command, *words)]
     assert run_program("python -m pipeline", "Tests.", COMMANDS, words) == 0
+
+
+def run_python(*words, cwd=None):
+    command = [sys.executable, *map(str, words)]
+    own = {"env": os.environ | {"PYTHONPATH": str(ROOT)}, "cwd": cwd}
+    return subprocess.run(command, capture_output=True, text=True, check=False, **own)
 
 
 def write(documents, output, vocab, *flags, check=None, **settings):
@@ -239,14 +238,8 @@ def test_the_example_of_beam_yaml_writes_shards_and_tokens(texts, vocab_file, fr
     pq.write_table(table, tmp_path / "texts.parquet")
     output = tmp_path / "data"
     places = {"input": f"{tmp_path}/texts.parquet", "vocab": str(vocab_file), "output": str(output)}
-    command = [
-        sys.executable,
-        "-m",
-        "apache_beam.yaml.main",
-        f"--jinja_variables={json.dumps(places)}",
-    ]
-    command += ["--yaml_pipeline_file=configs/beam/example.yaml", *IN_MEMORY]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    given = (f"--jinja_variables={json.dumps(places)}", "--yaml_pipeline_file=example.yaml")
+    ran = run_python("-m", "apache_beam.yaml.main", *given, *IN_MEMORY, cwd=ROOT / "configs/beam")
     assert ran.returncode == 0, ran.stderr[-4000:]
     manifest = json.loads((output / "samples/manifest.json").read_text())
     assert manifest["samples"] == 120
@@ -257,21 +250,12 @@ def test_the_example_of_beam_yaml_writes_shards_and_tokens(texts, vocab_file, fr
 def test_the_examples_of_the_page_run(texts, vocab_file, tmp_path, monkeypatch):
     page = (ROOT / "docs/library.md").read_text()
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "texts.jsonl").write_text(
-        "".join(json.dumps({"text": each}) + "\n" for each in texts)
-    )
+    lines = "".join(json.dumps({"text": each}) + "\n" for each in texts)
+    (tmp_path / "texts.jsonl").write_text(lines)
     (tmp_path / "vocab.txt").write_bytes(vocab_file.read_bytes())
     for name in ("samples", "documents"):
         [code] = re.findall(rf"```python\n(# {name}\.py\n.*?)```", page, re.DOTALL)
-        (tmp_path / f"{name}.py").write_text(code)
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        ran = subprocess.run(
-            [sys.executable, f"{name}.py"],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        ran = run_python("-c", code)
         assert ran.returncode == 0, ran.stderr[-3000:]
     assert json.loads((tmp_path / "samples/manifest.json").read_text())["samples"] == 100
     assert len(open_dataset("my-data").all_shards) >= 3
@@ -299,10 +283,7 @@ with beam.Pipeline(argv=words) as pipeline:
 def test_a_killed_pipeline_leaves_no_tokens_and_the_same_one_writes_them(
     name, texts, vocab_file, from_files, tmp_path
 ):
-    words = [json.dumps(texts), str(vocab_file), str(tmp_path), name, *IN_MEMORY]
-    command = [sys.executable, "-c", KILLED, *words]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    ran = subprocess.run(command, env=environment, capture_output=True, check=False)
+    ran = run_python("-c", KILLED, json.dumps(texts), vocab_file, tmp_path, name, *IN_MEMORY)
     assert ran.returncode == -9, ran.stderr[-3000:]
     with pytest.raises(FileNotFoundError):
         finish_build(str(tmp_path), str(vocab_file), **SETTINGS)

@@ -41,19 +41,16 @@ SAMPLES = [
     {"__key__": f"sample-{n:03d}", "txt": f"text {n}", "cls": n, "bin": bytes([n]) * n}
     for n in range(60)
 ]
+IN_MEMORY = ["--runner=FnApiRunner", "--direct_num_workers=1", "--direct_running_mode=in_memory"]
 GroupByKey = beam.GroupByKey
 
 
 def write(folder, samples=SAMPLES, name="part", max_samples=9, *flags, **options):
     """The URLs that the transform yields are those of its shards; the files, by their names."""
-    words = ["--runner=FnApiRunner", "--direct_num_workers=1", "--direct_running_mode=in_memory"]
-    with test_pipeline.TestPipeline(options=PipelineOptions([*words, *flags])) as pipeline:
-        source = samples if isinstance(samples, beam.PTransform) else beam.Create(samples)
-        urls = (
-            pipeline
-            | source
-            | WriteToWebDataset(str(folder), name, max_samples=max_samples, **options)
-        )
+    transform = WriteToWebDataset(str(folder), name, max_samples=max_samples, **options)
+    source = samples if isinstance(samples, beam.PTransform) else beam.Create(samples)
+    with test_pipeline.TestPipeline(options=PipelineOptions([*IN_MEMORY, *flags])) as pipeline:
+        urls = pipeline | source | transform
         _ = urls | beam.Map(lambda url: os.path.exists(url) or 1 / 0)
     return read_files(folder)
 
@@ -167,6 +164,9 @@ def test_samples_come_from_files_of_any_kind(tmp_path):
             | beam.io.WriteToAvro(str(tmp_path / "a"), schema, file_name_suffix=".avro")
         )
 
+    def line_sample(line):
+        return {"__key__": line.replace(" ", "-"), "txt": line}
+
     def row_sample(row):
         return {"__key__": row["id"], "png": row["image"]}
 
@@ -178,11 +178,7 @@ def test_samples_come_from_files_of_any_kind(tmp_path):
     found = {}
     for kind, source in sources.items():
         with test_pipeline.TestPipeline() as pipeline:
-            to_sample = (
-                (lambda line: {"__key__": line.replace(" ", "-"), "txt": line})
-                if kind == "text"
-                else row_sample
-            )
+            to_sample = line_sample if kind == "text" else row_sample
             urls = pipeline | source | beam.Map(to_sample) | WriteToWebDataset(str(tmp_path / kind))
             assert_that(urls, equal_to([str(tmp_path / kind / "shard-000000.tar")]))
         found[kind] = read_files(tmp_path / kind)
@@ -504,23 +500,17 @@ def test_a_tar_is_one_that_tarfile_reads_to_its_end(honest):
 KILLED = """
 import os, sys
 import apache_beam as beam
-from apache_beam.options.pipeline_options import PipelineOptions
 from pipeline.storage.folder import Folder
 from pipeline.transforms import WriteToWebDataset
-folder, name = sys.argv[1:]
+folder, name, samples, *words = sys.argv[1:]
 write = Folder.write
 def write_or_die(own, file, data):
     if file == name:
         os.kill(os.getpid(), 9)
     write(own, file, data)
 Folder.write = write_or_die
-words = ["--runner=FnApiRunner", "--direct_num_workers=1", "--direct_running_mode=in_memory"]
-samples = [
-    {"__key__": f"sample-{n:03d}", "txt": f"text {n}", "cls": n, "bin": bytes([n]) * n}
-    for n in range(60)
-]
-with beam.Pipeline(options=PipelineOptions(words)) as pipeline:
-    pipeline | beam.Create(samples) | WriteToWebDataset(folder, "part", max_samples=9)
+with beam.Pipeline(argv=words) as pipeline:
+    pipeline | beam.Create(eval(samples)) | WriteToWebDataset(folder, "part", max_samples=9)
 """
 
 
@@ -529,9 +519,8 @@ def test_a_killed_pipeline_looks_whole_to_nobody_and_the_same_one_completes_it(
     name, honest, tmp_path
 ):
     environment = os.environ | {"PYTHONPATH": os.getcwd()}
-    command = [sys.executable, "-c", KILLED, str(tmp_path), name]
-    assert (
-        subprocess.run(command, env=environment, capture_output=True, check=False).returncode == -9
-    )
+    command = [sys.executable, "-c", KILLED, str(tmp_path), name, repr(SAMPLES), *IN_MEMORY]
+    ran = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert ran.returncode == -9, ran.stderr[-3000:]
     assert MANIFEST not in read_files(tmp_path)
     assert write(tmp_path) == honest[1]
