@@ -1,8 +1,8 @@
 """Rows of many blocks brought together, and what follows from their lengths.
 
 What is computed here is the definition; trainer/batches/_rows.c, where it is built
-(`tokenizer.compiled`), does the same, sooner. N rows in R runs, K blocks, C micro-batches, T tokens,
-M masked positions.
+(`tokenizer.compiled`), does the same, sooner. N rows in R runs, K blocks, C micro-batches, T
+tokens, M masked positions.
 """
 
 from collections.abc import Sequence

@@ -9,7 +9,7 @@ from pipeline.shards.records import BlockTable, Shard
 def unpack_block(
     body: memoryview, table: BlockTable, index: int, shard: Shard, vocab_size: int, where: str
 ) -> Block:
-    """A block of a shard out of its stored bytes; nothing in it points outside instance or vocabulary.
+    """A block of a shard out of its bytes; nothing in it points outside instance or vocabulary.
 
     A ValueError refuses what is no block of this shard, though its crc32 was right.
     """
@@ -54,6 +54,6 @@ def _expect_below(
     instance = int(np.searchsorted(offsets, place, side="right")) - 1
     limit = np.broadcast_to(limits, values.shape)[place]
     raise ValueError(
-        f"{where}, instance {instance}: {what} {values[place]} should be below {limit}; run `python -m pipeline verify`"
-        " on the dataset, and restore or rebuild it"
+        f"{where}, instance {instance}: {what} {values[place]} should be below {limit}; run"
+        " `python -m pipeline verify` on the dataset, and restore or rebuild it"
     )

@@ -1,1 +1,1 @@
-"""Which instance comes when, and on which rank: the rules of docs/order.md, as pure functions of what is known."""
+"""Which instance comes when, and on which rank: docs/order.md's rules, as pure functions."""

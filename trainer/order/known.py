@@ -29,7 +29,7 @@ class KnownPasses:
     def __init__(
         self, mixture: Mixture, split: str, seq_len: int, wait_policy: WaitPolicy | None = None
     ) -> None:
-        """Waits for the first pass of every dataset; a ValueError where there are no such instances."""
+        """Waits for the first pass of every dataset; a ValueError where there are no instances."""
         self.mixture, self.split, self.seq_len = mixture, split, seq_len
         self.weights = tuple(each.weight for each in mixture)
         self.num_passes = [each.dataset.num_passes(split, seq_len) for each in mixture]

@@ -1,4 +1,4 @@
-"""Which instance stands where in the stream: rules 1, 2, 3, 6 (skipped stretches) and 7 of docs/order.md.
+"""Which instance stands where in the stream: rules 1, 2, 3, 6 and 7 of docs/order.md.
 
 All are pure functions of shards, seed, weights and position; `share` has the other rules.
 """

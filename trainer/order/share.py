@@ -35,8 +35,8 @@ def rank_slots(global_batch: int, rank: int, world_size: int) -> tuple[int, int]
     """Rule 5: the slots [first, stop) of a rank; a ValueError where a rank would get none."""
     if global_batch < world_size:
         raise ValueError(
-            f"global_batch {global_batch} is smaller than world_size {world_size}: every rank needs at least one"
-            " instance a step; raise the batch or start fewer ranks"
+            f"global_batch {global_batch} is smaller than world_size {world_size}: every rank"
+            " needs at least one instance a step; raise the batch or start fewer ranks"
         )
     assert 0 <= rank < world_size, f"rank {rank} of {world_size}"
     return rank * global_batch // world_size, (rank + 1) * global_batch // world_size

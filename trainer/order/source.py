@@ -74,7 +74,7 @@ def one_dataset(dataset: Dataset) -> Mixture:
 
 
 def parse_entries(entries: Sequence[str]) -> list[tuple[str, str, int]]:
-    """Name, URL and weight of each `[NAME=]URL[:WEIGHT]`; the end of a URL is the name by default."""
+    """Name, URL and weight of each `[NAME=]URL[:WEIGHT]`; the end of a URL is its default name."""
     if not 1 <= len(entries) <= MAX_DATASETS:
         raise ValueError(f"data names {len(entries)} datasets; 1 to {MAX_DATASETS} can be mixed")
     found: dict[str, tuple[str, int]] = {}
@@ -85,7 +85,8 @@ def parse_entries(entries: Sequence[str]) -> list[tuple[str, str, int]]:
         name, url, weight = match["name"], match["url"], int(match["weight"] or 1)
         if name in found or url in [each for each, _ in found.values()]:
             raise ValueError(
-                f"data names {name if name in found else url} twice; a larger weight draws from it more"
+                f"data names {name if name in found else url} twice; a larger weight draws more of"
+                " it"
             )
         if name is None:
             end = url.rstrip("/").rpartition("/")[2] or url

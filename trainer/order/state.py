@@ -52,19 +52,21 @@ class StreamState:
         for start, stop in stretches:
             if not 0 <= start < stop:
                 raise ValueError(
-                    f"positions {start}-{stop} cannot be skipped: the first must be below the second"
+                    f"positions {start}-{stop} cannot be skipped: the first must be below the"
+                    " second"
                 )
             known = any(begin <= start and stop <= end for begin, end in self.skipped)
             if start < self.position and not known:
                 raise ValueError(
-                    f"positions {start}-{stop} cannot be skipped any more: training has come to position"
-                    f" {self.position}; go back to a checkpoint before them by deleting the newer ones"
+                    f"positions {start}-{stop} cannot be skipped any more: training has come to"
+                    f" position {self.position}; go back to a checkpoint before them by deleting"
+                    " the newer ones"
                 )
         state = replace(self, skipped=merge_stretches([*self.skipped, *stretches]))
         if (size := len(json.dumps(state.to_dict()))) > MAX_STATE_BYTES:
             raise ValueError(
-                f"{len(state.skipped)} skipped stretches make the stream's state {size} bytes, {MAX_STATE_BYTES} are"
-                " allowed; join stretches that lie close together"
+                f"{len(state.skipped)} skipped stretches make the stream's state {size} bytes,"
+                f" {MAX_STATE_BYTES} are allowed; join stretches that lie close together"
             )
         return state
 
@@ -130,6 +132,6 @@ def refuse_other_stream(then: StreamState, now: StreamState, names: Iterable[str
         changed.append(f"datasets were {len(then.datasets)}, are {found}")
     if changed:
         raise ValueError(
-            f"this training cannot continue the stream it began: {'; '.join(changed)}. The order of the data depends"
-            " on it: put it back, or begin a new run"
+            f"this training cannot continue the stream it began: {'; '.join(changed)}. The order"
+            " of the data depends on it: put it back, or begin a new run"
         )

@@ -49,7 +49,7 @@ class CacheError(ValueError):
 
 
 class ShardCache:
-    """A folder of stretches by key, and a rate limit; any number of threads and processes use it."""
+    """A folder of stretches by key, and a rate limit, for any number of threads and processes."""
 
     def __init__(self, folder: str, max_bytes: int) -> None:
         """Makes the folder; a ValueError where it cannot be written or max_bytes is too small."""
@@ -76,8 +76,8 @@ class ShardCache:
     ) -> Checked:
         """What `check` makes of the bytes of a key, from the folder or else from `fetch`.
 
-        Of all that want the same at once only one calls `fetch`, which also checks. A ShardReadError
-        says that the folder cannot be used, or the time of the attempts ended.
+        Of all that want the same at once only one calls `fetch`, which also checks. A
+        ShardReadError says that the folder cannot be used, or the time of the attempts ended.
         """
         path, stop = self._place(key), attempts.stop
         try:
@@ -131,7 +131,7 @@ class ShardCache:
             unfinished.replace(path)
 
     def _remove_oldest(self, most_bytes: int) -> int:
-        """Removes stretches, those used longest ago first; returns the bytes left, at most so many."""
+        """Removes stretches, those used longest ago first; returns the bytes left."""
         files = []
         for entry in os.scandir(self._folder / "stretches"):
             with contextlib.suppress(FileNotFoundError):
@@ -182,8 +182,9 @@ class ShardCache:
             yield
         except OSError as error:
             raise CacheError(
-                f"cache_dir {self._folder}: {error.strerror or error}; free some room there, lower cache_bytes, give"
-                " another folder, on a disk of this machine, or leave cache_dir out"
+                f"cache_dir {self._folder}: {error.strerror or error}; free some room there, lower"
+                " cache_bytes, give another folder, on a disk of this machine, or leave cache_dir"
+                " out"
             ) from error
 
 

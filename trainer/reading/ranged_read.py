@@ -60,14 +60,14 @@ class Attempts:
         self._failure: Exception | None = None
 
     def seconds_to_wait(self) -> float:
-        """Seconds after which to ask again whether the next attempt may begin; 0 where it may now."""
+        """Seconds after which to ask again whether the next attempt may begin; 0 where it may."""
         left = self.deadline - (now := time.monotonic())
         if left <= 0:  # the last attempt takes nobody's turn
             return 0.0
         return min(left, max(0.0, self._not_before - now) or self._rate_limit.take_turn(now))
 
     def wait(self) -> None:
-        """Waits until the next attempt may begin; a ShardReadError where nobody wants it any more."""
+        """Waits until the next attempt may begin; a ShardReadError where nobody wants it."""
         while seconds := self.seconds_to_wait():
             if self.stop.wait(seconds):
                 raise self._given_up() from self._failure
@@ -222,7 +222,8 @@ def split_blocks(data: bytes, blocks: BlockRange) -> list[memoryview]:
         body = view[begin : begin + int(table.size[block])]
         if (found := checksum(body)) != (expected := int(table.crc32[block])):
             raise DamageError(
-                f"{blocks.locate(block)}: crc32 of its {table.size[block]} bytes is {found:08x}, not {expected:08x}"
+                f"{blocks.locate(block)}: crc32 of its {table.size[block]} bytes is {found:08x},"
+                f" not {expected:08x}"
             )
         bodies.append(body)
     return bodies

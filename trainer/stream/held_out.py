@@ -31,7 +31,8 @@ def iterate_validation(
     """
     if micro_tokens < seq_len:
         raise ValueError(
-            f"micro_tokens is {micro_tokens}: one instance may take all of seq_len {seq_len}; raise it"
+            f"micro_tokens is {micro_tokens}: one instance may take all of seq_len {seq_len};"
+            " raise it"
         )
     dataset.num_passes(split, seq_len)
     shards = dataset.shards(split, seq_len, 0)

@@ -55,9 +55,9 @@ def planned_steps(
 
 
 def rows(samples: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """A sample an instance, of numpy arrays, as a stage behind `WebDataset(urls)`, which gives blocks.
+    """A sample an instance, of numpy arrays: a stage behind `WebDataset(urls)`, which gives blocks.
 
-    Keys are those of shard, block and row, unique in a dataset: train/L128/pass-00/shard-00000/000003-017.
+    Keys are those of shard, block and row: train/L128/pass-00/shard-00000/000003-017.
 
     Raises:
         ValueError: A block is damaged.
@@ -80,7 +80,7 @@ def rows(samples: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 class PlannedSteps(webdataset.DataPipeline, webdataset.FluidInterface):  # type: ignore[misc]
-    """A pipeline that begins with the planned steps; `.map` and the others return it a stage longer.
+    """A pipeline that begins with the planned steps; `.map` and others return it a stage longer.
 
     In the worker processes of a DataLoader, worker w of n reads the steps w, w + n, w + 2n, ...; a
     loader with `batch_size=None` takes from its workers in turn, so they come out in order. This
@@ -95,7 +95,7 @@ class PlannedSteps(webdataset.DataPipeline, webdataset.FluidInterface):  # type:
         """Begins to read; a ValueError where the pipeline repeats."""
         if self.repetitions != 1:
             raise ValueError(
-                "with_epoch and repeat would begin at the same step again and again: ask for num_steps"
+                "with_epoch and repeat would begin at the same step again: ask for num_steps"
             )
         open_loader, *stages = self.pipeline
         stages = [partial(self.invoke, stage) for stage in stages]
@@ -211,10 +211,11 @@ def _count_samples(samples: Iterator[Any], progress: _Progress, in_turn: bool) -
     def check() -> None:
         if in_turn and progress.num_samples != progress.num_steps:
             raise ValueError(
-                f"a stage of the pipeline made {progress.num_samples} samples of {progress.num_steps} steps: with"
-                " several workers each step must give one, or their order is lost. Put shuffle, select, batched,"
-                " unbatched and unlisted behind the loader:"
-                " WebLoader(steps.map(...), batch_size=None, num_workers=2).shuffle(100)"
+                f"a stage of the pipeline made {progress.num_samples} samples of"
+                f" {progress.num_steps} steps: with several workers each step must give one, or"
+                " their order is lost. Put shuffle, select, batched, unbatched and unlisted behind"
+                " the loader: WebLoader(steps.map(...), batch_size=None,"
+                " num_workers=2).shuffle(100)"
             )
 
     for sample in samples:
@@ -249,7 +250,7 @@ def _open_loader(
             )
         reading = replace(reading, buffer_bytes=max(1, reading.buffer_bytes // worker.num_workers))
         changes |= {"num_workers": worker.num_workers, "pin_memory": False}
-        # A worker's state is that after a step of its own: its next comes after those of all others.
+        # A worker's state is that after a step of its own: its next comes after all others'.
         changes["worker"] = worker.num_workers - 1 if loaded.get("workers") else worker.id
     if are_urls:
         data = open_mixture(

@@ -1,4 +1,4 @@
-"""One rank's share of every optimizer step: planned, read and packed in the background (docs/order.md)."""
+"""One rank's share of every step: planned, read and packed in the background (docs/order.md)."""
 
 import queue
 import threading
@@ -99,7 +99,8 @@ class StepSizes:
         """Refuses sizes that do not fit together."""
         if self.micro_tokens < seq_len:
             raise ValueError(
-                f"micro_tokens is {self.micro_tokens}: one instance may take all of seq_len {seq_len}; raise it"
+                f"micro_tokens is {self.micro_tokens}: one instance may take all of seq_len"
+                f" {seq_len}; raise it"
             )
         rank_slots(self.global_batch, self.rank, self.world_size)
 
@@ -145,7 +146,8 @@ class StepLoader:
         It goes on after `state`, the `RankStep.state` of the last step taken, and counts steps from
         first_step. It ends after num_steps, those of other workers included. Stretches to `skip`
         come besides those of the state. With pin_memory steps lie where `to_device` copies from to
-        a GPU without waiting. A ValueError refuses sizes that do not fit, and another stream's state.
+        a GPU without waiting. A ValueError refuses sizes that do not fit and another stream's
+        state.
         """
         sizes = StepSizes(rank, world_size, global_batch, micro_tokens, worker, num_workers)
         sizes.check(seq_len)
@@ -305,7 +307,7 @@ class _Steps:
                 yield step, first, after
 
     def min_steps(self) -> int:
-        """The steps until every lane of the rarest dataset was visited: so long a block must live."""
+        """Steps until every lane of the rarest dataset was visited: so long a block must live."""
         weights, num_lanes = self._passes.weights, self._begin.num_lanes
         visits = -(-num_lanes * sum(weights) // (self._sizes.global_batch * min(weights)))
         return min(MAX_VISIT_STEPS, visits + 1)
