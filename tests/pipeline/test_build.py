@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import webdataset
 
 from pipeline.shards.block import decode_block
 from pipeline.shards.dataset import open_dataset, read_blocks
@@ -233,6 +232,7 @@ def test_passes_and_lengths_can_be_added(built, corpus, vocab_file, tmp_path):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_plain_webdataset_reads_the_shards(built):
     urls = [f"{built.folder.path}/{shard.name}" for shard in built.shards("train", 64, 0)]
+    webdataset = pytest.importorskip("webdataset")
     samples = list(webdataset.WebDataset(urls, shardshuffle=False))
     blocks = [decode_block(sample["arrow"], sample["__key__"]) for sample in samples]
     assert sum(block.num_instances for block in blocks) == sum(

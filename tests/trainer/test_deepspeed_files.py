@@ -37,7 +37,7 @@ FILES = {
     ),
     "transformers, stage 3 offloaded": (
         {"optimizer": ADAMW, "zero_optimization": {**STAGE3, "offload_optimizer": CPU}, **BATCHES},
-        "zero_optimization.offload_optimizer, which has no place here",
+        "zero_optimization.offload_optimizer, which has no place here: what ZeRO partitions stays",
     ),
     "accelerate, stage 3 without offloading": (
         {"zero_optimization": {**STAGE3, "offload_param": {"device": "none"}},
@@ -55,7 +55,7 @@ FILES = {
     "DeepSpeedExamples, bing_bert with LAMB in fp16": (
         {"train_batch_size": 65536, "fp16": {"enabled": True},
          "optimizer": {"type": "Lamb", "params": {"lr": 0.011}}},
-        "fp16, which has no place here",
+        "fp16, which has no place here: there is no loss scaling, use bf16",
     ),
     "DeepSpeedExamples, LAMB": (
         {"train_batch_size": 32, "bf16": {"enabled": True},
@@ -74,7 +74,7 @@ FILES = {
     "DeepSpeedExamples, cifar": (
         {"train_batch_size": 16, "scheduler": {"type": "WarmupLR", "params": LINEAR},
          "zero_optimization": {"stage": 0},
-         "optimizer": {"type": "Adam", "params": {"lr": 1e-3, "betas": [0.8, 0.999]}}},
+         "optimizer": {"type": "adam", "params": {"lr": 1e-3, "betas": [0.8, 0.999]}}},
         {"global_batch": 16, "zero_stage": 0, "warmup_steps": 2, "decay_power": 0.0,
          "peak_lr": 1e-3, "optimizer.beta1": 0.8},
     ),
@@ -99,7 +99,7 @@ FILES = {
     ),
     "a misspelt key": (
         {"zero_optimization": {"stage": 2, "reduce_bucket": 5e8}},
-        "zero_optimization.reduce_bucket, which has no place here",
+        "zero_optimization.reduce_bucket, which has no place here: no such key is known",
     ),
 }  # fmt: skip
 OF_PHASES = ("global_batch", "peak_lr", "steps", "warmup_steps", "decay_power")

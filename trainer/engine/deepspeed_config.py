@@ -22,6 +22,20 @@ _KNOWN = re.compile(
     "|zero_allow_untested_optimizer|zero_force_ds_cpu_optimizer|sub_group_size"
     "|allgather_partitions|load_from_fp32_weights|elastic_checkpoint|stage3_gather_.*"
 )
+_REASONS = {
+    "fp16|amp|torch_autocast": "there is no loss scaling, use bf16",
+    "offload_.*|cpu_offload.*|aio": "what ZeRO partitions stays on its device",
+    "communication_data_type|data_types|prescale_.*|gradient_predivide_factor"
+    "|zero_quantized_.*|zero_hpz_.*|mics_.*": "gradients are summed and reduced in fp32, whole",
+    "curriculum_learning|data_.*": "the dataset decides which instance comes when",
+    "progressive_layer_drop|eigenvalue|quantize_training|compression_training|sparse_.*"
+    "|hybrid_engine": "the model is BERT as it stands",
+    "tensor_parallel|sequence_parallel_size|pipeline|moe": "ranks share the data alone",
+    "activation_checkpointing": "--activation_checkpointing computes layers again",
+    "tensorboard|wandb|csv_monitor|comet": "TensorBoard's curves are written, --wandb sends others",
+    "checkpoint|elasticity": "checkpoints are ours, and continue on any number of ranks",
+    "autotuning": "`plan` says what fits",
+}
 # Keys of the file with their sections, and the settings that say the same.
 _SAME = {
     "zero_optimization.stage": "zero_stage",
@@ -112,7 +126,7 @@ def _read(path: str) -> dict[str, Any]:
         found = str(said)[:60]
         raise ValueError(f"{path}: found {found}, expected the settings of DeepSpeed")  # noqa: TRY004
     faults = [
-        f"{path} sets {section}{key}, which has no place here; leave it out"
+        f"{path} sets {section}{key}, which has no place here: {_reason(key)}; leave it out"
         for section, keys in (("", said), ("zero_optimization.", zero))
         for key, value in keys.items()
         if not _KNOWN.fullmatch(key) and not _is_off(value)
@@ -120,6 +134,11 @@ def _read(path: str) -> dict[str, Any]:
     if faults:
         raise ValueError("\n".join(faults))
     return {**said, "zero_optimization": zero}
+
+
+def _reason(key: str) -> str:
+    found = (reason for known, reason in _REASONS.items() if re.fullmatch(known, key))
+    return next(found, "no such key is known")
 
 
 def _is_off(value: Any) -> bool:
@@ -146,10 +165,13 @@ def _find(said: Mapping[str, Any], world_size: int, seq_len: int) -> Found:
         flat.pop("scheduler.type", None)  # all of it was "auto"
     yield from _find_batches([flat.get(name) for name in _BATCHES], world_size, seq_len)
     for name in [each for each in _SAME if each in flat]:
-        value, choices = flat[name], _VALUES.get(_SAME[name])
-        if choices is not None and str(value) not in choices:
-            raise ValueError(f"{name} is {value}; choose {', '.join(choices)}")
-        yield _SAME[name], value if choices is None else choices[str(value)], name
+        value = flat[name]
+        if choices := _VALUES.get(_SAME[name]):  # in either case, as DeepSpeed takes them
+            found = [ours for said, ours in choices.items() if said.lower() == str(value).lower()]
+            if not found:
+                raise ValueError(f"{name} is {value}; choose {', '.join(choices)}")
+            [value] = found
+        yield _SAME[name], value, name
     _check(flat)
 
 
@@ -176,7 +198,7 @@ def _check(flat: Mapping[str, Any]) -> None:
     kind = str(flat.get("optimizer.type"))
     for name, value in flat.items():
         section, _, leaf = name.rpartition(".")
-        if leaf == "adam_w_mode" and kind == "Adam" and value is False:
+        if leaf == "adam_w_mode" and kind.lower() == "adam" and value is False:
             raise ValueError(f"{name} is false; weight decay is decoupled here")
         is_free = leaf in ("torch_adam", "fused", "foreach", "adam_w_mode") or value is False
         if section == "optimizer.params" and name not in _SAME and not is_free:
