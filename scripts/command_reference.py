@@ -34,7 +34,7 @@ stands here; `--help` of a command says all.
 
 Where the wheel is installed, `beambert build`, `beambert pretrain` and so on are the same commands; `report` and
 `export` of a dataset are `beambert report-data` and `export-data`. `--config bert-large` is the recipe of that name in
-every folder.
+every folder. `eval "$(beambert completion bash)"`, or zsh, completes commands, flags, choices and recipes.
 """
 
 

@@ -1,4 +1,4 @@
-"""What every model reads: B sequences of T tokens without padding, or in P places of padded rows."""
+"""What models read: B sequences of T tokens without padding, or in P places of padded rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

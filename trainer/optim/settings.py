@@ -54,7 +54,7 @@ class Schedule:
     decay_start: int | None = None
 
     def learning_rate(self, step: float) -> float:
-        """The rate of the update after `step` others, 0 for the first; a run by time asks between."""
+        """The rate of the update after `step` others, 0 for the first; runs by time ask between."""
         if step < self.warmup_steps:
             return self.peak_lr * step / self.warmup_steps
         start = self.warmup_steps if self.decay_start is None else self.decay_start
