@@ -39,6 +39,26 @@ FILES = {
         {"optimizer": ADAMW, "zero_optimization": {**STAGE3, "offload_optimizer": CPU}, **BATCHES},
         "zero_optimization.offload_optimizer, which has no place here: what ZeRO partitions stays",
     ),
+    "transformers, stage 3 on one device": (
+        {"bf16": {"enabled": AUTO}, "optimizer": ADAMW, "zero_optimization": STAGE3,
+         "scheduler": {"type": "WarmupDecayLR", "params": {**WARMUP, "total_num_steps": AUTO}},
+         "gradient_clipping": AUTO, **BATCHES},
+        {"zero_stage": 3},
+    ),
+    "axolotl, zero1": (
+        {"zero_optimization": {"stage": 1, "overlap_comm": False}, "bf16": {"enabled": AUTO},
+         "fp16": {"enabled": AUTO, "auto_cast": False, **FP16}, "wall_clock_breakdown": False,
+         "gradient_clipping": AUTO, **BATCHES},
+        {"zero_stage": 1},
+    ),
+    "axolotl, zero2": (
+        {"zero_optimization": {**STAGE2, "offload_optimizer": CPU}, "bf16": {"enabled": AUTO}},
+        "zero_optimization.offload_optimizer, which has no place here: what ZeRO partitions stays",
+    ),
+    "axolotl, zero3_bf16": (
+        {"zero_optimization": STAGE3, "bf16": {"enabled": True}, **BATCHES},
+        {"zero_stage": 3, "precision": "bf16"},
+    ),
     "accelerate, stage 3 without offloading": (
         {"zero_optimization": {**STAGE3, "offload_param": {"device": "none"}},
          "gradient_clipping": 0.5, "bf16": {"enabled": True}, **BATCHES},
@@ -96,6 +116,17 @@ FILES = {
          "zero_optimization": {"stage": 1, "elastic_checkpoint": True},
          "data_types": {"grad_accum_dtype": "fp32"}},
         {"global_batch": 64, "micro_tokens": 4 * 32, "zero_stage": 1, "precision": "bf16"},
+    ),
+    "Megatron-DeepSpeed with a curriculum": (
+        {"train_batch_size": 64, "data_efficiency": {"enabled": True},
+         "curriculum_learning": {"enabled": True, "curriculum_type": "seqlen"}},
+        "curriculum_learning, which has no place here: the dataset decides which instance comes",
+    ),
+    "GPT-NeoX": (
+        {"zero_optimization": {"stage": 1, "reduce_scatter": True, "cpu_offload": False},
+         "activation_checkpointing": {"partition_activations": False, "profile": False},
+         "sparse_gradients": False, "tensorboard": {"enabled": True}},
+        "tensorboard, which has no place here: TensorBoard's curves are written",
     ),
     "a misspelt key": (
         {"zero_optimization": {"stage": 2, "reduce_bucket": 5e8}},
