@@ -36,35 +36,31 @@ class BuildSettings:
         format: The layout of the input. By default each file's extension and first bytes decide.
         text_field: The field of a JSONL object, or the column of a Parquet file, that holds the
             text.
-        wrapping: Whether lines of plain text are wrapped: in none a line is a paragraph, in
-            blank-lines a blank line ends one, in hard a short line does. With auto each document's
-            lines decide.
-        on_bad_document: What malformed input does: stop ends the build, skip counts it by reason,
-            keep also writes it and every other document that is left out under OUTPUT/rejected.
+        wrapping: How lines of plain text are taken: in none a line is a paragraph, in blank-lines a
+            blank line ends one, in hard a short line does. With auto each document's lines decide.
+        on_bad_document: What malformed input does: stop ends the build, skip counts it, keep also
+            writes every document that is left out under OUTPUT/rejected.
         language: The code of the text's language, by which sentences are split.
 
     Filters (docs/input.md):
         min_characters: Documents with fewer characters of cleaned text are dropped.
-        max_characters: Documents with more characters of cleaned text are dropped; null drops none.
-        languages: Only documents in these languages stay, named by their codes. Without any, all
-            stay.
+        max_characters: Documents with more characters of cleaned text are dropped.
+        languages: Only documents in these languages stay. Without any, all stay.
         filter: Your own functions as module:function, each called with a document's text. None
             keeps the document, a word is the reason to drop it.
         allow_code: Whether a filter that a --config file names may run. Only the flag allows it.
-        near_duplicates: Documents whose estimated similarity to another one is at least this are
-            dropped, at 0.8 for example; null drops none.
+        near_duplicates: Documents at least this similar to another are dropped, at 0.8 for example.
         exclude_documents_of: Finished datasets, as folders or URLs. Documents that are in one of
             them are dropped.
-        task_files: Files of tasks that a model is tested on, as paths or URLs. Documents that share
-            a run of 13 words with one of them are listed in task_overlaps.parquet.
-        task_overlap: What happens to these documents: drop leaves them out and counts them, list
-            keeps them.
+        task_files: Files of tasks that a model is tested on. Documents that share a run of 13 words
+            with one of them are listed in task_overlaps.parquet.
+        task_overlap: Whether documents that share words with task_files are dropped, or only
+            listed.
 
     Vocabulary:
-        vocab: A vocab.txt to use, or a model that has one: a folder, or a name on the Hugging Face
-            Hub such as bert-base-uncased. Without one a vocabulary is learned from the input.
-        extend: A vocab.txt to extend by the pieces that save most tokens of the input, in place of
-            its [unusedN] and after them up to --vocab_size (docs/domain.md).
+        vocab: A vocab.txt to use, or a model that has one, such as bert-base-uncased. Without one a
+            vocabulary is learned from the input.
+        extend: A vocab.txt to extend by the pieces that save most tokens (docs/domain.md).
         vocab_size: How many entries a learned vocabulary has.
         num_unused: How many entries of a learned vocabulary are [unusedN], for words of your own.
         alphabet_size: How many characters a learned vocabulary has, the commonest ones. Words with
@@ -82,10 +78,9 @@ class BuildSettings:
         max_predictions: The most masked positions of an instance; null means seq_len x
             masked_lm_prob, rounded up.
         whole_word_masking: Whether all pieces of a word are masked together.
-        nsp_balance: How many second segments are random: as many as Google's program makes, some 56
-            % (reference), or half of them (exact).
-        num_buckets: How many train shards a pass has, a power of two; null makes shards of at most
-            128 MiB of text.
+        nsp_balance: How many second segments are random: some 56 %, as of Google's program
+            (reference), or half (exact).
+        num_buckets: Train shards of a pass, a power of two; null means 128 MiB of text each.
 
     Validation split (docs/input.md):
         validation_fraction: Share of the tokens that is held out, of each source alike. At least
@@ -93,19 +88,18 @@ class BuildSettings:
         validation_tokens: The most tokens held out; 10,000 instances of 512 take 6 million.
 
     Plan:
-        plan: Whether only to print what the build would make, judged by a sample of the input.
+        plan: Whether only to print what the build would make, from a sample.
 
     Running:
         output: Folder or URL of the dataset. The same command again continues a build that was
             interrupted.
-        tokens: Folder or URL of the encoded documents, which jobs hand to each other; null means
-            OUTPUT/tokens.
-        workers: Local worker processes, by default one a core, and no more than tasks or memory
-            allow. What follows -- on the command line names another Beam runner.
+        tokens: Folder or URL of the encoded documents; null means OUTPUT/tokens.
+        workers: Local worker processes, by default one a core. There are no more than tasks or
+            memory allow. What follows -- on the command line names another Beam runner.
         part_bytes: The most input in bytes that one task reads. It changes speed and memory, never
             content.
-        exchange: How the documents of a bucket come together: files reads them where they lie,
-            shuffle is Beam's GroupByKey, auto is the second on Dataflow. It never changes content.
+        exchange: How a bucket's documents come together: files reads them where they lie, shuffle
+            is Beam's GroupByKey, auto is the second on Dataflow. It never changes content.
         storage_options: Options of the filesystems, as JSON or @FILE. The usual environment
             variables count too.
     """

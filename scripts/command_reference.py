@@ -28,13 +28,11 @@ PAGE = Path(__file__).parents[1] / "docs" / "commands.md"
 HEAD = """\
 # Commands and settings
 
-Written by `python -m scripts.command_reference`; a test holds it to the program. Settings are flags, `--` before their
-name, and keys of the file of `--config`, where a dot is a level; flags win over files. The first sentence of each
-stands here; `--help` of a command says all.
+Written by `python -m scripts.command_reference`. Settings are flags, `--` before their name, and keys of the file of
+`--config`, where a dot is a level; flags win. The first sentence of each stands here; `--help` of a command says all.
 
-Where the wheel is installed, `beambert build`, `beambert pretrain` and so on are the same commands; `report` and
-`export` of a dataset are `beambert report-data` and `export-data`. `--config bert-large` is the recipe of that name in
-every folder. `eval "$(beambert completion bash)"`, or zsh, completes commands, flags, choices and recipes.
+Installed, `beambert build`, `beambert pretrain` and so on are the same; `report` and `export` of a dataset are
+`beambert report-data` and `export-data`. `--config bert-large` is the recipe of that name in every folder.
 """
 
 
@@ -60,12 +58,13 @@ def _describe(title: str, command: Command, described: dict[str, str]) -> Iterat
         return
     described[command.settings] = title
     if command.positionals:
-        yield f"\nWithout a flag, in order: {', '.join(f'`{name}`' for name in command.positionals)}."
+        yield f"\nPositional: {', '.join(f'`{name}`' for name in command.positionals)}."
     listed = [
         (heading, row) for heading, names in field_groups(settings) for row in rows(settings, names)
     ]
     for other in dict.fromkeys(described.values()):
-        same = [f"`{row.split('`')[1]}`" for _, row in listed if described.get(row) == other]
+        keys = [row.split("`")[1] for _, row in listed if described.get(row) == other]
+        same = dict.fromkeys(f"`{re.sub('[.].*', '.*', key)}`" for key in keys)
         if same:
             yield f"\nAs in `{other}`: {', '.join(same)}."
     above = None
@@ -79,17 +78,19 @@ def _describe(title: str, command: Command, described: dict[str, str]) -> Iterat
         described.setdefault(row, title)
 
 
-def rows(settings: Any, names: Sequence[str], prefix: str = "") -> Iterator[str]:
+def rows(settings: Any, names: Sequence[str], prefix: str = "", outer: Any = None) -> Iterator[str]:
     """Key, default and meaning of settings, those of nested classes after their own."""
     fields = {field.name: field for field in dataclasses.fields(settings)}
     hints = typing.get_type_hints(settings)
     for name in names:
         key, meaning = f"{prefix}{name}", _first_sentence(field_help(settings, name), hints[name])
+        if outer and field_help(settings, name) == field_help(outer, name):
+            meaning = f"As `{name}`."
         kinds = (hints[name], *typing.get_args(hints[name]))
         inner = next((kind for kind in kinds if dataclasses.is_dataclass(kind)), None)
         yield f"- `{key}`{'' if inner else _default(fields[name])}: {meaning}"
         if inner:
-            yield from rows(inner, list(typing.get_type_hints(inner)), f"{key}.")
+            yield from rows(inner, list(typing.get_type_hints(inner)), f"{key}.", settings)
 
 
 def _first_sentence(text: str, hint: Any) -> str:
@@ -103,7 +104,7 @@ def _first_sentence(text: str, hint: Any) -> str:
 
 def _default(field: "dataclasses.Field[Any]") -> str:
     if is_needed(field):
-        return " (to be given)"
+        return " (needed)"
     shown = "" if field.default_factory is num_cores else field_default(field)
     return f" (`{shown}`)" if shown and shown != "null" else ""
 

@@ -30,9 +30,9 @@ class Phase:
         end_lr: The learning rate at the end of the decay.
         decay_power: Exponent of the polynomial decay: 1 is linear, 0 keeps peak_lr.
         decay_from: Where the decay begins: at the end of the warmup, as in Hugging Face's
-            schedules; or at the start of the phase, as in google-research/bert and NVIDIA's.
-        optimizer_state: What becomes of the running means of the phase before: keep carries them
-            over, reset begins at zero, zero_step keeps them and counts updates anew, as NVIDIA.
+            schedules, or at the start of the phase, as in google-research/bert.
+        optimizer_state: What becomes of the moments of the phase before: keep, reset, or zero_step,
+            which keeps them and counts updates anew, as NVIDIA.
     """
 
     seq_len: int
@@ -78,12 +78,10 @@ class ValidationSettings:
     """When and on what the validation loss is measured.
 
     Attributes:
-        interval: Optimizer steps between two measurements; 0 measures at the end of each phase
-            only.
-        num_instances: How many instances of the validation split are read, from its first on; 0
-            takes all.
-        stop_at_mlm_accuracy: A masked-LM accuracy that ends the run as soon as a measurement
-            reaches it, 0.72 in MLPerf; null trains all steps.
+        interval: Optimizer steps between two measurements; 0 measures at the ends of phases only.
+        num_instances: How many instances of the validation split are read; 0 takes all.
+        stop_at_mlm_accuracy: A masked-LM accuracy that ends the run when a measurement reaches it,
+            0.72 in MLPerf.
     """
 
     interval: int = 1_000
@@ -104,30 +102,25 @@ class PretrainSettings:
     then change.
 
     Data:
-        data: The dataset, a folder or an fsspec URL such as s3://bucket/dataset, which has the
-            vocabulary too. Several are mixed, `wiki=s3://bucket/wiki:3 books:1`: each is
-            [NAME=]URL[:WEIGHT], and weights are shares of the instances.
-        follow: Whether to take a dataset whose build is still running: training begins when the
-            first pass is there and waits for the others.
+        data: The dataset, a folder or an fsspec URL. Several are mixed, `wiki=s3://bucket/wiki:3
+            books:1`: each is [NAME=]URL[:WEIGHT], and weights are shares of the instances.
+        follow: Whether to train while the dataset is still being built, as far as its passes are
+            there.
         follow_limit_minutes: Minutes without a new file of the dataset that end such waiting.
-        skip: Stream positions that are never trained on, such as 0:51200-51456: a phase, and from
-            where to before where in the stream that it shares with all phases of its length. For
-            bad data, go back to a checkpoint before it and continue with this.
-        cache_dir: Folder on a disk of each machine that keeps what was read of the data, for all
-            its ranks and later epochs; null keeps nothing.
+        skip: Stream positions that are never trained on, as PHASE:START-STOP, such as
+            0:51200-51456. For bad data, go back to a checkpoint before it and continue with this.
+        cache_dir: Folder on a disk of each machine that keeps what was read of the data.
         cache_bytes: The most bytes that the cache folder holds; the longest unused makes room.
         storage_options: Options of the filesystem of the data and of checkpoint.url, as JSON or
             @FILE. Its environment variables count too. The run's folder does not hold them.
 
     Schedule:
-        phases: The phases of the training in order, as a list in the --config file: 128 tokens and
-            then 512, for example.
+        phases: The phases of the training in order, as a list in the --config file.
         steps: Optimizer steps in place of the phases' own, one number or one for each.
-        global_batch: Instances of a step in place of the phases' own, one number or one for each.
-        peak_lr: Learning rates in place of the phases' own, one number or one for each.
-        warmup_fraction: Shares of the steps to warm up in, in place of the phases' own, one number
-            or one for each.
-        warmup_steps: Steps to warm up in, in place of the phases' own, one number or one for each.
+        global_batch: Instances of a step in place of the phases' own.
+        peak_lr: Learning rates in place of the phases' own.
+        warmup_fraction: Shares of the steps to warm up in, in place of the phases' own.
+        warmup_steps: Steps to warm up in, in place of the phases' own.
         epochs: Passes over the data, of all phases together. The phases' steps then only say their
             proportions; null takes the steps.
         budget_hours: Hours of training. Phases then share them in proportion to their steps, and
@@ -135,11 +128,11 @@ class PretrainSettings:
         seed: Random seed of new weights, of dropout and of the order of instances.
 
     Model:
-        objective: What is learned: mlm+nsp as in BERT; mlm alone; or left-to-right, where every
-            token is predicted from those before it. A head that is not trained stays as it was.
-        init_from: Weights to start from: a folder of a Hugging Face model (safetensors), of a
-            released Google checkpoint, an export, or a universal checkpoint of DeepSpeed. Sizes and
-            vocabulary must be equal, but that the dataset's may extend theirs (docs/domain.md).
+        objective: What is learned: mlm+nsp as in BERT; mlm alone; or left-to-right, every token
+            from those before it. A head that is not trained stays as it was.
+        init_from: Weights to start from: a model of Hugging Face, a released Google checkpoint, an
+            export, or a universal checkpoint of DeepSpeed. Sizes and vocabulary must be equal, but
+            that the dataset's may extend theirs (docs/domain.md).
         model: Which BERT is trained.
         optimizer: How weights are updated.
 
@@ -148,20 +141,19 @@ class PretrainSettings:
             are summed, and weights updated, in 32 bits either way.
         zero_stage: What DeepSpeed partitions over ranks: 0 nothing, 1 the optimizer's state, 2
             gradients as well, 3 weights as well (adamw only).
-        deepspeed: A ds_config.json for settings that no flag and no --config file gives; what it
-            says otherwise than such a file is refused.
+        deepspeed: A ds_config.json for settings that no flag and no --config file gives.
         micro_tokens: The most real tokens of one forward pass on one rank. It bounds memory and
             changes no result.
-        activation_checkpointing: Whether only each layer's input is kept for the backward pass, and
-            the rest is computed again.
+        activation_checkpointing: Whether only each layer's input is kept, and the rest is computed
+            again.
         compile: Whether torch.compile compiles what surrounds attention, once for all lengths. It
             does not work with zero_stage 3.
 
     Output:
         output: The run's folder, which holds settings, metrics and checkpoints.
         wandb: Weights & Biases project that the curves also go to. It needs the package wandb.
-        peak_tflops: TFLOP/s of one rank's device, which MFU is a share of; null means those of the
-            GPU's data sheet (dense bf16).
+        peak_tflops: TFLOP/s of one rank's device, which MFU is a share of; null means its data
+            sheet's.
         validation: When and on what the validation loss is measured.
         checkpoint: When the run is saved.
         safety: What is done about bad gradients, hung ranks and corrupted memory.

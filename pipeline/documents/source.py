@@ -39,17 +39,15 @@ class Source:
     Attributes:
         name: The name that reports show. No two sources have the same.
         input: Files, folders or globs of text, at any fsspec URL.
-        weight: How often a pass uses each document of the source: 2 twice, 0.5 in every second
-            pass.
+        weight: How often a pass uses each document: 2 twice, 0.5 in every second pass.
         language: The code of the text's language, by which sentences are split.
         licence: The licence of the text, such as CC-BY-SA-4.0. It is kept for people and decides
             nothing.
         format: The layout of the input. By default each file's extension and first bytes decide.
         text_field: The field of a JSONL object, or the column of a Parquet file, that holds the
             text.
-        wrapping: Whether lines of plain text are wrapped: in none a line is a paragraph, in
-            blank-lines a blank line ends one, in hard a short line does. With auto each document's
-            lines decide.
+        wrapping: How lines of plain text are taken: in none a line is a paragraph, in blank-lines a
+            blank line ends one, in hard a short line does. With auto each document's lines decide.
     """
 
     name: str

@@ -8,11 +8,10 @@ class CheckpointSettings:
     """When the run is saved.
 
     Attributes:
-        interval: Optimizer steps between two checkpoints; 0 saves at the end of each phase only.
+        interval: Optimizer steps between two checkpoints; 0 saves at the ends of phases only.
         keep: How many of the newest checkpoints stay; 0 keeps all.
-        url: Folder at an fsspec URL, such as s3://bucket/run, that checkpoints of this run alone
-            are uploaded to while training goes on. A run whose disk is lost continues from it; null
-            keeps them in `output` only.
+        url: Folder at an fsspec URL that checkpoints of this run alone are uploaded to. A run whose
+            disk is lost continues from it; null keeps them in `output` only.
         skip_damaged: Whether the run goes back to the newest checkpoint that is whole. Otherwise a
             damaged one stops it.
     """

@@ -16,7 +16,7 @@ class ColumnSettings:
 
     Attributes:
         text: The column of the text, or of the context of a multiple choice.
-        text_b: The column of a pair's second text, or of what begins every ending; null means none.
+        text_b: The column of a pair's second text, or of what begins every ending.
         label: The column of the class, of the number, or of the right choice, counted from 0.
         choices: The columns of the choices.
         id: The column that a row of the predictions begins with; null means the row's number.
@@ -34,10 +34,10 @@ class SquadSettings:
     """Windows and answers, for the tasks squad (1.1) and squad2 (2.0).
 
     Attributes:
-        stride: Pieces from the beginning of one window of a long context to that of the next.
+        stride: Pieces from the beginning of one window of a context to that of the next.
         max_query_pieces: The most pieces of a question that are read. Longer ones are cut.
-        null_threshold: A question of squad2 stays unanswered where the score of no answer is higher
-            than the best answer's by more than this; null tunes it on the first validation file.
+        null_threshold: A question of squad2 stays unanswered where no answer scores higher than the
+            best by more than this; null tunes it on the first validation file.
     """
 
     stride: int = 128
@@ -85,8 +85,8 @@ class FinetuneSettings(TaskSettings):
     """Fine-tunes a pretrained model on a task, over settings and seeds, and keeps the best.
 
     Files:
-        task: The task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, swag; squad (1.1),
-            squad2; ner, ner-features; or classification, regression, multiple-choice of any table.
+        task: The task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, swag, squad (1.1),
+            squad2, ner, ner-features; or classification, regression, multiple-choice of any table.
         train: Files to train on, together.
         validation: Files to measure on, each by itself. The first one chooses the best run.
         output: Folder for results and the best model. The same command again continues.

@@ -8,15 +8,14 @@ class SafetySettings:
     """What is done about bad gradients, hung ranks and corrupted memory.
 
     Attributes:
-        spike_factor: A step is not taken, and weights and moments stay, where its gradient norm is
-            not finite or this many times the running median; 0 takes every finite one. Five such
-            steps in a row send the run back to the checkpoint before them, without their instances.
+        spike_factor: A step is not taken where its gradient norm is not finite or this many times
+            the running median; 0 takes every finite one. Five such steps in a row send the run back
+            to the checkpoint before them, without their instances.
         weights_interval: Steps between two comparisons of all ranks' weights, which find flipped
-            bits; 1 also finds those that the next update would heal or spread, at some 4 % of a
-            small model's step; 0 never compares.
-        watchdog_minutes: The longest time a step, a validation or a wait for a checkpoint may take,
-            three times as long for a first step. Then the job ends with the stacks of all ranks; 0
-            waits for ever.
+            bits; 1 finds most, at some 4 % of a small model's step; 0 never compares.
+        watchdog_minutes: The longest time a step, a validation or a wait for a checkpoint may take.
+            A first step may take three times as long. Then the job ends with the stacks of all
+            ranks; 0 waits for ever.
     """
 
     spike_factor: float = 10.0

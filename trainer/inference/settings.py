@@ -13,8 +13,8 @@ class ModelToAskSettings:
     """A model to ask.
 
     Attributes:
-        model: A run, RUN@STEP for an earlier checkpoint, the folder or URL of a model, also a
-            fine-tuned one, or its name on the Hugging Face Hub.
+        model: A run, RUN@STEP for an earlier checkpoint, a model's folder or URL, or its name on
+            the Hugging Face Hub.
     """
 
     model: str
@@ -89,14 +89,14 @@ class FeaturesSettings(BatchesToAskSettings):
     Input:
         input: A file at any fsspec URL, also as .gz, .bz2, .xz and .zst.
         format: What a line is: text as it stands, jsonl an object with it, conll a word; auto goes
-            by the file's name (docs/evaluating.md).
+            by the file's name.
         text_field: The field of a JSON object that holds the text.
         token_column: The column of a CoNLL file that holds the words, counted from 0.
 
     Vectors:
         layers: Numbers of layers, separated by commas: 0 the embeddings, -1 the last layer; or all.
-        rows: What a row stands for: a token; a word, by its first piece; or the text, by the states
-            of [CLS] (cls), the average over its tokens (mean) or the model's pooler.
+        rows: What a row stands for: a token; a word, by its first piece; or the text, by [CLS]
+            (cls), the average over its tokens (mean) or the model's pooler.
         seq_len: Tokens of a window, with [CLS] and [SEP]; null means all that the model reads. A
             longer text is read in windows that overlap by half.
 
@@ -122,11 +122,11 @@ class ExportSettings:
     """Writes a checkpoint as a folder for Hugging Face transformers, ONNX Runtime or DeepSpeed.
 
     Attributes:
-        run: The run's folder or its --checkpoint.url; RUN@STEP for an earlier checkpoint than the
-            newest. The folder of a model will do too.
+        run: The run's folder or its --checkpoint.url; RUN@STEP for an earlier checkpoint. The
+            folder of a model will do too.
         output: Folder or fsspec URL to write. Only an earlier export there is replaced.
-        output_format: Who reads it: huggingface; onnx, a graph in place of the weights, which
-            servers open without torch; or deepspeed-universal, with the optimizer's state.
+        output_format: Who reads it: huggingface; onnx, a graph in place of the weights; or
+            deepspeed-universal, with the optimizer's state.
         storage_options: Options of the run's filesystem, as JSON or @FILE.
     """
 

@@ -9,14 +9,13 @@ class OptimizerSettings:
     """AdamW or LAMB. Weight decay applies to matrices, not to biases and LayerNorm.
 
     Attributes:
-        name: The optimizer: adamw, or lamb for batches of many thousands, whose steps are scaled to
-            the norm of each tensor.
+        name: The optimizer: adamw, or lamb for batches of many thousands.
         beta1: Decay rate of the running mean of gradients.
         beta2: Decay rate of the running mean of squared gradients.
         eps: What is added to the root of the second mean, 1e-6 as in google-research/bert.
         weight_decay: Decoupled weight decay: weights shrink by learning rate * weight_decay a step.
-        bias_correction: Whether both means are corrected for their start at 0. google-research/bert
-            does not; torch.optim.AdamW does.
+        bias_correction: Whether both means are corrected for their start at 0; google-research/bert
+            does not.
         max_grad_norm: Largest global L2 norm of the gradient; 0 turns clipping off.
     """
 
