@@ -84,7 +84,8 @@ def rows(settings: Any, names: Sequence[str], prefix: str = "", outer: Any = Non
     hints = typing.get_type_hints(settings)
     for name in names:
         key, meaning = f"{prefix}{name}", _first_sentence(field_help(settings, name), hints[name])
-        if outer and field_help(settings, name) == field_help(outer, name):
+        shared = outer and name in typing.get_type_hints(outer)
+        if shared and field_help(settings, name) == field_help(outer, name):
             meaning = f"As `{name}`."
         kinds = (hints[name], *typing.get_args(hints[name]))
         inner = next((kind for kind in kinds if dataclasses.is_dataclass(kind)), None)
