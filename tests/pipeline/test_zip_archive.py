@@ -103,7 +103,7 @@ def test_members_that_share_bytes_are_refused():
 @pytest.mark.parametrize("policy", ["stop", "skip"])
 def test_broken_archives_are_named(policy):
     data = pack({"b.txt": b"text " * 100})
-    with pytest.raises(ValueError, match=r"a\.zip: (cannot be read as zip|found the member '')"):
+    with pytest.raises(ValueError, match=r"a\.zip: cannot be read as zip"):
         read(data[:-30], on_bad_document=policy)
     flipped = bytearray(pack({"b.txt": b"text " * 100}, zipfile.ZIP_STORED))
     flipped[60] ^= 1
@@ -148,5 +148,5 @@ def test_a_member_without_a_name_is_refused():
     end = spoilt.index(b"PK\x05\x06")
     size = int.from_bytes(spoilt[end + 12 : end + 16], "little") - 1
     spoilt = spoilt[: end + 12] + size.to_bytes(4, "little") + spoilt[end + 16 :]
-    with pytest.raises(ValueError, match=r"a\.zip: cannot be read as zip"):
+    with pytest.raises(ValueError, match=r"a\.zip: (cannot be read as zip|found the member '')"):
         read(spoilt)
