@@ -1,4 +1,4 @@
-"""Writes docs/commands.md: every command with its settings, defaults and meanings, from the classes behind --help.
+"""Writes docs/commands.md: every command with its settings, from the classes behind --help.
 
 python scripts/command_reference.py           # after a setting has changed; a test holds the page
 to the program
@@ -28,11 +28,13 @@ PAGE = Path(__file__).parents[1] / "docs" / "commands.md"
 HEAD = """\
 # Commands and settings
 
-Written by `python -m scripts.command_reference`. Settings are flags, `--` before their name, and keys of the file of
-`--config`, where a dot is a level; flags win. The first sentence of each stands here; `--help` of a command says all.
+Written by `python -m scripts.command_reference`. Settings are flags, `--` before their name, and
+keys of the file of `--config`, where a dot is a level; flags win. The first sentence of each stands
+here; `--help` of a command says all.
 
-Installed, `beambert build`, `beambert pretrain` and so on are the same; `report` and `export` of a dataset are
-`beambert report-data` and `export-data`. `--config bert-large` is the recipe of that name in every folder.
+Installed, `beambert build`, `beambert pretrain` and so on are the same; `report` and `export` of a
+dataset are `beambert report-data` and `export-data`. `--config bert-large` is the recipe of that
+name in every folder.
 """
 
 
