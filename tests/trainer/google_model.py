@@ -10,15 +10,7 @@ from pathlib import Path
 from trainer.model.config import BertConfig
 
 GOOGLE = Path(__file__).with_name("google-checkpoint")
-CONFIG = BertConfig(
-    vocab_size=30,
-    hidden_size=8,
-    num_layers=2,
-    num_heads=2,
-    intermediate_size=12,
-    max_position_embeddings=16,
-)
-VOCAB = "".join(
-    f"{token}\n"
-    for token in ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxy"]
-)
+SIZES = {"hidden_size": 8, "num_layers": 2, "num_heads": 2, "intermediate_size": 12}
+CONFIG = BertConfig(vocab_size=30, max_position_embeddings=16, **SIZES)
+TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxy"]
+VOCAB = "".join(f"{token}\n" for token in TOKENS)

@@ -126,9 +126,8 @@ def test_a_folder_without_a_model_is_named(tmp_path):
 
 def settings_for(**changes):
     phases = [Phase(16, 8, 1, 0.1)]
-    return PretrainSettings(
-        data=["d"], output="o", phases=phases, model=ModelSettings("tiny"), **changes
-    )
+    model = ModelSettings("tiny")
+    return PretrainSettings(data=["d"], output="o", phases=phases, model=model, **changes)
 
 
 @pytest.fixture
@@ -167,12 +166,9 @@ def test_heads_that_are_not_there_begin_as_new(vocabulary, tmp_path):
 
 
 def refusal(config, init_from, vocabulary):
+    model, settings = build_model(config, 0), settings_for(init_from=init_from)
     with pytest.raises(ValueError) as refused:  # noqa: PT011
-        [
-            *prepare_model(
-                build_model(config, 0), settings_for(init_from=init_from), None, vocabulary
-            )
-        ]
+        list(prepare_model(model, settings, None, vocabulary))
     return str(refused.value)
 
 
@@ -215,10 +211,8 @@ def test_new_pieces_begin_as_the_mean_of_their_old_ones(extended):
 
 
 def test_the_mean_is_that_of_all_pieces():
-    state = {
-        "bert.embeddings.word.weight": torch.arange(14.0).reshape(7, 2),
-        "mlm_head.bias": torch.arange(7.0),
-    }
+    state = {"bert.embeddings.word.weight": torch.arange(14.0).reshape(7, 2)}
+    state["mlm_head.bias"] = torch.arange(7.0)
     specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     old = "".join(f"{token}\n" for token in [*specials, "a", "##b"])
     found = InitialWeights(dataclasses.replace(CONFIG, vocab_size=7), state, old.encode())

@@ -4,23 +4,13 @@ import math
 import numpy as np
 import pytest
 
-from trainer.runs.metrics import (
-    MetricsFile,
-    loss_columns,
-    majority_share,
-    unigram_entropy,
-)
+from trainer.runs.metrics import MetricsFile, loss_columns, majority_share, unigram_entropy
 
 
 def test_columns_are_means_over_global_counts():
     columns = loss_columns([30.0, 4.0, 2.0, 3.0], masked=10, instances=4)
-    assert columns == {
-        "loss": 4.0,
-        "mlm_loss": 3.0,
-        "mlm_accuracy": 0.2,
-        "nsp_loss": 1.0,
-        "nsp_accuracy": 0.75,
-    }
+    mlm, nsp = {"mlm_loss": 3.0, "mlm_accuracy": 0.2}, {"nsp_loss": 1.0, "nsp_accuracy": 0.75}
+    assert columns == {"loss": 4.0, **mlm, **nsp}
 
 
 @pytest.mark.parametrize(("num_random", "expected"), [(56, 0.56), (44, 0.56), (0, 1.0), (50, 0.5)])
@@ -31,9 +21,8 @@ def test_a_constant_answer_is_the_commoner_one(num_random, expected):
 def test_unigram_entropy_of_known_distributions():
     assert unigram_entropy(np.array([0, 5, 5, 5, 5])) == pytest.approx(math.log(4))
     assert unigram_entropy(np.array([0, 7, 0])) == pytest.approx(0.0)
-    assert unigram_entropy(np.array([1, 3])) == pytest.approx(
-        -0.25 * math.log(0.25) - 0.75 * math.log(0.75)
-    )
+    expected = -0.25 * math.log(0.25) - 0.75 * math.log(0.75)
+    assert unigram_entropy(np.array([1, 3])) == pytest.approx(expected)
 
 
 def test_rows_after_the_step_resumed_from_are_cut(tmp_path):
@@ -55,9 +44,7 @@ def test_a_damaged_row_is_named_and_left(tmp_path, line):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n' + line + '\n{"step": 2}\n')
     before = path.read_bytes()
-    with pytest.raises(
-        ValueError,
-        match=r"metrics\.jsonl, line 2 is no row: .*; restore the file, or remove the line",
-    ):
+    said = r"metrics\.jsonl, line 2 is no row: .*; restore the file, or remove the line"
+    with pytest.raises(ValueError, match=said):
         MetricsFile(path).cut_after(1)
     assert path.read_bytes() == before

@@ -4,26 +4,25 @@ import dataclasses
 import json
 from collections import Counter
 from itertools import chain, islice, pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.shards.dataset import Dataset, open_dataset
+from pipeline.shards.dataset import open_dataset
 from tests.datasets import write_dataset
 from trainer.order.order import own_position
-from trainer.order.source import Mixture, open_mixture, parse_entries
+from trainer.order.source import open_mixture, parse_entries
 from trainer.order.state import MAX_STATE_BYTES, DatasetState, StreamState
 from trainer.reading.settings import Reading
-from trainer.stream.step import RankStep, StepLoader
+from trainer.stream.step import StepLoader
 
 SEQ_LEN = 8192
 QUICK = Reading(num_threads=2)
 
 
 @pytest.fixture(scope="module")
-def mixture(tmp_path_factory, make_dataset) -> Mixture:
+def mixture(tmp_path_factory, make_dataset):
     """Three datasets of unequal shards and passes, weights 5, 2 and 1."""
     folder = tmp_path_factory.mktemp("mixture")
     trains = {
@@ -33,37 +32,35 @@ def mixture(tmp_path_factory, make_dataset) -> Mixture:
     }
     for number, (name, train) in enumerate(trains.items()):
         make_dataset(folder / name, train, seed=number)
-    return open_mixture(
-        [f"{folder / name}:{weight}" for name, weight in zip(trains, (5, 2, 1), strict=True)]
-    )
+    weights = zip(trains, (5, 2, 1), strict=True)
+    return open_mixture([f"{folder / name}:{weight}" for name, weight in weights])
 
 
-def loader(data: Dataset | Mixture, **changes) -> StepLoader:
+def loader(data, **changes):
     place = {"rank": 0, "world_size": 1, "reading": QUICK}
     sizes = {"global_batch": 24, "micro_tokens": SEQ_LEN, "seed": 3, "num_lanes": 4}
     return StepLoader(data, "train", SEQ_LEN, **(place | sizes | changes))
 
 
-def take(data: Dataset | Mixture, num_steps: int, **changes) -> list[RankStep]:
+def take(data, num_steps, **changes):
     with loader(data, **changes) as steps:
         return list(islice(steps, num_steps))
 
 
-def bag(*steps: RankStep) -> Counter:
+def bag(*steps):
     """The instances of steps, each by its tokens and labels."""
     found: Counter = Counter()
     for batch in chain(*(step.micro_batches for step in steps)):
         borders = batch.cu_seqlens.tolist()
         for start, stop in pairwise(borders):
             inside = (batch.masked_positions >= start) & (batch.masked_positions < stop)
-            found[
-                (*batch.input_ids[start:stop].tolist(), *batch.masked_labels[inside].tolist())
-            ] += 1
+            labels = batch.masked_labels[inside].tolist()
+            found[(*batch.input_ids[start:stop].tolist(), *labels)] += 1
     return found
 
 
 @pytest.fixture(scope="module")
-def expected(mixture) -> list[RankStep]:
+def expected(mixture):
     return take(mixture, 40)
 
 
@@ -80,36 +77,28 @@ def test_global_batches_depend_on_nothing_but_their_size(mixture, monkeypatch, d
         max_read_bytes=data.draw(st.sampled_from([1, 4_000, 2**20])),
         num_threads=data.draw(st.integers(1, 3)),
     )
-    monkeypatch.setattr(
-        "trainer.stream.step.PREFETCH_GROUPS", data.draw(st.integers(1, 9), "depth")
-    )
-    monkeypatch.setattr(
-        "trainer.reading.block_reader.GATHERED_TOKENS",
-        SEQ_LEN * data.draw(st.sampled_from([1, 30, 4096]), "gathered"),
-    )
+    depth = data.draw(st.integers(1, 9), "depth")
+    monkeypatch.setattr("trainer.stream.step.PREFETCH_GROUPS", depth)
+    gathered = SEQ_LEN * data.draw(st.sampled_from([1, 30, 4096]), "gathered")
+    monkeypatch.setattr("trainer.reading.block_reader.GATHERED_TOKENS", gathered)
     lanes = data.draw(st.integers(1, 50), "lanes")
     num_steps = max(2, 80 // global_batch)
     sizes = {"global_batch": global_batch, "num_lanes": lanes}
     whole = take(mixture, num_steps, **sizes)
-    sizes |= {
-        "world_size": world_size,
-        "reading": reading,
-        "micro_tokens": data.draw(st.integers(SEQ_LEN, 20_000)),
-    }
+    micro_tokens = data.draw(st.integers(SEQ_LEN, 20_000))
+    sizes |= {"world_size": world_size, "reading": reading, "micro_tokens": micro_tokens}
     shares = [take(mixture, num_steps, rank=rank, **sizes) for rank in range(world_size)]
     assert [bag(*steps) for steps in zip(*shares, strict=True)] == [bag(step) for step in whole]
-    assert [step.state["position"] for step in whole] == [
-        global_batch * (n + 1) for n in range(num_steps)
-    ]
+    for n, step in enumerate(whole):
+        assert step.state["position"] == global_batch * (n + 1)
 
 
 def test_draws_are_reported_and_keep_the_shares(mixture, expected):
     weights = [5, 2, 1]
     for step in expected:
         before, after = step.first_position, step.state["position"]
-        planned = [
-            own_position(weights, d, after) - own_position(weights, d, before) for d in range(3)
-        ]
+        of = lambda d, place: own_position(weights, d, place)  # noqa: E731
+        planned = [of(d, after) - of(d, before) for d in range(3)]
         assert [instances for instances, _ in step.drawn] == planned
         assert sum(tokens for _, tokens in step.drawn) == step.num_tokens
     wiki, books, news = expected[-1].epochs  # 960 positions: 600, 240 and 120 of 192, 85 and 48
@@ -119,42 +108,29 @@ def test_draws_are_reported_and_keep_the_shares(mixture, expected):
 
 
 @pytest.mark.parametrize(
-    ("done", "world_size", "micro_tokens", "global_batch"),
+    ("done", "ranks", "micro_tokens", "batch"),
     [(1, 1, 8192, 48), (7, 3, 20_000, 8), (20, 7, 9000, 12)],
 )
-def test_resuming_with_other_sizes_goes_on(
-    mixture, expected, done, world_size, micro_tokens, global_batch
-):
+def test_resuming_with_other_sizes_goes_on(mixture, expected, done, ranks, micro_tokens, batch):
     state = json.loads(json.dumps(expected[done - 1].state))
-    sizes = {
-        "state": state,
-        "num_lanes": None,
-        "world_size": world_size,
-        "micro_tokens": micro_tokens,
-    }
-    steps = [
-        take(mixture, 48 // global_batch, rank=rank, global_batch=global_batch, **sizes)
-        for rank in range(world_size)
-    ]
+    sizes = {"state": state, "num_lanes": None, "world_size": ranks, "micro_tokens": micro_tokens}
+    sizes |= {"global_batch": batch}
+    steps = [take(mixture, 48 // batch, rank=rank, **sizes) for rank in range(ranks)]
     assert bag(*chain(*steps)) == bag(*expected[done : done + 2])
 
 
-def other(mixture: Mixture, number: int, **changed) -> Mixture:
-    return tuple(
-        dataclasses.replace(each, **changed) if d == number else each
-        for d, each in enumerate(mixture)
-    )
+def other(mixture, number, **changed):
+    found = list(mixture)
+    found[number] = dataclasses.replace(found[number], **changed)
+    return tuple(found)
 
 
-def test_another_mixture_is_refused_by_naming_what_changed(
-    mixture, expected, tmp_path, make_dataset
-):
+def test_another_mixture_is_refused_by_what_changed(mixture, expected, tmp_path, make_dataset):
     state = expected[3].state
     with pytest.raises(ValueError, match=r"began: weight of books was 2, is 3\. The"):
         loader(other(mixture, 1, weight=3), state=state)
-    rebuilt = open_dataset(
-        str(make_dataset(tmp_path / "books", ((31,), (17, 9), (23, 4, 1)), seed=9))
-    )
+    rebuilt = make_dataset(tmp_path / "books", ((31,), (17, 9), (23, 4, 1)), seed=9)
+    rebuilt = open_dataset(str(rebuilt))
     with pytest.raises(ValueError, match=r"began: content of books was \w{16}, is \w{16}\. The"):
         loader(other(mixture, 1, dataset=rebuilt), state=state)
     longer = open_dataset(str(make_dataset(tmp_path / "news", ((40, 8), (9,)), seed=2)))
@@ -169,16 +145,11 @@ def test_another_mixture_is_refused_by_naming_what_changed(
 
 def test_datasets_that_do_not_agree_are_refused(tmp_path, make_dataset, make_block):
     make_dataset(tmp_path / "a", ((20,),))
-    write_dataset(
-        tmp_path / "b",
-        {("train", 8192, 0, 0): [make_block(5)]},
-        101,
-        {"lower_case": False, "seed": 0},
-    )
+    shards = {("train", 8192, 0, 0): [make_block(5)]}
+    write_dataset(tmp_path / "b", shards, 101, {"lower_case": False, "seed": 0})
     said = r"/a and .*/b cannot be mixed: .* \(sha256\) \w{16} and \w{16}; vocab_size 100 and 101;"
-    with pytest.raises(
-        ValueError, match=said + r" lower_case True and False\. Build them with the same --vocab"
-    ):
+    said += r" lower_case True and False\. Build them with the same --vocab"
+    with pytest.raises(ValueError, match=said):
         open_mixture([str(tmp_path / "a"), str(tmp_path / "b")])
     make_dataset(tmp_path / "c", ((20,),), seq_len=4096)
     mixed = open_mixture([str(tmp_path / "a"), str(tmp_path / "c")])
@@ -222,22 +193,20 @@ def test_the_state_stays_small_with_twenty_datasets():
     datasets = tuple(DatasetState(481 + n, 100, "0123456789abcdef") for n in range(20))
     state = StreamState(10**15, 2**64, 8192, "validation", 65_535, (), datasets)
     assert len(json.dumps(state.to_dict())) < MAX_STATE_BYTES - 150
-    skipping = state.skipping(
-        [(10**15 + 10**6, 10**15 + 2 * 10**6), (10**15 + 10**9, 10**15 + 2 * 10**9)]
-    )
+    stretches = [(10**15 + each, 10**15 + 2 * each) for each in (10**6, 10**9)]
+    skipping = state.skipping(stretches)
     assert len(json.dumps(skipping.to_dict())) <= MAX_STATE_BYTES
 
 
 @pytest.fixture(scope="module")
-def large(tmp_path_factory, make_dataset) -> Path:
+def large(tmp_path_factory, make_dataset):
     """250 blocks of 64 in 3 shards, and as many in a second pass."""
     sizes = ((7000, 4000, 5000), (9000, 6990))
-    return make_dataset(
-        tmp_path_factory.mktemp("large") / "data", sizes, seq_len=1024, max_tokens=12
-    )
+    folder = tmp_path_factory.mktemp("large")
+    return make_dataset(folder / "data", sizes, seq_len=1024, max_tokens=12)
 
 
-def large_loader(dataset: Dataset, **changes) -> StepLoader:
+def large_loader(dataset, **changes):
     sizes = {"global_batch": 128, "micro_tokens": 4096, "seed": 1, "reading": QUICK}
     return StepLoader(dataset, "train", 1024, **{**sizes, **changes})
 

@@ -3,7 +3,6 @@
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterator
 from itertools import chain, count
 from pathlib import Path
 from typing import NamedTuple
@@ -14,17 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.order.order import (
-    Passes,
     StreamOrder,
     check_weights,
-    lane_start,
-    locate,
     mixture_word,
     next_stretches,
     own_position,
     shard_order,
 )
-from trainer.order.share import Rows, default_num_lanes, plan_step, rank_slots
+from trainer.order.share import default_num_lanes, plan_step, rank_slots
 
 BLOCK = 4
 
@@ -39,7 +35,7 @@ class ShardSize(NamedTuple):
 Instance = tuple[int, int, int, int]  # dataset, epoch, shard, instance inside the shard
 
 
-def passes_of(sizes: list[list[int]]) -> Passes:
+def passes_of(sizes):
     return tuple(
         tuple(
             ShardSize(f"train/L128/pass-{i:02d}/shard-{s:05d}.tar", n) for s, n in enumerate(shards)
@@ -48,11 +44,11 @@ def passes_of(sizes: list[list[int]]) -> Passes:
     )
 
 
-def order_of(passes: list[list[int]], num_lanes: int, seed: int = 0) -> StreamOrder:
+def order_of(passes, num_lanes, seed=0):
     return StreamOrder((passes_of(passes),), (1,), seed, num_lanes)
 
 
-def instances_of(rows: Rows, block_size: int = BLOCK) -> list[Instance]:
+def instances_of(rows, block_size=BLOCK):
     assert all((rows.start >= 0) & (rows.start < rows.stop) & (rows.stop <= block_size))
     return [
         (dataset, epoch, shard, block * block_size + n)
@@ -61,26 +57,19 @@ def instances_of(rows: Rows, block_size: int = BLOCK) -> list[Instance]:
     ]
 
 
-def rank_rows(order, position, global_batch, rank=0, world_size=1) -> list[Instance]:
+def rank_rows(order, position, global_batch, rank=0, world_size=1):
     return instances_of(plan_step(order, position, global_batch, rank, world_size, BLOCK))
 
 
-def oracle_of_dataset(order: StreamOrder, d: int) -> Iterator[tuple[int, int, int, int, Instance]]:
+def oracle_of_dataset(order, d):
     """Lane, dataset, epoch, depth and instance of a dataset's own positions, one by one."""
     epoch, passes = 0, order.datasets[d]
     while True:
         shards = passes[epoch % len(passes)]
-        digest = {
-            s: hashlib.blake2b(
-                f"{order.seed}/{epoch}/{shard.name}".encode(), digest_size=16
-            ).hexdigest()
-            for s, shard in enumerate(shards)
-        }
-        line = [
-            (d, epoch, s, n)
-            for s in sorted(digest, key=digest.__getitem__)
-            for n in range(shards[s].instances)
-        ]
+        keys = [f"{order.seed}/{epoch}/{shard.name}".encode() for shard in shards]
+        digests = [hashlib.blake2b(key, digest_size=16).hexdigest() for key in keys]
+        by_digest = sorted(range(len(shards)), key=digests.__getitem__)
+        line = [(d, epoch, s, n) for s in by_digest for n in range(shards[s].instances)]
         quotient, extra = divmod(len(line), order.num_lanes)
         lanes, start = [], 0
         for lane in range(order.num_lanes):
@@ -93,31 +82,24 @@ def oracle_of_dataset(order: StreamOrder, d: int) -> Iterator[tuple[int, int, in
         epoch += 1
 
 
-def oracle_positions(order: StreamOrder) -> Iterator[tuple[int, int, int, int, Instance]]:
+def oracle_positions(order):
     """The same of the stream's positions that are not skipped."""
-    own, drawn = (
-        [oracle_of_dataset(order, d) for d in range(len(order.datasets))],
-        [0] * len(order.datasets),
-    )
+    own = [oracle_of_dataset(order, d) for d in range(len(order.datasets))]
+    drawn, period = [0] * len(own), sum(order.weights)
     skipped = {g for start, stop in order.skipped for g in range(start, stop)}
     for g in count():
         # Furthest behind its share of the positions up to this one; of equals the first.
-        length = g % sum(order.weights) + 1
-        behind = [
-            w * length - sum(order.weights) * n for w, n in zip(order.weights, drawn, strict=True)
-        ]
+        length = g % period + 1
+        behind = [w * length - period * n for w, n in zip(order.weights, drawn, strict=True)]
         d = behind.index(max(behind))
-        drawn = (
-            [n + (each == d) for each, n in enumerate(drawn)]
-            if length < sum(order.weights)
-            else [0] * len(drawn)
-        )
+        drawn[d] += 1
+        drawn = drawn if length < period else [0] * len(drawn)
         drawn_now = next(own[d])
         if g not in skipped:
             yield drawn_now
 
 
-def oracle_batches(order: StreamOrder, global_batch: int, num_batches: int) -> list[list[Instance]]:
+def oracle_batches(order, global_batch, num_batches):
     positions = oracle_positions(order)
     batches = [sorted(next(positions) for _ in range(global_batch)) for _ in range(num_batches)]
     return [[instance for *_, instance in batch] for batch in batches]
@@ -144,23 +126,11 @@ def test_the_worked_example(world_size, borders):
             assert found == slots[borders[rank] : borders[rank + 1]]
 
 
-def test_the_worked_example_in_single_positions():
-    assert [lane_start(22, 4, lane) for lane in range(4)] == [0, 6, 12, 17]
-    assert [lane_start(20, 4, lane) for lane in range(4)] == [0, 5, 10, 15]
-    assert [locate([22, 20], position) for position in (21, 22, 42)] == [(0, 21), (1, 0), (2, 0)]
-
-
 def test_the_order_of_shards_is_fixed_by_seed_and_epoch():
     names = [f"train/L128/pass-00/shard-{i:05d}.tar" for i in range(8)]
     assert shard_order(0, 0, names) == [2, 3, 1, 0, 5, 4, 7, 6]
     assert shard_order(0, 1, names) == [7, 4, 0, 2, 6, 1, 3, 5]
     assert shard_order(1, 0, names) == [7, 3, 6, 5, 4, 1, 2, 0]
-
-
-def test_shards_without_instances_are_passed_over():
-    order = order_of([[0, 3, 0, 0, 2]], num_lanes=1)
-    found = rank_rows(order, 0, 5)
-    assert sorted(found) == [(0, 0, 1, 0), (0, 0, 1, 1), (0, 0, 1, 2), (0, 0, 4, 0), (0, 0, 4, 1)]
 
 
 def test_more_ranks_than_instances_are_refused():
@@ -184,13 +154,12 @@ def test_default_number_of_lanes(global_batch, pass_instances, block_instances, 
     assert default_num_lanes(global_batch, pass_instances, block_instances) == num_lanes
 
 
-passes = st.lists(
-    st.lists(st.integers(0, 30), min_size=1, max_size=5).filter(any), min_size=1, max_size=3
-)
+shards = st.lists(st.integers(0, 30), min_size=1, max_size=5).filter(any)
+passes = st.lists(shards, min_size=1, max_size=3)
 
 
 @st.composite
-def orders(draw, max_datasets: int = 3) -> StreamOrder:
+def orders(draw, max_datasets=3):
     """One to three datasets of random passes, weights, lanes and skipped stretches."""
     sizes = draw(st.lists(passes, min_size=1, max_size=max_datasets))
     weights = draw(st.lists(st.integers(1, 9), min_size=len(sizes), max_size=len(sizes)))
@@ -200,12 +169,8 @@ def orders(draw, max_datasets: int = 3) -> StreamOrder:
     return StreamOrder(tuple(map(passes_of, sizes)), tuple(weights), seed, lanes, skipped)
 
 
-def shares_of(
-    order: StreamOrder, position: int, global_batch: int, world_size: int
-) -> list[list[Instance]]:
-    return [
-        rank_rows(order, position, global_batch, rank, world_size) for rank in range(world_size)
-    ]
+def shares_of(order, position, global_batch, world_size):
+    return [rank_rows(order, position, global_batch, n, world_size) for n in range(world_size)]
 
 
 @settings(max_examples=80, deadline=None)
@@ -222,10 +187,8 @@ def test_equal_to_the_oracle_for_any_world_size(order, global_batch, world_size)
 def count_drawn(order, dataset, position):
     """Instances of a dataset that lie before a stream position and are not skipped."""
     left_out = [(min(start, position), min(stop, position)) for start, stop in order.skipped]
-    own = [
-        own_position(order.weights, dataset, g)
-        for g in (position, *(g for pair in left_out for g in pair))
-    ]
+    places = (position, *chain(*left_out))
+    own = [own_position(order.weights, dataset, g) for g in places]
     return own[0] + sum(own[1::2]) - sum(own[2::2])
 
 
@@ -239,14 +202,12 @@ def test_every_instance_once_an_epoch_while_ranks_and_batches_change(order, size
     position, found, step = 0, Counter(), 0
     while any(own_position(order.weights, d, position) < cycle for d, cycle in enumerate(cycles)):
         global_batch, world_size = sizes[step % len(sizes)]
-        found.update(
-            chain(*shares_of(order, position, global_batch, min(world_size, global_batch)))
-        )
+        shares = shares_of(order, position, global_batch, min(world_size, global_batch))
+        found.update(chain(*shares))
         position, step = next_stretches(order.skipped, position, global_batch)[-1][1], step + 1
     for d, cycle in enumerate(cycles):
-        assert sum(n for (each, *_), n in found.items() if each == d) == count_drawn(
-            order, d, position
-        )
+        drawn = sum(n for (each, *_), n in found.items() if each == d)
+        assert drawn == count_drawn(order, d, position)
         if order.skipped:
             continue
         taken = oracle_of_dataset(order, d)
@@ -266,32 +227,13 @@ def test_blocks_of_any_size_hold_the_same_instances(order, position, global_batc
 
 @settings(max_examples=40, deadline=None)
 @given(passes, st.integers(1, 12), st.integers(1, 40), st.data())
-def test_the_first_passes_alone_give_the_order_of_their_epochs(
-    sizes, num_lanes, global_batch, data
-):
+def test_the_first_passes_give_the_order_of_their_epochs(sizes, num_lanes, global_batch, data):
     """What training that follows a build relies on."""
     known = data.draw(st.integers(1, len(sizes)))
     whole, begun = order_of(sizes, num_lanes), order_of(sizes[:known], num_lanes)
     for position in range(0, sum(map(sum, sizes[:known])) - global_batch + 1, global_batch):
-        assert shares_of(begun, position, global_batch, 1) == shares_of(
-            whole, position, global_batch, 1
-        )
-
-
-def test_the_word_of_a_mixture_by_hand():
-    assert mixture_word([1]) == [0]
-    assert mixture_word([1, 1]) == [0, 1]
-    assert mixture_word([1, 1, 1]) == [0, 1, 2]
-    assert mixture_word([10, 1]) == [0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0]
-    assert mixture_word([1, 10]) == [1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1]
-    assert mixture_word([3, 1]) == [0, 0, 1, 0]
-    assert mixture_word([1, 3]) == [1, 0, 1, 1]
-    assert mixture_word([5, 2, 1]) == [0, 1, 0, 0, 2, 0, 1, 0]
-    assert [own_position([5, 2, 1], d, 8 * 10**12 + 3) for d in range(3)] == [
-        5 * 10**12 + 2,
-        2 * 10**12 + 1,
-        10**12,
-    ]
+        found, expected = (shares_of(each, position, global_batch, 1) for each in (begun, whole))
+        assert found == expected
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=20))
@@ -299,15 +241,11 @@ def test_a_mixture_keeps_its_shares_at_every_position(weights):
     word, period = mixture_word(weights), sum(weights)
     assert [word.count(d) for d in range(len(weights))] == weights
     drawn = Counter()
-    for length, d in enumerate(word, start=1):
-        drawn[d] += 1
-        assert all(
-            abs(drawn[d] - weight * length / period) < len(weights)
-            for d, weight in enumerate(weights)
-        )
-        assert [own_position(weights, d, length) for d in range(len(weights))] == [
-            drawn[d] for d in range(len(weights))
-        ]
+    for length, named in enumerate(word, start=1):
+        drawn[named] += 1
+        for d, weight in enumerate(weights):
+            assert abs(drawn[d] - weight * length / period) < len(weights)
+            assert own_position(weights, d, length) == drawn[d]
 
 
 @pytest.mark.parametrize(
@@ -318,27 +256,12 @@ def test_weights_that_are_no_shares_are_refused(weights, message):
         check_weights(weights)
 
 
-def test_a_mixture_by_hand():
-    """N = 4 and 3, weights 2 and 1, K = 2, G = 6: a step has four positions of the first."""
-    order = StreamOrder((passes_of([[4]]), passes_of([[3]])), (2, 1), seed=0, num_lanes=2)
-    assert mixture_word((2, 1)) == [0, 1, 0]
-    # Lanes of the first: 0 1 | 2 3, of the second: 0 1 | 2.
-    assert rank_rows(order, 0, 6) == [
-        (0, 0, 0, 0), (0, 0, 0, 1), (1, 0, 0, 0), (0, 0, 0, 2), (0, 0, 0, 3), (1, 0, 0, 2),
-    ]  # fmt: skip
-    assert rank_rows(order, 6, 6) == [
-        (0, 1, 0, 0), (0, 1, 0, 1), (1, 0, 0, 1), (1, 1, 0, 0), (0, 1, 0, 2), (0, 1, 0, 3),
-    ]  # fmt: skip
-
-
 def test_the_example_of_ten_to_one_on_the_page():
     """Its rows say from where n counts."""
     page = (Path(__file__).parents[2] / "docs/order.md").read_text()
     block = re.search(r"### Two datasets, 10:1\n.*?```\n(.*?)```", page, re.DOTALL)[1]
-    rows = {
-        name: [*map(int, said.split())]
-        for name, said in re.findall(r"^(n|A|B|word) +(.*)$", block, re.MULTILINE)
-    }
+    named = re.findall(r"^(n|A|B|word) +(.*)$", block, re.MULTILINE)
+    rows = {name: [*map(int, said.split())] for name, said in named}
     word = mixture_word([10, 1])
     drawn = [(n, word[: n - 1].count(0), word[: n - 1].count(1)) for n in rows["n"]]
     assert rows == {
@@ -348,17 +271,7 @@ def test_the_example_of_ten_to_one_on_the_page():
     assert word == [int(b > a) for a, b in zip(rows["A"], rows["B"], strict=True)]
 
     order = StreamOrder((passes_of([[20]]), passes_of([[2]])), (10, 1), seed=0, num_lanes=2)
-    said = [
-        re.findall(r"([AB])(\d+)", line)
-        for line in re.findall(r"^step \d: (.*)$", block, re.MULTILINE)
-    ]
+    lines = re.findall(r"^step \d: (.*)$", block, re.MULTILINE)
+    said = [re.findall(r"([AB])(\d+)", line) for line in lines]
     steps = [rank_rows(order, 4 * step, 4) for step in range(len(said))]
     assert said == [[("AB"[d], str(n)) for d, _, _, n in rows] for rows in steps]
-
-
-def test_skipped_stretches_by_hand():
-    assert next_stretches([], 3, 4) == [(3, 7)]
-    assert next_stretches([(4, 6)], 3, 4) == [(3, 4), (6, 9)]
-    assert next_stretches([(3, 6), (8, 9)], 3, 4) == [(6, 8), (9, 11)]
-    assert next_stretches([(1, 5)], 3, 2) == [(5, 7)]
-    assert next_stretches([(1, 2), (7, 9)], 3, 4) == [(3, 7)]

@@ -36,9 +36,10 @@ def test_phases_share_the_budget_by_their_steps():
     assert [settings.budget_seconds(index) for index in (0, 1)] == [1_800.0, 5_400.0]
 
 
-@pytest.mark.parametrize(
-    ("state", "updates", "moment"), [("keep", 3, 1.0), ("zero_step", 0, 1.0), ("reset", 0, 0.0)]
-)
+STATES = [("keep", 3, 1.0), ("zero_step", 0, 1.0), ("reset", 0, 0.0)]
+
+
+@pytest.mark.parametrize(("state", "updates", "moment"), STATES)
 def test_what_a_phase_does_with_the_state(state, updates, moment):
     weight = torch.nn.Parameter(torch.zeros(2, 2))
     optimizer = AdamW([("a.weight", weight)])
@@ -50,39 +51,27 @@ def test_what_a_phase_does_with_the_state(state, updates, moment):
 
 
 def test_an_accuracy_finishes_the_run():
-    settings = PretrainSettings(
-        data=["d"],
-        output="o",
-        phases=[PHASE, PHASE],
-        validation=ValidationSettings(stop_at_mlm_accuracy=0.5),
-    )
+    target, phases = ValidationSettings(stop_at_mlm_accuracy=0.5), [PHASE, PHASE]
+    settings = PretrainSettings(data=["d"], output="o", phases=phases, validation=target)
     position = Position(step=7, phase=0, phase_step=7, streams={"16": {"position": 28}})
     assert finish_at_accuracy(position, 0.49, settings) is position
-    assert finish_at_accuracy(position, 0.5, settings) == Position(
-        step=7, phase=2, streams=position.streams
-    )
+    finished = Position(step=7, phase=2, streams=position.streams)
+    assert finish_at_accuracy(position, 0.5, settings) == finished
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"zero_stage": 3, "optimizer": "lamb"},
-            "lamb cannot run under zero_stage 3: its trust ratios",
-        ),
+        ({"zero_stage": 3, "optimizer": "lamb"}, "lamb cannot run under zero_stage 3: its"),
         ({"zero_stage": 3, "compile": True}, "compile does not work with zero_stage 3"),
         ({"budget_hours": 0.0}, r"budget_hours is 0\.0; it must be above 0"),
-        (
-            {"validation": ValidationSettings(stop_at_mlm_accuracy=72.0)},
-            r"stop_at_mlm_accuracy is 72\.0",
-        ),
+        ({"validation": ValidationSettings(stop_at_mlm_accuracy=72.0)}, r"accuracy is 72\.0"),
     ],
 )
 def test_what_would_train_something_else_is_refused(changes, message):
     settings = PretrainSettings(data=["d"], output="o", phases=[PHASE])
     if "optimizer" in changes:
-        changes = changes | {
-            "optimizer": dataclasses.replace(settings.optimizer, name=changes["optimizer"])
-        }
+        optimizer = dataclasses.replace(settings.optimizer, name=changes["optimizer"])
+        changes = changes | {"optimizer": optimizer}
     with pytest.raises(ValueError, match=message):
         resolve(dataclasses.replace(settings, **changes))

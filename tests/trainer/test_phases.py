@@ -1,7 +1,6 @@
 """Phases of one length read one stream, one after another (docs/order.md, rule 6)."""
 
 import json
-from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +10,7 @@ from pipeline.shards.growing import WaitPolicy
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from trainer.engine.train_step import StepCounts
 from trainer.guards.spike_guard import SpikeGuard
-from trainer.order.source import Mixture, open_mixture
+from trainer.order.source import open_mixture
 from trainer.pretrain.loop import _advance, _steps_of_phase
 from trainer.pretrain.run import Position, refuse_consumed
 from trainer.settings import Phase, PretrainSettings
@@ -20,7 +19,7 @@ COUNTS = StepCounts(1, 6, 12, 60, 600, 60, 0.0, False, 0.0, 0, ((6, 60),))
 
 
 @pytest.fixture(scope="module")
-def mixture(tmp_path_factory) -> Mixture:
+def mixture(tmp_path_factory):
     """450 instances a pass of two lengths, in two datasets of weights 3 and 1."""
     folder = tmp_path_factory.mktemp("mixture")
     write_tiny_dataset(folder / "a", seq_lens=(16, 32))
@@ -31,23 +30,15 @@ def mixture(tmp_path_factory) -> Mixture:
 @pytest.fixture(autouse=True)
 def as_many_lanes_as_instances(monkeypatch):
     """As in large datasets; these here would have one, and then any order of lanes is the same."""
-    monkeypatch.setattr(
-        "trainer.stream.step.default_num_lanes", lambda global_batch, *_: global_batch
-    )
+    monkeypatch.setattr("trainer.stream.step.default_num_lanes", lambda batch, *_: batch)
 
 
-def phases(*sizes: tuple[int, int, int]) -> list[Phase]:
+def phases(*sizes):
     """Of (length, global batch, steps)."""
     return [Phase(*size, peak_lr=1e-3) for size in sizes]
 
 
-def make_run(
-    mixture: Mixture,
-    phases: Sequence[Phase],
-    position: Position,
-    skip: Sequence[str] = (),
-    left_out: Sequence[Sequence[int]] = (),
-) -> SimpleNamespace:
+def make_run(mixture, phases, position, skip=(), left_out=()):
     """What the loop needs of a run to read its data."""
     settings = PretrainSettings(data=[], output="", phases=list(phases), seed=3, skip=list(skip))
     return SimpleNamespace(
@@ -63,7 +54,7 @@ def make_run(
     )
 
 
-def train(run: SimpleNamespace, stop_after: int = 10**9) -> list[tuple[int, torch.Tensor]]:
+def train(run, stop_after=10**9):
     """First position and tokens of each step up to `stop_after`."""
     read = []
     while run.position.phase < len(run.settings.phases) and not run.must_stop:
@@ -77,18 +68,14 @@ def train(run: SimpleNamespace, stop_after: int = 10**9) -> list[tuple[int, torc
     return read
 
 
-def read_all(
-    mixture: Mixture, phases: Sequence[Phase], **changed
-) -> list[tuple[int, torch.Tensor]]:
+def read_all(mixture, phases, **changed):
     return train(make_run(mixture, phases, Position(), **changed))
 
 
-def assert_same(found, expected) -> None:
+def assert_same(found, expected):
     assert [start for start, _ in found] == [start for start, _ in expected]
-    assert all(
-        torch.equal(*pair)
-        for pair in zip((ids for _, ids in found), (ids for _, ids in expected), strict=True)
-    )
+    for (_, ids), (_, theirs) in zip(found, expected, strict=True):
+        assert torch.equal(ids, theirs)
 
 
 def test_two_phases_of_100_steps_read_what_one_of_200_reads(mixture):
@@ -112,10 +99,8 @@ def test_a_phase_with_another_global_batch_goes_on_over_the_lanes_of_the_first(m
     assert run.position.streams["16"]["num_lanes"] == 12
     [*first, (_, last)] = read_all(mixture, phases((16, 12, 3), (16, 20, 1)))
     assert_same(found[:3], first)
-    assert (
-        torch.cat([ids for _, ids in found[3:]]).sort().values.tolist()
-        == last.sort().values.tolist()
-    )
+    ids = torch.cat([ids for _, ids in found[3:]])
+    assert ids.sort().values.tolist() == last.sort().values.tolist()
 
 
 @pytest.mark.parametrize("step", [1, 5, 6, 7, 11, 13])
@@ -147,6 +132,5 @@ def test_what_a_finished_phase_consumed_cannot_be_skipped_any_more(mixture):
         said = f"cannot be skipped any more: training has come to position {last}"
         with pytest.raises(ValueError, match=said):
             refuse_consumed(make_run(mixture, plan, run.position, skip=skip).settings, run.position)
-    refuse_consumed(
-        make_run(mixture, plan, run.position, skip=["0:72-90", "1:12-18"]).settings, run.position
-    )
+    later = make_run(mixture, plan, run.position, skip=["0:72-90", "1:12-18"])
+    refuse_consumed(later.settings, run.position)

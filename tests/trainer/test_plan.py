@@ -52,18 +52,8 @@ def test_operations_are_those_torch_counts():
         (sums.mlm_nll + sums.nsp_nll).backward()
     # The count has pooler and NSP head too, and the formula three products where the first layer
     # makes two.
-    assert counter.get_total_flops() == pytest.approx(
-        training_flops(config, measure_lengths(block)), rel=0.02
-    )
-
-
-def test_lengths_are_means_over_instances(make_block):
-    block = make_block(50)
-    lengths = np.diff(block.offsets)
-    found = measure_lengths(block)
-    assert found.tokens == pytest.approx(lengths.mean())
-    assert found.squared_tokens == pytest.approx((lengths.astype(float) ** 2).mean())
-    assert found.masked == block.num_masked / 50
+    expected = training_flops(config, measure_lengths(block))
+    assert counter.get_total_flops() == pytest.approx(expected, rel=0.02)
 
 
 def test_a_phase_of_a_dataset(data):
@@ -73,9 +63,7 @@ def test_a_phase_of_a_dataset(data):
     settings = settings_of(world_size=2, gpu="a100", micro_tokens=128)
     found = plan_phase(phase, config, one_dataset(dataset), settings)
     assert found.instances == 6_400
-    assert found.instances_a_pass == sum(
-        shard.instances for shard in dataset.shards("train", 32, 0)
-    )
+    assert found.instances_a_pass == sum(each.instances for each in dataset.shards("train", 32, 0))
     assert found.seconds == pytest.approx(100 * 32 * found.flops / (312e12 * 0.4))
     assert found.flops < plan_phase(phase, config, (), settings).flops  # instances are not full
 
@@ -115,10 +103,7 @@ def test_steps_for_epochs(data):
         ({"epochs": 0.0, "data": ["somewhere"]}, "epochs is 0.0; give a number above 0"),
         ({"epochs": 40.0, "data": ["somewhere"], "steps": [7]}, "epochs decides the steps"),
         ({"epochs": 40.0, "data": ["somewhere"], "follow": True}, "give --steps with follow"),
-        (
-            {"epochs": 40.0, "data": ["somewhere"], "budget_hours": 3.0},
-            "leave steps and budget_hours out",
-        ),
+        ({"epochs": 40.0, "data": ["somewhere"], "budget_hours": 3.0}, "leave steps and budget_h"),
         ({"world_size": 0}, "world_size is 0; it must be at least 1"),
         ({"gpu": "cpu"}, "no data sheet is known for a CPU; give --peak_tflops"),
     ],

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from trainer.process import ranks
-
 ROOT = Path(__file__).parents[2]
 ALONE = """
 import sys
@@ -29,15 +27,3 @@ def test_threads_of_the_group_rest_when_it_is_left():
     command = [sys.executable, "-c", ALONE, str(ROOT)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
     assert ran.stdout == "True\nTrue\n"
-
-
-def test_threads_that_are_at_work_are_waited_for(monkeypatch):
-    looks = iter(["SR", "SS", "RS", "SS", "SS", "SS", "never"])
-    monkeypatch.setattr(ranks, "_gloo_states", lambda: iter(next(looks)))
-    ranks._let_gloo_rest()
-    assert next(looks) == "never"
-
-
-def test_but_not_for_ever(monkeypatch):
-    monkeypatch.setattr(ranks, "_gloo_states", lambda: iter("R"))
-    ranks._let_gloo_rest(seconds=0.05)

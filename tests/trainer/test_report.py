@@ -112,7 +112,7 @@ def test_a_run_without_steps_beside_one_with_steps(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("none", "is no folder"), ("empty", "holds neither run.json nor")]
+    ("name", "message"), [("none", "is no folder"), ("empty", "holds neither")]
 )
 def test_what_is_no_run_is_refused(tmp_path, capsys, name, message):
     (tmp_path / "empty").mkdir()

@@ -29,12 +29,9 @@ def offsets_of(lengths, width=1, dtype=np.int64):
     return (np.concatenate([[0], np.cumsum(lengths)]) * width).astype(dtype)
 
 
-def block_of(lengths, segments, num_masked, positions) -> Block:
+def block_of(lengths, segments, num_masked, positions):
     """A block of which only lengths and places matter."""
-    offsets, masked_offsets = (
-        offsets_of(lengths, dtype=np.int32),
-        offsets_of(num_masked, dtype=np.int32),
-    )
+    offsets, masked_offsets = (offsets_of(each, dtype=np.int32) for each in (lengths, num_masked))
     return Block(
         input_ids=np.zeros(offsets[-1], np.uint16),
         offsets=offsets,
@@ -48,29 +45,13 @@ def block_of(lengths, segments, num_masked, positions) -> Block:
     )
 
 
-Columns = namedtuple(
-    "Columns", ["token_type_ids", "position_ids", "masked_positions", "cu_seqlens", "longest"]
-)
+NAMES = "token_type_ids position_ids masked_positions cu_seqlens longest"
+Columns = namedtuple("Columns", NAMES.split())
 
 
-def columns_of(compiled, block, cuts) -> Columns:
+def columns_of(compiled, block, cuts):
     firsts, lasts = np.ascontiguousarray(np.array(cuts, np.int64).T)
     return Columns(*with_path(compiled, rows.make_columns, block, firsts, lasts))
-
-
-@both_paths
-def test_columns_of_two_instances_by_hand(compiled):
-    block = block_of([3, 4], [2, 1], [1, 2], [1, 0, 3])
-    into = columns_of(compiled, block, [(0, 2)])
-    assert into.token_type_ids.tolist() == [0, 0, 1, 0, 1, 1, 1]
-    assert into.position_ids.tolist() == [0, 1, 2, 0, 1, 2, 3]
-    assert into.masked_positions.tolist() == [1, 3, 6]
-    assert into.cu_seqlens.tolist() == [0, 3, 7]
-    assert into.longest.tolist() == [4]
-    apart = columns_of(compiled, block, [(0, 1), (1, 1), (1, 2)])
-    assert apart.masked_positions.tolist() == [1, 0, 3]
-    assert apart.cu_seqlens.tolist() == [0, 3, 0, 0, 4]
-    assert apart.longest.tolist() == [3, 0, 4]
 
 
 lengths = st.lists(st.integers(0, 9), min_size=1, max_size=40)
@@ -87,9 +68,7 @@ def test_both_paths_gather_what_slicing_gives(lengths, dtype, data):
     for path in PATHS:
         into = np.empty(len(expected) + 1, np.int32), np.empty(sum(map(len, expected)), dtype)
         with_path(path, rows.gather_lists, first, last, offsets * values.itemsize, values, *into)
-        assert [
-            into[1][a:b].tolist() for a, b in zip(into[0], into[0][1:], strict=False)
-        ] == expected
+        assert [into[1][a:b].tolist() for a, b in pairwise(into[0])] == expected
 
 
 @settings(max_examples=100, deadline=None)
@@ -109,12 +88,9 @@ def test_both_paths_fill_columns_of_any_lengths(lengths, data):
         starts = [[sum(lengths[first:n]) for n in range(first, last + 1)] for first, last in cuts]
         assert into.cu_seqlens.tolist() == [start for each in starts for start in each]
         places = [start for each in starts for start in each[:-1]]
-        assert into.masked_positions.tolist() == [
-            start + n for start, m in zip(places, counts, strict=True) for n in range(m)
-        ]
-        assert into.longest.tolist() == [
-            max(lengths[first:last], default=0) for first, last in cuts
-        ]
+        pairs = zip(places, counts, strict=True)
+        assert into.masked_positions.tolist() == [start + n for start, m in pairs for n in range(m)]
+        assert into.longest.tolist() == [max(lengths[a:b], default=0) for a, b in cuts]
 
 
 @both_paths
@@ -132,11 +108,7 @@ def test_places_past_65535_tokens_begin_anew_with_each_instance(compiled):
         ({"segment_a_length": np.array([4, 1], np.uint16)}, [(0, 2)], "lengths that do not fit"),
         ({"masked_offsets": np.array([0, 1, 4], np.int32)}, [(0, 2)], "offsets that do not fit"),
         ({"masked_offsets": np.array([0, 2, 1], np.int32)}, [(0, 2)], "offsets that do not fit"),
-        (
-            {"segment_a_length": np.array([2], np.uint16)},
-            [(0, 2)],
-            "arrays that do not fit together",
-        ),
+        ({"segment_a_length": np.array([2], np.uint16)}, [(0, 2)], "arrays that do not fit tog"),
         ({}, [(0, 3)], "a cut lies outside"),
         ({}, [(-1, 2)], "a cut lies outside"),
         ({}, [(2, 1), (0, 2)], "a cut lies outside"),

@@ -19,15 +19,15 @@ pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWa
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, make_dataset) -> str:
+def folder(tmp_path_factory, make_dataset):
     return str(make_dataset(tmp_path_factory.mktemp("state") / "data", ((60, 45), (50, 37))))
 
 
-def tokens_of(batch) -> list[int]:
+def tokens_of(batch):
     return batch.input_ids.tolist()
 
 
-def instances_of(step) -> list[list[int]]:
+def instances_of(step):
     return [
         ids.tolist()
         for batch in step.micro_batches

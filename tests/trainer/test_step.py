@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections import Counter
-from itertools import combinations, pairwise
+from itertools import chain, combinations, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,48 +12,38 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.shards.block import Block, concatenate_blocks, decode_block
-from pipeline.shards.dataset import Dataset, open_dataset
-from trainer.batches.pack import (
-    DEVICE_DTYPES,
-    MicroBatch,
-    balance_micro_batches,
-    cut_micro_batches,
-    empty_micro_batch,
-    pack_micro_batches,
-    pad_micro_batch,
-    to_device,
-)
+from pipeline.shards.block import concatenate_blocks, decode_block
+from pipeline.shards.dataset import open_dataset
+from trainer.batches import pack
 from trainer.order.order import StreamOrder
 from trainer.order.share import plan_step
 from trainer.order.state import parse_state
 from trainer.reading.settings import Reading
 from trainer.stream.held_out import iterate_validation
-from trainer.stream.step import RankStep, StepLoader
+from trainer.stream.step import StepLoader
 
 SEQ_LEN = 8192
 TRAIN = ((60, 45), (50, 37))
-Instance = tuple
 
 
 @pytest.fixture(scope="module")
-def dataset(tmp_path_factory, make_dataset) -> Dataset:
+def dataset(tmp_path_factory, make_dataset):
     folder = make_dataset(tmp_path_factory.mktemp("stream"), TRAIN, validation=(30, 23))
     return open_dataset(str(folder))
 
 
-def loader(dataset: Dataset, **changes) -> StepLoader:
+def loader(dataset, **changes):
     place = {"rank": 0, "world_size": 1, "reading": Reading(num_threads=2)}
     sizes = {"global_batch": 12, "micro_tokens": SEQ_LEN, "seed": 3, "num_lanes": 4}
     return StepLoader(dataset, "train", SEQ_LEN, **(place | sizes | changes))
 
 
-def take(dataset: Dataset, num_steps: int, **changes) -> list[RankStep]:
+def take(dataset, num_steps, **changes):
     with loader(dataset, **changes) as steps:
         return [next(steps) for _ in range(num_steps)]
 
 
-def instances_of_block(block: Block) -> list[Instance]:
+def instances_of_block(block):
     """Everything the model sees of each instance, in plain numbers."""
     rows = []
     for n in range(block.num_instances):
@@ -72,7 +62,7 @@ def instances_of_block(block: Block) -> list[Instance]:
     return rows
 
 
-def instances_of(batches: list[MicroBatch]) -> list[Instance]:
+def instances_of(batches):
     rows = []
     for batch in batches:
         borders = batch.cu_seqlens.tolist()
@@ -80,28 +70,25 @@ def instances_of(batches: list[MicroBatch]) -> list[Instance]:
             inside = (batch.masked_positions >= start) & (batch.masked_positions < stop)
             columns = (batch.input_ids, batch.token_type_ids, batch.position_ids)
             tokens = [tuple(column[start:stop].tolist()) for column in columns]
-            masked = (
-                tuple((batch.masked_positions[inside] - start).tolist()),
-                tuple(batch.masked_labels[inside].tolist()),
-            )
+            columns = (batch.masked_positions[inside] - start, batch.masked_labels[inside])
+            masked = [tuple(column.tolist()) for column in columns]
             rows.append((*tokens, *masked, int(batch.is_random_next[n])))
     return rows
 
 
-def read_pass(dataset: Dataset, split: str, pass_index: int) -> list[list[Instance]]:
+def read_pass(dataset, split, pass_index):
     """The instances of every shard of a pass, read plainly."""
     shards = []
     for shard in dataset.shards(split, SEQ_LEN, pass_index):
         data, table = dataset.read_file(shard.name), dataset.blocks(shard)
         bodies = [data[o : o + size] for o, size in zip(table.offset, table.size, strict=True)]
-        shards.append(
-            instances_of_block(concatenate_blocks([decode_block(body, "here") for body in bodies]))
-        )
+        blocks = [decode_block(body, "here") for body in bodies]
+        shards.append(instances_of_block(concatenate_blocks(blocks)))
     return shards
 
 
 @pytest.fixture(scope="module")
-def batches(dataset) -> list[list[Instance]]:
+def batches(dataset):
     """The first 40 global batches of 12 with 4 lanes and seed 3: more than two epochs."""
     passes = [read_pass(dataset, "train", i) for i in range(2)]
     shards = tuple(tuple(dataset.shards("train", SEQ_LEN, i)) for i in range(2))
@@ -109,43 +96,13 @@ def batches(dataset) -> list[list[Instance]]:
     found = []
     for step in range(40):
         rows = np.stack(plan_step(order, 12 * step, 12, 0, 1, 2**40), axis=1).tolist()
-        found.append(
-            [passes[e % 2][s][n] for _, e, s, _, start, stop in rows for n in range(start, stop)]
-        )
+        found.append([passes[e % 2][s][n] for _, e, s, _, a, b in rows for n in range(a, b)])
     return found
 
 
 def test_micro_batches_hold_the_planned_instances_in_order(dataset, batches):
     for step, expected in zip(take(dataset, 40), batches, strict=True):
         assert instances_of(step.micro_batches) == expected
-
-
-def test_steps_tell_what_they_hold(dataset):
-    first, second = take(dataset, 2, first_step=7)
-    assert (first.step, second.step) == (7, 8)
-    assert (first.first_position, second.first_position) == (0, 12)
-    assert (
-        first.num_instances == sum(len(batch.is_random_next) for batch in first.micro_batches) == 12
-    )
-    assert first.num_tokens == sum(len(batch.input_ids) for batch in first.micro_batches)
-    assert first.num_masked == sum(len(batch.masked_labels) for batch in first.micro_batches)
-
-
-def test_the_state_is_a_few_plain_numbers(dataset):
-    [step] = take(dataset, 1)
-    assert json.loads(json.dumps(step.state)) == step.state
-    [content] = step.state["datasets"].pop("content")
-    assert len(content) == 16
-    assert step.state == {
-        "format": 2,
-        "position": 12,
-        "seed": 3,
-        "num_lanes": 4,
-        "split": "train",
-        "seq_len": SEQ_LEN,
-        "skipped": [],
-        "datasets": {"weight": [1], "passes": [2]},
-    }
 
 
 @pytest.mark.parametrize("done", [1, 8, 15, 16, 31])
@@ -168,11 +125,8 @@ def test_skipped_stretches_are_left_out_and_remembered(dataset, batches):
     assert instances_of(after.micro_batches) == batches[6]
     [later] = take(dataset, 1, state=state, skip=[(40, 46), (44, 52)])
     assert Counter(instances_of(later.micro_batches)) <= Counter(batches[3] + batches[4])
-    assert (later.first_position, later.state["position"], later.state["skipped"]) == (
-        36,
-        60,
-        [[40, 52]],
-    )
+    assert (later.first_position, later.state["position"]) == (36, 60)
+    assert later.state["skipped"] == [[40, 52]]
 
 
 def test_what_was_consumed_cannot_be_skipped(dataset):
@@ -225,30 +179,22 @@ def test_faults_of_the_background_reach_the_caller(tmp_path, make_dataset):
 @pytest.mark.parametrize("world_size", [1, 2, 3, 60])
 @pytest.mark.parametrize("max_instances", [None, 17])
 def test_validation_is_read_once_and_in_order(dataset, world_size, max_instances):
-    expected = [row for shard in read_pass(dataset, "validation", 0) for row in shard][
-        :max_instances
-    ]
+    expected = [*chain(*read_pass(dataset, "validation", 0))][:max_instances]
     found = []
     for rank in range(world_size):
-        share = iterate_validation(
-            dataset,
-            SEQ_LEN,
-            rank=rank,
-            world_size=world_size,
-            micro_tokens=SEQ_LEN,
-            max_instances=max_instances,
-        )
+        place = {"rank": rank, "world_size": world_size, "max_instances": max_instances}
+        share = iterate_validation(dataset, SEQ_LEN, micro_tokens=SEQ_LEN, **place)
         found += instances_of(list(share))
     assert found == expected
 
 
 def test_packing_a_block_by_hand(make_block):
     block = make_block(2, seed=1)
-    [batch] = pack_micro_batches(block, [(0, 2)])
+    [batch] = pack.pack_micro_batches(block, [(0, 2)])
     assert instances_of([batch]) == instances_of_block(block)
     assert batch.max_seqlen == int(batch.cu_seqlens.diff().max())
     assert batch.input_ids[batch.masked_positions].eq(4).all()
-    assert {name: getattr(batch, name).dtype for name in DEVICE_DTYPES} == {
+    assert {name: getattr(batch, name).dtype for name in pack.DEVICE_DTYPES} == {
         "input_ids": torch.uint16,
         "cu_seqlens": torch.int32,
         "token_type_ids": torch.uint8,
@@ -263,27 +209,22 @@ def test_packing_a_block_by_hand(make_block):
 def test_models_get_the_same_values_in_wider_types(make_block, first_id):
     block = make_block(3, seed=1)
     dtype = np.uint16 if first_id < 65_536 else np.uint32
-    ids = {
-        name: getattr(block, name).astype(dtype) + dtype(first_id)
-        for name in ("input_ids", "masked_lm_ids")
-    }
-    [batch] = pack_micro_batches(dataclasses.replace(block, **ids), [(0, 3)])
-    moved = to_device(batch, torch.device("cpu"))
-    assert {name: getattr(moved, name).dtype for name in DEVICE_DTYPES} == DEVICE_DTYPES
-    assert all(
-        getattr(moved, name).tolist() == getattr(batch, name).tolist() for name in DEVICE_DTYPES
-    )
+    names = ("input_ids", "masked_lm_ids")
+    ids = {name: getattr(block, name).astype(dtype) + dtype(first_id) for name in names}
+    [batch] = pack.pack_micro_batches(dataclasses.replace(block, **ids), [(0, 3)])
+    moved = pack.to_device(batch, torch.device("cpu"))
+    assert {name: getattr(moved, name).dtype for name in pack.DEVICE_DTYPES} == pack.DEVICE_DTYPES
+    for name in pack.DEVICE_DTYPES:
+        assert getattr(moved, name).tolist() == getattr(batch, name).tolist()
     assert moved.input_ids.min() >= first_id
     assert moved.max_seqlen == batch.max_seqlen
 
 
 def test_a_padded_view_holds_the_same_instances(make_block):
     block = make_block(5, seed=3)
-    [batch] = pack_micro_batches(block, [(0, 5)])
-    padded = pad_micro_batch(batch, 48)
-    for n, (ids, types, _, positions, labels, is_random_next) in enumerate(
-        instances_of_block(block)
-    ):
+    [batch] = pack.pack_micro_batches(block, [(0, 5)])
+    padded = pack.pad_micro_batch(batch, 48)
+    for n, (ids, types, _, positions, labels, is_random) in enumerate(instances_of_block(block)):
         rest = [0] * (48 - len(ids))
         assert padded["input_ids"][n].tolist() == [*ids, *rest]
         assert padded["attention_mask"][n].tolist() == [*[1] * len(ids), *rest]
@@ -292,15 +233,15 @@ def test_a_padded_view_holds_the_same_instances(make_block):
         for position, label in zip(positions, labels, strict=True):
             expected[position] = label
         assert padded["labels"][n].tolist() == expected
-        assert padded["next_sentence_label"][n] == is_random_next
-    assert pad_micro_batch(empty_micro_batch(), 48)["input_ids"].shape == (0, 48)
+        assert padded["next_sentence_label"][n] == is_random
+    assert pack.pad_micro_batch(pack.empty_micro_batch(), 48)["input_ids"].shape == (0, 48)
 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 10), max_size=30), st.integers(10, 40))
 def test_cuts_are_greedy_and_complete(lengths, micro_tokens):
     offsets = torch.tensor([0, *lengths]).cumsum(0).numpy()
-    cuts = cut_micro_batches(offsets, (0, len(lengths)), micro_tokens)
+    cuts = pack.cut_micro_batches(offsets, (0, len(lengths)), micro_tokens)
     assert [n for start, stop in cuts for n in range(start, stop)] == list(range(len(lengths)))
     assert all(sum(lengths[start:stop]) <= micro_tokens for start, stop in cuts)
     assert all(sum(lengths[start : stop + 1]) > micro_tokens for start, stop in cuts[:-1])
@@ -309,31 +250,27 @@ def test_cuts_are_greedy_and_complete(lengths, micro_tokens):
 def fewest_tokens(lengths, num_cuts):
     """The least maximum of sums over all ways to cut a list into so many pieces."""
     places = combinations(range(1, len(lengths)), num_cuts - 1)
-    return min(
-        max(sum(lengths[a:b]) for a, b in pairwise((0, *each, len(lengths)))) for each in places
-    )
+    cuts = (pairwise((0, *each, len(lengths))) for each in places)
+    return min(max(sum(lengths[a:b]) for a, b in each) for each in cuts)
 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 10), max_size=12), st.integers(10, 40))
 def test_balanced_cuts_are_as_few_and_the_longest_is_as_short_as_can_be(lengths, micro_tokens):
     offsets = torch.tensor([7, *lengths]).cumsum(0).numpy()
-    greedy, cuts = (
-        cut(offsets, (0, len(lengths)), micro_tokens)
-        for cut in (cut_micro_batches, balance_micro_batches)
-    )
+    given = (offsets, (0, len(lengths)), micro_tokens)
+    greedy, cuts = pack.cut_micro_batches(*given), pack.balance_micro_batches(*given)
     assert len(cuts) == len(greedy)
     assert [n for start, stop in cuts for n in range(start, stop)] == list(range(len(lengths)))
     if lengths:
-        assert max(sum(lengths[start:stop]) for start, stop in cuts) == fewest_tokens(
-            lengths, len(cuts)
-        )
+        most = max(sum(lengths[start:stop]) for start, stop in cuts)
+        assert most == fewest_tokens(lengths, len(cuts))
 
 
 def test_steps_are_pinned_where_they_are_to_be(dataset, monkeypatch):
     pinned = []
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda each: (pinned.append(each), each)[1])
     found = [instances_of(step.micro_batches) for step in take(dataset, 5, pin_memory=True)]
-    assert len(pinned) >= len(DEVICE_DTYPES)
+    assert len(pinned) >= len(pack.DEVICE_DTYPES)
     monkeypatch.undo()
     assert found == [instances_of(step.micro_batches) for step in take(dataset, 5)]

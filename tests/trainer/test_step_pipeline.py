@@ -9,7 +9,7 @@ import webdataset
 from pipeline.shards.dataset import open_dataset
 from trainer.reading.settings import Reading
 from trainer.stream.pipeline import planned_steps
-from trainer.stream.step import RankStep, StepLoader
+from trainer.stream.step import StepLoader
 
 SEQ_LEN = 8192
 NUM_STEPS = 11
@@ -25,52 +25,39 @@ FORKED = pytest.mark.filterwarnings(
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, make_dataset) -> str:
-    return str(
-        make_dataset(
-            tmp_path_factory.mktemp("pipeline") / "data", ((60, 45), (50, 37)), validation=(30, 23)
-        )
-    )
+def folder(tmp_path_factory, make_dataset):
+    folder = tmp_path_factory.mktemp("pipeline")
+    return str(make_dataset(folder / "data", ((60, 45), (50, 37)), validation=(30, 23)))
 
 
 @pytest.fixture(scope="module")
-def expected(folder) -> list[RankStep]:
+def expected(folder):
     with StepLoader(open_dataset(folder), "train", SEQ_LEN, **SIZES, reading=QUICK) as loader:
         return list(islice(loader, NUM_STEPS))
 
 
 def steps_of(data, **changes):
-    return planned_steps(
-        data, "train", SEQ_LEN, **{"num_steps": NUM_STEPS, "reading": QUICK, **SIZES, **changes}
-    )
+    sizes = {"num_steps": NUM_STEPS, "reading": QUICK, **SIZES, **changes}
+    return planned_steps(data, "train", SEQ_LEN, **sizes)
 
 
-def tensors_of(step: RankStep) -> list[list[torch.Tensor]]:
-    return [
-        [value for value in vars(batch).values() if torch.is_tensor(value)]
-        for batch in step.micro_batches
-    ]
+def tensors_of(step):
+    columns = [vars(batch).values() for batch in step.micro_batches]
+    return [[each for each in values if torch.is_tensor(each)] for values in columns]
 
 
 def assert_same(found, expected):
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
-        assert (one.step, one.state, one.drawn, one.epochs) == (
-            other.step,
-            other.state,
-            other.drawn,
-            other.epochs,
-        )
+        for name in ("step", "state", "drawn", "epochs"):
+            assert getattr(one, name) == getattr(other, name)
         for ours, theirs in zip(tensors_of(one), tensors_of(other), strict=True):
             assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 def numbered(step):
-    return {
-        "step": step.step,
-        "state": step.state,
-        "tokens": sum(len(each.input_ids) for each in step.micro_batches),
-    }
+    tokens = sum(len(each.input_ids) for each in step.micro_batches)
+    return {"step": step.step, "state": step.state, "tokens": tokens}
 
 
 def micro_batches(step):
@@ -100,9 +87,8 @@ def test_stages_compose_as_those_of_webdataset(folder):
     pipeline = large.map(micro_batches).unlisted().map(lambda batch: len(batch.input_ids))
     assert list(pipeline) == whole
     assert sorted(pipeline.shuffle(10)) == sorted(whole)
-    by_hand = webdataset.DataPipeline(
-        steps_of(folder), webdataset.map(numbered), webdataset.slice(3)
-    )
+    stages = webdataset.map(numbered), webdataset.slice(3)
+    by_hand = webdataset.DataPipeline(steps_of(folder), *stages)
     assert [each["step"] for each in by_hand] == [0, 1, 2]
 
 
@@ -139,9 +125,7 @@ def test_opened_datasets_do_not_go_to_workers(folder):
         list(webdataset.WebLoader(steps_of(open_dataset(folder)), batch_size=None, num_workers=1))
 
 
-@pytest.mark.parametrize(
-    "repeating", [lambda steps: steps.with_epoch(3), lambda steps: steps.repeat(2)]
-)
+@pytest.mark.parametrize("repeating", [lambda it: it.with_epoch(3), lambda it: it.repeat(2)])
 def test_repeating_is_refused(folder, repeating):
     with pytest.raises(ValueError, match="ask for num_steps"):
         iter(repeating(steps_of(folder)))

@@ -29,9 +29,8 @@ def threads_end():
     before = set(threading.enumerate())  # a test before may have left one in a request that hangs
 
     def left():
-        return {
-            each.name for each in set(threading.enumerate()) - before if each.name.startswith(NAMES)
-        }
+        new = {each.name for each in set(threading.enumerate()) - before}
+        return {name for name in new if name.startswith(NAMES)}
 
     def wait():
         deadline = time.monotonic() + LIMIT_SECONDS
