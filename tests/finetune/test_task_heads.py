@@ -56,10 +56,8 @@ def random_sequence(length, segment_a, seed):
 
 def make_items(kind):
     """Three items of different lengths; choices have three sequences each."""
-    dtype, num_choices = (
-        np.float32 if kind == "regression" else np.int64,
-        3 if kind == "choice" else 1,
-    )
+    dtype = np.float32 if kind == "regression" else np.int64
+    num_choices = 3 if kind == "choice" else 1
     items = []
     for number, ((length, a), label) in enumerate(zip(LENGTHS, LABELS[kind], strict=True)):
         choices = range(num_choices)

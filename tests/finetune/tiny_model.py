@@ -21,12 +21,8 @@ NO_DROPOUT = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
 
 def tiny_config(**changes) -> BertConfig:
     """2 layers of 32, 40 positions."""
-    sizes = {
-        "hidden_size": 32,
-        "num_heads": 2,
-        "max_position_embeddings": 40,
-        "vocab_size": len(TOKENS),
-    }
+    sizes = {"hidden_size": 32, "num_heads": 2, "max_position_embeddings": 40}
+    sizes["vocab_size"] = len(TOKENS)
     return preset("tiny", **{**sizes, **changes})
 
 
@@ -34,14 +30,8 @@ def write_pretrained(folder: Path, seed: int = 5, **changes) -> Path:
     """The folder of a pretrained model, without dropout unless asked for."""
     config = tiny_config(**{**NO_DROPOUT, **changes})
     state = build_model(config, seed).state_dict()
-    export_hf(
-        state,
-        config,
-        VOCAB,
-        str(folder),
-        lower_case=True,
-        provenance={"steps": 9, "tokens_seen": 99},
-    )
+    facts = {"steps": 9, "tokens_seen": 99}
+    export_hf(state, config, VOCAB, str(folder), lower_case=True, provenance=facts)
     return folder
 
 
@@ -52,7 +42,6 @@ def write_fine_tuned(folder: Path, head: Head, seed: int = 5, **changes) -> Path
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.linspace(-0.1, 0.1, parameter.numel()).view(parameter.shape))
-    export_hf(
-        model.state_dict(), config, VOCAB, str(folder), lower_case=True, provenance={}, head=head
-    )
+    facts = {"lower_case": True, "provenance": {}, "head": head}
+    export_hf(model.state_dict(), config, VOCAB, str(folder), **facts)
     return folder

@@ -24,12 +24,6 @@ def export_lettered_model(folder: Path, seed: int = 5, **changes: object) -> Pat
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
-    export_hf(
-        model.state_dict(),
-        config,
-        VOCAB,
-        str(folder),
-        lower_case=True,
-        provenance={"objective": "mlm+nsp"},
-    )
+    facts = {"lower_case": True, "provenance": {"objective": "mlm+nsp"}}
+    export_hf(model.state_dict(), config, VOCAB, str(folder), **facts)
     return folder

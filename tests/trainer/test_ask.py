@@ -71,13 +71,6 @@ def test_models_that_cannot_fill_masks_are_refused(opened, tmp_path):
         fill_mask(causal, ["[MASK]"])
 
 
-def test_a_model_transformers_saved_for_masked_lm_fills_masks(folder, opened, tmp_path):
-    transformers.AutoModelForMaskedLM.from_pretrained(folder).save_pretrained(tmp_path)
-    transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
-    found = fill_mask(open_model(str(tmp_path)), ["The [MASK] sat."])
-    assert found == fill_mask(opened, ["The [MASK] sat."])
-
-
 def test_the_command_takes_several_texts(folder, capsys):
     texts = ["the [MASK]", "[MASK] sat"]
     assert main(["fill-mask", "--model", str(folder), *texts, "--top_k", "2"]) == 0

@@ -18,13 +18,7 @@ from torch.nn import Linear
 
 from tests.trainer.tiny_run import BERT
 from tests.trainer.two_ranks import random_micro_batch, run_ranks
-from trainer.checkpoints.read import (
-    describe_file,
-    find_checkpoints,
-    load_checkpoint,
-    read_state,
-    read_weights,
-)
+from trainer.checkpoints import read
 from trainer.checkpoints.settings import CheckpointSettings
 from trainer.checkpoints.write import CheckpointSaver, take_snapshot, write_snapshot
 from trainer.engine.deepspeed_config import deepspeed_config
@@ -32,7 +26,7 @@ from trainer.engine.train_step import agree_on_step, grad_norm, seed_dropout, tr
 from trainer.engine.zero import start_engine
 from trainer.model.bert import build_model
 from trainer.optim.adamw import AdamW
-from trainer.process.ranks import Ranks, start_ranks, stop_ranks
+from trainer.process.ranks import start_ranks, stop_ranks
 from trainer.runs.run_folder import RunFolder
 
 pytestmark = pytest.mark.engines
@@ -52,25 +46,20 @@ def train(engine, optimizer, ranks, first_step, num_steps):
     """Rows of MLM loss, NSP loss and gradient norm, each rank taking its share of a batch."""
     rows = []
     for step in range(first_step, first_step + num_steps):
-        batches = [
-            random_micro_batch(lengths, 50, 100 * step + i)
-            for i, lengths in enumerate(GLOBAL_BATCH)
-        ]
-        mine = batches[
-            ranks.rank * 6 // ranks.world_size : (ranks.rank + 1) * 6 // ranks.world_size
-        ]
+        seed = 100 * step
+        batches = [random_micro_batch(each, 50, seed + i) for i, each in enumerate(GLOBAL_BATCH)]
+        mine = batches[ranks.rank * 6 // ranks.world_size :][: 6 // ranks.world_size]
         counts = agree_on_step(ranks, mine, 0.0, must_stop=False)
         optimizer.set_learning_rate(0.01)
         seed_dropout(5, 0, step, ranks.rank)
-        rows.append(
-            [*train_step(engine, ranks, mine, counts)[:2].tolist(), grad_norm(engine, optimizer)]
-        )
+        losses = train_step(engine, ranks, mine, counts)[:2].tolist()
+        rows.append([*losses, grad_norm(engine, optimizer)])
     return rows
 
 
 def load_and_train(path, config, stage, precision, ranks):
     engine, optimizer = make_engine(config, stage, precision, ranks)
-    state = load_checkpoint(path, engine, optimizer, ranks)
+    state = read.load_checkpoint(path, engine, optimizer, ranks)
     return train(engine, optimizer, ranks, state["step"], 3)
 
 
@@ -86,14 +75,11 @@ def main(launch, folder):
         for stage, precision in STAGES:
             engine, optimizer = make_engine(BERT, stage, precision, ranks)
             train(engine, optimizer, ranks, 0, 3)
-            path = save_checkpoint(
-                folder / f"{stage}-{precision}", {"step": 3}, engine, optimizer, ranks
-            )
+            where = folder / f"{stage}-{precision}"
+            path = save_checkpoint(where, {"step": 3}, engine, optimizer, ranks)
             undisturbed = train(engine, optimizer, ranks, 3, 3)
-            results[f"{stage} {precision}"] = [
-                undisturbed,
-                load_and_train(path, BERT, stage, precision, ranks),
-            ]
+            resumed = load_and_train(path, BERT, stage, precision, ranks)
+            results[f"{stage} {precision}"] = [undisturbed, resumed]
         engine, optimizer = make_engine(WITHOUT_DROPOUT, 1, "fp32", ranks)
         train(engine, optimizer, ranks, 0, 3)
         path = save_checkpoint(folder / "elastic", {"step": 3}, engine, optimizer, ranks)
@@ -102,19 +88,17 @@ def main(launch, folder):
     if launch == "load-on-one":
         path = folder / "elastic" / "step-00000003"
         for stage in (0, 1, 2, 3):
-            results[f"elastic {stage}"] = load_and_train(
-                path, WITHOUT_DROPOUT, stage, "fp32", ranks
-            )
+            found = load_and_train(path, WITHOUT_DROPOUT, stage, "fp32", ranks)
+            results[f"elastic {stage}"] = found
         engine, optimizer = make_engine(WITHOUT_DROPOUT, 1, "fp32", ranks)
-        load_checkpoint(path, engine, optimizer, ranks)
+        read.load_checkpoint(path, engine, optimizer, ranks)
         save_checkpoint(folder / "alone", {"step": 3}, engine, optimizer, ranks)
         results["faults"] = [fault_of(damaged, ranks) for damaged in make_damaged(path, folder)]
     if launch == "load-on-three":
         path = folder / "alone" / "step-00000003"
         for stage in (2, 3):
-            results[f"elastic {stage}"] = load_and_train(
-                path, WITHOUT_DROPOUT, stage, "fp32", ranks
-            )
+            found = load_and_train(path, WITHOUT_DROPOUT, stage, "fp32", ranks)
+            results[f"elastic {stage}"] = found
         results["faults"] = [fault_of(folder / "damaged-0" / "step-00000003", ranks)]
     (folder / f"{launch}-{ranks.rank}.json").write_text(json.dumps(results))
     stop_ranks()
@@ -195,9 +179,9 @@ def test_files_say_what_they_are(launches, stage):
     fragments = {f"fragments-0000{rank}-of-00002.safetensors" for rank in range(2)}
     expected = fragments | {"COMMITTED", "model.safetensors", "state.json"}
     assert {file.name for file in path.iterdir()} == expected
-    weights = read_weights(path)
+    weights = read.read_weights(path)
     assert set(weights) == {name for name, _ in build_model(BERT, seed=0).named_parameters()}
-    pieces = read_state(path)["fragments"]
+    pieces = read.read_state(path)["fragments"]
     for name, weight in weights.items():
         parts = [torch.zeros(0)]
         for file_name, held in pieces.items():
@@ -212,7 +196,7 @@ def test_an_unfinished_save_is_never_the_newest(launches, tmp_path):
     shutil.copytree(tmp_path / "step-00000003", tmp_path / "step-00000006")
     (tmp_path / "step-00000006" / "COMMITTED").unlink()
     (tmp_path / "step-00000009.tmp").mkdir()
-    finished, unfinished = find_checkpoints(tmp_path)
+    finished, unfinished = read.find_checkpoints(tmp_path)
     assert finished == [tmp_path / "step-00000003"]
     assert [path.name for path in unfinished] == ["step-00000006", "step-00000009.tmp"]
 
@@ -231,10 +215,10 @@ def test_a_damaged_marker_is_named(launches, tmp_path, content, message):
     shutil.copytree(launches / "alone" / "step-00000003", path)
     (path / "COMMITTED").unlink() if content is None else (path / "COMMITTED").write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        read_state(path)
+        read.read_state(path)
 
 
-def save_small(ranks: Ranks, folder: Path) -> tuple[SimpleNamespace, AdamW, Path]:
+def save_small(ranks, folder):
     """A model of two parameters that came one update far, and its checkpoint."""
     module = Linear(3, 2)
     optimizer = AdamW(module.named_parameters())
@@ -249,15 +233,15 @@ def save_small(ranks: Ranks, folder: Path) -> tuple[SimpleNamespace, AdamW, Path
     return engine, optimizer, RunFolder(folder).checkpoints / "step-00000001"
 
 
-def write_state(path: Path, content: str) -> None:
+def write_state(path, content):
     """Changes state.json, of which COMMITTED then speaks."""
     (path / "state.json").write_text(content)
     marker = json.loads((path / "COMMITTED").read_bytes())
-    marker["files"]["state.json"] = describe_file(path / "state.json")
+    marker["files"]["state.json"] = read.describe_file(path / "state.json")
     (path / "COMMITTED").write_text(json.dumps(marker))
 
 
-def pieces_of(state: dict) -> dict[str, list[int]]:
+def pieces_of(state):
     [pieces] = state["fragments"].values()
     return pieces
 
@@ -274,22 +258,22 @@ def pieces_of(state: dict) -> dict[str, list[int]]:
 )
 def test_a_checkpoint_that_lacks_parameters_is_refused(ranks, tmp_path, edit, lacking):
     engine, optimizer, path = save_small(ranks, tmp_path)
-    assert load_checkpoint(path, engine, optimizer, ranks)["step"] == 1
+    assert read.load_checkpoint(path, engine, optimizer, ranks)["step"] == 1
     edit(state := json.loads((path / "state.json").read_bytes()))
     write_state(path, json.dumps(state))
     said = rf"step-00000001 does not hold all of {lacking}; it is of another model"
     with pytest.raises(ValueError, match=said):
-        load_checkpoint(path, engine, optimizer, ranks)
+        read.load_checkpoint(path, engine, optimizer, ranks)
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [("[]", "expected an object"), ('{"step": 1}', "format is None")]
+    ("content", "message"), [("[]", "an object"), ('{"step": 1}', "format is None")]
 )
 def test_a_state_of_another_kind_is_named(ranks, tmp_path, content, message):
     _, _, path = save_small(ranks, tmp_path)
     write_state(path, content)
     with pytest.raises(ValueError, match=f"state.json.*{message}"):
-        read_state(path)
+        read.read_state(path)
 
 
 if __name__ == "__main__":

@@ -49,9 +49,8 @@ def test_the_rank_that_is_unfit_is_named(changed, what):
 def test_the_url_is_written_and_left_as_it_was(ranks, bucket, tmp_path):
     def faults(url, **options):
         checkpoint = CheckpointSettings(url=url)
-        return look_around(
-            DoctorSettings(checkpoint=checkpoint, output=str(tmp_path), **options), ranks
-        ).faults
+        settings = DoctorSettings(checkpoint=checkpoint, output=str(tmp_path), **options)
+        return look_around(settings, ranks).faults
 
     assert faults(None) == ()
     assert faults("memory://bucket/run") == ()
@@ -103,9 +102,7 @@ def make_unfit():
     """What is wrong with this process, as far as it does not show elsewhere."""
     versions, open_mixture = doctor.software_versions, doctor.open_mixture
     doctor.software_versions = lambda names: versions(names) | {"torch": "1.0.0"}
-    doctor.open_mixture = lambda data, options: open_mixture(
-        [f"{each}-gone" for each in data], options
-    )
+    doctor.open_mixture = lambda data, given: open_mixture([f"{each}-gone" for each in data], given)
 
     def refuse(dir):
         raise PermissionError(13, "Permission denied", str(dir))

@@ -42,9 +42,8 @@ def events(tmp_path, monkeypatch):
 
         return call
 
-    monkeypatch.setattr(
-        os, "fsync", noted("fsync", os.fsync, lambda fd: [os.readlink(f"/proc/self/fd/{fd}")])
-    )
+    opened = lambda fd: [os.readlink(f"/proc/self/fd/{fd}")]  # noqa: E731
+    monkeypatch.setattr(os, "fsync", noted("fsync", os.fsync, opened))
     monkeypatch.setattr(Path, "rename", noted("rename", Path.rename))
     monkeypatch.setattr(Path, "replace", noted("rename", Path.replace))
     monkeypatch.setattr(Path, "unlink", noted("unlink", Path.unlink))
@@ -53,16 +52,13 @@ def events(tmp_path, monkeypatch):
 
 
 @pytest.mark.engines
-def test_a_checkpoint_is_on_the_disk_before_its_marker_and_its_name_comes_last(
+def test_a_checkpoint_is_written_before_its_marker_and_named_last(
     ranks, tmp_path, events, monkeypatch
 ):
     trained = Trained(ranks, tmp_path / "run", url=None)
     write = Path.write_text
-    monkeypatch.setattr(
-        Path,
-        "write_text",
-        lambda path, text: (events.append(("write", path.name)), write(path, text)),
-    )
+    note = lambda path, text: (events.append(("write", path.name)), write(path, text))  # noqa: E731
+    monkeypatch.setattr(Path, "write_text", note)
     events.clear()
     trained.save(1)
     monkeypatch.undo()
@@ -109,9 +105,7 @@ def test_at_a_url_the_marker_is_removed_first(ranks, bucket, tmp_path, monkeypat
 
 
 @pytest.mark.engines
-def test_a_downloaded_checkpoint_is_on_the_disk_before_it_has_its_name(
-    ranks, bucket, tmp_path, events
-):
+def test_a_downloaded_checkpoint_is_on_the_disk_before_its_name(ranks, bucket, tmp_path, events):
     trained = Trained(ranks, tmp_path / "run")
     trained.save(1)
     events.clear()

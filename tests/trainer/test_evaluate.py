@@ -54,9 +54,8 @@ def test_numbers_are_those_of_the_validation_inside_the_run(folder, run, has_nsp
     assert ("nsp_accuracy" in found) == ("nsp_majority_share" in found) == has_nsp
     compared = {"mlm_loss", "mlm_accuracy", "unigram_entropy", "instances", "masked"}
     compared |= {"loss", "nsp_loss", "nsp_accuracy", "nsp_majority_share"} if has_nsp else set()
-    assert {name: found[name] for name in compared} == pytest.approx(
-        {name: expected[name] for name in compared}, rel=1e-6
-    )
+    ours, theirs = ({name: each[name] for name in compared} for each in (found, expected))
+    assert ours == pytest.approx(theirs, rel=1e-6)
     assert found["perplexity"] == pytest.approx(math.exp(expected["mlm_loss"]), rel=1e-5)
 
 

@@ -120,7 +120,7 @@ def test_a_damaged_checkpoint_at_a_url_is_named(run, bucket, tmp_path, capsys):
         ("config.yaml", None, "config.yaml is missing; restore it"),
     ],
 )  # fmt: skip
-def test_what_is_changed_or_damaged_in_a_runs_folder_is_named(
+def test_what_is_changed_or_damaged_in_a_run_is_named(
     run, bucket, tmp_path, capsys, name, spoil, said
 ):
     place = run.path / name

@@ -3,12 +3,9 @@
 import json
 
 import pytest
-import torch
 
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.two_ranks import run_ranks
-
-CPU = torch.device("cpu")
 
 
 @pytest.mark.engines

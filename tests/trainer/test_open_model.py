@@ -16,7 +16,6 @@ from tokenizer.vocab import parse_vocab
 from trainer.checkpoints.read import read_weights
 from trainer.cli import main
 from trainer.inference.open_model import open_model
-from trainer.model.packed_inputs import pack_sequences
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
@@ -92,18 +91,6 @@ def test_a_checkpoint_of_google_with_a_vocabulary(tmp_path):
     tokens[7] = "Word"
     (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens))
     assert not open_model(str(folder)).lower_case
-
-
-@pytest.mark.engines
-def test_built_models_compute_what_transformers_computes(run, exported):
-    theirs = transformers.BertModel.from_pretrained(exported).eval()
-    ids = [2, 9, 8, 7, 3]
-    with torch.no_grad():
-        inputs = pack_sequences([ids], torch.device("cpu"))
-        hidden, pooled = open_model(str(run)).build().bert(inputs)
-        expected = theirs(torch.tensor([ids]))
-    torch.testing.assert_close(hidden, expected.last_hidden_state[0], rtol=0, atol=1e-5)
-    torch.testing.assert_close(pooled, expected.pooler_output, rtol=0, atol=1e-5)
 
 
 def test_what_lacks_a_head_says_so(tmp_path):

@@ -13,7 +13,6 @@ import signal
 import sys
 
 import pytest
-import torch
 
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.tiny_run import SIZES, rows_of, write_config
@@ -41,9 +40,8 @@ def spoil():
 
     def noting_steps(run, phase):
         for rank_step, *others in steps_of_phase(run, phase):
-            current["factor"] = (
-                FACTORS.get(rank_step.first_position, 1.0) if run.ranks.rank == 1 else 1.0
-            )
+            factor = FACTORS.get(rank_step.first_position, 1.0)
+            current["factor"] = factor if run.ranks.rank == 1 else 1.0
             yield rank_step, *others
 
     def spoiling_step(self, closure=None):
@@ -116,10 +114,7 @@ def test_what_was_skipped_is_written_down_with_its_instances(runs):
 def test_too_many_in_a_row_send_the_run_back_and_their_instances_are_left_out(runs):
     folder, launches = runs
     said = launches["spoiled"][0].stdout + launches["spoiled"][0].stderr
-    assert (
-        "back to step 20, 5 steps in a row were not taken; positions 300-360 of phase 0 are left"
-        in said
-    )
+    assert "back to step 20, 5 steps in a row were not taken; positions 300-360 of phase 0" in said
     rows = rows_of(folder / "spoiled")
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
     taken = [first * BATCH for first in range(STEPS + 5) if first * BATCH not in ROW_OF_BAD]
@@ -143,20 +138,15 @@ def test_two_one_and_three_ranks_train_as_two(runs):
     calm, elastic = (rows_of(runs[0] / name) for name in ("calm", "elastic"))
     for key in ("step", "position", "instances", "tokens"):
         assert [row[key] for row in elastic] == [row[key] for row in calm]
-    assert [row["loss"] for row in elastic[:20]] == pytest.approx(
-        [row["loss"] for row in calm[:20]], rel=1e-5
-    )
+    losses = [[row["loss"] for row in rows[:20]] for rows in (elastic, calm)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     path = "checkpoints/step-00000020"
     expected, found = (read_weights(runs[0] / name / path) for name in ("calm", "elastic"))
     worst = max(float((expected[name] - found[name]).abs().max()) for name in expected)
     print(f"largest difference of a weight after 20 steps: {worst:.1e}")
     assert worst <= 1e-5
     assert set(expected) == set(found)
-    assert all(
-        not torch.equal(weight, torch.zeros_like(weight))
-        for weight in found.values()
-        if weight.ndim > 1
-    )
+    assert all(weight.any() for weight in found.values() if weight.ndim > 1)
 
 
 if __name__ == "__main__":

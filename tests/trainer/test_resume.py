@@ -3,9 +3,6 @@
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,16 +19,13 @@ URL = "memory://bucket/run"
 FACTS = {"id": "abc", "model": {}, "launches": [], "datasets": []}
 
 
-def write_run(
-    path: Path, steps: Sequence[int] = (), facts: dict[str, Any] | None = None
-) -> RunFolder:
+def write_run(path, steps=(), facts=None):
     """A run's folder with committed checkpoints of one small file each."""
     run = RunFolder(path)
     run.checkpoints.mkdir(parents=True)
     for name in RUN_FILES:
-        (path / name).write_text(
-            json.dumps(facts or FACTS) if name == "run.json" else f"{name} of {path.name}"
-        )
+        text = json.dumps(facts or FACTS) if name == "run.json" else f"{name} of {path.name}"
+        (path / name).write_text(text)
     for step in steps:
         folder = run.checkpoints / f"step-{step:08d}"
         folder.mkdir()
@@ -41,7 +35,7 @@ def write_run(
     return run
 
 
-def upload(run: RunFolder, *steps: int) -> CheckpointStore:
+def upload(run, *steps):
     """The store with the run's files and its checkpoints of these steps."""
     store = CheckpointStore(URL)
     run.metrics.write_text('{"step": 1}\n')
@@ -52,39 +46,38 @@ def upload(run: RunFolder, *steps: int) -> CheckpointStore:
     return store
 
 
-def choose(run, store, ranks, say=print, **before) -> Path | None:
+def choose(run, store, ranks, say=print, **before):
     return RunCheckpoints(run, store, ranks, False, say).choose(**before)
 
 
 @pytest.fixture
-def second(ranks: Ranks) -> Ranks:
+def second(ranks):
     """A rank of the second node."""
     return dataclasses.replace(ranks, rank=1)
 
 
 @pytest.fixture
-def broadcast(tmp_path) -> dict[str, bytes]:
+def broadcast(tmp_path):
     """The run's files as rank 0 sends them."""
     first = write_run(tmp_path / "rank 0")
     return {name: (first.path / name).read_bytes() for name in RUN_FILES}
 
 
 @pytest.fixture
-def see(monkeypatch, broadcast) -> Callable[..., None]:
+def see(monkeypatch, broadcast):
     """see(is_shared, name, is_first): whether it sees rank 0's folder, and what rank 0 chose."""
 
-    def set_answers(is_shared: bool, name: str | None = None, is_first: bool = True) -> None:
+    def set_answers(is_shared, name=None, is_first=True):
         monkeypatch.setattr(resume, "_see_same_folder", lambda *_: is_shared)
         monkeypatch.setattr(Ranks, "gather", lambda *_: [True, is_shared])
-        monkeypatch.setattr(
-            Ranks, "from_first", lambda _, mine: broadcast if isinstance(mine, dict) else name
-        )
+        answer = lambda _, mine: broadcast if isinstance(mine, dict) else name  # noqa: E731
+        monkeypatch.setattr(Ranks, "from_first", answer)
         monkeypatch.setenv("LOCAL_RANK", "0" if is_first else "1")
 
     return set_answers
 
 
-def names(folder: Path) -> list[str]:
+def names(folder):
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
@@ -100,7 +93,7 @@ def test_a_node_of_its_own_gets_what_the_run_is(second, see, broadcast, tmp_path
 
 
 @pytest.mark.parametrize(("is_shared", "is_first"), [(False, False), (True, True)])
-def test_other_ranks_of_the_node_and_who_sees_the_folder_write_nothing(
+def test_other_ranks_and_who_sees_the_folder_write_nothing(
     second, see, tmp_path, is_shared, is_first
 ):
     see(is_shared=is_shared, is_first=is_first)
@@ -144,47 +137,30 @@ def test_a_node_of_its_own_downloads_to_a_place_of_its_own(second, see, bucket, 
     assert choose(own, store, second) is None
 
 
-def test_only_what_is_at_the_url_is_chosen_where_a_node_cannot_see_the_folder(
+def test_where_a_node_cannot_see_the_folder_the_url_decides(
     ranks, see, bucket, tmp_path, monkeypatch
 ):
     run = write_run(tmp_path / "run", [2, 4])
     store = upload(run, 2)
     see(is_shared=True)
-    assert (
-        everywhere(run, store, ranks, monkeypatch, [True, True])
-        == run.checkpoints / "step-00000004"
-    )
-    assert (
-        everywhere(run, store, ranks, monkeypatch, [True, False])
-        == run.checkpoints / "step-00000002"
-    )
+    assert everywhere(run, store, ranks, monkeypatch, [True, True]).name == "step-00000004"
+    assert everywhere(run, store, ranks, monkeypatch, [True, False]).name == "step-00000002"
 
 
-def everywhere(
-    run: RunFolder,
-    store: CheckpointStore,
-    ranks: Ranks,
-    monkeypatch: pytest.MonkeyPatch,
-    seen: list[bool],
-) -> Path | None:
+def everywhere(run, store, ranks, monkeypatch, seen):
     """What rank 0 chooses where these ranks see its folder."""
     monkeypatch.setattr(Ranks, "gather", lambda *_: seen)
     monkeypatch.setattr(Ranks, "from_first", lambda _, mine: mine)
     return choose(run, store, ranks)
 
 
-def test_the_newest_one_is_taken_and_only_what_is_missing_is_downloaded(
-    ranks, bucket, tmp_path, monkeypatch
-):
+def test_the_newest_is_taken_and_what_is_missing_downloaded(ranks, bucket, tmp_path, monkeypatch):
     run = write_run(tmp_path / "run", [2, 4, 10])
     store = upload(run, 2, 4, 10)
     fetched: list[str] = []
     fetch = CheckpointStore.fetch_checkpoint
-    monkeypatch.setattr(
-        CheckpointStore,
-        "fetch_checkpoint",
-        lambda self, name, *more: (fetched.append(name), fetch(self, name, *more))[1],
-    )
+    note = lambda self, name, *more: (fetched.append(name), fetch(self, name, *more))[1]  # noqa: E731
+    monkeypatch.setattr(CheckpointStore, "fetch_checkpoint", note)
     assert choose(run, store, ranks).name == "step-00000010"
     assert choose(run, store, ranks, before=10).name == "step-00000004"
     assert fetched == []

@@ -41,29 +41,21 @@ def test_they_train_stop_and_go_on_as_one_node_even_when_they_change_places(tmp_
 
     stop = [test_recovery.__file__, "stop", str(STOP_AFTER)]
     alone = run_ranks(["-m", "trainer", *pretrain(folder, "alone")], 3)
-    stopped = run_nodes(
-        [([*stop, *pretrain(folder, "a", *url)], 1), ([*stop, *pretrain(folder, "b", *url)], 2)]
-    )
+    places = (("a", 1), ("b", 2))
+    stopped = [([*stop, *pretrain(folder, node, *url)], size) for node, size in places]
+    stopped = run_nodes(stopped)
     assert [each.returncode for each in stopped] == [STOPPED] * 3, stopped[0].stderr
     saved, _ = last_checkpoint(folder / "url")
     step = int(saved.removeprefix("step-"))
     assert STOP_AFTER <= step < STEPS
     assert not list((folder / "b/run/checkpoints").iterdir()), "pieces that were uploaded"
-    again = run_nodes(
-        [
-            (["-m", "trainer", *pretrain(folder, node, *url)], size)
-            for node, size in (("b", 2), ("a", 1))
-        ]
-    )
-    assert [each.returncode for each in [*alone, *again]] == [0] * 6, [
-        each.stderr for each in [*alone, *again]
-    ]
+    ours, places = ["-m", "trainer"], (("b", 2), ("a", 1))
+    again = run_nodes([([*ours, *pretrain(folder, node, *url)], size) for node, size in places])
+    every = [*alone, *again]
+    assert [each.returncode for each in every] == [0] * 6, [each.stderr for each in every]
     assert f"continuing after step {step}" in again[0].stderr + again[0].stdout
     assert rows_of(folder / "b/run") == rows_of(folder / "alone/run")
     assert [row["step"] for row in rows_of(folder / "b/run")] == list(range(1, STEPS + 1))
-    assert (
-        last_checkpoint(folder / "url")
-        == last_checkpoint(folder / "alone/run")
-        == last_checkpoint(folder / "b/run")
-    )
+    url, one, two = (last_checkpoint(folder / name) for name in ("url", "alone/run", "b/run"))
+    assert url == one == two
     assert last_checkpoint(folder / "a/run")[0] == saved, "of when it was first"

@@ -13,11 +13,7 @@ from torch.nn import Linear
 from pipeline.storage import faults
 from pipeline.storage.faults import StorageError
 from pipeline.storage.folder import Folder
-from trainer.checkpoints.read import (
-    find_checkpoints,
-    load_checkpoint,
-    read_state,
-)
+from trainer.checkpoints.read import find_checkpoints, load_checkpoint, read_state
 from trainer.checkpoints.resume import RunCheckpoints, restore_run
 from trainer.checkpoints.settings import CheckpointSettings
 from trainer.checkpoints.store import RUN_FILES, CheckpointStore
@@ -53,9 +49,8 @@ class Trained:
         for name in RUN_FILES:
             (folder / name).write_text(json.dumps(FACTS) if name == "run.json" else name)
         self.store = CheckpointStore(url) if url else None
-        self.saver = CheckpointSaver(
-            self.run, CheckpointSettings(**settings), ranks, self.store, self.said.append
-        )
+        chosen, say = CheckpointSettings(**settings), self.said.append
+        self.saver = CheckpointSaver(self.run, chosen, ranks, self.store, say)
 
     def train(self, step):
         for parameter in self.engine.module.parameters():
@@ -117,9 +112,7 @@ def test_old_ones_and_torn_uploads_are_removed_on_both_sides(ranks, bucket, tmp_
     assert [path.name for path in find_checkpoints(trained.run.checkpoints)[0]] == kept[:1]
 
 
-def test_the_marker_is_uploaded_last_and_a_crash_before_it_leaves_the_one_before(
-    ranks, bucket, tmp_path, monkeypatch
-):
+def test_a_crash_before_the_marker_leaves_the_one_before(ranks, bucket, tmp_path, monkeypatch):
     trained = Trained(ranks, tmp_path / "run")
     trained.save(1)
     order, write = [], Folder.write
@@ -158,9 +151,7 @@ def test_an_upload_that_fails_lastingly_names_url_and_cause(ranks, bucket, tmp_p
     with pytest.raises(StorageError, match=message):
         trained.save(3)
     assert names_in(bucket) == ["step-00000001"]
-    assert find_checkpoints(trained.run.checkpoints)[0][-1].name == "step-00000002", (
-        "it lies on this disk"
-    )
+    assert find_checkpoints(trained.run.checkpoints)[0][-1].name == "step-00000002", "on disk"
 
 
 def test_a_damaged_checkpoint_is_skipped_with_consent_only(ranks, bucket, tmp_path):
@@ -214,18 +205,14 @@ def test_the_url_of_another_run_is_refused(ranks, bucket, tmp_path):
         restore_run(other.run, other.store)
 
 
-def test_training_waits_for_one_upload_only_when_the_next_begins(
-    ranks, bucket, tmp_path, monkeypatch
-):
+def test_training_waits_for_one_upload_when_the_next_begins(ranks, bucket, tmp_path, monkeypatch):
     trained = Trained(ranks, tmp_path / "run")
     trained.save(1)
     gates = {name: Event() for name in ("step-00000002", "step-00000003")}
     write = Folder.write
 
     def write_when_open(folder, name, data):
-        assert all(gate.wait(600) for step, gate in gates.items() if step in name), (
-            "training waits for it"
-        )
+        assert all(gate.wait(600) for step, gate in gates.items() if step in name)
         write(folder, name, data)
 
     def open_and_join():
@@ -248,9 +235,8 @@ def test_training_waits_for_one_upload_only_when_the_next_begins(
     assert any(said.startswith("waited ") and "step-00000002" in said for said in trained.said)
     gates["step-00000003"].set()
     trained.saver.finish()
-    load_checkpoint(
-        trained.run.checkpoints / "step-00000002", trained.engine, trained.optimizer, ranks
-    )
+    second = trained.run.checkpoints / "step-00000002"
+    load_checkpoint(second, trained.engine, trained.optimizer, ranks)
     assert torch.equal(trained.weights(), at_save)
 
 
@@ -270,12 +256,9 @@ def test_a_marker_that_names_files_elsewhere_writes_nothing_there(ranks, bucket,
     with pytest.raises(ValueError, match=said):
         trained.store.fetch_checkpoint("step-00000002", trained.run.checkpoints)
     assert list(outside.iterdir()) == []
-    found = {
-        path.relative_to(tmp_path / "run").as_posix() for path in (tmp_path / "run").rglob("*")
-    }
-    assert found == {*RUN_FILES, "metrics.jsonl", "checkpoints"} | {
-        f"checkpoints/step-00000002.tmp{end}" for end in ("", "/COMMITTED")
-    }
+    found = {x.relative_to(tmp_path / "run").as_posix() for x in (tmp_path / "run").rglob("*")}
+    begun = {f"checkpoints/step-00000002.tmp{end}" for end in ("", "/COMMITTED")}
+    assert found == {*RUN_FILES, "metrics.jsonl", "checkpoints"} | begun
 
 
 def test_what_is_no_checkpoint_at_the_url_stays(ranks, bucket, tmp_path):

@@ -9,13 +9,8 @@ import yaml
 from tests.trainer.two_ranks import run_ranks
 from trainer.model.config import BertConfig
 
-TINY = {
-    "num_layers": 2,
-    "hidden_size": 24,
-    "num_heads": 3,
-    "intermediate_size": 40,
-    "max_position_embeddings": 32,
-}
+TINY = {"num_layers": 2, "hidden_size": 24, "num_heads": 3, "intermediate_size": 40}
+TINY |= {"max_position_embeddings": 32}
 WITHOUT_DROPOUT = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
 SIZES = TINY | WITHOUT_DROPOUT
 BERT = BertConfig(vocab_size=50, **TINY | {"max_position_embeddings": 16})
@@ -50,11 +45,8 @@ def launch(
 def rows_of(run: Path, split: str = "train", left_out: Sequence[str] = ()) -> list[dict]:
     """Rows of metrics.jsonl."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {key: row[key] for key in row if key not in left_out}
-        for row in rows
-        if row["split"] == split
-    ]
+    rows = [row for row in rows if row["split"] == split]
+    return [{key: row[key] for key in row if key not in left_out} for row in rows]
 
 
 def train_tiny_run(data: Path, output: Path, **changed: object) -> Path:

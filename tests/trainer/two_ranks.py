@@ -45,9 +45,8 @@ def random_micro_batch(lengths: Sequence[int], vocab_size: int, seed: int) -> Mi
     generator = torch.Generator().manual_seed(seed)
     num_tokens = sum(lengths)
     positions = torch.cat([torch.arange(length) for length in lengths])
-    masked = (
-        torch.randperm(num_tokens, generator=generator)[: max(1, num_tokens // 6)].sort().values
-    )
+    drawn = torch.randperm(num_tokens, generator=generator)
+    masked = drawn[: max(1, num_tokens // 6)].sort().values
     return MicroBatch(
         input_ids=torch.randint(5, vocab_size, (num_tokens,), generator=generator),
         cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).int(),
