@@ -56,7 +56,8 @@ def _describe(title: str, command: Command, described: dict[str, str]) -> Iterat
     yield command.description or "\n\n".join(describe_class(settings))
     if command.settings in described:
         unused = ", ".join(f"`{name}`" for name in command.unused)
-        yield f"\nIts settings are those of `{described[command.settings]}`. It does not look at {unused}."
+        other = described[command.settings]
+        yield f"\nIts settings are those of `{other}`. It does not look at {unused}."
         return
     described[command.settings] = title
     if command.positionals:

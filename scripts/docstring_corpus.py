@@ -1,4 +1,4 @@
-"""English prose that is on every machine with Python: the docstrings of installed modules, one document a module.
+"""English prose of every machine with Python: docstrings of modules, one document a module.
 
 Files are parsed with `ast` and never imported: first the standard library, then the installed
 packages, in the order of their names, until the text reaches the limit. Paragraphs are unwrapped;
@@ -45,7 +45,7 @@ def read_prose(path: Path) -> list[str]:
 
 
 def read_docstrings(path: Path) -> Iterator[str]:
-    """Docstrings of a module, its classes and its functions; none where the file is not Python for this version."""
+    """Docstrings of a module, its classes and its functions; none where it cannot be parsed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -71,7 +71,7 @@ def extract_prose(docstring: str) -> Iterator[str]:
 
 
 def write_corpus(output: Path, max_bytes: int) -> tuple[int, int]:
-    """Writes documents until `max_bytes` of text; returns how many, and their bytes. Replaces the file at the end."""
+    """Writes up to `max_bytes` of text; how many documents, and their bytes."""
     documents, size = 0, 0
     seen: set[str] = set()
     temporary = output.with_suffix(".partial")

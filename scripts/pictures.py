@@ -1,4 +1,4 @@
-"""Makes the README's pictures from what `scripts/demo` left: a curve as SVG, the top of a report as PNG.
+"""Makes the README's pictures from what `scripts/demo` left: a curve, the top of a report.
 
     python -m scripts.pictures demo-output docs/pictures
 
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def draw_loss(run: Path) -> str:
-    """The chart of the masked LM's loss as a file of its own, with the style sheet of the report."""
+    """The chart of the masked LM's loss as a file of its own, with the report's style sheet."""
     [chart] = [chart for chart in CHARTS if chart.column == "mlm_loss"]
     drawn = draw(chart, read_runs([str(run)]))
     assert drawn, f"{run} has no loss"

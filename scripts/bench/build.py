@@ -13,7 +13,6 @@ are left out; its writing of TFRecords is in where that has TensorFlow. Times of
 (scripts/bench/stages.py says what `path_seconds` is); `load` is that of the machine before.
 """
 
-import argparse
 import json
 import os
 import resource
@@ -30,10 +29,11 @@ import zstandard
 from pipeline.text.sentences import split_sentences
 from scripts.bench.measured import iterate_documents, print_result, summarize
 from scripts.bench.stages import run_stages
+from scripts.checkout import make_parser
 
 
 def write_copies(patterns: Sequence[str], copies: int, folder: Path) -> str:
-    """JSON Lines of all documents, a file a copy, the first word of each changed by the copy's number; a glob."""
+    """JSON Lines of all documents, a file a copy with its number in each first word; a glob."""
     for copy in range(copies):
         with zstandard.open(folder / f"copy-{copy:03d}.jsonl.zst", "wt", encoding="utf-8") as file:
             for text in iterate_documents(patterns):
@@ -71,7 +71,7 @@ def measure_build(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def compare_workers(runs: Mapping[int, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """How many times as fast as with the first number of workers each other is, by stage: medians of wall and path."""
+    """Medians of wall and path by stage: how much faster than the first number of workers."""
     first, *others = runs
     return {
         f"{other} workers": {
@@ -126,11 +126,7 @@ def measure_reference(
 
 def main() -> int:
     """Runs the build several times and prints medians and spread."""
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
-        description=(__doc__ or "").splitlines()[0],
-        epilog="Other arguments go to `python -m pipeline build`.",
-    )
+    parser = make_parser(__doc__, epilog="Other arguments go to `python -m pipeline build`.")
     parser.add_argument("--input", nargs="+", required=True)
     parser.add_argument("--vocab", required=True)
     parser.add_argument("--passes", type=int, default=5)

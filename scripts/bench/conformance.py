@@ -2,9 +2,9 @@
 
     python -m scripts.bench.conformance FOLDER [--loaders NAME ...] [--random 200]
 
-Needs `pip install mosaicml-streaming litdata datasets torchdata`; docs/streaming.md has the table with
-versions. Every rank is a process. A row tells what it should hold, so that others are seen. Speed is
-rows a CPU-second of one process, all threads, read row by row into batches of 240.
+Needs `pip install mosaicml-streaming litdata datasets torchdata`; docs/streaming.md has the table
+with versions. Every rank is a process. A row tells what it should hold, so that others are seen.
+Speed is rows a CPU-second of one process, all threads, read row by row into batches of 240.
 """
 
 import argparse
@@ -285,7 +285,8 @@ def _resume_anywhere(opened: Callable[[], Any], count: int) -> dict[str, Any]:
 def run(name: str, folder: Path, world: int = 1, workers: int = 0, **job: Any) -> list[Any]:
     """What every rank found, each in a process of its own."""
     job = {"kind": "read", "steps": 10**6, "state": "", "save": "", "workers": workers, **job}
-    common = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": free_port()}
+    common: dict[str, Any] = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "HF_HUB_OFFLINE": 1}
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     with contextlib.ExitStack() as stack:
         ranks = []
         for rank in range(world):
@@ -294,9 +295,11 @@ def run(name: str, folder: Path, world: int = 1, workers: int = 0, **job: Any) -
             words = [str(folder), "--rank", name, json.dumps(given)]
             program = subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-m", "scripts.bench.conformance", *words],
-                env={**os.environ, **{key: str(n) for key, n in names.items()},
-                     "MASTER_ADDR": "127.0.0.1", "HF_HUB_OFFLINE": "1"}, text=True, stdout=-1, stderr=-1,
-            )  # fmt: skip
+                env=os.environ | {key: str(value) for key, value in names.items()},
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
             ranks.append(stack.enter_context(program))
         return [_outcome(each) for each in ranks]
 

@@ -1,11 +1,11 @@
-"""What pretraining is worth: tasks learned from a pretrained model and from three that lack something of it.
+"""What pretraining is worth: tasks learned from a pretrained model, and from three that lack some.
 
-| variant       | begins with                                    | trains                                     |
-|---------------|------------------------------------------------|--------------------------------------------|
-| pretrained    | all weights of the model, a new head           | everything                                 |
-| random        | new weights of the same architecture           | everything                                 |
-| random-layers | its embeddings, new layers and pooler          | everything                                 |
-| frozen        | all its weights, a new head                    | pooler and head; for entities, a BiLSTM    |
+| variant       | begins with                           | trains                                  |
+|---------------|---------------------------------------|-----------------------------------------|
+| pretrained    | all weights of the model, a new head  | everything                              |
+| random        | new weights of the same architecture  | everything                              |
+| random-layers | its embeddings, new layers and pooler | everything                              |
+| frozen        | all its weights, a new head           | pooler and head; for entities, a BiLSTM |
 
 Everything but the weights is the same: files, order, batch size, epochs; but the BiLSTM (2 layers
 of 768 over the last four layers) sees the words four times as often, for it begins with nothing and
@@ -15,8 +15,8 @@ which also draw the new weights: seed by seed, all tasks and variants of each, s
 early leaves whole comparisons. A line of JSON per run goes to OUTPUT/runs.jsonl, from which a
 killed command continues; the table so far is in OUTPUT/table.md.
 
-    python -m scripts.bench.downstream --model HF_OR_RUN --data FOLDER --output FOLDER --tasks sst2
-    wnut17 --seeds 5
+    python -m scripts.bench.downstream --model HF_OR_RUN --data FOLDER --output FOLDER
+    --tasks sst2 wnut17 --seeds 5
 """
 
 import argparse
@@ -34,6 +34,7 @@ import torch
 
 from scripts.bench.downstream_data import BenchTask, list_tasks
 from scripts.bench.measured import print_result
+from scripts.checkout import make_parser
 from trainer.finetune.batches import Recipe, shuffled_order
 from trainer.finetune.prepare import Prepared, begin_model, prepare_data
 from trainer.finetune.run import measure
@@ -53,14 +54,7 @@ SELECTION_SEED = 1_000
 
 @dataclass(frozen=True)
 class Bench:
-    """What all runs share.
-
-    Attributes:
-        arguments: Of the command line.
-        ranks: This process.
-        log: File of finished runs.
-        prepared: Files of tasks as they have been read, by task.
-    """
+    """What all runs share: the log of finished ones, and files as they have been read, by task."""
 
     arguments: argparse.Namespace
     ranks: Ranks
@@ -98,9 +92,7 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     """What to run."""
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False, description=(__doc__ or "").split("\n", maxsplit=1)[0]
-    )
+    parser = make_parser(__doc__)
     names = ["sst2", "rte", "wnut17", "uner", "squad2", "squad11"]
     parser.add_argument("--model", required=True, help="a run, RUN@STEP or a model folder")
     parser.add_argument(
@@ -222,10 +214,8 @@ def run_once(
     }
     with bench.log.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
-    print(
-        f"{task.name} {variant} {recipe.name}: {row['metric']} {score:.4f} in {row['seconds']:.0f} s",
-        flush=True,
-    )
+    result = f"{row['metric']} {score:.4f} in {row['seconds']:.0f} s"
+    print(f"{task.name} {variant} {recipe.name}: {result}", flush=True)
     return row
 
 
@@ -274,7 +264,7 @@ def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, dict[str, f
 
 
 def format_table(rows: Sequence[dict[str, Any]], variants: Sequence[str]) -> str:
-    """Markdown: mean ± standard error, and by how many standard errors of the difference pretrained is above."""
+    """Markdown: mean ± standard error, and by how many pretrained is above."""
     lines = [f"| task | metric | {' | '.join(variants)} |", "|---" * (len(variants) + 2) + "|"]
     metrics = {row["run"]["task"]: row["metric"] for row in rows}
     for task, found in summarize(rows).items():

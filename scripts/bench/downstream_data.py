@@ -1,22 +1,19 @@
-"""The tasks of scripts/bench/downstream.py: their files, and how those are cut of which only one is at hand.
+"""The tasks of scripts/bench/downstream.py: their files, and how the only one at hand is cut.
 
-| name    | train                                     | validation                            |
-metric         |
-|---------|-------------------------------------------|---------------------------------------|----------------|
-| sst2    | GLUE's                                    | GLUE's dev                            |
-accuracy       | | rte     | rows of GLUE's train, cut by others       | theirs
-| accuracy       | | wnut17  | the task's                                | the task's dev
-| entity F1      | | uner    | four fifths of the sentences of EWT's dev | the others
-| entity F1      | | squad2  | three quarters of 16 articles             | every fourth article by
-title         | F1             | | squad11 | the same articles' answerable questions   | the same
-| F1             |
+| name    | train                                     | validation              | metric    |
+|---------|-------------------------------------------|-------------------------|-----------|
+| sst2    | GLUE's                                    | GLUE's dev              | accuracy  |
+| rte     | rows of GLUE's train, cut by others       | theirs                  | accuracy  |
+| wnut17  | the task's                                | the task's dev          | entity F1 |
+| uner    | four fifths of the sentences of EWT's dev | the others              | entity F1 |
+| squad2  | three quarters of 16 articles             | every fourth, by title  | F1        |
+| squad11 | the same articles' answerable questions   | the same                | F1        |
 
 A sentence of uner is held out where the first byte of the blake2b of its sent_id is divisible by 5.
 """
 
 import io
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -29,17 +26,7 @@ from trainer.finetune.settings import SquadSettings, TokenSettings
 
 @dataclass(frozen=True)
 class BenchTask:
-    """One task and what does not depend on the variant.
-
-    Attributes:
-        name: In results.
-        task: As `finetune --task` takes it.
-        train: File.
-        validation: File.
-        epochs: Times that the training items are seen.
-        squad: Windows.
-        tokens: Columns.
-    """
+    """One task as `finetune --task` takes it, and what does not depend on the variant."""
 
     name: str
     task: str
@@ -100,15 +87,14 @@ def is_held_out(sentence_id: str) -> bool:
 
 
 def cut_articles(source: Path, work: Path) -> tuple[Path, Path]:
-    """A SQuAD file as one to train on and one to validate on: every fourth of the titles in order, from the first."""
+    """Files to train and to validate on; this has every fourth title in order, from the first."""
     content = json.loads(_read(source))
     held_out = set(sorted(article["title"] for article in content["data"])[::4])
-    return _write(work, source, {split: json.dumps(content | {"data": list(_choose(content, held_out, split))})
-                                 for split in (False, True)})  # fmt: skip
-
-
-def _choose(content: Any, held_out: set[str], split: bool) -> Iterator[Any]:
-    return (article for article in content["data"] if (article["title"] in held_out) == split)
+    cut: dict[bool, list[Any]] = {False: [], True: []}
+    for article in content["data"]:
+        cut[article["title"] in held_out].append(article)
+    parts = {split: json.dumps(content | {"data": data}) for split, data in cut.items()}
+    return _write(work, source, parts)
 
 
 def _read(source: Path) -> str:

@@ -1,4 +1,4 @@
-"""MB of sentences per CPU-second into arrays of ids, beside `tokenizers` and tensorflow-text: one JSON line.
+"""MB of sentences a CPU-second into arrays of ids, beside `tokenizers` and tensorflow-text.
 
     python -m scripts.bench.encode --input 'wiki_en/*.zst' --vocab vocab.txt
     python -m scripts.bench.encode ... --tensorflow_python tfenv/bin/python   # with tensorflow-text
@@ -33,6 +33,7 @@ from tokenizers import Tokenizer
 
 from pipeline.text.sentences import split_sentences
 from scripts.bench.measured import cpu_seconds, print_result, read_documents, summarize
+from scripts.checkout import make_parser
 from tokenizer.encode import Encoder
 from tokenizer.export import tokenizer_json
 from tokenizer.vocab import Vocabulary, parse_vocab
@@ -63,15 +64,14 @@ for _ in range(repeat):
 lengths = np.concatenate([each.row_lengths().numpy() for each in found])
 with open(sys.argv[2], "wb") as file:
     pickle.dump((np.concatenate(arrays), lengths), file)
-print(json.dumps({"seconds": seconds, "versions": {"tensorflow": tf.__version__, "tensorflow-text": text.__version__}}))
+versions = {"tensorflow": tf.__version__, "tensorflow-text": text.__version__}
+print(json.dumps({"seconds": seconds, "versions": versions}))
 """
 
 
 def main() -> int:
     """Measures, compares, prints."""
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--input", nargs="+", required=True)
     parser.add_argument("--vocab", required=True)
     parser.add_argument("--lower_case", choices=("true", "false"), default="true")
@@ -158,17 +158,11 @@ def measure_tensorflow(
     lower_case: bool,
     config: argparse.Namespace,
 ) -> dict[str, Any]:
-    """FastBertTokenizer, in a process of another interpreter: from Python strings to an array of ids."""
+    """FastBertTokenizer of another interpreter: from Python strings to an array of ids."""
     with tempfile.TemporaryDirectory(prefix="beambert-bench-") as folder:
         given, answer = Path(folder, "given"), Path(folder, "answer")
-        arguments = (
-            list(vocab.tokens),
-            lower_case,
-            list(sentences),
-            NUM_AT_ONCE,
-            config.repeat,
-            vocab.dtype.name,
-        )
+        texts = list(vocab.tokens), lower_case, list(sentences)
+        arguments = *texts, NUM_AT_ONCE, config.repeat, vocab.dtype.name
         given.write_bytes(pickle.dumps(arguments))
         command = [config.tensorflow_python, "-c", TENSORFLOW, str(given), str(answer)]
         ran = subprocess.run(

@@ -1,4 +1,4 @@
-"""CPU-seconds and time of one build here and on a real engine, with one slot and with two: one JSON line.
+"""CPU-seconds and time of a build here and on a real engine, with one slot and two: a JSON line.
 
     scripts/engines
     python -m scripts.bench.engines --input "wiki/*.zst" --copies 12 --vocab vocab.txt --engine
@@ -10,7 +10,6 @@ and of the launcher. The engine runs as scripts/clusters/start.py starts it: on 
 managers of 1.5 GB.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -26,6 +25,7 @@ from typing import Any
 
 from scripts.bench.build import measure_build, write_copies
 from scripts.bench.measured import print_result
+from scripts.checkout import make_parser
 from scripts.clusters.start import NAMES, Cluster, start_cluster
 from scripts.soak.kill_build import read_root_hash
 from tests.ports import free_port
@@ -41,7 +41,7 @@ _KINDS = {
 
 
 class CpuWatch(threading.Thread):
-    """Looks at all processes of an engine twice a second until it is stopped: what ends takes its own count with it."""
+    """Looks at an engine's processes twice a second: what ends takes its own count with it."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -56,7 +56,7 @@ class CpuWatch(threading.Thread):
             self._look()
 
     def stop(self) -> dict[str, list[float]]:
-        """CPU-seconds since the watch was made of each process, the busiest first, by what they are."""
+        """CPU-seconds of each process since the watch was made, the busiest first, by kind."""
         self._stop_now.set()
         self.join()
         self._look()
@@ -102,9 +102,8 @@ def measure_engine(
         )
     seconds, after, cpu = time.monotonic() - began, os.times(), watch.stop()
     if ended.returncode:
-        raise RuntimeError(
-            f"{command} ended with {ended.returncode}:\n{printed.read_text(errors='replace')[-3000:]}"
-        )
+        said = printed.read_text(errors="replace")[-3000:]
+        raise RuntimeError(f"{command} ended with {ended.returncode}:\n{said}")
     launcher = (
         after.children_user + after.children_system - used.children_user - used.children_system
     )
@@ -122,9 +121,7 @@ def measure_engine(
 
 def main() -> int:
     """Builds here with one worker and two, then on the engine."""
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--input", nargs="+", required=True)
     parser.add_argument("--vocab", required=True)
     parser.add_argument("--copies", type=int, default=12)

@@ -1,4 +1,4 @@
-"""Fine-tuning with ours and with a transformers loop: the same weights, items, batches and hyperparameters.
+"""Fine-tuning with ours and a transformers loop: the same weights, items, batches and settings.
 
     python -m scripts.bench.finetune --model HF_OR_RUN --train train.tsv --validation dev.tsv
     [--task sst2 --seeds 5]
@@ -24,6 +24,8 @@ import transformers
 from torch import Tensor
 
 from scripts.bench.measured import cpu_seconds, print_result, summarize
+from scripts.bench.train_step import torch_adamw
+from scripts.checkout import make_parser
 from trainer.conversion.huggingface import to_hf_config, to_hf_state
 from trainer.finetune.batches import Recipe, iterate_steps, shuffled_order
 from trainer.finetune.prepare import Prepared, prepare_data, start_model
@@ -40,7 +42,7 @@ PACKAGES = ("torch", "transformers", "deepspeed")
 
 @dataclass(frozen=True)
 class Trained:
-    """One run: the main metric on the validation file, the loss of every step, CPU seconds of the training."""
+    """The main metric on the validation file, the loss of every step, CPU seconds of training."""
 
     score: float
     losses: list[float]
@@ -49,14 +51,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Bench:
-    """What all runs share.
-
-    Attributes:
-        settings: Of the task.
-        prepared: Its files, encoded, and the model.
-        items: What is trained on.
-        ranks: This process alone.
-    """
+    """What all runs share: the encoded files, the items to train on, this process alone."""
 
     settings: FinetuneSettings
     prepared: Prepared
@@ -98,7 +93,7 @@ class Bench:
 
     def _loop(self, recipe: Recipe, losses: list[float]) -> Any:
         model = twin_of(self.start(recipe.seed)).train()
-        optimizer = two_groups(model)
+        optimizer = torch_adamw(model, lr=0.0)
         steps = recipe.num_steps(len(self.items))
         schedule = Schedule(steps, round(self.settings.warmup_fraction * steps), recipe.peak_lr)
         stream = iterate_steps(self.items, recipe, 1, self.settings.micro_tokens)
@@ -131,9 +126,7 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     """What to run."""
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False, description=(__doc__ or "").split("\n", maxsplit=1)[0]
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--model", required=True, help="a run, RUN@STEP or a model folder")
     parser.add_argument("--train", required=True)
     parser.add_argument("--validation", required=True)
@@ -151,11 +144,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def open_bench(arguments: argparse.Namespace, ranks: Ranks) -> Bench:
-    """The files and the model.
-
-    Raises:
-        ValueError: The task is not one of classes.
-    """
+    """The files and the model; ValueError where the task is not one of classes."""
     settings = FinetuneSettings(
         task=arguments.task,
         model=arguments.model,
@@ -221,14 +210,6 @@ def twin_of(model: BertForTask) -> Any:
     twin = getattr(transformers, f"BertFor{kind}Classification")(settings)
     twin.load_state_dict(to_hf_state(model.state_dict(), model.config, model.head))
     return twin
-
-
-def two_groups(model: torch.nn.Module) -> torch.optim.AdamW:
-    """AdamW of torch; biases and LayerNorm do not decay."""
-    matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
-    others = [parameter for parameter in model.parameters() if parameter.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=0.0, eps=1e-6)
 
 
 def pad_items(items: Sequence[Item]) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""What a terabyte asks of the launcher: the bookkeeping without the text, on a store of 30 ms a request.
+"""What a terabyte asks of the launcher: its bookkeeping alone, on a store of 30 ms a request.
 
     python -m scripts.bench.launcher_scale [--terabytes 1] [--documents 100000000] [--latency_ms 30]
 
@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -59,31 +60,18 @@ VOCABULARY = (
 
 @dataclass
 class World:
-    """What the store pretends to hold.
-
-    Attributes:
-        file_bytes: Of each input file.
-        documents: Of each token part.
-        document_bytes: Cleaned text of each document.
-        latency: Seconds of a request.
-        parts: Numbers of the token parts, by their names.
-        record: Of every token part.
-        records: Of the shards that are there, by their names, in two pieces, as the second is that
-            of many.
-        shards: Bytes of each shard that is there, by its name.
-        written: What was written, by its path: bytes, or the size of a file.
-        requests: So far.
-    """
+    """What the store pretends to hold, and the requests so far."""
 
     file_bytes: int = 0
-    documents: int = 0
+    documents: int = 0  # of each token part
     document_bytes: int = 0
     latency: float = 0.0
-    parts: dict[str, int] = field(default_factory=dict)
-    record: bytes = b""
+    parts: dict[str, int] = field(default_factory=dict)  # their numbers
+    record: bytes = b""  # of every part
+    # Two pieces each, as the second is that of many.
     records: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)
-    shards: dict[str, int] = field(default_factory=dict)
-    written: dict[str, bytes | int] = field(default_factory=dict)
+    shards: dict[str, int] = field(default_factory=dict)  # their bytes
+    written: dict[str, bytes | int] = field(default_factory=dict)  # content, or only its size
     requests: int = 0
 
     def ask(self, requests: int = 1) -> None:
@@ -174,13 +162,12 @@ class SlowStore(AbstractFileSystem):  # type: ignore[misc]
         names = [name for name in WORLD.names() if name.startswith(below)]
         WORLD.ask(1 + len(names) // PAGE)
         now = datetime.now(UTC)
-        return {
-            name: {
-                "Key": name, "LastModified": now, "ETag": f'"{number:032x}"', "Size": WORLD.size_of(name),
-                "StorageClass": "STANDARD", "type": "file", "size": WORLD.size_of(name), "name": name,
-            }
-            for number, name in enumerate(names)
-        }  # fmt: skip
+        found, common = {}, {"LastModified": now, "StorageClass": "STANDARD", "type": "file"}
+        for number, name in enumerate(names):
+            size, tag = WORLD.size_of(name), f'"{number:032x}"'
+            own = {"Key": name, "name": name, "Size": size, "size": size, "ETag": tag}
+            found[name] = own | common
+        return found
 
     def cat_file(self, path: str, start: int = 0, end: int | None = None, **_: Any) -> bytes:
         """A range; of an input file its first bytes and nothing after them."""
@@ -305,8 +292,15 @@ def measure(arguments: argparse.Namespace) -> list[Stage]:
         lambda: make_tokens(settings, vocabulary, corpus.parts, []),
     )  # fmt: skip
 
-    def finish(builder: ShardBuilder, tokens: TokenParts, names: Sequence[str], tasks: Sequence[ShardTask],
-               _mode: str, outputs: Outputs, *_: object) -> None:  # fmt: skip
+    def finish(
+        builder: ShardBuilder,
+        tokens: TokenParts,
+        names: Sequence[str],
+        tasks: Sequence[ShardTask],
+        _mode: str,
+        outputs: Outputs,
+        *_: object,
+    ) -> None:
         pipeline = beam.Pipeline(options=pipeline_options(1, [], 4))
         add_shards_graph(pipeline, builder, tokens, names, tasks, "shuffle")
         measured.description = pipeline.to_runner_api().ByteSize()
@@ -316,21 +310,13 @@ def measure(arguments: argparse.Namespace) -> list[Stage]:
     num_shards = len(SEQ_LENS) * arguments.passes * num_buckets_of(store, settings)
     listed = 4 * num_parts + 2 * num_shards
     with mock.patch.object(build_shards, "run_shards_job", finish):
-        build = measured.run(
-            "seal the buckets, publish the shards", hours, num_parts + 4.02 * num_shards + 12 * listed / PAGE + 500,
-            lambda: make_shards(settings, vocabulary, store, []),
-        )  # fmt: skip
-        again = measured.run(
-            "find all of it finished",
-            600,
-            5 * listed / PAGE + 100,
-            lambda: make_shards(settings, vocabulary, store, []),
-        )
+        make = partial(make_shards, settings, vocabulary, store, [])
+        most = num_parts + 4.02 * num_shards + 12 * listed / PAGE + 500
+        build = measured.run("seal the buckets, publish the shards", hours, most, make)
+        again = measured.run("find all of it finished", 600, 5 * listed / PAGE + 100, make)
     assert build.manifest == again.manifest
-    print(
-        f"{num_parts:,} parts, {store.totals.documents:,} documents, {len(build.all_shards):,} shards",
-        file=sys.stderr,
-    )
+    made = f"{store.totals.documents:,} documents, {len(build.all_shards):,} shards"
+    print(f"{num_parts:,} parts, {made}", file=sys.stderr)
     return measured.stages
 
 
@@ -353,12 +339,13 @@ def build_all(settings_hash: str, tasks: Sequence[ShardTask]) -> None:
     none = BlockTable(nothing, nothing, nothing, nothing, np.zeros(0, np.uint32))
     for task in tasks:
         table = made[task.seq_len][0]
-        instances = int(table.instances.sum())
+        count = int(table.instances.sum())
         shard = Shard(
-            task.bucket.split, task.seq_len, task.pass_index, task.name, len(table) * BLOCK_BYTES, "0" * 64, "0" * 64,
-            table.digest(), instances, instances * 100, instances * 15, instances // 2, instances * 12, instances,
+            *(task.bucket.split, task.seq_len, task.pass_index, task.name),
+            *(len(table) * BLOCK_BYTES, "0" * 64, "0" * 64, table.digest()),
+            *(count, count * 100, count * 15, count // 2, count * 12, count),
             task.contents.seal,
-        )  # fmt: skip
+        )
         head = format_record(ShardRecord(settings_hash, shard, none))
         WORLD.records[record_name(task.name)] = (
             head[: head.index(b'"blocks"')],
@@ -380,15 +367,13 @@ def _make_blocks(seq_len: int, number: int) -> tuple[BlockTable, bytes]:
 
 def format_table(stages: Sequence[Stage]) -> str:
     """The table of docs/runners.md."""
-    lines = [
-        "| the launcher's stage | seconds | bound | requests | bound | memory | job's description |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {each.name} | {each.seconds:,.0f} | {each.most_seconds:,} | {each.requests:,} | {each.most_requests:,}"
-        f" | {each.memory_mb:,} MB | {'' if each.description_mb is None else f'{each.description_mb:.2f} MB'} |"
-        for each in stages
-    ]
+    names = ("the launcher's stage", "seconds", "bound", "requests", "bound", "memory")
+    lines = [f"| {' | '.join(names)} | job's description |", "|---|---|---|---|---|---|---|"]
+    for each in stages:
+        size = "" if each.description_mb is None else f"{each.description_mb:.2f} MB"
+        seconds = f"{each.seconds:,.0f} | {each.most_seconds:,}"
+        requests = f"{each.requests:,} | {each.most_requests:,}"
+        lines.append(f"| {each.name} | {seconds} | {requests} | {each.memory_mb:,} MB | {size} |")
     return "\n".join(lines)
 
 

@@ -6,8 +6,8 @@ The dataset's shards are read in the order of training with all checks on. `pack
 micro-batches as they go to a device, in the narrowest types; `wide` those that models take, int32
 and int64, as on a CPU; `padded` the padded view. `blocks` is what no reader of the format can do
 without: reading the same bytes, crc32 and decoding. Files are read through before the clock starts,
-for the system's memory to hold them. Kinds take turns, each in a process of its own, so that a ratio
-compares what ran under the same load. A dataset that a reader could hold in its own memory is
+for the system's memory to hold them. Kinds take turns, each in a process of its own, so that a
+ratio compares what ran under the same load. A dataset that a reader could hold in its own memory is
 refused: --copies reads it several times over, each copy with shards of its own.
 scripts/bench/conformance.py compares with other loaders.
 """
@@ -45,7 +45,7 @@ from pipeline.shards.manifest import (
     shards_table,
 )
 from pipeline.shards.records import Shard
-from scripts.checkout import commit
+from scripts.checkout import commit, make_parser
 from trainer.batches.pack import pad_micro_batch, to_device
 from trainer.batches.rows import COMPILED
 from trainer.reading.ranged_read import BlockRange, split_blocks
@@ -57,19 +57,15 @@ NUM_INSTANCES = 1_500_000
 
 
 def refuse_small(dataset: Dataset, seq_len: int, copies: int = 1) -> None:
-    """Refuses data of which a reader could keep all in its own memory.
-
-    Raises:
-        ValueError: It is as small; the message says how many copies are enough.
-    """
+    """ValueError where a reader could keep all data in its own memory; says how many copies do."""
     found = copies * sum(shard.num_bytes for shard in _train_shards(dataset, seq_len))
     if found <= Reading.buffer_bytes:
         enough = -(-copies * (Reading.buffer_bytes + 1) // max(1, found))
         times = f" in {copies} copies" if copies > 1 else ""
         raise ValueError(
-            f"{dataset.url} holds {found / 1e6:,.0f} MB of train L{seq_len}{times}; a reader keeps up to"
-            f" {Reading.buffer_bytes / 1e6:,.0f} MB in its own memory and would read from there: give a larger"
-            f" dataset, or --copies {enough}"
+            f"{dataset.url} holds {found / 1e6:,.0f} MB of train L{seq_len}{times}; a reader keeps"
+            f" up to {Reading.buffer_bytes / 1e6:,.0f} MB in its own memory and would read from"
+            f" there: give a larger dataset, or --copies {enough}"
         )
 
 
@@ -106,7 +102,7 @@ def _train_shards(dataset: Dataset, seq_len: int) -> list[Shard]:
 
 
 def read_blocks(dataset: Dataset, seq_len: int) -> Iterator[Any]:
-    """A column of blocks whose bytes were read in long requests, checked by crc32 and decoded; no more."""
+    """A column of blocks read in long requests, checked by crc32 and decoded; no more."""
     for shard in _train_shards(dataset, seq_len):
         table, per_read = dataset.blocks(shard), 64
         for first in range(0, len(table), per_read):
@@ -158,12 +154,11 @@ def rest() -> float:
 
 
 def measure(batches: Callable[[], Iterator[Any]], num_instances: int) -> dict[str, float]:
-    """Instances and CPU seconds of at least num_instances after a first batch, over as many epochs as that takes.
+    """Instances and CPU seconds of at least num_instances after a first batch, in many epochs.
 
     The clock starts and stops when threads that read ahead have come to rest, so that as much is
-    read in between as is
-    delivered: else what a loader of a long run does once, filling its read-ahead, would weigh on a
-    short measurement.
+    read in between as is delivered: else what a loader of a long run does once, filling its
+    read-ahead, would weigh on a short measurement.
     """
     stream = itertools.chain.from_iterable(batches() for _ in itertools.count())
     next(stream)
@@ -176,16 +171,8 @@ def measure(batches: Callable[[], Iterator[Any]], num_instances: int) -> dict[st
 
 def run_kind(kind: str, batch: int, options: argparse.Namespace) -> float:
     """Instances per CPU-second of one kind, in a process of its own."""
-    command = [
-        sys.executable,
-        "-m",
-        "scripts.bench.load",
-        "--data",
-        str(options.data),
-        "--run",
-        kind,
-    ]
-    command += ["--seq_len", str(options.seq_len), "--batches", str(batch)]
+    command = [sys.executable, "-m", "scripts.bench.load", "--data", str(options.data)]
+    command += ["--run", kind, "--seq_len", str(options.seq_len), "--batches", str(batch)]
     ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     measured = json.loads(ran.stdout.splitlines()[-1])
     return float(measured["instances"] / measured["cpu_seconds"])
@@ -221,9 +208,7 @@ def describe() -> dict[str, Any]:
 
 def main() -> int:
     """Compares all kinds, or measures one of ours for the process that does."""
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--data", required=True)
     parser.add_argument("--seq_len", type=int, default=128)
     parser.add_argument("--batches", type=int, nargs="+", default=[256, 4096])

@@ -1,4 +1,4 @@
-"""Optimizer steps on a GPU, ours and those of transformers over the same instances: a JSON line a case.
+"""Optimizer steps on a GPU, ours and transformers' over the same instances: a JSON line a case.
 
     python -m scripts.bench.pretrain_gpu --data DATASET [--preset large] [--seq_lens 128 512]
 
@@ -21,7 +21,8 @@ from torch import Tensor
 
 from pipeline.shards.dataset import Dataset, open_dataset
 from scripts.bench.measured import print_result, summarize
-from scripts.bench.train_step import twin_of
+from scripts.bench.train_step import torch_adamw, twin_of
+from scripts.checkout import make_parser
 from trainer.batches.pack import pad_micro_batch
 from trainer.engine.deepspeed_config import deepspeed_config
 from trainer.engine.train_step import StepCounts, agree_on_step, seed_dropout, train_step
@@ -41,15 +42,7 @@ PRODUCT_SIZE = 8_192
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured.
-
-    Attributes:
-        system: ours, or transformers.
-        seq_len: Sequence length.
-        attention: A back end of ours, or an implementation of transformers.
-        compile: Whether torch.compile is used.
-        optimizer: adamw, or lamb for ours.
-    """
+    """One system (ours or transformers) with its own name of an attention, and its optimizer."""
 
     system: str
     seq_len: int
@@ -102,18 +95,12 @@ class Ours:
 
 
 class Transformers:
-    """A plain loop over transformers' model; its micro-batches have equal numbers of padded rows."""
+    """A plain loop over transformers' model, in micro-batches of equally many padded rows."""
 
     def __init__(self, case: Case, config: BertConfig, ranks: Ranks, micro_tokens: int) -> None:
         model = build_model(config, seed=0)
         self._model = twin_of(model, case.attention).to(ranks.device, torch.bfloat16)
-        matrices = [each for each in self._model.parameters() if each.ndim >= 2]
-        others = [each for each in self._model.parameters() if each.ndim < 2]
-        groups = [
-            {"params": matrices, "weight_decay": 0.01},
-            {"params": others, "weight_decay": 0.0},
-        ]
-        self._optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, eps=1e-6, fused=True)
+        self._optimizer = torch_adamw(self._model, fused=True)
         self._call = torch.compile(self._model) if case.compile else self._model
         self._device, self._seq_len = ranks.device, case.seq_len
         self._num_rows = max(1, micro_tokens // case.seq_len)
@@ -144,15 +131,7 @@ class Transformers:
 
 @dataclass(frozen=True)
 class Bench:
-    """What all cases have in common.
-
-    Attributes:
-        dataset: Real shards.
-        config: Sizes of the model.
-        ranks: This process.
-        options: The flags.
-        matmul_tflops: Ceiling that MFU is a share of.
-    """
+    """What all cases have in common; MFU is a share of `matmul_tflops`."""
 
     dataset: Dataset
     config: BertConfig
@@ -238,7 +217,7 @@ def measure_product(device: torch.device, size: int, repeats: int = 20) -> float
 
 def parse_options() -> argparse.Namespace:
     """The flags."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--data", required=True, help="dataset of `python -m pipeline build`")
     parser.add_argument("--preset", default="large")
     parser.add_argument("--seq_lens", type=int, nargs="+", default=[128, 512])

@@ -1,4 +1,4 @@
-"""The peer of the build benchmark: google-research/bert's `create_pretraining_data.py`, restated step by step.
+"""The build benchmark's peer: google-research/bert's `create_pretraining_data.py`, restated.
 
     python scripts/bench/reference_build.py --input sentences.txt --vocab vocab.txt --passes 5
     --output out.tfrecord

@@ -28,6 +28,7 @@ import transformers
 from scripts.bench.downstream_data import BenchTask, list_tasks
 from scripts.bench.finetune import PACKAGES, Bench, compare, run_both
 from scripts.bench.measured import print_result
+from scripts.checkout import make_parser
 from trainer.conll.read import Columns, read_conll
 from trainer.finetune.batches import Recipe, shuffled_order
 from trainer.finetune.prepare import prepare_data
@@ -69,8 +70,7 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     """What to run."""
-    description = (__doc__ or "").split("\n", maxsplit=1)[0]
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=description)
+    parser = make_parser(__doc__)
     parser.add_argument("--model", required=True, help="folder of a BERT that transformers opens")
     parser.add_argument("--data", required=True, help="folder with sst2/, rte/, ner_uner_ewt/")
     parser.add_argument("--work", required=True, help="folder for cut files and models")

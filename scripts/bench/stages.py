@@ -1,4 +1,4 @@
-"""Runs a command of a build and says what each of its stages took: wall, CPU of all processes, and the longest path.
+"""Runs a build and says what each of its stages took: wall, CPU of all processes, longest path.
 
 The processes are looked at in /proc several times a second (Linux only); a stage ends when the file
 is written that ends it. `path_seconds` is the CPU time of the launcher and of the worker with most
@@ -24,13 +24,9 @@ _PEAK = re.compile(r"VmHWM:\s+(\d+) kB")
 
 @dataclass(frozen=True)
 class Stages:
-    """What a build took.
+    """Wall time, most memory of one process, seconds of `STAGES` and the report.
 
-    Attributes:
-        seconds: Wall time.
-        peak_bytes: Most memory that one process had at once.
-        stages: seconds, cpu_seconds and path_seconds of those of `STAGES`, then of the report. The
-            start of Python and Beam counts as vocabulary.
+    The start of Python and Beam counts as vocabulary.
     """
 
     seconds: float
@@ -40,7 +36,7 @@ class Stages:
 
 @dataclass(frozen=True)
 class _Sample:
-    """CPU seconds of every process so far, by pid, at a moment of `time.time()`, and the most memory of one."""
+    """At a moment of `time.time()`: CPU seconds so far by pid, and the most memory of one."""
 
     moment: float
     cpu: dict[int, float]
@@ -48,11 +44,7 @@ class _Sample:
 
 
 def run_stages(command: Sequence[str], output: Path) -> Stages:
-    """Runs a command that builds into a new folder.
-
-    Raises:
-        CalledProcessError: The command failed.
-    """
+    """Runs a command that builds into a new folder; CalledProcessError where it fails."""
     began = time.time()
     process = subprocess.Popen(
         command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

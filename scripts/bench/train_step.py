@@ -1,4 +1,4 @@
-"""CPU seconds of optimizer steps, ours and others' over the same instances in one process: a JSON line a comparison.
+"""CPU seconds of optimizer steps, ours and others' over the same instances: JSON lines.
 
     python -m scripts.bench.train_step --data DATASET [--only packing plain peer losses]
 
@@ -16,6 +16,7 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from torch import Tensor
 from pipeline.shards.block import Block, concatenate_blocks, decode_block
 from pipeline.shards.dataset import Dataset, open_dataset
 from scripts.bench.measured import cpu_seconds, print_result, summarize
+from scripts.checkout import make_parser
 from trainer.batches.pack import MicroBatch, pack_micro_batches, pad_micro_batch, to_device
 from trainer.conversion.huggingface import to_hf_config, to_hf_state
 from trainer.engine.deepspeed_config import deepspeed_config
@@ -54,7 +56,7 @@ def read_instances(dataset: Dataset, seq_len: int) -> Block:
 def batches_of(
     block: Block, seq_len: int, size: int, count: int, fill: float | None
 ) -> list[MicroBatch]:
-    """Batches of neighbours in the dataset, or of those among them whose mean length stays nearest to `fill`."""
+    """Batches of neighbours in the dataset, or of those with a mean length nearest to `fill`."""
     lengths, chosen, total = np.diff(block.offsets), list[int](), 0
     for index, length in enumerate(lengths.tolist()):
         before, after = total / max(1, len(chosen)), (total + length) / (len(chosen) + 1)
@@ -78,7 +80,7 @@ def batches_of(
 
 
 def fill_up(batch: MicroBatch, seq_len: int) -> MicroBatch:
-    """The same instances, each as long as seq_len: padding that is computed, as in a padded model."""
+    """The same instances, each as long as seq_len: padding is computed, as in a padded model."""
     rows = pad_micro_batch(batch, seq_len)
     count = len(rows["input_ids"])
     return MicroBatch(
@@ -125,21 +127,18 @@ def transformers_step(
     return loss.detach()
 
 
-def torch_adamw(model: torch.nn.Module) -> torch.optim.AdamW:
+def torch_adamw(
+    model: torch.nn.Module, lr: float = LEARNING_RATE, *, fused: bool | None = None
+) -> torch.optim.AdamW:
     """The optimizer of torch, with BERT's two groups."""
     matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
     others = [parameter for parameter in model.parameters() if parameter.ndim < 2]
     groups = [{"params": matrices, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=LEARNING_RATE, eps=1e-6)
+    return torch.optim.AdamW(groups, lr=lr, eps=1e-6, fused=fused)
 
 
 def twin_of(model: BertForPreTraining, attention: str | None = None) -> Any:
-    """BertForPreTraining of transformers with the same weights, in training mode.
-
-    Args:
-        model: Ours.
-        attention: transformers' name of an implementation; None leaves the choice to it.
-    """
+    """BertForPreTraining of transformers with the same weights, in training mode."""
     settings = to_hf_config(model.config, 0)
     twin = transformers.BertForPreTraining(
         transformers.BertConfig(**settings, attn_implementation=attention)
@@ -152,7 +151,7 @@ def twin_of(model: BertForPreTraining, attention: str | None = None) -> Any:
 
 
 class Ours:
-    """Our step as the loop makes it: counts agreed on, DeepSpeed around the model, our optimizer."""
+    """Our step as the loop makes it: agreed counts, DeepSpeed around the model, our optimizer."""
 
     def __init__(self, model: BertForPreTraining, ranks: Ranks, zero_stage: int = 0) -> None:
         self._ranks, self._optimizer = ranks, AdamW(model.named_parameters())
@@ -173,7 +172,7 @@ def take_turns(steps: dict[str, Callable[[int], object]], rounds: int) -> dict[s
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(-1, rounds):
         for name, step in steps.items():
-            spent = cpu_seconds(lambda step=step, number=number: step(max(0, number)))  # type: ignore[misc]
+            spent = cpu_seconds(partial(step, max(0, number)))
             if number >= 0:
                 seconds[name].append(spent)
     return seconds
@@ -322,9 +321,7 @@ def comparisons(
 
 def main() -> None:
     """Compares."""
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--data", required=True, help="dataset with lengths 128 and --seq_len")
     parser.add_argument("--seq_len", type=int, default=512)
     parser.add_argument("--model", default="small")

@@ -1,9 +1,8 @@
-"""CPU-seconds of WriteToWebDataset in one process beside webdataset.ShardWriter, on the same samples: one JSON line.
+"""CPU-seconds of WriteToWebDataset beside webdataset.ShardWriter, on the same samples.
 
 python -m scripts.bench.webdataset --samples 100000 --bytes 4000
 """
 
-import argparse
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from pipeline.transforms import WriteToWebDataset
 from scripts.bench.measured import print_result
+from scripts.checkout import make_parser
 
 _RUNNER = ["--runner=FnApiRunner", "--direct_num_workers=1", "--direct_running_mode=in_memory"]
 
@@ -58,7 +58,7 @@ def measure(write: Callable[[Path, int, int], None], samples: int, num_bytes: in
 
 def main() -> None:
     """Both, each three times in turn."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").split("\n")[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--samples", type=int, default=100_000)
     parser.add_argument("--bytes", type=int, default=4000)
     parser.add_argument("--runs", type=int, default=3)

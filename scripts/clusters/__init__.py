@@ -1,1 +1,1 @@
-"""Flink, Spark, Prism and Dask on this machine, for tests and soaks: what is installed, and how each is started."""
+"""Flink, Spark, Prism and Dask on this machine, for tests and soaks."""

@@ -1,4 +1,4 @@
-"""Installs the engines that tests and soaks build on: each once, by its name, in a folder of its own outside the tree.
+"""Installs the engines of tests and soaks: each once, by name, in a folder outside the tree.
 
     scripts/engines              # all of them
     scripts/engines flink prism  # some
@@ -7,7 +7,6 @@ A folder's name holds what was asked for, so another version has another folder.
 written last: a folder without it was left half made, and is made anew.
 """
 
-import argparse
 import fcntl
 import hashlib
 import os
@@ -22,10 +21,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.checkout import ROOT
+from scripts.checkout import ROOT, make_parser
 
 JOB_SERVER_BEAM = "2.62.0"
-"""The newest version of which the libraries of both job servers are on Maven Central; Python's is newer."""
+"""The newest of which Maven Central has both job servers' libraries; Python's is newer."""
 FLINK = "1.19.3"
 SPARK = "3.5.9"
 PRISM = "v2.77.0"
@@ -37,14 +36,7 @@ _KEPT_DAYS = 7
 
 @dataclass(frozen=True)
 class Engine:
-    """Something to install.
-
-    Attributes:
-        name: For people.
-        wanted: All that decides what is installed.
-        needs: A program that must be there first.
-        make: Installs it into an empty folder.
-    """
+    """What to install: all of `wanted` decides what; `needs` is a program that must be there."""
 
     name: str
     wanted: str
@@ -95,11 +87,7 @@ def engines() -> dict[str, Engine]:
 
 
 def install(engine: Engine) -> str:
-    """Makes an engine's folder where it is not there yet; what was done, in a line.
-
-    Raises:
-        RuntimeError: It could not be made; says why, and what to do.
-    """
+    """Makes an engine's folder where it is not there yet, or a RuntimeError; what was done."""
     home().mkdir(parents=True, exist_ok=True)
     with (home() / f".{engine.folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another run may be making it
@@ -120,11 +108,7 @@ def install(engine: Engine) -> str:
 
 
 def find_code() -> Path:
-    """A folder with the wheel of this checkout, for PYTHONPATH of a worker; made where it is not there yet.
-
-    Raises:
-        RuntimeError: pip failed.
-    """
+    """A folder with the wheel of this checkout, for PYTHONPATH of a worker; made where needed."""
     sources = _source_files()
     digest = _digest("".join(f"{each.relative_to(ROOT)}\n{each.read_text()}" for each in sources))
     folder = home() / "code" / digest
@@ -147,7 +131,7 @@ def worker_packages() -> list[str]:
 
 
 def _make_code(sources: Sequence[Path], folder: Path) -> None:
-    """Builds a wheel of the sources, of no other file that lies in the tree, and unpacks it into a folder."""
+    """Unpacks a wheel of the sources, of no other file of the tree, into a folder."""
     python = engines()["workers"].folder / "bin/python"
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         copy, wheels, code = (Path(temporary, name) for name in ("copy", "wheels", "code"))
@@ -155,23 +139,9 @@ def _make_code(sources: Sequence[Path], folder: Path) -> None:
             target = copy / each.relative_to(ROOT)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(each, target)
-        _run(
-            [
-                python,
-                "-m",
-                "pip",
-                "wheel",
-                "-q",
-                "--no-deps",
-                "--no-build-isolation",
-                "-w",
-                wheels,
-                copy,
-            ]
-        )
-        _run(
-            [python, "-m", "pip", "install", "-q", "--no-deps", "--target", code, *wheels.iterdir()]
-        )
+        pip = (python, "-m", "pip")
+        _run([*pip, *["wheel", "-q", "--no-deps", "--no-build-isolation", "-w"], wheels, copy])
+        _run([*pip, *["install", "-q", "--no-deps", "--target"], code, *wheels.iterdir()])
         code.rename(folder)
 
 
@@ -200,7 +170,7 @@ def _make_prism(folder: Path) -> None:
 
 
 def _make_flink(folder: Path) -> None:
-    """Flink's own programs and jars, without Python's side of Flink, which would bring an old Beam."""
+    """Flink's own programs and jars; Python's side of Flink would bring an old Beam."""
     _make_environment(folder)
     _pip_install(
         folder, ["--no-deps", f"apache-flink=={FLINK}", f"apache-flink-libraries=={FLINK}"]
@@ -242,17 +212,8 @@ def _make_job_server(folder: Path, runner: str, main_class: str) -> None:
     values = {"runner": runner, "beam": JOB_SERVER_BEAM, "main": main_class, "folder": str(folder)}
     pom = folder / "pom.xml"
     pom.write_text(_POM.read_text())
-    _run(
-        [
-            "mvn",
-            "-q",
-            "-B",
-            "-f",
-            pom,
-            *(f"-D{name}={value}" for name, value in values.items()),
-            "package",
-        ]
-    )
+    flags = (f"-D{name}={value}" for name, value in values.items())
+    _run(["mvn", "-q", "-B", "-f", pom, *flags, "package"])
 
 
 def _install_packages(folder: Path, packages: Sequence[str]) -> None:
@@ -270,11 +231,7 @@ def _pip_install(folder: Path, words: Sequence[str]) -> None:
 
 
 def _run(command: Sequence[str | Path], environment: dict[str, str] | None = None) -> None:
-    """Runs a program; networks fail now and then, so it is run again where it fails.
-
-    Raises:
-        RuntimeError: It failed each time; with the end of what it said.
-    """
+    """Runs a program, and again where it fails, as networks do; at last a RuntimeError."""
     words = [str(word) for word in command]
     # A shell that works in a checkout may name its packages: an environment of its own must not
     # find them.
@@ -305,9 +262,7 @@ def _digest(text: str) -> str:
 def main() -> int:
     """Installs those that are named, two at a time; exit code 1 where one could not be."""
     known = engines()
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False, prog="scripts/engines", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = make_parser(__doc__, prog="scripts/engines")
     parser.add_argument("names", nargs="*", help=f"of {', '.join(known)}; all where none is named")
     own = parser.parse_args()
     if unknown := sorted(set(own.names) - known.keys()):

@@ -1,4 +1,4 @@
-"""Commands and settings as docs/runners.md prints them, so that what is tested is what is printed."""
+"""Commands and settings as docs/runners.md prints them: what is tested is what is printed."""
 
 import re
 from collections.abc import Mapping
@@ -10,11 +10,7 @@ _BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
 
 
 def read_block(section: str, word: str) -> str:
-    """The one block of code below a heading that has a word.
-
-    Raises:
-        ValueError: There is no such block, or more than one.
-    """
+    """The one block of code below a heading that has a word."""
     parts = re.split(r"^## (.+)\n", PAGE.read_text(), flags=re.MULTILINE)
     text = dict(zip(parts[1::2], parts[2::2], strict=True)).get(section, "")
     found = [code for _, code in _BLOCK.findall(text) if word in code]
@@ -26,11 +22,7 @@ def read_block(section: str, word: str) -> str:
 
 
 def fill_in(command: str, values: Mapping[str, object]) -> str:
-    """A printed command with places of this machine instead of those that it names.
-
-    Raises:
-        ValueError: It does not name one of them.
-    """
+    """A printed command with places of this machine; ValueError where it names none such."""
     for printed, own in values.items():
         if printed not in command:
             raise ValueError(f"{PAGE}: expected {printed!r} in the command {command!r}")

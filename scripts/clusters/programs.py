@@ -1,4 +1,4 @@
-"""Programs on this machine that end with a block: each has a log, and is stopped by its process group."""
+"""Programs that end with a block: each has a log, and is stopped by its process group."""
 
 import contextlib
 import os
@@ -21,14 +21,7 @@ def running(
     is_ready: Callable[[str], bool],
     environment: Mapping[str, str],
 ) -> Iterator[int]:
-    """A program that is ready, until the block is left; its process id.
-
-    Args:
-        name: Its log is `name`.log.
-        command: For a shell.
-        folder: Of the log.
-        is_ready: Tells by what the log says.
-        environment: Variables besides this process's own.
+    """A program that is ready by what NAME.log says, until the block is left; its process id.
 
     Raises:
         RuntimeError: It ended, or was not ready in time; with the end of its log.

@@ -1,8 +1,7 @@
-"""Starts each engine on this machine by the commands of docs/runners.md, and says how a build runs on it.
+"""Starts each engine by the commands of docs/runners.md, and says how a build runs on it.
 
 Every process of an engine listens at ports that the caller chooses, keeps its files below one
-folder, and ends with the block. Workers run the wheel of this checkout in an environment of their
-own.
+folder, and ends with the block. Workers run this checkout's wheel in an environment of their own.
 """
 
 import contextlib
@@ -40,21 +39,11 @@ _SMALL = {
 
 @dataclass(frozen=True)
 class Cluster:
-    """An engine that runs.
-
-    Attributes:
-        name: Of `NAMES`.
-        section: Of docs/runners.md.
-        values: What the printed build command names, and what it is here.
-        folder: Of its logs and settings.
-        python: Environment of the launcher.
-        environment: Variables of the launcher.
-        node_ids: Process ids of what a cluster has several of.
-    """
+    """An engine that runs, and its section of docs/runners.md."""
 
     name: str
     section: str
-    values: Mapping[str, object]
+    values: Mapping[str, object]  # of this machine, by what the printed build command names
     folder: Path
     python: Path = field(default_factory=lambda: Path(sys.executable))
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -78,16 +67,9 @@ class Cluster:
 def start_cluster(
     name: str, folder: Path, free_port: Ports, hooks: Path | None = None
 ) -> Iterator[Cluster]:
-    """An engine until the block is left.
+    """An engine until the block is left, or a RuntimeError with the end of a log.
 
-    Args:
-        name: Of `NAMES`.
-        folder: An empty one, of logs and settings.
-        free_port: Names a port that nothing listens at.
-        hooks: A folder with a sitecustomize.py for the workers.
-
-    Raises:
-        RuntimeError: Something did not start; with the end of its log.
+    `folder` is an empty one for logs and settings; `hooks` one with a sitecustomize.py for workers.
     """
     paths = [str(path) for path in (hooks, find_code()) if path]
     variables = {"PYTHONPATH": os.pathsep.join(paths), "OPENBLAS_NUM_THREADS": "1"}
@@ -128,7 +110,7 @@ def _flink(
 
 
 def _flink_settings(home: Path, folder: Path, rest: int, rpc: int) -> dict[str, str]:
-    """Flink's own settings, over them those of the page, over them places and a small memory; as variables."""
+    """Flink's own settings, over them the page's, then places and a small memory; as variables."""
     found = _flatten(yaml.safe_load((home / "conf/config.yaml").read_text()))
     found |= _flatten(yaml.safe_load(read_block("Flink", "taskmanager.numberOfTaskSlots")))
     local = ("jobmanager.rpc.address", "jobmanager.bind-host", "rest.address", "rest.bind-address")
@@ -209,9 +191,10 @@ def _spark(
         for n in (1, 2)
     ]
     classes = f"{engines()['spark-job-server'].folder}/job-server-1.jar:{home}/jars/*"
-    places = "-Dspark.driver.host=127.0.0.1 -Dspark.driver.bindAddress=127.0.0.1 -Dspark.ui.enabled=false"
+    settings = ("driver.host=127.0.0.1", "driver.bindAddress=127.0.0.1", "ui.enabled=false")
+    java = [*(f"-Dspark.{each}" for each in settings), "-cp", f"'{classes}'", SPARK_DRIVER]
     values = {
-        "-jar beam-runners-spark-3-job-server-2.77.0.jar": f"{places} -cp '{classes}' {SPARK_DRIVER}",
+        "-jar beam-runners-spark-3-job-server-2.77.0.jar": " ".join(java),
         "HOST:7077": f"127.0.0.1:{master_port}",
     }
     _start_job_server(stack, "Spark", values, folder, job_port, free_port(), environment)
@@ -273,7 +256,7 @@ def _one_program(
 def _dask(
     stack: contextlib.ExitStack, folder: Path, free_port: Ports, variables: Mapping[str, str]
 ) -> Cluster:
-    """Launcher, scheduler and workers share an environment, for the launcher pickles what the others read."""
+    """One environment for all, as the launcher pickles what scheduler and workers read."""
     port, python = free_port(), engines()["dask"].folder / "bin/python"
     own = {"dask ": f"{python.with_name('dask')} "}
     scheduler = fill_in(
@@ -302,7 +285,7 @@ def _dask(
 def _start_pool(
     stack: contextlib.ExitStack, folder: Path, port: int, variables: Mapping[str, str]
 ) -> int:
-    """The worker pool beside the engine: one is enough for all task managers or executors of one machine."""
+    """The worker pool: one is enough for all task managers or executors of one machine."""
     environment = engines()["workers"].folder
     values = {
         "/opt/beambert/bin": environment / "bin",

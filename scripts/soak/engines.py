@@ -1,4 +1,4 @@
-"""Builds one corpus on real engines, undisturbed and disturbed, and compares each root hash with a local build's.
+"""Builds one corpus on real engines, disturbed or not; compares root hashes with a local build's.
 
     scripts/engines
     python -m scripts.soak.engines --engines flink prism --documents 4000 --output FILE.json
@@ -10,11 +10,9 @@ three times at most. Exit code 1 where one is not, or gives another root hash. `
 it as large as the machine can hold.
 """
 
-import argparse
 import contextlib
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -25,7 +23,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from scripts.checkout import ROOT, commit
+from scripts.checkout import ROOT, describe_soak, make_parser, write_results
 from scripts.clusters.install import DASK, FLINK, JOB_SERVER_BEAM, PRISM, SPARK
 from scripts.clusters.start import NAMES, Cluster, start_cluster
 from scripts.soak.kill_build import read_root_hash
@@ -39,18 +37,7 @@ _RUNS = 3
 
 @dataclass(frozen=True)
 class Outcome:
-    """A build on an engine.
-
-    Attributes:
-        engine: Of `NAMES`.
-        exchange: files or shuffle.
-        disturbance: What came in the middle; empty for nothing, "late" before it where the build
-            was over already.
-        runs: Times the command was started.
-        seconds: In all.
-        is_equal: Whether the root hash is the local build's.
-        said: The end of what the last run said, where it failed.
-    """
+    """A build on an engine; "late" stands before a disturbance that came after its end."""
 
     engine: str
     exchange: str
@@ -66,9 +53,7 @@ def main() -> int:
     signal.signal(
         signal.SIGINT, signal.default_int_handler
     )  # a shell's background job ignores it, as its children do
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--engines", nargs="+", default=list(NAMES), choices=list(NAMES))
     parser.add_argument("--documents", type=int, default=4000, help="of some 1.2 kB each")
     parser.add_argument("--output", type=Path, help="JSON file for the results")
@@ -87,23 +72,16 @@ def main() -> int:
                         print(json.dumps(asdict(outcomes[-1])), flush=True)
     failed = [each for each in outcomes if not each.is_equal]
     result = {
-        "soak": "engines",
-        "commit": commit(),
-        "python": platform.python_version(),
+        **describe_soak("engines"),
         "beam": version("apache-beam"),
         "engines": {each: _VERSIONS[each] for each in own.engines},
-        "cores": os.cpu_count(),
         "documents": own.documents,
         "root_hash": local,
         "builds": len(outcomes),
         "failed": len(failed),
     }
     print(json.dumps(result))
-    if own.output:
-        rows = ",\n".join(json.dumps(asdict(each)) for each in outcomes)
-        own.output.write_text(
-            f'{{"result": {json.dumps(result, indent=1)},\n"outcomes": [\n{rows}\n]}}\n'
-        )
+    write_results(own.output, result, "outcomes", [asdict(each) for each in outcomes])
     return 1 if failed else 0
 
 
@@ -117,7 +95,7 @@ _VERSIONS = {
 
 
 def disturbances(cluster: Cluster, exchange: str) -> tuple[str, ...]:
-    """What comes in the middle of builds, one after the other; a lost node stays lost, so it comes last."""
+    """What comes in the middle of builds, in turn; a lost node stays lost, so it comes last."""
     return (
         "",
         "Ctrl-C",
@@ -127,15 +105,8 @@ def disturbances(cluster: Cluster, exchange: str) -> tuple[str, ...]:
 
 def build_locally(folder: Path) -> str:
     """The root hash of a build in this machine's own processes."""
-    words = [
-        "--config",
-        "configs/data/bert.yaml",
-        "--input",
-        f"{folder}/corpus",
-        "--output",
-        f"{folder}/local",
-    ]
-    command = [sys.executable, "-m", "pipeline", "build", *words, *FLAGS, "--workers", "2"]
+    words = f"--config configs/data/bert.yaml --input {folder}/corpus --output {folder}/local"
+    command = [sys.executable, "-m", "pipeline", "build", *words.split(), *FLAGS, "--workers", "2"]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     return read_root_hash(folder / "local")
 

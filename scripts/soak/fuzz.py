@@ -1,4 +1,4 @@
-"""Feeds damaged bytes to everything that reads them: an error with the place, or a result, and nothing else.
+"""Feeds damaged bytes to all that reads them: an error with the place, or a result, no more.
 
     pip install atheris
     python -m scripts.soak.fuzz --seconds 600 --output scripts/soak/results/DATE-fuzz.json
@@ -13,8 +13,6 @@ of its own.
 
 import argparse
 import json
-import os
-import platform
 import re
 import subprocess
 import sys
@@ -24,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from scripts.checkout import ROOT, commit
+from scripts.checkout import ROOT, describe_soak, make_parser, write_results
 
 SECONDS_PER_INPUT = 20
 MEGABYTES = 2048
@@ -34,9 +32,7 @@ PLACE = "fuzzed"
 
 def main() -> int:
     """Fuzzes the targets one after the other, or, as a child process, one of them."""
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--seconds", type=int, default=600, help="of all targets together")
     parser.add_argument("--targets", nargs="+", help="some of them; all by default")
     parser.add_argument(
@@ -51,21 +47,13 @@ def main() -> int:
     names = own.targets or list(seed_inputs())
     rows = [fuzz_target(name, own.seconds // len(names), own.findings) for name in names]
     result: dict[str, Any] = {
-        "soak": "fuzz",
-        "commit": commit(),
-        "python": platform.python_version(),
-        "cores": os.cpu_count(),
+        **describe_soak("fuzz"),
         "seconds": sum(row["seconds"] for row in rows),
         "executions": sum(row["executions"] for row in rows),
         "findings": sum(bool(row["finding"]) for row in rows),
     }
     print(json.dumps(result))
-    if own.output:
-        lines = ",\n".join(json.dumps(row) for row in rows)
-        own.output.parent.mkdir(parents=True, exist_ok=True)
-        own.output.write_text(
-            f'{{"result": {json.dumps(result, indent=1)},\n"targets": [\n{lines}\n]}}\n'
-        )
+    write_results(own.output, result, "targets", rows)
     return 1 if result["findings"] else 0
 
 
@@ -121,11 +109,7 @@ def fuzz_here(name: str, folder: str, arguments: list[str]) -> None:
 
 
 def expect_refusal(target: Callable[[bytes], object], data: bytes) -> None:
-    """Calls a target with bytes; it may return, or raise a ValueError that names the place.
-
-    Raises:
-        AssertionError: The message does not.
-    """
+    """Calls a target; it may return, or raise a ValueError that names the place."""
     try:
         target(data)
     except ValueError as error:
@@ -155,7 +139,7 @@ def make_target(name: str, folder: str) -> Callable[[bytes], object]:
 
 
 def _with_own_hash(data: bytes) -> bytes:
-    """A manifest whose hash is that of what it holds, so that what it holds is looked at; other bytes as they are."""
+    """A manifest with a hash that is right, so that more is looked at; other bytes as they are."""
     from pipeline.shards.records import MANIFEST_HASH, canonical_hash
 
     try:
@@ -167,7 +151,7 @@ def _with_own_hash(data: bytes) -> bytes:
 
 
 def reader_of(name: str, folder: Path) -> Callable[[bytes], object]:
-    """Reads all documents of a file, whole and its second half where it may be cut; malformed ones are skipped."""
+    """Reads all documents of a file, whole and its second half where it may be cut."""
     from pipeline.documents.files import FileRange
     from pipeline.documents.formats import may_be_cut
     from pipeline.documents.parts import Part

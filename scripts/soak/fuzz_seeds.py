@@ -1,4 +1,4 @@
-"""Sound little files of every format that is read, for scripts/soak/fuzz.py and the tests that damage them."""
+"""Sound little files of every format, for scripts/soak/fuzz.py and tests that damage them."""
 
 import bz2
 import functools
@@ -27,9 +27,13 @@ TEXTS = (
 )
 PAGE = (
     "<page><title>A {0}</title><ns>0</ns><id>{0}</id><revision><id>9</id><model>wikitext</model>"
-    "<text>'''{1}''' [[link|word]] {{{{t|a=b}}}} &lt;ref&gt;x&lt;/ref&gt;</text></revision></page>\n"
+    "<text>'''{1}''' [[link|word]] {{{{t|a=b}}}} &lt;ref&gt;x&lt;/ref&gt;</text></revision>"
+    "</page>\n"
 )
-RECORD = "WARC/1.0\r\nWARC-Type: {0}\r\nWARC-Record-ID: <urn:uuid:{1}>\r\nContent-Type: {2}\r\nContent-Length: {3}\r\n\r\n"
+RECORD = (
+    "WARC/1.0\r\nWARC-Type: {0}\r\nWARC-Record-ID: <urn:uuid:{1}>\r\n"
+    "Content-Type: {2}\r\nContent-Length: {3}\r\n\r\n"
+)
 COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
     "gz": lambda data: gzip.compress(data, mtime=0),
     "bz2": bz2.compress,

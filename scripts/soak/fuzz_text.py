@@ -1,4 +1,4 @@
-"""Gives the compiled encoder and cleaning random vocabularies, texts and tables, under gcc's sanitizers.
+"""Gives the compiled encoder and cleaning random input, under gcc's sanitizers.
 
     python -m scripts.soak.fuzz_text --seconds 60 --output scripts/soak/results/DATE-fuzz-text.json
 
@@ -22,16 +22,15 @@ from tokenizer.encode import LibraryEncoder
 from tokenizer.vocab import CONTINUATION, SPECIAL_TOKENS, Vocabulary
 
 ALPHABETS = ("ab", "abcdé中", "aé\u0301\u302e\U0001d165한", "".join(map(chr, range(1, 0x250))), "")
-AWKWARD = " \t\n\v\f\r\0\x7f\x85\x80\xa0\u1680\u2000\u200a\u200b\u2028\u202f\u205f\u3000\ufeff\ufffdabé力\U00010000\ud800"
+AWKWARD = (
+    " \t\n\v\f\r\0\x7f\x85\x80\xa0\u1680\u2000"
+    "\u200a\u200b\u2028\u202f\u205f\u3000\ufeff\ufffdabé力\U00010000\ud800"
+)
 BYTE_SETS = (b"ab", b"\x80\xff\xc3a ", b"\xe2\x80\xef\xbb\xbf\xc2 \xf0a", bytes(range(256)))
 
 
 def fuzz(modules: Mapping[str, Any], seconds: float, seed: int) -> dict[str, int]:
-    """Calls, by what was called.
-
-    Raises:
-        AssertionError: The two paths differ.
-    """
+    """Calls, by what was called; AssertionError where the two paths differ."""
     rng, calls, end = random.Random(seed), Counter[str](), time.monotonic() + seconds
     while time.monotonic() < end:
         texts = _draw_texts(rng)

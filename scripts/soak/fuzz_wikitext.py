@@ -27,9 +27,10 @@ from scripts.soak.sanitized import run_sanitized
 
 MODULE = "pipeline.wiki._wikitext"
 MARKUP = """
-{{ }} {{{ }}} [[ ]] [ ] | {| |} <ref> </ref> <ref/> <ref <!-- --> <nowiki> </nowiki> <pre> <math> </math> <li> </li>
-<table> </table> <br> == '' __TOC__ http:// mailto: [[File: .jpg|thumb| &amp; &#8211; &#x10FFFF; &#xD800; & < > ( ) , ;
-{{nowrap| {{lang|fr| {{s-|V}} {{convert|5|to|7|km}} {{val|5|e=6}} text= formatnum: nowrap \uff08 \uff09 \u3001
+{{ }} {{{ }}} [[ ]] [ ] | {| |} <ref> </ref> <ref/> <ref <!-- --> <nowiki> </nowiki> <pre> <math>
+</math> <li> </li> <table> </table> <br> == '' __TOC__ http:// mailto: [[File: .jpg|thumb| &amp;
+&#8211; &#x10FFFF; &#xD800; & < > ( ) , ; {{nowrap| {{lang|fr| {{s-|V}} {{convert|5|to|7|km}}
+{{val|5|e=6}} text= formatnum: nowrap \uff08 \uff09 \u3001
 """
 PUT = [
     *MARKUP.split(),
@@ -49,12 +50,7 @@ MAX_GROWTH_BYTES = 200 * 2**20
 
 
 def fuzz(modules: Mapping[str, Any], seconds: float, seed: int) -> dict[str, int]:
-    """Number of calls.
-
-    Raises:
-        AssertionError: A second call gives other bytes, more bytes than it was given, or memory
-            grows.
-    """
+    """Number of calls; AssertionError for other or more bytes the second time, or for memory."""
     read, rng, end = modules[MODULE].render, random.Random(seed), time.monotonic() + seconds
     pages = list(read_pages())
     num_calls = before = 0

@@ -1,4 +1,4 @@
-"""Kills builds at random moments and runs them again until they end: nothing may be lost, redone or left behind.
+"""Kills builds at random moments, runs them again: nothing may be lost, redone or left behind.
 
     python -m scripts.soak.kill_build --kills 50
 
@@ -9,11 +9,9 @@ in the end. Prints one JSON line a kill; --output names a file for all of them. 
 processes are found in /proc.
 """
 
-import argparse
 import contextlib
 import json
 import os
-import platform
 import random
 import signal
 import subprocess
@@ -26,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.checkout import ROOT, commit
+from scripts.checkout import ROOT, describe_soak, make_parser
 from scripts.soak.kills import kill_session, run_seeds, session_processes, write_corpus
 
 DEADLINE_SECONDS = 300.0
@@ -37,30 +35,19 @@ VICTIMS = ("all", "launcher", "worker")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one seeded kill, or a row of them, came to.
-
-    Attributes:
-        seed: Of the moments and victims.
-        kills: Victim, seconds after the start and stage of the build, of each kill that hit.
-        runs: Times the command was started.
-        kept: Files that were finished at a kill, which the runs after it must not touch.
-        seconds: In all.
-        findings: What is wrong; empty when all is well.
-    """
+    """What one seeded kill, or a row of them, came to."""
 
     seed: int
-    kills: list[str]
+    kills: list[str]  # victim, seconds after the start and stage of each that hit
     runs: int
-    kept: int
+    kept: int  # files that were finished at a kill
     seconds: float
     findings: list[str]
 
 
 def main() -> int:
-    """Runs the seeds, fewer where it is interrupted; exit code 1 where one found something wrong."""
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
-    )
+    """Runs the seeds; exit code 1 where one found something wrong."""
+    parser = make_parser(__doc__)
     parser.add_argument("--kills", type=int, default=50, help="seeds to run")
     parser.add_argument("--first_seed", type=int, default=0)
     parser.add_argument("--documents", type=int, default=600, help="size of the made-up corpus")
@@ -100,14 +87,7 @@ class Soak:
     def run_kills(
         self, kills: Iterable[tuple[float | str, str]], draws: random.Random, seed: int = 0
     ) -> Outcome:
-        """These kills, then a run to the end.
-
-        Args:
-            kills: When, in seconds after a start or as a stage that the build has come to, and
-                whom.
-            draws: Choose among the workers.
-            seed: Names the folder.
-        """
+        """Kills at seconds after a start, or as a stage begins, then a run to the end."""
         output = self.folder / f"seed-{seed}"
         began, runs = time.monotonic(), 0
         hits: list[str] = []
@@ -128,10 +108,7 @@ class Soak:
         """What all seeds together came to."""
         kills = [each for outcome in outcomes for each in outcome.kills]
         return {
-            "soak": "kill_build",
-            "commit": commit(),
-            "python": platform.python_version(),
-            "cores": os.cpu_count(),
+            **describe_soak("kill_build"),
             "documents": self.documents,
             "undisturbed_seconds": round(self.undisturbed_seconds, 1),
             "root_hash": self.root_hash,
@@ -166,9 +143,9 @@ class Soak:
         ]
 
     def _command(self, output: Path) -> list[str]:
-        flags = "--passes 4 --seq_lens 64 --num_buckets 4 --part_bytes 20000 --near_duplicates 0.8 --workers 2"
+        flags = "--passes 4 --seq_lens 64 --num_buckets 4 --part_bytes 20000 --near_duplicates 0.8"
         # The vocabulary is learned, so that kills hit this stage too.
-        given = f"--output {output} --input {self.folder / 'corpus'} --vocab_size 100"
+        given = f"--output {output} --input {self.folder / 'corpus'} --vocab_size 100 --workers 2"
         return [sys.executable, "-m", "pipeline", "build", *flags.split(), *given.split()]
 
     def _start(self, output: Path) -> "subprocess.Popen[bytes]":
@@ -194,7 +171,7 @@ class Soak:
     def _run_and_kill(
         self, output: Path, moment: float | str, victim: str, draws: random.Random
     ) -> str | None:
-        """Starts the build and kills; says whom and when, or None where the build was over before."""
+        """Starts the build and kills; says whom and when, or None where it was over before."""
         began, process = time.monotonic(), self._start(output)
         try:
             while not has_come(output, moment, time.monotonic() - began):
@@ -223,7 +200,7 @@ def has_come(output: Path, moment: float | str, seconds: float) -> bool:
 
 
 def kill(process: "subprocess.Popen[bytes]", victim: str, draws: random.Random) -> str:
-    """Sends SIGKILL; without workers, as before they start or as they end, the launcher is the victim."""
+    """Sends SIGKILL; where there are no workers yet, the launcher is the victim."""
     workers = sorted(set(session_processes(process.pid)) - {process.pid})
     if victim == "all":
         kill_session(process.pid)

@@ -1,25 +1,19 @@
-"""Kills training at random moments under `scripts/supervise`: the end must be that of an undisturbed run, to the bit.
+"""Kills training at random moments under `scripts/supervise`: the end must be the same, to the bit.
 
     python -m scripts.soak.kill_training --runs 20
 
 Each seed draws one or two accidents, and for each the moment (a step, or a time while the ranks
-start) and the
-victim: a rank, the launcher, the `deepspeed` command, or the node with all of them and its disk, so
-that only the checkpoint URL is left. In the end every file of the last checkpoint (weights,
-moments, position) must be the same as without accidents, here and at the URL, and the metrics must
-hold every step once, with every instance in its place. Prints one JSON line a seed; --output names
-a file for all of them. Linux only.
+start) and the victim: a rank, the launcher, the `deepspeed` command, or the node with all of them
+and its disk, so that only the checkpoint URL is left. In the end every file of the last checkpoint
+(weights, moments, position) must be the same as without accidents, here and at the URL, and the
+metrics must hold every step once, with every instance in its place. Prints one JSON line a seed;
+--output names a file for all of them. Linux only.
 """
 
-import argparse
-import contextlib
 import json
 import os
-import platform
 import random
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,17 +24,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.checkout import ROOT, commit
-from scripts.soak.kills import kill_session, run_seeds, session_processes, write_corpus
+from scripts.checkout import ROOT, describe_soak, make_parser
+from scripts.soak.kills import kill_session, run_seeds, send_kill, session_processes, write_corpus
+from tests.ports import free_port
 
 DEADLINE_SECONDS = 900.0
 START_SECONDS = 15.0
 POLL_SECONDS = 0.005
 VICTIMS = ("rank", "rank", "launcher", "command", "node")
 TIMES = (
-    "tokens_per_second", "data_wait_share", "model_tflops_per_rank", "mfu", "peak_memory_bytes", "eta_seconds",
-    "seconds",
-)  # fmt: skip
+    *("tokens_per_second", "data_wait_share", "model_tflops_per_rank", "mfu"),
+    *("peak_memory_bytes", "eta_seconds", "seconds"),
+)
 CONFIG = {
     "model": {
         "preset": "tiny",
@@ -54,30 +49,19 @@ CONFIG = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one seed came to.
-
-    Attributes:
-        seed: Of moments and victims.
-        kills: Victim and steps logged at each kill that hit.
-        restarts: Times the supervisor started the command again.
-        repeated_steps: Steps made more than once, because the checkpoint before the kill was older.
-        seconds: In all.
-        findings: What is wrong; empty when all is well.
-    """
+    """What one seed came to."""
 
     seed: int
-    kills: list[str]
+    kills: list[str]  # victim and steps logged at each that hit
     restarts: int
-    repeated_steps: int
+    repeated_steps: int  # because the checkpoint before the kill was older
     seconds: float
     findings: list[str]
 
 
 def main() -> int:
-    """Runs the seeds, fewer where it is interrupted; exit code 1 where one found something wrong."""
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
-    )
+    """Runs the seeds; exit code 1 where one found something wrong."""
+    parser = make_parser(__doc__)
     parser.add_argument("--runs", type=int, default=20, help="seeds to run")
     parser.add_argument("--first_seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=150)
@@ -91,15 +75,11 @@ class Soak:
     """A small dataset, an undisturbed run on two ranks, and disturbed ones to compare with it."""
 
     def __init__(self, folder: Path, steps: int) -> None:
-        """Builds the dataset and makes the undisturbed run.
-
-        Args:
-            folder: Everything goes there.
-            steps: Of every run.
-        """
+        """Builds the dataset and makes the undisturbed run."""
         self.folder, self.steps = folder, steps
         write_corpus(folder, 400)
-        build = f"build --input {folder}/corpus --output {folder}/data --passes 2 --seq_lens 64 --vocab_size 100"
+        build = f"build --input {folder}/corpus --output {folder}/data --vocab_size 100"
+        build += " --passes 2 --seq_lens 64"
         subprocess.run(
             [sys.executable, "-m", "pipeline", *build.split()],
             cwd=ROOT,
@@ -125,11 +105,8 @@ class Soak:
     ) -> Outcome:
         """These accidents in one run, then the end that the supervisor comes to.
 
-        Args:
-            accidents: The victim, the share of the steps left that are made before, and, where that
-                is None, the seconds from the start.
-            draws: Choose among the ranks.
-            seed: Names the run.
+        Each is a victim, the share of the steps left that are made before, and, where that is None,
+        the seconds from the start.
         """
         began = time.monotonic()
         job = Job(self.folder, f"seed-{seed}", self.steps)
@@ -157,10 +134,7 @@ class Soak:
         """What all seeds together came to."""
         kills = [each for outcome in outcomes for each in outcome.kills]
         return {
-            "soak": "kill_training",
-            "commit": commit(),
-            "python": platform.python_version(),
-            "cores": os.cpu_count(),
+            **describe_soak("kill_training"),
             "ranks": 2,
             "steps": self.steps,
             "undisturbed_seconds": round(self.undisturbed_seconds, 1),
@@ -214,13 +188,7 @@ class Job:
     """The command under its supervisor, in a session of its own."""
 
     def __init__(self, folder: Path, name: str, steps: int) -> None:
-        """Starts it.
-
-        Args:
-            folder: Holds data/.
-            name: Of the run.
-            steps: To make.
-        """
+        """Starts it on FOLDER/data."""
         self.run, self.url, self._log = (
             folder / name,
             folder / f"{name}-url",
@@ -264,7 +232,7 @@ class Job:
             )
 
     def wait_for(self, step: int | None, seconds: float) -> int | None:
-        """Waits until a step is logged, or, without one, for so many seconds; the last step then, None at the end."""
+        """Waits for a step, or for so many seconds; the last step then, None at the end."""
         until = time.monotonic() + (seconds if step is None else DEADLINE_SECONDS)
         while time.monotonic() < until and (step is None or self.last_step() < step):
             if self._process.poll() is not None:
@@ -344,7 +312,7 @@ class Job:
 
 
 def kind_of(pid: int) -> str | None:
-    """Of a living process of a job: rank, launcher or command; None for the supervisor and everything else."""
+    """Of a living process of a job; None for the supervisor and everything else."""
     try:
         arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     except OSError:
@@ -356,19 +324,6 @@ def kind_of(pid: int) -> str | None:
     return (
         "command" if any(Path(argument).name == "deepspeed" for argument in arguments[:2]) else None
     )
-
-
-def send_kill(pid: int) -> None:
-    """SIGKILL, where the process is still there."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-
-
-def free_port() -> int:
-    """A port that nobody listens at."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the soaks share that kill: seeds and their results, sessions of processes, a corpus. Linux only: reads /proc."""
+"""What the soaks share that kill: seeds, sessions of processes, a corpus. Linux only."""
 
 import contextlib
 import json
@@ -10,22 +10,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-WORDS = [
-    "river",
-    "mountain",
-    "engine",
-    "letter",
-    "window",
-    "garden",
-    "silver",
-    "winter",
-    "market",
-    "captain",
-]
+from scripts.checkout import write_results
+
+_TEXT = "river mountain engine letter window garden silver winter market captain"
+WORDS = _TEXT.split()
 
 
 class Soak(Protocol):
-    """What kills as a seed draws, and compares the end with an undisturbed one; outcomes are dataclasses."""
+    """Kills as a seed draws, compares the end with an undisturbed run; outcomes are dataclasses."""
 
     def run_seed(self, seed: int) -> Any: ...  # noqa: D102
 
@@ -33,24 +25,17 @@ class Soak(Protocol):
 
 
 def run_seeds(soak: Soak, first: int, count: int, output: Path | None) -> int:
-    """Runs seeds, fewer where it is interrupted, and prints a JSON line for each and one for all.
+    """Runs seeds, fewer where it is interrupted; prints a JSON line for each and one for all.
 
-    Args:
-        soak: Runs them.
-        first: Of the seeds.
-        count: How many.
-        output: JSON file for all of it, renewed after every seed; None for none.
-
-    Returns:
-        Exit code: 1 where "failed_seeds" of the summary are any.
+    Returns the exit code: 1 where "failed_seeds" of the summary are any.
     """
     outcomes: list[Any] = []
     with contextlib.suppress(KeyboardInterrupt):
         for seed in range(first, first + count):
             outcomes.append(soak.run_seed(seed))
             print(json.dumps(asdict(outcomes[-1])), flush=True)
-            if output:
-                _write_results(output, soak.summarize(outcomes), outcomes)
+            rows = [asdict(each) for each in outcomes]
+            write_results(output, soak.summarize(outcomes), "outcomes", rows)
     result = soak.summarize(outcomes)
     print(json.dumps(result))
     return 1 if result["failed_seeds"] else 0
@@ -67,17 +52,20 @@ def session_processes(session: int) -> Iterator[int]:
             yield int(path.parent.name)
 
 
+def send_kill(pid: int) -> None:
+    """SIGKILL, where the process is still there."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
 def kill_session(session: int) -> None:
     """Sends SIGKILL to every process of a session."""
     for pid in list(session_processes(session)):
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+        send_kill(pid)
 
 
 def write_corpus(folder: Path, documents: int) -> None:
-    """Documents of made-up sentences in four files, every fifth much like the one before, no two equal."""
+    """Made-up documents in four files, every fifth much like the one before, no two equal."""
     draws = random.Random(0)
     (folder / "corpus").mkdir()
     for number in range(4):
@@ -90,9 +78,3 @@ def write_corpus(folder: Path, documents: int) -> None:
                     words = (" ".join(draws.choices(WORDS, k=9)).capitalize() for _ in range(12))
                     sentences = [f"{each} {number} {row}." for each in words]
                 file.write(json.dumps({"text": " ".join(sentences)}) + "\n")
-
-
-def _write_results(path: Path, result: dict[str, Any], outcomes: Sequence[Any]) -> None:
-    rows = ",\n".join(json.dumps(asdict(outcome)) for outcome in outcomes)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f'{{"result": {json.dumps(result, indent=1)},\n"outcomes": [\n{rows}\n]}}\n')

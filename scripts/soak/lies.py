@@ -25,7 +25,7 @@ from pipeline.shards.shard_file import pack_shard
 from pipeline.tokens.token_parts import TokenizedDocument, pack_documents, unpack_documents
 
 End = Literal["refused", "healed", "verify", "unharmed"]
-"""The build ends with an error; or builds anew what was wrong; or `verify` finds it; or there was nothing to find."""
+"""The build ends with an error, builds anew, `verify` finds it, or no harm is done."""
 Group = tuple[bytes, list[bytes]]
 TARGET = b"train-00001-of-00004"
 OTHER = b"train-00002-of-00004"
@@ -36,14 +36,7 @@ OTHER_SHARD = "train/L64/pass-01/shard-00001.tar"
 
 @dataclass(frozen=True)
 class RunnerLie:
-    """A lie about groups.
-
-    Attributes:
-        name: For people.
-        tell: What the runner delivers, out of the groups it should deliver and those of another
-            build.
-        end: How it must end.
-    """
+    """What the runner delivers, out of the groups that it should and those of another build."""
 
     name: str
     tell: Callable[[list[Group], dict[bytes, list[bytes]]], list[Group]]
@@ -52,15 +45,7 @@ class RunnerLie:
 
 @dataclass(frozen=True)
 class StoreLie:
-    """A lie about files.
-
-    Attributes:
-        name: For people.
-        tell: Changes files of a dataset's folder; the second folder is another build's.
-        end: How it must end.
-        before: encoded documents, an interrupted build, or a finished dataset.
-        exchanges: Ways of bringing buckets together that it is told to.
-    """
+    """Changes files of a dataset's folder; the second folder is another build's."""
 
     name: str
     tell: Callable[[Path, Path], object]
@@ -71,13 +56,7 @@ class StoreLie:
 
 @dataclass(frozen=True)
 class WriteLie:
-    """A lie about what was written while a build runs.
-
-    Attributes:
-        name: For people.
-        keep: What the store keeps of a file, by its path and bytes; None for nothing.
-        end: How it must end.
-    """
+    """What the store keeps of a file by path and bytes, while a build runs; None for nothing."""
 
     name: str
     keep: Callable[[str, bytes], bytes | None]
@@ -337,7 +316,7 @@ def _rows(folder: Path) -> list[tuple[Shard, BlockTable]]:
 
 
 def _publish(folder: Path, rows: Sequence[tuple[Shard, BlockTable]], **changes: Any) -> None:
-    """Tables, pass.json and manifest of these rows, all sums and hashes right, as a build would that believed them."""
+    """Tables, pass.json and manifest of these rows, as a build would publish that believed them."""
     path = folder / tables.MANIFEST
     fields = json.loads(path.read_text())
     shards = [shard for shard, _ in rows]

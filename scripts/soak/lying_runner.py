@@ -9,12 +9,9 @@ GroupByKey and what reads its groups. A lie that ends in a dataset of another ro
 of these, was missed. Exit code 1 where one was missed or ended otherwise.
 """
 
-import argparse
 import contextlib
 import io
 import json
-import os
-import platform
 import shutil
 import sys
 import tempfile
@@ -40,9 +37,9 @@ from pipeline.stages.build_tokens import read_store
 from pipeline.storage.folder import Folder
 from pipeline.tokens.held_out import choose_held_out
 from pipeline.tokens.token_index import TokenParts
-from scripts.checkout import commit
+from scripts.checkout import describe_soak, make_parser, write_results
+from scripts.soak.kills import WORDS
 from scripts.soak.lies import RUNNER_LIES, STORE_LIES, WRITE_LIES, Group, Lie, RunnerLie, StoreLie
-from scripts.soak.root_hashes import make_documents
 
 NUM_DOCUMENTS = 240
 GroupByKey = beam.GroupByKey
@@ -51,17 +48,7 @@ FLAGS = ["--passes", "2", "--seq_lens", "64", "--num_buckets", "4", "--workers",
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one lie came to.
-
-    Attributes:
-        lie: Its name.
-        told_by: runner or store.
-        exchange: How buckets came together.
-        expected: How it must end.
-        end: How it ended; "missed" where the dataset is another and nothing said so.
-        said: The first line of the error or finding.
-        seconds: Of the build.
-    """
+    """What one lie came to; `end` is "missed" where nothing said that the dataset is another."""
 
     lie: str
     told_by: str
@@ -74,9 +61,7 @@ class Outcome:
 
 def main() -> int:
     """Tells every lie; prints a line for each and one of JSON for all."""
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--only", nargs="+", help="names of lies, or their beginnings")
     parser.add_argument("--output", type=Path, help="JSON file for the results")
     own = parser.parse_args()
@@ -94,11 +79,8 @@ def main() -> int:
                 )
     wrong = [outcome.lie for outcome in outcomes if outcome.end != outcome.expected]
     result: dict[str, Any] = {
-        "soak": "lying_runner",
-        "commit": commit(),
-        "python": platform.python_version(),
+        **describe_soak("lying_runner"),
         "beam": version("apache-beam"),
-        "cores": os.cpu_count(),
         "documents": NUM_DOCUMENTS,
         "lies": len({outcome.lie for outcome in outcomes if outcome.expected != "unharmed"}),
         "builds": len(outcomes),
@@ -106,12 +88,7 @@ def main() -> int:
         "wrong": wrong,
     }
     print(json.dumps(result))
-    if own.output:
-        rows = ",\n".join(json.dumps(asdict(outcome)) for outcome in outcomes)
-        own.output.parent.mkdir(parents=True, exist_ok=True)
-        own.output.write_text(
-            f'{{"result": {json.dumps(result, indent=1)},\n"outcomes": [\n{rows}\n]}}\n'
-        )
+    write_results(own.output, result, "outcomes", [asdict(each) for each in outcomes])
     return 1 if wrong else 0
 
 
@@ -123,7 +100,7 @@ def exchanges(lie: Lie) -> tuple[str, ...]:
 
 
 class Liar:
-    """One honest build in all its stages, another one to take files from, and a fresh copy for every lie."""
+    """One honest build in all its stages, another to take files from, and a fresh copy a lie."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -169,7 +146,7 @@ class Liar:
         )
 
     def _prepare(self, name: str, lines: list[str], *flags: str) -> None:
-        """The folders encoded, interrupted and finished of one corpus, some of whose documents are there twice."""
+        """The folders encoded, interrupted and finished of a corpus with some documents twice."""
         home = self._folder / name
         (home / "text").mkdir(parents=True)
         for number in range(4):
@@ -216,7 +193,7 @@ class LyingGroupByKey(beam.PTransform):  # type: ignore[misc]
 def tell_groups(
     gathered: tuple[bytes, Any], name: str, others: dict[bytes, list[bytes]]
 ) -> list[Group]:
-    """All groups of a shuffle after a lie about them; names of finished shards are shuffled too, and left alone."""
+    """All groups of a shuffle after a lie; names of finished shards are left alone."""
     groups = sorted(gathered[1])
     [lie] = [lie for lie in RUNNER_LIES if lie.name == name]
     is_of_documents = groups[0][0].startswith((b"train-", b"validation-"))
@@ -252,6 +229,19 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, kept)
+
+
+def make_documents(count: int) -> list[str]:
+    """JSON lines of made-up documents, no two alike."""
+    lines = []
+    for number in range(count):
+        rows = []
+        for row in range(12):
+            places = [(number * 7 + row * 3 + step * (1 + number % 9)) % 10 for step in range(9)]
+            sentence = " ".join(WORDS[place] for place in places)
+            rows.append(f"{sentence.capitalize()} {number} {row}.")
+        lines.append(json.dumps({"text": " ".join(rows), "number": number}))
+    return lines
 
 
 def _group(folder: Path) -> dict[bytes, list[bytes]]:

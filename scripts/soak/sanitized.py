@@ -1,4 +1,4 @@
-"""Runs a fuzzer of compiled modules in a process of its own, with these compiled anew under gcc's sanitizers.
+"""Runs a fuzzer of compiled modules, made anew for gcc's sanitizers, in a process of its own.
 
 -fsanitize=address,undefined: the first access outside memory, overflow or misaligned read ends that
 process, and so counts as a finding.
@@ -7,7 +7,6 @@ process, and so counts as a finding.
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import sysconfig
@@ -19,20 +18,15 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
-from scripts.checkout import ROOT, commit
+from scripts.checkout import ROOT, describe_soak
 
 Fuzzer = Callable[[Mapping[str, Any], float, int], dict[str, int]]
 
 
 def run_sanitized(script: str, description: str, names: list[str], fuzz: Fuzzer) -> int:
-    """The main function of a fuzzer.
+    """The main function of a fuzzer, which raises differences and counts its calls.
 
-    Args:
-        script: Its `__file__`.
-        description: The first line of its help.
-        names: Of the modules, as in pyproject.toml.
-        fuzz: Takes the modules by name, seconds and a seed; gives what was called how often. A
-            difference that it finds is to be raised.
+    `script` is its `__file__`, `names` are those of its modules in pyproject.toml.
     """
     parser = argparse.ArgumentParser(allow_abbrev=False, description=description.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60)
@@ -47,16 +41,8 @@ def run_sanitized(script: str, description: str, names: list[str], fuzz: Fuzzer)
     with tempfile.TemporaryDirectory(prefix="beambert-fuzz-") as folder:
         for name in names:
             _compile(name, Path(folder, f"{name}.so"))
-        command = [
-            sys.executable,
-            script,
-            "--seconds",
-            str(own.seconds),
-            "--seed",
-            str(own.seed),
-            "--child",
-            folder,
-        ]
+        flags = f"--seconds {own.seconds} --seed {own.seed} --child {folder}"
+        command = [sys.executable, script, *flags.split()]
         libraries = " ".join(
             _ask_compiler(f"-print-file-name=lib{name}.so") for name in ("asan", "ubsan", "stdc++")
         )
@@ -65,10 +51,8 @@ def run_sanitized(script: str, description: str, names: list[str], fuzz: Fuzzer)
         environment |= {"PYTHONMALLOC": "malloc", "PYTHONPATH": str(ROOT)}
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=False)
     calls = json.loads(done.stdout) if done.returncode == 0 else {}
-    result = {
-        "soak": Path(script).stem, "commit": commit(), "python": platform.python_version(),
-        "seconds": own.seconds, "seed": own.seed, "findings": int(done.returncode != 0), "calls": calls,
-    }  # fmt: skip
+    result = describe_soak(Path(script).stem) | {"seconds": own.seconds, "seed": own.seed}
+    result |= {"findings": int(done.returncode != 0), "calls": calls}
     print(json.dumps(result))
     if own.output:
         own.output.write_text(json.dumps(result) + "\n")

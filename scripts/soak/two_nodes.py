@@ -1,4 +1,4 @@
-"""Trains on two nodes that share nothing but a wire: network namespaces with names, addresses and sshd of their own.
+"""Trains on two nodes that share a wire: namespaces with names, addresses and sshd of their own.
 
     python -m scripts.soak.two_nodes --output scripts/soak/results/DATE-two-nodes-COMMIT.json
 
@@ -9,11 +9,9 @@ openssh-server, openssh-client and pdsh. What it makes lies in a temporary folde
 namespaces, and is removed at the end.
 """
 
-import argparse
 import contextlib
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -25,7 +23,7 @@ from typing import Any
 
 import yaml
 
-from scripts.checkout import ROOT, commit
+from scripts.checkout import ROOT, describe_soak, make_parser
 
 BIN = Path(sys.executable).parent
 PROGRAMS = ("ip", "sshd", "ssh", "ssh-keygen", "pdsh", "unshare")
@@ -44,9 +42,7 @@ CONFIG = {
 
 def main() -> int:
     """Runs everything; exit code 1 where something was not as it should be."""
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--output", type=Path, help="JSON file for the result")
     own = parser.parse_args()
     missing = [name for name in PROGRAMS if shutil.which(name, path=_search_path()) is None]
@@ -90,7 +86,7 @@ class Nodes:
         ]
 
     def run(self, name: str, *commands: Sequence[str]) -> dict[str, Any]:
-        """Runs one command for each node, beginning with the first; exit codes, seconds and what was printed."""
+        """Runs a command for each node, beginning with the first."""
         environment = {
             **{
                 key: value
@@ -183,10 +179,7 @@ def _compare(nodes: Nodes) -> dict[str, Any]:
             f"the doctor did not see two nodes: {ran['doctor over pdsh']['printed'][-2000:]}"
         )
     return {
-        "soak": "two_nodes",
-        "commit": commit(),
-        "python": platform.python_version(),
-        "cores": os.cpu_count(),
+        **describe_soak("two_nodes"),
         "steps": len(expected),
         "seconds": {name: each["seconds"] for name, each in ran.items()},
         "losses_equal_to_the_last_bit": {name: found == expected for name, found in losses.items()},
@@ -201,28 +194,14 @@ def _compare(nodes: Nodes) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _nodes(folder: Path) -> Iterator[Nodes]:
-    """Two namespaces joined by a wire, sshd in each under a host name of its own, keys for one another."""
+    """Two namespaces joined by a wire; each has sshd under its own name, and keys for the other."""
     daemons: list[subprocess.Popen[bytes]] = []
     _write_ssh(folder)
     try:
         for name in NODES:
             _do("ip", "netns", "add", name)
         first, second = NODES
-        _do(
-            "ip",
-            "link",
-            "add",
-            LINK,
-            "netns",
-            first,
-            "type",
-            "veth",
-            "peer",
-            "name",
-            LINK,
-            "netns",
-            second,
-        )
+        _do(*f"ip link add {LINK} netns {first} type veth peer name {LINK} netns {second}".split())
         for name, address in NODES.items():
             _do("ip", "-n", name, "address", "add", f"{address}/24", "dev", LINK)
             for link in ("lo", LINK):
@@ -239,7 +218,7 @@ def _nodes(folder: Path) -> Iterator[Nodes]:
 
 
 def _write_ssh(folder: Path) -> None:
-    """A key, settings of both sides, and an `ssh` before the real one on the PATH that uses them."""
+    """A key, settings of both sides, and an `ssh` first on the PATH that uses them."""
     _do("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", f"{folder}/key")
     shutil.copy(folder / "key.pub", folder / "authorized_keys")
     (folder / "ssh_config").write_text(
@@ -247,8 +226,8 @@ def _write_ssh(folder: Path) -> None:
         "StrictHostKeyChecking no\nLogLevel ERROR\nConnectTimeout 5\n"
     )
     (folder / "sshd_config").write_text(
-        f"HostKey {folder}/key\nAuthorizedKeysFile {folder}/authorized_keys\nPidFile none\nStrictModes no\nUsePAM no\n"
-        "PasswordAuthentication no\nPermitRootLogin prohibit-password\n"
+        f"HostKey {folder}/key\nAuthorizedKeysFile {folder}/authorized_keys\nPidFile none\n"
+        "StrictModes no\nUsePAM no\nPasswordAuthentication no\nPermitRootLogin prohibit-password\n"
     )
     (folder / "bin").mkdir()
     program = shutil.which("ssh", path=_search_path())
@@ -258,7 +237,8 @@ def _write_ssh(folder: Path) -> None:
 
 def _start_sshd(folder: Path, name: str) -> "subprocess.Popen[bytes]":
     Path("/run/sshd").mkdir(exist_ok=True)  # where it separates its privileges
-    start = f"hostname {name} && exec {shutil.which('sshd', path=_search_path())} -D -e -f {folder}/sshd_config"
+    sshd = shutil.which("sshd", path=_search_path())
+    start = f"hostname {name} && exec {sshd} -D -e -f {folder}/sshd_config"
     log = (folder / f"sshd-{name}.log").open("w")
     command = ["ip", "netns", "exec", name, "unshare", "--uts", "sh", "-c", start]
     return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
@@ -268,15 +248,8 @@ def _wait_for_sshd(folder: Path) -> None:
     first = next(iter(NODES))
     for name, address in NODES.items():
         for attempt in range(20):
-            command = [
-                "ip",
-                "netns",
-                "exec",
-                first,
-                f"{folder}/bin/ssh",
-                f"root@{address}",
-                "hostname",
-            ]
+            place = ["ip", "netns", "exec", first]
+            command = [*place, f"{folder}/bin/ssh", f"root@{address}", "hostname"]
             found = subprocess.run(command, capture_output=True, text=True, check=False)
             if found.stdout.strip() == name:
                 break
