@@ -23,10 +23,8 @@ from trainer.finetune.text import TokenSequence
 
 
 def make_items(lengths):
-    return [
-        Item(index, (TokenSequence(np.full(length, index, np.uint16), 1),), np.array([index]))
-        for index, length in enumerate(lengths)
-    ]
+    rows = [np.full(length, index, np.uint16) for index, length in enumerate(lengths)]
+    return [Item(n, (TokenSequence(row, 1),), np.array([n])) for n, row in enumerate(rows)]
 
 
 def test_packed_columns():

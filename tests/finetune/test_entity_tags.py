@@ -29,9 +29,8 @@ def test_entities_of_any_tags_are_found(tags, expected):
     assert find_entities(tags.split()) == [Entity(*each) for each in expected]
 
 
-ENTITIES = st.lists(
-    st.tuples(st.integers(0, 2), st.integers(1, 3), st.sampled_from(["PER", "LOC"])), max_size=6
-)
+NAMES = st.sampled_from(["PER", "LOC"])
+ENTITIES = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), NAMES), max_size=6)
 
 
 @pytest.mark.parametrize("scheme", ["iob1", "iob2", "bioes"])
@@ -86,9 +85,8 @@ def test_without_any_entity_everything_is_zero():
 
 
 def _sentences(tags):
-    pair = st.integers(1, 12).flatmap(
-        lambda size: st.tuples(*[st.lists(st.sampled_from(tags), min_size=size, max_size=size)] * 2)
-    )
+    drawn = lambda size: st.lists(st.sampled_from(tags), min_size=size, max_size=size)  # noqa: E731
+    pair = st.integers(1, 12).flatmap(lambda size: st.tuples(*[drawn(size)] * 2))
     return st.lists(pair, min_size=1, max_size=6)
 
 
@@ -105,9 +103,8 @@ def test_scores_are_those_of_seqeval(tags, data):
         warnings.simplefilter("ignore")
         scores = seqeval.precision_recall_fscore_support
         theirs, micro = (scores(labels, predictions, average=each) for each in (None, "micro"))
-    assert [tuple(each) for each in by_type.values()] == [
-        pytest.approx(row) for row in zip(*theirs, strict=True)
-    ]
+    expected = [pytest.approx(row) for row in zip(*theirs, strict=True)]
+    assert [tuple(each) for each in by_type.values()] == expected
     assert every[:3] == pytest.approx(micro[:3])
     found = seqeval.accuracy_score(labels, predictions)
     assert tag_accuracy(labels, predictions) == pytest.approx(found)

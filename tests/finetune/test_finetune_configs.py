@@ -9,12 +9,7 @@ import pytest
 from pipeline.command_line.program import parse_settings
 from trainer.cli import COMMANDS
 from trainer.finetune.results import list_recipes
-from trainer.finetune.settings import (
-    FinetuneSettings,
-    SquadSettings,
-    TokenSettings,
-    check_settings,
-)
+from trainer.finetune.settings import FinetuneSettings, SquadSettings, TokenSettings, check_settings
 from trainer.finetune.task import TASKS, open_task
 
 ROOT = Path(__file__).parents[2]

@@ -5,7 +5,6 @@ import pytest
 from tests.finetune.test_glue import make_encoder, task_of, write
 from tests.finetune.tiny_model import TOKENS
 from trainer.finetune.settings import ColumnSettings
-from trainer.finetune.text import file_stem
 
 PAIRS = ColumnSettings(text="a", text_b="b", label="class", id="key")
 ROWS = [("k1", "the cat, sat", "a dog", "x"), ("k2", 'very "good"', "the film", "y")]
@@ -69,10 +68,6 @@ def test_one_class_is_nothing_to_learn_and_an_empty_label_is_none(second, says, 
     path = write(tmp_path, "t.csv", f"text,label\na,x\nb,{second}\n")
     with pytest.raises(ValueError, match=rf"t\.csv{says}"):
         task.find_labels(task.read(path, "train").examples)
-
-
-def test_names_of_files():
-    assert file_stem("a/b.c/train.tsv.zst") == "train"
 
 
 SWAG = (

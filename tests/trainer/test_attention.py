@@ -26,9 +26,7 @@ def random_qkv(num_tokens, *, heads=2, size=8, seed=0, dtype=torch.float32, devi
 def oracle(q_TAD, k_TAD, v_TAD, lengths, is_causal=False):
     """Softmax attention written out, one sequence at a time."""
     contexts = []
-    for q, k, v in zip(
-        q_TAD.split(lengths), k_TAD.split(lengths), v_TAD.split(lengths), strict=True
-    ):
+    for q, k, v in zip(*(each.split(lengths) for each in (q_TAD, k_TAD, v_TAD)), strict=True):
         scores = torch.einsum("qad,kad->aqk", q, k) / q.shape[-1] ** 0.5
         if is_causal:
             scores = scores.masked_fill(torch.ones(len(q), len(q)).triu(1).bool(), -torch.inf)
@@ -66,10 +64,8 @@ def test_no_tokens_stay_connected():
 
 def test_layout_groups_rows_by_length():
     layout = padded_layout(cu_seqlens_of([30, 3, 64, 31]), row_step=32)
-    assert [(group.start, group.num_rows, group.row_length) for group in layout.groups] == [
-        (0, 3, 32),
-        (96, 1, 64),
-    ]
+    found = [(each.start, each.num_rows, each.row_length) for each in layout.groups]
+    assert found == [(0, 3, 32), (96, 1, 64)]
     assert layout.num_positions == 160
     expected = [*range(30), *range(32, 35), *range(96, 160), *range(64, 95)]
     assert layout.positions.tolist() == expected
@@ -81,9 +77,8 @@ def test_layout_groups_rows_by_length():
 def dropout_draws(q, k, v, backend, num_draws=400):
     """Context [T, A, D] of one sequence, and draws of it with dropout 0.5 [num_draws, T, A, D]."""
     length = len(q)
-    exact = attention(
-        q, k, v, sequences_of(cu_seqlens_of([length]).to(q.device), length), 0.0, backend
-    )
+    alone = sequences_of(cu_seqlens_of([length]).to(q.device), length)
+    exact = attention(q, k, v, alone, 0.0, backend)
     copies = [x.detach().repeat(num_draws, 1, 1) for x in (q, k, v)]
     sequences = sequences_of(cu_seqlens_of([length] * num_draws).to(q.device), length)
     torch.manual_seed(0)
@@ -116,10 +111,8 @@ def test_auto_is_flash_where_it_can_run(monkeypatch):
 def test_the_kernel_is_called_as_this_torch_declares_it(is_causal, monkeypatch):
     """On meta tensors: shapes and a backward, without a GPU."""
     monkeypatch.setattr("trainer.model.attention.choose_backend", lambda *_: "flash")
-    q, k, v = (
-        torch.empty(12, 2, 64, dtype=torch.bfloat16, device="meta", requires_grad=True)
-        for _ in range(3)
-    )
+    meta = {"dtype": torch.bfloat16, "device": "meta", "requires_grad": True}
+    q, k, v = (torch.empty(12, 2, 64, **meta) for _ in range(3))
     sequences = sequences_of(torch.empty(4, dtype=torch.int32, device="meta"), 5)
     context = attention(q, k, v, sequences, 0.1, "flash", is_causal)
     assert context.shape == q.shape
@@ -133,9 +126,8 @@ def test_the_kernel_equals_padded_on_a_gpu(is_causal):
     lengths = [5, 130, 64, 1, 512]
     sequences = sequences_of(cu_seqlens_of(lengths).cuda(), max(lengths))
     q, k, v = random_qkv(sum(lengths), size=64, dtype=torch.bfloat16, device=CUDA)
-    context, expected = (
-        attention(q, k, v, sequences, 0.0, name, is_causal) for name in ("flash", "padded")
-    )
+    both = ("flash", "padded")
+    context, expected = (attention(q, k, v, sequences, 0.0, name, is_causal) for name in both)
     torch.testing.assert_close(context, expected, rtol=0, atol=2e-2)
     gradients = torch.autograd.grad(context.float().square().sum(), (q, k, v))
     expected_gradients = torch.autograd.grad(expected.float().square().sum(), (q, k, v))

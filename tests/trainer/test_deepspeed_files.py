@@ -171,11 +171,8 @@ def test_files_as_people_have_them(name, parse):
     settings = parse(said, phase)
     assert {key: value_of(settings, key) for key in expected} == expected
     plain = parse({}, phase | {key: expected[key] for key in OF_PHASES if key in expected})
-    changed = {
-        each.name
-        for each in dataclasses.fields(settings)
-        if getattr(settings, each.name) != getattr(plain, each.name)
-    }
+    fields = [each.name for each in dataclasses.fields(settings)]
+    changed = {name for name in fields if getattr(settings, name) != getattr(plain, name)}
     assert changed <= {key.partition(".")[0] for key in expected}
     given = read_deepspeed_file(settings.deepspeed)
     config = deepspeed_config(given, settings.zero_stage or 1, settings.precision)
@@ -197,11 +194,9 @@ def test_a_share_of_the_steps_is_a_warm_up_of_as_many(parse):
     phase = {"global_batch": 8, "steps": 20, "warmup_fraction": 0.1}
     said = {"scheduler": {"type": "WarmupDecayLR", "params": LINEAR}}
     assert parse(said, phase).phases[0].num_warmup_steps == 2
+    said["scheduler"]["params"] = LINEAR | {"warmup_num_steps": 3}
     with pytest.raises(ValueError, match=r"warmup_steps is 2, .* says 3 by scheduler"):
-        parse(
-            {"scheduler": {"type": "WarmupDecayLR", "params": LINEAR | {"warmup_num_steps": 3}}},
-            phase,
-        )
+        parse(said, phase)
 
 
 @pytest.mark.parametrize(

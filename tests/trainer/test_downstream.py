@@ -1,5 +1,6 @@
 """scripts/bench/downstream.py: files are cut by rule, variants begin with what they say, rows make the table."""
 
+import itertools
 import json
 
 import pytest
@@ -17,9 +18,8 @@ def test_sentences_are_held_out_by_their_id_alone(tmp_path):
     train, validation = cut_sentences(source, tmp_path / "work")
     assert (train.name, validation.name) == ("all.train.iob2", "all.validation.iob2")
     kept = [path.read_text().strip().split("\n\n") for path in (train, validation)]
-    assert kept[1] == [
-        sentence for sentence, name in zip(sentences, names, strict=True) if is_held_out(name)
-    ]
+    held_out = map(is_held_out, names)
+    assert kept[1] == [*itertools.compress(sentences, held_out)]
     assert sorted(kept[0] + kept[1]) == sorted(sentences)
     assert 50 < len(kept[1]) < 110
 
@@ -27,28 +27,20 @@ def test_sentences_are_held_out_by_their_id_alone(tmp_path):
 def test_articles_are_held_out_by_title(tmp_path):
     source = tmp_path / "half.json.zst"
     articles = [{"title": title, "paragraphs": []} for title in "hbgacfed"]
-    source.write_bytes(
-        zstandard.compress(json.dumps({"version": "v2.0", "data": articles}).encode())
-    )
-    train, validation = (
-        json.loads(path.read_text()) for path in cut_articles(source, tmp_path / "work")
-    )
+    text = json.dumps({"version": "v2.0", "data": articles})
+    source.write_bytes(zstandard.compress(text.encode()))
+    files = cut_articles(source, tmp_path / "work")
+    train, validation = (json.loads(path.read_text()) for path in files)
     assert [article["title"] for article in validation["data"]] == ["a", "e"]
     assert [article["title"] for article in train["data"]] == list("hbgcfd")
     assert train["version"] == validation["version"] == "v2.0"
 
 
 def test_what_variants_begin_with():
-    names = (
-        "bert.embeddings.word.weight",
-        "bert.layers.0.query.weight",
-        "bert.pooler.weight",
-        "mlm_head.bias",
-    )
-    kept = {
-        variant: [keeps(variant, name) for name in names]
-        for variant in ("pretrained", "random", "random-layers", "frozen")
-    }
+    names = ["bert.embeddings.word.weight", "bert.layers.0.query.weight"]
+    names += ["bert.pooler.weight", "mlm_head.bias"]
+    variants = ("pretrained", "random", "random-layers", "frozen")
+    kept = {variant: [keeps(variant, name) for name in names] for variant in variants}
     assert kept["pretrained"] == kept["frozen"] == [True] * 4
     assert kept["random"] == [False] * 4
     assert kept["random-layers"] == [True, False, False, False]
@@ -66,6 +58,5 @@ def test_the_table_has_means_errors_and_differences():
     assert found["pretrained"]["standard_error"] == pytest.approx(0.02 / 3**0.5)
     assert found["random"]["standard_error"] == pytest.approx(0.02)
     # 0.1 apart, with a standard error of sqrt(0.02**2 + 0.02**2 / 3)
-    assert format_table(rows, ["pretrained", "random"]).splitlines()[2] == (
-        "| sst2 | accuracy | 82.00 ± 1.15 | 72.00 ± 2.00 (+4.3 SE) |"
-    )
+    line = "| sst2 | accuracy | 82.00 ± 1.15 | 72.00 ± 2.00 (+4.3 SE) |"
+    assert format_table(rows, ["pretrained", "random"]).splitlines()[2] == line

@@ -2,8 +2,6 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
 
@@ -20,14 +18,13 @@ from trainer.reading.block_reader import BlockReader, plan_rows
 from trainer.reading.ranged_read import Attempts, ShardReadError, retry
 from trainer.reading.settings import Reading
 
-Fault = Callable[[bytes], bytes]
 QUICK = Reading(timeout_seconds=0.3, budget_seconds=2.0, num_threads=2)
 
 
 class HttpError(Exception):
     """As gcsfs raises it."""
 
-    def __init__(self, code: int) -> None:
+    def __init__(self, code):
         super().__init__(f"answered {code}")
         self.code = code
 
@@ -35,13 +32,13 @@ class HttpError(Exception):
 class Clock:
     """Time that passes only while somebody sleeps."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 0.0
 
-    def monotonic(self) -> float:
+    def monotonic(self):
         return self.now
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds):
         self.now += seconds
 
 
@@ -59,33 +56,29 @@ class FaultyFolder(Folder):
         return (self.faults[0] if is_last else self.faults.pop(0))(data)
 
 
-def short_body(data: bytes) -> bytes:
+def short_body(data):
     return data[: len(data) // 2]
 
 
-def wrong_byte(data: bytes) -> bytes:
+def wrong_byte(data):
     return bytes([data[0] ^ 1]) + data[1:]
 
 
-def connection_reset(data: bytes) -> bytes:
+def connection_reset(data):
     raise ConnectionResetError("connection reset by peer")
 
 
-def foreign_error(data: bytes) -> bytes:
+def foreign_error(data):
     raise LookupError("a driver's own kind of error: 503 SlowDown")
 
 
-def no_json(data: bytes) -> bytes:
+def no_json(data):
     raise json.JSONDecodeError("Expecting value", "<html>", 0)
 
 
-def stall(data: bytes) -> bytes:
+def stall(data):
     time.sleep(5.0)
     return data
-
-
-def timed_out(data: bytes) -> bytes:
-    raise TimeoutError("the store's own")
 
 
 @pytest.fixture(autouse=True)
@@ -95,25 +88,20 @@ def short_delays(monkeypatch):
 
 
 @pytest.fixture
-def folder(tmp_path: Path, make_dataset) -> Path:
+def folder(tmp_path, make_dataset):
     return make_dataset(tmp_path / "dataset", train=((60, 45),))
 
 
-def over_faulty_store(
-    folder: Path, faults: Iterable[Fault], lasting: bool = False
-) -> tuple[Dataset, FaultyFolder]:
+def over_faulty_store(folder, faults, lasting=False):
     good, faulty = open_dataset(str(folder)), FaultyFolder(str(folder))
     faulty.__dict__.update(faults=list(faults), lasting=lasting, shard_reads=0)
     return Dataset(faulty, good.manifest, list(good.all_shards)), faulty
 
 
-def each_block(*sizes: int) -> list[np.ndarray]:
+def each_block(*sizes):
     """One step for every block of 8 instances, in order: shard, block, start, stop."""
-    return [
-        np.array([[shard, block, 0, min(8, size - 8 * block)]])
-        for shard, size in enumerate(sizes)
-        for block in range(-(-size // 8))
-    ]
+    blocks = [(s, n, 8 * b) for s, n in enumerate(sizes) for b in range(-(-n // 8))]
+    return [np.array([[s, first // 8, 0, min(8, n - first)]]) for s, n, first in blocks]
 
 
 EVERY_BLOCK = each_block(60, 45)
@@ -123,13 +111,13 @@ EVERYTHING = [*range(60), *range(100_000, 100_045)]
 class Read:
     """Steps read by a reader of its own: the document ids of each."""
 
-    def __init__(self, dataset, reading=QUICK, steps=EVERY_BLOCK, min_steps=2) -> None:
+    def __init__(self, dataset, reading=QUICK, steps=EVERY_BLOCK, min_steps=2):
         shards = [(dataset, shard) for shard in dataset.shards("train", 8192, 0)]
         self.reader = BlockReader(shards, reading)
         planned = (plan_rows(*step.T) for step in steps)
         self._groups = self.reader.steps(planned, min_steps)
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self):
         for group, block in self._groups:
             place = 0
             for step in group:
@@ -138,7 +126,7 @@ class Read:
         self.reader.close()
 
 
-def read_all(*arguments) -> list[int]:
+def read_all(*arguments):
     return [n for step in Read(*arguments) for n in step]
 
 
@@ -181,12 +169,11 @@ def test_memory_is_bounded_and_blocks_are_released(folder):
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
-def test_steps_are_the_planned_rows_whatever_is_planned_gathered_and_held_together(
+def test_steps_are_the_planned_rows_whatever_is_planned_and_held_together(
     folder, monkeypatch, data
 ):
-    monkeypatch.setattr(
-        block_reader, "GATHERED_TOKENS", 8192 * data.draw(st.sampled_from([1, 20, 4096]))
-    )
+    gathered = data.draw(st.sampled_from([1, 20, 4096]))
+    monkeypatch.setattr(block_reader, "GATHERED_TOKENS", 8192 * gathered)
     monkeypatch.setattr(block_reader, "LOOKAHEAD_STEPS", data.draw(st.sampled_from([1, 4, 512])))
     rows = st.tuples(st.integers(0, 1), st.integers(0, 4), st.integers(0, 3), st.integers(4, 5))
     steps = data.draw(st.lists(st.lists(rows, min_size=1, max_size=6).map(np.array), max_size=30))
@@ -211,9 +198,7 @@ def test_a_passing_fault_is_mended(folder, fault):
     dataset, store = over_faulty_store(folder, [fault, fault])
     reading = Reading(num_threads=2, timeout_seconds=2.0 if fault is stall else 60.0)
     assert read_all(dataset, reading) == EVERYTHING
-    assert store.shard_reads == 4 or (fault is stall and store.shard_reads > 4), (
-        "a busy machine may stall too"
-    )
+    assert store.shard_reads == 4 or (fault is stall and store.shard_reads > 4), "or it stalls too"
 
 
 @pytest.mark.parametrize(
@@ -255,9 +240,7 @@ def test_a_file_cut_at_a_record_is_an_error(folder):
     shard = dataset.shards("train", 8192, 0)[1]
     path = folder / shard.name
     path.write_bytes(path.read_bytes()[: int(dataset.blocks(shard).offset[4]) - 512])
-    said = (
-        r"shard-00001.tar, blocks 0 to 5 .*asked for bytes 512-\d+, got .*: the file is cut short"
-    )
+    said = r"shard-00001.tar, blocks 0 to 5 .*asked for bytes 512-\d+, got .*: the file is cut"
     with pytest.raises(ShardReadError, match=said):
         read_all(dataset, Reading())  # at once, whatever patience there is
 
@@ -285,21 +268,18 @@ def test_a_refusal_has_the_patience_of_a_key_in_renewal(monkeypatch, refusal, se
         assert clock.now == pytest.approx(30.0)
 
 
-def test_a_position_outside_its_instance_is_refused_though_the_crc32_is_right(
+def test_a_position_outside_its_instance_is_refused_with_right_crc32(
     tmp_path, make_block, monkeypatch
 ):
     blocks = [make_block(8, first_id=8 * n) for n in range(3)]
     positions, last = blocks[2].masked_lm_positions, int(blocks[2].masked_offsets[6])
     positions[last] = length = int(np.diff(blocks[2].offsets)[6])  # the first token of instance 7
-    folder = write_dataset(
-        tmp_path / "dataset", {("train", 8192, 0, 0): blocks}, 100, {"lower_case": True}
-    )
+    shards = {("train", 8192, 0, 0): blocks}
+    folder = write_dataset(tmp_path / "dataset", shards, 100, {"lower_case": True})
     monkeypatch.setattr(block_reader, "GATHERED_TOKENS", 1)
     found = iter(Read(open_dataset(str(folder)), QUICK, each_block(24)))
     assert [next(found)[0] for _ in range(2)] == [0, 8]
-    said = (
-        rf"block 2 at byte \d+, instance 6: masked_lm_position {length} should be below {length};"
-    )
+    said = rf"block 2 at byte \d+, instance 6: masked_lm_position {length} should be below {length}"
     with pytest.raises(ValueError, match=said):
         next(found)
 
@@ -315,7 +295,7 @@ def test_threads_that_wait_forever_do_not_hold_up_the_others(folder):
     """As many requests hang as there are threads: each is made again by a new one."""
     answer = Event()
 
-    def hang(data: bytes) -> bytes:
+    def hang(data):
         answer.wait(600)
         return data
 

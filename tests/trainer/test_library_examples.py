@@ -72,9 +72,8 @@ def test_a_plain_loop_trains_on_the_stream(programs, capsys):
 
 @pytest.mark.engines
 def test_torchrun_trains_on_the_stream(programs):
-    printed = run_program(
-        programs, "-m", "torch.distributed.run", "--nproc_per_node", 2, "with_torchrun.py"
-    )
+    launcher = ("-m", "torch.distributed.run", "--nproc_per_node", 2)
+    printed = run_program(programs, *launcher, "with_torchrun.py")
     assert sorted(printed.splitlines()) == ["rank 0: position 96", "rank 1: position 96"]
 
 

@@ -6,11 +6,9 @@ tensors that it has had.
 
 import itertools
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 import yaml
 from torch.distributed import Work
 from torch.profiler import ProfilerActivity, profile
@@ -19,53 +17,17 @@ from pipeline.command_line.program import parse_settings
 from pipeline.shards.block import Block
 from tests.datasets import CLS, MASK, SEP, write_dataset
 from tests.trainer.two_ranks import run_ranks
-from trainer.checkpoints.write import take_snapshot
 from trainer.cli import COMMANDS
-from trainer.engine.deepspeed_config import bucket_elements
 from trainer.engine.zero import bucket_sizes
 from trainer.model.bert import build_model
 from trainer.model.config import preset
-from trainer.optim.adamw import AdamW
 from trainer.order.source import open_mixture
 from trainer.preflight.memory import Case, activation_bytes, count_memory
 from trainer.preflight.plan import memory_case, plan_phases
 from trainer.pretrain.loop import pretrain
-from trainer.process.ranks import Ranks, _let_gloo_rest
+from trainer.process.ranks import _let_gloo_rest
 
 SEQ_LEN, VOCAB_SIZE = 128, 30_522
-ALONE = Ranks(rank=0, world_size=1, device=torch.device("cpu"), counts_group=None)
-
-
-def snapshot_of(model, copies):
-    optimizer = AdamW(model.named_parameters())
-    engine = SimpleNamespace(module=model, zero_optimization_stage=lambda: 0)
-    return take_snapshot({"step": 1}, engine, optimizer, ALONE, copies)
-
-
-def test_a_snapshot_copies_fp32_weights_once():
-    model, copies = build_model(preset("tiny", vocab_size=50), 0), {}
-    first = snapshot_of(model, copies).files["model.safetensors"]["mlm_head.bias"]
-    files = snapshot_of(model, copies).files
-    assert files["model.safetensors"]["mlm_head.bias"] is first, "memory is taken once"
-    weights, pieces = files["model.safetensors"], files["fragments-00000-of-00001.safetensors"]
-    for name, parameter in model.named_parameters():
-        assert pieces[f"fp32/{name}"].data_ptr() == weights[name].data_ptr() != parameter.data_ptr()
-        assert torch.equal(pieces[f"fp32/{name}"], parameter.detach().view(-1))
-    held = sum(each.numel() for each in copies.values())
-    assert held == 3 * sum(parameter.numel() for parameter in model.parameters())
-
-
-@pytest.mark.parametrize(
-    ("num_parameters", "largest", "elements"),
-    [
-        (4_416_698, 3_906_816, 4_416_698),  # tiny: one bucket
-        (110_106_428, 23_440_896, 33_554_432),
-        (336_226_108, 31_254_528, 33_554_432),
-        (336_226_108, 40_000_001, 40_000_002),  # no tensor needs two, and the number is even
-    ],
-)
-def test_buckets_fit_the_model(num_parameters, largest, elements):
-    assert bucket_elements(num_parameters, largest) == elements
 
 
 def test_buckets_of_a_model_leave_frozen_weights_out():
@@ -132,10 +94,7 @@ def data(tmp_path_factory):
 @pytest.mark.engines
 @pytest.mark.parametrize(
     ("ranks", "zero_stage", "optimizer", "micro_tokens", "fullest"),
-    [
-        (1, 0, "adamw", 1_024, "loss"),
-        (2, 2, "lamb", 256, "end of the backward pass"),
-    ],
+    [(1, 0, "adamw", 1_024, "loss"), (2, 2, "lamb", 256, "end of the backward pass")],
 )
 def test_the_plan_counts_what_is_allocated(
     data, tmp_path, ranks, zero_stage, optimizer, micro_tokens, fullest

@@ -3,20 +3,14 @@
 import heapq
 import random
 from collections import Counter
-from itertools import count, pairwise
+from itertools import count
 
 import pytest
 
 from pipeline.storage import faults
 from trainer.reading import ranged_read
 from trainer.reading.ranged_read import Attempts, ShardReadError
-from trainer.reading.rate_limit import (
-    FIRST_SECONDS,
-    FREE_SECONDS,
-    MAX_SECONDS,
-    RateLimit,
-    make_rate_file,
-)
+from trainer.reading.rate_limit import FIRST_SECONDS, RateLimit, make_rate_file
 from trainer.reading.settings import Reading
 
 NUM_NODES, ASKING = 256, 8
@@ -93,49 +87,6 @@ def a_pace(path=None, rank=0, num_ranks=1):
     return RateLimit(path, rank, num_ranks, random.Random(0).uniform)
 
 
-def test_nothing_waits_where_nothing_fails():
-    pace = a_pace()
-    assert [pace.take_turn(now) for now in (5.0, 5.0, 5.0)] == [0.0] * 3
-    pace.answered(5.0, 5.1)
-    assert pace.interval == 0
-
-
-def test_requests_that_fail_at_the_same_time_count_once():
-    pace = a_pace()
-    for _ in range(64):
-        pace.failed(asked=5.0, now=6.0)
-    assert pace.interval == FIRST_SECONDS
-    for now in range(7, 100):
-        pace.failed(asked=now - 0.5, now=now)
-    assert pace.interval == MAX_SECONDS
-
-
-def test_a_turn_is_taken_once():
-    pace = a_pace()
-    pace.failed(5.0, 6.0)
-    pace.failed(6.5, 7.0)
-    seconds = pace.take_turn(7.0)
-    assert FIRST_SECONDS <= seconds <= 2 * FIRST_SECONDS
-    assert pace.take_turn(7.0 + seconds) == 0
-    assert pace.take_turn(7.0 + seconds) > 0
-
-
-def test_answers_shrink_the_interval_until_all_is_free_again():
-    pace, now = a_pace(), 100.0
-    pace.failed(now, now)
-    pace.failed(now, now)
-    pace.answered(now - 1, now + 2)
-    assert pace.interval == 2 * FIRST_SECONDS, "the request was made at another pace"
-    seen = [pace.interval]
-    while pace.interval:
-        now += 2
-        pace.answered(now - 0.1, now)
-        seen.append(pace.interval)
-    assert all(later < sooner for sooner, later in pairwise(seen))
-    assert min(filter(None, seen)) >= FREE_SECONDS
-    assert pace.take_turn(now) == 0
-
-
 def test_processes_of_a_node_share_the_interval_and_the_turns(tmp_path):
     make_rate_file(tmp_path / "pace")
     one, other = a_pace(tmp_path / "pace"), a_pace(tmp_path / "pace")
@@ -189,10 +140,8 @@ def test_a_prefix_that_throttles_for_minutes_is_asked_for_what_it_gives(monkeypa
     simulation = Simulation(monkeypatch, lambda second: 300 if 30 <= second < 210 else 5500)
     ask_without_end(simulation, 270, every=ASKING * NUM_NODES / 1500)
     assert not simulation.gave_up
-    asked, answered = (
-        [counted[second] for second in range(270)]
-        for counted in (simulation.asked, simulation.answered)
-    )
+    both = (simulation.asked, simulation.answered)
+    asked, answered = ([counted[second] for second in range(270)] for counted in both)
     calm, throttled, after = slice(5, 30), slice(40, 210), slice(230, 260)
     assert sum(asked[throttled]) < 1.5 * sum(answered[throttled]), "mostly refused"
     assert sum(answered[throttled]) > 0.7 * 300 * 170, "they ask for less than they could have"
@@ -206,11 +155,8 @@ def test_after_an_outage_ranks_come_back_one_by_one(monkeypatch):
     ask_without_end(simulation, ends + 60, every=ASKING * NUM_NODES / 1500)
     assert not simulation.gave_up
     outage = [simulation.asked[second] for second in range(40, ends)]
-    assert max(outage) < 120, (
-        "a store that is down is asked by 256 nodes, each every 7 s or less often"
-    )
+    assert max(outage) < 120, "256 nodes ask, each every 7 s or less often"
     after = [simulation.asked[second] for second in range(ends, ends + 60)]
     assert max(after) < 1.1 * 1500, "never more than on a calm day"
-    assert (
-        sum(simulation.answered[second] for second in range(ends + 30, ends + 60)) > 0.9 * 1500 * 30
-    )
+    answered = sum(simulation.answered[second] for second in range(ends + 30, ends + 60))
+    assert answered > 0.9 * 1500 * 30

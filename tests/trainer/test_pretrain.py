@@ -152,10 +152,8 @@ def test_run_folder_says_what_was_done(runs):
 @pytest.mark.engines
 def test_messages_for_people(runs):
     _, launches = runs
-    printed = {
-        name: "".join(process.stdout + process.stderr for process in launch)
-        for name, launch in launches.items()
-    }
+    said = lambda launch: "".join(each.stdout + each.stderr for each in launch)  # noqa: E731
+    printed = {name: said(launch) for name, launch in launches.items()}
     assert "step 5: validation MLM loss" in printed["calm"]
     assert "(unigram entropy of the text " in printed["calm"]
     assert " (constant answer 0." in printed["calm"]
@@ -164,10 +162,7 @@ def test_messages_for_people(runs):
     assert "MFU" not in printed["calm"]
     assert " epochs of length 32; " in printed["calm"]
     assert "continuing after step 3" in printed["stopped"]
-    assert (
-        "stopped by a signal and saved after step 10; the same command continues"
-        in printed["stopped"]
-    )
+    assert "stopped by a signal and saved after step 10; the same command" in printed["stopped"]
     assert "continuing after step 10" in printed["continued"]
     assert "this run is finished, all 13 steps are made" in printed["finished"]
     assert "the gradient's norm is nan, training has diverged" in printed["diverged"]
@@ -227,15 +222,11 @@ def prepare(data, output, world_size=1, revision=None, dataset=None, **changed):
             1,
             "seq_len 64; the dataset has train L16, train L32; build it with --seq_lens 16 32 64",
         ),
-        (
-            {"model": ModelSettings("tiny", {"max_position_embeddings": 16})},
-            1,
-            r"phases\.1\.seq_len is 32, the model",
-        ),
+        ({"model": ModelSettings("tiny", {"max_position_embeddings": 16})}, 1, r"1\.seq_len is 32"),
         (
             {"model": ModelSettings("tiny", {"vocab_size": 5})},
             1,
-            "the dataset's vocabulary decides it",
+            "the dataset's vocabulary decides",
         ),
         ({"model": ModelSettings("huge")}, 1, "choose one of tiny"),
     ],
@@ -312,22 +303,10 @@ def test_what_the_folder_keeps_of_the_vocabulary_is_made_anew_when_a_run_goes_on
     ("name", "content", "message"),
     [
         ("run.json", b'{"id": "a", "mo', r"run\.json is damaged, it is not JSON: .* line 1 column"),
-        (
-            "run.json",
-            b"[]",
-            r"run\.json is damaged: it holds '\[\]', expected an object; restore it",
-        ),
-        (
-            "run.json",
-            b"{}",
-            r"run\.json lacks id: it is damaged, or of an earlier version; restore",
-        ),
+        ("run.json", b"[]", r"run\.json is damaged: it holds '\[\]', expected an object; rest"),
+        ("run.json", b"{}", r"run\.json lacks id: it is damaged, or of an earlier version; res"),
         ("config.yaml", b"seed: [", r"config\.yaml is damaged, it is not YAML: "),
-        (
-            "config.yaml",
-            b"17",
-            r"config\.yaml is damaged: it holds '17', expected an object; restore",
-        ),
+        ("config.yaml", b"17", r"config\.yaml is damaged: it holds '17', expected an object"),
         (
             "config.yaml",
             b"seed: 0\n",
@@ -365,9 +344,8 @@ def test_a_folder_with_something_else_is_refused(data, tmp_path):
 @pytest.mark.engines
 def test_a_dataset_that_holds_nothing_out_is_trained_on_and_the_run_says_so(tmp_path):
     data = write_tiny_dataset(tmp_path / "bare", seq_lens=(16, 32), has_validation=False)
-    [trained] = run_ranks(
-        ["-m", "trainer", *write_config(tmp_path, data, tmp_path / "run", steps=2)], world_size=1
-    )
+    command = write_config(tmp_path, data, tmp_path / "run", steps=2)
+    [trained] = run_ranks(["-m", "trainer", *command], world_size=1)
     assert trained.returncode == 0, trained.stderr
     said = trained.stdout + trained.stderr
     for seq_len in (16, 32):

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.engines
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, make_dataset) -> Path:
+def folder(tmp_path_factory, make_dataset):
     return make_dataset(tmp_path_factory.mktemp("processes") / "data", train=((60, 45),))
 
 

@@ -92,10 +92,7 @@ def test_settings_that_make_no_sense(changed, message):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (
-            "--model.preset bass",
-            "--model.preset: found 'bass', expected one of tiny, mini, small, ",
-        ),
+        ("--model.preset bass", "--model.preset: found 'bass', expected one of tiny, mini, small"),
         ("--optimizer.beta1 1", "optimizer.beta1 is 1.0; it must be at least 0 and below 1"),
         ("--optimizer.eps -1", "optimizer.eps is -1.0; it must be at least 0"),
         ("--checkpoint.keep -1", "checkpoint.keep is -1; it must be at least 0"),

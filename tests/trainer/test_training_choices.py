@@ -58,9 +58,7 @@ def die_after(step):
 OURS, DYING = ["-m", "trainer"], [__file__, "5"]
 
 
-def test_masked_lm_alone_keeps_the_other_head_through_zero_3_and_an_accident(
-    data, tmp_path, capsys
-):
+def test_masked_lm_alone_keeps_the_other_head_through_zero_3_and_a_kill(data, tmp_path, capsys):
     """Two ranks under ZeRO-3, killed, continued by one under ZeRO-1; equal to one calm run."""
     calm = command(data, tmp_path / "calm", objective="mlm")
     launch(OURS, calm, 1)
@@ -70,10 +68,8 @@ def test_masked_lm_alone_keeps_the_other_head_through_zero_3_and_an_accident(
     assert "continuing after step 4" in said
     losses = [[row["loss"] for row in rows_of(tmp_path / name)] for name in ("calm", "rough")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    assert all(
-        row["loss"] == row["mlm_loss"] and "nsp_loss" not in row
-        for row in rows_of(tmp_path / "calm")
-    )
+    for row in rows_of(tmp_path / "calm"):
+        assert row["loss"] == row["mlm_loss"] and "nsp_loss" not in row  # noqa: PT018
     assert all("nsp_accuracy" not in row for row in rows_of(tmp_path / "calm", "validation"))
     initial = build_model(CONFIG, seed=11).state_dict()
     for name in ("calm", "rough"):
@@ -91,10 +87,8 @@ def test_left_to_right_predicts_every_token_with_lamb_and_its_trust_ratios(data,
     launch(OURS, command(data, tmp_path / "run", **chosen), 2)
     rows = rows_of(tmp_path / "run")
     assert rows[-1]["loss"] < rows[0]["loss"]
-    assert all(
-        0 < row["trust_ratio_min"] <= row["trust_ratio_median"] <= row["trust_ratio_max"]
-        for row in rows[1:]
-    )
+    for row in rows[1:]:
+        assert 0 < row["trust_ratio_min"] <= row["trust_ratio_median"] <= row["trust_ratio_max"]
     [validation] = rows_of(tmp_path / "run", "validation")[-1:]
     assert validation["masked"] > 8 * validation["instances"]  # every token but the last of each
     config = json.loads((tmp_path / "run" / "run.json").read_text())["model"]
@@ -122,9 +116,7 @@ def test_a_run_starts_from_an_export_once(data, tmp_path):
         (32, 60, "no dataset holds out instances of 32 tokens"),
     ],
 )
-def test_an_accuracy_that_nothing_can_measure_is_refused(
-    data, ranks, seq_len, num_instances, refusal
-):
+def test_an_accuracy_that_nothing_measures_is_refused(data, ranks, seq_len, num_instances, refusal):
     target = ValidationSettings(num_instances=num_instances, stop_at_mlm_accuracy=0.5)
     settings = PretrainSettings(data=[], output="", phases=[], validation=target)
     mixture = open_mixture([str(data)])
