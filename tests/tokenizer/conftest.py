@@ -8,24 +8,7 @@ import pytest
 
 from tokenizer.vocab import SPECIAL_TOKENS, Vocabulary, parse_vocab
 
-WORDS = [
-    "the",
-    "cat",
-    "sat",
-    "on",
-    "mat",
-    "un",
-    "affable",
-    "a",
-    "b",
-    "c",
-    ".",
-    ",",
-    "!",
-    "[",
-    "]",
-    "#",
-]
+WORDS = "the cat sat on mat un affable a b c . , ! [ ] #".split()  # noqa: SIM905
 PIECES = ["##aff", "##able", "##s", "##a", "##b", "##c"]
 
 
