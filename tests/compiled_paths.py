@@ -1,4 +1,6 @@
-"""Holding tests to one of two equal paths: plain Python, which is the definition, or a compiled module."""
+"""Holding tests to one of two equal paths: plain Python, which is the definition, or a compiled
+module.
+"""
 
 import contextlib
 from collections.abc import Iterator

@@ -32,7 +32,9 @@ TIERS = ("engines", "processes", "pure")
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses among them
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks as pure whatever has no other tier; workers take the files with the longest tests first."""
+    """Marks as pure whatever has no other tier; workers take the files with the longest tests
+    first.
+    """
     longest: dict[Path, int] = {}
     for item in items:
         tier = next((tier for tier in TIERS if item.get_closest_marker(tier)), "pure")
@@ -44,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def own_secrets() -> Iterator[None]:
-    """What a test gives as a storage option would be hidden in the messages of all tests after it."""
+    """What a test gives as a storage option would be hidden in messages of all tests after it."""
     before = frozenset(secret_values._values)
     yield
     if secret_values._values != before:
@@ -54,7 +56,9 @@ def own_secrets() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Folder with golden/ and data/, named by BEAMBERT_TEST_DATA; the test is skipped where it is unset."""
+    """Folder with golden/ and data/, named by BEAMBERT_TEST_DATA; the test is skipped where it is
+    unset.
+    """
     folder = os.environ.get("BEAMBERT_TEST_DATA")
     if not folder:
         pytest.skip("BEAMBERT_TEST_DATA is not set: real corpora are not at hand")
@@ -65,7 +69,9 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="module")
 def ranks() -> "Iterator[Ranks]":
-    """The one rank of a job without a launcher; its process group is there until the module's last test."""
+    """The one rank of a job without a launcher; its process group is there until the module's last
+    test.
+    """
     from trainer.process.ranks import (
         start_ranks,
         stop_ranks,
@@ -74,8 +80,10 @@ def ranks() -> "Iterator[Ranks]":
     with pytest.MonkeyPatch.context() as patch:
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
             patch.setenv(
-                name, ""
-            )  # so that what `start_ranks` sets is taken away at the end, and no program inherits it
+                name,
+                "",
+                # so that what `start_ranks` sets is taken away, and no program inherits it
+            )
             patch.delenv(name)
         yield start_ranks()
         stop_ranks()
@@ -86,7 +94,7 @@ VOCAB_SIZE = 100
 
 @pytest.fixture(scope="session")
 def make_block() -> Callable[..., Block]:
-    """make_block(num_instances, first_id=0, max_tokens=40, seed=0): random instances of 100 kinds of token.
+    """make_block(num_instances, first_id=0, max_tokens=40, seed=0): random instances of 100 tokens.
 
     Instance n has document_a = first_id + n, so tests can tell which instances they got.
     """
@@ -95,7 +103,8 @@ def make_block() -> Callable[..., Block]:
 
 @pytest.fixture(scope="session")
 def make_dataset() -> Callable[..., Path]:
-    """make_dataset(folder, train, validation=(), seq_len=8192, max_tokens=40, seed=0) writes a finished dataset.
+    """make_dataset(folder, train, validation=(), seq_len=8192, max_tokens=40, seed=0).
+
 
     `train` has the instances of every shard of every pass: ((20, 30), (10, 40)) is 2 passes of 2
     shards. Blocks hold 65,536 // seq_len instances: 8 at 8,192. Instance n of shard s of pass p has

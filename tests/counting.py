@@ -1,4 +1,6 @@
-"""A store in memory that counts its requests: `counted://folder` on fsspec, each with its kind and the file's path."""
+"""A store in memory that counts its requests: `counted://folder` on fsspec, each with its kind and
+the file's path.
+"""
 
 import threading
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Dockerfiles, read instruction by instruction as Docker would run them, and run without it in a folder.
+"""Dockerfiles, read by instructions as Docker would run them, and run without it in a folder.
 
 A folder stands for the root of an image. COPY lays files of git there, links as links, and RUN is
 given to a shell with the image's variables. What needs the base image itself is left out, and told
@@ -19,7 +19,7 @@ _OF_THE_BASE = ("apt-get ", "rm -rf /var/lib/apt/")
 
 
 class Step(NamedTuple):
-    """An instruction as it is run: its variables are put in, and the folder is that of the image."""
+    """An instruction as it is run: with its variables put in, and the folder of the image."""
 
     name: str
     arguments: str
@@ -60,7 +60,7 @@ def steps(text: str) -> Iterator[Step]:
 
 
 def _instructions(text: str) -> Iterator[tuple[str, str]]:
-    """Pairs of an instruction and its arguments, without comments and with continued lines joined."""
+    """Pairs of an instruction and its arguments, without comments, continued lines joined."""
     lines = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
     for line in lines.replace("\\\n", " ").splitlines():
         if line.strip():

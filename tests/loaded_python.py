@@ -1,4 +1,4 @@
-"""A Python that has torch and DeepSpeed loaded: programs begin as forks of it, without 5 seconds of imports.
+"""A Python that has torch and DeepSpeed loaded: programs begin as forks, without 5 s of imports.
 
 Run as a program, this file is that Python. It has one thread, forks whatever it is asked for and
 ends with the process that started it. A fork runs what `python ARGUMENTS` would run: a module, a
@@ -104,7 +104,7 @@ def _path() -> str:
 
 @functools.cache
 def _server() -> socket.socket:
-    """Where to ask for forks; a process of tests has one loaded Python, from its first program on."""
+    """Where to ask for forks; a process of tests has one loaded Python from its first program."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     process = subprocess.Popen(
         [sys.executable, __file__, str(theirs.fileno())],
@@ -119,7 +119,9 @@ def _server() -> socket.socket:
 
 
 def main(descriptor: int) -> None:
-    """Loads the libraries and forks until the tests have ended; a fork returns when its program does."""
+    """Loads the libraries and forks until the tests have ended; a fork returns when its program
+    does.
+    """
     for library in LIBRARIES:
         importlib.import_module(library)
     assert len(os.listdir("/proc/self/task")) == 1, "a fork would lack the other threads"
@@ -141,7 +143,9 @@ def main(descriptor: int) -> None:
 
 
 def _watch(news: int, output: int, errors: int) -> bool:
-    """Forks the program, tells its number and, in the end, its exit code; returns in the program alone."""
+    """Forks the program, tells its number and, in the end, its exit code; returns in the program
+    alone.
+    """
     child = os.fork()
     if child:
         os.write(news, b"%d" % child)

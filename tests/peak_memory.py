@@ -1,4 +1,4 @@
-"""Peak memory of this process alone, from Linux's /proc: getrusage also counts what it held before exec.
+"""Peak memory of this process alone, by /proc: getrusage counts what it held before exec too.
 
 Imports the stdlib only.
 """

@@ -148,7 +148,9 @@ done
 @pytest.mark.processes
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh here")
 def test_zsh_completes(tmp_path):
-    """The key TAB, and Enter, in a terminal of zsh's own; a function of the same name shows what was typed then."""
+    """The key TAB, and Enter, in a terminal of zsh's own; a function of the same name shows what
+    was typed then.
+    """
     (tmp_path / "completion").write_text(completion("zsh"))
     (tmp_path / "stand-in").write_text('beambert() { print -r -- "<$*>" }\n')
     (tmp_path / "somewhere").write_text("")

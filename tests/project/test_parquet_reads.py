@@ -1,4 +1,6 @@
-"""No Parquet file is read by Arrow's threads: processes that had some aborted at their end now and then."""
+"""No Parquet file is read by Arrow's threads: processes that had some aborted at their end now and
+then.
+"""
 
 import ast
 from pathlib import Path

@@ -28,9 +28,10 @@ def test_what_differs_is_named_with_both_values():
     with pytest.raises(ValueError) as error:  # noqa: PT011
         CAKE.check_settings("here", old, new, ["the cook was A and is now B"])
     assert str(error.value) == (
-        "here holds a cake with other settings: eggs was [2] and is now [2, 2]; grams.flour was 200"
-        " and is now 250; grams.salt was 1 and is now None; steps.1.minutes was 4 and is now 5;"
-        " the cook was A and is now B. Give the settings it was started with to continue it, or another --output"
+        "here holds a cake with other settings: eggs was [2] and is now [2, 2]; grams.flour was"
+        " 200 and is now 250; grams.salt was 1 and is now None; steps.1.minutes was 4 and is now"
+        " 5; the cook was A and is now B. Give the settings it was started with to continue it, or"
+        " another --output"
     )
 
 

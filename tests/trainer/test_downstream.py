@@ -1,4 +1,6 @@
-"""scripts/bench/downstream.py: files are cut by rule, variants begin with what they say, rows make the table."""
+"""scripts/bench/downstream.py: files are cut by rule, variants begin with what they say, rows make
+the table.
+"""
 
 import itertools
 import json

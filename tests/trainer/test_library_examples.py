@@ -83,7 +83,9 @@ def test_torchrun_trains_on_the_stream(programs):
 )
 @pytest.mark.engines
 def test_other_trainers_train_on_the_stream_and_go_on(programs, program, needs):
-    """3 steps of 32 instances, and after them 3 more: with what was read ahead lost, or begun anew, it were others."""
+    """3 steps of 32 instances, and after them 3 more: with what was read ahead lost, or begun anew,
+    it were others.
+    """
     pytest.importorskip(needs, reason=f"{needs} is in the extra dev")
     assert "position 96" in run_program(programs, program, 3).splitlines()
     assert "position 192" in run_program(programs, program, 6).splitlines()
