@@ -127,6 +127,14 @@ def test_the_metadata_is_what_the_hub_takes(rows, licence, languages):
     assert found["size_categories"] == ["n<1K"]
 
 
+@pytest.mark.parametrize(
+    ("instances", "said"), [(1000, "1K<n<10K"), (2_000_000, "1M<n<10M"), (10**13, "n>1T")]
+)
+def test_sizes_are_classes_of_the_hub(instances, said):
+    numbers = {**NUMBERS, "groups": [{**GROUP, "instances": instances}]}
+    assert metadata(dataset_card(numbers))["size_categories"] == [said]
+
+
 def test_licences_stand_in_the_table_as_they_were_given():
     row = ROW | {"name": "a|b", "licence": "<b>mine</b>\nall"}
     card = dataset_card({**NUMBERS, "mixture": [row]}).decode()

@@ -11,6 +11,7 @@ from pipeline.instances.masking import MaskingRule, mask_run
 from pipeline.instances.rules import (
     InstanceRules,
     Shares,
+    count_shares,
     find_unlikely_shares,
     find_violations,
 )
@@ -172,6 +173,19 @@ def test_a_broken_rule_is_found_where_checksums_hold(tmp_path, change, said):
     assert f"the first is row {ROW}: {said}" in finding
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (at("input_ids", plain_token, VOCAB_SIZE), f"a token id of {VOCAB_SIZE} or more"),
+        (at(POSITIONS, last_masked, row_length), "a masked position past its end"),
+        (lambda b: b, "longer than 40 tokens"),
+    ],
+)
+def test_what_every_verification_finds_is_found_by_the_rules_too(change, said):
+    rules = RULES._replace(seq_len=40) if "longer" in said else RULES
+    assert any(said in each for each in find_violations(change(sound_block(50)), rules))
+
+
 def test_sound_instances_pass_and_shares_are_told(tmp_path):
     dataset = write(tmp_path, sound_block(1024), sound_block(1024, seed=1), sound_block(17, seed=2))
     assert deep(dataset) == []
@@ -218,7 +232,8 @@ def said_of(dataset, shard, row, **changes):
 @pytest.mark.processes
 def test_the_last_ids_held_out_are_those_of_the_manifest(mixture):
     [shard] = mixture.shards("validation", 64, 0)
-    [said] = said_of(mixture, shard, shard, _sources=[{"validation": {"last_id": "f" * 32}}])
+    sources = [{"validation": {"last_id": "f" * 32}}]
+    [said] = said_of(mixture, shard, shard, _sources=sources)
     last_ids = f"the last ids of sources held out are {'f' * 32}"
     assert said.startswith(f"the manifest says that {last_ids}; ")
 
@@ -229,6 +244,13 @@ def test_segment_b_is_of_a_document_of_its_bucket(tmp_path):
     foreign = changed(block, "document_b", row, 7)
     [finding] = deep(write(tmp_path, foreign))
     assert finding.endswith("1 segment(s) B are of documents that begin no instance of its shard")
+
+
+def test_a_block_of_no_instances_breaks_nothing():
+    empty = sound_block(3).slice(1, 1)
+    assert list(find_violations(empty, RULES)) == list(find_violations(empty, WHOLE_WORDS)) == []
+    assert count_shares(empty, RULES) == Shares()
+    assert list(find_unlikely_shares(Shares(), VOCAB_SIZE)) == []
 
 
 def test_whole_words_are_masked_whole_and_no_more_than_the_count():

@@ -10,13 +10,15 @@ import pytest
 
 from pipeline.jobs import near_duplicates_job
 from pipeline.jobs.exchange import GroupedDocuments, cut_part
+from pipeline.shards import verify
 from pipeline.shards.dataset import open_dataset
 from pipeline.shards.verify import verify_dataset
 from pipeline.storage.folder import Folder
 from pipeline.text.cleaning import clean_text, document_id
+from pipeline.tokens import dropped_ids
 from pipeline.tokens.buckets import Bucket
 from pipeline.tokens.dropped_ids import DROPPED, choose_dropped, read_dropped_ids
-from pipeline.tokens.grouped_rows import write_groups
+from pipeline.tokens.grouped_rows import NUM_GROUPS, pack_rows, read_groups, write_groups
 from pipeline.tokens.token_index import (
     TokenParts,
     build_index,
@@ -30,6 +32,19 @@ from tests.pipeline.similar_texts import make_text, oracle
 
 FLAGS = ("--passes", 1, "--seq_lens", 64, "--workers", 1)
 NEAR = ("--near_duplicates", 0.8)
+
+
+def test_groups_of_rows_are_read_back(tmp_path):
+    folder = Folder(str(tmp_path))
+    dtype = np.dtype([("high", "<u8")])
+    rows = np.zeros(700, dtype)
+    rows["high"] = np.sort(np.random.default_rng(1).integers(0, 1 << 64, 700, np.uint64))
+    groups = rows["high"] >> np.uint64(56)
+    (tmp_path / "packed").write_bytes(pack_rows(rows, groups))
+    write_groups(folder, "streamed", (rows[groups == group] for group in range(NUM_GROUPS)))
+    assert (tmp_path / "packed").read_bytes() == (tmp_path / "streamed").read_bytes()
+    found = read_groups(folder, "packed", dtype, 3, 40)
+    assert np.array_equal(found, rows[(groups >= 3) & (groups <= 40)])
 
 
 def make_document(number):
@@ -78,6 +93,16 @@ def test_dropped_documents_are_no_part_of_totals_buckets_and_shuffle(part_folder
     assert len(cut) == 276 - 4 - 1  # 110 was in both
 
 
+def test_reasons_are_found_again(part_folder):
+    tokens, names = part_folder
+    dropped = dropped_ids.iterate_dropped(tokens.folder, has_dropped=True)
+    with open_index(tokens.folder, names) as index:
+        groups = zip(iterate_index(index), dropped, strict=True)
+        found = [set(dropped_ids.reason_numbers(*group)) for group in groups]
+    reasons = {number: reason for number, [reason] in enumerate(found) if reason < 2}
+    assert reasons == {7: 0, 9: 1, 44: 1, 110: 0}
+
+
 def build(output, vocab_file, inputs, *arguments):
     fixed = ("--vocab", vocab_file, *FLAGS)
     return run("build", "--input", *inputs, "--output", output, *fixed, *arguments)
@@ -106,6 +131,13 @@ def deduplicated(similar_corpus, vocab_file, tmp_path_factory):
 @pytest.fixture
 def copied(deduplicated, tmp_path):
     return Path(shutil.copytree(deduplicated.folder.path, tmp_path / "data"))
+
+
+@pytest.mark.processes
+def test_documents_are_counted_some_at_a_time(deduplicated, monkeypatch):
+    for rows in (1, 7, 10**6):
+        monkeypatch.setattr(verify, "_ROWS_AT_ONCE", rows)
+        assert verify_dataset(deduplicated) == []
 
 
 @pytest.mark.processes
@@ -148,6 +180,16 @@ def test_the_root_hash_does_not_depend_on_how_work_is_cut(
     output = tmp_path / "data"
     assert build(output, vocab_file, [similar_corpus[0]], *NEAR, *arguments) == 0
     assert root_hash(output) == deduplicated.manifest.root_hash
+
+
+@pytest.mark.processes
+def test_order_and_names_of_files_change_nothing(
+    deduplicated, similar_corpus, vocab_file, tmp_path
+):
+    _, first, second = similar_corpus
+    write_texts(tmp_path / "x.jsonl", [*second, *first][::-1])
+    assert build(tmp_path / "data", vocab_file, [tmp_path / "x.jsonl"], *NEAR) == 0
+    assert root_hash(tmp_path / "data") == deduplicated.manifest.root_hash
 
 
 class KilledError(Exception):
@@ -236,7 +278,8 @@ def test_documents_of_another_dataset_are_left_out(
 ):
     folder, _, second = similar_corpus
     output = tmp_path / "grown"
-    flags = ("--exclude_documents_of", half.url, *("--exchange", exchange, "--part_bytes", 4096))
+    cut = ("--exchange", exchange, "--part_bytes", 4096)
+    flags = ("--exclude_documents_of", half.url, *cut)
     assert build(output, vocab_file, [folder], *flags) == 0
     dataset = open_dataset(str(output))
     counters = dataset.manifest.counters

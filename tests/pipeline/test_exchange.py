@@ -8,6 +8,8 @@ from dataclasses import replace
 import apache_beam as beam
 import numpy as np
 import pytest
+from apache_beam.coders import BytesCoder, TupleCoder
+from apache_beam.runners.pipeline_context import PipelineContext
 
 from pipeline.instances.build_bucket import gather_documents
 from pipeline.jobs import broadcast
@@ -24,9 +26,15 @@ from pipeline.shards.dataset import open_dataset
 from pipeline.shards.seal import NOTHING
 from pipeline.storage.folder import Folder
 from pipeline.tokens.buckets import BucketContents, plan_buckets
-from pipeline.tokens.token_index import TokenParts, build_index, open_index, read_bucket
+from pipeline.tokens.token_index import (
+    TokenParts,
+    build_index,
+    open_index,
+    read_bucket,
+)
 from pipeline.tokens.token_parts import TokenizedDocument, pack_documents, unpack_documents
-from tests.pipeline.programs import refused, run
+from tests.counting import empty_store
+from tests.pipeline.programs import run
 
 
 def make_document(number):
@@ -75,6 +83,20 @@ def test_a_part_is_cut_at_the_bounds_of_the_buckets_and_around_what_is_held_out(
         assert names == [buckets[place].name for place in expected]
 
 
+def test_a_part_is_read_by_three_requests_however_many_buckets_it_is_cut_into(folder):
+    store = empty_store()
+    elsewhere = Folder("counted://parts")
+    for name, data in folder.folder.read_many(list(folder.folder.list())).items():
+        elsewhere.write(name, data)
+    store.requests.clear()
+    tokens = replace(folder, folder=elsewhere, held_out=HELD_OUT)
+    buckets = plan_buckets(64, HELD_OUT)
+    assert [len(list(cut_part(name, tokens, buckets))) for name in NAMES] == [52, 15, 0]
+    # The size and bytes of each index, the bytes of tokens.
+    assert store.kinds() == {"size": 3, "cat_file": 5}
+    assert store.count("cat_file", ".tokens") == 2
+
+
 def test_gathered_documents_are_sorted_and_copies_dropped():
     documents = [make_document(number) for number in (7, 3, 7, 200)]
     gathered = gather_documents(documents)
@@ -109,6 +131,21 @@ def test_both_modes_bring_the_same_documents(folder, mode, most_inline, tmp_path
     assert numbers == [*range(10), 70, 205, 205], "the copy too"
 
 
+def test_the_shuffle_moves_bytes_under_deterministic_keys(folder):
+    tasks = plan_tasks(plan_buckets(4, b""), [64], 1, NOT_COUNTED)
+    pipeline = beam.Pipeline(options=pipeline_options(1, [], 4))
+    _ = pipeline | ExchangeByBucket("shuffle", folder, ["one"], tasks, folder.folder)
+    proto = pipeline.to_runner_api()
+    context = PipelineContext(proto.components)
+    names = {each.unique_name: each for each in proto.components.transforms.values()}
+    [group] = [
+        names[each] for each in names if each.endswith("/GroupByKey") and "Reshuffle" not in each
+    ]
+    [source] = group.inputs.values()
+    coder = context.coders[proto.components.pcollections[source].coder_id]
+    assert coder == TupleCoder([BytesCoder(), BytesCoder()])
+
+
 @pytest.mark.parametrize("mode", ["files", "shuffle"])
 def test_a_jobs_description_does_not_grow_with_parts_and_shards(folder, mode, tmp_path):
     """Of a terabyte's numbers of parts, buckets and shards."""
@@ -135,7 +172,8 @@ def test_a_group_that_no_worker_carries_is_refused_before_the_shuffle():
     ):
         tasks = plan_tasks(buckets, [64], 1, {buckets[0].name: small, buckets[1].name: contents})
         refuse_large_groups(tasks[:1], "uint16")
-        with refused(r"train-00001-of-00002 is 600 MB of tokens .* takes its worker some 1.2 GB"):
+        said = r"train-00001-of-00002 is 600 MB of tokens .* takes its worker some 1.2 GB"
+        with pytest.raises(ValueError, match=said):
             refuse_large_groups(tasks, "uint16")
 
 
@@ -150,7 +188,7 @@ def test_a_broadcast_comes_back_as_it_was_and_by_its_hash_alone(tmp_path, monkey
     [path] = tmp_path.iterdir()
     path.write_bytes(path.read_bytes().replace(b"train", b"other", 1))
     broadcast._unpack.cache_clear()
-    with refused(r"broadcast-\w+.json is not what this job wrote there"):
+    with pytest.raises(ValueError, match=r"broadcast-\w+.json is not what this job wrote there"):
         sent.get()
 
 
@@ -189,7 +227,7 @@ def test_auto_is_shuffle_on_dataflow_and_files_where_a_group_is_held_in_memory()
 
 
 def test_an_unknown_option_is_refused_by_name():
-    with refused("no_such_option"):
+    with pytest.raises(ValueError, match="no_such_option"):
         pipeline_options(2, ["--no_such_option=1"], 4)
 
 
@@ -208,5 +246,6 @@ def test_a_runner_named_by_its_whole_class_name_brings_its_options(tmp_path, mon
 
 
 def test_a_runner_that_is_not_installed_is_named():
-    with refused("the runner DaskRunner cannot be imported: No module named 'no_dask'; install"):
+    said = "the runner DaskRunner cannot be imported: No module named 'no_dask'; install"
+    with pytest.raises(ValueError, match=said):
         pipeline_options(2, ["--runner=no_dask.dask_runner.DaskRunner"], 4)

@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import struct
+import sys
 
 import google_crc32c
 import numpy as np
@@ -28,7 +29,7 @@ from pipeline.storage.faults import StorageError
 from pipeline.storage.folder import Folder
 from tests.datasets import write_dataset
 from tests.loaded_python import run_python
-from tests.pipeline.programs import refused, run
+from tests.pipeline.programs import run
 
 SETTINGS = {"masked_lm_prob": 0.15, "max_predictions": None, "whole_word_masking": False}
 GOLDEN = [("L64_P10_dupe1", 64, 10), ("L128_P20_dupe5", 128, 20), ("L512_P76_dupe5", 512, 76)]
@@ -172,6 +173,10 @@ def small(tmp_path, make_block):
     return write
 
 
+def refused(said):
+    return pytest.raises(ValueError, match=said)
+
+
 def export(data, output, format_name="tfrecord", split="train", seq_len=64):
     """Exports from a dataset's folder to a folder or URL; the content of _export.json."""
     dataset = open_dataset(str(data))
@@ -218,6 +223,14 @@ def test_a_file_a_shard_holds_its_instances_in_order(data, tmp_path):
     files = [(tmp_path / "out" / name).read_bytes() for name in names]
     found = [read_example(record) for file in files for record in read_records(file)]
     assert found == [reference_features(row, 64, 10) for row in rows_of(open_dataset(str(data)))]
+
+
+def test_a_store_takes_the_same_files(data, tmp_path):
+    export(data, tmp_path / "out", split="validation")
+    store = Folder("memory://export-test/out")
+    export(data, store.url, split="validation")
+    assert {name: store.read(name) for name in store.list()} == files_of(tmp_path / "out")
+    store.remove(store.list())
 
 
 def test_what_is_there_is_not_made_again(data, tmp_path):
@@ -334,6 +347,15 @@ def test_the_command_says_how_the_files_are_read(data, tmp_path, capsys):
     assert capsys.readouterr().out.endswith(f"\n{usage}\n")
 
 
+@pytest.mark.processes
+def test_a_missing_package_is_named_before_anything_is_written(data, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "google_crc32c", None)
+    assert run("export", data, "--format", "tfrecord", "--output", tmp_path / "out") == 2
+    assert "the package google_crc32c is not installed" in (said := capsys.readouterr().err)
+    assert said.endswith("pip install -e '.[tfrecord]'\n")
+    assert not (tmp_path / "out").exists()
+
+
 def failing(error):
     """A format whose files cannot be written."""
 
@@ -341,6 +363,15 @@ def failing(error):
         raise error
 
     return Format(write_file, "")
+
+
+@pytest.mark.processes
+def test_ctrl_c_says_that_the_same_command_continues(data, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(FORMATS, "tfrecord", failing(KeyboardInterrupt()))
+    assert run("export", data, "--format", "tfrecord", "--output", tmp_path / "out") == 130
+    said = "interrupted; what is finished is kept, the same command continues"
+    assert said in capsys.readouterr().err
+    assert [*files_of(tmp_path / "out")] == [STARTED]
 
 
 def test_a_full_disk_is_named(data, tmp_path, monkeypatch):
@@ -364,3 +395,11 @@ def test_parquet_holds_the_instances_without_padding(data, tmp_path):
     described = {name: value for name, value in said.items() if name != "files"}
     assert json.loads(schema.metadata[METADATA]) == described
     assert (said["root_hash"], said["settings"]) == (dataset.manifest.root_hash, SETTINGS)
+
+
+def test_parquet_has_a_row_group_for_many_blocks(small, tmp_path, make_block):
+    blocks = [*(make_block(1024, seed=seed, max_tokens=9) for seed in range(17)), make_block(5)]
+    export(small(blocks=blocks), tmp_path / "out", "parquet")
+    metadata = pq.read_metadata(tmp_path / "out/train-00000-of-00001.parquet")
+    assert [metadata.row_group(number).num_rows for number in range(2)] == [16 * 1024, 1029]
+    assert metadata.row_group(0).column(0).compression == "ZSTD"

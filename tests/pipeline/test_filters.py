@@ -21,7 +21,7 @@ from pipeline.text.filters import (
     describe_filter,
     load_filter,
 )
-from pipeline.text.languages import language_shares, sample_text
+from pipeline.text.languages import NUM_PLACES, PLACE_CHARACTERS, language_shares, sample_text
 from pipeline.tokens.document_lists import DocumentList, filter_documents
 from tests.pipeline.programs import run, write_texts
 
@@ -100,6 +100,14 @@ def test_shares_are_the_librarys_own_up_to_rounding():
         expected, found = dict(identifier.rank(sample_text(text))), language_shares(text)
         assert found.keys() == expected.keys()
         assert all(abs(found[code] - expected[code]) < 1e-4 for code in found)
+
+
+def test_scoring_a_document_takes_a_bounded_sample_of_it():
+    text = "".join(chr(97 + number % 26) for number in range(100_000))
+    assert len(sample_text(text)) == NUM_PLACES * PLACE_CHARACTERS + NUM_PLACES - 1
+    assert sample_text(text).startswith(text[:PLACE_CHARACTERS])
+    assert sample_text(text).endswith(text[-PLACE_CHARACTERS:])
+    assert sample_text("short") == "short"
 
 
 def test_declarations_of_human_rights_are_in_their_languages(shared_data):
@@ -231,6 +239,16 @@ def test_a_plan_counts_what_filters_drop(corpus, texts, vocab_file, tmp_path, ca
     assert "left out of the sample: " in shown
     assert " too_long" in shown
     assert "warning: near-duplicates cannot be told from a sample" in shown
+
+
+@pytest.mark.processes
+def test_a_worker_names_the_filter_that_raised(corpus, vocab_file, own_filters, tmp_path, capsys):
+    name = f"{own_filters}:fail"
+    assert build(corpus, vocab_file, tmp_path / "data", "--filter", name, "--workers", 2) == 2
+    said = capsys.readouterr().err
+    assert f"filter {name}, document " in said
+    assert "it raised KeyError('boom')" in said
+    assert ".jsonl:" in said
 
 
 @pytest.mark.processes

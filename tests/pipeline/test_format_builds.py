@@ -7,6 +7,8 @@ import io
 import json
 import lzma
 import re
+import subprocess
+import sys
 import zipfile
 
 import pyarrow as pa
@@ -205,3 +207,33 @@ def test_broken_rows_are_named(name, data, said, tmp_path):
     parts = plan_parts(find_inputs([str(tmp_path / name)]), "auto", 2**20)
     with pytest.raises(ValueError, match=said):
         [document for part in parts for document in read_part(part)]
+
+
+ALONE = """
+import sys
+from pathlib import Path
+from pipeline.documents.parts import find_inputs, plan_parts
+from pipeline.documents.read import read_part
+from pipeline.shards.manifest import open_parquet
+
+def num_threads():
+    return len(list(Path("/proc/self/task").iterdir()))
+
+import pyarrow.parquet
+before = num_threads()
+for part in plan_parts(find_inputs(sys.argv[1:]), "auto", 2**20):
+    assert list(read_part(part))
+with open(sys.argv[1], "rb") as file:
+    assert open_parquet(file).read_row_group(0, use_threads=False).num_rows
+assert num_threads() == before, "a thread of Arrow was started"
+"""
+
+
+def test_tables_are_read_by_the_thread_that_asks(tmp_path):
+    """One of Arrow's that still holds the Python file when the interpreter ends aborts the process."""
+    texts = ["some text"] * 30
+    contents = [write_table(texts), write_stream(texts), write_stream(texts, pa.ipc.new_file)]
+    files = [tmp_path / name for name in ("a.parquet", "b.arrow", "c.arrow")]
+    for path, data in zip(files, contents, strict=True):
+        path.write_bytes(data)
+    subprocess.run([sys.executable, "-c", ALONE, *map(str, files)], check=True)

@@ -1,11 +1,16 @@
 """Workers and threads: never more than there is work, cores or memory for."""
 
+import sys
+
 import pytest
 
 import pipeline.shards.verify  # noqa: F401
+from pipeline import machine
 from pipeline.jobs import run_beam
 from pipeline.jobs.run_beam import pipeline_options
 from pipeline.machine import Machine, num_cores, this_machine
+from pipeline.settings import BuildSettings
+from tests.pipeline.programs import run
 
 GB = 2**30
 LARGE = 100 * GB
@@ -82,6 +87,13 @@ def test_groups_of_version_2_limit_memory_and_files_in_it_are_free(tmp_path, cor
     assert this_machine(tmp_path) == Machine(2, 10 * GB)
 
 
+def test_this_machine_has_some():
+    found = this_machine()
+    assert found.cores >= 1
+    assert found.free_bytes is None or found.free_bytes > 0
+    assert BuildSettings(output="x").workers == found.cores
+
+
 @pytest.fixture
 def eight_cores(monkeypatch):
     monkeypatch.setattr(run_beam, "this_machine", lambda: Machine(8, LARGE))
@@ -111,3 +123,19 @@ def test_a_runner_of_the_users_own_is_left_alone(eight_cores, capsys):
     given = ["--runner=FnApiRunner", "--direct_num_workers=50"]
     assert pipeline_options(1000, given, 2).get_all_options()["direct_num_workers"] == 50
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.processes
+def test_verify_holds_no_more_shards_at_once_than_there_are_or_than_fit(
+    make_dataset, tmp_path, monkeypatch
+):
+    used, verify = [], sys.modules["pipeline.shards.verify"].verify_dataset
+    monkeypatch.setattr(
+        "pipeline.shards.verify.verify_dataset",
+        lambda d, n, *rest: (used.append(n), verify(d, n, *rest))[1],
+    )
+    folder = make_dataset(tmp_path / "data", ((20, 9),))
+    for free_bytes in (LARGE, 1):
+        monkeypatch.setattr(machine, "this_machine", lambda free=free_bytes: Machine(8, free))
+        assert run("verify", folder) == 0
+    assert used == [2, 1]

@@ -12,7 +12,8 @@ from pipeline.jobs import broadcast
 from pipeline.jobs.run_beam import Outputs, pipeline_options, run_graph
 from pipeline.shards.dataset import open_dataset
 from pipeline.storage.folder import Folder
-from tests.pipeline.programs import refused, run
+from pipeline.wiki import wikitext
+from tests.pipeline.programs import run
 
 pytestmark = pytest.mark.processes
 
@@ -70,6 +71,24 @@ def test_a_worker_with_other_code_ends_the_job_before_it_writes(tmp_path, monkey
         _ = elements | beam.Map(lambda name: folder.write(name, b"made"))
 
     outputs = Outputs("parts", 1, 0, lambda: 0, folder)
-    with refused(r"a worker has other code of this package than the launcher \(worker, exp"):
+    said = r"a worker has other code of this package than the launcher \(worker, exp"
+    with pytest.raises(ValueError, match=said):
         run_graph("tokens", build, pipeline_options(1, [], 1), outputs)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_hash_of_the_code_is_that_of_every_file_a_build_runs(tmp_path, monkeypatch):
+    package = tmp_path / "package"
+    (package / "room").mkdir(parents=True)
+    (package / "room/a.py").write_text("a = 1")
+    (package / "data.json").write_text("{}")
+    monkeypatch.setattr(broadcast, "_PACKAGES", (package,))
+    found = []
+    for path, text in ((None, ""), ("data.json", "[]"), ("room/a.py", "a = 2"), ("room/b.py", "")):
+        if path:
+            (package / path).write_text(text)
+        found.append(broadcast.hash_code.__wrapped__())
+    monkeypatch.setenv("BEAMBERT_COMPILED", "0")  # wikitext is read by the definition
+    found.append(broadcast.hash_code.__wrapped__())
+    assert found[0] == found[1]
+    assert len(set(found)) == (4 if wikitext.compiled else 3)

@@ -12,9 +12,13 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.documents.parts import find_inputs, plan_parts
+from pipeline.documents.read import read_part
 from pipeline.instances import pairs as pairs_module
 from pipeline.instances.pairs import Pairs, gather_pairs, make_pairs
-from pipeline.seeds import permutation, seed_for
+from pipeline.seeds import draw_below, permutation, random_words, seed_for
+from pipeline.text.cleaning import clean_text
+from pipeline.text.sentences import split_sentences
 from tests.compiled_paths import taken_path
 from tests.pipeline import reference
 from tokenizer.compiled import load
@@ -221,6 +225,26 @@ def test_an_exact_balance_of_documents_that_are_used_several_times():
     assert abs(2 * int(is_random.sum()) - len(is_random)) <= 4
 
 
+def test_an_exact_balance_of_real_articles(shared_data):
+    """Of 100,000 instances half is random, in every pass; random means another document."""
+    files = find_inputs([str(shared_data / "data/wiki_en/wiki_en_0[01].txt.zst")])
+    [part] = plan_parts(files, "auto", 2**30)
+    documents = [split_sentences(clean_text(each.text)) for each in read_part(part)]
+    lengths = np.array([len(sentence.split()) for sentences in documents for sentence in sentences])
+    offsets = np.cumsum([0, *map(len, documents)])
+    shares, num_instances = [], 0
+    for number in range(6):
+        seeds = [1_000_003 * number + i for i in range(len(documents))]
+        pairs = make_pairs(lengths, offsets, seeds, 128, nsp_balance="exact")
+        assert (pairs.is_random_next == (pairs.document_a != pairs.document_b)).all()
+        shares.append(pairs.is_random_next.mean())
+        num_instances += len(pairs)
+    assert num_instances >= 100_000
+    assert np.abs(np.array(shares) - 0.5).max() < 0.001
+    reference_share = make_pairs(lengths, offsets, seeds, 128).is_random_next.mean()
+    assert reference_share > 0.52, "the reference draws more"
+
+
 def test_gather_writes_one_packed_run():
     columns = [[0, 1], [4, 0], [6, 3], [0, 0], [1, 5], [2, 6], [True, False]]
     dtypes = [np.int32, np.int64, np.int64, np.int32, np.int64, np.int64, np.bool_]
@@ -236,6 +260,31 @@ def test_gather_writes_one_packed_run():
 def test_seeds_follow_the_documented_formula():
     assert seed_for(12345, "pairs-L128", 3, "00ff") == 0xC35005D048EE02D33715D90C7A26801B
     assert seed_for(12345, "pairs-L128", 3, "00ff") != seed_for(12345, "masks-L128", 3, "00ff")
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 7, 8, 9, 1000, 2**33])
+def test_draw_below_equals_randint(limit):
+    ours, theirs = Random(4), Random(4)
+    assert [draw_below(limit, ours.getrandbits) for _ in range(200)] == [
+        theirs.randint(0, limit - 1) for _ in range(200)
+    ]
+    assert ours.random() == theirs.random()
+
+
+def test_random_words_are_splitmix64():
+    class Fixed(Random):
+        def getrandbits(self, k: int, /) -> int:
+            assert k == 64
+            return 1234567
+
+    # The published test vector of SplitMix64 for the seed 1234567.
+    assert random_words(5, Fixed()).tolist() == [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
 
 
 def test_permutation_is_a_fixed_order():

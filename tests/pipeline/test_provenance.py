@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pipeline.shards.dataset import open_dataset, read_blocks
+from pipeline.storage.folder import Folder
 from pipeline.text.cleaning import clean_text, document_id
 from pipeline.tokens.provenance import find_documents, find_tokens, pack_places
 from pipeline.tokens.token_parts import TokenizedDocument
@@ -70,6 +71,23 @@ def test_every_document_is_found_where_it_stands(built, folder, texts):
 
 
 @pytest.mark.processes
+def test_one_document_takes_small_reads_and_one_table_of_places(built, texts, monkeypatch):
+    tokens, read = find_tokens(built), []
+    original = tokens.folder.filesystem.cat_file
+
+    def cat_file(path, start=None, end=None, **rest):
+        read.append((path.rsplit(".", 1)[1], path, end - start))
+        return original(path, start=start, end=end, **rest)
+
+    monkeypatch.setattr(tokens.folder.filesystem, "cat_file", cat_file)
+    monkeypatch.setattr(Folder, "is_local", False)  # as on a store
+    assert len(find_documents(tokens, [id_of(texts[3])])[id_of(texts[3])]) == 1
+    assert {kind for kind, _, _ in read} == {"index", "rows", "places"}
+    assert sum(size for kind, _, size in read if kind == "index") < 500
+    assert len({path for kind, path, _ in read if kind == "places"}) == 1
+
+
+@pytest.mark.processes
 def test_documents_are_shown_with_source_place_size_and_uses(built, folder, texts, capsys):
     [shard] = built.shards("validation", 64, 0)
     held_out = {int(each) for block in read_blocks(built, shard) for each in block.document_a}
@@ -123,6 +141,14 @@ def test_without_tokens_places_are_said_to_be_unknown(copied, capsys):
     assert f"where documents come from is not known: {gone}" in shown
     assert run("inspect", copied, "--documents", "12345678") == 2
     assert "build again to find out" in capsys.readouterr().err
+
+
+@pytest.mark.processes
+def test_tokens_kept_elsewhere_are_found(folder, vocab_file, texts, tmp_path, capsys):
+    words = flags(folder, vocab_file, tmp_path / "data")
+    assert run("build", *words, "--tokens", tmp_path / "elsewhere") == 0
+    assert run("inspect", tmp_path / "data", "--documents", id_of(texts[0])) == 0
+    assert f"news (de), {folder}/news.jsonl:1\n" in capsys.readouterr().out
 
 
 @pytest.mark.processes

@@ -7,15 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 import apache_beam as beam
 import grpc
 import pytest
+from apache_beam.options.pipeline_options import PortableOptions
 from apache_beam.portability.api import beam_job_api_pb2 as job_api
 from apache_beam.portability.api import beam_job_api_pb2_grpc as job_grpc
 from apache_beam.runners.runner import PipelineResult, PipelineRunner
+from tqdm import tqdm
 
 from pipeline.interrupts import Interrupted
 from pipeline.jobs.remote_job import RECORD, Job
-from pipeline.jobs.run_beam import WORKER_LOG, Outputs, pipeline_options, run_graph
+from pipeline.jobs.run_beam import WORKER_LOG, Outputs, Progress, pipeline_options, run_graph
 from pipeline.storage.folder import Folder
-from tests.pipeline.programs import refused
 
 
 class RemoteResult(PipelineResult):
@@ -88,7 +89,8 @@ def test_ctrl_c_cancels_the_job_and_names_it(tmp_path, monkeypatch, capfd):
 
 def test_a_job_that_cannot_be_cancelled_is_named(tmp_path, monkeypatch, capfd):
     run(tmp_path, monkeypatch, KeyboardInterrupt(), ConnectionError("nobody there"))
-    assert "job job-7 could not be cancelled (nobody there) and may go on" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "job job-7 could not be cancelled (nobody there) and may go on" in said
     assert json.loads((tmp_path / RECORD).read_text())["job"] == "job-7"
 
 
@@ -120,7 +122,7 @@ def test_a_job_server_that_is_not_there_is_refused_at_once(tmp_path):
     with socket.socket() as held:  # bound, and nobody listens
         held.bind(("127.0.0.1", 0))
         endpoint = f"127.0.0.1:{held.getsockname()[1]}"
-        with refused(f"no job server answers at --job_endpoint={endpoint}"):
+        with pytest.raises(ValueError, match=f"no job server answers at --job_endpoint={endpoint}"):
             pipeline_options(2, ["--runner=PortableRunner", f"--job_endpoint={endpoint}"], 4)
 
 
@@ -128,7 +130,7 @@ def test_what_is_no_job_server_is_named():
     server = grpc.server(ThreadPoolExecutor(1))
     endpoint = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
-    with refused(f"{endpoint} answers not as a Beam job server does"):
+    with pytest.raises(ValueError, match=f"{endpoint} answers not as a Beam job server does"):
         pipeline_options(2, ["--runner=PortableRunner", f"--job_endpoint={endpoint}"], 4)
     server.stop(None).wait()
 
@@ -138,9 +140,11 @@ def test_a_job_servers_own_options_pass_and_others_are_refused(job_server):
     given = ["--runner=PortableRunner", "--object_reuse=true"]
     options = pipeline_options(2, [*given, endpoint], 4)
     assert options.get_all_options(retain_unknown_options=True)["object_reuse"]
-    with refused(r"neither Beam nor the job server at 127.0.0.1:\d+ knows .*: no_such"):
+    said = r"neither Beam nor the job server at 127.0.0.1:\d+ knows .*: no_such"
+    with pytest.raises(ValueError, match=said):
         pipeline_options(2, [*given, endpoint, "--no_such=1"], 4)
-    with refused(r"Beam does not know the option\(s\) after --: object_reuse"):
+    said = r"Beam does not know the option\(s\) after --: object_reuse"
+    with pytest.raises(ValueError, match=said):
         pipeline_options(2, given, 4)
 
 
@@ -176,3 +180,35 @@ def test_dataflows_page_of_a_job_is_printed(tmp_path, monkeypatch, capfd):
     Job("shards", Folder(str(tmp_path))).run(beam.Pipeline(options=options))
     said = "https://console.cloud.google.com/dataflow/jobs/europe-west4/job-7?project=p-1"
     assert capfd.readouterr().err == f"shards: the runner calls this job job-7: {said}\n"
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_what_stands_still_is_said_with_the_jobs_state(is_terminal, tmp_path, capsys):
+    """On a terminal beside the bar; in a file, which takes no bar, by a line a minute."""
+    num, job = [1], Job("shards", Folder(str(tmp_path)))
+    outputs = Outputs("files", 4, 1, lambda: num[0], Folder(str(tmp_path)))
+    progress, said = Progress("shards", outputs, job.state), []
+
+    def look(seconds):
+        progress.look(bar, began + seconds)
+        shown = str(bar) if is_terminal else capsys.readouterr().err.strip()
+        said.append(shown[shown.find("nothing") :].rstrip("]") if "nothing" in shown else "")
+
+    with tqdm(total=4, initial=1, disable=not is_terminal) as bar:
+        began = progress._moved
+        look(59)
+        look(190)
+        job._result = RemoteResult(None, None)
+        look(251)
+        num[0] = 2
+        look(255)
+    still = ["nothing finished for 3 min", "nothing finished for 4 min, the job is RUNNING"]
+    assert said == ["", *still, ""]
+
+
+def test_stages_may_take_longer_than_beams_five_minutes():
+    def timeout(*arguments):
+        return pipeline_options(2, arguments, 4).view_as(PortableOptions).job_server_timeout
+
+    assert timeout("--runner=PortableRunner") == 10_000_000
+    assert timeout("--runner=PortableRunner", "--job_server_timeout=60") == 60

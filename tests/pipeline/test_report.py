@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.inspect.measure import count_lengths
+from pipeline.inspect.measure import SAMPLE_BLOCKS, choose_blocks, count_lengths
 from pipeline.inspect.summary import (
     REPORT_VERSION,
     find_checks,
@@ -18,6 +18,8 @@ from pipeline.inspect.summary import (
     render_page,
 )
 from pipeline.shards.dataset import open_dataset, read_blocks
+from pipeline.shards.records import Shard
+from pipeline.shards.seal import NOTHING
 from tests.pipeline.programs import run, write_texts
 
 HOSTILE = (
@@ -25,6 +27,10 @@ HOSTILE = (
 )
 pytestmark = pytest.mark.processes
 FIXED = ("--passes", 2, "--seq_lens", 64, "--workers", 1)
+
+
+def shard(name, instances, seq_len=128):
+    return Shard("train", seq_len, 0, name, 1, "", "", "", instances, 1, 1, 0, 1, 0, NOTHING)
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +57,17 @@ def test_histograms_count_up_to_their_edges():
     assert counted["up_to"] == [8, 16, None]
     assert counted["quantiles"] == {"5%": 1, "50%": 9, "95%": 400}
     assert counted["mean"] == 65.57
+
+
+def test_sampled_blocks_are_spread_over_all_shards():
+    shards = [shard("a", 1024), shard("b", 513), shard("c", 1)]
+    assert [(each.name, block) for each, block in choose_blocks(shards, 32)] == [
+        ("a", 0), ("a", 1), ("b", 0), ("b", 1), ("c", 0)
+    ]  # fmt: skip
+    many = choose_blocks([shard("a", 512 * 10**6), shard("b", 512 * 10**6)], SAMPLE_BLOCKS)
+    assert len(many) == SAMPLE_BLOCKS
+    assert [each.name for each, _ in many] == ["a"] * 16 + ["b"] * 16
+    assert many[1] == (many[0][0], 62_500)
 
 
 def test_the_report_measures_what_the_shards_hold(built):

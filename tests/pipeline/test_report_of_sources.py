@@ -38,6 +38,15 @@ def test_several_sources_and_one_that_gives_nothing():
     ]
 
 
+def test_many_sources_are_counted_not_listed():
+    sources = [source(f"s{n}", 100, 50_000, n % 2, 2000 * (n % 2)) for n in range(40)]
+    held, warning = said_of(*sources)
+    number = "20 documents of 40,000 tokens, 2.00% of the text"
+    assert held == f"validation holds {number}, from 20 of 40 sources"
+    assert warning.endswith(" and 12 more sources")
+    assert warning.count("are too long") == 8
+
+
 @pytest.mark.parametrize(
     ("own", "settings", "expected"),
     [
@@ -94,6 +103,13 @@ def test_the_fraction_that_is_said_holds_two_of_eight_equal_documents_out():
 def test_what_was_not_asked_for_is_no_warning():
     said = ["validation holds no documents"]
     assert said_of(source("input", 3, 900), validation_fraction=0) == said
+
+
+def test_a_dataset_of_before_says_nothing():
+    own = source("input", 300, 90_000)
+    del own["validation"]
+    assert measure_validation([own], {}) is measure_validation([], {}) is None
+    assert format_validation(None) == []
 
 
 def row(*values):

@@ -4,6 +4,7 @@ import gzip
 import zipfile
 from hashlib import sha256
 from itertools import islice, permutations
+from pathlib import Path
 
 import fsspec
 import numpy as np
@@ -19,7 +20,7 @@ from pipeline.shards.dataset import open_dataset
 from pipeline.text.sentences import split_sentences
 from pipeline.tokens.document_lists import group_documents, split_documents
 from pipeline.tokens.token_parts import TokenizedDocument
-from tests.pipeline.programs import refused, run
+from tests.pipeline.programs import run
 
 SENTENCES = ["The ship left at noon.", '"Is it far?"', "No one knew, said Mr. Grey!"]
 SENTENCES.append("They sailed on (for a while.)")
@@ -107,7 +108,8 @@ def test_documents_of_many_lines_are_seen_in_compressed_files_too():
 )
 def test_what_is_not_sure_stops_and_is_read_as_told(texts, said):
     files = write(**texts)
-    with refused(rf"{said}.*; give --format sentence-lines if .* or --format text if each"):
+    message = rf"{said}.*; give --format sentence-lines if .* or --format text if each"
+    with pytest.raises(ValueError, match=message):
         formats(files)
     for text_format in ("text", "sentence-lines"):
         assert formats(files, text_format) == [text_format] * len(files)
@@ -123,7 +125,7 @@ def test_members_of_an_archive_are_never_taken_apart_unasked(tmp_path):
         return len(list(read_part(part)))
 
     said = r"a\.zip/a\.txt: its beginning has 50 blank-line blocks.*; give --format sentence-lines"
-    with refused(said):
+    with pytest.raises(ValueError, match=said):
         read("auto")
     assert (read("text"), read("sentence-lines")) == (1, 50)
 
@@ -188,3 +190,18 @@ def test_the_sample_of_the_reference_is_three_documents(shared_data, tmp_path, c
     assert "input: 3 documents of " in printed
     counters = open_dataset(str(tmp_path / "data")).manifest.counters
     assert (counters["documents"], counters["sentences"]) == (3, 31)
+
+
+@pytest.mark.processes
+def test_any_part_size_gives_one_root_hash(texts, vocab_file, tmp_path):
+    documents = [text.replace(". ", ".\n") for text in texts]
+    Path(tmp_path / "a.txt").write_text("\n\n".join(documents))
+    hashes = set()
+    flags = ("--vocab", vocab_file, "--workers", 1, "--passes", 1, "--seq_lens", 64)
+    for part_bytes in (1024, 2**25):
+        own = ("--part_bytes", part_bytes, "--output", tmp_path / str(part_bytes))
+        assert run("build", "--input", tmp_path / "a.txt", *own, *flags) == 0
+        manifest = open_dataset(str(tmp_path / str(part_bytes))).manifest
+        hashes.add(manifest.root_hash)
+        assert manifest.counters["documents"] == len(texts)
+    assert len(hashes) == 1

@@ -13,7 +13,7 @@ from pipeline.documents.source import UNIT
 from pipeline.documents.sources import count_uses
 from pipeline.shards.dataset import open_dataset, read_blocks
 from pipeline.text.cleaning import clean_text, document_id
-from tests.pipeline.programs import run
+from tests.pipeline.programs import run, write_texts
 
 pytestmark = pytest.mark.processes
 
@@ -146,6 +146,20 @@ def test_tokens_of_instances_are_counted_by_source(mixture, texts):
         assert list(shard.source_tokens) == expected
         assert sum(expected) == shard.tokens
     assert run("verify", mixture.url) == 0
+
+
+def test_moving_a_document_to_another_source_is_another_dataset(texts, vocab_file, tmp_path):
+    hashes = []
+    for number in (60, 61):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for name, part in (("a", texts[:number]), ("b", texts[number:])):
+            write_texts(folder / f"{name}.jsonl", part)
+        sources = [{"name": name, "input": [f"{folder}/{name}.jsonl"]} for name in "ab"]
+        config = sources_file(folder / "c.yaml", *sources, passes=1, seq_lens=[64])
+        hashes.append(build(config, vocab_file, folder / "data", "--workers", 1).manifest)
+    assert hashes[0].settings["documents_hash"] != hashes[1].settings["documents_hash"]
+    assert hashes[0].settings_hash != hashes[1].settings_hash
 
 
 def test_a_single_source_is_what_input_is(corpus, vocab_file, tmp_path):

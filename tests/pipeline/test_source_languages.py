@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -12,10 +13,13 @@ from pipeline.documents.read import read_part
 from pipeline.documents.source import Source
 from pipeline.inspect.show import read_vocabulary
 from pipeline.settings import BuildSettings
-from pipeline.shards.dataset import open_dataset
+from pipeline.shards.dataset import open_dataset, read_blocks
 from pipeline.stages.build import find_corpus
 from pipeline.stages.build_shards import instance_rule
 from pipeline.stages.plan import describe_plan
+from pipeline.tokens.buckets import plan_buckets
+from pipeline.tokens.provenance import find_tokens
+from pipeline.tokens.token_index import TokenParts, read_bucket
 from tests.pipeline.programs import run, write_texts
 
 pytestmark = pytest.mark.processes
@@ -81,3 +85,35 @@ def test_english_and_chinese_come_together(shared_data, tmp_path):
     counters = dataset.manifest.sources[1]["counters"]
     unknown = counters.get("unknown_tokens", 0)
     assert unknown < 0.001 * counters["tokens"], "13 % with an alphabet of 1,000"
+
+    english_row, chinese_row = json.loads(dataset.read_file("report.json"))["dataset"]["mixture"]
+    tokens = english_row["tokens"], chinese_row["tokens"]
+    assert chinese_row["share_of_corpus"] == pytest.approx(tokens[1] / sum(tokens), abs=1e-6)
+    # A follows the weights; half of the instances have a random B, from any document alike.
+    documents = list(encoded_documents(dataset))
+    starts = {int.from_bytes(each.id[:8], "big"): each.source for each in documents}
+    firsts = np.zeros(2)
+    for shard in dataset.shards("train", 128, 0):
+        for block in read_blocks(dataset, shard):
+            by_source = [starts[int(key)] for key in block.document_a.tolist()]
+            is_next = ~block.is_random_next
+            own = np.array(by_source)[is_next]
+            firsts += np.bincount(own, np.diff(block.offsets)[is_next] - 3, 2)
+    expected = 2 * tokens[1] / (tokens[0] + 2 * tokens[1])
+    assert firsts[1] / firsts.sum() == pytest.approx(expected, abs=0.05)
+    assert chinese_row["share_of_instances"] > chinese_row["share_of_corpus"]
+
+    stop, ends_with_stop, inside = vocabulary.tokens.index("。"), 0, 0
+    for document in documents:
+        if document.source == 1:
+            ends = np.cumsum(document.sentence_lengths.astype(int)) - 1
+            ends_with_stop += int(np.count_nonzero(document.tokens[ends] == stop))
+            inside += int(np.count_nonzero(np.delete(document.tokens, ends) == stop))
+    assert ends_with_stop > 5000
+    assert inside < 0.03 * ends_with_stop  # in quotations
+
+
+def encoded_documents(dataset):
+    tokens = find_tokens(dataset)
+    names, bucket = tokens.store["part_names"], plan_buckets(1, b"")[0]
+    return read_bucket(TokenParts(tokens.folder, "uint16"), names, bucket)

@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.documents.source import UNIT, Source
-from pipeline.documents.sources import choose_uses, count_factors, count_uses
+from pipeline.documents.sources import apply_weights, choose_uses, count_factors, count_uses
 from pipeline.instances.build_bucket import build_bucket, gather_documents
 from pipeline.seeds import seed_for
 from pipeline.settings import BuildSettings
 from pipeline.stages.build_shards import instance_rule
 from pipeline.text.cleaning import document_id
+from pipeline.tokens.buckets import choose_num_buckets
 from pipeline.tokens.token_parts import TokenizedDocument
 from tests.pipeline.programs import run
 from tokenizer.vocab import parse_vocab
@@ -44,6 +45,15 @@ def test_uses_are_those_of_the_formula_in_exact_fractions(weight, document, seed
     assert count_uses(weight, pass_index, seed, document) == expected
 
 
+def test_half_the_documents_are_in_every_second_pass():
+    ids = [document_id(str(number)) for number in range(100)]
+    sources = np.zeros(100, np.uint8)
+    chosen = [set(choose_uses(ids, sources, [UNIT // 2], 1, number)[0]) for number in range(4)]
+    assert chosen[0] | chosen[1] == set(range(100))
+    assert not chosen[0] & chosen[1]
+    assert chosen[:2] == chosen[2:]
+
+
 def test_uses_are_numbered_within_a_document():
     ids = [bytes([number]) * 16 for number in range(4)]
     sources = np.array([0, 1, 0, 1], np.uint8)
@@ -57,6 +67,18 @@ def test_word_counts_are_multiplied_by_the_smallest_whole_numbers():
     assert count_factors([UNIT, UNIT // 2, 3 * UNIT // 2]) == [2, 1, 3]
     assert count_factors([UNIT, 333_333]) == [1000, 333]
     assert count_factors([100 * UNIT, 1]) == [100_000, 1]
+
+
+def test_buckets_are_planned_from_what_a_pass_uses():
+    assert apply_weights((), [10, 5], [1000, 500]) == (1500, 15)
+    assert apply_weights((UNIT // 2, 3 * UNIT), [10, 5], [1000, 500]) == (2500, 10)
+    by_prefix = np.full(4096, 100)
+    assert (
+        choose_num_buckets(by_prefix, 2**30, None, "")
+        == choose_num_buckets(by_prefix, 2**30, None, "", 409_600)
+        == 8
+    )
+    assert choose_num_buckets(by_prefix, 2**30, None, "", 100) == 1
 
 
 # Settings
@@ -111,6 +133,15 @@ def test_a_file_of_two_sources_is_refused(corpus, tmp_path, capsys):
     config = sources_file(tmp_path / "c.yaml", one, two)
     assert run("build", "--config", config, "--output", tmp_path / "data") == 2
     assert f"{corpus}/b.jsonl is in the input of the sources a and b" in capsys.readouterr().err
+
+
+def test_input_is_one_source_and_changes_no_settings():
+    plain = BuildSettings("o", ["x"], language="de", text_field="body")
+    source = Source("web", ["x"], language="de", text_field="body", licence="CC0-1.0")
+    named = BuildSettings("o", sources=[source])
+    assert plain.corpus == (Source("input", ["x"], language="de", text_field="body"),)
+    assert plain.content("v", "d") == named.content("v", "d")
+    assert "sources" not in plain.content("v", "d")
 
 
 def test_names_weights_and_languages_of_a_mixture_are_content():
@@ -168,7 +199,8 @@ def test_a_weight_uses_documents_again_with_other_pairs(rule):
     numbers = [Counter(prefix[int(row.document_a[0])] for row in rows) for rows in (once, thrice)]
     assert numbers[1][0] == numbers[0][0]
     assert numbers[1][1] / numbers[0][1] == pytest.approx(3, rel=0.2)
-    key = int.from_bytes(documents[1].id[:8], "big")
+    heaviest = documents[1]
+    key = int.from_bytes(heaviest.id[:8], "big")
     own = [row for row in thrice if int(row.document_a[0]) == key]
     shapes = [(int(r.segment_a_length[0]), len(r.input_ids), r.is_random_next[0]) for r in own]
     assert len(set(shapes)) > len(own) / 3

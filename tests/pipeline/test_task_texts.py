@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import random
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,7 +16,7 @@ from pipeline.text.cleaning import clean_text
 from pipeline.text.task_texts import Overlap, WindowFinder, prepare_texts
 from scripts.bench.measured import read_documents
 from tests.pipeline.conftest import WORDS
-from tests.pipeline.programs import refused, root_hash, run, write_texts
+from tests.pipeline.programs import root_hash, run, write_texts
 from tokenizer.encode import Encoder
 from tokenizer.vocab import SPECIAL_TOKENS, Vocabulary, parse_vocab
 
@@ -87,7 +88,8 @@ def test_a_short_text_counts_as_a_whole_and_a_shorter_one_not():
 
 @pytest.mark.parametrize(("texts", "n", "least"), [([SEVEN] * 2, 13, 8), (["---"], 1, 1)])
 def test_task_files_without_a_text_that_is_long_enough_are_refused(texts, n, least):
-    with refused(f"found {len(texts)} texts, none of {least} words or more"):
+    said = f"found {len(texts)} texts, none of {least} words or more"
+    with pytest.raises(ValueError, match=said):
         make_finder(texts, n)
 
 
@@ -121,6 +123,31 @@ def test_what_brute_force_finds_is_found(data):
     found = make_finder(texts, n).find([UNCASED.encode(document) for document in documents])
     expected = [brute_force(document, texts, n) for document in documents]
     assert [each is not None for each in found] == expected
+
+
+def disguise(words, rng):
+    """Words as another author would set them: case, punctuation, line ends and accents."""
+    marks = (" ", "  ", ", ", " - ", ".\n", '" "', "\t(", "; ", "\u2019 ", "\u00a0")
+    cases = (str.lower, str.upper, str.title, lambda word: f"{word[:1]}\u0301{word[1:]}")
+    return "".join(rng.choice(cases)(word) + rng.choice(marks) for word in words)
+
+
+@pytest.mark.parametrize("n", [8, 13])
+def test_every_planted_overlap_is_found_and_no_other(n):
+    rng = random.Random(n)
+    vocabulary = ["".join(rng.choices("aeioubdkmnrst", k=rng.randint(2, 9))) for _ in range(3000)]
+    tasks = [rng.choices(vocabulary, k=rng.randint(8, 60)) for _ in range(300)]
+    finder = make_finder([disguise(words, rng) for words in tasks], n)
+    documents, expected = [], []
+    for number, words in enumerate(tasks, 1):
+        length = min(n, len(words))
+        first = rng.randint(0, len(words) - length)
+        before, after = (rng.choices(vocabulary, k=rng.choice([0, 1, 5, 200])) for _ in range(2))
+        for size in (length, length - 1):
+            planted = disguise([*before, *words[first : first + size], *after], rng)
+            documents.append(UNCASED.encode(clean_text(planted)))
+            expected.append(f"tasks.txt:{number}" if size == length else None)
+    assert [found and found.place for found in finder.find(documents)] == expected
 
 
 @pytest.mark.parametrize("name", ["uncased", "cased"])
@@ -179,7 +206,7 @@ def test_texts_of_every_kind_of_task_file_are_read(tmp_path):
 )
 def test_a_task_file_that_is_broken_is_named(tmp_path, name, data, said):
     tmp_path.joinpath(name).write_bytes(data)
-    with refused(said):
+    with pytest.raises(ValueError, match=said):
         list(read_task_texts([str(tmp_path / name)]))
 
 

@@ -2,24 +2,33 @@
 
 import hashlib
 import itertools
+import tracemalloc
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.storage.folder import Folder
 from pipeline.tokens.buckets import plan_buckets
+from pipeline.tokens.grouped_rows import open_groups, pack_rows
 from pipeline.tokens.token_index import (
     TokenParts,
     build_index,
+    iterate_index,
     open_index,
     read_bucket,
+    read_part_rows,
 )
 from pipeline.tokens.token_parts import (
+    INDEX_DTYPE,
     TokenizedDocument,
+    join_id,
     pack_documents,
+    split_id,
     unpack_documents,
 )
-from tests.pipeline.programs import refused
+from tests.counting import empty_store
 
 
 def make_document(number, dtype=np.uint16):
@@ -59,15 +68,21 @@ def test_a_changed_byte_is_an_error(position):
     data, _ = pack_documents([make_document(3)])
     changed = bytearray(data)
     changed[position] ^= 1
-    with refused("part"):
+    with pytest.raises(ValueError, match="part"):
         list(unpack_documents(bytes(changed), np.uint16, "part"))
 
 
 def test_a_cut_range_is_an_error():
     data, _ = pack_documents([make_document(3), make_document(4)])
     for stop in (len(data) - 1, 20):
-        with refused("delete the folder of token parts"):
+        with pytest.raises(ValueError, match="delete the folder of token parts"):
             list(unpack_documents(data[:stop], np.uint16, "part"))
+
+
+@given(st.binary(min_size=16, max_size=16), st.binary(min_size=16, max_size=16))
+def test_split_ids_sort_as_ids(one, other):
+    assert (one < other) == (split_id(one) < split_id(other))
+    assert join_id(*split_id(one)) == one
 
 
 def test_totals_do_not_depend_on_how_documents_are_dealt(tmp_path):
@@ -83,15 +98,60 @@ def test_totals_do_not_depend_on_how_documents_are_dealt(tmp_path):
     assert one.sources[0].lowest_ids == sorted(document.id.hex() for document in documents)
 
 
+def test_the_rows_of_all_parts_come_in_groups_with_their_places(tmp_path):
+    documents = [make_document(number) for number in range(900)]
+    folder, names, _ = write_parts(tmp_path, [documents[:500], [], documents[400:]])
+
+    with open_index(folder, names) as index:
+        groups = list(iterate_index(index))
+    assert len(groups) == 256
+    assert sum(map(len, groups)) == 1000
+    parts = [read_part_rows(folder, f"{name}.index") for name in names]
+    for group, rows in enumerate(groups):
+        assert all(rows["high"] >> np.uint64(56) == group)
+        for row in rows:
+            own = parts[row["file"]][row["number"]]
+            assert tuple(own) == tuple(row)[: len(own)]
+
+
+def test_every_index_is_fetched_by_one_request():
+    store = empty_store()
+    documents = [make_document(number) for number in range(400)]
+    parts = [documents[start : start + 4] for start in range(0, 400, 4)]
+    folder, names, _ = write_parts("counted://parts", parts)
+    store.requests.clear()
+    with open_index(folder, names) as index:
+        for _ in range(2):
+            assert sum(map(len, iterate_index(index))) == 400
+    assert store.kinds() == {"cat_file": 100, "find": 1}
+    assert store.count("cat_file", ".index") == 100
+
+
+def test_memory_is_not_that_of_the_index(tmp_path):
+    rows = np.zeros(1 << 12, INDEX_DTYPE)
+    rows["high"] = np.arange(len(rows), dtype=np.uint64) << np.uint64(52)
+    folder, names = Folder(str(tmp_path)), [f"{number}.index" for number in range(100)]
+    for name in names:
+        folder.write(name, pack_rows(rows, rows["high"] >> np.uint64(56)))
+    tracemalloc.start()
+    with open_groups(folder, names, INDEX_DTYPE) as index:
+        read = sum(map(len, iterate_index(index)))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert read == 100 << 12
+    assert peak < 18e6 + 16 * rows.nbytes, f"{peak:,} of {100 * rows.nbytes:,} bytes"
+
+
 @pytest.mark.parametrize("size", [0, 100, 1028 + 44, -1])
 def test_a_cut_index_is_named(tmp_path, size):
     folder, names, _ = write_parts(tmp_path, [[make_document(number) for number in range(9)]])
     data = folder.read("part0.index")
     folder.write("part0.index", data[:size])
-    with refused(r"part0\.index: found \d+ bytes, expected \d+ .*; delete the folder"):
+    said = r"part0\.index: found \d+ bytes, expected \d+ .*; delete the folder"
+    with pytest.raises(ValueError, match=said):
         open_index(folder, names).__enter__()
     folder.remove(["part0.index"])
-    with refused(r"part0\.index .*missing; delete the folder"):
+    with pytest.raises(ValueError, match=r"part0\.index .*missing; delete the folder"):
         open_index(folder, names).__enter__()
 
 

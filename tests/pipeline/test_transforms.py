@@ -16,10 +16,16 @@ from apache_beam.testing.util import assert_that, equal_to
 
 from pipeline.cli import COMMANDS
 from pipeline.command_line.program import run_program
+from pipeline.documents.parts import Part
+from pipeline.jobs.tokens_job import DocumentListCoder, EncodeDocuments, read_lists
+from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import open_dataset
+from pipeline.stages.build_tokens import tokens_rule
+from pipeline.tokens.document_lists import DocumentList
 from pipeline.transforms import Document, ReadInstances, Source, WriteTokens, finish_build, tokens
 from pipeline.transforms.tokens import to_document
 from scripts.checkout import ROOT
+from tokenizer.vocab import parse_vocab
 
 pytestmark = pytest.mark.processes
 SETTINGS = {"seq_lens": [64], "passes": 2, "num_buckets": 4, "workers": 1}
@@ -68,13 +74,19 @@ def test_the_root_hash_is_that_of_a_build_from_files(from_files, from_texts):
     assert counters["documents"] == 120
 
 
+@pytest.mark.parametrize("kind", ["text", "parquet"])
 def test_documents_come_from_any_source_and_the_command_finishes_the_build(
-    texts, vocab_file, from_files, tmp_path
+    kind, texts, vocab_file, from_files, tmp_path
 ):
-    (tmp_path / "a.txt").write_text("\n".join(map(json.dumps, texts)))
-    source = beam.io.ReadFromText(str(tmp_path / "a.txt"))
+    lines = [json.dumps(text) for text in texts]
+    (tmp_path / "a.txt").write_text("\n".join(lines))
+    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
+    source, to_text = {
+        "text": (beam.io.ReadFromText(str(tmp_path / "a.txt")), json.loads),
+        "parquet": (beam.io.ReadFromParquet(str(tmp_path / "a.parquet")), lambda row: row["text"]),
+    }[kind]
     with test_pipeline.TestPipeline(options=PipelineOptions(IN_MEMORY)) as pipeline:
-        documents = pipeline | source | beam.Map(json.loads)
+        documents = pipeline | source | beam.Map(to_text)
         _ = documents | WriteTokens(str(tmp_path / "data"), str(vocab_file), **SETTINGS)
     run("shards", "--output", tmp_path / "data", "--vocab", vocab_file, *FLAGS)
     assert open_dataset(str(tmp_path / "data")).manifest.root_hash == from_files.manifest.root_hash
@@ -180,6 +192,13 @@ def test_instances_are_those_of_the_dataset(from_files):
         )
 
 
+def test_instances_of_no_such_split_are_refused(from_files):
+    with pytest.raises(
+        ValueError, match="no test instances of seq_len 0; the dataset has train L64"
+    ):
+        _ = beam.Pipeline() | ReadInstances(from_files.url, split="test")
+
+
 def test_kept_documents_lie_with_their_reasons_beside_the_dataset(texts, vocab_file, tmp_path):
     lines = [json.dumps({"text": text}) for text in texts]
     lines += ['{"text": "cut', json.dumps({"text": "Too short."}), json.dumps({"text": ""})]
@@ -200,6 +219,18 @@ def test_kept_documents_lie_with_their_reasons_beside_the_dataset(texts, vocab_f
     run("build", *words, "--output", tmp_path / "skip", "--on_bad_document", "skip")
     kept, skipped = (open_dataset(str(tmp_path / name)).manifest for name in ("data", "skip"))
     assert kept == skipped
+
+
+def test_no_stage_of_the_tokens_job_pickles_a_list_to_measure_it(vocab_file, tmp_path):
+    settings = BuildSettings(output=str(tmp_path), near_duplicates=0.8)
+    vocabulary = parse_vocab(vocab_file.read_bytes(), "vocab.txt")
+    rule = tokens_rule(settings, vocabulary)
+    pipeline = beam.Pipeline(argv=["--runner=FnApiRunner"])
+    lists = pipeline | beam.Create([Part(())]) | beam.FlatMap(read_lists, rule.reading)
+    for stage in (lists, lists | EncodeDocuments(rule)):
+        assert isinstance(beam.coders.registry.get_coder(stage.element_type), DocumentListCoder)
+    documents, coder = DocumentList("part", 3, True, [Document("text")]), DocumentListCoder()
+    assert coder.decode(coder.encode(documents)) == documents
 
 
 def test_the_example_of_beam_yaml_writes_shards_and_tokens(texts, vocab_file, from_files, tmp_path):

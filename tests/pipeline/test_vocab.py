@@ -13,14 +13,22 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.documents import Document
 from pipeline.documents.parts import InputFile, plan_parts
+from pipeline.jobs.vocab_job import add_counts
 from pipeline.shards.dataset import open_dataset, read_blocks
 from pipeline.shards.verify import verify_dataset
 from pipeline.text.cleaning import document_id
 from pipeline.tokens import word_counts
+from pipeline.tokens.document_lists import DocumentList
 from pipeline.tokens.word_counts import (
+    MAX_SAMPLE_BYTES,
     choose_sample,
+    count_list,
     counts_table,
+    read_commonest,
+    sample_bits,
+    sample_documents,
 )
 from tests.pipeline.programs import run
 from tokenizer.vocab import parse_vocab
@@ -142,6 +150,25 @@ def test_input_without_words_is_refused(tmp_path, capsys):
     assert "no word was found in 0 of 1 documents" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("text_bytes", "num_bits"),
+    [(0, 0), (1, 0), (1.1, 1), (2, 1), (5, 3)],
+)
+def test_the_sample_is_the_largest_power_of_two_that_fits(text_bytes, num_bits):
+    assert sample_bits(int(text_bytes * MAX_SAMPLE_BYTES)) == num_bits
+
+
+def test_the_sample_is_the_documents_with_the_highest_ids(texts):
+    documents = DocumentList("part", 0, True, [Document(text, "here") for text in texts])
+    assert sample_documents(documents, {"another": 2}).documents == documents.documents
+    sample = sample_documents(documents, {"part": 2})
+    assert [each.text for each in sample.documents] == [
+        text for text in texts if document_id(text)[0] >= 0xC0
+    ]
+    assert sample.counters == {}
+    assert 15 <= len(sample.documents) <= 45  # 30 of 120 are expected
+
+
 @pytest.mark.processes
 def test_only_the_sample_is_counted(corpus, texts, tmp_path, monkeypatch):
     input_bytes = sum(path.stat().st_size for path in corpus.iterdir())
@@ -174,7 +201,8 @@ def test_of_a_large_corpus_pieces_are_chosen_and_the_rest_is_not_read(part_bytes
 def test_of_files_that_cannot_be_cut_some_are_read_and_some_of_their_documents_counted():
     sample = choose_sample(plan([(".jsonl.gz", 320 * 10**6)] * 1024, 2**25))
     assert (len(sample), set(sample.values())) == (64, {6}), "of 1.3 TB one of 2^10"
-    sample = choose_sample(plan([(".jsonl.zst", 20 * GIB), *[(".jsonl", 2**23)] * 1000], 2**25))
+    huge = [(".jsonl.zst", 20 * GIB), *[(".jsonl", 2**23)] * 1000]
+    sample = choose_sample(plan(huge, 2**25))
     assert sorted(sample.values()) == [3] * 125 + [6], "every document with the same probability"
 
 
@@ -208,12 +236,25 @@ def test_what_is_not_chosen_is_not_read(corpus, texts, tmp_path, monkeypatch, ca
     assert counts[0] == counts[1]
 
 
+def test_the_counts_of_buckets_add_up():
+    documents = DocumentList("part", 0, True, [Document("b a b", "1"), Document("B, c", "2")])
+    total = add_counts(counts for _, counts in count_list(documents, lower_case=True))
+    assert total == {"a": 1, "b": 3, ",": 1, "c": 1}
+
+
+def test_only_the_commonest_words_are_learned_from(monkeypatch):
+    monkeypatch.setattr(word_counts, "MAX_LEARNED_WORDS", 3)
+    table = counts_table({"rare": 1, "often": 9, "c": 2, "b": 2, "d": 2})
+    assert read_commonest(table) == (["b", "c", "often"], [2, 2, 9])
+
+
 @pytest.mark.processes
 def test_a_vocabulary_of_more_than_65536_entries_goes_through_the_whole_build(
     corpus, vocab_file, tmp_path
 ):
     tokens = vocab_file.read_text().split("\n")[:-1]
-    wide = [*tokens[:6], *(f"filler{n}" for n in range(65_600)), *tokens[6:]]
+    words = tokens[6:]
+    wide = [*tokens[:6], *(f"filler{n}" for n in range(65_600)), *words]
     (tmp_path / "wide.txt").write_text("".join(f"{token}\n" for token in wide))
     flags = ("--vocab", tmp_path / "wide.txt", "--passes", 1, "--seq_lens", 64, "--workers", 1)
     assert run("build", "--input", corpus, "--output", tmp_path / "data", *flags) == 0

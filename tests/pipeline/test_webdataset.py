@@ -1,4 +1,4 @@
-"""WriteToWebDataset: shards of the samples alone, what it refuses, and lies of a runner."""
+"""WriteToWebDataset: shards that depend on the samples alone, what it refuses, and lies of a runner."""
 
 import functools
 import io
@@ -8,6 +8,7 @@ import random
 import shutil
 import subprocess
 import sys
+import tarfile
 from itertools import groupby
 from operator import itemgetter
 
@@ -117,11 +118,17 @@ def test_the_manifest_says_what_each_shard_holds_and_no_shard_is_larger_than_its
     assert {each["samples"] for each in manifest["shards"][:-1]} <= {8, 9}
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_bytes_do_not_depend_on_the_order_or_the_bundles(honest, tmp_path, seed):
+    samples = random.Random(seed).sample(SAMPLES, len(SAMPLES))
+    rebundled = beam.Create(samples, reshuffle=seed == 2)
+    assert write(tmp_path, rebundled) == honest[1]
+
+
 @pytest.mark.parametrize("flag", ["--direct_num_workers=2", "--runtime_type_check"])
-def test_bytes_do_not_depend_on_the_order_the_bundles_or_the_workers(honest, tmp_path, flag):
+def test_bytes_do_not_depend_on_the_workers(honest, tmp_path, flag):
     mode = ["--direct_running_mode=multi_threading"] if "workers" in flag else []
-    samples = beam.Create(random.Random(1).sample(SAMPLES, len(SAMPLES)), reshuffle=bool(mode))
-    assert write(tmp_path, samples, "part", 9, flag, *mode) == honest[1]
+    assert write(tmp_path, SAMPLES, "part", 9, flag, *mode) == honest[1]
 
 
 def test_a_sample_more_than_a_shard_holds_begins_the_next(tmp_path):
@@ -139,10 +146,26 @@ def test_writing_again_writes_nothing(honest, tmp_path, monkeypatch):
     assert write(tmp_path) == honest[1]
 
 
+def test_what_a_kill_left_is_completed(honest, tmp_path):
+    shutil.copytree(honest[0], tmp_path, dirs_exist_ok=True)
+    for name in (MANIFEST, WIDS_INDEX, "part-000002.tar", "part-000003.tar"):
+        (tmp_path / name).unlink()
+    assert write(tmp_path) == honest[1]
+
+
 def test_samples_come_from_files_of_any_kind(tmp_path):
     (tmp_path / "a.txt").write_text("".join(f"line {n}\n" for n in range(20)))
     rows = [{"id": f"row-{n}", "image": bytes([n])} for n in range(20)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    schema = {"type": "record", "name": "row", "fields": [
+        {"name": "id", "type": "string"}, {"name": "image", "type": "bytes"},
+    ]}  # fmt: skip
+    with test_pipeline.TestPipeline() as pipeline:
+        _ = (
+            pipeline
+            | beam.Create(rows)
+            | beam.io.WriteToAvro(str(tmp_path / "a"), schema, file_name_suffix=".avro")
+        )
 
     def line_sample(line):
         return {"__key__": line.replace(" ", "-"), "txt": line}
@@ -153,20 +176,24 @@ def test_samples_come_from_files_of_any_kind(tmp_path):
     sources = {
         "text": beam.io.ReadFromText(str(tmp_path / "a.txt")),
         "parquet": beam.io.ReadFromParquet(str(tmp_path / "a.parquet")),
+        "avro": beam.io.ReadFromAvro(str(tmp_path / "a*.avro")),
     }
+    found = {}
     for kind, source in sources.items():
         with test_pipeline.TestPipeline() as pipeline:
             to_sample = line_sample if kind == "text" else row_sample
             urls = pipeline | source | beam.Map(to_sample) | WriteToWebDataset(str(tmp_path / kind))
             assert_that(urls, equal_to([str(tmp_path / kind / "shard-000000.tar")]))
-        assert len(read_samples(tmp_path / kind)) == 20
+        found[kind] = read_files(tmp_path / kind)
+    assert found["parquet"] == found["avro"]
+    assert len(read_samples(tmp_path / "text")) == 20
 
 
 def test_values_are_encoded_as_webdataset_encodes_them(tmp_path):
     array = np.arange(6).reshape(2, 3)
     sample = {
-        "__key__": "a", "__url__": "not written", "none": None, "json": {"a": [1, None]},
-        "npy": array, "seg.txt": "größe", "raw": b"\0\xff", "txt.gz": "packed",
+        "__key__": "a", "__url__": "not written", "none": None, "json": {"a": [1, None]}, "npy": array,
+        "seg.txt": "größe", "raw": b"\0\xff", "txt.gz": "packed",
     }  # fmt: skip
     write(tmp_path, [sample])
     [found] = read_samples(tmp_path)
@@ -205,7 +232,7 @@ def test_long_and_foreign_keys_are_read_back(tmp_path):
         ({"__key__": "a", "odd": 5}, r"the sample 'a': its 'odd' is a int that cannot be encoded"),
         ({"__key__": "a", "json": {1, 2}}, r"the sample 'a': its 'json' is a set that cannot be"),
         ({"__key__": "a", "x/y": b""}, r"the sample 'a': the extension 'x/y'"),
-        ({"__key__": "a", "b": bytes(2**20)}, r"'a' takes 1,04\d,\d+ bytes, more than a sh"),
+        ({"__key__": "a", "b": bytes(2**20)}, r"the sample 'a' takes 1,04\d,\d+ bytes, more than a sh"),
     ],
 )  # fmt: skip
 def test_a_sample_that_cannot_be_written_is_named(sample, message):
@@ -238,7 +265,11 @@ def test_more_samples_in_a_range_of_keys_than_a_shard_holds_end_the_job(tmp_path
 
 @pytest.mark.parametrize(
     ("name", "data"),
-    [(MANIFEST, b'{"format_version": 3}'), ("other.tar", b""), ("part-0.tar", b"")],
+    [
+        (MANIFEST, b'{"format_version": 3}'),
+        ("other.tar", b""),
+        ("part-0.tar", b""),
+    ],
 )
 def test_the_folder_of_another_dataset_is_refused_before_any_work(tmp_path, name, data):
     (tmp_path / name).write_bytes(data)
@@ -266,22 +297,36 @@ def test_settings_that_cannot_be_are_refused(tmp_path):
         WriteToWebDataset(str(tmp_path), max_bytes=100, max_samples=5)
 
 
-# Lies of a runner: of the groups that reach WriteShards, what was counted, what was written.
+def test_a_runners_page_names_the_transform_its_stages_and_where_it_writes(tmp_path):
+    from apache_beam.transforms.display import DisplayData
+
+    transform = WriteToWebDataset("memory://bucket/x", "part")
+    shown = {item.key: item.value for item in DisplayData.create_from(transform).items}
+    assert shown["url"] == "memory://bucket/x"
+    assert (shown["name"], shown["max_samples"]) == ("part", 100_000)
+    pipeline = beam.Pipeline()
+    _ = pipeline | beam.Create(SAMPLES) | WriteToWebDataset(str(tmp_path))
+    labels = []
+    pipeline.visit(_Labels(labels))
+    assert {"WriteToWebDataset/EncodeSamples", "WriteToWebDataset/WriteShards"} <= {*labels}
+    assert len({*labels}) == len(labels)
+
+
+class _Labels(beam.pipeline.PipelineVisitor):
+    def __init__(self, labels):
+        self._labels = labels
+
+    def visit_transform(self, transform):
+        self._labels.append(transform.full_label)
+
+
+# Lies of a runner: of the groups that reach WriteShards, of what was counted, and of what was written.
 OTHER = encode_sample({"__key__": "of-another-job", "txt": "x"}, RULE)
 
 
 def _group(change, number=1):
     """A lie about the samples of one group."""
     return lambda groups: [(n, change(each) if n == number else each) for n, each in groups]
-
-
-def _first(change):
-    """A lie about the first sample of a group."""
-    return _group(lambda found: [change(found[0]), *found[1:]])
-
-
-def _exchange_numbers(groups):
-    return [(1 - n if n < 2 else n, found) for n, found in groups]
 
 
 def _move(groups, keep):
@@ -306,26 +351,34 @@ def _in_parts(groups):
 
 GROUP_LIES = {
     "a sample is lost": _group(lambda found: found[1:]),
+    "the last sample is lost": _group(lambda found: found[:-1]),
     "half of a group is lost": _group(lambda found: found[::2]),
+    "half of every group is lost": lambda groups: [(n, found[::2]) for n, found in groups],
     "a group is empty": _group(lambda _: []),
     "a group is lost": lambda groups: groups[1:],
+    "the last group is lost": lambda groups: groups[:-1],
+    "all groups but one are lost": lambda groups: groups[:1],
     "a sample comes twice": _group(lambda found: [found[0], *found]),
+    "every sample comes twice": lambda groups: [(n, found * 2) for n, found in groups],
     "a sample comes twice, another is lost": _group(lambda found: [found[0], *found[:-1]]),
     "a group comes twice": lambda groups: [groups[0], *groups],
+    "every group comes twice": lambda groups: groups * 2,
     "a group comes in two parts": _in_parts,
+    "a group comes, then an empty one of its number": lambda groups: [*groups, (0, [])],
     "a group has a number of no shard": lambda groups: [*groups[1:], (99, groups[0][1])],
-    "two groups have each other's numbers": _exchange_numbers,
+    "a group has a number below all": lambda groups: [*groups[1:], (-1, groups[0][1])],
+    "two groups have each other's numbers": lambda groups: [(1 - n if n < 2 else n, found) for n, found in groups],
     "two groups come as one": lambda groups: [(0, groups[0][1] + groups[1][1]), *groups[2:]],
     "a sample comes to another group": lambda groups: _move(groups, keep=False),
     "a sample comes to its group and to another": lambda groups: _move(groups, keep=True),
     "two samples have each other's groups": _exchange,
     "a sample of another job comes too": _group(lambda found: [*found, OTHER]),
     "a sample of another job stands in one's place": _group(lambda found: [OTHER, *found[1:]]),
-    "a byte of a sample is another": _first(lambda own: own[:-600] + b"\xaa" + own[-599:]),
-    "a sample is cut": _first(lambda own: own[:-512]),
-    "a sample is longer": _first(lambda own: own + bytes(512)),
-    "an empty sample stands in one's place": _first(lambda _: b""),
-    "a hash is another": _first(lambda own: bytes([own[0] ^ 1]) + own[1:]),
+    "a byte of a sample is another": _group(lambda found: [found[0][:-600] + b"\xaa" + found[0][-599:], *found[1:]]),
+    "a sample is cut": _group(lambda found: [found[0][:-512], *found[1:]]),
+    "a sample is longer": _group(lambda found: [found[0] + bytes(512), *found[1:]]),
+    "an empty sample stands in one's place": _group(lambda found: [b"", *found[1:]]),
+    "a hash is another": _group(lambda found: [bytes([found[0][0] ^ 1]) + found[0][1:], *found[1:]]),
 }  # fmt: skip
 
 
@@ -338,11 +391,6 @@ def _tally(change, place=0):
     return tell
 
 
-def _move_second(plan):
-    first, second, *others = plan.firsts
-    return Plan((first, second + 2000, *others), plan.expected)
-
-
 PLAN_LIES = {
     "a sample was counted twice": _tally(lambda found: found._replace(samples=found.samples + 1)),
     "bytes were counted twice": _tally(lambda found: found._replace(num_bytes=2 * found.num_bytes)),
@@ -350,13 +398,13 @@ PLAN_LIES = {
     "the last shard was not planned": lambda plan: Plan(plan.firsts[:-1], plan.expected[:-1]),
     "the first shard was not planned": lambda plan: Plan(plan.firsts[1:], plan.expected[1:]),
     "nothing was planned": lambda _: Plan(),
-    "a shard begins elsewhere": _move_second,
+    "a shard begins elsewhere": lambda plan: Plan((0, plan.firsts[1] + 2000, *plan.firsts[2:]), plan.expected),
 }  # fmt: skip
 WRITTEN_LIES = {
     "a written shard is not told of": lambda rows: rows[1:],
     "a written shard is told of twice": lambda rows: [rows[0], *rows],
     "no written shard is told of": lambda _: [],
-    "a shard is told of by another name": lambda rows: [("part-99.tar", *rows[0][1:]), *rows[1:]],
+    "a shard is told of by another name": lambda rows: [("part-000099.tar", *rows[0][1:]), *rows[1:]],
     "a shard's size is another": lambda rows: [(*rows[0][:2], 1, rows[0][3]), *rows[1:]],
 }  # fmt: skip
 HARMLESS = {
@@ -430,6 +478,26 @@ def test_a_lie_told_by_a_runner_itself_is_found(name, tmp_path, monkeypatch):
 def test_what_is_no_lie_gives_the_same_bytes(name, honest, tmp_path):
     run_lying(tmp_path, name)
     assert read_files(tmp_path) == honest[1]
+
+
+def test_a_runner_that_reorders_groups_gives_the_same_bytes(honest, tmp_path, monkeypatch):
+    lie = HARMLESS["groups come in another order"]
+    monkeypatch.setattr(beam, "GroupByKey", lambda: _LyingGroupByKey(lie))
+    assert write(tmp_path) == honest[1]
+
+
+def test_there_are_forty_lies():
+    assert len(GROUP_LIES | PLAN_LIES | WRITTEN_LIES) == 41
+
+
+def test_a_tar_is_one_that_tarfile_reads_to_its_end(honest):
+    _, files = honest
+    with tarfile.open(fileobj=io.BytesIO(files["part-000000.tar"])) as tar:
+        members = tar.getmembers()
+    assert {(each.mode, each.mtime, each.uid, each.uname) for each in members} == {
+        (0o644, 0, 0, "")
+    }
+    assert len(files["part-000000.tar"]) % tarfile.RECORDSIZE == 0
 
 
 KILLED = """

@@ -1,4 +1,4 @@
-"""docs/architecture.md: each addition it shows is made and run in a copy of the packages."""
+"""docs/architecture.md: every addition it shows is made in a copy of the packages, and run there."""
 
 import json
 import re
@@ -69,10 +69,24 @@ def run(copy, *words):
 def test_a_format_and_a_filter(copy, tmp_path):
     rows = [f"{number}\ta text of {number} and many more words\n" for number in range(6)]
     (tmp_path / "texts.tsv").write_text("".join(rows) + "7\tshort\n")
-    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\ntext\nwords\n")
-    files = f"--input {tmp_path}/texts.tsv --vocab {tmp_path}/vocab.txt --output {tmp_path}/data"
-    flags = f"{files} --format tsv --min_words 3 --workers 1 --seq_lens 16"
-    printed = run(copy, "-m", "pipeline", "build", *flags.split())
+    (tmp_path / "vocab.txt").write_text(
+        "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n" + "\n".join(["text", "words"]) + "\n"
+    )
+    words = [
+        "--input",
+        tmp_path / "texts.tsv",
+        "--format",
+        "tsv",
+        "--min_words",
+        3,
+        "--vocab",
+        tmp_path / "vocab.txt",
+        "--workers",
+        1,
+    ]
+    printed = run(
+        copy, "-m", "pipeline", "build", *words, "--seq_lens", 16, "--output", tmp_path / "data"
+    )
     assert "1 of 7 documents have too few words: input 1" in printed
     assert "input: 6 documents of" in printed
 
@@ -107,8 +121,31 @@ def test_a_task(copy, tmp_path):
         "id\tsentence1\tsentence2\tlabel\n" + "1\tthe cat\ta cat\t1\n2\tthe cat\ta dog\t0\n" * 4
     )
     model = write_pretrained(tmp_path / "hf")
-    files = f"--model {model} --train {table} --validation {table} --output {tmp_path}/paws"
-    flags = f"{files} --task paws --search_epochs 1 --seq_len 16 --search_global_batch 4"
-    run(copy, "-m", "trainer", "finetune", *flags.split())
-    best = json.loads((tmp_path / "paws/results.json").read_text())["best"]
-    assert {"accuracy", "f1"} <= best["metrics"]["paws"].keys()
+    words = [
+        "--task",
+        "paws",
+        "--model",
+        model,
+        "--train",
+        table,
+        "--validation",
+        table,
+        "--search_epochs",
+        1,
+    ]
+    run(
+        copy,
+        "-m",
+        "trainer",
+        "finetune",
+        *words,
+        "--seq_len",
+        16,
+        "--search_global_batch",
+        4,
+        "--output",
+        tmp_path / "paws",
+    )
+    assert {"accuracy", "f1"} <= json.loads((tmp_path / "paws/results.json").read_text())["best"][
+        "metrics"
+    ]["paws"].keys()

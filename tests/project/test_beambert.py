@@ -11,7 +11,6 @@ import pytest
 
 from pipeline.cli import COMMANDS as PIPELINE
 from pipeline.command_line.words import find_config, recipes
-from tests.project.test_packaging import build, copy_checkout
 from trainer.beambert import COMMANDS
 from trainer.cli import COMMANDS as TRAINER
 
@@ -22,9 +21,16 @@ RECIPES = sorted(ROOT.glob("configs/*/*.yaml"))
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
     """The folder of an installation, without a C compiler, which takes seconds."""
-    site = tmp_path_factory.mktemp("site")
-    checkout = copy_checkout(tmp_path_factory.mktemp("wheel") / "checkout")
-    made = build("wheel", checkout, CC="/no/such/compiler")
+    checkout, site = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("site")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, checkout)
+    for room in ("pipeline", "trainer", "tokenizer"):
+        ignored = shutil.ignore_patterns("__pycache__", "*.so", "build")
+        shutil.copytree(ROOT / room, checkout / room, ignore=ignored)
+    wheel = "from setuptools.build_meta import build_wheel; print(build_wheel('made'))"
+    environment = os.environ | {"CC": "/no/such/compiler"}
+    subprocess.check_output([sys.executable, "-c", wheel], cwd=checkout, env=environment)
+    made = next((checkout / "made").iterdir())
     pip = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "--quiet"]
     subprocess.check_output([*pip, "--target", site, made])
     return site
@@ -39,12 +45,11 @@ def beambert(installed, tmp_path):
     environment = {name: value for name, value in os.environ.items() if name not in left_out}
 
     def run(*words, code=0, **more):
-        own = environment | {"PYTHONPATH": str(installed)} | more
-        command, how = (
+        ran = subprocess.run(
             [installed / "bin" / "beambert", *words],
-            {"capture_output": True, "text": True},
-        )
-        ran = subprocess.run(command, cwd=tmp_path, env=own, check=False, **how)
+            cwd=tmp_path, env=environment | {"PYTHONPATH": str(installed)} | more, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
         assert ran.returncode == code, ran.stderr
         return ran.stdout if code == 0 else ran.stderr
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import pytest
 
 from pipeline.cli import COMMANDS as PIPELINE
+from pipeline.command_line.names import suggest
 from pipeline.command_line.program import Command, check_least, parse_settings, run_program
 
 
@@ -79,11 +80,16 @@ def show(settings, remainder):
 def commands(monkeypatch):
     # The functions are found by name, as they are in the real programs.
     monkeypatch.setitem(sys.modules, "command_line_examples", sys.modules[__name__])
-    look, show, fail = (f"command_line_examples:{name}" for name in ("Look", "show", "fail"))
     return {
-        "build": Command("builds", "command_line_examples:Settings", show, (), True),
-        "look": Command("looks", look, show, ("folder",)),
-        "fail": Command("fails", look, fail, ("folder",)),
+        "build": Command(
+            "builds", "command_line_examples:Settings", "command_line_examples:show", (), True
+        ),
+        "look": Command(
+            "looks", "command_line_examples:Look", "command_line_examples:show", ("folder",)
+        ),
+        "fail": Command(
+            "fails", "command_line_examples:Look", "command_line_examples:fail", ("folder",)
+        ),
     }
 
 
@@ -109,6 +115,10 @@ def test_flags_win_over_files_wherever_they_stand(build, tmp_path):
     file.write_text(f"steps: 7\ninput: [q, r]\nschedule:\n  peak_lr: 3e-4\n{phases}")
     settings = build(f"--steps 5 --output o --config {file}")
     assert settings == Settings("o", ["q", "r"], 5, Schedule(3e-4), [Schedule(1.0), Schedule(2.0)])
+
+
+def test_a_list_takes_several_words(build):
+    assert build("--input 'a b' c --output o").input == ["a b", "c"]
 
 
 @pytest.mark.processes
@@ -207,6 +217,10 @@ def test_every_wrong_flag_of_a_line_is_named(run):
         "--rates: found 'x', expected a number",
         "no configuration file no.yaml",
     ]
+
+
+def test_a_name_far_off_is_not_proposed():
+    assert suggest("epochs", ["optimizer.eps", "steps", "precision"]) == []
 
 
 @pytest.mark.processes
@@ -327,6 +341,11 @@ def test_numbers_below_the_least_are_refused():
 
 
 @pytest.mark.processes
+def test_the_version(run):
+    assert re.fullmatch(r"beambert \d+\.\d+\.\d+\n", run("--version")[1])
+
+
+@pytest.mark.processes
 def test_what_follows_the_separator_is_passed_on(run):
     assert "['--runner=X']" in run("build --output o -- --runner=X")[1]
     assert run("look here -- --runner=X")[0] == 2
@@ -339,7 +358,8 @@ def test_the_launchers_rank_is_ignored(run):
 
 @pytest.mark.processes
 def test_a_users_fault_is_one_line_from_rank_zero_only(run, monkeypatch):
-    assert run("fail here") == (2, "", "program fail: error: FILE:3: found this, expected that\n")
+    said = "program fail: error: FILE:3: found this, expected that\n"
+    assert run("fail here") == (2, "", said)
     monkeypatch.setenv("RANK", "1")
     assert run("fail here") == (2, "", "")
 
@@ -375,3 +395,15 @@ def test_a_pipe_that_broke_elsewhere_is_an_error(commands, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "show", lose_connection)
     with pytest.raises(BrokenPipeError, match="connection lost"):
         run_program("program", "Tests.", commands, ["look", "here"])
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("words", ["pipeline build", "trainer pretrain"])
+def test_help_imports_no_package_that_takes_time(words):
+    room, command = words.split()
+    code = (
+        f"import sys, {room}.cli as c; sys.argv[1:] = ['{command}', '--help']; c.main(); "
+        "print({'numpy', 'fsspec', 'pyarrow', 'torch', 'apache_beam'} & sys.modules.keys())"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.endswith("set()\n")

@@ -20,17 +20,22 @@ PAGES = sorted((ROOT / "docs").glob("*.md"))
 PROGRAMS = {"pipeline": PIPELINE, "trainer": TRAINER}
 SCRIPTS = [path.read_text() for path in (ROOT / "scripts").rglob("*.py")]
 # Flags of what runs beside ours: launchers, Beam's runners, shell scripts, other programs.
-OTHERS = set(
-    """
-    add artifact artifacts bundle_size config cores dask_client_address dask_partition_size
-    dry_run environment_cache_millis environment_config environment_type exclude expansion fix
-    flink force help host hostfile inplace job job_endpoint job_port job_server_timeout json
-    kubernetes lines logdir master_addr master_port max_num_workers memory minutes module net
-    nnodes no_ssh node_rank nodes nproc_per_node nthreads num_gpus nworkers object_reuse
-    parallelism partition peers_python port prefix repo resource_hint runner
-    sdk_worker_parallelism serve_http service_port shutdown_timeout spark strict worker_pool
-    """.split()  # noqa: SIM905
-)
+OTHERS = {
+    "add", "artifact", "artifacts", "bundle_size", "config", "cores", "dask_client_address",
+    "dask_partition_size",
+    "dry_run", "environment_cache_millis", "environment_config", "environment_type", "exclude",
+    "expansion",
+    "fix", "flink", "force", "help", "host", "hostfile", "inplace", "job", "job_endpoint",
+    "job_port", "job_server_timeout", "json", "kubernetes", "lines", "logdir", "master_addr",
+    "master_port",
+    "max_num_workers", "memory", "minutes", "module", "net", "nnodes", "no_ssh", "node_rank",
+    "nodes",
+    "nproc_per_node", "nthreads", "num_gpus", "nworkers", "object_reuse", "parallelism",
+    "partition",
+    "peers_python", "port", "prefix", "repo", "resource_hint", "runner", "sdk_worker_parallelism",
+    "serve_http",
+    "service_port", "shutdown_timeout", "spark", "strict", "worker_pool",
+}  # fmt: skip
 
 
 def keys_of(program, name):

@@ -1,7 +1,7 @@
-"""The two Dockerfiles, read as Docker would run them, without Docker.
+"""The two Dockerfiles, read instruction by instruction as Docker would run them; no Docker is needed.
 
-COPY finds its sources in git, pip the files, extras and pins it is told of, and Python starts where
-it imports what was installed. tests/stores/test_worker_package.py runs the worker's steps.
+COPY finds its sources in git, pip the files, extras and pins it is told of, and Python starts where it
+imports what was installed. tests/stores/test_worker_package.py runs the worker's steps.
 """
 
 import re
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT, TOOL = PYPROJECT["project"], PYPROJECT["tool"]["setuptools"]
 EXTRAS = PROJECT["optional-dependencies"]
-RECIPES = "configs"  # pipeline/command_line/recipes is a link to it
+RECIPES = "configs"  # pipeline/command_line/recipes is a link to it, which leads nowhere where it is not copied
 ROOMS = {pattern.rstrip("*") for pattern in TOOL["packages"]["find"]["include"]}
 PINS = dict(
     line.lower().split("==")
@@ -51,7 +51,7 @@ class Install(NamedTuple):
 
 
 class Image(NamedTuple):
-    """Base, variables, what lies where, every RUN with its folder, and the folder of the start."""
+    """The base, the variables, what lies where, every RUN with its folder, and the folder in which the image starts."""
 
     base: str
     values: dict[str, str]
@@ -92,21 +92,33 @@ def requirements(extras):
             yield requirement
 
 
+def test_lines_are_joined_and_files_placed():
+    text = "ARG V=3\nFROM a:${V}\nWORKDIR /src\nCOPY x/one two ./\nCOPY b c\nRUN p \\\n    && q\nWORKDIR /\n"
+    files = {
+        PurePosixPath("/src/one"): "x/one",
+        PurePosixPath("/src/two"): "two",
+        PurePosixPath("/src/c"): "b",
+    }
+    source = PurePosixPath("/src")
+    assert image(text) == ("a:3", {"V": "3"}, files, [("p && q", source)], PurePosixPath("/"))
+
+
 @pytest.mark.processes
 @each_image
 def test_sources_of_copy_are_in_git(path):
     sources = set(image(path.read_text())[2].values())
-    kept = files_of_git(*sources) or pytest.skip("not a clone of the repository")
+    listed = subprocess.run(
+        ["git", "ls-files", *sources], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if listed.returncode:
+        pytest.skip("not a clone of the repository")
+    kept = listed.stdout.splitlines()
     missing = [
-        each for each in sources if not any(f"{file}/".startswith(f"{each}/") for file in kept)
+        each
+        for each in sources
+        if not any(file == each or file.startswith(f"{each}/") for file in kept)
     ]
     assert missing == []
-
-
-def files_of_git(*names):
-    command = ["git", "ls-files", *names]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return listed.stdout.splitlines()
 
 
 @pytest.mark.processes
@@ -135,7 +147,7 @@ def test_pins_fit_what_is_installed(path):
 
 @each_image
 def test_python_imports_what_was_installed_where_the_image_starts(path):
-    """`python -m` looks in the current folder first, where copied sources are not compiled."""
+    """`python -m` looks in the current folder first, and sources that were copied have no compiled modules."""
     _, _, files, _, folder = image(path.read_text())
     assert [name for name in sorted(ROOMS) if folder / name in files] == []
 
@@ -163,5 +175,12 @@ def test_what_a_checkout_makes_for_itself_is_not_copied():
     """Git ignores it, and of git's files none is left out."""
     patterns = ignored_names()
     assert patterns == ["__pycache__", "*.so", "*.pyd"]
-    parts = {part for line in files_of_git() for part in PurePosixPath(line).parts}
-    assert not [part for part in parts if any(map(PurePosixPath(part).match, patterns))]
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    parts = {part for line in listed.stdout.splitlines() for part in PurePosixPath(line).parts}
+    assert [
+        part
+        for part in sorted(parts)
+        if any(PurePosixPath(part).match(pattern) for pattern in patterns)
+    ] == []

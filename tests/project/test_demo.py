@@ -1,4 +1,4 @@
-"""scripts/demo on real articles, in a small form; the same command again continues."""
+"""scripts/demo on real articles, in a small form: every step runs, and the same command again continues."""
 
 import json
 import os
@@ -14,8 +14,11 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_demo(*arguments):
-    environment = os.environ | {"VENV": sys.prefix, "CUDA_VISIBLE_DEVICES": ""}
-    environment["MASTER_PORT"] = str(free_port())
+    environment = os.environ | {
+        "VENV": sys.prefix,
+        "CUDA_VISIBLE_DEVICES": "",
+        "MASTER_PORT": str(free_port()),
+    }
     command = [ROOT / "scripts/demo", *map(str, arguments)]
     ran = subprocess.run(
         command, env=environment, capture_output=True, text=True, check=False, timeout=900
@@ -26,17 +29,25 @@ def run_demo(*arguments):
 
 @pytest.mark.engines
 def test_articles_become_a_model(shared_data, tmp_path):
-    articles = shared_data / "data/wiki_en/wiki_en_00.txt.zst"
-    arguments = ("--input", articles, "--minutes", 1, "--output", tmp_path / "demo")
+    arguments = (
+        "--input",
+        shared_data / "data/wiki_en/wiki_en_00.txt.zst",
+        "--minutes",
+        1,
+        "--output",
+        tmp_path / "demo",
+    )
     printed = run_demo(*arguments)
     assert "sound" in printed
     assert "label: " in printed
     assert "BERT saw 128 billion" in printed
-    lines = (tmp_path / "demo/run/metrics.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
+    rows = [
+        json.loads(line) for line in (tmp_path / "demo/run/metrics.jsonl").read_text().splitlines()
+    ]
     validation = [row for row in rows if row["split"] == "validation"]
-    # ln 8,000 and logits at random: it knows nothing yet.
-    assert rows[0]["mlm_loss"] == pytest.approx(9.4, abs=0.2)
+    assert rows[0]["mlm_loss"] == pytest.approx(
+        9.4, abs=0.2
+    )  # ln 8,000 and logits at random: it knows nothing yet
     assert validation[-1]["mlm_loss"] < 7.5  # after sixty steps: some of the frequencies
     weights = (tmp_path / "demo/hf/model.safetensors").read_bytes()
     again = run_demo(*arguments)

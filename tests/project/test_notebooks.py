@@ -1,4 +1,4 @@
-"""docs/notebooks: every cell runs as it stands there, one notebook after the other in one folder.
+"""docs/notebooks: every cell of the four runs as it stands there, one notebook behind the other in one folder.
 
 Cells run in this process, as a kernel would run them; lines that begin with "!" are commands,
 which a backslash continues.

@@ -1,4 +1,4 @@
-"""What is installed: import names of our own, few dependencies of a Beam worker, optional C."""
+"""What is installed: our import names belong to us alone, a Beam worker's dependencies stay small, C is optional."""
 
 import importlib.metadata
 import os
@@ -22,9 +22,14 @@ PROJECT, TOOL = PYPROJECT["project"], PYPROJECT["tool"]
 def test_import_names_are_ours_alone(name):
     owners = importlib.metadata.packages_distributions().get(name)
     assert owners is None or set(owners) == {"beambert"}
-    command = [sys.executable, "-c", f"import {name}; print({name}.__file__)"]
-    found = subprocess.check_output(command, cwd="/", text=True)
-    assert Path(found.strip()) == ROOT / name / "__init__.py"
+    found = subprocess.run(
+        [sys.executable, "-c", f"import {name}; print({name}.__file__)"],
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert Path(found.stdout.strip()) == ROOT / name / "__init__.py"
 
 
 def test_the_package_cannot_be_uploaded():
@@ -53,11 +58,8 @@ def test_every_package_says_what_it_is_for():
 
 @pytest.fixture
 def clean_checkout(tmp_path):
-    return copy_checkout(tmp_path / "checkout")
-
-
-def copy_checkout(folder):
     """What a clone has of what is packaged: nothing compiled."""
+    folder = tmp_path / "checkout"
     folder.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
@@ -71,8 +73,13 @@ def build(kind, checkout, **variables):
     """The file that setuptools makes, as pip asks it to, but without a network."""
     output = checkout.parent / "made"
     code = f"from setuptools.build_meta import build_{kind}; build_{kind}({str(output)!r})"
-    command, environment = [sys.executable, "-c", code], os.environ | variables
-    subprocess.run(command, cwd=checkout, env=environment, capture_output=True, check=True)
+    subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=checkout,
+        env=os.environ | variables,
+        capture_output=True,
+        check=True,
+    )
     (made,) = output.iterdir()
     return made
 
@@ -96,10 +103,14 @@ def test_without_a_compiler_all_but_the_compiled_modules_is_installed(clean_chec
     names = {module["name"].replace(".", "/") for module in TOOL["setuptools"]["ext-modules"]}
     if compiler is None and shutil.which("cc") is None:
         pytest.skip("no C compiler here")
-    variables = {"CC": compiler} if compiler else {}
-    with zipfile.ZipFile(build("wheel", clean_checkout, **variables)) as archive:
+    with zipfile.ZipFile(
+        build("wheel", clean_checkout, **({"CC": compiler} if compiler else {}))
+    ) as archive:
         installed = archive.namelist()
     assert "tokenizer/encode.py" in installed
-    assert not [name for name in installed if name.endswith((".c", ".h"))], "newer than the modules"
-    compiled = {name.partition(".")[0] for name in installed if name.endswith((".so", ".pyd"))}
-    assert compiled == (set() if compiler else names)
+    assert not [name for name in installed if name.endswith((".c", ".h"))], (
+        "newer than what they are compiled to"
+    )
+    assert {name.partition(".")[0] for name in installed if name.endswith((".so", ".pyd"))} == (
+        set() if compiler else names
+    )

@@ -31,8 +31,9 @@ def links(page):
 
 def anchors(page):
     """The names that headings have in a link, as GitHub makes them."""
-    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
-    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    headings = re.findall(
+        r"^#+ (.+)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE
+    )
     return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
 
 
@@ -50,13 +51,14 @@ def test_every_link_leads_somewhere(page):
 def test_the_index_has_every_page_once():
     linked = sorted(link for link in links(INDEX) if not link.startswith("../"))
     notebooks = [f"notebooks/{path.name}" for path in (ROOT / "docs/notebooks").glob("*.ipynb")]
-    pages = [page.name for page in (ROOT / "docs").glob("*.md") if page != INDEX]
-    assert linked == sorted(notebooks + pages)
+    assert linked == sorted(
+        notebooks + [page.name for page in (ROOT / "docs").glob("*.md") if page != INDEX]
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_pages_that_are_named_are_linked(page):
-    """In prose: code and the generated page of commands name files as they are typed."""
+    """In prose, that is; blocks of code and the generated page of commands name files as they are typed."""
     if page.name == "commands.md":
         return
     prose = re.sub(r"```.*?```|\[[^]]*\]\([^)]*\)", "", page.read_text(), flags=re.DOTALL)
@@ -67,11 +69,14 @@ def test_pages_that_are_named_are_linked(page):
 def test_files_and_modules_that_a_page_names_exist(page):
     """But for those that an example makes, which begins with the file's name."""
     text = page.read_text()
-    modules = re.findall(r"-m (scripts\.[\w.]*\w)(?![\w.])", text)
-    modules = {f"{name.replace('.', '/')}.py" for name in modules}
+    modules = {
+        f"{name.replace('.', '/')}.py"
+        for name in re.findall(r"-m (scripts\.[\w.]*\w)(?![\w.])", text)
+    }
     made = {*re.findall(r"^# (\S+\.py)$", text, re.MULTILINE)}
-    named = ({*FILE.findall(text)} | modules) - made
-    missing = [path for path in named if not list(ROOT.glob(path))]
+    missing = [
+        path for path in ({*FILE.findall(text)} | modules) - made if not list(ROOT.glob(path))
+    ]
     assert not missing, f"{page.name} names {missing}"
 
 
@@ -100,8 +105,9 @@ def test_the_loss_curve_is_drawn_from_a_run(tmp_path):
 
 def test_every_result_has_its_line_in_the_table_and_its_program():
     folder = ROOT / "scripts/bench/results"
-    table = (folder / "README.md").read_text()
-    rows = re.findall(r"^\| (\S+\.jsonl) \| (\w+) \|", table, re.MULTILINE)
+    rows = re.findall(
+        r"^\| (\S+\.jsonl) \| (\w+) \|", (folder / "README.md").read_text(), re.MULTILINE
+    )
     assert all(any(path.match(pattern) for pattern, _ in rows) for path in folder.glob("*.jsonl"))
     assert all(list(folder.glob(pattern)) for pattern, _ in rows)
     assert all((folder.parent / f"{program}.py").exists() for _, program in rows)

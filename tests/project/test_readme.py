@@ -1,4 +1,4 @@
-"""The README is short, and its commands explain themselves; test_demo.py runs the first."""
+"""The README is short, and its two commands explain themselves; tests/project/test_demo.py runs the first."""
 
 import os
 import re
@@ -34,12 +34,19 @@ def test_a_failed_installation_is_not_taken_for_one_that_succeeded(tmp_path):
     python.write_text('#!/bin/sh\n[ "$1" = -c ]\n')
     python.chmod(0o755)
     code = 'cd /; . "$1/scripts/environment.sh"; echo "$? $PATH"'
-    environment = {"PATH": os.environ["PATH"], "BASE_PYTHON": str(python)}
-    environment["VENV"] = str(tmp_path / "venv")
-    command = ["bash", "-c", code, "bash", ROOT]
-    assert (
-        subprocess.check_output(command, env=environment, text=True) == f"1 {os.environ['PATH']}\n"
+    environment = {
+        "PATH": os.environ["PATH"],
+        "BASE_PYTHON": str(python),
+        "VENV": str(tmp_path / "venv"),
+    }
+    ran = subprocess.run(
+        ["bash", "-c", code, "bash", ROOT],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
+    assert ran.stdout == f"1 {os.environ['PATH']}\n"
     assert not (tmp_path / "venv/.beambert-installed").exists()
 
 

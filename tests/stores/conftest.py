@@ -156,7 +156,7 @@ def build_arguments(vocab_file):
 
 @pytest.fixture(scope="session")
 def pipeline(build_arguments):
-    """pipeline(command, ...) runs `python -m pipeline` in this process; its exit code."""
+    """pipeline(command, ...) runs `python -m pipeline` in this process and returns its exit code."""
 
     def run(command, *arguments):
         given = [*build_arguments, "--workers", 1] if command == "build" else []

@@ -312,6 +312,13 @@ def test_which_errors_pass():
     assert not any(map(is_transient, (*lasting, KeyError("a"))))
 
 
+def test_removing_what_is_already_gone_is_no_error():
+    store = FaultyMemory([])
+    Folder.on(store, "/bucket").write("a", b"0")
+    Folder.on(store, "/bucket").remove(["a", "b"])
+    assert Folder.on(store, "/bucket").list() == {}
+
+
 def test_only_the_names_of_killed_writers_are_temporary():
     left = "train/L64/.shard-00000.tar.partial-123-0a1b2c3d"
     others = ["a.partial-1-00000000", ".notes.partial-draft", ".hidden", "x/.partial-1-00000000"]

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import fsspec
@@ -11,6 +12,10 @@ import pytest
 
 from pipeline.shards.dataset import open_dataset
 from tests.stores.conftest import assert_same_batches, root_hash
+from trainer.model.config import preset
+from trainer.order.source import one_dataset
+from trainer.runs.run_folder import prepare_run, to_yaml
+from trainer.settings import Phase, PretrainSettings
 
 pytestmark = pytest.mark.engines
 
@@ -152,3 +157,26 @@ def test_wrong_credentials_end_in_one_message_without_them(uploaded, built, s3, 
     assert pipeline("build", *flags) == 2
     said = capfd.readouterr()
     assert "not-the-secret-0815" not in said.out + said.err
+
+
+def test_options_that_are_not_json_are_not_shown(built, pipeline, capsys):
+    assert pipeline("verify", built, "--storage_options", f"secret={SECRET}") == 2
+    said = capsys.readouterr().err
+    assert "storage_options is not a JSON object" in said
+    assert SECRET not in said
+
+
+def test_no_secret_is_written_with_a_run(built, s3, tmp_path, monkeypatch):
+    text = json.dumps(s3)
+    monkeypatch.setattr(sys, "argv", ["trainer", "pretrain", "--storage_options", text])
+    phases = [Phase(64, 8, 2, 1e-4)]
+    settings = PretrainSettings([built], str(tmp_path / "run"), phases, storage_options=text)
+    mixture = one_dataset(open_dataset(built, s3))
+    model = preset("tiny", vocab_size=mixture[0].dataset.manifest.vocab_size)
+    prepare_run(settings, mixture, model, 1)
+    # Another way in to the same data is no other run.
+    prepare_run(replace(settings, storage_options=None), mixture, model, 1)
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert {"config.yaml", "run.json"} <= {path.name for path in files}
+    assert not [path for path in files if SECRET in path.read_text()]
+    assert SECRET not in to_yaml(settings)

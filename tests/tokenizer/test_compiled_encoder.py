@@ -38,6 +38,18 @@ def test_only_marks_that_are_put_in_order_are_left_to_the_library(module, charac
     ]  # fmt: skip
 
 
+def test_many_new_characters_at_once(module, character_vocab):
+    texts = [
+        " ".join(character_vocab.tokens[start : start + 4096])
+        for start in range(0, len(character_vocab), 65_536)
+    ]
+    encoder, expected = make(module, character_vocab), LibraryEncoder(character_vocab, True)
+    wanted = expected.encode_sentences(texts)
+    for _ in range(2):
+        found = encoder.encode_sentences(texts)
+        assert all(map(np.array_equal, found, wanted))
+
+
 def test_a_vocabulary_too_large_as_a_trie_is_left_to_the_library(module):
     """Behind each of 18,000 different beginnings stand 190 pieces that its failure would name."""
     letters = string.ascii_lowercase
@@ -52,8 +64,14 @@ def test_a_vocabulary_too_large_as_a_trie_is_left_to_the_library(module):
 
 
 def test_words_and_chunks_without_end(module, small_vocab):
-    few = ("é\u302e", "\u3000", "\1", ".")
-    texts = ["a" * 300_000, "é" * 100_000, *(each * 30_000 for each in few)]
+    texts = [
+        "a" * 300_000,
+        "é" * 100_000,
+        "é\u302e" * 30_000,
+        "\u3000" * 30_000,
+        "\1" * 30_000,
+        "." * 30_000,
+    ]
     encoder, expected = make(module, small_vocab), LibraryEncoder(small_vocab, True)
     assert encoded(encoder, texts) == encoded(expected, texts)
 

@@ -68,8 +68,14 @@ def test_an_example_worked_by_hand():
 def test_overlapping_pairs_are_merged_from_the_left():
     # Of three ##a in a row the first two become ##aa; then two pairs occur once, and "##" is before
     # "x".
-    expected = ("a", "x", "##a", "##aa", "##aaa", "xaaa")
-    assert learn_vocabulary(["xaaa"], [1], 100).tokens[5:] == expected
+    assert learn_vocabulary(["xaaa"], [1], 100).tokens[5:] == (
+        "a",
+        "x",
+        "##a",
+        "##aa",
+        "##aaa",
+        "xaaa",
+    )
 
 
 @given(

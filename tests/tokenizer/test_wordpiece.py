@@ -99,13 +99,21 @@ def test_the_library_makes_the_same_words_of_characters_classified_alike_since_u
 @pytest.mark.parametrize(
     ("text", "ours", "librarys"),
     [
-        ("a\ue000b", ["a\ue000b"], ["ab"]),  # private use is dropped
-        ("a\U0010fffdb", ["a\U0010fffdb"], ["ab"]),  # in all planes
-        ("a\U0002b820b", ["a", "\U0002b820", "b"], ["a\U0002b820b"]),  # CJK from U+2B820
-        ("a\U0002b91fb", ["a", "\U0002b91f", "b"], ["a\U0002b91fb"]),  # to U+2B91F
-        ("a\u2e52b", ["a", "\u2e52", "b"], ["a\u2e52b"]),  # punctuation of Unicode 13
-        ("a\u08e0b", ["ab"], ["a\u08e0b"]),  # a mark of Unicode 9
-        ("ΟΔΟΣ", ["οδος"], ["οδοσ"]),  # final sigma
+        pytest.param("a\ue000b", ["a\ue000b"], ["ab"], id="private use is dropped"),
+        pytest.param(
+            "a\U0010fffdb", ["a\U0010fffdb"], ["ab"], id="private use is dropped in all planes"
+        ),
+        pytest.param(
+            "a\U0002b820b", ["a", "\U0002b820", "b"], ["a\U0002b820b"], id="CJK from U+2B820"
+        ),
+        pytest.param(
+            "a\U0002b91fb", ["a", "\U0002b91f", "b"], ["a\U0002b91fb"], id="CJK to U+2B91F"
+        ),
+        pytest.param(
+            "a\u2e52b", ["a", "\u2e52", "b"], ["a\u2e52b"], id="punctuation of Unicode 13"
+        ),
+        pytest.param("a\u08e0b", ["ab"], ["a\u08e0b"], id="a mark of Unicode 9"),
+        pytest.param("ΟΔΟΣ", ["οδος"], ["οδοσ"], id="final sigma"),
     ],
 )
 def test_documented_differences_of_the_library(text, ours, librarys):
