@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from pipeline.cli import COMMANDS
 from pipeline.command_line.program import run_program
 from pipeline.shards.dataset import open_dataset
@@ -19,7 +17,3 @@ def write_texts(path, texts, field="text"):
 
 def root_hash(output):
     return open_dataset(str(output)).manifest.root_hash
-
-
-def refused(said):
-    return pytest.raises(ValueError, match=said)

@@ -47,8 +47,11 @@ def built(corpus, vocab_file, tmp_path_factory):
 
 def test_missing_and_empty_input(refused, tmp_path):
     output = ("--output", tmp_path / "data")
+    (tmp_path / "empty.txt").write_text("")
     (tmp_path / "none.xml").write_text("<mediawiki></mediawiki>")
+    refused(("build", "--input", tmp_path / "no*.txt", *output), "no*.txt")
     refused(("build", *output), "--input")
+    refused(("build", "--input", tmp_path / "empty.txt", *output), "empty.txt")
     said = f"no word was found in 0 of 0 documents; no text came from {tmp_path}/none.xml"
     refused(("build", "--input", tmp_path / "none.xml", "--workers", 1, *output), said)
 
@@ -91,6 +94,13 @@ def test_malformed_input_names_file_and_line(run, refused, corpus, vocab_file, t
         counters = json.loads((output / "manifest.json").read_text())["counters"]
         assert counters["documents"] == 121
         assert sum(count for name, count in counters.items() if name.startswith("dropped")) == 1
+
+
+def test_text_that_is_not_utf8(refused, vocab_file, tmp_path):
+    bad = tmp_path / "bad.txt"
+    bad.write_bytes(b"first line\nsecond \xff line\n")
+    flags = ("--workers", 1, "--output", tmp_path / "data", "--format", "lines")
+    refused(("build", "--input", bad, "--vocab", vocab_file, *flags), f"{bad}:2", "UTF-8")
 
 
 def test_files_and_documents_without_text_are_counted_and_named(run, texts, vocab_file, tmp_path):
@@ -138,6 +148,18 @@ def test_fewer_than_four_documents_are_built_without_validation(
     refused(alone, "0.txt: is one document", output=tmp_path / "one")
 
 
+def test_unknown_keys_and_wrong_values(refused, corpus, tmp_path):
+    config, vocab = tmp_path / "data.yaml", tmp_path / "vocab.txt"
+    config.write_text("vocab_sise: 8000\n")
+    vocab.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nriver\n")
+    words = ("build", "--input", corpus, "--output", tmp_path / "data")
+    refused((*words, "--config", config), "vocab_sise", "vocab_size")
+    refused((*words, "--passes", "many"), "passes")
+    refused((*words, "--format", "pdf"), "wikiextractor")
+    refused((*words, "--masked_lm_prob", "1.5"), "must be above 0 and below 1")
+    refused((*words, "--vocab", vocab), str(vocab), "[MASK]")
+
+
 def test_a_folder_of_other_settings(run, built, corpus):
     output, flags = built
     manifest = (output / "manifest.json").read_bytes()
@@ -151,6 +173,11 @@ def test_a_folder_of_other_settings(run, built, corpus):
         assert code == 2
         assert said in message
     assert (output / "manifest.json").read_bytes() == manifest
+
+
+def test_a_folder_that_is_no_dataset(refused, tmp_path):
+    for command in ("verify", "inspect", "report"):
+        refused((command, tmp_path), str(tmp_path), "manifest.json", output=tmp_path)
 
 
 def damage(path, change):
@@ -220,6 +247,14 @@ def test_what_changed_since_a_build_that_failed_is_named(run, texts, tmp_path):
     assert f"delete {output}/vocab.json, {output}/_tasks and {output}/tokens" in said
     (output / "vocab.json").unlink()
     assert run("build", *words)[0] == 0
+
+
+def test_a_build_into_a_pipe_draws_no_bar(run, texts, tmp_path):
+    write_texts(tmp_path / "a.jsonl", texts)
+    words = ("--output", tmp_path / "data", "--vocab_size", 100, "--workers", 1)
+    code, said = run("build", "--input", tmp_path / "a.jsonl", *words)
+    assert code == 0
+    assert "%|" not in said
 
 
 def test_temporary_files_are_private_and_those_of_killed_builds_are_removed(tmp_path, monkeypatch):

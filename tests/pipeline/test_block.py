@@ -1,5 +1,6 @@
 """The block codec: what goes in comes out, what is no block is refused, digests never change."""
 
+import contextlib
 import dataclasses
 import hashlib
 import struct
@@ -22,7 +23,6 @@ from pipeline.shards.block import (
     encode_block,
 )
 from tests.datasets import TINY
-from tests.pipeline.programs import refused
 
 EMPTY = TINY.slice(1, 1)
 FIELDS = [field.name for field in dataclasses.fields(Block)]
@@ -159,7 +159,7 @@ ENDED = "its end is missing, or other bytes follow it"
     ],
 )
 def test_what_is_not_a_block_is_refused(data, message):
-    with refused(message) as caught:
+    with pytest.raises(ValueError, match=message) as caught:
         decode_block(data, "shard-00000.tar, block 3")
     assert str(caught.value).startswith("shard-00000.tar, block 3: ")
 
@@ -182,21 +182,31 @@ def test_a_buffer_that_says_it_becomes_huge_is_refused_unread(make_block, length
     data = encode_block(make_block(400))
     said = rf"^here: not an Arrow block: a buffer says it becomes {length} bytes"
     for at in buffer_lengths(data)[:3]:
-        with refused(said):
+        with pytest.raises(ValueError, match=said):
+            decode_block(with_number(data, at, length), "here")
+
+
+@pytest.mark.parametrize("change", [-8, 8, 2**18])
+def test_a_buffer_that_becomes_another_length_than_it_says_is_refused(make_block, change):
+    data = encode_block(make_block(400))
+    for at in buffer_lengths(data):
+        length = struct.unpack_from("<q", data, at)[0] + change
+        with pytest.raises(ValueError, match=r"^here: "):
             decode_block(with_number(data, at, length), "here")
 
 
 def test_dictionaries_are_refused_before_they_are_read():
     batch = batch_of()
     encoded = batch.set_column(5, "document_a", batch["document_a"].dictionary_encode())
-    with refused("here: not an Arrow block: another message than a record batch follows"):
+    said = "here: not an Arrow block: another message than a record batch follows"
+    with pytest.raises(ValueError, match=said):
         decode_block(stream_of(encoded), "here")
 
 
 def test_buffers_may_be_stored_plain_but_not_compressed_otherwise():
     for compression in ("zstd", None):
         assert_equal(decode_block(stream_of(batch_of(), compression=compression), "here"), TINY)
-    with refused("here: not an Arrow block: it is not compressed by zstd"):
+    with pytest.raises(ValueError, match="here: not an Arrow block: it is not compressed by zstd"):
         decode_block(stream_of(batch_of(), compression="lz4"), "here")
 
 
@@ -226,3 +236,20 @@ def test_a_block_is_read_as_arrow_reads_it(make_block):
         assert getattr(found, name).tolist() == expected[name].values.to_pylist()
     for name in ("segment_a_length", "is_random_next", "document_a", "document_b"):
         assert getattr(found, name).tolist() == expected[name].to_pylist()
+
+
+@pytest.mark.parametrize("data", [encode_block(TINY), encode_block(EMPTY), stream_of(batch_of())])
+def test_damage_is_a_value_error_or_other_values(data):
+    """The crc32 finds damage; what gets past it must still be refused, or at least be a block."""
+    for length in range(len(data)):
+        with pytest.raises(ValueError, match="here: "):
+            decode_block(data[:length], "here")
+    draws = np.random.default_rng(0)
+    for position in range(len(data)):
+        for flips in (1 << draws.integers(8), 0xFF):
+            damaged = data[:position] + bytes([data[position] ^ int(flips)]) + data[position + 1 :]
+            with contextlib.suppress(ValueError):
+                block = decode_block(damaged, "here")
+                assert block.num_tokens == len(block.input_ids)
+                labels, positions = block.masked_lm_ids, block.masked_lm_positions
+                assert block.num_masked == len(labels) == len(positions)

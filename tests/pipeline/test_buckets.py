@@ -49,7 +49,8 @@ def test_finer_counts_change_no_number_of_buckets_that_was_possible_before(total
 
 
 def test_counts_are_coarse_up_to_256_gib():
-    assert list(map(num_prefixes, (0, 256 * 2**30, 256 * 2**30 + 1))) == [4096, 4096, 65_536]
+    sizes = (0, 256 * 2**30, 256 * 2**30 + 1)
+    assert list(map(num_prefixes, sizes)) == [4096, 4096, 65_536]
     assert prefix_of(bytes.fromhex("abcdef") + bytes(13)) == 0xABC
     assert prefix_of(bytes.fromhex("abcdef") + bytes(13), 65_536) == 0xABCD
 
@@ -67,6 +68,10 @@ def test_a_wrong_number_of_buckets_is_refused(wanted):
     with pytest.raises(ValueError, match="fewer than 2"):
         choose(spread(3), 1, 4, "num_buckets")
     assert choose(spread(100_000), 1, 16, "num_buckets") == 16
+
+
+def test_without_validation():
+    assert [bucket.split for bucket in plan_buckets(2, b"")] == ["train", "train"]
 
 
 def test_ranges_meet_without_gap_or_overlap():

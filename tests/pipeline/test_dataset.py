@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import io
 import json
 import struct
 import tarfile
@@ -19,7 +20,6 @@ from pipeline.shards.dataset import open_dataset
 from pipeline.shards.records import BlockTable, canonical_hash
 from pipeline.shards.verify import verify_dataset
 from tests.datasets import block_rows, edit_manifest, shard_rows, with_own_hash, write_table
-from tests.pipeline.programs import refused
 
 TRAIN = ((20, 9), (13, 17))
 FIRST_SHARD = "train/L8192/pass-00/shard-00000.tar"
@@ -28,6 +28,10 @@ FIRST_SHARD = "train/L8192/pass-00/shard-00000.tar"
 @pytest.fixture
 def folder(tmp_path: Path, make_dataset) -> Path:
     return make_dataset(tmp_path / "dataset", TRAIN, validation=(5,))
+
+
+def refused(said: str):
+    return pytest.raises(ValueError, match=said)
 
 
 def write_blocks(folder: Path, blocks: list[BlockTable]) -> None:
@@ -104,6 +108,32 @@ def test_a_large_block_table_is_read_a_row_group_at_a_time(
     assert asked[-1] == asked[-2]  # three blocks a shard, so the first two share a row group
 
 
+@pytest.mark.parametrize("whole_bytes", [100, 2**20])
+def test_what_does_not_describe_its_shard_is_read_again(folder, monkeypatch, whole_bytes):
+    """Footer and all: it may have been damaged on its way, or be that of another file."""
+    monkeypatch.setattr(block_tables, "WHOLE_BYTES", whole_bytes)
+    rows, blocks = shard_rows(folder), block_rows(folder)
+    others = [
+        dataclasses.replace(table, offset=table.offset[::-1] * 977, crc32=table.crc32 + 5)
+        for table in blocks
+    ]
+    right, sent = (folder / tables.BLOCKS_TABLE).read_bytes(), block_tables.blocks_table(others)
+    opened = block_tables.BlockTables(
+        lambda start, stop: sent[start:stop], lambda: len(sent), rows, "here"
+    )
+    with refused(r"here: rows of .* do not describe it"):
+        opened.table(0)
+    sent = right
+    assert columns(opened.table(0)) == columns(blocks[0])
+
+
+def test_row_groups_hold_whole_shards(folder, monkeypatch):
+    monkeypatch.setattr(block_tables, "ROWS_PER_GROUP", 4)
+    blocks = block_rows(folder)  # 3, 2, 2, 3 and 1 of them
+    file = pq.ParquetFile(io.BytesIO(block_tables.blocks_table(blocks)))
+    assert [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)] == [5, 5, 1]
+
+
 def test_a_dataset_opens_at_any_fsspec_url(folder):
     memory = fsspec.filesystem("memory")
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
@@ -148,8 +178,6 @@ def regrouped(folder):
     pq.write_table(pq.read_table(folder / BLOCKS), folder / BLOCKS, row_group_size=4)
 
 
-OTHER_NAME = "train/L8192/pass-01/shard-00007.tar"
-OF_ANOTHER_BUILD = f"{SHARDS} is not the file that manifest.json speaks of: its sha256 is"
 DAMAGED = "a damaged Parquet table: .*; restore or rebuild"
 FOREIGN = r"does not belong to manifest.json: its root hash is \w{64}, the"
 
@@ -171,8 +199,14 @@ FOREIGN = r"does not belong to manifest.json: its root hash is \w{64}, the"
         ),
         (with_row(content_hash="0" * 64), f"{SHARDS} {FOREIGN}"),
         (with_row(name="train/L8192/pass-00/shard-00007.tar"), f"{SHARDS} {FOREIGN}"),
-        (with_row(pass_index=1, name=OTHER_NAME), f"{SHARDS} {FOREIGN}"),
-        (with_row(is_pinned=False, masked_kept=1), OF_ANOTHER_BUILD),  # with the same root hash
+        (
+            with_row(pass_index=1, name="train/L8192/pass-01/shard-00007.tar"),
+            f"{SHARDS} {FOREIGN}",
+        ),
+        (
+            with_row(is_pinned=False, masked_kept=1),  # of another build, with the same root hash
+            f"{SHARDS} is not the file that manifest.json speaks of: its sha256 is",
+        ),
         (regrouped, f"{BLOCKS}: a row group ends inside a shard; it is of another build"),
         (
             lambda folder: write_blocks(folder, block_rows(folder)[:-1]),
@@ -296,6 +330,14 @@ def counted(*sources):
 def test_verify_compares_what_the_manifest_says_twice(folder, changes, found):
     edit_manifest(folder, **changes)
     assert f"{folder}/{found}" in findings(folder)
+
+
+def test_tables_come_back_as_written(folder):
+    rows, blocks = shard_rows(folder), block_rows(folder)
+    assert tables.parse_shards_table(tables.shards_table(rows), "here") == rows
+    data = block_tables.blocks_table(blocks)
+    again = block_tables.open_block_tables(data, rows, "here")
+    assert [columns(again.table(n)) for n in range(len(rows))] == [*map(columns, blocks)]
 
 
 def test_hashes_by_hand(folder):

@@ -1,5 +1,7 @@
 """Every line layout from literal bytes: texts, places, and errors that name file and line."""
 
+from pathlib import Path
+
 import fsspec
 import pytest
 import zstandard
@@ -7,9 +9,12 @@ import zstandard
 from pipeline.documents import Document
 from pipeline.documents import files as document_files
 from pipeline.documents.files import FileRange
+from pipeline.documents.formats import FORMATS
+from pipeline.documents.jsonl import split_jsonl
+from pipeline.documents.lines import split_lines
 from pipeline.documents.parts import Part, find_inputs, plan_parts
 from pipeline.documents.read import read_part
-from tests.pipeline.programs import refused
+from pipeline.documents.records import Format
 
 
 def read(
@@ -45,6 +50,14 @@ def test_text_blank_lines():
     ]
 
 
+def test_the_sample_of_the_reference(shared_data):
+    path = shared_data / "data/bert_sample/sample_text.txt"
+    [part] = plan_parts(find_inputs([str(path)]), "text-blank-lines", 2**20)
+    documents = list(read_part(part))
+    assert [len(document.text.split("\n")) for document in documents] == [3, 13, 15]
+    assert documents[1].where == f"{path}:5"
+
+
 def test_jsonl():
     data = '\ufeff{"text": "One\\nline", "id": 1}\n\n{"text": ""}\r\n{"text": "\\u00e9"}'.encode()
     assert texts(data, "jsonl") == ["One\nline", "", "é"]
@@ -62,7 +75,8 @@ def test_pages_of_a_search_dump():
     assert texts(data, "cirrus") == ["One. Two.", '{"index": {}}']
     wanted = ["memory:///read/f:2", "memory:///read/f:4"]
     assert [document.where for document in read(data, "cirrus")] == wanted
-    with refused(r"f:2: found the fields \['title'\], expected 'text' among them"):
+    said = r"f:2: found the fields \['title'\], expected 'text' among them"
+    with pytest.raises(ValueError, match=said):
         read(b'{"index":{"_id":"1"}}\n{"title":"A"}\n', "cirrus")
 
 
@@ -75,6 +89,16 @@ def test_wikiextractor():
     assert texts(data, "wikiextractor") == ["\nBody.\n", "", "No title line.", "E"]
     expected = ["f:1", "f:8", ":11", ":14"]
     assert [document.where[-3:] for document in read(data, "wikiextractor")] == expected
+
+
+def test_real_wikipedia(shared_data):
+    [part] = plan_parts(
+        find_inputs([str(shared_data / "data/wiki_en/wiki_en_00.txt.zst")]), "auto", 2**20
+    )
+    documents = list(read_part(part))
+    assert documents[0].text.startswith("\nAnarchism is a political philosophy")
+    assert len(documents) == 264
+    assert not any("<doc" in document.text for document in documents)
 
 
 TWO_OPENED = b'<doc id="1">\na\n<doc id="2">\n</doc>\n'
@@ -97,7 +121,8 @@ TWO_OPENED = b'<doc id="1">\na\n<doc id="2">\n</doc>\n'
     ],
 )
 def test_malformed_documents_stop_with_file_and_line(text_format, data, line, message, reason):
-    with refused(f"^memory:///read/f:{line}: {message}.* --on_bad_document skip"):
+    said = f"^memory:///read/f:{line}: {message}.* --on_bad_document skip"
+    with pytest.raises(ValueError, match=said):
         read(data, text_format)
     skipped: dict[str, int] = {}
     read(data, text_format, on_bad_document="skip", skipped=skipped)
@@ -115,7 +140,7 @@ def test_malformed_documents_stop_with_file_and_line(text_format, data, line, me
 )
 def test_other_encodings_that_seem_utf8_are_refused(text_format, encoding, message):
     data = '<mediawiki>{"text": "A line of text."}'.encode(encoding)
-    with refused(f"memory:///read/f: {message}.*convert it by iconv"):
+    with pytest.raises(ValueError, match=f"memory:///read/f: {message}.*convert it by iconv"):
         read(data, text_format, on_bad_document="skip")
 
 
@@ -132,7 +157,8 @@ def test_other_encodings_that_seem_utf8_are_refused(text_format, encoding, messa
     ],
 )
 def test_json_that_is_no_lines_of_objects_is_refused(name, data):
-    with refused(rf"/{name}: begins with .*expected an object in each line; .*jq -c.*--format"):
+    said = rf"/{name}: begins with .*expected an object in each line; .*jq -c.*--format"
+    with pytest.raises(ValueError, match=said):
         read(data, "auto", name=name)
     assert len(read(data, "text", name=name)) == 1
 
@@ -145,7 +171,8 @@ def test_text_that_begins_with_a_bracket_is_text(data):
 
 
 def test_one_json_object_over_several_lines_is_refused():
-    with refused(r"f\.json:1: found no JSON .* a single object by `jq -c \.`"):
+    said = r"f\.json:1: found no JSON .* a single object by `jq -c \.`"
+    with pytest.raises(ValueError, match=said):
         read(b'{\n "type": "FeatureCollection",\n "features": []\n}', "auto", name="f.json")
 
 
@@ -162,9 +189,21 @@ def test_ranges_without_text_are_noted():
 
 def test_lines_are_counted_from_the_start_of_the_file_in_any_part():
     data = b'{"text": "a"}\n' * 1000 + b"bad\n" + b'{"text": "a"}\n' * 10
-    with refused(r"^memory:///read/f:1001: found no JSON"):
+    with pytest.raises(ValueError, match=r"^memory:///read/f:1001: found no JSON"):
         read(data, "jsonl", part_bytes=5000)
     assert read(data[:14000], "jsonl", part_bytes=5000)[-1].where == "memory:///read/f, byte 13986"
+
+
+def test_skipping_keeps_the_others():
+    skipped: dict[str, int] = {}
+    data = b'{"text": "a"}\nbad\n{"text": "b"}\n{"text": 1}\nworse\n'
+    assert texts(data, "jsonl", on_bad_document="skip", skipped=skipped) == ["a", "b"]
+    assert skipped == {"not_json": 2, "text_not_a_string": 1}
+
+
+def test_unknown_policies_are_refused():
+    with pytest.raises(ValueError, match="on_bad_document is 'ignore', expected one of stop, skip"):
+        read(b"a", "text", on_bad_document="ignore")
 
 
 def test_a_file_that_changed_stops(tmp_path):
@@ -172,7 +211,7 @@ def test_a_file_that_changed_stops(tmp_path):
     path.write_text("some text")
     parts = plan_parts(find_inputs([str(path)]), "text", 100)
     path.write_text("some more text")
-    with refused(r"f\.txt: found 14 bytes, expected 9: the file changed"):
+    with pytest.raises(ValueError, match=r"f\.txt: found 14 bytes, expected 9: the file changed"):
         list(read_part(parts[0]))
 
 
@@ -181,3 +220,33 @@ def test_small_blocks_change_nothing(monkeypatch):
     monkeypatch.setattr(document_files, "BLOCK_BYTES", 3)
     monkeypatch.setattr(document_files, "TAIL_BLOCK_BYTES", 2)
     assert texts(data, "jsonl", part_bytes=20) == ["one", "two", "three"]
+
+
+def test_lines_of_blocks():
+    lines = list(split_lines([b"a\nb", b"", b"c", b"\n\nd\n", b"e"], offset=10))
+    expected = [(1, 10, b"a"), (2, 12, b"bc"), (3, 15, b""), (4, 16, b"d"), (5, 18, b"e")]
+    assert [line[:3] for line in lines] == expected
+    assert [line.data for line in split_lines([b"a\n", b"b\n"])] == [b"a", b"b"]
+    assert list(split_lines([])) == []
+
+
+def test_streaming_reads_no_further_than_needed(tmp_path):
+    path = tmp_path / "f.jsonl"
+    path.write_bytes(b'{"text": "a"}\n' + b'{"text": "b"}\n' * 2_000_000)
+    parts = plan_parts(find_inputs([str(path)]), "jsonl", 2**30)
+    assert next(iter(read_part(parts[0]))).text == "a"
+    assert Path(path).stat().st_size == parts[0].text_bytes
+
+
+def test_a_format_is_one_line_of_the_table(monkeypatch, tmp_path):
+    second_column = Format(
+        parse=lambda text, *_: text.split(",")[1],
+        detect=lambda beginning: beginning.suffix == ".csv",
+        split=split_jsonl,
+    )
+    monkeypatch.setitem(FORMATS, "csv", second_column)
+    tmp_path.joinpath("a.csv").write_text("1,one\n2,two\n3,three\n")
+    for part_bytes in (5, 1000):
+        parts = plan_parts(find_inputs([str(tmp_path)]), "auto", part_bytes)
+        expected = ["one", "two", "three"]
+        assert [document.text for part in parts for document in read_part(part)] == expected

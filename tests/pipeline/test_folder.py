@@ -39,6 +39,13 @@ def test_a_folder_travels_without_its_filesystem(memory, is_open):
     assert again.exists("name") == is_open
 
 
+def test_a_folder_opens_its_filesystem_once_and_hands_it_to_those_below(tmp_path):
+    folder = Folder(str(tmp_path), {"skip_instance_cache": True})
+    assert folder.filesystem is folder.filesystem
+    assert (folder / "a" / "b").filesystem is folder.filesystem
+    assert Folder(folder.url, folder.options).filesystem is not folder.filesystem
+
+
 def test_options_are_not_shown():
     assert "hidden-0815" not in repr(Folder("memory://a", {"secret": "hidden-0815"}))
     assert len({Folder("memory://a", {"secret": "b"}), Folder("memory://a", {"secret": "b"})}) == 1
@@ -119,6 +126,15 @@ def test_a_file_of_a_filesystem_without_a_root_is_found(tmp_path):
         archive.writestr("top.txt", b"in an archive")
     folder, name = Folder.of_file(f"zip://top.txt::{tmp_path}/a.zip")
     assert folder.read(name) == b"in an archive"
+
+
+def test_a_file_is_copied_to_a_local_disk(memory, tmp_path):
+    folder = Folder("memory://data")
+    folder.write("a", b"123")
+    folder.download("a", tmp_path / "b")
+    assert (tmp_path / "b").read_bytes() == b"123"
+    with pytest.raises(FileNotFoundError):
+        folder.download("gone", tmp_path / "c")
 
 
 def test_only_a_local_folder_has_a_path_of_this_machine(tmp_path):

@@ -16,6 +16,7 @@ from pipeline.tokens.held_out import (
     split_ids,
     wanted_tokens,
 )
+from pipeline.tokens.token_index import join_ranges
 from pipeline.tokens.token_parts import INDEX_DTYPE, join_id
 
 
@@ -82,6 +83,13 @@ def test_every_source_gives_its_share_of_the_tokens():
     assert split_ids(found.ids) == sorted(map(bytes.fromhex, itertools.chain(*ids)))
 
 
+def test_a_source_of_giants_gives_nothing_and_takes_nothing_from_the_others():
+    giants, many = source(400_000, 200_000), source(*[100] * 4000, first=7)
+    found = choose_held_out([giants, many], 0.005, 1_280_000)
+    assert numbers_of(found) == [0, 80]
+    assert found.sources[0].last_id is None
+
+
 def test_documents_that_are_too_long_are_passed_over():
     own = source(5000, 100, 100, 1200, *[100] * 80)
     found = choose_held_out([own], 0.01, 1_280_000)
@@ -114,6 +122,22 @@ def test_the_second_document_is_the_shortest_that_is_next():
 def test_too_few_documents(documents):
     with pytest.raises(ValueError, match=f"holds {documents} distinct document"):
         choose_held_out([source(*[5] * documents)], 0.0, 1000)
+
+
+def test_two_documents_of_a_source_stay_though_one_is_short():
+    """The short ones are a fiftieth of their source each: only their number keeps them."""
+    pairs = [source(2, 98, first=number) for number in range(4)]
+    assert numbers_of(choose_held_out(pairs, 0.1, 10**6)) == [0, 0, 0, 0]
+
+
+def test_lowest_rows_are_no_more_than_the_share_of_their_source_asks_for():
+    """Of two sources of 100 documents of a token, 40 tokens take 20 of each; two more are kept."""
+    rows = rows_of(range(200), [0, 1] * 100, 1)
+    assert [len(own) for own in find_lowest([rows], [100, 100], 40)] == [22, 22]
+
+
+def test_two_documents_build_without_a_validation_split():
+    assert numbers_of(choose_held_out([source(5, 5)], 0.5, 1000)) == [0]
 
 
 def rows_of(ids, sources, tokens):
@@ -151,3 +175,10 @@ def test_rows_of_held_out_documents_are_told_in_any_order():
     assert is_held_out(rows, held_out).tolist() == [False, True, True, True, False, True]
     assert not is_held_out(rows, b"").any()
     assert is_held_out(rows[:0], held_out).tolist() == []
+
+
+def test_documents_next_to_each_other_are_one_range():
+    rows = np.zeros(4, INDEX_DTYPE)
+    rows["offset"], rows["size"] = [10, 15, 40, 41], [5, 20, 1, 9]
+    assert join_ranges(rows) == [(10, 35), (40, 50)]
+    assert join_ranges(rows[:0]) == []

@@ -10,14 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.cli import COMMANDS
+from pipeline.command_line.program import run_program
 from pipeline.documents import Document, records
 from pipeline.documents.files import FileRange
 from pipeline.documents.parts import Part, find_inputs, plan_parts
 from pipeline.documents.read import read_part
+from pipeline.storage import compression
 from pipeline.wiki import wikitext
 from pipeline.wiki.dump import hidden_prefixes
 from pipeline.wiki.wikitext import parse_wikitext
-from tests.pipeline.programs import refused, run
 
 HEAD = '<mediawiki xml:lang="en">\n  <siteinfo><sitename>W</sitename></siteinfo>\n'
 
@@ -69,8 +71,9 @@ def read_cut(data, name, cuts):
     texts = []
     for start, end in pairwise(bounds):
         part = Part((FileRange(f"memory:///dump/{name}", start, end, len(data), "mediawiki"),))
-        found = read_part(part, on_bad_document="skip", skipped=skipped)
-        texts += [document.text for document in found]
+        texts += [
+            document.text for document in read_part(part, on_bad_document="skip", skipped=skipped)
+        ]
     return texts, skipped
 
 
@@ -119,14 +122,43 @@ def test_zeros_between_streams_are_padding(num_zeros, cuts):
 
 def test_several_streams_are_several_parts():
     texts = [f"Text number {number}." * 200 for number in range(30)]
-    pieces = [HEAD, *map(page, range(30), texts), "</mediawiki>"]
-    packed = b"".join(bz2.compress(piece.encode()) for piece in pieces)
+    packed = b"".join(
+        bz2.compress(piece.encode())
+        for piece in [HEAD, *map(page, range(30), texts), "</mediawiki>"]
+    )
     fsspec.filesystem("memory").pipe("/dump/m.xml.bz2", packed)
     parts = plan_parts(find_inputs(["memory://dump/m.xml.bz2"]), "auto", len(packed))
     found = [[document.text for document in read_part(part)] for part in parts]
     assert len(parts) == 4
     assert all(found)
     assert list(chain(*found)) == texts
+
+
+def test_no_stream_is_decompressed_twice(monkeypatch):
+    texts = [f"Text number {number}." * 200 for number in range(30)]
+    pieces = [HEAD, *(page(number, text) for number, text in enumerate(texts)), "</mediawiki>\n"]
+    packed = b"".join(bz2.compress(piece.encode()) for piece in pieces)
+    fsspec.filesystem("memory").pipe("/dump/m.xml.bz2", packed)
+    parts = plan_parts(find_inputs(["memory://dump/m.xml.bz2"]), "mediawiki", len(packed))
+    with monkeypatch.context() as patched:
+        decompressed = count_decompressed(patched)
+        found = [document.text for part in parts for document in read_part(part)]
+    assert len(parts) == 4
+    assert found == texts
+    heads = len(HEAD) * (len(parts) + 1)  # every part reads the dump's <siteinfo>
+    assert sum(decompressed) <= len("".join(pieces)) + heads + len(parts) * 10_000
+
+
+def count_decompressed(monkeypatch):
+    sizes, feed = [], compression.feed
+
+    def counting(decoder, data, url):
+        for text in feed(decoder, data, url):
+            sizes.append(len(text))
+            yield text
+
+    monkeypatch.setattr(compression, "feed", counting)
+    return sizes
 
 
 @pytest.mark.parametrize("policy", ["stop", "skip"])
@@ -136,7 +168,8 @@ def test_entity_bombs_are_refused(policy, pack):
         b'<?xml version="1.0"?>\n<!DOCTYPE mediawiki [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;">]>\n'
         + DUMP
     )
-    with refused(r"found <!DOCTYPE, expected a MediaWiki dump, which declares no entities"):
+    said = r"found <!DOCTYPE, expected a MediaWiki dump, which declares no entities"
+    with pytest.raises(ValueError, match=said):
         read(pack(bomb), "bomb.xml" + ".bz2" * (pack is bz2.compress), on_bad_document=policy)
 
 
@@ -152,7 +185,8 @@ def test_entity_bombs_are_refused(policy, pack):
 def test_malformed_pages_are_named_and_counted(monkeypatch, text, message, reason):
     monkeypatch.setattr(records, "MAX_DOCUMENT_BYTES", 2000)
     data = (HEAD + PAGES[0] + page(8, text) + PAGES[6] + "</mediawiki>").encode()
-    with refused(rf"^memory:///dump/d.xml, page at byte \d+ of the text .*: {message}"):
+    said = rf"^memory:///dump/d.xml, page at byte \d+ of the text .*: {message}"
+    with pytest.raises(ValueError, match=said):
         read(data)
     skipped: dict[str, int] = {}
     expected = [TEXTS[0], TEXTS[2]]
@@ -165,13 +199,14 @@ def test_malformed_pages_are_named_and_counted(monkeypatch, text, message, reaso
 def test_a_dump_that_is_cut_between_two_pages_or_streams_is_refused(name, pack, cuts):
     pieces = [pack(piece.encode()) for piece in (HEAD, PAGES[0], PAGES[6], "</mediawiki>")]
     assert read_cut(b"".join(pieces), name, cuts)[0] == [TEXTS[0], TEXTS[2]]
-    with refused(rf"/{name}: the dump ends without </mediawiki>, so a part of it is missing"):
+    said = rf"/{name}: the dump ends without </mediawiki>, so a part of it is missing"
+    with pytest.raises(ValueError, match=said):
         read_cut(b"".join(pieces[:-1]), name, cuts)
 
 
 @pytest.mark.parametrize("cuts", [[], [len(DUMP) - 60], [len(DUMP) - 200]])
 def test_a_dump_that_is_cut_within_a_page_is_refused(cuts):
-    with refused(r"d\.xml: the dump ends without </mediawiki>"):
+    with pytest.raises(ValueError, match=r"d\.xml: the dump ends without </mediawiki>"):
         read_cut(DUMP[:-40], "d.xml", cuts)
 
 
@@ -181,8 +216,27 @@ def test_broken_bzip2_is_named():
         (packed[:-3], "ends in the middle of a frame"),
         (packed[:60] + b"x" * 90, "or broken"),
     ):
-        with refused(rf"d\.xml\.bz2: .*{message}"):
+        with pytest.raises(ValueError, match=rf"d\.xml\.bz2: .*{message}"):
             read(data, "d.xml.bz2", "mediawiki", on_bad_document="skip")
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("'''Bold''' and ''it'' of [[Paris|a city]], [[Rome]].", "Bold and it of a city, Rome."),
+        ("One\nline.\n\nTwo.", "One line.\nTwo."),
+        ("A{{x|{{y}}|z=[[a]]}}b<ref name=\"q\">No.</ref>c<ref name=q />d", "Abcd"),
+        ("Before.\n{|\n! h\n|-\n| cell {{t}}\n|}\nAfter.", "Before.\nAfter."),
+        ("[[File:A.jpg|thumb|A [[caption]].]]Text.\n[[Category:B]]", "Text."),
+        ("== Header ==\nText.\n* item\n# item\nMore.", "Text.\nMore."),
+        ("A[[B|{{x}}]]c [[D|{{x}}e]]{{f\n|g=<!--}}-->{{h}}\n}}.", "Ac e."),
+        ("<nowiki>{{x}}</nowiki> {{{y}}} {{ }}<ref name=a/>", "{{x}}  {{ }}"),
+        ("{{quote|1}}\n* item\n{{a}}* item\n<!-- c -->* item\nText<ref>{{c|t=[[u]]}}</ref>.", "Text."),
+        ("See [http://a.b the page] &amp; ({{lang|x}}) now.<!-- c -->", "See the page & now."),
+    ],
+)  # fmt: skip
+def test_wikitext(source, text):
+    assert parse_wikitext(source) == text
 
 
 BULGARIAN = (
@@ -219,8 +273,19 @@ def test_links_to_the_language_of_the_wiki_itself_and_to_its_own_namespaces_are_
 
 
 def test_a_dump_without_siteinfo_still_hides_other_languages():
-    [document] = read(f"<mediawiki>{page(1, 'A.[[de:B]]')}</mediawiki>".encode())
-    assert document.text == "A."
+    assert [
+        document.text
+        for document in read(f"<mediawiki>{page(1, 'A.[[de:B]]')}</mediawiki>".encode())
+    ] == ["A."]
+
+
+def test_real_small_dump(shared_data):
+    skipped: dict[str, int] = {}
+    [part] = plan_parts(
+        find_inputs([str(shared_data / "data/wiki_dump/testcorpus.xml.bz2")]), "auto", 2**20
+    )
+    found = list(read_part(part, skipped=skipped))
+    assert len(found) + sum(skipped.values()) == 9
 
 
 @pytest.mark.processes
@@ -231,7 +296,8 @@ def test_without_a_compiler_and_a_parser_a_build_says_what_to_install(
     monkeypatch.setitem(sys.modules, "mwparserfromhell", None)
     (tmp_path / "d.xml").write_bytes(DUMP)
     words = ["--input", tmp_path / "d.xml", "--output", tmp_path / "data", "--vocab", vocab_file]
-    assert run("build", *words, "--plan", "true") == 2
+    words = ["build", *map(str, words), "--plan", "true"]
+    assert run_program("python -m pipeline", "Tests.", COMMANDS, words) == 2
     said = capsys.readouterr().err
     assert "install a C compiler and then this package again" in said
     assert "`pip install mwparserfromhell`" in said

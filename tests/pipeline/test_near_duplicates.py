@@ -1,12 +1,15 @@
 """Near-duplicates: signatures, their estimate, and the rule by which documents are dropped."""
 
 import itertools
+import random
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.documents.parts import find_inputs, plan_parts
+from pipeline.documents.read import read_part
 from pipeline.text.cleaning import clean_text, document_id
 from pipeline.text.minhash import (
     NUM_HASHES,
@@ -19,6 +22,7 @@ from pipeline.text.minhash import (
     similarity_of,
     sketch_signatures,
 )
+from pipeline.text.sentences import split_sentences
 from pipeline.tokens.grouped_rows import NUM_GROUPS
 from pipeline.tokens.near_duplicates import find_near_duplicates, keep_smallest, similarity_rule
 from pipeline.tokens.token_parts import join_id
@@ -33,9 +37,8 @@ from tests.pipeline.similar_texts import (
 
 
 def test_signatures_never_change():
-    found = sign_texts(
-        ["the quick brown fox jumps over the lazy dog", "维基百科是协作计划", "two words"]
-    )
+    texts = ["the quick brown fox jumps over the lazy dog", "维基百科是协作计划", "two words"]
+    found = sign_texts(texts)
     assert found.shape == (3, NUM_HASHES)
     least = [[42597, 34489, 27643], [2864, 59, 15051], [26138, 57616, 24988]]
     assert found[:, :3].tolist() == least
@@ -53,6 +56,14 @@ def test_a_signature_depends_on_its_text_alone(texts):
     for text, row in zip(texts, together, strict=True):
         assert np.array_equal(sign_texts([text])[0], row)
         assert np.array_equal(sign_texts([text.upper() if text.isascii() else text])[0], row)
+
+
+def test_batches_change_nothing(monkeypatch):
+    texts = [make_text(1, 3000), "中文维基" * 700, "short one", "x" * 5000, "a " * 2000 + "end"]
+    whole = sign_texts(texts)
+    for size in (64, 301, 1000):
+        monkeypatch.setattr("pipeline.text.minhash._BATCH_BYTES", size)
+        assert np.array_equal(sign_texts(texts), whole)
 
 
 def test_ideographs_are_words():
@@ -86,6 +97,13 @@ def test_the_estimate_errs_as_theory_says():
     assert 0.85 < np.sqrt(np.mean(np.square(errors)) / np.mean(variances)) < 1.15
 
 
+def test_sketches_count_equal_places():
+    rows = np.random.default_rng(1).integers(0, 65_536, (60, NUM_HASHES), np.uint16)
+    expected = np.count_nonzero(rows[:30] & 15 == rows[30:] & 15, axis=1)
+    sketches = sketch_signatures(rows)
+    assert count_matches(sketches[:30], sketches[30:]).tolist() == expected.tolist()
+
+
 @pytest.mark.parametrize("threshold", [0.5, 0.65, 0.8, 0.9, 1.0])
 def test_bands_find_99_percent_at_the_threshold_with_the_fewest_keys(threshold):
     bands, rows = choose_bands(threshold)
@@ -95,6 +113,43 @@ def test_bands_find_99_percent_at_the_threshold_with_the_fewest_keys(threshold):
         assert share_band_probability(threshold, NUM_HASHES // (rows + 1), rows + 1) < 0.99
     least = matches_for(threshold)
     assert similarity_of(least) >= threshold - 1e-9 > similarity_of(least - 1)
+
+
+def dropped_of(pairs):
+    """Whether one of each two texts is dropped for the other."""
+    found = find_dropped([text for pair in pairs for text in pair])
+    return [found.get(one) == other or found.get(other) == one for one, other in pairs]
+
+
+def test_planted_copies_of_real_articles_are_found(shared_data):
+    files = find_inputs([str(shared_data / "data/wiki_en/wiki_en_00.txt.zst")])
+    documents = (each for part in plan_parts(files, "auto", 1 << 30) for each in read_part(part))
+    texts = [clean_text(document.text) for document in documents]
+    texts = [text[:8000] for text in texts if len(text) > 500][:200]
+    words = [word for text in texts for word in text.split()]
+
+    def reordered(text):
+        sentences = split_sentences(text)
+        random.Random(1).shuffle(sentences)
+        return " ".join(sentences)
+
+    shares = (0.005, 0.01, 0.02, 0.1, 0.5)
+    pairs = {n: [(text, change_words(text, n, 5, words)) for text in texts] for n in shares}
+    pairs["reordered"] = [(text, reordered(text)) for text in texts]
+    dropped = {kind: np.array(dropped_of(pairs[kind])) for kind in pairs}
+    exact = {kind: np.array([jaccard(*pair) for pair in pairs[kind]]) for kind in pairs}
+    assert dropped[0.005].mean() > 0.98
+    assert dropped[0.01].mean() > 0.95
+    # A word is in 5 shingles: their similarity is 0.83, about the threshold.
+    assert 0.6 < dropped[0.02].mean() < 0.95
+    assert dropped[0.1].mean() < 0.02
+    assert dropped[0.5].mean() == 0
+    assert dropped["reordered"].mean() < 0.15  # a similarity of 0.69
+    found, similarity = (np.concatenate(list(each.values())) for each in (dropped, exact))
+    assert found[similarity >= 0.9].mean() > 0.995
+    assert found[similarity < 0.7].mean() < 0.005
+    similarities = [jaccard(*pair) for pair in find_dropped(texts).items()]
+    assert all(each > 0.7 for each in similarities)
 
 
 CHANGED = st.tuples(st.integers(0, 12), st.sampled_from([0, 0.01, 0.03, 0.06]), st.integers(0, 40))

@@ -43,6 +43,14 @@ def test_a_table_names_its_columns_in_every_cell_for_phones(tmp_path):
     assert "table.stacked thead { display: none; }" in phone
 
 
+def test_values_of_settings_are_said_in_words(tmp_path):
+    values = {"a_b": None, "c": True, "d": [1, 2], "e": [], "f": "0" * 25}
+    found = rendered(tmp_path, "{{ kit.pairs(values) }}", values=values)
+    assert re.findall("<td>(.*?)</td>", found) == [
+        "a b", "not set", "c", "yes", "d", "1, 2", "e", "none", "f", f"<code>{'0' * 25}</code>"
+    ]  # fmt: skip
+
+
 def marks(svg, tag, kind=""):
     return [
         each
@@ -73,6 +81,13 @@ def test_few_points_are_drawn_as_they_are_and_told_on_hover():
     assert marks(svg, "polygon") == []
     assert places(marks(svg, "polyline")[0]) == [[54.0, 106.0], [508.0, 10.0]]
     assert [title.text for title in marks(svg, "title")] == ["step 1\nrun: 2", "step 2\nrun: 4"]
+
+
+def test_a_guess_is_a_level_line_across_the_chart_and_no_chart_by_itself():
+    guess = Curve("guess", [(1.0, 2.0)], look="guess")
+    svg = draw_chart("t", [Curve("run", [(0.0, 0.0), (4.0, 4.0)]), guess], "step", from_zero=True)
+    assert places(marks(svg, "polyline", "guess")[0]) == [[54, 106], [167.5, 106], [508, 106]]
+    assert draw_chart("t", [guess], "step") == draw_chart("t", [], "step") == ""
 
 
 def test_text_in_a_chart_is_escaped():

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from pipeline.documents.files import FileRange
 from pipeline.documents.listing import would_list
-from pipeline.documents.parts import InputFile, Part, find_inputs, plan_parts
+from pipeline.documents.parts import InputFile, Part, choose_part_bytes, find_inputs, plan_parts
 from pipeline.documents.read import read_part
+from tests.counting import empty_store
 
 URL = "memory://cut/file"
 
@@ -157,10 +158,42 @@ def test_small_files_are_gathered_and_large_ones_cut():
     assert len(plan_parts(files, "text", 1)) == 4
 
 
+@pytest.mark.parametrize(
+    ("sizes", "most", "expected"),
+    [
+        ({"/a.txt": 2**30}, 2**25, 2**25),
+        ({"/a.txt": 2**26}, 2**25, 2**21),
+        ({"/a.txt.zst": 2**24, "/b.txt": 2**26}, 2**25, 2**22),
+        ({"/a.txt": 9}, 2**25, 2**20),
+        ({"/a.txt": 9}, 2**14, 2**14),
+    ],
+)
+def test_a_small_corpus_has_small_parts(sizes, most, expected):
+    files = [InputFile(url, size) for url, size in sizes.items()]
+    assert choose_part_bytes(files, most) == expected
+
+
 def test_the_key_of_a_part_is_fixed():
     part = Part((FileRange("/a.jsonl", 0, 5, 9, "jsonl"),))
     assert part.key == "c6b85679e83a81f9b3ff1a985cc5e433"
     assert part.key != Part((FileRange("/a.jsonl", 0, 5, 9, "text"),)).key
+
+
+def test_formats_are_found_by_one_request_a_file():
+    store = empty_store()
+    store.pipe({f"/many/{number:03d}.jsonl": b'{"text": "a"}\n' for number in range(100)})
+    files = find_inputs(["counted://many"])
+    store.requests.clear()
+    plan_parts(files, "auto", 2**20)
+    assert store.kinds() == {"cat_file": 100}
+
+
+def test_unknown_formats_are_refused():
+    with pytest.raises(
+        ValueError,
+        match="format is 'tsv', expected auto or one of text, lines, text-blank-lines, sentence",
+    ):
+        plan_parts([InputFile("/a", 1)], "tsv", 10)
 
 
 @pytest.mark.parametrize(
@@ -231,6 +264,38 @@ LINES_OF_FORMATS = {
 def test_any_cut_gives_the_same_documents(text_format, data, cuts):
     text = data.draw(lines_of(LINES_OF_FORMATS[text_format]))
     assert list(read_cut(text, text_format, cuts)) == list(read_cut(text, text_format, []))
+
+
+def test_real_corpora_are_the_same_in_parts_of_any_size(shared_data, tmp_path):
+    for name, text_format in (
+        ("wiki_zh/wiki_zh_00.txt.zst", "wikiextractor"),
+        ("wikinews_en/wikinews_en_00.jsonl.zst", "jsonl"),
+    ):
+        data = zstandard.decompress((shared_data / "data" / name).read_bytes(), 2**26)
+        path = tmp_path / Path(name).stem
+        path.write_bytes(data)
+        texts = []
+        for part_bytes in (2**30, 100_000, 7_919):
+            parts = plan_parts(find_inputs([str(path)]), "auto", part_bytes)
+            assert {r.format for part in parts for r in part.ranges} == {text_format}
+            texts.append([document.text for part in parts for document in read_part(part)])
+        assert texts[0] == texts[1] == texts[2]
+        [compressed] = plan_parts(find_inputs([str(shared_data / "data" / name)]), "auto", 1)
+        assert [document.text for document in read_part(compressed)] == texts[0]
+
+
+def test_renamed_and_regrouped_files_hold_the_same_documents(shared_data, tmp_path):
+    books = sorted((shared_data / "data/books_en").glob("*.txt.zst"))[:4]
+    (tmp_path / "renamed").mkdir()
+    for i, book in enumerate(reversed(books)):
+        (tmp_path / "renamed" / f"{i}.txt.zst").write_bytes(book.read_bytes())
+    first = plan_parts(find_inputs(list(map(str, books))), "text", 2**30)
+    second = plan_parts(find_inputs([str(tmp_path / "renamed")]), "text", 1)
+    assert (len(first), len(second)) == (1, 4)
+    both = (first, second)
+    sets = [{doc.text for part in parts for doc in read_part(part)} for parts in both]
+    assert sets[0] == sets[1]
+    assert len(sets[0]) == 4
 
 
 @settings(max_examples=50, deadline=None)

@@ -10,6 +10,7 @@ import zipfile
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import zstandard
 
 from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import open_dataset
@@ -62,7 +63,9 @@ def test_a_plan_says_what_the_build_makes(texts, vocab_file, tmp_path, capsys, m
         assert number(plan, said) == pytest.approx(made, rel=tolerance), said
 
 
-@pytest.mark.parametrize("suffix", [".jsonl.gz", ".jsonl.zip", ".parquet", ".xml.bz2"])
+@pytest.mark.parametrize(
+    "suffix", [".jsonl.gz", ".jsonl.zst", ".jsonl.bz2", ".jsonl.zip", ".parquet", ".xml.bz2"]
+)
 def test_a_plan_scales_by_what_its_sample_took_of_the_stored_bytes(
     suffix, vocab_file, tmp_path, monkeypatch
 ):
@@ -88,11 +91,17 @@ def write_as(suffix, texts, path):
     rows = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
     if suffix == ".jsonl.gz":
         path.write_bytes(gzip.compress(rows))
+    elif suffix == ".jsonl.zst":
+        path.write_bytes(zstandard.compress(rows))
+    elif suffix == ".jsonl.bz2":
+        path.write_bytes(bz2.compress(rows, 1))
     elif suffix == ".jsonl.zip":
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             for start in range(0, len(texts), 50):
-                lines = (json.dumps({"text": text}) for text in texts[start : start + 50])
-                archive.writestr(f"{start}.jsonl", "\n".join(lines))
+                own = "".join(
+                    json.dumps({"text": text}) + "\n" for text in texts[start : start + 50]
+                )
+                archive.writestr(f"{start}.jsonl", own)
     elif suffix == ".parquet":
         pq.write_table(pa.table({"text": texts}), path)
     else:
@@ -101,8 +110,11 @@ def write_as(suffix, texts, path):
             for n, text in enumerate(texts)
         ]
         streams = ["".join(pages[start : start + 100]) for start in range(0, len(pages), 100)]
-        pieces = ["<mediawiki>\n", *streams, "</mediawiki>"]
-        path.write_bytes(b"".join(bz2.compress(each.encode()) for each in pieces))
+        path.write_bytes(
+            b"".join(
+                bz2.compress(each.encode()) for each in ["<mediawiki>\n", *streams, "</mediawiki>"]
+            )
+        )
 
 
 @pytest.mark.processes

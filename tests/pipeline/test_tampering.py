@@ -7,6 +7,8 @@ import dataclasses
 import io
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,7 +20,6 @@ from pipeline.shards import manifest as tables
 from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.shards.verify import verify_dataset
 from tests.datasets import block_rows, edit_manifest, shard_rows, write_table
-from tests.pipeline.programs import refused
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ((20, 9), (13, 17))
@@ -28,6 +29,10 @@ FIRST = "train/L8192/pass-00/shard-00000.tar"
 @pytest.fixture
 def folder(tmp_path, make_dataset):
     return make_dataset(tmp_path / "dataset", TRAIN, validation=(5,))
+
+
+def refused(said):
+    return pytest.raises(ValueError, match=said)
 
 
 def write_tables(folder, rows, blocks):
@@ -72,6 +77,12 @@ def test_a_manifest_that_cannot_be_is_refused(folder, place, value):
     said = "" if name == "groups" else f".*{place.removeprefix('groups.')}.*{found}"
     with refused(rf"manifest\.json: not a dataset manifest: {said}"):
         open_dataset(str(folder))
+
+
+def test_the_largest_numbers_of_a_manifest_are_taken(folder):
+    largest = {"passes": 1000, "seq_len": 65_535, "instances": 2**40, "masked_kept": 2**62}
+    edit_manifest(folder, lambda fields: fields["groups"][0].update(largest), vocab_size=2**32)
+    assert open_dataset(str(folder)).vocab_size == 2**32
 
 
 @pytest.mark.parametrize(
@@ -175,9 +186,10 @@ BLOCKS = [
 def test_block_rows_that_cannot_be_are_refused(folder, edit, said):
     first, *others = block_rows(folder)
     write_tables(folder, shard_rows(folder), [edit(first), *others])
+    dataset = open_dataset(str(folder))
     where = rf"blocks\.parquet: rows of {FIRST} do not describe it: "
     with refused(f"{where}.*{re.escape(said)}"):
-        first_blocks(folder)
+        dataset.blocks(dataset.all_shards[0])
 
 
 def parquet_of(columns, schema):
@@ -210,11 +222,33 @@ def test_tables_of_other_types_are_refused(column, kind):
         open_blocks(parquet_of(values, other)).table(0)
 
 
-def first_blocks(folder):
-    dataset = open_dataset(str(folder))
-    return dataset.blocks(dataset.all_shards[0])
+MEASURE = """
+import sys
+from pipeline.shards.dataset import open_dataset
+from pipeline.shards.verify import verify_dataset
+from tests.peak_memory import peak_megabytes
+
+before = peak_megabytes()
+try:
+    dataset = open_dataset(sys.argv[1])
+    dataset.blocks(dataset.all_shards[0])
+    print(*verify_dataset(dataset))
+except ValueError as error:
+    print(error)
+print(peak_megabytes() - before)
+"""
 
 
+def read_in_a_process(folder):
+    """What is said of a dataset that is read and verified, and megabytes by which the peak grew."""
+    command = [sys.executable, "-c", MEASURE, str(folder)]
+    said, grown = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    return said, float(grown)
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize("name", [tables.SHARDS_TABLE, tables.BLOCKS_TABLE])
 def test_a_table_of_millions_of_equal_rows_is_refused_unread(folder, name):
     is_first = name == tables.SHARDS_TABLE
@@ -228,8 +262,9 @@ def test_a_table_of_millions_of_equal_rows_is_refused_unread(folder, name):
     assert len(data) < 250_000
     del columns
     write_table(folder, name, data)
-    with refused(f"{name}: .*(rows|columns): found"):
-        first_blocks(folder)
+    said, grown = read_in_a_process(folder)
+    assert re.search(rf"{name}: .*(rows|columns): found", said)
+    assert grown < 30  # 10; reading the table takes 96 and more
 
 
 def test_strings_that_are_no_text_are_refused(folder):
@@ -309,6 +344,15 @@ def test_counts_of_each_block_are_compared_with_the_block_table(folder, monkeypa
     found = f"{first.instances[0]} instances of {first.tokens[0]} tokens"
     said = f"{changed.instances[0]} of {changed.tokens[0]}"
     assert verify(folder) == [f"{folder}/{FIRST}: block 0: {found}, the block table says {said}"]
+
+
+@pytest.mark.processes
+def test_a_shard_of_any_size_is_not_read(folder):
+    with (folder / FIRST).open("r+b") as file:
+        file.truncate(2**36)  # of holes
+    said, grown = read_in_a_process(folder)
+    assert re.fullmatch(rf"\S+{FIRST}: {2**36} bytes, expected \d+: truncated or foreign", said)
+    assert grown < 30
 
 
 def test_totals_of_the_manifest_are_compared_with_the_tables(folder):
