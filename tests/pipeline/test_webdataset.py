@@ -1,4 +1,6 @@
-"""WriteToWebDataset: shards that depend on the samples alone, what it refuses, and lies of a runner."""
+"""WriteToWebDataset: shards that depend on the samples alone, what it refuses, and lies of a
+runner.
+"""
 
 import functools
 import io
@@ -320,7 +322,8 @@ class _Labels(beam.pipeline.PipelineVisitor):
         self._labels.append(transform.full_label)
 
 
-# Lies of a runner: of the groups that reach WriteShards, of what was counted, and of what was written.
+# Lies of a runner: of the groups that reach WriteShards, of what was counted, and of what was
+# written.
 OTHER = encode_sample({"__key__": "of-another-job", "txt": "x"}, RULE)
 
 

@@ -90,7 +90,7 @@ def test_an_installation_builds_where_a_stranger_is_called_pipeline(beambert, tm
 
 
 def test_every_command_of_both_programs_is_there_once():
-    both = (*PIPELINE.values(), *TRAINER.values())
+    both = (*PIPELINE.values(), *TRAINER.values(), COMMANDS["completion"])
     assert {id(each) for each in both} == {id(each) for each in COMMANDS.values()}
     assert COMMANDS["report-data"] is PIPELINE["report"]
     assert COMMANDS["report"] is TRAINER["report"]

@@ -1,7 +1,7 @@
 """The two Dockerfiles, read instruction by instruction as Docker would run them; no Docker is needed.
 
-COPY finds its sources in git, pip the files, extras and pins it is told of, and Python starts where it
-imports what was installed. tests/stores/test_worker_package.py runs the worker's steps.
+COPY finds its sources in git, pip the files, extras and pins it is told of, and Python starts where
+it imports what was installed. tests/stores/test_worker_package.py runs the worker's steps.
 """
 
 import re
@@ -22,7 +22,8 @@ ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT, TOOL = PYPROJECT["project"], PYPROJECT["tool"]["setuptools"]
 EXTRAS = PROJECT["optional-dependencies"]
-RECIPES = "configs"  # pipeline/command_line/recipes is a link to it, which leads nowhere where it is not copied
+# pipeline/command_line/recipes is a link to it, which leads nowhere where it is not copied
+RECIPES = "configs"
 ROOMS = {pattern.rstrip("*") for pattern in TOOL["packages"]["find"]["include"]}
 PINS = dict(
     line.lower().split("==")
@@ -51,7 +52,9 @@ class Install(NamedTuple):
 
 
 class Image(NamedTuple):
-    """The base, the variables, what lies where, every RUN with its folder, and the folder in which the image starts."""
+    """The base, the variables, what lies where, every RUN with its folder, and the folder in which
+    the image starts.
+    """
 
     base: str
     values: dict[str, str]
@@ -147,7 +150,9 @@ def test_pins_fit_what_is_installed(path):
 
 @each_image
 def test_python_imports_what_was_installed_where_the_image_starts(path):
-    """`python -m` looks in the current folder first, and sources that were copied have no compiled modules."""
+    """`python -m` looks in the current folder first, and sources that were copied have no compiled
+    modules.
+    """
     _, _, files, _, folder = image(path.read_text())
     assert [name for name in sorted(ROOMS) if folder / name in files] == []
 

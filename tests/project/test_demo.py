@@ -1,4 +1,6 @@
-"""scripts/demo on real articles, in a small form: every step runs, and the same command again continues."""
+"""scripts/demo on real articles, in a small form: every step runs, and the same command again
+continues.
+"""
 
 import json
 import os

@@ -28,27 +28,31 @@ ROOMS = {
     "pipeline.tokens": "tokenizer pipeline.storage pipeline.shards pipeline.documents pipeline.text",
     "pipeline.instances": "tokenizer pipeline.seeds pipeline.shards pipeline.documents pipeline.tokens",
     "pipeline.settings": (
-        "pipeline.machine pipeline.storage pipeline.documents pipeline.text pipeline.tokens pipeline.instances"
+        "pipeline.machine pipeline.storage pipeline.documents pipeline.text pipeline.tokens"
+        " pipeline.instances"
     ),
     "pipeline.inspect": (
-        "tokenizer pipeline.storage pipeline.pages pipeline.shards pipeline.tokens pipeline.instances"
+        "tokenizer pipeline.storage pipeline.pages pipeline.shards pipeline.tokens"
+        " pipeline.instances"
     ),
     "pipeline.export": "pipeline.storage pipeline.shards pipeline.instances",
     "pipeline.jobs": (
-        "tokenizer pipeline.machine pipeline.interrupts pipeline.storage pipeline.shards pipeline.documents"
-        " pipeline.text pipeline.tokens pipeline.instances"
+        "tokenizer pipeline.machine pipeline.interrupts pipeline.storage pipeline.shards"
+        " pipeline.documents pipeline.text pipeline.tokens pipeline.instances"
     ),
     "pipeline.stages": (
-        "tokenizer pipeline.machine pipeline.storage pipeline.pages pipeline.shards pipeline.documents pipeline.text"
-        " pipeline.tokens pipeline.instances pipeline.settings pipeline.inspect pipeline.jobs"
+        "tokenizer pipeline.machine pipeline.storage pipeline.pages pipeline.shards"
+        " pipeline.documents pipeline.text pipeline.tokens pipeline.instances pipeline.settings"
+        " pipeline.inspect pipeline.jobs"
     ),
     "pipeline.transforms": (
-        "pipeline.storage pipeline.shards pipeline.documents pipeline.tokens pipeline.settings pipeline.jobs"
-        " pipeline.stages"
+        "pipeline.storage pipeline.shards pipeline.documents pipeline.tokens pipeline.settings"
+        " pipeline.jobs pipeline.stages"
     ),
     "pipeline.cli": (
-        "pipeline.machine pipeline.interrupts pipeline.storage pipeline.command_line pipeline.shards pipeline.tokens"
-        " pipeline.settings pipeline.inspect pipeline.export pipeline.jobs pipeline.stages"
+        "pipeline.machine pipeline.interrupts pipeline.storage pipeline.command_line"
+        " pipeline.shards pipeline.tokens pipeline.settings pipeline.inspect pipeline.export"
+        " pipeline.jobs pipeline.stages"
     ),
     "pipeline.__main__": "pipeline.interrupts pipeline.cli",
     "trainer.checkpoints.settings": "",
@@ -63,7 +67,8 @@ ROOMS = {
         "pipeline.storage pipeline.shards trainer.order trainer.reading.settings trainer.batches"
     ),
     "trainer.stream": (
-        "pipeline.storage pipeline.shards trainer.order trainer.reading.settings trainer.batches trainer.reading"
+        "pipeline.storage pipeline.shards trainer.order trainer.reading.settings trainer.batches"
+        " trainer.reading"
     ),
     "trainer.conversion": "tokenizer pipeline.storage trainer.model",
     "trainer.optim": "",
@@ -73,33 +78,36 @@ ROOMS = {
     ),
     "trainer.runs": "pipeline.storage pipeline.shards trainer.order trainer.model trainer.settings",
     "trainer.checkpoints": (
-        "pipeline.storage trainer.checkpoints.settings trainer.process trainer.optim trainer.engine trainer.runs"
+        "pipeline.storage trainer.checkpoints.settings trainer.process trainer.optim"
+        " trainer.engine trainer.runs"
     ),
     "trainer.guards": "trainer.guards.settings trainer.process trainer.optim",
     "trainer.watch": "trainer.process trainer.model trainer.engine trainer.settings trainer.runs",
     "trainer.report": "pipeline.pages trainer.model trainer.runs trainer.watch",
     "trainer.preflight": (
-        "pipeline.storage pipeline.command_line pipeline.shards trainer.process trainer.order trainer.model"
-        " trainer.engine trainer.settings trainer.runs"
+        "pipeline.storage pipeline.command_line pipeline.shards trainer.process trainer.order"
+        " trainer.model trainer.engine trainer.settings trainer.runs"
     ),
     "trainer.pretrain": (
-        "pipeline.storage pipeline.shards trainer.process trainer.order trainer.reading.settings trainer.batches"
-        " trainer.stream trainer.model trainer.conversion"
-        " trainer.optim trainer.engine trainer.settings trainer.runs trainer.checkpoints trainer.guards trainer.watch"
+        "pipeline.storage pipeline.shards trainer.process trainer.order trainer.reading.settings"
+        " trainer.batches trainer.stream trainer.model trainer.conversion trainer.optim"
+        " trainer.engine trainer.settings trainer.runs trainer.checkpoints trainer.guards"
+        " trainer.watch"
     ),
     "trainer.inference": (
-        "tokenizer pipeline.storage pipeline.command_line pipeline.shards trainer.batches trainer.stream trainer.model"
-        " trainer.conversion"
-        " trainer.runs trainer.checkpoints trainer.pretrain"
+        "tokenizer pipeline.storage pipeline.command_line pipeline.shards trainer.batches"
+        " trainer.stream trainer.model trainer.conversion trainer.runs trainer.checkpoints"
+        " trainer.pretrain"
     ),
     "trainer.inference.features": (
-        "tokenizer pipeline.storage pipeline.command_line pipeline.documents"
-        " trainer.conll trainer.process trainer.model trainer.conversion trainer.runs trainer.inference"
+        "tokenizer pipeline.storage pipeline.command_line pipeline.documents trainer.conll"
+        " trainer.process trainer.model trainer.conversion trainer.runs trainer.inference"
     ),
     "trainer.finetune": (
-        "tokenizer pipeline.seeds pipeline.interrupts pipeline.storage pipeline.command_line pipeline.documents"
-        " trainer.conll trainer.process trainer.model trainer.conversion trainer.optim trainer.engine"
-        " trainer.runs trainer.watch trainer.inference trainer.inference.features"
+        "tokenizer pipeline.seeds pipeline.interrupts pipeline.storage pipeline.command_line"
+        " pipeline.documents trainer.conll trainer.process trainer.model trainer.conversion"
+        " trainer.optim trainer.engine trainer.runs trainer.watch trainer.inference"
+        " trainer.inference.features"
     ),
     "trainer.cli": (
         "pipeline.storage pipeline.command_line pipeline.shards trainer.process trainer.conversion"

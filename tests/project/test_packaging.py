@@ -1,4 +1,6 @@
-"""What is installed: our import names belong to us alone, a Beam worker's dependencies stay small, C is optional."""
+"""What is installed: our import names belong to us alone, a Beam worker's dependencies stay small,
+C is optional.
+"""
 
 import importlib.metadata
 import os

@@ -58,7 +58,9 @@ def test_the_index_has_every_page_once():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_pages_that_are_named_are_linked(page):
-    """In prose, that is; blocks of code and the generated page of commands name files as they are typed."""
+    """In prose, that is; blocks of code and the generated page of commands name files as they are
+    typed.
+    """
     if page.name == "commands.md":
         return
     prose = re.sub(r"```.*?```|\[[^]]*\]\([^)]*\)", "", page.read_text(), flags=re.DOTALL)

@@ -1,4 +1,6 @@
-"""The README is short, and its two commands explain themselves; tests/project/test_demo.py runs the first."""
+"""The README is short, and its two commands explain themselves; tests/project/test_demo.py runs the
+first.
+"""
 
 import os
 import re

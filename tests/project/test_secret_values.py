@@ -1,4 +1,6 @@
-"""Secrets are hidden by their value: in files, messages, logs and tracebacks, however they were given."""
+"""Secrets are hidden by their value: in files, messages, logs and tracebacks, however they were
+given.
+"""
 
 import json
 import logging

@@ -1,4 +1,6 @@
-"""docs/tutorial.md: its small form runs as it stands there, smaller still, and gives what the page says it gives."""
+"""docs/tutorial.md: its small form runs as it stands there, smaller still, and gives what the page
+says it gives.
+"""
 
 import json
 import os
@@ -47,7 +49,9 @@ def smaller(page):
 
 
 def write_squad(shared_data, path):
-    """Real articles, of each the beginning of the first paragraph, and a whole one that has to be read in windows."""
+    """Real articles, of each the beginning of the first paragraph, and a whole one that has to be
+    read in windows.
+    """
     packed = (shared_data / "data/squad/squad_v11_derived_half_dev.json.zst").read_bytes()
     content = json.loads(zstandard.ZstdDecompressor().decompressobj().decompress(packed))
     for article in content["data"]:

@@ -28,13 +28,15 @@ SPECIAL_TEXTS = [
     "한국어 각 ก็ ไทย हिन्दी",
     "a" * 200 + " " + "a" * 201 + " " + "é" * 200 + " " + "é" * 201 + " " + "cat" * 70,
     "中" * 500,
-    "\u302e\U0001d165 a\U0001d165\u302e\u0301b, 中\u1b44\u0323\u302e \U0001d15e\U0001d165 \U0001d16d",
+    "\u302e\U0001d165 a\U0001d165\u302e\u0301b, 中\u1b44\u0323\u302e \U0001d15e\U0001d165"
+    " \U0001d16d",
 ]
 TEXT = st.one_of(
     st.text(),
     st.text(
         st.sampled_from(
-            "abcé σςΣAÉ中国，.,![]#'\u0301\u0323\u2003\u200b\0\n\t\r\x0b\u0085\ue000“–\u302e\U0001d165\U0001d16d\u1b44"
+            "abcé"
+            " σςΣAÉ中国，.,![]#'\u0301\u0323\u2003\u200b\0\n\t\r\x0b\u0085\ue000“–\u302e\U0001d165\U0001d16d\u1b44"
         )
     ),
     st.lists(st.sampled_from(SPECIAL_TEXTS)).map(" ".join),
