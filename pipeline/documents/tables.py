@@ -48,10 +48,10 @@ def read_parquet(
         limits = {"thrift_string_size_limit": most, "thrift_container_size_limit": most}
         table = ParquetFile(file, pre_buffer=False, **limits)
         _check_column(table.schema_arrow.names, text_field, file_range.url)
-        chosen: dict[str, Any] = {"columns": [text_field], "use_threads": False}
+        chosen: dict[str, Any] = {"columns": [text_field], "batch_size": _BATCH_ROWS}
         for group, first_row in _own_groups(table.metadata, file_range):
             row = first_row
-            for batch in table.iter_batches(_BATCH_ROWS, row_groups=[group], **chosen):
+            for batch in table.iter_batches(row_groups=[group], use_threads=False, **chosen):
                 # Counted as the share of the file's bytes that its rows are of the file's rows.
                 file_range.count(file_range.size * batch.num_rows // table.metadata.num_rows)
                 yield from _read_column(batch.column(0), row)
