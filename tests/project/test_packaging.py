@@ -4,6 +4,7 @@ C is optional.
 
 import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -116,3 +117,12 @@ def test_without_a_compiler_all_but_the_compiled_modules_is_installed(clean_chec
     assert {name.partition(".")[0] for name in installed if name.endswith((".so", ".pyd"))} == (
         set() if compiler else names
     )
+
+
+@pytest.mark.parametrize(
+    "module", TOOL["setuptools"]["ext-modules"], ids=lambda module: module["name"]
+)
+def test_modules_compiled_by_a_later_python_work_on_3_11(module):
+    """Formats such as "s#", built for the stable ABI by headers of 3.13, are refused by 3.11."""
+    for path in [*module["sources"], *module.get("depends", [])]:
+        assert re.findall(r'"[^" ]*[syz]#[^" ]*"', (ROOT / path).read_text()) == []
