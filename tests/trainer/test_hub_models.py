@@ -12,6 +12,7 @@ from tests.stores.hub_server import SHA, Hub
 from tokenizer.vocab import parse_vocab
 from trainer.conversion.initial_weights import resolve_model
 from trainer.inference.open_model import open_model
+from trainer.runs.training_facts import base_model_facts
 
 pytestmark = pytest.mark.processes
 
@@ -37,6 +38,7 @@ def hub(monkeypatch, tmp_path):
 def test_a_name_is_a_model_of_the_hub_at_its_revision(hub, tmp_path):
     folder = write_pretrained(tmp_path / "hf")
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    files["README.md"] = b"---\nlicense: mit\n---\n"
     hub.files["who/tiny"] = {**files, "training_args.bin": b"not wanted"}
     opened = open_model("who/tiny")
     assert opened.where == f"who/tiny at revision {SHA}"
@@ -45,6 +47,8 @@ def test_a_name_is_a_model_of_the_hub_at_its_revision(hub, tmp_path):
     fetched = resolve_model("who/tiny")
     assert revision_of(fetched) == SHA
     assert revision_of(str(folder)) is None
+    base = base_model_facts("who/tiny", fetched)
+    assert base == {"name": "who/tiny", "licence": "mit", "provenance": opened.provenance}
 
 
 def test_a_vocabulary_is_that_of_a_model_of_the_hub_or_of_its_folder(hub, tmp_path):

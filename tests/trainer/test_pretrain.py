@@ -207,10 +207,10 @@ def mixture_of(data):
     return one_dataset(open_dataset(str(data)))
 
 
-def prepare(data, output, world_size=1, revision=None, dataset=None, **changed):
+def prepare(data, output, world_size=1, weights=None, dataset=None, **changed):
     """What a launch does with the run's folder."""
     settings, mixture = settings_for(data, output, **changed), mixture_of(dataset or data)
-    prepare_run(settings, mixture, preset("tiny"), world_size, revision)
+    prepare_run(settings, mixture, preset("tiny"), world_size, weights)
 
 
 @pytest.mark.parametrize(
@@ -247,11 +247,18 @@ def test_epochs_become_steps_in_the_proportion_of_the_phases(data, tmp_path):
     assert resolve_epochs(found, mixture) == found
 
 
+def test_a_run_names_the_model_of_the_hub_that_it_begins_with(data, tmp_path):
+    revision = 40 * "c"
+    weights = f"models--who--tiny/snapshots/{revision}"
+    prepare(data, tmp_path / "run", weights=weights, init_from="who/tiny")
+    facts = RunFolder(tmp_path / "run").read_facts()
+    assert (facts["base_model"], facts["init_from_revision"]) == ({"name": "who/tiny"}, revision)
+
+
 def test_a_run_with_other_settings_or_data_is_refused_by_key(data, tmp_path):
     output = tmp_path / "run"
-    prepare(data, output, revision="c0ffee")
+    prepare(data, output)
     prepare(data, output, world_size=2, zero_stage=2, micro_tokens=99)
-    assert json.loads((output / "run.json").read_text())["init_from_revision"] == "c0ffee"
     phases = [dataclasses.replace(PHASES[0], peak_lr=0.5), PHASES[1]]
     both = r"phases\.0\.peak_lr was 0\.02 and is now 0\.5; seed was 0 and is now 4"
     with pytest.raises(ValueError, match=both):

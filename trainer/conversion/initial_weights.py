@@ -14,6 +14,7 @@ from tokenizer.vocab import parse_vocab
 from tokenizer.wordpiece import split_piece
 from trainer.conversion.export import CONFIG, TOKENIZER, TOKENIZER_CONFIG, VOCAB, WEIGHTS, load_hf
 from trainer.conversion.google import GOOGLE_CONFIG, load_google
+from trainer.conversion.model_card import CARD
 from trainer.conversion.universal import LATEST, load_universal
 from trainer.model.config import BertConfig
 from trainer.model.task_heads import Head
@@ -36,7 +37,7 @@ def resolve_model(name: str) -> str:
     """The folder of a model: the name itself, or where a model of the Hub by that name was put."""
     if not is_hub_name(name):
         return name
-    folder = fetch_from_hub(name, (CONFIG, VOCAB, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS))
+    folder = fetch_from_hub(name, (CARD, CONFIG, VOCAB, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS))
     if not (folder / WEIGHTS).exists():
         folder = fetch_from_hub(name, (CONFIG, VOCAB, PICKLED_WEIGHTS))
     return str(folder)

@@ -10,7 +10,6 @@ from tqdm import tqdm
 
 from pipeline.shards.growing import WaitPolicy
 from pipeline.storage.folder import parse_storage_options
-from pipeline.storage.hub import revision_of
 from pipeline.storage.secret_values import hide
 from trainer.checkpoints.read import load_checkpoint, read_state, read_weights
 from trainer.checkpoints.resume import RunCheckpoints, copy_run, restore_run
@@ -126,10 +125,10 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
             lock_run(folder)
             if store is not None:
                 restore_run(folder, store)
-            revision = None
+            weights = None
             if settings.init_from is not None and not folder.facts.is_file():
-                revision = revision_of(resolve_model(settings.init_from))
-            prepare_run(settings, mixture, model_config, ranks.world_size, revision)
+                weights = resolve_model(settings.init_from)
+            prepare_run(settings, mixture, model_config, ranks.world_size, weights)
     copy_run(folder, store, ranks)
     saved = RunCheckpoints(folder, store, ranks, settings.checkpoint.skip_damaged, say)
     checkpoint = saved.choose()

@@ -10,6 +10,7 @@ from typing import IO, Any
 import yaml
 
 from pipeline.shards.growing import UNKNOWN_HASH
+from pipeline.storage.hub import revision_of
 from pipeline.storage.local import replace_file
 from pipeline.storage.secret_values import hide_in
 from trainer.model.config import BertConfig
@@ -125,9 +126,11 @@ def prepare_run(
     mixture: Mixture,
     model: BertConfig,
     world_size: int,
-    init_from_revision: str | None = None,
+    weights: str | None = None,
 ) -> None:
     """Makes the run's folder, or checks that the one there may be continued. Rank 0 only.
+
+    A new run begins with the `weights` in a folder, which is where init_from was found.
 
     Raises:
         FileExistsError: The folder holds something that is not a run.
@@ -142,13 +145,12 @@ def prepare_run(
     ]
     model_facts = asdict(model)
     facts: dict[str, Any] = {"id": secrets.token_hex(8), "model": model_facts, "launches": []}
-    if init_from_revision is not None:
-        facts["init_from_revision"] = init_from_revision
     if run.facts.is_file():
         facts = run.read_facts()
         _check_unchanged(run, settings, facts["datasets"], datasets)
-    elif settings.init_from is not None:
-        facts["base_model"] = base_model_facts(settings.init_from)
+    elif weights is not None:
+        facts["base_model"] = base_model_facts(str(settings.init_from), weights)
+        facts |= {"init_from_revision": known} if (known := revision_of(weights)) else {}
     facts["datasets"] = datasets  # a followed build may have ended, which gives its root hash
     run.checkpoints.mkdir(parents=True, exist_ok=True)
     facts["launches"].append(launch_facts(world_size))

@@ -11,6 +11,7 @@ import yaml
 
 from pipeline.shards.dataset import Dataset
 from pipeline.storage.folder import Folder
+from pipeline.storage.hub import is_hub_name
 
 _SOURCES = "sources.parquet"
 
@@ -30,12 +31,12 @@ def training_facts(config: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[
     return {name: value for name, value in found.items() if value not in (None, [], "")}
 
 
-def base_model_facts(name: str) -> dict[str, Any]:
-    """What the folder of `init_from` says of itself: its name, licence and own training.
+def base_model_facts(name: str, where: str | None = None) -> dict[str, Any]:
+    """What a model of the Hub put into a folder, or a folder, says of itself: licence, training.
 
     A file that is damaged says nothing here: reading the weights names it.
     """
-    folder = Folder(name)
+    folder = Folder(where or name)
     card = _front_matter(_read(folder, "README.md"))
     try:
         config = json.loads(_read(folder, "config.json"))
@@ -43,7 +44,7 @@ def base_model_facts(name: str) -> dict[str, Any]:
         config = {}
     own = config.get("beambert", {}) if isinstance(config, dict) else {}
     found = {
-        "name": PurePath(name.rstrip("/")).name,
+        "name": name if is_hub_name(name) else PurePath(name.rstrip("/")).name,
         "licence": card.get("license"),
         "base_model": card.get("base_model"),
         "provenance": own,
