@@ -279,11 +279,13 @@ def export(settings: ExportSettings, _: Sequence[str]) -> None:
     with _continuing():
         from pipeline.export.write_export import describe_export, plan_export, write_export
         from pipeline.storage.folder import Folder, parse_storage_options
+        from pipeline.storage.local import scratch_folder
 
         dataset = _open(settings)
         plan = plan_export(dataset, settings.format, settings.split, settings.seq_len)
         output = Folder(settings.output, parse_storage_options(settings.storage_options))
-        write_export(dataset, plan, output)
+        with scratch_folder(output.locate()):
+            write_export(dataset, plan, output)
         print(describe_export(plan, settings.output))
 
 

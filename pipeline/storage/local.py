@@ -90,10 +90,10 @@ def find_temporaries(names: Iterable[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def scratch_folder(owner: str) -> Iterator[None]:
+def scratch_folder(owner: str) -> Iterator[Path]:
     """Keeps temporary files, of programs started here too, in a folder that goes at the end.
 
-    Folders that killed processes left of the same owner, such as the output of a build, go first.
+    Folders that killed processes left of the same owner, such as the output of a command, go first.
     """
     digest = blake2b(f"{os.getuid()} {owner}".encode(), digest_size=8).hexdigest()
     for left in Path(tempfile.gettempdir()).glob(f"beambert-{digest}-*"):
@@ -103,7 +103,7 @@ def scratch_folder(owner: str) -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix=f"beambert-{digest}-") as folder, _locked(Path(folder)):
         tempfile.tempdir = os.environ["TMPDIR"] = folder
         try:
-            yield
+            yield Path(folder)
         finally:
             tempfile.tempdir = before[0]
             del os.environ["TMPDIR"]

@@ -1,7 +1,6 @@
 """A model folder of transformers as one of ONNX, which servers open without torch."""
 
 import logging
-import tempfile
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipeline.storage.local import scratch_folder
 from trainer.conversion.export import CONFIG, WEIGHTS
 
 ONNX = "model.onnx"
@@ -48,9 +48,9 @@ def to_onnx(files: Mapping[str, bytes]) -> dict[str, bytes]:
     import onnxruntime
     import onnxscript  # noqa: F401 (torch's exporter needs it)
 
-    with tempfile.TemporaryDirectory(prefix="beambert-") as folder:
-        served = _open(files, Path(folder))
-        data = _convert(served, Path(folder) / ONNX)
+    with scratch_folder(ONNX) as folder:
+        served = _open(files, folder)
+        data = _convert(served, folder / ONNX)
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     for shape in _CHECKED:
         _compare(session, served, shape)

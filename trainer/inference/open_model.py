@@ -8,7 +8,6 @@ NAME        a model of the Hugging Face Hub, as bert-base-uncased or org/name
 
 import dataclasses
 import json
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from pipeline.storage.folder import Folder
 from pipeline.storage.hub import revision_of
+from pipeline.storage.local import scratch_folder
 from tokenizer.export import build_tokenizer
 from tokenizer.vocab import Vocabulary, parse_vocab
 from trainer.checkpoints.read import MODEL, STATE, read_state, read_weights, step_of
@@ -183,14 +183,14 @@ def _refuse_other_weights(weights: Mapping[str, Tensor], config: BertConfig, whe
 
 def _open_remote_run(store: CheckpointStore, checkpoint: str) -> OpenedModel:
     """Downloads what reading weights takes, without the optimizer's states."""
-    with tempfile.TemporaryDirectory(prefix="beambert-") as folder:
-        run = RunFolder(Path(folder))
+    with scratch_folder(store.url) as folder:
+        run = RunFolder(folder)
         store.fetch_files([RUN_FACTS, RUN_CONFIG, VOCAB, TOKENIZER], run.path)
         fetched = store.fetch_checkpoint(checkpoint, run.checkpoints, [MODEL, STATE])
         try:
             opened = _read_run(run, fetched)
         except ValueError as error:
-            raise ValueError(str(error).replace(folder, store.url)) from error
+            raise ValueError(str(error).replace(str(folder), store.url)) from error
     return dataclasses.replace(opened, where=f"{store.url}/{CHECKPOINTS}/{checkpoint}")
 
 

@@ -5,10 +5,8 @@ and `form`; and the vectors. The file's metadata (key "beambert", JSON) has the 
 """
 
 import json
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +16,7 @@ from tqdm import tqdm
 from pipeline.documents.text_files import read_json_lines, read_text, read_text_lines
 from pipeline.storage.compression import plain_name
 from pipeline.storage.folder import Folder
+from pipeline.storage.local import scratch_folder
 from trainer.conll.read import Columns, read_conll
 from trainer.conversion.initial_weights import hash_state
 from trainer.inference.features.extract import EncodedText, FeatureExtractor, FeatureRows, InputText
@@ -39,8 +38,8 @@ def write_features(settings: FeaturesSettings) -> dict[str, Any]:
     texts = tqdm(read_texts(settings), unit="text", unit_scale=True, disable=None)
     rows = extractor.iterate(_count(map(extractor.encode, texts), counts))
     folder, name = Folder.of_file(settings.output)
-    with tempfile.TemporaryDirectory(prefix="beambert-") as temporary:
-        file = Path(temporary, "features.parquet")
+    with scratch_folder(folder.locate(name)) as temporary:
+        file = temporary / "features.parquet"
         schema = _schema(settings, extractor.columns, opened.config.hidden_size)
         with pq.ParquetWriter(file, schema) as writer:
             for batch in rows:
