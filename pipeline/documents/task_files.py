@@ -55,9 +55,9 @@ def _read_json(text: str, url: str) -> Iterator[tuple[str, str]]:
         for number, line in enumerate(text.split("\n"), 1):
             if line.strip():
                 place = f"{url}:{number}"
-                yield from _walk(parse_json(line, place), place, "")
+                yield from _walk(parse_json(line, place), place)
     else:
-        yield from _walk(found, url, "")
+        yield from _walk(found, url)
 
 
 def _read_parquet(data: bytes, url: str) -> Iterator[tuple[str, str]]:
@@ -70,16 +70,17 @@ def _read_parquet(data: bytes, url: str) -> Iterator[tuple[str, str]]:
         message = f"{url}: cannot be read as Parquet ({error}); fetch the file again"
         raise ValueError(message) from error
     for number, row in enumerate(table.to_pylist(), 1):
-        yield from _walk(row, f"{url}, row {number}", "")
+        yield from _walk(row, f"{url}, row {number}")
 
 
-def _walk(value: Any, place: str, path: str) -> Iterator[tuple[str, str]]:
-    """The strings of a value, each with its path in it: data[3].title."""
-    if isinstance(value, str):
-        yield (f"{place}, {path.removeprefix('.')}" if path else place), value
-    elif isinstance(value, dict):
-        for name, each in value.items():
-            yield from _walk(each, place, f"{path}.{name}")
-    elif isinstance(value, list):
-        for number, each in enumerate(value):
-            yield from _walk(each, place, f"{path}[{number}]")
+def _walk(value: Any, place: str) -> Iterator[tuple[str, str]]:
+    """The strings of a value, however deep, each with its path in it: data[3].title."""
+    left = [("", value)]
+    while left:
+        path, each = left.pop()
+        if isinstance(each, str):
+            yield (f"{place}, {path.removeprefix('.')}" if path else place), each
+        elif isinstance(each, dict):
+            left += [(f"{path}.{name}", inner) for name, inner in reversed(each.items())]
+        elif isinstance(each, list):
+            left += reversed([(f"{path}[{number}]", inner) for number, inner in enumerate(each)])

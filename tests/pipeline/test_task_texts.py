@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+from functools import reduce
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.documents.task_files import hash_task_files, read_task_texts
+from pipeline.documents.task_files import _walk, hash_task_files, read_task_texts
 from pipeline.shards.dataset import open_dataset
 from pipeline.text.cleaning import clean_text
 from pipeline.text.task_texts import Overlap, WindowFinder, prepare_texts
@@ -193,6 +194,12 @@ def test_texts_of_every_kind_of_task_file_are_read(tmp_path):
         "e.parquet, row 1, choices[0] = x",
         "e.parquet, row 1, choices[1] = y",
     ]
+
+
+def test_strings_are_found_however_deep():
+    """Later Pythons read JSON of more levels than functions may call each other."""
+    deep = reduce(lambda inner, _: [inner], range(5000), "one")
+    assert [text for _, text in _walk({"a": deep, "b": "two"}, "a.json")] == ["one", "two"]
 
 
 @pytest.mark.parametrize(
