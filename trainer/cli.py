@@ -24,7 +24,7 @@ Trains BERT on datasets made by `python -m pipeline build`. On several GPUs star
 COMMANDS = {
     "pretrain": Command(
         "train a model, or continue a run", "trainer.settings:PretrainSettings",
-        "trainer.pretrain.loop:pretrain", unwinds=False, local=("output",),
+        "trainer.pretrain.loop:pretrain", unwinds=False, local=("output", "cache_dir"),
     ),
     "finetune": Command(
         "train a pretrained model on a task, over settings and seeds",
@@ -43,7 +43,7 @@ COMMANDS = {
     "doctor": Command(
         "examine every rank of a job before it trains",
         "trainer.preflight.settings:DoctorSettings", "trainer.cli:doctor",
-        unused=("phases",), unwinds=False, local=("output",),
+        unused=("phases",), unwinds=False, local=("output", "cache_dir"),
     ),
     "report": Command(
         "write the curves of one or several runs as a page", "trainer.cli:ReportSettings",

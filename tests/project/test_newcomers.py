@@ -84,6 +84,7 @@ MISTAKES = [
     ("pretrain --config bert-tinny --data D --output R", "did you mean bert-tiny?"),
     ("pretrain --config bert-tiny --data nowhere --output R", NO_DATASET),
     ("pretrain --config bert-tiny --data D --output s3://bucket/run", LOCAL),
+    (f"{PRETRAIN} --cache_dir s3://bucket/c", "--cache_dir: found the URL s3://bucket/c, expected"),
     (f"{PRETRAIN} --learning_rate 1e-4", "unknown flag --learning_rate; did you mean --peak_lr"),
     (f"{PRETRAIN} --batch_size 32", "unknown flag --batch_size; did you mean --global_batch"),
     (f"{PRETRAIN} --fp16 true", "unknown flag --fp16; did you mean --precision"),
