@@ -45,8 +45,11 @@ def test_every_layout_in_every_compression(text_format, suffix):
     assert read(frames, told, f"f.txt{suffix}") == read(data, text_format)
 
 
-def test_zeros_after_the_last_frame_are_padding():
-    assert read(gzip.compress(b"One.") + b"\0" * 9000, "text", "f.gz") == ["One."]
+@pytest.mark.parametrize("suffix", COMPRESSORS)
+@pytest.mark.parametrize("zeros", [1, 4096, 9000])
+def test_zeros_between_and_after_frames_are_padding(suffix, zeros):
+    frames = [COMPRESSORS[suffix](text) + b"\0" * zeros for text in (b"One", b" two.")]
+    assert read(b"".join(frames), "text", f"f{suffix}") == ["One two."]
 
 
 @pytest.mark.parametrize("policy", ["stop", "skip"])
