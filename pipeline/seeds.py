@@ -11,6 +11,9 @@ from random import Random
 import numpy as np
 import numpy.typing as npt
 
+Words = npt.NDArray[np.uint64]
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+
 
 def seed_for(seed: int, purpose: str, pass_index: int, id_hex: str) -> int:
     """The 128-bit seed of a `purpose` such as "pairs-L128"; `id_hex` of a document or bucket."""
@@ -31,14 +34,23 @@ def draw_below(limit: int, getrandbits: Callable[[int], int]) -> int:
     return value
 
 
-def random_words(num_words: int, rng: Random) -> npt.NDArray[np.uint64]:
+def random_words(num_words: int, rng: Random) -> Words:
     """[num_words] uniform 64-bit integers, all different: SplitMix64 from 64 bits of `rng`.
 
     (Steele, Lea and Flood, 2014.)
     """
     words = np.arange(1, num_words + 1, dtype=np.uint64)
-    words *= np.uint64(0x9E3779B97F4A7C15)
+    words *= _GAMMA
     words += np.uint64(rng.getrandbits(64))
+    return _mix(words)
+
+
+def words_at(seeds: Words, places: Words) -> Words:
+    """Words number `places` from 0 on that SplitMix64 draws from seeds, which broadcast."""
+    return _mix((places + np.uint64(1)) * _GAMMA + seeds)
+
+
+def _mix(words: Words) -> Words:
     words ^= words >> np.uint64(30)
     words *= np.uint64(0xBF58476D1CE4E5B9)
     words ^= words >> np.uint64(27)

@@ -39,6 +39,11 @@ class Vocabulary:
     sep_id = property(lambda self: self.ids[SEP])
     mask_id = property(lambda self: self.ids[MASK])
 
+    @cached_property
+    def continues(self) -> NDArray[np.bool_]:
+        """[size] whether each token continues a word."""
+        return np.array([token.startswith(CONTINUATION) for token in self.tokens])
+
     @property
     def dtype(self) -> np.dtype[np.unsignedinteger]:
         """The narrower of uint16 and uint32 that holds every id."""

@@ -130,6 +130,8 @@ class PretrainSettings:
     Model:
         objective: What is learned: mlm+nsp as in BERT; mlm alone; or left-to-right, every token
             from those before it. A head that is not trained stays as it was.
+        masking: The masks: static, as the dataset was built; or drawn anew at every reading, for a
+            share of tokens such as 0.15, or 0.3-0.15, which moves along the run.
         init_from: Weights to start from: a model of Hugging Face, a released Google checkpoint, an
             export, or a universal checkpoint of DeepSpeed. Sizes and vocabulary must be equal, but
             that the dataset's may extend theirs (docs/domain.md).
@@ -168,6 +170,7 @@ class PretrainSettings:
     warmup_fraction: list[float] = field(default_factory=list)
     warmup_steps: list[int] = field(default_factory=list)
     objective: Literal["mlm+nsp", "mlm", "left-to-right"] = "mlm+nsp"
+    masking: str = "static"
     init_from: str | None = None
     epochs: float | None = None
     budget_hours: float | None = None
@@ -205,6 +208,26 @@ class PretrainSettings:
             return None
         share = self.phases[phase].steps / sum(each.steps for each in self.phases)
         return 3_600 * self.budget_hours * share
+
+    @property
+    def mask_shares(self) -> tuple[float, float] | None:
+        """Shares of tokens masked anew where the run begins and ends; None for static masks."""
+        if self.masking == "static":
+            return None
+        match = re.fullmatch(r"(0?\.\d+)(?:-(0?\.\d+))?", self.masking)
+        first, last = map(float, match.groups(match[1])) if match else (0.0, 0.0)
+        if not 0 < min(first, last) <= max(first, last) <= 0.5:
+            raise ValueError(
+                f"masking is {self.masking!r}; give static, a share such as 0.15, or 0.3-0.15 for"
+                " one that moves along the run; shares are above 0 and at most 0.5"
+            )
+        return first, last
+
+    def mask_share(self, phase: int, step: int) -> float:
+        """The share at a step of a phase; a function of the steps before it in the run."""
+        first, last = self.mask_shares or (0.0, 0.0)
+        done = sum(each.steps for each in self.phases[:phase]) + step
+        return first + (last - first) * done / sum(each.steps for each in self.phases)
 
     def model_config(self, vocab_size: int) -> BertConfig:
         """The model, with the dataset's vocabulary.
@@ -301,6 +324,13 @@ def _check_training(settings: PretrainSettings) -> None:
         raise ValueError(f"compile does not work with zero_stage 3, {why}")
     if (hours := settings.budget_hours) is not None and hours <= 0:
         raise ValueError(f"budget_hours is {hours}; it must be above 0, or null to train by steps")
+    if (shares := settings.mask_shares) and settings.objective == "left-to-right":
+        raise ValueError("objective left-to-right masks nothing; leave masking out")
+    if shares and shares[0] != shares[1] and settings.budget_hours is not None:
+        raise ValueError(
+            f"masking {settings.masking} moves along the run's steps, and budget_hours leaves their"
+            " number open; give one share, or steps without budget_hours"
+        )
     target = settings.validation.stop_at_mlm_accuracy
     if target is not None and not 0 < target <= 1:
         found = f"validation.stop_at_mlm_accuracy is {target}"

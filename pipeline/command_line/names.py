@@ -19,7 +19,7 @@ _SAME_HERE = {
     "learning_rate": "peak_lr search_peak_lr",
     "lr": "peak_lr search_peak_lr",
     "max_seq_length": "seq_lens seq_len phases.seq_len",
-    "mlm_probability": "masked_lm_prob",
+    "mlm_probability": "masking masked_lm_prob",
     "model_name_or_path": "init_from model",
     "num_gpus": "world_size",
     "num_train_epochs": "epochs search_epochs",

@@ -22,7 +22,6 @@ from pipeline.shards.dataset import Dataset
 from pipeline.shards.records import Shard
 from pipeline.shards.verify import Finding
 from pipeline.tokens.buckets import plan_buckets
-from tokenizer.vocab import CONTINUATION
 
 
 class DeepCheck:
@@ -31,14 +30,14 @@ class DeepCheck:
     def __init__(self, dataset: Dataset) -> None:
         """Learns the rules; a ValueError where vocabulary or settings cannot be read."""
         manifest = dataset.manifest
-        tokens = read_vocabulary(dataset).tokens
-        if len(tokens) != manifest.vocab_size:
-            said = f"{len(tokens)} entries, the manifest says {manifest.vocab_size}"
+        vocabulary = read_vocabulary(dataset)
+        if len(vocabulary) != manifest.vocab_size:
+            said = f"{len(vocabulary)} entries, the manifest says {manifest.vocab_size}"
             where = dataset.locate("vocab.txt")
             raise ValueError(f"{where}: {said}; restore or rebuild the dataset")
-        is_continuation = np.array([token.startswith(CONTINUATION) for token in tokens])
         lengths = {group.seq_len for group in manifest.groups}
-        self._rules = {seq_len: rules_of(manifest, seq_len, is_continuation) for seq_len in lengths}
+        continues = vocabulary.continues
+        self._rules = {seq_len: rules_of(manifest, seq_len, continues) for seq_len in lengths}
         self.shares: dict[tuple[str, int], Shares] = {}  # of blocks without violations
         self._documents: dict[str, list[tuple[Array, Array]]] = {}  # of A and B, by shard
         self._instances: Counter[str] = Counter()

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from pipeline.documents.source import MAX_SOURCES
 from pipeline.documents.sources import choose_uses
-from pipeline.instances.masking import MaskingRule, mask_run
+from pipeline.instances.masking import MaskingRule, RunDraws, mask_run
 from pipeline.instances.pairs import NspBalance, Pairs, gather_pairs, make_pairs
 from pipeline.seeds import permutation, seed_for
 from pipeline.shards.block import Block, block_instances
@@ -173,14 +173,12 @@ def _build_run(
     rng: Random,
 ) -> Block:
     packed = gather_pairs(tokens, pairs, rule.cls_id, rule.sep_id)
-    masked = mask_run(packed.input_ids, packed.offsets, packed.segment_a_length, rule.masking, rng)
+    columns = packed.input_ids, packed.offsets, packed.segment_a_length
+    masked = mask_run(*columns, rule.masking, RunDraws(rng))
     return Block(
-        input_ids=masked.input_ids,
+        **vars(masked),
         offsets=packed.offsets.astype(np.int32),
         segment_a_length=packed.segment_a_length,
-        masked_lm_positions=masked.masked_lm_positions,
-        masked_lm_ids=masked.masked_lm_ids,
-        masked_offsets=masked.masked_offsets.astype(np.int32),
         is_random_next=pairs.is_random_next,
         document_a=id_prefixes[pairs.document_a],
         document_b=id_prefixes[pairs.document_b],

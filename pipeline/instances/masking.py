@@ -1,7 +1,7 @@
-"""Static masks for masked language modelling, for a run of packed instances at once.
+"""Masks for masked language modelling, for a run of packed instances at once.
 
 Counts, candidates and the 80/10/10 rule are those of docs/parity.md section 2. The draws are our
-own and depend on the whole run: the same instances in other runs get other masks.
+own. Those of a build depend on the whole run: the same instances in other runs get other masks.
 
 Shapes: N instances, T packed tokens, M masked positions, W width of a grid (longest instance).
 """
@@ -10,23 +10,79 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from pipeline.instances.pairs import NUM_SPECIAL_TOKENS
-from pipeline.seeds import random_words
+from pipeline.seeds import Words, random_words, words_at
 
 _GRID_ROWS = 1024  # instances drawn for at a time; part of what a seed means
 _NEVER = np.uint32(2**32 - 1)  # greater than any key of a token that may be masked
 _MASK_BELOW = 8 * 2**32 // 10  # of 2**32: 80 % become [MASK]
 _KEEP_BELOW = 9 * 2**32 // 10  # 10 % stay, the rest become any id of the vocabulary
 
+_REPLACING = 2**16  # an instance's words from here on say what stands at its masked positions
+
 SETTINGS = ("masked_lm_prob", "max_predictions", "whole_word_masking")
 """The settings of a build that decide how its instances are masked."""
 
 Ids = npt.NDArray[np.unsignedinteger]
+
+
+class RunDraws(NamedTuple):
+    """What a run is masked by: one draw after another of a generator."""
+
+    rng: Random
+
+    def keys(self, rows: slice, width: int) -> npt.NDArray[np.uint32]:
+        """[N, W] keys of these rows' tokens, unique in a row."""
+        num_keys = (rows.stop - rows.start) * width
+        words = random_words((num_keys + 1) // 2, self.rng)
+        keys_NW = words.astype("<u8", copy=False).view("<u4")[:num_keys].reshape(-1, width)
+        return _number_keys(keys_NW, (width - 1).bit_length())
+
+    def words(self, counts: npt.NDArray[np.int64], _first: int) -> Words:
+        """So many words of each row, one row after another, all different."""
+        return random_words(int(counts.sum()), self.rng)
+
+
+class InstanceDraws(NamedTuple):
+    """What instances are masked by, each by words of its own, whichever run it comes in.
+
+    Attributes:
+        seeds: [N], the instances' own.
+        position_bits: Bits of any position of their length.
+    """
+
+    seeds: Words
+    position_bits: int
+
+    def keys(self, rows: slice, width: int) -> npt.NDArray[np.uint32]:
+        """As RunDraws.keys, of the halves of an instance's first words."""
+        words = words_at(self.seeds[rows, None], np.arange((width + 1) // 2, dtype=np.uint64))
+        keys_NW = words.astype("<u8", copy=False).view("<u4")[:, :width]
+        return _number_keys(keys_NW, self.position_bits)
+
+    def words(self, counts: npt.NDArray[np.int64], first: int) -> Words:
+        """As RunDraws.words, each row's from its word number `first` on."""
+        starts = np.cumsum(counts) - counts - first
+        places = np.arange(counts.sum()) - np.repeat(starts, counts)
+        return words_at(np.repeat(self.seeds, counts), places.astype(np.uint64))
+
+
+Draws = RunDraws | InstanceDraws
+
+
+def _number_keys(keys_NW: npt.NDArray[np.uint32], num_bits: int) -> npt.NDArray[np.uint32]:
+    """Keys with the position in their low bits: no sorting algorithm can change their order.
+
+    That leaves 23 random bits at 512 tokens: a tie decides one position in 16,000 instances, for
+    the earlier one.
+    """
+    random_bits = keys_NW >> np.uint32(num_bits) << np.uint32(num_bits)
+    return random_bits | np.arange(keys_NW.shape[1], dtype=np.uint32)
 
 
 @dataclass(frozen=True)
@@ -37,14 +93,15 @@ class MaskingRule:
         mask_id: Id of [MASK].
         vocab_size: A random replacement is any id below it.
         max_predictions: The most positions an instance may have masked.
-        masked_lm_prob: Share of an instance's tokens to mask, the three special ones counted.
+        masked_lm_prob: Share of an instance's tokens to mask, the three special ones counted; one
+            for all, or [N] of each.
         is_continuation: [vocab_size], true for ids of "##" pieces: given, whole words are masked.
     """
 
     mask_id: int
     vocab_size: int
     max_predictions: int
-    masked_lm_prob: float = 0.15
+    masked_lm_prob: float | npt.NDArray[np.float64] = 0.15
     is_continuation: npt.NDArray[np.bool_] | None = None
 
 
@@ -74,7 +131,7 @@ class MaskedRun:
     input_ids: Ids  # [T]
     masked_lm_positions: npt.NDArray[np.uint16]  # [M], inside the instance
     masked_lm_ids: Ids  # [M], the tokens that stood there
-    masked_offsets: npt.NDArray[np.int64]  # [N + 1]
+    masked_offsets: npt.NDArray[np.int32]  # [N + 1]
 
 
 def mask_run(
@@ -82,7 +139,7 @@ def mask_run(
     offsets: npt.NDArray[np.int64],
     segment_a_length: npt.NDArray[np.uint16],
     rule: MaskingRule,
-    rng: Random,
+    draws: Draws,
 ) -> MaskedRun:
     """Masks N packed instances [CLS] A [SEP] B [SEP]; the arguments stay as they are.
 
@@ -90,15 +147,16 @@ def mask_run(
     """
     counts = count_predictions(np.diff(offsets), rule)
     if rule.is_continuation is None:
-        chosen_M = _choose_tokens(offsets, segment_a_length, counts, rng)
+        chosen_M = _choose_tokens(offsets, segment_a_length, counts, draws)
     else:
         continues = rule.is_continuation[input_ids]
-        chosen_M = _choose_words(continues, offsets, segment_a_length, counts, rng)
-    masked_offsets = np.searchsorted(chosen_M, offsets).astype(np.int64)
-    positions_M = chosen_M - np.repeat(offsets[:-1], np.diff(masked_offsets))
+        chosen_M = _choose_words(continues, offsets, segment_a_length, counts, draws)
+    masked_offsets = np.searchsorted(chosen_M, offsets).astype(np.int32)
+    num_masked = np.diff(masked_offsets)
+    positions_M = chosen_M - np.repeat(offsets[:-1], num_masked)
     masked_lm_ids = input_ids[chosen_M]
     masked_ids = input_ids.copy()
-    masked_ids[chosen_M] = _replace(masked_lm_ids, rule, rng)
+    masked_ids[chosen_M] = _replace(masked_lm_ids, rule, draws.words(num_masked, _REPLACING))
     return MaskedRun(masked_ids, positions_M.astype(np.uint16), masked_lm_ids, masked_offsets)
 
 
@@ -114,39 +172,29 @@ def _choose_tokens(
     offsets: npt.NDArray[np.int64],
     segment_a_length: npt.NDArray[np.uint16],
     counts: npt.NDArray[np.int64],
-    rng: Random,
+    draws: Draws,
 ) -> npt.NDArray[np.int64]:
     """[M] ascending indices of the tokens with the smallest keys of each instance."""
     lengths, chosen = np.diff(offsets), [np.zeros(0, np.int64)]
     for start in range(0, len(counts), _GRID_ROWS):
-        rows = slice(start, start + _GRID_ROWS)
-        keys_NW = _draw_keys(lengths[rows], segment_a_length[rows], rng)
+        rows = slice(start, min(start + _GRID_ROWS, len(counts)))
+        keys_NW = draws.keys(rows, int(lengths[rows].max()))
+        _bar_specials(keys_NW, lengths[rows], segment_a_length[rows])
         greatest_N = np.sort(keys_NW, axis=1)[np.arange(len(keys_NW)), counts[rows] - 1]
         row, position = divmod(np.flatnonzero(keys_NW <= greatest_N[:, None]), keys_NW.shape[1])
         chosen.append(offsets[rows][row] + position)
     return np.concatenate(chosen)
 
 
-def _draw_keys(
-    lengths: npt.NDArray[np.int64], segment_a_length: npt.NDArray[np.uint16], rng: Random
-) -> npt.NDArray[np.uint32]:
-    """[N, W] random keys; the greatest one at specials and beyond the end.
-
-    The low bits are the position, so keys are unique in a row and no sorting algorithm can change
-    their order. That leaves 23 random bits at 512 tokens: a tie decides one position in 16,000
-    instances, for the earlier one.
-    """
-    num_rows, width = len(lengths), int(lengths.max())
-    num_keys = num_rows * width
-    keys = random_words((num_keys + 1) // 2, rng).astype("<u8", copy=False).view("<u4")[:num_keys]
-    num_position_bits = np.uint32((width - 1).bit_length())
-    positions_W = np.arange(width, dtype=np.uint32)
-    keys_NW = (
-        keys.reshape(num_rows, width) >> num_position_bits << num_position_bits
-    ) | positions_W
+def _bar_specials(
+    keys_NW: npt.NDArray[np.uint32],
+    lengths: npt.NDArray[np.int64],
+    segment_a_length: npt.NDArray[np.uint16],
+) -> None:
+    """Puts the greatest key at specials and beyond the end."""
+    positions_W = np.arange(keys_NW.shape[1], dtype=np.uint32)
     keys_NW[positions_W >= (lengths - 1).astype(np.uint32)[:, None]] = _NEVER
-    keys_NW[:, 0] = keys_NW[np.arange(num_rows), segment_a_length.astype(np.int64) - 1] = _NEVER
-    return keys_NW
+    keys_NW[:, 0] = keys_NW[np.arange(len(keys_NW)), segment_a_length.astype(np.int64) - 1] = _NEVER
 
 
 def _choose_words(
@@ -154,7 +202,7 @@ def _choose_words(
     offsets: npt.NDArray[np.int64],
     segment_a_length: npt.NDArray[np.uint16],
     counts: npt.NDArray[np.int64],
-    rng: Random,
+    draws: Draws,
 ) -> npt.NDArray[np.int64]:
     """[M] ascending indices of masked words' tokens; words end with segments (docs/parity.md 5)."""
     is_special = np.zeros(len(continues), np.bool_)
@@ -165,7 +213,7 @@ def _choose_words(
     word_of_token = np.cumsum(starts_word) - 1
     word_lengths = np.bincount(word_of_token[~is_special])
     word_offsets = np.searchsorted(np.flatnonzero(starts_word), offsets)
-    is_chosen = _take_words(word_lengths, word_offsets, counts, rng)
+    is_chosen = _take_words(word_lengths, word_offsets, counts, draws)
     return np.flatnonzero(is_chosen[word_of_token] & ~is_special)
 
 
@@ -173,14 +221,14 @@ def _take_words(
     word_lengths: npt.NDArray[np.int64],
     word_offsets: npt.NDArray[np.int64],
     counts: npt.NDArray[np.int64],
-    rng: Random,
+    draws: Draws,
 ) -> npt.NDArray[np.bool_]:
     """Words in random order until the count is full; one that does not fit is passed over (2.4)."""
     num_words, left = np.diff(word_offsets), counts.copy()
     places = np.arange(num_words.max(initial=0))
     is_word_NW = places < num_words[:, None]
     keys_NW = np.full(is_word_NW.shape, np.iinfo(np.uint64).max)
-    keys_NW[is_word_NW] = random_words(len(word_lengths), rng)  # which are unique
+    keys_NW[is_word_NW] = draws.words(num_words, 0)
     order_NW = keys_NW.argsort(axis=1) + word_offsets[:-1, None]
     is_chosen, rows = np.zeros(len(word_lengths), np.bool_), np.arange(len(counts))
     for place in places:  # one word of every instance that is not full
@@ -191,15 +239,14 @@ def _take_words(
     return is_chosen
 
 
-def _replace(tokens_M: Ids, rule: MaskingRule, rng: Random) -> Ids:
+def _replace(tokens_M: Ids, rule: MaskingRule, draws_M: Words) -> Ids:
     """80 % [MASK], 10 % the token itself, 10 % any id (2.5).
 
     A token takes 64 bits, half to say which of them and half for the id, whose bias is below
     vocab_size / 2**32.
     """
-    draws = random_words(len(tokens_M), rng)
-    which = draws.astype(np.uint32)
-    any_id = ((draws >> np.uint64(32)) * np.uint64(rule.vocab_size) >> np.uint64(32)).astype(
+    which = draws_M.astype(np.uint32)
+    any_id = ((draws_M >> np.uint64(32)) * np.uint64(rule.vocab_size) >> np.uint64(32)).astype(
         tokens_M.dtype
     )
     kept = np.where(which < _KEEP_BELOW, tokens_M, any_id)

@@ -52,7 +52,7 @@ from pipeline.tokens.buckets import (
 from pipeline.tokens.dataset_ids import write_document_ids
 from pipeline.tokens.held_out import HeldOut, choose_held_out, split_ids
 from pipeline.tokens.token_index import TokenParts, Totals, iterate_kept, open_index, pack_ids
-from tokenizer.vocab import CONTINUATION, Vocabulary
+from tokenizer.vocab import Vocabulary
 
 
 def make_shards(
@@ -230,8 +230,7 @@ def _without_lost(folder: Folder, built: Built, names: Iterable[str]) -> Built:
 
 def instance_rule(settings: BuildSettings, vocabulary: Vocabulary, seq_len: int) -> InstanceRule:
     """How instances of one length are made from these settings."""
-    is_continuation = np.array([token.startswith(CONTINUATION) for token in vocabulary.tokens])
-    masking = masking_rule(vars(settings), seq_len, vocabulary.mask_id, is_continuation)
+    masking = masking_rule(vars(settings), seq_len, vocabulary.mask_id, vocabulary.continues)
     return InstanceRule(
         seq_len=seq_len,
         seed=settings.seed,

@@ -183,8 +183,7 @@ def _describe_pieces(vocab: Vocabulary) -> tuple[Pieces, npt.NDArray[np.bool_]]:
         else _NO_WORD
         for number, token in enumerate(vocab.tokens)
     ]
-    continues = [token.startswith(CONTINUATION) for token in vocab.tokens]
-    return np.array(fold, np.int32), np.array(continues)
+    return np.array(fold, np.int32), vocab.continues
 
 
 def _holds_letters(text: str) -> bool:

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.instances.masking import MaskedRun, MaskingRule, count_predictions, mask_run
+from pipeline.instances.masking import (
+    MaskedRun,
+    MaskingRule,
+    RunDraws,
+    count_predictions,
+    mask_run,
+)
 from tests.pipeline import reference
 
 CLS, SEP, MASK, SIZE = 101, 102, 103, 3000
@@ -45,7 +51,7 @@ shapes = st.lists(st.tuples(st.integers(1, 70), st.integers(1, 70)), max_size=12
 def test_properties(shapes, seed, probability, whole_words):
     original, offsets, a_length = make_run(shapes, seed)
     rule = MaskingRule(MASK, SIZE, 20, probability, CONTINUATIONS if whole_words else None)
-    run = mask_run(original, offsets, a_length, rule, Random(seed))
+    run = mask_run(original, offsets, a_length, rule, RunDraws(Random(seed)))
     flat = flat_positions(run, offsets)
     counts = np.diff(run.masked_offsets)
     lengths = np.diff(offsets)
@@ -78,7 +84,7 @@ def test_positions_are_uniform_and_replacements_80_10_10(a, b, count, num_rows):
     """Over 300,000 masked tokens; tolerances are five standard deviations of a count."""
     original, offsets, a_length = make_run([(a, b)] * num_rows)
     rule = MaskingRule(MASK, SIZE, max_predictions=76)
-    run = mask_run(original, offsets, a_length, rule, Random(12345))
+    run = mask_run(original, offsets, a_length, rule, RunDraws(Random(12345)))
     num_masked = len(run.masked_lm_ids)
     assert num_masked == count * num_rows >= 300_000
 
@@ -104,7 +110,7 @@ def test_positions_are_uniform_and_replacements_80_10_10(a, b, count, num_rows):
 
 def test_ragged_rows_mask_every_position_equally():
     original, offsets, a_length = make_run([(1, 4), (3, 9), (20, 41)] * 4000)
-    run = mask_run(original, offsets, a_length, RULE, Random(3))
+    run = mask_run(original, offsets, a_length, RULE, RunDraws(Random(3)))
     row = np.repeat(np.arange(12_000), np.diff(run.masked_offsets))
     for kind, (a, b, count) in enumerate([(1, 4, 1), (3, 9, 2), (20, 41, 10)]):
         per_position = np.bincount(run.masked_lm_positions[row % 3 == kind], minlength=a + b + 3)
@@ -118,7 +124,7 @@ def test_whole_words_are_masked_whole_and_stop_at_segments():
     original, offsets, a_length = make_run([(30, 40)] * 300)
     original[a_length[0] :: offsets[1]] = 300  # every B begins with a continuation
     rule = MaskingRule(MASK, SIZE, 20, is_continuation=CONTINUATIONS)
-    run = mask_run(original, offsets, a_length, rule, Random(9))
+    run = mask_run(original, offsets, a_length, rule, RunDraws(Random(9)))
     chosen = set(flat_positions(run, offsets).tolist())
     num_split = 0
     for row, start in enumerate(offsets[:-1].tolist()):
@@ -135,7 +141,7 @@ def test_whole_word_counts_are_those_of_the_oracle():
     """The same share of tokens, single words and positions as the reference's draws give."""
     original, offsets, a_length = make_run([(40, 50)] * 600)
     rule = MaskingRule(MASK, SIZE, 20, is_continuation=CONTINUATIONS)
-    run = mask_run(original, offsets, a_length, rule, Random(9))
+    run = mask_run(original, offsets, a_length, rule, RunDraws(Random(9)))
     rng, rows = Random(10), [row.tolist() for row in np.split(original, offsets[1:-1])]
     pairs = [reference.Pair(row[1:41], row[42:-1], False) for row in rows]
     instances = [reference.mask_pair(pair, VOCABULARY, WHOLE, rng) for pair in pairs]
@@ -150,7 +156,7 @@ def test_the_draws_do_not_depend_on_the_dtype_of_tokens():
     for continues in (None, CONTINUATIONS):
         rule = MaskingRule(MASK, SIZE, 20, is_continuation=continues)
         one, other = (
-            mask_run(original.astype(dtype), offsets, a_length, rule, Random(5))
+            mask_run(original.astype(dtype), offsets, a_length, rule, RunDraws(Random(5)))
             for dtype in (np.uint16, np.uint32)
         )
         assert other.input_ids.dtype == other.masked_lm_ids.dtype == np.uint32
@@ -158,7 +164,9 @@ def test_the_draws_do_not_depend_on_the_dtype_of_tokens():
 
 
 def test_an_empty_run():
-    run = mask_run(np.zeros(0, np.uint16), np.array([0]), np.zeros(0, np.uint16), RULE, Random(1))
+    run = mask_run(
+        np.zeros(0, np.uint16), np.array([0]), np.zeros(0, np.uint16), RULE, RunDraws(Random(1))
+    )
     assert run.masked_offsets.tolist() == [0]
     assert len(run.input_ids) == len(run.masked_lm_positions) == 0
 
@@ -168,7 +176,7 @@ def test_the_masks_of_a_seed_are_fixed():
     first = [CLS, *range(200, 205), SEP, *range(300, 306), SEP]
     second = [CLS, *range(400, 420), SEP, 500, SEP]
     original, offsets = np.array(first + second, np.uint16), np.array([0, 14, 38])
-    run = mask_run(original, offsets, np.array([7, 22], np.uint16), RULE, Random(12345))
+    run = mask_run(original, offsets, np.array([7, 22], np.uint16), RULE, RunDraws(Random(12345)))
     assert run.masked_lm_positions.tolist() == [2, 5, 4, 5, 14, 20]
     assert run.masked_offsets.tolist() == [0, 2, 6]
     shown = run.input_ids[flat_positions(run, offsets)].tolist()

@@ -62,7 +62,9 @@ ROOMS = {
     "trainer.model": "pipeline.seeds",
     "trainer.order": "pipeline.storage pipeline.shards",
     "trainer.reading.settings": "",
-    "trainer.batches": "tokenizer pipeline.shards trainer.model",
+    "trainer.batches": (
+        "tokenizer pipeline.seeds pipeline.shards pipeline.instances trainer.model"
+    ),
     "trainer.reading": (
         "pipeline.storage pipeline.shards trainer.order trainer.reading.settings trainer.batches"
     ),

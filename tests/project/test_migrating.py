@@ -38,6 +38,7 @@ SMALLER = {
         ("pretrain", "num_train_steps", "steps"),
         ("finetune", "num_train_epochs", "search_epochs"),
         ("pretrain", "save_steps", "checkpoint.interval"),
+        ("pretrain", "mlm_probability", "masking"),
         ("finetune", "model_name_or_path", "model"),
     ],
 )

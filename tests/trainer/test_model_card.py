@@ -25,6 +25,7 @@ LAUNCH = {
 
 PHASE = {"seq_len": 128, "global_batch": 256, "steps": 100, "peak_lr": None}
 RUN_CONFIG = {"optimizer": {"name": "lamb"}, "precision": "bf16", "seed": 3, "phases": [PHASE]}
+RUN_CONFIG["masking"] = "0.3-0.15"
 
 
 def metadata(card):
@@ -46,6 +47,7 @@ def test_a_card_says_what_the_run_says():
     assert metadata(card.encode()) == {**use, "tags": ["bert"]}
     for line in (
         "| tokens seen | 1,234,567 |",
+        "| masking | drawn anew at every reading, 0.3-0.15 |",
         "| hardware of the last start | 8 rank(s) on NVIDIA H200 |",
         "| software | Python 3.12.1, torch 2.11.0, deepspeed 0.19.8 |",
         "| phase 1 | length 128, batches of 256, steps 100 |",

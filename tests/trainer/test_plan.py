@@ -12,7 +12,7 @@ from trainer.engine.train_step import forward_sums
 from trainer.model.bert import BertForPreTraining, build_model
 from trainer.model.config import Lengths, ModelSettings, num_parameters, preset, training_flops
 from trainer.order.source import one_dataset
-from trainer.preflight.plan import describe_plan, measure_lengths, plan_phase
+from trainer.preflight.plan import describe_plan, measure_lengths, memory_case, plan_phase
 from trainer.preflight.settings import PlanSettings
 from trainer.settings import Phase
 
@@ -75,6 +75,18 @@ def test_memory_is_said_by_name():
     assert re.search(r"^     1 +0\.12 +0\.10 +0\.22  <- zero_stage$", text, re.MULTILINE)
     assert "held: weights 0.02, fp32 weights 0.02, moments 0.04, checkpoint copies 0.05" in text
     assert "in a step, fullest in its loss: activations 0.03, gradients 0.02, logits 0.06" in text
+
+
+def test_masks_drawn_anew_count():
+    static, drawn = settings_of(), settings_of(masking="0.5-0.1")
+    config = preset("tiny")
+    phases = [plan_phase(each.phases[0], config, (), each) for each in (static, drawn)]
+    assert [each.lengths.masked for each in phases] == pytest.approx([0.15 * 32, 0.3 * 32])
+    assert [memory_case(each, config, phases, 1).masked_share for each in (static, drawn)] == [
+        0.15,
+        0.5,
+    ]
+    assert "masking: 0.5-0.1" in list(describe_plan(drawn))
 
 
 def test_warnings(data):

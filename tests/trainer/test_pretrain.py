@@ -263,6 +263,8 @@ def test_a_run_with_other_settings_or_data_is_refused_by_key(data, tmp_path):
     both = r"phases\.0\.peak_lr was 0\.02 and is now 0\.5; seed was 0 and is now 4"
     with pytest.raises(ValueError, match=both):
         prepare(data, output, phases=phases, seed=4)
+    with pytest.raises(ValueError, match=r"masking was 'static' and is now '0\.3-0\.15'\. Give"):
+        prepare(data, output, masking="0.3-0.15")
     with pytest.raises(ValueError, match=r"phases was .* and is now"):
         prepare(data, output, phases=PHASES[:1])
     hashes = r"root hash of data data \(.*\) was \w{16} and is now \w{16}; settings hash of"

@@ -144,8 +144,10 @@ def test_the_header_says_what_is_read_and_how_far_it_has_come(tmp_path):
             {"name": "wiki", "url": "s3://bucket/data", "root_hash": "0123456789abcdef0123"}
         ],
         "launches": [{"time": "2026-01-01T10:00:00+00:00"}, {"time": "2026-01-02T11:00:00+00:00"}],
+        "masking": "0.3-0.15",
     }
     header = header_of(write_run(tmp_path / "run", [step_row(1, eta_seconds=0)], facts=facts))
     assert "data: wiki at s3://bucket/data, root hash 0123456789abcdef<br>" in header
+    assert "<br>masking: 0.3-0.15<br>" in header
     assert "<br>started 2026-01-01T10:00:00+00:00, launched 2 times, last 2026-01-02" in header
     assert header.endswith("<br>finished after 1 steps")

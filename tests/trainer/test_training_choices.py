@@ -59,10 +59,14 @@ OURS, DYING = ["-m", "trainer"], [__file__, "5"]
 
 
 def test_masked_lm_alone_keeps_the_other_head_through_zero_3_and_a_kill(data, tmp_path, capsys):
-    """Two ranks under ZeRO-3, killed, continued by one under ZeRO-1; equal to one calm run."""
-    calm = command(data, tmp_path / "calm", objective="mlm")
+    """Two ranks under ZeRO-3, killed, continued by one under ZeRO-1; equal to one calm run.
+
+    Masks are drawn anew, the same by one rank and two.
+    """
+    chosen = {"objective": "mlm", "masking": "0.4-0.2"}
+    calm = command(data, tmp_path / "calm", **chosen)
     launch(OURS, calm, 1)
-    rough = command(data, tmp_path / "rough", objective="mlm", zero_stage=3)
+    rough = command(data, tmp_path / "rough", **chosen, zero_stage=3)
     launch(DYING, rough, 2, expected=9)
     said = launch(OURS, [*rough, "--zero_stage", "1", "--activation_checkpointing", "true"], 1)
     assert "continuing after step 4" in said
@@ -71,6 +75,7 @@ def test_masked_lm_alone_keeps_the_other_head_through_zero_3_and_a_kill(data, tm
     for row in rows_of(tmp_path / "calm"):
         assert row["loss"] == row["mlm_loss"] and "nsp_loss" not in row  # noqa: PT018
     assert all("nsp_accuracy" not in row for row in rows_of(tmp_path / "calm", "validation"))
+    assert json.loads((tmp_path / "calm/run.json").read_text())["masking"] == "0.4-0.2"
     initial = build_model(CONFIG, seed=11).state_dict()
     for name in ("calm", "rough"):
         weights = read_weights(find_checkpoints(tmp_path / name / "checkpoints")[0][-1])

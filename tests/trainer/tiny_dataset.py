@@ -33,7 +33,9 @@ def write_tiny_dataset(
                 random_block(rng, min(size, count - first), seq_len, vocab_size)
                 for first in range(0, count, size)
             ]
-    return write_dataset(folder, shards, vocab_size, {"lower_case": True, "seed": seed})
+    settings = {"lower_case": True, "seed": seed, "whole_word_masking": False}
+    settings |= {"masked_lm_prob": 0.15, "max_predictions": 2}
+    return write_dataset(folder, shards, vocab_size, settings)
 
 
 def random_block(

@@ -1,1 +1,1 @@
-"""Blocks unpacked, rows gathered from them, and packed into micro-batches."""
+"""Blocks unpacked, rows gathered from them, masked anew if asked, and packed in micro-batches."""

@@ -89,7 +89,7 @@ def _describe_training(provenance: Mapping[str, Any]) -> Rows:
     yield "objective", provenance.get("objective")
     for key in ("steps", "tokens_seen", "instances_seen"):
         yield key.replace("_", " "), _count(provenance.get(key))
-    for key in ("optimizer", "precision", "seed"):
+    for key in ("masking", "optimizer", "precision", "seed"):
         yield key, training.get(key)
     yield "hardware of the last start", training.get("hardware")
     yield "software", training.get("software")

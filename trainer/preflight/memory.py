@@ -18,7 +18,6 @@ from typing import Literal, NamedTuple
 from trainer.engine.deepspeed_config import LARGEST_BUCKET, bucket_elements
 from trainer.model.config import BertConfig, num_parameters
 
-MASKED_SHARE = 0.15
 _FP32 = 4
 
 
@@ -41,6 +40,7 @@ class Case:
     recomputes: bool = False
     is_compiled: bool = False
     is_cpu: bool = False
+    masked_share: float = 0.15
 
     @property
     def value_bytes(self) -> int:
@@ -131,7 +131,7 @@ def activation_bytes(case: Case) -> int:
 
 def _loss(case: Case) -> dict[str, float]:
     """The forward pass, with logits three times or compiled twice."""
-    masked = 1.0 if case.config.is_causal else MASKED_SHARE
+    masked = 1.0 if case.config.is_causal else case.masked_share
     logit = case.value_bytes if case.is_compiled else _FP32  # plain passes copy logits to fp32
     logits = logit * case.config.vocab_size * masked * case.micro_tokens
     kept = {"activations": activation_bytes(case), "gradients": case.earlier}

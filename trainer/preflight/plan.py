@@ -15,7 +15,7 @@ from pipeline.shards.dataset import read_block
 from pipeline.storage.folder import parse_storage_options
 from trainer.model.config import BertConfig, Lengths, num_parameters, training_flops
 from trainer.order.source import Mixture, open_mixture
-from trainer.preflight.memory import MASKED_SHARE, Case, count_memory
+from trainer.preflight.memory import Case, count_memory
 from trainer.preflight.settings import PlanSettings
 from trainer.process.gpus import GPUS
 from trainer.runs.epochs import instances_a_pass, lengthen_phases, main_of
@@ -71,7 +71,7 @@ def plan_phase(
     phase: Phase, config: BertConfig, mixture: Mixture, settings: PlanSettings
 ) -> PhasePlan:
     """One phase, from the main dataset's totals and first block, or from full instances."""
-    masked = phase.seq_len - 1 if config.is_causal else phase.seq_len * MASKED_SHARE
+    masked = phase.seq_len * Case.masked_share
     lengths, known = Lengths(phase.seq_len, phase.seq_len**2, masked), dict[str, Any]()
     if mixture:
         dataset = main_of(mixture)[0].dataset
@@ -81,8 +81,10 @@ def plan_phase(
         passes = dataset.num_passes("train", phase.seq_len)
         known = {"stored_bytes": stored, "instances_a_pass": a_pass, "passes": passes}
         lengths = measure_lengths(read_block(dataset, shards[0], 0))
-        if config.is_causal:
-            lengths = replace(lengths, masked=lengths.tokens - 1)
+    if config.is_causal:
+        lengths = replace(lengths, masked=lengths.tokens - 1)
+    elif shares := settings.mask_shares:
+        lengths = replace(lengths, masked=lengths.tokens * sum(shares) / 2)
     flops = training_flops(config, lengths)
     again = _RECOMPUTED if settings.activation_checkpointing else 1.0
     of_rank = phase.global_batch / settings.world_size * flops * again
@@ -114,6 +116,7 @@ def memory_case(
         recomputes=settings.activation_checkpointing,
         is_compiled=settings.compile,
         is_cpu=settings.gpu == "cpu",
+        masked_share=max(settings.mask_shares or [Case.masked_share]),
     )
 
 
@@ -139,8 +142,9 @@ def describe_plan(settings: PlanSettings) -> Iterator[str]:
     yield f"{settings.model.preset}: {size:,} parameters; {settings.world_size} x {settings.gpu}"
     if main and len(mixture) > 1:
         yield f"lengths, sizes and epochs are those of {main.name}, {share:.0%} of the mixture"
+    yield f"masking: {settings.masking}"
     if main is None:
-        yield "no --data: every instance counts as full, 15 % of it masked, the most there can be"
+        yield "no --data: every instance counts as full, with the most masks there can be"
     yield from _describe_time(settings, phases)
     yield from _describe_memory(settings, config, phases)
     gigabytes, kept = checkpoint_bytes(size, settings.precision) / 1e9, settings.checkpoint.keep

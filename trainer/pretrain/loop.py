@@ -167,6 +167,7 @@ def _steps_of_phase(run: Run, phase: Phase) -> Iterator[tuple[RankStep, float, S
         wait_policy=run.wait_policy,
         reading=Reading(cache_dir=settings.cache_dir, cache_bytes=settings.cache_bytes),
         pin_memory=run.ranks.device.type == "cuda",
+        mask_share=partial(settings.mask_share, phase_index) if settings.mask_shares else None,
     )
     with iter(steps.map(partial(prepare_step, objective=settings.objective))) as samples:
         while run.position.phase == phase_index and not run.must_stop:

@@ -4,7 +4,7 @@
     mlm            masked tokens (5.1, "No NSP")
     left-to-right  every token from those before it, nothing masked (5.1, "LTR & No NSP")
 
-The instances are the same for all three: pairs with static masks, which the last one undoes.
+The instances are the same for all three: masked pairs, whose masks the last one undoes.
 """
 
 import dataclasses

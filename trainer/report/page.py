@@ -96,6 +96,8 @@ def _describe(run: ReadRun) -> Iterator[str]:
     for each in run.facts.get("datasets", ()):
         root_hash = str(each.get("root_hash"))[:16]
         yield f"data: {each.get('name')} at {each.get('url')}, root hash {root_hash}"
+    if "masking" in run.facts:
+        yield f"masking: {run.facts['masking']}"
     if times := [str(launch.get("time")) for launch in run.facts.get("launches", ())]:
         more = f", launched {len(times)} times, last {times[-1]}" if len(times) > 1 else ""
         yield f"started {times[0]}{more}"

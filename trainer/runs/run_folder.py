@@ -151,6 +151,7 @@ def prepare_run(
     elif weights is not None:
         facts["base_model"] = base_model_facts(str(settings.init_from), weights)
         facts |= {"init_from_revision": known} if (known := revision_of(weights)) else {}
+    facts["masking"] = settings.masking
     facts["datasets"] = datasets  # a followed build may have ended, which gives its root hash
     run.checkpoints.mkdir(parents=True, exist_ok=True)
     facts["launches"].append(launch_facts(world_size))
@@ -208,5 +209,6 @@ def _check_unchanged(
     new = yaml.safe_load(to_yaml(settings))
     # A first launch may have been killed between run.json and config.yaml: nothing was trained yet.
     was_killed_at_once = not run.config.exists() and not any(run.checkpoints.glob("step-*"))
-    old = new if was_killed_at_once else run.read_config()
+    # Runs of 0.1.0 say nothing of their masks.
+    old = new if was_killed_at_once else {"masking": "static"} | run.read_config()
     PRETRAINING.check_settings(str(run.path), old, new, _changed_datasets(datasets, now))

@@ -25,6 +25,7 @@ def training_facts(config: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[
         "optimizer": (config.get("optimizer") or {}).get("name"),
         "precision": config.get("precision"),
         "seed": config.get("seed"),
+        "masking": _describe_masking(config),
         "phases": [_describe_phase(each) for each in phases],
         **_describe_launch(launches[-1]),
     }
@@ -78,6 +79,11 @@ def _front_matter(card: bytes) -> dict[str, Any]:
 def _describe_phase(phase: Mapping[str, Any]) -> str:
     known = {name: word for name, word in _PHASE.items() if phase.get(name) is not None}
     return ", ".join(f"{word} {phase[name]}" for name, word in known.items())
+
+
+def _describe_masking(config: Mapping[str, Any]) -> str | None:
+    masking = None if config.get("objective") == "left-to-right" else config.get("masking")
+    return masking if masking in (None, "static") else f"drawn anew at every reading, {masking}"
 
 
 def _describe_launch(launch: Mapping[str, Any]) -> dict[str, str]:

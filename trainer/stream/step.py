@@ -16,6 +16,7 @@ from pipeline.shards.block import Array, Block, block_instances
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.growing import WaitPolicy
 from trainer.batches.pack import MicroBatch, balance_micro_batches, pack_micro_batches
+from trainer.batches.redraw import MaskRedraw, ShareAt
 from trainer.order.known import KnownPasses
 from trainer.order.order import Stretch, next_stretches
 from trainer.order.share import default_num_lanes, plan_step, plan_steps, rank_slots
@@ -140,14 +141,15 @@ class StepLoader:
         wait_policy: WaitPolicy | None = None,
         worker: int = 0,
         num_workers: int = 1,
+        mask_share: ShareAt | None = None,
     ) -> None:
         """Starts reading; `StepSizes` tells of sizes, docs/order.md of seed and lanes.
 
         It goes on after `state`, the `RankStep.state` of the last step taken, and counts steps from
         first_step. It ends after num_steps, those of other workers included. Stretches to `skip`
         come besides those of the state. With pin_memory steps lie where `to_device` copies from to
-        a GPU without waiting. A ValueError refuses sizes that do not fit and another stream's
-        state.
+        a GPU without waiting. With mask_share masks are drawn anew. A ValueError refuses sizes that
+        do not fit and another stream's state.
         """
         sizes = StepSizes(rank, world_size, global_batch, micro_tokens, worker, num_workers)
         sizes.check(seq_len)
@@ -158,7 +160,11 @@ class StepLoader:
         self.begin = _begin(self.passes, seed, num_lanes, global_batch, state).skipping(skip)
         self.reads = reader = BlockReader(self.passes.shards, reading or Reading())
         self.first_step, end = first_step, None if num_steps is None else first_step + num_steps
-        steps = _Steps(self.passes, self.begin, sizes, first_step, end)
+        redraw = None
+        if mask_share is not None:
+            datasets = [each.dataset for each in mixture]
+            redraw = MaskRedraw(datasets, seq_len, self.begin.seed, mask_share)
+        steps = _Steps(self.passes, self.begin, sizes, redraw, first_step, end)
         self._ready: queue.Queue[list[RankStep] | BaseException] = queue.Queue(PREFETCH_GROUPS)
         self._taken: deque[RankStep] = deque()
         self._failure: BaseException | None = None
@@ -269,9 +275,16 @@ class _Steps:
     """The steps of a rank, or of one of its workers: planned, read and packed."""
 
     def __init__(
-        self, passes: KnownPasses, begin: StreamState, sizes: StepSizes, first: int, end: int | None
+        self,
+        passes: KnownPasses,
+        begin: StreamState,
+        sizes: StepSizes,
+        redraw: MaskRedraw | None,
+        first: int,
+        end: int | None,
     ) -> None:
         """Steps first to end - 1 of a stream, all that follow without an end."""
+        self._redraw = redraw
         self._passes, self._begin, self._sizes, self._end = passes, begin, sizes, end
         self._first = self._step = first
         self._position = begin.position
@@ -323,6 +336,11 @@ class _Steps:
     ) -> list[RankStep]:
         """Steps of which the instances lie one after another in a block."""
         bounds = np.cumsum([0, *(each.num_rows for each in planned)])
+        if self._redraw is not None:
+            sizes = self._sizes
+            slot, _ = rank_slots(sizes.global_batch, sizes.rank, sizes.world_size)
+            runs = [(each.facts[0], each.facts[1] + slot, each.num_rows) for each in planned]
+            block = self._redraw(block, runs)
         tokens, masked = block.offsets[bounds].tolist(), block.masked_offsets[bounds].tolist()
         drawn = self._count_drawn(planned, block.offsets)
         cuts = [
