@@ -106,9 +106,11 @@ def _path() -> str:
 def _server() -> socket.socket:
     """Where to ask for forks; a process of tests has one loaded Python from its first program."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    # Output is kept back as for anybody who has not asked Python not to.
+    variables = {"PYTHONUNBUFFERED": "", "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     process = subprocess.Popen(
         [sys.executable, __file__, str(theirs.fileno())],
-        env={**os.environ, "PYTHONPATH": _path(), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
+        env={**os.environ, "PYTHONPATH": _path(), **variables},
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,
         start_new_session=True,

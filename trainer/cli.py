@@ -99,7 +99,7 @@ def doctor(settings: DoctorSettings, _remainder: object = None) -> int:
 
     text, code = examine(settings)
     if text:
-        print(hide(text), flush=True)
+        print(hide(text))
     return code
 
 
@@ -215,7 +215,7 @@ def evaluate(settings: EvaluateSettings, _remainder: object = None) -> None:
         )
         found.append({"seq_len": seq_len, **numbers})
         place = f"{opened.where} on {dataset.url}, {settings.split}, {seq_len} tokens"
-        print(f"{place}\n{format_evaluation(numbers)}", flush=True)
+        print(f"{place}\n{format_evaluation(numbers)}")
     if settings.output:
         folder, name = Folder.of_file(settings.output)
         facts = {"model": opened.where, "data": dataset.url, "split": settings.split}

@@ -6,6 +6,7 @@ missing package is such a fault too.
 """
 
 import importlib
+import io
 import os
 import select
 import signal
@@ -57,6 +58,8 @@ def run_program(
 
     Where nobody reads what it prints any more, as behind `| head`, it ends as by a signal.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a log would show a line with the next 8 kB
+        sys.stdout.reconfigure(line_buffering=True)
     try:
         try:
             words = sys.argv[1:] if argv is None else argv

@@ -180,7 +180,6 @@ def _as_finetuned(settings: PredictSettings, opened: OpenedModel) -> FinetuneSet
 def _say(text: str, ranks: Ranks) -> None:
     if ranks.rank == 0:
         tqdm.write(text)
-        sys.stdout.flush()  # a log file would show it only with the next 8 kB
 
 
 def _keep_best(engine: Any, run: results.Run, prepared: Prepared, ranks: Ranks) -> None:

@@ -36,7 +36,6 @@ class Progress:
         """A line above the bar, from rank 0 only."""
         if self._shown:
             tqdm.write(text)
-            sys.stdout.flush()  # a log file would show it only with the next 8 kB
 
     def advance(self, row: Mapping[str, Any]) -> None:
         """One more step."""
