@@ -1,9 +1,14 @@
-"""What loaders promise, tried on each over the same rows: one JSON line a case.
+r"""What loaders promise, tried on each over the same rows: one JSON line a case.
 
     python -m scripts.bench.conformance FOLDER [--loaders NAME ...] [--random 200]
 
-Needs `pip install mosaicml-streaming litdata datasets torchdata`; docs/streaming.md has the table
-with versions. Every rank is a process. A row tells what it should hold, so that others are seen.
+docs/streaming.md has the table. All loaders need an environment without this project's packages:
+
+    pip install torch==2.14.1 webdataset==1.0.2 megatron-energon==7.4.1 litdata==0.2.76 \
+        mosaicml-streaming==0.13.0 datasets==5.0.1 torchdata==0.11.0 s3fs==2026.6.0 \
+        boto3==1.43.117 isal==1.9.1 zstandard==0.25.0 && pip install --no-deps -e .
+
+Every rank is a process. A row tells what it should hold, so that others are seen.
 Speed is rows a CPU-second of one process, all threads, read row by row into batches of 240.
 """
 
@@ -21,16 +26,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from scripts.bench.measured import print_result
+from scripts.checkout import make_parser
 from tests.ports import free_port
 
 NUM_FILES, LENGTH, BATCH, STEPS = 8, 128, 24, 83
 SIZES = {"small": STEPS * BATCH, "large": 2000 * BATCH}
+WORKERS = {"energon": 6}  # over all ranks, which a loader's documentation asks for
 Rows = list[range]
 
 
@@ -95,11 +103,7 @@ def _open_beambert(folder: Path, place: Place) -> Any:
 
     from trainer.stream.pipeline import planned_steps
 
-    sizes: dict[str, Any] = {
-        "rank": place.rank,
-        "world_size": place.world,
-        "global_batch": place.batch,
-    }
+    sizes: Any = {"rank": place.rank, "world_size": place.world, "global_batch": place.batch}
     stage, num_steps = (_padded, STEPS) if place.batch == BATCH else (_packed, None)
     steps = planned_steps(
         str(folder), "train", 512, **sizes, micro_tokens=2**20, seed=0, num_lanes=4,
@@ -143,6 +147,52 @@ def _open_webdataset(folder: Path, place: Place) -> Any:
 
 def _from_bytes(sample: Any) -> Any:
     return {"ids": np.frombuffer(sample["bin"], np.int16)}
+
+
+def _write_energon(folder: Path, files: Rows) -> None:
+    _write_webdataset(folder, files)
+    sample = ["--sample-type", "TextSample", "--field-map", '{"text": "bin"}']
+    _run_energon("prepare", "--non-interactive", "--split-ratio", "1,0,0", *sample, str(folder))
+
+
+def _run_energon(*words: str) -> None:
+    command = [sys.executable, "-m", "megatron.energon.cli.main", *words]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def _open_energon(folder: Path, place: Place) -> Any:
+    import megatron.energon as energon
+
+    def batch(_: Any, samples: Iterable[Any]) -> Any:
+        return _stack(np.frombuffer(sample.text, np.int16) for sample in samples)
+
+    encoder = type("Encoder", (energon.DefaultTaskEncoder,), {"decoder": None, "batch": batch})
+    parts = WORKERS["energon"] if place.shuffle else 1
+    sizes = {"rank": place.rank, "world_size": place.world, "num_workers": place.workers}
+    config = energon.WorkerConfig(**sizes, global_error_handler=energon.reraise_exception)
+    rows = energon.get_train_dataset(
+        folder, worker_config=config, batch_size=place.batch // parts, task_encoder=encoder(),
+        shuffle_buffer_size=100 * place.shuffle, max_samples_per_sequence=100, repeat=False,
+    )  # fmt: skip
+    return _EnergonLoader(energon.get_savable_loader(rows), parts // place.world)
+
+
+class _EnergonLoader(NamedTuple):
+    """Its loader by the names of the others; a batch is a micro-batch of each worker."""
+
+    loader: Any
+    parts: int
+
+    def __iter__(self) -> Iterator[Any]:
+        micro_batches = iter(self.loader)
+        while parts := list(islice(micro_batches, self.parts)):
+            yield np.concatenate(parts)
+
+    def state_dict(self) -> Any:
+        return self.loader.save_state_rank()
+
+    def load_state_dict(self, state: Any) -> None:
+        self.loader.restore_state_rank(state)
 
 
 def _write_mosaicml(folder: Path, files: Rows) -> None:
@@ -222,6 +272,7 @@ def _open_torchdata(folder: Path, place: Place) -> Any:
 LOADERS: dict[str, Any] = {
     "beambert": (_write_beambert, _open_beambert, "*.tar", "beambert"),
     "webdataset": (_write_webdataset, _open_webdataset, "*.tar", "webdataset"),
+    "energon": (_write_energon, _open_energon, "*.tar", "megatron-energon"),
     "mosaicml": (_write_mosaicml, _open_mosaicml, "*.mds", "mosaicml-streaming"),
     "litdata": (_write_litdata, _open_litdata, "*.bin", "litdata"),
     "datasets": (_write_datasets, _open_datasets, "*.parquet", "datasets"),
@@ -232,13 +283,13 @@ LOADERS: dict[str, Any] = {
 
 def take(loader: Iterable[Any], steps: int) -> list[list[int]]:
     """The numbers of the rows of so many batches, or of all there are."""
-    return [
-        [number_of(row) for row in batch] for _, batch in zip(range(steps), loader, strict=False)
-    ]
+    return [[number_of(row) for row in batch] for batch in islice(loader, steps)]
 
 
 def run_rank(name: str, folder: Path, job: dict[str, Any]) -> dict[str, Any]:
     """One rank, in this process: what it found, and what ended it."""
+    import torch
+
     place = Place(job["rank"], job["world"], job["workers"], job["kind"] != "speed", BATCH)
     opened, found = partial(LOADERS[name][1], folder), []
     try:
@@ -248,10 +299,11 @@ def run_rank(name: str, folder: Path, job: dict[str, Any]) -> dict[str, Any]:
             return _resume_anywhere(partial(opened, place), job["count"])
         loader = opened(place)
         if job["state"]:
-            loader.load_state_dict(pickle.loads(Path(job["state"]).read_bytes()))
+            state = f"{job['state']}-{place.rank if name in WORKERS else 0}"
+            loader.load_state_dict(torch.load(state, weights_only=False))
         found = take(loader, job["steps"])
         if job["save"]:
-            Path(job["save"]).write_bytes(pickle.dumps(loader.state_dict()))
+            torch.save(loader.state_dict(), f"{job['save']}-{place.rank}")
     except Exception as error:  # noqa: BLE001 - it is the result
         return {"batches": found, "error": f"{type(error).__name__}: {error}"[:200]}
     return {"batches": found}
@@ -286,20 +338,16 @@ def run(name: str, folder: Path, world: int = 1, workers: int = 0, **job: Any) -
     """What every rank found, each in a process of its own."""
     job = {"kind": "read", "steps": 10**6, "state": "", "save": "", "workers": workers, **job}
     common: dict[str, Any] = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "HF_HUB_OFFLINE": 1}
-    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "PYTHONWARNINGS": "ignore"}
+    pipes: Any = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with contextlib.ExitStack() as stack:
         ranks = []
         for rank in range(world):
             names = common | dict.fromkeys(("RANK", "LOCAL_RANK", "GLOBAL_RANK"), rank)
-            given = {**job, "world": world, "rank": rank, "save": "" if rank else job["save"]}
-            words = [str(folder), "--rank", name, json.dumps(given)]
-            program = subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", "scripts.bench.conformance", *words],
-                env=os.environ | {key: str(value) for key, value in names.items()},
-                text=True,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-            )
+            environment = os.environ | {key: str(value) for key, value in names.items()}
+            given = json.dumps({**job, "world": world, "rank": rank})
+            words = ["-m", "scripts.bench.conformance", str(folder), "--rank", name, given]
+            program = subprocess.Popen([sys.executable, *words], env=environment, **pipes)
             ranks.append(stack.enter_context(program))
         return [_outcome(each) for each in ranks]
 
@@ -354,10 +402,11 @@ def _spoil(name: str, folder: Path, fault: str) -> Path:
 def cases(name: str, folder: Path, count: int) -> Iterator[tuple[str, str]]:
     """Each case of a loader, and what it did."""
     read, state = partial(run, name, folder / "small"), str(folder / "state")
-    one, two, three = (read(world=world) for world in (1, 2, 3))
-    some, many = read(workers=2), read(workers=8)
+    ranks = [{"world": n, "workers": WORKERS.get(name, 0) // n} for n in (1, 2, 3)]
+    one, two, three = (read(**each) for each in ranks)
+    alone, some, many = (read(workers=n) for n in (0, 2, 8))
     yield "batches of 1, 2, 3 ranks", _compare(one, two, three)
-    yield "order of 0, 2, 8 workers", _compare(one, some, many, in_order=True)
+    yield "order of 0, 2, 8 workers", _compare(alone, some, many, in_order=True)
     yield "epoch of 3 ranks", _seen(three)
     yield "epoch of 8 workers", _seen(many)
     [found] = read(kind="random", count=count)
@@ -367,11 +416,15 @@ def cases(name: str, folder: Path, count: int) -> Iterator[tuple[str, str]]:
         begun = read(**before, steps=7, save=state)
         if "error" in begun[0]:
             return _compare(begun)
+        if name == "energon" and before != after:
+            files = [f"{state}-{rank}" for rank in range(before["world"])]
+            size = ["--new-world-size", str(after["world"])]
+            _run_energon("checkpoint", "redist", *size, *files, str(folder))
         rest = [{**rank, "batches": rank.get("batches", [])[7:10]} for rank in whole]
-        return _compare(rest, read(**after, steps=3, state=state), in_order="workers" in after)
+        return _compare(rest, read(**after, steps=3, state=state), in_order="world" not in after)
 
     yield "resumed with 2 workers", goes_on(some, {"workers": 2}, {"workers": 2})
-    yield "a state of 2 ranks on 3", goes_on(two, {"world": 2}, {"world": 3})
+    yield "a state of 2 ranks on 3", goes_on(two, *ranks[1:])
     for fault in ("flipped bit", "short object", "missing object"):
         yield fault, _seen(run(name, _spoil(name, folder / "small", fault)))
     [found] = run(name, folder / "large", kind="speed")
@@ -380,7 +433,7 @@ def cases(name: str, folder: Path, count: int) -> Iterator[tuple[str, str]]:
 
 def main() -> int:
     """Tries all loaders, or is one rank of one."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").split(":")[0])
+    parser = make_parser(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--loaders", nargs="+", default=[*LOADERS], choices=LOADERS)
     parser.add_argument("--random", type=int, default=200, help="states kept at random steps")
@@ -398,10 +451,11 @@ def main() -> int:
                 each = num_rows // NUM_FILES
                 files = [range(n * each, (n + 1) * each) for n in range(NUM_FILES)]
                 LOADERS[name][0](folder / size, files)
-        facts: dict[str, Any] = {"loader": name, "version": version(LOADERS[name][3])}
+        packages = [LOADERS[name][3], "torch"]
         for case, outcome in cases(name, folder, options.random):
-            today = datetime.now(UTC).date().isoformat()
-            print(json.dumps({**facts, "date": today, "case": case, "found": outcome}), flush=True)
+            when = f"{datetime.now(UTC):%Y-%m-%d}"
+            found = {"loader": name, "date": when, "case": case, "found": outcome}
+            print_result("conformance", {"random": options.random}, packages, **found)
     return 0
 
 
