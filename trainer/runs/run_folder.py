@@ -209,6 +209,5 @@ def _check_unchanged(
     new = yaml.safe_load(to_yaml(settings))
     # A first launch may have been killed between run.json and config.yaml: nothing was trained yet.
     was_killed_at_once = not run.config.exists() and not any(run.checkpoints.glob("step-*"))
-    # Runs of 0.1.0 say nothing of their masks.
-    old = new if was_killed_at_once else {"masking": "static"} | run.read_config()
+    old = new if was_killed_at_once else run.read_config()
     PRETRAINING.check_settings(str(run.path), old, new, _changed_datasets(datasets, now))
