@@ -162,6 +162,9 @@ def _universal_files(opened: Any, files: Mapping[str, bytes]) -> dict[str, bytes
     if not (checkpoint / COMMITTED).is_file():
         cure = "give a run's folder on this machine"
         raise ValueError(f"{checkpoint} has no optimizer's state: {cure}")
+    if opened.provenance.get("training", {}).get("optimizer") == "muon":
+        cure = "give --output_format hf"
+        raise ValueError(f"{checkpoint} is Muon's, which keeps no second moments: {cure}")
     state = read_state(checkpoint)
     others = {name: each for name, each in files.items() if name != WEIGHTS}
     steps, updates = state["step"], state["num_updates"]

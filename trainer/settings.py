@@ -313,10 +313,10 @@ def _check_epochs(settings: PretrainSettings) -> None:
 
 def _check_training(settings: PretrainSettings) -> None:
     """Refuses combinations that would train something else than was asked."""
-    if settings.zero_stage == 3 and settings.optimizer.name == "lamb":
+    if settings.zero_stage == 3 and (name := settings.optimizer.name) != "adamw":
         raise ValueError(
-            "optimizer lamb cannot run under zero_stage 3: its trust ratios were held to"
-            " single-process LAMB on the partitions of ZeRO-1 and 2 only; use zero_stage 1 or 2, or"
+            f"optimizer {name} cannot run under zero_stage 3: its updates of whole tensors were"
+            " held to one process on the partitions of ZeRO-1 and 2 only; use zero_stage 1 or 2, or"
             " optimizer adamw"
         )
     if settings.zero_stage == 3 and settings.compile:

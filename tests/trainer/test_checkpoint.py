@@ -26,6 +26,7 @@ from trainer.engine.train_step import agree_on_step, grad_norm, seed_dropout, tr
 from trainer.engine.zero import start_engine
 from trainer.model.bert import build_model
 from trainer.optim.adamw import AdamW
+from trainer.optim.muon import Muon
 from trainer.process.ranks import start_ranks, stop_ranks
 from trainer.runs.run_folder import RunFolder
 
@@ -36,9 +37,9 @@ GLOBAL_BATCH = [[7, 5], [9, 6], [12, 3], [8, 8], [11, 4], [6, 6]]
 STAGES = [(0, "fp32"), (1, "fp32"), (2, "fp32"), (3, "fp32"), (1, "bf16"), (2, "bf16"), (3, "bf16")]
 
 
-def make_engine(config, stage, precision, ranks):
+def make_engine(config, stage, precision, ranks, kind=AdamW):
     model = build_model(config, seed=3)
-    optimizer = AdamW(model.named_parameters())
+    optimizer = kind(model.named_parameters())
     return start_engine(model, optimizer, deepspeed_config({}, stage, precision), ranks), optimizer
 
 
@@ -57,8 +58,8 @@ def train(engine, optimizer, ranks, first_step, num_steps):
     return rows
 
 
-def load_and_train(path, config, stage, precision, ranks):
-    engine, optimizer = make_engine(config, stage, precision, ranks)
+def load_and_train(path, config, stage, precision, ranks, kind=AdamW):
+    engine, optimizer = make_engine(config, stage, precision, ranks, kind)
     state = read.load_checkpoint(path, engine, optimizer, ranks)
     return train(engine, optimizer, ranks, state["step"], 3)
 
@@ -80,16 +81,20 @@ def main(launch, folder):
             undisturbed = train(engine, optimizer, ranks, 3, 3)
             resumed = load_and_train(path, BERT, stage, precision, ranks)
             results[f"{stage} {precision}"] = [undisturbed, resumed]
-        engine, optimizer = make_engine(WITHOUT_DROPOUT, 1, "fp32", ranks)
-        train(engine, optimizer, ranks, 0, 3)
-        path = save_checkpoint(folder / "elastic", {"step": 3}, engine, optimizer, ranks)
-        results["elastic"] = train(engine, optimizer, ranks, 3, 3)
-        results["1 to 2"] = load_and_train(path, WITHOUT_DROPOUT, 2, "fp32", ranks)
+        for name, kind in (("elastic", AdamW), ("muon", Muon)):
+            engine, optimizer = make_engine(WITHOUT_DROPOUT, 1, "fp32", ranks, kind)
+            train(engine, optimizer, ranks, 0, 3)
+            path = save_checkpoint(folder / name, {"step": 3}, engine, optimizer, ranks)
+            results[name] = train(engine, optimizer, ranks, 3, 3)
+            found = load_and_train(path, WITHOUT_DROPOUT, 2, "fp32", ranks, kind)
+            results[f"{name} 2"] = found
     if launch == "load-on-one":
         path = folder / "elastic" / "step-00000003"
         for stage in (0, 1, 2, 3):
             found = load_and_train(path, WITHOUT_DROPOUT, stage, "fp32", ranks)
             results[f"elastic {stage}"] = found
+        muon = folder / "muon" / path.name
+        results["muon 0"] = load_and_train(muon, WITHOUT_DROPOUT, 0, "fp32", ranks, Muon)
         engine, optimizer = make_engine(WITHOUT_DROPOUT, 1, "fp32", ranks)
         read.load_checkpoint(path, engine, optimizer, ranks)
         save_checkpoint(folder / "alone", {"step": 3}, engine, optimizer, ranks)
@@ -99,6 +104,8 @@ def main(launch, folder):
         for stage in (2, 3):
             found = load_and_train(path, WITHOUT_DROPOUT, stage, "fp32", ranks)
             results[f"elastic {stage}"] = found
+        muon = folder / "muon" / path.name
+        results["muon 1"] = load_and_train(muon, WITHOUT_DROPOUT, 1, "fp32", ranks, Muon)
         results["faults"] = [fault_of(folder / "damaged-0" / "step-00000003", ranks)]
     (folder / f"{launch}-{ranks.rank}.json").write_text(json.dumps(results))
     stop_ranks()
@@ -148,7 +155,10 @@ def test_resume_on_the_same_ranks_is_exact_to_the_last_bit(launches, stage, prec
 @pytest.mark.parametrize(
     ("launch", "key"),
     [
-        ("save-on-two", "1 to 2"),
+        ("save-on-two", "elastic 2"),
+        ("save-on-two", "muon 2"),
+        ("load-on-one", "muon 0"),
+        ("load-on-three", "muon 1"),
         ("load-on-one", "elastic 0"),
         ("load-on-one", "elastic 1"),
         ("load-on-one", "elastic 2"),
@@ -158,7 +168,7 @@ def test_resume_on_the_same_ranks_is_exact_to_the_last_bit(launches, stage, prec
     ],
 )
 def test_any_number_of_ranks_and_any_stage_continues(launches, launch, key):
-    expected = torch.tensor(results_of(launches, "save-on-two")["elastic"])
+    expected = torch.tensor(results_of(launches, "save-on-two")[key.split()[0]])
     found = torch.tensor(results_of(launches, launch)[key])
     torch.testing.assert_close(found, expected, rtol=2e-6, atol=0)
 

@@ -87,6 +87,18 @@ FILES = {
         {"optimizer": {"type": "Lamb", "params": {"lr": 0.002, "max_coeff": 0.3}}},
         "optimizer.params.max_coeff is 0.3; Lamb has no such setting here",
     ),
+    "DeepSpeed's Muon by the rate of its AdamW": (
+        {"optimizer": {"type": "Muon", "params": {"adam_lr": 1e-3, "momentum": 0.95}}},
+        {"optimizer.name": "muon", "peak_lr": 1e-3},
+    ),
+    "DeepSpeed's Muon by its own rate": (
+        {"optimizer": {"type": "Muon", "params": {"lr": 0.02, "momentum": 0.95}}},
+        "optimizer.params.lr is 0.02; Muon has no such setting here: Muon's updates have AdamW's",
+    ),
+    "DeepSpeed's Muon with another momentum": (
+        {"optimizer": {"type": "Muon", "params": {"momentum": 0.9}}},
+        "optimizer.params.momentum is 0.9; Muon has no such setting here",
+    ),
     "DeepSpeedExamples, 1-bit Adam": (
         {"optimizer": {"type": "OneBitAdam", "params": {"lr": 4e-4, "freeze_step": 23000}}},
         "optimizer.type is OneBitAdam; choose AdamW, Adam, Lamb",

@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ from trainer.engine.zero import iterate_weights, start_engine
 from trainer.model.bert import build_model
 from trainer.optim.adamw import AdamW
 from trainer.optim.lamb import Lamb
+from trainer.optim.muon import Muon
 from trainer.optim.settings import OptimizerSettings
 from trainer.process.ranks import start_ranks, stop_ranks, together
 
@@ -38,11 +40,12 @@ CONFIG = dataclasses.replace(BERT, **WITHOUT_DROPOUT)
 # Rank 0 has two micro-batches a step, rank 1 has one of another size, a rank 2 has none.
 LENGTHS = [[[7, 5], [9]], [[12, 3, 4]], []]
 STEPS = 20
-KINDS = {"adamw": AdamW, "lamb": Lamb}
-MAX_GRAD_NORMS = {"adamw": 2.3, "lamb": 2.85}  # clip some of the steps
+KINDS = {"adamw": AdamW, "lamb": Lamb, "muon": Muon}
+MAX_GRAD_NORMS = {"adamw": 2.3, "lamb": 2.85, "muon": 2.6}  # clip some of the steps
 EXACT = [*((kind, stage, "fp32") for kind in KINDS for stage in (0, 1, 2)), ("adamw", 3, "fp32")]
 HALF = [*((kind, stage, "bf16") for kind in KINDS for stage in (1, 2)), ("adamw", 3, "bf16")]
-RUNS = {2: [*EXACT, *HALF], 3: [("adamw", 2, "fp32"), ("lamb", 2, "fp32"), ("adamw", 3, "fp32")]}
+OF_THREE = [*((kind, 2, "fp32") for kind in KINDS), ("adamw", 3, "fp32")]
+RUNS = {2: [*EXACT, *HALF], 3: OF_THREE}
 ALL = [(world_size, *run) for world_size, runs in RUNS.items() for run in runs]
 WORLD_SIZES = (2, 3)
 OVERLAP = "configs/deepspeed/zero2-overlap.json"
@@ -99,38 +102,38 @@ def train_on_ranks(ranks, kind, stage, precision, chosen):
     model = build_model(CONFIG, seed=3)
     optimizer = make_optimizer(model.named_parameters(), kind)
     engine = start_engine(model, optimizer, deepspeed_config(chosen, stage, precision), ranks)
-    rows, collectives = [], []
+    rows, collectives, sent = [], [], []
     for step in range(STEPS):
         batches = micro_batches(ranks.rank, step)
         must_stop = ranks.rank == 1 and step == 3
         counts = agree_on_step(ranks, batches, 0.25 * ranks.rank, must_stop)
-        with count_all_reduces() as callers:
+        with count_calls("all_reduce") as reduced, count_calls("all_to_all_single") as exchanged:
             sums = train_step(engine, ranks, batches, counts)
-        collectives.append(len(callers))
+        collectives.append(len(reduced))
+        sent.append([pieces.numel() for _, pieces, *_ in exchanged])
         rows.append([sums[0].item(), grad_norm(engine, optimizer), *optimizer.metrics().values()])
     held = iterate_weights(engine, ranks)
     weights = {name: weight.detach().float().clone() for name, weight in held}
     found = {"rows": rows, "norms": norms_of(optimizer), "counts": vars(counts)}
-    found["all_reduces"] = collectives
+    found |= {"all_reduces": collectives, "sent": sent}
     return found | {"pieces": {piece.name: piece.numel for piece in optimizer.fragments}}, weights
 
 
 @contextlib.contextmanager
-def count_all_reduces():
-    """Names of our modules that asked for an all-reduce; DeepSpeed's own are not counted."""
-    callers, all_reduce = [], torch.distributed.all_reduce
+def count_calls(name):
+    """Arguments of our modules' calls of a collective; DeepSpeed's own are not counted."""
+    calls, collective = [], getattr(torch.distributed, name)
 
     def count(*arguments, **options):
-        caller = sys._getframe(1).f_globals["__name__"]
-        if caller.startswith("trainer."):
-            callers.append(caller)
-        return all_reduce(*arguments, **options)
+        if sys._getframe(1).f_globals["__name__"].startswith("trainer."):
+            calls.append(arguments)
+        return collective(*arguments, **options)
 
-    torch.distributed.all_reduce = count
+    setattr(torch.distributed, name, count)
     try:
-        yield callers
+        yield calls
     finally:
-        torch.distributed.all_reduce = all_reduce
+        setattr(torch.distributed, name, collective)
 
 
 def break_a_partition(ranks):
@@ -223,6 +226,11 @@ LOSSES = {
         *(23.13656, 23.88622, 22.64602, 23.57110, 23.48584, 23.65332, 23.50711, 23.39464),
         *(23.05011, 23.82777, 23.54780, 23.13450),
     ],
+    "muon": [
+        *(23.47232, 23.30752, 22.87687, 23.59353, 23.69946, 23.48337, 24.56072, 23.68306),
+        *(22.86895, 23.77014, 21.29728, 23.09140, 25.06413, 22.98666, 22.90333, 23.52150),
+        *(23.28673, 22.63091, 24.73630, 24.59372),
+    ],
 }  # fmt: skip
 
 
@@ -248,6 +256,20 @@ def test_one_all_reduce_serves_clipping_norms_and_log(launches, world_size, kind
     assert 3 <= sum(are_clipped) <= STEPS - 3
     twice = kind == "lamb" and stage > 0
     assert found["all_reduces"] == [1 + (twice and is_clipped) for is_clipped in are_clipped]
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_muon_sends_pieces_of_split_matrices_alone(launches, world_size):
+    """To every rank that holds one, itself among them."""
+    ranks = [results_of(launches[world_size], rank)["muon 2 fp32"] for rank in range(world_size)]
+    holders = Counter(name for rank in ranks for name in rank["pieces"])
+    split = {name for name in holders if ".layers." in name and holders[name] > 1}
+    assert 0 < len(split) < world_size
+    assert all(name.endswith(".weight") and "norm" not in name for name in split)
+    for rank in ranks:
+        expected = sum(rank["pieces"].get(name, 0) * holders[name] for name in split)
+        assert rank["sent"] == [[expected]] * STEPS
+    assert results_of(launches[world_size])["adamw 2 fp32"]["sent"] == [[]] * STEPS
 
 
 def test_partitions_that_are_not_as_expected_stop_the_run_before_it_begins(two_ranks):

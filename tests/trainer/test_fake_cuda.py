@@ -41,6 +41,7 @@ RUNS = [
     ("adamw", "bf16", 2, 1_000),
     ("lamb", "bf16", 1, 1_000),
     ("lamb", "bf16", 2, 1_000),
+    ("muon", "bf16", 2, 1_000),
     ("adamw", "fp32", 0, 1_000),
     ("lamb", "fp32", 0, 1_000),
 ]
@@ -168,6 +169,12 @@ def test_a_step_asks_for_what_is_stated(runs, optimizer, stage, waits, pageable,
     assert step["launches"] <= launches
     assert step["host_copies"] == 7 + pageable, "a batch has seven columns"
     assert step["device_copies"] <= (1 if stage == 1 else 46), "one for each of the tensors"
+
+
+def test_muon_works_on_the_device_and_waits_no_more(runs):
+    ours, adamw = runs["muon", 2, 1_000], runs["adamw", 2, 1_000]
+    changed = {name for name in COUNTS if ours[name] != adamw[name]}
+    assert changed == {"launches", "device_copies"}
 
 
 def test_another_micro_batch_brings_its_columns_and_no_wait(runs):

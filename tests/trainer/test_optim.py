@@ -12,6 +12,7 @@ import torch
 
 from trainer.optim.adamw import AdamW
 from trainer.optim.lamb import Lamb
+from trainer.optim.muon import Muon
 from trainer.optim.settings import OptimizerSettings, Schedule
 
 
@@ -123,6 +124,46 @@ def test_a_tensor_of_zeros_takes_adams_step_under_lamb():
     weight.grad = torch.tensor([[0.3, -0.3]])
     optimizer.step()
     assert weight[0].tolist() == pytest.approx([-0.1, 0.1], rel=1e-4)
+
+
+def test_muon_equals_torchs_in_fp32_and_adamw_elsewhere(monkeypatch):
+    """Of 20 steps, the gradient clipped in each; torch's would round matrices to bf16."""
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
+    shapes = {"bert.layers.0.query.weight": (6, 10), "bert.layers.0.output.weight": (10, 4)}
+    shapes |= {"bert.layers.0.query.bias": (6,), "mlm_head.transform.weight": (6, 6)}
+    ours, theirs = (
+        {name: torch.nn.Parameter(values(shape, len(name), 0.4)) for name, shape in shapes.items()}
+        for _ in range(2)
+    )
+    optimizer = Muon(ours.items(), OptimizerSettings(weight_decay=0.1))
+    optimizer.set_learning_rate(0.02)
+    *matrices, bias, head = theirs.values()
+    peers = [
+        torch.optim.Muon(matrices, lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW([bias], lr=0.02, eps=1e-6, weight_decay=0.0),
+        torch.optim.AdamW([head], lr=0.02, eps=1e-6, weight_decay=0.1),
+    ]
+    torch.manual_seed(0)
+    for _ in range(20):
+        for name, shape in shapes.items():
+            ours[name].grad = torch.randn(shape)
+            theirs[name].grad = ours[name].grad.clone()
+        optimizer.step()
+        assert torch.nn.utils.clip_grad_norm_(theirs.values(), 1.0) > 1.0
+        for peer in peers:
+            peer.step()
+    for mine, peer in zip(ours.values(), theirs.values(), strict=True):
+        torch.testing.assert_close(mine, peer, rtol=0, atol=1e-6)
+
+
+def test_muons_updates_have_the_root_mean_square_that_rates_of_adamw_expect():
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.zeros(64, 256))
+    optimizer = Muon([("bert.layers.0.output.weight", weight)])
+    optimizer.set_learning_rate(0.1)
+    weight.grad = torch.randn(64, 256)
+    optimizer.step()
+    assert weight.square().mean().sqrt().item() == pytest.approx(0.1 * 0.2, rel=0.2)
 
 
 def test_clips_to_the_global_norm_and_reports_it_before_clipping():

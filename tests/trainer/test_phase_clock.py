@@ -63,6 +63,7 @@ def test_an_accuracy_finishes_the_run():
     ("changes", "message"),
     [
         ({"zero_stage": 3, "optimizer": "lamb"}, "lamb cannot run under zero_stage 3: its"),
+        ({"zero_stage": 3, "optimizer": "muon"}, "muon cannot run under zero_stage 3: its"),
         ({"zero_stage": 3, "compile": True}, "compile does not work with zero_stage 3"),
         ({"budget_hours": 0.0}, r"budget_hours is 0\.0; it must be above 0"),
         ({"validation": ValidationSettings(stop_at_mlm_accuracy=72.0)}, r"accuracy is 72\.0"),

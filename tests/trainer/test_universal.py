@@ -173,6 +173,14 @@ def test_a_model_without_an_optimizer_is_none(trained, capsys):
     assert "has no optimizer's state: give a run's folder" in capsys.readouterr().err
 
 
+def test_muons_states_are_not_exported(trained, capsys):
+    run = shutil.copytree(trained / "run", trained / "muon")
+    (run / "config.yaml").write_text("objective: mlm+nsp\noptimizer: {name: muon}\n")
+    words = ["export", str(run), "--output", str(trained / "none")]
+    assert command([*words, "--output_format", "deepspeed-universal"]) == 2
+    assert "is Muon's, which keeps no second moments" in capsys.readouterr().err
+
+
 if __name__ == "__main__":
     place, *stages = sys.argv[1:]
     train_stock(Path(place), int(stages[0])) if stages else train_ours(Path(place))

@@ -45,6 +45,7 @@ _SAME = {
     "optimizer.params.betas.0": "optimizer.beta1",
     "optimizer.params.betas.1": "optimizer.beta2",
     "optimizer.params.lr": "peak_lr",
+    "optimizer.params.adam_lr": "peak_lr",
     "optimizer.params.eps": "optimizer.eps",
     "optimizer.params.weight_decay": "optimizer.weight_decay",
     "optimizer.params.bias_correction": "optimizer.bias_correction",
@@ -56,7 +57,7 @@ _SAME = {
 }
 _VALUES: dict[str, dict[str, Any]] = {
     "precision": {"True": "bf16", "False": "fp32"},
-    "optimizer.name": {"AdamW": "adamw", "Adam": "adamw", "Lamb": "lamb"},
+    "optimizer.name": {"AdamW": "adamw", "Adam": "adamw", "Lamb": "lamb", "Muon": "muon"},
     "decay_power": {"WarmupLR": 0.0, "WarmupDecayLR": 1.0},
 }
 _BATCHES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
@@ -196,13 +197,18 @@ def _find_batches(said: list[int | None], world_size: int, seq_len: int) -> Foun
 def _check(flat: Mapping[str, Any]) -> None:
     """Refuses updates and schedules that are others here."""
     kind = str(flat.get("optimizer.type"))
+    is_muon = kind.lower() == "muon"
     for name, value in flat.items():
         section, _, leaf = name.rpartition(".")
         if leaf == "adam_w_mode" and kind.lower() == "adam" and value is False:
             raise ValueError(f"{name} is false; weight decay is decoupled here")
         is_free = leaf in ("torch_adam", "fused", "foreach", "adam_w_mode") or value is False
-        if section == "optimizer.params" and name not in _SAME and not is_free:
-            raise ValueError(f"{name} is {value}; {kind} has no such setting here")
+        is_free |= is_muon and (leaf, value) == ("momentum", 0.95)
+        is_known = name in _SAME and leaf != ("lr" if is_muon else "adam_lr")
+        if section == "optimizer.params" and not is_known and not is_free:
+            is_rate = leaf in ("lr", "muon_lr")  # of updates with another root mean square
+            cure = ": Muon's updates have AdamW's size, give adam_lr" if is_rate else ""
+            raise ValueError(f"{name} is {value}; {kind} has no such setting here{cure}")
         if leaf == "warmup_min_lr" and value:
             raise ValueError(f"{name} is {value}; a warm-up begins at 0")
     form = flat.get("scheduler.params.warmup_type", "log")

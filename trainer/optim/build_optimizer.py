@@ -4,10 +4,11 @@ from torch.nn import Module
 
 from trainer.optim.adamw import AdamW
 from trainer.optim.lamb import Lamb
+from trainer.optim.muon import Muon
 from trainer.optim.settings import OptimizerSettings
 from trainer.optim.sharded import ShardedOptimizer
 
-OPTIMIZERS: dict[str, type[ShardedOptimizer]] = {"adamw": AdamW, "lamb": Lamb}
+OPTIMIZERS: dict[str, type[ShardedOptimizer]] = {"adamw": AdamW, "lamb": Lamb, "muon": Muon}
 
 
 def build_optimizer(model: Module, chosen: OptimizerSettings) -> ShardedOptimizer:

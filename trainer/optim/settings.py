@@ -6,10 +6,11 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """AdamW or LAMB. Weight decay applies to matrices, not to biases and LayerNorm.
+    """AdamW, LAMB or Muon. Weight decay applies to matrices, not to biases and LayerNorm.
 
     Attributes:
-        name: The optimizer: adamw, or lamb for batches of many thousands.
+        name: The optimizer: adamw, lamb for batches of many thousands, or muon, whose beta1 of
+            layers' matrices is 0.95.
         beta1: Decay rate of the running mean of gradients.
         beta2: Decay rate of the running mean of squared gradients.
         eps: What is added to the root of the second mean, 1e-6 as in google-research/bert.
@@ -19,7 +20,7 @@ class OptimizerSettings:
         max_grad_norm: Largest global L2 norm of the gradient; 0 turns clipping off.
     """
 
-    name: Literal["adamw", "lamb"] = "adamw"
+    name: Literal["adamw", "lamb", "muon"] = "adamw"
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-6

@@ -204,7 +204,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return self.squared_norms(gradients)
 
     def _update(self, gradients: list[Tensor], divisor: Tensor | None) -> None:
-        """Moves the weights by gradients, in fragments' order, which it may divide by a scalar."""
+        """Moves the weights by gradients, in fragments' order, which it may overwrite."""
         raise NotImplementedError
 
     def _find_fragments(self) -> Iterable[Fragment]:

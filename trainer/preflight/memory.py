@@ -163,10 +163,14 @@ def _reduction(case: Case) -> dict[str, dict[str, float]]:
 def _update(case: Case) -> dict[str, float]:
     """DeepSpeed's flat copy beside the gradients, or LAMB's updates.
 
-    On several ranks LAMB's guess of both means comes with them.
+    On several ranks LAMB's guess of both means comes with them. Of Muon the largest matrix is there
+    four times, and two matrices that are shared with other ranks are sent and received.
     """
     gradients = 0.0 if case.sums_apart else case.part
     if case.optimizer != "lamb":
-        return {"gradients": gradients, "flat gradients": gradients * (case.zero_stage > 0)}
+        matrix = _FP32 * case.config.hidden_size * case.config.intermediate_size
+        times = 0 if case.optimizer == "adamw" else 8 if case.zero_stage and case.ranks > 1 else 4
+        flat = gradients * (case.zero_stage > 0)
+        return {"gradients": gradients, "flat gradients": flat, "matrices of Muon": times * matrix}
     copies = 3 if case.zero_stage and case.ranks > 1 else 1
     return {"gradients": gradients, "updates of LAMB": copies * case.part}

@@ -186,7 +186,7 @@ def _describe_memory(
     tokens = f"micro_tokens {settings.micro_tokens:,}"
     yield f"memory of the fullest rank, {where}, {settings.precision}, {tokens}, in GB:"
     yield "  ZeRO    held  in a step    total"
-    refused = {("bf16", 0), ("lamb", 3)}
+    refused = {("bf16", 0), ("lamb", 3), ("muon", 3)}
     for stage in (0, 1, 2, 3):
         if {(settings.precision, stage), (settings.optimizer.name, stage)} & refused:
             continue
