@@ -32,6 +32,9 @@ from trainer.process.stopping import LauncherWatch
 from trainer.runs.continuing import lock_folder
 from trainer.runs.json_files import to_json
 
+_LOG_LINE = "{desc}: step {n_fmt}/{total_fmt} of all runs, ETA {remaining}\n"
+"""What a log gets in place of a bar, every ten seconds."""
+
 
 def finetune(settings: FinetuneSettings, _remainder: object = None) -> None:
     """Fine-tunes, or goes on with, what the settings ask for."""
@@ -81,8 +84,9 @@ def finetune_on(ranks: Ranks, settings: FinetuneSettings) -> None:
         finished = ranks.from_first(finished)
         left = [recipe for recipe in recipes if recipe.name not in finished]
         num_steps = sum(recipe.num_steps(len(prepared.train_items)) for recipe in left)
-        seconds = 0.5 if sys.stderr.isatty() else 10.0  # a log gets a line every ten seconds
-        bar = tqdm(total=num_steps, unit="step", mininterval=seconds, disable=ranks.rank != 0)
+        shown: dict[str, Any] = {"mininterval": 10.0, "bar_format": _LOG_LINE}
+        shown = {} if sys.stderr.isatty() else shown
+        bar = tqdm(total=num_steps, unit="step", disable=ranks.rank != 0, **shown)
         stack.enter_context(bar)
         were = [f"{len(finished)} of {len(recipes)} runs were finished before"] if finished else []
         for note in [*prepared.notes, *were]:
