@@ -22,7 +22,8 @@ describe_checkout() {
     (
         cd "$ROOT"
         echo "$ROOT" "${EXTRAS:-}"
-        find tokenizer pipeline trainer -name '*.so' | sort
+        SOABI=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_config_var("SOABI"))' 2>/dev/null || true)
+        find tokenizer pipeline trainer -name "*.$SOABI.so" | sort
         cat pyproject.toml constraints.txt
         find tokenizer pipeline trainer -name '*.[ch]' -print0 | sort -z | xargs -0 cat
     ) | sha256sum | cut -d' ' -f1

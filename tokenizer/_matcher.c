@@ -1,7 +1,6 @@
 /* tokenizer._matcher: words of sentences to ids, for tokenizer/compiled_encoder.py, which says what
  * the arguments are, and raw text to cleaned text, for pipeline/text/cleaning.py. */
 
-#define Py_LIMITED_API 0x030b0000
 #include <Python.h>
 
 #include "native/cleaning.h"

@@ -2,7 +2,6 @@
  *
  * Arrays come as buffers of the dtypes that pairs.py gives, which has checked the sentences.
  */
-#define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 #include <stdbool.h>
 

@@ -8,7 +8,6 @@
  * frame of every kind that a closer may reach, and beyond MAX_DEPTH frames openers are plain text,
  * as they are to mwparserfromhell. */
 
-#define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 #include <stdint.h>
 #include <stdlib.h>

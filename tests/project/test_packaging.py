@@ -4,7 +4,6 @@ C is optional.
 
 import importlib.metadata
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -119,10 +118,6 @@ def test_without_a_compiler_all_but_the_compiled_modules_is_installed(clean_chec
     )
 
 
-@pytest.mark.parametrize(
-    "module", TOOL["setuptools"]["ext-modules"], ids=lambda module: module["name"]
-)
-def test_modules_compiled_by_a_later_python_work_on_3_11(module):
-    """Formats such as "s#", built for the stable ABI by headers of 3.13, are refused by 3.11."""
-    for path in [*module["sources"], *module.get("depends", [])]:
-        assert re.findall(r'"[^" ]*[syz]#[^" ]*"', (ROOT / path).read_text()) == []
+def test_each_python_compiles_modules_of_its_own():
+    """A module of the stable ABI, by the headers of 3.13, releases None once too often on 3.11."""
+    assert not any("py-limited-api" in module for module in TOOL["setuptools"]["ext-modules"])

@@ -1,7 +1,6 @@
 /* Rows of many blocks brought together, for trainer/batches/rows.py, which says what each function does and holds the same
    in numpy. Every index is checked against the sizes of the arrays before memory is touched. */
 
-#define Py_LIMITED_API 0x030b0000
 #include <Python.h>
 #include <stdint.h>
 #include <string.h>
