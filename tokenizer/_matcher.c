@@ -1,6 +1,7 @@
 /* tokenizer._matcher: words of sentences to ids, for tokenizer/compiled_encoder.py, which says what
  * the arguments are, and raw text to cleaned text, for pipeline/text/cleaning.py. */
 
+#define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include "native/cleaning.h"
@@ -86,13 +87,12 @@ static PyObject *new(PyTypeObject *type, PyObject *arguments, PyObject *Py_UNUSE
 
 static PyObject *learn(PyObject *object, PyObject *arguments) {
     unsigned int code;
-    PyObject *form;
-    if (!PyArg_ParseTuple(arguments, "IS", &code, &form)) return NULL;
-    Py_ssize_t length = PyBytes_Size(form);
+    const char *form;
+    Py_ssize_t length;
+    if (!PyArg_ParseTuple(arguments, "Iy#", &code, &form, &length)) return NULL;
     Characters *characters = &((MatcherObject *)object)->matcher.characters;
     int is_fit = code < NUM_CODE_POINTS && length <= MAX_FORM_BYTES;
-    if (is_fit && !learn_form(characters, code, PyBytes_AsString(form), (size_t)length))
-        return PyErr_NoMemory();
+    if (is_fit && !learn_form(characters, code, form, (size_t)length)) return PyErr_NoMemory();
     Py_RETURN_NONE;
 }
 
@@ -102,10 +102,8 @@ static PyObject *list_left(const Output *output) {
     for (size_t index = 0; list != NULL && index < output->num_left; index++) {
         const Left *left = &output->left[index];
         PyObject *item = Py_BuildValue(
-            "nnN", (Py_ssize_t)left->place, (Py_ssize_t)left->sentence,
-            PyBytes_FromStringAndSize(
-                (const char *)left->text.bytes, (Py_ssize_t)left->text.length
-            )
+            "nny#", (Py_ssize_t)left->place, (Py_ssize_t)left->sentence,
+            (const char *)left->text.bytes, (Py_ssize_t)left->text.length
         );
         if (item == NULL || PyList_Append(list, item) < 0) Py_CLEAR(list);
         Py_XDECREF(item);

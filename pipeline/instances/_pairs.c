@@ -2,6 +2,7 @@
  *
  * Arrays come as buffers of the dtypes that pairs.py gives, which has checked the sentences.
  */
+#define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdbool.h>
 

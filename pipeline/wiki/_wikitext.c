@@ -8,6 +8,7 @@
  * frame of every kind that a closer may reach, and beyond MAX_DEPTH frames openers are plain text,
  * as they are to mwparserfromhell. */
 
+#define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -152,20 +153,14 @@ static int starts_line(const Reader *reader) {
     return at == reader->begin || at[-1] == '\n';
 }
 
-static PyObject *call_with(PyObject *function, const uint8_t *text, size_t size) {
-    PyObject *argument = PyUnicode_DecodeUTF8((const char *)text, (Py_ssize_t)size, NULL);
-    PyObject *found = argument ? PyObject_CallFunctionObjArgs(function, argument, NULL) : NULL;
-    Py_XDECREF(argument);
-    return found;
-}
-
 /* Writes what Python's `show` says of a call, which ends the output, where the call begins. */
 static void show_call(Reader *reader, size_t call, size_t out) {
     size_t size = reader->length - call;
     PyObject *found = NULL;
     Py_ssize_t length = 0;
     if (size <= MAX_CALL_BYTES) {
-        found = call_with(reader->show, reader->out + call, size);
+        const char *text = (const char *)reader->out + call;
+        found = PyObject_CallFunction(reader->show, "s#", text, (Py_ssize_t)size);
         const char *shown = found ? PyUnicode_AsUTF8AndSize(found, &length) : NULL;
         if (shown == NULL) reader->failed = 1, length = 0;
         else memcpy(reader->out + out, shown, (size_t)length);
@@ -309,7 +304,8 @@ static void read_open_bracket(Reader *reader) {
 /* Whether Python says that links to this page are not shown: files, categories and languages. */
 static int is_hidden(Reader *reader, const uint8_t *title, const uint8_t *end) {
     if (memchr(title, ':', (size_t)(end - title)) == NULL) return 0;
-    PyObject *found = call_with(reader->hidden, title, (size_t)(end - title));
+    const char *text = (const char *)title;
+    PyObject *found = PyObject_CallFunction(reader->hidden, "s#", text, (Py_ssize_t)(end - title));
     int is_true = found ? PyObject_IsTrue(found) : -1;
     Py_XDECREF(found);
     if (is_true < 0) reader->failed = 1;
@@ -578,17 +574,15 @@ static void read_page(Reader *reader) {
 }
 
 static PyObject *render(PyObject *Py_UNUSED(self), PyObject *arguments) {
+    const char *source;
     Py_ssize_t size;
     Reader *reader = calloc(1, sizeof *reader);
     if (reader == NULL) return PyErr_NoMemory();
-    PyObject *result = NULL, *page, *kind = (PyObject *)&PyDict_Type;
-    const char *source = NULL;
+    PyObject *result = NULL, *kind = (PyObject *)&PyDict_Type;
     if (PyArg_ParseTuple(
-            arguments, "UOOO!O!O!", &page, &reader->hidden, &reader->show, kind, &reader->tags,
-            kind, &reader->schemes, kind, &reader->entities
-        ))
-        source = PyUnicode_AsUTF8AndSize(page, &size);
-    if (source != NULL) {
+            arguments, "s#OOO!O!O!", &source, &size, &reader->hidden, &reader->show, kind,
+            &reader->tags, kind, &reader->schemes, kind, &reader->entities
+        )) {
         reader->begin = reader->at = (const uint8_t *)source;
         reader->end = reader->at + size;
         reader->out = malloc((size_t)size + (size_t)size / 2 + 1);

@@ -1,6 +1,7 @@
 /* Rows of many blocks brought together, for trainer/batches/rows.py, which says what each function does and holds the same
    in numpy. Every index is checked against the sizes of the arrays before memory is touched. */
 
+#define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>
 #include <string.h>
