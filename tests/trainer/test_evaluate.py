@@ -1,9 +1,7 @@
-"""`evaluate`: the numbers of a run's own validation, of transformers, and bands counted by hand."""
+"""`evaluate`: the numbers of a run's own validation, and of transformers."""
 
-import bisect
 import json
 import math
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -17,7 +15,6 @@ from trainer.batches.pack import pad_micro_batch
 from trainer.cli import main
 from trainer.inference.evaluate import choose_lengths, evaluate
 from trainer.inference.open_model import open_model
-from trainer.pretrain.objectives import unmasked_text
 from trainer.stream.held_out import iterate_validation
 
 pytestmark = pytest.mark.engines
@@ -91,26 +88,7 @@ def test_an_export_on_training_instances_is_as_transformers_says(folder):
     assert (found["masked"], found["instances"]) == (len(losses), len(judged))
 
 
-def test_bands_part_the_masked_tokens_by_their_count_in_the_text(folder, monkeypatch):
-    monkeypatch.setattr("trainer.inference.evaluate.PER_MILLION", (100_000, 10_000, 2_000))
-    text, labels = Counter(), Counter()
-    for batch in batches(folder):
-        text.update(token for token in unmasked_text(batch).tolist() if token not in (2, 3))
-        labels.update(batch.masked_labels.tolist())
-    expected = Counter()
-    for token, count in labels.items():
-        rate = text[token] * 1e6 / text.total()
-        names = ("fewer than 2,000", "2,000 to 10,000", "10,000 to 100,000", "100,000")
-        expected[names[bisect.bisect_right((2_000, 10_000, 100_000), rate)]] += count
-    found = measure(folder, "hf")
-    bands = found["bands"]
-    assert {band["name"].split(" times")[0]: band["masked"] for band in bands} == expected
-    assert len(expected) >= 3
-    mean = sum(band["mlm_loss"] * band["masked"] for band in bands) / found["masked"]
-    assert mean == pytest.approx(found["mlm_loss"])
-
-
-def test_the_command_prints_a_table_and_writes_the_same_as_json(folder, capsys):
+def test_the_command_prints_numbers_and_writes_the_same_as_json(folder, capsys):
     flags = ["--num_instances", "20", "--output", str(folder / "found.json")]
     assert run(folder, *flags) == 0
     printed = capsys.readouterr().out
@@ -120,7 +98,6 @@ def test_the_command_prints_a_table_and_writes_the_same_as_json(folder, capsys):
     assert counted == [(20, 16), (20, 32)]
     found = found["lengths"][0]
     assert f"MLM loss {found['mlm_loss']:.4f} nats" in printed
-    assert f"{found['bands'][0]['masked']:,}" in printed
     assert "20 instances, 40 masked tokens" in printed
 
 

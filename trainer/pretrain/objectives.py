@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from pipeline.shards.dataset import Dataset
 from trainer.batches.pack import MicroBatch
 from trainer.stream.step import RankStep
 
@@ -45,6 +46,13 @@ def unmasked_text(batch: MicroBatch) -> Tensor:
     """[T] int32: the tokens as they were before masking."""
     positions, labels = batch.masked_positions.long(), batch.masked_labels.int()
     return batch.input_ids.int().index_copy(0, positions, labels)
+
+
+def count_text(batch: MicroBatch, dataset: Dataset) -> Tensor:
+    """How often each token [V] stands in the text of instances; no [CLS], [SEP]."""
+    counts_V = torch.bincount(unmasked_text(batch), minlength=dataset.manifest.vocab_size)
+    counts_V[[dataset.manifest.special_ids[name] for name in ("cls", "sep")]] = 0
+    return counts_V
 
 
 def freeze_unused(model: Module, objective: str) -> None:

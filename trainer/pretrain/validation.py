@@ -6,14 +6,12 @@ from typing import Any
 
 import torch
 import torch.distributed
-from torch import Tensor
 
-from pipeline.shards.dataset import Dataset
 from pipeline.shards.growing import WaitPolicy, wait_for_pass
 from trainer.batches.pack import MicroBatch, empty_micro_batch
 from trainer.engine.train_step import forward_sums, stack_sums
 from trainer.order.source import Mixture, WeightedDataset
-from trainer.pretrain.objectives import WITH_NSP, prepare_micro_batch, unmasked_text
+from trainer.pretrain.objectives import WITH_NSP, count_text, prepare_micro_batch
 from trainer.process.ranks import Ranks, together
 from trainer.reading.settings import Reading
 from trainer.runs.metrics import loss_columns, majority_share, unigram_entropy
@@ -93,8 +91,11 @@ def _load(
     counts = list(zip(*ranks.gather((masked, num_random, len(read))), strict=True))
     # Under ZeRO-3 a forward pass is a collective: every rank makes as many.
     micro_batches += [empty_micro_batch()] * (max(counts[2]) - len(read))
-    entropy = unigram_entropy(_count_text(read, dataset, ranks).numpy())
-    facts: dict[str, Any] = {"unigram_entropy": entropy}
+    text_V = torch.zeros(dataset.manifest.vocab_size, dtype=torch.int64)
+    for batch in read:
+        text_V += count_text(batch, dataset)
+    torch.distributed.all_reduce(text_V, group=ranks.counts_group)
+    facts: dict[str, Any] = {"unigram_entropy": unigram_entropy(text_V.numpy())}
     if settings.objective == WITH_NSP:
         facts["nsp_majority_share"] = majority_share(sum(counts[1]), instances)
     facts |= {"instances": instances, "masked": sum(counts[0])}
@@ -152,13 +153,3 @@ def format_validation(columns: Mapping[str, Any]) -> str:
         constant = f"constant answer {columns['nsp_majority_share']:.3f}"
         line += f"; NSP accuracy {columns['nsp_accuracy']:.3f} ({constant})"
     return line
-
-
-def _count_text(batches: Sequence[MicroBatch], dataset: Dataset, ranks: Ranks) -> Tensor:
-    """How often each token [V] stands in the unmasked text, over all ranks; no [CLS], [SEP]."""
-    counts_V = torch.zeros(dataset.manifest.vocab_size, dtype=torch.int64)
-    for batch in batches:
-        counts_V += torch.bincount(unmasked_text(batch), minlength=len(counts_V))
-    counts_V[[dataset.manifest.special_ids[name] for name in ("cls", "sep")]] = 0
-    torch.distributed.all_reduce(counts_V, group=ranks.counts_group)
-    return counts_V
