@@ -9,9 +9,9 @@ from tqdm import tqdm
 
 from pipeline.shards.dataset import Dataset
 from tokenizer.vocab import parse_vocab
-from trainer.engine.train_step import forward_sums, stack_sums
 from trainer.inference.open_model import OpenedModel
 from trainer.pretrain.objectives import LEFT_TO_RIGHT, WITH_NSP, count_text, prepare_micro_batch
+from trainer.pretrain.validation import sum_losses
 from trainer.runs.metrics import loss_columns, majority_share, unigram_entropy
 from trainer.stream.held_out import iterate_validation
 
@@ -48,7 +48,7 @@ def evaluate(
     text_V = torch.zeros(dataset.manifest.vocab_size, dtype=torch.int64)
     for read in tqdm(batches, unit="batch", disable=None):
         batch = prepare_micro_batch(read, objective)
-        sums += stack_sums(forward_sums(model, batch, device)).cpu()
+        sums += sum_losses(model, [batch], device).cpu()
         text_V += count_text(read, dataset)
         masked += len(batch.masked_labels)
         num_random += int(batch.is_random_next.sum())

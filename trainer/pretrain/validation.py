@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed
+from torch import Tensor
 
 from pipeline.shards.growing import WaitPolicy, wait_for_pass
 from trainer.batches.pack import MicroBatch, empty_micro_batch
@@ -107,14 +108,20 @@ def validate(engine: Any, validation_set: ValidationSet, ranks: Ranks) -> dict[s
     """Losses and accuracies over the whole set, beside what guesses reach; equal on all ranks."""
     model = engine.module
     model.eval()
-    totals = torch.zeros(4, dtype=torch.float64, device=ranks.device)
-    for batch in validation_set.micro_batches:
-        totals += stack_sums(forward_sums(model, batch, ranks.device))
+    totals = sum_losses(model, validation_set.micro_batches, ranks.device)
     model.train()
     torch.distributed.all_reduce(totals)
     facts = validation_set.facts
     has_nsp = "nsp_majority_share" in facts
     return loss_columns(totals.tolist(), facts["masked"], facts["instances"], has_nsp) | facts
+
+
+def sum_losses(model: Any, batches: Sequence[MicroBatch], device: torch.device) -> Tensor:
+    """`stack_sums` of all micro-batches."""
+    totals = torch.zeros(4, dtype=torch.float64, device=device)
+    for batch in batches:
+        totals += stack_sums(forward_sums(model, batch, device))
+    return totals
 
 
 def measure(
