@@ -4,7 +4,7 @@
    forms, words by a trie with failure links (LinMaxMatch). A form is what the library, whose
    Unicode tables are the standard here, makes of a character: of "é" "e", of "中", a word, " 中 ".
 2. A chunk (what stands between ASCII spaces and punctuation) comes back with its place if it holds
-   a character without a form. Forms of new characters are learned, and the sentences taken again.
+   a character without a form. Forms of new characters are learned, and the chunks taken again.
 3. What is left then has characters whose neighbours decide: the library encodes these chunks.
 """
 
@@ -49,26 +49,29 @@ class CompiledEncoder:
 
     def encode_sentences(self, sentences: Sequence[str]) -> tuple[IdArray, NDArray[np.uint32]]:
         """As `tokenizer.encode.Encoder` has it."""
-        id_bytes, length_bytes, left = self._matcher.encode(sentences)
-        if left and self._learn(b"".join(chunk for _, _, chunk in left).decode()):
-            id_bytes, length_bytes, left = self._matcher.encode(sentences)
+        return self._match(sentences, self._learn_and_match)
+
+    def _match(
+        self, texts: Sequence[str], encode_left: Encode
+    ) -> tuple[IdArray, NDArray[np.uint32]]:
+        id_bytes, length_bytes, left = self._matcher.encode(texts)
         ids = np.frombuffer(id_bytes, np.uint32).astype(self._dtype)
         lengths = np.frombuffer(length_bytes, np.uint32)
         if not left:
             return ids, lengths
         places, numbers, chunks = zip(*left, strict=True)
-        added, counts = self._encode_others([chunk.decode() for chunk in chunks])
+        added, counts = encode_left([chunk.decode() for chunk in chunks])
         more = np.bincount(numbers, counts, len(lengths)).astype(np.uint32)
         return np.insert(ids, np.repeat(places, counts), added), lengths + more
 
-    def _learn(self, text: str) -> bool:
-        """Tells the matcher the forms of a text's characters; False where all were met before."""
-        new = "".join({*text} - self._met)
+    def _learn_and_match(self, chunks: Sequence[str]) -> tuple[IdArray, NDArray[np.uint32]]:
+        """Tells the matcher the forms of characters that are met first, then encodes."""
+        new = "".join({*"".join(chunks)} - self._met)
         self._met.update(new)
         for character, form in zip(new, self._find_forms(new) if new else (), strict=True):
             if form is not None:
                 self._matcher.learn(ord(character), form)
-        return bool(new)
+        return self._match(chunks, self._encode_others)
 
     def _find_forms(self, characters: str) -> list[bytes | None]:
         """What each character is among letters; None where its neighbours matter."""

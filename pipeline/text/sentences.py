@@ -1,7 +1,7 @@
 """Cleaned text to sentences, and very long documents to pieces."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import accumulate, pairwise
 
@@ -24,7 +24,9 @@ _LONG_QUOTATION = 200  # characters
 _OPENING_MARKS, _CLOSING_MARKS = "“„«\u2039\u2018\u201a([", "”»\u203a\u2019)]"
 _MARKS = dict.fromkeys(map(ord, _OPENING_MARKS + _CLOSING_MARKS + "\"'"), "x")
 _STOP_BEFORE_MARKS = re.compile(rf"([.!?]+)([\"'{re.escape(_CLOSING_MARKS)}]+)(?= )")
-_INNER_STOP = re.compile(rf"[.!?][\"'{re.escape(_CLOSING_MARKS)}]* .|[。\uff01\uff1f].")
+_INNER_STOP = re.compile(
+    rf"[.!?。\uff01\uff1f](?:[\"'{re.escape(_CLOSING_MARKS)}]* |(?<=[。\uff01\uff1f]))."
+)
 # It takes the number or letter of a list's item for a sentence.
 _ITEM = re.compile(r"([•\u2043] ?)?(\d{1,3}|[a-z])\. (?=\S)")
 _OPENING, _CLOSING = "「『“\uff08《", "」』”\uff09》"
@@ -42,17 +44,22 @@ def split_sentences(
     found: list[str] = []
     for line in text.split("\n"):
         found += _split_list(line, language) if _ITEM.match(line) else _split_line(line, language)
-    found = [part for each in found for part in _split_long_quotation(each, language)]
+    found = [
+        part
+        for each in found
+        for part in (
+            (each,) if len(each) <= _LONG_QUOTATION else _split_long_quotation(each, language)
+        )
+    ]
     if not has_spaces:
         found = [sentence for each in found for sentence in _split_before_digits(each)]
     stripped = [sentence for each in found if (sentence := each.strip(" "))]
-    return [piece for sentence in stripped for piece in _cut_sentence(sentence, max_characters)]
+    return _cut_sentences(stripped, max_characters)
 
 
 def keep_lines(text: str, max_characters: int = MAX_CHARACTERS) -> list[str]:
     """The lines of cleaned text as its sentences, longer ones cut as `split_sentences` does."""
-    lines = filter(None, text.split("\n"))
-    return [piece for line in lines for piece in _cut_sentence(line, max_characters)]
+    return _cut_sentences(filter(None, text.split("\n")), max_characters)
 
 
 def _split_items(line: str) -> Iterator[str]:
@@ -80,7 +87,7 @@ def _split_list(line: str, language: str) -> Iterator[str]:
 
 def _split_long_quotation(sentence: str, language: str) -> Sequence[str]:
     """Splits what marks or brackets make one long sentence, as if these were letters."""
-    if len(sentence) <= _LONG_QUOTATION or not _INNER_STOP.search(sentence):
+    if not _INNER_STOP.search(sentence):
         return (sentence,)
     letters = _STOP_BEFORE_MARKS.sub(r"\2\1", sentence).translate(_MARKS)
     if letters == sentence:
@@ -114,6 +121,14 @@ def _split_before_digits(sentence: str) -> list[str]:
     return pieces[1:]
 
 
+def _cut_sentences(sentences: Iterable[str], max_characters: int) -> list[str]:
+    cut: list[str] = []
+    for sentence in sentences:
+        is_short = len(sentence) <= max_characters
+        cut += (sentence,) if is_short else _cut_sentence(sentence, max_characters)
+    return cut
+
+
 def _cut_sentence(sentence: str, max_characters: int) -> Iterator[str]:
     """The sentence in pieces of at most `max_characters`."""
     start = 0
@@ -131,6 +146,8 @@ def cut_document(sentences: list[str], max_bytes: int = 8 * 2**20) -> list[list[
 
     A single sentence beyond `max_bytes` is a run of its own.
     """
+    if 4 * sum(map(len, sentences)) + len(sentences) <= max_bytes:  # 4 bytes a character at most
+        return [sentences] if sentences else []
     pieces: list[list[str]] = []
     first, num_bytes = 0, 0
     for index, sentence in enumerate(sentences):
@@ -139,7 +156,7 @@ def cut_document(sentences: list[str], max_bytes: int = 8 * 2**20) -> list[list[
             pieces.append(sentences[first:index])
             first, num_bytes = index, 0
         num_bytes += size
-    return [*pieces, sentences[first:]] if sentences else []
+    return [*pieces, sentences[first:]]
 
 
 @cache
