@@ -135,6 +135,8 @@ class PretrainSettings:
         init_from: Weights to start from: a model of Hugging Face, a released Google checkpoint, an
             export, or a universal checkpoint of DeepSpeed. Sizes and vocabulary must be equal, but
             that the dataset's may extend theirs (docs/domain.md).
+        continue_from: A run, or RUN@STEP, that this new run goes on from exactly. Its phases count
+            the steps made there too; apart from them the training stays.
         model: Which BERT is trained.
         optimizer: How weights are updated.
 
@@ -172,6 +174,7 @@ class PretrainSettings:
     objective: Literal["mlm+nsp", "mlm", "left-to-right"] = "mlm+nsp"
     masking: str = "static"
     init_from: str | None = None
+    continue_from: str | None = None
     epochs: float | None = None
     budget_hours: float | None = None
     model: ModelSettings = field(default_factory=ModelSettings)
@@ -324,6 +327,9 @@ def _check_training(settings: PretrainSettings) -> None:
         raise ValueError(f"compile does not work with zero_stage 3, {why}")
     if (hours := settings.budget_hours) is not None and hours <= 0:
         raise ValueError(f"budget_hours is {hours}; it must be above 0, or null to train by steps")
+    others = [name for name in ("init_from", "budget_hours") if getattr(settings, name) is not None]
+    if settings.continue_from is not None and others:
+        raise ValueError(f"continue_from takes a run's weights and steps; leave {others[0]} out")
     if (shares := settings.mask_shares) and settings.objective == "left-to-right":
         raise ValueError("objective left-to-right masks nothing; leave masking out")
     if shares and shares[0] != shares[1] and settings.budget_hours is not None:

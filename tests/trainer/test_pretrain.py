@@ -320,7 +320,7 @@ def test_what_the_folder_keeps_of_the_vocabulary_is_made_anew_when_a_run_goes_on
             "config.yaml",
             b"seed: 0\n",
             r"holds a run with other settings: .*objective was None and is now 'mlm\+nsp'.*"
-            "or another --output; to train its weights on, export them and give pretrain",
+            "or another --output; to go on under another schedule, give that --continue_from",
         ),
     ],
 )

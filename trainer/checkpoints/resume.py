@@ -8,9 +8,10 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pipeline.storage.local import replace_file
 from trainer.checkpoints.read import (
@@ -147,3 +148,28 @@ def _see_same_folder(run: RunFolder, ranks: Ranks) -> bool:
     """Whether this rank sees the lock of rank 0, which names the job."""
     mine = run.lock.read_bytes() if run.lock.is_file() else b""
     return bool(mine == ranks.from_first(mine))
+
+
+def split_step(name: str) -> tuple[str, int | None]:
+    """RUN@600 as RUN and 600; an @ elsewhere in a URL is part of it."""
+    folder, _, step = name.rpartition("@")
+    return (folder, int(step)) if folder and step.isdecimal() else (name, None)
+
+
+def find_run(
+    name: str, storage_options: Mapping[str, Any] | None = None
+) -> tuple[CheckpointStore, list[str]]:
+    """The run of RUN or RUN@STEP, and its checkpoints up to that one, which is the last."""
+    url, step = split_step(name)
+    store = CheckpointStore(url, storage_options)
+    if store.read_facts() is None:
+        flag = "--output" if store.folder.is_local else "--checkpoint.url"
+        says = f"holds no {RUN_FACTS}; give the {flag} of a pretrain command"
+        raise FileNotFoundError(f"{url} {says}")
+    found = {step_of(each): each for each in store.list_checkpoints()[0]}
+    if not found:
+        says = f"no committed checkpoint at {url}; train first, or give another run"
+        raise FileNotFoundError(says)
+    if step not in (None, *found):
+        raise FileNotFoundError(f"{url} has no checkpoint of step {step}; it has {sorted(found)}")
+    return store, [found[each] for each in sorted(found) if step is None or each <= step]

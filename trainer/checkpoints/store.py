@@ -4,13 +4,14 @@ URL/run.json, config.yaml, vocab.txt, tokenizer.json, metrics.jsonl
 URL/checkpoints/step-00000600/...       COMMITTED is uploaded last: what lacks it does not count
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pipeline.storage.faults import StorageError
 from pipeline.storage.folder import Folder
-from pipeline.storage.local import make_durable, replace_file
+from pipeline.storage.local import make_durable, replace_file, scratch_folder
 from trainer.checkpoints.read import COMMITTED, is_checkpoint, read_marker, remove_folders
 from trainer.runs.run_folder import CONFIG, RUN_FACTS, VOCABULARY_HASHES, RunFolder, parse_facts
 
@@ -24,15 +25,15 @@ class CheckpointStore:
 
     def __init__(self, url: str, storage_options: Mapping[str, Any] | None = None) -> None:
         self.url = url.rstrip("/")
-        self._folder = Folder(url, storage_options)
+        self.folder = Folder(url, storage_options)
 
     def locate(self, name: str) -> str:
         """The URL of a file."""
-        return self._folder.locate(name)
+        return self.folder.locate(name)
 
     def list_checkpoints(self) -> tuple[list[str], list[str]]:
         """Names of committed checkpoints, oldest first, and of those whose upload never ended."""
-        found = (self._folder / CHECKPOINTS).list()
+        found = (self.folder / CHECKPOINTS).list()
         folders = sorted({name.partition("/")[0] for name in found})
         # Anything else is not ours to remove.
         names = [name for name in folders if is_checkpoint(name)]
@@ -43,7 +44,7 @@ class CheckpointStore:
         """Uploads files of a checkpoint from the folder where they lie."""
         for name in names:
             try:
-                self._folder.write(f"{CHECKPOINTS}/{checkpoint}/{name}", folder / name)
+                self.folder.write(f"{CHECKPOINTS}/{checkpoint}/{name}", folder / name)
             except StorageError as error:
                 result = (
                     f"the checkpoint {checkpoint} was not uploaded, those before it are untouched"
@@ -53,15 +54,15 @@ class CheckpointStore:
     def upload_run(self, run: RunFolder) -> None:
         """Uploads what says which run it is, and its rows of metrics up to now."""
         for name in RUN_FILES:
-            self._folder.write(name, (run.path / name).read_bytes())
+            self.folder.write(name, (run.path / name).read_bytes())
         if run.metrics.exists():
             rows = run.metrics.read_bytes()  # the loop may be adding to it
-            self._folder.write(METRICS, rows[: rows.rfind(b"\n") + 1])
+            self.folder.write(METRICS, rows[: rows.rfind(b"\n") + 1])
 
     def read_facts(self) -> dict[str, Any] | None:
         """run.json; None where the URL holds no run, a ValueError where it is damaged."""
         try:
-            data = self._folder.read(RUN_FACTS)
+            data = self.folder.read(RUN_FACTS)
         except FileNotFoundError:
             return None
         return parse_facts(data, self.locate(RUN_FACTS))
@@ -69,7 +70,7 @@ class CheckpointStore:
     def fetch_files(self, names: Sequence[str], folder: Path) -> None:
         """Downloads files of the run, named relative to it, to a folder."""
         for name in names:
-            replace_file(folder / name, self._folder.read(name))
+            replace_file(folder / name, self.folder.read(name))
 
     def fetch_checkpoint(
         self, name: str, checkpoints: Path, files: Iterable[str] | None = None
@@ -79,9 +80,9 @@ class CheckpointStore:
         remove_folders(checkpoints / name, folder)
         folder.mkdir(parents=True)
         try:
-            self._folder.download(f"{CHECKPOINTS}/{name}/{COMMITTED}", folder / COMMITTED)
+            self.folder.download(f"{CHECKPOINTS}/{name}/{COMMITTED}", folder / COMMITTED)
             for file in read_marker(folder, url) if files is None else files:
-                self._folder.download(f"{CHECKPOINTS}/{name}/{file}", folder / file)
+                self.folder.download(f"{CHECKPOINTS}/{name}/{file}", folder / file)
         except FileNotFoundError as error:
             raise ValueError(
                 f"{url} is damaged, a file is missing: {error}; restore it, or give "
@@ -95,7 +96,7 @@ class CheckpointStore:
     def remove_checkpoints(self, names: Iterable[str]) -> None:
         """Deletes checkpoints, the marker of each first."""
         for name in names:
-            folder = self._folder / f"{CHECKPOINTS}/{name}"
+            folder = self.folder / f"{CHECKPOINTS}/{name}"
             folder.remove([COMMITTED])
             folder.remove(folder.list())
 
@@ -106,4 +107,20 @@ class CheckpointStore:
 
     def disown(self, name: str) -> None:
         """Takes a damaged checkpoint's marker away, so that it does not count any more."""
-        (self._folder / f"{CHECKPOINTS}/{name}").remove([COMMITTED])
+        (self.folder / f"{CHECKPOINTS}/{name}").remove([COMMITTED])
+
+    @contextlib.contextmanager
+    def opened(self, name: str, files: Sequence[str]) -> Iterator[tuple[RunFolder, Path]]:
+        """The folders of the run and of a checkpoint; from a URL what these files take, for now."""
+        if self.folder.is_local:
+            run = RunFolder(self.folder.local_path())
+            yield run, run.checkpoints / name
+            return
+        with scratch_folder(self.url) as folder:
+            run = RunFolder(folder)
+            self.fetch_files(RUN_FILES, run.path)
+            fetched = self.fetch_checkpoint(name, run.checkpoints, files)
+            try:
+                yield run, fetched
+            except ValueError as error:
+                raise ValueError(str(error).replace(str(folder), self.url)) from error

@@ -95,6 +95,9 @@ def _describe_training(provenance: Mapping[str, Any]) -> Rows:
     yield "software", training.get("software")
     for number, phase in enumerate(training.get("phases", []), 1):
         yield f"phase {number}", phase
+    if trunk := provenance.get("trunk"):
+        yield "went on from", f"{trunk['run']} at step {trunk['step']:,}"
+    yield "mean of steps", ", ".join(map(str, provenance.get("mean_of_steps", ())))
 
 
 def _describe_data(dataset: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -2,15 +2,17 @@
 
 RUN         a run's folder or its --checkpoint.url: the newest committed checkpoint
 RUN@STEP    the checkpoint after that many optimizer steps
+RUN@mean5   the mean of the newest 5 checkpoints' weights, and RUN@STEP@mean5 of the 5 up to a step
 FOLDER      an export, a folder of transformers' save_pretrained, or a checkpoint released by Google
 NAME        a model of the Hugging Face Hub, as bert-base-uncased or org/name
 """
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import torch
@@ -19,19 +21,20 @@ from torch import Tensor
 
 from pipeline.storage.folder import Folder
 from pipeline.storage.hub import revision_of
-from pipeline.storage.local import scratch_folder
 from tokenizer.export import build_tokenizer
 from tokenizer.vocab import Vocabulary, parse_vocab
 from trainer.checkpoints.read import MODEL, STATE, read_state, read_weights, step_of
+from trainer.checkpoints.resume import find_run, split_step
 from trainer.checkpoints.store import CHECKPOINTS, CheckpointStore
 from trainer.conversion.export import CONFIG, PROVENANCE_KEY, TOKENIZER, TOKENIZER_CONFIG, VOCAB
 from trainer.conversion.initial_weights import read_initial_weights, resolve_model
 from trainer.model.bert import BertForPreTraining
 from trainer.model.config import BertConfig
 from trainer.model.task_heads import Head
-from trainer.runs.run_folder import CONFIG as RUN_CONFIG
 from trainer.runs.run_folder import REMEDY, RUN_FACTS, RunFolder
 from trainer.runs.training_facts import training_facts
+
+_MEAN = re.compile("(.+)@mean([0-9]+)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ class OpenedModel:
 def open_model(name: str) -> OpenedModel:
     """Opens what the module's docstring lists; FileNotFoundError or ValueError if it cannot."""
     folder, step = split_step(name)
-    if step is not None or Folder(folder).exists(RUN_FACTS):
+    if step is not None or _MEAN.fullmatch(name) or Folder(folder).exists(RUN_FACTS):
         return open_run(name)
     found = resolve_model(folder)
     opened, revision = _open_folder(found), revision_of(found)
@@ -111,30 +114,29 @@ def open_model(name: str) -> OpenedModel:
 
 
 def open_run(name: str, storage_options: Mapping[str, Any] | None = None) -> OpenedModel:
-    """Opens RUN or RUN@STEP, in a folder or at a URL."""
-    url, step = split_step(name)
-    place, store = Folder(url, storage_options), CheckpointStore(url, storage_options)
-    if store.read_facts() is None:
-        flag = "--output" if place.is_local else "--checkpoint.url"
-        says = f"holds no {RUN_FACTS}; give the {flag} of a pretrain command"
-        raise FileNotFoundError(f"{url} {says}")
-    names = {step_of(each): each for each in store.list_checkpoints()[0]}
-    if not names:
-        says = f"no committed checkpoint at {url}; train first, or give another run"
-        raise FileNotFoundError(says)
-    step = max(names) if step is None else step
-    if step not in names:
-        raise FileNotFoundError(f"{url} has no checkpoint of step {step}; it has {sorted(names)}")
-    if place.is_local:
-        run = RunFolder(place.local_path())
-        return _read_run(run, run.checkpoints / names[step])
-    return _open_remote_run(store, names[step])
+    """Opens RUN, RUN@STEP or the mean of several checkpoints, in a folder or at a URL."""
+    match = _MEAN.fullmatch(name)
+    store, names = find_run(match[1] if match else name, storage_options)
+    count = int(match[2]) if match else 1
+    if not 1 <= count <= len(names):
+        raise ValueError(f"{name}: {len(names)} checkpoints are there; checkpoint.keep keeps more")
+    models = (_open_checkpoint(store, each) for each in names[-count:])
+    opened = next(models)
+    if match is None:
+        return opened
+    sums, steps = opened.state, [step_of(each) for each in names[-count:]]
+    for opened in models:
+        sums = {key: sums[key] + tensor for key, tensor in opened.state.items()}
+    means = {key: tensor / count for key, tensor in sums.items()}
+    provenance = opened.provenance | {"mean_of_steps": steps}
+    return dataclasses.replace(opened, where=name, state=means, provenance=provenance)
 
 
-def split_step(name: str) -> tuple[str, int | None]:
-    """RUN@600 as RUN and 600; an @ elsewhere in a URL is part of it."""
-    folder, _, step = name.rpartition("@")
-    return (folder, int(step)) if folder and step.isdecimal() else (name, None)
+def _open_checkpoint(store: CheckpointStore, name: str) -> OpenedModel:
+    with store.opened(name, [MODEL, STATE]) as (run, checkpoint):
+        opened = _read_run(run, checkpoint)
+    where = opened.where if store.folder.is_local else f"{store.url}/{CHECKPOINTS}/{name}"
+    return dataclasses.replace(opened, where=where)
 
 
 def _read_run(run: RunFolder, checkpoint: Path) -> OpenedModel:
@@ -159,6 +161,8 @@ def _read_run(run: RunFolder, checkpoint: Path) -> OpenedModel:
         "training": training_facts(settings, facts),
     }
     provenance |= {"base_model": facts["base_model"]} if "base_model" in facts else {}
+    if trunk := facts.get("trunk"):
+        provenance["trunk"] = trunk | {"run": PurePath(trunk["run"]).name}
     return OpenedModel(
         where=str(checkpoint),
         config=config,
@@ -179,19 +183,6 @@ def _refuse_other_weights(weights: Mapping[str, Tensor], config: BertConfig, whe
     except RuntimeError as error:
         says = " ".join(str(error).split())[:300]
         raise ValueError(f"{where} does not hold the weights of the run's model: {says}") from error
-
-
-def _open_remote_run(store: CheckpointStore, checkpoint: str) -> OpenedModel:
-    """Downloads what reading weights takes, without the optimizer's states."""
-    with scratch_folder(store.url) as folder:
-        run = RunFolder(folder)
-        store.fetch_files([RUN_FACTS, RUN_CONFIG, VOCAB, TOKENIZER], run.path)
-        fetched = store.fetch_checkpoint(checkpoint, run.checkpoints, [MODEL, STATE])
-        try:
-            opened = _read_run(run, fetched)
-        except ValueError as error:
-            raise ValueError(str(error).replace(str(folder), store.url)) from error
-    return dataclasses.replace(opened, where=f"{store.url}/{CHECKPOINTS}/{checkpoint}")
 
 
 def _open_folder(folder: str) -> OpenedModel:

@@ -122,8 +122,8 @@ class ExportSettings:
     """Writes a checkpoint as a folder for Hugging Face transformers, ONNX Runtime or DeepSpeed.
 
     Attributes:
-        run: The run's folder or its --checkpoint.url; RUN@STEP for an earlier checkpoint. The
-            folder of a model will do too.
+        run: The run's folder or its --checkpoint.url; RUN@STEP for an earlier checkpoint,
+            RUN@mean5 for the mean of the newest 5. The folder of a model will do too.
         output: Folder or fsspec URL to write. Only an earlier export there is replaced.
         output_format: Who reads it: huggingface; onnx, a graph in place of the weights; or
             deepspeed-universal, with the optimizer's state.

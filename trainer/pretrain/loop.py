@@ -29,7 +29,7 @@ from trainer.guards.watchdog import FIRST_STEP_FACTOR
 from trainer.guards.weights_check import CORRUPTED, CorruptWeightsError
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.pretrain.objectives import WITH_NSP, prepare_step
-from trainer.pretrain.run import Position, Run, open_run, read_position
+from trainer.pretrain.run import Position, Run, find_position, open_run
 from trainer.pretrain.validation import ValidationSet, load_validation_sets, measure
 from trainer.process.ranks import start_ranks, stop_ranks, together
 from trainer.process.stopping import LauncherWatch, leave_at_once, note_outcome, stops_requested
@@ -338,7 +338,7 @@ def _roll_back(run: Run, norm: float) -> None:
     with together(run.ranks):
         if run.ranks.rank == 0:
             run.saved.discard_from(streak.first_step)
-        run.position = read_position(checkpoint)
+        run.position = find_position(run.settings, checkpoint)
     load_checkpoint(checkpoint, run.engine, run.optimizer, run.ranks)
     run.guard = guard.went_back(SpikeGuard(run.settings.safety, run.position.guard))
     run.position = dataclasses.replace(run.position, guard=run.guard.to_dict())

@@ -11,8 +11,8 @@ from tqdm import tqdm
 from pipeline.shards.growing import WaitPolicy
 from pipeline.storage.folder import parse_storage_options
 from pipeline.storage.secret_values import hide
-from trainer.checkpoints.read import load_checkpoint, read_state, read_weights
-from trainer.checkpoints.resume import RunCheckpoints, copy_run, restore_run
+from trainer.checkpoints.read import STATE, load_checkpoint, read_state, read_weights
+from trainer.checkpoints.resume import RunCheckpoints, copy_run, find_run, restore_run, split_step
 from trainer.checkpoints.store import CheckpointStore
 from trainer.checkpoints.write import CheckpointSaver
 from trainer.conversion.export import VOCAB
@@ -31,8 +31,8 @@ from trainer.pretrain.objectives import freeze_unused
 from trainer.process.ranks import Ranks, together
 from trainer.process.stopping import StopRequest
 from trainer.runs.epochs import instances_a_pass, lengthen_phases
-from trainer.runs.run_folder import RunFolder, lock_run, prepare_run
-from trainer.settings import PretrainSettings
+from trainer.runs.run_folder import RunFolder, check_trunk, lock_run, prepare_run
+from trainer.settings import Phase, PretrainSettings
 from trainer.watch.gauge import Gauge
 from trainer.watch.recorder import Recorder, open_recorder
 from trainer.watch.terminal import Progress
@@ -125,23 +125,24 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
             lock_run(folder)
             if store is not None:
                 restore_run(folder, store)
-            weights = None
+            weights, trunk = None, dict[str, Any]()
             if settings.init_from is not None and not folder.facts.is_file():
                 weights = resolve_model(settings.init_from)
-            prepare_run(settings, mixture, model_config, ranks.world_size, weights)
+            elif settings.continue_from is not None and not folder.facts.is_file():
+                trunk = find_trunk(settings, mixture, options)
+            prepare_run(settings, mixture, model_config, ranks.world_size, weights, trunk)
     copy_run(folder, store, ranks)
     saved = RunCheckpoints(folder, store, ranks, settings.checkpoint.skip_damaged, say)
-    checkpoint = saved.choose()
+    checkpoint = choose_checkpoint(settings, saved, options)
     if checkpoint is not None:
         with together(ranks):
-            position = read_position(checkpoint)
+            position = find_position(settings, checkpoint)
             refuse_consumed(settings, position)
     progress = Progress(settings.num_steps, position.step, shown=ranks.rank == 0)
     if position.phase == len(settings.phases):
         progress.say(
             f"{folder.path}: this run is finished, all {position.step} steps are made; to train on,"
-            f" `python -m trainer export {folder.path} --output MODEL`, and give pretrain "
-            "--init_from MODEL and another --output"
+            f" give pretrain more steps, --continue_from {folder.path} and another --output"
         )
         return None
     model = build_model(model_config, settings.seed)
@@ -187,6 +188,59 @@ def read_position(checkpoint: Path) -> Position:
     """How far a run had come at a checkpoint."""
     state = read_state(checkpoint)
     return Position(**{each.name: state[each.name] for each in dataclasses.fields(Position)})
+
+
+def find_position(settings: PretrainSettings, checkpoint: Path) -> Position:
+    """How far the settings' run had come at a checkpoint, which may be that of its trunk."""
+    position = read_position(checkpoint)
+    facts = RunFolder(Path(settings.output)).read_facts() if settings.continue_from else {}
+    is_trunk = facts.get("trunk", {}).get("step") == position.step
+    return place_position(position, settings.phases) if is_trunk else position
+
+
+def choose_checkpoint(
+    settings: PretrainSettings, saved: RunCheckpoints, options: Mapping[str, Any] | None
+) -> Path | None:
+    """The run's newest checkpoint; before it has any, a copy of its trunk's, with its metrics."""
+    found = saved.choose()
+    if found is not None or settings.continue_from is None:
+        return found
+    with together(saved.ranks):
+        step = saved.run.read_facts()["trunk"]["step"]
+        there, _ = find_run(f"{split_step(settings.continue_from)[0]}@{step}", options)
+    return dataclasses.replace(saved, store=there, skip_damaged=False).choose(before=step + 1)
+
+
+def find_trunk(
+    settings: PretrainSettings, mixture: Mixture, options: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """What run.json says of the run that `continue_from` names, once it is known to fit."""
+    store, names = find_run(settings.continue_from or "", options)
+    with store.opened(names[-1], [STATE]) as (run, checkpoint):
+        step = place_position(read_position(checkpoint), settings.phases).step
+        check_trunk(run, settings, mixture)
+        facts = run.read_facts()
+    roots = [each["root_hash"] for each in facts["datasets"]]
+    trunk = {"run": store.url, "step": step, "root_hashes": roots, "id": facts["id"]}
+    begin = ("base_model", "init_from_revision")
+    return {key: facts[key] for key in begin if key in facts} | {"trunk": trunk}
+
+
+def place_position(position: Position, phases: Sequence[Phase]) -> Position:
+    """The position of a trunk in the phases of a run that goes on from it; they have to fit."""
+    plan = [index for index, phase in enumerate(phases) for _ in range(phase.steps)]
+    made = plan[: position.step]
+    instances = sum(phases[index].global_batch for index in made)
+    if len(plan) <= position.step or instances != position.instances:
+        raise ValueError(
+            f"continue_from names a checkpoint of {position.step:,} steps with"
+            f" {position.instances:,} instances; the first {len(made):,} steps of phases have"
+            f" {instances:,}, and {len(plan) - len(made):,} follow. Phases begin with the steps and"
+            " batches of the run gone on from, and have more"
+        )
+    phase = plan[position.step]
+    phase_step = made.count(phase)
+    return dataclasses.replace(position, phase=phase, phase_step=phase_step, phase_seconds=0.0)
 
 
 def refuse_consumed(settings: PretrainSettings, position: Position) -> None:

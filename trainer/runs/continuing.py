@@ -24,13 +24,13 @@ class Continuable:
         kind: What the work is called in messages, with its article.
         marker: The file that is written first and says what the work was begun with.
         free: Settings that may change: they move work and files around, not what is computed.
-        advice: What else a person may do who wants other settings, in words.
+        advice: What a person may do who wants other settings, in words.
     """
 
     kind: str
     marker: str
     free: tuple[str, ...]
-    advice: str = ""
+    advice: str = ", or another --output"
 
     def is_foreign(self, path: Path) -> bool:
         """Whether something else is there."""
@@ -69,7 +69,7 @@ class Continuable:
         if changes := "; ".join([*found, *others]):
             raise ValueError(
                 f"{where} holds {self.kind} with other settings: {changes}. Give the settings"
-                f" it was started with to continue it, or another --output{self.advice}"
+                f" it was started with to continue it{self.advice}"
             )
 
 

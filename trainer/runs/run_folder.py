@@ -2,8 +2,8 @@
 
 import hashlib
 import secrets
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -36,7 +36,7 @@ REMEDY = (
 PRETRAINING = Continuable(
     kind="a run",
     marker=RUN_FACTS,
-    advice="; to train its weights on, export them and give pretrain --init_from",
+    advice=", or another --output; to go on under another schedule, give that --continue_from",
     # The data and what was skipped are checked by content, by run.json and the stream's state.
     free=(
         "data", "output", "validation", "checkpoint", "safety", "zero_stage", "deepspeed", "skip",
@@ -44,6 +44,11 @@ PRETRAINING = Continuable(
         "peak_tflops", "activation_checkpointing", "compile",
     ),
 )  # fmt: skip
+BRANCHING = replace(
+    PRETRAINING,
+    free=(*PRETRAINING.free, "phases", "epochs", "budget_hours", "init_from", "continue_from"),
+    advice=": --continue_from changes the schedule alone",
+)
 
 
 class RunFolder:
@@ -127,10 +132,12 @@ def prepare_run(
     model: BertConfig,
     world_size: int,
     weights: str | None = None,
+    trunk: Mapping[str, Any] | None = None,
 ) -> None:
     """Makes the run's folder, or checks that the one there may be continued. Rank 0 only.
 
-    A new run begins with the `weights` in a folder, which is where init_from was found.
+    A new run begins with the `weights` in a folder, which is where init_from was found, or at a
+    checkpoint of another run, with what `trunk` says of it.
 
     Raises:
         FileExistsError: The folder holds something that is not a run.
@@ -147,10 +154,11 @@ def prepare_run(
     facts: dict[str, Any] = {"id": secrets.token_hex(8), "model": model_facts, "launches": []}
     if run.facts.is_file():
         facts = run.read_facts()
-        _check_unchanged(run, settings, facts["datasets"], datasets)
+        _check_unchanged(run, settings, datasets)
     elif weights is not None:
         facts["base_model"] = base_model_facts(str(settings.init_from), weights)
         facts |= {"init_from_revision": known} if (known := revision_of(weights)) else {}
+    facts |= trunk or {}
     facts["masking"] = settings.masking
     facts["datasets"] = datasets  # a followed build may have ended, which gives its root hash
     run.checkpoints.mkdir(parents=True, exist_ok=True)
@@ -200,14 +208,20 @@ def _changed_datasets(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any
     return found
 
 
+def check_trunk(run: RunFolder, settings: PretrainSettings, mixture: Mixture) -> None:
+    """Holds a run that goes on from another's checkpoint to all but the other's schedule."""
+    _check_unchanged(run, settings, [dataset_facts(each) for each in mixture], BRANCHING)
+
+
 def _check_unchanged(
     run: RunFolder,
     settings: PretrainSettings,
     datasets: Sequence[dict[str, Any]],
-    now: Sequence[dict[str, Any]],
+    rule: Continuable = PRETRAINING,
 ) -> None:
     new = yaml.safe_load(to_yaml(settings))
     # A first launch may have been killed between run.json and config.yaml: nothing was trained yet.
     was_killed_at_once = not run.config.exists() and not any(run.checkpoints.glob("step-*"))
     old = new if was_killed_at_once else run.read_config()
-    PRETRAINING.check_settings(str(run.path), old, new, _changed_datasets(datasets, now))
+    changed = _changed_datasets(run.read_facts()["datasets"], datasets)
+    rule.check_settings(str(run.path), old, new, changed)

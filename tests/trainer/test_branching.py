@@ -1,0 +1,156 @@
+"""Runs that go on from a checkpoint of another run, and means of a run's checkpoints."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from tests.trainer.tiny_dataset import write_tiny_dataset
+from tests.trainer.tiny_run import SIZES, TINY, launch, rows_of, write_config
+from trainer.checkpoints.read import read_weights
+from trainer.cli import main
+from trainer.conversion.export import load_hf
+from trainer.inference.open_model import open_model
+from trainer.pretrain.run import Position, place_position
+from trainer.settings import Phase, PretrainSettings, resolve
+
+pytestmark = pytest.mark.engines
+
+STABLE = {"seq_len": 16, "global_batch": 12, "steps": 8, "peak_lr": 0.02, "warmup_steps": 2}
+STABLE |= {"decay_power": 0.0}
+DECAY = STABLE | {"steps": 4, "warmup_steps": 0, "decay_power": 1.0}
+MODEL = {"preset": "tiny", "overrides": TINY}
+OURS = ["-m", "trainer"]
+
+
+def command(data, output, phases, **changed):
+    often = {"model": MODEL, "checkpoint": {"interval": 2, "keep": 0}, "seed": 11}
+    return write_config(output, data, phases=phases, **often | changed)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_tiny_dataset(tmp_path_factory.mktemp("dataset"))
+
+
+@pytest.fixture(scope="module")
+def trunk(data, tmp_path_factory):
+    """Eight steps at a constant rate, with a checkpoint after every second."""
+    output = tmp_path_factory.mktemp("runs") / "trunk"
+    launch(OURS, command(data, output, [STABLE]), 1)
+    return output
+
+
+def losses(run):
+    return [(row["step"], row["loss"], row["learning_rate"]) for row in rows_of(run)]
+
+
+def test_a_branch_is_the_run_that_had_its_schedule_from_the_start(data, trunk, tmp_path):
+    """To the bit on as many ranks, dropout included; on two to rounding. It goes on as any run."""
+    phases = [STABLE | {"steps": 4}, DECAY]
+    launch(OURS, command(data, tmp_path / "whole", phases), 1)
+    branch = command(data, tmp_path / "branch", phases, continue_from=f"{trunk}@4")
+    assert "branch: continuing after step 4" in launch(OURS, branch, 1)
+    whole = losses(tmp_path / "whole")
+    assert losses(tmp_path / "branch") == whole
+    assert [rate for _, _, rate in whole[4:]] == pytest.approx([0.02, 0.015, 0.01, 0.005])
+    last = [tmp_path / name / "checkpoints/step-00000008" for name in ("whole", "branch")]
+    weights = [read_weights(each) for each in last]
+    assert all(torch.equal(weights[0][name], each) for name, each in weights[1].items())
+    states = [json.loads((each / "state.json").read_text()) for each in last]
+    same = ("phase", "phase_step", "tokens", "instances", "streams", "num_updates", "guard")
+    assert [states[0][key] for key in same] == [states[1][key] for key in same]
+    facts = json.loads((tmp_path / "branch/run.json").read_text())
+    ours = json.loads((trunk / "run.json").read_text())
+    roots = [ours["datasets"][0]["root_hash"]]
+    told = {"run": str(trunk), "id": ours["id"], "step": 4, "root_hashes": roots}
+    assert facts["trunk"] == told
+    assert facts["id"] != ours["id"]
+    assert "is finished, all 8 steps are made" in launch(OURS, branch, 1)
+    for step in (6, 8):  # as if it was killed before it saved
+        shutil.rmtree(tmp_path / f"branch/checkpoints/step-{step:08d}")
+    assert "branch: continuing after step 4" in launch(OURS, branch, 1)
+    assert losses(tmp_path / "branch") == whole
+    assert main(["export", str(tmp_path / "branch"), "--output", str(tmp_path / "hf")]) == 0
+    card = (tmp_path / "hf/README.md").read_text()
+    assert "| went on from | trunk at step 4 |" in card
+    assert f"| tokens seen | {states[1]['tokens']:,} |" in card
+
+
+def test_a_branch_on_other_ranks_has_the_same_losses(data, tmp_path):
+    """Without @STEP the newest checkpoint is taken."""
+    calm = {"model": {"preset": "tiny", "overrides": SIZES}}
+    launch(OURS, command(data, tmp_path / "trunk", [STABLE | {"steps": 6}], **calm), 1)
+    phases = [STABLE | {"steps": 6}, DECAY | {"steps": 2}]
+    launch(OURS, command(data, tmp_path / "whole", phases, **calm), 1)
+    branch = command(
+        data, tmp_path / "branch", phases, continue_from=str(tmp_path / "trunk"), **calm
+    )
+    launch(OURS, [*branch, "--zero_stage", "2"], 2)
+    pairs = zip(losses(tmp_path / "branch"), losses(tmp_path / "whole"), strict=True)
+    assert all(found == pytest.approx(expected, rel=1e-5) for found, expected in pairs)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"seed": 12}, "with other settings: seed was 11 and is now 12. Give the settings"),
+        ({"optimizer": {"name": "lamb"}}, "optimizer.name was 'adamw' and is now 'lamb'"),
+        ({"objective": "mlm"}, "objective was 'mlm+nsp' and is now 'mlm'"),
+        ({"init_from": "bert"}, "continue_from takes a run's weights and steps; leave init_from"),
+        ({"step": 5}, "has no checkpoint of step 5; it has [2, 4, 6, 8]"),
+        ({"step": 8}, "the first 8 steps of phases have 96, and 0 follow"),
+        (
+            {"batch": 13},
+            "4 steps with 48 instances; the first 4 steps of phases have 52, and 4 follow",
+        ),
+    ],
+)
+def test_what_contradicts_the_trunk_is_refused_and_nothing_is_begun(
+    data, trunk, tmp_path, changed, said
+):
+    step, batch = changed.pop("step", 4), changed.pop("batch", 12)
+    phases = [STABLE | {"steps": 4, "global_batch": batch}, DECAY]
+    run = command(data, tmp_path / "run", phases, continue_from=f"{trunk}@{step}", **changed)
+    assert said in launch(OURS, run, 1, expected=2)
+    assert not (tmp_path / "run/run.json").exists()
+
+
+def test_other_data_than_the_trunk_s_is_refused(trunk, tmp_path):
+    other = write_tiny_dataset(tmp_path / "other", seed=1)
+    run = command(other, tmp_path / "run", [STABLE, DECAY], continue_from=f"{trunk}@4")
+    assert "root hash of data dataset" in launch(OURS, run, 1, expected=2)
+
+
+def test_a_position_is_placed_among_other_phases():
+    position = Position(step=10, instances=100, phase=3, phase_step=1)
+    for second, placed in {6: (2, 0), 7: (1, 6)}.items():
+        phases = [Phase(16, 10, 4, 0.1), Phase(32, 10, second, 0.1), Phase(16, 5, 1, 0.1)]
+        found = place_position(position, phases)
+        assert (found.step, found.phase, found.phase_step) == (10, *placed)
+
+
+def test_time_does_not_say_how_many_steps_a_trunk_had():
+    phases = [Phase(16, 10, 4, 0.1)]
+    run = PretrainSettings(["data"], "run", phases, continue_from="trunk", budget_hours=1.0)
+    with pytest.raises(ValueError, match="leave budget_hours out"):
+        resolve(run)
+
+
+def test_the_mean_of_checkpoints_is_exported_and_the_card_names_them(trunk, tmp_path, capsys):
+    means = {f"{trunk}@mean3": (4, 6, 8), f"{trunk}@6@mean2": (4, 6)}
+    for number, (name, steps) in enumerate(means.items()):
+        assert main(["export", name, "--output", str(tmp_path / str(number))]) == 0
+        read = [read_weights(trunk / f"checkpoints/step-{step:08d}") for step in steps]
+        found = load_hf(str(tmp_path / str(number)))[1]
+        for key, tensor in open_model(name).state.items():
+            assert torch.equal(tensor, sum(each[key] for each in read) / len(steps))
+            assert torch.equal(tensor, found[key])
+        card = (tmp_path / str(number) / "README.md").read_text()
+        assert f"| mean of steps | {', '.join(map(str, steps))} |" in card
+        assert f"| steps | {steps[-1]} |" in card
+    capsys.readouterr()
+    assert main(["export", f"{trunk}@mean5", "--output", str(tmp_path / "no")]) == 2
+    said = capsys.readouterr().err
+    assert "@mean5: 4 checkpoints are there; checkpoint.keep keeps more" in said
