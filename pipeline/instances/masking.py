@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.instances.pairs import NUM_SPECIAL_TOKENS
+from pipeline.instances.pairs import NUM_SPECIAL_TOKENS, loops
 from pipeline.seeds import Words, random_words, words_at
 
 _GRID_ROWS = 1024  # instances drawn for at a time; part of what a seed means
@@ -31,17 +31,27 @@ SETTINGS = ("masked_lm_prob", "max_predictions", "whole_word_masking")
 Ids = npt.NDArray[np.unsignedinteger]
 
 
+class Keys(NamedTuple):
+    """Where the keys of instances are: from number `firsts` on of the half-words of a seed."""
+
+    seeds: Words  # [N]
+    firsts: npt.NDArray[np.int64]  # [N]
+    position_bits: npt.NDArray[np.uint8]  # [N], low bits of a key that hold the position
+
+
 class RunDraws(NamedTuple):
     """What a run is masked by: one draw after another of a generator."""
 
     rng: Random
 
-    def keys(self, rows: slice, width: int) -> npt.NDArray[np.uint32]:
-        """[N, W] keys of these rows' tokens, unique in a row."""
-        num_keys = (rows.stop - rows.start) * width
-        words = random_words((num_keys + 1) // 2, self.rng)
-        keys_NW = words.astype("<u8", copy=False).view("<u4")[:num_keys].reshape(-1, width)
-        return _number_keys(keys_NW, (width - 1).bit_length())
+    def keys(self, lengths: npt.NDArray[np.int64]) -> Keys:
+        """Those of instances of so many tokens, a seed for each grid of them."""
+        starts = range(0, len(lengths), _GRID_ROWS)
+        widths = np.array([lengths[start : start + _GRID_ROWS].max() for start in starts], np.int64)
+        seeds = np.array([self.rng.getrandbits(64) for _ in starts], np.uint64)
+        position_bits = np.array([int(width - 1).bit_length() for width in widths], np.uint8)
+        grid, row = divmod(np.arange(len(lengths)), _GRID_ROWS)
+        return Keys(seeds[grid], row * widths[grid], position_bits[grid])
 
     def words(self, counts: npt.NDArray[np.int64], _first: int) -> Words:
         """So many words of each row, one row after another, all different."""
@@ -59,11 +69,10 @@ class InstanceDraws(NamedTuple):
     seeds: Words
     position_bits: int
 
-    def keys(self, rows: slice, width: int) -> npt.NDArray[np.uint32]:
-        """As RunDraws.keys, of the halves of an instance's first words."""
-        words = words_at(self.seeds[rows, None], np.arange((width + 1) // 2, dtype=np.uint64))
-        keys_NW = words.astype("<u8", copy=False).view("<u4")[:, :width]
-        return _number_keys(keys_NW, self.position_bits)
+    def keys(self, lengths: npt.NDArray[np.int64]) -> Keys:
+        """As RunDraws.keys, from the first word of each instance on."""
+        zeros = np.zeros(len(lengths), np.int64)
+        return Keys(self.seeds, zeros, np.full(len(lengths), self.position_bits, np.uint8))
 
     def words(self, counts: npt.NDArray[np.int64], first: int) -> Words:
         """As RunDraws.words, each row's from its word number `first` on."""
@@ -73,16 +82,6 @@ class InstanceDraws(NamedTuple):
 
 
 Draws = RunDraws | InstanceDraws
-
-
-def _number_keys(keys_NW: npt.NDArray[np.uint32], num_bits: int) -> npt.NDArray[np.uint32]:
-    """Keys with the position in their low bits: no sorting algorithm can change their order.
-
-    That leaves 23 random bits at 512 tokens: a tie decides one position in 16,000 instances, for
-    the earlier one.
-    """
-    random_bits = keys_NW >> np.uint32(num_bits) << np.uint32(num_bits)
-    return random_bits | np.arange(keys_NW.shape[1], dtype=np.uint32)
 
 
 @dataclass(frozen=True)
@@ -169,21 +168,42 @@ def count_predictions(lengths: npt.NDArray[np.integer], rule: MaskingRule) -> np
 
 
 def _choose_tokens(
-    offsets: npt.NDArray[np.int64],
+    offsets: npt.NDArray[np.integer],
     segment_a_length: npt.NDArray[np.uint16],
     counts: npt.NDArray[np.int64],
     draws: Draws,
 ) -> npt.NDArray[np.int64]:
     """[M] ascending indices of the tokens with the smallest keys of each instance."""
-    lengths, chosen = np.diff(offsets), [np.zeros(0, np.int64)]
+    lengths = np.diff(offsets)
+    keys = draws.keys(lengths)
+    if loops:
+        chosen_M = np.empty(counts.sum() + 1, np.int64)
+        starts = offsets.astype(np.int64)
+        loops.choose_tokens(starts, segment_a_length, counts, *keys, chosen_M)
+        return chosen_M[:-1]
+    chosen = [np.zeros(0, np.int64)]
     for start in range(0, len(counts), _GRID_ROWS):
         rows = slice(start, min(start + _GRID_ROWS, len(counts)))
-        keys_NW = draws.keys(rows, int(lengths[rows].max()))
+        own = Keys(keys.seeds[rows], keys.firsts[rows], keys.position_bits[rows])
+        keys_NW = _draw_keys(own, int(lengths[rows].max()))
         _bar_specials(keys_NW, lengths[rows], segment_a_length[rows])
         greatest_N = np.sort(keys_NW, axis=1)[np.arange(len(keys_NW)), counts[rows] - 1]
         row, position = divmod(np.flatnonzero(keys_NW <= greatest_N[:, None]), keys_NW.shape[1])
         chosen.append(offsets[rows][row] + position)
     return np.concatenate(chosen)
+
+
+def _draw_keys(keys: Keys, width: int) -> npt.NDArray[np.uint32]:
+    """[N, W] keys with the position in their low bits: no sorting can change their order.
+
+    That leaves 23 random bits at 512 tokens: a tie decides one position in 16,000 instances, for
+    the earlier one.
+    """
+    places_NW = (keys.firsts[:, None] + np.arange(width)).astype(np.uint64)
+    words_NW = words_at(keys.seeds[:, None], places_NW // 2)
+    drawn_NW = (words_NW >> (places_NW % 2 * 32)).astype(np.uint32)
+    bits_N1 = keys.position_bits[:, None].astype(np.uint32)
+    return (drawn_NW >> bits_N1 << bits_N1) | np.arange(width, dtype=np.uint32)
 
 
 def _bar_specials(

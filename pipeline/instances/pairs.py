@@ -3,7 +3,7 @@
 The draws are those of docs/parity.md 1.2-1.8, in their order: the same generator makes the same
 pairs as google-research/bert ``create_pretraining_data.py``. A segment is a run of consecutive
 tokens of one document, also after truncation, so two offsets say all of it. What is written here is
-the definition; where the compiled loops (_pairs.c) are at hand, they do the same.
+the definition; where the compiled loops (_instances.c) are at hand, they do the same.
 
 Shapes: D documents, S sentences, N pairs, T packed tokens.
 """
@@ -12,6 +12,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from random import Random
 from typing import Any, Literal, NamedTuple
 
@@ -21,7 +22,7 @@ import numpy.typing as npt
 from pipeline.seeds import draw_below
 from tokenizer.compiled import load
 
-loops: Any = load("pipeline.instances._pairs")
+loops: Any = load("pipeline.instances._instances")
 """The compiled module, or None where the Python path is to be used."""
 
 _DTYPES = (np.int32, np.int64, np.int64, np.int32, np.int64, np.int64, np.bool_)  # of Pairs
@@ -65,15 +66,16 @@ def gather_pairs(
 ) -> PackedPairs:
     """[CLS] A [SEP] B [SEP] of each pair; `tokens` of the bucket's documents end to end."""
     a_length, b_length = pairs.a_stop - pairs.a_start, pairs.b_stop - pairs.b_start
-    starts = np.stack([pairs.a_start, pairs.b_start], axis=1).ravel() - 1
-    # [CLS] A and [SEP] B [SEP]: the tokens beside a segment are taken too, and written over.
-    lengths = np.stack([a_length + 1, b_length + 2], axis=1).ravel()
-    stops = np.cumsum(lengths)
-    places = np.arange(lengths.sum()) + np.repeat(starts - stops + lengths, lengths)
-    input_ids = tokens.take(places, mode="clip")
-    offsets = np.append(0, stops[1::2])
-    input_ids[offsets[:-1]] = cls_id
-    input_ids[stops[::2]] = input_ids[stops[1::2] - 1] = sep_id
+    offsets = np.append(0, np.cumsum(a_length + b_length + NUM_SPECIAL_TOKENS))
+    specials = np.array([cls_id, sep_id], tokens.dtype)
+    input_ids = np.empty(offsets[-1], tokens.dtype)
+    spans = np.stack([pairs.a_start, pairs.a_stop, pairs.b_start, pairs.b_stop], axis=1)
+    if loops:
+        loops.gather_pairs(tokens, spans, specials, input_ids)
+    else:
+        cls, sep = specials[:1], specials[1:]
+        parts = ((cls, tokens[a:b], sep, tokens[c:d], sep) for a, b, c, d in spans.tolist())
+        np.concatenate([input_ids[:0], *chain.from_iterable(parts)], out=input_ids)
     return PackedPairs(input_ids, offsets, (a_length + 2).astype(np.uint16))
 
 

@@ -8,13 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.instances import masking
 from pipeline.instances.masking import (
+    InstanceDraws,
     MaskedRun,
     MaskingRule,
     RunDraws,
     count_predictions,
     mask_run,
 )
+from tests.compiled_paths import taken_path
 from tests.pipeline import reference
 
 CLS, SEP, MASK, SIZE = 101, 102, 103, 3000
@@ -39,6 +42,61 @@ def flat_positions(run: MaskedRun, offsets: np.ndarray) -> np.ndarray:
 
 
 shapes = st.lists(st.tuples(st.integers(1, 70), st.integers(1, 70)), max_size=12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    shapes=shapes.map(lambda few: few * 90),  # more than a grid
+    seed=st.integers(0, 2**64 - 1),
+    probability=st.sampled_from([0.05, 0.15, 0.4, 1.0]),
+    is_run=st.booleans(),
+)
+def test_both_paths_choose_the_same(shapes, seed, probability, is_run):
+    original, offsets, a_length = make_run(shapes)
+    rule = MaskingRule(MASK, SIZE, 200, probability)
+    found = []
+    for path in ("python", "compiled"):
+        seeds = np.arange(len(shapes), dtype=np.uint64) * np.uint64(2**40) + np.uint64(seed >> 8)
+        draws = RunDraws(Random(seed)) if is_run else InstanceDraws(seeds, 9)
+        with taken_path(path, "pipeline.instances._instances", masking, "loops"):
+            run = mask_run(original, offsets, a_length, rule, draws)
+        found.append({name: column.tolist() for name, column in vars(run).items()})
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"offsets": [0, 8]},
+        {"offsets": [0, 3, 20]},
+        {"offsets": [-8, 8, 20]},
+        {"a_length": [8, 6]},
+        {"a_length": [1, 6]},
+        {"counts": [0, 5]},
+        {"counts": [6, 2]},
+        {"counts": [2, 4]},
+        {"position_bits": [3, 3]},
+        {"position_bits": [4, 17]},
+        {"seeds": [1]},
+        {"chosen": [0] * 5},
+    ],
+    ids=str,
+)
+def test_instances_that_do_not_fit_are_refused(changes):
+    if not masking.loops:
+        pytest.skip("the compiled loops are not there")
+    arguments = {
+        "offsets": [0, 8, 20], "a_length": [4, 6], "counts": [2, 3], "seeds": [1, 2],
+        "firsts": [0, 7], "position_bits": [4, 4], "chosen": [0] * 6,
+    }  # fmt: skip
+    kinds = np.int64, np.uint16, np.int64, np.uint64, np.int64, np.uint8, np.int64
+
+    def choose(given):
+        masking.loops.choose_tokens(*map(np.array, given.values(), kinds))
+
+    choose(arguments)
+    with pytest.raises(ValueError, match="do not fit"):
+        choose(arguments | changes)
 
 
 @settings(max_examples=200, deadline=None)

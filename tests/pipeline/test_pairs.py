@@ -114,7 +114,7 @@ def test_production_equals_the_oracle_given_the_same_generator(
 def by_each_path(*arguments, **named) -> list[Pairs]:
     found = []
     for path in ("python", "compiled"):
-        with taken_path(path, "pipeline.instances._pairs", pairs_module, "loops"):
+        with taken_path(path, "pipeline.instances._instances", pairs_module, "loops"):
             found.append(make_pairs(*arguments, **named))
     return found
 
@@ -156,7 +156,7 @@ def test_both_paths_give_the_same(documents, uses, seeds, seq_len, short_seq_pro
     ids=" ".join,
 )
 def test_arrays_that_do_not_fit_are_refused(changes):
-    if not (loops := load("pipeline.instances._pairs")):
+    if not (loops := load("pipeline.instances._instances")):
         pytest.skip("the compiled loops are not there")
     arguments = {
         "bounds": np.arange(0, 90, 9), "firsts": np.array([0, 4, 9]), "rows": np.array([0, 1]),
@@ -249,12 +249,27 @@ def test_gather_writes_one_packed_run():
     columns = [[0, 1], [4, 0], [6, 3], [0, 0], [1, 5], [2, 6], [True, False]]
     dtypes = [np.int32, np.int64, np.int64, np.int32, np.int64, np.int64, np.bool_]
     pairs = Pairs(*(np.array(column, dtype) for column, dtype in zip(columns, dtypes, strict=True)))
-    packed = gather_pairs(np.array([10, 11, 12, 13, 14, 15], np.uint32), pairs, CLS, SEP)
-    assert packed.input_ids.dtype == np.uint32
-    assert packed.input_ids.tolist() == [CLS, 14, 15, SEP, 11, SEP, CLS, 10, 11, 12, SEP, 15, SEP]
-    assert packed.offsets.tolist() == [0, 6, 13]
-    assert packed.segment_a_length.tolist() == [4, 5]
-    assert gather_pairs(np.arange(6), pairs.take(slice(0, 0)), CLS, SEP).offsets.tolist() == [0]
+    tokens = np.array([10, 11, 12, 13, 14, 15], np.uint32)
+    for path in ("python", "compiled"):
+        with taken_path(path, "pipeline.instances._instances", pairs_module, "loops"):
+            packed = gather_pairs(tokens, pairs, CLS, SEP)
+            none = gather_pairs(tokens, pairs.take(slice(0, 0)), CLS, SEP)
+        assert packed.input_ids.dtype == np.uint32
+        first, second = [CLS, 14, 15, SEP, 11, SEP], [CLS, 10, 11, 12, SEP, 15, SEP]
+        assert packed.input_ids.tolist() == first + second
+        assert packed.offsets.tolist() == [0, 6, 13]
+        assert packed.segment_a_length.tolist() == [4, 5]
+        assert none.offsets.tolist() == [0]
+
+
+@pytest.mark.parametrize("span", [[-1, 2, 2, 4], [0, 7, 2, 4], [2, 1, 2, 4], [0, 2, 2, 5]])
+def test_spans_that_do_not_fit_are_refused(span):
+    if not pairs_module.loops:
+        pytest.skip("the compiled loops are not there")
+    tokens, specials, out = (np.zeros(size, np.uint16) for size in (6, 2, 7))
+    pairs_module.loops.gather_pairs(tokens, np.array([[0, 2, 2, 4]]), specials, out)
+    with pytest.raises(ValueError, match="do not fit"):
+        pairs_module.loops.gather_pairs(tokens, np.array([span]), specials, out)
 
 
 def test_seeds_follow_the_documented_formula():

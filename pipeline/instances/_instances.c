@@ -1,11 +1,13 @@
-/* The compiled twin of pipeline.instances.pairs, whose docstrings say what is done.
+/* Compiled twins of pipeline.instances.pairs and masking, whose docstrings say what is done.
  *
- * Arrays come as buffers of the dtypes that pairs.py gives, which has checked the sentences.
+ * Arrays come as buffers of the dtypes given there. Nothing is written outside them.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdbool.h>
+#include <string.h>
 
+#include "masks.h"
 #include "twister.h"
 
 #define NUM_ARRAYS 11
@@ -179,16 +181,77 @@ static PyObject *make_pairs(PyObject *self, PyObject *args)
     return PyLong_FromLongLong(w.count);
 }
 
+/* Whether all spans, of A and B in turn, lie in the tokens and fill what is written to. */
+static bool gather(const Py_buffer *tokens, const Py_buffer *spans, const char *specials,
+                   const Py_buffer *out)
+{
+    int64_t width = tokens->itemsize, num_tokens = tokens->len / width;
+    const int64_t *span = spans->buf;
+    char *to = out->buf, *end = to + out->len;
+    for (Py_ssize_t left = spans->len / 16; left > 0; left--, span += 2) {
+        bool is_a = left % 2 == 0;
+        if (span[0] < 0 || span[0] > span[1] || span[1] > num_tokens
+            || (end - to) / width < span[1] - span[0] + 1 + is_a)
+            return false;
+        if (is_a) /* [CLS] */
+            to = (char *)memcpy(to, specials, (size_t)width) + width;
+        int64_t size = (span[1] - span[0]) * width;
+        memcpy(to, (const char *)tokens->buf + span[0] * width, (size_t)size);
+        to = (char *)memcpy(to + size, specials + width, (size_t)width) + width;
+    }
+    return to == end;
+}
+
+static PyObject *finish(Py_buffer *arrays, int count, bool fits)
+{
+    for (int i = 0; i < count; i++)
+        PyBuffer_Release(&arrays[i]);
+    if (!fits)
+        return PyErr_Format(PyExc_ValueError, "arrays of instances do not fit");
+    Py_RETURN_NONE;
+}
+
+static PyObject *gather_pairs(PyObject *self, PyObject *args)
+{
+    (void)self;
+    Py_buffer a[4]; /* tokens, [N, 4] spans, [CLS] and [SEP], what is written */
+    if (!PyArg_ParseTuple(args, "y*y*y*w*", &a[0], &a[1], &a[2], &a[3]))
+        return NULL;
+    bool fits = a[2].len == 2 * a[0].itemsize && a[1].len % 32 == 0;
+    Py_BEGIN_ALLOW_THREADS
+    fits = fits && gather(&a[0], &a[1], a[2].buf, &a[3]);
+    Py_END_ALLOW_THREADS
+    return finish(a, 4, fits);
+}
+
+static PyObject *choose_tokens(PyObject *self, PyObject *args)
+{
+    (void)self;
+    Py_buffer a[7]; /* of mask_rows, and the positions that are written */
+    if (!PyArg_ParseTuple(args, "y*y*y*y*y*y*w*", &a[0], &a[1], &a[2], &a[3], &a[4], &a[5], &a[6]))
+        return NULL;
+    mask_rows rows = {a[0].buf, a[1].buf, a[2].buf, a[3].buf, a[4].buf, a[5].buf};
+    Py_ssize_t count = a[5].len;
+    bool fits = a[0].len == 8 * (count + 1) && a[1].len == 2 * count && a[2].len == 8 * count
+                && a[3].len == 8 * count && a[4].len == 8 * count;
+    Py_BEGIN_ALLOW_THREADS
+    fits = fits && choose_in_rows(&rows, count, a[6].buf, a[6].len / 8);
+    Py_END_ALLOW_THREADS
+    return finish(a, 7, fits);
+}
+
 static PyMethodDef methods[] = {
     {"make_pairs", make_pairs, METH_VARARGS, "Fills columns with pairs; returns their number."},
+    {"gather_pairs", gather_pairs, METH_VARARGS, "Fills an array with the tokens of pairs."},
+    {"choose_tokens", choose_tokens, METH_VARARGS, "Fills an array with places of tokens to mask."},
     {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, "pipeline.instances._pairs", NULL, 0, methods, NULL, NULL, NULL, NULL,
+    PyModuleDef_HEAD_INIT, "pipeline.instances._instances", NULL, 0, methods, NULL, NULL, NULL, NULL,
 };
 
-PyMODINIT_FUNC PyInit__pairs(void)
+PyMODINIT_FUNC PyInit__instances(void)
 {
     return PyModuleDef_Init(&module);
 }
