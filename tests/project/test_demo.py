@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from tests.ports import free_port
 
@@ -16,14 +17,11 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_demo(*arguments):
-    environment = os.environ | {
-        "VENV": sys.prefix,
-        "CUDA_VISIBLE_DEVICES": "",
-        "MASTER_PORT": str(free_port()),
-    }
+    port = str(free_port())
+    place = {"VENV": sys.prefix, "CUDA_VISIBLE_DEVICES": "", "MASTER_PORT": port}
     command = [ROOT / "scripts/demo", *map(str, arguments)]
     ran = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, timeout=900
+        command, env=os.environ | place, capture_output=True, text=True, check=False, timeout=900
     )
     assert ran.returncode == 0, f"{ran.stdout}\n{ran.stderr}"
     return ran.stdout
@@ -31,14 +29,12 @@ def run_demo(*arguments):
 
 @pytest.mark.engines
 def test_articles_become_a_model(shared_data, tmp_path):
-    arguments = (
-        "--input",
-        shared_data / "data/wiki_en/wiki_en_00.txt.zst",
-        "--minutes",
-        1,
-        "--output",
-        tmp_path / "demo",
-    )
+    packed = (shared_data / "data/wiki_en/wiki_en_00.txt.zst").open("rb")
+    with packed, zstandard.ZstdDecompressor().stream_reader(packed) as text:
+        beginning = text.read(1_000_000)
+    articles = tmp_path / "articles.txt"
+    articles.write_bytes(beginning[: beginning.rindex(b"</doc>")] + b"</doc>\n")
+    arguments = ("--input", articles, "--minutes", 1, "--output", tmp_path / "demo")
     printed = run_demo(*arguments)
     assert "sound" in printed
     assert "label: " in printed
@@ -47,10 +43,9 @@ def test_articles_become_a_model(shared_data, tmp_path):
         json.loads(line) for line in (tmp_path / "demo/run/metrics.jsonl").read_text().splitlines()
     ]
     validation = [row for row in rows if row["split"] == "validation"]
-    assert rows[0]["mlm_loss"] == pytest.approx(
-        9.4, abs=0.2
-    )  # ln 8,000 and logits at random: it knows nothing yet
-    assert validation[-1]["mlm_loss"] < 7.5  # after sixty steps: some of the frequencies
+    # ln 8,000 and logits at random: it knows nothing yet; after 30 steps some of the frequencies.
+    assert rows[0]["mlm_loss"] == pytest.approx(9.4, abs=0.2)
+    assert validation[-1]["mlm_loss"] < 7.8
     weights = (tmp_path / "demo/hf/model.safetensors").read_bytes()
     again = run_demo(*arguments)
     assert "this run is finished" in again

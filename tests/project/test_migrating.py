@@ -2,17 +2,14 @@
 
 import json
 import re
-import shlex
 import string
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from pipeline.cli import COMMANDS as PIPELINE
 from pipeline.command_line.program import run_program
-from tests.loaded_python import run_python
+from tests.page_commands import run_block
 from trainer.cli import COMMANDS as TRAINER
 
 ROOT = Path(__file__).parents[2]
@@ -75,16 +72,9 @@ def test_the_commands_run_in_order(workplace):
     for line in lines:
         start = next((start for start in SMALLER if line.startswith(f"python {start} ")), None)
         assert start is not None, f"a page has a command that no test runs: {line}"
-        words = shlex.split(f"{line} {SMALLER[start]}")[1:]
-        if start == "-m pipeline build":
-            words += [] if "--vocab" in words else ["--vocab_size", "200"]
-            command = [sys.executable, *words]
-            ran = subprocess.run(
-                command, cwd=workplace, capture_output=True, text=True, check=False
-            )
-        else:
-            ran = run_python(words, cwd=workplace)
-        assert ran.returncode == 0, f"{line}\n{ran.stdout}\n{ran.stderr}"
+        learns = start == "-m pipeline build" and "--vocab" not in line
+        added = f"{SMALLER[start]}{' --vocab_size 200' if learns else ''}"
+        run_block(f"{line} {added}\n", workplace)
     assert (workplace / "hf-model/model.safetensors").exists()
     assert (workplace / "google/manifest.json").exists()
     assert (workplace / "google-tfrecord/_export.json").exists()

@@ -6,16 +6,16 @@ which a backslash continues.
 """
 
 import json
-import os
-import subprocess
-import sys
+import shlex
 from pathlib import Path
 
 import pytest
 
+from tests.loaded_python import run_python
+
 FOLDER = Path(__file__).parents[2] / "docs/notebooks"
 NAMES = ["1-build", "2-train", "3-look", "4-fine-tune"]
-BEAMBERT = f"{sys.executable} -c 'import sys; from trainer.beambert import main; sys.exit(main())' "
+BEAMBERT = "import sys; from trainer.beambert import main; sys.exit(main())"
 
 
 def read_cells(name):
@@ -28,12 +28,14 @@ def run_cell(source, names):
     if not source.startswith("!"):
         exec(compile(source, "cell", "exec"), names)
         return
-    command = source[1:].replace("\\\n", " ").replace("beambert ", BEAMBERT, 1)
+    command = source[1:].replace("\\\n", " ")
     assert "\n" not in command
-    environment = os.environ | {"PYTHONPATH": str(FOLDER.parents[1]), "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        command, shell=True, env=environment, capture_output=True, text=True, check=False
-    )
+    program, *words = shlex.split(command)
+    if program == "cat":
+        assert all(Path(word).is_file() for word in words)
+        return
+    assert program == "beambert"
+    result = run_python(["-c", BEAMBERT, *words], cwd=Path.cwd())
     assert result.returncode == 0, f"{source}\n{result.stdout}{result.stderr}"
 
 

@@ -3,12 +3,9 @@ says it gives.
 """
 
 import json
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +13,7 @@ import zstandard
 
 from pipeline.cli import COMMANDS as PIPELINE
 from pipeline.command_line.program import parse_settings
+from tests.page_commands import run_block
 from tests.ports import free_port
 from trainer.cli import COMMANDS as TRAINER
 
@@ -83,17 +81,8 @@ def printed(shared_data, tmp_path_factory):
     for name in ("configs", "scripts"):
         (folder / name).symlink_to(ROOT / name)
     write_squad(shared_data, folder / "given.json")
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = os.environ | {"PATH": path, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
-    outputs = []
-    for block in blocks(smaller(SMALL)):
-        command = ["bash", "-euo", "pipefail", "-c", block]
-        environment["FREE_PORT"] = str(free_port())
-        ran = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, check=False
-        )
-        assert ran.returncode == 0, f"{block}\n{ran.stdout}\n{ran.stderr}"
-        outputs.append(ran.stdout)
+    variables = {"CUDA_VISIBLE_DEVICES": "", "FREE_PORT": str(free_port())}
+    outputs = [run_block(block, folder, **variables) for block in blocks(smaller(SMALL))]
     return folder / "tutorial", "\n".join(outputs), outputs
 
 

@@ -253,7 +253,7 @@ def test_a_waiting_loader_can_be_left(build):
     assert time.monotonic() - began < 300, "as long as its limit"
 
 
-PASSES = 24
+PASSES = 6
 SMALL = "{hidden_size: 24, num_heads: 3, intermediate_size: 40}"
 TRAINING = ["--model.preset", "tiny", "--model.overrides", SMALL, "--validation.interval", "0"]
 
