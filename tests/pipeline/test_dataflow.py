@@ -45,9 +45,14 @@ def client():
     return pytest.importorskip(name, reason="needs apache-beam[gcp]", exc_type=ImportError)
 
 
-@pytest.fixture(params=["tokens", "shards by shuffle", "shards by files"])
-def translated(request, client, vocab_file, monkeypatch):
+@pytest.fixture(scope="module", params=["tokens", "shards by shuffle", "shards by files"])
+def translated(request, client, vocab_file):
     """The pipeline and the proto of the job, with credentials and sockets out of reach."""
+    with pytest.MonkeyPatch.context() as patch:
+        return translate(request.param, vocab_file, patch)
+
+
+def translate(job, vocab_file, monkeypatch):
     gcs = pytest.importorskip("apache_beam.io.gcp.gcsio")
     runner = pytest.importorskip("apache_beam.runners.dataflow.dataflow_runner")
 
@@ -61,13 +66,13 @@ def translated(request, client, vocab_file, monkeypatch):
     vocabulary = parse_vocab(vocab_file.read_bytes(), "vocab.txt")
     options = pipeline_options(settings.workers, ARGUMENTS.split(), 4)
     pipeline = beam.Pipeline(options=options)
-    if request.param == "tokens":
+    if job == "tokens":
         urls = [f"gs://some-bucket/text/{n}.jsonl" for n in range(NUM_PARTS)]
         parts = [Part((FileRange(url, 0, 9, 9, "jsonl"),)) for url in urls]
         add_tokens_graph(pipeline, parts, tokens_rule(settings, vocabulary), settings.open_tokens())
     else:
-        mode = "files" if "files" in request.param else choose_exchange("auto", options)
-        assert mode in request.param
+        mode = "files" if "files" in job else choose_exchange("auto", options)
+        assert mode in job
         buckets = plan_buckets(NUM_BUCKETS, bytes(16))
         held = BucketContents(Seal(64, 9000, f"{7:032x}"), 70, 2**38)
         tasks = plan_tasks(buckets, [128], 1, {bucket.name: held for bucket in buckets})

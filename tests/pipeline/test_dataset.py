@@ -199,10 +199,7 @@ FOREIGN = r"does not belong to manifest.json: its root hash is \w{64}, the"
         ),
         (with_row(content_hash="0" * 64), f"{SHARDS} {FOREIGN}"),
         (with_row(name="train/L8192/pass-00/shard-00007.tar"), f"{SHARDS} {FOREIGN}"),
-        (
-            with_row(pass_index=1, name="train/L8192/pass-01/shard-00007.tar"),
-            f"{SHARDS} {FOREIGN}",
-        ),
+        (with_row(pass_index=1, name="train/L8192/pass-01/shard-00007.tar"), f"{SHARDS} {FOREIGN}"),
         (
             with_row(is_pinned=False, masked_kept=1),  # of another build, with the same root hash
             f"{SHARDS} is not the file that manifest.json speaks of: its sha256 is",

@@ -26,12 +26,7 @@ from pipeline.shards.dataset import open_dataset
 from pipeline.shards.seal import NOTHING
 from pipeline.storage.folder import Folder
 from pipeline.tokens.buckets import BucketContents, plan_buckets
-from pipeline.tokens.token_index import (
-    TokenParts,
-    build_index,
-    open_index,
-    read_bucket,
-)
+from pipeline.tokens.token_index import TokenParts, build_index, open_index, read_bucket
 from pipeline.tokens.token_parts import TokenizedDocument, pack_documents, unpack_documents
 from tests.counting import empty_store
 from tests.pipeline.programs import run

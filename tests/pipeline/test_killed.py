@@ -25,7 +25,7 @@ READ = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 @pytest.fixture(scope="module")
 def long_corpus(tmp_path_factory):
     """Small parts enough that a kill comes in the middle; beside it the text of a document."""
-    folder = write_corpus(tmp_path_factory.mktemp("long"), 1000)
+    folder = write_corpus(tmp_path_factory.mktemp("long"), 300)
     with (folder / "a.jsonl").open() as file:
         (folder / "tasks.jsonl").write_text(file.readline())
     return folder
@@ -41,7 +41,7 @@ def command(corpus, output, *remainder):
 def expected(long_corpus, tmp_path_factory):
     output = tmp_path_factory.mktemp("expected") / "data"
     subprocess.run(command(long_corpus, output), cwd=ROOT, check=True, capture_output=True)
-    assert open_dataset(str(output)).manifest.counters["dropped_task_text"] == 39
+    assert open_dataset(str(output)).manifest.counters["dropped_task_text"] == 12
     return what_was_built(output)
 
 
@@ -84,6 +84,10 @@ def is_alive(pid):
         return False
 
 
+def wait_until_gone(pids):
+    wait_until(lambda: not any(map(is_alive, pids)))
+
+
 def with_code_of(folder):
     """The environment of programs that find a folder's modules before all others."""
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
@@ -91,9 +95,10 @@ def with_code_of(folder):
 
 
 def start_until(stage, corpus, output):
-    """A running build whose stage has finished something, and waits before it finishes more."""
+    """A running build and its workers; a stage has finished something, and waits before more."""
     (output.parent / "sitecustomize.py").write_text(GATE)
     (output.parent / "gate").write_text(f"{output}/{STAGES[stage]} 1")
+    (output.parent / "waits").unlink(missing_ok=True)
     process = subprocess.Popen(
         command(corpus, output),
         cwd=ROOT,
@@ -102,44 +107,38 @@ def start_until(stage, corpus, output):
         # As nohup and background jobs of shells start programs; there are no threads here.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # noqa: PLW1509
     )
-    wait_until(lambda: (output.parent / "waits").exists() or process.poll() is not None)
+    waits = output.parent / "waits"
+    wait_until(
+        lambda: (
+            (waits.exists() and len(workers_below(process.pid)) == 2) or process.poll() is not None
+        )
+    )
     assert process.poll() is None, process.communicate()
-    return process
+    return process, workers_below(process.pid)
 
 
-def assert_heals(corpus, output, expected):
-    assert not (output / "manifest.json").exists()
-    subprocess.run(command(corpus, output), cwd=ROOT, check=True, capture_output=True)
-    assert what_was_built(output) == expected
-
-
-@pytest.mark.parametrize("stage", ["tokens", "shards"])
-def test_a_killed_worker_fails_the_command_and_the_next_run_heals(
-    stage, long_corpus, expected, tmp_path
+def test_killed_workers_and_launchers_leave_nothing_running_and_the_last_run_heals(
+    long_corpus, expected, tmp_path
 ):
-    process = start_until(stage, long_corpus, tmp_path / "data")
-    workers = workers_below(process.pid)
-    assert len(workers) == 2
-    os.kill(workers[0], signal.SIGKILL)
-    _, message = process.communicate(timeout=SECONDS)
-    assert process.returncode == 2, message
-    last = message.strip().splitlines()[-1]
-    assert f"{stage}: a worker process was killed (signal 9" in last
-    assert "the same command continues" in last
-    assert "Traceback" not in message
-    wait_until(lambda: not any(map(is_alive, workers)))
-    assert_heals(long_corpus, tmp_path / "data", expected)
-
-
-@pytest.mark.parametrize("stage", ["tokens", "shards"])
-def test_no_worker_outlives_a_killed_launcher(stage, long_corpus, expected, tmp_path):
-    process = start_until(stage, long_corpus, tmp_path / "data")
-    workers = workers_below(process.pid)
-    assert len(workers) == 2
-    process.kill()  # nobody waits for it yet: a zombie must not count as a launcher
-    wait_until(lambda: not any(map(is_alive, workers)))
-    process.communicate()
-    assert_heals(long_corpus, tmp_path / "data", expected)
+    """One build, of which every run but the last is killed."""
+    output = tmp_path / "data"
+    for stage in ("tokens", "shards"):
+        process, workers = start_until(stage, long_corpus, output)
+        os.kill(workers[0], signal.SIGKILL)
+        _, message = process.communicate(timeout=SECONDS)
+        assert process.returncode == 2, message
+        last = message.strip().splitlines()[-1]
+        assert f"{stage}: a worker process was killed (signal 9" in last
+        assert "the same command continues" in last
+        assert "Traceback" not in message
+        wait_until_gone(workers)
+        process, workers = start_until(stage, long_corpus, output)
+        process.kill()  # nobody waits for it yet: a zombie must not count as a launcher
+        wait_until_gone(workers)
+        process.communicate()
+    assert not (output / "manifest.json").exists()
+    subprocess.run(command(long_corpus, output), cwd=ROOT, check=True, capture_output=True)
+    assert what_was_built(output) == expected
 
 
 @pytest.mark.parametrize(("victim", "remainder"), [("worker", ""), ("parent", BEAMS_OWN)])

@@ -13,12 +13,7 @@ from pipeline.shards.growing import RECORDS, open_growing
 from pipeline.shards.seal import NOTHING
 from pipeline.shards.verify import verify_dataset
 from pipeline.stages import publish
-from pipeline.stages.publish import (
-    PassPublisher,
-    planned_groups,
-    publish_dataset,
-    read_records,
-)
+from pipeline.stages.publish import PassPublisher, planned_groups, publish_dataset, read_records
 from pipeline.storage.folder import Folder
 from pipeline.tokens.buckets import Bucket, BucketContents
 from tests.counting import empty_store

@@ -150,10 +150,7 @@ def test_input_without_words_is_refused(tmp_path, capsys):
     assert "no word was found in 0 of 1 documents" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("text_bytes", "num_bits"),
-    [(0, 0), (1, 0), (1.1, 1), (2, 1), (5, 3)],
-)
+@pytest.mark.parametrize(("text_bytes", "num_bits"), [(0, 0), (1, 0), (1.1, 1), (2, 1), (5, 3)])
 def test_the_sample_is_the_largest_power_of_two_that_fits(text_bytes, num_bits):
     assert sample_bits(int(text_bytes * MAX_SAMPLE_BYTES)) == num_bits
 

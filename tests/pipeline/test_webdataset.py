@@ -267,11 +267,7 @@ def test_more_samples_in_a_range_of_keys_than_a_shard_holds_end_the_job(tmp_path
 
 @pytest.mark.parametrize(
     ("name", "data"),
-    [
-        (MANIFEST, b'{"format_version": 3}'),
-        ("other.tar", b""),
-        ("part-0.tar", b""),
-    ],
+    [(MANIFEST, b'{"format_version": 3}'), ("other.tar", b""), ("part-0.tar", b"")],
 )
 def test_the_folder_of_another_dataset_is_refused_before_any_work(tmp_path, name, data):
     (tmp_path / name).write_bytes(data)

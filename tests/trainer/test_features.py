@@ -2,8 +2,6 @@
 
 import gzip
 import json
-import subprocess
-import sys
 from itertools import chain
 from pathlib import Path
 
@@ -15,12 +13,12 @@ import torch
 import transformers
 import zstandard
 
+from tests.loaded_python import run_python
 from tests.trainer.lettered_model import export_lettered_model
 from trainer.cli import main
 from trainer.inference.features.extract import FeatureExtractor, InputText, cut_windows
 from trainer.inference.open_model import open_model
 
-ROOT = Path(__file__).resolve().parents[2]
 TEXTS = ["The cats sat.", "a cat", "", "the the x cat sat", "dogs"]
 LAST = ["--layers", "-1"]
 
@@ -226,8 +224,6 @@ def test_memory_does_not_grow_with_the_input(hf, tmp_path):
         path, text = tmp_path / f"{name}.txt", "the cat sat on the mat of a cat .\n" * num_lines
         path.write_text(text + "the cat " * (num_lines * 2) + "\n")
         files = ["--model", str(hf), "--input", str(path), "--output", f"{path}-out"]
-        command = [sys.executable, "-c", PEAK, *files]
-        ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-        peaks.append(float(ran.stdout.split()[-1]))
+        peaks.append(float(run_python(["-c", PEAK, *files]).stdout.split()[-1]))
     assert facts_of(tmp_path / "big.txt-out")["rows"] == 108_000
     assert peaks[1] - peaks[0] < 40, peaks
