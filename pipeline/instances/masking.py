@@ -3,7 +3,7 @@
 Counts, candidates and the 80/10/10 rule are those of docs/parity.md section 2. The draws are our
 own. Those of a build depend on the whole run: the same instances in other runs get other masks.
 
-Shapes: N instances, T packed tokens, M masked positions, W width of a grid (longest instance).
+Shapes: N instances, T packed tokens, M masked positions, W tokens of an instance.
 """
 
 import math
@@ -182,39 +182,27 @@ def _choose_tokens(
         loops.choose_tokens(starts, segment_a_length, counts, *keys, chosen_M)
         return chosen_M[:-1]
     chosen = [np.zeros(0, np.int64)]
-    for start in range(0, len(counts), _GRID_ROWS):
-        rows = slice(start, min(start + _GRID_ROWS, len(counts)))
-        own = Keys(keys.seeds[rows], keys.firsts[rows], keys.position_bits[rows])
-        keys_NW = _draw_keys(own, int(lengths[rows].max()))
-        _bar_specials(keys_NW, lengths[rows], segment_a_length[rows])
-        greatest_N = np.sort(keys_NW, axis=1)[np.arange(len(keys_NW)), counts[rows] - 1]
-        row, position = divmod(np.flatnonzero(keys_NW <= greatest_N[:, None]), keys_NW.shape[1])
-        chosen.append(offsets[rows][row] + position)
+    ends = zip(offsets[:-1].tolist(), lengths.tolist(), segment_a_length.tolist(), strict=True)
+    for row, (start, length, a_length) in enumerate(ends):
+        numbers_W = keys.firsts[row] + np.arange(length - 1)
+        keys_W = _draw_keys(numbers_W, keys.seeds[row : row + 1], keys.position_bits[row])
+        keys_W[[0, a_length - 1]] = _NEVER  # specials, as the last one is left out
+        chosen.append(start + np.sort(keys_W.argsort()[: counts[row]]))
     return np.concatenate(chosen)
 
 
-def _draw_keys(keys: Keys, width: int) -> npt.NDArray[np.uint32]:
-    """[N, W] keys with the position in their low bits: no sorting can change their order.
+def _draw_keys(
+    numbers: npt.NDArray[np.int64], seed: Words, position_bits: np.uint8
+) -> npt.NDArray[np.uint32]:
+    """Half-words of a seed, with the position in their low bits: no sorting can change their order.
 
     That leaves 23 random bits at 512 tokens: a tie decides one position in 16,000 instances, for
     the earlier one.
     """
-    places_NW = (keys.firsts[:, None] + np.arange(width)).astype(np.uint64)
-    words_NW = words_at(keys.seeds[:, None], places_NW // 2)
-    drawn_NW = (words_NW >> (places_NW % 2 * 32)).astype(np.uint32)
-    bits_N1 = keys.position_bits[:, None].astype(np.uint32)
-    return (drawn_NW >> bits_N1 << bits_N1) | np.arange(width, dtype=np.uint32)
-
-
-def _bar_specials(
-    keys_NW: npt.NDArray[np.uint32],
-    lengths: npt.NDArray[np.int64],
-    segment_a_length: npt.NDArray[np.uint16],
-) -> None:
-    """Puts the greatest key at specials and beyond the end."""
-    positions_W = np.arange(keys_NW.shape[1], dtype=np.uint32)
-    keys_NW[positions_W >= (lengths - 1).astype(np.uint32)[:, None]] = _NEVER
-    keys_NW[:, 0] = keys_NW[np.arange(len(keys_NW)), segment_a_length.astype(np.int64) - 1] = _NEVER
+    words = words_at(seed, numbers.astype(np.uint64) // 2)
+    drawn = (words >> (numbers.astype(np.uint64) % 2 * 32)).astype(np.uint32)
+    kept = drawn >> np.uint32(position_bits) << np.uint32(position_bits)
+    return kept | np.arange(len(numbers), dtype=np.uint32)
 
 
 def _choose_words(

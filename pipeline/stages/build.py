@@ -64,7 +64,7 @@ _PROBE = ".beambert-probe"
 _COMPILED_MODULES = {
     "tokenizer._matcher": "words to ids 50 times, cleaning 20 times",
     "pipeline.wiki._wikitext": "wikitext 200 times",
-    "pipeline.instances._instances": "pairs 10 times",
+    "pipeline.instances._instances": "pairs 10 times, masks 30 times",
 }
 
 
