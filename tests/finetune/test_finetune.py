@@ -19,6 +19,7 @@ from tests.finetune.tiny_data import write_sst2
 from tests.finetune.tiny_model import NO_DROPOUT, write_fine_tuned, write_pretrained
 from tests.loaded_python import run_python
 from tests.trainer.two_ranks import run_ranks
+from trainer.cli import main as command
 from trainer.finetune.batches import Recipe, iterate_steps
 from trainer.finetune.prepare import begin_model, prepare_data
 from trainer.finetune.run import finetune_on
@@ -204,9 +205,9 @@ def test_a_stopped_command_goes_on_and_gives_the_same_results(output):
 
 def test_predict_writes_what_finetune_wrote(output, folder, tmp_path):
     best = output / "grid" / "best"
-    command = ["-m", "trainer", "predict", "--model", best, "--input", folder / "test.tsv"]
+    predict = ["-m", "trainer", "predict", "--model", best, "--input", folder / "test.tsv"]
     flags = ["--output", tmp_path / "out", "--micro_tokens", 16, "--seq_len", 16]
-    done = run_python([*command, folder / "dev.tsv", *flags])
+    done = run_python([*predict, folder / "dev.tsv", *flags])
     assert done.returncode == 0, done.stderr
     assert "SST-2.tsv, 7 rows" in done.stdout
     assert same_files(tmp_path / "out", output / "grid", SUBMITTED)
@@ -232,13 +233,11 @@ FEATURES = ["--task", "ner-features", "--tokens.feature_layers", "-1"]
         ("three-labels", FEATURES, "within finetune alone"),
     ],
 )
-def test_models_that_cannot_predict_are_refused(folder, tmp_path, model, flags, message):
+def test_models_that_cannot_predict_are_refused(folder, tmp_path, capsys, model, flags, message):
     files = ["--model", folder / model, "--input", folder / "test.tsv"]
-    columns = ["--columns.text", "sentence"]
-    output = ["--output", tmp_path / "out"]
-    done = run_python(["-m", "trainer", "predict", *files, *columns, *output, *flags])
-    assert done.returncode == 2
-    assert message in done.stderr
+    columns, output = ["--columns.text", "sentence"], ["--output", tmp_path / "out"]
+    assert command(["predict", *map(str, (*files, *columns, *output, *flags))]) == 2
+    assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

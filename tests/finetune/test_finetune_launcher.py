@@ -16,6 +16,7 @@ from tests.finetune.tiny_data import write_sst2
 from tests.finetune.tiny_model import write_pretrained
 from tests.loaded_python import Program, run_python
 from tests.ports import free_port
+from tests.trainer.two_ranks import run_nodes, start_nodes
 
 pytestmark = pytest.mark.engines
 
@@ -30,7 +31,7 @@ GIVEN = (
 
 # Every rank waits for ever within the first step of the second run.
 WAITING = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 from trainer.cli import main
 from trainer.finetune import run
@@ -38,7 +39,7 @@ train_run, names = run.train_run, []
 def train_or_wait(recipe, prepared, ranks, tell_step):
     def tell_or_wait():
         tell_step()
-        Path(f"run-{len(names)}").touch()
+        Path(f"run-{len(names)}-{os.environ.get('RANK')}").touch()
         while len(names) == 2:
             time.sleep(0.05)
     names.append(recipe.name)
@@ -84,7 +85,7 @@ def test_two_ranks_of_the_launcher_give_what_one_process_that_was_killed_gives(t
     (tmp_path / "waiting.py").write_text(WAITING)
     command = ["waiting.py", "finetune", *GIVEN.split(), "alone"]
     with Program(command, cwd=tmp_path) as first:
-        while not (tmp_path / "run-2").exists():
+        while not list(tmp_path.glob("run-2-*")):
             assert first.poll() is None, "it ended before its first run was finished"
             time.sleep(0.05)
     assert len(list(tmp_path.glob("alone/runs/*.json"))) == 1
@@ -102,41 +103,33 @@ def test_two_ranks_of_the_launcher_give_what_one_process_that_was_killed_gives(t
     assert same_files(tmp_path / "alone", tmp_path / "both", SUBMITTED)
 
 
-@pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "deepspeed"])
-def test_ctrl_c_is_one_line(tmp_path, deepspeed, is_alone):
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_ctrl_c_is_one_line(tmp_path, num_ranks):
     (tmp_path / "waiting.py").write_text(WAITING)
-    launcher = [BIN / "python"] if is_alone else deepspeed[:-1]
-    log = tmp_path / "log"
-
-    def start(command, folder, environment):
-        with log.open("wb") as said:
-            place = {"cwd": folder, "env": environment, "start_new_session": True}
-            return subprocess.Popen(command, stdout=said, stderr=said, **place)
-
-    process = finetune(launcher, tmp_path, "out", program="waiting.py", start=start)
-    wait_until(lambda: (tmp_path / "run-2").exists() or process.poll() is not None, log)
-    os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(600) == (130 if is_alone else -2)
-    wait_until(lambda: "interrupted" in log.read_text(), log)
-    assert log.read_text().count("interrupted\n") == 1
-    assert "trainer/" not in log.read_text(), "a traceback of ours"
+    command = ["waiting.py", "finetune", *GIVEN.split(), "out"]
+    with start_nodes([(command, num_ranks)], tmp_path) as ranks:
+        while len(list(tmp_path.glob("run-2-*"))) < num_ranks:
+            assert all(rank.poll() is None for rank in ranks), ranks[0].said()
+            time.sleep(0.05)
+        for rank in ranks:
+            os.kill(rank.pid, signal.SIGINT)
+        ended = [rank.wait() for rank in ranks]
+    said = "".join(each.stdout + each.stderr for each in ended)
+    assert {each.returncode for each in ended} == {130}, said
+    assert said.count("interrupted\n") == 1
+    assert "trainer/" not in said, "a traceback of ours"
     assert len(list(tmp_path.glob("out/runs/*.json"))) == 1
 
 
-def wait_until(condition, log, seconds=600):
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < seconds, log.read_text()
-        time.sleep(0.05)
-
-
-def test_a_bad_file_is_named_once_under_the_launcher(tmp_path, deepspeed):
+def test_a_bad_file_is_named_by_one_rank(tmp_path):
     with (tmp_path / "dev.tsv").open("a") as file:
         file.write("bad\t0\textra\n")
-    ran = finetune(deepspeed, tmp_path, "none")
-    assert ran.returncode != 0
-    assert ran.stderr.count("dev.tsv:22: 3 columns, expected 2 (sentence, label)") == 1
-    assert "Traceback" not in ran.stderr
+    command = ["-m", "trainer", "finetune", *GIVEN.split(), "none"]
+    ended = run_nodes([(command, 2)], cwd=tmp_path)
+    assert [each.returncode for each in ended] == [2, 2]
+    said = "".join(each.stderr for each in ended)
+    assert said.count("dev.tsv:22: 3 columns, expected 2 (sentence, label)") == 1
+    assert "Traceback" not in said
     assert not (tmp_path / "none/results.json").exists()
 
 

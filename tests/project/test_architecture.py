@@ -6,12 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.finetune.tiny_model import write_pretrained
 from tests.loaded_python import run_python
 from tests.trainer.tiny_dataset import write_tiny_dataset
-from tests.trainer.tiny_run import SIZES
+from tests.trainer.tiny_run import SIZES, rows_of, write_config
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/architecture.md").read_text()
@@ -58,9 +57,9 @@ def copy(tmp_path_factory):
     return folder
 
 
-def run(copy, *words):
-    """`python WORDS...` with the copy's packages."""
-    ran = run_python(words, cwd=copy, PYTHONPATH=str(copy))
+def run(copy, line):
+    """What `python LINE` prints, with the copy's packages."""
+    ran = run_python(line.split(), cwd=copy, PYTHONPATH=str(copy))
     assert ran.returncode == 0, f"{ran.args}\n{ran.stdout}\n{ran.stderr}"
     return ran.stdout
 
@@ -69,48 +68,31 @@ def run(copy, *words):
 def test_a_format_and_a_filter(copy, tmp_path):
     rows = [f"{number}\ta text of {number} and many more words\n" for number in range(6)]
     (tmp_path / "texts.tsv").write_text("".join(rows) + "7\tshort\n")
-    (tmp_path / "vocab.txt").write_text(
-        "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n" + "\n".join(["text", "words"]) + "\n"
-    )
-    words = [
-        "--input",
-        tmp_path / "texts.tsv",
-        "--format",
-        "tsv",
-        "--min_words",
-        3,
-        "--vocab",
-        tmp_path / "vocab.txt",
-        "--workers",
-        1,
-    ]
-    printed = run(
-        copy, "-m", "pipeline", "build", *words, "--seq_lens", 16, "--output", tmp_path / "data"
-    )
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\ntext\nwords")
+    files = f"--input {tmp_path}/texts.tsv --vocab {tmp_path}/vocab.txt --output {tmp_path}/data"
+    flags = "--format tsv --min_words 3 --workers 1 --seq_lens 16"
+    printed = run(copy, f"-m pipeline build {files} {flags}")
     assert "1 of 7 documents have too few words: input 1" in printed
     assert "input: 6 documents of" in printed
 
 
 @pytest.mark.engines
 def test_an_optimizer(copy, tmp_path):
-    config = {
-        "data": [str(write_tiny_dataset(tmp_path / "data", instances=60))],
-        "output": str(tmp_path / "run"),
-        "phases": [
-            {"seq_len": 16, "global_batch": 12, "steps": 3, "peak_lr": 1.0, "warmup_steps": 0}
-        ],
-        "model": {"preset": "tiny", "overrides": SIZES | {"activation": "relu"}},
-        "optimizer": {"name": "momentum"},
-        "micro_tokens": 96,
-        "precision": "fp32",
-    }
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    run(copy, "-m", "trainer", "pretrain", "--config", tmp_path / "config.yaml")
-    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    losses = [row["mlm_loss"] for row in rows if row["split"] == "train"]
+    phase = {"seq_len": 16, "global_batch": 12, "steps": 3, "peak_lr": 1.0, "warmup_steps": 0}
+    words = write_config(
+        tmp_path / "run",
+        write_tiny_dataset(tmp_path / "data", instances=60),
+        phases=[phase],
+        model={"preset": "tiny", "overrides": SIZES | {"activation": "relu"}},
+        optimizer={"name": "momentum"},
+        micro_tokens=96,
+        precision="fp32",
+    )
+    run(copy, f"-m trainer {' '.join(words)}")
+    losses = [row["mlm_loss"] for row in rows_of(tmp_path / "run")]
     assert len(losses) == 3
     assert losses[-1] < losses[0]
-    run(copy, "-m", "trainer", "export", tmp_path / "run", "--output", tmp_path / "hf")
+    run(copy, f"-m trainer export {tmp_path}/run --output {tmp_path}/hf")
     assert json.loads((tmp_path / "hf/config.json").read_text())["hidden_act"] == "relu"
 
 
@@ -121,31 +103,8 @@ def test_a_task(copy, tmp_path):
         "id\tsentence1\tsentence2\tlabel\n" + "1\tthe cat\ta cat\t1\n2\tthe cat\ta dog\t0\n" * 4
     )
     model = write_pretrained(tmp_path / "hf")
-    words = [
-        "--task",
-        "paws",
-        "--model",
-        model,
-        "--train",
-        table,
-        "--validation",
-        table,
-        "--search_epochs",
-        1,
-    ]
-    run(
-        copy,
-        "-m",
-        "trainer",
-        "finetune",
-        *words,
-        "--seq_len",
-        16,
-        "--search_global_batch",
-        4,
-        "--output",
-        tmp_path / "paws",
-    )
-    assert {"accuracy", "f1"} <= json.loads((tmp_path / "paws/results.json").read_text())["best"][
-        "metrics"
-    ]["paws"].keys()
+    files = f"--model {model} --train {table} --validation {table} --output {tmp_path}/paws"
+    flags = "--task paws --search_epochs 1 --seq_len 16 --search_global_batch 4"
+    run(copy, f"-m trainer finetune {files} {flags}")
+    best = json.loads((tmp_path / "paws/results.json").read_text())["best"]
+    assert {"accuracy", "f1"} <= best["metrics"]["paws"].keys()

@@ -1,5 +1,6 @@
 """The console script, as a wheel installs it, beside files that only look like ours."""
 
+import functools
 import json
 import os
 import shutil
@@ -110,6 +111,7 @@ def test_a_file_on_disk_wins_over_a_recipe(tmp_path, monkeypatch):
         find_config("configs/data/bert-base.yaml")
 
 
+@functools.cache
 def completion(shell):
     """What `beambert completion SHELL` prints."""
     program = "import sys; from trainer.beambert import main; sys.exit(main())"

@@ -3,11 +3,12 @@
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
+
+from tests.loaded_python import run_python
 
 ROOT = Path(__file__).parents[2]
 SBATCH = ROOT / "scripts/launch-slurm.sbatch"
@@ -143,8 +144,7 @@ def test_kubernetes_starts_torchrun_on_every_node(tmp_path):
 
 @pytest.mark.processes
 def test_torchrun_knows_the_options_that_are_given():
-    command = [sys.executable, "-m", "torch.distributed.run", "--help"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    said = run_python(["-m", "torch.distributed.run", "--help"]).stdout
     for option in re.findall(r"--[a-z_]+(?==)", job()[3]["args"][0].replace("--output=", "")):
         assert option in said, option
 

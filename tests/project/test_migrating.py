@@ -1,4 +1,4 @@
-"""Flags of other programs are answered, and the commands of docs/migrating.md run."""
+"""The commands of docs/migrating.md run."""
 
 import json
 import re
@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli import COMMANDS as PIPELINE
-from pipeline.command_line.program import run_program
 from tests.page_commands import run_block
-from trainer.cli import COMMANDS as TRAINER
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/migrating.md").read_text()
@@ -23,27 +20,6 @@ SMALLER = {
     "-m trainer export": "",
     "-m pipeline export": "",
 }
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    ("command", "theirs", "ours"),
-    [
-        ("build", "dupe_factor", "passes"),
-        ("build", "vocab-file", "vocab"),
-        ("pretrain", "init_checkpoint", "init_from"),
-        ("pretrain", "num_train_steps", "steps"),
-        ("finetune", "num_train_epochs", "search_epochs"),
-        ("pretrain", "save_steps", "checkpoint.interval"),
-        ("pretrain", "mlm_probability", "masking"),
-        ("finetune", "model_name_or_path", "model"),
-    ],
-)
-def test_a_flag_of_another_program_is_answered(command, theirs, ours, capsys):
-    program = PIPELINE if command == "build" else TRAINER
-    assert run_program("program", "Tests.", program, [command, f"--{theirs}", "1"]) == 2
-    said = f"program {command}: error: unknown flag --{theirs}; did you mean --{ours}?\n"
-    assert capsys.readouterr().err == said
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ SMALL, REAL = PAGE.split("\n# The real form\n")
 # them must be there.
 SMALLER = {
     "--max_bytes 8000000": "--max_bytes 300000",
-    "--config configs/data/demo.yaml": "--config configs/data/demo.yaml --vocab_size 1000",
+    "configs/data/demo.yaml": "configs/data/demo.yaml --vocab_size 1000 --workers 1",
     "--steps 300 60 \\\n": "--steps 3 2 --validation.num_instances 8 \\\n",
     "--search_epochs 2": "--search_epochs 1",
     "deepspeed --num_gpus 2": "deepspeed --num_gpus 2 --master_port $FREE_PORT",

@@ -2,7 +2,7 @@
 
 import contextlib
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -26,9 +26,18 @@ def run_ranks(
 
 
 def run_nodes(
-    nodes: Sequence[tuple[Sequence[str], int]], timeout: float = 600
+    nodes: Sequence[tuple[Sequence[str], int]], timeout: float = 600, cwd: Path = ROOT
 ) -> list[subprocess.CompletedProcess]:
     """Runs a command and a number of ranks for every node; the finished processes, by rank."""
+    with start_nodes(nodes, cwd) as programs:
+        return [program.wait(timeout) for program in programs]
+
+
+@contextlib.contextmanager
+def start_nodes(
+    nodes: Sequence[tuple[Sequence[str], int]], cwd: Path = ROOT
+) -> Iterator[list[Program]]:
+    """The programs of `run_nodes`, which end with the block."""
     places = [(command, local_rank, size) for command, size in nodes for local_rank in range(size)]
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": len(places)}
     with contextlib.ExitStack() as programs:
@@ -36,8 +45,8 @@ def run_nodes(
         for rank, (command, local_rank, size) in enumerate(places):
             place = {**address, "RANK": rank, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": size}
             variables = {name: str(value) for name, value in place.items()}
-            started.append(programs.enter_context(Program(command, **variables)))
-        return [program.wait(timeout) for program in started]
+            started.append(programs.enter_context(Program(command, cwd, **variables)))
+        yield started
 
 
 def random_micro_batch(lengths: Sequence[int], vocab_size: int, seed: int) -> MicroBatch:
