@@ -43,6 +43,7 @@ from pipeline.stages.build_tokens import (
     TokenStore,
     index_delivered,
     make_tokens,
+    open_task_texts,
     read_store,
     store_settings,
 )
@@ -64,7 +65,7 @@ _PROBE = ".beambert-probe"
 _COMPILED_MODULES = {
     "tokenizer._matcher": "words to ids 50 times, cleaning 20 times",
     "pipeline.wiki._wikitext": "wikitext 200 times",
-    "pipeline.instances._instances": "pairs 10 times, masks 30 times",
+    "pipeline.instances._instances": "pairs 10 times, masks 60 times",
 }
 
 
@@ -168,8 +169,8 @@ def find_corpus(settings: BuildSettings) -> Corpus:
 
     Raises:
         FileNotFoundError: A pattern matches nothing.
-        ValueError: No input is named, all of a source is empty, two sources hold the same file, or
-            the output lies in the input.
+        ValueError: No input is named, all of a source is empty, two sources hold the same file, the
+            output lies in the input, or a task file is broken.
     """
     if not (settings.input or settings.sources):
         raise ValueError(
@@ -202,6 +203,7 @@ def find_corpus(settings: BuildSettings) -> Corpus:
         own = [file for file in files if file.source == number]
         parts += plan_parts(own, source.format, part_bytes, options, source.wrapping)
     _say_what_was_detected(settings.corpus, parts)
+    open_task_texts(settings)  # a broken file is told before a vocabulary is learned for hours
     return Corpus(files, parts)
 
 

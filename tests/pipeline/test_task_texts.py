@@ -277,3 +277,8 @@ def test_a_build_drops_or_lists_what_holds_text_of_task_files(texts, vocab_file,
     assert "holds tokens of other settings: task_files was" in capsys.readouterr().err
     assert build("all.jsonl", "planned", *tested, "--plan", "true") == 0
     assert "2 task_text" in capsys.readouterr().out
+    (tmp_path / "broken.jsonl").write_text("{")
+    broken = "--output", tmp_path / "none", "--task_files", tmp_path / "broken.jsonl"
+    assert run("build", "--input", tmp_path / "all.jsonl", *broken, *length) == 2
+    assert f"{tmp_path}/broken.jsonl" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists(), "it looked for a vocabulary first"
