@@ -9,7 +9,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ except ImportError:  # a Beam worker, who writes and seldom reads
     from zlib import crc32
 
 TOKENS_PER_BLOCK = 65_536
+_KINDS = ("uint16", "uint32")
 
 Array = npt.NDArray[Any]
 
@@ -66,10 +67,20 @@ class Block:
         """M."""
         return int(self.masked_offsets[-1] - self.masked_offsets[0])
 
+    @cached_property
+    def lengths(self) -> Array:
+        """[N] tokens of each instance."""
+        return self.offsets[1:] - self.offsets[:-1]
+
+    @cached_property
+    def masked_lengths(self) -> Array:
+        """[N] masked positions of each instance."""
+        return self.masked_offsets[1:] - self.masked_offsets[:-1]
+
     @property
     def masked_indices(self) -> npt.NDArray[np.int64]:
         """[M] where the masked positions lie in input_ids."""
-        starts = np.repeat(self.offsets[:-1].astype(np.int64), np.diff(self.masked_offsets))
+        starts = np.repeat(self.offsets[:-1].astype(np.int64), self.masked_lengths)
         return starts + self.masked_lm_positions
 
     def slice(self, start: int, stop: int) -> "Block":
@@ -145,30 +156,33 @@ def decode_block(data: bytes | memoryview, where: str) -> Block:
 
 
 def _block_of(batch: pa.RecordBatch) -> Block:
-    if not any(batch.schema.equals(block_schema(width)) for width in ("uint16", "uint32")):
+    kind = next((each for each in _KINDS if batch.schema.equals(block_schema(each))), None)
+    if kind is None:
         found = repr(batch.schema.types)  # names may be no text
         expected = block_schema("uint16")
         raise ValueError(f"damaged or foreign block: schema is\n{found}\nexpected\n{expected}")
-    ids, segments, positions, labels, random, document_a, document_b = batch.columns
-    offsets, input_ids = _parts("input_ids", ids)
-    masked_offsets, masked_lm_positions = _parts("masked_lm_positions", positions)
-    label_offsets, masked_lm_ids = _parts("masked_lm_ids", labels)
-    same = np.array_equal(masked_offsets, label_offsets)
+    offsets, input_ids = _read_lists(batch, "input_ids", kind)
+    masked_offsets, masked_lm_positions = _read_lists(batch, "masked_lm_positions", "uint16")
+    label_offsets, masked_lm_ids = _read_lists(batch, "masked_lm_ids", kind)
+    same = masked_offsets.tobytes() == label_offsets.tobytes()
     _expect(same, "masked_lm_positions and masked_lm_ids differ in length")
-    segment_a_length = view(segments)
-    is_inside = bool((segment_a_length < np.diff(offsets)).all())
-    _expect(is_inside, "a segment_a_length reaches past its instance")
-    return Block(
+    bits = _read_flat(batch, "is_random_next", "uint8", -(-batch.num_rows // 8))
+    is_random_next = np.unpackbits(bits, count=batch.num_rows, bitorder="little").view(bool)
+    is_random_next.flags.writeable = False
+    block = Block(
         input_ids=input_ids,
         offsets=offsets,
-        segment_a_length=segment_a_length,
+        segment_a_length=_read_flat(batch, "segment_a_length", "uint16", batch.num_rows),
         masked_lm_positions=masked_lm_positions,
         masked_lm_ids=masked_lm_ids,
         masked_offsets=masked_offsets,
-        is_random_next=_bits(random),
-        document_a=view(document_a),
-        document_b=view(document_b),
+        is_random_next=is_random_next,
+        document_a=_read_flat(batch, "document_a", "uint64", batch.num_rows),
+        document_b=_read_flat(batch, "document_b", "uint64", batch.num_rows),
     )
+    is_inside = bool((block.segment_a_length < block.lengths).all())
+    _expect(is_inside, "a segment_a_length reaches past its instance")
+    return block
 
 
 def concatenate_blocks(blocks: Sequence[Block]) -> Block:
@@ -190,11 +204,11 @@ def block_digest(block: Block) -> bytes:
     for values in (
         np.array([*counts, block.input_ids.dtype.itemsize], "<u8"),
         block.input_ids,
-        np.diff(block.offsets).astype("<u4"),
+        block.lengths.astype("<u4"),
         block.segment_a_length,
         block.masked_lm_positions,
         block.masked_lm_ids,
-        np.diff(block.masked_offsets).astype("<u4"),
+        block.masked_lengths.astype("<u4"),
         block.is_random_next.astype(np.uint8),
         block.document_a,
         block.document_b,
@@ -227,11 +241,6 @@ def checksum(data: bytes | memoryview) -> int:
     return crc32(data)
 
 
-def view(values: pa.Array) -> Array:
-    """Numbers of Arrow as they lie, read-only; its to_numpy imports pandas, 40 MB."""
-    return np.from_dlpack(values)
-
-
 def _list_of(kind: pa.DataType) -> pa.DataType:
     return pa.list_(pa.field("item", kind, nullable=False))
 
@@ -241,20 +250,30 @@ def _lists(offsets: Array, values: Array) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values), type=kind)
 
 
-def _parts(name: str, column: pa.ListArray) -> tuple[Array, Array]:
+def _read_lists(batch: pa.RecordBatch, name: str, kind: str) -> tuple[Array, Array]:
     """Offsets [N+1] and values of a column of lists, checked."""
-    offsets, values = view(column.offsets), view(column.values)
+    column = batch.column(name)
+    count = len(column.values)
+    *validities, values = column.buffers()
+    offsets = _numbers(validities.pop(1), "int32", batch.num_rows + 1)
+    _expect(validities[0] is validities[1] is None, f"{name} holds nulls")
     is_ordered = bool((offsets[1:] >= offsets[:-1]).all())
-    is_whole = offsets[0] == 0 and offsets[-1] == len(values)
-    _expect(is_ordered and is_whole, f"offsets of {name} do not fit its {len(values)} values")
-    return offsets, values
+    is_whole = offsets[0] == 0 and offsets[-1] == count
+    _expect(is_ordered and is_whole, f"offsets of {name} do not fit its {count} values")
+    return offsets, _numbers(values, kind, count)
 
 
-def _bits(column: pa.BooleanArray) -> Array:
-    stored = np.frombuffer(column.buffers()[1], np.uint8)
-    bits: Array = np.unpackbits(stored, count=len(column), bitorder="little").view(bool)
-    bits.flags.writeable = False
-    return bits
+def _read_flat(batch: pa.RecordBatch, name: str, kind: str, count: int) -> Array:
+    validity, values = batch.column(name).buffers()
+    _expect(validity is None, f"{name} holds nulls")
+    return _numbers(values, kind, count)
+
+
+def _numbers(buffer: pa.Buffer, kind: str, count: int) -> Array:
+    """Numbers of Arrow as they lie, read-only."""
+    numbers = np.frombuffer(buffer, kind, count)
+    numbers.flags.writeable = False
+    return numbers
 
 
 def _join_offsets(parts: Sequence[Array]) -> Array:

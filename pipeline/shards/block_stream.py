@@ -6,7 +6,6 @@ its end: both are looked at here first.
 
 import struct
 
-import numpy as np
 import pyarrow as pa
 
 MAX_BUFFER_BYTES = 1 << 19
@@ -19,6 +18,8 @@ _WRITING = pa.ipc.IpcWriteOptions(
 _READING = pa.ipc.IpcReadOptions(use_threads=False)
 _BATCH, _BUFFERS, _COMPRESSION, _CODEC = 2, 2, 3, 0  # fields of the tables of a message
 _LZ4 = 0
+_PLACE = struct.Struct("<qq")  # of a buffer in a message's body: its first byte, and how many
+_length, _offset, _back, _entry = (struct.Struct(f"<{kind}").unpack_from for kind in "qIiH")
 
 
 def write_stream(batch: pa.RecordBatch) -> bytes:
@@ -43,17 +44,11 @@ def read_stream(data: bytes | memoryview) -> pa.RecordBatch:
         _expect(is_batch, "another message than a record batch follows the schema")
         _check_end(bytes(memoryview(data)[source.tell() :]))
         _check_buffers(memoryview(message.metadata), memoryview(message.body or b""))
-        # Of malloc, which the trainer tells to keep what was freed.
-        options = {"options": _READING, "memory_pool": pa.system_memory_pool()}
-        with pa.ipc.open_stream(pa.BufferReader(data), **options) as reader:
+        with pa.ipc.open_stream(pa.BufferReader(data), options=_READING) as reader:
             batch = reader.read_next_batch()
         batch.validate()  # buffers as long as lengths say: else numpy would read outside of them
     except (pa.ArrowException, OSError, EOFError, MemoryError, struct.error) as error:
         raise ValueError(f"not an Arrow block: {error}") from error
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        values = column.values if pa.types.is_list(column.type) else column
-        if column.null_count or values.null_count:
-            raise ValueError(f"damaged or foreign block: {name} holds nulls")
     return batch
 
 
@@ -65,30 +60,29 @@ def _check_end(rest: bytes) -> None:
 
 
 def _check_buffers(metadata: memoryview, body: memoryview) -> None:
-    """Refuses buffers that say they become more than a block holds, before room is made."""
-    batch = _follow(metadata, _number(metadata, "I", 0), _BATCH)
+    """Refuses buffers that say they become more than a block holds, before room is made.
+
+    That no offset of the metadata points outside of it, Arrow has made sure.
+    """
+    batch = _follow(metadata, _offset(metadata, 0)[0], _BATCH)
     if not _field(metadata, batch, _COMPRESSION):
         return
     compression = _follow(metadata, batch, _COMPRESSION)
     codec = _field(metadata, compression, _CODEC)
-    is_zstd = codec and _number(metadata, "b", codec) != _LZ4
-    _expect(bool(is_zstd), "it is not compressed by zstd")
+    _expect(codec > 0 and metadata[codec] != _LZ4, "it is not compressed by zstd")
     places = _follow(metadata, batch, _BUFFERS)
-    count = 2 * _number(metadata, "I", places)
-    numbers = np.frombuffer(metadata, "<i8", count, places + 4).tolist()
-    for start, size in zip(numbers[::2], numbers[1::2], strict=True):
-        if size:
-            length, most = _number(body, "q", start), f"at most {MAX_BUFFER_BYTES} are in a block"
-            is_possible = -1 <= length <= MAX_BUFFER_BYTES
-            _expect(is_possible, f"a buffer says it becomes {length} bytes, {most}")
+    end = places + 4 + _PLACE.size * _offset(metadata, places)[0]
+    for start, size in _PLACE.iter_unpack(metadata[places + 4 : end]):
+        _expect(start >= 0, "a buffer begins before its message")
+        if size and not -1 <= (length := _length(body, start)[0]) <= MAX_BUFFER_BYTES:
+            most = f"at most {MAX_BUFFER_BYTES} are in a block"
+            raise ValueError(f"not an Arrow block: a buffer says it becomes {length} bytes, {most}")
 
 
 def _field(view: memoryview, table: int, number: int) -> int:
     """Where a field of a flatbuffer's table lies; 0 where it is left out."""
-    offsets = table - _number(view, "i", table)
-    entry = 4 + 2 * number
-    is_there = entry < _number(view, "H", offsets)
-    offset = _number(view, "H", offsets + entry) if is_there else 0
+    fields, entry = table - _back(view, table)[0], 4 + 2 * number
+    offset: int = _entry(view, fields + entry)[0] if entry < _entry(view, fields)[0] else 0
     return table + offset if offset else 0
 
 
@@ -96,13 +90,8 @@ def _follow(view: memoryview, table: int, number: int) -> int:
     """Where the table or vector that a field points to begins."""
     position = _field(view, table, number)
     _expect(position > 0, f"field {number} of a message is missing")
-    return position + _number(view, "I", position)
-
-
-def _number(view: memoryview, kind: str, position: int) -> int:
-    _expect(position >= 0, "an offset points before its message")
-    number: int = struct.unpack_from(f"<{kind}", view, position)[0]
-    return number
+    target: int = position + _offset(view, position)[0]
+    return target
 
 
 def _expect(holds: bool, what: str) -> None:

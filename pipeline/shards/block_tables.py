@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.shards.block import Array, block_instances, view
+from pipeline.shards.block import Array, block_instances
 from pipeline.shards.manifest import BLOCKS_TABLE, named_damage, open_parquet, read_parquet
 from pipeline.shards.records import BlockTable, Shard
 from pipeline.shards.table_checks import check_blocks
@@ -215,8 +215,9 @@ def _parse_rows(table: pa.Table, index: int, shard: Shard, where: str) -> BlockT
     if holes := [name for name in BLOCKS_SCHEMA.names if table.column(name).null_count]:
         raise ValueError(f"{where}: rows of {shard.name} hold no {holes[0]} in places; {_STALE}")
     # Copies, so that the rows of other shards are let go.
-    columns = {
-        name: view(table.column(name).combine_chunks()).copy() for name in table.column_names
+    columns: dict[str, Array] = {
+        name: np.from_dlpack(table.column(name).combine_chunks()).copy()  # to_numpy needs pandas
+        for name in table.column_names
     }
     owner = columns.pop("shard")
     for name in ("instances", "tokens"):

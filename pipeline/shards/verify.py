@@ -299,11 +299,10 @@ def _check_block(
 
 def check_instances(block: Block, vocab_size: int, seq_len: int, where: str) -> None:
     """Holds a block's numbers to what its dataset says; a ValueError names one that cannot be."""
-    lengths = np.diff(block.offsets)
     if block.num_tokens and (most := int(block.input_ids.max())) >= vocab_size:
         raise ValueError(f"{where}: token id {most} is past the vocabulary of {vocab_size}")
-    if block.num_instances and (most := int(lengths.max())) > seq_len:
+    if block.num_instances and (most := int(block.lengths.max())) > seq_len:
         raise ValueError(f"{where}: an instance of {most} tokens, at most {seq_len} are allowed")
-    limits = np.repeat(lengths, np.diff(block.masked_offsets))
+    limits = np.repeat(block.lengths, block.masked_lengths)
     if np.any(block.masked_lm_positions >= limits):
         raise ValueError(f"{where}: a masked position is past the end of its instance")

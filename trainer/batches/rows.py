@@ -15,11 +15,11 @@ from tokenizer.compiled import load
 COMPILED = load("trainer.batches._rows")
 
 _LISTS = {
-    "input_ids": "offsets",
-    "masked_lm_positions": "masked_offsets",
-    "masked_lm_ids": "masked_offsets",
+    "input_ids": ("offsets", "lengths"),
+    "masked_lm_positions": ("masked_offsets", "masked_lengths"),
+    "masked_lm_ids": ("masked_offsets", "masked_lengths"),
 }
-"""Columns of lists, and the offsets of each."""
+"""Columns of lists, and the offsets and lengths of each."""
 
 _FLAT = ("segment_a_length", "is_random_next", "document_a", "document_b")
 
@@ -37,9 +37,9 @@ def gather_rows(blocks: Sequence[Block], which: Array, starts: Array, stops: Arr
     found = {
         name: np.concatenate([getattr(block, name) for block in blocks])[rows] for name in _FLAT
     }
-    for name, offsets in _LISTS.items():
-        lengths = np.concatenate([np.diff(getattr(block, offsets)) for block in blocks])
-        ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    for name, (offsets, lengths) in _LISTS.items():
+        counts = np.concatenate([getattr(block, lengths) for block in blocks])
+        ends = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         values = np.concatenate([getattr(block, name) for block in blocks])
         found[offsets] = np.empty(len(rows) + 1, np.int32)
         found[name] = np.empty(int((ends[last] - ends[first]).sum()), values.dtype)

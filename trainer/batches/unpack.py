@@ -7,7 +7,7 @@ from pipeline.shards.records import BlockTable, Shard
 
 
 def unpack_block(
-    body: memoryview, table: BlockTable, index: int, shard: Shard, vocab_size: int, where: str
+    body: bytes, table: BlockTable, index: int, shard: Shard, vocab_size: int, where: str
 ) -> Block:
     """A block of a shard out of its bytes; nothing in it points outside instance or vocabulary.
 
@@ -26,14 +26,13 @@ def unpack_block(
 
 def check_block(block: Block, seq_len: int, vocab_size: int, where: str) -> None:
     """Refuses a block of which something is too long or points outside; raises ValueError."""
-    lengths = np.diff(block.offsets)
-    if (longest := int(lengths.max(initial=0))) > seq_len:
+    if (longest := int(block.lengths.max(initial=0))) > seq_len:
         raise ValueError(
             f"{where}: an instance of {longest} tokens in a shard of seq_len {seq_len}"
         )
     _expect_below("token id", block.input_ids, vocab_size, block.offsets, where)
     _expect_below("masked_lm_id", block.masked_lm_ids, vocab_size, block.masked_offsets, where)
-    limits = np.repeat(lengths, np.diff(block.masked_offsets))
+    limits = block.lengths.astype(np.uint16).repeat(block.masked_lengths)
     _expect_below(
         "masked_lm_position", block.masked_lm_positions, limits, block.masked_offsets, where
     )

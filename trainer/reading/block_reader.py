@@ -21,7 +21,14 @@ from trainer.batches.rows import gather_rows
 from trainer.batches.unpack import unpack_block
 from trainer.order.order import Array
 from trainer.reading.cache import open_cache, read_blocks_cached, read_table_cached
-from trainer.reading.ranged_read import Attempts, BlockRange, complete, fetch_blocks, read_table
+from trainer.reading.ranged_read import (
+    Attempts,
+    BlockRange,
+    Result,
+    complete,
+    fetch_blocks,
+    read_table,
+)
 from trainer.reading.rate_limit import RateLimit
 from trainer.reading.settings import Reading
 
@@ -63,6 +70,13 @@ def plan_rows(shard: Array, block: Array, *rows: Any) -> PlannedStep:
     return PlannedStep((shard << _BLOCK_BITS | block).tolist(), *rows)
 
 
+class _Asked(NamedTuple):
+    """Blocks on their way, and their bytes."""
+
+    blocks: BlockRange
+    bodies: "Future[list[bytes]]"
+
+
 class BlockReader:
     """Threads that read blocks, which are unpacked by whoever takes them, until they are let go.
 
@@ -80,7 +94,7 @@ class BlockReader:
         self._cache = open_cache(folder, settings.cache_bytes) if folder is not None else None
         path = self._cache.rate_path if self._cache else None
         self._rate_limit = None if is_local else RateLimit(path, settings.rank, settings.num_ranks)
-        self._held: dict[int, Block | Future[Callable[[], Block]]] = {}
+        self._held: dict[int, Block | _Asked] = {}
         self._tables: dict[int, Future[BlockTable]] = {}
         self._token_dtype: Any = None
         self._numbers = count()
@@ -95,18 +109,21 @@ class BlockReader:
 
     def get(self, key: int) -> Block:
         """A block that was asked for; raises as `fetch_blocks`, and a ValueError if it is none."""
-        block = self._held[key]
-        if isinstance(block, Future):
-            block = block.result()()
-            found = block.input_ids.dtype
-            self._token_dtype = self._token_dtype or found
-            if found != self._token_dtype:
-                dataset, shard = self._shards[key >> _BLOCK_BITS]
-                raise ValueError(
-                    f"{dataset.locate(shard.name)}: tokens of {found} among blocks of"
-                    f" {self._token_dtype}; verify the dataset"
-                )
-            self._held[key] = block
+        held = self._held[key]
+        if isinstance(held, Block):
+            return held
+        (dataset, shard, table, first, _), bodies = held
+        number = key & (1 << _BLOCK_BITS) - 1
+        body, where = bodies.result()[number - first], held.blocks.locate(number)
+        block = unpack_block(body, table, number, shard, dataset.vocab_size, where)
+        found = block.input_ids.dtype
+        self._token_dtype = self._token_dtype or found
+        if found != self._token_dtype:
+            raise ValueError(
+                f"{dataset.locate(shard.name)}: tokens of {found} among blocks of"
+                f" {self._token_dtype}; verify the dataset"
+            )
+        self._held[key], bodies.result()[number - first] = block, b""
         return block
 
     def table(self, shard: int) -> "Future[BlockTable]":
@@ -115,7 +132,7 @@ class BlockReader:
             while len(self._tables) >= MAX_TABLES:
                 del self._tables[next(iter(self._tables))]
             self._tables[shard] = result = Future[BlockTable]()
-            self._submit(0, [result], partial(complete, result, partial(self._read_table, shard)))
+            self._submit(0, result, partial(self._read_table, shard))
         return self._tables[shard]
 
     def ask(self, keys: Iterable[int]) -> None:
@@ -125,12 +142,11 @@ class BlockReader:
             self.table(shard)  # of all shards at once: each is a round trip
         most, table_of = self._settings.max_read_bytes, lambda shard: self.table(shard).result()
         for first, blocks in join_blocks(new, self._shards, table_of, most):
-            results: list[Future[Callable[[], Block]]]
-            results = [Future() for _ in range(blocks.first, blocks.stop)]
-            self._held |= zip(count(first), results)
-            self.requests, self.blocks = self.requests + 1, self.blocks + len(results)
+            asked, num_blocks = _Asked(blocks, Future()), blocks.stop - blocks.first
+            self._held |= dict.fromkeys(range(first, first + num_blocks), asked)
+            self.requests, self.blocks = self.requests + 1, self.blocks + num_blocks
             self.bytes += blocks.stop_byte - blocks.start_byte
-            self._submit(1, results, partial(self._read_blocks, blocks, results))
+            self._submit(1, asked.bodies, partial(self._fetch, blocks))
 
     def steps(
         self, planned: Iterator[PlannedStep], min_steps: int = 2
@@ -179,9 +195,11 @@ class BlockReader:
             # One of these may collect the garbage that closes them.
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
-        for result in [*self._tables.values(), *self._held.values()]:
-            if isinstance(result, Future):
-                result.cancel()
+        for table in self._tables.values():
+            table.cancel()
+        for held in self._held.values():
+            if isinstance(held, _Asked):
+                held.bodies.cancel()
 
     def _plan(
         self, planned: Iterator[PlannedStep], most_steps: int, min_steps: int
@@ -213,9 +231,11 @@ class BlockReader:
         """Whether blocks are there; those that failed are not."""
         for key in keys:
             held = self._held[key]
-            if isinstance(held, Future) and not held.done():
-                return False
+            if isinstance(held, Block):
+                continue
             try:
+                if not held.bodies.done():
+                    return False
                 self.get(key)
             except (Exception, CancelledError):  # noqa: BLE001 - raised when its step is the next
                 return False
@@ -231,11 +251,10 @@ class BlockReader:
             np.concatenate([step.stop for step in steps]),
         )
 
-    def _submit(self, rank: int, results: Sequence["Future[Any]"], job: Callable[[], None]) -> None:
-        self._jobs.put((rank, next(self._numbers), job))
+    def _submit(self, rank: int, result: "Future[Result]", function: Callable[[], Result]) -> None:
+        self._jobs.put((rank, next(self._numbers), partial(complete, result, function)))
         if self._stop.is_set():  # and perhaps nobody comes to take it
-            for result in results:
-                result.cancel()
+            result.cancel()
 
     def _run(self) -> None:
         while (job := self._jobs.get()[2]) is not None:
@@ -252,26 +271,14 @@ class BlockReader:
             return read_table(dataset, shard, attempts)
         return read_table_cached(self._cache, dataset, shard, attempts)
 
-    def _read_blocks(self, blocks: BlockRange, results: Sequence["Future[Any]"]) -> None:
-        bodies: Future[list[memoryview]] = Future()
-        complete(bodies, partial(self._fetch, blocks))
-        for index, result in enumerate(results):
-            complete(result, partial(_unpacking, blocks, index, bodies))
-
-    def _fetch(self, blocks: BlockRange) -> list[memoryview]:
+    def _fetch(self, blocks: BlockRange) -> list[bytes]:
+        """The bytes of each block, apart: those of one that is unpacked are let go."""
         attempts = self._attempts(blocks)
         if self._cache is None:
-            return fetch_blocks(blocks, attempts)[1]
-        return read_blocks_cached(self._cache, blocks, attempts)
-
-
-def _unpacking(
-    blocks: BlockRange, index: int, bodies: "Future[list[memoryview]]"
-) -> Callable[[], Block]:
-    """What unpacks one block of a range, of whose bytes it keeps its own."""
-    number, body = blocks.first + index, memoryview(bytes(bodies.result()[index]))
-    sizes = blocks.shard, blocks.dataset.vocab_size
-    return partial(unpack_block, body, blocks.table, number, *sizes, blocks.locate(number))
+            bodies = fetch_blocks(blocks, attempts)[1]
+        else:
+            bodies = read_blocks_cached(self._cache, blocks, attempts)
+        return [bytes(body) for body in bodies]
 
 
 def join_blocks(
