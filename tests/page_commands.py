@@ -1,4 +1,4 @@
-"""Commands of a page, run as they stand there; `python` is a fork of one that has torch loaded."""
+"""Commands of a page, run as they stand there; `python` and ranks are forks of one with torch."""
 
 import os
 import re
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from tests.loaded_python import ROOT, run_python
+from tests.trainer.two_ranks import run_nodes
 
 _COMMAND = re.compile(r"python - <<'EOF'\n(.*?\n)EOF\n|(?:[^\n]*\\\n)*[^\n]+\n", re.DOTALL)
 
@@ -23,6 +24,9 @@ def _run(command: str, code: str | None, cwd: Path, variables: dict[str, str]) -
     )
     if words[:1] == ["python"] and words[1:4] != ["-m", "pipeline", "build"]:
         ran = run_python(words[1:], cwd, **variables)
+    elif words[:2] == ["deepspeed", "--num_gpus"]:
+        ranks = run_nodes([(["-m", *words[words.index("--module") + 1 :]], int(words[2]))], cwd=cwd)
+        ran = max(ranks, key=lambda rank: rank.returncode)
     else:  # a build starts workers by its own command line
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), **variables}

@@ -23,13 +23,13 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_killed_builds_end_like_undisturbed_ones(tmp_path):
-    """A worker, the launcher and all of them, each in another stage of the same build."""
-    soak = Soak(tmp_path, documents=200)
-    kills = [("tokens", "worker"), ("near-duplicates", "launcher"), ("shards", "all")]
+    """The launcher and all processes, each in another stage of the same build."""
+    soak = Soak(tmp_path, documents=100)
+    kills = [("near-duplicates", "launcher"), ("shards", "all")]
     outcome = soak.run_kills(kills, random.Random(0))
     assert outcome.findings == []
-    assert outcome.runs == 4
-    assert len(outcome.kills) >= 1, "a busy machine may be late, not three times"
+    assert outcome.runs == 3
+    assert len(outcome.kills) >= 1, "a busy machine may be late, not twice"
 
 
 def test_a_build_on_s3_killed_between_shards_goes_on(
