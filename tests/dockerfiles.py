@@ -112,14 +112,9 @@ class Container:
             AssertionError: It failed; with what it said.
         """
         ran = subprocess.run(
-            command,
-            shell=True,
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+            command, shell=True, cwd=self.folder, env=self.environment, capture_output=True,
+            text=True, check=False,
+        )  # fmt: skip
         assert ran.returncode == 0, f"{command}\n{ran.stdout}{ran.stderr}"
         return ran.stdout
 

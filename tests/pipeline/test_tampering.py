@@ -113,21 +113,16 @@ def test_json_made_to_break_parsers_is_refused(folder, text):
 
 SHARDS = [
     ("name", "../../etc/shard-00000.tar"),
-    ("name", "train/L8192/pass-00/../../../shard-00000.tar"),
-    ("name", "/etc/passwd"),
-    ("name", "s3://bucket/shard-00000.tar"),
-    ("name", "train/L8192/pass-00/pass.json"),
-    ("name", ""),
-    ("name", FIRST + "\n"),
-    ("split", "test"),
-    ("num_bytes", 2**63 - 1),
+    ("name", "train/L8192/pass-00/../../../shard-00000.tar"), ("name", "/etc/passwd"),
+    ("name", "s3://bucket/shard-00000.tar"), ("name", "train/L8192/pass-00/pass.json"),
+    ("name", ""), ("name", FIRST + "\n"), ("split", "test"), ("num_bytes", 2**63 - 1),
     ("instances", None),
     *(("instances in 10240 bytes", number) for number in (2**50, 81)),
     ("seq_len", 0),
     *(("sha256", value) for value in ("x" * 64, "é" * 64)),
     *(("content_hash", value) for value in (None, "A" * 64)),
     *(("blocks_hash", "0" * digits) for digits in (31, 33)),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "value"), SHARDS)

@@ -179,21 +179,12 @@ def test_texts_of_every_kind_of_task_file_are_read(tmp_path):
     pq.write_table(table, tmp_path / "e.parquet")
     found = [f"{place} = {text}" for place, text in read_task_texts([str(tmp_path)])]
     assert [each.removeprefix(f"{tmp_path}/") for each in found] == [
-        "a.txt:1 = one",
-        "a.txt:2 = two",
-        "b.tsv:1 = question",
-        "b.tsv:1 = label",
-        "b.tsv:2 = What is it?",
-        "b.tsv:2 = 1",
-        "c.json, data[0].title = T",
-        "c.json, data[0].paragraphs[0].qas[0].question = Q?",
-        "d.jsonl.gz:1, a = one",
-        "d.jsonl.gz:3, a[0] = two",
-        "d.jsonl.gz:4 = three",
-        "e.parquet, row 1, text = row",
-        "e.parquet, row 1, choices[0] = x",
-        "e.parquet, row 1, choices[1] = y",
-    ]
+        "a.txt:1 = one", "a.txt:2 = two", "b.tsv:1 = question", "b.tsv:1 = label",
+        "b.tsv:2 = What is it?", "b.tsv:2 = 1", "c.json, data[0].title = T",
+        "c.json, data[0].paragraphs[0].qas[0].question = Q?", "d.jsonl.gz:1, a = one",
+        "d.jsonl.gz:3, a[0] = two", "d.jsonl.gz:4 = three", "e.parquet, row 1, text = row",
+        "e.parquet, row 1, choices[0] = x", "e.parquet, row 1, choices[1] = y",
+    ]  # fmt: skip
 
 
 def test_strings_are_found_however_deep():

@@ -108,12 +108,7 @@ def test_any_markup_is_read_twice_to_the_same_paragraphs(source):
 
 
 ARGUMENTS = [
-    "",
-    " ",
-    "a",
-    "5",
-    " 7 ",
-    "to",
+    "", " ", "a", "5", " 7 ", "to",
     "\u22123",
     "km",
     "力",
@@ -122,7 +117,7 @@ ARGUMENTS = [
     "2=c",
     "1=",
     "=",
-]
+]  # fmt: skip
 arguments = st.lists(st.sampled_from([*ARGUMENTS, "é é"]), max_size=14)
 
 

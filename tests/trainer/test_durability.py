@@ -66,15 +66,10 @@ def test_a_checkpoint_is_written_before_its_marker_and_named_last(
     assert events[:2] == [("rmtree", f"run/checkpoints/{each}") for each in (STEP, f"{STEP}.tmp")]
     assert sorted(events[2:4]) == [("fsync", f"{folder}/{each}") for each in FILES]  # in any order
     assert events[4:] == [
-        ("write", "state.json"),
-        ("fsync", f"{folder}/state.json"),
-        ("fsync", folder),
-        ("write", COMMITTED),
-        ("fsync", f"{folder}/{COMMITTED}"),
-        ("fsync", folder),
-        ("rename", folder, f"run/checkpoints/{STEP}"),
-        ("fsync", "run/checkpoints"),
-    ]
+        ("write", "state.json"), ("fsync", f"{folder}/state.json"), ("fsync", folder),
+        ("write", COMMITTED), ("fsync", f"{folder}/{COMMITTED}"), ("fsync", folder),
+        ("rename", folder, f"run/checkpoints/{STEP}"), ("fsync", "run/checkpoints"),
+    ]  # fmt: skip
 
 
 @pytest.mark.engines

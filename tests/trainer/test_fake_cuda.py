@@ -36,15 +36,10 @@ COUNTS = ("launches", "device_copies", "host_copies", "pageable_copies", "read_b
 STEPS = 4
 # Name, precision, stage of ZeRO, most tokens of a micro-batch (8 instances of 8 to 16 tokens).
 RUNS = [
-    ("adamw", "bf16", 1, 1_000),
-    ("adamw", "bf16", 1, 64),
-    ("adamw", "bf16", 2, 1_000),
-    ("lamb", "bf16", 1, 1_000),
-    ("lamb", "bf16", 2, 1_000),
-    ("muon", "bf16", 2, 1_000),
-    ("adamw", "fp32", 0, 1_000),
-    ("lamb", "fp32", 0, 1_000),
-]
+    ("adamw", "bf16", 1, 1_000), ("adamw", "bf16", 1, 64), ("adamw", "bf16", 2, 1_000),
+    ("lamb", "bf16", 1, 1_000), ("lamb", "bf16", 2, 1_000), ("muon", "bf16", 2, 1_000),
+    ("adamw", "fp32", 0, 1_000), ("lamb", "fp32", 0, 1_000),
+]  # fmt: skip
 
 
 def build(folder):
