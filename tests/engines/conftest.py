@@ -20,7 +20,7 @@ from tests.pipeline.programs import root_hash, run
 from tests.ports import free_port
 
 SIZES = ("--seq_lens", "64", "128", "--num_buckets", "8", "--part_bytes", "65536")
-FLAGS = ("--vocab_size", "150", "--passes", "3", *SIZES)
+FLAGS = ("--vocab_size", "150", "--passes", "2", *SIZES)
 
 
 def require_installed(name):
@@ -66,12 +66,11 @@ def cluster(request, gate, tmp_path_factory):
 
 @pytest.fixture
 def build_and_verify(cluster, gate, corpus, local, tmp_path, capsys):
-    """build_and_verify(exchange, num_processes, ended="") builds by the page's command.
+    """build_and_verify(exchange, num_processes, *accidents) builds by the page's command.
 
-    An undisturbed build learns its vocabulary; others are given it. So many processes write shards
-    at a time. There one of them, `ended` as "worker", is killed, or Ctrl-C ends the "launcher",
-    which has the engine cancel the job. Then the same command runs once more, if the engine has not
-    made up for the loss itself.
+    So many processes write shards at a time. There one of them is killed, the accident "worker", or
+    Ctrl-C ends the "launcher", which has the engine cancel the job. The same command runs on after
+    each, if the engine has not made up for the loss itself.
     """
 
     def start(command):
@@ -91,30 +90,33 @@ def build_and_verify(cluster, gate, corpus, local, tmp_path, capsys):
         said = (tmp_path / "said.txt").read_text()
         assert re.search(r"\nshards: job \S+ was told to end\n", said), describe()
 
-    def build(exchange, num_processes, ended=""):
-        given = ("--vocab", str(local / "vocab.txt")) if ended else ()
-        output = tmp_path / "data"
-        command = cluster.build_command(corpus / "a.jsonl", output, exchange, *FLAGS, *given)
-        print(command)
+    def run_until(command, num_processes, accident):
+        """The exit code of a run that meets an accident, or none."""
         gate.close()
         process = start(command)
         try:
             waiting = gate.wait_for(num_processes, process)
             assert len(waiting) >= num_processes, describe()
-            if ended == "worker":
+            if accident == "worker":
                 os.kill(waiting[0], signal.SIGKILL)
-            elif ended == "launcher":
+            elif accident == "launcher":
                 interrupt(process)
             gate.open()
-            code = process.wait(SECONDS)
-            if code and ended:
-                process = start(command)
-                code = process.wait(SECONDS)
-            assert code == 0, describe()
+            return process.wait(SECONDS)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+    def build(exchange, num_processes, *accidents):
+        output = tmp_path / "data"
+        command = cluster.build_command(corpus / "a.jsonl", output, exchange, *FLAGS)
+        print(command)
+        for accident in accidents or (None,):
+            code = run_until(command, num_processes, accident)
+        if code and accidents:
+            code = start(command).wait(SECONDS)
+        assert code == 0, describe()
         assert root_hash(output) == root_hash(local)
         assert run("verify", output, "--deep", "true") == 0, capsys.readouterr()
 

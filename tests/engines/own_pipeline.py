@@ -10,7 +10,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from pipeline.transforms import WriteTokens, WriteToWebDataset, finish_build
 
 SIZES = {"seq_lens": [64, 128], "num_buckets": 8, "part_bytes": 65536}
-SETTINGS = {"passes": 3, "workers": 1, **SIZES}
+SETTINGS = {"passes": 2, "workers": 1, **SIZES}
 
 
 def main(source, output, vocab, *arguments):

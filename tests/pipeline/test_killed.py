@@ -17,7 +17,7 @@ from tests.pipeline.test_interrupted import GATE, ROOT, STAGES, wait_until
 
 pytestmark = pytest.mark.processes
 SECONDS = 300  # not a claim: only what hangs takes as long
-FLAGS = "--passes 2 --seq_lens 64 --num_buckets 16 --part_bytes 16384 --workers 2"
+FLAGS = "--passes 2 --seq_lens 64 --num_buckets 16 --part_bytes 16384"
 BEAMS_OWN = "-- --runner=FnApiRunner --direct_running_mode=multi_processing --direct_num_workers=2"
 READ = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 
@@ -31,16 +31,18 @@ def long_corpus(tmp_path_factory):
     return folder
 
 
-def command(corpus, output, *remainder):
+def command(corpus, output, *remainder, workers=2):
     inputs = ("--input", corpus / "a.jsonl", "--vocab", corpus / "vocab.txt", "--output", output)
-    flags = (*inputs, *FLAGS.split(), "--task_files", corpus / "tasks.jsonl", *remainder)
+    given = ("--task_files", corpus / "tasks.jsonl", "--workers", workers)
+    flags = (*inputs, *FLAGS.split(), *given, *remainder)
     return [sys.executable, "-m", "pipeline", "build", *map(str, flags)]
 
 
 @pytest.fixture(scope="module")
 def expected(long_corpus, tmp_path_factory):
     output = tmp_path_factory.mktemp("expected") / "data"
-    subprocess.run(command(long_corpus, output), cwd=ROOT, check=True, capture_output=True)
+    words = command(long_corpus, output, workers=1)
+    subprocess.run(words, cwd=ROOT, check=True, capture_output=True)
     assert open_dataset(str(output)).manifest.counters["dropped_task_text"] == 12
     return what_was_built(output)
 

@@ -43,7 +43,7 @@ def build(config, vocab_file, output, *flags):
 
 
 HOW_WORK_IS_CUT = {
-    "workers": ("--workers", 2, "--part_bytes", 2048),
+    "parts": ("--workers", 1, "--part_bytes", 2048),
     "shuffle": ("--exchange", "shuffle", "--workers", 1, "--part_bytes", 2**20),
 }
 

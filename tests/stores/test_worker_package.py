@@ -46,12 +46,13 @@ def worker(tmp_path_factory):
     wanted = hashlib.sha256(asked.encode()).hexdigest()
     folder = Path(f"{sys.prefix}-worker")
     python, made = folder / "bin/python", folder / "made"
-    if not made.exists() or made.read_text() != wanted:
-        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
     install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     beam = ["--constraint", ROOT / "constraints.txt", f"apache-beam=={apache_beam.__version__}"]
-    subprocess.run([*install, *beam, sdist], check=True)
-    subprocess.run([*install, "--no-deps", "--force-reinstall", sdist], check=True)
+    if not made.exists() or made.read_text() != wanted:
+        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+        subprocess.run([*install, *beam, sdist], check=True)
+    else:
+        subprocess.run([*install, "--no-deps", "--force-reinstall", sdist], check=True)
     made.write_text(wanted)
     return python
 
