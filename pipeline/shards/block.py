@@ -9,7 +9,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -67,12 +67,12 @@ class Block:
         """M."""
         return int(self.masked_offsets[-1] - self.masked_offsets[0])
 
-    @cached_property
+    @property
     def lengths(self) -> Array:
         """[N] tokens of each instance."""
         return self.offsets[1:] - self.offsets[:-1]
 
-    @cached_property
+    @property
     def masked_lengths(self) -> Array:
         """[N] masked positions of each instance."""
         return self.masked_offsets[1:] - self.masked_offsets[:-1]

@@ -3,12 +3,12 @@
     python -m scripts.bench.load --data DATASET --seq_len 128
 
 The dataset's shards are read in the order of training with all checks on. `packed` delivers
-micro-batches as they go to a device, in the narrowest types; `wide` those that models take, int32
-and int64, as on a CPU; `padded` the padded view. `blocks` is what no reader of the format can do
-without: reading the same bytes, crc32 and decoding. Files are read through before the clock starts,
-for the system's memory to hold them. Kinds take turns, each in a process of its own, so that a
-ratio compares what ran under the same load. A dataset that a reader could hold in its own memory is
-refused: --copies reads it several times over, each copy with shards of its own.
+micro-batches as they go to a device, in the narrowest types; `redrawn` those with masks drawn anew;
+`wide` those that models take, int32 and int64, as on a CPU; `padded` the padded view. `blocks` is
+what no reader can do without: reading the same bytes, crc32 and decoding. Files are read through
+before the clock starts, for the system's memory to hold them. Kinds take turns, each in a process
+of its own, so that a ratio compares what ran under the same load. A dataset that a reader could
+hold in its own memory is refused: --copies reads it several times over, each copy with own shards.
 scripts/bench/conformance.py compares with other loaders.
 """
 
@@ -52,7 +52,7 @@ from trainer.reading.ranged_read import BlockRange, split_blocks
 from trainer.reading.settings import Reading
 from trainer.stream.pipeline import planned_steps
 
-KINDS = ("packed", "wide", "padded", "blocks")
+KINDS = ("packed", "redrawn", "wide", "padded", "blocks")
 NUM_INSTANCES = 1_500_000
 
 
@@ -82,9 +82,11 @@ def copy_shards(dataset: Dataset, seq_len: int, copies: int, folder: Path) -> Da
             shards.append(replace(shard, name=name, pass_index=pass_index))
             tables.append(dataset.blocks(shard))
     parts = {SHARDS_TABLE: shards_table(shards), BLOCKS_TABLE: blocks_table(tables)}
+    parts["vocab.txt"] = dataset.read_file("vocab.txt")
     for name, data in parts.items():
         (folder / name).write_bytes(data)
-    digests = {name: hashlib.sha256(data).hexdigest() for name, data in parts.items()}
+    pinned = (SHARDS_TABLE, BLOCKS_TABLE)
+    digests = {name: hashlib.sha256(parts[name]).hexdigest() for name in pinned}
     manifest = replace(
         dataset.manifest,
         groups=group_totals(shards),
@@ -131,6 +133,7 @@ def read_ours(dataset: Dataset, seq_len: int, batch: int, kind: str) -> Iterator
         global_batch=batch,
         micro_tokens=size,
         seed=0,
+        mask_share=(lambda _: 0.15) if kind == "redrawn" else None,
     )
     with iter(steps) as samples:
         for step in samples:

@@ -53,11 +53,10 @@ class MaskRedraw:
         shares_N = np.repeat([self._share_at(step) for step, _, _ in runs], counts)
         numbers_N = np.concatenate([np.arange(first, first + count) for _, first, count in runs])
         seeds_N = words_at(self._seed, numbers_N.astype(np.uint64))
-        text = restore_text(block)
         parts = []
         for start in range(0, block.num_instances, _ROWS):
             rows = slice(start, min(start + _ROWS, block.num_instances))
-            part = text.slice(rows.start, rows.stop)
+            part = restore_text(block.slice(rows.start, rows.stop))
             rule = replace(self._rule, masked_lm_prob=shares_N[rows])
             draws = InstanceDraws(seeds_N[rows], self._position_bits)
             masked = mask_run(part.input_ids, part.offsets, part.segment_a_length, rule, draws)

@@ -26,13 +26,14 @@ def unpack_block(
 
 def check_block(block: Block, seq_len: int, vocab_size: int, where: str) -> None:
     """Refuses a block of which something is too long or points outside; raises ValueError."""
-    if (longest := int(block.lengths.max(initial=0))) > seq_len:
+    lengths = block.lengths
+    if (longest := int(lengths.max(initial=0))) > seq_len:
         raise ValueError(
             f"{where}: an instance of {longest} tokens in a shard of seq_len {seq_len}"
         )
     _expect_below("token id", block.input_ids, vocab_size, block.offsets, where)
     _expect_below("masked_lm_id", block.masked_lm_ids, vocab_size, block.masked_offsets, where)
-    limits = block.lengths.astype(np.uint16).repeat(block.masked_lengths)
+    limits = lengths.astype(np.uint16).repeat(block.masked_lengths)
     _expect_below(
         "masked_lm_position", block.masked_lm_positions, limits, block.masked_offsets, where
     )

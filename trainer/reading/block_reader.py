@@ -51,23 +51,23 @@ class PlannedStep(NamedTuple):
         keys: The blocks: shard, as its place among those of the reader, and block in one number.
         start: The first row in the block.
         stop: One past the last.
+        num_rows: Rows of all blocks.
         facts: What else is known of the step.
     """
 
     keys: list[int]
     start: Array
     stop: Array
+    num_rows: int
     facts: Any = None
 
-    @property
-    def num_rows(self) -> int:
-        """Rows of all blocks."""
-        return int((self.stop - self.start).sum())
 
-
-def plan_rows(shard: Array, block: Array, *rows: Any) -> PlannedStep:
-    """The step of rows (start, stop, facts) of blocks of shards."""
-    return PlannedStep((shard << _BLOCK_BITS | block).tolist(), *rows)
+def plan_rows(
+    shard: Array, block: Array, start: Array, stop: Array, facts: Any = None
+) -> PlannedStep:
+    """The step of rows start to stop - 1 of blocks of shards."""
+    keys = (shard << _BLOCK_BITS | block).tolist()
+    return PlannedStep(keys, start, stop, int((stop - start).sum()), facts)
 
 
 class _Asked(NamedTuple):

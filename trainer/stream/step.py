@@ -306,7 +306,8 @@ class _Steps:
             columns = self._passes.shard_index(rows), rows.block, rows.start, rows.stop
             for facts, bounds in zip(found, pairwise(ends.tolist()), strict=True):
                 part = slice(*bounds)
-                yield plan_rows(*(each[part] for each in columns), (*facts, rows.dataset[part]))
+                shard, block, start, stop = (each[part] for each in columns)
+                yield plan_rows(shard, block, start, stop, (*facts, rows.dataset[part]))
 
     def _known_steps(self) -> Iterator[tuple[int, int, int]]:
         """Next steps of this process, each with its first position and the one after its last."""
