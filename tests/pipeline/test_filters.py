@@ -199,18 +199,9 @@ def test_a_build_counts_what_filters_drop(
     hashes = set()
     for number, cut in enumerate([(), ("--part_bytes", 2048)]):
         output = tmp_path / f"data{number}"
-        words = (
-            "--input",
-            corpus,
-            tmp_path / "more.jsonl",
-            "--output",
-            output,
-            *filters,
-            *cut,
-            "--workers",
-            1,
-        )
-        assert run("build", *words, "--vocab", vocab_file, "--passes", 1, "--seq_lens", 64) == 0
+        words = ("--input", corpus, tmp_path / "more.jsonl", "--output", output, *filters, *cut)
+        given = ("--vocab", vocab_file, "--passes", 1, "--seq_lens", 64, "--workers", 1)
+        assert run("build", *words, *given) == 0
         dataset = open_dataset(str(output))
         counters = dataset.manifest.counters
         assert (counters["dropped_too_short"], counters["dropped_too_long"]) == (1, 1)
