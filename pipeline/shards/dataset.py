@@ -76,7 +76,8 @@ class Dataset:
                 return group.passes
         choices = ", ".join(f"{group.split} L{group.seq_len}" for group in self.manifest.groups)
         raise ValueError(
-            f"{self.url}: no {split} instances of seq_len {seq_len}; the dataset has {choices}"
+            f"{self.url}: no {split} instances of seq_len {seq_len}; the dataset has {choices};"
+            " a build with one more of --seq_lens adds a length"
         )
 
     def shards(self, split: str, seq_len: int, pass_index: int) -> list[Shard]:
