@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 import zstandard
 
-from pipeline.shards.block_stream import _BATCH, _BUFFERS, _follow, _number
+from pipeline.shards.block_stream import _BATCH, _BUFFERS, _follow, _offset
 from pipeline.shards.block_tables import BLOCKS_SCHEMA
 from pipeline.shards.manifest import SHARDS_SCHEMA_OF_SOURCES
 from pipeline.shards.records import MANIFEST_HASH, Group, Manifest
@@ -42,12 +42,12 @@ def render(tar: bytes) -> str:
         f"{124:5}: {spaced(tar[124:136])}  size, octal: {size}",
         f"{257:5}: {spaced(tar[257:265])}  ustar, version 00",
     ]
-    batch_start = 8 + _number(data, "I", 4)
-    body = batch_start + 8 + _number(data, "I", batch_start + 4)
+    batch_start = 8 + _offset(data, 4)[0]
+    body = batch_start + 8 + _offset(data, batch_start + 4)[0]
     message = data[batch_start + 8 : body]
-    batch = _follow(message, _number(message, "I", 0), _BATCH)
+    batch = _follow(message, _offset(message, 0)[0], _BATCH)
     nodes, places = (
-        list(struct.unpack_from(f"<{2 * _number(message, 'I', at)}q", message, at + 4))
+        list(struct.unpack_from(f"<{2 * _offset(message, at)[0]}q", message, at + 4))
         for at in (_follow(message, batch, field) for field in (1, _BUFFERS))
     )
     body_length = len(data) - body - 8
