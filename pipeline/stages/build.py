@@ -85,6 +85,7 @@ def run_build(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
         print(describe_plan(settings, len(corpus.files), corpus.parts, instance_rule))
         return
     _say_what_is_slow()
+    open_task_texts(settings)  # a broken file is told before a vocabulary is learned for hours
     with _writing(settings):
         _say_what_is_one_document(corpus)
         vocabulary = prepare_vocabulary(settings, corpus.files, corpus.parts, beam_arguments)
@@ -111,6 +112,7 @@ def run_vocab(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
 def run_tokens(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
     """`python -m pipeline tokens`."""
     corpus = find_corpus(settings)
+    open_task_texts(settings)
     with _writing(settings):
         vocabulary = prepare_vocabulary(settings, corpus.files, corpus.parts, beam_arguments)
         store = make_tokens(settings, vocabulary, corpus.parts, beam_arguments)
@@ -169,8 +171,8 @@ def find_corpus(settings: BuildSettings) -> Corpus:
 
     Raises:
         FileNotFoundError: A pattern matches nothing.
-        ValueError: No input is named, all of a source is empty, two sources hold the same file, the
-            output lies in the input, or a task file is broken.
+        ValueError: No input is named, all of a source is empty, two sources hold the same file, or
+            the output lies in the input.
     """
     if not (settings.input or settings.sources):
         raise ValueError(
@@ -203,7 +205,6 @@ def find_corpus(settings: BuildSettings) -> Corpus:
         own = [file for file in files if file.source == number]
         parts += plan_parts(own, source.format, part_bytes, options, source.wrapping)
     _say_what_was_detected(settings.corpus, parts)
-    open_task_texts(settings)  # a broken file is told before a vocabulary is learned for hours
     return Corpus(files, parts)
 
 
