@@ -50,7 +50,7 @@ COMMANDS = {
         "trainer.cli:report", positionals=("runs",), local=("output",),
     ),
     "export": Command(
-        "write a checkpoint of a run for Hugging Face, ONNX or DeepSpeed",
+        "write a checkpoint of a run for Hugging Face or DeepSpeed",
         "trainer.inference.settings:ExportSettings", "trainer.cli:export", positionals=("run",),
     ),
     "fill-mask": Command(
@@ -137,16 +137,10 @@ def export(settings: ExportSettings, _remainder: object = None) -> None:
     opened = open_model(settings.run) if is_model else open_run(settings.run, options)
     if opened.head is None:
         opened.check_has(OPTIONAL_PREFIXES, "the heads of pretraining, which an export has")
-    is_onnx = settings.output_format == "onnx"
     known: dict[str, Any] = {"lower_case": opened.lower_case, "provenance": opened.provenance}
-    known |= {"head": opened.head, "is_onnx": is_onnx}
-    files = model_files(opened.state, opened.config, opened.vocab or b"", **known)
+    files = model_files(opened.state, opened.config, opened.vocab or b"", head=opened.head, **known)
     if settings.output_format == "deepspeed-universal":
         files = _universal_files(opened, files)
-    elif is_onnx:
-        from trainer.conversion.onnx import to_onnx
-
-        files = to_onnx(files)
     write_export(files, settings.output)
     facts = {"exported": settings.output, "checkpoint": opened.where}
     print(json.dumps(facts | {"step": opened.provenance.get("steps")}))
@@ -163,7 +157,7 @@ def _universal_files(opened: Any, files: Mapping[str, bytes]) -> dict[str, bytes
         cure = "give a run's folder on this machine"
         raise ValueError(f"{checkpoint} has no optimizer's state: {cure}")
     if opened.provenance.get("training", {}).get("optimizer") == "muon":
-        cure = "give --output_format hf"
+        cure = "give --output_format huggingface"
         raise ValueError(f"{checkpoint} is Muon's, which keeps no second moments: {cure}")
     state = read_state(checkpoint)
     others = {name: each for name, each in files.items() if name != WEIGHTS}

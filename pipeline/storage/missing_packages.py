@@ -7,7 +7,6 @@ EXTRA_OF = {
     **dict.fromkeys(("torch", "deepspeed", "safetensors", "webdataset"), "trainer"),
     **dict.fromkeys(("tensorboard", "isal"), "trainer"),
     "google_crc32c": "tfrecord",
-    **dict.fromkeys(("onnxscript", "onnxruntime", "transformers"), "onnx"),
 }
 """Import name of a package -> the extra that brings it."""
 

@@ -139,7 +139,7 @@ LIBRARIES = {
         " tensorboard wandb zstandard"
     ),
     "trainer.report": "yaml markupsafe",
-    "trainer.conversion": "torch numpy safetensors transformers onnxruntime onnxscript",
+    "trainer.conversion": "torch numpy safetensors",
     "trainer.model": "torch numpy",
     "trainer.order": "numpy",
     "trainer.reading": "numpy pyarrow",

@@ -88,7 +88,7 @@ def test_a_module_that_is_none_of_our_packages_is_not_explained_away():
 def test_every_package_has_the_extra_that_pyproject_gives_it():
     """Distributions are spelled with hyphens, what they are imported as with underscores."""
     extras = {name: names(packages) for name, packages in PROJECT["optional-dependencies"].items()}
-    named = ("pipeline", "tfrecord", "trainer", "onnx")
+    named = ("pipeline", "tfrecord", "trainer")
     for package, its_extra in EXTRA_OF.items():
         assert [extra for extra in named if package in extras[extra]] == [its_extra]
     assert set(CORE) == names(PROJECT["dependencies"])

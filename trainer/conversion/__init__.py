@@ -1,1 +1,1 @@
-"""Models in the forms of others: Hugging Face's folders, ONNX, Google's checkpoints to read."""
+"""Models in the forms of others: Hugging Face's folders, Google's checkpoints to read."""

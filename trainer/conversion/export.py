@@ -37,7 +37,6 @@ def model_files(
     lower_case: bool,
     provenance: Mapping[str, Any],
     head: Head | None = None,
-    is_onnx: bool = False,
 ) -> dict[str, bytes]:
     """Weights in float32, the tokenizer's files, the model's card and config.json, by name.
 
@@ -62,7 +61,7 @@ def model_files(
         VOCAB: vocab,
         TOKENIZER: tokenizer_json(vocabulary, lower_case).encode(),
         TOKENIZER_CONFIG: tokenizer_config_json(vocabulary, lower_case, longest).encode(),
-        CARD: model_card(config, provenance, lower_case=lower_case, head=head, is_onnx=is_onnx),
+        CARD: model_card(config, provenance, lower_case=lower_case, head=head),
         CONFIG: (json.dumps(settings, indent=2, sort_keys=True) + "\n").encode(),
     }
 

@@ -24,14 +24,6 @@ from transformers import AutoModelFor{model}, AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained(FOLDER)
 model = AutoModelFor{model}.from_pretrained(FOLDER)
 ```"""
-_USE_ONNX = """```python
-import onnxruntime
-from transformers import AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained(FOLDER)
-session = onnxruntime.InferenceSession(FOLDER + "/model.onnx")
-outputs = session.run(None, dict(tokenizer(["A text."], return_tensors="np")))
-```"""
 _OF_DATA = ("dataset", "weight", "root hash", "licences")
 
 Rows = Iterator[tuple[Any, ...]]
@@ -43,11 +35,10 @@ def model_card(
     *,
     lower_case: bool,
     head: Head | None = None,
-    is_onnx: bool = False,
 ) -> bytes:
-    """The card of a model, or of model.onnx; what `provenance` does not say is left out."""
+    """The card of a model; what `provenance` does not say is left out."""
     pipeline, model = _USES[head.kind if head else ""]
-    metadata = {"library_name": "onnx" if is_onnx else "transformers"}
+    metadata = {"library_name": "transformers"}
     metadata |= {"pipeline_tag": pipeline, "tags": "[bert]"}
     base = provenance.get("base_model", {})
     metadata |= {"base_model": base["name"]} if base else {}
@@ -60,7 +51,7 @@ def model_card(
     lines += _section("Data", _OF_DATA, map(_describe_data, provenance.get("datasets", ())))
     lines += _section("Base model", ("fact", ""), _describe_base(base))
     lines += _section("Fine-tuning", ("fact", ""), _describe_task(provenance.get("finetuned", {})))
-    lines += ["## Use", "", _USE_ONNX if is_onnx else _USE.format(model=model), ""]
+    lines += ["## Use", "", _USE.format(model=model), ""]
     text = "\n".join(lines).encode()
     return text + f"<!-- written by export: {_digest(text)} -->\n".encode()
 

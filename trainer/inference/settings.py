@@ -119,18 +119,18 @@ class FeaturesSettings(BatchesToAskSettings):
 
 @dataclass(frozen=True)
 class ExportSettings:
-    """Writes a checkpoint as a folder for Hugging Face transformers, ONNX Runtime or DeepSpeed.
+    """Writes a checkpoint as a folder for Hugging Face transformers or DeepSpeed.
 
     Attributes:
         run: The run's folder or its --checkpoint.url; RUN@STEP for an earlier checkpoint,
             RUN@mean5 for the mean of the newest 5. The folder of a model will do too.
         output: Folder or fsspec URL to write. Only an earlier export there is replaced.
-        output_format: Who reads it: huggingface; onnx, a graph in place of the weights; or
-            deepspeed-universal, with the optimizer's state.
+        output_format: Who reads it: huggingface, or deepspeed-universal, with the optimizer's
+            state in place of the weights.
         storage_options: Options of the run's filesystem, as JSON or @FILE.
     """
 
     run: str
     output: str
-    output_format: Literal["huggingface", "onnx", "deepspeed-universal"] = "huggingface"
+    output_format: Literal["huggingface", "deepspeed-universal"] = "huggingface"
     storage_options: str | None = None
