@@ -1,6 +1,5 @@
 """The console script, as a wheel installs it, beside files that only look like ours."""
 
-import functools
 import json
 import os
 import shutil
@@ -91,7 +90,7 @@ def test_an_installation_builds_where_a_stranger_is_called_pipeline(beambert, tm
 
 
 def test_every_command_of_both_programs_is_there_once():
-    both = (*PIPELINE.values(), *TRAINER.values(), COMMANDS["completion"])
+    both = (*PIPELINE.values(), *TRAINER.values())
     assert {id(each) for each in both} == {id(each) for each in COMMANDS.values()}
     assert COMMANDS["report-data"] is PIPELINE["report"]
     assert COMMANDS["report"] is TRAINER["report"]
@@ -109,64 +108,3 @@ def test_a_file_on_disk_wins_over_a_recipe(tmp_path, monkeypatch):
     said = r"^no configuration file configs/data/bert-base.yaml$"
     with pytest.raises(FileNotFoundError, match=said):
         find_config("configs/data/bert-base.yaml")
-
-
-@functools.cache
-def completion(shell):
-    """What `beambert completion SHELL` prints."""
-    program = "import sys; from trainer.beambert import main; sys.exit(main())"
-    printed = [sys.executable, "-c", program, "completion", shell]
-    return subprocess.run(printed, capture_output=True, text=True, check=True, cwd=ROOT).stdout
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["fea"], ["features"]),
-        (["build", "--vocab_s"], ["--vocab_size"]),
-        (["pretrain", "--validation.num_"], ["--validation.num_instances"]),
-        (["plan", "--config", "bert-large-m"], ["bert-large-mlperf"]),
-        (["verify", "somewhere"], []),
-        (["pretrain", "--precision", "b"], ["bf16"]),
-        (["hel"], ["help"]),
-    ],
-)
-def test_bash_completes(words, expected):
-    asked = f"COMP_WORDS=(beambert {' '.join(words)}); COMP_CWORD={len(words)}; _beambert; echo ${{COMPREPLY[@]}}"
-    bash = subprocess.run(
-        ["bash", "-c", f"{completion('bash')}\n{asked}"], capture_output=True, text=True, check=True
-    )
-    assert bash.stdout.split() == expected
-
-
-TYPED = """\
-zmodload zsh/zpty
-zpty shell zsh -f -i
-zpty -w shell 'source completion; source stand-in'
-for typed in 'fea' 'build --vocab_s' 'pretrain --validation.num_' 'plan --config bert-large-m' 'verify somewh'; do
-  zpty -w shell "beambert $typed"$'\\t'
-  zpty -r shell shown $'*<*>*'
-  print -r -- "${${shown##*<}%%>*}"
-done
-"""
-
-
-@pytest.mark.processes
-@pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh here")
-def test_zsh_completes(tmp_path):
-    """The key TAB, and Enter, in a terminal of zsh's own; a function of the same name shows what
-    was typed then.
-    """
-    (tmp_path / "completion").write_text(completion("zsh"))
-    (tmp_path / "stand-in").write_text('beambert() { print -r -- "<$*>" }\n')
-    (tmp_path / "somewhere").write_text("")
-    environment = os.environ | {"HOME": str(tmp_path), "ZDOTDIR": str(tmp_path), "TERM": "dumb"}
-    zsh = ["zsh", "-f", "-c", TYPED]
-    ran = subprocess.run(
-        zsh, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True, timeout=120
-    )
-    assert ran.stdout.splitlines() == [
-        "features", "build --vocab_size", "pretrain --validation.num_instances", "plan --config bert-large-mlperf",
-        "verify somewhere",
-    ]  # fmt: skip
