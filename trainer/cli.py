@@ -12,7 +12,6 @@ from trainer.inference.settings import (
     ExportSettings,
     FeaturesSettings,
     FillMaskSettings,
-    NextSentenceSettings,
 )
 from trainer.preflight.settings import DoctorSettings, PlanSettings
 
@@ -65,11 +64,6 @@ COMMANDS = {
     "features": Command(
         "write hidden states of a file's texts to Parquet",
         "trainer.inference.settings:FeaturesSettings", "trainer.cli:features",
-    ),
-    "nsp": Command(
-        "see how probable a model finds it that one text follows another",
-        "trainer.inference.settings:NextSentenceSettings", "trainer.cli:next_sentence",
-        positionals=("first", "second"),
     ),
 }  # fmt: skip
 
@@ -174,16 +168,6 @@ def fill_mask(settings: FillMaskSettings, _remainder: object = None) -> None:
     opened = open_model(settings.model)
     filled = zip(settings.texts, fill(opened, settings.texts, settings.top_k), strict=True)
     print(format_candidates(dict(filled), opened.provenance.get("tokens_seen")))
-
-
-def next_sentence(settings: NextSentenceSettings, _remainder: object = None) -> None:
-    """`python -m trainer nsp --model DIR "It rains." "The street is wet."`."""
-    from trainer.inference.ask import follow_probabilities
-    from trainer.inference.open_model import open_model
-
-    pairs = [(settings.first, settings.second)]
-    [probability] = follow_probabilities(open_model(settings.model), pairs)
-    print(f"the second text follows the first with probability {probability:.4f}")
 
 
 def features(settings: FeaturesSettings, _remainder: object = None) -> None:

@@ -1,7 +1,6 @@
-"""`fill-mask` and `nsp`: what transformers says of the same texts, and what is refused."""
+"""`fill-mask`: what transformers says of the same texts, and what is refused."""
 
 import dataclasses
-import re
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ import transformers
 
 from tests.trainer.lettered_model import CONFIG, TOKENS, export_lettered_model
 from trainer.cli import main
-from trainer.inference.ask import Candidate, fill_mask, follow_probabilities, format_candidates
+from trainer.inference.ask import Candidate, fill_mask, format_candidates
 from trainer.inference.open_model import open_model
 
 PAIRS = [("the cat sat.", "a dog"), ("cats", "the cat is in it")]
@@ -90,24 +89,3 @@ def test_format():
         "[MASK] 1\ncat  0.7500\n[MASK] 2\n##s  0.0312\n"
         "This model has seen an unknown number of tokens; BERT saw 128 billion."
     )
-
-
-def test_what_follows_is_as_transformers_says(folder, opened, capsys):
-    theirs = transformers.BertForNextSentencePrediction.from_pretrained(folder).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    found = follow_probabilities(opened, PAIRS)
-    for pair, probability in zip(PAIRS, found, strict=True):
-        with torch.no_grad():
-            logits = theirs(**tokenizer(*pair, return_tensors="pt")).logits[0]
-        assert probability == pytest.approx(float(logits.softmax(-1)[0]), abs=1e-6)
-    assert main(["nsp", "--model", str(folder), *PAIRS[0]]) == 0
-    [printed] = re.findall(r"with probability (\S+)\n", capsys.readouterr().out)
-    assert float(printed) == pytest.approx(found[0], abs=5e-5)
-
-
-def test_pairs_that_cannot_be_judged_are_refused(opened):
-    with pytest.raises(ValueError, match=r"pair beginning 'a a .* has 44 tokens .* reads 40"):
-        follow_probabilities(opened, [("a " * 40, "cat")])
-    alone = dataclasses.replace(opened, provenance={"objective": "mlm"})
-    with pytest.raises(ValueError, match="with objective mlm, so its next sentence head is as new"):
-        follow_probabilities(alone, PAIRS)

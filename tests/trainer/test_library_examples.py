@@ -106,7 +106,7 @@ def test_commands_of_the_page(tmp_path, monkeypatch, capsys):
     (tmp_path / "texts.txt").write_text("w1 w2\n")
     blocks = re.findall(r"```bash\n(.*?)```", (DOCS / "evaluating.md").read_text(), re.DOTALL)
     commands = [shlex.split(line)[3:] for block in blocks for line in block.strip().splitlines()]
-    assert [command[0] for command in commands] == ["evaluate", "fill-mask", "nsp", "features"]
+    assert [command[0] for command in commands] == ["evaluate", "fill-mask", "features"]
     for command in commands:
         shallow = (
             ["--layers", "-1,-2"] if command[0] == "features" else []

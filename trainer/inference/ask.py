@@ -1,6 +1,6 @@
-"""What a trained model says of texts: words for [MASK], and whether one text follows another.
+"""Words that a trained model finds for [MASK].
 
-Shapes: T tokens of one text, M masks in it, K candidates, V vocabulary, B pairs.
+Shapes: T tokens of one text, M masks in it, K candidates, V vocabulary.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,6 @@ import torch
 from tokenizer.vocab import MASK
 from trainer.inference.open_model import OpenedModel
 from trainer.model.packed_inputs import pack_sequences
-from trainer.pretrain.objectives import WITH_NSP
 
 BERT_TOKENS = "128 billion"  # BERT paper, appendix A.2: 128,000 tokens a batch, 1,000,000 steps
 CPU = torch.device("cpu")
@@ -67,23 +66,6 @@ def format_candidates(filled: Mapping[str, list[list[Candidate]]], tokens_seen: 
             lines += [f"{each.token:<{width}}  {each.probability:.4f}" for each in of_mask]
     seen = "an unknown number of" if tokens_seen is None else f"{tokens_seen:,}"
     return "\n".join([*lines, f"This model has seen {seen} tokens; BERT saw {BERT_TOKENS}."])
-
-
-@torch.inference_mode()
-def follow_probabilities(opened: OpenedModel, pairs: Sequence[tuple[str, str]]) -> list[float]:
-    """Probability, by the model, that B is what follows A in a text, for each pair (A, B)."""
-    heads = ("bert.pooler.", "nsp_head.")
-    opened.check_has(heads, "the pooler and the next sentence head, which tell what follows")
-    if (objective := opened.provenance.get("objective", WITH_NSP)) != WITH_NSP:
-        says = f"was trained with objective {objective}, so its next sentence head is as new"
-        raise ValueError(f"{opened.where}: {says}")
-    model, encodings = opened.build(), opened.tokenizer().encode_batch(list(pairs))
-    for (first, _), encoding in zip(pairs, encodings, strict=True):
-        _check_length(f"the pair beginning {first[:40]!r}", len(encoding.ids), opened)
-    in_a = [each.type_ids.count(0) for each in encodings]
-    _, pooled_BH = model.bert(pack_sequences([each.ids for each in encodings], CPU, in_a))
-    probabilities: list[float] = model.nsp_head(pooled_BH).float().softmax(-1)[:, 0].tolist()
-    return probabilities
 
 
 def _check_length(what: str, size: int, opened: OpenedModel) -> None:

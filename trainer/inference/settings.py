@@ -46,21 +46,8 @@ class FillMaskSettings(ModelToAskSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NextSentenceSettings(ModelToAskSettings):
-    """Prints how probable it is, by a trained model, that the second text follows the first.
-
-    Attributes:
-        first: The first text.
-        second: The second text.
-    """
-
-    first: str
-    second: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class EvaluateSettings(BatchesToAskSettings):
-    """Measures a model on a dataset: losses, accuracies, and both by the token's frequency.
+    """Measures a model's losses and accuracies on a dataset.
 
     Attributes:
         data: Folder or URL of a built dataset with the model's vocabulary.
