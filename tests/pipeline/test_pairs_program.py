@@ -7,8 +7,8 @@ import pytest
 
 from tests.pipeline import reference
 from tests.pipeline.test_pairs import read_rows
+from tests.tokenizer.reference import reference_tokenize
 from tokenizer.vocab import Vocabulary, parse_vocab
-from tokenizer.wordpiece import reference_tokenize
 
 SEED = 12345
 

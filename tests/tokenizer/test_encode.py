@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tokenizer.encoded_texts import SPECIAL_TEXTS, TEXT, encoded, library_ids, load_library
+from tests.tokenizer.reference import reference_tokenize, split_word
 from tokenizer.compiled import VARIABLE, load
 from tokenizer.compiled_encoder import CompiledEncoder
 from tokenizer.encode import Encoder, LibraryEncoder
 from tokenizer.vocab import SPECIAL_TOKENS, Vocabulary
-from tokenizer.wordpiece import reference_tokenize, split_word
 
 
 @pytest.fixture(scope="module", params=["library", "compiled"], autouse=True)

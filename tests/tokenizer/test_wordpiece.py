@@ -6,15 +6,15 @@ import unicodedata
 import pytest
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
-from tokenizer.export import build_normalizer
-from tokenizer.vocab import Vocabulary
-from tokenizer.wordpiece import (
+from tests.tokenizer.reference import (
     is_dropped,
     is_punctuation,
     is_space,
     reference_tokenize,
     split_words,
 )
+from tokenizer.export import build_normalizer
+from tokenizer.vocab import Vocabulary
 
 
 @pytest.fixture(scope="module")
