@@ -92,11 +92,13 @@ def run_arm(own: argparse.Namespace, arm: str, seed: int) -> None:
     what = {"arm": arm, "share": own.share, "seed": seed}
     if any(what.items() <= row.items() for row in read_rows("arm")):
         return
-    phases = yaml.safe_load((ROOT / own.config).read_text())["phases"]
+    words = ARMS[arm].split()
+    config = words[words.index("--config") + 1] if "--config" in words else own.config
+    phases = yaml.safe_load((ROOT / config).read_text())["phases"]
     steps = [max(1, round(own.share * phase["steps"])) for phase in phases]
     last, a_step = pretrain(own, f"{arm}-{own.share}-{seed}", arm, steps, "--seed", str(seed))
     found = {key: last[key] for key in COLUMNS if key in last} | {"a_step": a_step}
-    recipe = {"config": own.config, "flags": ARMS[arm], "steps": steps}
+    recipe = {"config": config, "flags": ARMS[arm], "steps": steps}
     add_row({"kind": "arm"} | what | recipe | found)
 
 
