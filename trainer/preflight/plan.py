@@ -173,7 +173,7 @@ def _describe_time(settings: PlanSettings, phases: Sequence[PhasePlan]) -> Itera
         f" hours; {tokens:,.0f} tokens, {tokens / seconds:,.0f} a second"
     )
     yield (
-        f"      at {MFU:.0%} of {settings.tflops:,g} TFLOP/s a GPU, as steps of BERT-LARGE on an H200;"
+        f"      at {MFU:.0%} of {settings.tflops:,g} TFLOP/s a GPU, as BERT-LARGE on an H200;"
         " exchange, checkpoints and validation come on top"
     )
 
