@@ -17,7 +17,7 @@ from pipeline.instances.masking import most_predictions
 from pipeline.shards.block import Block
 from pipeline.shards.dataset import Dataset, read_blocks
 from pipeline.shards.records import Shard, json_bytes
-from pipeline.shards.verify import check_instances
+from pipeline.shards.unpack import check_block
 from pipeline.storage.faults import StorageError
 from pipeline.storage.folder import Folder
 from pipeline.storage.local import find_temporaries
@@ -159,7 +159,7 @@ def _checked_blocks(
     most = plan["max_predictions"]
     for number, block in enumerate(read_blocks(dataset, shard, _READ_AT_ONCE)):
         where = f"{dataset.locate(shard.name)} block {number}"
-        check_instances(block, dataset.vocab_size, plan["seq_len"], where)
+        check_block(block, plan["seq_len"], dataset.vocab_size, where)
         counts = np.diff(block.masked_offsets)
         if wrong := counts[(counts < 1) | (counts > most)].tolist():
             found = f"an instance of {wrong[0]} masked positions"

@@ -20,7 +20,6 @@ from pipeline.shards.block import (
     checksum,
     content_hash,
     count_block,
-    decode_block,
 )
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import (
@@ -34,6 +33,7 @@ from pipeline.shards.manifest import (
 )
 from pipeline.shards.records import BlockTable, Manifest, Shard
 from pipeline.shards.seal import ID_BYTES, NOTHING, Seal
+from pipeline.shards.unpack import unpack_block
 
 VOCAB, TOKENIZER = "vocab.txt", "tokenizer.json"
 _ROWS_AT_ONCE = 1 << 16
@@ -288,21 +288,4 @@ def _check_block(
     data = memoryview(tar)[start : start + size]
     if len(data) != size or checksum(data) != int(table.crc32[number]):
         raise ValueError(f"{where}: crc32 of bytes {start}-{start + size} is not the block table's")
-    block = decode_block(data, where)
-    instances, tokens = int(table.instances[number]), int(table.tokens[number])
-    if (block.num_instances, block.num_tokens) != (instances, tokens):
-        found = f"{block.num_instances} instances of {block.num_tokens} tokens"
-        raise ValueError(f"{where}: {found}, the block table says {instances} of {tokens}")
-    check_instances(block, dataset.manifest.vocab_size, shard.seq_len, where)
-    return block
-
-
-def check_instances(block: Block, vocab_size: int, seq_len: int, where: str) -> None:
-    """Holds a block's numbers to what its dataset says; a ValueError names one that cannot be."""
-    if block.num_tokens and (most := int(block.input_ids.max())) >= vocab_size:
-        raise ValueError(f"{where}: token id {most} is past the vocabulary of {vocab_size}")
-    if block.num_instances and (most := int(block.lengths.max())) > seq_len:
-        raise ValueError(f"{where}: an instance of {most} tokens, at most {seq_len} are allowed")
-    limits = np.repeat(block.lengths, block.masked_lengths)
-    if np.any(block.masked_lm_positions >= limits):
-        raise ValueError(f"{where}: a masked position is past the end of its instance")
+    return unpack_block(data, table, number, shard, dataset.manifest.vocab_size, where)

@@ -299,7 +299,7 @@ def test_a_damaged_shard_is_named_and_not_exported(data, tmp_path):
 def test_instances_that_the_dataset_does_not_allow_are_refused(small, tmp_path):
     with refused(r"shard-00000.tar block 0: an instance of \d masked .* allow 1 to 2; "):
         export(small(max_predictions=2), tmp_path / "out")
-    with refused(r"block 0: token id \d+ is past the vocabulary of 90"):
+    with refused(r"block 0, instance \d+: token id \d+ should be below 90"):
         export(small(vocab_size=90), tmp_path / "out2")
 
 

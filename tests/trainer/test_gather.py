@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from trainer.batches.unpack import check_block
+from pipeline.shards.unpack import check_block
 
 
 def widen(block):

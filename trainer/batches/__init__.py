@@ -1,1 +1,1 @@
-"""Blocks unpacked, rows gathered from them, masked anew if asked, and packed in micro-batches."""
+"""Rows of blocks gathered, masked anew if asked, and packed in micro-batches."""

@@ -17,8 +17,8 @@ from pipeline.shards.block import Block, block_instances
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import BLOCKS_TABLE
 from pipeline.shards.records import BlockTable, Shard
+from pipeline.shards.unpack import unpack_block
 from trainer.batches.rows import gather_rows
-from trainer.batches.unpack import unpack_block
 from trainer.order.order import Array
 from trainer.reading.cache import open_cache, read_blocks_cached, read_table_cached
 from trainer.reading.ranged_read import (

@@ -7,19 +7,22 @@ from pipeline.shards.records import BlockTable, Shard
 
 
 def unpack_block(
-    body: bytes, table: BlockTable, index: int, shard: Shard, vocab_size: int, where: str
+    body: bytes | memoryview,
+    table: BlockTable,
+    index: int,
+    shard: Shard,
+    vocab_size: int,
+    where: str,
 ) -> Block:
     """A block of a shard out of its bytes; nothing in it points outside instance or vocabulary.
 
     A ValueError refuses what is no block of this shard, though its crc32 was right.
     """
     block = decode_block(body, where)
-    counts = block.num_instances, block.num_tokens
-    listed = int(table.instances[index]), int(table.tokens[index])
-    if counts != listed:
-        raise ValueError(
-            f"{where}: holds {counts} instances and tokens, the block table says {listed}"
-        )
+    instances, tokens = int(table.instances[index]), int(table.tokens[index])
+    if (block.num_instances, block.num_tokens) != (instances, tokens):
+        found = f"{block.num_instances} instances of {block.num_tokens} tokens"
+        raise ValueError(f"{where}: {found}, the block table says {instances} of {tokens}")
     check_block(block, shard.seq_len, vocab_size, where)
     return block
 
@@ -54,6 +57,6 @@ def _expect_below(
     instance = int(np.searchsorted(offsets, place, side="right")) - 1
     limit = np.broadcast_to(limits, values.shape)[place]
     raise ValueError(
-        f"{where}, instance {instance}: {what} {values[place]} should be below {limit}; run"
-        " `python -m pipeline verify` on the dataset, and restore or rebuild it"
+        f"{where}, instance {instance}: {what} {values[place]} should be below {limit};"
+        " restore or rebuild the dataset"
     )
