@@ -66,6 +66,7 @@ def pretrain(
     command += ["--data", own.data, "--output", str(output), *ONCE, *flags]
     command += [*ARMS[arm].split(), "--steps", *map(str, steps)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    output.parent.mkdir(parents=True, exist_ok=True)
     with open(f"{output}.log", "w") as log:
         process = psutil.Popen(command, env=environment, stdout=log, stderr=log)
     metrics, marks = output / "metrics.jsonl", [(0, 0.0)]
