@@ -30,6 +30,17 @@ def train(model, optimizer, steps):
         optimizer.zero_grad()
 
 
+def stepped(kind, weights, gradients, rate=0.1, **settings):
+    """An optimizer after one step, and its parameters by name."""
+    parameters = {name: torch.nn.Parameter(torch.tensor(each)) for name, each in weights.items()}
+    optimizer = kind(parameters.items(), OptimizerSettings(**settings))
+    optimizer.set_learning_rate(rate)
+    for name, gradient in gradients.items():
+        parameters[name].grad = torch.tensor(gradient)
+    optimizer.step()
+    return optimizer, parameters
+
+
 def test_equals_torch_adamw_with_the_same_decay_groups():
     ours, theirs = tiny_model(), tiny_model()
     settings = OptimizerSettings(weight_decay=0.1, max_grad_norm=0.0)
@@ -45,13 +56,11 @@ def test_equals_torch_adamw_with_the_same_decay_groups():
 
 
 def test_without_bias_correction_the_first_step_follows_google():
-    weight = torch.nn.Parameter(torch.tensor([[1.0, -2.0]]))
-    settings = OptimizerSettings(bias_correction=False, max_grad_norm=0.0)
-    optimizer = AdamW([("dense.weight", weight)], settings)
-    optimizer.set_learning_rate(0.1)
-    weight.grad = torch.tensor([[0.5, 0.25]])
-    optimizer.step()
-    for start, gradient, now in zip((1.0, -2.0), (0.5, 0.25), weight[0].tolist(), strict=True):
+    weights, gradients = {"dense.weight": [[1.0, -2.0]]}, {"dense.weight": [[0.5, 0.25]]}
+    settings = {"bias_correction": False, "max_grad_norm": 0.0}
+    _, found = stepped(AdamW, weights, gradients, **settings)
+    places = zip((1.0, -2.0), (0.5, 0.25), found["dense.weight"][0].tolist(), strict=True)
+    for start, gradient, now in places:
         update = 0.1 * gradient / (math.sqrt(0.001 * gradient**2) + 1e-6) + 0.01 * start
         assert now == pytest.approx(start - 0.1 * update, rel=1e-5)
 
@@ -59,11 +68,6 @@ def test_without_bias_correction_the_first_step_follows_google():
 TIMM = Path(__file__).with_name("timm-lamb.json")
 TIMM_SHAPES = {"dense.weight": (6, 5), "dense.bias": (6,)}
 TIMM_SHAPES |= {"head.weight": (3, 6), "head.norm.weight": (3,)}
-TIMM_FLAGS = {
-    "lr": 0.02, "betas": [0.9, 0.999], "eps": 1e-6, "weight_decay": 0.01, "bias_correction": True,
-    "grad_averaging": True, "max_grad_norm": 1.0, "trust_clip": False, "always_adapt": False,
-    "caution": False, "decoupled_decay": False,
-}  # fmt: skip
 TIMM_STEPS = 20
 
 
@@ -83,19 +87,13 @@ def lamb_steps(optimizer, parameters):
         yield {name: each.detach().flatten().tolist() for name, each in parameters.items()}
 
 
-def lamb_parameters():
-    weights = {name: values(shape, len(name), 0.4) for name, shape in TIMM_SHAPES.items()}
-    return {name: torch.nn.Parameter(weight) for name, weight in weights.items()}
-
-
 def test_lamb_equals_timms():
-    written = json.loads(TIMM.read_text())
-    assert written["flags"] == TIMM_FLAGS
-    parameters = lamb_parameters()
+    weights = {name: values(shape, len(name), 0.4) for name, shape in TIMM_SHAPES.items()}
+    parameters = {name: torch.nn.Parameter(weight) for name, weight in weights.items()}
     optimizer = Lamb(parameters.items())
     optimizer.set_learning_rate(0.02)
-    norms = []
-    for found, expected in zip(lamb_steps(optimizer, parameters), written["weights"], strict=True):
+    written, norms = json.loads(TIMM.read_text())["weights"], []
+    for found, expected in zip(lamb_steps(optimizer, parameters), written, strict=True):
         norms.append(optimizer.grad_norm)
         for name, weights in expected.items():
             assert found[name] == pytest.approx(weights, rel=0, abs=1e-6)
@@ -103,27 +101,17 @@ def test_lamb_equals_timms():
 
 
 def test_lambs_first_step_worked_by_hand():
-    weight, bias = map(torch.nn.Parameter, (torch.tensor([[3.0, 4.0]]), torch.tensor([2.0])))
-    settings = OptimizerSettings(weight_decay=0.0, eps=0.0)
-    optimizer = Lamb([("dense.weight", weight), ("dense.bias", bias)], settings)
-    optimizer.set_learning_rate(0.1)
-    weight.grad, bias.grad = torch.tensor([[0.5, -0.25]]), torch.tensor([-0.1])
-    optimizer.step()
-    # Bias-corrected, the first direction is the gradient's sign: norm sqrt(2), so the ratio is 5 /
-    # sqrt(2).
+    """Bias-corrected, the direction is the gradient's sign: norm sqrt(2), the ratio 5 / sqrt(2)."""
+    weights = {"dense.weight": [[3.0, 4.0]], "dense.bias": [2.0], "of zeros.weight": [[0.0, 0.0]]}
+    gradients = {"dense.weight": [[0.5, -0.25]], "dense.bias": [-0.1]}
+    gradients["of zeros.weight"] = [[0.3, -0.3]]  # which take Adam's step
+    optimizer, found = stepped(Lamb, weights, gradients, weight_decay=0.0, eps=0.0)
     ratio = 5 / math.sqrt(2)
-    assert optimizer.trust_ratios_P.tolist() == pytest.approx([ratio, 1.0])
-    assert weight[0].tolist() == pytest.approx([3.0 - 0.1 * ratio, 4.0 + 0.1 * ratio])
-    assert bias.item() == pytest.approx(2.1)
-
-
-def test_a_tensor_of_zeros_takes_adams_step_under_lamb():
-    weight = torch.nn.Parameter(torch.zeros(1, 2))
-    optimizer = Lamb([("dense.weight", weight)])
-    optimizer.set_learning_rate(0.1)
-    weight.grad = torch.tensor([[0.3, -0.3]])
-    optimizer.step()
-    assert weight[0].tolist() == pytest.approx([-0.1, 0.1], rel=1e-4)
+    assert optimizer.trust_ratios_P.tolist() == pytest.approx([ratio, 1.0, 1.0])
+    expected = [3.0 - 0.1 * ratio, 4.0 + 0.1 * ratio, 2.1, -0.1, 0.1]
+    assert torch.cat([each.flatten() for each in found.values()]).tolist() == pytest.approx(
+        expected
+    )
 
 
 def test_muon_equals_torchs_in_fp32_and_adamw_elsewhere(monkeypatch):
@@ -156,33 +144,20 @@ def test_muon_equals_torchs_in_fp32_and_adamw_elsewhere(monkeypatch):
         torch.testing.assert_close(mine, peer, rtol=0, atol=1e-6)
 
 
-def test_muons_updates_have_the_root_mean_square_that_rates_of_adamw_expect():
-    torch.manual_seed(0)
-    weight = torch.nn.Parameter(torch.zeros(64, 256))
-    optimizer = Muon([("bert.layers.0.output.weight", weight)])
-    optimizer.set_learning_rate(0.1)
-    weight.grad = torch.randn(64, 256)
-    optimizer.step()
-    assert weight.square().mean().sqrt().item() == pytest.approx(0.1 * 0.2, rel=0.2)
-
-
 def test_clips_to_the_global_norm_and_reports_it_before_clipping():
-    first, second = torch.nn.Parameter(torch.zeros(1, 2)), torch.nn.Parameter(torch.zeros(3))
-    optimizer = AdamW([("a.weight", first), ("a.bias", second)])
-    first.grad, second.grad = torch.tensor([[3.0, 0.0]]), torch.tensor([0.0, 4.0, 0.0])
-    optimizer.step()
+    weights = {"a.weight": [[0.0, 0.0]], "a.bias": [0.0, 0.0, 0.0]}
+    gradients = {"a.weight": [[3.0, 0.0]], "a.bias": [0.0, 4.0, 0.0]}
+    optimizer, found = stepped(AdamW, weights, gradients)
     assert optimizer.grad_norm == pytest.approx(5.0)
     assert optimizer.grad_squared_norms_P.tolist() == pytest.approx([9.0, 16.0])
-    assert optimizer.state[first]["exp_avg"][0, 0].item() == pytest.approx(0.1 * 3.0 / 5.0)
+    moment = optimizer.state[found["a.weight"]]["exp_avg"][0, 0].item()
+    assert moment == pytest.approx(0.1 * 3.0 / 5.0)
 
 
 def test_a_parameter_without_a_gradient_counts_as_zero():
-    weight, unused = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2))
-    optimizer = AdamW([("weight", weight), ("unused.bias", unused)])
-    optimizer.set_learning_rate(0.1)
-    weight.grad = torch.ones(2, 2)
-    optimizer.step()
-    assert unused.tolist() == [1.0, 1.0]
+    weights = {"weight": [[1.0, 1.0]], "unused.bias": [1.0, 1.0]}
+    _, found = stepped(AdamW, weights, {"weight": [[1.0, 1.0]]})
+    assert found["unused.bias"].tolist() == [1.0, 1.0]
 
 
 def test_schedule_warms_up_and_decays_to_zero():

@@ -21,18 +21,10 @@ class SlowDownError(Exception):
 
 
 class Simulation:
-    """A clock, and a store that answers 503 above a limit of requests in each second.
+    """A clock, and a store that answers 503 above `limit(second)` requests in a second."""
 
-    Attributes:
-        limit: limit(second) is how many requests the store answers in that second.
-        asked: Requests by second.
-        answered: Those with an answer, by second.
-        gave_up: (seconds, message) of each thing that was given up.
-    """
-
-    def __init__(self, monkeypatch, limit, latency_seconds=0.03, budget_seconds=300.0):
+    def __init__(self, monkeypatch, limit):
         self.now, self.limit = 1000.0, limit
-        self.latency_seconds, self.budget_seconds = latency_seconds, budget_seconds
         self.asked, self.answered, self.gave_up = Counter(), Counter(), []
         self.random = random.Random(0)
         self._events, self._number = [], count()
@@ -50,12 +42,9 @@ class Simulation:
             self.now, _, event = heapq.heappop(self._events)
             event()
 
-    def pace(self, rank=0, num_ranks=1):
-        return RateLimit(None, rank, num_ranks, self.random.uniform)
-
     def request(self, pace, done):
         """Asks for something until it is there, as `ranged_read.retry` does, then calls done()."""
-        attempts = Attempts("it", Reading(budget_seconds=self.budget_seconds), None, pace)
+        attempts = Attempts("it", Reading(budget_seconds=300.0), None, pace)
 
         def go_on():
             if seconds := attempts.seconds_to_wait():
@@ -66,7 +55,7 @@ class Simulation:
             self.asked[second] += 1
             is_answered = self.asked[second] <= self.limit(second)
             self.answered[second] += is_answered
-            self.at(self.now + self.latency_seconds, lambda: come_back(is_answered))
+            self.at(self.now + 0.03, lambda: come_back(is_answered))
 
         def come_back(is_answered):
             if is_answered:
@@ -76,7 +65,7 @@ class Simulation:
             try:
                 attempts.failed(SlowDownError("503 SlowDown"))
             except ShardReadError as error:
-                self.gave_up.append((self.now - 1000, str(error)))
+                self.gave_up.append(error)
             else:
                 go_on()
 
@@ -129,7 +118,7 @@ def ask_without_end(simulation, seconds, every):
         return begin
 
     for _ in range(NUM_NODES):
-        pace = simulation.pace()
+        pace = RateLimit(None, 0, 1, simulation.random.uniform)
         for _ in range(ASKING):
             simulation.at(simulation.now + simulation.random.uniform(0, every), asking(pace))
     simulation.run()
