@@ -37,14 +37,14 @@ def test_counters_are_what_the_build_made(texts, vocab_file, tmp_path, monkeypat
         {each.key.metric.name: each.committed for metrics in found for each in metrics[kind]}
         for kind in ("counters", "distributions")
     )
-    assert counted["shards"] == len(dataset.all_shards)
-    assert counted["instances"] == sum(shard.instances for shard in dataset.all_shards)
-    assert counted["shard_bytes"] == sum(shard.num_bytes for shard in dataset.all_shards)
-    made = dataset.manifest.counters
-    parts = {f"{unit}_a_part" for unit in ("bytes", "documents", "ms")}
+    made, shards = dataset.manifest.counters, dataset.all_shards
+    assert counted["shards"] == len(shards)
+    assert counted["instances"] == sum(shard.instances for shard in shards)
+    assert counted["shard_bytes"] == sum(shard.num_bytes for shard in shards)
+    parts = {"bytes_a_part", "documents_a_part", "ms_a_part"}
     assert observed.keys() == {*parts, "documents_a_bucket"}
     buckets = observed["documents_a_bucket"]  # of validation, and of training for each pass
-    assert buckets.count == len(dataset.all_shards)
+    assert buckets.count == len(shards)
     assert buckets.min + buckets.max == made["documents"]
     assert counted["documents"] == made["documents"]
     assert counted["tokens"] == made["distinct_tokens"]
@@ -52,12 +52,16 @@ def test_counters_are_what_the_build_made(texts, vocab_file, tmp_path, monkeypat
     assert counted["documents_read"] == made["documents"] + made["dropped_too_short"]
 
 
+def run_one_worker(build, folder):
+    outputs = Outputs("parts", 1, 0, lambda: 0, Folder(str(folder)))
+    run_graph("tokens", build, pipeline_options(1, [], 1), outputs)
+
+
 def test_what_others_say_while_a_job_runs_here_is_shown(tmp_path, capfd):
     def build(pipeline):
         _ = pipeline | beam.Create([b"of another thread"]) | beam.Map(partial(os.write, 2))
 
-    nothing = Outputs("parts", 1, 0, lambda: 0, Folder(str(tmp_path)))
-    run_graph("tokens", build, pipeline_options(1, [], 1), nothing)
+    run_one_worker(build, tmp_path)
     assert "of another thread" in capfd.readouterr().err
 
 
@@ -70,23 +74,18 @@ def test_a_worker_with_other_code_ends_the_job_before_it_writes(tmp_path, monkey
         elements = pipeline | broadcast.CreateElements(["a"], folder)
         _ = elements | beam.Map(lambda name: folder.write(name, b"made"))
 
-    outputs = Outputs("parts", 1, 0, lambda: 0, folder)
     said = r"a worker has other code of this package than the launcher \(worker, exp"
     with pytest.raises(ValueError, match=said):
-        run_graph("tokens", build, pipeline_options(1, [], 1), outputs)
+        run_one_worker(build, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 def test_the_hash_of_the_code_is_that_of_every_file_a_build_runs(tmp_path, monkeypatch):
-    package = tmp_path / "package"
-    (package / "room").mkdir(parents=True)
-    (package / "room/a.py").write_text("a = 1")
-    (package / "data.json").write_text("{}")
-    monkeypatch.setattr(broadcast, "_PACKAGES", (package,))
+    (tmp_path / "room").mkdir()
+    monkeypatch.setattr(broadcast, "_PACKAGES", (tmp_path,))
     found = []
-    for path, text in ((None, ""), ("data.json", "[]"), ("room/a.py", "a = 2"), ("room/b.py", "")):
-        if path:
-            (package / path).write_text(text)
+    for path, text in (("a.py", "1"), ("a.json", ""), ("room/a.py", ""), ("a.py", "2")):
+        (tmp_path / path).write_text(text)
         found.append(broadcast.hash_code.__wrapped__())
     monkeypatch.setenv("BEAMBERT_COMPILED", "0")  # wikitext is read by the definition
     found.append(broadcast.hash_code.__wrapped__())

@@ -18,12 +18,9 @@ def rendered(tmp_path, template, **values):
 
 
 def test_numbers_are_short():
-    assert [short_number(each) for each in (0, 950, 17_705, 2_522_451)] == [
-        "0", "950", "17.7k", "2.52M"
-    ]  # fmt: skip
-    assert [format_bytes(each) for each in (7, 12_345, 3e9, 2e12)] == [
-        "7 B", "12.3 kB", "3 GB", "2 TB"
-    ]  # fmt: skip
+    numbers, sizes = (0, 950, 17_705, 2_522_451), (7, 12_345, 3e9, 2e12)
+    assert [short_number(each) for each in numbers] == ["0", "950", "17.7k", "2.52M"]
+    assert [format_bytes(each) for each in sizes] == ["7 B", "12.3 kB", "3 GB", "2 TB"]
     assert [format_share(each) for each in (0.5, 0.00123)] == ["50 %", "0.123 %"]
 
 
@@ -51,14 +48,8 @@ def test_values_of_settings_are_said_in_words(tmp_path):
     ]  # fmt: skip
 
 
-def marks(svg, tag, kind=""):
-    return [
-        each
-        for group in ET.fromstring(svg).iter()
-        if kind in group.get("class", "").split() or not kind
-        for each in (group.iter(tag) if kind else [group])
-        if each.tag == tag
-    ]
+def marks(svg, tag):
+    return list(ET.fromstring(svg).iter(tag))
 
 
 def places(line):
@@ -86,7 +77,8 @@ def test_few_points_are_drawn_as_they_are_and_told_on_hover():
 def test_a_guess_is_a_level_line_across_the_chart_and_no_chart_by_itself():
     guess = Curve("guess", [(1.0, 2.0)], look="guess")
     svg = draw_chart("t", [Curve("run", [(0.0, 0.0), (4.0, 4.0)]), guess], "step", from_zero=True)
-    assert places(marks(svg, "polyline", "guess")[0]) == [[54, 106], [167.5, 106], [508, 106]]
+    [line] = ET.fromstring(svg).findall(".//*[@class='run0 guess']/polyline")
+    assert places(line) == [[54, 106], [167.5, 106], [508, 106]]
     assert draw_chart("t", [guess], "step") == draw_chart("t", [], "step") == ""
 
 
@@ -100,9 +92,8 @@ def test_text_in_a_chart_is_escaped():
     "values", [[0.0], [5.0], [1.0, 1.0], [-3.0, 2.0], [1e-12, 1e12], [1e300, 2e300], [0.0, 1e-300]]
 )
 def test_any_values_can_be_drawn(values):
-    points = [(float(place), value) for place, value in enumerate(values)]
+    curve = Curve("run", [(float(place), value) for place, value in enumerate(values)])
     for from_zero in (False, True):
-        svg = draw_chart("t", [Curve("run", points)], "step", from_zero=from_zero)
+        svg = draw_chart("t", [curve], "step", from_zero=from_zero)
         ET.fromstring(svg)
-        assert "nan" not in svg
-        assert "inf" not in svg
+        assert not re.search("nan|inf", svg)

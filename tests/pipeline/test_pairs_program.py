@@ -35,19 +35,16 @@ def documents(shared_data: Path, vocab: Vocabulary) -> list[reference.Document]:
 
 @pytest.mark.parametrize(
     ("length", "most", "dupe_factor", "whole_words", "num_rows"),
-    [(128, 20, 5, False, 60), (512, 76, 5, False, 39),
-     (128, 20, 10, True, 122), (64, 10, 1, False, 17)],
-)  # fmt: skip
+    [(128, 20, 5, "", 60), (512, 76, 5, "", 39), (128, 20, 10, "_wwm", 122), (64, 10, 1, "", 17)],
+)
 def test_serial_files(
     shared_data, documents, vocab, length, most, dupe_factor, whole_words, num_rows
 ):
-    suffix = "_wwm" if whole_words else ""
-    name = f"serial_sample_L{length}_P{most}_dupe{dupe_factor}{suffix}_seed{SEED}.jsonl.zst"
+    name = f"serial_sample_L{length}_P{most}_dupe{dupe_factor}{whole_words}_seed{SEED}.jsonl.zst"
     rows = read_rows(shared_data / "golden" / name)
     golden = [reference.Instance(*row[:4], bool(row[4])) for row in rows]
-    settings = reference.Settings(
-        length, most, dupe_factor=dupe_factor, whole_word_masking=whole_words
-    )
+    counts = {"dupe_factor": dupe_factor, "whole_word_masking": bool(whole_words)}
+    settings = reference.Settings(length, most, **counts)
     continuations = frozenset(i for i, token in enumerate(vocab.tokens) if token.startswith("##"))
     special = vocab.cls_id, vocab.sep_id, vocab.mask_id
     theirs = reference.Vocabulary(len(vocab), *special, continuations)
