@@ -1,15 +1,8 @@
-"""Whole runs on two ranks: undisturbed, killed and stopped, and what is refused at once.
-
-Run as a program, this file is one rank that meets an accident: `test_pretrain.py ACCIDENT STEP
-pretrain ...`.
-"""
+"""Whole runs on two ranks: undisturbed, killed and stopped, and what is refused at once."""
 
 import dataclasses
 import json
-import os
 import shutil
-import signal
-import sys
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -18,10 +11,9 @@ from pipeline.command_line.program import parse_settings
 from pipeline.shards.dataset import open_dataset
 from tests.trainer import tiny_run
 from tests.trainer.tiny_dataset import write_tiny_dataset
-from tests.trainer.tiny_run import TINY
-from tests.trainer.two_ranks import run_ranks
+from tests.trainer.tiny_run import OURS, TINY, launch, meeting
 from trainer.checkpoints.read import find_checkpoints
-from trainer.cli import COMMANDS, main
+from trainer.cli import COMMANDS
 from trainer.model.config import ModelSettings, num_parameters, preset
 from trainer.order.source import one_dataset, open_mixture
 from trainer.preflight.plan import checkpoint_bytes
@@ -33,7 +25,7 @@ from trainer.watch.recorder import MEASURED
 PHASES = [Phase(16, 12, 8, 0.02, warmup_steps=2), Phase(32, 7, 5, 0.01, optimizer_state="reset")]
 
 
-def write_config(folder, data, output, **changed):
+def write_config(data, output, **changed):
     settings = {
         "phases": [{**dataclasses.asdict(phase), **changed} for phase in PHASES],
         "model": {"preset": "tiny", "overrides": TINY},
@@ -44,23 +36,6 @@ def write_config(folder, data, output, **changed):
     return tiny_run.write_config(output, data, **settings)
 
 
-def suffer(accident, step):
-    """Lets this process kill itself, or rank 1 be told to stop, once a step has been logged."""
-    import trainer.pretrain.loop
-
-    log_step = trainer.pretrain.loop._log_step
-
-    def log_and_suffer(run, *arguments):
-        log_step(run, *arguments)
-        if run.position.step == step and accident == "kill":
-            run.saver.finish()  # it must not depend on the machine to which one the run goes back
-            os._exit(9)
-        if run.position.step == step and accident == "stop" and run.ranks.rank == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    trainer.pretrain.loop._log_step = log_and_suffer
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     return write_tiny_dataset(tmp_path_factory.mktemp("dataset"), seq_lens=(16, 32))
@@ -68,22 +43,18 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs(data, tmp_path_factory):
-    """The folder with two runs, `calm` and `rough`, and the finished processes of each launch."""
+    """The folder with two runs, `calm` and `rough`, and what the ranks of each launch said."""
     folder = tmp_path_factory.mktemp("runs")
-    calm = write_config(folder, data, folder / "calm")
-    rough = write_config(folder, data, folder / "rough")
-    launches = {
-        "calm": run_ranks(["-m", "trainer", *calm], world_size=2),
-        "killed": run_ranks([__file__, "kill", "5", *rough], world_size=2),
-        "stopped": run_ranks([__file__, "stop", "9", *rough], world_size=2),
-        "continued": run_ranks(["-m", "trainer", *rough], world_size=2),
-        "finished": run_ranks(["-m", "trainer", *rough, "--zero_stage", "2"], world_size=1),
-        "diverged": run_ranks(
-            ["-m", "trainer", *write_config(folder, data, folder / "wild", peak_lr=1e30)],
-            world_size=1,
-        ),
+    calm, rough = (write_config(data, folder / name) for name in ("calm", "rough"))
+    wild = write_config(data, folder / "wild", peak_lr=1e30)
+    return folder, {
+        "calm": launch(OURS, calm, 2),
+        "killed": launch(meeting("kill", 5), rough, 2, expected=9),
+        "stopped": launch(meeting("SIGTERM", 9), rough, 2, expected=143),
+        "continued": launch(OURS, rough, 2),
+        "finished": launch(OURS, [*rough, "--zero_stage", "2"], 1),
+        "diverged": launch(OURS, wild, 1, expected=2),
     }
-    return folder, launches
 
 
 def rows_of(run, split="train"):
@@ -96,19 +67,6 @@ def test_checkpoints_are_as_large_as_the_plan_says(runs):
     tensors = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     expected = checkpoint_bytes(num_parameters(preset("tiny", vocab_size=60, **TINY)), "fp32")
     assert expected <= tensors <= expected + 64 * 1024  # their headers
-
-
-@pytest.mark.engines
-def test_exit_codes(runs):
-    codes = {name: [process.returncode for process in launch] for name, launch in runs[1].items()}
-    assert codes == {
-        "calm": [0, 0],
-        "killed": [9, 9],
-        "stopped": [143, 143],
-        "continued": [0, 0],
-        "finished": [0],
-        "diverged": [2],
-    }, {name: launch[0].stderr for name, launch in runs[1].items()}
 
 
 @pytest.mark.engines
@@ -151,21 +109,20 @@ def test_run_folder_says_what_was_done(runs):
 
 @pytest.mark.engines
 def test_messages_for_people(runs):
-    _, launches = runs
-    said = lambda launch: "".join(each.stdout + each.stderr for each in launch)  # noqa: E731
-    printed = {name: said(launch) for name, launch in launches.items()}
-    assert "step 5: validation MLM loss" in printed["calm"]
-    assert "(unigram entropy of the text " in printed["calm"]
-    assert " (constant answer 0." in printed["calm"]
-    assert "Z step 1/13: loss " in printed["calm"]
-    assert " tok/s, data wait " in printed["calm"]
-    assert "MFU" not in printed["calm"]
-    assert " epochs of length 32; " in printed["calm"]
-    assert "continuing after step 3" in printed["stopped"]
-    assert "stopped by a signal and saved after step 10; the same command" in printed["stopped"]
-    assert "continuing after step 10" in printed["continued"]
-    assert "this run is finished, all 13 steps are made" in printed["finished"]
-    assert "the gradient's norm is nan, training has diverged" in printed["diverged"]
+    _, printed = runs
+    for launched, said in (
+        ("calm", "step 5: validation MLM loss"),
+        ("calm", "(unigram entropy of the text "),
+        ("calm", " (constant answer 0."),
+        ("calm", "Z step 1/13: loss "),
+        ("calm", " epochs of length 32; "),
+        ("stopped", "continuing after step 3"),
+        ("stopped", "stopped by a signal and saved after step 10; the same command"),
+        ("continued", "continuing after step 10"),
+        ("finished", "this run is finished, all 13 steps are made"),
+        ("diverged", "the gradient's norm is nan, training has diverged"),
+    ):
+        assert said in printed[launched]
     for text in printed.values():
         assert "Warning" not in text
         assert text.count("finished, 13 steps") <= 1, "only rank 0 speaks"
@@ -237,14 +194,11 @@ def test_what_does_not_fit_the_dataset_is_refused(data, tmp_path, changed, world
 
 
 def test_epochs_become_steps_in_the_proportion_of_the_phases(data, tmp_path):
-    mixture = mixture_of(data)
-    a_pass = sum(shard.instances for shard in mixture[0].dataset.shards("train", 16, 0))
     phases = [Phase(16, 8, 30, 1e-3), Phase(16, 8, 10, 1e-3)]
-    found = resolve_epochs(settings_for(data, tmp_path, phases=phases, epochs=4.0), mixture)
-    steps = 4 * a_pass / 8
-    assert [each.steps for each in found.phases] == [round(0.75 * steps), round(0.25 * steps)]
-    assert found.epochs is None
-    assert resolve_epochs(found, mixture) == found
+    given = settings_for(data, tmp_path, phases=phases, epochs=4.0)
+    found = resolve_epochs(given, mixture_of(data))
+    # 4 passes of 450 instances are 225 steps.
+    assert ([each.steps for each in found.phases], found.epochs) == ([169, 56], None)
 
 
 def test_a_run_names_the_model_of_the_hub_that_it_begins_with(data, tmp_path):
@@ -353,10 +307,7 @@ def test_a_folder_with_something_else_is_refused(data, tmp_path):
 @pytest.mark.engines
 def test_a_dataset_that_holds_nothing_out_is_trained_on_and_the_run_says_so(tmp_path):
     data = write_tiny_dataset(tmp_path / "bare", seq_lens=(16, 32), has_validation=False)
-    command = write_config(tmp_path, data, tmp_path / "run", steps=2)
-    [trained] = run_ranks(["-m", "trainer", *command], world_size=1)
-    assert trained.returncode == 0, trained.stderr
-    said = trained.stdout + trained.stderr
+    said = launch(OURS, write_config(data, tmp_path / "run", steps=2), 1)
     for seq_len in (16, 32):
         assert f"no validation loss of bare: no documents are held out at {seq_len} tokens" in said
     assert [row["split"] for row in rows_of(tmp_path / "run")] == ["train"] * 4
@@ -367,12 +318,10 @@ def test_a_dataset_that_holds_nothing_out_is_trained_on_and_the_run_says_so(tmp_
 def test_a_mixture_is_trained_measured_and_continued_past_skipped_data(data, tmp_path):
     """Two datasets, weights 3 and 1; killed, then continued without the positions 60 to 83."""
     write_tiny_dataset(tmp_path / "more", seq_lens=(16, 32), instances=100, seed=5)
-    command = write_config(tmp_path, data, tmp_path / "run")
+    command = write_config(data, tmp_path / "run")
     mixed = [*command, "--data", f"big={data}:3", f"small={tmp_path / 'more'}"]
-    [killed] = run_ranks([__file__, "kill", "4", *mixed], world_size=1)
-    assert killed.returncode == 9
-    continued = run_ranks(["-m", "trainer", *mixed, "--skip", "0:60-84"], world_size=2)
-    assert continued[0].returncode == 0, continued[0].stderr
+    launch(meeting("kill", 4), mixed, 1, expected=9)
+    said = launch(OURS, [*mixed, "--skip", "0:60-84"], 2)
     rows = rows_of(tmp_path / "run")
     assert [row["position"] for row in rows] == [0, 12, 24, 36, 48, 84, 96, 108, 0, 7, 14, 21, 28]
     last = rows[-1]["drawn"]
@@ -384,9 +333,4 @@ def test_a_mixture_is_trained_measured_and_continued_past_skipped_data(data, tmp
     big, small = measured["datasets"]["big"], measured["datasets"]["small"]
     assert (big["instances"], small["instances"], measured["instances"]) == (60, 20, 80)
     assert measured["mlm_loss"] == pytest.approx((3 * big["mlm_loss"] + small["mlm_loss"]) / 4)
-    assert "  small: validation MLM loss" in continued[0].stdout + continued[0].stderr
-
-
-if __name__ == "__main__":
-    suffer(sys.argv[1], int(sys.argv[2]))
-    sys.exit(main(sys.argv[3:]))
+    assert "  small: validation MLM loss" in said

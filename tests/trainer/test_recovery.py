@@ -1,22 +1,18 @@
 """Whole runs that meet bad data, or go on with other numbers of ranks, against one that does not.
 
-Run as a program, this file is one rank: `test_recovery.py spoil pretrain ...` spoils rank 1's
-gradients at certain positions of the stream, `test_recovery.py stop STEP pretrain ...` tells rank 0
-to stop after a step.
+Run as a program, this file is one rank: `test_recovery.py pretrain ...` spoils rank 1's gradients
+at certain positions of the stream.
 """
 
 import dataclasses
 import json
 import math
-import os
-import signal
 import sys
 
 import pytest
 
 from tests.trainer.tiny_dataset import write_tiny_dataset
-from tests.trainer.tiny_run import SIZES, rows_of, write_config
-from tests.trainer.two_ranks import run_ranks
+from tests.trainer.tiny_run import OURS, SIZES, launch, meeting, rows_of, write_config
 from trainer.checkpoints.read import find_checkpoints, read_state, read_weights
 from trainer.cli import main
 from trainer.process.stopping import STOPPED
@@ -53,21 +49,9 @@ def spoil():
     ShardedOptimizer.step = spoiling_step
 
 
-def stop_after(last):
-    import trainer.pretrain.loop
-
-    log_step = trainer.pretrain.loop._log_step
-
-    def log_and_stop(run, *arguments):
-        log_step(run, *arguments)
-        if run.position.step == last and run.ranks.rank == 0:
-            os.kill(os.getpid(), signal.SIGUSR1)
-
-    trainer.pretrain.loop._log_step = log_and_stop
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
+    """The folder with three runs, and what the ranks of the spoiled one said."""
     folder = tmp_path_factory.mktemp("recovery")
     data = write_tiny_dataset(folder / "data")
 
@@ -79,22 +63,13 @@ def runs(tmp_path_factory):
         }
         return [*write_config(folder / name, data, **settings), *flags]
 
-    launches = {
-        "calm": run_ranks(["-m", "trainer", *command("calm")], 2),
-        "spoiled": run_ranks([__file__, "spoil", *command("spoiled")], 2),
-        "two": run_ranks([__file__, "stop", "6", *command("elastic")], 2),
-        "one": run_ranks([__file__, "stop", "13", *command("elastic", "--zero_stage", "2")], 1),
-        "three": run_ranks(["-m", "trainer", *command("elastic", "--zero_stage", "2")], 3),
-    }
-    return folder, launches
-
-
-def test_exit_codes(runs):
-    codes = {name: [process.returncode for process in launch] for name, launch in runs[1].items()}
-    ended, stopped = [0, 0], [STOPPED, STOPPED]
-    expected = {"calm": ended, "spoiled": ended, "two": stopped, "one": [STOPPED], "three": [0] * 3}
-    said = {name: [process.stderr for process in launch] for name, launch in runs[1].items()}
-    assert codes == expected, said
+    launch(OURS, command("calm"), 2)
+    said = launch([__file__], command("spoiled"), 2)
+    other = ("--zero_stage", "2")
+    launch(meeting("SIGUSR1", 6), command("elastic"), 2, expected=STOPPED)
+    launch(meeting("SIGUSR1", 13), command("elastic", *other), 1, expected=STOPPED)
+    launch(OURS, command("elastic", *other), 3)
+    return folder, said
 
 
 def test_what_was_skipped_is_written_down_with_its_instances(runs):
@@ -112,8 +87,7 @@ def test_what_was_skipped_is_written_down_with_its_instances(runs):
 
 
 def test_too_many_in_a_row_send_the_run_back_and_their_instances_are_left_out(runs):
-    folder, launches = runs
-    said = launches["spoiled"][0].stdout + launches["spoiled"][0].stderr
+    folder, said = runs
     assert "back to step 20, 5 steps in a row were not taken; positions 300-360 of phase 0" in said
     rows = rows_of(folder / "spoiled")
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
@@ -129,9 +103,8 @@ def test_too_many_in_a_row_send_the_run_back_and_their_instances_are_left_out(ru
 def test_the_end_is_that_of_a_clean_run(runs):
     ends = [rows_of(runs[0] / name, "validation")[-1] for name in ("calm", "spoiled")]
     assert [row["step"] for row in ends] == [STEPS] * 2
-    losses = [row["mlm_loss"] for row in ends]
-    print(f"validation losses at the end: clean {losses[0]:.4f}, spoiled {losses[1]:.4f}")
-    assert losses[1] == pytest.approx(losses[0], rel=0.01)
+    calm, spoiled = (row["mlm_loss"] for row in ends)
+    assert spoiled == pytest.approx(calm, rel=0.01)
 
 
 def test_two_one_and_three_ranks_train_as_two(runs):
@@ -142,16 +115,11 @@ def test_two_one_and_three_ranks_train_as_two(runs):
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     path = "checkpoints/step-00000020"
     expected, found = (read_weights(runs[0] / name / path) for name in ("calm", "elastic"))
-    worst = max(float((expected[name] - found[name]).abs().max()) for name in expected)
-    print(f"largest difference of a weight after 20 steps: {worst:.1e}")
-    assert worst <= 1e-5
     assert set(expected) == set(found)
+    assert max(float((expected[name] - found[name]).abs().max()) for name in expected) <= 1e-5
     assert all(weight.any() for weight in found.values() if weight.ndim > 1)
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "spoil":
-        spoil()
-        sys.exit(main(sys.argv[2:]))
-    stop_after(int(sys.argv[2]))
-    sys.exit(main(sys.argv[3:]))
+    spoil()
+    sys.exit(main(sys.argv[1:]))

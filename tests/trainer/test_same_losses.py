@@ -6,7 +6,7 @@ import transformers
 
 from pipeline.shards.dataset import open_dataset
 from tests.trainer.tiny_dataset import write_tiny_dataset
-from tests.trainer.tiny_run import TINY, WITHOUT_DROPOUT, launch, rows_of, write_config
+from tests.trainer.tiny_run import OURS, TINY, WITHOUT_DROPOUT, launch, rows_of, write_config
 from trainer.batches.pack import pad_micro_batch
 from trainer.conversion.huggingface import to_hf_config, to_hf_state
 from trainer.model.bert import build_model
@@ -25,7 +25,7 @@ def our_losses(data, folder):
     phase |= {"peak_lr": 1e-3, "warmup_steps": 20}
     chosen = {"micro_tokens": 96, "seed": SEED, "zero_stage": 2, "phases": [phase]}
     model = {"preset": "tiny", "overrides": SIZES}
-    launch(["-m", "trainer"], write_config(folder / "run", data, model=model, **chosen), 2)
+    launch(OURS, write_config(folder / "run", data, model=model, **chosen), 2)
     return [row["loss"] for row in rows_of(folder / "run")]
 
 

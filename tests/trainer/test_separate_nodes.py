@@ -9,10 +9,10 @@ import json
 
 import pytest
 
-from tests.trainer import test_recovery, tiny_run
+from tests.trainer import tiny_run
 from tests.trainer.tiny_dataset import write_tiny_dataset
-from tests.trainer.tiny_run import write_config
-from tests.trainer.two_ranks import run_nodes, run_ranks
+from tests.trainer.tiny_run import OURS, launch, meeting, write_config
+from tests.trainer.two_ranks import run_nodes
 from trainer.process.stopping import STOPPED
 from trainer.settings import Phase
 from trainer.watch.recorder import MEASURED
@@ -39,20 +39,17 @@ def test_they_train_stop_and_go_on_as_one_node_even_when_they_change_places(tmp_
     def rows_of(run):
         return tiny_run.rows_of(run, left_out=MEASURED)
 
-    stop = [test_recovery.__file__, "stop", str(STOP_AFTER)]
-    alone = run_ranks(["-m", "trainer", *pretrain(folder, "alone")], 3)
-    places = (("a", 1), ("b", 2))
-    stopped = [([*stop, *pretrain(folder, node, *url)], size) for node, size in places]
-    stopped = run_nodes(stopped)
+    launch(OURS, pretrain(folder, "alone"), 3)
+    stop, places = meeting("SIGUSR1", STOP_AFTER), (("a", 1), ("b", 2))
+    stopped = run_nodes([([*stop, *pretrain(folder, node, *url)], size) for node, size in places])
     assert [each.returncode for each in stopped] == [STOPPED] * 3, stopped[0].stderr
     saved, _ = last_checkpoint(folder / "url")
     step = int(saved.removeprefix("step-"))
     assert STOP_AFTER <= step < STEPS
     assert not list((folder / "b/run/checkpoints").iterdir()), "pieces that were uploaded"
-    ours, places = ["-m", "trainer"], (("b", 2), ("a", 1))
-    again = run_nodes([([*ours, *pretrain(folder, node, *url)], size) for node, size in places])
-    every = [*alone, *again]
-    assert [each.returncode for each in every] == [0] * 6, [each.stderr for each in every]
+    places = (("b", 2), ("a", 1))
+    again = run_nodes([([*OURS, *pretrain(folder, node, *url)], size) for node, size in places])
+    assert [each.returncode for each in again] == [0] * 3, [each.stderr for each in again]
     assert f"continuing after step {step}" in again[0].stderr + again[0].stdout
     assert rows_of(folder / "b/run") == rows_of(folder / "alone/run")
     assert [row["step"] for row in rows_of(folder / "b/run")] == list(range(1, STEPS + 1))

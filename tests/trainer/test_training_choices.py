@@ -1,21 +1,14 @@
-"""Whole runs with another objective, ZeRO-3, starting weights or an accuracy to stop at.
-
-Run as a program, this file is one rank that is killed: `test_training_choices.py STEP pretrain
-...`.
-"""
+"""Whole runs with another objective, ZeRO-3, starting weights or an accuracy to stop at."""
 
 import json
-import os
 import shutil
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from pipeline.shards.growing import WaitPolicy
 from tests.trainer.tiny_dataset import write_tiny_dataset
-from tests.trainer.tiny_run import SIZES, launch, rows_of, write_config
+from tests.trainer.tiny_run import OURS, SIZES, launch, meeting, rows_of, write_config
 from trainer.checkpoints.read import find_checkpoints, read_weights
 from trainer.cli import main
 from trainer.conversion.export import export_hf, load_hf
@@ -41,21 +34,7 @@ def command(data, output, **changes):
     return write_config(output, data, **{"phases": [phase], **often, "seed": 11, **changes})
 
 
-def die_after(step):
-    import trainer.pretrain.loop
-
-    log_step = trainer.pretrain.loop._log_step
-
-    def log_and_die(run, *arguments):
-        log_step(run, *arguments)
-        if run.position.step == step:
-            run.saver.finish()
-            os._exit(9)
-
-    trainer.pretrain.loop._log_step = log_and_die
-
-
-OURS, DYING = ["-m", "trainer"], [__file__, "5"]
+DYING = meeting("kill", 5)
 
 
 def test_masked_lm_alone_keeps_the_other_head_through_zero_3_and_a_kill(data, tmp_path, capsys):
@@ -102,7 +81,7 @@ def test_left_to_right_predicts_every_token_with_lamb_and_its_trust_ratios(data,
 
 def test_a_run_starts_from_an_export_once(data, tmp_path):
     state = build_model(CONFIG, seed=5).state_dict()
-    vocab = (Path(data) / "vocab.txt").read_bytes()
+    vocab = (data / "vocab.txt").read_bytes()
     export_hf(state, CONFIG, vocab, str(tmp_path / "start"), lower_case=True, provenance={})
     run = command(data, tmp_path / "run", init_from=str(tmp_path / "start"))
     said = launch(DYING, run, 1, expected=9)
@@ -133,8 +112,3 @@ def test_a_run_is_finished_at_its_accuracy(data, tmp_path):
     target = {"interval": 2, "num_instances": 60, "stop_at_mlm_accuracy": 1e-6}
     launch(OURS, command(data, tmp_path / "run", validation=target), 1)
     assert len(rows_of(tmp_path / "run")) == 2
-
-
-if __name__ == "__main__":
-    die_after(int(sys.argv[1]))
-    sys.exit(main(sys.argv[2:]))
