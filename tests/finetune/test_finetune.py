@@ -1,14 +1,9 @@
-"""The command on one rank and on two: grid, seeds, resuming, predictions, exports, refusals.
-
-Run as a program, this file is one of the ranks: it fine-tunes what the tests below judge.
-"""
+"""Fine-tuning on one rank: grid, seeds, resuming, predictions, exports, refusals."""
 
 import csv
+import dataclasses
 import json
 import shutil
-import sys
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import safetensors.torch
@@ -18,15 +13,13 @@ import transformers
 from tests.finetune.tiny_data import write_sst2
 from tests.finetune.tiny_model import NO_DROPOUT, write_fine_tuned, write_pretrained
 from tests.loaded_python import run_python
-from tests.trainer.two_ranks import run_ranks
 from trainer.cli import main as command
+from trainer.finetune import run
 from trainer.finetune.batches import Recipe, iterate_steps
 from trainer.finetune.prepare import begin_model, prepare_data
-from trainer.finetune.run import finetune_on
 from trainer.finetune.settings import ColumnSettings, FinetuneSettings
 from trainer.finetune.training import train_task
 from trainer.model.task_heads import Head
-from trainer.process.ranks import start_ranks, stop_ranks
 
 pytestmark = pytest.mark.engines
 
@@ -43,86 +36,22 @@ NUMBERS = "".join(
 )  # fmt: skip
 
 
-def settings_of(folder, output, **changes):
+ONCE = {"search_global_batch": [4], "test": [], "search_epochs": [8], "search_seeds": [0]}
+
+
+def settings_of(folder, output, model="model", **changes):
     files = {"train": "train.tsv", "validation": "dev.tsv", "test": "test.tsv"}
     given = {name: [str(folder / file)] for name, file in files.items()}
-    given |= {"model": str(folder / "model"), "output": str(output), "seq_len": 16}
+    given |= {"model": str(folder / model), "output": str(folder / output), "seq_len": 16}
     given |= {"search_global_batch": [8, 16], "search_peak_lr": [5e-3], "search_seeds": [0, 1]}
     return FinetuneSettings(**{"task": "sst2", "micro_tokens": 64, **given, **changes})
 
 
-def main(folder, output):
-    ranks = start_ranks()
-    finetune_on(ranks, settings_of(folder, output / "grid"))
-    missing = settings_of(folder, output / "missing", train=["none.tsv"])
-    faults = {"missing": fault_of(ranks, missing)}
-    if ranks.world_size == 1:
-        alone(ranks, folder, output, faults)
-    if ranks.rank == 0:
-        (output / "faults.json").write_text(json.dumps(faults))
-    stop_ranks()
-
-
-def alone(ranks, folder, output, faults):
-    """What needs no second rank."""
-    resume(ranks, folder, output)
-    for name in ("grown", "changed"):
-        shutil.copytree(output / "grid", output / name)
-    for name in ("longer", "grown"):
-        grid = {"search_seeds": [0, 1, 5], "search_global_batch": [8]}
-        finetune_on(ranks, settings_of(folder, output / name, **grid))
-    changed = {"seq_len": 12, "warmup_fraction": 0.2}
-    faults["changed"] = fault_of(ranks, settings_of(folder, output / "changed", **changed))
-    (output / "foreign").mkdir()
-    (output / "foreign" / "thesis.txt").write_text("mine")
-    faults["foreign"] = fault_of(ranks, settings_of(folder, output / "foreign"))
-    faults["positions"] = fault_of(ranks, settings_of(folder, output / "new", seq_len=41))
-    once = {"search_global_batch": [4], "test": [], "search_epochs": [8], "search_seeds": [0]}
-    swag, numbers = [str(folder / "swag.csv")], [str(folder / "numbers.jsonl")]
-    choice = {"task": "swag", "train": swag, "validation": swag, **once}
-    finetune_on(ranks, settings_of(folder, output / "swag", **choice))
-    columns = ColumnSettings(text="a", text_b="b", label="score")
-    regression = {"task": "regression", "train": numbers, "validation": numbers, **once}
-    finetune_on(ranks, settings_of(folder, output / "numbers", columns=columns, **regression))
-    head = {"model": str(output / "grid/best"), "search_seeds": [0], "search_global_batch": [16]}
-    finetune_on(ranks, settings_of(folder, output / "goes-on", **head))
-    other = settings_of(folder, output / "other", **{**head, "model": str(folder / "three-labels")})
-    faults["other"] = fault_of(ranks, other)
-    finetune_on(ranks, replace(other, replace_head=True))
-    half = {"precision": "bf16", "search_global_batch": [8], "search_epochs": [6]}
-    finetune_on(ranks, settings_of(folder, output / "bf16", **half))
-    losses = {"fp32": losses_of(ranks, settings_of(folder, ""), LOSSES)}
-    losses["bf16"] = losses_of(ranks, settings_of(folder, "", precision="bf16"), LOSSES)
-    (output / "losses.json").write_text(json.dumps(losses))
-
-
-def resume(ranks, folder, output):
-    """As a command that was killed during its third run, with the model of the best one lost."""
-    resumed = shutil.copytree(output / "grid", output / "resumed")
-    for path in sorted(resumed.glob("runs/*"))[2:]:
-        path.unlink()
-    shutil.rmtree(resumed / "best")
-    (resumed / "results.json").unlink()
-    before = {path: path.stat().st_mtime_ns for path in resumed.glob("runs/*")}
-    finetune_on(ranks, settings_of(folder, resumed))
-    kept = [path.name for path, written in before.items() if path.stat().st_mtime_ns == written]
-    (output / "kept.json").write_text(json.dumps(kept))
-
-
-def fault_of(ranks, settings):
-    try:
-        finetune_on(ranks, settings)
-    except (ValueError, OSError) as fault:
-        return str(fault)
-    return None
-
-
-def losses_of(ranks, settings, recipe):
+def losses_of(ranks, settings):
     """Of every step of one fine-tuning."""
-    prepared = prepare_data(settings)
-    model = begin_model(prepared, recipe.seed)
-    losses = []
-    train_task(model, prepared.train_items, recipe, settings, ranks, losses.append)
+    prepared, losses = prepare_data(settings), []
+    model = begin_model(prepared, LOSSES.seed)
+    train_task(model, prepared.train_items, LOSSES, settings, ranks, losses.append)
     return losses
 
 
@@ -132,85 +61,89 @@ def folder(tmp_path_factory):
     write_sst2(folder)
     write_pretrained(folder / "model")
     write_fine_tuned(folder / "three-labels", Head("classification", ("x", "y", "z")), **NO_DROPOUT)
-    (folder / "swag.csv").write_text(CHOICES)
-    (folder / "numbers.jsonl").write_text(NUMBERS)
     return folder
 
 
-def launch(folder, world_size):
-    output = folder / f"on-{world_size}"
-    output.mkdir()
-    for process in run_ranks([__file__, str(folder), str(output)], world_size):
-        assert process.returncode == 0, process.stderr
-    return output
+@pytest.fixture(scope="module")
+def finetune(folder, ranks):
+    """finetune(output, **settings): the output's folder."""
+
+    def finetune(output, **changes):
+        run.finetune_on(ranks, settings_of(folder, output, **changes))
+        return folder / output
+
+    return finetune
 
 
 @pytest.fixture(scope="module")
-def output(folder):
-    return launch(folder, 1)
-
-
-@pytest.fixture(scope="module")
-def faults(output):
-    return json.loads((output / "faults.json").read_text())
+def grid(finetune):
+    return finetune("grid")
 
 
 def results_of(path):
     return json.loads((path / "results.json").read_text())
 
 
-def test_the_grid_is_trained_and_learns(output):
-    results = results_of(output / "grid")
-    assert [run["name"] for run in results["runs"]] == [
+def test_the_grid_is_trained_and_learns(grid):
+    results = results_of(grid)
+    assert [each["name"] for each in results["runs"]] == [
         "batch8-lr0.005-epochs3-seed0",
         "batch8-lr0.005-epochs3-seed1",
         "batch16-lr0.005-epochs3-seed0",
         "batch16-lr0.005-epochs3-seed1",
     ]
-    assert [run["steps"] for run in results["runs"]] == [18, 18, 9, 9]
+    assert [each["steps"] for each in results["runs"]] == [18, 18, 9, 9]
     assert results["best"]["metrics"]["dev"]["accuracy"] == 1.0  # one word decides
     assert results["data"]["train"][0]["examples"] == 48
     assert results["data"]["train"][0]["truncated_examples"] == 0
     first = results["settings"][0]
-    values = [run["metrics"]["dev"]["accuracy"] for run in results["runs"][:2]]
+    values = [each["metrics"]["dev"]["accuracy"] for each in results["runs"][:2]]
     assert first["mean"]["dev"]["accuracy"] == pytest.approx(sum(values) / 2)
     deviation = abs(values[0] - values[1]) / 2**0.5
     assert first["standard_deviation"]["dev"]["accuracy"] == pytest.approx(deviation)
 
 
-def test_the_best_model_opens_in_transformers_and_made_the_predictions(output, folder):
-    best = output / "grid/best"
+def test_the_best_model_opens_in_transformers_and_made_the_predictions(grid, folder):
+    best = grid / "best"
     tokenizer = transformers.AutoTokenizer.from_pretrained(best)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(best).eval()
     texts = [line.split("\t")[1] for line in (folder / "test.tsv").read_text().splitlines()[1:]]
     with torch.no_grad():
         logits = model(**tokenizer(texts, return_tensors="pt", padding=True)).logits
-    rows = (output / "grid" / SUBMITTED).read_text().splitlines()
+    rows = (grid / SUBMITTED).read_text().splitlines()
     labels = logits.argmax(1).tolist()
     assert rows == ["index\tprediction", *(f"{row}\t{label}" for row, label in enumerate(labels))]
     facts = json.loads((best / "config.json").read_text())["beambert"]
-    name = results_of(output / "grid")["best"]["name"]
-    assert (facts["tokens_seen"], facts["finetuned"]["run"]) == (99, name)
+    assert facts["tokens_seen"] == 99
+    assert facts["finetuned"]["run"] == results_of(grid)["best"]["name"]
 
 
 def same_files(first, second, *names):
     return all((first / name).read_bytes() == (second / name).read_bytes() for name in names)
 
 
-def test_a_stopped_command_goes_on_and_gives_the_same_results(output):
-    assert same_files(output / "resumed", output / "grid", *KEPT, SUBMITTED)
-    # The best run's model was lost, so it was redone.
-    assert len(json.loads((output / "kept.json").read_text())) == 1
+def test_a_stopped_command_goes_on_and_gives_the_same_results(grid, folder, finetune):
+    """As one that was killed during its third run, with the model of the best one lost."""
+    resumed = shutil.copytree(grid, folder / "resumed")
+    first, second, *others = sorted(resumed.glob("runs/*"))
+    for path in (*others, resumed / "results.json"):
+        path.unlink()
+    shutil.rmtree(resumed / "best")
+    before = [path.stat().st_mtime_ns for path in (first, second)]
+    finetune("resumed")
+    assert same_files(resumed, grid, *KEPT, SUBMITTED)
+    pairs = zip((first, second), before, strict=True)
+    redone = [path.stat().st_mtime_ns > written for path, written in pairs]
+    assert sorted(redone) == [False, True], "the best run's model was lost"
 
 
-def test_predict_writes_what_finetune_wrote(output, folder, tmp_path):
-    best = output / "grid" / "best"
-    predict = ["-m", "trainer", "predict", "--model", best, "--input", folder / "test.tsv"]
+def test_predict_writes_what_finetune_wrote(grid, folder, tmp_path):
+    predict = ["-m", "trainer", "predict", "--model", grid / "best", "--input", folder / "test.tsv"]
     flags = ["--output", tmp_path / "out", "--micro_tokens", 16, "--seq_len", 16]
     done = run_python([*predict, folder / "dev.tsv", *flags])
     assert done.returncode == 0, done.stderr
     assert "SST-2.tsv, 7 rows" in done.stdout
-    assert same_files(tmp_path / "out", output / "grid", SUBMITTED)
+    assert same_files(tmp_path / "out", grid, SUBMITTED)
     rows = (tmp_path / "out/predictions/dev/SST-2.tsv").read_text().splitlines()
     assert rows[0] == "index\tprediction"
     assert [row.split("\t")[0] for row in rows[1:]] == list(map(str, range(20)))
@@ -223,17 +156,17 @@ FEATURES = ["--task", "ner-features", "--tokens.feature_layers", "-1"]
     ("model", "flags", "message"),
     [
         ("three-labels", [], "does not say which task it was fine-tuned on; give --task"),
-        (
-            "three-labels",
-            ["--task", "regression"],
-            "classification with 3 labels: x, y, z, this task",
-        ),
+        ("three-labels", ["--task", "regression"], "classification with 3 labels: x, y, z, th"),
         ("model", ["--task", "sst2"], "has no head for a task; fine-tune it first"),
         ("three-labels", ["--task", "sst2", "--seq_len", "41"], "reads 40 tokens at most"),
         ("three-labels", FEATURES, "within finetune alone"),
     ],
 )
-def test_models_that_cannot_predict_are_refused(folder, tmp_path, capsys, model, flags, message):
+def test_models_that_cannot_predict_are_refused(
+    folder, ranks, monkeypatch, tmp_path, capsys, model, flags, message
+):
+    monkeypatch.setattr(run, "start_ranks", lambda: ranks)
+    monkeypatch.setattr(run, "stop_ranks", lambda: None)
     files = ["--model", folder / model, "--input", folder / "test.tsv"]
     columns, output = ["--columns.text", "sentence"], ["--output", tmp_path / "out"]
     assert command(["predict", *map(str, (*files, *columns, *output, *flags))]) == 2
@@ -241,49 +174,66 @@ def test_models_that_cannot_predict_are_refused(folder, tmp_path, capsys, model,
     assert not (tmp_path / "out").exists()
 
 
-def test_a_grid_may_grow(output):
-    grown, at_once = results_of(output / "grown"), results_of(output / "longer")
+def test_a_grid_may_grow(grid, folder, finetune):
+    more = {"search_seeds": [0, 1, 5], "search_global_batch": [8]}
+    shutil.copytree(grid, folder / "grown")
+    grown, at_once = (results_of(finetune(name, **more)) for name in ("grown", "longer"))
     assert grown == at_once
-    assert [run["seed"] for run in grown["runs"]] == [0, 1, 5]
+    assert [each["seed"] for each in grown["runs"]] == [0, 1, 5]
 
 
-def test_refusals(faults):
-    assert "no such file" in faults["missing"].lower()
-    assert "seq_len was 16 and is now 12" in faults["changed"]
-    assert "warmup_fraction was 0.1 and is now 0.2" in faults["changed"]
-    assert "exists and is not a fine-tuning, it has no runs; give another" in faults["foreign"]
-    assert "seq_len is 41" in faults["positions"]
-    assert "reads 40 tokens at most" in faults["positions"]
-    assert "a head for classification with 3 labels: x, y, z, this task" in faults["other"]
-    assert "--replace_head true" in faults["other"]
+@pytest.mark.parametrize(
+    ("output", "changes", "says"),
+    [
+        ("missing", {"train": ["none.tsv"]}, "(?i)no such file.*none.tsv"),
+        (
+            "grid",
+            {"seq_len": 12, "warmup_fraction": 0.2},
+            "seq_len was 16 and is now 12.*warmup_fraction was 0.1 and is now 0.2",
+        ),
+        ("model", {}, "exists and is not a fine-tuning, it has no runs; give another"),
+        ("new", {"seq_len": 41}, "seq_len is 41.*reads 40 tokens at most"),
+        (
+            "new",
+            {"model": "three-labels"},
+            "a head for classification with 3 labels: x, y, z, this task.*--replace_head true",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(grid, finetune, output, changes, says):
+    with pytest.raises((ValueError, OSError), match=says):
+        finetune(output, **changes)
 
 
-def test_multiple_choice_and_regression_learn(output):
-    assert results_of(output / "swag")["best"]["metrics"]["swag"]["accuracy"] == 1.0
+def test_multiple_choice_learns(folder, finetune):
+    (folder / "swag.csv").write_text(CHOICES)
+    files = {split: [str(folder / "swag.csv")] for split in ("train", "validation")}
+    output = finetune("swag", task="swag", **files, **ONCE)
+    assert results_of(output)["best"]["metrics"]["swag"]["accuracy"] == 1.0
     # All are answered right: see the line above.
     labels = [row[-1] for row in csv.reader(CHOICES.splitlines())][1:]
-    written = (output / "swag" / "predictions" / "swag" / "swag.csv").read_text()
+    written = (output / "predictions" / "swag" / "swag.csv").read_text()
     assert written == ",pred\n" + "".join(f"{row},{label}\n" for row, label in enumerate(labels))
-    assert results_of(output / "numbers")["best"]["metrics"]["numbers"]["pearson"] > 0.9
 
 
-def test_a_head_goes_on_where_it_fits(output):
-    goes_on, new = (results_of(output / name)["runs"][0] for name in ("goes-on", "other"))
-    assert goes_on["train_loss"] < 0.5 * new["train_loss"]
+def test_regression_learns(folder, finetune):
+    (folder / "numbers.jsonl").write_text(NUMBERS)
+    files = {split: [str(folder / "numbers.jsonl")] for split in ("train", "validation")}
+    columns = ColumnSettings(text="a", text_b="b", label="score")
+    output = finetune("numbers", task="regression", columns=columns, **files, **ONCE)
+    assert results_of(output)["best"]["metrics"]["numbers"]["pearson"] > 0.9
 
 
-def test_two_ranks_give_what_one_gives(folder, output):
-    both = launch(folder, 2)
-    alone, together = results_of(output / "grid"), results_of(both / "grid")
-    assert [run["metrics"] for run in together["runs"]] == [run["metrics"] for run in alone["runs"]]
-    losses = [[run["train_loss"] for run in results["runs"]] for results in (together, alone)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
-    assert same_files(both / "grid", output / "grid", SUBMITTED)
-    assert "none.tsv" in json.loads((both / "faults.json").read_text())["missing"]
+def test_a_head_goes_on_where_it_fits(grid, finetune):
+    once = {"search_seeds": [0], "search_global_batch": [16]}
+    goes_on = finetune("goes-on", model="grid/best", **once)
+    new = finetune("other", model="three-labels", replace_head=True, **once)
+    losses = [results_of(output)["runs"][0]["train_loss"] for output in (goes_on, new)]
+    assert losses[0] < 0.5 * losses[1]
 
 
-def test_losses_are_those_of_a_loop_over_transformers(folder, output):
-    settings = settings_of(folder, "")
+def test_losses_are_those_of_a_loop_over_transformers(folder, ranks):
+    settings = settings_of(folder, "losses")
     prepared = prepare_data(settings)
     ours = begin_model(prepared, LOSSES.seed)
     kind = transformers.BertForSequenceClassification
@@ -305,17 +255,20 @@ def test_losses_are_those_of_a_loop_over_transformers(folder, output):
         optimizer.zero_grad()
         losses.append(loss.item())
     assert len(losses) == 16
-    found = json.loads((output / "losses.json").read_text())
-    assert found["fp32"] == pytest.approx(losses, abs=1e-4)
-    assert found["bf16"] != found["fp32"]
-    assert found["bf16"] == pytest.approx(losses, abs=0.05)
+    found = losses_of(ranks, settings)
+    assert found == pytest.approx(losses, abs=1e-4)
+    half = losses_of(ranks, dataclasses.replace(settings, precision="bf16"))
+    assert half != found
+    assert half == pytest.approx(losses, abs=0.05)
 
 
-def test_the_model_trained_in_bf16_is_kept_as_it_was_measured(output):
-    weights = safetensors.torch.load_file(output / "bf16/best/model.safetensors").values()
+def test_the_model_trained_in_bf16_is_kept_as_it_was_measured(finetune):
+    half = {"precision": "bf16", "search_global_batch": [8], "search_epochs": [6]}
+    output = finetune("bf16", **half)
+    weights = safetensors.torch.load_file(output / "best/model.safetensors").values()
     assert {weight.dtype for weight in weights} == {torch.float32}
     assert all((weight == weight.bfloat16().float()).all() for weight in weights)
-    assert results_of(output / "bf16")["best"]["metrics"]["dev"]["accuracy"] == 1.0
+    assert results_of(output)["best"]["metrics"]["dev"]["accuracy"] == 1.0
 
 
 def padded(items):
@@ -326,7 +279,3 @@ def padded(items):
         ids[row, : len(found)], mask[row, : len(found)] = found, 1
     labels = torch.tensor([int(item.labels[0]) for item in items])
     return {"input_ids": ids, "attention_mask": mask, "labels": labels}
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
