@@ -1,15 +1,12 @@
 """Leaving a process group: nothing of it is at work any more when the interpreter ends."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.loaded_python import run_python
+
 ALONE = """
-import sys
-sys.path.insert(0, sys.argv[1])
 import torch
 from trainer.process.ranks import _gloo_states, start_ranks, stop_ranks
 
@@ -24,6 +21,4 @@ print({*_gloo_states()} <= {"S"})
 @pytest.mark.processes
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are seen in /proc")
 def test_threads_of_the_group_rest_when_it_is_left():
-    command = [sys.executable, "-c", ALONE, str(ROOT)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
-    assert ran.stdout == "True\nTrue\n"
+    assert run_python(["-c", ALONE]).stdout == "True\nTrue\n"

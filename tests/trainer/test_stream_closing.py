@@ -9,6 +9,7 @@ from itertools import islice
 import pytest
 
 from pipeline.shards.dataset import open_dataset
+from tests.loaded_python import run_python
 from trainer.reading.settings import Reading
 from trainer.stream.step import StepLoader
 
@@ -94,3 +95,25 @@ def test_nobody_waits_for_a_request_that_hangs(folder, threads_end):
     finally:
         answer.set()
     assert threads_end()
+
+
+LEAVE_WHILE_READING = """
+import sys, time
+from pipeline.shards.dataset import open_dataset
+from trainer.stream.step import StepLoader
+
+dataset = open_dataset(sys.argv[1])
+read = dataset.read_bytes
+dataset.read_bytes = lambda *span: (time.sleep(10_000), read(*span))[1]
+sizes = {"rank": 0, "world_size": 1, "global_batch": 8, "micro_tokens": 8192, "seed": 1}
+loader = StepLoader(dataset, "train", 8192, **sizes)
+time.sleep(0.2)
+print("leaving", flush=True)
+sys.exit(7)
+"""
+
+
+@pytest.mark.engines
+def test_a_process_leaves_while_it_reads(folder):
+    left = run_python(["-c", LEAVE_WHILE_READING, folder])
+    assert (left.returncode, left.stdout, left.stderr) == (7, "leaving\n", "")
