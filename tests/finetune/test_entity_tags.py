@@ -57,27 +57,16 @@ def test_written_tags_are_of_the_scheme_and_spell_the_same_entities(scheme, part
     ],
 )
 def test_the_scheme_is_found_or_the_first_tag_that_is_of_none(tags, found):
-    sentences = [(tags.split(), str)]
     if " " not in found:
-        assert find_scheme(sentences) == found
-    else:
-        with pytest.raises(ValueError, match=f"of no scheme: {found}"):
-            find_scheme(sentences)
+        assert find_scheme([(tags.split(), str)]) == found
+        return
+    with pytest.raises(ValueError, match=f"of no scheme: {found}"):
+        find_scheme([(tags.split(), str)])
 
 
 def test_labels_are_all_tags_of_the_types():
     assert label_names(["PER", "LOC", "PER"], "iob1") == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
     assert label_names(["X"], "bioes") == ("O", "B-X", "I-X", "E-X", "S-X")
-
-
-def test_scores_of_one_type_right_and_one_half_found():
-    labels = [["B-PER", "I-PER", "O", "B-LOC"], ["B-LOC", "O"]]
-    predictions = [["B-PER", "I-PER", "O", "B-LOC"], ["O", "B-ORG"]]
-    every, by_type = score_entities(labels, predictions)
-    assert every == (2 / 3, 2 / 3, pytest.approx(2 / 3), 3)
-    assert by_type["LOC"][:2] == (1.0, 0.5)
-    assert by_type["ORG"].f1 == 0.0
-    assert tag_accuracy(labels, predictions) == 4 / 6
 
 
 def test_without_any_entity_everything_is_zero():

@@ -72,11 +72,6 @@ def test_a_question_without_answer_wants_the_empty_one():
     assert (mark_v2("", []), mark_v2("Rome", [])) == (Marks(1, 1), Marks(0, 0))
 
 
-def test_means_are_in_percent():
-    means = average([Marks(1, 1), Marks(0, 0.5), Marks(0, 0)])
-    assert means == {"exact": pytest.approx(100 / 3), "f1": pytest.approx(50)}
-
-
 def judged_of(*questions):
     """(F1, null score, whether there is an answer), all with a text."""
     return [Judged(Marks(0, f1), score, has, True) for f1, score, has in questions]
@@ -93,10 +88,6 @@ def test_questions_above_the_threshold_are_left_unanswered():
 def test_the_best_threshold_worked_by_hand(f1_of_c):
     judged = judged_of((1, -3.0, True), (0, -1.0, False), (f1_of_c, 0.5, True), (0, 2.0, False))
     assert find_threshold(judged) == -2.0  # halfway to the next null score
-
-
-def test_where_silence_is_best_the_threshold_lies_below_everything():
-    assert find_threshold(judged_of((0, -5.0, True), (0, 1.0, False))) < -5.0
 
 
 QUESTION = st.tuples(st.sampled_from([0.0, 0.25, 1.0]), st.integers(-3, 3), st.booleans())
