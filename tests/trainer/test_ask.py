@@ -11,8 +11,6 @@ from trainer.cli import main
 from trainer.inference.ask import Candidate, fill_mask, format_candidates
 from trainer.inference.open_model import open_model
 
-PAIRS = [("the cat sat.", "a dog"), ("cats", "the cat is in it")]
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

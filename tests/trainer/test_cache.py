@@ -1,4 +1,7 @@
-"""The cache of stretches: one fetches, all read; whatever befalls it, no instance is lost."""
+"""The cache of stretches: one fetches, all read; whatever befalls it, no instance is lost.
+
+Run as a program, this file is one reader of a node.
+"""
 
 import errno
 import os
@@ -11,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -25,18 +29,23 @@ from trainer.reading.settings import Reading
 
 ROOT = Path(__file__).parents[2]
 SIZES = (60, 45)
+STRETCH_BYTES = 3000  # two blocks or three
 
 
 @pytest.fixture
 def dataset(tmp_path, make_dataset, monkeypatch):
-    monkeypatch.setattr(cache_module, "STRETCH_BYTES", 3000)  # two blocks or three
+    monkeypatch.setattr(cache_module, "STRETCH_BYTES", STRETCH_BYTES)
     cache_module.open_cache.cache_clear()
     return open_dataset(str(make_dataset(tmp_path / "dataset", train=(SIZES,))))
 
 
+def reading(cache):
+    return Reading(num_threads=2, cache_dir=cache, cache_bytes=MIN_CACHE_BYTES)
+
+
 @pytest.fixture
 def settings(tmp_path):
-    return Reading(num_threads=2, cache_dir=str(tmp_path / "cache"), cache_bytes=MIN_CACHE_BYTES)
+    return reading(str(tmp_path / "cache"))
 
 
 def count_reads(dataset, ending=".tar"):
@@ -73,9 +82,9 @@ def attempts(seconds=300, stop=None):
     return Attempts("it", Reading(budget_seconds=seconds), stop or Event())
 
 
-def read_as_bytes(cache, key, fetch, seconds=300):
+def read_as_bytes(cache, key, fetch):
     """Through a check that finds everything right."""
-    return cache.read(key, bytes, lambda: (data := fetch(), data), attempts(seconds))
+    return cache.read(key, bytes, lambda: (data := fetch(), data), attempts())
 
 
 @contextmanager
@@ -162,93 +171,66 @@ def test_what_was_used_longest_ago_makes_room(tmp_path, monkeypatch):
 
 def test_a_fetch_that_fails_leaves_nothing_and_the_next_one_succeeds(tmp_path):
     cache = ShardCache(str(tmp_path), MIN_CACHE_BYTES)
-
-    def fail():
-        raise ShardReadError("gone")
-
     with pytest.raises(ShardReadError, match="gone"):
-        read_as_bytes(cache, "key", fail)
+        read_as_bytes(cache, "key", Mock(side_effect=ShardReadError("gone")))
     assert not list((tmp_path / "stretches").iterdir())
     assert read_as_bytes(cache, "key", lambda: b"data") == b"data"
 
 
-def test_a_wait_for_another_process_ends(tmp_path):
-    cache = ShardCache(str(tmp_path), MIN_CACHE_BYTES)
+@pytest.mark.parametrize(("seconds", "is_wanted"), [(0.1, True), (600, False)])
+def test_a_wait_for_another_process_ends(tmp_path, seconds, is_wanted):
+    cache, stop = ShardCache(str(tmp_path), MIN_CACHE_BYTES), Event()
+    if not is_wanted:
+        stop.set()
     said = f"it: cache_dir {tmp_path}: waited in vain for another .* to let go of {tmp_path}/locks/"
     with fetching(cache, "key"), pytest.raises(ShardReadError, match=said):
-        read_as_bytes(cache, "key", lambda: b"data", 0.1)
-
-
-def test_a_wait_ends_when_nobody_wants_the_bytes_any_more(tmp_path):
-    cache, stop = ShardCache(str(tmp_path), MIN_CACHE_BYTES), Event()
-    stop.set()
-    with fetching(cache, "key"), pytest.raises(ShardReadError, match="waited in vain"):
-        cache.read("key", bytes, lambda: (b"data", b"data"), attempts(600, stop))
+        cache.read("key", bytes, lambda: (b"data", b"data"), attempts(seconds, stop))
 
 
 def test_a_disk_without_locks_is_named(tmp_path, monkeypatch):
     cache = ShardCache(str(tmp_path), MIN_CACHE_BYTES)
-
-    def fail(file, operation):
-        raise OSError(errno.ENOLCK, "No locks available")
-
+    fail = Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
     monkeypatch.setattr(cache_module.fcntl, "flock", fail)
     said = f"cache_dir {tmp_path}: No locks available; .* give another folder, on a disk of this"
     with pytest.raises(ShardReadError, match=said):
         read_as_bytes(cache, "key", lambda: b"data")
 
 
-READER = """
-import os, signal, sys, time
-from pathlib import Path
-import numpy as np
-from pipeline.shards.dataset import open_dataset
-from trainer.reading import cache as cache_module
-from trainer.reading.block_reader import BlockReader, plan_rows
-from trainer.reading.settings import Reading
+def main(folder, cache, log, pause, dies):
+    """Reads everything, with a log of what it asks the store for; or dies with half written."""
+    write_bytes = Path.write_bytes
 
-folder, cache, log, pause, cache_bytes, dies = sys.argv[1:]
-cache_module.STRETCH_BYTES = 3000
-cache_module.MIN_CACHE_BYTES = 1
-write_bytes = Path.write_bytes
+    def write_half(path, data):
+        write_bytes(path, data[: len(data) // 2])
+        os.kill(os.getpid(), signal.SIGKILL)
 
-def write_half(path, data):
-    write_bytes(path, data[: len(data) // 2])
-    os.kill(os.getpid(), signal.SIGKILL)
+    if dies == "writing":
+        Path.write_bytes = write_half
+    cache_module.STRETCH_BYTES, dataset = STRETCH_BYTES, open_dataset(folder)
+    read_bytes = dataset.read_bytes
 
-if dies == "writing":
-    Path.write_bytes = write_half
-dataset = open_dataset(folder)
-read_bytes = dataset.read_bytes
+    def slow_read(name, start, stop):
+        if name.endswith(".tar"):
+            with Path(log).open("a") as file:
+                file.write(f"{name} {start}\n")
+            time.sleep(float(pause))
+        return read_bytes(name, start, stop)
 
-def slow_read(name, start, stop):
-    if name.endswith(".tar"):
-        with open(log, "a") as file:
-            file.write(f"{name} {start}\\n")
-        time.sleep(float(pause))
-    return read_bytes(name, start, stop)
-
-dataset.read_bytes = slow_read
-rows = [[s, b, 0, min(8, n - 8 * b)] for s, n in enumerate((60, 45)) for b in range(-(-n // 8))]
-settings = Reading(num_threads=3, cache_dir=cache, cache_bytes=int(cache_bytes))
-reader = BlockReader([(dataset, shard) for shard in dataset.shards("train", 8192, 0)], settings)
-steps = reader.steps(iter([plan_rows(*np.array(rows).T)]))
-found = [n for _, block in steps for n in block.document_a.tolist()]
-print(found == [*range(60), *range(100_000, 100_045)])
-"""
+    dataset.read_bytes = slow_read
+    print(read_all(dataset, reading(cache)) == EVERYTHING)
 
 
 def start_reader(dataset, settings, log, pause, dies="never"):
-    cache = [settings.cache_dir, str(log), str(pause), str(settings.cache_bytes)]
+    words = [dataset.url, settings.cache_dir, str(log), str(pause), dies]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", READER, dataset.url, *cache, dies]
+    command = [sys.executable, __file__, *words]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
 
 @pytest.mark.processes
 def test_the_ranks_of_a_node_fetch_every_stretch_once(dataset, settings, tmp_path):
-    readers = [start_reader(dataset, settings, tmp_path / "log", 0.05) for _ in range(8)]
-    assert [reader.communicate(timeout=600)[0] for reader in readers] == ["True\n"] * 8
+    readers = [start_reader(dataset, settings, tmp_path / "log", 0.05) for _ in range(4)]
+    assert [reader.communicate(timeout=600)[0] for reader in readers] == ["True\n"] * 4
     fetched = (tmp_path / "log").read_text().splitlines()
     assert len(fetched) == len(set(fetched)) == len(stretches(settings)) > 4
 
@@ -275,9 +257,7 @@ def test_a_folder_that_is_a_file_is_refused_at_once(dataset, settings):
 
 
 def test_a_full_disk_is_named_with_the_stretch(dataset, settings, monkeypatch):
-    def full(self, data):
-        raise OSError(28, "No space left on device")
-
+    full = Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr(Path, "write_bytes", full)
     said = r"shard-0000\d.tar, blocks .*cache_dir .*: No space left on device; free"
     with pytest.raises(ShardReadError, match=said):
@@ -287,3 +267,7 @@ def test_a_full_disk_is_named_with_the_stretch(dataset, settings, monkeypatch):
 def test_a_cache_too_small_to_hold_anything_is_refused(dataset, settings):
     with pytest.raises(ValueError, match="cache_bytes is 1000; it must be at least 67108864"):
         read_all(dataset, replace(settings, cache_bytes=1000))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -39,30 +39,18 @@ def test_settings_that_may_change_are_left_out():
     assert CAKE.bound_settings(Recipe()) == {"grams": {"flour": 200}}
 
 
-@pytest.mark.parametrize(
-    ("names", "is_foreign"),
-    [
-        ((), False),
-        ((".lock",), False),
-        (("cake.json", ".lock", "notes.txt"), False),
-        (("notes.txt",), True),
-        ((".lock", "notes.txt"), True),
-    ],
-)
-def test_only_something_else_is_foreign(tmp_path, names, is_foreign):
-    for name in names:
-        (tmp_path / name).touch()
-    assert CAKE.is_foreign(tmp_path) is is_foreign
-
-
 def test_a_folder_of_something_else_is_refused(tmp_path):
     CAKE.refuse_foreign(tmp_path / "missing")
-    (tmp_path / "cake.json").touch()
     CAKE.refuse_foreign(tmp_path)
+    (tmp_path / ".lock").touch()
+    CAKE.refuse_foreign(tmp_path)
+    (tmp_path / "notes.txt").touch()
     said = r"^there exists and is not a cake, it has no cake\.json; give another"
-    for path in (tmp_path / "cake.json", tmp_path.parent):
+    for path in (tmp_path / "notes.txt", tmp_path):
         with pytest.raises(FileExistsError, match=said):
             CAKE.refuse_foreign(path, "there")
+    (tmp_path / "cake.json").touch()
+    CAKE.refuse_foreign(tmp_path)
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="a source tree outside git has no commit")

@@ -51,14 +51,6 @@ FILES = {
          "gradient_clipping": AUTO, **BATCHES},
         {"zero_stage": 1},
     ),
-    "axolotl, zero2": (
-        {"zero_optimization": {**STAGE2, "offload_optimizer": CPU}, "bf16": {"enabled": AUTO}},
-        "zero_optimization.offload_optimizer, which has no place here: what ZeRO partitions stays",
-    ),
-    "axolotl, zero3_bf16": (
-        {"zero_optimization": STAGE3, "bf16": {"enabled": True}, **BATCHES},
-        {"zero_stage": 3, "precision": "bf16"},
-    ),
     "accelerate, stage 3 without offloading": (
         {"zero_optimization": {**STAGE3, "offload_param": {"device": "none"}},
          "gradient_clipping": 0.5, "bf16": {"enabled": True}, **BATCHES},

@@ -113,43 +113,36 @@ def wiki(folder):
 
 @pytest.fixture(scope="module")
 def mixed(folder):
-    weights = {"wiki": 5, "books": 2, "news": 1}
-    return open_mixture([f"{name}={folder / name}:{weight}" for name, weight in weights.items()])
+    return open_mixture([entry.format(folder=folder) for entry in MIXED])
+
+
+MIXED = ["wiki={folder}/wiki:5", "books={folder}/books:2", "news={folder}/news:1"]
+SKIPPING = {"skip": ((0, 5), (40, 77), (300, 301)), "global_batch": 16}
 
 
 @pytest.mark.parametrize(
-    ("name", "world_size", "expected"),
+    ("entries", "world_size", "num_steps", "changes", "expected"),
     [
-        ("wiki", 1, "0683aee1e4576261"),
-        ("wiki", 2, "7082473a5e93e50f"),
-        ("wiki", 3, "eda103e11ff0875c"),
-        ("books", 1, "0649400402b8d762"),
-        ("news", 3, "e391034a34c398de"),
+        (["{folder}/wiki"], 1, 36, {}, "0683aee1e4576261"),
+        (["{folder}/wiki"], 2, 36, {}, "7082473a5e93e50f"),
+        (["{folder}/wiki"], 3, 36, {}, "eda103e11ff0875c"),
+        (["{folder}/books"], 1, 36, {}, "0649400402b8d762"),
+        (["{folder}/news"], 3, 36, {}, "e391034a34c398de"),
+        (MIXED, 1, 30, {"global_batch": 24}, "dd11f1eace9fab25"),
+        (MIXED, 2, 30, {"global_batch": 24}, "dfc52c797ac3b72d"),
+        (MIXED, 3, 30, {"global_batch": 24}, "e23f3410c4b192c8"),
+        (MIXED, 2, 30, SKIPPING, "a65256e5f322bbd4"),
     ],
 )
-def test_one_dataset(folder, name, world_size, expected):
-    data = open_mixture([str(folder / name)])
-    assert fingerprint(ranks_of(data, 36, world_size)) == expected
-
-
-@pytest.mark.parametrize(
-    ("world_size", "expected"),
-    [(1, "dd11f1eace9fab25"), (2, "dfc52c797ac3b72d"), (3, "e23f3410c4b192c8")],
-)
-def test_a_mixture(mixed, world_size, expected):
-    assert fingerprint(ranks_of(mixed, 30, world_size, global_batch=24)) == expected
+def test_datasets_and_mixtures(folder, entries, world_size, num_steps, changes, expected):
+    data = open_mixture([entry.format(folder=folder) for entry in entries])
+    assert fingerprint(ranks_of(data, num_steps, world_size, **changes)) == expected
 
 
 def test_a_second_phase_of_one_length_and_other_sizes(mixed):
     first = take(mixed, 10)
     sizes = {"state": first[-1].state, "first_step": 10, "global_batch": 20, "micro_tokens": 9000}
     assert fingerprint([*first, *take(mixed, 10, **sizes)]) == "070813478cf70065"
-
-
-def test_skipped_ranges(mixed):
-    skip = ((0, 5), (40, 77), (300, 301))
-    found = ranks_of(mixed, 30, 2, skip=skip, global_batch=16)
-    assert fingerprint(found) == "a65256e5f322bbd4"
 
 
 def test_resuming_on_other_ranks(wiki):
@@ -169,19 +162,12 @@ def test_the_default_number_of_lanes_and_workers_in_turn(wiki):
     [(1, None, "5d3ec6f414a3322a"), (3, 41, "64cc223fe6a76bee")],
 )
 def test_a_split_once(wiki, world_size, limit, expected):
-    found = [
-        arrays_of(
-            iterate_validation(
-                wiki[0].dataset,
-                SEQ_LEN,
-                rank=rank,
-                world_size=world_size,
-                micro_tokens=SEQ_LEN,
-                max_instances=limit,
-            )
-        )
+    sizes = {"world_size": world_size, "micro_tokens": SEQ_LEN, "max_instances": limit}
+    shares = (
+        iterate_validation(wiki[0].dataset, SEQ_LEN, rank=rank, **sizes)
         for rank in range(world_size)
-    ]
+    )
+    found = [arrays_of(share) for share in shares]
     assert hashlib.blake2b(json.dumps(found).encode(), digest_size=8).hexdigest() == expected
 
 
