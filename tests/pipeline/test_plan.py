@@ -2,13 +2,11 @@
 
 import bz2
 import gzip
-import json
+import io
 import random
 import re
 import zipfile
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import zstandard
 
@@ -17,7 +15,8 @@ from pipeline.shards.dataset import open_dataset
 from pipeline.stages import plan as plans
 from pipeline.stages.build import find_corpus
 from pipeline.stages.build_shards import instance_rule
-from tests.pipeline.programs import run
+from tests.pipeline.programs import run, write_texts
+from tests.pipeline.test_format_builds import write_dump, write_json_lines, write_table
 
 UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 
@@ -35,9 +34,9 @@ def describe(settings):
 @pytest.mark.processes
 def test_a_plan_says_what_the_build_makes(texts, vocab_file, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(plans, "_SAMPLE_BYTES", 2**19)  # a third of the input
-    rows = [json.dumps({"text": text + f" {copy}."}) for copy in range(20) for text in texts]
-    (tmp_path / "a.jsonl").write_text("\n".join(rows[:900]) + "\n")
-    (tmp_path / "b.jsonl").write_text("\n".join(rows[900:]) + "\n")
+    copies = [f"{text} {copy}." for copy in range(20) for text in texts]
+    write_texts(tmp_path / "a.jsonl", copies[:900])
+    write_texts(tmp_path / "b.jsonl", copies[900:])
     inputs = (tmp_path / "a.jsonl", tmp_path / "b.jsonl")
     words = ("build", "--input", *inputs, "--output", tmp_path / "data", "--vocab", vocab_file)
     words = (*words, "--seq_lens", 64, "--passes", 2, "--workers", 1)
@@ -63,9 +62,25 @@ def test_a_plan_says_what_the_build_makes(texts, vocab_file, tmp_path, capsys, m
         assert number(plan, said) == pytest.approx(made, rel=tolerance), said
 
 
-@pytest.mark.parametrize(
-    "suffix", [".jsonl.gz", ".jsonl.zst", ".jsonl.bz2", ".jsonl.zip", ".parquet", ".xml.bz2"]
-)
+def write_members(texts):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for start in range(0, len(texts), 50):
+            archive.writestr(f"{start}.jsonl", write_json_lines(texts[start : start + 50]))
+    return file.getvalue()
+
+
+PACKED = {
+    ".jsonl.gz": lambda texts: gzip.compress(write_json_lines(texts)),
+    ".jsonl.zst": lambda texts: zstandard.compress(write_json_lines(texts)),
+    ".jsonl.bz2": lambda texts: bz2.compress(write_json_lines(texts), 1),
+    ".jsonl.zip": write_members,
+    ".parquet": write_table,
+    ".xml.bz2": lambda texts: b"".join(map(bz2.compress, write_dump(texts))),
+}
+
+
+@pytest.mark.parametrize("suffix", PACKED)
 def test_a_plan_scales_by_what_its_sample_took_of_the_stored_bytes(
     suffix, vocab_file, tmp_path, monkeypatch
 ):
@@ -76,55 +91,21 @@ def test_a_plan_scales_by_what_its_sample_took_of_the_stored_bytes(
         for _ in range(4000)
     ]
     for place in range(2):
-        write_as(suffix, copies[place::2], tmp_path / f"{place}{suffix}")
-    read = []
-    monkeypatch.setattr(
-        plans, "filter_documents", lambda own, _: read.append(len(own.documents)) or own
-    )
-    output, inputs = str(tmp_path / "data"), [f"{tmp_path}/*{suffix}"]
-    plan = describe(BuildSettings(output=output, input=inputs, vocab=str(vocab_file)))
+        (tmp_path / f"{place}{suffix}").write_bytes(PACKED[suffix](copies[place::2]))
+    read, keep = [], lambda own, _: read.append(len(own.documents)) or own
+    monkeypatch.setattr(plans, "filter_documents", keep)
+    inputs = [f"{tmp_path}/*{suffix}"]
+    plan = describe(BuildSettings(str(tmp_path / "data"), inputs, vocab=str(vocab_file)))
     assert sum(read) < 0.75 * len(copies), "it is a sample"
     assert number(plan, "about N documents") == pytest.approx(len(copies), rel=0.15)
 
 
-def write_as(suffix, texts, path):
-    rows = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
-    if suffix == ".jsonl.gz":
-        path.write_bytes(gzip.compress(rows))
-    elif suffix == ".jsonl.zst":
-        path.write_bytes(zstandard.compress(rows))
-    elif suffix == ".jsonl.bz2":
-        path.write_bytes(bz2.compress(rows, 1))
-    elif suffix == ".jsonl.zip":
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-            for start in range(0, len(texts), 50):
-                own = "".join(
-                    json.dumps({"text": text}) + "\n" for text in texts[start : start + 50]
-                )
-                archive.writestr(f"{start}.jsonl", own)
-    elif suffix == ".parquet":
-        pq.write_table(pa.table({"text": texts}), path)
-    else:
-        pages = [
-            f"<page><title>{n}</title><ns>0</ns><revision><text>{text}</text></revision></page>\n"
-            for n, text in enumerate(texts)
-        ]
-        streams = ["".join(pages[start : start + 100]) for start in range(0, len(pages), 100)]
-        path.write_bytes(
-            b"".join(
-                bz2.compress(each.encode()) for each in ["<mediawiki>\n", *streams, "</mediawiki>"]
-            )
-        )
-
-
 @pytest.mark.processes
 def test_a_plan_names_the_file_that_one_worker_must_read(texts, vocab_file, tmp_path, capsys):
-    rows = "".join(
-        json.dumps({"text": text + f" {copy}."}) + "\n" for copy in range(9) for text in texts
-    )
+    rows = write_json_lines([f"{text} {copy}." for copy in range(9) for text in texts])
     path = tmp_path / "long.jsonl.gz"
-    path.write_bytes(gzip.compress(rows.encode(), 1))
-    (tmp_path / "long.jsonl").write_text(rows)
+    path.write_bytes(gzip.compress(rows, 1))
+    (tmp_path / "long.jsonl").write_bytes(rows)
     fixed = ("--output", tmp_path / "data", "--vocab", vocab_file, "--part_bytes", 2048)
     for name, said in (("long.jsonl.gz", True), ("long.jsonl", False)):
         assert run("build", "--input", tmp_path / name, *fixed, "--plan", "true") == 0
@@ -142,7 +123,7 @@ def test_each_format_of_a_source_is_sampled_and_scaled(copies, vocab_file, tmp_p
     for place in range(10):
         text = f"river mountain engine {place}. " * 5
         (corpus / f"a{place}.txt").write_text(text * copies)
-        (corpus / f"b{place}.jsonl").write_text((json.dumps({"text": text}) + "\n") * copies)
+        write_texts(corpus / f"b{place}.jsonl", [text] * copies)
     options = {"vocab": str(vocab_file), "part_bytes": 2**12}
     plan = describe(BuildSettings(str(tmp_path / "out"), [str(corpus)], **options))
     made = 10 + 10 * copies

@@ -1,6 +1,5 @@
 """Passes are published when they are complete, and withdrawn when they no longer are."""
 
-import shutil
 from functools import partial
 from pathlib import Path
 
@@ -20,8 +19,8 @@ from tests.counting import empty_store
 from tests.pipeline.test_build import build
 
 FULL = 2**128 - 1
-BUCKETS = [Bucket(split, number, 2, bytes(16), FULL.to_bytes(16, "big")) for split, number in
-           (("train", 0), ("train", 1), ("validation", 0))]  # fmt: skip
+PLACES = (("train", 0), ("train", 1), ("validation", 0))
+BUCKETS = [Bucket(*place, 2, bytes(16), FULL.to_bytes(16, "big")) for place in PLACES]
 
 
 @pytest.fixture
@@ -42,12 +41,11 @@ def seal_of(whole, bucket):
     return seal
 
 
-def finish(whole, folder: Path, name: str) -> None:
+def finish(whole, folder: Folder, name: str) -> None:
     [shard] = [each for each in whole.all_shards if each.name == name]
     record = ShardRecord(whole.manifest.settings_hash, shard, whole.blocks(shard))
-    for path, data in ((name, whole.read_file(name)), (record_name(name), format_record(record))):
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(data)
+    folder.write(name, whole.read_file(name))
+    folder.write(record_name(name), format_record(record))
 
 
 def published(folder: Path) -> list[str]:
@@ -66,12 +64,11 @@ def test_each_pass_when_its_last_shard_is_finished(whole, tasks, tmp_path):
         (f"{train}/shard-00001.tar", [train, validation]),
     ]
     for count, (name, there) in enumerate(steps, start=1):
-        finish(whole, folder, name)
+        finish(whole, Folder(str(folder)), name)
         assert publisher.look() == count
         assert published(folder) == there
         for each in there:
-            tables = (folder / RECORDS / each / "blocks.parquet").read_bytes()
-            assert tables.startswith(b"PAR1")
+            assert (folder / RECORDS / each / "blocks.parquet").read_bytes().startswith(b"PAR1")
     assert publisher.look() == 4
     assert sorted(publisher.built) == sorted(name for name, _ in steps[1:])
 
@@ -81,7 +78,7 @@ def test_a_pass_that_lost_a_shard_is_withdrawn_and_published_again(whole, tasks,
     settings_hash = whole.manifest.settings_hash
     first = PassPublisher(Folder(str(folder)), tasks, {}, settings_hash)
     for task in tasks:
-        finish(whole, folder, task.name)
+        finish(whole, Folder(str(folder)), task.name)
     first.look()
     assert len(published(folder)) == 3
     lost = "train/L8192/pass-01/shard-00001.tar"
@@ -90,7 +87,7 @@ def test_a_pass_that_lost_a_shard_is_withdrawn_and_published_again(whole, tasks,
     again = PassPublisher(Folder(str(folder)), tasks, built, settings_hash)
     assert published(folder) == ["train/L8192/pass-00", "validation/L8192/pass-00"]
     assert again.look() == 0
-    finish(whole, folder, lost)
+    finish(whole, Folder(str(folder)), lost)
     assert again.look() == 1
     assert len(published(folder)) == 3
 
@@ -98,10 +95,8 @@ def test_a_pass_that_lost_a_shard_is_withdrawn_and_published_again(whole, tasks,
 def test_every_record_is_read_twice_and_removed_once(whole, tasks):
     store = empty_store()
     folder = Folder("counted://data")
-    for shard in whole.all_shards:
-        folder.write(shard.name, whole.read_file(shard.name))
-        record = ShardRecord(whole.manifest.settings_hash, shard, whole.blocks(shard))
-        folder.write(record_name(shard.name), format_record(record))
+    for task in tasks:
+        finish(whole, folder, task.name)
     store.requests.clear()
     built = read_records(folder, tasks, whole.manifest.settings_hash)
     assert sorted(built) == [shard.name for shard in whole.all_shards]
@@ -119,26 +114,10 @@ def test_the_plan_has_what_is_there_and_what_will_be(tasks, whole):
     contents = {bucket.name: BucketContents(NOTHING, 0, 0) for bucket in BUCKETS}
     more = plan_tasks(BUCKETS[:2], [512], 3, contents)
     groups = planned_groups(more, built)
-    names = ("split", "seq_len", "passes", "shards", "instances")
-    assert [tuple(getattr(each, name) for name in names) for each in groups] == [
-        ("train", 512, 3, 6, 0), ("train", 8192, 2, 4, 0), ("validation", 8192, 1, 1, 0),
-    ]  # fmt: skip
+    counts = [(each.split, each.seq_len, each.passes, each.shards) for each in groups]
+    assert counts == [("train", 512, 3, 6), ("train", 8192, 2, 4), ("validation", 8192, 1, 1)]
+    assert {each.instances for each in groups} == {0}
     assert planned_groups(tasks, {}) == planned_groups(tasks, built)
-
-
-def test_a_build_leaves_the_pass_files_of_the_finished_dataset(corpus, vocab_file, tmp_path):
-    """More passes are added to a finished dataset: what is there stays, nothing is left."""
-    output = tmp_path / "data"
-    assert build(corpus, vocab_file, output) == 0
-    assert not (output / RECORDS).exists()
-    dataset = open_dataset(str(output))
-    assert verify_dataset(dataset) == []
-    shutil.copytree(output, tmp_path / "before")
-    assert build(corpus, vocab_file, output, "--passes", 3) == 0
-    assert verify_dataset(open_dataset(str(output))) == []
-    assert open_growing(str(output)).num_passes("train", 64) == 3
-    for path in (tmp_path / "before").glob("train/L64/*/pass.json"):
-        assert path.read_bytes() == (output / path.relative_to(tmp_path / "before")).read_bytes()
 
 
 def test_a_kill_between_two_manifests_loses_no_shard_and_no_setting(
@@ -148,6 +127,7 @@ def test_a_kill_between_two_manifests_loses_no_shard_and_no_setting(
     output = tmp_path / "data"
     assert build(corpus, vocab_file, output) == 0
     finished = {path: path.stat().st_mtime_ns for path in output.rglob("shard-*.tar")}
+    passes = {path: path.read_bytes() for path in output.glob("train/L64/*/pass.json")}
 
     def die(*_):
         raise RuntimeError("killed")
@@ -161,4 +141,7 @@ def test_a_kill_between_two_manifests_loses_no_shard_and_no_setting(
     assert "seed" in capsys.readouterr().err
     assert build(corpus, vocab_file, output, "--passes", 3) == 0
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
+    assert {path: path.read_bytes() for path in passes} == passes
     assert verify_dataset(open_dataset(str(output))) == []
+    assert open_growing(str(output)).num_passes("train", 64) == 3
+    assert not (output / RECORDS).exists()

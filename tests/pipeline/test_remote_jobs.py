@@ -65,6 +65,10 @@ def job_server():
     server.stop(None).wait()
 
 
+def options_of(*arguments):
+    return pipeline_options(2, ["--runner=PortableRunner", *arguments], 4)
+
+
 def run(tmp_path, monkeypatch, error, cancel_error=None, *arguments):
     """Runs a graph on a runner elsewhere; returns its result and what run_graph raised."""
     result = RemoteResult(error, cancel_error)
@@ -72,7 +76,7 @@ def run(tmp_path, monkeypatch, error, cancel_error=None, *arguments):
     monkeypatch.setattr("apache_beam.pipeline.create_runner", lambda _: PipelineRunner())
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     outputs = Outputs("shards", 4, 0, lambda: 1, Folder(str(tmp_path)))
-    options = pipeline_options(2, ["--runner=PortableRunner", *arguments], 4)
+    options = options_of(*arguments)
     with pytest.raises((RuntimeError, ValueError, Interrupted)) as raised:
         run_graph("shards", lambda pipeline: pipeline | beam.Create([1]), options, outputs)
     return result, str(raised.value)
@@ -82,7 +86,7 @@ def test_ctrl_c_cancels_the_job_and_names_it(tmp_path, monkeypatch, capfd):
     result, message = run(tmp_path, monkeypatch, KeyboardInterrupt())
     assert result.num_cancelled == 1
     assert "1 of 4 shards are kept" in message
-    assert "shards: the runner calls this job job-7" in (said := capfd.readouterr().err)
+    assert "shards: the runner calls this job job-7\n" in (said := capfd.readouterr().err)
     assert "shards: job job-7 was told to end" in said
     assert not (tmp_path / RECORD).exists()
 
@@ -100,22 +104,19 @@ def test_a_failed_job_shows_what_its_runner_said(tmp_path, monkeypatch):
     result, message = run(tmp_path, monkeypatch, RuntimeError(words))
     assert result.num_cancelled == 0
     assert lost in message
-    log = tmp_path / WORKER_LOG
-    assert words in log.read_text()
-    assert str(log) in message
+    assert f"{tmp_path / WORKER_LOG}" in message
+    assert words in (tmp_path / WORKER_LOG).read_text()
 
 
-@pytest.mark.parametrize(
-    "said",
-    ["No module named 'pipeline'", "Can't get attribute 'f' on <module 'pipeline.jobs.broadcast'"],
-)
-def test_workers_without_the_launchers_package_are_told_from_other_faults(
-    tmp_path, monkeypatch, said
-):
-    words = f"Pipeline job-7 failed in state FAILED: java: SDK harness\n  Error: {said} from x\n at"
-    _, message = run(tmp_path, monkeypatch, RuntimeError(words))
-    assert f"a worker says: {said}" in message
-    assert "install the launcher's wheel with [pipeline] where workers run" in message
+def test_workers_without_the_launchers_package_are_told_from_other_faults(tmp_path, monkeypatch):
+    attribute = "Can't get attribute 'f' on <module 'pipeline.jobs.broadcast'"
+    for said in ("No module named 'pipeline'", attribute):
+        words = (
+            f"Pipeline job-7 failed in state FAILED: java: SDK harness\n  Error: {said} from x\n"
+        )
+        _, message = run(tmp_path, monkeypatch, RuntimeError(words))
+        assert f"a worker says: {said}" in message
+        assert "install the launcher's wheel with [pipeline] where workers run" in message
 
 
 def test_a_job_server_that_is_not_there_is_refused_at_once(tmp_path):
@@ -123,7 +124,7 @@ def test_a_job_server_that_is_not_there_is_refused_at_once(tmp_path):
         held.bind(("127.0.0.1", 0))
         endpoint = f"127.0.0.1:{held.getsockname()[1]}"
         with pytest.raises(ValueError, match=f"no job server answers at --job_endpoint={endpoint}"):
-            pipeline_options(2, ["--runner=PortableRunner", f"--job_endpoint={endpoint}"], 4)
+            options_of(f"--job_endpoint={endpoint}")
 
 
 def test_what_is_no_job_server_is_named():
@@ -131,21 +132,18 @@ def test_what_is_no_job_server_is_named():
     endpoint = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     with pytest.raises(ValueError, match=f"{endpoint} answers not as a Beam job server does"):
-        pipeline_options(2, ["--runner=PortableRunner", f"--job_endpoint={endpoint}"], 4)
+        options_of(f"--job_endpoint={endpoint}")
     server.stop(None).wait()
 
 
 def test_a_job_servers_own_options_pass_and_others_are_refused(job_server):
-    _, endpoint = job_server
-    given = ["--runner=PortableRunner", "--object_reuse=true"]
-    options = pipeline_options(2, [*given, endpoint], 4)
-    assert options.get_all_options(retain_unknown_options=True)["object_reuse"]
+    given, endpoint = "--object_reuse=true", job_server[1]
+    assert options_of(given, endpoint).get_all_options(retain_unknown_options=True)["object_reuse"]
     said = r"neither Beam nor the job server at 127.0.0.1:\d+ knows .*: no_such"
     with pytest.raises(ValueError, match=said):
-        pipeline_options(2, [*given, endpoint, "--no_such=1"], 4)
-    said = r"Beam does not know the option\(s\) after --: object_reuse"
-    with pytest.raises(ValueError, match=said):
-        pipeline_options(2, given, 4)
+        options_of(given, endpoint, "--no_such=1")
+    with pytest.raises(ValueError, match=r"does not know the option\(s\) after --: object_reuse"):
+        options_of(given)
 
 
 def test_a_job_of_a_launcher_that_is_gone_is_seen(job_server, tmp_path, monkeypatch, capfd):
@@ -171,15 +169,10 @@ def test_a_job_of_a_launcher_that_is_gone_is_seen(job_server, tmp_path, monkeypa
 
 
 def test_dataflows_page_of_a_job_is_printed(tmp_path, monkeypatch, capfd):
-    result = RemoteResult(AssertionError("not waited for"), None)
-    monkeypatch.setattr(result, "wait_until_finish", lambda: None)
-    monkeypatch.setattr("apache_beam.pipeline.create_runner", lambda _: PipelineRunner())
-    monkeypatch.setattr(PipelineRunner, "run_pipeline", lambda *_: result)
-    arguments = ["--runner=DataflowRunner", "--project=p-1", "--region=europe-west4"]
-    options = pipeline_options(2, arguments, 4)
-    Job("shards", Folder(str(tmp_path))).run(beam.Pipeline(options=options))
+    place = ("--runner=DataflowRunner", "--project=p-1", "--region=europe-west4")
+    run(tmp_path, monkeypatch, RuntimeError(), None, *place)
     said = "https://console.cloud.google.com/dataflow/jobs/europe-west4/job-7?project=p-1"
-    assert capfd.readouterr().err == f"shards: the runner calls this job job-7: {said}\n"
+    assert f"shards: the runner calls this job job-7: {said}\n" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
@@ -207,8 +200,5 @@ def test_what_stands_still_is_said_with_the_jobs_state(is_terminal, tmp_path, ca
 
 
 def test_stages_may_take_longer_than_beams_five_minutes():
-    def timeout(*arguments):
-        return pipeline_options(2, arguments, 4).view_as(PortableOptions).job_server_timeout
-
-    assert timeout("--runner=PortableRunner") == 10_000_000
-    assert timeout("--runner=PortableRunner", "--job_server_timeout=60") == 60
+    for given, timeout in (([], 10_000_000), (["--job_server_timeout=60"], 60)):
+        assert options_of(*given).view_as(PortableOptions).job_server_timeout == timeout

@@ -22,9 +22,7 @@ from pipeline.shards.records import Shard
 from pipeline.shards.seal import NOTHING
 from tests.pipeline.programs import run, write_texts
 
-HOSTILE = (
-    "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>\u202egnp.exe\u2066\x1b[31m\ud800"
-)
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>\u202egnp.exe\u2066\x1b\ud800"
 pytestmark = pytest.mark.processes
 FIXED = ("--passes", 2, "--seq_lens", 64, "--workers", 1)
 
@@ -54,18 +52,16 @@ def copy(built, tmp_path):
 def test_histograms_count_up_to_their_edges():
     counted = count_lengths(np.array([1, 8, 8, 9, 16, 17, 400]), (8, 16, None))
     assert counted["counts"] == [3, 2, 2]
-    assert counted["up_to"] == [8, 16, None]
     assert counted["quantiles"] == {"5%": 1, "50%": 9, "95%": 400}
     assert counted["mean"] == 65.57
 
 
 def test_sampled_blocks_are_spread_over_all_shards():
-    shards = [shard("a", 1024), shard("b", 513), shard("c", 1)]
-    assert [(each.name, block) for each, block in choose_blocks(shards, 32)] == [
-        ("a", 0), ("a", 1), ("b", 0), ("b", 1), ("c", 0)
-    ]  # fmt: skip
+    few = choose_blocks([shard("a", 1024), shard("b", 513), shard("c", 1)], 32)
+    expected = [("a", 0), ("a", 1), ("b", 0), ("b", 1), ("c", 0)]
+    assert [(each.name, block) for each, block in few] == expected
     many = choose_blocks([shard("a", 512 * 10**6), shard("b", 512 * 10**6)], SAMPLE_BLOCKS)
-    assert len(many) == SAMPLE_BLOCKS
+    assert len(many) == SAMPLE_BLOCKS == 32
     assert [each.name for each, _ in many] == ["a"] * 16 + ["b"] * 16
     assert many[1] == (many[0][0], 62_500)
 
@@ -101,10 +97,6 @@ def poison(value):
     return {key: poison(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
-def tags_of(page):
-    return {*re.findall(r"<\w+", page)}
-
-
 def test_the_page_is_the_report_and_text_of_the_data_is_harmless_there(built):
     report = json.loads(built.read_file("report.json"))
     page = built.read_file("report.html").decode()
@@ -116,7 +108,7 @@ def test_the_page_is_the_report_and_text_of_the_data_is_harmless_there(built):
     hostile = poison(report)
     hostile["dataset"]["settings"][HOSTILE] = HOSTILE
     poisoned = render_page(hostile)
-    assert tags_of(poisoned) == tags_of(page)
+    assert {*re.findall(r"<\w+", poisoned)} == {*re.findall(r"<\w+", page)}
     assert not set(poisoned) & set("\u202e\u2066\x1b\ud800")
     assert "⟨U+202E⟩gnp.exe" in poisoned
     poisoned.encode()
@@ -165,11 +157,9 @@ def test_the_page_has_the_name_and_checks_of_the_dataset(copy, built, tmp_path, 
     ],
 )
 def test_documents_that_are_lost_or_mostly_dropped_are_no_tick(counters, holds):
-    dataset = {
-        "counters": counters, "mixture": [], "validation": None, "unknown_rate": 0.0,
-        "coverage": {"said": "whole", "is_whole": True},
-    }  # fmt: skip
-    check = next(iter(find_checks(dataset)))
+    others = {"mixture": [], "validation": None, "unknown_rate": 0.0}
+    others["coverage"] = {"said": "whole", "is_whole": True}
+    check = next(iter(find_checks({"counters": counters, **others})))
     assert (check.what, check.holds) == ("Documents read are kept", holds)
     assert ("more than half" in check.said) == ("dropped_short" in counters)
 
@@ -177,12 +167,10 @@ def test_documents_that_are_lost_or_mostly_dropped_are_no_tick(counters, holds):
 def test_a_report_of_another_content_is_not_shown(copy):
     path = copy / "report.json"
     report = json.loads(path.read_text())
-    stale = report | {"dataset": report["dataset"] | {"root_hash": "0" * 64, "bytes": 1}}
-    path.write_text(json.dumps(stale))
-    fresh = read_report(open_dataset(str(copy)))
-    assert fresh == {"dataset": report["dataset"]}
-    old = report | {"dataset": {"root_hash": report["dataset"]["root_hash"]}}
-    path.write_text(json.dumps(old))
+    own = report["dataset"]
+    path.write_text(json.dumps(report | {"dataset": own | {"root_hash": "0" * 64, "bytes": 1}}))
+    assert read_report(open_dataset(str(copy))) == {"dataset": own}
+    path.write_text(json.dumps(report | {"dataset": {"root_hash": own["root_hash"]}}))
     assert read_report(open_dataset(str(copy))) == report
 
 
@@ -209,9 +197,8 @@ def test_a_second_run_keeps_the_times_of_the_build_and_no_page_enters_the_datase
 
 
 def test_dropped_documents_can_be_looked_at(tmp_path, texts, vocab_file, capsys):
-    bad = ["no json \u202e", "[1]", '{"text": 7}', *["{"] * 50]
-    bad += ['{"text": "\\ud800"}', '{"text": " \\u2028 "}']
-    good = [json.dumps({"text": text}) for text in (*texts, texts[0], "\u200b" * 5000)]
+    bad = ["no json \u202e", "[1]", '{"text": 7}', *["{"] * 50, '{"text": "\\ud800"}']
+    good = [json.dumps({"text": text}) for text in (*texts, texts[0], "\u200b" * 5000, " \u2028 ")]
     source, output = tmp_path / "in.jsonl", tmp_path / "data"
     source.write_text("\n".join([*bad, *good]) + "\n")
     words = ("--input", source, "--output", output, "--vocab", vocab_file)
@@ -219,8 +206,8 @@ def test_dropped_documents_can_be_looked_at(tmp_path, texts, vocab_file, capsys)
     numbers = json.loads((output / "report.json").read_text())["dataset"]
     examples = numbers["documents"]["dropped_examples"]
     reasons = Counter(each["reason"] for each in examples)
-    dropped = [name for name in numbers["counters"] if name.startswith("dropped_")]
-    assert {f"dropped_{reason}" for reason in reasons} == {*dropped} - {"dropped_duplicate"}
+    dropped = {name for name in numbers["counters"] if name.startswith("dropped_")}
+    assert {f"dropped_{reason}" for reason in reasons} == dropped - {"dropped_duplicate"}
     assert (len(reasons), max(reasons.values())) == (4, 3)
     assert max(len(each["text"]) for each in examples) == 200
     assert "⟨U+202E⟩" in (output / "report.html").read_text()

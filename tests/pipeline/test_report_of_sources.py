@@ -24,14 +24,10 @@ EQUALLY = "out if they are equally long"
 
 
 def test_several_sources_and_one_that_gives_nothing():
-    sources = (
-        source("wiki", 5000, 3_000_000, 15, 15_000),
-        source("books", 2, 1_000_000),
-        source("news", 9, 10_000),
-        source("web", 6000, 1_000_000, 7, 5000),
-    )
+    given = source("wiki", 5000, 3_000_000, 15, 15_000), source("web", 6000, 1_000_000, 7, 5000)
+    nothing = source("books", 2, 1_000_000), source("news", 9, 10_000)
     why = f"{TOO_LONG.format(10, '1,280,000')} --validation_fraction 0.12 holds 1 {EQUALLY}"
-    assert said_of(*sources) == [
+    assert said_of(*given, *nothing) == [
         "validation holds 22 documents of 20,000 tokens, 0.40% of the text: wiki 75.0%, web 25.0%",
         "warning: validation holds nothing of books (it has 2 document(s), at least 3 are needed),"
         f" news (its 9 {why})",
@@ -100,30 +96,23 @@ def test_the_fraction_that_is_said_holds_two_of_eight_equal_documents_out():
     assert [each.sources[0].documents for each in found] == [0, 2]
 
 
-def test_what_was_not_asked_for_is_no_warning():
-    said = ["validation holds no documents"]
-    assert said_of(source("input", 3, 900), validation_fraction=0) == said
-
-
-def test_a_dataset_of_before_says_nothing():
-    own = source("input", 300, 90_000)
+def test_what_was_not_asked_for_is_no_warning_and_a_dataset_of_before_says_nothing():
+    own = source("input", 3, 900)
+    assert said_of(own, validation_fraction=0) == ["validation holds no documents"]
     del own["validation"]
     assert measure_validation([own], {}) is measure_validation([], {}) is None
     assert format_validation(None) == []
 
 
-def row(*values):
-    names = ("name", "documents_read", "documents", "dropped", "share_of_instances", "weight")
-    return dict(zip(names, values, strict=True))
-
-
 def test_sources_that_give_nothing_to_training_are_named_with_the_reason():
-    rows = [
-        row("wiki", 100, 90, {"duplicate": 10}, 0.9, 1),
-        row("copies", 20, 0, {"duplicate": 18, "empty": 2}, 0.0, 1),
-        row("nothing", 0, 0, {}, 0.0, 1),
-        row("rare", 4, 4, {}, 0.0, 0.01),
+    names = ("name", "documents_read", "documents", "dropped", "share_of_instances", "weight")
+    values = [
+        ("wiki", 100, 90, {"duplicate": 10}, 0.9, 1),
+        ("copies", 20, 0, {"duplicate": 18, "empty": 2}, 0.0, 1),
+        ("nothing", 0, 0, {}, 0.0, 1),
+        ("rare", 4, 4, {}, 0.0, 0.01),
     ]
+    rows = [dict(zip(names, own, strict=True)) for own in values]
     assert find_unused(rows) == [
         "copies: all of its documents were dropped: duplicate 18, empty 2",
         "nothing: its input holds no documents",

@@ -30,12 +30,10 @@ def test_words_count_as_often_as_their_source_is_used(mixture_config, tmp_path):
         changed = json.loads(mixture_config.read_text()) | {"vocab_size": 120}
         for source, weight in zip(changed["sources"], weights, strict=True):
             source["weight"] = weight
-        folder = tmp_path / "-".join(map(str, weights))
-        folder.mkdir()
-        (folder / "c.yaml").write_text(json.dumps(changed))
-        words = ("--config", folder / "c.yaml", "--output", folder / "data", "--workers", 1)
-        assert run("vocab", *words) == 0
-        table = pq.read_table(folder / "data/word_counts.parquet")
+        config, output = tmp_path / "c.yaml", tmp_path / "-".join(map(str, weights))
+        config.write_text(json.dumps(changed))
+        assert run("vocab", "--config", config, "--output", output, "--workers", 1) == 0
+        table = pq.read_table(output / "word_counts.parquet")
         return dict(zip(table["word"].to_pylist(), table["count"].to_pylist(), strict=True))
 
     even, double, mixed = counts_with(1, 1), counts_with(2, 2), counts_with(0.5, 1.5)
@@ -62,19 +60,13 @@ def test_a_plan_takes_weights_into_account(mixture_config, vocab_file, mixture, 
     assert float(rows[1][4]) == pytest.approx(100 * used[1] / sum(used), abs=0.05)
 
 
-# Two languages
-
-
 def test_english_and_chinese_come_together(shared_data, tmp_path):
     english = tmp_path / "english.jsonl"
-    part = find_inputs([str(shared_data / "data/wiki_en/wiki_en_00.txt.zst")])
-    documents = itertools.islice(read_part(plan_parts(part, "auto", 2**30)[0]), 40)
+    files = find_inputs([str(shared_data / "data/wiki_en/wiki_en_00.txt.zst")])
+    documents = itertools.islice(read_part(plan_parts(files, "auto", 2**30)[0]), 40)
     write_texts(english, [document.text for document in documents])
-    chinese = str(shared_data / "data/wiki_zh/wiki_zh_00.txt.zst")
-    sources = [
-        {"name": "wiki-en", "input": [str(english)]},
-        {"name": "wiki-zh", "input": [chinese], "language": "zh", "weight": 2},
-    ]
+    zh = {"input": [str(shared_data / "data/wiki_zh/wiki_zh_00.txt.zst")], "language": "zh"}
+    sources = [{"name": "wiki-en", "input": [str(english)]}, {"name": "wiki-zh", "weight": 2, **zh}]
     sizes = {"vocab_size": 9000, "alphabet_size": 8000, "num_buckets": 1, "passes": 1}
     config = tmp_path / "c.yaml"
     config.write_text(json.dumps({"sources": sources, "workers": 1, **sizes}))  # JSON is YAML too
@@ -82,23 +74,23 @@ def test_english_and_chinese_come_together(shared_data, tmp_path):
     dataset = open_dataset(str(tmp_path / "data"))
     vocabulary = read_vocabulary(dataset)
     assert sum("\u4e00" <= token[0] <= "\u9fff" for token in vocabulary.tokens) > 3000
-    counters = dataset.manifest.sources[1]["counters"]
-    unknown = counters.get("unknown_tokens", 0)
-    assert unknown < 0.001 * counters["tokens"], "13 % with an alphabet of 1,000"
+    counted = dataset.manifest.sources[1]["counters"]
+    unknown = counted.get("unknown_tokens", 0)
+    assert unknown < 0.001 * counted["tokens"], "13 % with an alphabet of 1,000"
 
     english_row, chinese_row = json.loads(dataset.read_file("report.json"))["dataset"]["mixture"]
     tokens = english_row["tokens"], chinese_row["tokens"]
     assert chinese_row["share_of_corpus"] == pytest.approx(tokens[1] / sum(tokens), abs=1e-6)
     # A follows the weights; half of the instances have a random B, from any document alike.
-    documents = list(encoded_documents(dataset))
+    tokens_of = find_tokens(dataset)
+    names, bucket = tokens_of.store["part_names"], plan_buckets(1, b"")[0]
+    documents = list(read_bucket(TokenParts(tokens_of.folder, "uint16"), names, bucket))
     starts = {int.from_bytes(each.id[:8], "big"): each.source for each in documents}
-    firsts = np.zeros(2)
-    for shard in dataset.shards("train", 128, 0):
-        for block in read_blocks(dataset, shard):
-            by_source = [starts[int(key)] for key in block.document_a.tolist()]
-            is_next = ~block.is_random_next
-            own = np.array(by_source)[is_next]
-            firsts += np.bincount(own, np.diff(block.offsets)[is_next] - 3, 2)
+    firsts, [shard] = np.zeros(2), dataset.shards("train", 128, 0)
+    for block in read_blocks(dataset, shard):
+        by_source = np.array([starts[int(key)] for key in block.document_a.tolist()])
+        is_next = ~block.is_random_next
+        firsts += np.bincount(by_source[is_next], np.diff(block.offsets)[is_next] - 3, 2)
     expected = 2 * tokens[1] / (tokens[0] + 2 * tokens[1])
     assert firsts[1] / firsts.sum() == pytest.approx(expected, abs=0.05)
     assert chinese_row["share_of_instances"] > chinese_row["share_of_corpus"]
@@ -111,9 +103,3 @@ def test_english_and_chinese_come_together(shared_data, tmp_path):
             inside += int(np.count_nonzero(np.delete(document.tokens, ends) == stop))
     assert ends_with_stop > 5000
     assert inside < 0.03 * ends_with_stop  # in quotations
-
-
-def encoded_documents(dataset):
-    tokens = find_tokens(dataset)
-    names, bucket = tokens.store["part_names"], plan_buckets(1, b"")[0]
-    return read_bucket(TokenParts(tokens.folder, "uint16"), names, bucket)

@@ -27,31 +27,12 @@ WEIGHTS = st.integers(1, 100 * UNIT)
 IDS = st.binary(min_size=16, max_size=16)
 
 
-# The weight formula
-
-
-@given(WEIGHTS, IDS, st.integers(0, 2**63), st.integers(1, 20))
-def test_every_document_is_used_floor_or_ceil_times(weight, document, seed, passes):
-    uses = [count_uses(weight, pass_index, seed, document) for pass_index in range(passes)]
-    assert all(weight // UNIT <= each <= -(-weight // UNIT) for each in uses)
-    assert abs(sum(uses) - Fraction(weight * passes, UNIT)) < 1
-
-
 @given(WEIGHTS, IDS, st.integers(0, 2**63), st.integers(0, 99))
 def test_uses_are_those_of_the_formula_in_exact_fractions(weight, document, seed, pass_index):
     start = Fraction(seed_for(seed, "uses", 0, document.hex()) % 2**32, 2**32)
     w = Fraction(weight, UNIT)
     expected = (start + w * (pass_index + 1)).__floor__() - (start + w * pass_index).__floor__()
     assert count_uses(weight, pass_index, seed, document) == expected
-
-
-def test_half_the_documents_are_in_every_second_pass():
-    ids = [document_id(str(number)) for number in range(100)]
-    sources = np.zeros(100, np.uint8)
-    chosen = [set(choose_uses(ids, sources, [UNIT // 2], 1, number)[0]) for number in range(4)]
-    assert chosen[0] | chosen[1] == set(range(100))
-    assert not chosen[0] & chosen[1]
-    assert chosen[:2] == chosen[2:]
 
 
 def test_uses_are_numbered_within_a_document():
@@ -73,66 +54,56 @@ def test_buckets_are_planned_from_what_a_pass_uses():
     assert apply_weights((), [10, 5], [1000, 500]) == (1500, 15)
     assert apply_weights((UNIT // 2, 3 * UNIT), [10, 5], [1000, 500]) == (2500, 10)
     by_prefix = np.full(4096, 100)
-    assert (
-        choose_num_buckets(by_prefix, 2**30, None, "")
-        == choose_num_buckets(by_prefix, 2**30, None, "", 409_600)
-        == 8
-    )
-    assert choose_num_buckets(by_prefix, 2**30, None, "", 100) == 1
-
-
-# Settings
-
-
-def sources_file(path, *sources, **settings):
-    path.write_text(json.dumps({"sources": list(sources), **settings}))  # JSON is YAML too
-    return path
+    for used, expected in (((), 8), ((409_600,), 8), ((100,), 1)):
+        assert choose_num_buckets(by_prefix, 2**30, None, "", *used) == expected
 
 
 GOOD = {"name": "a", "input": ["x"]}
 
 
+@pytest.fixture
+def refused(tmp_path, capsys):
+    """refused(sources, said, *flags)"""
+
+    def call(sources, said, *flags):
+        (tmp_path / "c.yaml").write_text(json.dumps({"sources": sources}))  # JSON is YAML too
+        words = ("--config", tmp_path / "c.yaml", "--output", tmp_path / "data")
+        assert run("build", *words, *flags) == 2
+        assert said in capsys.readouterr().err
+        assert not (tmp_path / "data").exists()
+
+    return call
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("sources", "flags", "said"),
+    ("changes", "said"),
     [
-        ([GOOD], ("--input", "y"), "both input (y) and sources (a) are given"),
-        (
-            [GOOD, GOOD | {"input": ["y"]}],
-            (),
-            "c.yaml:1: sources[1] ('a'): sources[0] has that name too",
-        ),
-        ([GOOD | {"name": " "}], (), "has no name"),
-        ([GOOD | {"weight": 0}], (), "weight is 0.0, expected more than 0 and at most 100"),
-        ([GOOD | {"weight": 100.5}], (), "weight is 100.5"),
-        ([GOOD | {"weight": -1}], (), "weight is -1.0"),
-        ([GOOD | {"weight": ".nan"}], (), "weight"),
-        ([GOOD | {"weight": 0.1234567}], (), "expected at most 6 decimals"),
-        ([GOOD | {"input": []}], (), "c.yaml:1: sources[0] ('a'): input is empty"),
-        ([{"name": "a"}], (), "input"),
-        (
-            [GOOD | {"weigth": 2}],
-            (),
-            "unknown key sources[0].weigth; did you mean sources[0].weight?",
-        ),
-        ([GOOD | {"format": "docx"}], (), "docx"),
-        ([GOOD], ("--language", "zh"), "language: with sources this belongs to each of them"),
-        ([GOOD | {"name": str(number)} for number in range(256)], (), "found 256, at most 255"),
+        ({"name": " "}, "has no name"),
+        ({"weight": 0}, "weight is 0.0, expected more than 0 and at most 100"),
+        ({"weight": 100.5}, "weight is 100.5"),
+        ({"weight": -1}, "weight is -1.0"),
+        ({"weight": ".nan"}, "weight"),
+        ({"weight": 0.1234567}, "expected at most 6 decimals"),
+        ({"input": []}, "c.yaml:1: sources[0] ('a'): input is empty"),
+        ({"weigth": 2}, "unknown key sources[0].weigth; did you mean sources[0].weight?"),
+        ({"format": "docx"}, "docx"),
     ],
 )
-def test_sources_that_cannot_be_are_refused(tmp_path, capsys, sources, flags, said):
-    config = sources_file(tmp_path / "c.yaml", *sources)
-    assert run("build", "--config", config, "--output", tmp_path / "data", *flags) == 2
-    assert said in capsys.readouterr().err
-    assert not (tmp_path / "data").exists()
+def test_a_source_that_cannot_be_is_refused(refused, changes, said):
+    refused([GOOD | changes], said)
 
 
 @pytest.mark.processes
-def test_a_file_of_two_sources_is_refused(corpus, tmp_path, capsys):
-    one, two = GOOD | {"input": [str(corpus)]}, {"name": "b", "input": [f"{corpus}/b.*"]}
-    config = sources_file(tmp_path / "c.yaml", one, two)
-    assert run("build", "--config", config, "--output", tmp_path / "data") == 2
-    assert f"{corpus}/b.jsonl is in the input of the sources a and b" in capsys.readouterr().err
+def test_sources_that_cannot_be_are_refused(refused, corpus):
+    refused([GOOD], "both input (y) and sources (a) are given", "--input", "y")
+    refused([GOOD], "language: with sources this belongs to each of them", "--language", "zh")
+    refused([{"name": "a"}], "input")
+    twice = [GOOD, GOOD | {"input": ["y"]}]
+    refused(twice, "c.yaml:1: sources[1] ('a'): sources[0] has that name too")
+    refused([GOOD | {"name": str(number)} for number in range(256)], "found 256, at most 255")
+    both = [GOOD | {"input": [str(corpus)]}, {"name": "b", "input": [f"{corpus}/b.*"]}]
+    refused(both, f"{corpus}/b.jsonl is in the input of the sources a and b")
 
 
 def test_input_is_one_source_and_changes_no_settings():
@@ -149,19 +120,11 @@ def test_names_weights_and_languages_of_a_mixture_are_content():
         return BuildSettings("o", sources=list(sources)).content("v", "d")
 
     a, b = Source("a", ["x"]), Source("b", ["y"])
-    contents = [
-        content(a, b),
-        content(b, a),
-        content(a, Source("c", ["y"])),
-        content(a, Source("b", ["y"], 2)),
-        content(a, Source("b", ["y"], language="zh")),
-        content(Source("a", ["x"], 2)),
-    ]
+    others = [Source("c", ["y"]), Source("b", ["y"], 2), Source("b", ["y"], language="zh")]
+    contents = [content(a, b), content(b, a), content(Source("a", ["x"], 2))]
+    contents += [content(a, other) for other in others]
     assert all(one != other for one, other in itertools.combinations(contents, 2))
     assert content(a, b) == content(a, Source("b", ["z"], licence="CC0-1.0"))
-
-
-# Buckets
 
 
 def make_document(number, source):
@@ -196,11 +159,12 @@ def test_a_weight_uses_documents_again_with_other_pairs(rule):
     prefix = {int.from_bytes(each.id[:8], "big"): each.source for each in documents}
     once = rows_of(documents, rule)
     thrice = rows_of(documents, rule, weights=(UNIT, 3 * UNIT))
-    numbers = [Counter(prefix[int(row.document_a[0])] for row in rows) for rows in (once, thrice)]
-    assert numbers[1][0] == numbers[0][0]
-    assert numbers[1][1] / numbers[0][1] == pytest.approx(3, rel=0.2)
-    heaviest = documents[1]
-    key = int.from_bytes(heaviest.id[:8], "big")
+    before, after = (
+        Counter(prefix[int(row.document_a[0])] for row in rows) for rows in (once, thrice)
+    )
+    assert after[0] == before[0]
+    assert after[1] / before[1] == pytest.approx(3, rel=0.2)
+    key = int.from_bytes(documents[1].id[:8], "big")
     own = [row for row in thrice if int(row.document_a[0]) == key]
     shapes = [(int(r.segment_a_length[0]), len(r.input_ids), r.is_random_next[0]) for r in own]
     assert len(set(shapes)) > len(own) / 3
@@ -221,8 +185,8 @@ def test_weight_one_gives_the_bytes_of_no_weights(rule):
     for pass_index in range(2):
         plain = rows_of(documents, rule, pass_index)
         weighted = rows_of(documents, rule, pass_index, weights=(UNIT, UNIT))
-        ids = [[row.input_ids.tolist() for row in rows] for rows in (plain, weighted)]
-        assert ids[0] == ids[1]
+        one, other = ([row.input_ids.tolist() for row in rows] for rows in (plain, weighted))
+        assert one == other
 
 
 def test_a_bucket_that_a_pass_does_not_use_is_an_error(rule):

@@ -31,11 +31,11 @@ from pipeline.tokens.token_parts import (
 from tests.counting import empty_store
 
 
-def make_document(number, dtype=np.uint16):
+def make_document(number, dtype=np.uint16, source=0):
     lengths = np.array([1 + number % 5, 2], np.uint16)
     tokens = np.arange(number, number + int(lengths.sum())).astype(dtype)
     document_id = hashlib.blake2b(str(number).encode(), digest_size=16).digest()
-    return TokenizedDocument(document_id, 10 + number, lengths, tokens)
+    return TokenizedDocument(document_id, 10 + number, lengths, tokens, source)
 
 
 def as_values(document):
@@ -43,16 +43,14 @@ def as_values(document):
     return document.id, document.cleaned_bytes, lengths, tokens
 
 
-def write_parts(folder, parts):
-    folder = Folder(str(folder))
-    names = []
-    for number, documents in enumerate(parts):
-        names.append(f"part{number}")
+def write_parts(folder, *parts, num_sources=1):
+    folder, names = Folder(str(folder)), [f"part{number}" for number in range(len(parts))]
+    for name, documents in zip(names, parts, strict=True):
         tokens, index = pack_documents(documents)
-        folder.write(f"{names[-1]}.tokens", tokens)
-        folder.write(f"{names[-1]}.index", index)
+        folder.write(f"{name}.tokens", tokens)
+        folder.write(f"{name}.index", index)
     with open_index(folder, names) as index:
-        return folder, names, build_index(index)
+        return folder, names, build_index(index, num_sources)
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
@@ -85,27 +83,35 @@ def test_split_ids_sort_as_ids(one, other):
     assert join_id(*split_id(one)) == one
 
 
+DOCUMENTS = [make_document(number) for number in range(400)]
+
+
 def test_totals_do_not_depend_on_how_documents_are_dealt(tmp_path):
-    documents = [make_document(number) for number in range(300)]
-    one = write_parts(tmp_path / "one", [documents])[2]
-    three = write_parts(tmp_path / "three", [documents[200:], [], documents[:200]])[2]
-    assert one == three
-    assert (one.documents, one.duplicates) == (300, 0)
-    copies = write_parts(tmp_path / "copies", [documents, documents[:7], documents[:2]])[2]
-    assert (copies.documents, copies.duplicates) == (300, 9)
+    one = write_parts(tmp_path / "one", DOCUMENTS)[2]
+    assert write_parts(tmp_path / "three", DOCUMENTS[200:], [], DOCUMENTS[:200])[2] == one
+    assert (one.documents, one.duplicates) == (400, 0)
+    copies = write_parts(tmp_path / "copies", DOCUMENTS, DOCUMENTS[:7], DOCUMENTS[:2])[2]
+    assert (copies.documents, copies.duplicates) == (400, 9)
     assert copies.documents_hash == one.documents_hash
-    assert one.tokens == sum(len(document.tokens) for document in documents)
-    assert one.sources[0].lowest_ids == sorted(document.id.hex() for document in documents)
+    assert one.tokens == sum(len(document.tokens) for document in DOCUMENTS)
+    assert one.sources[0].lowest_ids == sorted(document.id.hex() for document in DOCUMENTS)
+
+
+def test_a_document_of_another_source_is_another_corpus(tmp_path):
+    hashes = set()
+    for first in (60, 61):
+        documents = [make_document(number, source=number >= first) for number in range(120)]
+        totals = write_parts(tmp_path / str(first), documents, num_sources=2)[2]
+        hashes.add(totals.documents_hash)
+    assert len(hashes) == 2
 
 
 def test_the_rows_of_all_parts_come_in_groups_with_their_places(tmp_path):
-    documents = [make_document(number) for number in range(900)]
-    folder, names, _ = write_parts(tmp_path, [documents[:500], [], documents[400:]])
-
+    folder, names, _ = write_parts(tmp_path, DOCUMENTS[:300], [], DOCUMENTS[200:])
     with open_index(folder, names) as index:
         groups = list(iterate_index(index))
     assert len(groups) == 256
-    assert sum(map(len, groups)) == 1000
+    assert sum(map(len, groups)) == 500
     parts = [read_part_rows(folder, f"{name}.index") for name in names]
     for group, rows in enumerate(groups):
         assert all(rows["high"] >> np.uint64(56) == group)
@@ -116,9 +122,8 @@ def test_the_rows_of_all_parts_come_in_groups_with_their_places(tmp_path):
 
 def test_every_index_is_fetched_by_one_request():
     store = empty_store()
-    documents = [make_document(number) for number in range(400)]
-    parts = [documents[start : start + 4] for start in range(0, 400, 4)]
-    folder, names, _ = write_parts("counted://parts", parts)
+    parts = [DOCUMENTS[start : start + 4] for start in range(0, 400, 4)]
+    folder, names, _ = write_parts("counted://parts", *parts)
     store.requests.clear()
     with open_index(folder, names) as index:
         for _ in range(2):
@@ -144,7 +149,7 @@ def test_memory_is_not_that_of_the_index(tmp_path):
 
 @pytest.mark.parametrize("size", [0, 100, 1028 + 44, -1])
 def test_a_cut_index_is_named(tmp_path, size):
-    folder, names, _ = write_parts(tmp_path, [[make_document(number) for number in range(9)]])
+    folder, names, _ = write_parts(tmp_path, DOCUMENTS[:9])
     data = folder.read("part0.index")
     folder.write("part0.index", data[:size])
     said = r"part0\.index: found \d+ bytes, expected \d+ .*; delete the folder"
@@ -157,25 +162,22 @@ def test_a_cut_index_is_named(tmp_path, size):
 
 @pytest.mark.parametrize("num_buckets", [1, 2, 8])
 def test_buckets_hold_every_document_once(tmp_path, num_buckets):
-    documents = [make_document(number) for number in range(400)]
-    folder, names, totals = write_parts(tmp_path, [documents[:150], documents[150:]])
+    folder, names, totals = write_parts(tmp_path, DOCUMENTS[:150], DOCUMENTS[150:])
     lowest = totals.sources[0].lowest_ids
     held_out = bytes.fromhex("".join(lowest[number] for number in (0, 1, 2, 50, 399)))
     found = {}
     for bucket in plan_buckets(num_buckets, held_out):
         read = read_bucket(TokenParts(folder, "uint16", held_out=held_out), names, bucket)
         found[bucket.name] = [document.id for document in read]
-    assert sorted(itertools.chain(*found.values())) == sorted(document.id for document in documents)
+    assert sorted(itertools.chain(*found.values())) == sorted(document.id for document in DOCUMENTS)
     assert b"".join(sorted(found["validation-00000-of-00001"])) == held_out
 
 
 def test_buckets_finer_than_the_index_hold_their_documents(tmp_path):
-    documents = [make_document(number) for number in range(300)]
-    folder, names, totals = write_parts(tmp_path, [documents[:150], documents[150:]])
+    folder, names, totals = write_parts(tmp_path, DOCUMENTS[:150], DOCUMENTS[150:])
     assert len(totals.documents_by_prefix) == 4096
     buckets, tokens = plan_buckets(65_536, b""), TokenParts(folder, "uint16")
-    for start in {int.from_bytes(document.id[:2], "big") for document in documents[::5]}:
-        found = sorted({document.id for document in read_bucket(tokens, names, buckets[start])})
-        assert found == sorted(
-            document.id for document in documents if document.id[:2] == start.to_bytes(2, "big")
-        )
+    for start in {document.id[:2] for document in DOCUMENTS[::5]}:
+        bucket = buckets[int.from_bytes(start, "big")]
+        found = sorted({document.id for document in read_bucket(tokens, names, bucket)})
+        assert found == sorted(each.id for each in DOCUMENTS if each.id.startswith(start))
