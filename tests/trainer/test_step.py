@@ -4,7 +4,6 @@ import dataclasses
 import json
 from collections import Counter
 from itertools import chain, combinations, pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.shards.block import concatenate_blocks, decode_block
-from pipeline.shards.dataset import open_dataset
+from pipeline.shards.block import concatenate_blocks
+from pipeline.shards.dataset import open_dataset, read_blocks
 from trainer.batches import pack
 from trainer.order.order import StreamOrder
 from trainer.order.share import plan_step
@@ -46,45 +45,33 @@ def take(dataset, num_steps, **changes):
 def instances_of_block(block):
     """Everything the model sees of each instance, in plain numbers."""
     rows = []
-    for n in range(block.num_instances):
-        one = block.slice(n, n + 1)
-        length, first = one.num_tokens, int(one.segment_a_length[0])
-        rows.append(
-            (
-                tuple(one.input_ids.tolist()),
-                tuple([0] * first + [1] * (length - first)),
-                tuple(range(length)),
-                tuple(one.masked_lm_positions.tolist()),
-                tuple(one.masked_lm_ids.tolist()),
-                int(one.is_random_next[0]),
-            )
-        )
+    for one in (block.slice(n, n + 1) for n in range(block.num_instances)):
+        first, length = int(one.segment_a_length[0]), one.num_tokens
+        made = [0] * first + [1] * (length - first), range(length)
+        masked = one.masked_lm_positions.tolist(), one.masked_lm_ids.tolist()
+        columns = map(tuple, (one.input_ids.tolist(), *made, *masked))
+        rows.append((*columns, int(one.is_random_next[0])))
     return rows
 
 
 def instances_of(batches):
     rows = []
     for batch in batches:
-        borders = batch.cu_seqlens.tolist()
-        for n, (start, stop) in enumerate(pairwise(borders)):
+        for n, (start, stop) in enumerate(pairwise(batch.cu_seqlens.tolist())):
             inside = (batch.masked_positions >= start) & (batch.masked_positions < stop)
-            columns = (batch.input_ids, batch.token_type_ids, batch.position_ids)
-            tokens = [tuple(column[start:stop].tolist()) for column in columns]
-            columns = (batch.masked_positions[inside] - start, batch.masked_labels[inside])
-            masked = [tuple(column.tolist()) for column in columns]
-            rows.append((*tokens, *masked, int(batch.is_random_next[n])))
+            tokens = (batch.input_ids, batch.token_type_ids, batch.position_ids)
+            masked = (batch.masked_positions[inside] - start, batch.masked_labels[inside])
+            columns = [*(column[start:stop] for column in tokens), *masked]
+            plain = (tuple(column.tolist()) for column in columns)
+            rows.append((*plain, int(batch.is_random_next[n])))
     return rows
 
 
 def read_pass(dataset, split, pass_index):
     """The instances of every shard of a pass, read plainly."""
-    shards = []
-    for shard in dataset.shards(split, SEQ_LEN, pass_index):
-        data, table = dataset.read_file(shard.name), dataset.blocks(shard)
-        bodies = [data[o : o + size] for o, size in zip(table.offset, table.size, strict=True)]
-        blocks = [decode_block(body, "here") for body in bodies]
-        shards.append(instances_of_block(concatenate_blocks(blocks)))
-    return shards
+    shards = dataset.shards(split, SEQ_LEN, pass_index)
+    blocks = (concatenate_blocks(list(read_blocks(dataset, shard))) for shard in shards)
+    return [instances_of_block(each) for each in blocks]
 
 
 @pytest.fixture(scope="module")
@@ -129,17 +116,20 @@ def test_skipped_stretches_are_left_out_and_remembered(dataset, batches):
     assert later.state["skipped"] == [[40, 52]]
 
 
-def test_what_was_consumed_cannot_be_skipped(dataset):
-    state = take(dataset, 3)[-1].state
-    said = r"positions 30-60 cannot be skipped any more: training has come to position"
-    with pytest.raises(ValueError, match=said):
-        loader(dataset, state=state, skip=[(30, 60)])
-    said = r"positions 60-60 cannot be skipped: the first must be below the second"
-    with pytest.raises(ValueError, match=said):
-        loader(dataset, state=state, skip=[(60, 60)])
-    said = r"\d+ skipped stretches make the stream's state \d+ bytes, 1024 are"
-    with pytest.raises(ValueError, match=said):
-        loader(dataset, state=state, skip=[(n, n + 1) for n in range(10**6, 2 * 10**6, 10**4)])
+@pytest.mark.parametrize(
+    ("skip", "message"),
+    [
+        ([(30, 60)], "positions 30-60 cannot be skipped any more: training has come to position"),
+        ([(60, 60)], "positions 60-60 cannot be skipped: the first must be below the second"),
+        (
+            [(n, n + 1) for n in range(10**6, 2 * 10**6, 10**4)],
+            r"\d+ skipped stretches make the stream's state \d+ bytes, 1024 are",
+        ),
+    ],
+)
+def test_what_cannot_be_skipped_is_refused(dataset, skip, message):
+    with pytest.raises(ValueError, match=message):
+        loader(dataset, state=take(dataset, 3)[-1].state, skip=skip)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +158,7 @@ def test_foreign_states_are_refused(state, message):
 
 
 def test_faults_of_the_background_reach_the_caller(tmp_path, make_dataset):
-    folder: Path = make_dataset(tmp_path, TRAIN)
+    folder = make_dataset(tmp_path, TRAIN)
     (folder / "train/L8192/pass-00/shard-00000.tar").unlink()
     with loader(open_dataset(str(folder))) as steps:
         for _ in range(2):

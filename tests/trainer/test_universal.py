@@ -112,10 +112,6 @@ def train_stock(folder, stage):
             torch.save(model.state_dict(), folder / "native.pt")
 
 
-def losses_of(folder, name):
-    return json.loads((folder / f"{name}.json").read_text())
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A folder with a run of one rank, and its export."""
@@ -133,25 +129,28 @@ def stock(trained):
     for stage in (1, 3):
         for process in run_ranks([__file__, str(trained), str(stage)], 2):
             assert process.returncode == 0, process.stderr
-    return {stage: losses_of(trained, f"stock-{stage}") for stage in (1, 3)}
+    return {stage: json.loads((trained / f"stock-{stage}.json").read_text()) for stage in (1, 3)}
 
 
-@pytest.mark.parametrize("stage", [1, 3])
-def test_stock_deepspeed_goes_on_with_equal_losses_on_other_ranks(trained, stock, stage):
-    assert stock[stage] == pytest.approx(losses_of(trained, "ours")[SAVED:], rel=1e-6)
+def test_stock_deepspeed_goes_on_with_equal_losses_on_other_ranks(trained, stock):
+    ours = pytest.approx(json.loads((trained / "ours.json").read_text())[SAVED:], rel=1e-6)
+    assert stock == {1: ours, 3: ours}
 
 
-def test_a_run_begins_with_the_weights_of_one(trained):
+@pytest.fixture(scope="module")
+def exported(trained):
+    """The folder of an export without an optimizer."""
+    words = ["export", str(trained / "run"), "--output", str(trained / "hf")]
+    assert command(words) == 0
+    return trained / "hf"
+
+
+def test_a_run_begins_with_the_weights_of_one(trained, exported):
     found = read_initial_weights(str(trained / "universal"))
     assert (found.config, found.vocab) == (BERT, VOCAB.encode())
-    expected = command_weights(trained)
-    assert all(torch.equal(found.state[name], tensor) for name, tensor in expected.items())
+    expected = read_initial_weights(str(exported)).state
     assert found.state.keys() == expected.keys()
-
-
-def command_weights(folder):
-    assert command(["export", str(folder / "run"), "--output", str(folder / "hf")]) == 0
-    return read_initial_weights(str(folder / "hf")).state
+    assert all(torch.equal(found.state[name], tensor) for name, tensor in expected.items())
 
 
 def test_what_deepspeed_converts_itself_is_read_too(trained, stock):
@@ -166,19 +165,16 @@ def test_what_deepspeed_converts_itself_is_read_too(trained, stock):
     assert all(torch.equal(found[ours], expected[theirs]) for ours, theirs in names)
 
 
-def test_a_model_without_an_optimizer_is_none(trained, capsys):
-    command_weights(trained)
-    words = ["export", str(trained / "hf"), "--output", str(trained / "none")]
-    assert command([*words, "--output_format", "deepspeed-universal"]) == 2
-    assert "has no optimizer's state: give a run's folder" in capsys.readouterr().err
-
-
-def test_muons_states_are_not_exported(trained, capsys):
-    run = shutil.copytree(trained / "run", trained / "muon")
-    (run / "config.yaml").write_text("objective: mlm+nsp\noptimizer: {name: muon}\n")
-    words = ["export", str(run), "--output", str(trained / "none")]
-    assert command([*words, "--output_format", "deepspeed-universal"]) == 2
-    assert "is Muon's, which keeps no second moments" in capsys.readouterr().err
+def test_what_has_no_two_moments_is_refused(trained, exported, capsys):
+    muon = shutil.copytree(trained / "run", trained / "muon")
+    (muon / "config.yaml").write_text("objective: mlm+nsp\noptimizer: {name: muon}\n")
+    for folder, said in (
+        (exported, "has no optimizer's state: give a run's folder"),
+        (muon, "is Muon's, which keeps no second moments"),
+    ):
+        words = ["export", str(folder), "--output", str(trained / "none")]
+        assert command([*words, "--output_format", "deepspeed-universal"]) == 2
+        assert said in capsys.readouterr().err
 
 
 if __name__ == "__main__":

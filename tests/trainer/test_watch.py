@@ -2,7 +2,7 @@
 
 import json
 import sys
-import types
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from trainer.runs.metrics import MetricsFile
 from trainer.settings import Phase
 from trainer.watch.gauge import Gauge
 from trainer.watch.recorder import Recorder, TensorBoard, WeightsAndBiases, curves
-from trainer.watch.terminal import Progress, format_seconds, format_step
+from trainer.watch.terminal import Progress, format_step
 
 CPU_RANKS = Ranks(0, 2, torch.device("cpu"), None)
 COUNTS = StepCounts(
@@ -84,14 +84,6 @@ def test_a_line_has_units():
     assert format_step(without_nsp, None).startswith("step 1,200: loss 6.368, MLM 5.637 (15%); no")
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.4, "0 s"), (59.4, "59 s"), (200, "3 min 20 s"), (3_600, "1 h 0 min"), (273_600, "3 d 4 h")],
-)
-def test_durations(seconds, text):
-    assert format_seconds(seconds) == text
-
-
 def test_a_log_takes_a_line_now_and_then_and_the_last_step(capsys):
     now = [0.0]
     progress = Progress(4, 0, shown=True, clock=lambda: now[0])
@@ -109,41 +101,22 @@ def test_numbers_of_a_row_become_curves():
     assert found == {"train/loss": 1.5, "speed/seconds": 2, "train/trust/a.b": 0.5}
 
 
-class FakeWandbRun:
-    def __init__(self, step):
-        self.step, self.rows, self.is_finished = step, [], False
-
-    def log(self, row, step):
-        self.rows.append((step, row))
-
-    def finish(self):
-        self.is_finished = True
-
-
 @pytest.fixture
 def wandb(monkeypatch):
     """A stand-in for the package, which notes how it was called."""
-    fake = types.ModuleType("wandb")
-    fake.Error = type("Error", (Exception,), {})
-    fake.run = FakeWandbRun(step=0)
-
-    def init(**arguments):
-        fake.arguments = arguments
-        return fake.run
-
-    fake.init = init
+    fake = MagicMock(Error=type("Error", (Exception,), {}))
+    fake.init.return_value.step = 0
     monkeypatch.setitem(sys.modules, "wandb", fake)
     return fake
 
 
 def test_a_run_that_goes_back_doubles_no_step(wandb, tmp_path):
-    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    metrics, run = MetricsFile(tmp_path / "metrics.jsonl"), wandb.init.return_value
     shown = [TensorBoard(tmp_path / "tensorboard", 0)]
-    shown.append(WeightsAndBiases("berts", tmp_path, FACTS, {}))
-    recorder = Recorder(metrics, shown)
+    recorder = Recorder(metrics, [*shown, WeightsAndBiases("berts", tmp_path, FACTS, {})])
     for step in (1, 2, 3):
         recorder.add({"step": step, "split": "train", "loss": float(step)})
-        wandb.run.step = step + 1
+        run.step = step + 1
     recorder.restart_after(1)
     for step in (2, 3, 4):
         recorder.add({"step": step, "split": "train", "loss": 10.0 * step})
@@ -154,7 +127,7 @@ def test_a_run_that_goes_back_doubles_no_step(wandb, tmp_path):
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("train/loss")] == expected
-    assert [step for step, _ in wandb.run.rows] == [1, 2, 3, 4]
+    assert [call.kwargs["step"] for call in run.log.call_args_list] == [1, 2, 3, 4]
 
 
 FACTS = {"id": "0123456789abcdef"}
@@ -165,21 +138,18 @@ def test_weights_and_biases_gets_the_curves(wandb, tmp_path):
     recorder = Recorder(MetricsFile(tmp_path / "metrics.jsonl"), [shown])
     recorder.add(ROW)
     recorder.close()
-    assert wandb.arguments == {
+    assert wandb.init.call_args.kwargs == {
         "project": "berts", "id": "0123456789abcdef", "name": "run", "config": {"seed": 3},
         "dir": str(tmp_path / "run"), "resume": "allow",
     }  # fmt: skip
-    [(step, row)] = wandb.run.rows
-    assert (step, row["train/mlm_loss"], row["speed/mfu"]) == (1200, 5.637, 0.417)
-    assert wandb.run.is_finished
-    assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 1
+    run = wandb.init.return_value
+    [((row,), more)] = run.log.call_args_list
+    assert (more, row["train/mlm_loss"], row["speed/mfu"]) == ({"step": 1200}, 5.637, 0.417)
+    run.finish.assert_called_once_with()
 
 
 def test_weights_and_biases_that_is_missing_or_refuses(wandb, tmp_path, monkeypatch):
-    def refuse(**_):
-        raise wandb.Error("no API key")
-
-    wandb.init = refuse
+    wandb.init.side_effect = wandb.Error("no API key")
     with pytest.raises(ValueError, match=r"--wandb berts: no API key; `wandb login`"):
         WeightsAndBiases("berts", tmp_path, FACTS, {})
     monkeypatch.setitem(sys.modules, "wandb", None)
