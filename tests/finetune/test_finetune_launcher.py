@@ -5,9 +5,7 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -16,18 +14,16 @@ from tests.finetune.tiny_data import write_sst2
 from tests.finetune.tiny_model import write_pretrained
 from tests.loaded_python import Program, run_python
 from tests.ports import free_port
-from tests.trainer.two_ranks import run_nodes, start_nodes
+from tests.trainer.two_ranks import BIN, launchers_environment, run_nodes, start_nodes
 
 pytestmark = pytest.mark.engines
 
-ROOT = Path(__file__).parents[2]
-BIN = Path(sys.executable).parent
-ALONE = (BIN / "python", "-m")
 GIVEN = (
     "--task sst2 --model model --train train.tsv --validation dev.tsv --test test.tsv --seq_len 16"
     " --search_global_batch 8 --search_peak_lr 5e-3 --search_epochs 3 --search_seeds 0 1"
     " --micro_tokens 64 --output"
 )
+COMMAND = ["finetune", *GIVEN.split()]
 
 # Every rank waits for ever within the first step of the second run.
 WAITING = """
@@ -55,43 +51,21 @@ def files(tmp_path):
     write_pretrained(tmp_path / "model")
 
 
-def run_as_typed(command, folder, environment):
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-
-
-def run_alone(command, folder, environment):
-    """Without a launcher, as a fork."""
-    return run_python(command[1:], cwd=folder, **environment)
-
-
-def finetune(launcher, folder, output, program="trainer", start=run_as_typed, **variables):
-    """`LAUNCHER trainer finetune ...` in a folder with train.tsv, dev.tsv, test.tsv and model/."""
-    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    environment |= {"CUDA_VISIBLE_DEVICES": "", **variables}
-    command = [*launcher, program, "finetune", *GIVEN.split(), output]
-    return start(command, folder, environment)
-
-
-@pytest.fixture
-def deepspeed():
-    return (BIN / "deepspeed", "--num_gpus", "2", "--master_port", str(free_port()), "--module")
-
-
-def test_two_ranks_of_the_launcher_give_what_one_process_that_was_killed_gives(tmp_path, deepspeed):
+def test_two_ranks_of_the_launcher_give_what_one_process_that_was_killed_gives(tmp_path):
     """The one process is killed in its second run, and goes on."""
     (tmp_path / "waiting.py").write_text(WAITING)
-    command = ["waiting.py", "finetune", *GIVEN.split(), "alone"]
-    with Program(command, cwd=tmp_path) as first:
+    with Program(["waiting.py", *COMMAND, "alone"], cwd=tmp_path) as killed:
         while not list(tmp_path.glob("run-2-*")):
-            assert first.poll() is None, "it ended before its first run was finished"
+            assert killed.poll() is None, "it ended before its first run was finished"
             time.sleep(0.05)
     assert len(list(tmp_path.glob("alone/runs/*.json"))) == 1
     assert not (tmp_path / "alone/results.json").exists()
-    for launcher, output, start in (ALONE, "alone", run_alone), (deepspeed, "both", run_as_typed):
-        ran = finetune(launcher, tmp_path, output, start=start)
+    first = run_python(["-m", "trainer", *COMMAND, "alone"], cwd=tmp_path)
+    launcher = [BIN / "deepspeed", "--num_gpus", "2", "--master_port", str(free_port())]
+    words = [*launcher, "--module", "trainer", *COMMAND, "both"]
+    places = {"cwd": tmp_path, "env": launchers_environment() | {"CUDA_VISIBLE_DEVICES": ""}}
+    second = subprocess.run(words, **places, capture_output=True, text=True, check=False)
+    for ran, output in ((first, "alone"), (second, "both")):
         assert ran.returncode == 0, ran.stderr
         assert ("1 of 2 runs were finished before" in ran.stdout) == (output == "alone")
         assert f"{output}: results.json, predictions, and the best model in" in ran.stdout
@@ -106,8 +80,7 @@ def test_two_ranks_of_the_launcher_give_what_one_process_that_was_killed_gives(t
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_ctrl_c_is_one_line(tmp_path, num_ranks):
     (tmp_path / "waiting.py").write_text(WAITING)
-    command = ["waiting.py", "finetune", *GIVEN.split(), "out"]
-    with start_nodes([(command, num_ranks)], tmp_path) as ranks:
+    with start_nodes([(["waiting.py", *COMMAND, "out"], num_ranks)], tmp_path) as ranks:
         while len(list(tmp_path.glob("run-2-*"))) < num_ranks:
             assert all(rank.poll() is None for rank in ranks), ranks[0].said()
             time.sleep(0.05)
@@ -124,8 +97,7 @@ def test_ctrl_c_is_one_line(tmp_path, num_ranks):
 def test_a_bad_file_is_named_by_one_rank(tmp_path):
     with (tmp_path / "dev.tsv").open("a") as file:
         file.write("bad\t0\textra\n")
-    command = ["-m", "trainer", "finetune", *GIVEN.split(), "none"]
-    ended = run_nodes([(command, 2)], cwd=tmp_path)
+    ended = run_nodes([(["-m", "trainer", *COMMAND, "none"], 2)], cwd=tmp_path)
     assert [each.returncode for each in ended] == [2, 2]
     said = "".join(each.stderr for each in ended)
     assert said.count("dev.tsv:22: 3 columns, expected 2 (sentence, label)") == 1
@@ -138,7 +110,7 @@ def test_a_port_that_another_job_has_is_named(tmp_path):
         port = str(other_job.getsockname()[1])
         rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        ran = finetune(ALONE, tmp_path, "none", start=run_alone, **rank, **place)
+        ran = run_python(["-m", "trainer", *COMMAND, "none"], cwd=tmp_path, **rank, **place)
     assert ran.returncode == 2
     assert f"error: port {port}, where the ranks were to meet, is in use" in ran.stderr
     assert "Traceback" not in ran.stderr

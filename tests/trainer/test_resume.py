@@ -19,12 +19,12 @@ URL = "memory://bucket/run"
 FACTS = {"id": "abc", "model": {}, "launches": [], "datasets": []}
 
 
-def write_run(path, steps=(), facts=None):
+def write_run(path, steps=()):
     """A run's folder with committed checkpoints of one small file each."""
     run = RunFolder(path)
     run.checkpoints.mkdir(parents=True)
     for name in RUN_FILES:
-        text = json.dumps(facts or FACTS) if name == "run.json" else f"{name} of {path.name}"
+        text = json.dumps(FACTS) if name == "run.json" else f"{name} of {path.name}"
         (path / name).write_text(text)
     for step in steps:
         folder = run.checkpoints / f"step-{step:08d}"
@@ -103,7 +103,8 @@ def test_other_ranks_and_who_sees_the_folder_write_nothing(
 
 def test_a_node_of_its_own_keeps_what_is_not_this_run(second, see, tmp_path):
     see(is_shared=False)
-    other = write_run(tmp_path / "other", facts={**FACTS, "id": "def"})
+    other = write_run(tmp_path / "other")
+    other.facts.write_text(json.dumps({**FACTS, "id": "def"}))
     said = r"holds another run \(def\) than rank 0's \(abc\); remove it"
     with pytest.raises(ValueError, match=said):
         copy_run(other, CheckpointStore(URL), second)
@@ -137,21 +138,17 @@ def test_a_node_of_its_own_downloads_to_a_place_of_its_own(second, see, bucket, 
     assert choose(own, store, second) is None
 
 
+@pytest.mark.parametrize(
+    ("seen", "expected"), [([True, True], "step-00000004"), ([True, False], "step-00000002")]
+)
 def test_where_a_node_cannot_see_the_folder_the_url_decides(
-    ranks, see, bucket, tmp_path, monkeypatch
+    ranks, see, bucket, tmp_path, monkeypatch, seen, expected
 ):
     run = write_run(tmp_path / "run", [2, 4])
-    store = upload(run, 2)
     see(is_shared=True)
-    assert everywhere(run, store, ranks, monkeypatch, [True, True]).name == "step-00000004"
-    assert everywhere(run, store, ranks, monkeypatch, [True, False]).name == "step-00000002"
-
-
-def everywhere(run, store, ranks, monkeypatch, seen):
-    """What rank 0 chooses where these ranks see its folder."""
     monkeypatch.setattr(Ranks, "gather", lambda *_: seen)
     monkeypatch.setattr(Ranks, "from_first", lambda _, mine: mine)
-    return choose(run, store, ranks)
+    assert choose(run, upload(run, 2), ranks).name == expected
 
 
 def test_the_newest_is_taken_and_what_is_missing_downloaded(ranks, bucket, tmp_path, monkeypatch):

@@ -1,7 +1,9 @@
 """Starts the ranks of a test on this machine and makes micro-batches of random tokens for them."""
 
 import contextlib
+import os
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,16 +14,19 @@ from tests.ports import free_port
 from trainer.batches.pack import MicroBatch
 
 ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+
+
+def launchers_environment() -> dict[str, str]:
+    """Of a launcher that a person starts: it finds this Python and these modules."""
+    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
 def run_ranks(
     command: Sequence[str], world_size: int, timeout: float = 600
 ) -> list[subprocess.CompletedProcess]:
-    """Runs `python COMMAND...` once per rank, as a launcher would, in forks of a loaded Python.
-
-    Returns:
-        The finished processes, by rank.
-    """
+    """Runs `python COMMAND...` once a rank, as a launcher would; how they ended, by rank."""
     return run_nodes([(command, world_size)], timeout)
 
 
