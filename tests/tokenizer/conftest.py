@@ -8,31 +8,14 @@ import pytest
 
 from tokenizer.vocab import SPECIAL_TOKENS, Vocabulary, parse_vocab
 
-WORDS = [
-    "the",
-    "cat",
-    "sat",
-    "on",
-    "mat",
-    "un",
-    "affable",
-    "a",
-    "b",
-    "c",
-    ".",
-    ",",
-    "!",
-    "[",
-    "]",
-    "#",
-]
-PIECES = ["##aff", "##able", "##s", "##a", "##b", "##c"]
+WORDS = "the cat sat on mat un affable a b c . , ! [ ] #"
+PIECES = "##aff ##able ##s ##a ##b ##c"
 
 
 @pytest.fixture(scope="session")
 def small_vocab() -> Vocabulary:
     """A vocabulary small enough to foresee what it gives."""
-    return Vocabulary((*SPECIAL_TOKENS, *WORDS, *PIECES))
+    return Vocabulary((*SPECIAL_TOKENS, *WORDS.split(), *PIECES.split()))
 
 
 @pytest.fixture(scope="session")

@@ -20,12 +20,10 @@ def opened(tmp_path_factory, small_vocab, lower_case):
     folder = tmp_path_factory.mktemp("model")
     (folder / "vocab.txt").write_text(small_vocab.to_text())
     (folder / "tokenizer.json").write_text(tokenizer_json(small_vocab, lower_case))
-    (folder / "tokenizer_config.json").write_text(
-        tokenizer_config_json(small_vocab, lower_case, max_length=512)
-    )
-    (folder / "config.json").write_text(
-        json.dumps({"model_type": "bert", "vocab_size": len(small_vocab)})
-    )
+    settings = tokenizer_config_json(small_vocab, lower_case, max_length=512)
+    (folder / "tokenizer_config.json").write_text(settings)
+    config = {"model_type": "bert", "vocab_size": len(small_vocab)}
+    (folder / "config.json").write_text(json.dumps(config))
     return pytest.importorskip("transformers").AutoTokenizer.from_pretrained(folder)
 
 
@@ -40,14 +38,8 @@ def test_transformers_gives_the_same_ids(opened, small_vocab, lower_case, text):
 
 def test_transformers_knows_the_specials(opened, small_vocab):
     assert opened.mask_token == "[MASK]"
-    ids = (
-        opened.pad_token_id,
-        opened.unk_token_id,
-        opened.cls_token_id,
-        opened.sep_token_id,
-        opened.mask_token_id,
-    )
-    assert ids == (0, 1, 2, 3, 4)
+    ids = [getattr(opened, f"{name}_token_id") for name in ("pad", "unk", "cls", "sep", "mask")]
+    assert ids == [0, 1, 2, 3, 4]
     assert sorted(opened.all_special_ids) == [0, 1, 2, 3, 4]
     assert opened.model_max_length == 512
     assert len(opened) == len(small_vocab)
@@ -56,17 +48,7 @@ def test_transformers_knows_the_specials(opened, small_vocab):
 def test_a_pair_and_its_decoding(small_vocab):
     tokenizer = build_tokenizer(small_vocab, lower_case=True)
     encoding = tokenizer.encode("The cats", "sat on [MASK]")
-    assert encoding.tokens == [
-        "[CLS]",
-        "the",
-        "cat",
-        "##s",
-        "[SEP]",
-        "sat",
-        "on",
-        "[MASK]",
-        "[SEP]",
-    ]
+    assert " ".join(encoding.tokens) == "[CLS] the cat ##s [SEP] sat on [MASK] [SEP]"
     assert encoding.type_ids == [0, 0, 0, 0, 0, 1, 1, 1, 1]
     assert tokenizer.decode(encoding.ids) == "the cats sat on"
 

@@ -45,8 +45,7 @@ def learn_slowly(word_counts, vocab_size):
 
 def merge_pair(pieces, pair, merged):
     """From left to right: of `##a ##a ##a` the first two."""
-    result = []
-    index = 0
+    result, index = [], 0
     while index < len(pieces):
         found = pieces[index : index + 2] == pair
         result.append(merged if found else pieces[index])
@@ -55,8 +54,7 @@ def merge_pair(pieces, pair, merged):
 
 
 def test_an_example_worked_by_hand():
-    # Counts: ##e ##r 9; then l ##o and ##o ##w 7 each, "#" is before "l"; l ##ow 7; then ##e ##w, n
-    # ##e, ##w ##er 6 ...
+    # ##e ##r 9; then l ##o and ##o ##w 7 each, "#" is before "l"; l ##ow 7; then ##e ##w 6 ...
     pieces, merges = LOW_PIECES.split(), LOW_MERGES.split()
     for num_merges in (0, 3, len(merges)):
         vocab = learn_vocabulary(list(LOW), list(LOW.values()), 5 + len(pieces) + num_merges)
@@ -66,16 +64,9 @@ def test_an_example_worked_by_hand():
 
 
 def test_overlapping_pairs_are_merged_from_the_left():
-    # Of three ##a in a row the first two become ##aa; then two pairs occur once, and "##" is before
-    # "x".
-    assert learn_vocabulary(["xaaa"], [1], 100).tokens[5:] == (
-        "a",
-        "x",
-        "##a",
-        "##aa",
-        "##aaa",
-        "xaaa",
-    )
+    # Of three ##a the first two become ##aa; then two pairs occur once, and "##" is before "x".
+    learned = learn_vocabulary(["xaaa"], [1], 100).tokens[5:]
+    assert " ".join(learned) == "a x ##a ##aa ##aaa xaaa"
 
 
 @given(
@@ -99,22 +90,15 @@ def test_the_fast_learner_is_the_readable_one(word_counts, vocab_size, rng):
 
 def test_the_layout_is_berts():
     vocab = learn_from(TEXTS, vocab_size=60, lower_case=True, num_unused=2)
-    assert len(vocab) == 60
-    expected = ("[PAD]", "[unused0]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-    assert vocab.tokens[:7] == expected
+    assert len(vocab) == len(set(vocab.tokens)) == 60
+    specials = "[PAD] [unused0] [unused1] [UNK] [CLS] [SEP] [MASK]"
+    assert " ".join(vocab.tokens[:7]) == specials
     assert "cat" in vocab.ids
-    assert len(set(vocab.tokens)) == 60
-
-
-def test_case_is_kept_or_dropped():
-    assert "T" not in learn_from(TEXTS, 60, lower_case=True).ids
-    assert "T" in learn_from(TEXTS, 60, lower_case=False).ids
 
 
 def test_the_alphabet_is_limited_by_frequency_then_code_point():
     words, counts = ["aab", "c", "dd", "da", "中"], [2, 3, 1, 1, 9]
-    # 中 9, a 5, then c and d 3: c. With d and b go aab, dd and da, and so does every continuing
-    # piece.
+    # 中 9, a 5, then c and d 3: c. With d and b go aab, dd, da and every continuing piece.
     assert learn_vocabulary(words, counts, 50, alphabet_size=3).tokens[5:] == ("a", "c", "中")
 
 
@@ -129,10 +113,6 @@ def test_special_strings_in_texts_are_plain_text():
     assert "MASK" in vocab.ids
     mask = [vocab.ids[token] for token in ("[", "MASK", "]")]
     assert Encoder(vocab, lower_case=False).encode("[MASK]").tolist() == mask
-
-
-def test_a_small_text_gives_fewer_tokens():
-    assert 5 < len(learn_from(iter(TEXTS), vocab_size=5000, lower_case=True)) < 200
 
 
 def test_nothing_but_specials_from_nothing():
