@@ -107,14 +107,6 @@ def fetching(cache, key):
         holder.join()
 
 
-def test_a_second_reader_asks_the_store_for_nothing(dataset, settings):
-    reads = count_reads(dataset)
-    assert read_all(dataset, settings) == EVERYTHING
-    assert len(reads) == len(set(reads)) == len(stretches(settings)) > 4
-    assert read_all(dataset, settings) == EVERYTHING
-    assert len(reads) == len(stretches(settings))
-
-
 @pytest.mark.parametrize(
     "spoil", [lambda it: it[:-1], lambda _: b"", lambda it: it[:-9] + b"x" + it[-8:]]
 )

@@ -55,21 +55,20 @@ def compile_for_tests(monkeypatch):
 @pytest.mark.parametrize("pre_norm", [False, True])
 def test_24_steps_of_real_lengths_compile_at_most_5_graphs(compile_for_tests, pre_norm):
     config = dataclasses.replace(CONFIG, pre_norm=pre_norm, hidden_dropout=0.1)
-    model, plain = build_model(config, seed=1).train(), build_model(CONFIG, seed=1)
-    compile_model(model)
-    num_shapes = set()
+    compile_model(model := build_model(config, seed=1).train())
+    shapes = set()
     for step in range(24):
         batch = random_micro_batch(lengths_of(step), 60, step) if step % 12 else empty_micro_batch()
-        num_shapes.add(len(batch.input_ids))
+        shapes.add(len(batch.input_ids))
         gradients_of(model, batch)
         if step % 8 == 0:
             with torch.no_grad():
                 forward_sums(model.eval(), batch, CPU)
                 model.train()
-    assert len(num_shapes) > 18
+    assert len(shapes) > 18
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 5
     assert not torch._dynamo.utils.counters["graph_break"]
-    assert plain.state_dict().keys() == build_model(CONFIG, seed=1).state_dict().keys()
+    assert model.state_dict().keys() == build_model(config, seed=1).state_dict().keys()
 
 
 def test_compiled_passes_equal_plain_ones(compile_for_tests):

@@ -1,7 +1,6 @@
 """Whether earlier work may be continued, and what run.json says of a launch."""
 
 import subprocess
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,6 @@ from trainer.runs.launch import launch_facts
 
 ROOT = Path(__file__).parents[2]
 CAKE = Continuable(kind="a cake", marker="cake.json", free=("oven",))
-
-
-@dataclass(frozen=True)
-class Recipe:
-    oven: str = "left"
-    grams: dict[str, int] = field(default_factory=lambda: {"flour": 200})
 
 
 def test_what_differs_is_named_with_both_values():
@@ -33,10 +26,6 @@ def test_what_differs_is_named_with_both_values():
         " 5; the cook was A and is now B. Give the settings it was started with to continue it, or"
         " another --output"
     )
-
-
-def test_settings_that_may_change_are_left_out():
-    assert CAKE.bound_settings(Recipe()) == {"grams": {"flour": 200}}
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):

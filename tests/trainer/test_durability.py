@@ -52,34 +52,27 @@ def events(tmp_path, monkeypatch):
 
 
 @pytest.mark.engines
-def test_a_checkpoint_is_written_before_its_marker_and_named_last(
-    ranks, tmp_path, events, monkeypatch
-):
+def test_the_marker_is_written_last_and_removed_first(ranks, tmp_path, events, monkeypatch):
+    """The checkpoint has its name last, and loses it when the marker is gone for good."""
     trained = Trained(ranks, tmp_path / "run", url=None)
     write = Path.write_text
     note = lambda path, text: (events.append(("write", path.name)), write(path, text))  # noqa: E731
-    monkeypatch.setattr(Path, "write_text", note)
-    events.clear()
-    trained.save(1)
-    monkeypatch.undo()
-    folder = f"run/checkpoints/{STEP}.tmp"
-    assert events[:2] == [("rmtree", f"run/checkpoints/{each}") for each in (STEP, f"{STEP}.tmp")]
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", note)
+        events.clear()
+        trained.save(1)
+    final = f"run/checkpoints/{STEP}"
+    folder = f"{final}.tmp"
+    assert events[:2] == [("rmtree", final), ("rmtree", folder)]
     assert sorted(events[2:4]) == [("fsync", f"{folder}/{each}") for each in FILES]  # in any order
     assert events[4:] == [
         ("write", "state.json"), ("fsync", f"{folder}/state.json"), ("fsync", folder),
         ("write", COMMITTED), ("fsync", f"{folder}/{COMMITTED}"), ("fsync", folder),
-        ("rename", folder, f"run/checkpoints/{STEP}"), ("fsync", "run/checkpoints"),
+        ("rename", folder, final), ("fsync", "run/checkpoints"),
     ]  # fmt: skip
-
-
-@pytest.mark.engines
-def test_the_marker_is_gone_for_good_before_anything_else_of_a_checkpoint(ranks, tmp_path, events):
-    trained = Trained(ranks, tmp_path / "run", url=None)
-    trained.save(1)
     events.clear()
     remove_folders(trained.run.checkpoints / STEP)
-    folder = f"run/checkpoints/{STEP}"
-    assert events == [("unlink", f"{folder}/{COMMITTED}"), ("fsync", folder), ("rmtree", folder)]
+    assert events == [("unlink", f"{final}/{COMMITTED}"), ("fsync", final), ("rmtree", final)]
     assert not (trained.run.checkpoints / STEP).exists()
 
 
@@ -88,11 +81,7 @@ def test_at_a_url_the_marker_is_removed_first(ranks, bucket, tmp_path, monkeypat
     trained = Trained(ranks, tmp_path / "run")
     trained.save(1)
     removed, remove = [], type(bucket).rm_file
-
-    def note(store, path):
-        removed.append(path.rpartition("/")[2])
-        remove(store, path)
-
+    note = lambda store, path: (removed.append(Path(path).name), remove(store, path))  # noqa: E731
     monkeypatch.setattr(type(bucket), "rm_file", note)
     trained.store.remove_checkpoints([STEP])
     assert removed[0] == COMMITTED

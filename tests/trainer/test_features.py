@@ -5,7 +5,6 @@ import json
 from itertools import chain
 from pathlib import Path
 
-import fsspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -28,17 +27,18 @@ def hf(tmp_path_factory):
     return export_lettered_model(tmp_path_factory.mktemp("model") / "hf")
 
 
+def features(hf, file, *flags):
+    output = file.with_suffix(".parquet")
+    given = ["--model", str(hf), "--input", str(file), "--output", str(output)]
+    assert main(["features", *given, *flags]) == 0
+    return output
+
+
 @pytest.fixture
 def text_file(tmp_path):
     path = tmp_path / "texts.txt"
     path.write_text("".join(f"{text}\n" for text in TEXTS))
     return path
-
-
-def features(hf, file, output, *flags):
-    given = ["--model", str(hf), "--input", str(file), "--output", str(output)]
-    assert main(["features", *given, *flags]) == 0
-    return output
 
 
 def rows_of(output, column=None):
@@ -63,9 +63,8 @@ def close(found, expected):
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_states_of_every_token_and_layer_are_those_of_transformers(hf, text_file, tmp_path):
-    flags = ["--layers", "all", "--micro_tokens", "40"]
-    rows = rows_of(features(hf, text_file, tmp_path / "out", *flags))
+def test_states_of_every_token_and_layer_are_those_of_transformers(hf, text_file):
+    rows = rows_of(features(hf, text_file, "--layers", "all", "--micro_tokens", "40"))
     tokenizer = transformers.AutoTokenizer.from_pretrained(hf)
     for number, text in enumerate(TEXTS):
         mine = [row for row in rows if row["text"] == number]
@@ -73,8 +72,8 @@ def test_states_of_every_token_and_layer_are_those_of_transformers(hf, text_file
         pieces = tokenizer.convert_ids_to_tokens(encoding["input_ids"])
         assert [row["piece"] for row in mine] == pieces
         assert [(row["start"], row["end"]) for row in mine] == encoding["offset_mapping"]
-        assert [row["token"] for row in mine] == list(range(len(mine)))
-        assert {row["line"] for row in mine} <= {number + 1}
+        places = [(row["line"], row["token"]) for row in mine]
+        assert places == [(number + 1, token) for token in range(len(mine))]
         expected = theirs(hf, text)[0][:, 1:-1]
         for layer in range(3):
             found = np.array([row[f"layer_{layer}"] for row in mine], dtype=np.float32)
@@ -83,16 +82,15 @@ def test_states_of_every_token_and_layer_are_those_of_transformers(hf, text_file
 
 def test_a_model_normalised_first_gives_what_transformers_gives(tmp_path, text_file):
     folder = export_lettered_model(tmp_path / "hf", pre_norm=True)
-    output = features(folder, text_file, tmp_path / "out", "--layers", "-1,-2")
+    output = features(folder, text_file, "--layers", "-1,-2")
     states = theirs(folder, TEXTS[0])[0][:, 1:-1]
     for layer in (1, 2):
         close(rows_of(output, f"layer_{layer}")[: states.shape[1]], states[layer])
 
 
 @pytest.mark.parametrize("rows", ["cls", "mean", "pooler"])
-def test_a_vector_a_text(hf, text_file, tmp_path, rows):
-    flags = [*LAST, "--rows", rows, "--micro_tokens", "40"]
-    output = features(hf, text_file, tmp_path / "out", *flags)
+def test_a_vector_a_text(hf, text_file, rows):
+    output = features(hf, text_file, *LAST, "--rows", rows, "--micro_tokens", "40")
     found = rows_of(output, "pooler" if rows == "pooler" else "layer_2")
     assert [row["text"] for row in rows_of(output)] == list(range(len(TEXTS)))
     for text, vector in zip(TEXTS, found, strict=True):
@@ -122,7 +120,7 @@ def test_long_texts_are_read_in_windows_and_counted(hf, tmp_path):
     words = (["the", "cat", "sat", ".", "a"] * 20)[:95]
     file, flags = tmp_path / "long.txt", [*LAST, "--seq_len", "20", "--micro_tokens", "64"]
     file.write_text(" ".join(words) + "\nshort cat\n")
-    output = features(hf, file, tmp_path / "out", *flags)
+    output = features(hf, file, *flags)
     found, windows = rows_of(output, "layer_2"), cut_windows(95, 18, 9)
     for window in windows:
         states, _ = theirs(hf, " ".join(words[window.start : window.stop]))
@@ -130,26 +128,24 @@ def test_long_texts_are_read_in_windows_and_counted(hf, tmp_path):
         close(found[window.keep_start : window.keep_stop], states[-1, inside])
     counts = facts_of(output)
     assert (counts["long_texts"], counts["windows"], counts["texts"]) == (1, len(windows) + 1, 2)
-    output = features(hf, file, tmp_path / "mean", *flags, "--rows", "mean")
+    features(hf, file, *flags, "--rows", "mean")
     close(rows_of(output, "layer_2")[0], found[:95].mean(axis=0))
 
 
-def test_fields_compressed_files_and_object_stores(hf, tmp_path):
+def test_fields_compressed_files_and_object_stores(hf, bucket, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     records = [{"body": text, "key": number} for number, text in enumerate(TEXTS[:2])]
     lines = "".join(json.dumps(record) + "\n" for record in records).encode()
     frames = zstandard.compress(lines[:30]) + zstandard.compress(lines[30:])
     contents = {"a.jsonl": lines, "b.jsonl.gz": gzip.compress(lines), "c.jsonl.zst": frames}
     flags = [*LAST, "--rows", "cls", "--text_field", "body"]
-    found = []
-    for name, content in contents.items():
-        (tmp_path / name).write_bytes(content)
-        found.append(features(hf, tmp_path / name, tmp_path / f"{name}-out", *flags).read_bytes())
-    assert [row["text"] for row in rows_of(tmp_path / "a.jsonl-out")] == [0, 1]
-    assert found[0] == found[1] == found[2]
-    features(hf, tmp_path / "a.jsonl", "memory://features/out", *flags)
-    store = fsspec.filesystem("memory")
-    assert store.cat_file("/features/out") == found[0]
-    store.rm("/features", recursive=True)
+    outputs = ["a", f"file://{tmp_path}/b", "memory://features/out"]
+    for (name, content), output in zip(contents.items(), outputs, strict=True):
+        Path(name).write_bytes(content)
+        files = ["--model", str(hf), "--input", name, "--output", output]
+        assert main(["features", *files, *flags]) == 0
+    assert [row["text"] for row in rows_of("a")] == [0, 1]
+    assert Path("a").read_bytes() == Path("b").read_bytes() == bucket.cat_file("/features/out")
 
 
 @pytest.mark.parametrize(
@@ -197,8 +193,8 @@ def test_words_of_conll_files(hf, tmp_path):
     (tmp_path / "a.conll").write_text("The O\ncats B-X\n\n-DOCSTART- O\n\ndog O\n")
     (tmp_path / "b.iob2").write_text("# a comment\n1\tsat\tO\n2\tcats\tO\n")
     flags = [*LAST, "--rows", "word"]
-    first = features(hf, tmp_path / "a.conll", tmp_path / "a", *flags)
-    second = features(hf, tmp_path / "b.iob2", tmp_path / "b", *flags, "--token_column", "1")
+    first = features(hf, tmp_path / "a.conll", *flags)
+    second = features(hf, tmp_path / "b.iob2", *flags, "--token_column", "1")
     names = ("text", "line", "word", "form", "token", "piece")
     found = [tuple(row[name] for name in names) for row in rows_of(first)]
     cats = [(0, 1, 0, "The", 0, "the"), (0, 1, 1, "cats", 1, "cat")]
@@ -220,10 +216,10 @@ print(peak_megabytes())
 def test_memory_does_not_grow_with_the_input(hf, tmp_path):
     """108,000 tokens give 79 MB of vectors; text is read as it is needed: 15 MB more."""
     peaks = []
-    for name, num_lines in (("small", 100), ("big", 6_000)):
-        path, text = tmp_path / f"{name}.txt", "the cat sat on the mat of a cat .\n" * num_lines
+    for name, num_lines in (("small.txt", 100), ("big.txt", 6_000)):
+        path, text = tmp_path / name, "the cat sat on the mat of a cat .\n" * num_lines
         path.write_text(text + "the cat " * (num_lines * 2) + "\n")
-        files = ["--model", str(hf), "--input", str(path), "--output", f"{path}-out"]
+        files = ["--model", hf, "--input", path, "--output", f"{path}-out"]
         peaks.append(float(run_python(["-c", PEAK, *files]).stdout.split()[-1]))
     assert facts_of(tmp_path / "big.txt-out")["rows"] == 108_000
     assert peaks[1] - peaks[0] < 40, peaks

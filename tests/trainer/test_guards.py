@@ -39,12 +39,11 @@ class Rank:
     """An engine, and steps of two micro-batches over both ranks."""
 
     def __init__(self, ranks, kind, stage, precision):
-        model = build_model(BERT, seed=3)
-        self.ranks, self.step = ranks, 0
-        self.optimizer = OPTIMIZERS[kind](model.named_parameters())
+        self.ranks, self.step, self.model = ranks, 0, build_model(BERT, seed=3)
+        self.optimizer = OPTIMIZERS[kind](self.model.named_parameters())
         self.optimizer.set_learning_rate(0.01)
         config = deepspeed_config({}, stage, precision)
-        self.engine, self.model = start_engine(model, self.optimizer, config, ranks), model
+        self.engine = start_engine(self.model, self.optimizer, config, ranks)
 
     def train(self):
         self.step += 1
@@ -132,12 +131,11 @@ def found(tmp_path_factory):
 @pytest.mark.engines
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_a_bad_gradient_of_one_rank_moves_nothing_on_either(found, kind):
-    norms = [rank[f"{kind}"]["skips"]["norms"] for rank in found]
-    assert norms[0] == norms[1]
-    assert norms[0][0] in ("nan", "inf")
-    assert float(norms[0][1]) > 100
-    for rank in found:
-        skipped = rank[f"{kind}"]["skips"]
+    first, second = (rank[f"{kind}"]["skips"] for rank in found)
+    assert first["norms"] == second["norms"]
+    assert first["norms"][0] in ("nan", "inf")
+    assert float(first["norms"][1]) > 100
+    for skipped in (first, second):
         before, after_nan, after_spike = skipped["states"]
         assert before == after_nan == after_spike
         assert skipped["after"][-1] == before[-1] + 1
@@ -149,13 +147,13 @@ def test_a_bad_gradient_of_one_rank_moves_nothing_on_either(found, kind):
 def test_a_flipped_bit_is_found_and_the_rank_named(found, kind):
     for rank in found:
         flips = rank[f"{kind}"]["flips"]
-        for place in PLACES[kind[1] == 3]:
-            steps, message = flips[place]
+        assert flips.keys() == set(PLACES[kind[1] == 3])
+        for steps, message in flips.values():
             assert steps <= INTERVAL
             assert "rank 1 on" in message
         if kind[1]:
             assert "rank 0 on" not in flips["owned"][1], "it knows what its last update left"
-        if not kind[1]:
+        else:
             assert "rank 0 on" in flips["model"][1], "of two, none has a majority"
 
 
@@ -172,7 +170,7 @@ def test_who_is_at_fault():
 def test_any_flipped_bit_changes_the_checksum(dtype):
     tensors = [torch.randn(5, 7).to(dtype), torch.randn(3).to(dtype)]
     before = int(checksum(tensors))
-    for bit in range(8 * tensors[0].element_size() - 1):
+    for bit in range(8 * dtype.itemsize - 1):
         flip(tensors[1], 2, bit)
         assert int(checksum(tensors)) != before
         flip(tensors[1], 2, bit)

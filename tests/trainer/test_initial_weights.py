@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import json
 import re
 import shutil
 import zlib
@@ -12,17 +11,24 @@ import pytest
 import torch
 import transformers
 
+from tests.datasets import SPECIALS
 from tests.trainer.google_model import CONFIG, GOOGLE, VOCAB
 from trainer.conversion.export import export_hf, load_hf
 from trainer.conversion.google import TensorBundle
-from trainer.conversion.huggingface import hf_names
+from trainer.conversion.huggingface import hf_names, to_hf_config
 from trainer.conversion.initial_weights import InitialWeights, extend_rows, read_initial_weights
 from trainer.model.bert import build_model
-from trainer.model.config import ModelSettings
 from trainer.pretrain.run import prepare_model
 from trainer.settings import Phase, PretrainSettings
 
 LAYER_1 = "bert/encoder/layer_1"
+FEWER_LAYERS = f"{LAYER_1}/attention/output/LayerNorm/beta.* no BERT of 1 layers"
+DATA, INDEX = "bert_model.ckpt.data-00000-of-00001", "bert_model.ckpt.index"
+
+
+@pytest.fixture
+def google(tmp_path):
+    return shutil.copytree(GOOGLE, tmp_path / "copy")
 
 
 def written(name, shape):
@@ -61,50 +67,39 @@ def test_a_google_checkpoint_goes_out_as_hugging_face_without_loss(tmp_path):
         "tokenizer_config.json": "0fd5026552f98f5e",
         "vocab.txt": "01f4647d5498a9f3",
     }
-    again = read_initial_weights(str(tmp_path / "hf"))
-    assert again.config == found.config
-    assert again.vocab == VOCAB.encode()
-    assert all(torch.equal(again.state[name], tensor) for name, tensor in found.state.items())
+    assert read_initial_weights(str(tmp_path / "hf")).vocab == VOCAB.encode()
     theirs = transformers.BertForPreTraining.from_pretrained(tmp_path / "hf").state_dict()
     names = hf_names(CONFIG)
     assert all(torch.equal(theirs[names[name]], tensor) for name, tensor in found.state.items())
 
 
+def with_bit_flipped(data, position):
+    data[position] ^= 1
+    return data
+
+
 @pytest.mark.parametrize(
-    ("suffix", "position", "message"),
+    ("name", "change", "message"),
     [
-        (".data-00000-of-00001", 40, r"is damaged: \d+ bytes of \d+, or another crc32c"),
-        (".data-00000-of-00001", None, r"00001: \S+ is damaged: \d+ bytes of \d+"),
-        (".index", 100, "a block is cut short or has another crc32c"),
-        (".index", -1, "it does not end as an index does"),
+        (
+            DATA,
+            lambda it: with_bit_flipped(it, 40),
+            r"damaged: \d+ bytes of \d+, or another crc32c",
+        ),
+        (DATA, lambda it: it[:100], r"00001: \S+ is damaged: \d+ bytes of \d+"),
+        (INDEX, lambda it: with_bit_flipped(it, 100), "a block is cut short or has another crc32c"),
+        (INDEX, lambda it: with_bit_flipped(it, -1), "it does not end as an index does"),
+        ("bert_config.json", lambda it: it.replace(b'layers": 2', b'layers": 1'), FEWER_LAYERS),
     ],
 )
-def test_a_damaged_checkpoint_is_refused(tmp_path, suffix, position, message):
-    folder = shutil.copytree(GOOGLE, tmp_path / "copy")
-    path = folder / f"bert_model.ckpt{suffix}"
-    data = bytearray(path.read_bytes())
-    if position is None:
-        del data[100:]
-    else:
-        data[position] ^= 1
-    path.write_bytes(data)
+def test_a_damaged_checkpoint_or_another_config_is_refused(google, name, change, message):
+    (google / name).write_bytes(change(bytearray((google / name).read_bytes())))
     with pytest.raises(ValueError, match=message):
-        read_initial_weights(str(folder))
-
-
-def test_a_checkpoint_of_more_layers_than_its_config_says_is_refused(tmp_path):
-    folder = shutil.copytree(GOOGLE, tmp_path / "copy")
-    settings = json.loads((folder / "bert_config.json").read_text())
-    (folder / "bert_config.json").write_text(json.dumps(settings | {"num_hidden_layers": 1}))
-    says = f"{LAYER_1}/attention/output/LayerNorm/beta.* no BERT of 1 layers"
-    with pytest.raises(ValueError, match=says):
-        read_initial_weights(str(folder))
+        read_initial_weights(str(google))
 
 
 def hf_model(kind):
-    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
-    sizes |= {"vocab_size": 30, "intermediate_size": 12, "max_position_embeddings": 16}
-    return kind(transformers.BertConfig(**sizes))
+    return kind(transformers.BertConfig(**to_hf_config(CONFIG, 0)))
 
 
 def test_a_pickle_is_not_read_and_the_message_says_how_to_convert_it(tmp_path):
@@ -118,16 +113,10 @@ def test_a_pickle_is_not_read_and_the_message_says_how_to_convert_it(tmp_path):
     assert torch.equal(state["nsp_head.weight"], model.cls.seq_relationship.weight)
 
 
-def test_a_folder_without_a_model_is_named(tmp_path):
-    (tmp_path / "notes.txt").write_text("x")
-    with pytest.raises(FileNotFoundError, match=r"holds notes\.txt; expected config\.json"):
-        read_initial_weights(str(tmp_path))
-
-
-def settings_for(**changes):
-    phases = [Phase(16, 8, 1, 0.1)]
-    model = ModelSettings("tiny")
-    return PretrainSettings(data=["d"], output="o", phases=phases, model=model, **changes)
+def prepare(model, vocabulary, **changes):
+    """What is said of a run that begins with a model and a vocabulary."""
+    settings = PretrainSettings(["d"], "o", [Phase(16, 8, 1, 0.1)], **changes)
+    return list(prepare_model(model, settings, None, vocabulary))
 
 
 @pytest.fixture
@@ -138,7 +127,7 @@ def vocabulary(tmp_path):
 
 def test_a_run_starts_from_them_and_says_so(vocabulary):
     model = build_model(CONFIG, 0)
-    said = list(prepare_model(model, settings_for(init_from=str(GOOGLE)), None, vocabulary))
+    said = prepare(model, vocabulary, init_from=str(GOOGLE))
     assert torch.equal(model.mlm_head.bias, written("cls/predictions/output_bias", (30,)))
     assert said == [
         f"weights are those of {GOOGLE}",
@@ -149,7 +138,7 @@ def test_a_run_starts_from_them_and_says_so(vocabulary):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 def test_a_run_compiles_where_it_is_asked_to(vocabulary):
     model = build_model(CONFIG, 0)
-    assert list(prepare_model(model, settings_for(compile=True), None, vocabulary)) == []
+    assert prepare(model, vocabulary, compile=True) == []
     assert {"forward", "sums"} <= vars(model.mlm_head).keys()
 
 
@@ -157,8 +146,7 @@ def test_heads_that_are_not_there_begin_as_new(vocabulary, tmp_path):
     hf_model(transformers.BertForMaskedLM).save_pretrained(tmp_path / "mlm")
     model = build_model(CONFIG, 0)
     before = model.nsp_head.weight.detach().clone()
-    settings = settings_for(init_from=str(tmp_path / "mlm"))
-    said = "".join(prepare_model(model, settings, None, vocabulary))
+    said = "".join(prepare(model, vocabulary, init_from=str(tmp_path / "mlm")))
     lacking = "bert.pooler.bias, bert.pooler.weight, nsp_head.bias, nsp_head.weight"
     assert f"lacks {lacking}, which begin as new" in said
     assert torch.equal(model.nsp_head.weight, before)
@@ -166,30 +154,27 @@ def test_heads_that_are_not_there_begin_as_new(vocabulary, tmp_path):
 
 
 def refusal(config, init_from, vocabulary):
-    model, settings = build_model(config, 0), settings_for(init_from=init_from)
     with pytest.raises(ValueError) as refused:  # noqa: PT011
-        list(prepare_model(model, settings, None, vocabulary))
+        prepare(build_model(config, 0), vocabulary, init_from=init_from)
     return str(refused.value)
 
 
-def test_weights_of_another_model_or_vocabulary_are_refused(vocabulary, tmp_path):
+def test_weights_of_another_model_or_vocabulary_are_refused(vocabulary, google):
     deeper = dataclasses.replace(CONFIG, num_layers=3)
     says = "num_layers 2 (this run: 3); choose the model preset"
     assert says in refusal(deeper, str(GOOGLE), vocabulary)
-    folder = shutil.copytree(GOOGLE, tmp_path / "copy")
-    (folder / "vocab.txt").write_text(VOCAB.replace("[MASK]\na", "[MASK]\nz"))
+    (google / "vocab.txt").write_text(VOCAB.replace("[MASK]\na", "[MASK]\nz"))
     says = "differs from the dataset's vocabulary, so ids mean other words"
-    assert says in refusal(CONFIG, str(folder), vocabulary)
+    assert says in refusal(CONFIG, str(google), vocabulary)
 
 
 @pytest.fixture
-def extended(tmp_path):
+def extended(google, tmp_path):
     """A model with [unused0], and a vocabulary that has replaced it and goes on."""
-    folder = shutil.copytree(GOOGLE, tmp_path / "copy")
-    (folder / "vocab.txt").write_text(VOCAB.replace("\nb\n", "\n[unused0]\n"))
+    (google / "vocab.txt").write_text(VOCAB.replace("\nb\n", "\n[unused0]\n"))
     path = tmp_path / "extended.txt"
     path.write_text(VOCAB.replace("\nb\n", "\nac\n") + "axe\n##z\n")
-    return str(folder), path
+    return str(google), path
 
 
 def test_new_pieces_begin_as_the_mean_of_their_old_ones(extended):
@@ -197,7 +182,7 @@ def test_new_pieces_begin_as_the_mean_of_their_old_ones(extended):
     old = read_initial_weights(folder)
     ids = {token: index for index, token in enumerate(old.vocab.decode().split())}
     model = build_model(dataclasses.replace(CONFIG, vocab_size=32), 0)
-    said = list(prepare_model(model, settings_for(init_from=folder), None, path))
+    said = prepare(model, path, init_from=folder)
     assert said[1].startswith("  3 pieces are new to it: each begins as the mean of the old pieces")
     # "ac" and "axe" are [UNK] of that vocabulary, which continues no word; so is "##z".
     for rows, before in (
@@ -213,8 +198,7 @@ def test_new_pieces_begin_as_the_mean_of_their_old_ones(extended):
 def test_the_mean_is_that_of_all_pieces():
     state = {"bert.embeddings.word.weight": torch.arange(14.0).reshape(7, 2)}
     state["mlm_head.bias"] = torch.arange(7.0)
-    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    old = "".join(f"{token}\n" for token in [*specials, "a", "##b"])
+    old = "".join(f"{token}\n" for token in [*SPECIALS, "a", "##b"])
     found = InitialWeights(dataclasses.replace(CONFIG, vocab_size=7), state, old.encode())
     new, num_new = extend_rows(found, f"{old}abb\n##bb\n".encode(), "there")
     assert num_new == 2

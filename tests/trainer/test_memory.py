@@ -56,9 +56,8 @@ def count_peak(config_file):
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         pretrain(settings)
     events = profiler.profiler.kineto_results.events()
-    changes = sorted(
-        (each.start_ns(), each.nbytes()) for each in events if each.name() == "[memory]"
-    )
+    of_memory = (each for each in events if each.name() == "[memory]")
+    changes = sorted((each.start_ns(), each.nbytes()) for each in of_memory)
     return max(itertools.accumulate(nbytes for _, nbytes in changes))
 
 
@@ -100,21 +99,19 @@ def test_the_plan_counts_what_is_allocated(
     data, tmp_path, ranks, zero_stage, optimizer, micro_tokens, fullest
 ):
     batch = ranks * 2 * micro_tokens // SEQ_LEN
-    phase = {"seq_len": SEQ_LEN, "global_batch": batch, "steps": 3, "peak_lr": 1e-4}
-    # Saved at the end only: when a copy that is written in the background goes is a matter of
-    # chance.
     settings = {
         "model": {"preset": "tiny"},
         "optimizer": {"name": optimizer},
-        "phases": [phase],
+        "phases": [{"seq_len": SEQ_LEN, "global_batch": batch, "steps": 3, "peak_lr": 1e-4}],
         "micro_tokens": micro_tokens,
         "zero_stage": zero_stage,
-        "checkpoint": {"interval": 0, "keep": 1},
+        "checkpoint": {"interval": 0, "keep": 1},  # a copy written meanwhile goes at any time
         "validation": {"interval": 2, "num_instances": 8},
         "data": [str(data)],
+        "output": str(tmp_path / "run"),
     }
     file = tmp_path / "config.yaml"
-    file.write_text(yaml.safe_dump(settings | {"output": str(tmp_path / "run")}))
+    file.write_text(yaml.safe_dump(settings))
     finished = run_ranks([__file__, str(file)], ranks)
     assert not any(each.returncode for each in finished), finished[0].stderr
     counted = int(finished[0].stdout.split()[-1])

@@ -10,7 +10,6 @@ from trainer.batches.pack import empty_micro_batch, pad_micro_batch, to_device
 from trainer.conversion.huggingface import hf_names, to_hf_config, to_hf_state
 from trainer.model.bert import build_model, pretraining_sums
 from trainer.model.config import preset
-from trainer.model.packed_inputs import PackedInputs
 
 CONFIG = replace(BERT, num_layers=3, max_position_embeddings=48)
 
@@ -59,24 +58,6 @@ def spread_weights(model):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.05)
-
-
-def test_a_packed_batch_equals_its_sequences_alone():
-    lengths = [5, 31, 48, 2]
-    batch = random_micro_batch(lengths, CONFIG.vocab_size, seed=0)
-    model = build_model(CONFIG, seed=1).eval()
-    hidden, pooled = model.bert(batch)
-    start = 0
-    for row, length in enumerate(lengths):
-        tokens = slice(start, start + length)
-        alone = PackedInputs(
-            batch.input_ids[tokens], batch.token_type_ids[tokens], torch.arange(length),
-            torch.tensor([0, length], dtype=torch.int32), length,
-        )  # fmt: skip
-        hidden_alone, pooled_alone = model.bert(alone)
-        torch.testing.assert_close(hidden[start : start + length], hidden_alone, rtol=0, atol=1e-5)
-        torch.testing.assert_close(pooled[row : row + 1], pooled_alone, rtol=0, atol=1e-5)
-        start += length
 
 
 def test_the_vocabulary_is_scored_at_masked_positions_only():

@@ -24,8 +24,7 @@ LAUNCH = {
 }
 
 PHASE = {"seq_len": 128, "global_batch": 256, "steps": 100, "peak_lr": None}
-RUN_CONFIG = {"optimizer": {"name": "lamb"}, "precision": "bf16", "seed": 3, "phases": [PHASE]}
-RUN_CONFIG["masking"] = "0.3-0.15"
+RUN_CONFIG = {"optimizer": {"name": "lamb"}, "phases": [PHASE], "masking": "0.3-0.15"}
 
 
 def metadata(card):
@@ -33,8 +32,8 @@ def metadata(card):
 
 
 def test_a_card_says_what_the_run_says():
-    licences = {"licences": ["CC-BY-SA-4.0", "MIT"]}
-    dataset = {"name": "wiki | more", "weight": 2.0, "root_hash": "ab" * 8, **licences}
+    dataset = {"name": "wiki | more", "weight": 2.0, "root_hash": "ab" * 8}
+    dataset["licences"] = ["CC-BY-SA-4.0", "MIT"]
     provenance = {
         "steps": 60,
         "tokens_seen": 1_234_567,
@@ -43,8 +42,8 @@ def test_a_card_says_what_the_run_says():
         "training": json.loads(json.dumps(training_facts(RUN_CONFIG, {"launches": [{}, LAUNCH]}))),
     }
     card = model_card(CONFIG, provenance, lower_case=True).decode()
-    use = {"library_name": "transformers", "pipeline_tag": "fill-mask"}
-    assert metadata(card.encode()) == {**use, "tags": ["bert"]}
+    use = {"library_name": "transformers", "pipeline_tag": "fill-mask", "tags": ["bert"]}
+    assert metadata(card.encode()) == use
     for line in (
         "| tokens seen | 1,234,567 |",
         "| masking | drawn anew at every reading, 0.3-0.15 |",
@@ -72,17 +71,15 @@ def test_a_card_names_the_models_that_training_began_with(tmp_path):
     card = model_card(CONFIG, {"steps": 1, "base_model": second}, lower_case=True)
     assert metadata(card)["base_model"] == "second"
     table = card.decode().partition("## Base model\n")[2].partition("##")[0]
-    assert [line.strip("|").split(" | ") for line in table.splitlines() if line] == [
-        [" fact", " "],
-        [" ---", "--- "],
-        [" training began with", "second "],
-        [" licence", "not stated "],
-        [" its steps", "7 "],
-        [" its tokens seen", "4,321 "],
-        [" its data", "wiki (MIT) "],
-        [" training began with", "first "],
-        [" licence", "apache-2.0 "],
-        [" its base model", "a/b "],
+    assert table.strip().splitlines()[2:] == [
+        "| training began with | second |",
+        "| licence | not stated |",
+        "| its steps | 7 |",
+        "| its tokens seen | 4,321 |",
+        "| its data | wiki (MIT) |",
+        "| training began with | first |",
+        "| licence | apache-2.0 |",
+        "| its base model | a/b |",
     ]
 
 
