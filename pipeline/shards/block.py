@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipeline.shards.block_stream import read_stream, write_stream
+from pipeline.shards.block_stream import Columns, read_stream, write_stream
 
 try:
     from isal.isal_zlib import crc32  # 13 times as fast
@@ -155,30 +155,52 @@ def decode_block(data: bytes | memoryview, where: str) -> Block:
         raise ValueError(f"{where}: {error}") from error
 
 
-def _block_of(batch: pa.RecordBatch) -> Block:
-    kind = next((each for each in _KINDS if batch.schema.equals(block_schema(each))), None)
+def _block_of(found: Columns) -> Block:
+    kind = next((each for each in _KINDS if found.schema.equals(block_schema(each))), None)
     if kind is None:
-        found = repr(batch.schema.types)  # names may be no text
+        types = repr(found.schema.types)  # names may be no text
         expected = block_schema("uint16")
-        raise ValueError(f"damaged or foreign block: schema is\n{found}\nexpected\n{expected}")
-    offsets, input_ids = _read_lists(batch, "input_ids", kind)
-    masked_offsets, masked_lm_positions = _read_lists(batch, "masked_lm_positions", "uint16")
-    label_offsets, masked_lm_ids = _read_lists(batch, "masked_lm_ids", kind)
+        raise ValueError(f"damaged or foreign block: schema is\n{types}\nexpected\n{expected}")
+    _expect(2 * len(found.nodes) == len(found.buffers) == 20, "its batch lacks a column")
+    nodes, buffers = iter(found.nodes), iter(found.buffers)
+
+    def take(name: str) -> tuple[int, bytes]:
+        (length, nulls), _, values = next(nodes), next(buffers), next(buffers)
+        _expect(nulls == 0, f"{name} holds nulls")
+        return length, values
+
+    def flat(name: str, kind: str, per_byte: int = 1, more: int = 0) -> Array:
+        length, values = take(name)
+        _expect(length == found.num_rows, f"{name} has {length} rows, not {found.num_rows}")
+        return np.frombuffer(values, kind, -(-length // per_byte) + more)
+
+    def lists(name: str, kind: str) -> tuple[Array, Array]:
+        offsets = flat(name, "int32", more=1)
+        count, values = take(name)
+        is_ordered = bool((offsets[1:] >= offsets[:-1]).all())
+        is_whole = offsets[0] == 0 and offsets[-1] == count
+        _expect(is_ordered and is_whole, f"offsets of {name} do not fit its {count} values")
+        return offsets, np.frombuffer(values, kind, count)
+
+    offsets, input_ids = lists("input_ids", kind)
+    segment_a_length = flat("segment_a_length", "uint16")
+    masked_offsets, masked_lm_positions = lists("masked_lm_positions", "uint16")
+    label_offsets, masked_lm_ids = lists("masked_lm_ids", kind)
     same = masked_offsets.tobytes() == label_offsets.tobytes()
     _expect(same, "masked_lm_positions and masked_lm_ids differ in length")
-    bits = _read_flat(batch, "is_random_next", "uint8", -(-batch.num_rows // 8))
-    is_random_next = np.unpackbits(bits, count=batch.num_rows, bitorder="little").view(bool)
+    bits = flat("is_random_next", "uint8", per_byte=8)
+    is_random_next = np.unpackbits(bits, count=found.num_rows, bitorder="little").view(bool)
     is_random_next.flags.writeable = False
     block = Block(
         input_ids=input_ids,
         offsets=offsets,
-        segment_a_length=_read_flat(batch, "segment_a_length", "uint16", batch.num_rows),
+        segment_a_length=segment_a_length,
         masked_lm_positions=masked_lm_positions,
         masked_lm_ids=masked_lm_ids,
         masked_offsets=masked_offsets,
         is_random_next=is_random_next,
-        document_a=_read_flat(batch, "document_a", "uint64", batch.num_rows),
-        document_b=_read_flat(batch, "document_b", "uint64", batch.num_rows),
+        document_a=flat("document_a", "uint64"),
+        document_b=flat("document_b", "uint64"),
     )
     is_inside = bool((block.segment_a_length < block.lengths).all())
     _expect(is_inside, "a segment_a_length reaches past its instance")
@@ -248,32 +270,6 @@ def _list_of(kind: pa.DataType) -> pa.DataType:
 def _lists(offsets: Array, values: Array) -> pa.ListArray:
     kind = _list_of(pa.from_numpy_dtype(values.dtype))
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values), type=kind)
-
-
-def _read_lists(batch: pa.RecordBatch, name: str, kind: str) -> tuple[Array, Array]:
-    """Offsets [N+1] and values of a column of lists, checked."""
-    column = batch.column(name)
-    count = len(column.values)
-    *validities, values = column.buffers()
-    offsets = _numbers(validities.pop(1), "int32", batch.num_rows + 1)
-    _expect(validities[0] is validities[1] is None, f"{name} holds nulls")
-    is_ordered = bool((offsets[1:] >= offsets[:-1]).all())
-    is_whole = offsets[0] == 0 and offsets[-1] == count
-    _expect(is_ordered and is_whole, f"offsets of {name} do not fit its {count} values")
-    return offsets, _numbers(values, kind, count)
-
-
-def _read_flat(batch: pa.RecordBatch, name: str, kind: str, count: int) -> Array:
-    validity, values = batch.column(name).buffers()
-    _expect(validity is None, f"{name} holds nulls")
-    return _numbers(values, kind, count)
-
-
-def _numbers(buffer: pa.Buffer, kind: str, count: int) -> Array:
-    """Numbers of Arrow as they lie, read-only."""
-    numbers = np.frombuffer(buffer, kind, count)
-    numbers.flags.writeable = False
-    return numbers
 
 
 def _join_offsets(parts: Sequence[Array]) -> Array:
