@@ -1,5 +1,7 @@
 """The nine layouts of GLUE, word for word as they are distributed, and what its server takes."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -84,9 +86,12 @@ def make_encoder(seq_len=40):
 
 
 def write(folder, name, text):
-    path = folder / name
-    path.write_text(text)
-    return str(path)
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+def read(task, folder, name, text, split="train"):
+    return task.read(write(folder, name, text), split).examples
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -111,17 +116,10 @@ def test_files_as_distributed(name, tmp_path):
     assert files == {f"{submitted}.tsv": f"index\tprediction\n0\t{written[0]}\n"}
 
 
-def test_rows_of_a_file_without_an_index_are_numbered(tmp_path):
-    task, path = task_of("sst2"), write(tmp_path, "dev.tsv", FILES["sst2"][0])
-    examples = task.read(path, "test").examples
-    written = "index\tprediction\n0\t1\n1\t0\n"
-    assert task.prediction_files(path, examples, ["1", "0"], {}) == {"SST-2.tsv": written}
-
-
 def test_scores_are_sent_between_0_and_5_and_mismatched_is_named(tmp_path):
-    task, path = task_of("stsb"), write(tmp_path, "test.tsv", FILES["stsb"][1])
-    example = task.read(path, "test").examples
-    written = task.prediction_files(path, example * 2, [-0.5, 5.25], {})["STS-B.tsv"]
+    task = task_of("stsb")
+    example = read(task, tmp_path, "test.tsv", FILES["stsb"][1], "test")
+    written = task.prediction_files("test.tsv", example * 2, [-0.5, 5.25], {})["STS-B.tsv"]
     assert written.split()[2:] == ["0", "0.000", "0", "5.000"]
     names = ("test_matched.tsv", "test_mismatched.tsv.zst", "diagnostic.tsv")
     files = [task_of("mnli").prediction_files(f"glue/{name}", [], [], {}) for name in names]
@@ -158,14 +156,12 @@ def truncate_one_by_one(length_a, length_b, room):
 
 
 def test_pairs_are_cut_as_googles_program_cuts_them():
-    for room in (2, 3, 6, 9):
-        encoder = make_encoder(room + 3)
-        for length_a in range(14):
-            for length_b in range(14):
-                a, b, num_removed = encoder.truncate(np.arange(length_a), np.arange(length_b))
-                assert (len(a), len(b)) == truncate_one_by_one(length_a, length_b, room)
-                assert num_removed == max(0, length_a + length_b - room)
-                assert a.tolist() == list(range(len(a)))
+    encoders = {room: make_encoder(room + 3) for room in (2, 3, 6, 9)}
+    for room, length_a, length_b in product(encoders, range(14), range(14)):
+        a, b, num_removed = encoders[room].truncate(np.arange(length_a), np.arange(length_b))
+        assert (len(a), len(b)) == truncate_one_by_one(length_a, length_b, room)
+        assert num_removed == max(0, length_a + length_b - room)
+        assert a.tolist() == list(range(len(a)))
 
 
 @pytest.mark.parametrize(
@@ -180,7 +176,7 @@ def test_pairs_are_cut_as_googles_program_cuts_them():
 )
 def test_malformed_files(name, text, message, tmp_path):
     with pytest.raises(ValueError, match=rf"train\.tsv.*{message}"):
-        task_of(name).read(write(tmp_path, "train.tsv", text), "train")
+        read(task_of(name), tmp_path, "train.tsv", text)
 
 
 @pytest.mark.parametrize(("name", "label", "message"), [
@@ -191,10 +187,9 @@ def test_malformed_files(name, text, message, tmp_path):
 ])  # fmt: skip
 def test_unknown_labels(name, label, message, tmp_path):
     header, first, second, *_ = FILES[name][0].split("\n")
-    second = "\t".join([*second.split("\t")[:-1], label])
-    task = task_of(name)
-    path = write(tmp_path, "dev.tsv", "\n".join([header, first, second]))
-    examples = task.read(path, "validation").examples
+    second, task = "\t".join([*second.split("\t")[:-1], label]), task_of(name)
+    rows = "\n".join([header, first, second])
+    examples = read(task, tmp_path, "dev.tsv", rows, "validation")
     with pytest.raises(ValueError, match=message):
         task.encode(examples, task.find_labels(examples[:1]), make_encoder(), "validation")
 

@@ -4,16 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.finetune.squad.evaluate import (
-    Judged,
-    Marks,
-    apply_threshold,
-    average,
-    find_threshold,
-    mark_v1,
-    mark_v2,
-    normalize_answer,
-)
+from trainer.finetune.squad import evaluate
+from trainer.finetune.squad.evaluate import Judged, Marks, find_threshold, mark_v1, mark_v2
 
 
 @pytest.mark.parametrize(
@@ -31,7 +23,7 @@ from trainer.finetune.squad.evaluate import (
     ],
 )
 def test_case_punctuation_articles_and_white_space_are_taken_off(text, expected):
-    assert normalize_answer(text) == expected
+    assert evaluate.normalize_answer(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -79,7 +71,7 @@ def judged_of(*questions):
 
 def test_questions_above_the_threshold_are_left_unanswered():
     judged = judged_of((1, 2.0, True), (0.5, 1.0, True), (0, 1.5, False))
-    assert apply_threshold(judged, 1.0) == [Marks(0, 0), Marks(0, 0.5), Marks(1, 1)]
+    assert evaluate.apply_threshold(judged, 1.0) == [Marks(0, 0), Marks(0, 0.5), Marks(1, 1)]
 
 
 # Answered up to a: 1 + b and d right by silence = 3; to b: 2; to c: 2.5; to d: 1.5. With c wholly
@@ -97,5 +89,5 @@ QUESTION = st.tuples(st.sampled_from([0.0, 0.25, 1.0]), st.integers(-3, 3), st.b
 def test_the_best_threshold_is_the_best_of_all(questions):
     judged = judged_of(*((f1 if has else 0.0, score, has) for f1, score, has in questions))
     thresholds = [find_threshold(judged), -9.0, *(each.null_score for each in judged)]
-    means = [average(apply_threshold(judged, each))["f1"] for each in thresholds]
+    means = [evaluate.average(evaluate.apply_threshold(judged, each))["f1"] for each in thresholds]
     assert means[0] == pytest.approx(max(means))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.finetune.test_glue import make_encoder, task_of, write
+from tests.finetune.test_glue import make_encoder, read, task_of, write
 from tests.finetune.tiny_model import TOKENS
 from trainer.finetune.settings import ColumnSettings
 
@@ -18,7 +18,7 @@ JSONL = '{"key": "k1", "a": "the cat, sat", "b": "a dog", "class": "x"}\n\n' + (
 @pytest.mark.parametrize(("name", "text"), [("t.csv", CSV), ("t.tsv", TSV), ("t.jsonl", JSONL)])
 def test_three_forms_of_one_table(name, text, tmp_path):
     task = task_of("classification", columns=PAIRS)
-    examples = task.read(write(tmp_path, name, text), "train").examples
+    examples = read(task, tmp_path, name, text)
     assert [(each.id, each.text, *each.seconds, each.label) for each in examples] == ROWS
     assert task.find_labels(examples) == ("x", "y")
     files = task.prediction_files(str(tmp_path / name), examples, ["y", "x"], {})
@@ -56,7 +56,7 @@ def test_numbers_of_json_are_labels_and_places_are_lines(tmp_path):
 )
 def test_malformed_tables(name, text, message, tmp_path):
     with pytest.raises(ValueError, match=f"{name}.*{message}"):
-        task_of("classification").read(write(tmp_path, name, text), "train")
+        read(task_of("classification"), tmp_path, name, text)
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,9 @@ def test_malformed_tables(name, text, message, tmp_path):
 )
 def test_one_class_is_nothing_to_learn_and_an_empty_label_is_none(second, says, tmp_path):
     task = task_of("classification")
-    path = write(tmp_path, "t.csv", f"text,label\na,x\nb,{second}\n")
+    examples = read(task, tmp_path, "t.csv", f"text,label\na,x\nb,{second}\n")
     with pytest.raises(ValueError, match=rf"t\.csv{says}"):
-        task.find_labels(task.read(path, "train").examples)
+        task.find_labels(examples)
 
 
 SWAG = (
@@ -78,8 +78,8 @@ SWAG = (
 
 def test_swag(tmp_path):
     task = task_of("swag")
-    examples = task.read(write(tmp_path, "train.csv", SWAG), "train").examples
-    [item] = task.encode(examples, (), make_encoder(11), "train").items
+    examples = read(task, tmp_path, "train.csv", SWAG)
+    [item], counts = task.encode(examples, (), make_encoder(11), "train")
     words = [" ".join(TOKENS[index] for index in sequence.input_ids) for sequence in item.sequences]
     assert words == [
         "[CLS] the cat sat . [SEP] a dog ran . [SEP]",
@@ -89,7 +89,6 @@ def test_swag(tmp_path):
     ]
     assert [sequence.segment_a_length for sequence in item.sequences] == [6] * 4
     assert item.labels.tolist() == [3]
-    counts = task.encode(examples, (), make_encoder(11), "train").counts
     assert [counts[f"truncated_{what}"] for what in ("examples", "tokens")] == [1, 1]
     assert task.score(examples, ["3"]) == {"accuracy": 1.0}
 
@@ -107,9 +106,8 @@ def test_swags_test_file_needs_no_label(tmp_path):
 
 @pytest.mark.parametrize("label", ["4", "-1", "gold", ""])
 def test_a_choice_that_there_is_not(label, tmp_path):
-    path = write(tmp_path, "train.csv", SWAG.replace(",3\n", f",{label}\n"))
     task = task_of("swag")
-    examples = task.read(path, "train").examples
+    examples = read(task, tmp_path, "train.csv", SWAG.replace(",3\n", f",{label}\n"))
     says = rf"train\.csv:2: label '{label}', the labels are 0, 1, 2, 3"
     with pytest.raises(ValueError, match=says):
         task.encode(examples, (), make_encoder(), "train")
@@ -118,9 +116,8 @@ def test_a_choice_that_there_is_not(label, tmp_path):
 def test_multiple_choice_by_columns(tmp_path):
     columns = ColumnSettings(text="q", choices=["yes", "no", "so"], label="right", id="n")
     task = task_of("multiple-choice", columns=columns)
-    path = write(tmp_path, "t.csv", "n,q,yes,no,so,right\n7,is it,a,the,very,1\n")
-    examples = task.read(path, "train").examples
-    assert examples[0][1:4] == ("7", "is it", ("a", "the", "very"))
+    [row] = read(task, tmp_path, "t.csv", "n,q,yes,no,so,right\n7,is it,a,the,very,1\n")
+    assert row[1:4] == ("7", "is it", ("a", "the", "very"))
     with pytest.raises(ValueError, match="a choice needs at least two columns"):
         task_of("multiple-choice", columns=ColumnSettings(choices=["one"]))
 

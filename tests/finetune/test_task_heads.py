@@ -14,14 +14,8 @@ from trainer.finetune.prepare import start_model
 from trainer.finetune.task import Item
 from trainer.finetune.text import TokenSequence
 from trainer.inference.open_model import open_model
-from trainer.model.task_heads import (
-    IGNORED,
-    BertForTask,
-    Head,
-    build_task_model,
-    count_losses,
-    task_loss_sum,
-)
+from trainer.model import task_heads
+from trainer.model.task_heads import IGNORED, BertForTask, Head, build_task_model
 
 CPU = torch.device("cpu")
 HEADS = {
@@ -60,9 +54,9 @@ def make_items(kind):
     num_choices = 3 if kind == "choice" else 1
     items = []
     for number, ((length, a), label) in enumerate(zip(LENGTHS, LABELS[kind], strict=True)):
-        choices = range(num_choices)
-        sequences = (random_sequence(length + each, a, 10 * number + each) for each in choices)
-        items.append(Item(number, tuple(sequences), np.array(label, dtype)))
+        places = ((length + each, a, 10 * number + each) for each in range(num_choices))
+        sequences = tuple(random_sequence(*place) for place in places)
+        items.append(Item(number, sequences, np.array(label, dtype)))
     return items
 
 
@@ -84,26 +78,23 @@ def their_outputs(theirs, kind, items):
     batch = padded([sequence for item in items for sequence in item.sequences])
     labels = [torch.from_numpy(item.labels) for item in items]
     if kind == "choice":
-        batch = {name: values.view(len(items), 3, -1) for name, values in batch.items()}
+        rows = {name: values.view(len(items), 3, -1) for name, values in batch.items()}
+        output = theirs(**rows, labels=torch.cat(labels))
+        return output.loss, output.logits.reshape(-1, 1)
     if kind == "tokens":
         rows = torch.nn.utils.rnn.pad_sequence(labels, batch_first=True, padding_value=IGNORED)
         output = theirs(**batch, labels=rows)
-    elif kind == "span":
+        return output.loss, output.logits[batch["attention_mask"].bool()]
+    if kind == "span":
         output = theirs(**batch)
-        output.logits = torch.stack([output.start_logits, output.end_logits], dim=-1)
-        # Its softmax gives padding a share; ours has none, which is what it computes of one
-        # sequence at a time.
+        logits = torch.stack([output.start_logits, output.end_logits], dim=-1)
+        # Its softmax gives padding a share; ours has none, as it has none of one sequence.
         losses = []
         for item, (start, end) in zip(items, labels, strict=True):
             places = {"start_positions": start[None], "end_positions": end[None]}
             losses.append(theirs(**padded(item.sequences), **places).loss)
-        output.loss = sum(losses) / 3
-    else:
-        output = theirs(**batch, labels=torch.cat(labels))
-    if kind == "choice":
-        return output.loss, output.logits.reshape(-1, 1)
-    if kind in ("tokens", "span"):
-        return output.loss, output.logits[batch["attention_mask"].bool()]
+        return sum(losses) / 3, logits[batch["attention_mask"].bool()]
+    output = theirs(**batch, labels=torch.cat(labels))
     return output.loss, output.logits
 
 
@@ -111,8 +102,9 @@ def our_outputs(model, items):
     """The sum of losses, their number, and logits."""
     batch = pack_items(items, CPU)
     logits = model(batch)
-    loss_sum = task_loss_sum(model.head, logits, batch.labels, batch.cu_seqlens, batch.item_starts)
-    return loss_sum, count_losses(model.head, batch.labels), logits
+    places = (batch.labels, batch.cu_seqlens, batch.item_starts)
+    loss_sum = task_heads.task_loss_sum(model.head, logits, *places)
+    return loss_sum, task_heads.count_losses(model.head, batch.labels), logits
 
 
 def compare(model, theirs, kind):
@@ -127,10 +119,10 @@ def compare(model, theirs, kind):
     torch.testing.assert_close(ours.grad, expected.grad, rtol=0, atol=1e-5)
 
 
-def load(folder):
+def load(folder, head):
     opened = open_model(str(folder))
-    model = start_model(opened, opened.config, opened.head, seed=77, keeps_head=True)
-    return opened, model.eval()
+    assert opened.head == head
+    return start_model(opened, opened.config, head, seed=77, keeps_head=True).eval()
 
 
 @pytest.mark.parametrize("pre_norm", [False, True])
@@ -141,9 +133,7 @@ def test_transformers_opens_an_export_whole_and_computes_the_same(kind, pre_norm
     theirs, loading = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
     assert not any(loading[each] for each in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert tuple(theirs.config.id2label.values())[: len(HEADS[kind].labels)] == HEADS[kind].labels
-    opened, model = load(folder)
-    assert opened.head == HEADS[kind]
-    compare(model, theirs.eval(), kind)
+    compare(load(folder, HEADS[kind]), theirs.eval(), kind)
 
 
 @pytest.mark.parametrize("kind", HEADS)
@@ -158,9 +148,7 @@ def test_a_folder_that_transformers_saved_opens_here(kind, tmp_path):
     theirs = getattr(transformers, CLASSES[kind])(transformers.BertConfig(**settings)).eval()
     theirs.save_pretrained(tmp_path)
     (tmp_path / "vocab.txt").write_text("".join(f"{token}\n" for token in TOKENS))
-    opened, model = load(tmp_path)
-    assert opened.head == HEADS[kind]
-    compare(model, theirs, kind)
+    compare(load(tmp_path, HEADS[kind]), theirs, kind)
 
 
 @pytest.mark.parametrize("kind", HEADS)

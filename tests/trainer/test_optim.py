@@ -154,12 +154,6 @@ def test_clips_to_the_global_norm_and_reports_it_before_clipping():
     assert moment == pytest.approx(0.1 * 3.0 / 5.0)
 
 
-def test_a_parameter_without_a_gradient_counts_as_zero():
-    weights = {"weight": [[1.0, 1.0]], "unused.bias": [1.0, 1.0]}
-    _, found = stepped(AdamW, weights, {"weight": [[1.0, 1.0]]})
-    assert found["unused.bias"].tolist() == [1.0, 1.0]
-
-
 def test_schedule_warms_up_and_decays_to_zero():
     schedule = Schedule(steps=10, warmup_steps=4, peak_lr=1.0)
     rates = [schedule.learning_rate(step) for step in range(11)]

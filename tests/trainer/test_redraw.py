@@ -85,8 +85,7 @@ def test_masks_are_those_of_a_plain_reading(make_block, are_words, seq_len, more
     block = make_block(90 + more, max_tokens=seq_len)
     redraw = redraw_of([0.15, 0.4].__getitem__, are_words, seq_len=seq_len)
     drawn = redraw(block, [(1, 500, 90), (0, 70_000, more)])
-    shares = [0.4] * 90 + [0.15] * more
-    numbers = [*range(500, 590), *range(70_000, 70_000 + more)]
+    shares, numbers = [0.4] * 90 + [0.15] * more, [*range(500, 590), *range(70_000, 70_000 + more)]
     texts = [tokens for tokens, _, _ in instances_of(restore_text(block))]
     rows = zip(texts, block.segment_a_length.tolist(), shares, numbers, strict=True)
     expected = [mask_plainly(*row, seq_len, are_words) for row in rows]
@@ -176,12 +175,9 @@ def test_any_ranks_processes_and_beginnings_see_the_same_masks(dataset, world_si
 
 def test_an_instance_keeps_its_text_and_is_masked_otherwise_when_it_comes_again(dataset):
     drawn, static = take(dataset, 22), take(dataset, 22, mask_share=None)
-    texts = [
-        [text for batch in step.micro_batches for text in unmasked_text(batch).tolist()]
-        for steps in (drawn, static)
-        for step in steps
-    ]
-    assert texts[:22] == texts[22:]
+    for one, other in zip(drawn, static, strict=True):
+        texts = [torch.cat([*map(unmasked_text, each.micro_batches)]) for each in (one, other)]
+        assert torch.equal(*texts)
     masked = [sum(step.num_masked for step in steps) for steps in (drawn, static)]
     assert masked[0] > 1.2 * masked[1]
     again = take(dataset, 22, mask_share=lambda _: 0.3)

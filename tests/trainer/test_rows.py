@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.shards.block import Block
@@ -57,7 +57,6 @@ def columns_of(compiled, block, cuts):
 lengths = st.lists(st.integers(0, 9), min_size=1, max_size=40)
 
 
-@settings(max_examples=100, deadline=None)
 @given(lengths, st.sampled_from([np.uint16, np.uint32]), st.data())
 def test_both_paths_gather_what_slicing_gives(lengths, dtype, data):
     offsets, values = offsets_of(lengths), np.arange(sum(lengths), dtype=dtype)[::-1].copy()
@@ -71,7 +70,6 @@ def test_both_paths_gather_what_slicing_gives(lengths, dtype, data):
         assert [into[1][a:b].tolist() for a, b in pairwise(into[0])] == expected
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(2, 300), min_size=1, max_size=300), st.data())
 def test_both_paths_fill_columns_of_any_lengths(lengths, data):
     segment = np.array([data.draw(st.integers(0, length)) for length in lengths[:5]], np.uint16)

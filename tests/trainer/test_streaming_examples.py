@@ -30,37 +30,38 @@ def run(example):
     return names
 
 
-def instances():
-    dataset = open_dataset("data")
-    for shard in dataset.shards("train", 128, 0):
-        for block in read_blocks(dataset, shard):
-            yield from (block.slice(n, n + 1) for n in range(block.num_instances))
+@pytest.fixture
+def instances(examples, tmp_path):
+    dataset = open_dataset(str(tmp_path / "data"))
+    shards = dataset.shards("train", 128, 0)
+    blocks = [block for shard in shards for block in read_blocks(dataset, shard)]
+    return [block.slice(n, n + 1) for block in blocks for n in range(block.num_instances)]
 
 
-def test_a_plain_loop_reads_rows_without_the_package(examples):
+def test_a_plain_loop_reads_rows_without_the_package(examples, instances):
     assert "pipeline" not in examples[0]
     assert len([line for line in examples[0].splitlines() if line]) <= 10
-    found, every = run(examples[0]), list(instances())
-    assert found["samples"] == len(every) == 1050
-    assert found["ids"] == every[-1].input_ids.tolist()
-    assert found["length_a"] == every[-1].segment_a_length
-    assert found["is_random"] == every[-1].is_random_next
+    found, last = run(examples[0]), instances[-1]
+    assert found["samples"] == len(instances) == 1050
+    assert found["ids"] == last.input_ids.tolist()
+    assert found["length_a"] == last.segment_a_length
+    assert found["is_random"] == last.is_random_next
 
 
-def test_rows_are_samples_with_keys_of_their_own(examples):
+def test_rows_are_samples_with_keys_of_their_own(examples, instances):
     found = {key: rest for key, *rest in run(examples[1])["instances"]}
     assert len(found) == 1050
     assert [*sorted(found)][700] == "train/L128/pass-00/shard-00001/000000-000"
-    for key, row in zip(sorted(found), instances(), strict=True):
+    for key, row in zip(sorted(found), instances, strict=True):
         assert np.array_equal(found[key][0], row.input_ids)
         assert found[key][1] == row.is_random_next
 
 
-def test_a_row_has_all_that_a_model_reads(examples):
+def test_a_row_has_all_that_a_model_reads(examples, instances):
     shards = run(examples[1])["shards"].compose(run(examples[1])["rows"])
     for row in islice(shards, 20):
         shard, number = re.fullmatch(r".*/shard-0000(\d)/000000-(\d+)", row["__key__"]).groups()
-        expected = [*islice(instances(), 700 * int(shard) + int(number) + 1)][-1]
+        expected = instances[700 * int(shard) + int(number)]
         for name in ("masked_lm_positions", "masked_lm_ids"):
             assert np.array_equal(row[name], getattr(expected, name))
         types = [0] * int(expected.segment_a_length[0])

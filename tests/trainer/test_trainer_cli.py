@@ -1,12 +1,14 @@
 """Settings of a run from files and flags, and one message for each that makes no sense."""
 
 import shlex
+from pathlib import Path
 
 import pytest
 import yaml
 
 from pipeline.command_line.program import parse_settings
 from trainer.cli import COMMANDS, main
+from trainer.preflight.plan import describe_plan
 from trainer.runs.run_folder import to_yaml
 from trainer.settings import OF_PHASES, Phase, PretrainSettings, resolve
 
@@ -18,12 +20,7 @@ def parsed(line, command="pretrain"):
     return parse_settings(f"trainer {command}", COMMANDS[command], words)
 
 
-def test_steps_replace_those_of_the_phases_and_the_warm_up_follows():
-    settings = resolve(parsed(f"{TINY} --steps 60 9"))
-    assert (settings.phases[0].num_warmup_steps, settings.num_steps) == (3, 69)
-
-
-SHORT, NONE = "--steps 40", [None, None]
+NONE = [None, None]
 
 
 @pytest.mark.parametrize(
@@ -31,8 +28,8 @@ SHORT, NONE = "--steps 40", [None, None]
     [
         ("--peak_lr 1e-3 2e-4", {"peak_lr": [1e-3, 2e-4]}),
         ("--global_batch 16 8 --steps 40000", {"global_batch": [16, 8], "steps": [40_000] * 2}),
-        (f"{SHORT} --warmup_steps 7 4", {"num_warmup_steps": [7, 4], "warmup_fraction": NONE}),
-        (f"{SHORT} --warmup_fraction 0.25", {"num_warmup_steps": [10, 10], "warmup_steps": NONE}),
+        ("--steps 40 --warmup_steps 7 4", {"num_warmup_steps": [7, 4], "warmup_fraction": NONE}),
+        ("--steps 60 9 --warmup_fraction .05", {"num_warmup_steps": [3, 0], "warmup_steps": NONE}),
         ("--phases.end_lr 1e-6", {"end_lr": [1e-6, 1e-6]}),
     ],
 )
@@ -50,7 +47,6 @@ def test_what_is_given_for_phases_is_written_into_them_alone():
 def test_doctor_takes_the_place_of_pretrain():
     settings = parsed(f"{BASE} --peak_lr 1e-4", "doctor")
     assert (settings.data, settings.output) == (["D"], "R")
-    assert parse_settings("trainer doctor", COMMANDS["doctor"], []).phases == []
 
 
 PHASE = {"seq_len": 128, "global_batch": 8, "steps": 10, "peak_lr": 0.1}
@@ -106,3 +102,54 @@ def test_settings_that_make_no_sense(changed, message):
 def test_values_out_of_range_say_what_is_allowed(flags, message, capsys):
     assert main(["plan", *shlex.split(f"{TINY} {flags}")]) == 2
     assert message in capsys.readouterr().err
+
+
+FOLDER = Path(__file__).resolve().parents[2] / "configs" / "pretrain"
+RECIPES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def settings_of(recipe, *more):
+    words = ["--config", str(FOLDER / f"{recipe}.yaml"), *more]
+    return parse_settings("plan", COMMANDS["plan"], words)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_is_planned(recipe):
+    lines = list(describe_plan(settings_of(recipe)))
+    assert lines[0].startswith(f"{settings_of(recipe).model.preset}: ")
+    assert any("<- zero_stage" in line for line in lines)
+    assert (FOLDER / f"{recipe}.yaml").read_text().startswith("# ")
+
+
+def test_googles_recipe_is_a_million_steps_of_256():
+    phases = settings_of("bert-large").phases
+    assert sum(phase.steps for phase in phases) == 1_000_000
+    assert {phase.global_batch for phase in phases} == {256}
+    first, second = (phase.schedule for phase in phases)
+    rates = [first.learning_rate(10_000), second.learning_rate(0)]
+    assert rates == pytest.approx([1e-4, 1e-5])
+    assert phases[0].schedule.learning_rate(900_000) == pytest.approx(1e-5)
+
+
+def test_nvidias_learning_rate():
+    """run_pretraining.py's PolyWarmUpScheduler, degree 0.5: decay is counted from step 0."""
+    first, second = settings_of("bert-large-lamb").phases
+    assert (first.global_batch, second.global_batch) == (65_536, 32_768)
+    assert second.optimizer_state == "zero_step"
+    assert first.num_warmup_steps == 2_001
+    assert first.schedule.learning_rate(1_000) == pytest.approx(6e-3 * 1_000 / 2_001)
+    assert first.schedule.learning_rate(3_519) == pytest.approx(6e-3 * 0.5**0.5)
+    assert second.schedule.learning_rate(1_563 * 3 // 4) == pytest.approx(4e-3 * 0.5, rel=1e-3)
+
+
+def test_a_budget_is_said_in_the_plan():
+    text = "\n".join(describe_plan(settings_of("bert-large-24h", "--world_size", "1")))
+    assert "budget of 24 hours" in text
+    settings = settings_of("bert-large-24h")
+    assert (settings.objective, settings.num_steps) == ("mlm", None)
+    assert settings.budget_seconds(0) == 86_400
+
+
+def test_mlperf_stops_at_its_accuracy():
+    validation = settings_of("bert-large-mlperf").validation
+    assert (validation.num_instances, validation.stop_at_mlm_accuracy) == (10_000, 0.720)

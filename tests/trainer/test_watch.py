@@ -15,7 +15,7 @@ from trainer.process.ranks import Ranks
 from trainer.runs.metrics import MetricsFile
 from trainer.settings import Phase
 from trainer.watch.gauge import Gauge
-from trainer.watch.recorder import Recorder, TensorBoard, WeightsAndBiases, curves
+from trainer.watch.recorder import Recorder, TensorBoard, WeightsAndBiases
 from trainer.watch.terminal import Progress, format_step
 
 CPU_RANKS = Ranks(0, 2, torch.device("cpu"), None)
@@ -23,6 +23,7 @@ COUNTS = StepCounts(
     num_micro_batches=1, instances=4, masked=8, tokens=100, squared_tokens=3000, most_tokens=60, wait_seconds=0.5,
     must_stop=False, memory_bytes=1, elapsed_seconds=0.0, drawn=(),
 )  # fmt: skip
+FACTS = {"id": "0123456789abcdef"}
 ROW = {
     "step": 1200, "split": "train", "phase": 0, "position": 9, "loss": 6.3682, "mlm_loss": 5.637,
     "mlm_accuracy": 0.154,
@@ -95,12 +96,6 @@ def test_a_log_takes_a_line_now_and_then_and_the_last_step(capsys):
     assert [line.split(" step ")[1].partition(":")[0] for line in lines] == ["1/4", "3/4", "4/4"]
 
 
-def test_numbers_of_a_row_become_curves():
-    row = {"step": 3, "split": "train", "loss": 1.5, "mfu": None, "seconds": 2, "x": []}
-    found = curves(row | {"trust": {"a.b": 0.5}})
-    assert found == {"train/loss": 1.5, "speed/seconds": 2, "train/trust/a.b": 0.5}
-
-
 @pytest.fixture
 def wandb(monkeypatch):
     """A stand-in for the package, which notes how it was called."""
@@ -130,9 +125,6 @@ def test_a_run_that_goes_back_doubles_no_step(wandb, tmp_path):
     assert [call.kwargs["step"] for call in run.log.call_args_list] == [1, 2, 3, 4]
 
 
-FACTS = {"id": "0123456789abcdef"}
-
-
 def test_weights_and_biases_gets_the_curves(wandb, tmp_path):
     shown = WeightsAndBiases("berts", tmp_path / "run", FACTS, {"seed": 3})
     recorder = Recorder(MetricsFile(tmp_path / "metrics.jsonl"), [shown])
@@ -144,7 +136,9 @@ def test_weights_and_biases_gets_the_curves(wandb, tmp_path):
     }  # fmt: skip
     run = wandb.init.return_value
     [((row,), more)] = run.log.call_args_list
-    assert (more, row["train/mlm_loss"], row["speed/mfu"]) == ({"step": 1200}, 5.637, 0.417)
+    assert more == {"step": 1200}
+    found = [row[name] for name in ("train/mlm_loss", "speed/mfu", "train/epochs/wiki")]
+    assert (found, "train/split" in row) == ([5.637, 0.417, 0.5], False)
     run.finish.assert_called_once_with()
 
 
