@@ -1,15 +1,16 @@
 """Fine-tuning on one rank: grid, seeds, resuming, predictions, exports, refusals."""
 
-import csv
 import dataclasses
 import json
 import shutil
 
+import deepspeed
 import pytest
 import safetensors.torch
 import torch
 import transformers
 
+from tests.finetune.test_task_heads import padded
 from tests.finetune.tiny_data import write_sst2
 from tests.finetune.tiny_model import NO_DROPOUT, write_fine_tuned, write_pretrained
 from tests.loaded_python import run_python
@@ -72,7 +73,8 @@ def finetune(folder, ranks):
         run.finetune_on(ranks, settings_of(folder, output, **changes))
         return folder / output
 
-    return finetune
+    yield finetune
+    deepspeed.comm.destroy_process_group()  # DeepSpeed keeps groups that are gone otherwise
 
 
 @pytest.fixture(scope="module")
@@ -210,10 +212,6 @@ def test_multiple_choice_learns(folder, finetune):
     files = {split: [str(folder / "swag.csv")] for split in ("train", "validation")}
     output = finetune("swag", task="swag", **files, **ONCE)
     assert results_of(output)["best"]["metrics"]["swag"]["accuracy"] == 1.0
-    # All are answered right: see the line above.
-    labels = [row[-1] for row in csv.reader(CHOICES.splitlines())][1:]
-    written = (output / "predictions" / "swag" / "swag.csv").read_text()
-    assert written == ",pred\n" + "".join(f"{row},{label}\n" for row, label in enumerate(labels))
 
 
 def test_regression_learns(folder, finetune):
@@ -247,7 +245,9 @@ def test_losses_are_those_of_a_loop_over_transformers(folder, ranks):
     schedule = transformers.get_linear_schedule_with_warmup(optimizer, round(0.1 * steps), steps)
     losses = []
     for step in iterate_steps(prepared.train_items, LOSSES, world_size=1, micro_tokens=64):
-        loss = theirs(**padded(step.items)).loss
+        batch = padded([item.sequences[0] for item in step.items])
+        labels = torch.tensor([int(item.labels[0]) for item in step.items])
+        loss = theirs(**batch, labels=labels).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
         optimizer.step()
@@ -269,13 +269,3 @@ def test_the_model_trained_in_bf16_is_kept_as_it_was_measured(finetune):
     assert {weight.dtype for weight in weights} == {torch.float32}
     assert all((weight == weight.bfloat16().float()).all() for weight in weights)
     assert results_of(output)["best"]["metrics"]["dev"]["accuracy"] == 1.0
-
-
-def padded(items):
-    width = max(len(item.sequences[0].input_ids) for item in items)
-    ids, mask = torch.zeros(2, len(items), width, dtype=torch.long)
-    for row, item in enumerate(items):
-        found = torch.from_numpy(item.sequences[0].input_ids.astype("int64"))
-        ids[row, : len(found)], mask[row, : len(found)] = found, 1
-    labels = torch.tensor([int(item.labels[0]) for item in items])
-    return {"input_ids": ids, "attention_mask": mask, "labels": labels}

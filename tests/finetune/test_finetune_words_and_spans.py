@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.documents.text_files import read_text
-from tests.trainer.two_ranks import run_ranks
+from tests.trainer.tiny_run import launch
 from trainer.conll.read import Columns, read_conll
 from trainer.conversion.export import export_hf
 from trainer.finetune.tokens.task import score_entities
@@ -18,52 +18,33 @@ pytestmark = pytest.mark.engines
 SIZES = {"num_layers": 2, "hidden_size": 48, "num_heads": 2, "intermediate_size": 96}
 NO_DROPOUT = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
 CONFIG = BertConfig(vocab_size=30_522, max_position_embeddings=160, **SIZES, **NO_DROPOUT)
-FROZEN = ("--search_peak_lr", "1e-12", "--search_epochs", "1")
+SETTINGS = {
+    "ner": "--seq_len 64 --search_global_batch 8",
+    "squad2": "--seq_len 160 --squad.stride 64 --search_global_batch 8",
+}
+TRAINING = {
+    "ner": "--search_peak_lr 3e-3 --search_epochs 30",
+    "squad2": "--search_peak_lr 2e-3 --search_epochs 40",
+}
+FROZEN = "--search_peak_lr 1e-12 --search_epochs 1"
+FILES = {"ner": "words.conll", "squad2": "questions.json"}
 
 
 @pytest.fixture(scope="module")
 def folder(shared_data, tmp_path_factory):
-    """A folder with a model of random weights in model/."""
+    """A model of random weights, 41 sentences of WNUT-17, and 4 questions each of 6 paragraphs."""
     path = tmp_path_factory.mktemp("finetune")
     vocab = (shared_data / "data/bert_vocab/bert-base-uncased-vocab.txt").read_bytes()
     state = build_model(CONFIG, 1).state_dict()
     export_hf(state, CONFIG, vocab, str(path / "model"), lower_case=True, provenance={})
-    return path
-
-
-def _finetune(task, model, file, output, *arguments, world_size=1):
-    given = {"task": task, "model": model, "train": file, "validation": file, "output": output}
-    flags = [word for name, value in given.items() for word in (f"--{name}", str(value))]
-    for process in run_ranks(["-m", "trainer", "finetune", *flags, *arguments], world_size):
-        assert process.returncode == 0, process.stderr
-    return json.loads((output / "results.json").read_text())
-
-
-@pytest.fixture(scope="module")
-def tagged(folder, shared_data):
-    """Settings of ner, and results of training: 41 sentences of WNUT-17, some in windows."""
     text = (shared_data / "data/ner_wnut17/train.conll").read_text()
     sentences = [block.strip("\n") for block in text.split("\t\n") if "B-" in block][:40]
-    longest = "\n".join(sentences[:6])
-    file = folder / "words.conll"
-    file.write_text("\n\n".join(["# of WNUT-17", *sentences, longest]) + "\n\n")
-    arguments = ("--seq_len", "64", "--search_global_batch", "8")
-    training = ("--search_peak_lr", "3e-3", "--search_epochs", "30")
-    results = _finetune("ner", folder / "model", file, folder / "ner", *arguments, *training)
-    return file, arguments, results
-
-
-@pytest.fixture(scope="module")
-def answered(folder, shared_data):
-    """Settings of squad2, and results of training: 4 questions each of 6 paragraphs."""
+    longest = "\n".join(sentences[:6])  # in windows
+    (path / "words.conll").write_text("\n\n".join(["# of WNUT-17", *sentences, longest]) + "\n\n")
     content = json.loads(read_text(str(shared_data / "data/squad/squad_v2_half_dev.json.zst")))
     data = [_choose_questions(article) for article in content["data"][:3]]
-    file = folder / "questions.json"
-    file.write_text(json.dumps({"version": "v2.0", "data": data}))
-    arguments = ("--seq_len", "160", "--squad.stride", "64", "--search_global_batch", "8")
-    training = ("--search_peak_lr", "2e-3", "--search_epochs", "40")
-    results = _finetune("squad2", folder / "model", file, folder / "squad2", *arguments, *training)
-    return file, arguments, results
+    (path / "questions.json").write_text(json.dumps({"version": "v2.0", "data": data}))
+    return path
 
 
 def _choose_questions(article):
@@ -76,11 +57,25 @@ def _choose_questions(article):
     return {"title": article["title"], "paragraphs": paragraphs}
 
 
-def test_entities_are_learned_and_written_as_columns(folder, tagged):
-    train, _, results = tagged
-    metrics = results["best"]["metrics"]["words"]
+def _finetune(folder, task, model, output, flags, world_size=1):
+    file = folder / FILES[task]
+    given = {"model": folder / model, "train": file, "validation": file, "output": folder / output}
+    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    words += ["--task", task, *SETTINGS[task].split(), *flags.split()]
+    launch(["-m", "trainer", "finetune"], words, world_size)
+    return json.loads((folder / output / "results.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def results(folder):
+    """Of training, by task."""
+    return {task: _finetune(folder, task, "model", task, flags) for task, flags in TRAINING.items()}
+
+
+def test_entities_are_learned_and_written_as_columns(folder, results):
+    train, metrics = folder / "words.conll", results["ner"]["best"]["metrics"]["words"]
     assert metrics["f1"] > 0.9
-    assert results["data"]["validation"][0]["sentences_in_windows"] > 0
+    assert results["ner"]["data"]["validation"][0]["sentences_in_windows"] > 0
     lines = (folder / "ner/predictions/words/predictions.conll").read_text().split("\n")
     tags = [line.rpartition("\t")[2] for line in lines if "\t" in line]
     assert [line.rpartition("\t")[0] or line for line in lines] == train.read_text().split("\n")
@@ -91,29 +86,26 @@ def test_entities_are_learned_and_written_as_columns(folder, tagged):
     assert scores.f1 == pytest.approx(metrics["f1"])
 
 
-def test_answers_are_learned_and_written(folder, answered):
-    _, _, results = answered
-    metrics = results["best"]["metrics"]["questions"]
+def test_answers_are_learned_and_written(folder, results):
+    metrics = results["squad2"]["best"]["metrics"]["questions"]
     assert metrics["f1"] > 80
-    facts = results["data"]["validation"][0]
+    facts = results["squad2"]["data"]["validation"][0]
     assert (facts["examples"], facts["questions_without_answer"]) == (24, 6)
     assert facts["items"] > facts["examples"]
-    names = ("predictions", "null_odds")
-    predictions, null_odds = (
-        json.loads((folder / f"squad2/predictions/questions/{name}.json").read_text())
-        for name in names
-    )
+    written = folder / "squad2/predictions/questions"
+    predictions = json.loads((written / "predictions.json").read_text())
+    null_odds = json.loads((written / "null_odds.json").read_text())
     assert len(predictions) == 24
     unanswered = {key for key, value in null_odds.items() if value > metrics["null_threshold"]}
     assert {key for key, text in predictions.items() if not text} == unanswered
 
 
 @pytest.mark.parametrize("task", ["ner", "squad2"])
-def test_two_ranks_predict_every_example_once(folder, task, request):
-    file, arguments, alone = request.getfixturevalue({"ner": "tagged", "squad2": "answered"}[task])
-    output, best = folder / f"{task}-two", folder / task / "best"
-    together = _finetune(task, best, file, output, *arguments, *FROZEN, world_size=2)
-    metrics, expected = (each["best"]["metrics"] for each in (together, alone))
+def test_two_ranks_predict_every_example_once(folder, task, results):
+    output = f"{task}-two"
+    together = _finetune(folder, task, f"{task}/best", output, FROZEN, world_size=2)
+    metrics, expected = (each["best"]["metrics"] for each in (together, results[task]))
     assert metrics == {file: pytest.approx(values, abs=1e-3) for file, values in expected.items()}
     for path in (folder / task / "predictions").rglob("predictions.*"):
-        assert (output / path.relative_to(folder / task)).read_text() == path.read_text()
+        again = folder / output / path.relative_to(folder / task)
+        assert again.read_text() == path.read_text()
