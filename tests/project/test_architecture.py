@@ -14,7 +14,6 @@ from tests.trainer.tiny_run import SIZES, rows_of, write_config
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/architecture.md").read_text()
-PACKAGES = ("tokenizer", "pipeline", "trainer")
 
 
 def test_the_page_names_every_room():
@@ -22,13 +21,9 @@ def test_the_page_names_every_room():
     package, named = "", set()
     for name, rooms in rows:
         package = name or package
-        for room in re.findall(r"`(\w+)`", rooms):
-            named.add(ROOT / package / room)
-    assert named == {
-        file.parent
-        for package in ("pipeline", "trainer")
-        for file in (ROOT / package).glob("*/*.py")
-    }
+        named |= {ROOT / package / room for room in re.findall(r"`(\w+)`", rooms)}
+    files = [*ROOT.glob("pipeline/*/*.py"), *ROOT.glob("trainer/*/*.py")]
+    assert named == {file.parent for file in files}
 
 
 def add(copy, page):
@@ -49,10 +44,9 @@ def add(copy, page):
 def copy(tmp_path_factory):
     """A copy of the packages with every addition of the page."""
     folder = tmp_path_factory.mktemp("copy")
-    for package in PACKAGES:
-        shutil.copytree(
-            ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__")
-        )
+    ignored = shutil.ignore_patterns("__pycache__")
+    for package in ("tokenizer", "pipeline", "trainer"):
+        shutil.copytree(ROOT / package, folder / package, ignore=ignored)
     add(folder, PAGE)
     return folder
 
@@ -99,9 +93,8 @@ def test_an_optimizer(copy, tmp_path):
 @pytest.mark.engines
 def test_a_task(copy, tmp_path):
     table = tmp_path / "paws.tsv"
-    table.write_text(
-        "id\tsentence1\tsentence2\tlabel\n" + "1\tthe cat\ta cat\t1\n2\tthe cat\ta dog\t0\n" * 4
-    )
+    rows = "1\tthe cat\ta cat\t1\n2\tthe cat\ta dog\t0\n" * 4
+    table.write_text(f"id\tsentence1\tsentence2\tlabel\n{rows}")
     model = write_pretrained(tmp_path / "hf")
     files = f"--model {model} --train {table} --validation {table} --output {tmp_path}/paws"
     flags = "--task paws --search_epochs 1 --seq_len 16 --search_global_batch 4"

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from pipeline.cli import COMMANDS as PIPELINE
 from pipeline.command_line.words import find_config, recipes
+from tests.project.test_packaging import ROOMS, build, copy_checkout
 from trainer.beambert import COMMANDS
 from trainer.cli import COMMANDS as TRAINER
 
@@ -21,16 +21,8 @@ RECIPES = sorted(ROOT.glob("configs/*/*.yaml"))
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
     """The folder of an installation, without a C compiler, which takes seconds."""
-    checkout, site = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("site")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, checkout)
-    for room in ("pipeline", "trainer", "tokenizer"):
-        ignored = shutil.ignore_patterns("__pycache__", "*.so", "build")
-        shutil.copytree(ROOT / room, checkout / room, ignore=ignored)
-    wheel = "from setuptools.build_meta import build_wheel; print(build_wheel('made'))"
-    environment = os.environ | {"CC": "/no/such/compiler"}
-    subprocess.check_output([sys.executable, "-c", wheel], cwd=checkout, env=environment)
-    made = next((checkout / "made").iterdir())
+    checkout, site = tmp_path_factory.mktemp("wheel") / "checkout", tmp_path_factory.mktemp("site")
+    made = build("wheel", copy_checkout(checkout), CC="/no/such/compiler")
     pip = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "--quiet"]
     subprocess.check_output([*pip, "--target", site, made])
     return site
@@ -44,12 +36,10 @@ def beambert(installed, tmp_path):
     left_out = ("PYTHONPATH", "BEAMBERT_COMPILED", "PYTHONSAFEPATH")
     environment = {name: value for name, value in os.environ.items() if name not in left_out}
 
-    def run(*words, code=0, **more):
-        ran = subprocess.run(
-            [installed / "bin" / "beambert", *words],
-            cwd=tmp_path, env=environment | {"PYTHONPATH": str(installed)} | more, capture_output=True, text=True,
-            check=False,
-        )  # fmt: skip
+    def run(*words, code=0):
+        program, own = installed / "bin" / "beambert", {"PYTHONPATH": str(installed)}
+        how = {"cwd": tmp_path, "env": environment | own, "capture_output": True, "text": True}
+        ran = subprocess.run([program, *words], **how, check=False)
         assert ran.returncode == code, ran.stderr
         return ran.stdout if code == 0 else ran.stderr
 
@@ -66,10 +56,13 @@ def test_an_installation_knows_its_version_and_its_recipes(beambert):
 
 
 @pytest.mark.processes
-def test_every_recipe_is_installed(installed):
+def test_every_module_and_recipe_is_installed_and_neither_c_nor_what_is_compiled(installed):
     found = (installed / "pipeline/command_line/recipes").glob("*/*.yaml")
-    installed, ours = ({path.name: path.read_text() for path in of} for of in (found, RECIPES))
-    assert installed == ours
+    there, ours = ({path.name: path.read_text() for path in of} for of in (found, RECIPES))
+    assert there == ours
+    ours = (path.relative_to(ROOT) for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+    there = (path for path in installed.rglob("*") if path.suffix in (".py", ".c", ".h", ".so"))
+    assert {path.relative_to(installed) for path in there} == {*ours}
 
 
 @pytest.mark.processes
@@ -81,10 +74,9 @@ def test_an_installation_builds_where_a_stranger_is_called_pipeline(beambert, tm
     for name, part in (("a", ["Tiny.", *texts[::2]]), ("b", texts[1::2])):
         lines = (f"{json.dumps({'text': text})}\n" for text in part)
         (tmp_path / f"{name}.jsonl").write_text("".join(lines))
-    words = (
-        "--config demo --input a.jsonl b.jsonl --output data --vocab_size 200 --filter mine:keep"
-    )
-    beambert("build", *f"{words} --workers 2 --seq_lens 32 --passes 1".split())
+    files = "--config demo --input a.jsonl b.jsonl --output data --filter mine:keep"
+    flags = f"build {files} --vocab_size 200 --workers 2 --seq_lens 32 --passes 1"
+    beambert(*flags.split())
     assert "sound" in beambert("verify", "data")
     assert "short" in beambert("report-data", "data")
 

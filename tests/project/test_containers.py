@@ -1,4 +1,4 @@
-"""The two Dockerfiles, read instruction by instruction as Docker would run them; no Docker is needed.
+"""The two Dockerfiles, read instruction by instruction as Docker would run them, without Docker.
 
 COPY finds its sources in git, pip the files, extras and pins it is told of, and Python starts where
 it imports what was installed. tests/stores/test_worker_package.py runs the worker's steps.
@@ -36,25 +36,8 @@ WORKER, TRAINER = (
 each_image = pytest.mark.parametrize("path", [WORKER, TRAINER], ids=lambda path: path.stem)
 
 
-class Install(NamedTuple):
-    """What `pip install` is given, and the folder it runs in."""
-
-    words: list[str]
-    folder: PurePosixPath
-
-    def constraints(self):
-        return self.folder / self.words[self.words.index("--constraint") + 1]
-
-    def extras(self):
-        """The names in the brackets of the one thing that is installed, this project."""
-        [wanted] = [word for word in self.words if word.startswith(".")]
-        return re.findall(r"[\w-]+", wanted)
-
-
 class Image(NamedTuple):
-    """The base, the variables, what lies where, every RUN with its folder, and the folder in which
-    the image starts.
-    """
+    """The base, the variables, what lies where, every RUN with its folder, and where it starts."""
 
     base: str
     values: dict[str, str]
@@ -65,24 +48,21 @@ class Image(NamedTuple):
 
 def image(text):
     done = list(steps(text))
-    files = {
-        place: source
-        for step in done
-        if step.name == "COPY"
-        for place, source in step.copied().items()
-    }
+    copied = [step.copied() for step in done if step.name == "COPY"]
+    files = {place: source for each in copied for place, source in each.items()}
     [base] = [step.arguments for step in done if step.name == "FROM"]
     runs = [(step.arguments, step.folder) for step in done if step.name == "RUN"]
     return Image(base, done[-1].values, files, runs, done[-1].folder)
 
 
-def installs(runs):
-    """Every `pip install` of the image."""
-    for command, folder in runs:
-        for part in re.split(r"&&|;", command):
-            words = shlex.split(part)
-            if words[:2] == ["pip", "install"]:
-                yield Install(words[2:], folder)
+def install(runs):
+    """Of the one `pip install` of the image: its folder, constraints and the extras it names."""
+    commands = [(part, folder) for run, folder in runs for part in re.split(r"&&|;", run)]
+    [found] = [(part, folder) for part, folder in commands if "pip install" in part]
+    words, folder = shlex.split(found[0]), found[1]
+    [wanted] = [word for word in words if word.startswith(".")]
+    constraints = folder / words[words.index("--constraint") + 1]
+    return folder, constraints, re.findall(r"[\w-]+", wanted)
 
 
 def requirements(extras):
@@ -95,33 +75,20 @@ def requirements(extras):
             yield requirement
 
 
-def test_lines_are_joined_and_files_placed():
-    text = "ARG V=3\nFROM a:${V}\nWORKDIR /src\nCOPY x/one two ./\nCOPY b c\nRUN p \\\n    && q\nWORKDIR /\n"
-    files = {
-        PurePosixPath("/src/one"): "x/one",
-        PurePosixPath("/src/two"): "two",
-        PurePosixPath("/src/c"): "b",
-    }
-    source = PurePosixPath("/src")
-    assert image(text) == ("a:3", {"V": "3"}, files, [("p && q", source)], PurePosixPath("/"))
-
-
 @pytest.mark.processes
 @each_image
 def test_sources_of_copy_are_in_git(path):
     sources = set(image(path.read_text())[2].values())
-    listed = subprocess.run(
-        ["git", "ls-files", *sources], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    kept = [PurePosixPath(file) for file in files_of_git(*sources)]
+    assert [each for each in sources if not any(file.is_relative_to(each) for file in kept)] == []
+
+
+def files_of_git(*names):
+    command = ["git", "ls-files", *names]
+    listed = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     if listed.returncode:
         pytest.skip("not a clone of the repository")
-    kept = listed.stdout.splitlines()
-    missing = [
-        each
-        for each in sources
-        if not any(file == each or file.startswith(f"{each}/") for file in kept)
-    ]
-    assert missing == []
+    return listed.stdout.splitlines()
 
 
 @pytest.mark.processes
@@ -134,25 +101,17 @@ def test_commands_are_shell(path):
 @each_image
 def test_pip_finds_all_that_it_packs(path):
     _, _, files, runs, _ = image(path.read_text())
-    [install] = installs(runs)
+    folder, constraints, extras = install(runs)
     packed = {"pyproject.toml", PROJECT["readme"], *PROJECT["license-files"], *ROOMS, RECIPES}
-    assert {install.folder / name for name in packed} <= files.keys()
-    assert files[install.constraints()] == "constraints.txt"
-    assert set(install.extras()) <= EXTRAS.keys()
-
-
-@each_image
-def test_pins_fit_what_is_installed(path):
-    [install] = installs(image(path.read_text())[3])
-    for requirement in requirements(install.extras()):
+    assert {folder / name for name in packed} <= files.keys()
+    assert files[constraints] == "constraints.txt"
+    for requirement in requirements(extras):
         assert PINS[requirement.name.lower()] in requirement.specifier, requirement
 
 
 @each_image
 def test_python_imports_what_was_installed_where_the_image_starts(path):
-    """`python -m` looks in the current folder first, and sources that were copied have no compiled
-    modules.
-    """
+    """`python -m` looks there first, and sources that were copied have no compiled modules."""
     _, _, files, _, folder = image(path.read_text())
     assert [name for name in sorted(ROOMS) if folder / name in files] == []
 
@@ -164,14 +123,14 @@ def test_the_worker_has_versions_that_the_package_takes():
     assert Version(python) in SpecifierSet(PROJECT["requires-python"])
     assert f"(Python {python}," in (ROOT / "constraints.txt").read_text().splitlines()[0]
     assert beam == PINS["apache-beam"]
-    assert next(installs(runs)).extras() == [], "torch and deepspeed belong to the trainer"
+    assert install(runs)[2] == [], "torch and deepspeed belong to the trainer"
 
 
 def test_the_trainer_starts_in_its_environment_beside_the_recipes():
     _, values, files, runs, folder = image(TRAINER.read_text())
     assert values["PATH"].startswith(f"{values['VIRTUAL_ENV']}/bin:")
     assert f"python3 -m venv {values['VIRTUAL_ENV']}" in runs[0][0]
-    assert next(installs(runs)).extras() == ["trainer"]
+    assert install(runs)[2] == ["trainer"]
     assert files[folder / "configs"] == "configs"
 
 
@@ -180,12 +139,5 @@ def test_what_a_checkout_makes_for_itself_is_not_copied():
     """Git ignores it, and of git's files none is left out."""
     patterns = ignored_names()
     assert patterns == ["__pycache__", "*.so", "*.pyd"]
-    listed = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    parts = {part for line in listed.stdout.splitlines() for part in PurePosixPath(line).parts}
-    assert [
-        part
-        for part in sorted(parts)
-        if any(PurePosixPath(part).match(pattern) for pattern in patterns)
-    ] == []
+    parts = {PurePosixPath(part) for file in files_of_git() for part in Path(file).parts}
+    assert [part for part in sorted(parts) if any(map(part.match, patterns))] == []

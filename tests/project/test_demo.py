@@ -1,6 +1,4 @@
-"""scripts/demo on real articles, in a small form: every step runs, and the same command again
-continues.
-"""
+"""scripts/demo on real articles, small: every step runs, and the same command again continues."""
 
 import json
 import os
@@ -39,9 +37,8 @@ def test_articles_become_a_model(shared_data, tmp_path):
     assert "sound" in printed
     assert "label: " in printed
     assert "BERT saw 128 billion" in printed
-    rows = [
-        json.loads(line) for line in (tmp_path / "demo/run/metrics.jsonl").read_text().splitlines()
-    ]
+    lines = (tmp_path / "demo/run/metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
     validation = [row for row in rows if row["split"] == "validation"]
     # ln 8,000 and logits at random: it knows nothing yet; after 30 steps some of the frequencies.
     assert rows[0]["mlm_loss"] == pytest.approx(9.4, abs=0.2)

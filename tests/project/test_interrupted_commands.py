@@ -34,7 +34,6 @@ sys.meta_path.insert(0, Late())
     ("module", "command"),
     [
         ("torch", ["trainer", "pretrain", "--data", "data", "--output", "run", "--phases", "[]"]),
-        ("torch", ["trainer", "evaluate", "--model", "model", "--data", "data"]),
         ("trainer.cli", ["trainer", "report", "run"]),
         ("pipeline.shards.verify", ["pipeline", "verify", "data"]),
     ],

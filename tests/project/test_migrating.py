@@ -2,11 +2,12 @@
 
 import json
 import re
-import string
 from pathlib import Path
+from string import ascii_lowercase
 
 import pytest
 
+from tests.datasets import write_vocab
 from tests.page_commands import run_block
 
 ROOT = Path(__file__).parents[2]
@@ -30,10 +31,9 @@ def workplace(tmp_path_factory):
         [f"The {i} brown foxes jumped.", f"Then {i * 7} lazy dogs slept on."] for i in range(60)
     ]
     (folder / "sample_text.txt").write_text("\n\n".join("\n".join(text) for text in texts) + "\n")
-    letters = string.ascii_lowercase + string.digits + "."
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters]
-    pieces += [f"##{letter}" for letter in letters]
-    (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
+    write_vocab(
+        folder / "vocab.txt", [f"{mark}{a}" for mark in ("", "##") for a in ascii_lowercase]
+    )
     (folder / "my-text").mkdir()
     lines = (json.dumps({"text": "\n".join(text)}) for text in texts)
     (folder / "my-text/a.jsonl").write_text("".join(f"{line}\n" for line in lines))
@@ -51,8 +51,7 @@ def test_the_commands_run_in_order(workplace):
         learns = start == "-m pipeline build" and "--vocab" not in line
         added = f"{SMALLER[start]}{' --vocab_size 200' if learns else ''}"
         run_block(f"{line} {added}\n", workplace)
-    assert (workplace / "hf-model/model.safetensors").exists()
-    assert (workplace / "google/manifest.json").exists()
-    assert (workplace / "google-tfrecord/_export.json").exists()
-    assert (workplace / "hf-parquet/_export.json").exists()
-    assert (workplace / "mosaic/manifest.json").exists()
+    exports = "google-tfrecord/_export.json", "hf-parquet/_export.json"
+    datasets = "google/manifest.json", "mosaic/manifest.json"
+    for name in (*datasets, *exports, "hf-model/model.safetensors"):
+        assert (workplace / name).exists(), name

@@ -13,8 +13,9 @@ from pipeline.storage.missing_packages import CORE, EXTRA_OF, describe_missing
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 IMPORTED_AS = {"apache_beam": "apache_beam", "pyyaml": "yaml"}
-TINY_PLAN = ["plan", "--config", "configs/pretrain/bert-tiny.yaml"]
-OUTPUT = ["--output", "OUT"]
+TINY = "--config configs/pretrain/bert-tiny.yaml"
+PLAN = f"plan {TINY}"
+NO_DRIVER = "s3://b/data: cannot be opened: "
 WITHOUT = """
 import sys
 for name in {packages!r}:
@@ -27,46 +28,31 @@ sys.exit(main())
 
 def run_without(packages, program, *arguments):
     code = WITHOUT.format(packages=packages, program=program, arguments=arguments)
-    return subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    command, how = [sys.executable, "-c", code], {"capture_output": True, "text": True}
+    return subprocess.run(command, cwd=ROOT, **how, check=False)
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("packages", "program", "arguments", "extras"),
+    ("package", "program", "line", "extras", "what"),
     [
-        (["apache_beam"], "pipeline", ["build", "--input", "x.txt", *OUTPUT], "pipeline"),
-        (["yaml"], "pipeline", ["build", "--input", "x", "--output", "OUT"], "pipeline,trainer"),
-        (["yaml"], "trainer", TINY_PLAN, "pipeline,trainer"),
-        (["torch"], "trainer", ["export", "RUN", "--output", "OUT"], "trainer"),
-        (["deepspeed"], "trainer", ["pretrain", *TINY_PLAN[1:], "--data", "D", *OUTPUT], "trainer"),
+        ("apache_beam", "pipeline", "build --input x.txt --output OUT", "pipeline", ""),
+        ("yaml", "pipeline", "build --input x --output OUT", "pipeline,trainer", ""),
+        ("yaml", "trainer", PLAN, "pipeline,trainer", ""),
+        ("torch", "trainer", "export RUN --output OUT", "trainer", ""),
+        ("deepspeed", "trainer", f"pretrain {TINY} --data D --output OUT", "trainer", ""),
+        ("s3fs", "pipeline", "verify s3://b/data", "pipeline,trainer", NO_DRIVER),
+        ("s3fs", "trainer", f"{PLAN} --data s3://b/data", "pipeline,trainer", NO_DRIVER),
     ],
-)  # fmt: skip
-def test_a_missing_package_is_one_line_that_says_what_to_run(
-    tmp_path, packages, program, arguments, extras
-):
-    arguments = [str(tmp_path / "out") if word == "OUT" else word for word in arguments]
-    ran = run_without(packages, program, *arguments)
-    assert ran.stderr == (
-        f"python -m {program} {arguments[0]}: error: the package {packages[0]} is not installed"
-        " here: in the checkout "
-        f"run `. scripts/environment.sh`, or pip install -e '.[{extras}]'\n"
-    )
-    assert ran.returncode == 2
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    ("program", "arguments"),
-    [("pipeline", ["verify", "s3://b/data"]), ("trainer", [*TINY_PLAN, "--data", "s3://b/data"])],
 )
-def test_a_missing_driver_of_a_store_is_one_line_that_says_what_to_run(program, arguments):
-    ran = run_without(["s3fs"], program, *arguments)
+def test_a_missing_package_is_one_line_that_says_what_to_run(
+    tmp_path, package, program, line, extras, what
+):
+    command, *words = line.replace("OUT", str(tmp_path / "out")).split()
+    ran = run_without([package], program, command, *words)
     assert ran.stderr == (
-        f"python -m {program} {arguments[0]}: error: s3://b/data: cannot be opened: the package"
-        " s3fs is not installed here: in the checkout run `. scripts/environment.sh`, or pip"
-        " install -e '.[pipeline,trainer]'\n"
+        f"python -m {program} {command}: error: {what}the package {package} is not installed here:"
+        f" in the checkout run `. scripts/environment.sh`, or pip install -e '.[{extras}]'\n"
     )
     assert ran.returncode == 2
 

@@ -1,6 +1,4 @@
-"""The README is short, and its two commands explain themselves; tests/project/test_demo.py runs the
-first.
-"""
+"""The README is short, and its two commands explain themselves; test_demo.py runs the first."""
 
 import os
 import re
@@ -18,13 +16,10 @@ def test_the_two_scripts_explain_themselves():
     named = re.findall(r"(?m)^scripts/\w+", README)
     assert {*named} == {"scripts/demo", "scripts/test"}
     assert all(os.access(ROOT / name, os.X_OK) for name in named)
-    ran = subprocess.run(
-        [ROOT / "scripts/demo", "--help"], capture_output=True, text=True, check=True
-    )
-    assert "--minutes" in ran.stdout
-    wrong = subprocess.run(
-        [ROOT / "scripts/demo", "--minutes", "soon"], capture_output=True, text=True, check=False
-    )
+    demo = ROOT / "scripts/demo"
+    assert "--minutes" in subprocess.check_output([demo, "--help"], text=True)
+    command, how = [demo, "--minutes", "soon"], {"capture_output": True, "text": True}
+    wrong = subprocess.run(command, **how, check=False)
     assert wrong.returncode == 2
     assert "--minutes takes a whole number" in wrong.stderr
 
@@ -36,19 +31,11 @@ def test_a_failed_installation_is_not_taken_for_one_that_succeeded(tmp_path):
     python.write_text('#!/bin/sh\n[ "$1" = -c ]\n')
     python.chmod(0o755)
     code = 'cd /; . "$1/scripts/environment.sh"; echo "$? $PATH"'
-    environment = {
-        "PATH": os.environ["PATH"],
-        "BASE_PYTHON": str(python),
-        "VENV": str(tmp_path / "venv"),
-    }
-    ran = subprocess.run(
-        ["bash", "-c", code, "bash", ROOT],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert ran.stdout == f"1 {os.environ['PATH']}\n"
+    places = {"BASE_PYTHON": str(python), "VENV": str(tmp_path / "venv")}
+    environment = places | {"PATH": os.environ["PATH"]}
+    command = ["bash", "-c", code, "bash", ROOT]
+    printed = subprocess.check_output(command, env=environment, text=True)
+    assert printed == f"1 {os.environ['PATH']}\n"
     assert not (tmp_path / "venv/.beambert-installed").exists()
 
 

@@ -1,11 +1,10 @@
-"""docs/tutorial.md: its small form runs as it stands there, smaller still, and gives what the page
-says it gives.
-"""
+"""docs/tutorial.md: its small form runs as it stands, smaller still, and gives what it says."""
 
 import json
 import re
 import shlex
 import shutil
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -20,8 +19,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/tutorial.md").read_text()
 SMALL, REAL = PAGE.split("\n# The real form\n")
 
-# What makes the small form smaller: these words of the page and what stands in their place. All of
-# them must be there.
+# What makes the small form smaller: words that the page must have, and what stands in their place.
 SMALLER = {
     "--max_bytes 8000000": "--max_bytes 300000",
     "configs/data/demo.yaml": "configs/data/demo.yaml --vocab_size 1000 --workers 1",
@@ -45,30 +43,23 @@ def smaller(page):
 
 
 def write_squad(shared_data, path):
-    """Real articles, of each the beginning of the first paragraph, and a whole one that has to be
-    read in windows.
-    """
+    """Real articles: the beginning of a first paragraph, and a whole one to be read in windows."""
     packed = (shared_data / "data/squad/squad_v11_derived_half_dev.json.zst").read_bytes()
     content = json.loads(zstandard.ZstdDecompressor().decompressobj().decompress(packed))
     for article in content["data"]:
         first, second, *_ = article["paragraphs"]
         beginning = first["context"][:CUT]
-        answered = [
-            each
-            for each in first["qas"]
-            if all(answer["text"] in beginning for answer in each["answers"])
-        ]
-        short = {"context": beginning, "qas": [mend(each, beginning) for each in answered[:4]]}
+        answered = (q for q in first["qas"] if all(a["text"] in beginning for a in q["answers"]))
+        questions = [mend(each, beginning) for each in islice(answered, 4)]
+        short = {"context": beginning, "qas": questions}
         article["paragraphs"] = [short, {**second, "qas": second["qas"][:1]}]
     path.write_text(json.dumps(content))
 
 
 def mend(question, context):
     """Answers where they first stand."""
-    answers = [
-        {"text": each["text"], "answer_start": context.index(each["text"])}
-        for each in question["answers"]
-    ]
+    texts = [each["text"] for each in question["answers"]]
+    answers = [{"text": text, "answer_start": context.index(text)} for text in texts]
     return {**question, "answers": answers}
 
 
@@ -87,12 +78,8 @@ def printed(shared_data, tmp_path_factory):
 def test_the_small_form_from_text_to_answers(printed):
     folder, text, outputs = printed
     questions = read_questions(folder / "dev.json")
-    for words in (
-        "sound, ",
-        "step 5: validation MLM loss",
-        "This model has seen",
-        f"2 articles, {len(questions)} qu",
-    ):
+    counts = f"2 articles, {len(questions)} qu"
+    for words in ("sound, ", "step 5: validation MLM loss", "This model has seen", counts):
         assert words in text
     results = json.loads((folder / "answers/results.json").read_text())
     metrics = results["best"]["metrics"]["dev"]
@@ -100,24 +87,17 @@ def test_the_small_form_from_text_to_answers(printed):
     assert results["data"]["validation"][0]["examples"] == len(questions)
     assert results["data"]["validation"][0]["questions_in_windows"] >= 1
     predictions = json.loads((folder / "answers/predictions/dev/predictions.json").read_text())
-    assert predictions.keys() == questions.keys()
+    assert predictions.keys() == questions
     answer = outputs[-1].strip()
     assert answer
     assert answer in SNIPPET_TEXT
 
 
 def read_questions(path):
-    """Question and context by id."""
-    paragraphs = [
-        paragraph
-        for article in json.loads(path.read_text())["data"]
-        for paragraph in article["paragraphs"]
-    ]
-    return {
-        each["id"]: (each["question"], where["context"])
-        for where in paragraphs
-        for each in where["qas"]
-    }
+    """The ids of questions."""
+    articles = json.loads(path.read_text())["data"]
+    paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
+    return {each["id"] for paragraph in paragraphs for each in paragraph["qas"]}
 
 
 def test_the_commands_of_the_real_form_are_understood(tmp_path, monkeypatch):

@@ -31,14 +31,13 @@ SPECIAL_TEXTS = [
     "\u302e\U0001d165 a\U0001d165\u302e\u0301b, 中\u1b44\u0323\u302e \U0001d15e\U0001d165"
     " \U0001d16d",
 ]
+CHARACTERS = (
+    "abcé σςΣAÉ中国，.,![]#'\u0301\u0323\u2003\u200b\0\n\t\r\x0b\u0085\ue000“–"
+    "\u302e\U0001d165\U0001d16d\u1b44"
+)
 TEXT = st.one_of(
     st.text(),
-    st.text(
-        st.sampled_from(
-            "abcé"
-            " σςΣAÉ中国，.,![]#'\u0301\u0323\u2003\u200b\0\n\t\r\x0b\u0085\ue000“–\u302e\U0001d165\U0001d16d\u1b44"
-        )
-    ),
+    st.text(st.sampled_from(CHARACTERS)),
     st.lists(st.sampled_from(SPECIAL_TEXTS)).map(" ".join),
 )
 

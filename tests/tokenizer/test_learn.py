@@ -59,6 +59,7 @@ def test_an_example_worked_by_hand():
     for num_merges in (0, 3, len(merges)):
         vocab = learn_vocabulary(list(LOW), list(LOW.values()), 5 + len(pieces) + num_merges)
         assert vocab.tokens == (*SPECIAL_TOKENS, *pieces, *merges[:num_merges])
+    assert learn_vocabulary([], [], 100).tokens == SPECIAL_TOKENS
     expected = (*SPECIAL_TOKENS, *pieces, *merges)
     assert learn_vocabulary(list(LOW), list(LOW.values()), 1000).tokens == expected
 
@@ -113,10 +114,6 @@ def test_special_strings_in_texts_are_plain_text():
     assert "MASK" in vocab.ids
     mask = [vocab.ids[token] for token in ("[", "MASK", "]")]
     assert Encoder(vocab, lower_case=False).encode("[MASK]").tolist() == mask
-
-
-def test_nothing_but_specials_from_nothing():
-    assert len(learn_vocabulary([], [], vocab_size=100)) == 5
 
 
 def test_a_size_below_the_alphabet_is_refused():
