@@ -5,6 +5,7 @@ stream without its end, and decompresses in 1.6 times the time: that is done her
 """
 
 import struct
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -80,7 +81,7 @@ def _read_batch(schema: pa.Schema, metadata: memoryview, body: memoryview) -> Co
     field = _field(metadata, batch, _LENGTH)
     num_rows = _length(metadata, field)[0] if field else 0
     _expect(0 <= num_rows <= MAX_BUFFER_BYTES, f"it says that it has {num_rows} rows")
-    unpack = bytes
+    unpack: Callable[[memoryview], bytes] = bytes
     if _field(metadata, batch, _COMPRESSION):
         compression = _follow(metadata, batch, _COMPRESSION)
         codec = _field(metadata, compression, _CODEC)

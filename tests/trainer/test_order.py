@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from trainer.order import order as rules
 from trainer.order.order import StreamOrder, mixture_word, next_stretches, own_position
-from trainer.order.share import default_num_lanes, plan_step
+from trainer.order.share import default_num_lanes, plan_steps
 
 BLOCK = 4
 
@@ -50,7 +50,7 @@ def instances_of(rows, block_size=BLOCK):
 
 
 def rank_rows(order, position, global_batch, rank=0, world_size=1):
-    return instances_of(plan_step(order, position, global_batch, rank, world_size, BLOCK))
+    return instances_of(plan_steps(order, [position], global_batch, rank, world_size, BLOCK)[0])
 
 
 def oracle_of_dataset(order, d):
@@ -109,13 +109,6 @@ def test_the_worked_example(borders):
             assert [100 * epoch + n for _, epoch, _, n in found] == expected
 
 
-def test_the_order_of_shards_is_fixed_by_seed_and_epoch():
-    names = [f"train/L128/pass-00/shard-{i:05d}.tar" for i in range(8)]
-    assert rules.shard_order(0, 0, names) == [2, 3, 1, 0, 5, 4, 7, 6]
-    assert rules.shard_order(0, 1, names) == [7, 4, 0, 2, 6, 1, 3, 5]
-    assert rules.shard_order(1, 0, names) == [7, 3, 6, 5, 4, 1, 2, 0]
-
-
 @pytest.mark.parametrize(
     ("global_batch", "pass_instances", "block_instances", "num_lanes"),
     [
@@ -167,7 +160,7 @@ def test_equal_to_the_oracle_while_ranks_and_batches_change(order, sizes):
 @settings(max_examples=40)
 @given(orders(), st.integers(0, 500), st.integers(1, 40), st.integers(1, 9))
 def test_blocks_of_any_size_hold_the_same_instances(order, position, global_batch, block_size):
-    rows = plan_step(order, position, global_batch, 0, 1, block_size)
+    rows = plan_steps(order, [position], global_batch, 0, 1, block_size)[0]
     assert instances_of(rows, block_size) == rank_rows(order, position, global_batch)
 
 

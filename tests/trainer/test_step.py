@@ -8,14 +8,14 @@ from itertools import chain, combinations, pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.shards.block import concatenate_blocks
 from pipeline.shards.dataset import open_dataset, read_blocks
 from trainer.batches import pack
 from trainer.order.order import StreamOrder
-from trainer.order.share import plan_step
+from trainer.order.share import plan_steps
 from trainer.order.state import parse_state
 from trainer.reading.settings import Reading
 from trainer.stream.held_out import iterate_validation
@@ -82,7 +82,7 @@ def batches(dataset):
     order = StreamOrder((shards,), (1,), seed=3, num_lanes=4)
     found = []
     for step in range(40):
-        rows = np.stack(plan_step(order, 12 * step, 12, 0, 1, 2**40), axis=1).tolist()
+        rows = np.stack(plan_steps(order, [12 * step], 12, 0, 1, 2**40)[0], axis=1).tolist()
         found.append([passes[e % 2][s][n] for _, e, s, _, a, b in rows for n in range(a, b)])
     return found
 
@@ -178,23 +178,6 @@ def test_validation_is_read_once_and_in_order(dataset, world_size, max_instances
     assert found == expected
 
 
-def test_packing_a_block_by_hand(make_block):
-    block = make_block(2, seed=1)
-    [batch] = pack.pack_micro_batches(block, [(0, 2)])
-    assert instances_of([batch]) == instances_of_block(block)
-    assert batch.max_seqlen == int(batch.cu_seqlens.diff().max())
-    assert batch.input_ids[batch.masked_positions].eq(4).all()
-    assert {name: getattr(batch, name).dtype for name in pack.DEVICE_DTYPES} == {
-        "input_ids": torch.uint16,
-        "cu_seqlens": torch.int32,
-        "token_type_ids": torch.uint8,
-        "position_ids": torch.uint16,
-        "masked_positions": torch.int32,
-        "masked_labels": torch.uint16,
-        "is_random_next": torch.bool,
-    }
-
-
 @pytest.mark.parametrize("first_id", [10, 60_000, 70_000])
 def test_models_get_the_same_values_in_wider_types(make_block, first_id):
     block = make_block(3, seed=1)
@@ -202,6 +185,7 @@ def test_models_get_the_same_values_in_wider_types(make_block, first_id):
     names = ("input_ids", "masked_lm_ids")
     ids = {name: getattr(block, name).astype(dtype) + dtype(first_id) for name in names}
     [batch] = pack.pack_micro_batches(dataclasses.replace(block, **ids), [(0, 3)])
+    assert batch.max_seqlen == int(batch.cu_seqlens.diff().max())
     moved = pack.to_device(batch, torch.device("cpu"))
     assert {name: getattr(moved, name).dtype for name in pack.DEVICE_DTYPES} == pack.DEVICE_DTYPES
     for name in pack.DEVICE_DTYPES:
@@ -215,26 +199,13 @@ def test_a_padded_view_holds_the_same_instances(make_block):
     [batch] = pack.pack_micro_batches(block, [(0, 5)])
     padded = pack.pad_micro_batch(batch, 48)
     for n, (ids, types, _, positions, labels, is_random) in enumerate(instances_of_block(block)):
-        rest = [0] * (48 - len(ids))
+        rest, labelled = [0] * (48 - len(ids)), dict(zip(positions, labels, strict=True))
         assert padded["input_ids"][n].tolist() == [*ids, *rest]
         assert padded["attention_mask"][n].tolist() == [*[1] * len(ids), *rest]
         assert padded["token_type_ids"][n].tolist() == [*types, *rest]
-        expected = [-100] * 48
-        for position, label in zip(positions, labels, strict=True):
-            expected[position] = label
-        assert padded["labels"][n].tolist() == expected
+        assert padded["labels"][n].tolist() == [labelled.get(place, -100) for place in range(48)]
         assert padded["next_sentence_label"][n] == is_random
     assert pack.pad_micro_batch(pack.empty_micro_batch(), 48)["input_ids"].shape == (0, 48)
-
-
-@settings(deadline=None)
-@given(st.lists(st.integers(1, 10), max_size=30), st.integers(10, 40))
-def test_cuts_are_greedy_and_complete(lengths, micro_tokens):
-    offsets = torch.tensor([0, *lengths]).cumsum(0).numpy()
-    cuts = pack.cut_micro_batches(offsets, (0, len(lengths)), micro_tokens)
-    assert [n for start, stop in cuts for n in range(start, stop)] == list(range(len(lengths)))
-    assert all(sum(lengths[start:stop]) <= micro_tokens for start, stop in cuts)
-    assert all(sum(lengths[start : stop + 1]) > micro_tokens for start, stop in cuts[:-1])
 
 
 def fewest_tokens(lengths, num_cuts):
@@ -244,17 +215,19 @@ def fewest_tokens(lengths, num_cuts):
     return min(max(sum(lengths[a:b]) for a, b in each) for each in cuts)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 10), max_size=12), st.integers(10, 40))
-def test_balanced_cuts_are_as_few_and_the_longest_is_as_short_as_can_be(lengths, micro_tokens):
+def test_cuts_are_as_few_as_can_be_and_balanced_ones_as_short(lengths, micro_tokens):
     offsets = torch.tensor([7, *lengths]).cumsum(0).numpy()
-    given = (offsets, (0, len(lengths)), micro_tokens)
-    greedy, cuts = pack.cut_micro_batches(*given), pack.balance_micro_batches(*given)
-    assert len(cuts) == len(greedy)
-    assert [n for start, stop in cuts for n in range(start, stop)] == list(range(len(lengths)))
+    places = (offsets, (0, len(lengths)), micro_tokens)
+    greedy, balanced = pack.cut_micro_batches(*places), pack.balance_micro_batches(*places)
+    for cuts in (greedy, balanced):
+        assert [n for start, stop in cuts for n in range(start, stop)] == list(range(len(lengths)))
+        assert all(sum(lengths[start:stop]) <= micro_tokens for start, stop in cuts)
+    assert all(sum(lengths[start : stop + 1]) > micro_tokens for start, stop in greedy[:-1])
+    assert len(balanced) == len(greedy)
     if lengths:
-        most = max(sum(lengths[start:stop]) for start, stop in cuts)
-        assert most == fewest_tokens(lengths, len(cuts))
+        most = max(sum(lengths[start:stop]) for start, stop in balanced)
+        assert most == fewest_tokens(lengths, len(balanced))
 
 
 def test_steps_are_pinned_where_they_are_to_be(dataset, monkeypatch):

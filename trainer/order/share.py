@@ -42,18 +42,6 @@ def rank_slots(global_batch: int, rank: int, world_size: int) -> tuple[int, int]
     return rank * global_batch // world_size, (rank + 1) * global_batch // world_size
 
 
-def plan_step(
-    order: StreamOrder,
-    position: int,
-    global_batch: int,
-    rank: int,
-    world_size: int,
-    block_size: int,
-) -> Rows:
-    """Rules 4, 5 and 8: what one rank reads of the global batch that begins at a position."""
-    return plan_steps(order, [position], global_batch, rank, world_size, block_size)[0]
-
-
 def plan_steps(
     order: StreamOrder,
     positions: Sequence[int],
@@ -62,7 +50,9 @@ def plan_steps(
     world_size: int,
     block_size: int,
 ) -> tuple[Rows, Array]:
-    """What `plan_step` says of several steps, and where the rows of each begin and end [S+1].
+    """Rules 4, 5 and 8: what a rank reads of the global batches that begin at positions [S].
+
+    Where the rows of each begin and end [S+1] comes besides.
 
     A batch takes one stretch of consecutive depths from every (lane, span), so sorting it costs
     nothing: the stretches are laid out lane by lane, the rank's slots are cut out, and what is left

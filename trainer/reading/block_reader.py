@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -168,7 +168,7 @@ class BlockReader:
                 for number, step in enumerate(new, num_planned):
                     last_use |= dict.fromkeys(step.keys, number)
                 num_planned += len(new)
-                self.ask(dict.fromkeys(key for step in new for key in step.keys))
+                self.ask(dict.fromkeys(chain.from_iterable(step.keys for step in new)))
                 ahead.extend(new)
             if not ahead:
                 return
@@ -210,9 +210,10 @@ class BlockReader:
         num_bytes = 0.0
         for step in planned:
             found.append(step)
-            new = {*step.keys} - keys
-            num_bytes += sum(2 * _mean_bytes(self._shards[key >> _BLOCK_BITS][1]) for key in new)
-            keys |= new
+            for shard in (self._shards[key >> _BLOCK_BITS][1] for key in {*step.keys} - keys):
+                num_blocks = -(-shard.instances // block_instances(shard.seq_len))
+                num_bytes += 2 * shard.num_bytes / num_blocks
+            keys |= {*step.keys}
             is_full = num_bytes >= self._settings.buffer_bytes // 2 and len(found) >= min_steps
             if is_full or len(found) >= most_steps:
                 break
@@ -303,7 +304,3 @@ def join_blocks(
         reads[first] = joined
         first_of[key + 1] = first
     return [*reads.items()]
-
-
-def _mean_bytes(shard: Shard) -> float:
-    return shard.num_bytes / max(1, -(-shard.instances // block_instances(shard.seq_len)))

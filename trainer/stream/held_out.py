@@ -11,6 +11,7 @@ from pipeline.shards.records import Shard
 from trainer.batches.pack import MicroBatch, cut_micro_batches, pack_micro_batches
 from trainer.reading.block_reader import BlockReader, PlannedStep, plan_rows
 from trainer.reading.settings import Reading
+from trainer.stream.step import StepSizes
 
 
 def iterate_validation(
@@ -29,11 +30,7 @@ def iterate_validation(
     Rank r of W takes instances floor(r n / W) to floor((r + 1) n / W) - 1 of n, so sums over ranks
     are sums over the split. A rank may get none, and ranks unequal numbers of micro-batches.
     """
-    if micro_tokens < seq_len:
-        raise ValueError(
-            f"micro_tokens is {micro_tokens}: one instance may take all of seq_len {seq_len};"
-            " raise it"
-        )
+    StepSizes(rank, world_size, world_size, micro_tokens).check(seq_len)
     dataset.num_passes(split, seq_len)
     shards = dataset.shards(split, seq_len, 0)
     num_instances = sum(shard.instances for shard in shards)

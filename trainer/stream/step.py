@@ -19,7 +19,7 @@ from trainer.batches.pack import MicroBatch, balance_micro_batches, pack_micro_b
 from trainer.batches.redraw import MaskRedraw, ShareAt
 from trainer.order.known import KnownPasses
 from trainer.order.order import Stretch, next_stretches
-from trainer.order.share import default_num_lanes, plan_step, plan_steps, rank_slots
+from trainer.order.share import default_num_lanes, plan_steps, rank_slots
 from trainer.order.source import Mixture, one_dataset
 from trainer.order.state import StreamState, parse_state, refuse_other_stream
 from trainer.reading.block_reader import BlockReader, PlannedStep, plan_rows
@@ -198,7 +198,7 @@ class StepLoader:
     def describe(self, step: RankStep, global_batch: int) -> list[str]:
         """Instances of a step's global batch, of all ranks, as SHARD:START-STOP."""
         order, whole = self.passes.order(self.begin), 2**40  # no shard is cut into blocks
-        rows = plan_step(order, step.first_position, global_batch, 0, 1, whole)
+        rows, _ = plan_steps(order, [step.first_position], global_batch, 0, 1, whole)
         found = (self.passes.shards[number] for number in self.passes.shard_index(rows))
         return [
             f"{dataset.locate(shard.name)}:{start}-{stop}"
