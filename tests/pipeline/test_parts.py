@@ -238,6 +238,7 @@ LINES_OF_FORMATS = {
     "cirrus": ['{"index":{"_id":"1"}}\n', '{"text": "a"}\n', "\n", '{"text": "é\\n"}\r\n', "bad\n"],
     "wikiextractor": ['<doc id="1" title="T">\n', "T\n", "\n", "body\n", "</doc>\n"],
 }
+LINES_OF_FORMATS["sentence-lines"] = ["One. Two.\n", "Three\r\n", "\n", " \t\n", "é力\n"]
 LINES_OF_FORMATS["wikiextractor"].append('<doc id="2" title="T">\nT\nbody\n</doc>\n')
 
 

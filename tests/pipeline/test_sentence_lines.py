@@ -4,7 +4,6 @@ import gzip
 import zipfile
 from hashlib import sha256
 from itertools import islice, permutations
-from pathlib import Path
 
 import fsspec
 import numpy as np
@@ -22,9 +21,7 @@ from pipeline.tokens.document_lists import group_documents, split_documents
 from pipeline.tokens.token_parts import TokenizedDocument
 from tests.pipeline.programs import run
 
-SENTENCES = ["The ship left at noon.", '"Is it far?"', "No one knew, said Mr. Grey!"]
-SENTENCES.append("They sailed on (for a while.)")
-DOCUMENT = "\n".join(SENTENCES) + "\n"
+DOCUMENT = 'The ship left at noon.\n"Is it far?"\nNo one knew, said Mr. Grey!\nThey left (late.)\n'
 CORPUS = "\n".join([DOCUMENT] * 50)
 LATE = "He came in. She rose at once. It was late.\n"
 NOVEL = "\n".join([LATE, "“Go on,” he said. “Now!”\n", "Well. Yes.\n"] * 20)
@@ -50,7 +47,7 @@ HALF = "\n".join([f"{LINES}A fourth?\nFine.\n"] * 20)
         ("\n".join(["这是一句话。他说:“好!”真的吗?\n这也是。两句。\n"] * 20), False, False),
         (POEM, False, False),
         (POEM.replace("\n\n", "\n"), False, False),
-        ("\n\n".join(SENTENCES * 20), False, False),
+        (DOCUMENT.replace("\n", "\n\n") * 20, False, False),
         ("", False, False),
     ],
 )
@@ -81,10 +78,10 @@ def test_files_are_judged_together():
 
 
 def test_documents_of_many_lines_are_seen_in_compressed_files_too():
-    names = [sha256(bytes([number % 250, number // 250])).hexdigest() for number in range(3000)]
-    ends = ["\n\n" if number % 300 == 299 else "\n" for number in range(3000)]
-    lines = (f"The ship {name} left.{end}" for name, end in zip(names, ends, strict=True))
-    data = gzip.compress("".join(lines).encode())
+    names = [sha256(str(number).encode()).hexdigest() for number in range(3000)]
+    ships = [f"The ship {name} left.\n" for name in names]
+    documents = ("".join(ships[start : start + 300]) for start in range(0, 3000, 300))
+    data = gzip.compress("\n".join(documents).encode())
     fsspec.filesystem("memory").pipe("/packed/a.txt.gz", data)
     assert formats(find_inputs(["memory://packed/a.txt.gz"])) == ["sentence-lines"]
 
@@ -92,23 +89,17 @@ def test_documents_of_many_lines_are_seen_in_compressed_files_too():
 @pytest.mark.parametrize(
     ("texts", "said"),
     [
-        (
-            {"a_txt": HALF},
-            r"a\.txt: its beginning has 20 blank-line blocks of 100 lines, .* and 80% hold one",
-        ),
-        (
-            {"a_txt": NOVEL, "b_txt": CORPUS},
-            r"b\.txt: its beginning has 50 blank-line blocks .* as in 1 of 2 files looked at",
-        ),
-        (
-            {f"{i}_txt": "\n".join([DOCUMENT] * 5) for i in range(9)},
-            r"0\.txt: its beginning has 5 blank-line blocks",
-        ),
+        ([HALF], "20 blank-line blocks of 100 lines, .* and 80% hold one"),
+        ([NOVEL, CORPUS], "50 blank-line blocks .* as in 1 of 2 files looked at"),
+        (["\n".join([DOCUMENT] * 5)] * 9, "5 blank-line blocks"),
     ],
 )
 def test_what_is_not_sure_stops_and_is_read_as_told(texts, said):
-    files = write(**texts)
-    message = rf"{said}.*; give --format sentence-lines if .* or --format text if each"
+    files = write(**{f"{number}_txt": text for number, text in enumerate(texts)})
+    place = r"1\.txt" if NOVEL in texts else r"0\.txt"
+    message = (
+        rf"{place}: its beginning has {said}.*; give --format sentence-lines if .* or --format t"
+    )
     with pytest.raises(ValueError, match=message):
         formats(files)
     for text_format in ("text", "sentence-lines"):
@@ -119,22 +110,18 @@ def test_what_is_not_sure_stops_and_is_read_as_told(texts, said):
 def test_members_of_an_archive_are_never_taken_apart_unasked(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("a.txt", CORPUS)
-
-    def read(text_format):
-        [part] = plan_parts(find_inputs([str(tmp_path / "a.zip")]), text_format, 2**20)
-        return len(list(read_part(part)))
-
+    files = find_inputs([str(tmp_path / "a.zip")])
     said = r"a\.zip/a\.txt: its beginning has 50 blank-line blocks.*; give --format sentence-lines"
     with pytest.raises(ValueError, match=said):
-        read("auto")
-    assert (read("text"), read("sentence-lines")) == (1, 50)
+        list(read_part(*plan_parts(files, "auto", 2**20)))
+    for text_format, number in (("text", 1), ("sentence-lines", 50)):
+        assert len(list(read_part(*plan_parts(files, text_format, 2**20)))) == number
 
 
 def test_lines_stay_sentences():
-    text = "One. Two.\nthree\n" + "x " * 700
-    part = Part(())
-    documents = [Document(text.strip(), "f", is_split=True), Document(text.strip(), "f")]
-    lists = group_documents(part, documents, {}, 10**6)
+    text = ("One. Two.\nthree\n" + "x " * 700).strip()
+    documents = [Document(text, "f", is_split=True), Document(text, "f")]
+    lists = group_documents(Part(()), documents, {}, 10**6)
     first, second = split_documents(next(lists), ["en"]).documents
     assert first.sentences == ["One. Two.", "three", ("x " * 500).strip(), ("x " * 200).strip()]
     assert second.sentences[:3] == ["One.", "Two.", "three"]
@@ -142,11 +129,9 @@ def test_lines_stay_sentences():
 
 
 def test_of_copies_with_other_sentences_one_is_taken_in_any_order():
-    def encoded(*lengths):
-        tokens = np.arange(sum(lengths), dtype=np.uint16)
-        return TokenizedDocument(b"0" * 16, 9, np.array(lengths, np.uint16), tokens)
-
-    for order in permutations([encoded(4, 2), encoded(2, 2, 2), encoded(6)]):
+    tokens = np.arange(6, dtype=np.uint16)
+    lengths = [np.array(each, np.uint16) for each in ([4, 2], [2, 2, 2], [6])]
+    for order in permutations(TokenizedDocument(b"0" * 16, 9, own, tokens) for own in lengths):
         assert gather_documents(order).sentence_lengths.tolist() == [2, 2, 2]
 
 
@@ -169,39 +154,21 @@ def test_no_book_and_no_speech_is_taken_apart(shared_data):
 def test_corpora_of_real_sentences_are_found(shared_data, name, language):
     [part] = plan_parts(find_inputs([str(shared_data / "data" / name)]), "auto", 2**30)
     lines = (document.text.split("\n") for document in islice(read_part(part), 100))
-    texts = ["\n".join(filter(str.strip, each)) for each in lines]
-    split = ("\n".join(split_sentences(text, language)) for text in texts if text)
-    sentences = "\n\n".join(split)
+    texts = list(filter(None, ("\n".join(filter(str.strip, each)) for each in lines)))
+    sentences = "\n\n".join("\n".join(split_sentences(text, language)) for text in texts)
     assert look_at_lines(sentences, is_whole=False).is_sure
-    paragraphs = "\n\n".join(filter(None, texts))
-    assert not look_at_lines(paragraphs, is_whole=False).is_likely
+    assert not look_at_lines("\n\n".join(texts), is_whole=False).is_likely
 
 
 @pytest.mark.processes
 def test_the_sample_of_the_reference_is_three_documents(shared_data, tmp_path, capsys):
     sample = shared_data / "data/bert_sample/sample_text.txt"
-    flags = ("--input", sample, "--workers", 1, "--passes", 1, "--vocab_size", 400)
-    assert run("build", *flags, "--output", tmp_path / "data", "--plan", "true") == 0
-    assert "about 3 documents" in capsys.readouterr().out
-    assert run("build", *flags, "--output", tmp_path / "data") == 0
+    words = ("build", "--input", sample, "--workers", 1, "--passes", 1, "--vocab_size", 400)
+    words += ("--output", tmp_path / "data")
+    assert run(*words, "--plan", "true") == run(*words) == 0
     printed = capsys.readouterr().out
+    assert "about 3 documents" in printed
     held = "hold a sentence a line and blank lines between documents"
     assert f"input: 1 file(s), such as {sample}, {held}" in printed
-    assert "input: 3 documents of " in printed
     counters = open_dataset(str(tmp_path / "data")).manifest.counters
     assert (counters["documents"], counters["sentences"]) == (3, 31)
-
-
-@pytest.mark.processes
-def test_any_part_size_gives_one_root_hash(texts, vocab_file, tmp_path):
-    documents = [text.replace(". ", ".\n") for text in texts]
-    Path(tmp_path / "a.txt").write_text("\n\n".join(documents))
-    hashes = set()
-    flags = ("--vocab", vocab_file, "--workers", 1, "--passes", 1, "--seq_lens", 64)
-    for part_bytes in (1024, 2**25):
-        own = ("--part_bytes", part_bytes, "--output", tmp_path / str(part_bytes))
-        assert run("build", "--input", tmp_path / "a.txt", *own, *flags) == 0
-        manifest = open_dataset(str(tmp_path / str(part_bytes))).manifest
-        hashes.add(manifest.root_hash)
-        assert manifest.counters["documents"] == len(texts)
-    assert len(hashes) == 1

@@ -46,12 +46,10 @@ def test_long_sentences_are_cut_at_the_last_space_that_fits():
 )
 def test_a_long_quotation_is_split_like_other_text(opening, closing):
     """`sentencex` takes it for one sentence, and what stands between two apostrophes too."""
-    names = ("one", "two", "three", "four")
-    sentences = [f"Sentence number {name} of those that he said that day." for name in names]
+    sentences = [f"Sentence number {n} of those that he said that day." for n in range(4)]
     text = f"{opening}{' '.join(sentences)} {'It is so. ' * 5}And the end{closing}."
     found = split_sentences(text)
-    assert found[0] == opening + sentences[0]
-    assert found[1:4] == sentences[1:]
+    assert found[:4] == [opening + sentences[0], *sentences[1:]]
     assert len(found) == 10
     assert "".join(found).replace(" ", "") == text.replace(" ", "")
 

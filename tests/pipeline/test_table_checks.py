@@ -48,15 +48,14 @@ def test_numbers_of_a_shard(name):
     for value in (least, most):
         check_rows([consistent(name, value)])
     for value in (-1, more):
-        said = f"row 0, (pass|{name}).*: found '{value}', expected a whole number"
-        with refused(said):
+        with refused(f"row 0, (pass|{name}).*: found '{value}', expected a whole number"):
             check_rows([row(**{name: value})])
 
 
 def test_a_shard_of_nothing_is_none_of_a_seals_business():
     check_rows([row(seal=NOTHING)])
     with refused("the seal of a shard, tokens: found '-1'"):
-        check_rows([row(seal=dataclasses.replace(SEAL, tokens=-1))])
+        check_rows([row(seal=Seal(3, -1, "0" * 32))])
 
 
 def blocks(offset, size, instances):
@@ -84,7 +83,7 @@ def test_where_blocks_may_lie_and_how_large_they_may_be():
         check_blocks(blocks([0, largest - 1], [1, largest + 1], [8, 3]), shard)
 
 
-def described(rows, sizes):
+def described(rows, *sizes):
     groups = [SimpleNamespace(num_rows=0, total_byte_size=size) for size in sizes]
     numbers = {"num_rows": rows, "num_row_groups": len(groups), "row_group": groups.__getitem__}
     return SimpleNamespace(metadata=SimpleNamespace(**numbers))
@@ -92,13 +91,13 @@ def described(rows, sizes):
 
 def test_what_a_parquet_file_may_say_of_its_size():
     limit = 2**16 + 64 * 100
-    for rows, sizes in ((0, []), (100, [limit]), (1, [0, limit - 7, 7])):
-        check_parquet(described(rows, sizes), 100)
-    for rows, sizes, said in (
-        (101, [], "rows: found '101', expected at most 100"),
-        (-1, [], "rows: found"),
-        (1, [limit, 1], f"columns: found '{limit + 1} bytes'"),
-        (1, [-1, 1], "columns: found '0 bytes'"),
+    for found in (described(0), described(100, limit), described(1, 0, limit - 7, 7)):
+        check_parquet(found, 100)
+    for found, said in (
+        (described(101), "rows: found '101', expected at most 100"),
+        (described(-1), "rows: found"),
+        (described(1, limit, 1), f"columns: found '{limit + 1} bytes'"),
+        (described(1, -1, 1), "columns: found '0 bytes'"),
     ):
         with refused(said):
-            check_parquet(described(rows, sizes), 100)
+            check_parquet(found, 100)

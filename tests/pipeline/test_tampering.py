@@ -37,10 +37,8 @@ def refused(said):
 
 def write_tables(folder, rows, blocks):
     """Both tables, and a manifest whose totals and hashes are theirs."""
-    rows = [
-        dataclasses.replace(row, blocks_hash=table.digest())
-        for row, table in zip(rows, blocks, strict=True)
-    ]
+    hashes = [{"blocks_hash": table.digest()} for table in blocks]
+    rows = [dataclasses.replace(row, **own) for row, own in zip(rows, hashes, strict=True)]
     (folder / tables.SHARDS_TABLE).write_bytes(tables.shards_table(rows))
     (folder / tables.BLOCKS_TABLE).write_bytes(block_tables.blocks_table(blocks))
     groups = [dataclasses.asdict(group) for group in tables.group_totals(rows)]
@@ -85,16 +83,16 @@ def test_the_largest_numbers_of_a_manifest_are_taken(folder):
     assert open_dataset(str(folder)).vocab_size == 2**32
 
 
-@pytest.mark.parametrize(
-    ("edit", "said"),
-    [
-        (lambda fields: fields["settings"].update(seed=1), "its settings have the hash"),
-        (lambda fields: fields["special_ids"].update(mask=3), ".*special_ids: found"),
-        (lambda fields: fields["special_ids"].update(eos=9), ".*special_ids: found"),
-        (lambda fields: fields.update(special_ids=[]), ".*special_ids: found"),
-        (lambda fields: fields.update(groups=fields["groups"][:1] * 2), ".*groups: found"),
-    ],
-)
+UNFIT = [
+    (lambda fields: fields["settings"].update(seed=1), "its settings have the hash"),
+    (lambda fields: fields["special_ids"].update(mask=3), ".*special_ids: found"),
+    (lambda fields: fields["special_ids"].update(eos=9), ".*special_ids: found"),
+    (lambda fields: fields.update(special_ids=[]), ".*special_ids: found"),
+    (lambda fields: fields.update(groups=fields["groups"][:1] * 2), ".*groups: found"),
+]
+
+
+@pytest.mark.parametrize(("edit", "said"), UNFIT)
 def test_parts_of_a_manifest_that_do_not_fit_are_refused(folder, edit, said):
     edit_manifest(folder, edit)
     with refused(rf"manifest\.json: {said}"):
@@ -155,16 +153,12 @@ def set_block(name, row, value):
     return edit
 
 
-def turned(table):
-    return dataclasses.replace(table, offset=table.offset[::-1].copy())
-
-
 BLOCKS = [
     (set_block("offset", 0, -512), "offset: found '[-512]'"),
     (set_block("offset", 1, 2**50), "offset: found"),
     (set_block("offset", 2, 2**63 - 1), "offset: found"),
     (set_block("offset", 2, 512), "blocks that overlap"),
-    (turned, "blocks that overlap"),
+    (set_block("offset", slice(None), [1536, 1024, 512]), "blocks that overlap"),
     (set_block("size", 0, 0), "size: found '[0]'"),
     (set_block("size", 0, -1), "size: found '[-1]'"),
     (set_block("size", 2, 2**40), "size: found"),
@@ -193,17 +187,13 @@ def parquet_of(columns, schema):
     return sink.getvalue()
 
 
-def open_blocks(data, shards=()):
-    return block_tables.open_block_tables(data, shards, "blocks.parquet")
-
-
 def test_block_rows_with_holes_are_refused(folder):
     first, names = block_rows(folder)[0], block_tables.BLOCKS_SCHEMA.names
     columns = {name: getattr(first, name).tolist() for name in names[1:]}
     columns["crc32"][1] = None
     data = parquet_of({"shard": [0, 0, 0], **columns}, block_tables.BLOCKS_SCHEMA)
     with refused(f"blocks.parquet: rows of {FIRST} hold no crc32 in places"):
-        open_blocks(data, shard_rows(folder)[:1]).table(0)
+        block_tables.open_block_tables(data, shard_rows(folder)[:1], "blocks.parquet").table(0)
 
 
 @pytest.mark.parametrize(
@@ -213,8 +203,9 @@ def test_tables_of_other_types_are_refused(column, kind):
     schema = block_tables.BLOCKS_SCHEMA
     other = schema.set(schema.get_field_index(column), pa.field(column, kind))
     values = {each.name: pa.array([0, 1]).cast(each.type) for each in other}
+    data = parquet_of(values, other)
     with refused(r"blocks.parquet: columns are \[.*expected \["):
-        open_blocks(parquet_of(values, other)).table(0)
+        block_tables.open_block_tables(data, (), "blocks.parquet").table(0)
 
 
 MEASURE = """
@@ -237,9 +228,8 @@ print(peak_megabytes() - before)
 def read_in_a_process(folder):
     """What is said of a dataset that is read and verified, and megabytes by which the peak grew."""
     command = [sys.executable, "-c", MEASURE, str(folder)]
-    said, grown = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    said, grown = ran.stdout.splitlines()
     return said, float(grown)
 
 
@@ -248,14 +238,10 @@ def read_in_a_process(folder):
 def test_a_table_of_millions_of_equal_rows_is_refused_unread(folder, name):
     is_first = name == tables.SHARDS_TABLE
     schema = tables.SHARDS_SCHEMA if is_first else block_tables.BLOCKS_SCHEMA
-    values = [pa.scalar("a" * 64 if each.type == pa.string() else 1) for each in schema]
-    columns = [
-        pa.repeat(value.cast(each.type), 2_000_000)
-        for value, each in zip(values, schema, strict=True)
-    ]
-    data = parquet_of(columns, schema)
+    values = ("a" * 64 if each.type == pa.string() else 1 for each in schema)
+    scalars = [pa.scalar(value, each.type) for value, each in zip(values, schema, strict=True)]
+    data = parquet_of([pa.repeat(scalar, 2_000_000) for scalar in scalars], schema)
     assert len(data) < 250_000
-    del columns
     write_table(folder, name, data)
     said, grown = read_in_a_process(folder)
     assert re.search(rf"{name}: .*(rows|columns): found", said)
@@ -263,11 +249,9 @@ def test_a_table_of_millions_of_equal_rows_is_refused_unread(folder, name):
 
 
 def test_strings_that_are_no_text_are_refused(folder):
-    data = tables.shards_table(shard_rows(folder))
-    file = pq.read_table(io.BytesIO(data))
+    file = pq.read_table(folder / tables.SHARDS_TABLE)
     names = pa.array([b"\xff\xfe" + name.as_py().encode() for name in file["name"]], pa.binary())
-    buffers = names.buffers()
-    spoilt = pa.Array.from_buffers(pa.string(), len(names), buffers)
+    spoilt = pa.Array.from_buffers(pa.string(), len(names), names.buffers())
     table = file.set_column(file.schema.get_field_index("name"), "name", spoilt)
     write_table(folder, tables.SHARDS_TABLE, parquet_of(table.columns, tables.SHARDS_SCHEMA))
     with refused(r"shards\.parquet: a damaged Parquet table"):
@@ -281,29 +265,20 @@ def verify(folder):
     return [str(each) for each in verify_dataset(open_dataset(str(folder)))]
 
 
-def flip(path, at):
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
-
-
 def test_every_flipped_bit_of_a_shard_is_found(folder):
     path = folder / FIRST
     data = path.read_bytes()
     for at in range(0, len(data), 97):
-        flip(path, at)
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
         [finding] = verify(folder)
         assert finding.startswith(f"{folder}/{FIRST}: ")
         path.write_bytes(data)
     assert verify(folder) == []
 
 
-def test_truncated_missing_foreign_and_swapped_shards_are_found(folder):
+def test_missing_foreign_and_swapped_shards_are_found(folder):
     path, other, foreign = (folder / FIRST.replace("00.tar", f"0{n}.tar") for n in range(3))
     data = path.read_bytes()
-    path.write_bytes(data[:-512])
-    said = f"{len(data) - 512} bytes, expected {len(data)}: truncated or foreign"
-    assert verify(folder) == [f"{path}: {said}"]
     path.unlink()
     assert verify(folder) == [f"{path}: missing"]
     shutil.copy(other, path)
@@ -329,9 +304,8 @@ def test_a_shard_that_is_a_copy_of_another_is_found_where_the_tables_say_so_too(
 def test_counts_of_each_block_are_compared_with_the_block_table(folder, monkeypatch, name):
     """Also where the sums of the shard hold, which is all that the table alone can be held to."""
     first = block_rows(folder)[0]
-    column = getattr(first, name).copy()
-    column[0], column[1] = column[0] - 1, column[1] + 1
-    changed = dataclasses.replace(first, **{name: column})
+    one, other = getattr(first, name)[:2]
+    changed = set_block(name, slice(2), [one - 1, other + 1])(first)
     blocks = Dataset.blocks
     monkeypatch.setattr(
         Dataset, "blocks", lambda own, shard: changed if shard.name == FIRST else blocks(own, shard)

@@ -17,7 +17,7 @@ from pipeline.text.cleaning import clean_text
 from pipeline.text.task_texts import Overlap, WindowFinder, prepare_texts
 from scripts.bench.measured import read_documents
 from tests.pipeline.conftest import WORDS
-from tests.pipeline.programs import root_hash, run, write_texts
+from tests.pipeline.programs import run, write_texts
 from tokenizer.encode import Encoder
 from tokenizer.vocab import SPECIAL_TOKENS, Vocabulary, parse_vocab
 
@@ -63,20 +63,18 @@ def test_a_cased_vocabulary_knows_words_by_their_lower_case_pieces():
 def test_a_shared_window_is_found_with_its_place():
     text = f"Once upon a time.\n{TWENTY.upper().replace(' ', ' -- ')} The end."
     window = "every morning the old captain counted his eleven silver engines nobody in the"
-    other = "Nothing that any document has in it, not a single word."
-    assert find(text, other, TWENTY) == Overlap("tasks.txt:2", window)
+    assert find(text, SEVEN, TWENTY) == Overlap("tasks.txt:2", window)
     changed = text.replace("ENGINES", "MACHINES")
     assert find(changed, TWENTY) is None
     assert find(changed, TWENTY, n=8).words == "every morning the old captain counted his eleven"
 
 
 def test_a_window_lies_in_one_document():
-    words = UNCASED.encode(TWENTY)
+    words, finder = UNCASED.encode(TWENTY), make_finder([TWENTY])
     middle = len(words) // 2
-    assert make_finder([TWENTY]).find([words[:middle], words[middle:], words[:0]]) == [None] * 3
-    found = make_finder([TWENTY]).find([words[:9], words, words[:0], words])
-    assert [each is not None for each in found] == [False, True, False, True]
-    assert make_finder([TWENTY]).find([]) == []
+    found = finder.find([words[:middle], words[middle:], words[:0], words, words[:0], words])
+    assert [each is not None for each in found] == [False, False, False, True, False, True]
+    assert finder.find([]) == []
 
 
 def test_a_short_text_counts_as_a_whole_and_a_shorter_one_not():
@@ -96,10 +94,9 @@ def test_task_files_without_a_text_that_is_long_enough_are_refused(texts, n, lea
 
 def test_the_first_place_of_the_task_files_is_told():
     longer = TEN.replace(".", " and more")
-    assert find(longer, TEN, longer).place == "tasks.txt:1"
-    assert find(longer, longer, TEN).place == "tasks.txt:1"
+    for texts in ((longer, TEN, longer), (longer, longer, TEN), (TWENTY, TWENTY, TWENTY)):
+        assert find(*texts).place == "tasks.txt:1"
     assert find(TEN, longer, TEN).place == "tasks.txt:2"
-    assert find(TWENTY, TWENTY, TWENTY).place == "tasks.txt:1"
 
 
 def brute_force(document, texts, n):
@@ -118,8 +115,7 @@ def brute_force(document, texts, n):
 def test_what_brute_force_finds_is_found(data):
     words = st.lists(st.sampled_from(["a", "B", "ab", "中", "abc"]), max_size=24).map(" ".join)
     n = data.draw(st.integers(2, 12))
-    texts = data.draw(st.lists(words, min_size=1, max_size=6))
-    texts.append(data.draw(st.lists(st.sampled_from("ab"), min_size=12, max_size=14).map(" ".join)))
+    texts = [*data.draw(st.lists(words, min_size=1, max_size=6)), "a b b a a b a b b b a b a"]
     documents = data.draw(st.lists(words, min_size=1, max_size=8)) + texts
     found = make_finder(texts, n).find([UNCASED.encode(document) for document in documents])
     expected = [brute_force(document, texts, n) for document in documents]
@@ -147,7 +143,7 @@ def test_every_planted_overlap_is_found_and_no_other(n):
         for size in (length, length - 1):
             planted = disguise([*before, *words[first : first + size], *after], rng)
             documents.append(UNCASED.encode(clean_text(planted)))
-            expected.append(f"tasks.txt:{number}" if size == length else None)
+        expected += [f"tasks.txt:{number}", None]
     assert [found and found.place for found in finder.find(documents)] == expected
 
 
@@ -212,9 +208,9 @@ def test_task_files_are_known_by_their_bytes(tmp_path):
     for name, text in (("a", "one"), ("b", "two"), ("c", "one")):
         tmp_path.joinpath(name).write_text(text)
     paths = [[str(tmp_path / name) for name in names] for names in ("ab", "bc", "a", "b")]
-    hashes = list(map(hash_task_files, paths))
-    assert hashes[0] == hashes[1]
-    assert len(set(hashes)) == 3
+    first, second, *others = map(hash_task_files, paths)
+    assert first == second
+    assert len({first, *others}) == 3
 
 
 @pytest.mark.processes
@@ -227,24 +223,24 @@ def test_a_build_drops_or_lists_what_holds_text_of_task_files(texts, vocab_file,
     tasks = tmp_path / "tasks.tsv"
     tasks.write_text(f"0\t{ten}\n1\t{twenty}\n")
     length = ("--passes", 1, "--seq_lens", 64, "--part_bytes", 4096, "--workers", 1)
-    fixed = ("--vocab", vocab_file, *length)
-
-    def build(corpus, output, *more):
-        words = ("--input", tmp_path / corpus, "--output", tmp_path / output)
-        return run("build", *words, *fixed, *more)
-
     tested = ("--task_files", tasks)
-    assert build("clean.jsonl", "expected") == 0
-    assert build("all.jsonl", "dropped", *tested) == 0
-    capsys.readouterr()
-    assert build("all.jsonl", "dropped", *tested) == 0  # finished: looks nothing up
-    assert "3 of 83 documents hold text of the task files: input 3" in capsys.readouterr().out
-    assert build("all.jsonl", "plain") == 0
-    assert build("all.jsonl", "listed", *tested, "--task_overlap", "list") == 0
-    hashes = [root_hash(tmp_path / name) for name in ("expected", "dropped", "plain", "listed")]
-    assert hashes[0] == hashes[1] != hashes[2] == hashes[3]
-    names = ("dropped", "plain", "listed")
-    dropped, plain, listed = (open_dataset(str(tmp_path / name)).manifest for name in names)
+
+    def build(output, *more, corpus="all.jsonl", vocab=("--vocab", vocab_file)):
+        words = ("--input", tmp_path / corpus, "--output", tmp_path / output, *vocab)
+        code = run("build", *words, *length, *more)
+        return code, "".join(capsys.readouterr())
+
+    assert build("expected", corpus="clean.jsonl")[0] == 0
+    assert build("dropped", *tested)[0] == 0
+    code, said = build("dropped", *tested)  # finished: looks nothing up
+    assert code == 0
+    assert "3 of 83 documents hold text of the task files: input 3" in said
+    assert build("plain")[0] == build("listed", *tested, "--task_overlap", "list")[0] == 0
+    names = ("expected", "dropped", "plain", "listed")
+    expected, dropped, plain, listed = (
+        open_dataset(f"{tmp_path}/{name}").manifest for name in names
+    )
+    assert expected.root_hash == dropped.root_hash != plain.root_hash == listed.root_hash
     assert listed.settings_hash == plain.settings_hash
     assert dropped.counters["dropped_task_text"] == listed.counters["documents_listed"] == 3
     assert dropped.settings["task_words"] == 13
@@ -263,13 +259,12 @@ def test_a_build_drops_or_lists_what_holds_text_of_task_files(texts, vocab_file,
     assert "documents listed" in (tmp_path / "listed/report.html").read_text()
     assert not list((tmp_path / "dropped/tokens").glob("broadcast-*"))
     tasks.write_text(f"{twenty}\n")
-    capsys.readouterr()
-    assert build("all.jsonl", "dropped", *tested) == 2
-    assert "holds tokens of other settings: task_files was" in capsys.readouterr().err
-    assert build("all.jsonl", "planned", *tested, "--plan", "true") == 0
-    assert "2 task_text" in capsys.readouterr().out
+    code, said = build("dropped", *tested)
+    assert code == 2
+    assert "holds tokens of other settings: task_files was" in said
+    assert "2 task_text" in build("planned", *tested, "--plan", "true")[1]
     (tmp_path / "broken.jsonl").write_text("{")
-    broken = "--output", tmp_path / "none", "--task_files", tmp_path / "broken.jsonl"
-    assert run("build", "--input", tmp_path / "all.jsonl", *broken, *length) == 2
-    assert f"{tmp_path}/broken.jsonl" in capsys.readouterr().err
+    code, said = build("none", "--task_files", tmp_path / "broken.jsonl", vocab=())
+    assert code == 2
+    assert f"{tmp_path}/broken.jsonl" in said
     assert not (tmp_path / "none").exists(), "it looked for a vocabulary first"

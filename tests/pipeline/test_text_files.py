@@ -9,11 +9,7 @@ from pipeline.documents.text_files import read_csv_rows, read_json_lines, read_t
 
 @pytest.fixture
 def write(tmp_path):
-    def write(name, data):
-        tmp_path.joinpath(name).write_bytes(data)
-        return str(tmp_path / name)
-
-    return write
+    return lambda name, data: (tmp_path / name).write_bytes(data) and str(tmp_path / name)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])

@@ -16,7 +16,10 @@ def record(kind, content, content_type="text/plain"):
     return head.encode() + content + b"\r\n\r\n"
 
 
-def response(body, header=b"Content-Type: text/html; charset=utf-8", status=b"200 OK"):
+HTML_UTF8 = b"Content-Type: text/html; charset=utf-8"
+
+
+def response(body, header=HTML_UTF8, status=b"200 OK"):
     http = b"HTTP/1.1 " + status + b"\r\n" + header + b"\r\n\r\n" + body
     return record("response", http, "application/http; msgtype=response")
 
@@ -32,12 +35,8 @@ INFO = record("warcinfo", b"a: b\r\n")
 
 @pytest.mark.parametrize("name", ["f.wet", "f.warc.wet.gz", "f"])
 def test_wet(name):
-    members = [
-        INFO,
-        record("conversion", "One\nlin\u00e9.".encode()),
-        record("metadata", b"x"),
-        record("conversion", b"Two"),
-    ]
+    members = [INFO, record("conversion", "One\nlin\u00e9.".encode())]
+    members += [record("metadata", b"x"), record("conversion", b"Two")]
     data = b"".join(map(gzip.compress, members)) if name.endswith(".gz") else b"".join(members)
     skipped: dict[str, int] = {}
     assert read(data, name, skipped=skipped) == [
@@ -51,27 +50,25 @@ MAIN = "<main><p>One <b>bold</b> caf\u00e9.</p><p>Two.</p></main>"
 HTML = f"<html><body><nav><a href=x>Menu</a></nav>{MAIN}</body></html>"
 
 
+CHUNKED = b"5;x=y\r\n<html\r\n%x\r\n%s\r\n0\r\n\r\n"
+
+
 @pytest.mark.parametrize(
     ("body", "header"),
     [
-        (HTML.encode(), b"Content-Type: text/html; charset=utf-8"),
+        (HTML.encode(), HTML_UTF8),
         (HTML.encode("latin-1"), b"Content-Type: text/html; charset=iso-8859-1"),
-        (gzip.compress(HTML.encode()), b"Content-Type: text/html; charset=utf-8\r\nContent-Encoding: gzip"),
+        (gzip.compress(HTML.encode()), HTML_UTF8 + b"\r\nContent-Encoding: gzip"),
         (
-            b"5;x=y\r\n<html\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(HTML.encode()) - 5, HTML.encode()[5:]),
-            b"Content-Type: text/html; charset=utf-8\r\nTransfer-Encoding: chunked",
+            CHUNKED % (len(HTML) - 4, HTML.encode()[5:]),
+            HTML_UTF8 + b"\r\nTransfer-Encoding: chunked",
         ),
     ],
-)  # fmt: skip
+)
 def test_html(body, header):
     skipped: dict[str, int] = {}
-    data = (
-        INFO
-        + response(body, header)
-        + response(b"x", status=b"404 Not Found")
-        + response(b"x", b"Content-Type: image/png")
-    )
-    [document] = read(data, skipped=skipped)
+    others = response(b"x", status=b"404 Not Found") + response(b"x", b"Content-Type: image/png")
+    [document] = read(INFO + response(body, header) + others, skipped=skipped)
     expected = ["One bold caf\u00e9.", "Two."]
     assert [line for line in document.text.split("\n") if line.strip()] == expected
     assert document.where == "memory:///warc/f.warc, record 2"
@@ -87,41 +84,22 @@ def test_a_charset_that_does_not_exist_is_guessed(charset):
     assert document.text.split() == ["One", "bold", "cafe.", "Two."]
 
 
+GZIP, CUT = b"\r\nContent-Encoding: gzip", gzip.compress(HTML.encode())[:-9]
+NO_HTTP = record("response", b"no http", "application/http")
+
+
 @pytest.mark.parametrize(
     ("bad", "message", "reason"),
     [
         (record("conversion", b"caf\xe9"), "found the byte 0xe9", "not_utf8"),
-        (
-            record("response", b"no http", "application/http"),
-            "found b'no http', expected a response",
-            "bad_http",
-        ),
-        (
-            response(b"x", b"Content-Type: text/html\r\nContent-Encoding: gzip"),
-            "found a body that is not",
-            "bad_http",
-        ),
-        (
-            response(
-                gzip.compress(HTML.encode())[:-9],
-                b"Content-Type: text/html\r\nContent-Encoding: gzip",
-            ),
-            "found a body that is not encoded .* cut short",
-            "bad_http",
-        ),
-        (
-            response(b"x", b"Content-Type: text/html\r\nContent-Encoding: br"),
-            "found a body .*'br'",
-            "bad_http",
-        ),
-        (
-            response(b"9\r\nx", b"Content-Type: text/html\r\nTransfer-Encoding: chunked"),
-            "found a body",
-            "bad_http",
-        ),
+        (NO_HTTP, "found b'no http', expected a response", "bad_http"),
+        (response(b"x", HTML_UTF8 + GZIP), "found a body that is not", "bad_http"),
+        (response(CUT, HTML_UTF8 + GZIP), "found a body that is not encoded .* cut short", "bad_http"),
+        (response(b"x", HTML_UTF8 + b"\r\nContent-Encoding: br"), "found a body .*'br'", "bad_http"),
+        (response(b"9\r\nx", HTML_UTF8 + b"\r\nTransfer-Encoding: chunked"), "found a body", "bad_http"),
         (record("conversion", b"x" * 301), "found a document of more than 300 bytes", "too_long"),
     ],
-)
+)  # fmt: skip
 def test_malformed_pages_are_named_and_counted(monkeypatch, bad, message, reason):
     monkeypatch.setattr(records, "MAX_DOCUMENT_BYTES", 300)
     data = record("conversion", b"One") + bad + record("conversion", b"Two")
@@ -147,11 +125,8 @@ def test_broken_files_are_named():
 def test_real_files(shared_data):
     found = {}
     for kind in ("warc", "warc.wet"):
-        [part] = plan_parts(
-            find_inputs([str(shared_data / f"data/commoncrawl_sample/whirlwind.{kind}.gz")]),
-            "auto",
-            2**20,
-        )
+        path = shared_data / f"data/commoncrawl_sample/whirlwind.{kind}.gz"
+        [part] = plan_parts(find_inputs([str(path)]), "auto", 2**20)
         [document] = read_part(part)
         found[kind] = document.text
     assert found["warc.wet"].startswith("Escopete - Biquipedia, a enciclopedia libre")
