@@ -106,8 +106,8 @@ def test_malformed_files_are_refused_with_file_and_line(text, columns, says):
 def test_real_files(shared_data, file, columns, num_sentences, num_words):
     text = read_text(str(shared_data / "data" / file))
     sentences = read_conll(text, file, columns)
-    counted = (len(sentences), sum(len(each.words) for each in sentences))
-    assert counted == (num_sentences, num_words)
+    assert len(sentences) == num_sentences
+    assert sum(len(each.words) for each in sentences) == num_words
     assert sentences[0].scheme == "iob2"
     tags = [each.tags for each in sentences]
     written = add_column(sentences, tags)
@@ -147,8 +147,7 @@ def test_written_tags_are_of_the_scheme_and_spell_the_same_entities(scheme, part
     for gap, length, name in parts:
         entities.append(Entity(name, end + gap, end + gap + length))
         end += gap + length
-    tags = write_tags(entities, end + 1, scheme)
-    assert find_entities(tags) == entities
+    assert find_entities(write_tags(entities, end + 1, scheme)) == entities
 
 
 @pytest.mark.parametrize(

@@ -21,15 +21,15 @@ def _open(task="squad", seq_len=384, **squad):
     return open_squad(FinetuneSettings(task=task, seq_len=seq_len, squad=chosen, **names))
 
 
-def _write(path, questions, context="Rollo (the Norse leader) met Café Society."):
+def _write(folder, questions, context="Rollo (the Norse leader) met Café Society."):
     qas = []
     for number, (text, answers) in enumerate(questions):
         found = [{"text": each, "answer_start": context.index(each)} for each in answers]
         entry = {"id": f"q{number}", "question": text, "answers": found}
         qas.append(entry | {"is_impossible": not answers})
     paragraphs = [{"context": context, "qas": qas}]
-    path.write_text(json.dumps({"data": [{"title": "T", "paragraphs": paragraphs}]}))
-    return str(path)
+    (folder / "f.json").write_text(json.dumps({"data": [{"title": "T", "paragraphs": paragraphs}]}))
+    return str(folder / "f.json")
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +42,13 @@ def _encode(task, path, vocab, split, seq_len=384):
     """Questions, their items, and logits of a model that knows the labels."""
     questions = task.read(path, split).examples
     encoded = task.encode(questions, (), TextEncoder(vocab, True, seq_len), split)
-    outputs = [] if split == "test" else [_logits_of_labels(item) for item in encoded.items]
-    return questions, encoded, outputs
+    return questions, encoded, [*map(_logits_of_labels, encoded.items)]
 
 
-def _logits_of_labels(item, sure=9.0):
+def _logits_of_labels(item):
     logits = np.zeros((len(item.sequences[0].input_ids), 2), np.float32)
-    logits[item.labels[0], 0] = logits[item.labels[1], 1] = sure
+    if len(item.labels):
+        logits[item.labels[0], 0] = logits[item.labels[1], 1] = 9.0
     return logits
 
 
@@ -56,7 +56,7 @@ SHORT = {"seq_len": 13, "max_query_pieces": 2, "stride": 4}
 
 
 def test_windows_of_a_question_as_the_reference_cuts_them(vocab, tmp_path):
-    path = _write(tmp_path / "f.json", [("Who met whom?", ["Norse leader"])])
+    path = _write(tmp_path, [("Who met whom?", ["Norse leader"])])
     _, (items, counts), _ = _encode(_open(**SHORT), path, vocab, "train", 13)
     assert [" ".join(vocab.tokens[n] for n in item.sequences[0].input_ids) for item in items] == [
         "[CLS] who met [SEP] roll ##o ( the norse leader ) met [SEP]",
@@ -71,8 +71,7 @@ def test_windows_of_a_question_as_the_reference_cuts_them(vocab, tmp_path):
 
 
 def test_an_answer_that_a_window_has_only_half_of_is_none_there(vocab, tmp_path):
-    path = _write(tmp_path / "f.json", [("Who?", ["met Café Society"])])
-    task = _open(**SHORT)
+    path, task = _write(tmp_path, [("Who?", ["met Café Society"])]), _open(**SHORT)
     questions, encoded, outputs = _encode(task, path, vocab, "train", 13)
     assert [item.labels.tolist() for item in encoded.items] == [[0, 0], [7, 9]]
     (prediction,) = task.decode(questions, encoded.items, outputs, ())
@@ -81,8 +80,7 @@ def test_an_answer_that_a_window_has_only_half_of_is_none_there(vocab, tmp_path)
 
 def test_predictions_are_the_text_as_it_was_written(vocab, tmp_path):
     answers = [("Where?", ["Café Society"]), ("Who?", ["Rollo", "Norse leader"])]
-    path = _write(tmp_path / "f.json", answers)
-    task = _open()
+    path, task = _write(tmp_path, answers), _open()
     questions, encoded, outputs = _encode(task, path, vocab, "validation")
     predictions = task.decode(questions, encoded.items, outputs, ())
     metrics = task.score(questions, predictions)
@@ -93,7 +91,7 @@ def test_predictions_are_the_text_as_it_was_written(vocab, tmp_path):
 
 
 def test_no_answer_is_given_where_its_score_is_above_the_tuned_threshold(vocab, tmp_path):
-    path = _write(tmp_path / "f.json", [("Who?", ["Rollo"]), ("Why?", []), ("Whom?", ["Society"])])
+    path = _write(tmp_path, [("Who?", ["Rollo"]), ("Why?", []), ("Whom?", ["Society"])])
     task = _open("squad2")
     questions, encoded, outputs = _encode(task, path, vocab, "validation")
     outputs[1][:] = 0
@@ -120,8 +118,7 @@ def test_a_test_file_needs_no_answers(vocab, tmp_path):
 
 
 def test_a_context_without_pieces_has_no_answer(vocab, tmp_path):
-    path = _write(tmp_path / "f.json", [("Which?", ["\u200b"])], "\u200b")
-    task = _open()
+    path, task = _write(tmp_path, [("Which?", ["\u200b"])], "\u200b"), _open()
     questions, encoded, _ = _encode(task, path, vocab, "validation")
     assert (encoded.items, encoded.counts["contexts_without_pieces"]) == ([], 1)
     (prediction,) = task.decode(questions, [], [], ())
@@ -148,7 +145,7 @@ def test_real_questions_are_answered_right_by_their_labels(vocab, shared_data):
     path = str(shared_data / "data/squad/squad_v2_half_dev.json.zst")
     questions = task.read(path, "validation").examples[::7]
     encoded = task.encode(questions, (), TextEncoder(vocab, True, 160), "validation")
-    outputs = [_logits_of_labels(item) for item in encoded.items]
+    outputs = [*map(_logits_of_labels, encoded.items)]
     for item, output in zip(encoded.items, outputs, strict=True):
         if item.labels[1]:
             output[0] = -9.0

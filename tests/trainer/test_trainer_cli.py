@@ -8,9 +8,10 @@ import yaml
 
 from pipeline.command_line.program import parse_settings
 from trainer.cli import COMMANDS, main
+from trainer.optim.settings import OptimizerSettings
 from trainer.preflight.plan import describe_plan
 from trainer.runs.run_folder import to_yaml
-from trainer.settings import OF_PHASES, Phase, PretrainSettings, resolve
+from trainer.settings import OF_PHASES, Phase, PretrainSettings, ValidationSettings, resolve
 
 BASE, TINY = (f"--config configs/pretrain/bert-{name}.yaml" for name in ("base", "tiny"))
 
@@ -49,6 +50,7 @@ def test_doctor_takes_the_place_of_pretrain():
     assert (settings.data, settings.output) == (["D"], "R")
 
 
+LAMB, MUON = (OptimizerSettings(name=name) for name in ("lamb", "muon"))
 PHASE = {"seq_len": 128, "global_batch": 8, "steps": 10, "peak_lr": 0.1}
 
 
@@ -77,6 +79,17 @@ def test_phases_that_make_no_sense(changed, message):
         ({"skip": ["1:3-9"]}, "skip: '1:3-9' is not PHASE:START-STOP with a phase below 1"),
         ({"skip": ["3-9"]}, "skip: '3-9' is not"),
         ({"micro_tokens": 100}, "micro_tokens 100 cannot hold one instance of 128 tokens"),
+        ({"masking": "dynamic"}, "masking is 'dynamic'; give static, a share such as 0.15, or"),
+        ({"masking": "0.0"}, "masking is '0.0'; .* above 0 and at most 0.5"),
+        ({"masking": "0.6-0.15"}, "masking is '0.6-0.15'; .* above 0 and at most 0.5"),
+        ({"masking": "15"}, "masking is '15'"),
+        ({"masking": "0.15", "objective": "left-to-right"}, "left-to-right masks nothing"),
+        ({"masking": "0.3-0.15", "budget_hours": 2.0}, "budget_hours leaves their number open"),
+        ({"zero_stage": 3, "optimizer": LAMB}, "lamb cannot run under zero_stage 3: its"),
+        ({"zero_stage": 3, "optimizer": MUON}, "muon cannot run under zero_stage 3: its"),
+        ({"zero_stage": 3, "compile": True}, "compile does not work with zero_stage 3"),
+        ({"budget_hours": 0.0}, r"budget_hours is 0\.0; it must be above 0"),
+        ({"validation": ValidationSettings(stop_at_mlm_accuracy=72.0)}, r"accuracy is 72\.0"),
     ],
 )
 def test_settings_that_make_no_sense(changed, message):
