@@ -7,6 +7,7 @@ at certain positions of the stream.
 import dataclasses
 import json
 import math
+import re
 import sys
 
 import pytest
@@ -73,17 +74,15 @@ def runs(tmp_path_factory):
 
 
 def test_what_was_skipped_is_written_down_with_its_instances(runs):
-    lines = (runs[0] / "spoiled" / "anomalies.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
+    lines = (runs[0] / "spoiled" / "anomalies.jsonl").read_text()
+    rows = [json.loads(line) for line in lines.splitlines()]
     assert [row["positions"][0] for row in rows] == [NOT_FINITE, SPIKE, *ROW_OF_BAD]
     assert [row["in_a_row"] for row in rows] == [1, 1, 1, 2, 3, 4, 5]
     assert [row["grad_norm"] for row in rows if row["positions"][0] != SPIKE] == ["nan"] * 6
     assert rows[1]["grad_norm"] > rows[1]["limit"] > 1
     for row in rows:
-        places = [each.rpartition(":") for each in row["instances"]]
-        spans = [tuple(map(int, span.split("-"))) for _, _, span in places]
-        assert sum(stop - start for start, stop in spans) == BATCH
-        assert all(shard.endswith(".tar") for shard, _, _ in places)
+        places = [re.fullmatch(r".*\.tar:(\d+)-(\d+)", each).groups() for each in row["instances"]]
+        assert sum(int(stop) - int(start) for start, stop in places) == BATCH
 
 
 def test_too_many_in_a_row_send_the_run_back_and_their_instances_are_left_out(runs):

@@ -31,14 +31,19 @@ FORKED = pytest.mark.filterwarnings(
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, make_dataset):
-    folder = tmp_path_factory.mktemp("pipeline")
-    return str(make_dataset(folder / "data", ((60, 45), (50, 37)), validation=(30, 23)))
+    folder = tmp_path_factory.mktemp("pipeline") / "data"
+    return str(make_dataset(folder, ((60, 45), (50, 37))))
 
 
 @pytest.fixture(scope="module")
 def expected(folder):
     with StepLoader(open_dataset(folder), "train", SEQ_LEN, **SIZES, reading=QUICK) as loader:
         return list(islice(loader, NUM_STEPS))
+
+
+@pytest.fixture(scope="module")
+def whole(folder):
+    return list(steps_of(folder).map(numbered))
 
 
 def steps_of(data, **changes):
@@ -148,10 +153,6 @@ def stateful_loader():
     return pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
 
 
-def tokens_of(batch):
-    return batch.input_ids.tolist()
-
-
 def instances_of(step):
     return [
         ids.tolist()
@@ -160,16 +161,11 @@ def instances_of(step):
     ]
 
 
-def after_json(state):
-    return json.loads(json.dumps(state))
-
-
 @pytest.mark.parametrize("done", [0, 1, 4, NUM_STEPS])
-def test_an_iteration_goes_on_where_another_stood(folder, done):
+def test_an_iteration_goes_on_where_another_stood(folder, whole, done):
     steps, again = (steps_of(folder).map(numbered) for _ in range(2))
-    whole = list(steps_of(folder).map(numbered))
     assert list(islice(steps, done)) == whole[:done]
-    again.load_state_dict(after_json(steps.state_dict()))
+    again.load_state_dict(json.loads(json.dumps(steps.state_dict())))
     assert list(again) == whole[done:]
     assert list(again) == whole[done:], "every iteration begins there"
     if done:
@@ -179,26 +175,27 @@ def test_an_iteration_goes_on_where_another_stood(folder, done):
 @pytest.mark.parametrize("done", [1, 2, 5, 6, 9])
 def test_a_state_between_the_samples_of_a_step(folder, done):
     def batches():
-        return steps_of(folder, **LARGE).map(micro_batches).unlisted().map(tokens_of)
+        steps = steps_of(folder, **LARGE).map(micro_batches).unlisted()
+        return steps.map(lambda batch: batch.input_ids.tolist())
 
     whole, begun, again = list(batches()), batches(), batches()
     samples = iter(begun)
     for place in range(done):
         assert next(samples) == whole[place]
         state = begun.state_dict()
-    again.load_state_dict(after_json(state))
+    again.load_state_dict(json.loads(json.dumps(state)))
     assert list(again) == whole[done:] == list(samples)
 
 
 @FORKED
 @pytest.mark.parametrize(("num_workers", "done"), [(0, 3), (1, 4), (3, 4)])
 @pytest.mark.engines
-def test_a_stateful_dataloader_goes_on(folder, stateful_loader, num_workers, done):
+def test_a_stateful_dataloader_goes_on(folder, whole, stateful_loader, num_workers, done):
     def loader():
         steps = steps_of(folder).map(numbered)
         return stateful_loader(steps, batch_size=None, num_workers=num_workers)
 
-    whole, begun, again = list(steps_of(folder).map(numbered)), loader(), loader()
+    begun, again = loader(), loader()
     assert list(islice(begun, done)) == whole[:done]
     again.load_state_dict(begun.state_dict())
     assert list(again) == whole[done:]

@@ -11,15 +11,14 @@ import time
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.ports import free_port
 from tests.trainer.tiny_dataset import write_tiny_dataset
-from tests.trainer.tiny_run import TINY
-from tests.trainer.two_ranks import ROOT
+from tests.trainer.tiny_run import write_config
+from tests.trainer.two_ranks import BIN, ROOT, launchers_environment
 from trainer.checkpoints.read import find_checkpoints
 from trainer.guards.watchdog import HUNG
-from trainer.process.stopping import find_launchers, is_launcher
+from trainer.process.stopping import is_launcher
 
 LIMIT_SECONDS = 600  # not a claim: only who hangs takes as long
 DEEPSPEED = ("deepspeed", "--num_gpus", "2", "--module")
@@ -40,25 +39,16 @@ class Job:
     """Training without end, from its first logged step on; all its processes name its config."""
 
     def __init__(self, folder, data, *flags, launcher=DEEPSPEED):
-        self.run = folder / "run"
-        self.config = config = folder / "config.yaml"
+        self.run, self.config, self.log = (folder / name for name in ("run", "run.yaml", "log.txt"))
         phase = {"seq_len": 16, "global_batch": 8, "steps": 1_000_000, "peak_lr": 0.001}
-        fields = {"data": [str(data)], "output": str(self.run), "phases": [phase]}
-        fields |= {"micro_tokens": 64, "checkpoint": {"interval": 0}}
-        model = {"preset": "tiny", "overrides": TINY}
-        config.write_text(yaml.safe_dump({**fields, "model": model}))
+        settings = {"phases": [phase], "micro_tokens": 64, "checkpoint": {"interval": 0}}
         name, *options, module = launcher
-        program = Path(sys.executable).parent / name
-        words = [module, "trainer", "pretrain", "--config", str(config), *flags]
         port = [] if launcher == ALONE else ["--master_port", str(free_port())]
-        command = [str(program), *port, *options, *words]
-        path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
-        environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        self.log = folder / "log.txt"
+        words = [module, "trainer", *write_config(self.run, data, **settings), *flags]
+        command, places = [str(BIN / name), *port, *options, *words], {"cwd": ROOT}
+        places |= {"env": launchers_environment(), "start_new_session": True}
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True
-            )
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, **places)
         before, began = self.last_step(), time.monotonic()
         while self.last_step() < before + 3:
             assert self.process.poll() is None, self.said()
@@ -86,10 +76,6 @@ class Job:
     def ranks(self):
         return [pid for pid in self.pids() if words_of(pid)[1:4] == ["-u", "-m", "trainer"]]
 
-    def rank(self, number):
-        [pid] = self.pids(f"--local_rank={number}")
-        return pid
-
     def wait_until_gone(self):
         """Waits for the last rank to be gone, and for the launcher."""
         began = time.monotonic()
@@ -114,34 +100,18 @@ def data(tmp_path_factory):
     return write_tiny_dataset(tmp_path_factory.mktemp("dataset"))
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("stopping")
-
-
-def stop(job, pid, number):
-    """Sends a signal and waits until all are gone; what was logged is what was saved."""
-    before = job.last_step()
-    assert len(job.ranks()) == 2
-    os.kill(pid, number)
-    job.wait_until_gone()
-    assert job.saved_step() == job.last_step() >= before, job.said()
-
-
 @pytest.mark.engines
-def test_everybody_saves_and_leaves_when_told_to_stop_or_when_the_launcher_is_gone(folder, data):
-    with Job(folder, data) as job:
-        stop(job, job.process.pid, signal.SIGTERM)
-        first = job.saved_step()
-    with Job(folder, data) as job:
-        stop(job, job.process.pid, signal.SIGKILL)
-        assert job.saved_step() > first, "it went on from there"
-
-
-@pytest.mark.engines
-def test_torchrun_told_to_stop_leaves_no_rank(tmp_path, data):
-    with Job(tmp_path, data, launcher=TORCHRUN) as job:
-        stop(job, job.process.pid, signal.SIGTERM)
+@pytest.mark.parametrize(
+    ("launcher", "number"),
+    [(DEEPSPEED, signal.SIGTERM), (DEEPSPEED, signal.SIGKILL), (TORCHRUN, signal.SIGTERM)],
+)
+def test_all_save_and_leave_when_told_to_stop_or_without_launcher(tmp_path, data, launcher, number):
+    with Job(tmp_path, data, launcher=launcher) as job:
+        before = job.last_step()
+        assert len(job.ranks()) == 2
+        os.kill(job.process.pid, number)
+        job.wait_until_gone()
+        assert job.saved_step() == job.last_step() >= before, job.said()
         assert job.process.returncode, "it does not say that the run is finished"
 
 
@@ -205,7 +175,7 @@ def test_the_second_ctrl_c_leaves_though_the_main_thread_waits_for_ever(launcher
 @pytest.mark.engines
 def test_a_stopped_rank_ends_the_job_and_is_named(tmp_path, data):
     with Job(tmp_path, data, "--safety.watchdog_minutes", "0.5") as job:
-        pid = job.rank(1)
+        [pid] = job.pids("--local_rank=1")
         os.kill(pid, signal.SIGSTOP)
         job.wait_until_gone()
         said = job.said()
@@ -234,7 +204,3 @@ def test_a_stopped_rank_ends_the_job_and_is_named(tmp_path, data):
 def test_which_parents_are_launchers(line, expected):
     words = line.split(" ", 2) if "-c" in line else line.split()
     assert is_launcher(words) is expected
-
-
-def test_without_a_launcher_nothing_is_watched():
-    assert find_launchers() == {}
