@@ -106,16 +106,16 @@ def ranks_of(data, num_steps, world_size, **changes):
     return [step for share in shares for step in share]
 
 
+def opened(folder, entries):
+    return open_mixture([entry.format(folder=folder) for entry in entries])
+
+
 @pytest.fixture(scope="module")
 def wiki(folder):
-    return open_mixture([str(folder / "wiki")])
+    return opened(folder, WIKI)
 
 
-@pytest.fixture(scope="module")
-def mixed(folder):
-    return open_mixture([entry.format(folder=folder) for entry in MIXED])
-
-
+WIKI = ["{folder}/wiki"]
 MIXED = ["wiki={folder}/wiki:5", "books={folder}/books:2", "news={folder}/news:1"]
 SKIPPING = {"skip": ((0, 5), (40, 77), (300, 301)), "global_batch": 16}
 
@@ -123,9 +123,9 @@ SKIPPING = {"skip": ((0, 5), (40, 77), (300, 301)), "global_batch": 16}
 @pytest.mark.parametrize(
     ("entries", "world_size", "num_steps", "changes", "expected"),
     [
-        (["{folder}/wiki"], 1, 36, {}, "0683aee1e4576261"),
-        (["{folder}/wiki"], 2, 36, {}, "7082473a5e93e50f"),
-        (["{folder}/wiki"], 3, 36, {}, "eda103e11ff0875c"),
+        (WIKI, 1, 36, {}, "0683aee1e4576261"),
+        (WIKI, 2, 36, {}, "7082473a5e93e50f"),
+        (WIKI, 3, 36, {}, "eda103e11ff0875c"),
         (["{folder}/books"], 1, 36, {}, "0649400402b8d762"),
         (["{folder}/news"], 3, 36, {}, "e391034a34c398de"),
         (MIXED, 1, 30, {"global_batch": 24}, "dd11f1eace9fab25"),
@@ -135,11 +135,12 @@ SKIPPING = {"skip": ((0, 5), (40, 77), (300, 301)), "global_batch": 16}
     ],
 )
 def test_datasets_and_mixtures(folder, entries, world_size, num_steps, changes, expected):
-    data = open_mixture([entry.format(folder=folder) for entry in entries])
-    assert fingerprint(ranks_of(data, num_steps, world_size, **changes)) == expected
+    found = ranks_of(opened(folder, entries), num_steps, world_size, **changes)
+    assert fingerprint(found) == expected
 
 
-def test_a_second_phase_of_one_length_and_other_sizes(mixed):
+def test_a_second_phase_of_one_length_and_other_sizes(folder):
+    mixed = opened(folder, MIXED)
     first = take(mixed, 10)
     sizes = {"state": first[-1].state, "first_step": 10, "global_batch": 20, "micro_tokens": 9000}
     assert fingerprint([*first, *take(mixed, 10, **sizes)]) == "070813478cf70065"

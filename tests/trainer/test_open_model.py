@@ -1,14 +1,13 @@
 """One way to open a model: runs, exports and folders of others, on disks and at URLs."""
 
-import json
 import shutil
 
-import fsspec
 import pytest
 import torch
 import transformers
 
-from tests.trainer.google_model import GOOGLE
+from tests.datasets import SPECIALS
+from tests.trainer.google_model import GOOGLE, VOCAB
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.tiny_run import train_tiny_run
 from tokenizer.export import build_tokenizer
@@ -16,8 +15,6 @@ from tokenizer.vocab import parse_vocab
 from trainer.checkpoints.read import read_weights
 from trainer.cli import main
 from trainer.inference.open_model import open_model
-
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 @pytest.fixture(scope="module")
@@ -59,37 +56,27 @@ def test_an_export_of_a_run_is_the_same_model(run, exported):
     assert exported.provenance == trained.provenance
 
 
-@pytest.fixture
-def remote(run):
-    filesystem = fsspec.filesystem("memory")
-    filesystem.put(f"{run}/", "/runs/tiny/", recursive=True)
-    yield "memory://runs/tiny"
-    filesystem.rm("/runs", recursive=True)
-
-
 @pytest.mark.engines
-def test_a_run_at_a_url_is_opened_and_exported(run, remote, tmp_path):
+def test_a_run_at_a_url_is_opened_and_exported(run, exported, bucket, tmp_path):
+    bucket.put(f"{run}/", "/runs/tiny/", recursive=True)
+    remote = "memory://runs/tiny"
     assert open_model(remote).where == f"{remote}/checkpoints/step-00000004"
-    assert equal(open_model(remote).state, open_model(str(run)).state)
     assert open_model(f"{remote}@2").provenance["steps"] == 2
     assert main(["export", remote, "--output", str(tmp_path / "hf")]) == 0
-    assert equal(open_model(str(tmp_path / "hf")).state, open_model(str(run)).state)
+    assert equal(open_model(str(tmp_path / "hf")).state, open_model(str(exported)).state)
     path = "/runs/tiny/checkpoints/step-00000004/model.safetensors"
-    fsspec.filesystem("memory").pipe(path, b"short")
+    bucket.pipe(path, b"short")
     with pytest.raises(ValueError, match=rf"memory:/{path}: bytes is 5"):
         open_model(remote)
 
 
 def test_a_checkpoint_of_google_with_a_vocabulary(tmp_path):
     folder = shutil.copytree(GOOGLE, tmp_path / "google")
-    size = json.loads((folder / "bert_config.json").read_text())["vocab_size"]
-    tokens = [*SPECIAL, *(f"w{number}" for number in range(size - 5))]
-    (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens))
+    (folder / "vocab.txt").write_text(VOCAB)
     opened = open_model(str(folder))
     assert opened.lower_case
-    assert opened.tokenizer().encode("W1 [MASK]").tokens == ["[CLS]", "w1", "[MASK]", "[SEP]"]
-    tokens[7] = "Word"
-    (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens))
+    assert opened.tokenizer().encode("B [MASK]").tokens == ["[CLS]", "b", "[MASK]", "[SEP]"]
+    (folder / "vocab.txt").write_text(VOCAB.replace("b", "B"))
     assert not open_model(str(folder)).lower_case
 
 
@@ -107,7 +94,7 @@ def test_what_lacks_a_head_says_so(tmp_path):
 
 @pytest.mark.engines
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(exported, tmp_path):
-    tokens = [*SPECIAL, *(f"x{number}" for number in range(99))]
+    tokens = [*SPECIALS, *(f"x{number}" for number in range(99))]
     vocabulary = parse_vocab("\n".join(tokens).encode(), "vocab.txt")
     folder = shutil.copytree(exported, tmp_path / "hf")
     (folder / "tokenizer.json").write_text(build_tokenizer(vocabulary, True).to_str())
