@@ -5,16 +5,12 @@ from trainer.model.attention import attention, choose_backend
 from trainer.model.packed_inputs import PackedInputs, padded_layout
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
-def cu_seqlens_of(lengths):
-    return torch.tensor([0, *lengths]).cumsum(0).int()
-
-
-def sequences_of(cu_seqlens, longest):
+def sequences_of(lengths, device=CPU):
     """Inputs of which only the borders matter."""
-    return PackedInputs(*[torch.empty(0)] * 3, cu_seqlens, longest)
+    borders = torch.tensor([0, *lengths], device=device).cumsum(0).int()
+    return PackedInputs(*[torch.empty(0)] * 3, borders, max(lengths))
 
 
 def random_qkv(num_tokens, *, heads=2, size=8, seed=0, dtype=torch.float32, device=CPU):
@@ -40,8 +36,7 @@ def oracle(q_TAD, k_TAD, v_TAD, lengths, is_causal=False):
 )
 def test_padded_equals_attention_written_out(lengths, is_causal):
     q, k, v = random_qkv(sum(lengths))
-    sequences = sequences_of(cu_seqlens_of(lengths), max(lengths))
-    context = attention(q, k, v, sequences, 0.0, "padded", is_causal)
+    context = attention(q, k, v, sequences_of(lengths), 0.0, "padded", is_causal)
     expected = oracle(q, k, v, lengths, is_causal)
     torch.testing.assert_close(context, expected, rtol=0, atol=2e-6)
     weights = torch.linspace(-1, 1, context.numel()).view_as(context)
@@ -51,7 +46,7 @@ def test_padded_equals_attention_written_out(lengths, is_causal):
 
 
 def test_layout_groups_rows_by_length():
-    layout = padded_layout(cu_seqlens_of([30, 3, 64, 31]), row_step=32)
+    layout = padded_layout(sequences_of([30, 3, 64, 31]).cu_seqlens, row_step=32)
     found = [(each.start, each.num_rows, each.row_length) for each in layout.groups]
     assert found == [(0, 3, 32), (96, 1, 64)]
     assert layout.num_positions == 160
@@ -59,17 +54,15 @@ def test_layout_groups_rows_by_length():
     assert layout.positions.tolist() == expected
     assert layout.groups[0].key_mask.sum(dim=-1).flatten().tolist() == [30, 3, 31]
     assert layout.groups[1].key_mask is None
-    assert padded_layout(cu_seqlens_of([40, 33]), row_step=32).num_positions == 80, "no further"
+    layout = padded_layout(sequences_of([40, 33]).cu_seqlens, row_step=32)
+    assert layout.num_positions == 80, "no further"
 
 
 def test_dropout_drops_probabilities_and_keeps_their_mean():
     """By 400 draws of one sequence."""
     qkv = [x.detach() for x in random_qkv(32, seed=1)]
-    exact = attention(*qkv, sequences_of(cu_seqlens_of([32]), 32), 0.0, "padded")
-    copies, sequences = (
-        (x.repeat(400, 1, 1) for x in qkv),
-        sequences_of(cu_seqlens_of([32] * 400), 32),
-    )
+    exact = attention(*qkv, sequences_of([32]), 0.0, "padded")
+    copies, sequences = (x.repeat(400, 1, 1) for x in qkv), sequences_of([32] * 400)
     torch.manual_seed(0)
     draws = attention(*copies, sequences, 0.5, "padded").unflatten(0, (400, 32))
     assert (draws[0] - exact).abs().max() > 0.1
@@ -97,18 +90,17 @@ def test_the_kernel_is_called_as_this_torch_declares_it(is_causal, monkeypatch):
     monkeypatch.setattr("trainer.model.attention.choose_backend", lambda *_: "flash")
     meta = {"dtype": torch.bfloat16, "device": "meta", "requires_grad": True}
     q, k, v = (torch.empty(12, 2, 64, **meta) for _ in range(3))
-    sequences = sequences_of(torch.empty(4, dtype=torch.int32, device="meta"), 5)
-    context = attention(q, k, v, sequences, 0.1, "flash", is_causal)
+    context = attention(q, k, v, sequences_of([5, 4, 3], "meta"), 0.1, "flash", is_causal)
     assert context.shape == q.shape
     context.sum().backward()
     assert q.grad.shape == k.grad.shape == v.grad.shape == q.shape
 
 
-@needs_gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_the_kernel_equals_padded_on_a_gpu(is_causal):
     lengths = [5, 130, 64, 1, 512]
-    sequences = sequences_of(cu_seqlens_of(lengths).cuda(), max(lengths))
+    sequences = sequences_of(lengths, CUDA)
     q, k, v = random_qkv(sum(lengths), size=64, dtype=torch.bfloat16, device=CUDA)
     both = ("flash", "padded")
     context, expected = (attention(q, k, v, sequences, 0.0, name, is_causal) for name in both)

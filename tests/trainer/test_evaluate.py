@@ -10,7 +10,7 @@ import transformers
 
 from pipeline.shards.dataset import open_dataset
 from tests.trainer.tiny_dataset import write_tiny_dataset
-from tests.trainer.tiny_run import train_tiny_run
+from tests.trainer.tiny_run import rows_of, train_tiny_run
 from trainer.batches.pack import pad_micro_batch
 from trainer.cli import main
 from trainer.inference.evaluate import choose_lengths, evaluate
@@ -24,14 +24,12 @@ pytestmark = pytest.mark.engines
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("evaluate")
     write_tiny_dataset(path / "data", seq_lens=(16, 32))
+    write_tiny_dataset(path / "other", vocab_size=70)
+    write_tiny_dataset(path / "long", seq_lens=(64,))
     train_tiny_run(path / "data", path / "run")
-    train_tiny_run(path / "data", path / "ltr", objective="left-to-right", model=CAUSAL)
+    train_tiny_run(path / "data", path / "ltr", objective="left-to-right")
     assert main(["export", str(path / "run"), "--output", str(path / "hf")]) == 0
     return path
-
-
-SIZES = {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "max_position_embeddings": 32}
-CAUSAL = {"preset": "tiny", "overrides": SIZES}
 
 
 def run(folder, *flags):
@@ -39,37 +37,27 @@ def run(folder, *flags):
     return main(["evaluate", *files, *flags])
 
 
-def last_validation(run):
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if row["split"] == "validation"][-1]
-
-
-@pytest.mark.parametrize(("run", "has_nsp"), [("run", True), ("ltr", False)])
-def test_numbers_are_those_of_the_validation_inside_the_run(folder, run, has_nsp):
-    expected = last_validation(folder / run)
-    found = measure(folder, run)
-    assert ("nsp_accuracy" in found) == ("nsp_majority_share" in found) == has_nsp
-    compared = {"mlm_loss", "mlm_accuracy", "unigram_entropy", "instances", "masked"}
-    compared |= {"loss", "nsp_loss", "nsp_accuracy", "nsp_majority_share"} if has_nsp else set()
-    ours, theirs = ({name: each[name] for name in compared} for each in (found, expected))
-    assert ours == pytest.approx(theirs, rel=1e-6)
-    assert found["perplexity"] == pytest.approx(math.exp(expected["mlm_loss"]), rel=1e-5)
-
-
 def measure(folder, model, split="validation"):
     return evaluate(open_model(str(folder / model)), open_dataset(str(folder / "data")), split, 16)
 
 
-def batches(folder, split="validation"):
-    dataset = open_dataset(str(folder / "data"))
-    whole = {"rank": 0, "world_size": 1, "micro_tokens": 512}
-    return list(iterate_validation(dataset, 16, **whole, split=split))
+@pytest.mark.parametrize(("run", "has_nsp"), [("run", True), ("ltr", False)])
+def test_numbers_are_those_of_the_validation_inside_the_run(folder, run, has_nsp):
+    expected = rows_of(folder / run, "validation")[-1]
+    found = measure(folder, run)
+    assert ("nsp_accuracy" in found) == ("nsp_majority_share" in found) == has_nsp
+    compared = ["mlm_loss", "mlm_accuracy", "unigram_entropy", "instances", "masked"]
+    compared += ["loss", "nsp_loss", "nsp_accuracy", "nsp_majority_share"] if has_nsp else []
+    theirs = {name: expected[name] for name in compared}
+    assert {name: found[name] for name in compared} == pytest.approx(theirs, rel=1e-6)
+    assert found["perplexity"] == pytest.approx(math.exp(expected["mlm_loss"]), rel=1e-5)
 
 
 def test_an_export_on_training_instances_is_as_transformers_says(folder):
     theirs = transformers.BertForPreTraining.from_pretrained(folder / "hf").eval()
     losses, hits, judged, random = [], [], [], []
-    for batch in batches(folder, "train"):
+    whole = {"rank": 0, "world_size": 1, "micro_tokens": 512, "split": "train"}
+    for batch in iterate_validation(open_dataset(str(folder / "data")), 16, **whole):
         rows = pad_micro_batch(batch, 16)
         names = ("input_ids", "attention_mask", "token_type_ids")
         with torch.no_grad():
@@ -89,15 +77,14 @@ def test_an_export_on_training_instances_is_as_transformers_says(folder):
 
 
 def test_the_command_prints_numbers_and_writes_the_same_as_json(folder, capsys):
-    flags = ["--num_instances", "20", "--output", str(folder / "found.json")]
-    assert run(folder, *flags) == 0
+    assert run(folder, "--num_instances", "20", "--output", str(folder / "found.json")) == 0
     printed = capsys.readouterr().out
     found = json.loads((folder / "found.json").read_text())
     assert found["split"] == "validation"
-    counted = [(each["instances"], each["seq_len"]) for each in found["lengths"]]
+    first, second = found["lengths"]
+    counted = [(each["instances"], each["seq_len"]) for each in (first, second)]
     assert counted == [(20, 16), (20, 32)]
-    found = found["lengths"][0]
-    assert f"MLM loss {found['mlm_loss']:.4f} nats" in printed
+    assert f"MLM loss {first['mlm_loss']:.4f} nats" in printed
     assert "20 instances, 40 masked tokens" in printed
 
 
@@ -110,11 +97,9 @@ def test_the_command_prints_numbers_and_writes_the_same_as_json(folder, capsys):
         (["--num_instances", "-1"], "num_instances is -1; it must be at least 0"),
     ],
 )
-def test_what_does_not_fit_is_refused(folder, tmp_path, monkeypatch, capsys, arguments, message):
-    monkeypatch.chdir(tmp_path)
+def test_what_does_not_fit_is_refused(folder, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(folder)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    write_tiny_dataset(tmp_path / "other", vocab_size=70)
-    write_tiny_dataset(tmp_path / "long", seq_lens=(64,))
     assert run(folder, *arguments) == 2
     assert message in capsys.readouterr().err
 
