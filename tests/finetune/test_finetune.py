@@ -11,8 +11,7 @@ import torch
 import transformers
 
 from tests.finetune.test_task_heads import padded
-from tests.finetune.tiny_data import write_sst2
-from tests.finetune.tiny_model import NO_DROPOUT, write_fine_tuned, write_pretrained
+from tests.finetune.tiny_model import NO_DROPOUT, write_fine_tuned, write_pretrained, write_sst2
 from tests.loaded_python import run_python
 from trainer.cli import main as command
 from trainer.finetune import run
@@ -35,9 +34,8 @@ NUMBERS = "".join(
     json.dumps({"a": " ".join([word] * length), "b": "cat", "score": score}) + "\n"
     for word, score in (("good", 1.5), ("bad", 0)) for length in (1, 2, 3)
 )  # fmt: skip
-
-
-ONCE = {"search_global_batch": [4], "test": [], "search_epochs": [8], "search_seeds": [0]}
+SCORED_PAIRS = ColumnSettings(text="a", text_b="b", label="score")
+FEATURES = ["--task", "ner-features", "--tokens.feature_layers", "-1"]
 
 
 def settings_of(folder, output, model="model", **changes):
@@ -88,12 +86,8 @@ def results_of(path):
 
 def test_the_grid_is_trained_and_learns(grid):
     results = results_of(grid)
-    assert [each["name"] for each in results["runs"]] == [
-        "batch8-lr0.005-epochs3-seed0",
-        "batch8-lr0.005-epochs3-seed1",
-        "batch16-lr0.005-epochs3-seed0",
-        "batch16-lr0.005-epochs3-seed1",
-    ]
+    places = [f"batch{batch}-lr0.005-epochs3-seed{seed}" for batch in (8, 16) for seed in (0, 1)]
+    assert [each["name"] for each in results["runs"]] == places
     assert [each["steps"] for each in results["runs"]] == [18, 18, 9, 9]
     assert results["best"]["metrics"]["dev"]["accuracy"] == 1.0  # one word decides
     assert results["data"]["train"][0]["examples"] == 48
@@ -151,9 +145,6 @@ def test_predict_writes_what_finetune_wrote(grid, folder, tmp_path):
     assert [row.split("\t")[0] for row in rows[1:]] == list(map(str, range(20)))
 
 
-FEATURES = ["--task", "ner-features", "--tokens.feature_layers", "-1"]
-
-
 @pytest.mark.parametrize(
     ("model", "flags", "message"),
     [
@@ -207,19 +198,20 @@ def test_what_does_not_fit_is_refused(grid, finetune, output, changes, says):
         finetune(output, **changes)
 
 
-def test_multiple_choice_learns(folder, finetune):
-    (folder / "swag.csv").write_text(CHOICES)
-    files = {split: [str(folder / "swag.csv")] for split in ("train", "validation")}
-    output = finetune("swag", task="swag", **files, **ONCE)
-    assert results_of(output)["best"]["metrics"]["swag"]["accuracy"] == 1.0
-
-
-def test_regression_learns(folder, finetune):
-    (folder / "numbers.jsonl").write_text(NUMBERS)
-    files = {split: [str(folder / "numbers.jsonl")] for split in ("train", "validation")}
-    columns = ColumnSettings(text="a", text_b="b", label="score")
-    output = finetune("numbers", task="regression", columns=columns, **files, **ONCE)
-    assert results_of(output)["best"]["metrics"]["numbers"]["pearson"] > 0.9
+@pytest.mark.parametrize(
+    ("task", "name", "text", "columns", "metric", "least"),
+    [
+        ("swag", "swag.csv", CHOICES, ColumnSettings(), "accuracy", 1.0),
+        ("regression", "n.jsonl", NUMBERS, SCORED_PAIRS, "pearson", 0.9),
+    ],
+)
+def test_other_tasks_learn(folder, finetune, task, name, text, columns, metric, least):
+    (folder / name).write_text(text)
+    once = {"search_global_batch": [4], "test": [], "search_epochs": [8], "search_seeds": [0]}
+    once |= {"train": [str(folder / name)], "validation": [str(folder / name)]}
+    output = finetune(task, task=task, columns=columns, **once)
+    [metrics] = results_of(output)["best"]["metrics"].values()
+    assert metrics[metric] >= least
 
 
 def test_a_head_goes_on_where_it_fits(grid, finetune):

@@ -10,8 +10,7 @@ import time
 import pytest
 
 from tests.finetune.test_finetune import SUBMITTED, results_of, same_files
-from tests.finetune.tiny_data import write_sst2
-from tests.finetune.tiny_model import write_pretrained
+from tests.finetune.tiny_model import write_pretrained, write_sst2
 from tests.loaded_python import Program, run_python
 from tests.ports import free_port
 from tests.trainer.two_ranks import BIN, launchers_environment, run_nodes, start_nodes

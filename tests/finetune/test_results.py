@@ -7,6 +7,9 @@ from trainer.finetune.measures import accuracy, f1, macro_f1, matthews, pearson,
 from trainer.finetune.results import format_table, read_finished, summarize
 from trainer.runs.continuing import lock_folder
 
+FOUND = ["1", "1", "1", "0", "0", "1"]
+EXPECTED = ["1", "0", "1", "0", "1", "1"]
+
 
 def run(global_batch, seed, matched, mismatched):
     metrics = {"matched": {"accuracy": matched}, "mismatched": {"accuracy": mismatched}}
@@ -47,10 +50,6 @@ def test_runs_of_other_settings_and_damaged_ones_are_named(tmp_path):
     path.write_text('{"made_with": {"seq_len": 16}}')
     with pytest.raises(ValueError, match="other settings: seq_len was 16 and is now 12"):
         read_finished(tmp_path, [recipe], None, {"seq_len": 12})
-
-
-FOUND = ["1", "1", "1", "0", "0", "1"]
-EXPECTED = ["1", "0", "1", "0", "1", "1"]
 
 
 def test_worked_by_hand():

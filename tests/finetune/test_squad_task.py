@@ -14,6 +14,15 @@ from trainer.finetune.squad.items import Window, cut_windows, find_best_windows,
 from trainer.finetune.squad.task import find_best_span, open_squad
 from trainer.finetune.text import TextEncoder
 
+SHORT = {"seq_len": 13, "max_query_pieces": 2, "stride": 4}
+LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
+TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *"()-.,", "cafe", "the"]
+TOKENS += [f"##{letter}" for letter in LETTERS] + ["ᄒ", "##ᅡ", "##ᆫ", "東"]
+VOCAB = parse_vocab("\n".join(TOKENS).encode(), "vocab.txt")
+SIGNS = st.sampled_from("aAbcé É\u0301\u200b\ufeff\x00\t\n\u00a0東京한국İß(-).,[MASK]")
+TEXTS = st.text(st.one_of(SIGNS, st.characters(exclude_categories=("Cs",))), max_size=40)
+LOGITS = st.integers(-4, 4).map(float)
+
 
 def _open(task="squad", seq_len=384, **squad):
     names = {"model": "m", "train": ["t"], "validation": ["v"], "output": "o"}
@@ -50,9 +59,6 @@ def _logits_of_labels(item):
     if len(item.labels):
         logits[item.labels[0], 0] = logits[item.labels[1], 1] = 9.0
     return logits
-
-
-SHORT = {"seq_len": 13, "max_query_pieces": 2, "stride": 4}
 
 
 def test_windows_of_a_question_as_the_reference_cuts_them(vocab, tmp_path):
@@ -155,14 +161,6 @@ def test_real_questions_are_answered_right_by_their_labels(vocab, shared_data):
     assert metrics["NoAns_exact"] == 100.0
 
 
-LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
-TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *"()-.,", "cafe", "the"]
-TOKENS += [f"##{letter}" for letter in LETTERS] + ["ᄒ", "##ᅡ", "##ᆫ", "東"]
-VOCAB = parse_vocab("\n".join(TOKENS).encode(), "vocab.txt")
-SIGNS = st.sampled_from("aAbcé É\u0301\u200b\ufeff\x00\t\n\u00a0東京한국İß(-).,[MASK]")
-TEXTS = st.text(st.one_of(SIGNS, st.characters(exclude_categories=("Cs",))), max_size=40)
-
-
 def pieces_of(*texts, lower_case=True):
     return find_pieces(texts, TextEncoder(VOCAB, lower_case, 384))
 
@@ -227,9 +225,6 @@ def test_every_piece_is_read_and_best_in_one_window(num_pieces, room, stride):
             context = min(piece - start, start + length - 1 - piece)
             scores.append(context + 0.01 * length if context >= 0 else -1)
         assert scores.index(max(scores)) == chosen
-
-
-LOGITS = st.integers(-4, 4).map(float)
 
 
 @given(st.data(), st.integers(1, 9), st.integers(1, 5))

@@ -13,6 +13,10 @@ TSV = "class\ta\tb\tkey\nx\tthe cat, sat\ta dog\tk1\n" + 'y\tvery "good"\tthe fi
 JSONL = '{"key": "k1", "a": "the cat, sat", "b": "a dog", "class": "x"}\n\n' + (
     '{"key": "k2", "a": "very \\"good\\"", "b": "the film", "class": "y", "more": [1]}\n'
 )
+SWAG = (
+    ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label\n"
+    '0,anet,1,"the cat sat. a dog",the cat sat .,a dog,gold,ran .,is good,sat,is a film,3\n'
+)
 
 
 @pytest.mark.parametrize(("name", "text"), [("t.csv", CSV), ("t.tsv", TSV), ("t.jsonl", JSONL)])
@@ -70,12 +74,6 @@ def test_one_class_is_nothing_to_learn_and_an_empty_label_is_none(second, says, 
         task.find_labels(examples)
 
 
-SWAG = (
-    ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label\n"
-    '0,anet,1,"the cat sat. a dog",the cat sat .,a dog,gold,ran .,is good,sat,is a film,3\n'
-)
-
-
 def test_swag(tmp_path):
     task = task_of("swag")
     examples = read(task, tmp_path, "train.csv", SWAG)
@@ -95,13 +93,12 @@ def test_swag(tmp_path):
 
 def test_swags_test_file_needs_no_label(tmp_path):
     task, text = task_of("swag"), SWAG.replace(",label", "").replace(",3\n", "\n")
-    path = write(tmp_path, "test.csv", text)
-    examples = task.read(path, "test").examples
+    examples = read(task, tmp_path, "test.csv", text, "test")
     # As csv_predict.py writes it.
-    assert task.prediction_files(path, examples, ["2"], {}) == {"test.csv": ",pred\n0,2\n"}
+    assert task.prediction_files("test.csv", examples, ["2"], {}) == {"test.csv": ",pred\n0,2\n"}
     says = r"test\.csv: no column label; the columns are , video-id, fold-ind"
     with pytest.raises(ValueError, match=says):
-        task.read(path, "validation")
+        read(task, tmp_path, "test.csv", text, "validation")
 
 
 @pytest.mark.parametrize("label", ["4", "-1", "gold", ""])

@@ -15,6 +15,7 @@ FILES = {"train": ["t"], "validation": ["v"], "output": "o"}
 TASK = open_ner(FinetuneSettings(task="ner", model="m", **FILES))
 LABELS = ("O", "B-LOC", "I-LOC")
 TEXT = "New B-LOC\nYorker-. I-LOC\n\u200b O\n\nRome B-LOC\n. O\n"
+BIOES = ("O", "B-X", "I-X", "E-X", "S-X")
 
 
 def _read(folder, text, split="train"):
@@ -45,8 +46,7 @@ def test_only_first_pieces_have_labels(tmp_path):
     _, (items, counts), _ = _predict(tmp_path, TEXT, 16)
     tokens = [" ".join(VOCAB.tokens[n] for n in item.sequences[0].input_ids) for item in items]
     assert tokens == ["[CLS] new york ##er - . [UNK] [SEP]", "[CLS] rome . [SEP]"]
-    none = IGNORED
-    assert items[0].labels.tolist() == [none, 1, 2, none, none, none, 0, none]
+    assert items[0].labels.tolist() == [IGNORED, 1, 2, *[IGNORED] * 3, 0, IGNORED]
     assert counts == {"words": 5, "words_without_pieces": 1, "sentences_in_windows": 0}
 
 
@@ -95,9 +95,6 @@ def test_iob1_is_learned_as_iob2_and_written_as_iob1(tmp_path):
     assert TASK.score(sentences, predictions)["f1"] == 1.0
     written = TASK.prediction_files("f", sentences, predictions, {})["predictions.conll"]
     assert written == "Rome I-LOC I-LOC\nRome B-LOC B-LOC\nin O O\n"
-
-
-BIOES = ("O", "B-X", "I-X", "E-X", "S-X")
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,9 @@
 
 import hashlib
 import re
-from collections import Counter
+from collections import Counter, namedtuple
 from itertools import chain, count
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -17,16 +16,9 @@ from trainer.order.order import StreamOrder, mixture_word, next_stretches, own_p
 from trainer.order.share import default_num_lanes, plan_steps
 
 BLOCK = 4
-
-
-class ShardSize(NamedTuple):
-    """Of a shard what the order asks for."""
-
-    name: str
-    instances: int
-
-
-Instance = tuple[int, int, int, int]  # dataset, epoch, shard, instance inside the shard
+ShardSize = namedtuple("ShardSize", ["name", "instances"])
+shards = st.lists(st.integers(0, 30), min_size=1, max_size=5).filter(any)
+passes = st.lists(shards, min_size=1, max_size=3)
 
 
 def passes_of(sizes):
@@ -62,15 +54,10 @@ def oracle_of_dataset(order, d):
         digests = [hashlib.blake2b(key, digest_size=16).hexdigest() for key in keys]
         by_digest = sorted(range(len(shards)), key=digests.__getitem__)
         line = [(d, epoch, s, n) for s in by_digest for n in range(shards[s].instances)]
-        quotient, extra = divmod(len(line), order.num_lanes)
-        lanes, start = [], 0
-        for lane in range(order.num_lanes):
-            stop = start + quotient + (lane < extra)
-            lanes.append(line[start:stop])
-            start = stop
+        lanes = np.array_split(np.arange(len(line)), order.num_lanes)
         for p in range(len(line)):
             depth, lane = divmod(p, order.num_lanes)
-            yield lane, d, epoch, depth, lanes[lane][depth]
+            yield lane, d, epoch, depth, line[lanes[lane][depth]]
         epoch += 1
 
 
@@ -123,10 +110,6 @@ def test_the_worked_example(borders):
 )
 def test_default_number_of_lanes(global_batch, pass_instances, block_instances, num_lanes):
     assert default_num_lanes(global_batch, pass_instances, block_instances) == num_lanes
-
-
-shards = st.lists(st.integers(0, 30), min_size=1, max_size=5).filter(any)
-passes = st.lists(shards, min_size=1, max_size=3)
 
 
 @st.composite

@@ -1,5 +1,6 @@
-"""Phases of one length read one stream, one after another (docs/order.md, rule 6)."""
+"""Phases: one stream for a length (docs/order.md, rule 6), rates and ends by steps or by time."""
 
+import dataclasses
 import json
 from types import SimpleNamespace
 
@@ -10,12 +11,15 @@ from pipeline.shards.growing import WaitPolicy
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from trainer.engine.train_step import StepCounts
 from trainer.guards.spike_guard import SpikeGuard
+from trainer.optim.adamw import AdamW
 from trainer.order.source import open_mixture
-from trainer.pretrain.loop import _advance, _steps_of_phase
+from trainer.pretrain import loop
 from trainer.pretrain.run import Position, refuse_consumed
-from trainer.settings import Phase, PretrainSettings
+from trainer.settings import Phase, PretrainSettings, ValidationSettings
 
 COUNTS = StepCounts(1, 6, 12, 60, 600, 60, 0.0, False, 0.0, 0, ((6, 60),))
+PHASE = Phase(seq_len=16, global_batch=4, steps=100, peak_lr=1.0, warmup_steps=10)
+STATES = [("keep", 3, 1.0), ("zero_step", 0, 1.0), ("reset", 0, 0.0)]
 
 
 @pytest.fixture(scope="module")
@@ -41,17 +45,11 @@ def phases(*sizes):
 def make_run(mixture, phases, position, skip=(), left_out=()):
     """What the loop needs of a run to read its data."""
     settings = PretrainSettings(data=[], output="", phases=list(phases), seed=3, skip=list(skip))
-    return SimpleNamespace(
-        mixture=mixture,
-        settings=settings,
-        ranks=SimpleNamespace(rank=0, world_size=1, device=torch.device("cpu")),
-        guard=SpikeGuard(settings.safety, {"left_out": left_out}),
-        watchdog=SimpleNamespace(beat=lambda *_: None),
-        wait_policy=WaitPolicy(),
-        position=position,
-        must_stop=False,
-        step_started=0.0,
-    )
+    nobody = {"watchdog": SimpleNamespace(beat=lambda *_: None), "wait_policy": WaitPolicy()}
+    ranks = SimpleNamespace(rank=0, world_size=1, device=torch.device("cpu"))
+    guard = SpikeGuard(settings.safety, {"left_out": left_out})
+    given = {"mixture": mixture, "settings": settings, "ranks": ranks, "guard": guard, **nobody}
+    return SimpleNamespace(**given, position=position, must_stop=False, step_started=0.0)
 
 
 def train(run, stop_after=10**9):
@@ -59,9 +57,9 @@ def train(run, stop_after=10**9):
     read = []
     while run.position.phase < len(run.settings.phases) and not run.must_stop:
         phase = run.settings.phases[run.position.phase]
-        for rank_step, _, _ in _steps_of_phase(run, phase):
+        for rank_step, _, _ in loop._steps_of_phase(run, phase):
             ends = run.position.phase_step + 1 == phase.steps
-            run.position = _advance(run.position, ends, COUNTS, rank_step.state)
+            run.position = loop._advance(run.position, ends, COUNTS, rank_step.state)
             tokens = torch.cat([batch.input_ids for batch in rank_step.micro_batches])
             read.append((rank_step.first_position, tokens))
             run.must_stop = run.position.step == stop_after
@@ -134,3 +132,46 @@ def test_what_a_finished_phase_consumed_cannot_be_skipped_any_more(mixture):
             refuse_consumed(make_run(mixture, plan, run.position, skip=skip).settings, run.position)
     later = make_run(mixture, plan, run.position, skip=["0:72-90", "1:12-18"])
     refuse_consumed(later.settings, run.position)
+
+
+def test_by_steps_time_does_not_matter():
+    clock = loop.PhaseClock(PHASE, None, 0.0)
+    assert clock.learning_rate(5, elapsed_seconds=1e6) == 0.5
+    assert [clock.ends(made, 1e6) for made in (99, 100)] == [False, True]
+
+
+def test_by_time_steps_do_not_matter():
+    clock = loop.PhaseClock(PHASE, 50.0, 0.0)
+    rates = [clock.learning_rate(7, seconds) for seconds in (0.0, 2.5, 5.0, 27.5, 50.0, 60.0)]
+    assert rates == pytest.approx([0.0, 0.5, 1.0, 0.5, 0.0, 0.0])
+    assert [clock.ends(1_000, seconds) for seconds in (49.9, 50.0)] == [False, True]
+
+
+def test_a_continued_phase_goes_on_where_it_was():
+    assert loop.PhaseClock(PHASE, 50.0, 30.0).elapsed_seconds == pytest.approx(30.0, abs=1.0)
+
+
+def test_phases_share_the_budget_by_their_steps():
+    phases = [PHASE, dataclasses.replace(PHASE, steps=300)]
+    settings = PretrainSettings(data=["d"], output="o", phases=phases, budget_hours=2.0)
+    assert [settings.budget_seconds(index) for index in (0, 1)] == [1_800.0, 5_400.0]
+
+
+@pytest.mark.parametrize(("state", "updates", "moment"), STATES)
+def test_what_a_phase_does_with_the_state(state, updates, moment):
+    weight = torch.nn.Parameter(torch.zeros(2, 2))
+    optimizer = AdamW([("a.weight", weight)])
+    optimizer.tensors("exp_avg")[0].fill_(1.0)
+    optimizer.num_updates = 3
+    loop.begin_phase(optimizer, dataclasses.replace(PHASE, optimizer_state=state))
+    assert optimizer.num_updates == updates
+    assert optimizer.tensors("exp_avg")[0][0, 0] == moment
+
+
+def test_an_accuracy_finishes_the_run():
+    target, phases = ValidationSettings(stop_at_mlm_accuracy=0.5), [PHASE, PHASE]
+    settings = PretrainSettings(data=["d"], output="o", phases=phases, validation=target)
+    position = Position(step=7, phase=0, phase_step=7, streams={"16": {"position": 28}})
+    assert loop.finish_at_accuracy(position, 0.49, settings) is position
+    finished = Position(step=7, phase=2, streams=position.streams)
+    assert loop.finish_at_accuracy(position, 0.5, settings) == finished

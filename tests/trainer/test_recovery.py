@@ -13,7 +13,7 @@ import sys
 import pytest
 
 from tests.trainer.tiny_dataset import write_tiny_dataset
-from tests.trainer.tiny_run import OURS, SIZES, launch, meeting, rows_of, write_config
+from tests.trainer.tiny_run import OURS, launch, meeting, rows_of, write_config
 from trainer.checkpoints.read import find_checkpoints, read_state, read_weights
 from trainer.cli import main
 from trainer.process.stopping import STOPPED
@@ -29,11 +29,10 @@ FACTORS = {NOT_FINITE: math.nan, SPIKE: 1e4, **dict.fromkeys(ROW_OF_BAD, math.na
 
 
 def spoil():
-    import trainer.pretrain.loop
     from trainer.optim.sharded import ShardedOptimizer
+    from trainer.pretrain import loop
 
-    steps_of_phase, step = trainer.pretrain.loop._steps_of_phase, ShardedOptimizer.step
-    current = {}
+    steps_of_phase, step, current = loop._steps_of_phase, ShardedOptimizer.step, {}
 
     def noting_steps(run, phase):
         for rank_step, *others in steps_of_phase(run, phase):
@@ -46,7 +45,7 @@ def spoil():
             tensor.grad.mul_(current["factor"])
         return step(self, closure)
 
-    trainer.pretrain.loop._steps_of_phase = noting_steps
+    loop._steps_of_phase = noting_steps
     ShardedOptimizer.step = spoiling_step
 
 
@@ -55,13 +54,10 @@ def runs(tmp_path_factory):
     """The folder with three runs, and what the ranks of the spoiled one said."""
     folder = tmp_path_factory.mktemp("recovery")
     data = write_tiny_dataset(folder / "data")
+    phase = dataclasses.asdict(Phase(16, BATCH, STEPS, 0.003, warmup_steps=2))
+    settings = {"phases": [phase], "checkpoint": {"interval": 10, "keep": 0}}
 
     def command(name, *flags):
-        settings = {
-            "phases": [dataclasses.asdict(Phase(16, BATCH, STEPS, 0.003, warmup_steps=2))],
-            "model": {"preset": "tiny", "overrides": SIZES | {"max_position_embeddings": 16}},
-            "checkpoint": {"interval": 10, "keep": 0},
-        }
         return [*write_config(folder / name, data, **settings), *flags]
 
     launch(OURS, command("calm"), 2)

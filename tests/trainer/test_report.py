@@ -80,10 +80,10 @@ def test_a_page_needs_nothing_else(tmp_path):
 
 def test_runs_that_are_odd_are_shown_and_said(tmp_path):
     rows = [
-        step_row(1), step_row(2, mlm_loss=float("nan")), "not json", '{"step": 3, "spl', "[1]",
-        step_row(3, mlm_loss="text", grad_norm=None), step_row(2, mlm_loss=5.0), {"step": 3,
-        "split": "rolled back"},
-    ]  # fmt: skip
+        *(step_row(1), step_row(2, mlm_loss=float("nan")), "not json", '{"step": 3, "spl', "[1]"),
+        *(step_row(3, mlm_loss="text", grad_norm=None), step_row(2, mlm_loss=5.0)),
+        {"step": 3, "split": "rolled back"},
+    ]
     run = write_run(tmp_path / "odd", rows)
     anomaly = '{"step": 2, "grad_norm": "nan", "positions": [12, 24]}'
     (run / "anomalies.jsonl").write_text(f"{anomaly}\nno\n")
@@ -94,9 +94,8 @@ def test_runs_that_are_odd_are_shown_and_said(tmp_path):
     problems = "\n".join(read.problems)
     assert "metrics.jsonl: 3 line(s) are no row: 3, 4, 5" in problems
     assert "run.json is damaged, it is not JSON" in problems
-    page = render_page([read])
     assert "anomalies.jsonl: 1 line(s) are no row: 2" in problems
-    events = page.partition("<h2>Events</h2>")[2]
+    events = render_page([read]).partition("<h2>Events</h2>")[2]
     assert "rolled back" in events
     assert "grad_norm nan, positions [12, 24]" in events
 

@@ -1,10 +1,11 @@
-"""What is left of a stream that is closed: no thread, no memory, nobody who waits."""
+"""What is left of a stream that is closed, or a process group: no thread, no memory, no wait."""
 
 import gc
 import threading
 import time
 import weakref
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
@@ -117,3 +118,21 @@ sys.exit(7)
 def test_a_process_leaves_while_it_reads(folder):
     left = run_python(["-c", LEAVE_WHILE_READING, folder])
     assert (left.returncode, left.stdout, left.stderr) == (7, "leaving\n", "")
+
+
+ALONE = """
+import torch
+from trainer.process.ranks import _gloo_states, start_ranks, stop_ranks
+
+start_ranks()
+torch.distributed.all_reduce(torch.ones(3))
+print(len(list(_gloo_states())) > 0)
+stop_ranks()
+print({*_gloo_states()} <= {"S"})
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are seen in /proc")
+def test_threads_of_the_group_rest_when_it_is_left():
+    assert run_python(["-c", ALONE]).stdout == "True\nTrue\n"

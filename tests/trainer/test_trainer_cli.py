@@ -13,15 +13,17 @@ from trainer.preflight.plan import describe_plan
 from trainer.runs.run_folder import to_yaml
 from trainer.settings import OF_PHASES, Phase, PretrainSettings, ValidationSettings, resolve
 
+FOLDER = Path(__file__).resolve().parents[2] / "configs" / "pretrain"
+RECIPES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 BASE, TINY = (f"--config configs/pretrain/bert-{name}.yaml" for name in ("base", "tiny"))
+NONE = [None, None]
+LAMB, MUON = (OptimizerSettings(name=name) for name in ("lamb", "muon"))
+PHASE = {"seq_len": 128, "global_batch": 8, "steps": 10, "peak_lr": 0.1}
 
 
 def parsed(line, command="pretrain"):
     words = shlex.split(f"--data D --output R {line}")
     return parse_settings(f"trainer {command}", COMMANDS[command], words)
-
-
-NONE = [None, None]
 
 
 @pytest.mark.parametrize(
@@ -48,10 +50,6 @@ def test_what_is_given_for_phases_is_written_into_them_alone():
 def test_doctor_takes_the_place_of_pretrain():
     settings = parsed(f"{BASE} --peak_lr 1e-4", "doctor")
     assert (settings.data, settings.output) == (["D"], "R")
-
-
-LAMB, MUON = (OptimizerSettings(name=name) for name in ("lamb", "muon"))
-PHASE = {"seq_len": 128, "global_batch": 8, "steps": 10, "peak_lr": 0.1}
 
 
 @pytest.mark.parametrize(
@@ -115,10 +113,6 @@ def test_settings_that_make_no_sense(changed, message):
 def test_values_out_of_range_say_what_is_allowed(flags, message, capsys):
     assert main(["plan", *shlex.split(f"{TINY} {flags}")]) == 2
     assert message in capsys.readouterr().err
-
-
-FOLDER = Path(__file__).resolve().parents[2] / "configs" / "pretrain"
-RECIPES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
 def settings_of(recipe, *more):

@@ -57,11 +57,9 @@ class Trained:
             self.saver.save({"step": step}, self.engine, self.optimizer)
         self.saver.finish()
 
-    def saved(self, skip_damaged=False):
-        return RunCheckpoints(self.run, self.store, self.ranks, skip_damaged, self.said.append)
-
     def choose(self, skip_damaged=False):
-        return self.saved(skip_damaged).choose()
+        places = (self.run, self.store, self.ranks)
+        return RunCheckpoints(*places, skip_damaged, self.said.append).choose()
 
     def weights(self):
         return self.engine.module.weight.detach().clone()
@@ -109,7 +107,7 @@ def test_old_ones_and_torn_uploads_are_removed_on_both_sides(ranks, bucket, tmp_
     assert names_in(bucket) == kept
     assert sorted(path.name for path in trained.run.checkpoints.iterdir()) == kept
     assert not bucket.exists("/bucket/run/checkpoints/step-00000099")
-    trained.saved().discard_from(7)
+    RunCheckpoints(trained.run, trained.store, ranks, False, print).discard_from(7)
     assert names_in(bucket) == kept[:1]
     assert [path.name for path in find_checkpoints(trained.run.checkpoints)[0]] == kept[:1]
 
