@@ -192,25 +192,6 @@ def test_broken_bzip2_is_named():
             read(data, "d.xml.bz2", "mediawiki", on_bad_document="skip")
 
 
-@pytest.mark.parametrize(
-    ("source", "text"),
-    [
-        ("'''Bold''' and ''it'' of [[Paris|a city]], [[Rome]].", "Bold and it of a city, Rome."),
-        ("One\nline.\n\nTwo.", "One line.\nTwo."),
-        ("A{{x|{{y}}|z=[[a]]}}b<ref name=\"q\">No.</ref>c<ref name=q />d", "Abcd"),
-        ("Before.\n{|\n! h\n|-\n| cell {{t}}\n|}\nAfter.", "Before.\nAfter."),
-        ("[[File:A.jpg|thumb|A [[caption]].]]Text.\n[[Category:B]]", "Text."),
-        ("== Header ==\nText.\n* item\n# item\nMore.", "Text.\nMore."),
-        ("A[[B|{{x}}]]c [[D|{{x}}e]]{{f\n|g=<!--}}-->{{h}}\n}}.", "Ac e."),
-        ("<nowiki>{{x}}</nowiki> {{{y}}} {{ }}<ref name=a/>", "{{x}}  {{ }}"),
-        ("{{quote|1}}\n* item\n{{a}}* item\n<!-- c -->* item\nText<ref>{{c|t=[[u]]}}</ref>.", "Text."),
-        ("See [http://a.b the page] &amp; ({{lang|x}}) now.<!-- c -->", "See the page & now."),
-    ],
-)  # fmt: skip
-def test_wikitext(source, text):
-    assert parse_wikitext(source) == text
-
-
 BULGARIAN = (
     '<mediawiki xml:lang="bg"><siteinfo><dbname>bgwiki</dbname><namespaces>'
     '<namespace key="6">Файл</namespace><namespace key="10">Шаблон</namespace>'
@@ -235,9 +216,8 @@ def test_links_follow_the_siteinfo_of_the_dump_in_every_part(name, pack, cuts):
 
 
 def test_links_to_the_language_of_the_wiki_itself_and_to_its_own_namespaces_are_shown():
-    of_siteinfo = '<mediawiki xml:lang="nb"><siteinfo><dbname>nowiki</dbname>'
-    of_siteinfo += '<namespace key="100">Simple</namespace>'
-    hidden = hidden_prefixes(of_siteinfo.encode())
+    siteinfo = b'<mediawiki xml:lang="nb"><siteinfo><dbname>nowiki</dbname>'
+    hidden = hidden_prefixes(siteinfo + b'<namespace key="100">Simple</namespace>')
     assert {"sv", "de"} <= hidden
     assert not {"no", "nb", "simple"} & hidden
     found = parse_wikitext("A [[no:B]] [[sv:B]][[Simple:C]] [[:sv:D]].", hidden)

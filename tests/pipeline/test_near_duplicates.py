@@ -35,6 +35,9 @@ from tests.pipeline.similar_texts import (
     oracle,
 )
 
+SHORT = st.text("ab cdé中文\n", min_size=1, max_size=60).map(clean_text).filter(bool)
+CHANGED = st.tuples(st.integers(0, 12), st.sampled_from([0, 0.01, 0.03, 0.06]), st.integers(0, 40))
+
 
 def test_signatures_never_change():
     texts = ["the quick brown fox jumps over the lazy dog", "维基百科是协作计划", "two words"]
@@ -44,9 +47,6 @@ def test_signatures_never_change():
     assert found[:, :3].tolist() == least
     keys = [2718121923695982051, 5076063512324625434, 13773542566171059407]
     assert band_keys(found, 21, 6)[:, 0].tolist() == keys
-
-
-SHORT = st.text("ab cdé中文\n", min_size=1, max_size=60).map(clean_text).filter(bool)
 
 
 @given(st.lists(SHORT, min_size=1, max_size=8))
@@ -139,9 +139,6 @@ def test_planted_copies_of_real_articles_are_found(shared_data):
     assert found[similarity >= 0.9].mean() > 0.995
     assert found[similarity < 0.7].mean() < 0.005
     assert all(jaccard(*pair) > 0.7 for pair in find_dropped(texts).items())
-
-
-CHANGED = st.tuples(st.integers(0, 12), st.sampled_from([0, 0.01, 0.03, 0.06]), st.integers(0, 40))
 
 
 @given(st.lists(CHANGED, max_size=40), st.randoms(), st.sampled_from([0.6, 0.8, 0.95]))

@@ -18,6 +18,7 @@ from pipeline.documents.read import read_part
 from tests.counting import empty_store
 
 URL = "memory://cut/file"
+cuts = st.sets(st.integers(1, 80), max_size=6)
 
 
 def write(folder: Path, **contents: str) -> None:
@@ -213,9 +214,6 @@ def read_cut(data: bytes, text_format: str, cuts: Iterable[int]) -> Iterator[str
         for document in read_part(part, on_bad_document="skip", skipped=skipped):
             yield document.text
     yield from (f"{reason}: {count}" for reason, count in sorted(skipped.items()))
-
-
-cuts = st.sets(st.integers(1, 80), max_size=6)
 
 
 def lines_of(choices: list[str]) -> st.SearchStrategy[bytes]:

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from pipeline.text.cleaning import clean_text
 from pipeline.text.sentences import cut_document, split_sentences
 
+words = st.text(st.sampled_from("aB.!?\"'(“”。1é\u2043"), min_size=1, max_size=8)
+
 
 @pytest.mark.parametrize(
     ("text", "language", "sentences"),
@@ -58,9 +60,6 @@ def test_a_stop_stays_with_the_marks_behind_it():
     many = "My life is not so simple. " * 8
     found = split_sentences(f"“I did what I could. (Applause.) {many}I am late. (Laughter.)”")
     assert found[:3] == ["“I did what I could.", "(Applause.)", "My life is not so simple."]
-
-
-words = st.text(st.sampled_from("aB.!?\"'(“”。1é\u2043"), min_size=1, max_size=8)
 
 
 @given(st.lists(st.one_of(words, st.just("\n")), max_size=80).map(" ".join), st.integers(1, 30))

@@ -258,9 +258,6 @@ def test_strings_that_are_no_text_are_refused(folder):
         open_dataset(str(folder))
 
 
-# What verify finds in shards.
-
-
 def verify(folder):
     return [str(each) for each in verify_dataset(open_dataset(str(folder)))]
 

@@ -6,8 +6,6 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pipeline.storage.folder import Folder
 from pipeline.tokens.buckets import plan_buckets
@@ -23,9 +21,7 @@ from pipeline.tokens.token_index import (
 from pipeline.tokens.token_parts import (
     INDEX_DTYPE,
     TokenizedDocument,
-    join_id,
     pack_documents,
-    split_id,
     unpack_documents,
 )
 from tests.counting import empty_store
@@ -75,12 +71,6 @@ def test_a_cut_range_is_an_error():
     for stop in (len(data) - 1, 20):
         with pytest.raises(ValueError, match="delete the folder of token parts"):
             list(unpack_documents(data[:stop], np.uint16, "part"))
-
-
-@given(st.binary(min_size=16, max_size=16), st.binary(min_size=16, max_size=16))
-def test_split_ids_sort_as_ids(one, other):
-    assert (one < other) == (split_id(one) < split_id(other))
-    assert join_id(*split_id(one)) == one
 
 
 DOCUMENTS = [make_document(number) for number in range(400)]

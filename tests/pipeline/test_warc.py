@@ -9,14 +9,17 @@ from pipeline.documents import Document, records
 from pipeline.documents.parts import find_inputs, plan_parts
 from pipeline.documents.read import read_part
 
+HTML_UTF8 = b"Content-Type: text/html; charset=utf-8"
+MAIN = "<main><p>One <b>bold</b> caf\u00e9.</p><p>Two.</p></main>"
+HTML = f"<html><body><nav><a href=x>Menu</a></nav>{MAIN}</body></html>"
+CHUNKED = b"5;x=y\r\n<html\r\n%x\r\n%s\r\n0\r\n\r\n"
+GZIP, CUT = b"\r\nContent-Encoding: gzip", gzip.compress(HTML.encode())[:-9]
+
 
 def record(kind, content, content_type="text/plain"):
     head = f"WARC/1.0\r\nWARC-Type: {kind}\r\nContent-Type: {content_type}\r\n"
     head += f"Content-Length: {len(content)}\r\n\r\n"
     return head.encode() + content + b"\r\n\r\n"
-
-
-HTML_UTF8 = b"Content-Type: text/html; charset=utf-8"
 
 
 def response(body, header=HTML_UTF8, status=b"200 OK"):
@@ -31,6 +34,7 @@ def read(data, name="f.warc", text_format="auto", **options):
 
 
 INFO = record("warcinfo", b"a: b\r\n")
+NO_HTTP = record("response", b"no http", "application/http")
 
 
 @pytest.mark.parametrize("name", ["f.wet", "f.warc.wet.gz", "f"])
@@ -44,13 +48,6 @@ def test_wet(name):
         Document("Two", f"memory:///warc/{name}, record 4"),
     ]
     assert skipped == {"not_a_page": 2}
-
-
-MAIN = "<main><p>One <b>bold</b> caf\u00e9.</p><p>Two.</p></main>"
-HTML = f"<html><body><nav><a href=x>Menu</a></nav>{MAIN}</body></html>"
-
-
-CHUNKED = b"5;x=y\r\n<html\r\n%x\r\n%s\r\n0\r\n\r\n"
 
 
 @pytest.mark.parametrize(
@@ -82,10 +79,6 @@ def test_a_charset_that_does_not_exist_is_guessed(charset):
     body = HTML.replace("caf\u00e9", "cafe").encode()
     [document] = read(response(body, b"Content-Type: text/html; charset=" + charset))
     assert document.text.split() == ["One", "bold", "cafe.", "Two."]
-
-
-GZIP, CUT = b"\r\nContent-Encoding: gzip", gzip.compress(HTML.encode())[:-9]
-NO_HTTP = record("response", b"no http", "application/http")
 
 
 @pytest.mark.parametrize(

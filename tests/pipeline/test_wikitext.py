@@ -52,6 +52,12 @@ def test_hidden_prefixes(each_path):
     assert parse_wikitext(source, frozenset({"tập tin", "sv"})) == "A   sv:d e:f."
 
 
+def test_items_and_arguments_behind_comments_and_templates(each_path):
+    items = "{{quote|1}}\n* item\n{{a}}* item\n<!-- c -->* item\nText<ref>{{c|t=[[u]]}}</ref>."
+    assert parse_wikitext(items) == "Text."
+    assert parse_wikitext("A[[B|{{x}}]]c [[D|{{x}}e]]{{f\n|g=<!--}}-->{{h}}\n}}.") == "Ac e."
+
+
 def test_tags_that_are_never_closed_are_not_shown(compiled_path):
     assert parse_wikitext("A <small>b. C</b> d.") == "A b. C d."
     assert parse_wikitext("A<ref name=b>c. D<ref>e</ref>.") == "Ac. D."
@@ -92,6 +98,7 @@ def test_any_markup_is_read_twice_to_the_same_paragraphs(source):
 
 ARGUMENTS = ["", " ", "a", "5", " 7 ", "to", "\u22123", "km", "力", "\n", "é é"]
 ARGUMENTS += ["text=b", "2=c", "1=", "="]
+OPENERS = ["{{", "{{a|", "[[", "[[a|", "[[File:a|", "<ref", "<ref>", "\n{|\n|", "<math>", "<!--"]
 names = st.sampled_from([*templates(), "unknown", ""])
 spaces = st.sampled_from(["", " ", "\n", "a "])
 
@@ -160,9 +167,6 @@ def test_templates_by_hand():
 
 def test_letters_of_an_address_are_not_taken_back_twice(compiled_path):
     assert parse_wikitext("A 力力 mailto:news:... b.") == "A 力力 :... b."
-
-
-OPENERS = ["{{", "{{a|", "[[", "[[a|", "[[File:a|", "<ref", "<ref>", "\n{|\n|", "<math>", "<!--"]
 
 
 @pytest.mark.parametrize("opener", OPENERS)

@@ -16,6 +16,8 @@ PARAGRAPHS = [
 ]
 WRAPPED = [textwrap.fill(paragraph, 70) for paragraph in PARAGRAPHS]
 BLANK_LINES, HARD, NONE = "\n\n".join(WRAPPED), "\n".join(WRAPPED), "\n\n".join(PARAGRAPHS)
+HARD_BOOKS = "Villette Almayer Nostromo Bleak Expectations Oliver Adam Madding Ambassadors Phineas"
+BLANK_LINE_BOOKS = "Satan Mines She Tess Roderick Kenelm Roots Wood Ashe Basil"
 
 
 def kind(text):
@@ -51,10 +53,6 @@ def test_auto_finds_every_layout_and_the_paragraphs():
 )  # fmt: skip
 def test_auto_leaves_other_lines_alone(text):
     assert unwrap(text, "auto") == text
-
-
-HARD_BOOKS = "Villette Almayer Nostromo Bleak Expectations Oliver Adam Madding Ambassadors Phineas"
-BLANK_LINE_BOOKS = "Satan Mines She Tess Roderick Kenelm Roots Wood Ashe Basil"
 
 
 def test_all_books(shared_data):
