@@ -9,18 +9,16 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors import safe_open
-from torch.nn import Linear
+from safetensors.torch import load_file
 
-from tests.trainer.tiny_run import BERT
+from tests.trainer.test_uploads import Trained
+from tests.trainer.tiny_run import BERT, WITHOUT_DROPOUT
 from tests.trainer.two_ranks import random_micro_batch, run_ranks
 from trainer.checkpoints import read
-from trainer.checkpoints.settings import CheckpointSettings
-from trainer.checkpoints.write import CheckpointSaver, take_snapshot, write_snapshot
+from trainer.checkpoints.write import take_snapshot, write_snapshot
 from trainer.engine.deepspeed_config import deepspeed_config
 from trainer.engine.train_step import agree_on_step, grad_norm, seed_dropout, train_step
 from trainer.engine.zero import start_engine
@@ -28,11 +26,11 @@ from trainer.model.bert import build_model
 from trainer.optim.adamw import AdamW
 from trainer.optim.muon import Muon
 from trainer.process.ranks import start_ranks, stop_ranks
-from trainer.runs.run_folder import RunFolder
 
 pytestmark = pytest.mark.engines
 
-WITHOUT_DROPOUT = dataclasses.replace(BERT, hidden_dropout=0.0, attention_dropout=0.0)
+CALM = dataclasses.replace(BERT, **WITHOUT_DROPOUT)
+STEP = "step-00000003"
 GLOBAL_BATCH = [[7, 5], [9, 6], [12, 3], [8, 8], [11, 4], [6, 6]]
 STAGES = [(0, "fp32"), (1, "fp32"), (2, "fp32"), (3, "fp32"), (1, "bf16"), (2, "bf16"), (3, "bf16")]
 
@@ -64,9 +62,10 @@ def load_and_train(path, config, stage, precision, ranks, kind=AdamW):
     return train(engine, optimizer, ranks, state["step"], 3)
 
 
-def save_checkpoint(checkpoints, position, engine, optimizer, ranks):
+def save_checkpoint(checkpoints, engine, optimizer, ranks):
     """Writes a checkpoint while training waits; called by all ranks, which share the folder."""
-    return write_snapshot(checkpoints, take_snapshot(position, engine, optimizer, ranks, {}), ranks)
+    snapshot = take_snapshot({"step": 3}, engine, optimizer, ranks, {})
+    return write_snapshot(checkpoints, snapshot, ranks)
 
 
 def main(launch, folder):
@@ -76,59 +75,50 @@ def main(launch, folder):
         for stage, precision in STAGES:
             engine, optimizer = make_engine(BERT, stage, precision, ranks)
             train(engine, optimizer, ranks, 0, 3)
-            where = folder / f"{stage}-{precision}"
-            path = save_checkpoint(where, {"step": 3}, engine, optimizer, ranks)
+            path = save_checkpoint(folder / f"{stage}-{precision}", engine, optimizer, ranks)
             undisturbed = train(engine, optimizer, ranks, 3, 3)
             resumed = load_and_train(path, BERT, stage, precision, ranks)
             results[f"{stage} {precision}"] = [undisturbed, resumed]
         for name, kind in (("elastic", AdamW), ("muon", Muon)):
-            engine, optimizer = make_engine(WITHOUT_DROPOUT, 1, "fp32", ranks, kind)
+            engine, optimizer = make_engine(CALM, 1, "fp32", ranks, kind)
             train(engine, optimizer, ranks, 0, 3)
-            path = save_checkpoint(folder / name, {"step": 3}, engine, optimizer, ranks)
+            path = save_checkpoint(folder / name, engine, optimizer, ranks)
             results[name] = train(engine, optimizer, ranks, 3, 3)
-            found = load_and_train(path, WITHOUT_DROPOUT, 2, "fp32", ranks, kind)
-            results[f"{name} 2"] = found
+            results[f"{name} 2"] = load_and_train(path, CALM, 2, "fp32", ranks, kind)
+    muon = folder / "muon" / STEP
     if launch == "load-on-one":
-        path = folder / "elastic" / "step-00000003"
+        path = folder / "elastic" / STEP
         for stage in (0, 1, 2, 3):
-            found = load_and_train(path, WITHOUT_DROPOUT, stage, "fp32", ranks)
-            results[f"elastic {stage}"] = found
-        muon = folder / "muon" / path.name
-        results["muon 0"] = load_and_train(muon, WITHOUT_DROPOUT, 0, "fp32", ranks, Muon)
-        engine, optimizer = make_engine(WITHOUT_DROPOUT, 1, "fp32", ranks)
+            results[f"elastic {stage}"] = load_and_train(path, CALM, stage, "fp32", ranks)
+        results["muon 0"] = load_and_train(muon, CALM, 0, "fp32", ranks, Muon)
+        engine, optimizer = make_engine(CALM, 1, "fp32", ranks)
         read.load_checkpoint(path, engine, optimizer, ranks)
-        save_checkpoint(folder / "alone", {"step": 3}, engine, optimizer, ranks)
+        save_checkpoint(folder / "alone", engine, optimizer, ranks)
         results["faults"] = [fault_of(damaged, ranks) for damaged in make_damaged(path, folder)]
     if launch == "load-on-three":
-        path = folder / "alone" / "step-00000003"
+        path = folder / "alone" / STEP
         for stage in (2, 3):
-            found = load_and_train(path, WITHOUT_DROPOUT, stage, "fp32", ranks)
-            results[f"elastic {stage}"] = found
-        muon = folder / "muon" / path.name
-        results["muon 1"] = load_and_train(muon, WITHOUT_DROPOUT, 1, "fp32", ranks, Muon)
-        results["faults"] = [fault_of(folder / "damaged-0" / "step-00000003", ranks)]
+            results[f"elastic {stage}"] = load_and_train(path, CALM, stage, "fp32", ranks)
+        results["muon 1"] = load_and_train(muon, CALM, 1, "fp32", ranks, Muon)
+        results["faults"] = [fault_of(folder / "damaged-0" / STEP, ranks)]
     (folder / f"{launch}-{ranks.rank}.json").write_text(json.dumps(results))
     stop_ranks()
 
 
 def make_damaged(path, folder):
     """Copies: one bit of rank 1's fragments flipped, or that file missing."""
-    for number in range(2):
-        copy = folder / f"damaged-{number}" / path.name
-        shutil.copytree(path, copy)
-        file = copy / "fragments-00001-of-00002.safetensors"
-        if number == 0:
-            data = bytearray(file.read_bytes())
-            data[-5] ^= 1
-            file.write_bytes(data)
-        else:
-            file.unlink()
-        yield copy
+    copies = [shutil.copytree(path, folder / f"damaged-{each}" / STEP) for each in range(2)]
+    flipped, missing = (copy / "fragments-00001-of-00002.safetensors" for copy in copies)
+    data = bytearray(flipped.read_bytes())
+    data[-5] ^= 1
+    flipped.write_bytes(data)
+    missing.unlink()
+    return copies
 
 
 def fault_of(path, ranks):
     try:
-        load_and_train(path, WITHOUT_DROPOUT, 1, "fp32", ranks)
+        load_and_train(path, CALM, 1, "fp32", ranks)
     except ValueError as error:
         return str(error)
 
@@ -153,137 +143,105 @@ def test_resume_on_the_same_ranks_is_exact_to_the_last_bit(launches, stage, prec
 
 
 @pytest.mark.parametrize(
-    ("launch", "key"),
+    ("launch", "name", "stages"),
     [
-        ("save-on-two", "elastic 2"),
-        ("save-on-two", "muon 2"),
-        ("load-on-one", "muon 0"),
-        ("load-on-three", "muon 1"),
-        ("load-on-one", "elastic 0"),
-        ("load-on-one", "elastic 1"),
-        ("load-on-one", "elastic 2"),
-        ("load-on-one", "elastic 3"),
-        ("load-on-three", "elastic 2"),
-        ("load-on-three", "elastic 3"),
+        ("save-on-two", "elastic", [2]),
+        ("save-on-two", "muon", [2]),
+        ("load-on-one", "elastic", [0, 1, 2, 3]),
+        ("load-on-one", "muon", [0]),
+        ("load-on-three", "elastic", [2, 3]),
+        ("load-on-three", "muon", [1]),
     ],
 )
-def test_any_number_of_ranks_and_any_stage_continues(launches, launch, key):
-    expected = torch.tensor(results_of(launches, "save-on-two")[key.split()[0]])
-    found = torch.tensor(results_of(launches, launch)[key])
-    torch.testing.assert_close(found, expected, rtol=2e-6, atol=0)
+def test_any_number_of_ranks_and_any_stage_continues(launches, launch, name, stages):
+    expected = torch.tensor(results_of(launches, "save-on-two")[name])
+    for stage in stages:
+        found = torch.tensor(results_of(launches, launch)[f"{name} {stage}"])
+        torch.testing.assert_close(found, expected, rtol=2e-6, atol=0)
 
 
 def test_a_damaged_file_is_named_on_every_rank(launches):
     flipped, missing = results_of(launches, "load-on-one")["faults"]
-    assert "fragments-00001-of-00002.safetensors: sha256 is" in flipped
-    assert "go back to the one before" in flipped
-    assert "fragments-00001-of-00002.safetensors is missing" in missing
-    for rank in range(3):
-        [fault] = results_of(launches, "load-on-three", rank)["faults"]
+    others = [results_of(launches, "load-on-three", rank)["faults"] for rank in range(3)]
+    for [fault] in ([flipped], *others):
         assert "fragments-00001-of-00002.safetensors: sha256 is" in fault
+        assert "go back to the one before" in fault
+    assert "fragments-00001-of-00002.safetensors is missing" in missing
 
 
 @pytest.mark.parametrize("stage", [1, 3])
 def test_files_say_what_they_are(launches, stage):
-    path = launches / f"{stage}-fp32" / "step-00000003"
-    fragments = {f"fragments-0000{rank}-of-00002.safetensors" for rank in range(2)}
-    expected = fragments | {"COMMITTED", "model.safetensors", "state.json"}
-    assert {file.name for file in path.iterdir()} == expected
+    path = launches / f"{stage}-fp32" / STEP
+    names = {f"fragments-0000{rank}-of-00002.safetensors" for rank in range(2)}
+    names |= {"COMMITTED", "model.safetensors", "state.json"}
+    assert {file.name for file in path.iterdir()} == names
     weights = read.read_weights(path)
     assert set(weights) == {name for name, _ in build_model(BERT, seed=0).named_parameters()}
     pieces = read.read_state(path)["fragments"]
+    tensors = {file: load_file(path / file) for file in pieces}
     for name, weight in weights.items():
-        parts = [torch.zeros(0)]
-        for file_name, held in pieces.items():
-            if name in held:
-                with safe_open(path / file_name, "pt") as file:
-                    parts.append(file.get_tensor(f"fp32/{name}"))
+        parts = [tensors[file][f"fp32/{name}"] for file, held in pieces.items() if name in held]
         torch.testing.assert_close(torch.cat(parts), weight.flatten(), rtol=0, atol=0)
 
 
 def test_an_unfinished_save_is_never_the_newest(launches, tmp_path):
     shutil.copytree(launches / "alone", tmp_path, dirs_exist_ok=True)
-    shutil.copytree(tmp_path / "step-00000003", tmp_path / "step-00000006")
+    shutil.copytree(tmp_path / STEP, tmp_path / "step-00000006")
     (tmp_path / "step-00000006" / "COMMITTED").unlink()
     (tmp_path / "step-00000009.tmp").mkdir()
     finished, unfinished = read.find_checkpoints(tmp_path)
-    assert finished == [tmp_path / "step-00000003"]
+    assert finished == [tmp_path / STEP]
     assert [path.name for path in unfinished] == ["step-00000006", "step-00000009.tmp"]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "COMMITTED is missing"),
-        (b"{", "does not describe state.json"),
-        (b'{"files": {}}', "does not describe state.json"),
-        (b'{"files": {"state.json": {"bytes": 1, "sha256": ""}}}', "bytes is"),
-    ],
-)
-def test_a_damaged_marker_is_named(launches, tmp_path, content, message):
-    path = tmp_path / "step-00000003"
-    shutil.copytree(launches / "alone" / "step-00000003", path)
-    (path / "COMMITTED").unlink() if content is None else (path / "COMMITTED").write_bytes(content)
-    with pytest.raises(ValueError, match=message):
-        read.read_state(path)
-
-
-def save_small(ranks, folder):
-    """A model of two parameters that came one update far, and its checkpoint."""
-    module = Linear(3, 2)
-    optimizer = AdamW(module.named_parameters())
-    optimizer.set_learning_rate(0.1)
-    for parameter in module.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
-    engine = SimpleNamespace(module=module, zero_optimization_stage=lambda: 0)
-    saver = CheckpointSaver(RunFolder(folder), CheckpointSettings(), ranks, None, lambda _: None)
-    saver.save({"step": 1}, engine, optimizer)
-    saver.finish()
-    return engine, optimizer, RunFolder(folder).checkpoints / "step-00000001"
 
 
 def write_state(path, content):
     """Changes state.json, of which COMMITTED then speaks."""
-    (path / "state.json").write_text(content)
+    (path / "state.json").write_bytes(content)
     marker = json.loads((path / "COMMITTED").read_bytes())
     marker["files"]["state.json"] = read.describe_file(path / "state.json")
     (path / "COMMITTED").write_text(json.dumps(marker))
 
 
-def pieces_of(state):
-    [pieces] = state["fragments"].values()
-    return pieces
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("COMMITTED", b"{", "does not describe state.json"),
+        ("COMMITTED", b'{"files": {}}', "does not describe state.json"),
+        ("COMMITTED", b'{"files": {"state.json": {"bytes": 1, "sha256": ""}}}', "bytes is"),
+        ("state.json", b"[]", "state.json.*an object"),
+        ("state.json", b'{"step": 1}', "state.json.*format is None"),
+    ],
+)
+def test_a_damaged_marker_or_state_is_named(launches, tmp_path, name, content, message):
+    path = shutil.copytree(launches / "alone" / STEP, tmp_path / STEP)
+    write_state(path, content) if name == "state.json" else (path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read.read_state(path)
+    (path / "COMMITTED").unlink()
+    with pytest.raises(ValueError, match="COMMITTED is missing"):
+        read.read_state(path)
 
 
 @pytest.mark.parametrize(
     ("edit", "lacking"),
     [
-        (lambda state: pieces_of(state).pop("bias"), "bias"),
-        (lambda state: pieces_of(state).update(weight=[0, 5]), "weight"),
-        (lambda state: pieces_of(state).update(weight=[1, 5]), "weight"),
-        (lambda state: pieces_of(state).clear(), "weight, bias"),
-        (lambda state: state["fragments"].clear(), "weight, bias"),
+        (lambda pieces: pieces.pop("bias"), "bias"),
+        (lambda pieces: pieces.update(weight=[0, 5]), "weight"),
+        (lambda pieces: pieces.update(weight=[1, 5]), "weight"),
+        (lambda pieces: pieces.clear(), "weight, bias"),
     ],
 )
 def test_a_checkpoint_that_lacks_parameters_is_refused(ranks, tmp_path, edit, lacking):
-    engine, optimizer, path = save_small(ranks, tmp_path)
-    assert read.load_checkpoint(path, engine, optimizer, ranks)["step"] == 1
-    edit(state := json.loads((path / "state.json").read_bytes()))
-    write_state(path, json.dumps(state))
+    trained = Trained(ranks, tmp_path, url=None)
+    trained.save(1)
+    path, ours = trained.run.checkpoints / "step-00000001", (trained.engine, trained.optimizer)
+    assert read.load_checkpoint(path, *ours, ranks)["step"] == 1
+    state = json.loads((path / "state.json").read_bytes())
+    edit(*state["fragments"].values())
+    write_state(path, json.dumps(state).encode())
     said = rf"step-00000001 does not hold all of {lacking}; it is of another model"
     with pytest.raises(ValueError, match=said):
-        read.load_checkpoint(path, engine, optimizer, ranks)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"), [("[]", "an object"), ('{"step": 1}', "format is None")]
-)
-def test_a_state_of_another_kind_is_named(ranks, tmp_path, content, message):
-    _, _, path = save_small(ranks, tmp_path)
-    write_state(path, content)
-    with pytest.raises(ValueError, match=f"state.json.*{message}"):
-        read.read_state(path)
+        read.load_checkpoint(path, *ours, ranks)
 
 
 if __name__ == "__main__":

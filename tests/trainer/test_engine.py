@@ -1,10 +1,8 @@
 """Two and three ranks under every ZeRO stage against one big batch in one process.
 
-Run as a program, this file is one of the ranks: it writes what it measured, the tests below judge
-it.
+Run as a program, this file is one of the ranks, which writes what it measured.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -12,6 +10,7 @@ import json
 import sys
 from collections import Counter
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -47,8 +46,6 @@ HALF = [*((kind, stage, "bf16") for kind in KINDS for stage in (1, 2)), ("adamw"
 OF_THREE = [*((kind, 2, "fp32") for kind in KINDS), ("adamw", 3, "fp32")]
 RUNS = {2: [*EXACT, *HALF], 3: OF_THREE}
 ALL = [(world_size, *run) for world_size, runs in RUNS.items() for run in runs]
-WORLD_SIZES = (2, 3)
-OVERLAP = "configs/deepspeed/zero2-overlap.json"
 
 
 def micro_batches(rank, step):
@@ -105,35 +102,30 @@ def train_on_ranks(ranks, kind, stage, precision, chosen):
     rows, collectives, sent = [], [], []
     for step in range(STEPS):
         batches = micro_batches(ranks.rank, step)
-        must_stop = ranks.rank == 1 and step == 3
-        counts = agree_on_step(ranks, batches, 0.25 * ranks.rank, must_stop)
-        with count_calls("all_reduce") as reduced, count_calls("all_to_all_single") as exchanged:
+        counts = agree_on_step(ranks, batches, 0.25 * ranks.rank, ranks.rank == 1 and step == 3)
+        reduced, exchanged = [], []
+        with count_calls("all_reduce", reduced), count_calls("all_to_all_single", exchanged):
             sums = train_step(engine, ranks, batches, counts)
         collectives.append(len(reduced))
         sent.append([pieces.numel() for _, pieces, *_ in exchanged])
         rows.append([sums[0].item(), grad_norm(engine, optimizer), *optimizer.metrics().values()])
     held = iterate_weights(engine, ranks)
     weights = {name: weight.detach().float().clone() for name, weight in held}
-    found = {"rows": rows, "norms": norms_of(optimizer), "counts": vars(counts)}
-    found |= {"all_reduces": collectives, "sent": sent}
-    return found | {"pieces": {piece.name: piece.numel for piece in optimizer.fragments}}, weights
+    pieces = {piece.name: piece.numel for piece in optimizer.fragments}
+    found = {"rows": rows, "norms": norms_of(optimizer), "counts": vars(counts), "pieces": pieces}
+    return found | {"all_reduces": collectives, "sent": sent}, weights
 
 
-@contextlib.contextmanager
-def count_calls(name):
-    """Arguments of our modules' calls of a collective; DeepSpeed's own are not counted."""
-    calls, collective = [], getattr(torch.distributed, name)
+def count_calls(name, calls):
+    """Notes arguments of our modules' calls of a collective; DeepSpeed's own are not counted."""
+    collective = getattr(torch.distributed, name)
 
     def count(*arguments, **options):
         if sys._getframe(1).f_globals["__name__"].startswith("trainer."):
             calls.append(arguments)
         return collective(*arguments, **options)
 
-    setattr(torch.distributed, name, count)
-    try:
-        yield calls
-    finally:
-        setattr(torch.distributed, name, collective)
+    return patch.object(torch.distributed, name, count)
 
 
 def break_a_partition(ranks):
@@ -161,7 +153,8 @@ def main(folder):
         results[f"{kind} {stage} {precision}"] = found
         torch.save(weights, folder / f"{kind}-{stage}-{precision}-{ranks.rank}.pt")
     results["broken"] = break_a_partition(ranks)
-    results["overlap"], _ = train_on_ranks(ranks, "adamw", 2, "fp32", read_deepspeed_file(OVERLAP))
+    file = read_deepspeed_file("configs/deepspeed/zero2-overlap.json")
+    results["overlap"], _ = train_on_ranks(ranks, "adamw", 2, "fp32", file)
     try:
         with together(ranks):
             if ranks.rank == 1:
@@ -176,7 +169,7 @@ def main(folder):
 def launches(tmp_path_factory):
     """Folder with the results of each launch, by number of ranks."""
     folders = {}
-    for world_size in WORLD_SIZES:
+    for world_size in RUNS:
         folders[world_size] = tmp_path_factory.mktemp(f"engine-{world_size}")
         for process in run_ranks([__file__, str(folders[world_size])], world_size, timeout=600):
             assert process.returncode == 0, process.stderr
@@ -185,17 +178,12 @@ def launches(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def two_ranks(launches):
-    return launches[2]
-
-
-@pytest.fixture(scope="module")
 def alone():
     return {kind: train_alone(kind, torch.float32) for kind in KINDS}
 
 
-def results_of(folder, rank=0):
-    return json.loads((folder / f"results-{rank}.json").read_text())
+def results_of(launches, rank=0, world_size=2):
+    return json.loads((launches[world_size] / f"results-{rank}.json").read_text())
 
 
 @pytest.mark.parametrize(
@@ -204,7 +192,7 @@ def results_of(folder, rank=0):
 def test_ranks_equal_one_big_batch(launches, alone, world_size, kind, stage, precision):
     """Loss, gradient norm and trust ratios of every step; norms and weights after 20."""
     rows, norms, weights = alone[kind]
-    found = results_of(launches[world_size])[f"{kind} {stage} {precision}"]
+    found = results_of(launches, 0, world_size)[f"{kind} {stage} {precision}"]
     our_rows, rows = torch.tensor(found["rows"]), torch.tensor(rows)
     torch.testing.assert_close(our_rows[0], rows[0], rtol=1e-6, atol=0)
     torch.testing.assert_close(our_rows, rows, rtol=1e-5, atol=0)
@@ -237,13 +225,12 @@ LOSSES = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_losses_of_20_steps_are_what_they_were(alone, kind):
     """By the test above those of every ZeRO stage on two and three ranks are too."""
-    rows, _, _ = alone[kind]
-    assert [row[0] for row in rows] == pytest.approx(LOSSES[kind], rel=1e-4)
+    assert [row[0] for row in alone[kind][0]] == pytest.approx(LOSSES[kind], rel=1e-4)
 
 
 def test_all_ranks_see_the_same(launches):
-    for world_size in WORLD_SIZES:
-        first, *others = (results_of(launches[world_size], rank) for rank in range(world_size))
+    for world_size in RUNS:
+        first, *others = (results_of(launches, rank, world_size) for rank in range(world_size))
         for run in ("{} {} {}".format(*each) for each in RUNS[world_size]):
             assert all(other[run]["rows"] == first[run]["rows"] for other in others)
 
@@ -251,91 +238,69 @@ def test_all_ranks_see_the_same(launches):
 @pytest.mark.parametrize(("world_size", "kind", "stage", "precision"), ALL)
 def test_one_all_reduce_serves_clipping_norms_and_log(launches, world_size, kind, stage, precision):
     """LAMB needs a second one where the gradient is clipped, as norms of updates depend on it."""
-    found = results_of(launches[world_size])[f"{kind} {stage} {precision}"]
+    found = results_of(launches, 0, world_size)[f"{kind} {stage} {precision}"]
     are_clipped = [row[1] > MAX_GRAD_NORMS[kind] for row in found["rows"]]
     assert 3 <= sum(are_clipped) <= STEPS - 3
     twice = kind == "lamb" and stage > 0
     assert found["all_reduces"] == [1 + (twice and is_clipped) for is_clipped in are_clipped]
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("world_size", RUNS)
 def test_muon_sends_pieces_of_split_matrices_alone(launches, world_size):
     """To every rank that holds one, itself among them."""
-    ranks = [results_of(launches[world_size], rank)["muon 2 fp32"] for rank in range(world_size)]
+    ranks = [results_of(launches, rank, world_size)["muon 2 fp32"] for rank in range(world_size)]
     holders = Counter(name for rank in ranks for name in rank["pieces"])
     split = {name for name in holders if ".layers." in name and holders[name] > 1}
-    assert 0 < len(split) < world_size
+    assert 0 < len(split) < world_size, "or LAMB's norms would be tested by nothing"
     assert all(name.endswith(".weight") and "norm" not in name for name in split)
     for rank in ranks:
         expected = sum(rank["pieces"].get(name, 0) * holders[name] for name in split)
         assert rank["sent"] == [[expected]] * STEPS
-    assert results_of(launches[world_size])["adamw 2 fp32"]["sent"] == [[]] * STEPS
+    assert results_of(launches, 0, world_size)["adamw 2 fp32"]["sent"] == [[]] * STEPS
 
 
-def test_partitions_that_are_not_as_expected_stop_the_run_before_it_begins(two_ranks):
-    messages = [results_of(two_ranks, rank)["broken"] for rank in range(2)]
+def test_partitions_that_are_not_as_expected_stop_the_run_before_it_begins(launches):
+    messages = [results_of(launches, rank)["broken"] for rank in range(2)]
     assert all("does not update the elements of bert." in message for message in messages)
 
 
-@contextlib.contextmanager
-def one_thread():
-    """As many threads as a launched rank has: bf16 sums may depend on their number."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_the_deepspeed_file_of_the_project_changes_nothing(two_ranks):
-    results = results_of(two_ranks)
+def test_the_deepspeed_file_of_the_project_changes_nothing(launches):
+    results = results_of(launches)
     assert results["overlap"]["rows"] == results["adamw 2 fp32"]["rows"]
 
 
 @pytest.fixture(scope="module")
 def alone_in_bf16():
-    with one_thread():
-        return {kind: train_alone(kind, torch.bfloat16)[0] for kind in KINDS}
+    """With as many threads as a launched rank has: bf16 sums may depend on their number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    rows = {kind: train_alone(kind, torch.bfloat16)[0] for kind in KINDS}
+    torch.set_num_threads(before)
+    return rows
 
 
 @pytest.mark.parametrize(("kind", "stage", "precision"), HALF)
-def test_ranks_in_bf16_equal_one_process_in_bf16(two_ranks, alone_in_bf16, kind, stage, precision):
+def test_ranks_in_bf16_equal_one_process_in_bf16(launches, alone_in_bf16, kind, stage, precision):
     """To fp32's rounding, as gradients are summed and reduced in fp32.
 
     ZeRO-3 adds squares up in another order, and a weight's last bit in bf16 is some 0.2 % of it.
     """
-    found = torch.tensor(results_of(two_ranks)[f"{kind} {stage} {precision}"]["rows"])
+    found = torch.tensor(results_of(launches)[f"{kind} {stage} {precision}"]["rows"])
     expected = torch.tensor(alone_in_bf16[kind])
     torch.testing.assert_close(found, expected, rtol=1e-5 if stage < 3 else 0.02, atol=0)
 
 
-def test_zero_partitions_what_a_rank_updates(two_ranks):
-    """Tensors are split between ranks, or LAMB's norms would be tested by nothing."""
-    names = {name for name, _ in build_model(CONFIG, seed=3).named_parameters()}
-    first, second = (results_of(two_ranks, rank) for rank in range(2))
-    assert all(each["adamw 0 fp32"]["pieces"].keys() == names for each in (first, second))
-    pieces = [each["lamb 2 fp32"]["pieces"].keys() for each in (first, second)]
-    assert pieces[0] | pieces[1] == names > pieces[0]
-    assert pieces[0] & pieces[1]
-
-
-def test_ranks_agree_on_counts(two_ranks):
-    rows = [batch for rank in LENGTHS for batch in rank]
+def test_ranks_agree_on_counts(launches):
+    said = {"num_micro_batches": 2, "instances": 6, "tokens": 40, "most_tokens": 21}
+    said |= {"wait_seconds": 0.25, "must_stop": False}
     for rank in range(2):
-        counts = results_of(two_ranks, rank)["adamw 1 fp32"]["counts"]
-        assert counts["num_micro_batches"] == 2
-        assert counts["instances"] == sum(len(lengths) for lengths in rows)
-        assert counts["tokens"] == sum(sum(lengths) for lengths in rows)
-        assert counts["most_tokens"] == 21
-        assert counts["wait_seconds"] == 0.25
-        assert counts["must_stop"] is False
+        assert results_of(launches, rank)["adamw 1 fp32"]["counts"].items() >= said.items()
 
 
-def test_a_fault_of_one_rank_is_raised_on_all(two_ranks):
+def test_a_fault_of_one_rank_is_raised_on_all(launches):
     missing = "[Errno 2] No such file or directory: 'no-such-shard'"
-    assert results_of(two_ranks, 0)["fault"] == ["ValueError", f"rank 1: {missing}"]
-    assert results_of(two_ranks, 1)["fault"] == ["FileNotFoundError", missing]
+    assert results_of(launches, 0)["fault"] == ["ValueError", f"rank 1: {missing}"]
+    assert results_of(launches, 1)["fault"] == ["FileNotFoundError", missing]
 
 
 def test_dropout_is_keyed_to_seed_phase_step_and_rank():
