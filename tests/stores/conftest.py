@@ -24,12 +24,13 @@ from pipeline.command_line.program import run_program
 from pipeline.shards.dataset import open_dataset
 from tests.datasets import write_vocab
 from tests.ports import free_port
-from tests.stores.faulty_proxy import FaultyProxy, unavailable
+from tests.stores.faulty_proxy import FaultyProxy
 from trainer.stream.step import StepLoader
 
 ROOT = Path(__file__).parents[2]
 CORPUS_WORDS = "river mountain engine letter window garden silver winter market captain"
 WORDS = CORPUS_WORDS.split()
+NAMES = "input_ids cu_seqlens masked_positions masked_labels is_random_next"
 KEY, SECRET = "test:builder", "open-sesame-4711"
 START_SECONDS = 300
 # Else gcsfs asks of every bucket what kind it is, for a minute. It looks when it is imported, which
@@ -39,7 +40,7 @@ os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 
 def missing_server(name):
     message = (
-        f"{name} is not installed: scripts/test-servers does it, BEAMBERT_TEST_SERVERS says where"
+        f"{name} is missing: scripts/test-servers installs it, BEAMBERT_TEST_SERVERS says where"
     )
     if os.environ.get("BEAMBERT_REQUIRE_SERVERS"):
         pytest.fail(message)
@@ -186,23 +187,25 @@ def first_batches(dataset, num_steps=3):
 
 
 def assert_same_batches(there, here):
-    found, expected = first_batches(there), first_batches(here)
-    assert len(found) == len(expected) > 3
+    assert_same(first_batches(there), first_batches(here), 4)
+
+
+def assert_same(found, expected, least):
+    assert len(found) == len(expected) >= least
     for one, other in zip(found, expected, strict=True):
-        assert torch.equal(one.input_ids, other.input_ids)
-        assert torch.equal(one.masked_labels, other.masked_labels)
+        for name in NAMES.split():
+            assert torch.equal(getattr(one, name), getattr(other, name)), name
 
 
 @pytest.fixture
-def faulty_s3(swift_port):
-    """faulty_s3(fails): the proxy that says "unavailable" to some requests, and its options."""
+def start_proxy():
+    """start_proxy(port, fault, ...): a FaultyProxy that serves until the test has ended."""
     with contextlib.ExitStack() as stack:
 
-        def start(fails):
-            proxy = FaultyProxy(swift_port, unavailable, 10**9, chooses=fails)
-            stack.enter_context(proxy)
+        def start(*arguments, **options):
+            proxy = stack.enter_context(FaultyProxy(*arguments, **options))
             threading.Thread(target=proxy.serve_forever, daemon=True).start()
             stack.callback(proxy.shutdown)
-            return proxy, s3_options(proxy.server_address[1])
+            return proxy
 
         yield start

@@ -98,50 +98,38 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = answer  # noqa: N815
 
 
-def send_error(handler, status, code, headers=()):
+def error(status, code, **headers):
+    """The fault that answers by an error of the store."""
     body = f"<Error><Code>{code}</Code><Message>told to</Message></Error>".encode()
-    body = b"" if handler.command == "HEAD" else body
-    handler.send(status, {"Content-Type": "application/xml", **dict(headers)}, body)
+
+    def answer(handler, *_):
+        sent = {"Content-Type": "application/xml", **headers}
+        handler.send(status, sent, b"" if handler.command == "HEAD" else body)
+
+    return answer
 
 
-def unavailable(handler, status, headers, data):
-    send_error(handler, 503, "ServiceUnavailable")
+def altered(alter):
+    """The fault that sends another body, as if it were the whole of it."""
+    return lambda handler, status, headers, data: handler.send(status, headers, alter(data))
 
 
-def throttled(handler, status, headers, data):
-    send_error(handler, 503, "SlowDown", {"Retry-After": "1"})
+unavailable = error(503, "ServiceUnavailable")
 
 
-def refused(handler, status, headers, data):
-    send_error(handler, 403, "AccessDenied")
+def broken_off(seconds, reset):
+    """The fault that sends half of the body, and later ends the connection."""
+
+    def answer(handler, status, headers, data):
+        handler.send(status, headers, data[: len(data) // 2], len(data))
+        handler.wfile.flush()
+        time.sleep(seconds)
+        handler.cut(reset)
+
+    return answer
 
 
-def reset_before_head(handler, status, headers, data):
-    handler.cut(reset=True)
-
-
-def reset_in_body(handler, status, headers, data):
-    handler.send(status, headers, data[: len(data) // 2], len(data))
-    handler.wfile.flush()
-    time.sleep(0.05)
-    handler.cut(reset=True)
-
-
-def end_in_body(handler, status, headers, data):
-    handler.send(status, headers, data[: len(data) // 2], len(data))
-    handler.cut(reset=False)
-
-
-def short_body(handler, status, headers, data):
-    handler.send(status, headers, data[: len(data) // 2])
-
-
-def cut_at_record(handler, status, headers, data):
-    handler.send(status, headers, data[: (len(data) - 1) // TAR_RECORD * TAR_RECORD])
-
-
-def empty_body(handler, status, headers, data):
-    handler.send(status, headers, b"")
+stall = broken_off(STALL_SECONDS, reset=False)
 
 
 def short_chunks(handler, status, headers, data):
@@ -156,28 +144,25 @@ def short_chunks(handler, status, headers, data):
     handler.wfile.write(f"{len(half):x}\r\n".encode() + half + b"\r\n0\r\n\r\n")
 
 
-def long_body(handler, status, headers, data):
-    handler.send(status, headers, data + data[:100])
-
-
 def wrong_byte(handler, status, headers, data):
-    middle = len(data) // 2
-    handler.send(status, headers, data[:middle] + bytes([data[middle] ^ 16]) + data[middle + 1 :])
+    """In the middle; of a table in a column, and not in the footer."""
+    place = 30 if handler.path.endswith(".parquet") else len(data) // 2
+    handler.send(status, headers, data[:place] + bytes([data[place] ^ 16]) + data[place + 1 :])
 
 
-def other_object(handler, status, headers, data):
-    """As many bytes, of something else."""
-    handler.send(status, headers, data[::-1])
-
-
-def stall(handler, status, headers, data):
-    handler.send(status, headers, data[:100], len(data))
-    handler.wfile.flush()
-    time.sleep(STALL_SECONDS)
-    handler.cut(reset=False)
-
-
-FAULTS = [
-    unavailable, throttled, refused, reset_before_head, reset_in_body, end_in_body, short_body,
-    cut_at_record, empty_body, short_chunks, long_body, wrong_byte, other_object, stall,
-]  # fmt: skip
+FAULTS = {
+    "unavailable": unavailable,
+    "throttled": error(503, "SlowDown", **{"Retry-After": "1"}),
+    "refused": error(403, "AccessDenied"),
+    "reset_before_head": lambda handler, *_: handler.cut(reset=True),
+    "reset_in_body": broken_off(0.05, reset=True),
+    "end_in_body": broken_off(0, reset=False),
+    "short_body": altered(lambda data: data[: len(data) // 2]),
+    "cut_at_record": altered(lambda data: data[: (len(data) - 1) // TAR_RECORD * TAR_RECORD]),
+    "empty_body": altered(lambda _: b""),
+    "short_chunks": short_chunks,
+    "long_body": altered(lambda data: data + data[:100]),
+    "wrong_byte": wrong_byte,
+    "other_object": altered(lambda data: data[::-1]),  # as many bytes, of something else
+    "stall": stall,
+}

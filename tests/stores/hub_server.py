@@ -1,6 +1,6 @@
 """A stand-in for the HTTP interface of the Hugging Face Hub: one branch, no passwords.
 
-Written from what huggingface_hub asks: repository, tree by pages, paths, files by range behind a
+Written from what huggingface_hub asks: repository, tree by pages, files by range behind a
 redirection, uploads through git-lfs, commits. Files of SMALL_BYTES and more go through git-lfs, as
 on the Hub.
 """
@@ -136,17 +136,6 @@ class _Handler(BaseHTTPRequestHandler):
             headers["Link"] = f'<{address}>; rel="next"'
         self._json(entries[first : first + PAGE_ENTRIES], headers)
 
-    def _paths(self, repository):
-        is_json = self.body.startswith(b"{")
-        asked = (json.loads(self.body) if is_json else parse_qs(self.body.decode()))["paths"]
-        files, found = self.server.files[repository], []
-        for path in asked:
-            if path in files:
-                found.append(describe(path, files[path]))
-            elif self.server.entries(repository, path, recursive=False):
-                found.append(DIRECTORY | {"path": path})
-        self._json(found)
-
     def _resolve(self, repository, path):
         if (data := self.server.files[repository].get(path)) is None:
             self._answer(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": SHA})
@@ -217,9 +206,7 @@ ROUTES = [
     ("POST /api/repos/create", _Handler._create),
     ("POST /api/validate-yaml", _Handler._validate),
     (f"GET /api/datasets/{NAME}", _Handler._info),
-    (f"GET /api/datasets/{NAME}/revision/[^/]+", _Handler._info),
     (f"GET /api/datasets/{NAME}/tree/[^/]+(?:/(?P<folder>.+))?", _Handler._tree),
-    (f"POST /api/datasets/{NAME}/paths-info/[^/]+", _Handler._paths),
     (f"(?:GET|HEAD) /datasets/{NAME}/resolve/[^/]+/(?P<path>.+)", _Handler._resolve),
     (f"(?:GET|HEAD) /content/{NAME}/(?P<path>.+)", _Handler._content),
     (f"GET /api/models/{NAME}/revision/[^/]+", _Handler._info),

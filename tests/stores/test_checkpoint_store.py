@@ -1,4 +1,4 @@
-"""Checkpoints on a real S3 store: there, back on a wiped disk, and refused by name."""
+"""Checkpoints on a real S3 store: there, and back on a wiped disk."""
 
 import shutil
 
@@ -21,22 +21,11 @@ def test_a_run_comes_back_from_s3(ranks, s3, tmp_path):
     trained.store = trained.saver.store = CheckpointStore(URL, s3)
     trained.save(1, 2, 3)
     expected = trained.weights()
-    names = {
-        path.split("/")[3]
-        for path in fsspec.filesystem("s3", **s3).find("corpus/checkpointed/checkpoints")
-    }
-    assert names == {"step-00000002", "step-00000003"}
+    found = fsspec.filesystem("s3", **s3).find("corpus/checkpointed/checkpoints")
+    assert {path.split("/")[3] for path in found} == {"step-00000002", "step-00000003"}
     shutil.rmtree(tmp_path / "run")
     again = Trained(ranks, tmp_path / "run", url=None)
     again.store = CheckpointStore(URL, s3)
     restore_run(again.run, again.store)
     load_checkpoint(again.choose(), again.engine, again.optimizer, ranks)
     assert torch.equal(again.weights(), expected)
-
-
-def test_a_store_that_refuses_is_named(ranks, s3, tmp_path):
-    trained = Trained(ranks, tmp_path / "run", url=None)
-    trained.saver.store = CheckpointStore(URL, {**s3, "secret": "wrong"})
-    said = r"s3://corpus/checkpointed/checkpoints/step-00000001/.*credentials"
-    with pytest.raises(PermissionError, match=said):
-        trained.save(1)

@@ -8,7 +8,6 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from pipeline.storage import faults as storage
-from pipeline.storage.faults import StorageError
 from pipeline.storage.folder import Folder
 from tests.stores.conftest import root_hash
 
@@ -102,10 +101,3 @@ def test_small_files_are_read_together_or_the_missing_one_is_named(flaky):
     assert Folder.on(flaky, "/a").read_many([]) == {}
     with pytest.raises(FileNotFoundError, match="flaky:///a: b and 0 more are missing"):
         Folder.on(flaky, "/a").read_many(["1", "b"])
-
-
-def test_a_store_that_stays_away_is_one_message_also_for_a_question(flaky, monkeypatch):
-    away = (_ for _ in ()).throw
-    monkeypatch.setattr(FlakyMemory, "isfile", lambda *_: away(TimeoutError("away")))
-    with pytest.raises(StorageError, match=r"/a/b: gave up after 6 attempt\(s\) in .* s: away"):
-        Folder.on(flaky, "/a").is_file("b")

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import fsspec
 import pytest
@@ -15,11 +14,9 @@ from pipeline.shards.dataset import open_dataset
 from pipeline.storage.local import TEMPORARY_MARK
 from scripts.soak.kill_build import Soak, identity
 from scripts.soak.kills import kill_session
-from tests.stores.conftest import root_hash
+from tests.stores.conftest import ROOT, root_hash
 
 pytestmark = pytest.mark.engines
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_killed_builds_end_like_undisturbed_ones(tmp_path):
@@ -40,8 +37,7 @@ def test_a_build_on_s3_killed_between_shards_goes_on(
     folders = f"--input {corpus} --output s3://corpus/killed --storage_options @{options}".split()
     command = [sys.executable, "-m", "pipeline", "build", "--workers", "2"]
     words = [*command, *folders, *map(str, build_arguments)]
-    quiet = {"stderr": subprocess.DEVNULL, "start_new_session": True}
-    process = subprocess.Popen(words, cwd=ROOT, **quiet)
+    process = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
         began = time.monotonic()
         while not (finished := records_of(store)):
@@ -56,9 +52,12 @@ def test_a_build_on_s3_killed_between_shards_goes_on(
     store.invalidate_cache()
     assert {name: store.info(name)["LastModified"] for name in finished} == before
     assert root_hash("s3://corpus/killed", s3) == root_hash(local)
-    assert {name.removeprefix("corpus/killed/") for name in store.find("corpus/killed")} == {
-        str(path.relative_to(local)) for path in local.rglob("*") if path.is_file()
-    }
+    there = {name.removeprefix("corpus/killed/") for name in store.find("corpus/killed")}
+    assert there == files_of(local)
+
+
+def files_of(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
 def records_of(store):
@@ -79,9 +78,7 @@ def test_a_finished_build_has_no_leftovers_of_killed_writers(local, corpus, pipe
         path.write_bytes(b"half")
     written = {path: path.stat().st_mtime_ns for path in output.rglob("shard-*.tar")}
     assert pipeline("build", "--input", corpus, "--output", output) == 0
-    assert {path.relative_to(output) for path in output.rglob("*") if path.is_file()} == {
-        path.relative_to(local) for path in local.rglob("*") if path.is_file()
-    }
+    assert files_of(output) == files_of(local)
     assert {path: path.stat().st_mtime_ns for path in output.rglob("shard-*.tar")} == written
     assert open_dataset(str(output)).manifest == open_dataset(str(local)).manifest
 
@@ -90,12 +87,9 @@ def test_the_soak_notices_what_is_left_missing_and_redone(tmp_path):
     """The check of the kill tests itself can fail."""
     soak = object.__new__(Soak)
     soak.root_hash, soak.files = "1234", {"manifest.json", "a.tar", "b.tar"}
-    for name, text in (
-        ("manifest.json", '{"root_hash": "1234"}'),
-        ("a.tar", "a"),
-        (".b.tar.partial-1-0", "half"),
-    ):
-        (tmp_path / name).write_text(text)
+    (tmp_path / "manifest.json").write_text('{"root_hash": "1234"}')
+    for name in ("a.tar", ".b.tar.partial-1-0"):
+        (tmp_path / name).write_text("half")
     kept = {"a.tar": identity(tmp_path / "a.tar")}
     assert soak._compare(tmp_path, kept) == ["left behind: .b.tar.partial-1-0", "missing: b.tar"]
     (tmp_path / "b.tar").write_text("b")
