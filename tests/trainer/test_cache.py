@@ -4,31 +4,30 @@ Run as a program, this file is one reader of a node.
 """
 
 import errno
+import fcntl
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from threading import Event
 from unittest.mock import Mock
 
-import numpy as np
 import pytest
 
 from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.shards.manifest import BLOCKS_TABLE
+from tests.trainer.test_fetch import EVERYTHING, Read
 from trainer.reading import cache as cache_module
-from trainer.reading.block_reader import BlockReader, plan_rows
+from trainer.reading.block_reader import BlockReader
 from trainer.reading.cache import MIN_CACHE_BYTES, CacheError, ShardCache
 from trainer.reading.ranged_read import Attempts, ShardReadError
 from trainer.reading.settings import Reading
 
 ROOT = Path(__file__).parents[2]
-SIZES = (60, 45)
 STRETCH_BYTES = 3000  # two blocks or three
 
 
@@ -36,7 +35,7 @@ STRETCH_BYTES = 3000  # two blocks or three
 def dataset(tmp_path, make_dataset, monkeypatch):
     monkeypatch.setattr(cache_module, "STRETCH_BYTES", STRETCH_BYTES)
     cache_module.open_cache.cache_clear()
-    return open_dataset(str(make_dataset(tmp_path / "dataset", train=(SIZES,))))
+    return open_dataset(str(make_dataset(tmp_path / "dataset", train=((60, 45),))))
 
 
 def reading(cache):
@@ -62,49 +61,18 @@ def count_reads(dataset, ending=".tar"):
 
 
 def read_all(dataset, settings):
-    rows = [[s, b, 0, min(8, n - 8 * b)] for s, n in enumerate(SIZES) for b in range(-(-n // 8))]
-    shards = [(dataset, shard) for shard in dataset.shards("train", 8192, 0)]
-    reader = BlockReader(shards, settings)
-    planned = iter([plan_rows(*np.array(rows).T)])
-    found = [n for _, block in reader.steps(planned) for n in block.document_a.tolist()]
-    reader.close()
-    return found
-
-
-EVERYTHING = [*range(60), *range(100_000, 100_045)]
+    return [*chain(*Read(dataset, settings))]
 
 
 def stretches(settings):
     return sorted(Path(settings.cache_dir, "stretches").iterdir())
 
 
-def attempts(seconds=300, stop=None):
-    return Attempts("it", Reading(budget_seconds=seconds), stop or Event())
-
-
 def read_as_bytes(cache, key, fetch):
     """Through a check that finds everything right."""
-    return cache.read(key, bytes, lambda: (data := fetch(), data), attempts())
-
-
-@contextmanager
-def fetching(cache, key):
-    """Meanwhile a thread fetches a stretch, and holds its lock."""
-    entered, leave = Event(), Event()
-
-    def fetch():
-        entered.set()
-        leave.wait(30)
-        return b"data"
-
-    holder = threading.Thread(target=lambda: read_as_bytes(cache, key, fetch))
-    holder.start()
-    entered.wait(30)
-    try:
-        yield
-    finally:
-        leave.set()
-        holder.join()
+    return cache.read(
+        key, bytes, lambda: (data := fetch(), data), Attempts("it", Reading(), Event())
+    )
 
 
 @pytest.mark.parametrize(
@@ -142,31 +110,19 @@ def test_what_was_used_longest_ago_makes_room(tmp_path, monkeypatch):
     monkeypatch.setattr(cache_module, "MIN_CACHE_BYTES", 1)
     cache, fetched = ShardCache(str(tmp_path), 1000), []
 
-    def read(key):
-        time.sleep(0.002)  # so that no two files have one time
-        return read_as_bytes(cache, key, lambda: (fetched.append(key), key.encode() * 100)[1])
+    def read(keys):
+        for key in keys:
+            time.sleep(0.002)  # so that no two files have one time
+            fetch = lambda key=key: (fetched.append(key), key.encode() * 100)[1]  # noqa: E731
+            assert read_as_bytes(cache, key, fetch) == key.encode() * 100
 
-    for key in "abcdefghi":
-        assert read(key) == key.encode() * 100
-    read("a")
+    read("abcdefghia")
     assert fetched == [*"abcdefghi"]
-    read("j")
-    read("k")
+    read("jk")
     kept = sum(path.stat().st_size for path in (tmp_path / "stretches").iterdir())
     assert kept <= 1000
-    read("a")
-    read("k")
-    assert fetched == [*"abcdefghijk"]
-    read("b")
-    assert fetched[-1] == "b"
-
-
-def test_a_fetch_that_fails_leaves_nothing_and_the_next_one_succeeds(tmp_path):
-    cache = ShardCache(str(tmp_path), MIN_CACHE_BYTES)
-    with pytest.raises(ShardReadError, match="gone"):
-        read_as_bytes(cache, "key", Mock(side_effect=ShardReadError("gone")))
-    assert not list((tmp_path / "stretches").iterdir())
-    assert read_as_bytes(cache, "key", lambda: b"data") == b"data"
+    read("akb")
+    assert fetched == [*"abcdefghijkb"]
 
 
 @pytest.mark.parametrize(("seconds", "is_wanted"), [(0.1, True), (600, False)])
@@ -174,15 +130,18 @@ def test_a_wait_for_another_process_ends(tmp_path, seconds, is_wanted):
     cache, stop = ShardCache(str(tmp_path), MIN_CACHE_BYTES), Event()
     if not is_wanted:
         stop.set()
+    tried = Attempts("it", Reading(budget_seconds=seconds), stop)
     said = f"it: cache_dir {tmp_path}: waited in vain for another .* to let go of {tmp_path}/locks/"
-    with fetching(cache, "key"), pytest.raises(ShardReadError, match=said):
-        cache.read("key", bytes, lambda: (b"data", b"data"), attempts(seconds, stop))
+    with (tmp_path / "locks" / cache._place("key").name).open("wb") as theirs:
+        fcntl.flock(theirs, fcntl.LOCK_EX)
+        with pytest.raises(ShardReadError, match=said):
+            cache.read("key", bytes, lambda: (b"data", b"data"), tried)
 
 
 def test_a_disk_without_locks_is_named(tmp_path, monkeypatch):
     cache = ShardCache(str(tmp_path), MIN_CACHE_BYTES)
     fail = Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
-    monkeypatch.setattr(cache_module.fcntl, "flock", fail)
+    monkeypatch.setattr(fcntl, "flock", fail)
     said = f"cache_dir {tmp_path}: No locks available; .* give another folder, on a disk of this"
     with pytest.raises(ShardReadError, match=said):
         read_as_bytes(cache, "key", lambda: b"data")

@@ -1,6 +1,7 @@
 """torch.compile and activation checkpointing: the same gradients, and few graphs."""
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
@@ -44,10 +45,7 @@ def compile_for_tests(monkeypatch):
     """Graphs are captured and differentiated as always, and run without generated code."""
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
-    compile_function = torch.compile
-    monkeypatch.setattr(
-        torch, "compile", lambda f, **options: compile_function(f, backend="aot_eager", **options)
-    )
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     yield
     torch.compiler.reset()
 
@@ -72,44 +70,36 @@ def test_24_steps_of_real_lengths_compile_at_most_5_graphs(compile_for_tests, pr
 
 
 def test_compiled_passes_equal_plain_ones(compile_for_tests):
-    plain, compiled = build_model(CONFIG, seed=1).train(), build_model(CONFIG, seed=1).train()
+    plain, compiled = (build_model(CONFIG, seed=1).train() for _ in range(2))
     compile_model(compiled)
     for seed in range(3):
         batch = random_micro_batch(lengths_of(seed), 60, seed)
-        torch.testing.assert_close(
-            gradients_of(compiled, batch), gradients_of(plain, batch), rtol=1e-4, atol=1e-5
-        )
+        both = [gradients_of(model, batch) for model in (compiled, plain)]
+        torch.testing.assert_close(*both, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_recomputed_layers_give_equal_gradients(dropout):
-    config = dataclasses.replace(CONFIG, hidden_dropout=dropout, attention_dropout=dropout)
+def test_recomputed_layers_give_equal_gradients():
+    config = dataclasses.replace(CONFIG, hidden_dropout=0.3, attention_dropout=0.3)
     plain, thrifty = build_model(config, seed=1).train(), build_model(config, seed=1).train()
     thrifty.bert.recompute_layers = True
     for batch in (random_micro_batch([30, 7, 90], 60, 0), empty_micro_batch()):
-        results = []
-        for model in (plain, thrifty):
-            torch.manual_seed(4)
-            results.append(gradients_of(model, batch))
-        torch.testing.assert_close(*results, rtol=0, atol=0)
+        torch.manual_seed(4)
+        expected = gradients_of(plain, batch)
+        torch.manual_seed(4)
+        torch.testing.assert_close(gradients_of(thrifty, batch), expected, rtol=0, atol=0)
 
 
 def test_recomputed_layers_are_not_kept():
     """Bytes kept for the backward pass, the weights aside."""
-    model, kept = build_model(CONFIG, seed=1).train(), []
-    batch = random_micro_batch([100, 90, 80], 60, 0)
+    model, kept = build_model(CONFIG, seed=1).train(), {False: 0, True: 0}
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
 
     def keep(tensor):
-        if tensor.untyped_storage().data_ptr() not in weights:
-            kept.append(tensor.numel() * tensor.element_size())
+        is_weight = tensor.untyped_storage().data_ptr() in weights
+        kept[model.bert.recompute_layers] += 0 if is_weight else tensor.nbytes
         return tensor
 
-    sizes = []
-    for recompute in (False, True):
-        model.bert.recompute_layers = recompute
-        kept.clear()
+    for model.bert.recompute_layers in kept:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-            forward_sums(model, batch, CPU)
-        sizes.append(sum(kept))
-    assert sizes[1] < sizes[0] / 4
+            forward_sums(model, random_micro_batch([100, 90, 80], 60, 0), CPU)
+    assert kept[True] < kept[False] / 4

@@ -1,6 +1,4 @@
-"""scripts/bench/downstream.py: files are cut by rule, variants begin with what they say, rows make
-the table.
-"""
+"""scripts/bench/downstream.py: rules that cut files, what variants begin with, the table."""
 
 import itertools
 import json
@@ -17,13 +15,12 @@ def test_sentences_are_held_out_by_their_id_alone(tmp_path):
     sentences = [f"# sent_id = {name}\n# text = x\n1\tx\tO" for name in names]
     source = tmp_path / "all.iob2.zst"
     source.write_bytes(zstandard.compress(("\n\n".join(sentences) + "\n\n").encode()))
-    train, validation = cut_sentences(source, tmp_path / "work")
-    assert (train.name, validation.name) == ("all.train.iob2", "all.validation.iob2")
-    kept = [path.read_text().strip().split("\n\n") for path in (train, validation)]
-    held_out = map(is_held_out, names)
-    assert kept[1] == [*itertools.compress(sentences, held_out)]
-    assert sorted(kept[0] + kept[1]) == sorted(sentences)
-    assert 50 < len(kept[1]) < 110
+    files = cut_sentences(source, tmp_path / "work")
+    assert [path.name for path in files] == ["all.train.iob2", "all.validation.iob2"]
+    train, validation = (path.read_text().strip().split("\n\n") for path in files)
+    assert validation == [*itertools.compress(sentences, map(is_held_out, names))]
+    assert sorted(train + validation) == sorted(sentences)
+    assert 50 < len(validation) < 110
 
 
 def test_articles_are_held_out_by_title(tmp_path):

@@ -22,10 +22,7 @@ FILES = ["fragments-00000-of-00001.safetensors", "model.safetensors"]
 
 @pytest.fixture
 def events(tmp_path, monkeypatch):
-    """What happens below tmp_path, in order, such as ("fsync", path) and ("rename", from, to).
-
-    Temporary names of `replace_file` are shown as TEMPORARY.
-    """
+    """What happens below tmp_path, in order: ("fsync", path), ("rename", TEMPORARY, to) ..."""
     happened = []
 
     def name(path):

@@ -46,10 +46,6 @@ def rows_of(output, column=None):
     return np.array([row[column] for row in rows]) if column else rows
 
 
-def facts_of(output):
-    return json.loads(pq.read_metadata(output).metadata[b"beambert"])
-
-
 def theirs(hf, text):
     """Hidden states [layers, tokens with [CLS] and [SEP], H] of transformers, and its output."""
     model = transformers.AutoModel.from_pretrained(hf).eval()
@@ -63,7 +59,9 @@ def close(found, expected):
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_states_of_every_token_and_layer_are_those_of_transformers(hf, text_file):
+@pytest.mark.parametrize("pre_norm", [False, True])
+def test_states_of_every_token_and_layer_are_those_of_transformers(tmp_path, text_file, pre_norm):
+    hf = export_lettered_model(tmp_path / "hf", pre_norm=pre_norm)
     rows = rows_of(features(hf, text_file, "--layers", "all", "--micro_tokens", "40"))
     tokenizer = transformers.AutoTokenizer.from_pretrained(hf)
     for number, text in enumerate(TEXTS):
@@ -78,14 +76,6 @@ def test_states_of_every_token_and_layer_are_those_of_transformers(hf, text_file
         for layer in range(3):
             found = np.array([row[f"layer_{layer}"] for row in mine], dtype=np.float32)
             close(found.reshape(-1, 64), expected[layer])
-
-
-def test_a_model_normalised_first_gives_what_transformers_gives(tmp_path, text_file):
-    folder = export_lettered_model(tmp_path / "hf", pre_norm=True)
-    output = features(folder, text_file, "--layers", "-1,-2")
-    states = theirs(folder, TEXTS[0])[0][:, 1:-1]
-    for layer in (1, 2):
-        close(rows_of(output, f"layer_{layer}")[: states.shape[1]], states[layer])
 
 
 @pytest.mark.parametrize("rows", ["cls", "mean", "pooler"])
@@ -126,7 +116,7 @@ def test_long_texts_are_read_in_windows_and_counted(hf, tmp_path):
         states, _ = theirs(hf, " ".join(words[window.start : window.stop]))
         inside = slice(window.keep_start - window.start + 1, window.keep_stop - window.start + 1)
         close(found[window.keep_start : window.keep_stop], states[-1, inside])
-    counts = facts_of(output)
+    counts = json.loads(pq.read_metadata(output).metadata[b"beambert"])
     assert (counts["long_texts"], counts["windows"], counts["texts"]) == (1, len(windows) + 1, 2)
     features(hf, file, *flags, "--rows", "mean")
     close(rows_of(output, "layer_2")[0], found[:95].mean(axis=0))
@@ -221,5 +211,5 @@ def test_memory_does_not_grow_with_the_input(hf, tmp_path):
         path.write_text(text + "the cat " * (num_lines * 2) + "\n")
         files = ["--model", hf, "--input", path, "--output", f"{path}-out"]
         peaks.append(float(run_python(["-c", PEAK, *files]).stdout.split()[-1]))
-    assert facts_of(tmp_path / "big.txt-out")["rows"] == 108_000
+    assert pq.read_metadata(tmp_path / "big.txt-out").num_rows == 108_000
     assert peaks[1] - peaks[0] < 40, peaks

@@ -1,7 +1,6 @@
 """Two ranks whose gradients or weights go bad: both skip alike, the rank at fault is named.
 
-Run as a program, this file is one of the two ranks: it writes what it saw, the tests below judge
-it.
+Run as a program, this file is one of the two ranks, which writes what it saw.
 """
 
 import json
@@ -113,9 +112,9 @@ def flips(ranks, *kind):
 
 def main(folder):
     ranks = start_ranks()
-    results = {}
-    for kind in KINDS:
-        results[f"{kind}"] = {"skips": skips(ranks, *kind), "flips": flips(ranks, *kind)}
+    results = {
+        f"{kind}": {"skips": skips(ranks, *kind), "flips": flips(ranks, *kind)} for kind in KINDS
+    }
     (folder / f"{ranks.rank}.json").write_text(json.dumps(results))
     stop_ranks()
 

@@ -27,17 +27,11 @@ def test_a_killed_run_ends_like_the_undisturbed_one_to_the_last_bit(tmp_path):
 
 
 def supervise(tmp_path, script, *flags, name="job"):
-    """Runs `script` under the supervisor; it may count its runs in the file $1."""
-    program = tmp_path / name
-    program.write_text(
-        f"#!/bin/sh\necho x >>{tmp_path}/runs\nruns=$(wc -l <{tmp_path}/runs)\n{script}\n"
-    )
+    """Runs `script` under the supervisor; $runs is which run it is."""
+    program, runs = tmp_path / name, f"{tmp_path}/runs"
+    program.write_text(f"#!/bin/sh\necho x >>{runs}\nruns=$(wc -l <{runs})\n{script}\n")
     program.chmod(0o755)
     return subprocess.Popen([*SUPERVISE, *flags, str(program)], stderr=subprocess.PIPE, text=True)
-
-
-def runs_of(tmp_path):
-    return len((tmp_path / "runs").read_text().splitlines())
 
 
 @pytest.mark.processes
@@ -60,7 +54,7 @@ def runs_of(tmp_path):
 def test_what_is_tried_again(tmp_path, script, flags, name, code, runs):
     process = supervise(tmp_path, script, *flags, name=name)
     _, said = process.communicate(timeout=600)
-    assert (process.returncode, runs_of(tmp_path)) == (code, runs), said
+    assert (process.returncode, (tmp_path / "runs").read_text()) == (code, "x\n" * runs), said
     assert said.count("supervise:") == (runs - 1) + ("giving up" in said)
 
 
@@ -71,9 +65,8 @@ def test_a_signal_to_the_supervisor_reaches_the_command_once_and_ends_both(tmp_p
     wait = f"until [ -e {tmp_path}/go ]; do sleep 0.05; done"
     rank = f"(trap '' INT TERM; {wait}; touch {tmp_path}/left) &"
     trap = f"trap 'echo x >>{tmp_path}/told; exit {128 + number}' INT TERM"
-    process = supervise(
-        tmp_path, f"{rank}\n{trap}\ntouch {tmp_path}/ready\nwhile :; do sleep 0.05; done"
-    )
+    wait = f"touch {tmp_path}/ready\nwhile :; do sleep 0.05; done"
+    process = supervise(tmp_path, f"{rank}\n{trap}\n{wait}")
     wait_for(tmp_path / "ready")
     os.kill(process.pid, number)
     wait_for(tmp_path / "told")
@@ -82,8 +75,8 @@ def test_a_signal_to_the_supervisor_reaches_the_command_once_and_ends_both(tmp_p
     assert (tmp_path / "left").exists() or number == signal.SIGTERM
     wait_for(tmp_path / "left")
     process.communicate(timeout=600)
-    assert (process.returncode, runs_of(tmp_path)) == (128 + number, 1)
-    assert (tmp_path / "told").read_text() == "x\n"
+    assert process.returncode == 128 + number
+    assert (tmp_path / "runs").read_text() == (tmp_path / "told").read_text() == "x\n"
 
 
 def wait_for(path):

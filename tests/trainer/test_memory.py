@@ -9,13 +9,13 @@ import sys
 
 import numpy as np
 import pytest
-import yaml
 from torch.distributed import Work
 from torch.profiler import ProfilerActivity, profile
 
 from pipeline.command_line.program import parse_settings
 from pipeline.shards.block import Block
 from tests.datasets import CLS, MASK, SEP, write_dataset
+from tests.trainer.tiny_run import write_config
 from tests.trainer.two_ranks import run_ranks
 from trainer.cli import COMMANDS
 from trainer.engine.zero import bucket_sizes
@@ -107,16 +107,13 @@ def test_the_plan_counts_what_is_allocated(
         "zero_stage": zero_stage,
         "checkpoint": {"interval": 0, "keep": 1},  # a copy written meanwhile goes at any time
         "validation": {"interval": 2, "num_instances": 8},
-        "data": [str(data)],
-        "output": str(tmp_path / "run"),
     }
-    file = tmp_path / "config.yaml"
-    file.write_text(yaml.safe_dump(settings))
-    finished = run_ranks([__file__, str(file)], ranks)
+    _, *words = write_config(tmp_path / "run", data, **settings)
+    finished = run_ranks([__file__, words[1]], ranks)
     assert not any(each.returncode for each in finished), finished[0].stderr
     counted = int(finished[0].stdout.split()[-1])
-    words = ["--config", str(file), "--world_size", str(ranks), "--gpu", "cpu"]
-    asked = parse_settings("plan", COMMANDS["plan"], [*words, "--peak_tflops", "0.05"])
+    words += ["--world_size", str(ranks), "--gpu", "cpu", "--peak_tflops", "0.05"]
+    asked = parse_settings("plan", COMMANDS["plan"], words)
     config = asked.model_config(VOCAB_SIZE)
     phases = plan_phases(asked, config, open_mixture(asked.data))
     planned = count_memory(memory_case(asked, config, phases, zero_stage))

@@ -4,18 +4,13 @@ import math
 import numpy as np
 import pytest
 
-from trainer.runs.metrics import MetricsFile, loss_columns, majority_share, unigram_entropy
+from trainer.runs.metrics import MetricsFile, loss_columns, unigram_entropy
 
 
 def test_columns_are_means_over_global_counts():
     columns = loss_columns([30.0, 4.0, 2.0, 3.0], masked=10, instances=4)
     mlm, nsp = {"mlm_loss": 3.0, "mlm_accuracy": 0.2}, {"nsp_loss": 1.0, "nsp_accuracy": 0.75}
     assert columns == {"loss": 4.0, **mlm, **nsp}
-
-
-@pytest.mark.parametrize(("num_random", "expected"), [(56, 0.56), (44, 0.56), (0, 1.0), (50, 0.5)])
-def test_a_constant_answer_is_the_commoner_one(num_random, expected):
-    assert majority_share(num_random, 100) == expected
 
 
 def test_unigram_entropy_of_known_distributions():

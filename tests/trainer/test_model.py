@@ -39,7 +39,10 @@ def transformers_logits(twin, batch):
 def test_logits_and_gradients_equal_transformers(config, lengths):
     batch = random_micro_batch(lengths, config.vocab_size, seed=0)
     model = build_model(config, seed=1).eval()
-    spread_weights(model)
+    torch.manual_seed(9)
+    with torch.no_grad():  # larger weights, and biases other than 0, so that a wrong rule shows
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.05)
     twin = transformers_twin(model)
     logits, expected = model(batch, batch.masked_positions), transformers_logits(twin, batch)
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
@@ -50,14 +53,6 @@ def test_logits_and_gradients_equal_transformers(config, lengths):
     for name, parameter in model.named_parameters():
         expected = theirs[names[name]].grad
         torch.testing.assert_close(parameter.grad, expected, rtol=0, atol=1e-5, msg=name)
-
-
-def spread_weights(model):
-    """Larger weights, and biases other than 0, so that a wrong rule shows."""
-    generator = torch.Generator().manual_seed(9)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.05)
 
 
 def test_the_vocabulary_is_scored_at_masked_positions_only():

@@ -34,13 +34,9 @@ def metadata(card):
 def test_a_card_says_what_the_run_says():
     dataset = {"name": "wiki | more", "weight": 2.0, "root_hash": "ab" * 8}
     dataset["licences"] = ["CC-BY-SA-4.0", "MIT"]
-    provenance = {
-        "steps": 60,
-        "tokens_seen": 1_234_567,
-        "objective": "mlm+nsp",
-        "datasets": [dataset],
-        "training": json.loads(json.dumps(training_facts(RUN_CONFIG, {"launches": [{}, LAUNCH]}))),
-    }
+    training = json.loads(json.dumps(training_facts(RUN_CONFIG, {"launches": [{}, LAUNCH]})))
+    provenance = {"steps": 60, "tokens_seen": 1_234_567, "objective": "mlm+nsp"}
+    provenance |= {"datasets": [dataset], "training": training}
     card = model_card(CONFIG, provenance, lower_case=True).decode()
     use = {"library_name": "transformers", "pipeline_tag": "fill-mask", "tags": ["bert"]}
     assert metadata(card.encode()) == use

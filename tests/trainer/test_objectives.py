@@ -52,7 +52,7 @@ def test_an_empty_micro_batch_stays_empty():
 
 
 def test_no_prediction_sees_what_it_predicts():
-    """Changing the last tokens of each sequence changes no logits of the positions before them."""
+    """Another end of each sequence changes no logits of the positions before it."""
     model = build_model(CONFIG, seed=1).eval()
     batch = as_left_to_right(random_micro_batch([9, 14, 5], 50, seed=2))
     before, _ = model(batch, batch.masked_positions)
