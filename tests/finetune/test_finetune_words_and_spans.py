@@ -18,16 +18,16 @@ pytestmark = pytest.mark.engines
 SIZES = {"num_layers": 2, "hidden_size": 48, "num_heads": 2, "intermediate_size": 96}
 NO_DROPOUT = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
 CONFIG = BertConfig(vocab_size=30_522, max_position_embeddings=160, **SIZES, **NO_DROPOUT)
-SETTINGS = {
-    "ner": "--seq_len 64 --search_global_batch 8",
-    "squad2": "--seq_len 160 --squad.stride 64 --search_global_batch 8",
-}
-TRAINING = {
-    "ner": "--search_peak_lr 3e-3 --search_epochs 30",
-    "squad2": "--search_peak_lr 2e-3 --search_epochs 40",
+# File, settings of every run, and those of training.
+TASKS = {
+    "ner": ("words.conll", "--seq_len 64", "--search_peak_lr 3e-3 --search_epochs 30"),
+    "squad2": (
+        "questions.json",
+        "--seq_len 160 --squad.stride 64",
+        "--search_peak_lr 2e-3 --search_epochs 40",
+    ),
 }
 FROZEN = "--search_peak_lr 1e-12 --search_epochs 1"
-FILES = {"ner": "words.conll", "squad2": "questions.json"}
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +58,10 @@ def _choose_questions(article):
 
 
 def _finetune(folder, task, model, output, flags, world_size=1):
-    file = folder / FILES[task]
-    given = {"model": folder / model, "train": file, "validation": file, "output": folder / output}
-    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
-    words += ["--task", task, *SETTINGS[task].split(), *flags.split()]
+    file, settings, _ = TASKS[task]
+    given = {"model": model, "train": file, "validation": file, "output": output}
+    words = [word for name, place in given.items() for word in (f"--{name}", str(folder / place))]
+    words += ["--task", task, "--search_global_batch", "8", *settings.split(), *flags.split()]
     launch(["-m", "trainer", "finetune"], words, world_size)
     return json.loads((folder / output / "results.json").read_text())
 
@@ -69,7 +69,7 @@ def _finetune(folder, task, model, output, flags, world_size=1):
 @pytest.fixture(scope="module")
 def results(folder):
     """Of training, by task."""
-    return {task: _finetune(folder, task, "model", task, flags) for task, flags in TRAINING.items()}
+    return {task: _finetune(folder, task, "model", task, TASKS[task][2]) for task in TASKS}
 
 
 def test_entities_are_learned_and_written_as_columns(folder, results):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.trainer.lettered_model import export_lettered_model
-from tests.trainer.two_ranks import run_ranks
+from tests.trainer.tiny_run import launch
 from trainer.cli import main
 from trainer.finetune.settings import FinetuneSettings, TokenSettings
 from trainer.finetune.text import TextEncoder
@@ -66,8 +66,8 @@ def test_no_sentence_gives_zero_gradients(store):
 
 
 def test_weights_are_drawn_from_the_seed_alone(store):
-    taggers = [build_tagger(store, 6, 8, 2, HEAD, seed).state_dict() for seed in (1, 1, 2)]
-    first, again, other = taggers
+    states = (build_tagger(store, 6, 8, 2, HEAD, seed).state_dict() for seed in (1, 1, 2))
+    first, again, other = states
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["task_head.weight"], other["task_head.weight"])
 
@@ -89,10 +89,10 @@ def folder(tmp_path):
 
 
 def settings_of(folder, **tokens):
-    return FinetuneSettings(
-        task="ner-features", model=str(folder / "hf"), train=[str(folder / "words.conll")],
-        validation=[str(folder / "words.conll")], output=str(folder / "out"), tokens=TokenSettings(**tokens),
-    )  # fmt: skip
+    words = [str(folder / "words.conll")]
+    files = {"model": str(folder / "hf"), "train": words, "validation": words}
+    given = {**files, "output": str(folder / "out"), "tokens": TokenSettings(**tokens)}
+    return FinetuneSettings(task="ner-features", **given)
 
 
 def test_vectors_are_those_of_the_command_features(folder):
@@ -119,8 +119,7 @@ def test_entities_are_learned_and_the_encoder_is_not_touched(folder):
     small = "from trainer.cli import main; from trainer.finetune.tokens import features as task"
     command = ["-c", f"{small}; task.LSTM_SIZE = 24; raise SystemExit(main())", "finetune"]
     command += ["--task", "ner-features", *flags, *FLAGS.split()]
-    [process] = run_ranks(command, 1)
-    assert process.returncode == 0, process.stderr
+    launch(command, (), 1)
     results = json.loads((folder / "out" / "results.json").read_text())
     assert results["best"]["metrics"]["words"]["f1"] > 0.95
     lines = (folder / "out/predictions/words/predictions.conll").read_text().splitlines()
@@ -131,8 +130,7 @@ def test_entities_are_learned_and_the_encoder_is_not_touched(folder):
     assert best["labels"] == results["head"]["labels"]
     after = open_model(str(folder / "hf")).state
     assert all(torch.equal(before[name], after[name]) for name in before)
-    [process] = run_ranks(command, 1)  # again: nothing is left to do, and the best model is opened
-    assert process.returncode == 0, process.stderr
+    launch(command, (), 1)  # again: nothing is left to do, and the best model is opened
     assert json.loads((folder / "out" / "results.json").read_text()) == results
 
 

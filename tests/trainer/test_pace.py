@@ -16,10 +16,6 @@ from trainer.reading.settings import Reading
 NUM_NODES, ASKING = 256, 8
 
 
-class SlowDownError(Exception):
-    """A 503."""
-
-
 class Simulation:
     """A clock, and a store that answers 503 above `limit(second)` requests in a second."""
 
@@ -63,7 +59,7 @@ class Simulation:
                 done()
                 return
             try:
-                attempts.failed(SlowDownError("503 SlowDown"))
+                attempts.failed(Exception("503 SlowDown"))
             except ShardReadError as error:
                 self.gave_up.append(error)
             else:

@@ -19,10 +19,9 @@ SEQ_LEN = 8192
 NUM_STEPS = 11
 SIZES = {"global_batch": 12, "micro_tokens": SEQ_LEN, "seed": 3, "num_lanes": 4}
 SIZES |= {"rank": 0, "world_size": 1}
-LARGE = {"global_batch": 600}
-"""Steps of several micro-batches."""
+LARGE = {"global_batch": 600}  # steps of several micro-batches
 QUICK = Reading(num_threads=2)
-FORKED = pytest.mark.filterwarnings(
+pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning",
     r"ignore:This DataLoader will create \d worker",
     "ignore:'set_vital' is deprecated:UserWarning",
@@ -103,7 +102,6 @@ def test_stages_compose_as_those_of_webdataset(folder):
 
 
 @pytest.mark.parametrize(("num_workers", "context"), [(3, "fork"), (2, "spawn")])
-@FORKED
 @pytest.mark.engines
 def test_workers_give_the_steps_in_order(folder, expected, num_workers, context):
     options = {"num_workers": num_workers, "multiprocessing_context": context}
@@ -119,7 +117,6 @@ def test_workers_give_the_steps_in_order(folder, expected, num_workers, context)
     ],
     ids=["unlisted", "select", "listed"],
 )
-@FORKED
 @pytest.mark.engines
 def test_several_workers_refuse_stages_that_mix_steps_up(folder, compose):
     steps = steps_of(folder, **LARGE)
@@ -128,7 +125,6 @@ def test_several_workers_refuse_stages_that_mix_steps_up(folder, compose):
     assert len(list(compose(webdataset.WebLoader(steps, batch_size=None, num_workers=2)))) > 1
 
 
-@FORKED
 @pytest.mark.engines
 def test_opened_datasets_do_not_go_to_workers(folder):
     with pytest.raises(ValueError, match="give planned_steps their URLs"):
@@ -187,7 +183,6 @@ def test_a_state_between_the_samples_of_a_step(folder, done):
     assert list(again) == whole[done:] == list(samples)
 
 
-@FORKED
 @pytest.mark.parametrize(("num_workers", "done"), [(0, 3), (1, 4), (3, 4)])
 @pytest.mark.engines
 def test_a_stateful_dataloader_goes_on(folder, whole, stateful_loader, num_workers, done):
@@ -201,7 +196,6 @@ def test_a_stateful_dataloader_goes_on(folder, whole, stateful_loader, num_worke
     assert list(again) == whole[done:]
 
 
-@FORKED
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.engines
 def test_a_state_of_two_ranks_opens_on_three(folder, stateful_loader, num_workers):

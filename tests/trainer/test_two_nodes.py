@@ -16,6 +16,7 @@ from trainer.settings import Phase
 from trainer.watch.recorder import MEASURED
 
 pytestmark = pytest.mark.engines
+STEPS, BATCH, STOP_AFTER = 12, 12, 5
 
 
 def run_together(commands, folder):
@@ -62,9 +63,6 @@ def test_two_nodes_train_as_one(tmp_path):
         assert [row[key] for row in two] == pytest.approx([row[key] for row in alone], rel=1e-5)
     facts = json.loads((tmp_path / "two-nodes" / "run.json").read_text())
     assert facts["launches"][0]["world_size"] == 2
-
-
-STEPS, BATCH, STOP_AFTER = 12, 12, 5
 
 
 def last_checkpoint(where):

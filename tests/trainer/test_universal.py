@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from tests.trainer.google_model import CONFIG, VOCAB
-from tests.trainer.two_ranks import random_micro_batch, run_ranks
+from tests.trainer.tiny_run import launch
+from tests.trainer.two_ranks import random_micro_batch
+from trainer.batches.pack import pad_micro_batch
 from trainer.checkpoints.settings import CheckpointSettings
 from trainer.checkpoints.write import CheckpointSaver
 from trainer.cli import main as command
@@ -33,6 +35,7 @@ pytestmark = pytest.mark.engines
 
 BERT = dataclasses.replace(CONFIG, hidden_dropout=0.0, attention_dropout=0.0)
 RATE, SAVED, STEPS = 1e-3, 3, 6
+UNIVERSAL = ("--output_format", "deepspeed-universal")
 
 
 def batches_of(step):
@@ -46,10 +49,9 @@ def write_run(path):
     files = {"config.yaml": "objective: mlm+nsp", "vocab.txt": VOCAB, "tokenizer.json": "{}"}
     for name, text in files.items():
         (run.path / name).write_text(text)
-    digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in files.items()}
+    vocab, tokenizer = (hashlib.sha256(text.encode()).hexdigest() for text in (VOCAB, "{}"))
     dataset = {"name": "wiki", "weight": 1, "root_hash": "ab", "url": "d", "lower_case": True}
-    dataset |= {"settings_hash": "cd", "vocab_sha256": digests["vocab.txt"]}
-    dataset |= {"tokenizer_sha256": digests["tokenizer.json"]}
+    dataset |= {"settings_hash": "cd", "vocab_sha256": vocab, "tokenizer_sha256": tokenizer}
     facts = {"id": "a", "model": dataclasses.asdict(BERT), "launches": [], "datasets": [dataset]}
     run.facts.write_text(json.dumps(facts))
     return run
@@ -95,12 +97,7 @@ def train_stock(folder, stage):
     engine.load_checkpoint(str(folder / "universal"))
     losses = []
     for step in range(engine.global_steps, STEPS):
-        batch = batches_of(step)[ranks.rank]
-        labels = torch.full((16,), -100)
-        labels[batch.masked_positions] = batch.masked_labels
-        rows = {"input_ids": batch.input_ids, "token_type_ids": batch.token_type_ids}
-        rows = {name: each.view(2, 8) for name, each in {**rows, "labels": labels}.items()}
-        found = engine(**rows, next_sentence_label=batch.is_random_next)
+        found = engine(**pad_micro_batch(batches_of(step)[ranks.rank], 8))
         engine.backward(found.loss)
         engine.step()
         losses.append(sum(ranks.gather(float(found.loss.detach()))) / ranks.world_size)
@@ -112,14 +109,16 @@ def train_stock(folder, stage):
             torch.save(model.state_dict(), folder / "native.pt")
 
 
+def export(folder, output, *flags):
+    return command(["export", str(folder), "--output", str(output), *flags])
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A folder with a run of one rank, and its export."""
     folder = tmp_path_factory.mktemp("universal")
-    [process] = run_ranks([__file__, str(folder)], 1)
-    assert process.returncode == 0, process.stderr
-    words = ["export", str(folder / "run"), "--output", str(folder / "universal")]
-    assert command([*words, "--output_format", "deepspeed-universal"]) == 0
+    launch([__file__], [str(folder)], 1)
+    assert export(folder / "run", folder / "universal", *UNIVERSAL) == 0
     return folder
 
 
@@ -127,8 +126,7 @@ def trained(tmp_path_factory):
 def stock(trained):
     """Losses by ZeRO stage of two ranks that went on from it."""
     for stage in (1, 3):
-        for process in run_ranks([__file__, str(trained), str(stage)], 2):
-            assert process.returncode == 0, process.stderr
+        launch([__file__], [str(trained), str(stage)], 2)
     return {stage: json.loads((trained / f"stock-{stage}.json").read_text()) for stage in (1, 3)}
 
 
@@ -140,8 +138,7 @@ def test_stock_deepspeed_goes_on_with_equal_losses_on_other_ranks(trained, stock
 @pytest.fixture(scope="module")
 def exported(trained):
     """The folder of an export without an optimizer."""
-    words = ["export", str(trained / "run"), "--output", str(trained / "hf")]
-    assert command(words) == 0
+    assert export(trained / "run", trained / "hf") == 0
     return trained / "hf"
 
 
@@ -156,8 +153,7 @@ def test_a_run_begins_with_the_weights_of_one(trained, exported):
 def test_what_deepspeed_converts_itself_is_read_too(trained, stock):
     places = ["--input_folder", trained / "native/native", "--output_folder", trained / "native/u"]
     program = ["-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state"]
-    [process] = run_ranks([*program, *map(str, places)], 1)
-    assert process.returncode == 0, process.stderr
+    launch(program, [*map(str, places)], 1)
     shutil.copy(trained / "universal/config.json", trained / "native")
     found = read_initial_weights(str(trained / "native")).state
     expected = torch.load(trained / "native.pt")
@@ -172,8 +168,7 @@ def test_what_has_no_two_moments_is_refused(trained, exported, capsys):
         (exported, "has no optimizer's state: give a run's folder"),
         (muon, "is Muon's, which keeps no second moments"),
     ):
-        words = ["export", str(folder), "--output", str(trained / "none")]
-        assert command([*words, "--output_format", "deepspeed-universal"]) == 2
+        assert export(folder, trained / "none", *UNIVERSAL) == 2
         assert said in capsys.readouterr().err
 
 
