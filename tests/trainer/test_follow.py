@@ -7,11 +7,9 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-import fsspec
 import pytest
 import torch
 
@@ -26,7 +24,7 @@ from tests.loaded_python import Program, run_python
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.tiny_run import rows_of
 from trainer.order.source import open_mixture
-from trainer.stream.step import StepLoader
+from trainer.stream.step import RankStep, StepLoader
 
 SIZES = {"rank": 0, "world_size": 1, "global_batch": 24, "micro_tokens": 8192, "seed": 3}
 TRAIN = ((60, 45), (50, 37), (41, 70))
@@ -79,50 +77,36 @@ def build(whole, tmp_path) -> Build:
     return Build(whole, tmp_path / "data")
 
 
-def follow(build: Build, wait_policy: WaitPolicy) -> StepLoader:
-    data = open_growing(str(build.folder))
-    return StepLoader(data, "train", 8192, **SIZES, wait_policy=wait_policy)
-
-
-def ids_of(steps: Iterator) -> list[list[int]]:
-    return [torch.cat([batch.input_ids for batch in step.micro_batches]).tolist() for step in steps]
-
-
-def in_background(*actions) -> threading.Thread:
-    thread = threading.Thread(target=lambda: [action() for action in actions])
-    thread.start()
-    return thread
+def seen_of(step: RankStep) -> tuple[list[int], dict]:
+    return torch.cat([batch.input_ids for batch in step.micro_batches]).tolist(), step.state
 
 
 def test_batches_are_those_of_the_finished_dataset(whole, build):
     with StepLoader(open_dataset(str(whole)), "train", 8192, **SIZES) as finished:
         expected = list(islice(finished, 30))
     said: list[str] = []
-
-    def is_waiting_for(name: str) -> bool:
-        return any(line.startswith("waiting for") and name in line for line in said)
-
-    builder = in_background(
+    waits = lambda: any("waiting for" in line and "pass-01" in line for line in said)  # noqa: E731
+    actions = (
         build.plan, lambda: time.sleep(0.1), lambda: build.finish_pass(0),
-        lambda: wait_until(lambda: is_waiting_for("pass-01")), lambda: build.finish_pass(1),
+        lambda: wait_until(waits), lambda: build.finish_pass(1),
         lambda: time.sleep(0.3), lambda: build.finish_pass(2), build.end,
     )  # fmt: skip
+    builder = threading.Thread(target=lambda: [action() for action in actions])
+    builder.start()
     wait_policy = WaitPolicy(300, said.append)
     [followed] = open_mixture([str(build.folder)], wait_policy=wait_policy)
     with StepLoader((followed,), "train", 8192, **SIZES, wait_policy=wait_policy) as loader:
         steps = list(islice(loader, 30))
     builder.join()
-    assert ids_of(iter(steps)) == ids_of(iter(expected))
-    assert [step.state for step in steps] == [step.state for step in expected]
-    text = "\n".join(said)
-    assert "waiting for" in text
-    assert "train/L8192/pass-01 to be built: there after" in text
+    assert [*map(seen_of, steps)] == [*map(seen_of, expected)]
+    assert "train/L8192/pass-01 to be built: there after" in "\n".join(said)
 
 
 def test_steps_of_the_passes_there_do_not_wait(build):
     build.plan()
     build.finish_pass(0)
-    with follow(build, WaitPolicy(0.3)) as loader:
+    data, wait_policy = open_growing(str(build.folder)), WaitPolicy(0.3)
+    with StepLoader(data, "train", 8192, **SIZES, wait_policy=wait_policy) as loader:
         taken = list(islice(loader, 4))  # 105 instances: 4 whole steps
         assert sum(step.num_instances for step in taken) == 96
         said = r"waited \d s for .*pass-01 to be built, the last 0.3 s without a new"
@@ -178,12 +162,11 @@ def test_a_damaged_pass_json_is_named(build, spoil, said):
         open_growing(str(build.folder)).find_pass("train", 8192, 0)
 
 
-def test_an_object_store_is_followed_though_it_keeps_listings(build):
+def test_an_object_store_is_followed_though_it_keeps_listings(build, bucket):
     """As s3fs does, which answers from a listing until it is told to forget it."""
-    memory = fsspec.filesystem("memory")
     listed: list[str] = []
 
-    class Listing(type(memory)):
+    class Listing(type(bucket)):
         cachable = False
 
         def invalidate_cache(self, _path=None):
@@ -191,61 +174,27 @@ def test_an_object_store_is_followed_though_it_keeps_listings(build):
 
         def info(self, path, **kwargs):
             if not listed:
-                listed.extend(memory.find("/growing"))
+                listed.extend(bucket.find("/growing"))
             if path not in listed:
                 raise FileNotFoundError(path)
-            return memory.info(path, **kwargs)
-
-    def upload():
-        for path in sorted(path for path in build.folder.rglob("*") if path.is_file()):
-            memory.pipe_file(f"/growing/{path.relative_to(build.folder)}", path.read_bytes())
+            return bucket.info(path, **kwargs)
 
     build.plan()
-    upload()
+    bucket.put(f"{build.folder}/", "/growing/", recursive=True)
     opened = open_growing("memory://growing")
     followed = growing.GrowingDataset(Folder.on(Listing(), opened.folder.path), opened.manifest)
     assert not followed.find_pass("train", 8192, 0)
     build.finish_pass(0)
-    upload()
+    bucket.put(f"{build.folder}/", "/growing/", recursive=True)
     assert followed.find_pass("train", 8192, 0)
-    memory.rm("/growing", recursive=True)
 
 
-def test_a_waiting_loader_can_be_left(build):
-    build.plan()
-    build.finish_pass(0)
-    said: list[str] = []
-    loader = follow(build, WaitPolicy(600, said.append))
-    list(islice(loader, 4))
-    wait_until(lambda: said)
-    began = time.monotonic()
-    loader.close()
-    loader._thread.join(60)
-    assert not loader._thread.is_alive()
-    assert time.monotonic() - began < 300, "as long as its limit"
-
-
-PASSES = 6
+LARGE = "seq_len: 64, global_batch: 512"
 SMALL = "{hidden_size: 24, num_heads: 3, intermediate_size: 40}"
 TRAINING = ["--model.preset", "tiny", "--model.overrides", SMALL, "--validation.interval", "0"]
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory) -> Path:
-    """Text for passes of some 2,500 instances, in 8 shards each."""
-    return write_corpus(tmp_path_factory.mktemp("corpus"), 600)
-
-
-def build_command(corpus: Path, output: Path) -> list[str]:
-    flags = ("--passes", PASSES, "--seq_lens", 64, "--num_buckets", 8, "--workers", 1)
-    inputs = ("--input", corpus / "a.jsonl", "--vocab", corpus / "vocab.txt", "--output", output)
-    return ["-m", "pipeline", "build", *map(str, (*inputs, *flags))]
-
-
-def train_command(
-    data: Path, output: Path, *flags: str, seq_len: int = 64, global_batch: int = 512
-) -> list[str]:
-    sizes = f"seq_len: {seq_len}, global_batch: {global_batch}"
+def train_command(data: Path, output: Path, *flags: str, sizes: str = LARGE) -> list[str]:
     phases = f"[{{{sizes}, steps: 9, peak_lr: 1e-4}}]"
     named = ["--data", str(data), "--output", str(output), "--phases", phases]
     return ["-m", "trainer", "pretrain", *named, *TRAINING, *flags]
@@ -263,13 +212,16 @@ def wait_until(condition, seconds: float = 600.0) -> None:
 
 
 @pytest.mark.engines
-def test_build_and_training_at_once(corpus, tmp_path):
-    data = tmp_path / "data"
+def test_build_and_training_at_once(tmp_path):
+    """Passes have some 2,500 instances, in 8 shards each."""
+    corpus, data = write_corpus(tmp_path, 600), tmp_path / "data"
+    flags = ["--passes", 6, "--seq_lens", 64, "--num_buckets", 8, "--workers", 1, "--output", data]
+    flags += ["--input", corpus / "a.jsonl", "--vocab", corpus / "vocab.txt"]
     waiting = ("--follow", "true", "--follow_limit_minutes", "10")
     with Program(train_command(data, tmp_path / "followed", *waiting)) as training:
         waits = lambda: "waiting for the build" in training.said()  # noqa: E731
         wait_until(lambda: waits() or training.poll() is not None)
-        building = run_python(build_command(corpus, data))
+        building = run_python(["-m", "pipeline", "build", *flags])
         assert building.returncode == 0, building.stderr
         followed = training.wait()
     assert followed.returncode == 0, followed.stderr
@@ -294,8 +246,8 @@ def test_a_signal_while_waiting_saves_and_leaves(tmp_path):
     build.plan(passes=2)
     build.finish_pass(0)
     build.finish_pass(0, split="validation")
-    sizes = {"seq_len": 16, "global_batch": 64}
-    command = train_command(build.folder, tmp_path / "run", "--follow", "true", **sizes)
+    sizes = "seq_len: 16, global_batch: 64"
+    command = train_command(build.folder, tmp_path / "run", "--follow", "true", sizes=sizes)
     rows = tmp_path / "run/metrics.jsonl"
     with Program(command) as training:
 

@@ -1,5 +1,6 @@
 """The examples in docs/library.md and the commands in docs/evaluating.md, run as they stand."""
 
+import importlib
 import re
 import shlex
 from pathlib import Path
@@ -14,8 +15,7 @@ from tests.trainer.tiny_run import train_tiny_run
 from trainer.cli import main
 from trainer.inference.open_model import open_model
 
-ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture
@@ -47,22 +47,21 @@ def test_vectors_by_hand(examples):
 def programs(examples, tmp_path):
     """The examples that are programs, in files as their first lines name them, beside a dataset."""
     write_tiny_dataset(tmp_path / "data", seq_lens=(128,))
-    names = [found[1] if (found := re.match(r"# (\w+\.py)\n", code)) else None for code in examples]
-    for name, code in zip(names, examples, strict=True):
-        if name:
-            (tmp_path / name).write_text(code)
-    assert {*filter(None, names)} == {
-        "batches.py", "plain_loop.py", "with_hugging_face.py", "with_lightning.py", "with_torchrun.py",
-        "samples.py", "documents.py",  # which tests/pipeline/test_transforms.py runs
+    for code in examples:
+        if found := re.match(r"# (\w+\.py)\n", code):
+            (tmp_path / found[1]).write_text(code)
+    assert {path.stem for path in tmp_path.glob("*.py")} == {
+        "batches", "plain_loop", "with_hugging_face", "with_lightning", "with_torchrun",
+        "samples", "documents",  # which tests/pipeline/test_transforms.py runs
     }  # fmt: skip
     return tmp_path
 
 
 def run_program(folder, *command):
-    """What `python COMMAND` prints, in words."""
+    """The lines that `python COMMAND` prints, in order of the alphabet."""
     ran = run_python(command, cwd=folder)
     assert ran.returncode == 0, ran.stderr
-    return ran.stdout
+    return sorted(ran.stdout.splitlines())
 
 
 def test_a_plain_loop_trains_on_the_stream(programs, capsys):
@@ -74,7 +73,7 @@ def test_a_plain_loop_trains_on_the_stream(programs, capsys):
 def test_torchrun_trains_on_the_stream(programs):
     launcher = ("-m", "torch.distributed.run", "--nproc_per_node", 2)
     printed = run_program(programs, *launcher, "with_torchrun.py")
-    assert sorted(printed.splitlines()) == ["rank 0: position 96", "rank 1: position 96"]
+    assert printed == ["rank 0: position 96", "rank 1: position 96"]
 
 
 @pytest.mark.parametrize(
@@ -83,17 +82,13 @@ def test_torchrun_trains_on_the_stream(programs):
 )
 @pytest.mark.engines
 def test_other_trainers_train_on_the_stream_and_go_on(programs, program, needs):
-    """3 steps of 32 instances, and after them 3 more: with what was read ahead lost, or begun anew,
-    it were others.
-    """
+    """3 steps of 32 instances, and after them 3 more: nothing read ahead is lost."""
     pytest.importorskip(needs, reason=f"{needs} is in the extra dev")
-    assert "position 96" in run_program(programs, program, 3).splitlines()
-    assert "position 192" in run_program(programs, program, 6).splitlines()
+    assert "position 96" in run_program(programs, program, 3)
+    assert "position 192" in run_program(programs, program, 6)
 
 
 def test_every_call_that_the_page_names_is_there():
-    import importlib
-
     calls = re.findall(r"`(trainer\.[\w.]+)\.(\w+)\(", (DOCS / "library.md").read_text())
     assert len(calls) >= 5
     assert all(callable(getattr(importlib.import_module(module), name)) for module, name in calls)
@@ -105,12 +100,10 @@ def test_commands_of_the_page(tmp_path, monkeypatch, capsys):
     train_tiny_run(write_tiny_dataset(tmp_path / "data"), tmp_path / "run")
     (tmp_path / "texts.txt").write_text("w1 w2\n")
     blocks = re.findall(r"```bash\n(.*?)```", (DOCS / "evaluating.md").read_text(), re.DOTALL)
-    commands = [shlex.split(line)[3:] for block in blocks for line in block.strip().splitlines()]
+    commands = [shlex.split(line)[3:] for line in "".join(blocks).splitlines()]
     assert [command[0] for command in commands] == ["evaluate", "fill-mask", "features"]
     for command in commands:
-        shallow = (
-            ["--layers", "-1,-2"] if command[0] == "features" else []
-        )  # the tiny model has two
-        assert main([*command, *shallow]) == 0, capsys.readouterr().err
+        layers = ["--layers", "-1,-2"] if command[0] == "features" else []  # of the tiny model
+        assert main([*command, *layers]) == 0, capsys.readouterr().err
     assert (tmp_path / "found.json").is_file()
     assert (tmp_path / "states.parquet").is_file()
