@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from pipeline.shards.block import (
     Block,
     block_digest,
-    block_instances,
     checksum,
     concatenate_blocks,
     content_hash,
@@ -54,12 +53,6 @@ def with_column(name: str, values: pa.Array) -> bytes:
     return stream_of(pa.RecordBatch.from_arrays(columns, schema=batch.schema))
 
 
-def test_a_block_counts_itself():
-    assert (TINY.num_instances, TINY.num_tokens, TINY.num_masked) == (2, 11, 2)
-    assert (EMPTY.num_instances, EMPTY.num_tokens, EMPTY.num_masked) == (0, 0, 0)
-    assert [block_instances(seq_len) for seq_len in (128, 512)] == [512, 128]
-
-
 @pytest.mark.parametrize(("shown", "as_mask", "kept"), [(4, 2, 0), (11, 1, 1), (9, 1, 0)])
 def test_masked_positions_are_counted_by_what_they_show(shown, as_mask, kept):
     ids = TINY.input_ids.copy()
@@ -87,12 +80,8 @@ def test_round_trip_slices_and_joins_of_random_blocks(make_block, num_instances,
     for part in parts:  # a slice is encoded as itself, without what lies around it
         again = decode_block(encode_block(part), "here")
         assert_equal(again, part)
+        assert encode_block(again) == encode_block(part)
         assert block_digest(again) == block_digest(part)
-
-
-def test_equal_blocks_give_equal_bytes(make_block):
-    whole = concatenate_blocks([make_block(20), make_block(20, first_id=20)])
-    assert encode_block(whole.slice(20, 40)) == encode_block(make_block(20, first_id=20))
 
 
 def test_a_digest_by_hand():
@@ -107,13 +96,8 @@ def test_a_digest_by_hand():
 
 
 def test_digests_never_change():
-    digests = [block_digest(TINY), block_digest(EMPTY)]
-    assert [each.hex() for each in digests] == [
-        "796291be7a25451150ba3340d37f6b6bd4f27a165fb1dba154be7e27df7d7960",
-        "e21e428dd550164b9800d4f0cb60e06915798f1bf460119bebe0d156c4be02d9",
-    ]
     expected = "da646125c7a06f1c58a3e35ed9ab670b9e2f2d4b8e3b52d3a8a1bba99a5708a3"
-    assert content_hash(digests) == expected
+    assert content_hash([block_digest(TINY), block_digest(EMPTY)]) == expected
     assert checksum(b"123456789") == 0xCBF43926
 
 
@@ -241,9 +225,6 @@ def test_a_block_is_read_as_arrow_reads_it(make_block):
 @pytest.mark.parametrize("data", [encode_block(TINY), encode_block(EMPTY), stream_of(batch_of())])
 def test_damage_is_a_value_error_or_other_values(data):
     """The crc32 finds damage; what gets past it must still be refused, or at least be a block."""
-    for length in range(len(data)):
-        with pytest.raises(ValueError, match="here: "):
-            decode_block(data[:length], "here")
     draws = np.random.default_rng(0)
     for position in range(len(data)):
         for flips in (1 << draws.integers(8), 0xFF):

@@ -132,30 +132,13 @@ def test_a_giant_of_the_lowest_id_is_trained_on_and_takes_no_validation_away(
     ]
 
 
-HOW_WORK_IS_CUT = {
-    "parts": ("--part_bytes", 2048),
-    "shuffle among workers": ("--exchange", "shuffle", "--part_bytes", 2048, "--workers", 2),
-}
-
-
-@pytest.mark.parametrize("arguments", HOW_WORK_IS_CUT.values(), ids=HOW_WORK_IS_CUT)
-def test_the_root_hash_does_not_depend_on_how_work_is_cut(
-    built, corpus, vocab_file, tmp_path, arguments
-):
-    assert build(corpus, vocab_file, tmp_path / "data", *arguments) == 0
-    assert open_dataset(str(tmp_path / "data")).manifest.root_hash == built.manifest.root_hash
-
-
-def test_an_exact_balance_is_another_dataset(corpus, vocab_file, built, tmp_path, capsys):
+def test_an_exact_balance_is_another_dataset(corpus, vocab_file, built, tmp_path):
     assert build(corpus, vocab_file, tmp_path / "data", "--nsp_balance", "exact") == 0
     exact = open_dataset(str(tmp_path / "data")).manifest
     assert exact.root_hash != built.manifest.root_hash
     train, _ = exact.groups
     assert abs(2 * train.random_next - train.instances) <= 2 * train.shards
     assert (built.manifest.settings | {"nsp_balance": "exact"}) == exact.settings
-    assert build(corpus, vocab_file, built.url, "--nsp_balance", "exact") == 2
-    said = "shards of other settings: nsp_balance was reference and is now exact"
-    assert said in capsys.readouterr().err
 
 
 def test_the_root_hash_does_not_depend_on_files(built, texts, vocab_file, tmp_path):
@@ -174,17 +157,20 @@ def test_the_root_hash_does_not_depend_on_files(built, texts, vocab_file, tmp_pa
 
 
 def test_a_finished_build_is_left_alone(built, corpus, vocab_file, capsys):
-    before = [written_at(built.folder.path, name) for name in ("**/shard-*.tar", "manifest.json")]
+    files = [
+        *Path(built.folder.path).glob("**/shard-*.tar"),
+        Path(built.folder.path, "manifest.json"),
+    ]
+    before = [path.stat().st_mtime_ns for path in files]
     assert build(corpus, vocab_file, built.url) == 0
     assert f"root hash {built.manifest.root_hash}" in capsys.readouterr().out
-    after = [written_at(built.folder.path, name) for name in ("**/shard-*.tar", "manifest.json")]
-    assert after == before
-    assert len(after[0]) == len(built.all_shards)
+    assert [path.stat().st_mtime_ns for path in files] == before
+    assert len(files) == len(built.all_shards) + 1
 
 
 def test_an_interrupted_build_ends_with_the_same_hash(built, corpus, vocab_file, tmp_path):
     output = tmp_path / "data"
-    assert build(corpus, vocab_file, output) == 0
+    shutil.copytree(built.folder.path, output)
     # As a kill leaves it before the manifest: one shard and its record are missing, one part is
     # stale.
     shard = built.shards("train", 64, 1)[0].name
@@ -231,13 +217,11 @@ def test_passes_and_lengths_can_be_added(built, corpus, vocab_file, tmp_path):
 # It leaves files for the collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_plain_webdataset_reads_the_shards(built):
-    urls = [f"{built.folder.path}/{shard.name}" for shard in built.shards("train", 64, 0)]
-    webdataset = pytest.importorskip("webdataset")
+    webdataset, shards = pytest.importorskip("webdataset"), built.shards("train", 64, 0)
+    urls = [f"{built.folder.path}/{shard.name}" for shard in shards]
     samples = list(webdataset.WebDataset(urls, shardshuffle=False))
     blocks = [decode_block(sample["arrow"], sample["__key__"]) for sample in samples]
-    assert sum(block.num_instances for block in blocks) == sum(
-        shard.instances for shard in built.shards("train", 64, 0)
-    )
+    assert [block.num_instances for block in blocks] == [shard.instances for shard in shards]
 
 
 @pytest.mark.parametrize("is_compiled", [True, False])

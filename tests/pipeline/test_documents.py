@@ -1,7 +1,5 @@
 """Every line layout from literal bytes: texts, places, and errors that name file and line."""
 
-from pathlib import Path
-
 import fsspec
 import pytest
 import zstandard
@@ -29,10 +27,40 @@ def texts(data: bytes, text_format: str, **options) -> list[str]:
     return [document.text for document in read(data, text_format, **options)]
 
 
-def test_text():
-    assert read(b"\xef\xbb\xbfOne.\r\n\nTwo.\n", "text") == [
-        Document("One.\r\n\nTwo.\n", "memory:///read/f")
-    ]
+PAGES = (
+    b'{"index":{"_type":"_doc","_id":"12"}}\n{"title":"A","namespace":0,"text":"One. Two."}\n'
+    b'{"index": {"_id": "13"}}\n{"text":"{\\"index\\": {}}"}\n{"index":{"_id":"14"}}\n'
+)
+EXTRACTED = (
+    b'<doc id="1" url="u" title="A &quot;B&quot;">\nA "B"\n\nBody.\n\n</doc>\n\n'
+    b'<doc id="2" url="u" title="The "C"">\nThe "C"\n</doc>\n'
+    b'<doc id="3" title="D">\nNo title line.\n</doc>\n<doc id="4">\nE\n</doc>\n'
+)
+LINES = '\ufeff{"text": "One\\nline", "id": 1}\n\n{"text": ""}\r\n{"text": "\\u00e9"}'.encode()
+BLOCKS = b"\n\nOne.\nStill one.\n \t\r\n\nTwo.\r\n\nThree."
+
+
+@pytest.mark.parametrize(
+    ("text_format", "data", "expected"),
+    [
+        ("text", b"\xef\xbb\xbfOne.\r\n\nTwo.\n", {"": "One.\r\n\nTwo.\n"}),
+        ("text-blank-lines", BLOCKS, {":3": "One.\nStill one.", ":7": "Two.\r", ":9": "Three."}),
+        ("jsonl", LINES, {":1": "One\nline", ":3": "", ":4": "é"}),
+        ("cirrus", PAGES, {":2": "One. Two.", ":4": '{"index": {}}'}),
+        (
+            "wikiextractor",
+            EXTRACTED,
+            {":1": "\nBody.\n", ":8": "", ":11": "No title line.", ":14": "E"},
+        ),
+    ],
+)
+def test_texts_and_their_places(text_format, data, expected):
+    found = [(each.where, each.text) for each in read(data, text_format)]
+    assert found == [(f"memory:///read/f{place}", text) for place, text in expected.items()]
+
+
+def test_texts_are_in_the_field_that_is_named():
+    assert texts(b'{"body": "x", "text": 1}\n', "jsonl", text_field="body") == ["x"]
 
 
 def test_an_empty_file_among_others_is_an_empty_document():
@@ -41,54 +69,12 @@ def test_an_empty_file_among_others_is_an_empty_document():
     assert [document.text for document in read_part(part)] == [""]
 
 
-def test_text_blank_lines():
-    data = b"\n\nOne.\nStill one.\n \t\r\n\nTwo.\r\n\nThree."
-    assert read(data, "text-blank-lines") == [
-        Document("One.\nStill one.", "memory:///read/f:3"),
-        Document("Two.\r", "memory:///read/f:7"),
-        Document("Three.", "memory:///read/f:9"),
-    ]
-
-
 def test_the_sample_of_the_reference(shared_data):
     path = shared_data / "data/bert_sample/sample_text.txt"
     [part] = plan_parts(find_inputs([str(path)]), "text-blank-lines", 2**20)
     documents = list(read_part(part))
     assert [len(document.text.split("\n")) for document in documents] == [3, 13, 15]
     assert documents[1].where == f"{path}:5"
-
-
-def test_jsonl():
-    data = '\ufeff{"text": "One\\nline", "id": 1}\n\n{"text": ""}\r\n{"text": "\\u00e9"}'.encode()
-    assert texts(data, "jsonl") == ["One\nline", "", "é"]
-    assert texts(b'{"body": "x", "text": 1}\n', "jsonl", text_field="body") == ["x"]
-    assert [document.where for document in read(data, "jsonl")] == [
-        f"memory:///read/f:{line}" for line in (1, 3, 4)
-    ]
-
-
-def test_pages_of_a_search_dump():
-    data = (
-        b'{"index":{"_type":"_doc","_id":"12"}}\n{"title":"A","namespace":0,"text":"One. Two."}\n'
-        b'{"index": {"_id": "13"}}\n{"text":"{\\"index\\": {}}"}\n{"index":{"_id":"14"}}\n'
-    )
-    assert texts(data, "cirrus") == ["One. Two.", '{"index": {}}']
-    wanted = ["memory:///read/f:2", "memory:///read/f:4"]
-    assert [document.where for document in read(data, "cirrus")] == wanted
-    said = r"f:2: found the fields \['title'\], expected 'text' among them"
-    with pytest.raises(ValueError, match=said):
-        read(b'{"index":{"_id":"1"}}\n{"title":"A"}\n', "cirrus")
-
-
-def test_wikiextractor():
-    data = (
-        b'<doc id="1" url="u" title="A &quot;B&quot;">\nA "B"\n\nBody.\n\n</doc>\n\n'
-        b'<doc id="2" url="u" title="The "C"">\nThe "C"\n</doc>\n'
-        b'<doc id="3" title="D">\nNo title line.\n</doc>\n<doc id="4">\nE\n</doc>\n'
-    )
-    assert texts(data, "wikiextractor") == ["\nBody.\n", "", "No title line.", "E"]
-    expected = ["f:1", "f:8", ":11", ":14"]
-    assert [document.where[-3:] for document in read(data, "wikiextractor")] == expected
 
 
 def test_real_wikipedia(shared_data):
@@ -101,6 +87,7 @@ def test_real_wikipedia(shared_data):
     assert not any("<doc" in document.text for document in documents)
 
 
+NO_TEXT = b'{"index":{"_id":"1"}}\n{"title":"A"}\n'
 TWO_OPENED = b'<doc id="1">\na\n<doc id="2">\n</doc>\n'
 
 
@@ -113,6 +100,7 @@ TWO_OPENED = b'<doc id="1">\na\n<doc id="2">\n</doc>\n'
         ("jsonl", b"[" * 100_000, 1, "found no JSON", "not_json"),
         ("jsonl", b'\n\n["a"]\n', 3, "found a JSON list, expected an object", "not_an_object"),
         ("jsonl", b'{"b": 1}', 1, r"found the fields \['b'\], expected 'text'", "no_text_field"),
+        ("cirrus", NO_TEXT, 2, r"found the fields \['title'\], expected 'text'", "no_text_field"),
         ("jsonl", b'{"text": null}', 1, "found NoneType 'None' in the", "text_not_a_string"),
         ("wikiextractor", b"\nplain\ntext\n", 2, "found b'plain' outside <doc", "text_outside_doc"),
         ("wikiextractor", b'<doc id="1">\na\n', 1, ".*</doc> line: the file ends", "unclosed_doc"),
@@ -228,14 +216,6 @@ def test_lines_of_blocks():
     assert [line[:3] for line in lines] == expected
     assert [line.data for line in split_lines([b"a\n", b"b\n"])] == [b"a", b"b"]
     assert list(split_lines([])) == []
-
-
-def test_streaming_reads_no_further_than_needed(tmp_path):
-    path = tmp_path / "f.jsonl"
-    path.write_bytes(b'{"text": "a"}\n' + b'{"text": "b"}\n' * 2_000_000)
-    parts = plan_parts(find_inputs([str(path)]), "jsonl", 2**30)
-    assert next(iter(read_part(parts[0]))).text == "a"
-    assert Path(path).stat().st_size == parts[0].text_bytes
 
 
 def test_a_format_is_one_line_of_the_table(monkeypatch, tmp_path):

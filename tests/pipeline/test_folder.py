@@ -119,6 +119,8 @@ def test_a_download_cut_short_is_asked_for_again(memory, tmp_path):
     Folder.on(Cut(), "/data").download("a.tar", tmp_path / "a.tar")
     assert (tmp_path / "a.tar").read_bytes() == b"0123456789"
     assert left == []
+    with pytest.raises(FileNotFoundError):
+        folder.download("gone", tmp_path / "c")
 
 
 def test_a_file_of_a_filesystem_without_a_root_is_found(tmp_path):
@@ -126,15 +128,6 @@ def test_a_file_of_a_filesystem_without_a_root_is_found(tmp_path):
         archive.writestr("top.txt", b"in an archive")
     folder, name = Folder.of_file(f"zip://top.txt::{tmp_path}/a.zip")
     assert folder.read(name) == b"in an archive"
-
-
-def test_a_file_is_copied_to_a_local_disk(memory, tmp_path):
-    folder = Folder("memory://data")
-    folder.write("a", b"123")
-    folder.download("a", tmp_path / "b")
-    assert (tmp_path / "b").read_bytes() == b"123"
-    with pytest.raises(FileNotFoundError):
-        folder.download("gone", tmp_path / "c")
 
 
 def test_only_a_local_folder_has_a_path_of_this_machine(tmp_path):

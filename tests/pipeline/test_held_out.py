@@ -28,10 +28,6 @@ def source(*tokens, first=0, total=None, documents=None):
     return SourceTotals(documents, tokens=total, **listed)
 
 
-def numbers_of(held_out):
-    return [each.documents for each in held_out.sources]
-
-
 @pytest.mark.parametrize(
     ("total", "fraction", "most", "expected"),
     [
@@ -67,10 +63,9 @@ def test_one_source(documents, tokens_each, fraction, most, expected):
     listed = min(documents, 2000)
     own = source(*[tokens_each] * listed, documents=documents, total=documents * tokens_each)
     found = choose_held_out([own], fraction, most)
-    assert numbers_of(found) == [expected]
     assert found.ids.hex() == "".join(own.lowest_ids[:expected])
-    assert found.sources[0].tokens == expected * tokens_each
-    assert found.sources[0].last_id == (own.lowest_ids[expected - 1] if expected else None)
+    last_id = own.lowest_ids[expected - 1] if expected else None
+    assert found.sources == (HeldOutSource(expected, expected * tokens_each, last_id),)
 
 
 def test_every_source_gives_its_share_of_the_tokens():
@@ -83,39 +78,44 @@ def test_every_source_gives_its_share_of_the_tokens():
     assert split_ids(found.ids) == sorted(map(bytes.fromhex, itertools.chain(*ids)))
 
 
-def test_a_source_of_giants_gives_nothing_and_takes_nothing_from_the_others():
-    giants, many = source(400_000, 200_000), source(*[100] * 4000, first=7)
-    found = choose_held_out([giants, many], 0.005, 1_280_000)
-    assert numbers_of(found) == [0, 80]
-    assert found.sources[0].last_id is None
+LARGE = source(*[1000] * 2000, documents=10**6, total=10**9)
+LONG_FIRST = source(5000, 100, 100, 1200, *[100] * 80)
+HOLDS_ALL = source(200, *[100] * 28)  # wanted are 150
+SHORT = [source(*[100] * 20), source(50, 60, *[100] * 10, first=7)]
+
+
+@pytest.mark.parametrize(
+    ("corpus", "fraction", "most", "documents"),
+    [
+        # A source of giants gives nothing and takes nothing from the others.
+        ([source(400_000, 200_000), source(*[100] * 4000, first=7)], 0.005, 1_280_000, [0, 80]),
+        # A small one gives a document before large ones take all.
+        ([LARGE, source(*[500] * 20)], 0.5, 10_000, [9, 1]),
+        ([LONG_FIRST], 0.5, 1_280_000, [12]),  # the first one too
+        ([LONG_FIRST], 0.01, 1000, [8]),  # 1,200 are over validation_tokens
+        # A second document is held out where one holds what is wanted.
+        ([HOLDS_ALL], 0.005, 1_280_000, [2]),
+        ([HOLDS_ALL], 0.005, 299, [0]),
+        # The second document is the shortest that is next.
+        (SHORT, 0.005, 120, [0, 2]),
+        (SHORT, 0.005, 109, [0, 0]),
+        # The short ones are a fiftieth of their source each: only their number keeps them.
+        ([source(2, 98, first=number) for number in range(4)], 0.1, 10**6, [0, 0, 0, 0]),
+        ([source(5, 5)], 0.5, 1000, [0]),
+    ],
+)
+def test_sources_give_in_turn(corpus, fraction, most, documents):
+    found = choose_held_out(corpus, fraction, most)
+    assert [each.documents for each in found.sources] == documents
+    assert sum(each.tokens for each in found.sources) <= most
+    assert [each.last_id is None for each in found.sources] == [not each for each in documents]
 
 
 def test_documents_that_are_too_long_are_passed_over():
-    own = source(5000, 100, 100, 1200, *[100] * 80)
+    own = LONG_FIRST
     found = choose_held_out([own], 0.01, 1_280_000)
     assert split_ids(found.ids) == [bytes.fromhex(own.lowest_ids[number]) for number in (1, 2, 3)]
     assert found.sources == (HeldOutSource(3, 1400, own.lowest_ids[3]),)
-    assert numbers_of(choose_held_out([own], 0.5, 1_280_000)) == [12], "the first one too"
-    assert numbers_of(choose_held_out([own], 0.01, 1000)) == [8], "1,200 are over validation_tokens"
-
-
-def test_a_small_source_gives_a_document_before_large_ones_take_all():
-    small, large = source(*[500] * 20), source(*[1000] * 2000, documents=10**6, total=10**9)
-    found = choose_held_out([large, small], 0.5, 10_000)
-    assert numbers_of(found) == [9, 1]
-    assert sum(each.tokens for each in found.sources) <= 10_000
-
-
-def test_a_second_document_is_held_out_where_one_holds_what_is_wanted():
-    own = source(200, *[100] * 28)  # wanted are 150
-    assert numbers_of(choose_held_out([own], 0.005, 1_280_000)) == [2]
-    assert numbers_of(choose_held_out([own], 0.005, 299)) == [0]
-
-
-def test_the_second_document_is_the_shortest_that_is_next():
-    corpus = [source(*[100] * 20), source(50, 60, *[100] * 10, first=7)]
-    assert numbers_of(choose_held_out(corpus, 0.005, 120)) == [0, 2]
-    assert numbers_of(choose_held_out(corpus, 0.005, 109)) == [0, 0]
 
 
 @pytest.mark.parametrize("documents", [0, 1])
@@ -124,20 +124,10 @@ def test_too_few_documents(documents):
         choose_held_out([source(*[5] * documents)], 0.0, 1000)
 
 
-def test_two_documents_of_a_source_stay_though_one_is_short():
-    """The short ones are a fiftieth of their source each: only their number keeps them."""
-    pairs = [source(2, 98, first=number) for number in range(4)]
-    assert numbers_of(choose_held_out(pairs, 0.1, 10**6)) == [0, 0, 0, 0]
-
-
 def test_lowest_rows_are_no_more_than_the_share_of_their_source_asks_for():
     """Of two sources of 100 documents of a token, 40 tokens take 20 of each; two more are kept."""
     rows = rows_of(range(200), [0, 1] * 100, 1)
     assert [len(own) for own in find_lowest([rows], [100, 100], 40)] == [22, 22]
-
-
-def test_two_documents_build_without_a_validation_split():
-    assert numbers_of(choose_held_out([source(5, 5)], 0.5, 1000)) == [0]
 
 
 def rows_of(ids, sources, tokens):

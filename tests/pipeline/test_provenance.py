@@ -89,17 +89,11 @@ def test_documents_are_shown_with_source_place_size_and_uses(
     assert f"  copy      books (de), {folder}/books.jsonl:1\n" in shown
 
 
-@pytest.mark.parametrize(
-    ("start", "said"),
-    [
-        ("12345678", "has an id that begins with 12345678"),
-        ("abc", "expected 8 to 32 hex digits"),
-        ("WXYZ" * 4, "hex"),
-    ],
-)
-def test_what_is_no_document_is_refused(mixture, capsys, start, said):
-    assert run("inspect", mixture.url, "--documents", start) == 2
-    assert said in capsys.readouterr().err
+def test_what_is_no_document_is_refused(mixture, capsys):
+    unknown, short = "has an id that begins with 12345678", "expected 8 to 32 hex digits"
+    for start, said in (("12345678", unknown), ("abc", short), ("WXYZ" * 4, "hex")):
+        assert run("inspect", mixture.url, "--documents", start) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_instances_are_shown_with_where_they_come_from(mixture, mixture_config, capsys):

@@ -18,9 +18,8 @@ from pipeline.tokens.buckets import Bucket, BucketContents
 from tests.counting import empty_store
 from tests.pipeline.test_build import build
 
-FULL = 2**128 - 1
 PLACES = (("train", 0), ("train", 1), ("validation", 0))
-BUCKETS = [Bucket(*place, 2, bytes(16), FULL.to_bytes(16, "big")) for place in PLACES]
+BUCKETS = [Bucket(*place, 2, bytes(16), b"\xff" * 16) for place in PLACES]
 
 
 @pytest.fixture
@@ -30,15 +29,9 @@ def whole(tmp_path, make_dataset):
 
 @pytest.fixture
 def tasks(whole):
-    contents = {bucket.name: BucketContents(seal_of(whole, bucket), 1, 1) for bucket in BUCKETS}
+    seals = {(shard.split, int(shard.name[-9:-4])): shard.seal for shard in whole.all_shards}
+    contents = {each.name: BucketContents(seals[each.split, each.number], 1, 1) for each in BUCKETS}
     return plan_tasks(BUCKETS, [8192], 2, contents)
-
-
-def seal_of(whole, bucket):
-    end = f"shard-{bucket.number:05d}.tar"
-    own = [each for each in whole.all_shards if each.split == bucket.split]
-    [seal] = {each.seal for each in own if each.name.endswith(end)}
-    return seal
 
 
 def finish(whole, folder: Folder, name: str) -> None:

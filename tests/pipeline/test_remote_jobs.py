@@ -40,8 +40,7 @@ class RemoteResult(PipelineResult):
 class JobServer(job_grpc.JobServiceServicer):
     """A job server that knows an option of its own, and the state of one job."""
 
-    def __init__(self, state=job_api.JobState.RUNNING):
-        self.state = state
+    state = job_api.JobState.RUNNING
 
     def DescribePipelineOptions(self, *_):  # noqa: N802 - the service's name
         kind = job_api.PipelineOptionType.BOOLEAN
@@ -111,9 +110,7 @@ def test_a_failed_job_shows_what_its_runner_said(tmp_path, monkeypatch):
 def test_workers_without_the_launchers_package_are_told_from_other_faults(tmp_path, monkeypatch):
     attribute = "Can't get attribute 'f' on <module 'pipeline.jobs.broadcast'"
     for said in ("No module named 'pipeline'", attribute):
-        words = (
-            f"Pipeline job-7 failed in state FAILED: java: SDK harness\n  Error: {said} from x\n"
-        )
+        words = f"Pipeline job-7 failed in state FAILED: java: SDK\n  Error: {said} from x\n"
         _, message = run(tmp_path, monkeypatch, RuntimeError(words))
         assert f"a worker says: {said}" in message
         assert "install the launcher's wheel with [pipeline] where workers run" in message

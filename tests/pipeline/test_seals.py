@@ -18,7 +18,7 @@ from pipeline.jobs.exchange import (
     unpack_chunk,
     unpack_group,
 )
-from pipeline.jobs.shard_records import format_record, parse_record, record_name
+from pipeline.jobs.shard_records import ShardRecord, format_record, parse_record, record_name
 from pipeline.jobs.shards_job import ShardBuilder
 from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import open_dataset
@@ -37,6 +37,7 @@ from tokenizer.vocab import parse_vocab
 
 FLAGS = ("--passes", 2, "--seq_lens", 64, "--num_buckets", 4, "--part_bytes", 4096, "--workers", 1)
 HASH = "0" * 64
+KEY, NEXT = b"train-00001-of-00004", b"train-00002-of-00004"
 OTHER = "^bucket train-00001-of-00004: the runner delivered "
 pytestmark = pytest.mark.processes
 
@@ -59,9 +60,9 @@ class Encoded:
     contents: dict
     rules: dict
 
-    def tasks(self, name):
+    def first_task(self):
         tasks = plan_tasks(self.buckets, [64], 2, self.contents)
-        return [task for task in tasks if task.bucket.name == name]
+        return next(task for task in tasks if task.bucket.name == KEY.decode())
 
     def groups(self):
         """What a runner that keeps its promises delivers."""
@@ -109,9 +110,6 @@ def test_what_a_bucket_must_hold_is_what_its_parts_hold(encoded):
         assert encoded.contents[bucket.name] == found
     assert total_seal(encoded.contents).documents == 120
     assert sum(each.rows for each in encoded.contents.values()) == 125
-
-
-KEY, NEXT = b"train-00001-of-00004", b"train-00002-of-00004"
 
 
 def documents_of(chunk):
@@ -221,7 +219,7 @@ def test_a_group_that_nothing_is_built_of_and_two_of_one_bucket_are_refused(enco
 
 
 def test_parts_and_index_of_different_runs_are_refused(encoded, tmp_path):
-    task = encoded.tasks(KEY.decode())[0]
+    task = encoded.first_task()
     stored = StoredDocuments(encoded.tokens, encoded.part_names, task.bucket)
     builder = ShardBuilder(Folder(str(tmp_path)), encoded.rules, 1, HASH)
     contents = dataclasses.replace(task.contents, rows=task.contents.rows - 1)
@@ -232,42 +230,34 @@ def test_parts_and_index_of_different_runs_are_refused(encoded, tmp_path):
     assert list(builder.build([task], stored)) == [(task.bucket.name, task.name)]
 
 
-def write_one(encoded, output):
-    """A shard and its record."""
-    encoded.deliver(KEY, encoded.groups()[KEY], output)
-    name = encoded.tasks(KEY.decode())[0].name
-    return output / name, output / record_name(name)
+def tell(shard, record, settings_hash=HASH, **changes):
+    """A record of something else, and a shard that is not the one it was."""
+    own = parse_record(record.read_bytes())
+    other = dataclasses.replace(own.shard, **changes)
+    record.write_bytes(format_record(ShardRecord(settings_hash, other, own.blocks)))
+    shard.write_bytes(b"of whatever the record tells" + shard.read_bytes()[28:])
 
 
-OTHERS = {
-    "of other documents": {"seal": NOTHING},
-    "of other settings": {},
-    "of another shard": {"name": "train/L64/pass-00/shard-00002.tar"},
+SPOILT = {
+    "a shard lost": lambda shard, _: shard.unlink(),
+    "a record lost": lambda _, record: record.unlink(),
+    "a shard cut": lambda shard, _: shard.write_bytes(shard.read_bytes()[:50]),
+    "a record cut": lambda _, record: record.write_bytes(record.read_bytes()[:50]),
+    "a record of other documents": lambda *both: tell(*both, seal=NOTHING),
+    "a record of other settings": lambda *both: tell(*both, "1" * 64),
+    "a record of another": lambda *both: tell(*both, name="train/L64/pass-00/shard-00002.tar"),
 }
 
 
-@pytest.mark.parametrize("change", OTHERS.values(), ids=OTHERS)
-def test_a_record_counts_for_its_own_task_alone(encoded, tmp_path, change):
-    shard, record = write_one(encoded, tmp_path)
-    sound, tar = record.read_bytes(), shard.read_bytes()
-    own = parse_record(sound)
-    other = dataclasses.replace(own, shard=dataclasses.replace(own.shard, **change))
-    other = other if change else dataclasses.replace(own, settings_hash="1" * 64)
-    record.write_bytes(format_record(other))
-    shard.write_bytes(b"of whatever the record tells" + tar[28:])
+@pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
+def test_what_is_lost_cut_or_of_something_else_is_built_again(encoded, tmp_path, spoil):
     encoded.deliver(KEY, encoded.groups()[KEY], tmp_path)
-    assert (record.read_bytes(), shard.read_bytes()) == (sound, tar)
-
-
-@pytest.mark.parametrize("kind", ["shard", "record"])
-@pytest.mark.parametrize("kept", [None, 50])
-def test_a_lost_or_cut_shard_or_record_is_built_again(encoded, tmp_path, kind, kept):
-    shard, record = write_one(encoded, tmp_path)
-    before = record.read_bytes(), shard.read_bytes()
-    spoilt = shard if kind == "shard" else record
-    spoilt.write_bytes(spoilt.read_bytes()[:kept]) if kept else spoilt.unlink()
+    name = encoded.first_task().name
+    shard, record = tmp_path / name, tmp_path / record_name(name)
+    before = shard.read_bytes(), record.read_bytes()
+    spoil(shard, record)
     encoded.deliver(KEY, encoded.groups()[KEY], tmp_path)
-    assert (record.read_bytes(), shard.read_bytes()) == before
+    assert (shard.read_bytes(), record.read_bytes()) == before
 
 
 def test_the_record_comes_after_its_shard(encoded, tmp_path, monkeypatch):
@@ -309,8 +299,7 @@ def test_every_pass_holds_every_document_once(built, capsys):
     assert pass_seals(built.all_shards) == {(64, 0): seal, (64, 1): seal}
     ids = built.read_file("documents.ids")
     ids = [ids[n : n + 16] for n in range(0, len(ids), 16)]
-    assert seal_documents(ids, 0).ids_xor == seal.ids_xor
-    capsys.readouterr()
+    assert seal_documents(ids, seal.tokens) == seal
     assert run("verify", built.url) == 0
     said = "every one of 120 documents is in exactly one bucket of each of 2 pass(es) at length 64"
     assert f"{said}\n" in capsys.readouterr().out
@@ -320,9 +309,10 @@ def test_every_pass_holds_every_document_once(built, capsys):
 
 def test_a_mixture_is_covered_whatever_its_weights(mixture, capsys):
     assert verify_dataset(mixture) == []
-    assert describe_coverage(mixture.manifest, mixture.all_shards).endswith(
+    said = (
         "each of 2 pass(es) at length 64; how often a pass uses it, the weight of its source says"
     )
+    assert describe_coverage(mixture.manifest, mixture.all_shards).endswith(said)
 
 
 @pytest.mark.parametrize("change", [{"documents": 119}, {"tokens": 7}, {"ids_xor": "0" * 31 + "1"}])

@@ -25,6 +25,7 @@ from tokenizer.vocab import parse_vocab
 
 WEIGHTS = st.integers(1, 100 * UNIT)
 IDS = st.binary(min_size=16, max_size=16)
+GOOD = {"name": "a", "input": ["x"]}
 
 
 @given(WEIGHTS, IDS, st.integers(0, 2**63), st.integers(0, 99))
@@ -56,9 +57,6 @@ def test_buckets_are_planned_from_what_a_pass_uses():
     by_prefix = np.full(4096, 100)
     for used, expected in (((), 8), ((409_600,), 8), ((100,), 1)):
         assert choose_num_buckets(by_prefix, 2**30, None, "", *used) == expected
-
-
-GOOD = {"name": "a", "input": ["x"]}
 
 
 @pytest.fixture

@@ -10,20 +10,17 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.documents import Document
 from pipeline.documents.parts import InputFile, plan_parts
 from pipeline.shards.dataset import open_dataset, read_blocks
 from pipeline.shards.verify import verify_dataset
 from pipeline.text.cleaning import document_id
 from pipeline.tokens import word_counts
-from pipeline.tokens.document_lists import DocumentList
 from pipeline.tokens.word_counts import (
     MAX_SAMPLE_BYTES,
     choose_sample,
     counts_table,
     read_commonest,
     sample_bits,
-    sample_documents,
 )
 from tests.pipeline.programs import run, write_texts
 from tokenizer.vocab import parse_vocab
@@ -31,6 +28,7 @@ from tokenizer.words import count_words
 
 ROOT = Path(__file__).parents[2]
 FLAGS = ("--vocab_size", "150", "--num_unused", "3")
+GIB = 2**30
 
 
 def learn(corpus, output, *flags):
@@ -125,24 +123,9 @@ def test_nothing_is_left_of_an_interrupted_count(learned, corpus, vocab_file, tm
     assert not (tmp_path / "_words").exists()
 
 
-@pytest.mark.processes
-def test_input_without_words_is_refused(tmp_path, capsys):
-    (tmp_path / "empty.jsonl").write_text('{"text": " "}\n')
-    assert learn(tmp_path / "empty.jsonl", tmp_path / "data") == 2
-    assert "no word was found in 0 of 1 documents" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("text_bytes", "num_bits"), [(0, 0), (1, 0), (1.1, 1), (2, 1), (5, 3)])
 def test_the_sample_is_the_largest_power_of_two_that_fits(text_bytes, num_bits):
     assert sample_bits(int(text_bytes * MAX_SAMPLE_BYTES)) == num_bits
-
-
-def test_the_sample_is_the_documents_with_the_highest_ids(texts):
-    documents = DocumentList("part", 0, True, [Document(text, "here") for text in texts])
-    assert sample_documents(documents, {"another": 2}).documents == documents.documents
-    found = [each.text for each in sample_documents(documents, {"part": 2}).documents]
-    assert found == [text for text in texts if document_id(text)[0] >= 0xC0]
-    assert 15 <= len(found) <= 45  # 30 of 120 are expected
 
 
 @pytest.mark.processes
@@ -162,9 +145,6 @@ def plan(sizes, part_bytes, source=0, text_format="jsonl"):
     return plan_parts(files, text_format, part_bytes)
 
 
-GIB = 2**30
-
-
 @pytest.mark.parametrize("part_bytes", [2**22, 2**25, 2**31])
 def test_of_a_large_corpus_pieces_are_chosen_and_the_rest_is_not_read(part_bytes):
     sample = choose_sample(plan([(".jsonl", 128 * GIB)], part_bytes))
@@ -182,12 +162,9 @@ def test_of_files_that_cannot_be_cut_some_are_read_and_some_of_their_documents_c
     assert sorted(sample.values()) == [3] * 125 + [6], "every document with the same probability"
 
 
-def test_a_corpus_that_fits_is_read_as_it_is():
+def test_a_corpus_that_fits_is_read_as_it_is_and_each_source_has_its_pieces():
     parts = plan([(".jsonl", 2 * GIB)], 2**25)
     assert choose_sample(parts) == dict.fromkeys(parts, 0)
-
-
-def test_each_source_has_its_pieces():
     parts = [*plan([(".jsonl", 64 * GIB)], 2**25), *plan([(".jsonl", 2**28)], 2**25, source=1)]
     sizes = [0, 0]
     for part, bits in choose_sample(parts).items():

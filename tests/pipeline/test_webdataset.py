@@ -18,6 +18,7 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.testing import test_pipeline
 from apache_beam.testing.util import assert_that, equal_to
+from apache_beam.transforms.display import DisplayData
 
 from pipeline.storage.folder import Folder
 from pipeline.transforms import webdataset
@@ -32,14 +33,17 @@ from pipeline.transforms.webdataset import (
     to_shard,
     write_shard,
 )
+from tests.pipeline.test_transforms import IN_MEMORY, run_killed
 
 pytestmark = pytest.mark.processes
 SAMPLES = [
     {"__key__": f"sample-{n:03d}", "txt": f"text {n}", "cls": n, "bin": bytes([n]) * n}
     for n in range(60)
 ]
-IN_MEMORY = ["--runner=FnApiRunner", "--direct_num_workers=1", "--direct_running_mode=in_memory"]
 GroupByKey = beam.GroupByKey
+RULE = ShardRule(Folder("unused"), "shard", 2**20, 10)
+TWO_WORKERS = ("--direct_num_workers=2", "--direct_running_mode=multi_threading")
+FOUND = r"the runner (delivered|loses)|__key__|is not there as it was written|no sample to write"
 
 
 def write(folder, samples=SAMPLES, name="part", max_samples=9, *flags, **options):
@@ -110,9 +114,6 @@ def test_the_manifest_says_what_each_shard_holds_and_no_shard_is_larger_than_its
     assert {each["samples"] for each in manifest["shards"][:-1]} <= {8, 9}
 
 
-TWO_WORKERS = ("--direct_num_workers=2", "--direct_running_mode=multi_threading")
-
-
 @pytest.mark.parametrize("flags", [(), TWO_WORKERS, ("--runtime_type_check",)], ids=" ".join)
 def test_bytes_do_not_depend_on_order_bundles_and_workers(honest, tmp_path, flags):
     samples = random.Random(1).sample(SAMPLES, len(SAMPLES))
@@ -158,9 +159,6 @@ def test_values_are_encoded_as_webdataset_encodes_them(tmp_path):
     assert np.array_equal(np.load(io.BytesIO(found["npy"])), array)
     assert found["seg.txt"].decode() == "größe"
     assert encode_sample(sample, RULE) == encode_sample(dict(reversed(sample.items())), RULE)
-
-
-RULE = ShardRule(Folder("unused"), "shard", 2**20, 10)
 
 
 def test_long_and_foreign_keys_are_read_back(tmp_path):
@@ -241,8 +239,6 @@ def test_settings_that_cannot_be_are_refused(tmp_path):
 
 
 def test_a_runners_page_names_the_transform_its_stages_and_where_it_writes(tmp_path):
-    from apache_beam.transforms.display import DisplayData
-
     transform, pipeline = WriteToWebDataset(str(tmp_path), "part"), beam.Pipeline()
     shown = {item.key: item.value for item in DisplayData.create_from(transform).items}
     assert (shown["url"], shown["name"], shown["max_samples"]) == (str(tmp_path), "part", 100_000)
@@ -257,7 +253,6 @@ OTHER = encode_sample({"__key__": "of-another-job", "txt": "x"}, RULE)
 
 
 def _group(change, number=1):
-    """A lie about the samples of one group."""
     return lambda groups: [(n, change(each) if n == number else each) for n, each in groups]
 
 
@@ -356,21 +351,14 @@ def run_lying(folder, name):
         for n in range(num_bundles)
     ]
     plan = counting.extract_output(counting.merge_accumulators(counted))
-    plan = PLAN_LIES.get(name, honestly)(plan)
+    plan = PLAN_LIES.get(name, lambda told: told)(plan)
     pairs = sorted(to_shard(each, plan) for each in found)
     groups = [(n, [each for _, each in own]) for n, own in groupby(pairs, key=itemgetter(0))]
-    told = (GROUP_LIES | HARMLESS).get(name, honestly)(groups)
+    told = (GROUP_LIES | HARMLESS).get(name, lambda told: told)(groups)
     if name == "every bundle runs again":
         _ = [write_shard(group, plan, rule) for group in told]
     written = [write_shard(group, plan, rule) for group in told]
-    return [*finish_dataset(WRITTEN_LIES.get(name, honestly)(written), plan, rule)]
-
-
-def honestly(told):
-    return told
-
-
-FOUND = r"the runner (delivered|loses)|__key__|is not there as it was written|no sample to write"
+    return [*finish_dataset(WRITTEN_LIES.get(name, lambda told: told)(written), plan, rule)]
 
 
 @pytest.mark.parametrize("name", [*GROUP_LIES, *PLAN_LIES, *WRITTEN_LIES])
@@ -407,30 +395,10 @@ def test_a_tar_is_one_that_tarfile_reads_to_its_end(honest):
     assert len(files["part-000000.tar"]) % tarfile.RECORDSIZE == 0
 
 
-KILLED = """
-import os, sys
-import apache_beam as beam
-from pipeline.storage.folder import Folder
-from pipeline.transforms import WriteToWebDataset
-folder, name, samples, *words = sys.argv[1:]
-write = Folder.write
-def write_or_die(own, file, data):
-    if file == name:
-        os.kill(os.getpid(), 9)
-    write(own, file, data)
-Folder.write = write_or_die
-with beam.Pipeline(argv=words) as pipeline:
-    pipeline | beam.Create(eval(samples)) | WriteToWebDataset(folder, "part", max_samples=9)
-"""
-
-
 @pytest.mark.parametrize("name", ["part-000004.tar", MANIFEST])
 def test_a_killed_pipeline_looks_whole_to_nobody_and_the_same_one_completes_it(
     name, honest, tmp_path
 ):
-    environment = os.environ | {"PYTHONPATH": os.getcwd()}
-    command = [sys.executable, "-c", KILLED, str(tmp_path), name, repr(SAMPLES), *IN_MEMORY]
-    ran = subprocess.run(command, env=environment, capture_output=True, check=False)
-    assert ran.returncode == -9, ran.stderr[-3000:]
+    run_killed(SAMPLES, f"WriteToWebDataset('{tmp_path}', 'part', max_samples=9)", name)
     assert MANIFEST not in read_files(tmp_path)
     assert write(tmp_path) == honest[1]
