@@ -94,6 +94,13 @@ def test_the_estimate_errs_as_theory_says():
     assert 0.85 < np.sqrt(np.mean(np.square(errors)) / np.mean(variances)) < 1.15
 
 
+def test_sketches_count_equal_places():
+    rows = np.random.default_rng(1).integers(0, 65_536, (60, NUM_HASHES), np.uint16)
+    expected = np.count_nonzero(rows[:30] & 15 == rows[30:] & 15, axis=1)
+    sketches = sketch_signatures(rows)
+    assert count_matches(sketches[:30], sketches[30:]).tolist() == expected.tolist()
+
+
 @pytest.mark.parametrize("threshold", [0.5, 0.65, 0.8, 0.9, 1.0])
 def test_bands_find_99_percent_at_the_threshold_with_the_fewest_keys(threshold):
     bands, rows = choose_bands(threshold)

@@ -157,9 +157,7 @@ def test_a_weight_uses_documents_again_with_other_pairs(rule):
     prefix = {int.from_bytes(each.id[:8], "big"): each.source for each in documents}
     once = rows_of(documents, rule)
     thrice = rows_of(documents, rule, weights=(UNIT, 3 * UNIT))
-    before, after = (
-        Counter(prefix[int(row.document_a[0])] for row in rows) for rows in (once, thrice)
-    )
+    before, after = (Counter(prefix[int(r.document_a[0])] for r in rows) for rows in (once, thrice))
     assert after[0] == before[0]
     assert after[1] / before[1] == pytest.approx(3, rel=0.2)
     key = int.from_bytes(documents[1].id[:8], "big")

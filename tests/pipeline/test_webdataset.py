@@ -89,9 +89,7 @@ for sample in found:
 def test_webdataset_wids_and_datasets_read_every_sample_to_the_byte(honest, tmp_path):
     folder, _ = honest
     found = read_samples(folder)
-    encoded = [
-        each | {"txt": each["txt"].encode(), "cls": str(each["cls"]).encode()} for each in SAMPLES
-    ]
+    encoded = [s | {"txt": s["txt"].encode(), "cls": str(s["cls"]).encode()} for s in SAMPLES]
     assert sorted(found, key=itemgetter("__key__")) == encoded
     datasets, files = pytest.importorskip("datasets"), f"{folder}/*.tar"
     named = {"data_files": files, "split": "train", "cache_dir": str(tmp_path)}
