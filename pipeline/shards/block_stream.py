@@ -63,17 +63,12 @@ def read_stream(data: bytes | memoryview) -> Columns:
         message = pa.ipc.read_message(source)
         is_batch = message.type == "record batch"
         _expect(is_batch, "another message than a record batch follows the schema")
-        _check_end(bytes(memoryview(data)[source.tell() :]))
+        rest = bytes(memoryview(data)[source.tell() :])
+        _expect(rest[:4] != _END[:4] or rest[:8] == _END, "more than one record batch")
+        _expect(rest == _END, "its end is missing, or other bytes follow it")
         return _read_batch(schema, memoryview(message.metadata), memoryview(message.body or b""))
     except (pa.ArrowException, OSError, EOFError, struct.error, zstandard.ZstdError) as error:
         raise ValueError(f"not an Arrow block: {error}") from error
-
-
-def _check_end(rest: bytes) -> None:
-    if rest[:4] == _END[:4] and rest[:8] != _END:
-        raise ValueError("damaged or foreign block: more than one record batch")
-    if rest != _END:
-        raise ValueError("damaged or foreign block: its end is missing, or other bytes follow it")
 
 
 def _read_batch(schema: pa.Schema, metadata: memoryview, body: memoryview) -> Columns:
@@ -101,9 +96,8 @@ def _decompress(zstd: zstandard.ZstdDecompressor, stored: memoryview) -> bytes:
     length, frame = _length(stored)[0], stored[8:]
     if length == -1:
         return bytes(frame)
-    most = f"at most {MAX_BUFFER_BYTES} are in a block"
     says = f"a buffer says it becomes {length} bytes"
-    _expect(0 <= length <= MAX_BUFFER_BYTES, f"{says}, {most}")
+    _expect(0 <= length <= MAX_BUFFER_BYTES, f"{says}, at most {MAX_BUFFER_BYTES} are in a block")
     found = zstandard.frame_content_size(frame)
     _expect(found in (length, -1), f"{says}, its frame says {found}")
     values = zstd.decompress(frame, length, allow_extra_data=False)
