@@ -103,15 +103,21 @@ def test_malformed_files_are_refused_with_file_and_line(text, columns, says):
     ("file", "columns", "num_sentences", "num_words"),
     [
         ("ner_wnut17/train.conll", Columns(), 3_394, 62_730),
+        ("ner_wnut17/dev.conll", Columns(), 1_009, 15_733),
         ("ner_uner_ewt/en_ewt-ud-dev.iob2.zst", Columns(token=1, tag=2), 2_001, 25_149),
     ],
 )
 def test_real_files(shared_data, file, columns, num_sentences, num_words):
     text = read_text(str(shared_data / "data" / file))
     sentences = read_conll(text, file, columns)
-    assert len(sentences) == num_sentences
-    assert sum(len(each.words) for each in sentences) == num_words
+    counted = (len(sentences), sum(len(each.words) for each in sentences))
+    assert counted == (num_sentences, num_words)
     assert sentences[0].scheme == "iob2"
+    tags = [each.tags for each in sentences]
+    written = add_column(sentences, tags)
+    pairs = zip(written.split("\n"), text.split("\n"), strict=True)
+    assert all(old in (new, new.rpartition("\t")[0]) for new, old in pairs)
+    assert [each.tags for each in read_conll(written, file, Columns(columns.token, -1))] == tags
 
 
 @pytest.mark.parametrize(

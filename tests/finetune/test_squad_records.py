@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from pipeline.documents.text_files import read_text
 from trainer.finetune.squad.records import read_squad
 
 CONTEXT = "Rollo was the Norse leader. Café Society."
@@ -77,3 +78,17 @@ def test_answers_that_are_not_where_the_file_says(text, start, says):
     with pytest.raises(ValueError, match=f"^dev.json: article 'Normans', question q1: .*{says}"):
         _read(content)
     assert len(_read(content, is_test=True)) == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "with_impossible", "num_questions", "num_unanswerable"),
+    [
+        ("squad_v2_half_dev.json.zst", True, 6_078, 3_168),
+        ("squad_v11_derived_half_dev.json.zst", False, 2_910, 0),
+        ("xquad_en_16_articles.json.zst", False, 352, 0),
+    ],
+)
+def test_real_files(shared_data, file, with_impossible, num_questions, num_unanswerable):
+    questions = _read(read_text(str(shared_data / "data/squad" / file)), with_impossible)
+    assert len(questions) == num_questions
+    assert sum(not question.answers for question in questions) == num_unanswerable

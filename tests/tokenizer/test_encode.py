@@ -1,9 +1,11 @@
+import io
 import pickle
 import sys
 import zipfile
 
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -109,6 +111,16 @@ def test_human_rights_in_all_languages(bert_pair, shared_data):
     assert len(texts) > 380
     encoder, library = bert_pair
     lines = [line for text in texts for line in text.splitlines()]
+    assert encoded(encoder, lines) == library_ids(library, lines)
+
+
+@compiled_path
+@pytest.mark.parametrize("name", ["wiki_zh/wiki_zh_00.txt.zst", "wiki_en/wiki_en_00.txt.zst"])
+def test_wikipedia(bert_pair, shared_data, name):
+    packed = (shared_data / "data" / name).read_bytes()
+    data = zstandard.ZstdDecompressor().stream_reader(packed).read(1 << 20)
+    lines = io.StringIO(data.decode(errors="ignore")).readlines()
+    encoder, library = bert_pair
     assert encoded(encoder, lines) == library_ids(library, lines)
 
 
