@@ -99,6 +99,28 @@ def test_a_wiped_disk_comes_back_from_the_url(trained, ranks, tmp_path):
     assert torch.equal(again.optimizer.tensors("exp_avg")[0], moments)
 
 
+@pytest.mark.parametrize("uploaded", range(5))
+def test_an_upload_killed_within_the_files_of_a_run_is_none_or_a_whole_one(
+    trained, tmp_path, monkeypatch, uploaded
+):
+    trained.train(1)
+    write, names = Folder.write, []
+
+    def write_some(folder, name, data):
+        if len(names) == uploaded:
+            raise KeyboardInterrupt
+        names.append(name)
+        write(folder, name, data)
+
+    monkeypatch.setattr(Folder, "write", write_some)
+    with pytest.raises(KeyboardInterrupt):
+        trained.store.upload_run(trained.run)
+    run = RunFolder(tmp_path / "wiped")
+    restore_run(run, CheckpointStore(URL))
+    found = sorted(path.name for path in run.path.iterdir()) if run.path.exists() else []
+    assert found == (sorted(RUN_FILES) if uploaded >= len(RUN_FILES) else [])
+
+
 def test_old_ones_and_torn_uploads_are_removed_on_both_sides(ranks, bucket, tmp_path):
     bucket.pipe_file("/bucket/run/checkpoints/step-00000099/state.json", b"{}")
     trained = Trained(ranks, tmp_path / "run", keep=2)

@@ -52,8 +52,8 @@ class CheckpointStore:
                 raise StorageError(f"{error}; {result}") from error
 
     def upload_run(self, run: RunFolder) -> None:
-        """Uploads what says which run it is, and its rows of metrics up to now."""
-        for name in RUN_FILES:
+        """Uploads the run's files, run.json last, as a URL that has it holds a run, and metrics."""
+        for name in reversed(RUN_FILES):
             self.folder.write(name, (run.path / name).read_bytes())
         if run.metrics.exists():
             rows = run.metrics.read_bytes()  # the loop may be adding to it
