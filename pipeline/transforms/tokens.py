@@ -140,20 +140,24 @@ def to_lists(
 def finish_tokens(records: Sequence[str], number: int, folder: Folder) -> Iterator[str]:
     """Writes which token parts there are; yields the names of their records.
 
+    Lists that hold the same have one part: a document's copies are dropped from a build anyhow.
+
     Raises:
         ValueError: They do not hold every document once.
     """
-    found = sum(row["documents_read"] for row in read_records(folder, records))
+    names = sorted({*records})
+    rows = dict(zip(names, read_records(folder, names), strict=True))
+    found = sum(rows[name]["documents_read"] for name in records)
     if found != number:
         raise ValueError(
             f"{folder.url}: token parts of {found:,} documents were written, expected {number:,}:"
             " the runner loses or repeats what it delivers; run again, or on another runner"
         )
-    data = json.dumps(sorted({*records})).encode()
+    data = json.dumps(names).encode()
     if not folder.exists(DELIVERED) or folder.read(DELIVERED) != data:
         folder.remove([STORE])
         folder.write(DELIVERED, data)
-    yield from sorted(records)
+    yield from names
 
 
 class ReadInstances(

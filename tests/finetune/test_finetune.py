@@ -4,7 +4,6 @@ import dataclasses
 import json
 import shutil
 
-import deepspeed
 import pytest
 import safetensors.torch
 import torch
@@ -71,8 +70,7 @@ def finetune(folder, ranks):
         run.finetune_on(ranks, settings_of(folder, output, **changes))
         return folder / output
 
-    yield finetune
-    deepspeed.comm.destroy_process_group()  # DeepSpeed keeps groups that are gone otherwise
+    return finetune
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +141,16 @@ def test_predict_writes_what_finetune_wrote(grid, folder, tmp_path):
     rows = (tmp_path / "out/predictions/dev/SST-2.tsv").read_text().splitlines()
     assert rows[0] == "index\tprediction"
     assert [row.split("\t")[0] for row in rows[1:]] == list(map(str, range(20)))
+
+
+def test_one_process_fine_tunes_twice(folder):
+    """The second job's engine has process groups of its own."""
+    own = {"search_global_batch": [16], "search_seeds": [0]}
+    jobs = [settings_of(folder, name, **own) for name in ("once", "twice")]
+    code = "from trainer.finetune.settings import *\nfrom trainer.finetune.run import finetune\n"
+    done = run_python(["-c", f"{code}for job in {jobs}:\n    finetune(job)"])
+    assert done.returncode == 0, done.stderr
+    assert results_of(folder / "once")["runs"] == results_of(folder / "twice")["runs"]
 
 
 @pytest.mark.parametrize(

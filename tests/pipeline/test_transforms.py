@@ -79,6 +79,20 @@ def test_types_hold_when_they_are_checked_and_copies_change_nothing(
     assert dataset.manifest.counters["dropped_duplicate"] == 40
 
 
+def test_a_copy_of_a_list_of_documents_changes_nothing(texts, vocab_file, tmp_path):
+    """As a list ends with its bundle, and such lists have one name and one part."""
+    documents, settings = (
+        [" ".join(texts[n : n + 5]) for n in range(40)],
+        SETTINGS | {"part_bytes": 1024},
+    )
+    roots = []
+    for copies in (0, 5):
+        output = tmp_path / f"{copies}"
+        write([*documents, *documents[:copies]], output, vocab_file, **settings)
+        roots.append(finish_build(str(output), str(vocab_file), **settings).manifest.root_hash)
+    assert roots[0] == roots[1]
+
+
 def test_sources_of_ones_own_are_those_of_a_build_from_files(
     texts, mixture, mixture_config, vocab_file, tmp_path
 ):

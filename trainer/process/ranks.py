@@ -112,7 +112,9 @@ def device_name(device: torch.device) -> str:
 def stop_ranks() -> None:
     """Leaves the process group, so that the interpreter ends without complaint."""
     if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+        import deepspeed.comm
+
+        deepspeed.comm.destroy_process_group()  # with groups that DeepSpeed keeps for the next job
         _let_gloo_rest()
     while _alone:  # programs that this one starts have ranks and ports of their own
         os.environ.pop(_alone.pop(), None)
