@@ -43,6 +43,7 @@ def slow_clean(text: str) -> str:
         ("力加勝北\u3000区。", "力加勝北 区。"),
         ("à côté, “quoted”", "à côté, “quoted”"),
         (b"bytes\r\n\xc2\xa0too", "bytes\ntoo"),
+        pytest.param(" \n" * 10**6 + "x" + " " * 10**6 + "y", "x y", id="linear time"),
     ],
 )
 def test_examples(raw, cleaned):
