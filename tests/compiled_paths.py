@@ -1,6 +1,4 @@
-"""Holding tests to one of two equal paths: plain Python, which is the definition, or a compiled
-module.
-"""
+"""Holds tests to one of two equal paths: plain Python, the definition, or a compiled module."""
 
 import contextlib
 from collections.abc import Iterator

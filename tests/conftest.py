@@ -17,24 +17,18 @@ from tests.datasets import write_dataset
 if TYPE_CHECKING:
     from trainer.process.ranks import Ranks
 
-# A shell's background job ignores Ctrl-C, and so would every program that a test starts and
-# interrupts.
+# A shell's background job ignores Ctrl-C, and so would every program that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-settings.register_profile(
-    "beambert", deadline=None
-)  # a busy machine takes longer over a correct example
+settings.register_profile("beambert", deadline=None)  # a busy machine takes longer
 settings.load_profile("beambert")
-
 
 TIERS = ("engines", "processes", "pure")
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses among them
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks as pure whatever has no other tier; workers take the files with the longest tests
-    first.
-    """
+    """Marks as pure what has no other tier; files with the longest tests come first."""
     longest: dict[Path, int] = {}
     for item in items:
         tier = next((tier for tier in TIERS if item.get_closest_marker(tier)), "pure")
@@ -56,9 +50,7 @@ def own_secrets() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Folder with golden/ and data/, named by BEAMBERT_TEST_DATA; the test is skipped where it is
-    unset.
-    """
+    """BEAMBERT_TEST_DATA, with golden/ and data/; the test is skipped where it is unset."""
     folder = os.environ.get("BEAMBERT_TEST_DATA")
     if not folder:
         pytest.skip("BEAMBERT_TEST_DATA is not set: real corpora are not at hand")
@@ -69,21 +61,12 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="module")
 def ranks() -> "Iterator[Ranks]":
-    """The one rank of a job without a launcher; its process group is there until the module's last
-    test.
-    """
-    from trainer.process.ranks import (
-        start_ranks,
-        stop_ranks,
-    )  # torch is not needed by most of the tests
+    """The one rank of a job without a launcher, with a process group until the module's end."""
+    from trainer.process.ranks import start_ranks, stop_ranks  # most tests need no torch
 
     with pytest.MonkeyPatch.context() as patch:
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-            patch.setenv(
-                name,
-                "",
-                # so that what `start_ranks` sets is taken away, and no program inherits it
-            )
+            patch.setenv(name, "")  # taken away at the end, so that no program inherits it
             patch.delenv(name)
         yield start_ranks()
         stop_ranks()

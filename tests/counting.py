@@ -1,6 +1,4 @@
-"""A store in memory that counts its requests: `counted://folder` on fsspec, each with its kind and
-the file's path.
-"""
+"""A store in memory that counts requests, by kind and file: `counted://folder` on fsspec."""
 
 import threading
 from collections import Counter

@@ -1,6 +1,4 @@
-"""Datasets written without the builder's jobs, from blocks that a test makes; text and vocabularies
-for builds.
-"""
+"""Datasets of blocks that a test makes, without the builder's jobs; text and vocabularies."""
 
 import hashlib
 import json
@@ -65,15 +63,11 @@ def write_vocab(path: Path, words: Sequence[str]) -> Path:
 
 
 CORPUS = Seal(100_000, 9_000_000, "0123456789abcdef" * 2)
-"""What the documents of datasets made here are said to be; the blocks that a test makes know
-nothing of it.
-"""
+"""What the documents of datasets made here are said to be; blocks know nothing of it."""
 
 
 def deal_seals(places: Iterable[Place], corpus: Seal) -> dict[Place, Seal]:
-    """Seals of shards, by which every pass holds the corpus: the last train shard of a pass has
-    what others leave.
-    """
+    """Seals by which every pass holds the corpus: its last train shard has what others leave."""
     seals = {place: Seal(10, 900 + place[-1], f"{1 + place[-1]:032x}") for place in places}
     for last in {place[:3]: place for place in sorted(seals) if place[0] == "train"}.values():
         shared = [each for each in seals if each[1] == last[1] and each[0] != "train"]
@@ -97,9 +91,7 @@ def write_dataset(
     settings: Mapping[str, Any],
     corpus: Seal = CORPUS,
 ) -> Path:
-    """A finished dataset of the blocks given for each (split, seq_len, pass, bucket); words are w0,
-    w1 ...
-    """
+    """A dataset of the blocks given for each (split, seq_len, pass, bucket), of words w0, w1 ..."""
     packed = []
     seals = deal_seals(shards, corpus)
     for (split, seq_len, pass_index, bucket), blocks in shards.items():
@@ -148,9 +140,7 @@ def write_dataset(
 def edit_manifest(
     folder: Path, edit: Callable[[dict[str, Any]], object] = lambda _: None, **changes: Any
 ) -> None:
-    """Changes manifest.json; the hashes in it are then those of the tables that are there and of
-    its other fields.
-    """
+    """Changes manifest.json; its hashes are then those of the tables and of its other fields."""
     path = folder / tables.MANIFEST
     fields = json.loads(path.read_bytes())
     files = {

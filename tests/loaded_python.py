@@ -121,9 +121,7 @@ def _server() -> socket.socket:
 
 
 def main(descriptor: int) -> None:
-    """Loads the libraries and forks until the tests have ended; a fork returns when its program
-    does.
-    """
+    """Loads libraries and forks until the tests have ended; a fork returns as its program does."""
     for library in LIBRARIES:
         importlib.import_module(library)
     _ = importlib.import_module(
@@ -148,9 +146,7 @@ def main(descriptor: int) -> None:
 
 
 def _watch(news: int, output: int, errors: int) -> bool:
-    """Forks the program, tells its number and, in the end, its exit code; returns in the program
-    alone.
-    """
+    """Forks the program, tells its number and later its exit code; returns in the program alone."""
     child = os.fork()
     if child:
         os.write(news, b"%d" % child)

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -123,27 +124,39 @@ def build_and_verify(cluster, gate, corpus, local, tmp_path, capsys):
     return build
 
 
+def write_own(python, corpus, output, local, *arguments, **how):
+    """Runs a pipeline of one's own, which makes a dataset and, beside it, shards of samples."""
+    program = [python, ROOT / "tests/engines/own_pipeline.py", corpus / "a.jsonl", output]
+    command = list(map(str, (*program, local / "vocab.txt", *arguments)))
+    subprocess.run(command, check=True, **how)
+
+
+@pytest.fixture(scope="session")
+def here(corpus, local, tmp_path_factory):
+    """What it makes here."""
+    output = tmp_path_factory.mktemp("engines-own") / "data"
+    write_own(sys.executable, corpus, output, local, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    return output
+
+
 @pytest.fixture
-def write_and_verify(cluster, gate, corpus, local, tmp_path):
+def write_and_verify(cluster, corpus, local, here, tmp_path):
     """Runs a pipeline of one's own on the engine, which makes the dataset and shards made here."""
 
     def write():
-        here, there = tmp_path / "here", tmp_path / "there"
+        there = tmp_path / "data"
         words = shlex.split(cluster.build_command(corpus / "a.jsonl", there, "files"))
         own = words[words.index("--") + 1 :]
         if "--runner=PortableRunner" in own:
             own.append("--job_server_timeout=10000000")
-        vocab = str(local / "vocab.txt")
         environment = os.environ | {"PYTHONPATH": str(ROOT)} | dict(cluster.environment)
-        for python, output, arguments in ((sys.executable, here, []), (cluster.python, there, own)):
-            program = [python, ROOT / "tests/engines/own_pipeline.py", corpus / "a.jsonl", output]
-            command = list(map(str, (*program, vocab, *arguments)))
-            subprocess.run(command, env=environment, cwd=tmp_path, check=True)
+        write_own(cluster.python, corpus, there, local, *own, env=environment, cwd=tmp_path)
         assert root_hash(here) == root_hash(there) == root_hash(local)
-        shards = sorted((tmp_path / "here-samples").iterdir())
-        assert len(shards) >= 9
-        assert len(shards) == len(list((tmp_path / "there-samples").iterdir()))
-        for path in shards:
-            assert path.read_bytes() == (tmp_path / "there-samples" / path.name).read_bytes()
+        made_here, made_there = (
+            {path.name: path.read_bytes() for path in Path(f"{output}-samples").iterdir()}
+            for output in (here, there)
+        )
+        assert len(made_here) >= 9
+        assert made_here == made_there
 
     return write

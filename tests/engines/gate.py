@@ -8,8 +8,7 @@ from pathlib import Path
 
 SECONDS = 600  # not a claim: only what hangs takes as long
 
-# Found before all other modules by every worker process; each file is synced before it gets its
-# name.
+# Found first by every worker process; each file is synced before it gets its name.
 SITECUSTOMIZE = """
 import os, time
 from pathlib import Path

@@ -171,8 +171,7 @@ def test_a_finished_build_is_left_alone(built, corpus, vocab_file, capsys):
 def test_an_interrupted_build_ends_with_the_same_hash(built, corpus, vocab_file, tmp_path):
     output = tmp_path / "data"
     shutil.copytree(built.folder.path, output)
-    # As a kill leaves it before the manifest: one shard and its record are missing, one part is
-    # stale.
+    # As a kill leaves it before the manifest: a shard and its record miss, one part is stale.
     shard = built.shards("train", 64, 1)[0].name
     for name in ("manifest.json", "shards.parquet", shard):
         (output / name).unlink()

@@ -84,8 +84,7 @@ def test_help_of_a_stage_shows_what_the_stage_looks_at(tmp_path):
     given = {"output": str(tmp_path / "data"), "input": [str(text)], "vocab_size": 100}
     settings = Watched(**given, format="text-blank-lines", workers=1)
     fields = {*typing.get_type_hints(BuildSettings)}
-    # A vocabulary does not depend on the language of its text, and asks of these folders only
-    # whether they are input.
+    # A vocabulary asks of these folders only whether they are input.
     listed_only = {"vocab": {"language", "tokens"}, "tokens": set(), "shards": {"input"}}
     of_a_vocabulary = {"vocab_size", "num_unused", "alphabet_size"}
     for name, run in {"vocab": run_vocab, "tokens": run_tokens, "shards": run_shards}.items():
