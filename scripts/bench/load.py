@@ -47,7 +47,6 @@ from pipeline.shards.manifest import (
 from pipeline.shards.records import Shard
 from scripts.checkout import commit, make_parser
 from trainer.batches.pack import pad_micro_batch, to_device
-from trainer.batches.rows import COMPILED
 from trainer.reading.ranged_read import BlockRange, split_blocks
 from trainer.reading.settings import Reading
 from trainer.stream.pipeline import planned_steps
@@ -197,12 +196,10 @@ def compare(batch: int, options: argparse.Namespace) -> None:
 def describe() -> dict[str, Any]:
     """What the numbers were measured with."""
     versions = {name: version(name) for name in ("numpy", "pyarrow", "torch", "webdataset")}
-    compiled = "trainer.batches._rows" if COMPILED else "none"
     load = round(os.getloadavg()[0], 1)
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "commit": commit(),
-        "compiled": compiled,
         "load": load,
         "versions": versions,
         "hardware": platform.machine(),

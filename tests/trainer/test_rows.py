@@ -1,7 +1,5 @@
-"""Rows brought together in numpy and by the compiled module: the same values."""
+"""Rows brought together and packed: what slicing instance by instance gives."""
 
-import dataclasses
-from collections import namedtuple
 from itertools import pairwise
 
 import numpy as np
@@ -10,116 +8,80 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.shards.block import Block
-from tokenizer.compiled import load
-from trainer.batches import rows
+from trainer.batches.pack import pack_micro_batches
+from trainer.batches.rows import gather_rows
 
-COMPILED = load("trainer.batches._rows")
-PATHS = [None, COMPILED] if COMPILED is not None else [None]
-NAMES = "token_type_ids position_ids masked_positions cu_seqlens longest"
-Columns = namedtuple("Columns", NAMES.split())
-lengths = st.lists(st.integers(0, 9), min_size=1, max_size=40)
+lengths = st.lists(st.integers(2, 300), min_size=1, max_size=40)
 
 
-def with_path(compiled, function, *arguments):
-    """Calls a function of `rows` on one of the two paths."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows, "COMPILED", compiled)
-        return function(*arguments)
-
-
-def offsets_of(lengths, dtype=np.int64):
-    return np.concatenate([[0], np.cumsum(lengths)]).astype(dtype)
-
-
-def block_of(lengths, segments, num_masked, positions):
-    """A block of which only lengths and places matter."""
-    offsets, masked_offsets = (offsets_of(each, np.int32) for each in (lengths, num_masked))
+def block_of(lengths, seed=0, dtype=np.uint16):
+    """A block of instances of some lengths, at most 3 tokens of each masked; all else is drawn."""
+    rng, masked = np.random.default_rng(seed), np.minimum(lengths, 3)
+    offsets, masked_offsets = (np.cumsum([0, *each]).astype(np.int32) for each in (lengths, masked))
+    positions = [np.sort(rng.choice(length, min(length, 3), False)) for length in lengths]
     return Block(
-        input_ids=np.zeros(offsets[-1], np.uint16),
+        input_ids=rng.integers(0, 2**16, offsets[-1]).astype(dtype),
         offsets=offsets,
-        segment_a_length=np.array(segments, np.uint16),
-        masked_lm_positions=np.array(positions, np.uint16),
-        masked_lm_ids=np.zeros(masked_offsets[-1], np.uint16),
+        segment_a_length=rng.integers(0, np.array(lengths) + 1).astype(np.uint16),
+        masked_lm_positions=np.concatenate(positions).astype(np.uint16),
+        masked_lm_ids=rng.integers(0, 2**16, masked_offsets[-1]).astype(dtype),
         masked_offsets=masked_offsets,
-        is_random_next=np.zeros(len(lengths), np.bool_),
-        document_a=np.zeros(len(lengths), np.uint64),
-        document_b=np.zeros(len(lengths), np.uint64),
+        is_random_next=rng.integers(0, 2, len(lengths)).astype(bool),
+        document_a=rng.integers(0, 2**63, len(lengths)).astype(np.uint64),
+        document_b=rng.integers(0, 2**63, len(lengths)).astype(np.uint64),
     )
 
 
-def columns_of(compiled, block, cuts):
-    firsts, lasts = np.ascontiguousarray(np.array(cuts, np.int64).T)
-    return Columns(*with_path(compiled, rows.make_columns, block, firsts, lasts))
+def plain(block):
+    """Every instance alone, as plain values."""
+    return [
+        {name: column.tolist() for name, column in vars(block.slice(n, n + 1)).items()}
+        for n in range(block.num_instances)
+    ]
 
 
-@given(lengths, st.sampled_from([np.uint16, np.uint32]), st.data())
-def test_both_paths_gather_what_slicing_gives(lengths, dtype, data):
-    offsets, values = offsets_of(lengths), np.arange(sum(lengths), dtype=dtype)[::-1].copy()
-    bounds = st.tuples(st.integers(0, len(lengths)), st.integers(0, len(lengths))).map(sorted)
-    runs = data.draw(st.lists(bounds, min_size=1, max_size=9))
-    first, last = np.array(runs, np.int64).T.copy()
-    expected = [values[offsets[n] : offsets[n + 1]].tolist() for a, b in runs for n in range(a, b)]
-    for path in PATHS:
-        into = np.empty(len(expected) + 1, np.int32), np.empty(sum(map(len, expected)), dtype)
-        with_path(path, rows.gather_lists, first, last, offsets * values.itemsize, values, *into)
-        assert [into[1][a:b].tolist() for a, b in pairwise(into[0])] == expected
+@given(
+    st.lists(lengths, min_size=1, max_size=4), st.sampled_from([np.uint16, np.uint32]), st.data()
+)
+def test_rows_of_blocks_are_gathered_run_by_run(lengths, dtype, data):
+    blocks = [block_of(each, number, dtype) for number, each in enumerate(lengths)]
+    which = data.draw(st.lists(st.integers(0, len(blocks) - 1), min_size=1, max_size=9))
+    rows = [st.integers(0, blocks[n].num_instances) for n in which]
+    bounds = [data.draw(st.tuples(each, each).map(sorted)) for each in rows]
+    found = gather_rows(blocks, *(np.array(each) for each in (which, *zip(*bounds, strict=True))))
+    runs = zip(which, bounds, strict=True)
+    assert plain(found) == [row for n, (a, b) in runs for row in plain(blocks[n])[a:b]]
+    assert (found.input_ids.dtype, found.masked_lm_ids.dtype) == (dtype, dtype)
 
 
-@given(st.lists(st.integers(2, 300), min_size=1, max_size=300), st.data())
-def test_both_paths_fill_columns_of_any_lengths(lengths, data):
-    segment = np.array([data.draw(st.integers(0, length)) for length in lengths[:5]], np.uint16)
-    segment = np.resize(segment, len(lengths)) % np.array(lengths, np.uint16)
-    counts = np.minimum(lengths, 3)
-    block = block_of(lengths, segment, counts, np.concatenate([np.arange(n) for n in counts]))
-    inner = data.draw(st.lists(st.integers(0, len(lengths)), max_size=4).map(sorted))
-    cuts = list(pairwise([0, *inner, len(lengths)]))
-    for path in PATHS:
-        into = columns_of(path, block, cuts)
-        assert into.position_ids.tolist() == [n for length in lengths for n in range(length)]
-        types = [int(n >= a) for a, m in zip(segment, lengths, strict=True) for n in range(m)]
-        assert into.token_type_ids.tolist() == types
-        starts = [[sum(lengths[first:n]) for n in range(first, last + 1)] for first, last in cuts]
-        assert into.cu_seqlens.tolist() == [start for each in starts for start in each]
-        places = [start for each in starts for start in each[:-1]]
-        pairs = zip(places, counts, strict=True)
-        assert into.masked_positions.tolist() == [start + n for start, m in pairs for n in range(m)]
-        assert into.longest.tolist() == [max(lengths[a:b], default=0) for a, b in cuts]
+@given(lengths, st.data())
+def test_micro_batches_of_any_lengths_and_cuts(lengths, data):
+    block = block_of(lengths)
+    bounds = data.draw(st.lists(st.integers(0, len(lengths)), min_size=2, max_size=6).map(sorted))
+    packed = pack_micro_batches(block, [*pairwise(bounds)])
+    for batch, (first, last) in zip(packed, pairwise(bounds), strict=True):
+        rows = plain(block)[first:last]
+        starts = np.cumsum([0, *lengths[first:last]]).tolist()
+        assert batch.cu_seqlens.tolist() == starts
+        assert batch.max_seqlen == max(lengths[first:last], default=0)
+        assert batch.input_ids.tolist() == [each for row in rows for each in row["input_ids"]]
+        places = [n for length in lengths[first:last] for n in range(length)]
+        assert batch.position_ids.tolist() == places
+        types = [
+            int(n >= row["segment_a_length"][0])
+            for row in rows
+            for n in range(len(row["input_ids"]))
+        ]
+        assert batch.token_type_ids.tolist() == types
+        pairs = zip(starts, rows, strict=False)
+        masked = [start + n for start, row in pairs for n in row["masked_lm_positions"]]
+        assert batch.masked_positions.tolist() == masked
+        assert batch.masked_labels.tolist() == [n for row in rows for n in row["masked_lm_ids"]]
+        assert batch.is_random_next.tolist() == [row["is_random_next"][0] for row in rows]
 
 
 def test_places_past_65535_tokens_begin_anew_with_each_instance():
-    for path in PATHS:
-        into = columns_of(path, block_of([50_000] * 4, [10] * 4, [0] * 4, []), [(0, 4)])
-        assert (into.position_ids.reshape(4, -1) == np.arange(50_000)).all()
-        assert int(into.token_type_ids.sum()) == 4 * 49_990
-
-
-@pytest.mark.parametrize(
-    ("change", "cuts", "said"),
-    [
-        ({"offsets": np.array([0, 3, 9], np.int32)}, [(0, 2)], "lengths that do not fit"),
-        ({"offsets": np.array([0, -3, 7], np.int32)}, [(0, 2)], "lengths that do not fit"),
-        ({"segment_a_length": np.array([4, 1], np.uint16)}, [(0, 2)], "lengths that do not fit"),
-        ({"masked_offsets": np.array([0, 1, 4], np.int32)}, [(0, 2)], "offsets that do not fit"),
-        ({"masked_offsets": np.array([0, 2, 1], np.int32)}, [(0, 2)], "offsets that do not fit"),
-        ({"segment_a_length": np.array([2], np.uint16)}, [(0, 2)], "arrays that do not fit tog"),
-        ({}, [(0, 3)], "a cut lies outside"),
-        ({}, [(-1, 2)], "a cut lies outside"),
-        ({}, [(2, 1), (0, 2)], "a cut lies outside"),
-    ],
-)
-@pytest.mark.skipif(COMPILED is None, reason="the compiled modules are not built")
-def test_the_compiled_module_fills_nothing_outside_its_arrays(change, cuts, said):
-    block = dataclasses.replace(block_of([3, 4], [2, 1], [1, 2], [1, 0, 3]), **change)
-    with pytest.raises(ValueError, match=f"fill_columns: {said}"):
-        columns_of(COMPILED, block, cuts)
-
-
-@pytest.mark.skipif(COMPILED is None, reason="the compiled modules are not built")
-def test_the_compiled_module_refuses_what_lies_outside_its_arrays():
-    one, ids, offsets = np.array([0]), np.arange(4, dtype=np.uint16), np.array([0, 4, 8])
-    into = np.empty(3, np.int32), np.empty(4, np.uint16)
-    for first, last in [(one, one + 3), (one - 1, one + 1), (one + 2, one + 1), (one, one + 1)]:
-        with pytest.raises(ValueError, match="gather_lists"):
-            COMPILED.gather_lists(first, last, offsets, ids, 2, *into)
-    with pytest.raises(ValueError, match="array 2 has items of 2 bytes, not 8"):
-        COMPILED.gather_lists(one, one + 2, ids, ids, 2, *into)
+    [batch] = pack_micro_batches(block_of([50_000] * 4), [(0, 4)])
+    assert (batch.position_ids.reshape(4, -1).numpy() == np.arange(50_000)).all()
+    with pytest.raises(AssertionError, match="are not one after another"):
+        pack_micro_batches(block_of([2] * 4), [(0, 1), (2, 4)])

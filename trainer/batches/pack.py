@@ -6,13 +6,13 @@ B instances, T tokens, M masked positions of a micro-batch.
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pipeline.shards.block import Array, Block
-from trainer.batches.rows import make_columns
 from trainer.model.packed_inputs import PackedInputs
 
 _DTYPES = {
@@ -26,6 +26,8 @@ _DTYPES = {
 }
 DEVICE_DTYPES = {name: wide for name, (_, wide) in _DTYPES.items()}
 """What models take; before it comes the narrow type that steps have."""
+
+_PLACES = np.arange(2**16, dtype=np.uint16)
 
 
 @dataclass(frozen=True)
@@ -77,27 +79,31 @@ def pack_micro_batches(
     """
     if not cuts:
         return []
-    firsts, lasts = np.ascontiguousarray(np.array(cuts, np.int64).T)
+    firsts, lasts = np.array(cuts, np.int64).T
     assert np.array_equal(firsts[1:], lasts[:-1]), f"{cuts} are not one after another"
-    types, places, masked_positions, cu_seqlens, longest = make_columns(block, firsts, lasts)
-    num_instances = lasts - firsts
-    num_tokens = block.offsets[lasts] - block.offsets[firsts]
-    num_masked = block.masked_offsets[lasts] - block.masked_offsets[firsts]
-    first_token, first_masked = block.offsets[firsts[0]], block.masked_offsets[firsts[0]]
+    block = block.slice(cuts[0][0], cuts[-1][1])
+    bounds = np.array([*firsts, lasts[-1]]) - firsts[0]
+    starts, lengths, num_instances = block.offsets[:-1], block.lengths, np.diff(bounds)
+    num_tokens, num_masked = (np.diff(e[bounds]) for e in (block.offsets, block.masked_offsets))
+    # Ids of positions are 16 bits wide: what is above them in the places of tokens falls away.
+    places = np.resize(_PLACES, block.num_tokens) - np.repeat(starts.astype(np.uint16), lengths)
+    types = (places >= np.repeat(block.segment_a_length, lengths)).view(np.uint8)
+    in_batch = starts - np.repeat(block.offsets[bounds[:-1]], num_instances)
+    masked_positions = block.masked_lm_positions + np.repeat(in_batch, block.masked_lengths)
 
-    def split(values: Array, first: int, counts: Array) -> Sequence[Tensor]:
-        tensor = torch.from_numpy(values[first : first + counts.sum()])
+    def split(values: Array, counts: Array) -> Sequence[Tensor]:
+        tensor = torch.from_numpy(values)
         return (tensor.pin_memory() if pin_memory else tensor).split_with_sizes(counts.tolist())
 
     columns = zip(
-        split(block.input_ids, first_token, num_tokens),
-        split(types, first_token, num_tokens),
-        split(places, first_token, num_tokens),
-        split(cu_seqlens, 0, num_instances + 1),
-        longest.tolist(),
-        split(masked_positions, first_masked, num_masked),
-        split(block.masked_lm_ids, first_masked, num_masked),
-        split(block.is_random_next, firsts[0], num_instances),
+        split(block.input_ids, num_tokens),
+        split(types, num_tokens),
+        split(places, num_tokens),
+        split(np.insert(in_batch, bounds[1:], num_tokens), num_instances + 1),
+        [int(lengths[first:last].max(initial=0)) for first, last in pairwise(bounds)],
+        split(masked_positions, num_masked),
+        split(block.masked_lm_ids, num_masked),
+        split(block.is_random_next, num_instances),
         strict=True,
     )
     return [MicroBatch(*each) for each in columns]

@@ -35,8 +35,8 @@ from trainer.reading.settings import Reading
 LOOKAHEAD_STEPS, MAX_LOOKAHEAD_STEPS = 512, 8192
 """The most steps planned together at first, for an early batch, and later, for long reads."""
 
-GATHERED_TOKENS = 2**23
-"""Steps are gathered together until they have room for so many tokens, some 36 MB."""
+GATHERED_TOKENS = 2**20
+"""Steps are gathered together until they have room for so many tokens, some 5 MB."""
 
 MAX_TABLES = 4096
 """The most block tables kept, of some kB each."""
