@@ -36,11 +36,11 @@ def clean_checkout(tmp_path):
 def copy_checkout(folder):
     """What a clone has of what is packaged: nothing compiled."""
     folder.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "constraints.txt"):
         shutil.copy(ROOT / name, folder)
     ignored = shutil.ignore_patterns("__pycache__", "*.so", "*.pyd", "build")
-    for room in ROOMS:
-        shutil.copytree(ROOT / room, folder / room, ignore=ignored)
+    for name in ("configs", *ROOMS):  # pipeline has a link to configs
+        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=ignored)
     return folder
 
 
