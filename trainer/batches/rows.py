@@ -33,10 +33,11 @@ def gather_rows(blocks: Sequence[Block], which: Array, starts: Array, stops: Arr
         counts = np.concatenate([getattr(block, lengths) for block in blocks])
         ends = _ends(counts, np.int64)
         begins = ends[before[which]]
-        runs = np.stack([which, ends[first] - begins, ends[last] - begins], axis=1).tolist()
+        runs = [each.tolist() for each in (which, ends[first] - begins, ends[last] - begins)]
         for name in names:
             values = [getattr(block, name) for block in blocks]
-            found[name] = np.concatenate([values[block][start:stop] for block, start, stop in runs])
+            slices = [values[block][start:stop] for block, start, stop in zip(*runs, strict=True)]
+            found[name] = np.concatenate(slices)
         found[offsets] = _ends(counts[rows], np.int32)
     return Block(**found)
 
