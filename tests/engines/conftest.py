@@ -57,12 +57,28 @@ def gate(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def cluster(request, gate, tmp_path_factory):
-    """The engine that a test names, until the last test of it."""
-    name = request.param
-    require_installed(name)
-    with start_cluster(name, tmp_path_factory.mktemp(name), free_port, gate.folder) as started:
-        yield started
+def engine(gate, tmp_path_factory):
+    """engine(name) runs until the next one is asked for, or the last test."""
+    running = {}
+    with contextlib.ExitStack() as stack:
+
+        def start(name):
+            require_installed(name)
+            if name not in running:
+                stack.close()
+                running.clear()
+                folder = tmp_path_factory.mktemp(name)
+                found = stack.enter_context(start_cluster(name, folder, free_port, gate.folder))
+                running[name] = found
+            return running[name]
+
+        yield start
+
+
+@pytest.fixture
+def cluster(request, engine):
+    """The engine that a test names."""
+    return engine(request.param)
 
 
 @pytest.fixture
