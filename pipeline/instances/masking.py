@@ -140,9 +140,9 @@ def mask_run(
     rule: MaskingRule,
     draws: Draws,
 ) -> MaskedRun:
-    """Masks N packed instances [CLS] A [SEP] B [SEP]; the arguments stay as they are.
+    """Masks N packed instances [CLS] A [SEP] B [SEP], in place.
 
-    They are [T] tokens, [N + 1] where instances start, and [N] tokens of [CLS] A [SEP].
+    Given are [T] tokens, [N + 1] where instances start, and [N] tokens of [CLS] A [SEP].
     """
     counts = count_predictions(np.diff(offsets), rule)
     if rule.is_continuation is None:
@@ -154,9 +154,8 @@ def mask_run(
     num_masked = np.diff(masked_offsets)
     positions_M = chosen_M - np.repeat(offsets[:-1], num_masked)
     masked_lm_ids = input_ids[chosen_M]
-    masked_ids = input_ids.copy()
-    masked_ids[chosen_M] = _replace(masked_lm_ids, rule, draws.words(num_masked, _REPLACING))
-    return MaskedRun(masked_ids, positions_M.astype(np.uint16), masked_lm_ids, masked_offsets)
+    input_ids[chosen_M] = _replace(masked_lm_ids, rule, draws.words(num_masked, _REPLACING))
+    return MaskedRun(input_ids, positions_M.astype(np.uint16), masked_lm_ids, masked_offsets)
 
 
 def count_predictions(lengths: npt.NDArray[np.integer], rule: MaskingRule) -> npt.NDArray[np.int64]:
@@ -254,8 +253,7 @@ def _replace(tokens_M: Ids, rule: MaskingRule, draws_M: Words) -> Ids:
     vocab_size / 2**32.
     """
     which = draws_M.astype(np.uint32)
-    any_id = ((draws_M >> np.uint64(32)) * np.uint64(rule.vocab_size) >> np.uint64(32)).astype(
-        tokens_M.dtype
-    )
-    kept = np.where(which < _KEEP_BELOW, tokens_M, any_id)
-    return np.where(which < _MASK_BELOW, tokens_M.dtype.type(rule.mask_id), kept)
+    shown = np.where(which < _MASK_BELOW, tokens_M.dtype.type(rule.mask_id), tokens_M)
+    any_id = np.flatnonzero(which >= _KEEP_BELOW)
+    shown[any_id] = (draws_M[any_id] >> np.uint64(32)) * np.uint64(rule.vocab_size) >> np.uint64(32)
+    return shown

@@ -34,14 +34,33 @@ static bool is_instance(const mask_rows *rows, int64_t n)
            && rows->position_bits[n] <= 16 && (length - 1) >> rows->position_bits[n] == 0;
 }
 
+/* A number that `count` of the keys are below. They differ, but for the greatest; it is searched for
+ * where it would lie if they were spread evenly, which they nearly are. */
+static uint32_t find_limit(const uint32_t *keys, uint32_t length, uint32_t count)
+{
+    uint64_t low = 0, high = UINT32_MAX;
+    uint32_t below_low = 0, below_high = length - 1;
+    for (int tries = 1; below_high != count; tries++) {
+        uint64_t step = (high - low) * (count - below_low) / (below_high - below_low);
+        uint64_t limit = low + (tries % 4 == 0 ? (high - low) / 2 : step ? step : 1);
+        uint32_t below = 0;
+        for (uint32_t i = 0; i < length; i++)
+            below += keys[i] < (uint32_t)limit;
+        if (below < count)
+            low = limit, below_low = below;
+        else
+            high = limit, below_high = below;
+    }
+    return (uint32_t)high;
+}
+
 /* Writes where instance n's tokens with the smallest keys lie, ascending, and one number more;
  * returns the end of them. `keys` is room for those of an instance and one. */
 static int64_t *choose_in(const mask_rows *rows, int64_t n, uint32_t *keys, int64_t *chosen)
 {
     int64_t start = rows->offsets[n], last = rows->offsets[n + 1] - start - 1;
-    int64_t separator = rows->segment_a_length[n] - 1, left = rows->counts[n], position = 0;
+    int64_t separator = rows->segment_a_length[n] - 1, count = rows->counts[n], position = 0;
     uint64_t seed = rows->seeds[n], place = rows->firsts[n];
-    uint32_t histogram[256] = {0}, bucket = 0, greatest = 0;
     if (place % 2)
         keys[position++] = (uint32_t)(word_at(seed, place++ / 2) >> 32);
     for (; position < last; position += 2, place += 2) {
@@ -52,21 +71,10 @@ static int64_t *choose_in(const mask_rows *rows, int64_t n, uint32_t *keys, int6
     for (int bits = rows->position_bits[n]; --position;)
         keys[position] = keys[position] >> bits << bits | (uint32_t)position;
     keys[separator] = keys[0] = UINT32_MAX; /* specials are not chosen */
-    for (position = 1; position < last; position++)
-        histogram[keys[position] >> 24]++;
-    while (histogram[bucket] < left)
-        left -= histogram[bucket++];
-    for (; left; left--) { /* the next greater key of the bucket */
-        uint32_t next = UINT32_MAX, low = greatest > bucket << 24 ? greatest + 1 : bucket << 24;
-        for (position = 1; position < last; position++) {
-            uint32_t key = keys[position] < low ? UINT32_MAX : keys[position];
-            next = key < next ? key : next;
-        }
-        greatest = next;
-    }
+    uint32_t limit = find_limit(keys + 1, (uint32_t)last - 1, (uint32_t)count);
     for (position = 1; position < last; position++) {
         *chosen = start + position;
-        chosen += keys[position] <= greatest;
+        chosen += keys[position] < limit;
     }
     return chosen;
 }

@@ -39,7 +39,7 @@ def sound_block(num_instances: int, rule: MaskingRule = RULE, seed: int = 0) -> 
     ids = rng.choice([UNK, *range(5, VOCAB_SIZE)], offsets[-1]).astype(np.uint16)
     ids[offsets[:-1]] = CLS
     ids[offsets[:-1] + middle - 1] = ids[offsets[1:] - 1] = SEP
-    masked = mask_run(ids, offsets, middle, rule, RunDraws(Random(seed)))
+    masked = mask_run(ids.copy(), offsets, middle, rule, RunDraws(Random(seed)))
     is_random_next = rng.random(num_instances) < 0.55
     documents = rng.integers(0, 2**63, num_instances, dtype=np.uint64)
     return Block(
