@@ -47,12 +47,12 @@ def pack_shard(
         digests.append(block_digest(block))
         totals.update(count_block(block, mask_id))
     stream.write(end_of_tar(stream.tell()))
-    tar, sha256 = stream.getvalue(), hashlib.sha256(stream.getbuffer()).hexdigest()
+    tar = stream.getvalue()
     offset, size, instances, tokens, crc32 = (
         np.array(column, np.int64) for column in zip(*rows, strict=True)
     )
     table = BlockTable(offset, size, instances, tokens, crc32.astype(np.uint32))
-    hashes = sha256, content_hash(digests), table.digest()
+    hashes = hashlib.sha256(tar).hexdigest(), content_hash(digests), table.digest()
     place = split, seq_len, pass_index, name, len(tar)
     return tar, Shard(*place, *hashes, seal=seal, **dict[str, Any](totals)), table
 
