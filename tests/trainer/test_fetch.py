@@ -2,7 +2,7 @@
 
 import json
 import time
-from itertools import chain, repeat
+from itertools import chain, islice, pairwise, repeat
 from threading import Event
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -80,21 +80,31 @@ EVERYTHING = [*range(60), *range(100_000, 100_045)]
 
 
 class Read:
-    """Steps read by a reader of its own: the document ids of each."""
+    """Steps read by a reader of its own: the document ids of each, known by its rows' tokens."""
 
     def __init__(self, dataset, reading=QUICK, steps=EVERY_BLOCK, min_steps=2):
         shards = [(dataset, shard) for shard in dataset.shards("train", 8192, 0)]
-        self.reader = BlockReader(shards, reading)
+        self.reader, self._documents = BlockReader(shards, reading), {}
+        self._get, self.reader.get = self.reader.get, self._name_rows
         planned = (plan_rows(*step.T) for step in steps)
         self._groups = self.reader.steps(planned, min_steps)
 
     def __iter__(self):
         for group, block in self._groups:
-            place = 0
+            rows = map(self._documents.get, rows_of(block))
             for step in group:
-                yield block.document_a[place : place + step.num_rows].tolist()
-                place += step.num_rows
+                yield [*islice(rows, step.num_rows)]
         self.reader.close()
+
+    def _name_rows(self, key):
+        block = self._get(key)
+        self._documents |= zip(rows_of(block), block.document_a.tolist(), strict=True)
+        return block
+
+
+def rows_of(block):
+    ends = pairwise(block.offsets.tolist())
+    return [block.input_ids[start:stop].tobytes() for start, stop in ends]
 
 
 def read_all(*arguments):

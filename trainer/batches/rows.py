@@ -13,22 +13,20 @@ _LISTS = (
 )
 """Offsets and lengths of lists, and the columns that they cut."""
 
-_FLAT = ("segment_a_length", "is_random_next", "document_a", "document_b")
-
 
 def gather_rows(blocks: Sequence[Block], which: Array, starts: Array, stops: Array) -> Block:
     """Rows starts to stops - 1 [R] of blocks `which` [R], one run after another.
 
     Columns of numbers are laid side by side first, and gathered by one call each; of lists a run is
-    one slice.
+    one slice. Documents are left out, for no step holds them.
     """
     before = np.cumsum([0, *(block.num_instances for block in blocks)])
     first, last = before[which] + starts, before[which] + stops
     counts = stops - starts
     rows = np.arange(counts.sum()) + np.repeat(first - (np.cumsum(counts) - counts), counts)
-    found = {
-        name: np.concatenate([getattr(block, name) for block in blocks])[rows] for name in _FLAT
-    }
+    found: dict[str, Array] = dict.fromkeys(("document_a", "document_b"), np.zeros(0, np.uint64))
+    for name in ("segment_a_length", "is_random_next"):
+        found[name] = np.concatenate([getattr(block, name) for block in blocks])[rows]
     for offsets, lengths, names in _LISTS:
         counts = np.concatenate([getattr(block, lengths) for block in blocks])
         ends = _ends(counts, np.int64)
