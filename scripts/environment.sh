@@ -35,11 +35,14 @@ prepare_environment() {
         base=$(find_python) || return 1
         echo "installing into $VENV (once, some minutes)" >&2
         [ -x "$VENV/bin/python" ] || "$base" -m venv "$VENV" || return 1
-        for extra in $(echo "${EXTRAS:-pipeline,trainer,dev}" | tr , ' '); do
-            echo "  packages of the extra $extra" >&2
-            "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
-                --constraint "$ROOT/constraints.txt" --editable "${ROOT}[$extra]" || return 1
-        done
+        (
+            ! command -v flock >/dev/null || flock 9 # one at a time compiles in this checkout
+            for extra in $(echo "${EXTRAS:-pipeline,trainer,dev}" | tr , ' '); do
+                echo "  packages of the extra $extra" >&2
+                "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
+                    --constraint "$ROOT/constraints.txt" --editable "${ROOT}[$extra]" || exit 1
+            done
+        ) 9<"$ROOT/pyproject.toml" || return 1
         describe_checkout >"$VENV/.beambert-installed"
     fi
     PYTHON=$VENV/bin/python
