@@ -130,6 +130,7 @@ class PretrainSettings:
     Model:
         objective: What is learned: mlm+nsp as in BERT; mlm alone; or left-to-right, every token
             from those before it. A head that is not trained stays as it was.
+        nsp_weight: Weight of NSP's loss in training, 1 in BERT; metrics hold the loss unweighted.
         masking: The masks: static, as the dataset was built; or drawn anew at every reading, for a
             share of tokens such as 0.15, or 0.3-0.15, which moves along the run.
         init_from: Weights to start from: a model of Hugging Face, a released Google checkpoint, an
@@ -172,6 +173,7 @@ class PretrainSettings:
     warmup_fraction: list[float] = field(default_factory=list)
     warmup_steps: list[int] = field(default_factory=list)
     objective: Literal["mlm+nsp", "mlm", "left-to-right"] = "mlm+nsp"
+    nsp_weight: float = 1.0
     masking: str = "static"
     init_from: str | None = None
     continue_from: str | None = None
@@ -330,13 +332,13 @@ def _check_training(settings: PretrainSettings) -> None:
     others = [name for name in ("init_from", "budget_hours") if getattr(settings, name) is not None]
     if settings.continue_from is not None and others:
         raise ValueError(f"continue_from takes a run's weights and steps; leave {others[0]} out")
+    if (weight := settings.nsp_weight) <= 0:
+        raise ValueError(f"nsp_weight is {weight}, not above 0; objective mlm leaves NSP out")
     if (shares := settings.mask_shares) and settings.objective == "left-to-right":
         raise ValueError("objective left-to-right masks nothing; leave masking out")
     if shares and shares[0] != shares[1] and settings.budget_hours is not None:
-        raise ValueError(
-            f"masking {settings.masking} moves along the run's steps, and budget_hours leaves their"
-            " number open; give one share, or steps without budget_hours"
-        )
+        found = f"masking {settings.masking} moves along the steps"
+        raise ValueError(f"{found}; budget_hours leaves their number open: give one share or steps")
     target = settings.validation.stop_at_mlm_accuracy
     if target is not None and not 0 < target <= 1:
         found = f"validation.stop_at_mlm_accuracy is {target}"

@@ -40,6 +40,7 @@ CONFIG = dataclasses.replace(BERT, **WITHOUT_DROPOUT)
 LENGTHS = [[[7, 5], [9]], [[12, 3, 4]], []]
 STEPS = 20
 KINDS = {"adamw": AdamW, "lamb": Lamb, "muon": Muon}
+NSP_WEIGHTS = {torch.float32: 1.0, torch.bfloat16: 0.5}
 MAX_GRAD_NORMS = {"adamw": 2.3, "lamb": 2.85, "muon": 2.6}  # clip some of the steps
 EXACT = [*((kind, stage, "fp32") for kind in KINDS for stage in (0, 1, 2)), ("adamw", 3, "fp32")]
 HALF = [*((kind, stage, "bf16") for kind in KINDS for stage in (1, 2)), ("adamw", 3, "bf16")]
@@ -75,7 +76,8 @@ def train_alone(kind, dtype):
         nll = 0.0
         for batch in batches:
             sums = forward_sums(model, batch, torch.device("cpu"))
-            (sums.mlm_nll / masked + sums.nsp_nll / instances).backward()
+            nsp_loss = NSP_WEIGHTS[dtype] * sums.nsp_nll / instances
+            (sums.mlm_nll / masked + nsp_loss).backward()
             nll += sums.mlm_nll.item()
             for master, weight in zip(masters.values(), model.parameters(), strict=True):
                 master.grad += weight.grad.float()
@@ -100,12 +102,13 @@ def train_on_ranks(ranks, kind, stage, precision, chosen):
     optimizer = make_optimizer(model.named_parameters(), kind)
     engine = start_engine(model, optimizer, deepspeed_config(chosen, stage, precision), ranks)
     rows, collectives, sent = [], [], []
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     for step in range(STEPS):
         batches = micro_batches(ranks.rank, step)
         counts = agree_on_step(ranks, batches, 0.25 * ranks.rank, ranks.rank == 1 and step == 3)
         reduced, exchanged = [], []
         with count_calls("all_reduce", reduced), count_calls("all_to_all_single", exchanged):
-            sums = train_step(engine, ranks, batches, counts)
+            sums = train_step(engine, ranks, batches, counts, NSP_WEIGHTS[dtype])
         collectives.append(len(reduced))
         sent.append([pieces.numel() for _, pieces, *_ in exchanged])
         rows.append([sums[0].item(), grad_norm(engine, optimizer), *optimizer.metrics().values()])

@@ -82,6 +82,7 @@ def test_phases_that_make_no_sense(changed, message):
         ({"masking": "0.6-0.15"}, "masking is '0.6-0.15'; .* above 0 and at most 0.5"),
         ({"masking": "15"}, "masking is '15'"),
         ({"masking": "0.15", "objective": "left-to-right"}, "left-to-right masks nothing"),
+        ({"nsp_weight": 0.0}, r"nsp_weight is 0\.0, not above 0; objective mlm leaves"),
         ({"masking": "0.3-0.15", "budget_hours": 2.0}, "budget_hours leaves their number open"),
         ({"zero_stage": 3, "optimizer": LAMB}, "lamb cannot run under zero_stage 3: its"),
         ({"zero_stage": 3, "optimizer": MUON}, "muon cannot run under zero_stage 3: its"),

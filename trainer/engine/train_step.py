@@ -93,21 +93,21 @@ def train_step(
     ranks: Ranks,
     micro_batches: Sequence[MicroBatch],
     counts: StepCounts,
-    has_nsp: bool = True,
+    nsp_weight: float = 1.0,
 ) -> Tensor:
     """One optimizer step, exact for any split of the global batch over ranks and micro-batches.
 
-    The loss is MLM sum / masked positions of the global batch + NSP sum / its instances, the latter
-    if the objective has it. DeepSpeed averages over ranks, hence the factor; every rank makes the
-    same number of backward passes, or ZeRO-2 would stop. Returns `stack_sums` over all ranks.
+    The loss is MLM sum / masked positions of the global batch + nsp_weight * NSP sum / its
+    instances. DeepSpeed averages over ranks, hence the factor; every rank makes the same number of
+    backward passes, or ZeRO-2 would stop. Returns `stack_sums` over all ranks.
     """
     missing = counts.num_micro_batches - len(micro_batches)
     totals = torch.zeros(4, dtype=torch.float64, device=ranks.device)
     for batch in [*micro_batches, *[empty_micro_batch()] * missing]:
         sums = forward_sums(engine, batch, ranks.device)
         loss = sums.mlm_nll / counts.masked
-        if has_nsp:
-            loss = loss + sums.nsp_nll / counts.instances
+        if nsp_weight:
+            loss = loss + nsp_weight * sums.nsp_nll / counts.instances
         engine.backward(loss * ranks.world_size, scale_wrt_gas=False)
         totals += stack_sums(sums)
     optimizer: ShardedOptimizer = engine.basic_optimizer

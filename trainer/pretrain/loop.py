@@ -130,9 +130,8 @@ def train_phase(run: Run) -> None:
         run.optimizer.set_learning_rate(learning_rate)
         seed_dropout(settings.seed, phase_index, run.position.phase_step, run.ranks.rank)
         run.optimizer.norm_limit = run.guard.limit
-        sums = train_step(
-            run.engine, run.ranks, rank_step.micro_batches, counts, settings.objective == WITH_NSP
-        )
+        nsp_weight = settings.nsp_weight if settings.objective == WITH_NSP else 0.0
+        sums = train_step(run.engine, run.ranks, rank_step.micro_batches, counts, nsp_weight)
         ends = clock.ends(run.position.phase_step + 1, counts.elapsed_seconds)
         run.position = _advance(run.position, ends, counts, rank_step.state)
         if not _note_gradient(run, phase_index, rank_step, loader):
