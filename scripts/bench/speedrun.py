@@ -88,14 +88,19 @@ def pretrain(
     return next(row for row in reversed(rows) if row["split"] == "validation"), a_step
 
 
+def phases_of(own: argparse.Namespace, arm: str) -> tuple[str, list[Row]]:
+    """An arm's config and its phases."""
+    words = ARMS[arm].split()
+    config = words[words.index("--config") + 1] if "--config" in words else own.config
+    return config, yaml.safe_load((ROOT / config).read_text())["phases"]
+
+
 def run_arm(own: argparse.Namespace, arm: str, seed: int) -> None:
     """The line of an arm and a seed, unless there is one."""
     what = {"arm": arm, "share": own.share, "seed": seed}
     if any(what.items() <= row.items() for row in read_rows("arm")):
         return
-    words = ARMS[arm].split()
-    config = words[words.index("--config") + 1] if "--config" in words else own.config
-    phases = yaml.safe_load((ROOT / config).read_text())["phases"]
+    config, phases = phases_of(own, arm)
     steps = [max(1, round(own.share * phase["steps"])) for phase in phases]
     last, a_step = pretrain(own, f"{arm}-{own.share}-{seed}", arm, steps, "--seed", str(seed))
     found = {key: last[key] for key in COLUMNS if key in last} | {"a_step": a_step}
@@ -108,7 +113,8 @@ def run_clock(own: argparse.Namespace) -> None:
     rounds = defaultdict[str, list[list[float]]](list)
     for arm in own.clock * own.rounds:
         flags = ("--validation.num_instances", "1")
-        rounds[arm].append(pretrain(own, f"clock-{arm}", arm, own.steps, *flags)[1])
+        steps = [own.steps] * len(phases_of(own, arm)[1])
+        rounds[arm].append(pretrain(own, f"clock-{arm}", arm, steps, *flags)[1])
     for arm, found in rounds.items():
         a_step = [statistics.median(phase) for phase in zip(*found, strict=True)]
         add_row({"kind": "clock", "arm": arm, "a_step": a_step, "rounds": found, "of": own.clock})
@@ -144,7 +150,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--clock", nargs="+", choices=ARMS, default=[], help="arms to time")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--steps", type=int, nargs="+", default=[20, 20], help="of a turn")
+    parser.add_argument("--steps", type=int, default=20, help="of a phase of a turn")
     own = parser.parse_args()
     found = open_dataset(own.data).manifest.root_hash if own.data else ROOT_HASH
     if found != ROOT_HASH:
