@@ -88,7 +88,6 @@ def make_block() -> Callable[..., Block]:
 def make_dataset() -> Callable[..., Path]:
     """make_dataset(folder, train, validation=(), seq_len=8192, max_tokens=40, seed=0).
 
-
     `train` has the instances of every shard of every pass: ((20, 30), (10, 40)) is 2 passes of 2
     shards. Blocks hold 65,536 // seq_len instances: 8 at 8,192. Instance n of shard s of pass p has
     document_a = 10^8 p + 10^5 s + n.

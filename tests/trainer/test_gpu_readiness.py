@@ -1,4 +1,4 @@
-"""What an update would cost a GPU, counted on a CPU, and the benchmark of steps."""
+"""The benchmark of steps on a GPU, run on a CPU."""
 
 import json
 
