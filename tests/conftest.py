@@ -22,6 +22,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("beambert", deadline=None)  # a busy machine takes longer
 settings.load_profile("beambert")
+settings.register_profile("brief", max_examples=20)  # where another Python tries them all
 
 TIERS = ("engines", "processes", "pure")
 

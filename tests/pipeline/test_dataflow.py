@@ -1,6 +1,6 @@
 """Both graphs, translated for Dataflow without a network: what the service would be sent.
 
-They need apache-beam[gcp] and are skipped without it; scripts/test-dataflow runs them where they
+They need apache-beam[gcp] and are skipped without it; scripts/test-builder runs them where they
 may not be.
 """
 

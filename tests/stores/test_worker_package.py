@@ -1,6 +1,6 @@
 """The package that Dataflow's workers install, tried in an environment with nothing else.
 
-It needs what `pip install -e '.[dataflow]'` brings and is skipped without; scripts/test-dataflow
+It needs what `pip install -e '.[dataflow]'` brings and is skipped without; scripts/test-builder
 runs it. The command of scripts/docker/beam-worker.Dockerfile is run in that environment last.
 """
 
