@@ -39,7 +39,7 @@ prepare_environment() {
             ! command -v flock >/dev/null || flock 9 # one at a time compiles in this checkout
             for extra in $(echo "${EXTRAS:-pipeline,trainer,dev}" | tr , ' '); do
                 echo "  packages of the extra $extra" >&2
-                "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
+                "$VENV/bin/python" -m pip install --quiet --no-compile --disable-pip-version-check \
                     --constraint "$ROOT/constraints.txt" --editable "${ROOT}[$extra]" || exit 1
             done
         ) 9<"$ROOT/pyproject.toml" || return 1

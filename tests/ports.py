@@ -7,9 +7,6 @@ import random
 import socket
 import tempfile
 from pathlib import Path
-from typing import TextIO
-
-_HELD: list[TextIO] = []
 
 
 def free_port() -> int:
@@ -22,11 +19,10 @@ def free_port() -> int:
     folder = Path(tempfile.gettempdir(), f"beambert-test-ports-{os.getuid()}")
     folder.mkdir(exist_ok=True)
     for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
-        lock = (folder / str(port)).open("w")
+        lock = os.open(folder / str(port), os.O_CREAT | os.O_WRONLY)  # open until the process ends
         with contextlib.suppress(OSError), socket.socket() as listener:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             listener.bind(("", port))
-            _HELD.append(lock)
             return port
-        lock.close()
+        os.close(lock)
     raise OSError("none of 100 ports between 20000 and 32000 could be had")
