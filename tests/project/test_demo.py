@@ -1,4 +1,4 @@
-"""scripts/demo on real articles, small: every step runs, and the same command again continues."""
+"""scripts/demo on real articles, small: every step runs."""
 
 import json
 import os
@@ -32,8 +32,7 @@ def test_articles_become_a_model(shared_data, tmp_path):
         beginning = text.read(1_000_000)
     articles = tmp_path / "articles.txt"
     articles.write_bytes(beginning[: beginning.rindex(b"</doc>")] + b"</doc>\n")
-    arguments = ("--input", articles, "--minutes", 1, "--output", tmp_path / "demo")
-    printed = run_demo(*arguments)
+    printed = run_demo("--input", articles, "--minutes", 1, "--output", tmp_path / "demo")
     assert "sound" in printed
     assert "label: " in printed
     assert "BERT saw 128 billion" in printed
@@ -43,7 +42,4 @@ def test_articles_become_a_model(shared_data, tmp_path):
     # ln 8,000 and logits at random: it knows nothing yet; after 30 steps some of the frequencies.
     assert rows[0]["mlm_loss"] == pytest.approx(9.4, abs=0.2)
     assert validation[-1]["mlm_loss"] < 7.8
-    weights = (tmp_path / "demo/hf/model.safetensors").read_bytes()
-    again = run_demo(*arguments)
-    assert "this run is finished" in again
-    assert (tmp_path / "demo/hf/model.safetensors").read_bytes() == weights
+    assert (tmp_path / "demo/hf/model.safetensors").is_file()

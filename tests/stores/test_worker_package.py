@@ -45,7 +45,7 @@ def worker(tmp_path_factory):
     wanted = hashlib.sha256(asked.encode()).hexdigest()
     folder = Path(f"{sys.prefix}-worker")
     python, made = folder / "bin/python", folder / "made"
-    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    install = [python, "-m", "pip", "install", "--quiet", "--no-compile"]
     beam = ["--constraint", ROOT / "constraints.txt", f"apache-beam=={apache_beam.__version__}"]
     if not made.exists() or made.read_text() != wanted:
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
