@@ -65,7 +65,7 @@ def contents(folder):
 
 
 def test_a_run_whose_disk_is_gone_is_exported_from_its_url(run, bucket, tmp_path, capsys):
-    assert export(run.path, tmp_path / "from-folder") == 0
+    assert [export(run.path, tmp_path / "from-folder") for _ in range(2)] == [0, 0]
     shutil.rmtree(run.path)
     bucket.rm(f"{LAST}/fragments-00000-of-00001.safetensors")  # not needed
     capsys.readouterr()
