@@ -21,7 +21,7 @@ from tests.pipeline.programs import root_hash, run
 from tests.ports import free_port
 
 SIZES = ("--seq_lens", "64", "128", "--num_buckets", "8", "--part_bytes", "65536")
-FLAGS = ("--vocab_size", "150", "--passes", "2", *SIZES)
+LEARNED, FLAGS = ("--vocab_size", "150"), ("--passes", "2", *SIZES)
 
 
 def require_installed(name):
@@ -46,7 +46,8 @@ def local(corpus, tmp_path_factory):
     output = tmp_path_factory.mktemp("engines-local") / "data"
     words = ["--input", corpus / "a.jsonl", "--output", output, "--workers", 1]
     config = ROOT / "configs/data/bert.yaml"
-    command = [sys.executable, "-m", "pipeline", "build", "--config", config, *words, *FLAGS]
+    words += [*LEARNED, *FLAGS]
+    command = [sys.executable, "-m", "pipeline", "build", "--config", config, *words]
     subprocess.run([str(word) for word in command], cwd=ROOT, check=True, capture_output=True)
     return output
 
@@ -87,7 +88,8 @@ def build_and_verify(cluster, gate, corpus, local, tmp_path, capsys):
 
     So many processes write shards at a time. There one of them is killed, the accident "worker", or
     Ctrl-C ends the "launcher", which has the engine cancel the job. The same command runs on after
-    each, if the engine has not made up for the loss itself.
+    each, if the engine has not made up for the loss itself. Spark, where every job is dear, is
+    given the vocabulary.
     """
 
     def start(command):
@@ -127,7 +129,8 @@ def build_and_verify(cluster, gate, corpus, local, tmp_path, capsys):
 
     def build(exchange, num_processes, *accidents):
         output = tmp_path / "data"
-        command = cluster.build_command(corpus / "a.jsonl", output, exchange, *FLAGS)
+        vocab = ("--vocab", f"{local}/vocab.txt") if cluster.name == "spark" else LEARNED
+        command = cluster.build_command(corpus / "a.jsonl", output, exchange, *vocab, *FLAGS)
         print(command)
         for accident in accidents or (None,):
             code = run_until(command, num_processes, accident)
