@@ -29,6 +29,10 @@ describe_checkout() {
     ) | sha256sum | cut -d' ' -f1
 }
 
+install_quietly() {
+    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
+}
+
 prepare_environment() {
     local base extra
     if [ "$(cat "$VENV/.beambert-installed" 2>/dev/null)" != "$(describe_checkout)" ]; then
@@ -37,12 +41,12 @@ prepare_environment() {
         [ -x "$VENV/bin/python" ] || "$base" -m venv "$VENV" || return 1
         (
             ! command -v flock >/dev/null || flock 9 # one at a time compiles in this checkout
-            for extra in $(echo "${EXTRAS:-pipeline,trainer,dev}" | tr , ' '); do
-                echo "  packages of the extra $extra" >&2
-                "$VENV/bin/python" -m pip install --quiet --no-compile --disable-pip-version-check \
-                    --constraint "$ROOT/constraints.txt" --editable "${ROOT}[$extra]" || exit 1
-            done
+            install_quietly --no-deps --editable "$ROOT"
         ) 9<"$ROOT/pyproject.toml" || return 1
+        for extra in $(echo "${EXTRAS:-pipeline,trainer,dev}" | tr , ' '); do
+            echo "  packages of the extra $extra" >&2
+            install_quietly --no-compile --constraint "$ROOT/constraints.txt" "beambert[$extra]" || return 1
+        done
         describe_checkout >"$VENV/.beambert-installed"
     fi
     PYTHON=$VENV/bin/python
