@@ -332,7 +332,7 @@ def _check_training(settings: PretrainSettings) -> None:
     others = [name for name in ("init_from", "budget_hours") if getattr(settings, name) is not None]
     if settings.continue_from is not None and others:
         raise ValueError(f"continue_from takes a run's weights and steps; leave {others[0]} out")
-    if (weight := settings.nsp_weight) <= 0:
+    if not (weight := settings.nsp_weight) > 0:
         raise ValueError(f"nsp_weight is {weight}, not above 0; objective mlm leaves NSP out")
     if (shares := settings.mask_shares) and settings.objective == "left-to-right":
         raise ValueError("objective left-to-right masks nothing; leave masking out")

@@ -16,9 +16,7 @@ MAX_BUFFER_BYTES = 1 << 19
 """Of a column of a block: at most 65,536 tokens of 4 bytes, or as many offsets."""
 
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-_WRITING = pa.ipc.IpcWriteOptions(
-    compression=pa.Codec("zstd", compression_level=1), use_threads=False
-)
+_WRITING = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", 1), use_threads=False)
 _BATCH, _LENGTH, _NODES, _BUFFERS, _COMPRESSION, _CODEC = 2, 0, 1, 2, 3, 0  # fields of tables
 _LZ4 = 0
 _PAIR = struct.Struct("<qq")  # values and nulls of a node, first byte and bytes of a buffer
@@ -30,8 +28,7 @@ def write_stream(batch: pa.RecordBatch) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=_WRITING) as writer:
         writer.write_batch(batch)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+    return bytes(sink.getvalue())
 
 
 class Columns(NamedTuple):
@@ -123,8 +120,7 @@ def _follow(view: memoryview, table: int, number: int) -> int:
     """Where the table or vector that a field points to begins."""
     position = _field(view, table, number)
     _expect(position > 0, f"field {number} of a message is missing")
-    target: int = position + _offset(view, position)[0]
-    return target
+    return position + int(_offset(view, position)[0])
 
 
 def _expect(holds: bool, what: str) -> None:

@@ -181,8 +181,7 @@ class Folder:
             with open(path, "rb", buffering=0) as file:
                 file.seek(start)
                 return file.read(stop - start)
-        data: bytes = self.filesystem.cat_file(path, start=start, end=stop)
-        return data
+        return bytes(self.filesystem.cat_file(path, start=start, end=stop))
 
     def read_each(
         self, names: Sequence[str], sizes: Mapping[str, int] | None = None
