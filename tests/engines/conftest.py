@@ -26,7 +26,7 @@ LEARNED, FLAGS = ("--vocab_size", "150"), ("--passes", "2", *SIZES)
 
 def require_installed(name):
     missing = [part for part in NAMES[name] if not engines()[part].is_installed]
-    if name in ("flink", "spark") and not shutil.which("java"):
+    if name == "flink" and not shutil.which("java"):
         missing.append("java")
     if missing:
         message = f"{', '.join(missing)} not installed: scripts/engines installs what {name} needs"
@@ -88,8 +88,7 @@ def build_and_verify(cluster, gate, corpus, local, tmp_path, capsys):
 
     So many processes write shards at a time. There one of them is killed, the accident "worker", or
     Ctrl-C ends the "launcher", which has the engine cancel the job. The same command runs on after
-    each, if the engine has not made up for the loss itself. Spark, where every job is dear, is
-    given the vocabulary.
+    each, if the engine has not made up for the loss itself.
     """
 
     def start(command):
@@ -129,8 +128,7 @@ def build_and_verify(cluster, gate, corpus, local, tmp_path, capsys):
 
     def build(exchange, num_processes, *accidents):
         output = tmp_path / "data"
-        vocab = ("--vocab", f"{local}/vocab.txt") if cluster.name == "spark" else LEARNED
-        command = cluster.build_command(corpus / "a.jsonl", output, exchange, *vocab, *FLAGS)
+        command = cluster.build_command(corpus / "a.jsonl", output, exchange, *LEARNED, *FLAGS)
         print(command)
         for accident in accidents or (None,):
             code = run_until(command, num_processes, accident)

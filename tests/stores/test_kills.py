@@ -1,7 +1,6 @@
 """Builds killed from outside, and what killed writers leave."""
 
 import json
-import random
 import shutil
 import subprocess
 import sys
@@ -17,16 +16,6 @@ from scripts.soak.kills import kill_session
 from tests.stores.conftest import ROOT, root_hash
 
 pytestmark = pytest.mark.engines
-
-
-def test_killed_builds_end_like_undisturbed_ones(tmp_path):
-    """The launcher and all processes, each in another stage of the same build."""
-    soak = Soak(tmp_path, documents=100)
-    kills = [("near-duplicates", "launcher"), ("shards", "all")]
-    outcome = soak.run_kills(kills, random.Random(0))
-    assert outcome.findings == []
-    assert outcome.runs == 3
-    assert len(outcome.kills) >= 1, "a busy machine may be late, not twice"
 
 
 def test_a_build_on_s3_killed_between_shards_goes_on(

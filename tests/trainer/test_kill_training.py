@@ -17,13 +17,11 @@ SUPERVISE = [sys.executable, str(ROOT / "scripts/supervise"), "--pause_seconds",
 
 @pytest.mark.engines
 def test_a_killed_run_ends_like_the_undisturbed_one_to_the_last_bit(tmp_path):
-    """Killed are the node with its disk, and the launcher, one after another."""
-    soak = Soak(tmp_path, steps=45)
-    accidents = [(victim, 0.2, 0.0) for victim in ("node", "launcher")]
-    outcome = soak.run_accidents(accidents, random.Random(0))
+    """Killed is the node, with its disk."""
+    outcome = Soak(tmp_path, steps=45).run_accidents([("node", 0.4, 0.0)], random.Random(0))
     assert outcome.findings == []
-    assert [kill.split()[0].strip(",") for kill in outcome.kills] == ["node", "launcher"]
-    assert outcome.restarts >= 2
+    assert [kill.split()[0].strip(",") for kill in outcome.kills] == ["node"]
+    assert outcome.restarts >= 1
 
 
 def supervise(tmp_path, script, *flags, name="job"):
