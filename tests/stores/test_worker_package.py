@@ -1,6 +1,7 @@
 """The package that Dataflow's workers install, tried in an environment with nothing else.
 
-scripts/test-builder runs it, with what `pip install -e '.[dataflow]'` brings. The command of scripts/docker/beam-worker.Dockerfile is run in that environment last.
+scripts/test-builder runs it, with what `pip install -e '.[dataflow]'` brings. The command of
+scripts/docker/beam-worker.Dockerfile is run in that environment last.
 """
 
 import hashlib
