@@ -1,6 +1,7 @@
 """Pages of their own from Jinja2 templates: no script, no other file, all text escaped."""
 
 import unicodedata
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,13 @@ _HERE = Path(__file__).parent
 
 def render(template: Path, **values: Any) -> str:
     """The text of a template, which may extend page.html and import kit.html beside this file."""
+    return _templates_of(template.parent).get_template(template.name).render(values)
+
+
+@cache
+def _templates_of(folder: Path) -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([template.parent, _HERE]),
+        loader=jinja2.FileSystemLoader([folder, _HERE]),
         autoescape=True,
         finalize=show_hidden,
         undefined=jinja2.StrictUndefined,
@@ -23,7 +29,7 @@ def render(template: Path, **values: Any) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"short": short_number, "bytes": format_bytes, "percent": format_share}
-    return environment.get_template(template.name).render(values)
+    return environment
 
 
 def show_hidden(value: object) -> object:

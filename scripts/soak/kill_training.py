@@ -79,7 +79,7 @@ class Soak:
         self.folder, self.steps = folder, steps
         write_corpus(folder, 400)
         build = f"build --input {folder}/corpus --output {folder}/data --vocab_size 100"
-        build += " --passes 2 --seq_lens 64"
+        build += " --passes 2 --seq_lens 64 --workers 1"
         subprocess.run(
             [sys.executable, "-m", "pipeline", *build.split()],
             cwd=ROOT,

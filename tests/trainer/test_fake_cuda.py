@@ -36,8 +36,7 @@ STEPS = 4
 # Name, precision, stage of ZeRO, most tokens of a micro-batch (8 instances of 8 to 16 tokens).
 RUNS = [
     ("adamw", "bf16", 1, 1_000), ("adamw", "bf16", 1, 64), ("adamw", "bf16", 2, 1_000),
-    ("lamb", "bf16", 1, 1_000), ("lamb", "bf16", 2, 1_000), ("muon", "bf16", 2, 1_000),
-    ("adamw", "fp32", 0, 1_000), ("lamb", "fp32", 0, 1_000),
+    ("adamw", "fp32", 0, 1_000), ("lamb", "bf16", 1, 1_000), ("muon", "bf16", 2, 1_000),
 ]  # fmt: skip
 
 
@@ -144,12 +143,12 @@ def runs(tmp_path_factory):
 # copies to the device, that it reads again as it fills with it, and whether its norm is finite; of
 # ZeRO-2: whether a gradient overflowed.
 @pytest.mark.parametrize(
-    ("stage", "waits", "pageable", "launches"), [(0, 2, 0, 230), (1, 5, 1, 390), (2, 3, 0, 940)]
+    ("optimizer", "stage", "waits", "pageable", "launches"),
+    [("adamw", 0, 2, 0, 230), ("adamw", 1, 5, 1, 390), ("adamw", 2, 3, 0, 940), ("lamb", 1, 6, 1, 390)],
 )
-@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
 def test_a_step_asks_for_what_is_stated(runs, optimizer, stage, waits, pageable, launches):
     step = runs[optimizer, stage, 1_000]
-    assert step["waits"] == waits + (optimizer == "lamb")
+    assert step["waits"] == waits
     assert step["pageable_copies"] == pageable
     assert step["launches"] <= launches
     assert step["host_copies"] == 7 + pageable, "a batch has seven columns"
