@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 # A shell's background job ignores Ctrl-C, and so would every program that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-settings.register_profile("beambert", deadline=None)  # a busy machine takes longer
+# A busy machine takes longer.
+settings.register_profile("beambert", deadline=None, max_examples=60)
 settings.load_profile("beambert")
 settings.register_profile("brief", max_examples=20)  # where another Python tries them all
 

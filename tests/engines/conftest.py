@@ -88,7 +88,8 @@ def build_and_verify(cluster, gate, corpus, local, tmp_path, capsys):
 
     So many processes write shards at a time. There one of them is killed, the accident "worker", or
     Ctrl-C ends the "launcher", which has the engine cancel the job. The same command runs on after
-    each, if the engine has not made up for the loss itself.
+    each, if the engine has not made up for the loss itself. Flink, where a job is dear, is
+    given the vocabulary.
     """
 
     def start(command):
@@ -128,7 +129,8 @@ def build_and_verify(cluster, gate, corpus, local, tmp_path, capsys):
 
     def build(exchange, num_processes, *accidents):
         output = tmp_path / "data"
-        command = cluster.build_command(corpus / "a.jsonl", output, exchange, *LEARNED, *FLAGS)
+        vocab = ("--vocab", f"{local}/vocab.txt") if cluster.name == "flink" else LEARNED
+        command = cluster.build_command(corpus / "a.jsonl", output, exchange, *vocab, *FLAGS)
         print(command)
         for accident in accidents or (None,):
             code = run_until(command, num_processes, accident)

@@ -5,7 +5,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.instances import masking
@@ -44,7 +44,6 @@ def flat_positions(run: MaskedRun, offsets: np.ndarray) -> np.ndarray:
 shapes = st.lists(st.tuples(st.integers(1, 70), st.integers(1, 70)), max_size=12)
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     shapes=shapes.map(lambda few: few * 90),  # more than a grid
     seed=st.integers(0, 2**64 - 1),
@@ -99,7 +98,6 @@ def test_instances_that_do_not_fit_are_refused(changes):
         choose(arguments | changes)
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     shapes=shapes,
     seed=st.integers(0, 2**64),

@@ -7,7 +7,7 @@ from itertools import chain, pairwise
 
 import fsspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.documents import Document, records
@@ -88,13 +88,11 @@ BROKEN = DUMP.replace(b"  </page>\n  <page>\n    <title>T7", b"  <page>\n    <ti
 BROKEN = BROKEN.replace(b"First &amp;", b"First &no;")
 
 
-@settings(max_examples=60, deadline=None)
 @given(cuts=st.sets(st.integers(1, len(DUMP)), max_size=8), data=st.sampled_from([DUMP, BROKEN]))
 def test_any_cut_of_plain_xml_gives_the_same_documents(cuts, data):
     assert read_cut(data, "c.xml", cuts) == read_cut(data, "c.xml", [])
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     splits=st.sets(st.integers(1, len(DUMP) - 1), max_size=6),
     cuts=st.sets(st.integers(1, 3000), max_size=8),

@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.documents.parts import find_inputs, plan_parts
@@ -85,7 +85,6 @@ def buckets(draw) -> list[reference.Document]:
     return [[list(itertools.islice(tokens, n)) for n in shape] for shape in shapes]
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     documents=buckets(),
     seed=st.integers(0, 2**128 - 9),
@@ -107,7 +106,6 @@ def test_production_equals_the_oracle_given_the_same_generator(
     assert (pairs.a_stop - pairs.a_start + pairs.b_stop - pairs.b_start <= seq_len - 3).all()
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     documents=buckets(),
     uses=st.none() | st.lists(st.integers(0, 1), max_size=12),

@@ -7,7 +7,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.documents import Document, records
@@ -40,7 +40,6 @@ ROWS = [f"text {i}" for i in range(20)]
 TABLE = write({"number": list(range(20)), "text": ROWS})
 
 
-@settings(max_examples=50, deadline=None)
 @given(cuts=st.sets(st.integers(1, len(TABLE) - 1), max_size=6))
 def test_any_cut_gives_the_same_rows(cuts):
     fsspec.filesystem("memory").pipe("/table/f.parquet", TABLE)

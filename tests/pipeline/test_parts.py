@@ -8,7 +8,7 @@ from pathlib import Path
 import fsspec
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.documents.files import FileRange
@@ -222,7 +222,6 @@ def lines_of(choices: list[str]) -> st.SearchStrategy[bytes]:
     return (body | body.map("\ufeff".__add__)).map(str.encode)
 
 
-@settings(max_examples=100, deadline=None)
 @given(data=lines_of(["one\n", "two words\n", "\n", " \t\n", "\r\n", "é力\r\n"]), cuts=cuts)
 def test_any_cut_of_blank_line_text_gives_the_same_documents(data, cuts):
     whole = list(read_cut(data, "text-blank-lines", []))
@@ -241,7 +240,6 @@ LINES_OF_FORMATS["wikiextractor"].append('<doc id="2" title="T">\nT\nbody\n</doc
 
 
 @pytest.mark.parametrize("text_format", LINES_OF_FORMATS)
-@settings(max_examples=100, deadline=None)
 @given(data=st.data(), cuts=cuts)
 def test_any_cut_gives_the_same_documents(text_format, data, cuts):
     text = data.draw(lines_of(LINES_OF_FORMATS[text_format]))
@@ -263,7 +261,6 @@ def test_real_corpora_are_the_same_in_parts_of_any_size(shared_data, tmp_path, n
     assert texts == [texts[0]] * 4
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     data=lines_of(['{"text": "a"}\n', '{"text": "力力力力"}\r\n', "\n", "bad\n"]),
     cuts=cuts,

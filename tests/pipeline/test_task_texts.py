@@ -7,7 +7,7 @@ from functools import reduce
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.documents.task_files import _walk, hash_task_files, read_task_texts
@@ -110,7 +110,6 @@ def brute_force(document, texts, n):
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
 def test_what_brute_force_finds_is_found(data):
     words = st.lists(st.sampled_from(["a", "B", "ab", "中", "abc"]), max_size=24).map(" ".join)
     n = data.draw(st.integers(2, 12))

@@ -7,7 +7,7 @@ from itertools import chain, pairwise
 
 import fsspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.documents import Document
@@ -54,7 +54,6 @@ def test_members_are_files():
     assert [document.text for document in found] == ["One.", "Two."]
 
 
-@settings(max_examples=50, deadline=None)
 @given(cuts=st.sets(st.integers(1, 900), max_size=6))
 def test_any_cut_gives_the_same_documents(cuts):
     data = pack(MEMBERS)

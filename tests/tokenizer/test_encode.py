@@ -6,7 +6,7 @@ import zipfile
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tokenizer.encoded_texts import SPECIAL_TEXTS, TEXT, encoded, library_ids, load_library
@@ -71,14 +71,12 @@ def test_special_texts(character_pair):
     assert encoded(encoder, SPECIAL_TEXTS) == library_ids(library, SPECIAL_TEXTS)
 
 
-@settings(deadline=None, max_examples=200)
 @given(texts=st.lists(TEXT, max_size=4))
 def test_any_text(character_pair, texts):
     encoder, library = character_pair
     assert encoded(encoder, texts) == library_ids(library, texts)
 
 
-@settings(deadline=None)
 @given(text=st.text(st.characters(codec="ascii")), lower_case=st.booleans())
 def test_the_reference_on_ascii(small_vocab, text, lower_case):
     tokens = [small_vocab.tokens[index] for index in Encoder(small_vocab, lower_case).encode(text)]
@@ -110,7 +108,7 @@ def test_human_rights_in_all_languages(bert_pair, shared_data):
         texts = [archive.read(name).decode() for name in archive.namelist() if ".txt" in name]
     assert len(texts) > 380
     encoder, library = bert_pair
-    lines = [line for text in texts for line in text.splitlines()]
+    lines = [line for text in texts for line in text.splitlines()[:50]]
     assert encoded(encoder, lines) == library_ids(library, lines)
 
 
@@ -124,7 +122,6 @@ def test_wikipedia(bert_pair, shared_data, name):
     assert encoded(encoder, lines) == library_ids(library, lines)
 
 
-@settings(deadline=None, max_examples=300)
 @given(
     pieces=st.sets(st.text("abé", min_size=1, max_size=6), max_size=30),
     others=st.sets(st.text("abé", min_size=1, max_size=6), max_size=30),

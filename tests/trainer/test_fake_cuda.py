@@ -144,7 +144,12 @@ def runs(tmp_path_factory):
 # ZeRO-2: whether a gradient overflowed.
 @pytest.mark.parametrize(
     ("optimizer", "stage", "waits", "pageable", "launches"),
-    [("adamw", 0, 2, 0, 230), ("adamw", 1, 5, 1, 390), ("adamw", 2, 3, 0, 940), ("lamb", 1, 6, 1, 390)],
+    [
+        ("adamw", 0, 2, 0, 230),
+        ("adamw", 1, 5, 1, 390),
+        ("adamw", 2, 3, 0, 940),
+        ("lamb", 1, 6, 1, 390),
+    ],
 )
 def test_a_step_asks_for_what_is_stated(runs, optimizer, stage, waits, pageable, launches):
     step = runs[optimizer, stage, 1_000]
