@@ -89,6 +89,7 @@ PLANES = {plane: 1 if plane in (0, 1, 2, 3, 14) else 61 for plane in range(17)}
 
 
 @compiled_path
+@pytest.mark.parametrize("character_pair", [True], indirect=True, ids=["uncased"])
 @pytest.mark.processes
 def test_every_code_point_of_the_planes_in_use(character_pair):
     encoder, library = character_pair

@@ -51,7 +51,7 @@ def test_the_library_makes_the_same_words_of_characters_classified_alike_since_u
     characters = [c for c in map(chr, range(sys.maxunicode + 1)) if classify(c) == classify_then(c)]
     settled = [c for c in characters if classify(c) not in ("Cs", "Co", "Cn")]
     assert len(settled) > 90_000
-    for text in (f"a{c}b {c}" for c in settled):
+    for text in (f"a{c}b {c}" for c in settled[:: 1 if lower_case else 9]):
         assert split_words(text, lower_case) == library_words(text, lower_case)
 
 

@@ -12,6 +12,7 @@ from tests.loaded_python import run_python
 from tests.trainer.lettered_model import export_lettered_model
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.tiny_run import train_tiny_run
+from tests.trainer.two_ranks import run_nodes
 from trainer.cli import main
 from trainer.inference.open_model import open_model
 
@@ -70,10 +71,10 @@ def test_a_plain_loop_trains_on_the_stream(programs, capsys):
 
 
 @pytest.mark.engines
-def test_torchrun_trains_on_the_stream(programs):
-    launcher = ("-m", "torch.distributed.run", "--nproc_per_node", 2)
-    printed = run_program(programs, *launcher, "with_torchrun.py")
-    assert printed == ["rank 0: position 96", "rank 1: position 96"]
+def test_torchruns_ranks_train_on_the_stream(programs):
+    ranks = run_nodes([(["with_torchrun.py"], 2)], cwd=programs)
+    assert [rank.returncode for rank in ranks] == [0, 0], ranks[0].stderr
+    assert [rank.stdout for rank in ranks] == [f"rank {n}: position 96\n" for n in range(2)]
 
 
 @pytest.mark.parametrize(

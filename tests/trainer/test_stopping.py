@@ -103,7 +103,7 @@ def data(tmp_path_factory):
 @pytest.mark.engines
 @pytest.mark.parametrize(
     ("launcher", "number"),
-    [(DEEPSPEED, signal.SIGTERM), (DEEPSPEED, signal.SIGKILL), (TORCHRUN, signal.SIGTERM)],
+    [(DEEPSPEED, signal.SIGKILL), (TORCHRUN, signal.SIGTERM)],
 )
 def test_all_save_and_leave_when_told_to_stop_or_without_launcher(tmp_path, data, launcher, number):
     with Job(tmp_path, data, launcher=launcher) as job:

@@ -1,7 +1,6 @@
-"""Training killed under its supervisor, by scripts/soak; and the supervisor alone."""
+"""The supervisor alone; scripts/soak/kill_training.py kills training under it."""
 
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -9,19 +8,9 @@ import time
 
 import pytest
 
-from scripts.soak.kill_training import Soak
 from tests.trainer.two_ranks import ROOT
 
 SUPERVISE = [sys.executable, str(ROOT / "scripts/supervise"), "--pause_seconds", "0.05"]
-
-
-@pytest.mark.engines
-def test_a_killed_run_ends_like_the_undisturbed_one_to_the_last_bit(tmp_path):
-    """Killed is the node, with its disk."""
-    outcome = Soak(tmp_path, steps=45).run_accidents([("node", 0.4, 0.0)], random.Random(0))
-    assert outcome.findings == []
-    assert [kill.split()[0].strip(",") for kill in outcome.kills] == ["node"]
-    assert outcome.restarts >= 1
 
 
 def supervise(tmp_path, script, *flags, name="job"):
