@@ -28,7 +28,7 @@ LASTING = 10**9
 @pytest.fixture(autouse=True)
 def _short_delays(monkeypatch):
     monkeypatch.setattr(ranged_read, "FIRST_DELAY_SECONDS", 0.01)
-    monkeypatch.setattr(ranged_read, "MAX_DELAY_SECONDS", 0.1)
+    monkeypatch.setattr(ranged_read, "MAX_DELAY_SECONDS", 0.5)
     monkeypatch.setattr("s3fs.core.S3FileSystem.retries", 1)
 
 
