@@ -105,7 +105,9 @@ def run_shards_job(
     workers: int,
     beam_arguments: Sequence[str],
 ) -> None:
-    """Builds the shards of these tasks."""
+    """Builds the shards of these tasks, which may be none: a kill came after the last shard."""
+    if not tasks:
+        return
     # In the shuffle the token parts are tasks too.
     options = pipeline_options(workers, beam_arguments, max(len(tasks), len(part_names)))
     mode = choose_exchange(exchange, options)

@@ -24,6 +24,7 @@ from pipeline.jobs.exchange import (
 from pipeline.jobs.run_beam import choose_exchange, pipeline_options
 from pipeline.shards.dataset import open_dataset
 from pipeline.shards.seal import NOTHING
+from pipeline.stages import build_shards
 from pipeline.storage.folder import Folder
 from pipeline.tokens.buckets import BucketContents, plan_buckets
 from pipeline.tokens.token_index import TokenParts, build_index, open_index, read_bucket
@@ -208,6 +209,20 @@ def test_both_modes_give_one_root_hash_and_heal_each_others_builds(corpus, vocab
     (output / "manifest.json").unlink()
     assert run("build", *words, "--output", output, "--exchange", "files", "--workers", 1) == 0
     assert {open_dataset(str(output)).manifest.root_hash} == hashes
+
+
+@pytest.mark.processes
+def test_a_build_killed_after_its_last_shard_needs_no_job(
+    corpus, vocab_file, tmp_path, monkeypatch
+):
+    flags = ("--vocab", vocab_file, "--seq_lens", 64, "--workers", 1, "--exchange", "shuffle")
+    words = ("build", "--input", corpus, "--output", tmp_path / "data", *flags)
+    with monkeypatch.context() as patch:
+        patch.setattr(build_shards, "publish_dataset", None)
+        with pytest.raises(TypeError):
+            run(*words)
+    assert run(*words) == 0
+    assert open_dataset(str(tmp_path / "data")).all_shards
 
 
 def test_auto_is_shuffle_on_dataflow_and_files_where_a_group_is_held_in_memory():
