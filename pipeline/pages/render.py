@@ -1,7 +1,6 @@
 """Pages of their own from Jinja2 templates: no script, no other file, all text escaped."""
 
 import unicodedata
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,8 @@ _HERE = Path(__file__).parent
 
 def render(template: Path, **values: Any) -> str:
     """The text of a template, which may extend page.html and import kit.html beside this file."""
-    return _templates_of(template.parent).get_template(template.name).render(values)
-
-
-@cache
-def _templates_of(folder: Path) -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([folder, _HERE]),
+        loader=jinja2.FileSystemLoader([template.parent, _HERE]),
         autoescape=True,
         finalize=show_hidden,
         undefined=jinja2.StrictUndefined,
@@ -29,7 +23,7 @@ def _templates_of(folder: Path) -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {"short": short_number, "bytes": format_bytes, "percent": format_share}
-    return environment
+    return environment.get_template(template.name).render(values)
 
 
 def show_hidden(value: object) -> object:
