@@ -36,8 +36,8 @@ prepare_environment() {
         echo "installing into $VENV (once, some minutes)" >&2
         [ -x "$VENV/bin/python" ] || "$base" -m venv "$VENV" || return 1
         "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check uv || return 1
-        # uv keeps what it unpacked, so a second environment takes seconds. It asks UV_DEFAULT_INDEX where pip has a
-        # mirror, and trusts the certificates that the machine does.
+        # uv keeps what it unpacked, so a second environment takes seconds. It does not read pip's settings: a mirror is
+        # named by UV_DEFAULT_INDEX. It trusts the certificates that the machine does.
         UV_SYSTEM_CERTS=1 "$VENV/bin/uv" pip install --quiet --python "$VENV/bin/python" --reinstall-package beambert \
             --constraint "$ROOT/constraints.txt" --editable "$ROOT[${EXTRAS:-pipeline,trainer,dev}]" || return 1
         describe_checkout >"$VENV/.beambert-installed"
