@@ -4,40 +4,62 @@ The text of a WET file (conversion records) is taken as it is, HTML of a WARC fi
 status 200) is reduced to its main text. Other records are passed over and only counted.
 """
 
-import contextlib
-import io
-import zlib
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from email.message import Message
-from http.client import HTTPException, parse_headers
 from typing import Any
 
 from pipeline.documents import records
 from pipeline.documents.files import FileRange, StorageOptions, read_blocks
+from pipeline.documents.html_pages import decode_html, extract_text, is_text
+from pipeline.documents.http_responses import decode_body, parse_response
 from pipeline.documents.records import BadDocumentError, Format, Record, too_long
 
-_MAGIC = b"WARC/1."
+_ARC_MAGIC = b"filedesc://"
+_MAGIC = re.compile(rb"WARC/\d|" + _ARC_MAGIC)  # ARC is detected here to be refused by its name
 _MAX_HEADER_BYTES = 2**20
+_READ_BYTES = 2**20
 _HTML = {"text/html", "application/xhtml+xml"}
+_HEADER_ENDS = (b"\r\n\r\n", b"\n\n")
+_FETCH_AGAIN = "a part of the file is missing; fetch it again"
 
 
 def read_warc(file_range: FileRange, storage_options: StorageOptions = None) -> Iterator[Record]:
-    """A record a page, lazily; `place` counts records from 1."""
+    """Yields a record for every record of the archive, lazily; `place` counts them from 1.
+
+    Raises:
+        ValueError: The file is an ARC file, holds no record, or is broken.
+    """
     import fastwarc.warc as warc
 
     stream: Any = _Stream(read_blocks(file_range, storage_options))
+    if stream.begins_with(_ARC_MAGIC):
+        message = (
+            "found an ARC file, expected WARC; convert it by `warcio recompress IN OUT.warc.gz`"
+        )
+        raise ValueError(f"{file_range.url}: {message}")
     number = 0
+    content_length = -1
     try:
         options: dict[str, Any] = {"parse_http": False, "stream_detect": False}
         options["max_header_len"] = _MAX_HEADER_BYTES
-        for number, found in enumerate(warc.ArchiveIterator(stream, **options), 1):
-            yield _make_record(found, number, warc.WarcRecordType)
+        for number, record in enumerate(warc.ArchiveIterator(stream, **options), 1):
+            content_length = record.content_length
+            yield _make_record(record, number, warc.WarcRecordType)
     except OSError as error:
         message = f"cannot be read as WARC ({error}); fetch the file again"
         raise ValueError(f"{file_range.url}, record {number + 1}: {message}") from error
+    except _CutShortError as error:
+        raise ValueError(f"{file_range.url}, record {number}: {error}; {_FETCH_AGAIN}") from error
     if number == 0:
         raise ValueError(f"{file_range.url}: found no WARC record; give the --format it has")
+    if content_length == 0 and not stream.last_bytes.endswith(_HEADER_ENDS):
+        message = "found the file's end within a header"
+        raise ValueError(f"{file_range.url}, record {number}: {message}; {_FETCH_AGAIN}")
+
+
+class _CutShortError(Exception):
+    """The file ends within a record."""
 
 
 class _Stream:
@@ -47,29 +69,48 @@ class _Stream:
         self._blocks = (memoryview(block) for block in blocks if block)
         self._rest = memoryview(b"")
         self._position = 0
+        self.last_bytes = b""
+        """The last bytes that were read, as many as end a header."""
+
+    def begins_with(self, magic: bytes) -> bool:
+        """Whether these bytes come first, as far as the first block says; reads nothing away."""
+        self._rest = next(self._blocks, self._rest)
+        return bytes(self._rest[: len(magic)]) == magic
 
     def read(self, size: int) -> bytes:
         self._rest = self._rest or next(self._blocks, self._rest)
-        data, self._rest = bytes(self._rest[:size]), self._rest[size:]
+        data = bytes(self._rest[:size])
+        self._rest = self._rest[size:]
         self._position += len(data)
+        self.last_bytes = (self.last_bytes + data[-4:])[-4:]
         return data
 
     def tell(self) -> int:
         return self._position
 
 
-def _make_record(found: Any, number: int, kinds: Any) -> Record:
+def _make_record(record: Any, number: int, kinds: Any) -> Record:
+    """Makes the record of a page, or says why there is none.
+
+    Raises:
+        _CutShortError: The file ends within this record.
+    """
     empty = Record(number, 0, b"", None, f"record {number}")
-    is_http, expected = found.record_type == kinds.response, found.content_length
-    if not is_http and found.record_type != kinds.conversion:
+    if (
+        "Content-Length" not in record.headers
+    ):  # fastwarc takes a header's beginning for a whole one
+        raise _CutShortError("found a header without Content-Length")
+    is_response = record.record_type == kinds.response
+    # Of DNS and FTP there are responses too.
+    media_type = (record.headers.get("Content-Type") or "").lower()
+    is_http = is_response and media_type.startswith("application/http")
+    is_page = is_http or record.record_type == kinds.conversion
+    is_kept = is_page and record.content_length <= records.MAX_DOCUMENT_BYTES
+    data = _read_content(record, is_kept)
+    if not is_page:
         return replace(empty, dropped="not_a_page")
-    if expected > records.MAX_DOCUMENT_BYTES:
+    if not is_kept:
         return replace(empty, error=too_long())
-    data = found.reader.read()
-    if len(data) != expected:
-        message = f"found {len(data)} bytes of content, expected {expected}"
-        error = BadDocumentError("cut_short", f"{message}: the record is cut short")
-        return replace(empty, error=error)
     if not is_http:
         return replace(empty, data=data)
     try:
@@ -81,73 +122,40 @@ def _make_record(found: Any, number: int, kinds: Any) -> Record:
     return replace(empty, data=html.encode("utf-8", "replace"), is_html=True)
 
 
-def read_html(response: bytes) -> str | None:
-    """The HTML of a response, decoded; None where its status is not 200 or it is not HTML."""
-    stream = io.BytesIO(response)
-    status = stream.readline(65_536).split(None, 2)
-    if len(status) < 2 or not status[0].startswith(b"HTTP/"):
-        raise BadDocumentError("bad_http", f"found {response[:20]!r}, expected a response of HTTP")
-    try:
-        header = parse_headers(stream)
-    except HTTPException as error:
-        message = f"found a header of HTTP that cannot be read ({error!r})"
-        raise BadDocumentError("bad_http", message) from error
-    if status[1] != b"200" or header.get_content_type() not in _HTML:
-        return None
-    try:
-        body = _decode_body(header, stream.read())
-    except (zlib.error, ValueError) as error:
-        message = f"found a body that is not encoded as its header says ({error})"
-        raise BadDocumentError("bad_http", message) from error
-    import resiliparse.parse.encoding as encodings
-
-    # Servers name charsets that do not exist, or with a NUL.
-    with contextlib.suppress(LookupError, ValueError):
-        if charset := header.get_content_charset():
-            return str(encodings.bytes_to_str(body, charset))
-    return str(encodings.bytes_to_str(body, encodings.detect_encoding(body) or "utf-8"))
-
-
-def extract_text(html: str) -> str:
-    """The main text of a page, a paragraph a line, without menus, bullets and alternative texts."""
-    from resiliparse.extract.html2text import extract_plain_text
-
-    return str(extract_plain_text(html, main_content=True, list_bullets=False, alt_texts=False))
-
-
-def _decode_body(header: Message, body: bytes) -> bytes:
-    # Crawlers keep bodies as sent, or undo the encodings and what the header says of them.
-    if header.get("Transfer-Encoding", "").strip().lower() == "chunked":
-        body = _join_chunks(body)
-    encoding = header.get("Content-Encoding", "identity").strip().lower()
-    if encoding in {"", "identity"}:
-        return body
-    if encoding not in {"gzip", "x-gzip", "deflate"}:
-        raise ValueError(f"Content-Encoding {encoding[:40]!r} is not supported")
-    decoder = zlib.decompressobj(wbits=47)  # gzip or zlib, as its first bytes say
-    text = decoder.decompress(body, records.MAX_DOCUMENT_BYTES + 1)
-    if not decoder.eof:
-        raise ValueError("it is cut short or too long")
-    return text
-
-
-def _join_chunks(body: bytes) -> bytes:
+def _read_content(record: Any, is_kept: bool) -> bytes:
+    """Reads all of a record's content, whose bytes are returned if they are to be kept."""
     pieces: list[bytes] = []
-    at = 0
-    while True:
-        end = body.index(b"\n", at)
-        size = int(body[at:end].split(b";")[0], 16)
-        if size == 0:
-            return b"".join(pieces)
-        if size < 0 or end + 1 + size > len(body):
-            raise ValueError("a chunk is cut short")
-        pieces.append(body[end + 1 : end + 1 + size])
-        at = end + 1 + size + 2
+    num_bytes = 0
+    while piece := record.reader.read(_READ_BYTES):
+        num_bytes += len(piece)
+        if is_kept:
+            pieces.append(piece)
+    if num_bytes != record.content_length:
+        message = f"found {num_bytes} bytes of content, expected {record.content_length}"
+        raise _CutShortError(message)
+    return b"".join(pieces)
+
+
+def read_html(data: bytes) -> str | None:
+    """Decodes the HTML of a response; None where its status is not 200 or it is not HTML.
+
+    Raises:
+        BadDocumentError: It is no response of HTTP, or its body is no text once it is decoded.
+    """
+    response = parse_response(data)
+    if response.status != b"200" or response.media_type not in _HTML:
+        return None
+    html = decode_html(decode_body(response), response.charset)
+    if not is_text(html):
+        encoding = response.header.get("content-encoding", "")[:40]
+        message = f"found binary data as HTML, with the Content-Encoding {encoding!r}"
+        raise BadDocumentError("bad_http", message)
+    return html
 
 
 WARC = Format(
     lambda text, record, *_: extract_text(text) if record.is_html else text,
-    lambda beginning: beginning.head.startswith(_MAGIC),
+    lambda beginning: bool(_MAGIC.match(beginning.head)),
     read=lambda file_range, _, storage_options: read_warc(file_range, storage_options),
     is_text=False,
     may_be_cut=False,

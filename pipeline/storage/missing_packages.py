@@ -12,7 +12,7 @@ EXTRA_OF = {
 
 _CORE = """
 numpy pyarrow fsspec s3fs gcsfs tokenizers sentencex zstandard yaml tqdm mwparserfromhell fastwarc
-resiliparse jinja2 py3langid huggingface_hub
+resiliparse brotli jinja2 py3langid huggingface_hub
 """
 CORE = tuple(_CORE.split())
 """Import names of what every extra brings."""

@@ -99,7 +99,7 @@ LIBRARIES = {
     "pipeline.storage": "pyarrow fsspec botocore google_crc32c huggingface_hub zstandard",
     "pipeline.command_line": "yaml",
     "pipeline.shards": "numpy pyarrow fsspec zstandard isal",
-    "pipeline.documents": "numpy pyarrow fsspec zstandard fastwarc resiliparse",
+    "pipeline.documents": "numpy pyarrow fsspec zstandard brotli fastwarc resiliparse",
     "pipeline.wiki": "mwparserfromhell",
     "pipeline.text": "numpy sentencex py3langid",
     "pipeline.jobs": "numpy pyarrow fsspec tqdm apache_beam grpc",

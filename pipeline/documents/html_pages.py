@@ -1,0 +1,113 @@
+"""HTML to text: the encoding of a page's bytes, and the main text of a decoded page.
+
+Servers often name an encoding that is not the page's. So what the header and the page itself say
+is checked against the bytes, and resiliparse's detector decides where they cannot be right.
+"""
+
+import codecs
+import re
+from collections.abc import Iterable
+
+_MARKS = {
+    codecs.BOM_UTF8: "utf-8",
+    codecs.BOM_UTF16_LE: "utf-16-le",
+    codecs.BOM_UTF16_BE: "utf-16-be",
+}
+_DECLARATION_BYTES = 4096  # of a page in which its own declaration is looked for; browsers: 1024
+_DECLARATION = re.compile(
+    rb"""<(?:meta\b[^>]*?\bcharset|\?xml\b[^>]*?\bencoding)\s*=\s*["']?\s*([\w.:-]+)""",
+    re.IGNORECASE,
+)
+_MARKUP = re.compile(r"<(script|style)\b.*?</\1|<[^<>]*>", re.DOTALL | re.IGNORECASE)
+_ASCII_LETTERS = re.compile("[A-Za-z]")
+_ACCENTED_LETTERS = re.compile("[\u00c0-\u00ff]")
+_NOT_TEXT = re.compile("[\0-\x08\x0e-\x1a\x1c-\x1f\x7f\x80-\x84\x86-\x9f\ufffd]")
+_CHECKED_CHARACTERS = 10_000
+_MOST_NOT_TEXT = 0.05
+"""Compressed or binary data decoded by mistake have more than this share of `_NOT_TEXT`."""
+
+
+def decode_html(body: bytes, charset_hint: str | None = None) -> str:
+    """Decodes the bytes of an HTML page; every page has some decoding, so nothing is raised.
+
+    A byte order mark wins, then UTF-8 if the bytes are UTF-8 beyond ASCII, then the first of the
+    hint and the page's own declaration that fits the bytes, then resiliparse's detector. If hint
+    and declaration differ and both fit, the detector chooses between them.
+
+    Args:
+        body: The page as the server stored it, without compression.
+        charset_hint: The charset that came with the page (a header of HTTP, a setting), as it was
+            written there; a name that no browser knows is passed over.
+    """
+    from resiliparse.parse.encoding import detect_encoding
+
+    for mark, encoding in _MARKS.items():
+        if body.startswith(mark):
+            return body[len(mark) :].decode(encoding, "replace")
+    if not body.isascii() and b"\0" not in body and (text := _try_decode(body, "utf-8")):
+        return text
+    declared = _DECLARATION.search(body[:_DECLARATION_BYTES])
+    own = declared[1].decode("ascii", "replace") if declared else None
+    names = list(_known_encodings([charset_hint, own]))
+    texts = {name: text for name in names if (text := _try_decode(body, name)) is not None}
+    plausible = [name for name, text in texts.items() if _is_plausible(text, name)]
+    if len(plausible) == 1:
+        return texts[plausible[0]]
+    detected = detect_encoding(body) or "utf-8"
+    if detected in plausible:
+        return texts[detected]
+    if plausible:
+        return texts[plausible[0]]
+    text = _try_decode(body, detected)
+    if text is not None:
+        return text
+    return texts[next(iter(texts))] if texts else body.decode([*names, "utf-8"][0], "replace")
+
+
+def is_text(decoded: str) -> bool:
+    """Tells text from binary data that was decoded by mistake, by the beginning of it."""
+    beginning = decoded[:_CHECKED_CHARACTERS]
+    return len(_NOT_TEXT.findall(beginning)) <= _MOST_NOT_TEXT * len(beginning)
+
+
+def extract_text(html: str) -> str:
+    """Returns a page's main text, a paragraph a line, without menus, bullets, alternative texts."""
+    from resiliparse.extract.html2text import extract_plain_text
+
+    return str(extract_plain_text(html, main_content=True, list_bullets=False, alt_texts=False))
+
+
+def _known_encodings(labels: Iterable[str | None]) -> Iterable[str]:
+    """Yields Python's names of the labels that browsers know, each once."""
+    from resiliparse.parse.encoding import map_encoding_to_html5
+
+    known = (map_encoding_to_html5(label.strip(), fallback_utf8=False) for label in labels if label)
+    return dict.fromkeys(str(name) for name in known if name)
+
+
+def _try_decode(body: bytes, encoding: str) -> str | None:
+    """Returns the decoded bytes, or None where they are not in this encoding.
+
+    A page that was cut within a character is. UTF-8 may have some wrong bytes, fewer than it has
+    right characters beyond ASCII: bytes of another encoding are nearly all wrong in UTF-8.
+    """
+    try:
+        return codecs.getincrementaldecoder(encoding)("strict").decode(body)
+    except (UnicodeError, LookupError):
+        if encoding != "utf-8":
+            return None
+    text = body.decode("utf-8", "replace")
+    num_wrong = text.count("\ufffd")
+    num_beyond_ascii = len(text) - len(text.encode("ascii", "ignore"))
+    return text if num_wrong * 2 <= num_beyond_ascii else None
+
+
+def _is_plausible(text: str, encoding: str) -> bool:
+    """Whether decoded text looks right: Latin text has fewer accented letters than plain ones.
+
+    cp1252 decodes nearly any bytes, and servers name it without looking at the page.
+    """
+    if encoding != "cp1252":
+        return True
+    shown = _MARKUP.sub(" ", text[: 10 * _CHECKED_CHARACTERS])
+    return len(_ACCENTED_LETTERS.findall(shown)) <= len(_ASCII_LETTERS.findall(shown))
