@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 from trainer.checkpoints.settings import CheckpointSettings
 from trainer.guards.settings import SafetySettings
 from trainer.model.config import BertConfig, ModelSettings, preset
-from trainer.optim.settings import OptimizerSettings, Schedule
+from trainer.optim.settings import DecayForm, OptimizerSettings, Schedule, WarmupForm
 
 OF_PHASES = ("steps", "global_batch", "peak_lr", "warmup_fraction", "warmup_steps")
 """Fields of a phase that PretrainSettings can give for all phases, or for each."""
@@ -27,7 +27,12 @@ class Phase:
         peak_lr: The learning rate after the warm-up.
         warmup_fraction: Share of the steps in which the learning rate grows from 0 to peak_lr.
         warmup_steps: Steps in which the learning rate grows, in place of warmup_fraction.
+        warmup_form: How the learning rate grows: linear, or log as DeepSpeed's WarmupLR does unless
+            told otherwise.
+        start_lr: The learning rate of the first step of a warm-up.
         end_lr: The learning rate at the end of the decay.
+        decay_form: How the learning rate falls: polynomial, or cosine as in DeepSpeed's
+            WarmupCosineLR.
         decay_power: Exponent of the polynomial decay: 1 is linear, 0 keeps peak_lr.
         decay_from: Where the decay begins: at the end of the warmup, as in Hugging Face's
             schedules, or at the start of the phase, as in google-research/bert.
@@ -41,7 +46,10 @@ class Phase:
     peak_lr: float
     warmup_fraction: float | None = None
     warmup_steps: int | None = None
+    warmup_form: WarmupForm = "linear"
+    start_lr: float = 0.0
     end_lr: float = 0.0
+    decay_form: DecayForm = "polynomial"
     decay_power: float = 1.0
     decay_from: Literal["warmup", "start"] = "warmup"
     optimizer_state: Literal["keep", "reset", "zero_step"] = "keep"
@@ -56,9 +64,14 @@ class Phase:
             found = f"a phase warms up for {self.num_warmup_steps} of its {self.steps} steps"
             cure = f"give warmup_steps of 0 to {self.steps}, or warmup_fraction of 0 to 1"
             raise ValueError(f"{found}; {cure}")
-        if self.peak_lr <= 0 or not 0 <= self.end_lr <= self.peak_lr:
-            rates = f"peak_lr {self.peak_lr} must be above 0 and end_lr {self.end_lr}"
-            raise ValueError(f"{rates} in 0 to peak_lr")
+        if self.peak_lr <= 0:
+            raise ValueError(f"peak_lr {self.peak_lr} must be above 0")
+        for name in ("start_lr", "end_lr"):
+            if not 0 <= (rate := getattr(self, name)) <= self.peak_lr:
+                raise ValueError(f"{name} {rate} must be in 0 to peak_lr, which is {self.peak_lr}")
+        if self.decay_form == "cosine" and self.decay_power != 1.0:
+            found = f"decay_power is {self.decay_power}, of a polynomial, and decay_form is cosine"
+            raise ValueError(f"{found}; leave one of them out")
 
     @property
     def num_warmup_steps(self) -> int:
@@ -68,9 +81,17 @@ class Phase:
     @property
     def schedule(self) -> Schedule:
         """The learning rate of each step of the phase."""
-        warmup, rates = self.num_warmup_steps, (self.peak_lr, self.end_lr)
-        start = warmup if self.decay_from == "warmup" else 0
-        return Schedule(self.steps, warmup, *rates, self.decay_power, start)
+        return Schedule(
+            steps=self.steps,
+            warmup_steps=self.num_warmup_steps,
+            peak_lr=self.peak_lr,
+            end_lr=self.end_lr,
+            power=self.decay_power,
+            decay_start=0 if self.decay_from == "start" else None,
+            start_lr=self.start_lr,
+            warmup_form=self.warmup_form,
+            decay_form=self.decay_form,
+        )
 
 
 @dataclass(frozen=True)

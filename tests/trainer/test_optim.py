@@ -126,3 +126,44 @@ def test_schedule_powers_and_end():
     assert Schedule(10, 0, 1.0, power=0.0).learning_rate(9) == 1.0
     assert Schedule(10, 0, 1.0, end_lr=0.1).learning_rate(10) == pytest.approx(0.1)
     assert Schedule(10, 10, 1.0).learning_rate(10) == 1.0
+
+
+DEEPSPEEDS = {
+    "WarmupLR": {"power": 0.0},
+    "WarmupDecayLR": {},
+    "WarmupCosineLR": {"decay_form": "cosine"},
+}
+
+
+@pytest.mark.parametrize("form", ["log", "linear"])
+@pytest.mark.parametrize("kind", DEEPSPEEDS)
+def test_schedules_are_those_of_deepspeed_at_every_step(kind, form):
+    """A file for DeepSpeed trains by the rates of DeepSpeed's own classes, past the end too."""
+    from deepspeed.runtime import lr_schedules
+
+    for peak, start, low, warmup, steps, more in [
+        (1e-3, 0.0, 0.0, 1_000, 3_000, 5),
+        (4e-4, 2e-5, 1e-5, 7, 50, 5),
+        (0.02, 0.0, 0.0, 2, 9, 5),
+        (0.02, 0.01, 0.001, 9, 9, 0),  # all of it is warm-up
+    ]:
+        given = {"warmup_num_steps": warmup, "warmup_type": form}
+        if kind == "WarmupCosineLR":
+            given |= {"warmup_min_ratio": start / peak, "cos_min_ratio": low / peak}
+        else:
+            given |= {"warmup_min_lr": start, "warmup_max_lr": peak}
+        given |= {} if kind == "WarmupLR" else {"total_num_steps": steps}
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=peak)
+        theirs = getattr(lr_schedules, kind)(optimizer, **given)
+        end = {"WarmupLR": 0.0, "WarmupDecayLR": start, "WarmupCosineLR": low}[kind]
+        forms = {"start_lr": start, "end_lr": end, "warmup_form": form}
+        ours = Schedule(steps, warmup, peak, **forms, **DEEPSPEEDS[kind])
+        for step in range(steps + more):
+            theirs.step()
+            expected = pytest.approx(theirs.get_last_lr()[0], rel=1e-12, abs=1e-18)
+            assert ours.learning_rate(step) == expected
+
+
+def test_a_logarithmic_warm_up_of_one_step_begins_at_its_start():
+    rates = [Schedule(4, 1, 1.0, warmup_form="log").learning_rate(step) for step in range(2)]
+    assert rates == [0.0, 1.0]

@@ -1,7 +1,11 @@
 """How weights are updated, as run files say it, and at which learning rate."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
+
+WarmupForm = Literal["linear", "log"]
+DecayForm = Literal["polynomial", "cosine"]
 
 
 @dataclass(frozen=True)
@@ -39,11 +43,24 @@ class OptimizerSettings:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Linear warm-up, then polynomial decay (BERT paper, appendix A.2: linear).
+    """The learning rate of every step: a warm-up, then a decay.
 
-    Like Hugging Face's `get_linear_schedule_with_warmup`; google-research/bert and NVIDIA draw the
-    decay from step 0 instead (`decay_start` 0). `end_lr` is reached one step after the last update;
-    a power of 0 keeps peak_lr.
+    The default is linear in both (BERT paper, appendix A.2), as Hugging Face's
+    `get_linear_schedule_with_warmup`. google-research/bert and NVIDIA draw the decay from step 0
+    instead (`decay_start` 0). The logarithmic warm-up and the cosine are those of DeepSpeed's
+    WarmupLR, WarmupDecayLR and WarmupCosineLR: `learning_rate(n)` is their rate at iteration n.
+
+    Attributes:
+        steps: Steps of the phase.
+        warmup_steps: Steps of the warm-up; the step after it has peak_lr.
+        peak_lr: The rate after the warm-up.
+        end_lr: The rate at the end of the decay. A polynomial reaches it one step after the last
+            update, a cosine with the last update.
+        power: Exponent of the polynomial; 0 keeps peak_lr.
+        decay_start: The step from which the decay is drawn; None is the end of the warm-up.
+        start_lr: The rate of the first step of a warm-up.
+        warmup_form: How the rate grows: linear in the step, or with its logarithm.
+        decay_form: How the rate falls: as a polynomial, or as half a cosine.
     """
 
     steps: int
@@ -52,12 +69,30 @@ class Schedule:
     end_lr: float = 0.0
     power: float = 1.0
     decay_start: int | None = None
+    start_lr: float = 0.0
+    warmup_form: WarmupForm = "linear"
+    decay_form: DecayForm = "polynomial"
 
     def learning_rate(self, step: float) -> float:
-        """The rate of the update after `step` others, 0 for the first; runs by time ask between."""
+        """Returns the rate of the update after `step` others, 0 for the first update.
+
+        A run by time asks for steps between two whole numbers too.
+        """
         if step < self.warmup_steps:
-            return self.peak_lr * step / self.warmup_steps
+            return self._growing(step)
         start = self.warmup_steps if self.decay_start is None else self.decay_start
-        progress = (step - start) / max(1, self.steps - start)
-        remaining: float = (1.0 - min(1.0, progress)) ** self.power
+        length = max(1, self.steps - start)
+        remaining: float
+        if self.decay_form == "cosine":
+            progress = min(1.0, (step - start + 1) / length)
+            remaining = (1 + math.cos(math.pi * progress)) / 2
+        else:
+            remaining = (1.0 - min(1.0, (step - start) / length)) ** self.power
         return self.end_lr + (self.peak_lr - self.end_lr) * remaining
+
+    def _growing(self, step: float) -> float:
+        """Returns the rate of a step of the warm-up."""
+        growth = self.peak_lr - self.start_lr
+        if self.warmup_form == "log":
+            return self.start_lr + growth * math.log(step + 1) / math.log(max(2, self.warmup_steps))
+        return self.start_lr + growth * step / self.warmup_steps
