@@ -70,6 +70,25 @@ def test_what_is_written_has_the_same_lines_and_one_more_column():
     assert read_conll(written, "written", Columns())[1].tags == ("B-PER", "I-PER")
 
 
+OTHER_BLANKS = "\u00a0\u3000\u2009\u2028\x0b\x0c\x1c\x85"
+
+
+@pytest.mark.parametrize("separator", [" ", "\t", "  "])
+@pytest.mark.parametrize("blank", OTHER_BLANKS)
+def test_other_white_space_belongs_to_words(separator, blank):
+    words = [f"10{blank}000", blank, f"{blank}x"]
+    text = (
+        "".join(f"{word}{separator}O\n" for word in words) + f"{separator}\nRome{separator}B-LOC\n"
+    )
+    if separator == "  ":
+        text = text.replace("B-LOC", " B-LOC ")
+    sentences = read_conll(text, "f", Columns())
+    assert [each.words for each in sentences] == [tuple(words), ("Rome",)]
+    assert sentences[1].tags == ("B-LOC",)
+    written = add_column(sentences, [["O"] * 3, ["O"]])
+    assert [each.words for each in read_conll(written, "f", Columns())] == [tuple(words), ("Rome",)]
+
+
 def test_a_file_without_tags_is_read_for_its_words():
     sentences = read_conll("#Hello\nworld\r\n\r\nagain\n", "plain", Columns(tag=None))
     assert [(each.words, each.tags, each.scheme) for each in sentences] == [
@@ -83,7 +102,12 @@ def test_a_file_without_tags_is_read_for_its_words():
     [
         ("", Columns(), "f: has no sentence"),
         ("\n# only\n\n", Columns(), "f: has no sentence"),
-        ("a O\nb\n", Columns(), "f:2: 1 columns, the first line of words has 2"),
+        ("a O\nb\n", Columns(), "f:2: 1 columns in 'b', most lines have 2"),
+        ("10 000 O\na O\nb O\n", Columns(), "f:1: 3 columns in '10 000 O', most lines have 2"),
+        (" ".join("w" * 90), Columns(), r"f:1: 'w' in column -1"),
+        ("a O\n" + "w " * 90, Columns(), r"f:2: 90 columns in '(w ){30}'\.\.\. \(180 characters"),
+        ("a\tO\rb\tO\r", Columns(), r"f: its lines end in \\r alone, expected \\n"),
+        ("a O\nb\u00a0O\n", Columns(), r"f:2: 1 columns in 'b\\xa0O', most lines have 2"),
         ("a\tO\n\tO\n", Columns(), "f:2: no word in column 0"),
         ("a O\nb X-PER\n", Columns(), "f:2: 'X-PER' in column -1 is neither O nor"),
         ("a O\nb B-\n", Columns(), "f:2: 'B-' in column -1"),

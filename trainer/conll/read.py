@@ -1,12 +1,22 @@
-"""CoNLL columns to sentences of words and tags, and back (docs/token-classification.md)."""
+"""CoNLL columns to sentences of words and tags, and back (docs/token-classification.md).
 
+Columns are separated by tabs, or by spaces where a file has no tab. Every other character belongs
+to a word, also a no-break space (U+00A0) or an ideographic one (U+3000).
+"""
+
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from pipeline.storage.quoting import quote
 from trainer.conll.tags import OUTSIDE, Scheme, find_entities, find_scheme, is_tag, write_tags
 
 DOCUMENT_START = "-DOCSTART-"
+_BLANK = " \t"
+"""The characters that stand between columns, and alone in a line that ends a sentence."""
+_BLANKS = re.compile(f"[{_BLANK}]+")
 
 
 class Columns(NamedTuple):
@@ -47,16 +57,19 @@ class Sentence:
 
 def read_conll(text: str, path: str, columns: Columns) -> list[Sentence]:
     """Sentences of a file's text, in order; a ValueError names file and line of a fault."""
+    if "\r" in text and "\n" not in text:
+        cure = r"tr '\r' '\n' < FILE > NEW writes it anew"
+        raise ValueError(rf"{path}: its lines end in \r alone, expected \n or \r\n; {cure}")
     lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
     separator, count = _find_layout(lines, path, columns)
     groups: list[dict[int, tuple[str, str]]] = [{}]  # words and tags by line, of each sentence
     firsts = [0]
     for index, line in enumerate(lines):
-        cells = line.split(separator) if line.strip() else []
+        cells = _split(line, separator)
         if _is_comment(line, cells, separator, count, columns.tag):
             continue
         if cells and cells[columns.token % len(cells)] != DOCUMENT_START:
-            groups[-1][index] = _read_row(f"{path}:{index + 1}", cells, count, columns)
+            groups[-1][index] = _read_row(f"{path}:{index + 1}", line, cells, count, columns)
         elif groups[-1]:
             groups.append({})
             firsts.append(index)
@@ -82,22 +95,36 @@ def add_column(sentences: Sequence[Sentence], tags: Sequence[Sequence[str]]) -> 
     for sentence, column in zip(sentences, tags, strict=True):
         of_row = dict(zip(sentence.rows, column, strict=True))
         for row, line in enumerate(sentence.lines):
-            has_columns = row in of_row or DOCUMENT_START in line.split()
+            has_columns = row in of_row or DOCUMENT_START in _split(line, None)
             tag = f"{sentence.separator}{of_row.get(row, OUTSIDE)}"
             written.append(line + tag if has_columns else line)
     return "\n".join(written) + "\n"
 
 
+def _split(line: str, separator: str | None) -> list[str]:
+    """The cells of a line, separated by tabs or (None) by blanks; none of a blank line."""
+    if not (filled := line.strip(_BLANK)):
+        return []
+    return line.split(separator) if separator else _BLANKS.split(filled)
+
+
 def _find_layout(lines: Sequence[str], path: str, columns: Columns) -> tuple[str | None, int]:
-    """What separates columns (None: blanks), and how many there are."""
-    filled = [(n, line) for n, line in enumerate(lines, 1) if line.strip() and line[0] != "#"]
+    """What separates columns (None: blanks), and how many most lines have."""
+    filled = [
+        (number, line)
+        for number, line in enumerate(lines, 1)
+        if line.strip(_BLANK) and line[0] != "#"
+    ]
     if not filled:
         wanted = "expected a word and its tag in columns, one word a line"
         raise ValueError(f"{path}: has no sentence; {wanted}")
     separator = "\t" if any("\t" in line for _, line in filled) else None
-    number, first = next(((n, line) for n, line in filled if DOCUMENT_START not in line), filled[0])
-    count = len(first.split(separator))
-    found, (token, tag) = f"{path}:{number}: {count} columns", columns
+    rows = [(number, line) for number, line in filled if DOCUMENT_START not in line] or filled
+    sizes = [len(_split(line, separator)) for _, line in rows]
+    count = Counter(sizes).most_common(1)[0][0]
+    number = rows[sizes.index(count)][0]
+    found = f"{path}:{number}: {count} columns"
+    token, tag = columns
     for name, column in (("token_column", token), ("tag_column", tag)):
         if column is not None and not -count <= column < count:
             raise ValueError(f"{found}, {name} is {column}, counted from 0")
@@ -117,16 +144,18 @@ def _is_comment(
     return len(cells) != count or (tag is not None and not is_tag(cells[tag]))
 
 
-def _read_row(where: str, cells: Sequence[str], count: int, columns: Columns) -> tuple[str, str]:
+def _read_row(
+    where: str, line: str, cells: Sequence[str], count: int, columns: Columns
+) -> tuple[str, str]:
     """Word and tag of a line; the tag is "O" where tags are not read."""
     if len(cells) != count:
-        says = f"{len(cells)} columns, the first line of words has {count}"
-        raise ValueError(f"{where}: {says}")
+        says = f"{len(cells)} columns in {quote(line)}, most lines have {count}"
+        raise ValueError(f"{where}: {says}; separate columns by one tab, or by spaces")
     word = cells[columns.token]
-    if not word.strip():
+    if not word.strip(_BLANK):
         raise ValueError(f"{where}: no word in column {columns.token} (token_column)")
     tag = OUTSIDE if columns.tag is None else cells[columns.tag]
     if not is_tag(tag):
-        says = f"{tag!r} in column {columns.tag} is neither O nor B-, I-, E- or S- with a type"
+        says = f"{quote(tag)} in column {columns.tag} is neither O nor B-, I-, E- or S- with a type"
         raise ValueError(f"{where}: {says}; tag_column says which column holds the tags")
     return word, tag
