@@ -80,7 +80,7 @@ def parse_vocab(data: bytes, where: str) -> Vocabulary:
             raise ValueError(f"{where}: line {line} is empty; {advice}")
         if token in first_line:
             lines = f"lines {first_line[token]} and {line}"
-            raise ValueError(f"{where}: token {token!r} is on {lines}; keep one of them")
+            raise ValueError(f"{where}: token {token[:60]!r} is on {lines}; keep one of them")
         first_line[token] = line
     if missing := [token for token in SPECIAL_TOKENS if token not in first_line]:
         found = f"no line is {', '.join(missing)} ({len(tokens)} lines)"

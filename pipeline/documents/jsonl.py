@@ -7,6 +7,7 @@ from typing import Any
 
 from pipeline.documents.files import FileRange
 from pipeline.documents.records import BadDocumentError, Beginning, Format, Line, Record, too_long
+from pipeline.storage.quoting import join_names
 
 TO_JSON_LINES = (
     "an array becomes such lines by `jq -c '.[]' FILE > FILE.jsonl`, a single object by `jq -c .`"
@@ -47,7 +48,8 @@ def parse_jsonl(text: str, text_field: str) -> str:
         message = f"found a JSON {type(found).__name__}, expected an object with fields"
         raise BadDocumentError("not_an_object", f"{message}; {TO_JSON_LINES}")
     if text_field not in found:
-        message = f"found the fields {sorted(found)}, expected {text_field!r} among them"
+        fields = join_names(map(repr, sorted(found)))
+        message = f"found the fields [{fields}], expected {text_field!r} among them"
         raise BadDocumentError("no_text_field", f"{message}; give the field as --text_field")
     value = found[text_field]
     if not isinstance(value, str):

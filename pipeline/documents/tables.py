@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 from pipeline.documents import records
 from pipeline.documents.files import FileRange, StorageOptions, open_sized
 from pipeline.documents.records import BadDocumentError, Format, Record, too_long
+from pipeline.storage.quoting import join_names
 
 _PARQUET_MAGIC = b"PAR1"
 _ARROW_MAGIC = b"ARROW1"  # begins and ends a file
@@ -97,7 +98,7 @@ def read_arrow(
 def _check_column(names: Sequence[str], text_field: str, url: str) -> None:
     if text_field not in names:
         expected = f"expected {text_field!r} among them; give the column as --text_field"
-        raise ValueError(f"{url}: found the columns {list(names)}, {expected}")
+        raise ValueError(f"{url}: found the columns [{join_names(map(repr, names))}], {expected}")
 
 
 def _read_column(column: Any, row: int) -> Iterator[Record]:

@@ -14,6 +14,7 @@ from pipeline.documents.jsonl import parse_object
 from pipeline.documents.lines import decode, read_lines, read_whole
 from pipeline.documents.records import BadDocumentError, Format, Line, Record, too_long
 from pipeline.storage.folder import Folder
+from pipeline.storage.quoting import join_names
 
 
 def whole_file(url: str, storage_options: StorageOptions = None) -> FileRange:
@@ -66,8 +67,16 @@ def _split_rows(lines: Iterable[Line], url: str) -> Iterator[tuple[int, list[str
                 yield number, cells
             number = reader.line_num + 1
     except csv.Error as error:
+        if str(error).startswith("new-line character"):
+            raise carriage_returns(url) from error
         hint = "a cell with quotes or commas stands in double quotes"
         raise ValueError(f"{url}:{number}: {error}; {hint}") from error
+
+
+def carriage_returns(url: str) -> ValueError:
+    r"""Returns the error about a file of lines that end in "\r" alone, which is one long line."""
+    cure = r"tr '\r' '\n' < FILE > NEW writes it anew"
+    return ValueError(rf"{url}: its lines end in \r alone, expected \n or \r\n; {cure}")
 
 
 def parse_json(text: str, place: str) -> Any:
@@ -101,7 +110,7 @@ def split_csv(lines: Iterable[Line], file_range: FileRange) -> Iterator[Record]:
     for number, cells in rows:
         error = None
         if len(cells) != len(names):
-            message = f"found {len(cells)} cells, expected {len(names)}: {', '.join(names)}"
+            message = f"found {len(cells)} cells, expected {len(names)}: {join_names(names)}"
             error = BadDocumentError("bad_row", message)
         data = json.dumps(dict(zip(names, cells, strict=False))).encode()
         yield Record(number, 0, data, error)

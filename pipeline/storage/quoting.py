@@ -6,12 +6,13 @@ LONGEST = 60
 """The most characters of a text that a message shows."""
 
 
-def quote(text: object, longest: int = LONGEST) -> str:
-    """Returns the text in quotes; a longer one is cut, and its length is said."""
-    whole = str(text)
-    if len(whole) <= longest:
-        return repr(whole)
-    return f"{whole[:longest]!r}... ({len(whole):,} characters)"
+def quote(value: object) -> str:
+    """Returns a value as Python writes it, a text in quotes; of a long one the beginning."""
+    if isinstance(value, str):
+        is_whole = len(value) <= LONGEST
+        return repr(value) if is_whole else f"{value[:LONGEST]!r}... ({len(value):,} characters)"
+    shown = repr(value)
+    return shown if len(shown) <= LONGEST else f"{shown[:LONGEST]}..."
 
 
 def join_names(names: Iterable[object], most: int = 20) -> str:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from collections import Counter
 
 import pytest
 import safetensors.torch
@@ -110,6 +111,14 @@ def test_the_best_model_opens_in_transformers_and_made_the_predictions(grid, fol
     facts = json.loads((best / "config.json").read_text())["beambert"]
     assert facts["tokens_seen"] == 99
     assert facts["finetuned"]["run"] == results_of(grid)["best"]["name"]
+
+
+def test_people_are_told_how_many_examples_of_each_class_there_are(folder):
+    notes = prepare_data(settings_of(folder, "unused")).notes
+    rows = (folder / "train.tsv").read_text().splitlines()[1:]
+    labels = sorted(Counter(row[-1] for row in rows).items(), key=lambda pair: (-pair[1], pair[0]))
+    shown = ", ".join(f"{name} {count}" for name, count in labels)
+    assert f"{folder}/train.tsv: 48 examples; labels {shown}" in notes
 
 
 def same_files(first, second, *names):

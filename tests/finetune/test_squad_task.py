@@ -129,8 +129,18 @@ def test_a_context_without_pieces_has_no_answer(vocab, tmp_path):
     assert (encoded.items, encoded.counts["contexts_without_pieces"]) == ([], 1)
     (prediction,) = task.decode(questions, [], [], ())
     assert prediction.text == ""
-    with pytest.raises(ValueError, match=r"question q0: answer '.u200b' has no piece of text"):
-        task.encode(questions, (), TextEncoder(vocab, True, 384), "train")
+
+
+def test_an_answer_without_pieces_trains_nothing_and_is_counted(vocab, tmp_path):
+    answers = [("Which?", ["\u200b"]), ("What?", ["\x00", "Rollo"]), ("Who?", ["Rollo"])]
+    path, task = _write(tmp_path, answers, "Rollo \u200b met \x00 ."), _open()
+    _, encoded, _ = _encode(task, path, vocab, "train")
+    assert [item.example for item in encoded.items] == [2]
+    assert encoded.items[0].labels.tolist() == [4, 5]  # roll, ##o after [CLS] who ? [SEP]
+    assert encoded.counts["answers_without_pieces"] == 2
+    _, encoded, _ = _encode(task, path, vocab, "validation")
+    assert [item.example for item in encoded.items] == [0, 1, 2]
+    assert encoded.counts["answers_without_pieces"] == 2
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,12 @@ def test_numbers_of_json_are_labels_and_places_are_lines(tmp_path):
         ("t.jsonl", '{"text": null, "label": 1}\n', ":1: text is no text and no number"),
         ("t.jsonl", '{"text": ["a"], "label": 1}\n', ":1: text is no text and no number"),
         ("t.tsv", "text\tlabel\n", "has no rows"),
+        ("t.tsv", "text\tlabel\ra\tx\r", r": its lines end in \\r alone, expected \\n or \\r\\n"),
+        ("t.csv", "text,label\ra,x\r", r": its lines end in \\r alone, expected \\n or \\r\\n"),
+        ("t.jsonl", '{"text": "a", "label": NaN}\n', ":1: label is nan, which is no JSON value"),
+        ("t.jsonl", '{"text": -Infinity, "label": 1}\n', ":1: text is -inf, which is no JSON"),
+        ("t.tsv", "\t".join("w" * 99) + "\n", r"the columns are (w, ){20}and 79 more$"),
+        ("t.tsv", "w" * 999 + "\n", rf"the columns are {'w' * 60}\.\.\.$"),
     ],
 )
 def test_malformed_tables(name, text, message, tmp_path):
@@ -65,13 +71,39 @@ def test_malformed_tables(name, text, message, tmp_path):
 
 @pytest.mark.parametrize(
     ("second", "says"),
-    [("x", ":2: every training example has the label 'x'"), (" ", ":3: the label is empty")],
+    [
+        ("x", ":2: every training example has the label 'x'"),
+        (" ", ":3: the label is empty"),
+        ("x ", ":3: the label 'x ' has white space around it, so it is another class than 'x'"),
+        ("\u3000x", r":3: the label '.u3000x' has white space around it"),
+        ("x\ty", r":3: the label 'x.ty' has a tab or a line end, which a .tsv of predictions"),
+        ('"x\ny"', r":3: the label 'x.ny' has a tab or a line end"),
+    ],
 )
-def test_one_class_is_nothing_to_learn_and_an_empty_label_is_none(second, says, tmp_path):
+def test_what_is_no_class(second, says, tmp_path):
     task = task_of("classification")
     examples = read(task, tmp_path, "t.csv", f"text,label\na,x\nb,{second}\n")
     with pytest.raises(ValueError, match=rf"t\.csv{says}"):
         task.find_labels(examples)
+
+
+def test_labels_are_counted_and_those_of_another_file_alone_refused_with_a_cure(tmp_path):
+    task = task_of("classification")
+    train = read(task, tmp_path, "train.csv", "text,label\na,x\nb,y\nc,x\n")
+    assert task.count_labels(train) == {"x": 2, "y": 1}
+    validation = read(task, tmp_path, "dev.csv", "text,label\na,x\nb,z\n")
+    says = r"dev\.csv:3: label 'z', the labels are x, y; mend it, remove the row, or train on"
+    with pytest.raises(ValueError, match=says):
+        task.encode(validation, ("x", "y"), make_encoder(), "validation")
+    blank = read(task, tmp_path, "dev2.csv", "text,label\na,x\nb,y \n")
+    with pytest.raises(ValueError, match=r"dev2\.csv:3: the label 'y ' has white space"):
+        task.encode(blank, ("x", "y"), make_encoder(), "validation")
+
+
+def test_an_id_that_breaks_the_rows_of_predictions(tmp_path):
+    task = task_of("classification", columns=ColumnSettings(id="n"))
+    with pytest.raises(ValueError, match=r"t\.csv:2: the id 'a.tb' in the column n has a tab"):
+        read(task, tmp_path, "t.csv", "n,text,label\na\tb,x,y\n")
 
 
 def test_swag(tmp_path):

@@ -100,7 +100,11 @@ def test_iob1_is_learned_as_iob2_and_written_as_iob1(tmp_path):
 @pytest.mark.parametrize(
     ("labels", "text", "says"),
     [
-        (LABELS, "in O\nRome B-PER\n", "f.conll:2: tag 'B-PER' is none of the model's: O, B-LOC"),
+        (
+            LABELS,
+            "in O\nRome B-PER\n",
+            "f.conll:2: tag 'B-PER' is none of those trained: O, B-LOC, I-LOC; mend it, write O, ",
+        ),
         (LABELS, "Rome S-LOC\n", "f.conll:1: the file is bioes, the model's labels are iob2"),
         (BIOES, "Rome B-X\n", "f.conll:1: the file is iob2, the model's labels are bioes"),
     ],

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.storage.quoting import join_names, quote
 from trainer.finetune.measures import METRICS
 from trainer.finetune.task import EncodedSet, Item, Labels, Metrics, Outputs, ReadSet, Split
 from trainer.finetune.text import TextEncoder
@@ -55,15 +56,25 @@ class PairTask:
         """The first one."""
         return self.metrics[0]
 
+    def count_labels(self, examples: Examples) -> Counter[str]:
+        """Counts the classes or the right choices; nothing of a number."""
+        if self.kind == "regression":
+            return Counter()
+        return Counter(str(example.label) for example in examples)
+
     def find_labels(self, examples: Examples) -> Labels:
-        """The classes that the benchmark fixes, or those there are, sorted."""
+        """Returns the classes that the benchmark fixes, or those there are, sorted.
+
+        Raises:
+            ValueError: A label cannot be a class, or all are one class.
+        """
         if self.kind != "classification":
             return ()
-        if unlabelled := next((each for each in examples if not str(each.label).strip()), None):
-            raise ValueError(f"{unlabelled.place}: the label is empty; give one, or remove the row")
+        for example in examples:
+            _check_class(example)
         found = self.labels or tuple(sorted({str(example.label) for example in examples}))
         if len(found) < 2:
-            says = f"every training example has the label {found[0]!r}; at least 2 differ"
+            says = f"every training example has the label {quote(found[0])}; at least 2 differ"
             raise ValueError(f"{examples[0].place}: {says}")
         return found
 
@@ -114,16 +125,33 @@ class PairTask:
             return np.array([_read_number(example)], np.float32)
         known = labels or self.labels
         if example.label not in known:
-            says = f"label {example.label!r}, the labels are {', '.join(known)}"
-            raise ValueError(f"{example.place}: {says}")
+            says = f"label {quote(example.label)}, the labels are {join_names(known)}"
+            cure = "mend it, or remove the row"
+            if not self.labels:
+                _check_class(example)
+                cure = "mend it, remove the row, or train on examples of it too"
+            raise ValueError(f"{example.place}: {says}; {cure}")
         return np.array([known.index(example.label)], np.int64)
+
+
+def _check_class(example: PairExample) -> None:
+    """Refuses a label that is empty, has blanks around it, or would break a table."""
+    label = str(example.label)
+    if not label.strip():
+        raise ValueError(f"{example.place}: the label is empty; give one, or remove the row")
+    if label != label.strip():
+        says = f"the label {quote(label)} has white space around it, so it is another class than"
+        raise ValueError(f"{example.place}: {says} {quote(label.strip())}; remove the space")
+    if any(sign in label for sign in "\t\r\n"):
+        says = f"the label {quote(label)} has a tab or a line end"
+        raise ValueError(f"{example.place}: {says}, which a .tsv of predictions cannot hold")
 
 
 def _read_number(example: PairExample) -> float:
     with suppress(ValueError):
         if math.isfinite(number := float(str(example.label))):
             return number
-    raise ValueError(f"{example.place}: label {example.label!r}, expected a number")
+    raise ValueError(f"{example.place}: label {quote(example.label)}, expected a number")
 
 
 def tab_separated(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

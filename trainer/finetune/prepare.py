@@ -3,18 +3,23 @@
 import dataclasses
 import hashlib
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from pipeline.storage.folder import Folder
+from pipeline.storage.quoting import join_names
 from trainer.finetune.settings import FinetuneSettings
 from trainer.finetune.task import Item, Labels, OwnModel, ReadSet, Split, Task, open_task
 from trainer.finetune.text import TextEncoder, file_stem
 from trainer.inference.open_model import OpenedModel, open_model
 from trainer.model.config import BertConfig
 from trainer.model.task_heads import BertForTask, Head, build_task_model
+
+_SIZES = ("file", "sha256", "examples", "items", "tokens", "words")
+"""Facts of a file that say how large it is, not what became of it."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,11 @@ def prepare_data(settings: FinetuneSettings, finetuned: OpenedModel | None = Non
         ]
         for split, each in paths.items()
     }
+    shown = [*files["train"], *files["validation"]]
+    described = [describe_file(file, task.count_labels(file.examples)) for file in shown]
+    if settings.train and not any(file.items for file in files["train"]):
+        raise ValueError(f"nothing to train on: {'; '.join(described[: len(files['train'])])}")
+    notes += described
     return Prepared(settings, task, opened, config, head, keeps_head, files, notes)
 
 
@@ -105,6 +115,21 @@ def _encode_file(
         "tokens": sum(len(each.input_ids) for item in items for each in item.sequences),
     }
     return DataFile(path, file_stem(path), rows.examples, items, {**facts, **rows.counts, **cut})
+
+
+def describe_file(file: DataFile, labels: Mapping[str, int]) -> str:
+    """Returns a line for people: examples, labels and their counts, what was cut or left out."""
+    parts = [f"{file.facts['examples']:,} examples"]
+    if labels:
+        ranked = sorted(labels.items(), key=lambda pair: (-pair[1], pair[0]))
+        parts.append("labels " + join_names(f"{name} {count:,}" for name, count in ranked))
+    return "; ".join([f"{file.path}: {parts[0]}", *parts[1:], *describe_losses(file)])
+
+
+def describe_losses(file: DataFile) -> list[str]:
+    """Returns what was cut or left out of a file, such as "3 truncated examples"."""
+    counts = [(name, value) for name, value in file.facts.items() if name not in _SIZES and value]
+    return [f"{value:,} {name.replace('_', ' ')}" for name, value in counts]
 
 
 def choose_head(

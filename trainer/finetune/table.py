@@ -1,12 +1,19 @@
 """Any table by the names of its columns: classes, numbers and choices; and SWAG's."""
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from pipeline.documents.text_files import read_csv_rows, read_json_lines, read_text_lines
+from pipeline.documents.text_files import (
+    carriage_returns,
+    read_csv_rows,
+    read_json_lines,
+    read_text_lines,
+)
 from pipeline.storage.compression import plain_name
+from pipeline.storage.quoting import join_names, quote
 from trainer.finetune.pairs import Examples, PairExample, PairTask, Predictions, tab_separated
 from trainer.finetune.settings import ColumnSettings, FinetuneSettings
 from trainer.finetune.task import ReadSet, Split
@@ -69,6 +76,7 @@ def read_pairs(
         second = None if columns.text_b is None else fields[columns.text_b]
         endings = tuple(f"{second or ''} {fields[name]}".strip() for name in choices)
         row_id, right = fields.get(columns.id or "", str(number)), label and fields[label]
+        _check_id(place, columns.id, row_id)
         text = fields[columns.text]
         examples.append(PairExample(place, row_id, text, endings or (second,), right))
     return ReadSet(examples, {} if skipped is None else {"skipped_rows": len(skipped)})
@@ -89,6 +97,8 @@ def read_table(
         lines = ((place, line.split("\t")) for place, line in read_text_lines(path) if line)
         rows = lines if extension == "tsv" else read_csv_rows(path)
         header = header or next(rows, ("", []))[1]
+        if any("\r" in name for name in header):
+            raise carriage_returns(path)
         _check_columns(path, header, needed)
         records = list(_by_name(rows, header, skipped))
     else:
@@ -107,23 +117,35 @@ def _by_name(
             skipped.append(place)
             continue
         if len(cells) != len(header):
-            names = ", ".join(header)
-            raise ValueError(f"{place}: {len(cells)} columns, expected {len(header)} ({names})")
+            says = f"{len(cells)} columns, expected {len(header)} ({join_names(header)})"
+            raise ValueError(f"{place}: {says}")
         yield Record(place, dict(zip(header, cells, strict=True)))
+
+
+def _check_id(place: str, column: str | None, row_id: str) -> None:
+    """Refuses an id that would break the rows of predictions."""
+    if any(sign in row_id for sign in "\t\r\n"):
+        says = f"the id {quote(row_id)} in the column {column} has a tab or a line end"
+        raise ValueError(f"{place}: {says}, which a .tsv of predictions cannot hold; mend it")
 
 
 def _check_columns(place: str, found: Names, needed: Names) -> None:
     if missing := [name for name in needed if name not in found]:
-        columns = ", ".join(found)
-        raise ValueError(f"{place}: no column {', '.join(missing)}; the columns are {columns}")
+        says = f"no column {join_names(missing)}; the columns are {join_names(found)}"
+        raise ValueError(f"{place}: {says}")
     if len(set(found)) != len(found):
-        raise ValueError(f"{place}: two columns have one name: {', '.join(found)}")
+        raise ValueError(f"{place}: two columns have one name: {join_names(found)}")
 
 
 def _from_json(place: str, values: dict[str, Any], needed: Names) -> Record:
     _check_columns(place, list(values), needed)
     if wrong := [name for name in needed if isinstance(values[name], (dict, list, type(None)))]:
-        raise ValueError(f"{place}: {', '.join(wrong)} is no text and no number")
+        raise ValueError(f"{place}: {join_names(wrong)} is no text and no number")
+    for name in needed:
+        value = values[name]
+        if isinstance(value, float) and not math.isfinite(value):
+            says = f"{name} is {value}, which is no JSON value; give one, or remove the row"
+            raise ValueError(f"{place}: {says}")
     written = {k: v if isinstance(v, str) else json.dumps(v) for k, v in values.items()}
     return Record(place, written)
 

@@ -87,7 +87,7 @@ class OwnModel(Protocol):
 
 
 class Task(Protocol):
-    """The five steps of a task; malformed input is a ValueError with file and line.
+    """The steps of a task; malformed input is a ValueError with file and line.
 
     Attributes:
         kind: A trainer.model.task_heads.HeadKind.
@@ -99,6 +99,9 @@ class Task(Protocol):
 
     def read(self, path: str, split: Split) -> ReadSet:
         """Examples of one file, at least one."""
+
+    def count_labels(self, examples: Sequence[Any]) -> Mapping[str, int]:
+        """Counts what people should see before training: classes, or types of entities."""
 
     def find_labels(self, examples: Sequence[Any]) -> Labels:
         """The classes, from the training examples; empty without classes."""

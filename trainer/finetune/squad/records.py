@@ -11,6 +11,8 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from pipeline.storage.quoting import join_names, quote
+
 
 class Answer(NamedTuple):
     """A passage of the context, from its character `start` on."""
@@ -37,7 +39,7 @@ def read_squad(text: str, path: str, with_impossible: bool, is_test: bool) -> li
     """
     try:
         content = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not JSON ({error})") from error
     questions: dict[str, Question] = {}
     for place, context, entry in _read_entries(content, path):
@@ -54,7 +56,7 @@ def _read_entries(content: Any, path: str) -> Iterator[tuple[str, str, dict[str,
     """Place, context and JSON object of every question."""
     for number, article in enumerate(_get(content, "data", list, path)):
         known = article if isinstance(article, dict) else {}
-        place = f"{path}: article {known.get('title', f'number {number}')!r}"
+        place = f"{path}: article {quote(known.get('title', f'number {number}'))}"
         for index, paragraph in enumerate(_get(article, "paragraphs", list, place)):
             in_paragraph = f"{place}, paragraph {index}"
             context = _get(paragraph, "context", str, in_paragraph)
@@ -94,8 +96,8 @@ def _find_faults(question: Question, is_impossible: bool, is_test: bool) -> Iter
             yield "an answer without text"
         found = question.context[max(0, start) : max(0, start) + len(text)]
         if start < 0 or found != text:
-            says = f"answer {text!r} is said to begin at character {start} of the context"
-            yield f"{says}, where {found!r} stands"
+            says = f"answer {quote(text)} is said to begin at character {start} of the context"
+            yield f"{says}, where {quote(found)} stands"
 
 
 def _get(record: Any, key: str, kind: type, place: str) -> Any:
@@ -104,8 +106,10 @@ def _get(record: Any, key: str, kind: type, place: str) -> Any:
         found = type(record).__name__
         raise ValueError(f"{place}: expected an object with {key!r}, found {found}")  # noqa: TRY004
     if key not in record:
-        raise ValueError(f"{place}: no {key!r}; it has {', '.join(map(repr, record)) or 'nothing'}")
+        raise ValueError(
+            f"{place}: no {key!r}; it has {join_names(map(repr, record)) or 'nothing'}"
+        )
     value = record[key]
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise ValueError(f"{place}: {key!r} is {value!r}, expected {kind.__name__}")
+        raise ValueError(f"{place}: {key!r} is {quote(value)}, expected {kind.__name__}")
     return value

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.documents.text_files import read_text
+from pipeline.storage.quoting import join_names, quote
 from trainer.conll.read import Columns, Sentence, add_column, read_conll
 from trainer.conll.tags import OUTSIDE, Scheme, find_entities, label_names, write_tags
 from trainer.finetune.settings import FinetuneSettings, TokenSettings
@@ -53,6 +54,12 @@ class TokenTask:
         tag_column = None if split == "test" else self.settings.tag_column
         columns = Columns(self.settings.token_column, tag_column)
         return ReadSet(read_conll(read_text(path), path, columns), {})
+
+    def count_labels(self, examples: Sequence[Sentence]) -> Counter[str]:
+        """Counts the entities of each type."""
+        return Counter(
+            entity.type for sentence in examples for entity in find_entities(sentence.tags)
+        )
 
     def find_labels(self, examples: Sequence[Sentence]) -> Labels:
         """All tags of the types in the training sentences; those of IOB1 files as IOB2."""
@@ -175,8 +182,9 @@ def number_tags(sentence: Sentence, labels: Labels) -> list[int]:
             says = f"the file is {sentence.scheme}, the model's labels are {known}"
             raise ValueError(f"{sentence.locate(index)}: {says}; write the files in one scheme")
         if tag not in number:
-            says = f"tag {tag!r} is none of the model's: {', '.join(labels)}"
-            raise ValueError(f"{sentence.locate(index)}: {says}")
+            says = f"tag {quote(tag)} is none of those trained: {join_names(labels)}"
+            cure = "mend it, write O, or train on examples of its type too"
+            raise ValueError(f"{sentence.locate(index)}: {says}; {cure}")
     return [number[tag] for tag in tags]
 
 

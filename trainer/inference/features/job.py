@@ -17,6 +17,7 @@ from pipeline.documents.text_files import read_json_lines, read_text, read_text_
 from pipeline.storage.compression import plain_name
 from pipeline.storage.folder import Folder
 from pipeline.storage.local import scratch_folder
+from pipeline.storage.quoting import join_names
 from trainer.conll.read import Columns, read_conll
 from trainer.conversion.initial_weights import hash_state
 from trainer.inference.features.extract import EncodedText, FeatureExtractor, FeatureRows, InputText
@@ -73,8 +74,8 @@ def read_texts(settings: FeaturesSettings) -> Iterator[InputText]:
 
 def _field_of(record: dict[str, Any], name: str, place: str) -> str:
     if name not in record:
-        found = ", ".join(record)
-        raise ValueError(f"{place}: no field {name!r}, found {found}; --text_field names it")
+        found = f"no field {name!r}, found {join_names(record)}"
+        raise ValueError(f"{place}: {found}; --text_field names it")
     if not isinstance(text := record[name], str):
         kind = type(text).__name__
         raise ValueError(f"{place}: field {name!r} is {kind}, expected a string")  # noqa: TRY004
