@@ -78,7 +78,7 @@ def write_corpus(output: Path, max_bytes: int) -> tuple[int, int]:
     paths = list(find_modules())
     with (
         temporary.open("w", encoding="utf-8") as file,
-        tqdm(total=max_bytes, desc="docstrings", unit="B", unit_scale=True) as bar,
+        tqdm(total=max_bytes, desc="docstrings", unit="B", unit_scale=True, disable=None) as bar,
         ProcessPoolExecutor() as pool,
     ):
         for path, paragraphs in zip(paths, pool.map(read_prose, paths, chunksize=32), strict=True):

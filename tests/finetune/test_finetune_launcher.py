@@ -68,7 +68,8 @@ def test_two_ranks_of_the_launcher_give_what_one_process_that_was_killed_gives(t
         assert ran.returncode == 0, ran.stderr
         assert ("1 of 2 runs were finished before" in ran.stdout) == (output == "alone")
         assert f"{output}: results.json, predictions, and the best model in" in ran.stdout
-        assert re.search(r"epochs3-seed1: step (\d+)/\1 of all runs, ETA 00:00\n", ran.stderr)
+        assert re.search(r"epochs3-seed1: step (\d+)/\1 of all runs, ETA 0 s\n", ran.stderr)
+        assert "\r" not in ran.stderr
     alone, both = results_of(tmp_path / "alone"), results_of(tmp_path / "both")
     losses = [[run.pop("train_loss") for run in results["runs"]] for results in (alone, both)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)

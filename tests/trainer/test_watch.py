@@ -16,7 +16,7 @@ from trainer.runs.metrics import MetricsFile
 from trainer.settings import Phase
 from trainer.watch.gauge import Gauge
 from trainer.watch.recorder import Recorder, TensorBoard, WeightsAndBiases
-from trainer.watch.terminal import Progress, format_step
+from trainer.watch.terminal import Progress, StepCount, format_step
 
 CPU_RANKS = Ranks(0, 2, torch.device("cpu"), None)
 COUNTS = StepCounts(
@@ -88,6 +88,21 @@ def test_a_log_takes_a_line_now_and_then_and_the_last_step(capsys):
     progress.close()
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" step ")[1].partition(":")[0] for line in lines] == ["1/4", "3/4", "4/4"]
+
+
+def test_a_log_counts_the_steps_of_several_runs_in_lines_of_their_own(capsys):
+    now = [0.0]
+    steps = StepCount(4, shown=True, clock=lambda: now[0])
+    for run, time in [("a", 2.0), ("a", 11.0), ("b", 12.0), ("b", 16.0)]:
+        now[0] = time
+        steps.begin_run(run)
+        steps.advance()
+    steps.close()
+    lines = ["a: step 2/4 of all runs, ETA 11 s", "b: step 4/4 of all runs, ETA 0 s"]
+    assert capsys.readouterr().err == "".join(f"{line}\n" for line in lines)
+    hidden = StepCount(1, shown=False)
+    hidden.advance()
+    assert capsys.readouterr().err == ""
 
 
 @pytest.fixture

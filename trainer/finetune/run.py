@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import gc
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,7 @@ from trainer.conversion.export import export_hf, write_export
 from trainer.engine.zero import iterate_weights
 from trainer.finetune import results
 from trainer.finetune.batches import Recipe
-from trainer.finetune.prepare import DataFile, Prepared, begin_model, prepare_data
+from trainer.finetune.prepare import DataFile, Prepared, begin_model, describe_losses, prepare_data
 from trainer.finetune.settings import FinetuneSettings, PredictSettings, check_settings
 from trainer.finetune.task import Metrics, OwnModel
 from trainer.finetune.training import predict_items, train_task
@@ -31,9 +30,7 @@ from trainer.process.ranks import Ranks, start_ranks, stop_ranks, together
 from trainer.process.stopping import LauncherWatch
 from trainer.runs.continuing import lock_folder
 from trainer.runs.json_files import to_json
-
-_LOG_LINE = "{desc}: step {n_fmt}/{total_fmt} of all runs, ETA {remaining}\n"
-"""What a log gets in place of a bar, every ten seconds."""
+from trainer.watch.terminal import StepCount
 
 
 def finetune(settings: FinetuneSettings, _remainder: object = None) -> None:
@@ -84,16 +81,14 @@ def finetune_on(ranks: Ranks, settings: FinetuneSettings) -> None:
         finished = ranks.from_first(finished)
         left = [recipe for recipe in recipes if recipe.name not in finished]
         num_steps = sum(recipe.num_steps(len(prepared.train_items)) for recipe in left)
-        shown: dict[str, Any] = {"mininterval": 10.0, "bar_format": _LOG_LINE}
-        shown = {} if sys.stderr.isatty() else shown
-        bar = tqdm(total=num_steps, unit="step", disable=ranks.rank != 0, **shown)
-        stack.enter_context(bar)
+        progress = StepCount(num_steps, shown=ranks.rank == 0)
+        stack.callback(progress.close)
         were = [f"{len(finished)} of {len(recipes)} runs were finished before"] if finished else []
         for note in [*prepared.notes, *were]:
             _say(note, ranks)
         for recipe in left:
-            bar.set_description_str(recipe.name)
-            engine, run = train_run(recipe, prepared, ranks, bar.update)
+            progress.begin_run(recipe.name)
+            engine, run = train_run(recipe, prepared, ranks, progress.advance)
             finished[recipe.name] = run
             runs = [finished[each.name] for each in recipes if each.name in finished]
             if results.best_run(runs, prepared) is run:
@@ -161,9 +156,7 @@ def _write_predictions(
     with together(ranks):
         for name, text in contents.items() if ranks.rank == 0 else ():
             replace_file(folder / name, text.encode())
-    sizes = ("file", "sha256", "examples", "items", "tokens")
-    cut = [(name, value) for name, value in file.facts.items() if name not in sizes and value]
-    others = "".join(f", {value} {name.replace('_', ' ')}" for name, value in cut)
+    others = "".join(f", {each}" for each in describe_losses(file))
     return f"{folder}: {', '.join(contents)}, {len(predictions):,} rows{others}"
 
 

@@ -50,6 +50,43 @@ class Progress:
         self.bar.close()
 
 
+class StepCount:
+    """The steps of several runs together: a bar on a terminal, in a log a line now and then."""
+
+    def __init__(
+        self, num_steps: int, *, shown: bool, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        is_terminal = sys.stderr.isatty()
+        self._bar = tqdm(total=num_steps, unit="step", disable=not (shown and is_terminal))
+        self._is_log = shown and not is_terminal
+        self._num_steps, self._clock = num_steps, clock
+        self._step = 0
+        self._run = ""
+        self._began = clock()
+        self._next_line = self._began + LOG_SECONDS
+
+    def begin_run(self, name: str) -> None:
+        """Names the run whose steps follow."""
+        self._run = name
+        self._bar.set_description_str(name)
+
+    def advance(self) -> None:
+        """Counts one more step."""
+        self._step += 1
+        self._bar.update()
+        now = self._clock()
+        is_last = self._step == self._num_steps
+        if self._is_log and (now >= self._next_line or is_last):
+            self._next_line = now + LOG_SECONDS
+            left = (now - self._began) / self._step * (self._num_steps - self._step)
+            count = f"step {self._step:,}/{self._num_steps:,} of all runs"
+            tqdm.write(f"{self._run}: {count}, ETA {format_seconds(left)}", file=sys.stderr)
+
+    def close(self) -> None:
+        """Leaves the bar as it is."""
+        self._bar.close()
+
+
 def _format_speed(row: Mapping[str, Any]) -> str:
     return f"{row['tokens_per_second']:,.0f} tok/s, data wait {row['data_wait_share']:.0%}"
 
