@@ -1,5 +1,7 @@
 """MediaWiki XML dumps: every article is a document, the last of its revisions.
 
+A block of a multistream dump, which is pages without the dump's root, is read too.
+
 A page belongs to the range its `<page>` starts in; in bzip2, to the range the stream that holds
 this tag starts in. Text escapes "<", so the tags are found without parsing; each page is then
 parsed by itself, and no dump needs a DTD: one that declares entities is refused.
@@ -7,6 +9,7 @@ parsed by itself, and no dump needs a DTD: one that declares entities is refused
 
 import re
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from pipeline.documents import records
 from pipeline.documents.files import FileRange, StorageOptions, read_blocks, read_stored
@@ -14,7 +17,7 @@ from pipeline.documents.lines import to_utf8
 from pipeline.documents.records import BadDocumentError, Format, Record, too_long
 from pipeline.storage.compression import find_bzip2_stream, is_compressed, read_frames, slices
 from pipeline.wiki import BadPageError, wikitext
-from pipeline.wiki.dump import hidden_prefixes, read_page, take_head
+from pipeline.wiki.dump import Site, is_redirect, read_page, read_site, take_head
 
 _ROOT_TAG, _ROOT_TAG_BYTES = b"<mediawiki", 1000  # in so many the tag begins
 _ROOT_END = b"</mediawiki>"
@@ -23,7 +26,7 @@ _TAG = re.compile(rb"</?page>")
 _HEAD_BYTES = 64 * 2**10  # read of every range's file for its siteinfo, which takes some 3 kB
 _OPEN, _CLOSE = b"<page>", b"</page>"
 _DECLARATION = re.compile(rb"<!(DOCTYPE|ENTITY)")
-_REDIRECT = re.compile(r"\s*#REDIRECT", re.IGNORECASE)
+_PAGES_WITHOUT_ROOT = re.compile(rb"<page>\s*<title>")
 
 
 Blocks = Iterable[tuple[bytes, bool]]
@@ -31,20 +34,20 @@ Blocks = Iterable[tuple[bytes, bool]]
 
 def read_pages(file_range: FileRange, storage_options: StorageOptions = None) -> Iterator[Record]:
     """A record of wikitext a page; redirects and pages that are no articles are only counted."""
-    hidden = _read_hidden_prefixes(file_range, storage_options)
+    site = _read_site(file_range, storage_options)
     is_last = file_range.end == file_range.size
     text = _read_range(file_range, storage_options)
-    for offset, data, error in split_pages(text, file_range.url, is_last):
+    for offset, data, error in split_pages(text, file_range.url, is_last, site.has_root):
         place = f"page at byte {offset} of the text from byte {file_range.start} on"
         bad = Record(1, offset, b"", error, place)
-        yield bad if error else _make_record(data, offset, place, hidden)
+        yield bad if error else _make_record(data, offset, place, site)
 
 
-def _read_hidden_prefixes(file_range: FileRange, storage_options: StorageOptions) -> frozenset[str]:
-    """By the file's head, wherever the range begins."""
+def _read_site(file_range: FileRange, storage_options: StorageOptions) -> Site:
+    """Reads the file's head, wherever the range begins."""
     url, size = file_range.url, file_range.size
     head = FileRange(url, 0, min(size, _HEAD_BYTES), size, file_range.format)
-    return hidden_prefixes(take_head(to_utf8(read_blocks(head, storage_options), url)))
+    return read_site(take_head(to_utf8(read_blocks(head, storage_options), url)))
 
 
 def _read_range(file_range: FileRange, storage_options: StorageOptions) -> Blocks:
@@ -80,16 +83,26 @@ def _read_streams(file_range: FileRange, storage_options: StorageOptions) -> Blo
 
 
 def _without_first(blocks: Iterator[bytes], start: int) -> Iterator[bytes]:
-    """Ranges are read from one byte before their start."""
+    """Drops the first byte: ranges are read from one byte before their start."""
     if start > 0:
         yield next(blocks, b"")[1:]
     yield from blocks
 
 
 def split_pages(
-    blocks: Blocks, url: str, is_last: bool
+    blocks: Blocks, url: str, is_last: bool, has_root: bool = True
 ) -> Iterator[tuple[int, bytes, BadDocumentError | None]]:
-    """Offset, bytes and error of every page that starts in blocks that belong to the range."""
+    """Yields offset, bytes and error of every page that starts in blocks of the range.
+
+    Args:
+        blocks: UTF-8, and whether what starts in it belongs to the range.
+        url: Of the file, for messages.
+        is_last: Whether the range ends with the file.
+        has_root: Whether the file begins with the root of a dump, which its end then closes.
+
+    Raises:
+        ValueError: The file is cut short, or declares entities.
+    """
     data, base, scan = bytearray(), 0, 0
     limit: int | None = None
     is_inside = is_too_long = False
@@ -127,7 +140,8 @@ def split_pages(
             scan = 0 if not (is_inside and num_dropped == 0) else scan
         else:
             scan = max(scan, len(data) - len(_CLOSE))
-    _refuse_cut(data, base, url, is_last)
+    rest = _Rest(bytes(data), base, is_inside)
+    _refuse_cut(rest, url, is_last, has_root)
     if is_inside:
         yield base, bytes(data), _page_error(False, is_too_long)
 
@@ -139,12 +153,38 @@ def _page_error(is_closed: bool, is_too_long: bool) -> BadDocumentError | None:
     return too_long() if is_too_long else None
 
 
-def _refuse_cut(data: bytearray, num_before: int, url: str, is_last: bool) -> None:
-    # The last range may begin within the tag. It has no text where no stream of bzip2 starts in it.
-    has_end = _ROOT_END in data or (num_before == 0 and _ROOT_END.endswith(bytes(data).rstrip()))
-    if is_last and not has_end:
-        found = f"the dump ends without {_ROOT_END.decode()}, so a part of it is missing"
-        raise ValueError(f"{url}: {found}; fetch the file again")
+class _Rest(NamedTuple):
+    """What is left of a range's text behind its last whole page."""
+
+    data: bytes
+    num_before: int
+    """Bytes of the range before it."""
+    is_in_page: bool
+
+    def may_be(self, end: bytes) -> bool:
+        """Whether it is what ends a file, or a range that begins within that."""
+        return self.data.strip() == end or (
+            self.num_before == 0 and end.endswith(self.data.rstrip())
+        )
+
+
+def _refuse_cut(rest: _Rest, url: str, is_last: bool, has_root: bool) -> None:
+    """Raises ValueError where the last range does not end as a file should.
+
+    A dump ends with its root. Blocks of pages do not, but for the last block of a dump.
+    """
+    if not is_last:
+        return
+    if has_root:
+        # There is no text where no stream of bzip2 starts in the last range.
+        if _ROOT_END not in rest.data and not rest.may_be(_ROOT_END):
+            found = f"the dump ends without {_ROOT_END.decode()}, so a part of it is missing"
+            raise ValueError(f"{url}: {found}; fetch the file again")
+    elif rest.is_in_page:
+        raise ValueError(f"{url}: the file ends within a page; fetch it again")
+    elif rest.data.strip() and not (rest.may_be(_ROOT_END) or rest.may_be(_CLOSE)):
+        found = f"found {rest.data.strip()[:40]!r} outside of a page"
+        raise ValueError(f"{url}: {found}, expected a MediaWiki dump, or whole pages of one")
 
 
 def _refuse_declarations(data: bytes | bytearray, url: str) -> None:
@@ -153,17 +193,18 @@ def _refuse_declarations(data: bytes | bytearray, url: str) -> None:
         raise ValueError(f"{url}: found {bytes(found[0]).decode()}, {expected}")
 
 
-def _make_record(data: bytes, offset: int, place: str, hidden: frozenset[str]) -> Record:
+def _make_record(data: bytes, offset: int, place: str, site: Site) -> Record:
     try:
         page = read_page(data)
     except BadPageError as error:
         return Record(1, offset, b"", BadDocumentError(error.reason, str(error)), place)
     dropped = ""
-    if page.namespace != "0" or page.model != "wikitext":
+    if not site.is_article(page) or page.model != "wikitext":
         dropped = "not_an_article"
-    elif page.is_redirect or _REDIRECT.match(page.text):
+    elif is_redirect(page):
         dropped = "redirect"
     place = f"page {page.id} {page.title!r}"
+    hidden = site.hidden_prefixes
     return Record(1, offset, page.text.encode(), None, place, dropped, hidden_prefixes=hidden)
 
 
@@ -176,7 +217,10 @@ def _show(text: str, hidden: frozenset[str]) -> str:
 
 MEDIAWIKI = Format(
     lambda text, record, *_: _show(text, record.hidden_prefixes),
-    lambda beginning: _ROOT_TAG in beginning.text[:_ROOT_TAG_BYTES],
+    lambda beginning: (
+        _ROOT_TAG in beginning.text[:_ROOT_TAG_BYTES]
+        or bool(_PAGES_WITHOUT_ROOT.match(beginning.text))
+    ),
     read=lambda file_range, _, storage_options: read_pages(file_range, storage_options),
     cut_suffix=".bz2",
 )

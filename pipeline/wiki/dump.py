@@ -1,6 +1,7 @@
 """What a MediaWiki dump says: of a page its title and text, of its wiki which links are not text.
 
-A link to a file or a category is not shown where it stands, nor is one to the same page in another
+A page without `<ns>`, as old dumps have them, is in the namespace that its title begins with. A
+link to a file or a category is not shown where it stands, nor is one to the same page in another
 language. A dump's `<siteinfo>` names these namespaces; the prefixes of languages are a list here.
 """
 
@@ -20,6 +21,14 @@ _LANGUAGE = re.compile(r"""<mediawiki\b[^>]*\bxml:lang=["']([\w-]+)["']""")
 _PROJECTS = "i|tionary|inews|ibooks|isource|iquote|iversity|ivoyage"
 _DATABASE = re.compile(rf"<dbname>(\w+?)wik(?:{_PROJECTS})</dbname>")
 _NOT_SHOWN_KEYS = {"-2", "6", "14"}  # media, files and categories
+_CANONICAL = """
+media|special|talk|user|user talk|project|project talk|file|file talk|image|image talk|mediawiki|
+mediawiki talk|template|template talk|help|help talk|category|category talk
+"""
+_CANONICAL_NAMESPACES = frozenset(_CANONICAL.replace("\n", "").strip().split("|"))
+"""Names that every wiki knows beside its own, without that of articles."""
+_REDIRECT = re.compile(r"\s*#REDIRECT", re.IGNORECASE)
+_REDIRECT_IN_ANY_LANGUAGE = re.compile(r"\s*#[^\W\d_]+[\s:]*\[\[[^\[\]\n]+\]\]")
 
 _CODES = """
 aa ab ace ady af ak als alt am ami an ang anp ar arc ary arz as ast atj av avk awa ay az azb ba
@@ -51,13 +60,44 @@ def take_head(blocks: Iterable[bytes]) -> bytes:
     return bytes(head)
 
 
+class Site(NamedTuple):
+    """What the beginning of a dump says of its wiki."""
+
+    has_root: bool
+    """Whether it is the beginning of a dump, and not a block of pages."""
+    hidden_prefixes: frozenset[str]
+    """Prefixes of links that are not shown where they stand."""
+    other_namespaces: frozenset[str]
+    """Prefixes of titles that are no articles, as `normalize_prefix` writes them."""
+
+    def is_article(self, page: "Page") -> bool:
+        """Whether a page is in the namespace of articles."""
+        if page.namespace is not None:
+            return page.namespace == "0"
+        prefix, colon, _ = page.title.partition(":")
+        return not (colon and normalize_prefix(prefix) in self.other_namespaces)
+
+
+def read_site(head: bytes) -> Site:
+    """Reads the beginning of a dump, as `take_head` returns it."""
+    names = _namespaces(head.decode(errors="replace"))
+    others = {name for key, name in names.items() if key != "0"}
+    return Site(b"<mediawiki" in head, hidden_prefixes(head), _CANONICAL_NAMESPACES | others)
+
+
 def hidden_prefixes(head: bytes) -> frozenset[str]:
-    """Prefixes of links that are not shown, by the beginning of a dump."""
+    """Returns prefixes of links that are not shown, by the beginning of a dump."""
     text = head.decode(errors="replace").partition("</siteinfo>")[0]
-    names = {key: normalize_prefix(html.unescape(name)) for key, name in _NAMESPACE.findall(text)}
+    names = _namespaces(text)
     own = {*_LANGUAGE.findall(text), *(name.replace("_", "-") for name in _DATABASE.findall(text))}
     others = LANGUAGES - own - set(names.values())
     return others | {name for key, name in names.items() if key in _NOT_SHOWN_KEYS}
+
+
+def _namespaces(text: str) -> dict[str, str]:
+    """Returns the names of namespaces by their numbers, as the `<siteinfo>` has them."""
+    text = text.partition("</siteinfo>")[0]
+    return {key: normalize_prefix(html.unescape(name)) for key, name in _NAMESPACE.findall(text)}
 
 
 def normalize_prefix(prefix: str) -> str:
@@ -76,14 +116,25 @@ _FIELDS = {
 
 
 class Page(NamedTuple):
-    """What is read of a page, of its last revision; `text` is its wikitext."""
+    """What is read of a page: of its last revision; `text` is its wikitext."""
 
     title: str = ""
     id: str = ""
-    namespace: str = "0"
+    namespace: str | None = None
+    """Its number, or None where the dump does not say it."""
     model: str = "wikitext"
     is_redirect: bool = False
     text: str = ""
+
+
+def is_redirect(page: Page) -> bool:
+    """Whether a page leads to another one.
+
+    Dumps without `<ns>` may be older than `<redirect>` too, and have the word in their language.
+    """
+    if page.is_redirect or _REDIRECT.match(page.text):
+        return True
+    return page.namespace is None and bool(_REDIRECT_IN_ANY_LANGUAGE.match(page.text))
 
 
 def read_page(data: bytes) -> Page:

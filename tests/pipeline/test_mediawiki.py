@@ -224,6 +224,54 @@ def test_links_to_the_language_of_the_wiki_itself_and_to_its_own_namespaces_are_
     assert without_siteinfo.text == "A."
 
 
+OLD = """<mediawiki xml:lang="de">
+<siteinfo><dbname>dewiki</dbname><namespaces><namespace key="0" /><namespace key="1">Diskussion</namespace>
+<namespace key="100" case="first-letter">Portal</namespace></namespaces></siteinfo>
+{}</mediawiki>"""
+
+
+def test_the_titles_of_a_dump_without_ns_say_what_is_an_article():
+    titles = ["A", "Diskussion:A", "talk:A", "User:B", "Portal :C", "Star Trek: D", "2001: E", "F"]
+    pages = [
+        f"<page><title>{title}</title><id>1</id><revision><text>Text of {title}</text></revision></page>"
+        for title in titles
+    ]
+    redirect = "<page><title>{}</title><revision><text>{}</text></revision></page>"
+    pages += [redirect.format("G", "#WEITERLEITUNG [[A]]"), redirect.format("H", "#转向 : [[A]]")]
+    pages += [redirect.format("I", "# Liste [[A]]\n\nText of I")]
+    skipped: dict[str, int] = {}
+    found = read(OLD.format("".join(pages)).encode(), skipped=skipped)
+    expected = ["Text of A", "Text of Star Trek: D", "Text of 2001: E", "Text of F", "Text of I"]
+    assert [document.text for document in found] == expected
+    assert skipped == {"not_an_article": 4, "redirect": 2}
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"</mediawiki>\n"])
+@pytest.mark.parametrize(
+    ("name", "pack"), [("b.xml", bytes), ("b.xml.bz2", bz2.compress), ("b", bytes)]
+)
+def test_a_block_of_a_multistream_dump_is_read(name, pack, end):
+    block = "".join(PAGES).encode() + end
+    assert [document.text for document in read(pack(block), name)] == TEXTS
+    for cuts in ([40], [100, 300], [len(block) - 5], [len(block) - 40]):
+        if pack is bytes:
+            assert read_cut(block, name, cuts)[0] == TEXTS
+
+
+@pytest.mark.parametrize(
+    ("rest", "said"),
+    [
+        (b"<page><title>x", "the file ends within a page; fetch it again"),
+        (b"  <pa", r"found b'<pa' outside of a page, expected a MediaWiki dump, or whole pages"),
+        (b"<row/>", r"found b'<row/>' outside of a page"),
+    ],
+)
+@pytest.mark.parametrize("cuts", [[], [100]])
+def test_a_block_that_is_cut_short_is_refused(rest, said, cuts):
+    with pytest.raises(ValueError, match=said):
+        read_cut("".join(PAGES).encode() + rest, "b.xml", cuts)
+
+
 def test_real_small_dump(shared_data):
     skipped: dict[str, int] = {}
     files = find_inputs([str(shared_data / "data/wiki_dump/testcorpus.xml.bz2")])
