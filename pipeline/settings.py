@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline.documents.source import UNIT, Source, TextFormat, Wrapping, check_sources
 from pipeline.machine import num_cores
 from pipeline.tokens.limits import VALIDATION_TOKENS
+from tokenizer.word_rule import WordRule
 
 if TYPE_CHECKING:
     from pipeline.storage.folder import Folder
@@ -66,6 +67,10 @@ class BuildSettings:
         alphabet_size: How many characters a learned vocabulary has, the commonest ones. Words with
             another character are [UNK]. Chinese needs some 8,000.
         lower_case: Whether text is lower-cased and loses its accents, or stays as it is.
+        words: What a word is: bert cuts at blanks and punctuation, whitespace at blanks alone and
+            changes no character, and a line is a sentence (docs/tokens.md).
+        vocab_entries: What a learned vocabulary holds: pieces of words, or whole words, of which
+            one that it lacks is [UNK].
 
     Instances:
         seq_lens: Sequence lengths to build, the most tokens of an instance. A later build may add
@@ -127,6 +132,8 @@ class BuildSettings:
     num_unused: int = 0
     alphabet_size: int = 1000
     lower_case: bool = True
+    words: Literal["bert", "whitespace"] = "bert"
+    vocab_entries: Literal["pieces", "words"] = "pieces"
     seq_lens: list[int] = field(default_factory=lambda: [128])
     passes: int = 5
     seed: int = 12345
@@ -193,6 +200,12 @@ class BuildSettings:
         if self.vocab and self.extend:
             cure = "vocab takes a vocabulary as it is, extend adds to one"
             raise ValueError(f"both vocab and extend are given; {cure}")
+        if self.extend and self.vocab_entries == "words":
+            raise ValueError(
+                "vocab_entries is words and extend is given, which adds pieces of words; give one"
+                " of them"
+            )
+        _ = self.word_rule  # refuses words that stay as they are and are lower-cased
         if not self.sources:
             return
         if self.input:
@@ -233,16 +246,26 @@ class BuildSettings:
     @property
     def corpus(self) -> tuple[Source, ...]:
         """The sources in the order of their numbers; --input is one source."""
-        if self.sources:
-            return tuple(self.sources)
         reading = {name: getattr(self, name) for name in OF_A_SOURCE}
-        return (Source("input", self.input, **reading),)
+        sources = tuple(self.sources) or (Source("input", self.input, **reading),)
+        if not self.word_rule.keeps_words:
+            return sources
+        # A line is a sentence, whatever its length and last character are.
+        return tuple(
+            replace(source, wrapping="none") if source.wrapping == "auto" else source
+            for source in sources
+        )
 
     @property
     def weights(self) -> tuple[int, ...]:
         """In millionths, by the source's number; none where every document is used once a pass."""
         weights = tuple(source.millionths for source in self.corpus)
         return weights if set(weights) != {UNIT} else ()
+
+    @property
+    def word_rule(self) -> WordRule:
+        """How text becomes words."""
+        return WordRule(self.lower_case, self.words)
 
     @property
     def filter_rule(self) -> "FilterRule":
@@ -265,7 +288,7 @@ class BuildSettings:
         """The settings that decide what the tokens job writes; loads the user's filters."""
         from pipeline.text.sentences import RULES
 
-        content: dict[str, Any] = {"vocab_sha256": vocab_sha256, "lower_case": self.lower_case}
+        content: dict[str, Any] = {"vocab_sha256": vocab_sha256, **self.word_rule.content()}
         content |= {"sentence_rules": RULES} | self.filter_rule.content()
         if len(self.corpus) == 1:
             return content | self.corpus[0].reading()

@@ -16,6 +16,7 @@ from pipeline.shards.seal import Seal, add_seals
 from pipeline.shards.shard_file import pack_shard
 from tokenizer.export import tokenizer_json
 from tokenizer.vocab import Vocabulary
+from tokenizer.word_rule import UNCASED
 
 Place = tuple[str, int, int, int]
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -111,7 +112,7 @@ def write_dataset(
         settings=settings,
         settings_hash=canonical_hash(settings),
         vocab_sha256=vocabulary.sha256,
-        tokenizer_sha256=hashlib.sha256(tokenizer_json(vocabulary, True).encode()).hexdigest(),
+        tokenizer_sha256=hashlib.sha256(tokenizer_json(vocabulary, UNCASED).encode()).hexdigest(),
         vocab_size=vocab_size,
         special_ids={"pad": PAD, "unk": UNK, "cls": CLS, "sep": SEP, "mask": MASK},
         groups=tables.group_totals(rows),
@@ -127,7 +128,7 @@ def write_dataset(
             tables.pass_json(members, finished.settings_hash)
         )
     (folder / "vocab.txt").write_text(vocabulary.to_text())
-    (folder / "tokenizer.json").write_text(tokenizer_json(vocabulary, True))
+    (folder / "tokenizer.json").write_text(tokenizer_json(vocabulary, UNCASED))
     (folder / tables.SHARDS_TABLE).write_bytes(tables.shards_table(rows))
     (folder / tables.BLOCKS_TABLE).write_bytes(
         block_tables.blocks_table([table for _, table in packed])

@@ -15,10 +15,9 @@ from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers.pre_tokenizers import BertPreTokenizer
 
-from tokenizer.export import build_normalizer
 from tokenizer.vocab import CONTINUATION, IdArray, Vocabulary
+from tokenizer.word_rule import WordRule
 from tokenizer.wordpiece import MAX_WORD_CHARACTERS
 
 Encode = Callable[[Sequence[str]], tuple[IdArray, NDArray[np.uint32]]]
@@ -31,21 +30,19 @@ class CompiledEncoder:
     """Encodes sentences with one vocabulary."""
 
     def __init__(
-        self, module: ModuleType, vocab: Vocabulary, lower_case: bool, encode_others: Encode
+        self, module: ModuleType, vocab: Vocabulary, rule: WordRule, encode_others: Encode
     ) -> None:
         """Builds the trie of `tokenizer._matcher`; `encode_others` encodes the chunks it leaves.
 
         Raises OverflowError where it would be too large, which takes a vocabulary made for that.
         """
         self._dtype = vocab.dtype
-        self._lower_case = lower_case
+        self._rule = rule
         self._encode_others = encode_others
         pieces, ids, num_first = _sort_pieces(vocab)
         limits = vocab.unk_id, MAX_WORD_CHARACTERS
-        self._matcher = module.Matcher(pieces, ids, num_first, _kinds(lower_case), *limits)
+        self._matcher = module.Matcher(pieces, ids, num_first, _kinds(rule), *limits)
         self._met = set(map(chr, range(0x80)))
-        self._normalize = build_normalizer(lower_case).normalize_str
-        self._split_words = BertPreTokenizer().pre_tokenize_str
 
     def encode_sentences(self, sentences: Sequence[str]) -> tuple[IdArray, NDArray[np.uint32]]:
         """As `tokenizer.encode.Encoder` has it."""
@@ -76,7 +73,7 @@ class CompiledEncoder:
     def _find_forms(self, characters: str) -> list[bytes | None]:
         """What each character is among letters; None where its neighbours matter."""
         joined = _SEPARATOR.join(f"{_NEIGHBOUR}{character}{_NEIGHBOUR}" for character in characters)
-        words = [word for word, _ in self._split_words(self._normalize(joined))]
+        words = self._rule.split(joined)
         forms = [form.strip(" ") for form in " ".join(words).split(_SEPARATOR)]
         assert len(forms) == len(characters), "the normaliser made a separator"
         found: list[bytes | None] = []
@@ -85,7 +82,7 @@ class CompiledEncoder:
             is_open = (
                 any(map(unicodedata.combining, form)) or unicodedata.category(character) == "Cn"
             )
-            found.append(None if self._lower_case and is_open else form[1:-1].encode())
+            found.append(None if self._rule.lower_case and is_open else form[1:-1].encode())
         return found
 
 
@@ -103,13 +100,23 @@ def _sort_pieces(vocab: Vocabulary) -> tuple[list[bytes], NDArray[np.uint32], in
     return list(pieces), np.array(ids, np.uint32), continues.count(False)
 
 
-def _kinds(lower_case: bool) -> bytes:
-    """The kind of each byte; for bytes of an ASCII word, the byte that is matched."""
+def _kinds(rule: WordRule) -> bytes:
+    """Returns the kind of each of 256 bytes; for bytes of an ASCII word, the byte that is matched.
+
+    Where words stay as they are, the four bytes whose values are kinds have no form, and the
+    library encodes their words.
+    """
+    if rule.keeps_words:
+        first_word_byte = _PART + 1
+        kinds = [_PART] * first_word_byte + list(range(first_word_byte, 0x80)) + [_PART] * 0x80
+        for byte in b" \t\n\v\f\r":
+            kinds[byte] = _SPACE
+        return bytes(kinds)
     kinds = [_DROPPED] * 0x80 + [_PART] * 0x80
     for byte in b" \t\n\r":
         kinds[byte] = _SPACE
     for byte in string.punctuation.encode():
         kinds[byte] = _MARK
     for byte in (string.ascii_letters + string.digits).encode():
-        kinds[byte] = ord(chr(byte).lower()) if lower_case else byte
+        kinds[byte] = ord(chr(byte).lower()) if rule.lower_case else byte
     return bytes(kinds)

@@ -1,8 +1,9 @@
 """Text to arrays of ids: what the pipeline runs on the whole corpus.
 
 The ids are those of the library `tokenizers` with `encode_special_tokens = True`: "[MASK]" in a
-text is three words (docs/parity.md 3). `LibraryEncoder`, the definition, asks that library;
-`compiled_encoder` gives the same ids, 50 times as fast, where the matcher is compiled.
+text is three words (docs/parity.md 3), or [UNK] where words are taken as they stand.
+`LibraryEncoder`, the definition, asks that library; `compiled_encoder` gives the same ids, 50 times
+as fast, where the matcher is compiled.
 """
 
 from collections.abc import Sequence
@@ -16,18 +17,20 @@ from tokenizers import Tokenizer
 from tokenizer.compiled import load
 from tokenizer.compiled_encoder import CompiledEncoder
 from tokenizer.export import build_tokenizer
-from tokenizer.vocab import IdArray, Vocabulary
+from tokenizer.vocab import SPECIAL_TOKENS, IdArray, Vocabulary
+from tokenizer.word_rule import WordRule
 
 
 class LibraryEncoder:
     """Encodes sentences by the exported tokenizer, which is made when it is first needed."""
 
-    def __init__(self, vocab: Vocabulary, lower_case: bool) -> None:
-        self._vocab, self._lower_case = vocab, lower_case
+    def __init__(self, vocab: Vocabulary, rule: WordRule) -> None:
+        self._vocab = vocab
+        self._rule = rule
 
     @cached_property
     def _library(self) -> Tokenizer:
-        library = build_tokenizer(self._vocab, self._lower_case)
+        library = build_tokenizer(self._vocab, self._rule)
         library.encode_special_tokens = True
         return library
 
@@ -38,22 +41,42 @@ class LibraryEncoder:
         encode = self._library.encode
         found = [encode(sentence, add_special_tokens=False).ids for sentence in sentences]
         ids = np.array([index for each in found for index in each], self._vocab.dtype)
-        return ids, np.array(list(map(len, found)), np.uint32)
+        lengths = np.array(list(map(len, found)), np.uint32)
+        return without_specials(ids, self._vocab, self._rule), lengths
+
+
+def without_specials(ids: IdArray, vocab: Vocabulary, rule: WordRule) -> IdArray:
+    """Returns the ids of a text's words, none of which is a special token's.
+
+    By BERT's rule "[MASK]" is three words. A word that stands as it is could be the piece "[MASK]":
+    it is [UNK], as text that reaches a model never has a special token of its own.
+
+    Args:
+        ids: [T] ids of a text, without [CLS] and [SEP]; changed in place.
+        vocab: The vocabulary of the ids.
+        rule: How the text became words.
+    """
+    if rule.keeps_words:
+        specials = [vocab.ids[token] for token in SPECIAL_TOKENS]
+        ids[np.isin(ids, specials)] = vocab.unk_id
+    return ids
 
 
 class Encoder:
     """Encodes sentences with one vocabulary; pickled without what it has met."""
 
-    def __init__(self, vocab: Vocabulary, lower_case: bool) -> None:
-        self.vocab, self.lower_case = vocab, lower_case
-        library, module = LibraryEncoder(vocab, lower_case), load("tokenizer._matcher")
+    def __init__(self, vocab: Vocabulary, rule: WordRule) -> None:
+        self.vocab = vocab
+        self.rule = rule
+        library = LibraryEncoder(vocab, rule)
+        module = load("tokenizer._matcher")
         self.path: LibraryEncoder | CompiledEncoder = library
         if module is not None:
             with suppress(OverflowError):  # a vocabulary made to be large as a trie
-                self.path = CompiledEncoder(module, vocab, lower_case, library.encode_sentences)
+                self.path = CompiledEncoder(module, vocab, rule, library.encode_sentences)
 
-    def __reduce__(self) -> tuple[type["Encoder"], tuple[Vocabulary, bool]]:
-        return Encoder, (self.vocab, self.lower_case)
+    def __reduce__(self) -> tuple[type["Encoder"], tuple[Vocabulary, WordRule]]:
+        return Encoder, (self.vocab, self.rule)
 
     def encode(self, text: str) -> IdArray:
         """Ids of a text, of the vocabulary's dtype; no [CLS] or [SEP] added."""
@@ -64,4 +87,5 @@ class Encoder:
 
         Raises UnicodeEncodeError where a sentence holds half of a surrogate pair.
         """
-        return self.path.encode_sentences(sentences)
+        ids, lengths = self.path.encode_sentences(sentences)
+        return without_specials(ids, self.vocab, self.rule), lengths

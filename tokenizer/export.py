@@ -6,25 +6,29 @@ from functools import lru_cache
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import WordPiece as WordPieceDecoder
 from tokenizers.models import WordPiece
-from tokenizers.normalizers import BertNormalizer
-from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
 
 from tokenizer.vocab import CLS, CONTINUATION, MASK, PAD, SEP, SPECIAL_TOKENS, UNK, Vocabulary
+from tokenizer.word_rule import WordRule
 from tokenizer.wordpiece import MAX_WORD_CHARACTERS
 
 
-def build_tokenizer(vocab: Vocabulary, lower_case: bool) -> Tokenizer:
-    """BERT's tokenizer as users run it: "[MASK]" in a text is the mask token, specials are added.
+def build_tokenizer(vocab: Vocabulary, rule: WordRule) -> Tokenizer:
+    """Returns the tokenizer as users run it.
 
-    The limit on a word's length is written as the 200 characters of google-research/bert, not the
-    library's 100.
+    "[MASK]" in a text is the mask token, and [CLS] and [SEP] are added. The limit on a word's
+    length is written as the 200 characters of google-research/bert, not the library's 100.
+
+    Args:
+        vocab: The pieces; a token's place is its id.
+        rule: How a text becomes words.
     """
     limit = MAX_WORD_CHARACTERS
     model = WordPiece(dict(vocab.ids), unk_token=UNK, max_input_chars_per_word=limit)
     tokenizer = Tokenizer(model)
-    tokenizer.normalizer = build_normalizer(lower_case)
-    tokenizer.pre_tokenizer = BertPreTokenizer()
+    if (normalizer := rule.normalizer()) is not None:
+        tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = rule.pre_tokenizer()
     tokenizer.post_processor = TemplateProcessing(
         single=f"{CLS}:0 $A:0 {SEP}:0",
         pair=f"{CLS}:0 $A:0 {SEP}:0 $B:1 {SEP}:1",
@@ -36,19 +40,14 @@ def build_tokenizer(vocab: Vocabulary, lower_case: bool) -> Tokenizer:
     return tokenizer
 
 
-def build_normalizer(lower_case: bool) -> BertNormalizer:
-    """Cleans text and puts spaces around CJK; if `lower_case`, case and accents go together."""
-    return BertNormalizer(strip_accents=None, lowercase=lower_case)
-
-
 @lru_cache(maxsize=4)  # a build asks three times, and making it takes 10 ms
-def tokenizer_json(vocab: Vocabulary, lower_case: bool) -> str:
-    """Content of tokenizer.json; equal bytes for equal arguments."""
-    return build_tokenizer(vocab, lower_case).to_str(pretty=True)
+def tokenizer_json(vocab: Vocabulary, rule: WordRule) -> str:
+    """Returns the content of tokenizer.json; equal bytes for equal arguments."""
+    return build_tokenizer(vocab, rule).to_str(pretty=True)
 
 
-def tokenizer_config_json(vocab: Vocabulary, lower_case: bool, max_length: int) -> str:
-    """Content of tokenizer_config.json for `transformers.AutoTokenizer`.
+def tokenizer_config_json(vocab: Vocabulary, rule: WordRule, max_length: int) -> str:
+    """Returns the content of tokenizer_config.json for `transformers.AutoTokenizer`.
 
     Its class runs tokenizer.json as it stands: `BertTokenizer` of transformers 5 builds its own
     from the vocabulary, with the library's limit of 100 characters a word.
@@ -60,14 +59,14 @@ def tokenizer_config_json(vocab: Vocabulary, lower_case: bool, max_length: int) 
         "added_tokens_decoder": added,
         "clean_up_tokenization_spaces": False,
         "cls_token": CLS,
-        "do_lower_case": lower_case,
+        "do_lower_case": rule.lower_case,
         "mask_token": MASK,
         "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
         "model_max_length": max_length,
         "pad_token": PAD,
         "sep_token": SEP,
         "strip_accents": None,
-        "tokenize_chinese_chars": True,
+        "tokenize_chinese_chars": not rule.keeps_words,
         "tokenizer_class": "PreTrainedTokenizerFast",
         "unk_token": UNK,
     }

@@ -15,9 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenizer.encode import Encoder
+from tokenizer.learn import can_be_learned
 from tokenizer.merges import BOUNDARY, PairMerger
 from tokenizer.vocab import CONTINUATION, Vocabulary
-from tokenizer.wordpiece import MAX_WORD_CHARACTERS, split_piece
+from tokenizer.word_rule import UNCASED, WordRule
+from tokenizer.wordpiece import split_piece
 
 _CANDIDATES = 1.5
 """Pieces tried for each that is kept: with 2 or 4, text not learned from takes more tokens."""
@@ -31,7 +33,7 @@ def extend_vocabulary(
     counts: Sequence[int] | Array,
     vocab_size: int,
     num_unused: int = 0,
-    lower_case: bool = True,
+    rule: WordRule = UNCASED,
 ) -> Vocabulary:
     """The old vocabulary with new pieces in the place of [unusedN] and after its last line.
 
@@ -41,10 +43,10 @@ def extend_vocabulary(
     places = [index for index, token in enumerate(old.tokens) if is_unused(token)]
     places = places[: max(0, len(places) - num_unused)]
     room = len(places) + max(0, vocab_size - len(old))
-    is_kept = [len(word) <= MAX_WORD_CHARACTERS for word in words]
+    is_kept = [can_be_learned(word) for word in words]
     kept = [word for word, keep in zip(words, is_kept, strict=True) if keep]
     counts_W = np.asarray(counts, np.int64)[np.array(is_kept, bool)]
-    new = _choose_pieces(old, kept, counts_W, room, lower_case)
+    new = _choose_pieces(old, kept, counts_W, room, rule)
     tokens = list(old.tokens)
     for place, piece in zip(places, new, strict=False):
         tokens[place] = piece
@@ -57,28 +59,28 @@ def is_unused(token: str) -> bool:
 
 
 def tokens_a_word(
-    vocabulary: Vocabulary, words: Sequence[str], counts: Sequence[int], lower_case: bool
+    vocabulary: Vocabulary, words: Sequence[str], counts: Sequence[int], rule: WordRule
 ) -> float:
     """Mean tokens of a word of the text; an [UNK] is one."""
-    _, lengths = Encoder(vocabulary, lower_case).encode_sentences(words)
+    _, lengths = Encoder(vocabulary, rule).encode_sentences(words)
     return float(np.average(lengths, weights=np.asarray(counts)))
 
 
 def _choose_pieces(
-    old: Vocabulary, words: Sequence[str], counts_W: Array, num_pieces: int, lower_case: bool
+    old: Vocabulary, words: Sequence[str], counts_W: Array, num_pieces: int, rule: WordRule
 ) -> list[str]:
     """At most so many new pieces, the one that saves most first; of equal ones by code points."""
     if not words or not num_pieces:
         return []
-    spelling = Vocabulary((*old.tokens, *_missing_characters(old, words, lower_case)))
-    merger = _start_merging(spelling, words, counts_W, lower_case)
+    spelling = Vocabulary((*old.tokens, *_missing_characters(old, words, rule)))
+    merger = _start_merging(spelling, words, counts_W, rule)
     saved: dict[str, int] = {}
     target, can_merge = num_pieces, True
     while len(saved) < num_pieces and can_merge:
         target = math.ceil(_CANDIDATES * target)
         merger.merge_until(len(spelling) + target)
         can_merge = len(merger.pieces) == len(spelling) + target
-        encoder = Encoder(Vocabulary(tuple(merger.pieces)), lower_case)
+        encoder = Encoder(Vocabulary(tuple(merger.pieces)), rule)
         saved = _find_saved(encoder, len(old), spelling, words, counts_W)
     return sorted(saved, key=lambda piece: (-saved[piece], piece))[:num_pieces]
 
@@ -99,9 +101,9 @@ def _find_saved(
     }
 
 
-def _missing_characters(old: Vocabulary, words: Sequence[str], lower_case: bool) -> list[str]:
+def _missing_characters(old: Vocabulary, words: Sequence[str], rule: WordRule) -> list[str]:
     """Pieces of one character that words need and the old vocabulary lacks, by code points."""
-    ids, lengths_W = Encoder(old, lower_case).encode_sentences(words)
+    ids, lengths_W = Encoder(old, rule).encode_sentences(words)
     is_unknown_W = np.zeros(len(words), bool)
     is_unknown_W[np.repeat(np.arange(len(words)), lengths_W)[ids == old.unk_id]] = True
     unknown = [words[index] for index in np.flatnonzero(is_unknown_W).tolist()]
@@ -111,10 +113,10 @@ def _missing_characters(old: Vocabulary, words: Sequence[str], lower_case: bool)
 
 
 def _start_merging(
-    spelling: Vocabulary, words: Sequence[str], counts_W: Array, lower_case: bool
+    spelling: Vocabulary, words: Sequence[str], counts_W: Array, rule: WordRule
 ) -> PairMerger:
     """The words as pieces of a vocabulary, a boundary before, between and after them."""
-    ids, lengths_W = Encoder(spelling, lower_case).encode_sentences(words)
+    ids, lengths_W = Encoder(spelling, rule).encode_sentences(words)
     # The place of each piece is moved by the boundaries before it, one more than there are words
     # before its own.
     places = np.arange(len(ids)) + np.repeat(np.arange(1, len(words) + 1), lengths_W)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenizer.merges import BOUNDARY, PairMerger
-from tokenizer.vocab import CLS, CONTINUATION, MASK, PAD, SEP, UNK, Vocabulary
+from tokenizer.vocab import CLS, CONTINUATION, MASK, PAD, SEP, SPECIAL_TOKENS, UNK, Vocabulary
 from tokenizer.wordpiece import MAX_WORD_CHARACTERS
 
 MAX_ALPHABET = 1000
@@ -31,11 +31,13 @@ def learn_vocabulary(
     point; then what byte-pair merges make, in order: the commonest pair of neighbours becomes one
     wherever it stands, again and again; of equally common ones the first by code points.
 
-    Words are distinct, as the normaliser and the pre-tokeniser yield them, in any order; one longer
-    than MAX_WORD_CHARACTERS is [UNK] to every encoder, and left out. Words that hold fewer distinct
-    pieces than `vocab_size` give fewer tokens. BERT's own vocabularies have 99 [unusedN].
+    Words are distinct, as the normaliser and the pre-tokeniser yield them, in any order. One longer
+    than MAX_WORD_CHARACTERS is [UNK] to every encoder, and left out. So is a word that begins as a
+    special token or a continuation does, which only words taken as they stand can. Words that hold
+    fewer distinct pieces than `vocab_size` give fewer tokens. BERT's own vocabularies have 99
+    [unusedN].
     """
-    specials = [PAD, *(f"[unused{n}]" for n in range(num_unused)), UNK, CLS, SEP, MASK]
+    specials = _specials(num_unused)
     merger = _start_merging(words, np.asarray(counts, np.int64), alphabet_size)
     num_fixed = len(specials) + len(merger.pieces)
     if num_fixed > vocab_size:
@@ -46,6 +48,33 @@ def learn_vocabulary(
         )
     merger.merge_until(vocab_size - len(specials))
     return Vocabulary((*specials, *merger.pieces))
+
+
+def learn_words(
+    words: Sequence[str], counts: Sequence[int] | Array, vocab_size: int, num_unused: int = 0
+) -> Vocabulary:
+    """Returns a vocabulary whose pieces are whole words, the commonest first.
+
+    Equally common words stand by code points. WordPiece makes [UNK] of a word that is no entry, as
+    no entry continues a word. Words, counts and the words left out are those of
+    `learn_vocabulary`.
+    """
+    specials = _specials(num_unused)
+    pairs = zip(words, np.asarray(counts, np.int64).tolist(), strict=True)
+    kept = [(word, count) for word, count in pairs if can_be_learned(word)]
+    ordered = sorted(kept, key=lambda pair: (-pair[1], pair[0]))
+    most = max(0, vocab_size - len(specials))
+    return Vocabulary((*specials, *(word for word, _ in ordered[:most])))
+
+
+def _specials(num_unused: int) -> list[str]:
+    return [PAD, *(f"[unused{n}]" for n in range(num_unused)), UNK, CLS, SEP, MASK]
+
+
+def can_be_learned(word: str) -> bool:
+    """Whether no piece of a word could be taken for a special token or for a continuation."""
+    reserved = (CONTINUATION, "[unused", *SPECIAL_TOKENS)
+    return len(word) <= MAX_WORD_CHARACTERS and not word.startswith(reserved)
 
 
 def _start_merging(words: Sequence[str], counts: Array, alphabet_size: int) -> PairMerger:
@@ -71,7 +100,7 @@ def _start_merging(words: Sequence[str], counts: Array, alphabet_size: int) -> P
 def _lay_out(words: Sequence[str], counts: Array) -> tuple[Array, Array]:
     """[P] code points of all words, a newline first and after each; [P] their words' counts."""
     lengths = np.fromiter(map(len, words), np.int64, len(words))
-    is_kept = lengths <= MAX_WORD_CHARACTERS
+    is_kept = np.fromiter(map(can_be_learned, words), bool, len(words))
     kept = [word for word, keep in zip(words, is_kept.tolist(), strict=True) if keep]
     text = "\n".join(["", *kept, ""])
     codes_P = np.frombuffer(text.encode("utf-32-le"), np.uint32)

@@ -1,25 +1,34 @@
-"""Counts the words of texts, as BERT's normaliser and pre-tokeniser yield them.
+"""Counts the words of texts, as a rule's normaliser and pre-tokeniser yield them.
 
-The normaliser looks at one character at a time and the pre-tokeniser ends words at white space, so
-what stands between two spaces is a chunk whose words depend on nothing around it: chunks are
+BERT's normaliser looks at one character at a time and the pre-tokeniser ends words at white space,
+so what stands between two spaces is a chunk whose words depend on nothing around it: chunks are
 counted, and each distinct one is cut once.
 """
 
 from collections import Counter
 from collections.abc import Iterable
 
-from tokenizers.pre_tokenizers import BertPreTokenizer
-
-from tokenizer.export import build_normalizer
+from tokenizer.word_rule import WordRule
 
 
-def count_words(texts: Iterable[str], lower_case: bool) -> Counter[str]:
-    """How often each word and punctuation character occurs; memory is that of distinct chunks."""
+def count_words(texts: Iterable[str], rule: WordRule) -> Counter[str]:
+    """Counts how often each word occurs; memory is that of the distinct chunks.
+
+    Args:
+        texts: Cleaned texts (`pipeline.text.cleaning`), whose only white space is " " and a line's
+            end.
+        rule: How a text becomes words; by BERT's a punctuation character is a word too.
+    """
     chunks: Counter[str] = Counter()
     for text in texts:
         chunks.update(text.replace("\n", " ").split(" "))
-    normalize = build_normalizer(lower_case).normalize_str
-    split_words = BertPreTokenizer().pre_tokenize_str
+    if rule.keeps_words:
+        del chunks[""]
+        return chunks
+    normalizer = rule.normalizer()
+    assert normalizer is not None, "words that change have a normaliser"
+    normalize = normalizer.normalize_str
+    split_words = rule.pre_tokenizer().pre_tokenize_str
     # Normalised Chinese is one chunk a character, and recurs.
     normalized, words = Counter[str](), Counter[str]()
     for chunk, count in chunks.items():

@@ -131,7 +131,7 @@ def export(settings: ExportSettings, _remainder: object = None) -> None:
     opened = open_model(settings.run) if is_model else open_run(settings.run, options)
     if opened.head is None:
         opened.check_has(OPTIONAL_PREFIXES, "the heads of pretraining, which an export has")
-    known: dict[str, Any] = {"lower_case": opened.lower_case, "provenance": opened.provenance}
+    known: dict[str, Any] = {"rule": opened.word_rule, "provenance": opened.provenance}
     files = model_files(opened.state, opened.config, opened.vocab or b"", head=opened.head, **known)
     if settings.output_format == "deepspeed-universal":
         files = _universal_files(opened, files)

@@ -44,6 +44,7 @@ from pipeline.tokens.token_parts import TokenizedDocument, pack_documents
 from pipeline.tokens.token_records import finished_parts, format_record
 from tokenizer.encode import Encoder
 from tokenizer.vocab import parse_vocab
+from tokenizer.word_rule import WordRule
 
 worker_guard.watch_in_workers()
 
@@ -84,7 +85,7 @@ class TokensRule:
     languages: Sequence[str]  # codes by the number of the source, for splitting sentences
     has_signatures: bool
     vocab: bytes  # of vocab.txt
-    lower_case: bool
+    words: WordRule
     task_texts: Broadcast | None = None  # TaskTexts
     drops_task_texts: bool = True  # or only lists documents with one
     rejected: Folder | None = None  # takes every document that is left out
@@ -141,15 +142,18 @@ class EncodeDocuments(
         self._rule = rule
 
     def display_data(self) -> dict[str, Any]:
-        return {"lower_case": self._rule.lower_case, "languages": " ".join(self._rule.languages)}
+        return self._rule.words.content() | {"languages": " ".join(self._rule.languages)}
 
     def expand(
         self, documents: beam.PCollection[DocumentList[Document]]
     ) -> beam.PCollection[DocumentList[TokenizedDocument]]:
         rule = self._rule
-        cleaned = documents | "CleanDocuments" >> beam.Map(clean_documents)
+        keeps_words = rule.words.keeps_words
+        cleaned = documents | "CleanDocuments" >> beam.Map(clean_documents, keeps_words=keeps_words)
         split = filter_lists(cleaned, rule.filter)
-        split |= "SplitSentences" >> beam.Map(split_documents, tuple(rule.languages))
+        split |= "SplitSentences" >> beam.Map(
+            split_documents, tuple(rule.languages), keeps_words=keeps_words
+        )
         if rule.has_signatures:
             split |= "SignDocuments" >> beam.Map(sign_documents)
         encode = _WithTool(encode_documents, _make_encoder, rule)
@@ -180,7 +184,7 @@ class _WithTool(beam.DoFn):  # type: ignore[misc]
 
 
 def _make_encoder(rule: TokensRule) -> Encoder:
-    return Encoder(parse_vocab(rule.vocab, "vocab.txt"), rule.lower_case)
+    return Encoder(parse_vocab(rule.vocab, "vocab.txt"), rule.words)
 
 
 def _make_finder(rule: TokensRule) -> WindowFinder:

@@ -23,6 +23,7 @@ from pipeline.text.filters import FilterRule
 from pipeline.tokens.document_lists import DocumentList, clean_documents
 from pipeline.tokens.token_records import finished_parts, format_record
 from pipeline.tokens.word_counts import count_list, counts_table, sample_documents
+from tokenizer.word_rule import WordRule
 
 worker_guard.watch_in_workers()
 
@@ -34,7 +35,7 @@ class CountingRule:
     reading: ReadingRule
     filter: FilterRule
     num_bits: Mapping[str, int]  # one of 2^bits documents of a part counts, bits by its key
-    lower_case: bool
+    words: WordRule
     factors: Sequence[int]  # of each source's counts
 
 
@@ -52,13 +53,13 @@ def run_vocab_job(
             pipeline
             | "Parts" >> CreateElements(largest_first(parts), folder)
             | "ReadDocuments" >> beam.FlatMap(read_lists, rule.reading)
-            | "CleanDocuments" >> beam.Map(clean_documents)
+            | "CleanDocuments" >> beam.Map(clean_documents, keeps_words=rule.words.keeps_words)
             | "SampleDocuments" >> beam.Map(sample_documents, rule.num_bits)
         )
         _ = (
             filter_lists(sampled, rule.filter)
             | "CountWords"
-            >> beam.FlatMap(count_and_record, rule.lower_case, folder, tuple(rule.factors))
+            >> beam.FlatMap(count_and_record, rule.words, folder, tuple(rule.factors))
             | "AddCounts" >> beam.CombinePerKey(add_counts)
             | "WriteBucket" >> beam.Map(write_bucket, folder)
         )
@@ -80,12 +81,12 @@ def add_counts(counts: Iterable[dict[str, int]]) -> dict[str, int]:
 
 def count_and_record(
     documents: DocumentList[Document],
-    lower_case: bool,
+    rule: WordRule,
     folder: Folder,
     factors: Sequence[int] = (1,),
 ) -> Iterator[tuple[int, dict[str, int]]]:
     """A list's counts by bucket; its record is named as the tokens job's."""
-    counts = list(count_list(documents, lower_case, factors))
+    counts = list(count_list(documents, rule, factors))
     kept = documents.documents
     counted = documents.replace(kept, {"documents_counted": len(kept)})
     name = f"{documents.part}-{documents.number:05d}" + ("-last" if documents.is_last else "")

@@ -107,7 +107,7 @@ def _build_missing(
     built |= read_records(folder, _not_in(built, tasks), settings_hash)
     missing = _not_in(built, tasks)
     groups = planned_groups(tasks, built)
-    write_tokenizer(folder, vocabulary, settings.lower_case)
+    write_tokenizer(folder, vocabulary, settings.word_rule)
     plan = dataclasses.replace(described, groups=groups, root_hash=UNKNOWN_HASH)
     folder.write(PLAN, plan.to_json())
     # A record whose shard is gone or cut must not tell a worker that there is nothing to do.

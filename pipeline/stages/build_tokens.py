@@ -224,7 +224,7 @@ def open_task_texts(settings: BuildSettings) -> TaskTexts | None:
     if not settings.task_files:
         return None
     texts = read_task_texts(settings.task_files, settings.filesystem_options())
-    return prepare_texts(texts, TASK_WORDS)
+    return prepare_texts(texts, TASK_WORDS, keeps_words=settings.word_rule.keeps_words)
 
 
 def tokens_rule(settings: BuildSettings, vocabulary: Vocabulary) -> TokensRule:
@@ -235,7 +235,7 @@ def tokens_rule(settings: BuildSettings, vocabulary: Vocabulary) -> TokensRule:
     """
     texts = open_task_texts(settings)
     if texts:
-        WindowFinder(texts, Encoder(vocabulary, settings.lower_case))
+        WindowFinder(texts, Encoder(vocabulary, settings.word_rule))
     keeps_dropped = settings.on_bad_document == "keep"
     return TokensRule(
         reading_rule(settings),
@@ -243,7 +243,7 @@ def tokens_rule(settings: BuildSettings, vocabulary: Vocabulary) -> TokensRule:
         tuple(source.language for source in settings.corpus),
         settings.has_signatures,
         vocabulary.to_text().encode(),
-        settings.lower_case,
+        settings.word_rule,
         broadcast(texts, settings.open_tokens()) if texts else None,
         settings.task_overlap == "drop",
         settings.open_output() / REJECTED if keeps_dropped else None,

@@ -34,8 +34,9 @@ from pipeline.tokens.token_records import (
 from pipeline.tokens.word_counts import choose_sample, join_tables, read_commonest
 from tokenizer.export import tokenizer_json
 from tokenizer.extend import extend_vocabulary, tokens_a_word
-from tokenizer.learn import learn_vocabulary
+from tokenizer.learn import learn_vocabulary, learn_words
 from tokenizer.vocab import Vocabulary, parse_vocab
+from tokenizer.word_rule import WordRule
 
 VOCAB = "vocab.txt"
 TOKENIZER = "tokenizer.json"
@@ -71,7 +72,7 @@ def prepare_vocabulary(
     else:
         vocabulary = _learn(settings, parts, folder, beam_arguments)
     folder.write(VOCAB, vocabulary.to_text().encode())
-    write_tokenizer(folder, vocabulary, settings.lower_case)
+    write_tokenizer(folder, vocabulary, settings.word_rule)
     folder.write(ORIGIN, json_bytes(origin | {_FILES: _sizes(files)}))
     return vocabulary
 
@@ -116,9 +117,9 @@ def _describe_files(before: Mapping[str, int], now: Mapping[str, int]) -> str:
     return ", ".join(sorted(said)[:_NUM_NAMED]) + ", ..." * (len(said) > _NUM_NAMED)
 
 
-def write_tokenizer(folder: Folder, vocabulary: Vocabulary, lower_case: bool) -> None:
+def write_tokenizer(folder: Folder, vocabulary: Vocabulary, rule: WordRule) -> None:
     """Writes tokenizer.json, unless the very bytes are there."""
-    data = tokenizer_json(vocabulary, lower_case).encode()
+    data = tokenizer_json(vocabulary, rule).encode()
     if not folder.exists(TOKENIZER) or folder.read(TOKENIZER) != data:
         folder.write(TOKENIZER, data)
 
@@ -127,17 +128,19 @@ def _origin(settings: BuildSettings, files: Sequence[InputFile]) -> dict[str, An
     """What decides the vocabulary: the given file, or the input and how it is learned."""
     if settings.vocab:
         given = read_vocabulary(settings, settings.vocab)
-        return {"vocab_sha256": given.sha256, "lower_case": settings.lower_case}
+        return {"vocab_sha256": given.sha256, **settings.word_rule.content()}
     listing = "".join(f"{file.url} {file.size}\n" for file in files)
     origin: dict[str, Any] = {
         "input": hashlib.blake2b(listing.encode(), digest_size=16).hexdigest(),
         "vocab_size": settings.vocab_size,
         "num_unused": settings.num_unused,
-        "lower_case": settings.lower_case,
+        **settings.word_rule.content(),
         **settings.filter_rule.content(),
     }
     if settings.extend:
         origin["extend_sha256"] = read_vocabulary(settings, settings.extend).sha256
+    if settings.vocab_entries != BuildSettings.vocab_entries:
+        origin["vocab_entries"] = settings.vocab_entries
     if settings.alphabet_size != BuildSettings.alphabet_size:
         origin["alphabet_size"] = settings.alphabet_size
     reading = [source.reading() for source in settings.corpus]
@@ -180,10 +183,12 @@ def make_vocabulary(
 ) -> Vocabulary:
     """Learns a vocabulary from counted words, or extends the one that is given."""
     size = settings.vocab_size, settings.num_unused
+    if settings.vocab_entries == "words":
+        return learn_words(words, counts, *size)
     if settings.extend is None:
         return learn_vocabulary(words, counts, *size, settings.alphabet_size)
     old = read_vocabulary(settings, settings.extend)
-    return extend_vocabulary(old, words, counts, *size, settings.lower_case)
+    return extend_vocabulary(old, words, counts, *size, settings.word_rule)
 
 
 def _learn(
@@ -222,7 +227,7 @@ def _say_gain(
     counts: Sequence[int],
 ) -> None:
     replaced = sum(before != after for before, after in zip(old.tokens, new.tokens, strict=False))
-    before, after = (tokens_a_word(each, words, counts, settings.lower_case) for each in (old, new))
+    before, after = (tokens_a_word(each, words, counts, settings.word_rule) for each in (old, new))
     tqdm.write(
         f"vocabulary: {replaced:,} [unusedN] hold new pieces, {len(new) - len(old):,} follow the"
         f" {len(old):,} lines; a word of the sample takes {after:.3f} tokens, {before:.3f} before"
@@ -243,7 +248,7 @@ def _count_words(
     num_bits = {part.key: bits for part, bits in sample.items() if bits}
     factors = count_factors([source.millionths for source in settings.corpus])
     reading, filters = reading_rule(settings), settings.filter_rule
-    rule = CountingRule(reading, filters, num_bits, settings.lower_case, factors)
+    rule = CountingRule(reading, filters, num_bits, settings.word_rule, factors)
     run_vocab_job(list(sample), rule, folder, settings.workers, beam_arguments)
     names = folder.list()
     records = [record for found in finished_parts(names, list(sample)).values() for record in found]

@@ -31,7 +31,7 @@ def describe_dataset(
     """The manifest of a dataset of all these shards, and of documents that this is the seal of."""
     totals = store.totals
     content = settings.content(vocabulary.sha256, totals.documents_hash, store.deciding)
-    tokenizer = tokenizer_json(vocabulary, settings.lower_case).encode()
+    tokenizer = tokenizer_json(vocabulary, settings.word_rule).encode()
     special = ("pad", "unk", "cls", "sep", "mask")
     software = {name: importlib.metadata.version(name) for name in ("beambert", "numpy", "pyarrow")}
     columns = (settings.corpus, store.source_counters, totals.sources, held_out.sources)

@@ -197,7 +197,10 @@ def _read_place(settings: BuildSettings, part: Part, stands_for: int, most: int)
         size, num_bytes = size + len(document.text), meter.num_bytes
     num_bytes = _stored_bytes(part) if all_plain else num_bytes
     read = next(group_documents(part, found, skipped, sys.maxsize))
-    cleaned = filter_documents(clean_documents(read), DocumentFilter(settings.filter_rule))
+    cleaned = filter_documents(
+        clean_documents(read, keeps_words=settings.word_rule.keeps_words),
+        DocumentFilter(settings.filter_rule),
+    )
     return Place(part.source, stands_for, num_bytes and stands_for / num_bytes, cleaned)
 
 
@@ -220,19 +223,22 @@ def _find_vocabulary(settings: BuildSettings, places: Sequence[Place]) -> Vocabu
     counts: Counter[str] = Counter()
     for place in places:
         texts = (document.text for document in place.cleaned.documents)
-        found = count_words(texts, settings.lower_case)
+        found = count_words(texts, settings.word_rule)
         counts.update({word: n * factors[place.source] for word, n in found.items()})
     return make_vocabulary(settings, list(counts), list(counts.values()))
 
 
 def _encode_places(settings: BuildSettings, places: Sequence[Place], vocabulary: Vocabulary) -> str:
     """Encodes what was read; which documents were dropped, by reason."""
-    encoder, texts = Encoder(vocabulary, settings.lower_case), open_task_texts(settings)
+    encoder, texts = Encoder(vocabulary, settings.word_rule), open_task_texts(settings)
     finder = WindowFinder(texts, encoder) if texts else None
     languages = [source.language for source in settings.corpus]
     counters: Counter[str] = Counter()
     for place in places:
-        found = encode_documents(split_documents(place.cleaned, languages), encoder)
+        split = split_documents(
+            place.cleaned, languages, keeps_words=settings.word_rule.keeps_words
+        )
+        found = encode_documents(split, encoder)
         if finder:
             found = find_task_texts(found, finder, drops=settings.task_overlap == "drop")
         place.documents = found.documents

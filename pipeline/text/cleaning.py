@@ -4,6 +4,7 @@ Works by explicit lists of code points: no Unicode table of the Python version c
 `tokenizer._matcher`, where it is built, does the same by the same lists, 20 times as fast.
 """
 
+from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Any
 
@@ -14,30 +15,55 @@ compiled: Any = load("tokenizer._matcher")
 
 _SPACES = (0x09, 0x20, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000)
 _LINE_ENDS = (0x0A, 0x0B, 0x0C, 0x0D, 0x85, 0x2028, 0x2029)
-# Control characters, the byte order mark, the replacement character, and halves of surrogate pairs,
-# which JSON can hold and no UTF-8 can.
-_DROPPED = (*range(0x20), *range(0x7F, 0xA0), 0xFEFF, 0xFFFD, *range(0xD800, 0xE000))
-_REPLACEMENTS = dict.fromkeys(_DROPPED, "")
-_REPLACEMENTS |= dict.fromkeys(_SPACES, " ") | dict.fromkeys(_LINE_ENDS, "\n")
+# Halves of surrogate pairs, which JSON can hold and no UTF-8 can.
+_SURROGATES = range(0xD800, 0xE000)
+# Control characters, the byte order mark and the replacement character too.
+_DROPPED = (*range(0x20), *range(0x7F, 0xA0), 0xFEFF, 0xFFFD, *_SURROGATES)
 
-# For the compiled module: the kind of each character, by these numbers; and of each byte, whether
-# no character of the lists begins with it (a single space stays).
 _KIND_NUMBERS = {" ": 1, "\n": 2, "": 3}
-_KINDS = bytes(_KIND_NUMBERS.get(_REPLACEMENTS.get(code, "x"), 0) for code in range(1 << 16))
-_ENCODED = {chr(code).encode("utf-8", "ignore") for code in _REPLACEMENTS}
-_FIRST_BYTES = {byte for each in _ENCODED for byte in each[:1]} - set(b" ")
-_PLAIN = bytes(byte not in _FIRST_BYTES for byte in range(256))
 
 
-def clean_text(raw: bytes | str) -> str:
-    """Paragraphs, one a line: single spaces, none at ends, no empty line, no control character.
+class _Replacements:
+    """What characters become; those that are not in the lists stay.
 
-    Raises UnicodeDecodeError for bytes that are not UTF-8.
+    Attributes:
+        of_code: What each code point becomes: a space, a line end or nothing.
+        kinds: [65,536] the kind of each character, by `_KIND_NUMBERS`, for the compiled module.
+        plain: [256] whether no character of the lists begins with this byte; a single space stays.
     """
+
+    def __init__(self, dropped: Iterable[int]) -> None:
+        self.of_code = dict.fromkeys(dropped, "")
+        self.of_code |= dict.fromkeys(_SPACES, " ")
+        self.of_code |= dict.fromkeys(_LINE_ENDS, "\n")
+        kinds = (_KIND_NUMBERS.get(self.of_code.get(code, "x"), 0) for code in range(1 << 16))
+        self.kinds = bytes(kinds)
+        encoded = {chr(code).encode("utf-8", "ignore") for code in self.of_code}
+        first_bytes = {byte for each in encoded for byte in each[:1]} - set(b" ")
+        self.plain = bytes(byte not in first_bytes for byte in range(256))
+
+
+_OF_PROSE = _Replacements(_DROPPED)
+_OF_WORDS = _Replacements(_SURROGATES)
+
+
+def clean_text(raw: bytes | str, *, keeps_words: bool = False) -> str:
+    """Returns paragraphs, one a line: single spaces, none at ends, no empty line.
+
+    Args:
+        raw: A text, or its bytes in UTF-8.
+        keeps_words: Whether words stay as they are: nothing but white space changes. Otherwise
+            control characters are dropped.
+
+    Raises:
+        UnicodeDecodeError: The bytes are not UTF-8.
+    """
+    replacements = _OF_WORDS if keeps_words else _OF_PROSE
     text = raw.decode() if isinstance(raw, bytes) else raw
     if compiled is not None:
-        return str(compiled.clean(text.encode("utf-8", "ignore"), _KINDS, _PLAIN))
-    lines = text.translate(_REPLACEMENTS).split("\n")
+        data = text.encode("utf-8", "ignore")
+        return str(compiled.clean(data, replacements.kinds, replacements.plain))
+    lines = text.translate(replacements.of_code).split("\n")
     return "\n".join(filter(None, (" ".join(filter(None, line.split(" "))) for line in lines)))
 
 

@@ -57,9 +57,18 @@ def split_sentences(
     return _cut_sentences(stripped, max_characters)
 
 
-def keep_lines(text: str, max_characters: int = MAX_CHARACTERS) -> list[str]:
-    """The lines of cleaned text as its sentences, longer ones cut as `split_sentences` does."""
-    return _cut_sentences(filter(None, text.split("\n")), max_characters)
+def keep_lines(
+    text: str, max_characters: int = MAX_CHARACTERS, *, keeps_words: bool = False
+) -> list[str]:
+    """Returns the lines of cleaned text as its sentences, none empty.
+
+    Args:
+        text: Cleaned text.
+        max_characters: The most characters of a sentence. A longer line is cut as
+            `split_sentences` cuts it.
+        keeps_words: Whether a word longer than that stays whole.
+    """
+    return _cut_sentences(filter(None, text.split("\n")), max_characters, keeps_words)
 
 
 def _split_items(line: str) -> Iterator[str]:
@@ -121,19 +130,25 @@ def _split_before_digits(sentence: str) -> list[str]:
     return pieces[1:]
 
 
-def _cut_sentences(sentences: Iterable[str], max_characters: int) -> list[str]:
+def _cut_sentences(
+    sentences: Iterable[str], max_characters: int, keeps_words: bool = False
+) -> list[str]:
     cut: list[str] = []
     for sentence in sentences:
         is_short = len(sentence) <= max_characters
-        cut += (sentence,) if is_short else _cut_sentence(sentence, max_characters)
+        cut += (sentence,) if is_short else _cut_sentence(sentence, max_characters, keeps_words)
     return cut
 
 
-def _cut_sentence(sentence: str, max_characters: int) -> Iterator[str]:
-    """The sentence in pieces of at most `max_characters`."""
+def _cut_sentence(sentence: str, max_characters: int, keeps_words: bool) -> Iterator[str]:
+    """Yields the sentence in pieces of at most `max_characters`, but for words that stay whole."""
     start = 0
     while len(sentence) - start > max_characters:
         space = sentence.rfind(" ", start + 1, start + max_characters + 1)
+        if space < 0 and keeps_words:
+            space = sentence.find(" ", start + max_characters + 1)
+            if space < 0:
+                break
         stop = space if space > 0 else start + max_characters
         yield sentence[start:stop]
         start = stop + (space > 0)

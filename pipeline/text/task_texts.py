@@ -44,10 +44,22 @@ class TaskTexts:
     places: tuple[str, ...]
 
 
-def prepare_texts(texts: Iterable[tuple[str, str]], n: int) -> TaskTexts:
-    """Texts, given behind their places, for windows of n words."""
-    rows = [(place, clean_text(text).replace("\n", " ")) for place, text in texts]
-    return TaskTexts(n, tuple(line for _, line in rows), tuple(place for place, _ in rows))
+def prepare_texts(
+    texts: Iterable[tuple[str, str]], n: int, *, keeps_words: bool = False
+) -> TaskTexts:
+    """Returns cleaned texts, one line each, for windows of n words.
+
+    Args:
+        texts: The place of each text, such as "dev.tsv, line 3", and the text.
+        n: Words of a window.
+        keeps_words: Whether words stay as they are (`WordRule.keeps_words`).
+    """
+    places: list[str] = []
+    lines: list[str] = []
+    for place, text in texts:
+        places.append(place)
+        lines.append(clean_text(text, keeps_words=keeps_words).replace("\n", " "))
+    return TaskTexts(n, tuple(lines), tuple(places))
 
 
 @dataclass(frozen=True)

@@ -105,10 +105,20 @@ def group_documents(
     )
 
 
-def clean_documents(documents: DocumentList[Document]) -> DocumentList[Document]:
-    """Cleans every text and drops documents without any."""
+def clean_documents(
+    documents: DocumentList[Document], *, keeps_words: bool = False
+) -> DocumentList[Document]:
+    """Cleans every text and drops documents without any.
+
+    Args:
+        documents: Documents as they were read.
+        keeps_words: Whether words stay as they are (`WordRule.keeps_words`).
+    """
     read = documents.documents
-    cleaned = [Document(clean_text(each.text), each.where, each.is_split) for each in read]
+    cleaned = [
+        Document(clean_text(each.text, keeps_words=keeps_words), each.where, each.is_split)
+        for each in read
+    ]
     kept = [document for document in cleaned if document.text]
     pairs = zip(read, cleaned, strict=True)
     empty = ((each.where, each.text) for each, clean in pairs if not clean.text)
@@ -138,11 +148,16 @@ def filter_documents(
 
 
 def split_documents(
-    documents: DocumentList[Document], languages: Sequence[str]
+    documents: DocumentList[Document], languages: Sequence[str], *, keeps_words: bool = False
 ) -> DocumentList[SplitDocument]:
     """Splits cleaned documents into sentences by their source's language, or takes their lines.
 
     A very long document becomes several with their own ids.
+
+    Args:
+        documents: Cleaned documents.
+        languages: The language of each source, by its number.
+        keeps_words: Whether words stay as they are; then every line is a sentence.
     """
     language = languages[documents.source]
     split: list[SplitDocument] = []
@@ -150,7 +165,10 @@ def split_documents(
     counters = {"dropped_empty": 0, "documents_cut": 0}
     for document in documents.documents:
         text = document.text
-        sentences = keep_lines(text) if document.is_split else split_sentences(text, language)
+        if document.is_split or keeps_words:
+            sentences = keep_lines(text, keeps_words=keeps_words)
+        else:
+            sentences = split_sentences(text, language)
         pieces = cut_document(sentences)
         if not pieces:
             empty.append((document.where, text))

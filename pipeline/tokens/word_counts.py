@@ -15,6 +15,7 @@ from pipeline.documents.parts import Part, cut_again
 from pipeline.storage.folder import Folder
 from pipeline.text.cleaning import document_id
 from pipeline.tokens.document_lists import DocumentList
+from tokenizer.word_rule import WordRule
 from tokenizer.words import count_words
 
 MAX_SAMPLE_BYTES = 2 * 2**30
@@ -74,13 +75,13 @@ def sample_documents(
 
 
 def count_list(
-    documents: DocumentList[Document], lower_case: bool, factors: Sequence[int] = (1,)
+    documents: DocumentList[Document], rule: WordRule, factors: Sequence[int] = (1,)
 ) -> Iterator[tuple[int, dict[str, int]]]:
     """Counts of a list's words, times its source's factor, by the buckets that have any."""
     factor = factors[documents.source]
     buckets: dict[int, dict[str, int]] = {}
     texts = (document.text for document in documents.documents)
-    for word, count in count_words(texts, lower_case).items():
+    for word, count in count_words(texts, rule).items():
         bucket = zlib.crc32(word.encode()) % NUM_WORD_BUCKETS
         buckets.setdefault(bucket, {})[word] = count * factor
     yield from buckets.items()

@@ -37,6 +37,7 @@ from scripts.checkout import make_parser
 from tokenizer.encode import Encoder
 from tokenizer.export import tokenizer_json
 from tokenizer.vocab import Vocabulary, parse_vocab
+from tokenizer.word_rule import WordRule
 
 NUM_AT_ONCE = 20_000
 Ids = list[bytes]
@@ -82,7 +83,7 @@ def main() -> int:
     lower_case = config.lower_case == "true"
     vocab = parse_vocab(Path(config.vocab).read_bytes(), config.vocab)
     sentences = [each for text in read_documents(config.input) for each in split_sentences(text)]
-    make = partial(Encoder, vocab, lower_case)
+    make = partial(Encoder, vocab, WordRule(lower_case))
     expected = split_ids(*make().encode_sentences(sentences))
     ours = measure_ours(make, sentences, config.repeat)
     peers = {"tokenizers": measure_library(sentences, expected, vocab, lower_case, config)}
@@ -131,7 +132,7 @@ def measure_library(
     config: argparse.Namespace,
 ) -> dict[str, Any]:
     """`encode_batch_fast` of the exported tokenizer.json, with its ids put into one array."""
-    library = Tokenizer.from_str(tokenizer_json(vocab, lower_case))
+    library = Tokenizer.from_str(tokenizer_json(vocab, WordRule(lower_case)))
     library.encode_special_tokens = True
     sizes = np.cumsum([len(sentence.encode()) for sentence in sentences])
     some = sentences[: int(np.searchsorted(sizes, config.peer_megabytes * 1e6)) + 1]

@@ -20,6 +20,7 @@ from scripts.soak.sanitized import run_sanitized
 from tokenizer.compiled_encoder import CompiledEncoder
 from tokenizer.encode import LibraryEncoder
 from tokenizer.vocab import CONTINUATION, SPECIAL_TOKENS, Vocabulary
+from tokenizer.word_rule import WordRule
 
 ALPHABETS = ("ab", "abcdé中", "aé\u0301\u302e\U0001d165한", "".join(map(chr, range(1, 0x250))), "")
 AWKWARD = (
@@ -75,8 +76,8 @@ def _compare_encoders(module: Any, rng: random.Random, texts: list[str]) -> int:
     }
     vocab = Vocabulary((*SPECIAL_TOKENS, *sorted(pieces)))
     lower_case = rng.random() < 0.5
-    library = LibraryEncoder(vocab, lower_case).encode_sentences
-    found = CompiledEncoder(module, vocab, lower_case, library).encode_sentences(texts)
+    library = LibraryEncoder(vocab, WordRule(lower_case)).encode_sentences
+    found = CompiledEncoder(module, vocab, WordRule(lower_case), library).encode_sentences(texts)
     expected = library(texts)
     equal = all(np.array_equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
     assert equal, f"ids differ: {vocab.tokens}, lower_case={lower_case}, {texts}"

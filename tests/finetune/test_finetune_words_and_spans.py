@@ -7,6 +7,7 @@ import pytest
 
 from pipeline.documents.text_files import read_text
 from tests.trainer.tiny_run import launch
+from tokenizer.word_rule import UNCASED
 from trainer.conll.read import Columns, read_conll
 from trainer.conversion.export import export_hf
 from trainer.finetune.tokens.task import score_entities
@@ -36,7 +37,7 @@ def folder(shared_data, tmp_path_factory):
     path = tmp_path_factory.mktemp("finetune")
     vocab = (shared_data / "data/bert_vocab/bert-base-uncased-vocab.txt").read_bytes()
     state = build_model(CONFIG, 1).state_dict()
-    export_hf(state, CONFIG, vocab, str(path / "model"), lower_case=True, provenance={})
+    export_hf(state, CONFIG, vocab, str(path / "model"), rule=UNCASED, provenance={})
     text = (shared_data / "data/ner_wnut17/train.conll").read_text()
     sentences = [block.strip("\n") for block in text.split("\t\n") if "B-" in block][:40]
     longest = "\n".join(sentences[:6])  # in windows

@@ -7,6 +7,7 @@ import pytest
 
 from tests.finetune.tiny_model import TOKENS, VOCAB
 from tokenizer.vocab import parse_vocab
+from tokenizer.word_rule import UNCASED
 from trainer.finetune.glue import ENTAILMENT
 from trainer.finetune.pairs import PairExample
 from trainer.finetune.settings import FinetuneSettings
@@ -82,7 +83,7 @@ def task_of(name, **changes):
 
 
 def make_encoder(seq_len=40):
-    return TextEncoder(parse_vocab(VOCAB, "vocab.txt"), True, seq_len)
+    return TextEncoder(parse_vocab(VOCAB, "vocab.txt"), UNCASED, seq_len)
 
 
 def write(folder, name, text):

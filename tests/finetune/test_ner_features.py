@@ -9,6 +9,7 @@ import torch
 
 from tests.trainer.lettered_model import export_lettered_model
 from tests.trainer.tiny_run import launch
+from tokenizer.word_rule import UNCASED
 from trainer.cli import main
 from trainer.finetune.settings import FinetuneSettings, TokenSettings
 from trainer.finetune.text import TextEncoder
@@ -101,7 +102,7 @@ def test_vectors_are_those_of_the_command_features(folder):
     assert main(["features", *files, "--output", str(folder / "states"), *flags]) == 0
     task = open_ner_features(settings_of(folder))
     examples = task.read(str(folder / "words.conll"), "train").examples
-    encoder = TextEncoder(open_model(str(folder / "hf")).vocabulary(), True, 40)
+    encoder = TextEncoder(open_model(str(folder / "hf")).vocabulary(), UNCASED, 40)
     encoded = task.encode(examples, task.find_labels(examples), encoder, "train")
     rows = np.concatenate([item.sequences[0].input_ids for item in encoded.items])
     np.testing.assert_array_equal(rows, np.arange(encoded.counts["words"]))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tokenizer.vocab import parse_vocab
+from tokenizer.word_rule import UNCASED
 from trainer.finetune.settings import FinetuneSettings
 from trainer.finetune.text import TextEncoder
 from trainer.finetune.tokens.task import open_ner
@@ -36,7 +37,7 @@ def _predict(folder, text, seq_len, split="train"):
     """Sentences, their items with counts, and predictions of a model that knows the labels."""
     sentences = _read(folder, text, split)
     labels = TASK.find_labels(sentences)
-    encoded = TASK.encode(sentences, labels, TextEncoder(VOCAB, True, seq_len), split)
+    encoded = TASK.encode(sentences, labels, TextEncoder(VOCAB, UNCASED, seq_len), split)
     outputs = [_logits_of_labels(each, len(labels)) for each in encoded.items]
     return sentences, encoded, TASK.decode(sentences, encoded.items, outputs, labels)
 
@@ -80,7 +81,7 @@ def test_a_word_longer_than_the_model_reads_is_predicted_once(tmp_path):
 
 def test_test_files_need_no_tags(tmp_path):
     sentences = _read(tmp_path, "Rome\n.\n", "test")
-    encoded = TASK.encode(sentences, LABELS, TextEncoder(VOCAB, True, 8), "test")
+    encoded = TASK.encode(sentences, LABELS, TextEncoder(VOCAB, UNCASED, 8), "test")
     assert encoded.items[0].labels.tolist() == []
     logits = np.array([[9, 0, 0], [0, 1, 0], [0, 0, 1], [9, 0, 0]], np.float32)
     predictions = TASK.decode(sentences, encoded.items, [logits], LABELS)
@@ -112,7 +113,7 @@ def test_iob1_is_learned_as_iob2_and_written_as_iob1(tmp_path):
 def test_tags_that_training_does_not_know_are_refused(tmp_path, labels, text, says):
     sentences = _read(tmp_path, text, "validation")
     with pytest.raises(ValueError, match=says):
-        TASK.encode(sentences, labels, TextEncoder(VOCAB, True, 8), "validation")
+        TASK.encode(sentences, labels, TextEncoder(VOCAB, UNCASED, 8), "validation")
 
 
 def test_training_files_of_two_schemes_or_without_entities_are_refused(tmp_path):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from tokenizer.word_rule import UNCASED
 from trainer.conversion.export import export_hf
 from trainer.model.bert import build_model
 from trainer.model.config import BertConfig, preset
@@ -31,7 +32,7 @@ def write_pretrained(folder: Path, seed: int = 5, **changes) -> Path:
     config = tiny_config(**{**NO_DROPOUT, **changes})
     state = build_model(config, seed).state_dict()
     facts = {"steps": 9, "tokens_seen": 99}
-    export_hf(state, config, VOCAB, str(folder), lower_case=True, provenance=facts)
+    export_hf(state, config, VOCAB, str(folder), rule=UNCASED, provenance=facts)
     return folder
 
 
@@ -42,7 +43,7 @@ def write_fine_tuned(folder: Path, head: Head, seed: int = 5, **changes) -> Path
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.linspace(-0.1, 0.1, parameter.numel()).view(parameter.shape))
-    facts = {"lower_case": True, "provenance": {}, "head": head}
+    facts = {"rule": UNCASED, "provenance": {}, "head": head}
     export_hf(model.state_dict(), config, VOCAB, str(folder), **facts)
     return folder
 

@@ -67,7 +67,7 @@ def test_every_character_of_the_first_planes(each_path):
 
 def test_tables_of_another_size_are_refused(each_path):
     if each_path == "compiled":
-        kinds, plain = cleaning._KINDS, cleaning._PLAIN
+        kinds, plain = cleaning._OF_PROSE.kinds, cleaning._OF_PROSE.plain
         for tables in ((kinds, plain[1:]), (kinds[1:], plain)):
             with pytest.raises(ValueError, match="65,536 characters and 256 bytes"):
                 cleaning.compiled.clean(b"a", *tables)

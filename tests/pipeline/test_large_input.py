@@ -16,6 +16,7 @@ from pipeline.text.cleaning import clean_text
 from pipeline.text.sentences import split_sentences
 from tokenizer.encode import Encoder
 from tokenizer.vocab import parse_vocab
+from tokenizer.word_rule import UNCASED
 
 ROOT = Path(__file__).parents[2]
 MEGABYTE = 2**20
@@ -109,7 +110,7 @@ def seconds_of(call):
 @pytest.mark.parametrize("unit", ["word ", "x", "“a. ", "A b c. ", "é力 ", "a, ", "(", "\t\t"])
 def test_a_line_eight_times_as_long_takes_about_eight_times_as_long(unit, vocab_file):
     """0.25 and 2 MB, most without a full stop; a quadratic step would take 64 times as long."""
-    encoder = Encoder(parse_vocab(vocab_file.read_bytes(), "vocab.txt"), lower_case=True)
+    encoder = Encoder(parse_vocab(vocab_file.read_bytes(), "vocab.txt"), UNCASED)
 
     def read(num_bytes):
         text = unit * (num_bytes // len(unit.encode()))

@@ -19,21 +19,22 @@ from tests.pipeline.conftest import WORDS
 from tests.pipeline.programs import run, write_texts
 from tokenizer.encode import Encoder
 from tokenizer.vocab import SPECIAL_TOKENS, Vocabulary, parse_vocab
+from tokenizer.word_rule import CASED, UNCASED, WordRule
 
 TEN = "Every morning, the old captain counted his eleven silver engines."
 TWENTY = f"{TEN} Nobody in the quiet village knew why he never sold them."
 SEVEN = "The captain counted his eleven silver engines."
 LETTERS = [*"abcdefghijklmnopqrstuvwxyz0123456789.,;:!?'\"-_()\u2019", "中", "文", "字", "é", "½"]
 PIECES = [*LETTERS, *(f"##{letter}" for letter in LETTERS), "captain", "##ver", "##ing", "©"]
-UNCASED = Encoder(Vocabulary((*SPECIAL_TOKENS, *PIECES)), lower_case=True)
+LETTERS_ENCODER = Encoder(Vocabulary((*SPECIAL_TOKENS, *PIECES)), UNCASED)
 
 
-def make_finder(texts, n=13, encoder=UNCASED):
+def make_finder(texts, n=13, encoder=LETTERS_ENCODER):
     rows = [(f"tasks.txt:{number}", text) for number, text in enumerate(texts, 1)]
     return WindowFinder(prepare_texts(rows, n), encoder)
 
 
-def find(document, *texts, n=13, encoder=UNCASED):
+def find(document, *texts, n=13, encoder=LETTERS_ENCODER):
     return make_finder(texts, n, encoder).find([encoder.encode(clean_text(document))])[0]
 
 
@@ -55,7 +56,7 @@ def test_words_are_letters_and_digits_without_case_and_accents(text, words):
 
 def test_a_cased_vocabulary_knows_words_by_their_lower_case_pieces():
     pieces = [*PIECES, *map(str.upper, "abcdefghijklmnopqrstuvwxyz"), "Captain", "##VER"]
-    cased = Encoder(Vocabulary((*SPECIAL_TOKENS, *pieces)), lower_case=False)
+    cased = Encoder(Vocabulary((*SPECIAL_TOKENS, *pieces)), CASED)
     assert find(f"So {TEN.title()}", TEN, encoder=cased).place == "tasks.txt:1"
 
 
@@ -69,7 +70,7 @@ def test_a_shared_window_is_found_with_its_place():
 
 
 def test_a_window_lies_in_one_document():
-    words, finder = UNCASED.encode(TWENTY), make_finder([TWENTY])
+    words, finder = LETTERS_ENCODER.encode(TWENTY), make_finder([TWENTY])
     middle = len(words) // 2
     found = finder.find([words[:middle], words[middle:], words[:0], words, words[:0], words])
     assert [each is not None for each in found] == [False, False, False, True, False, True]
@@ -115,7 +116,7 @@ def test_what_brute_force_finds_is_found(data):
     n = data.draw(st.integers(2, 12))
     texts = [*data.draw(st.lists(words, min_size=1, max_size=6)), "a b b a a b a b b b a b a"]
     documents = data.draw(st.lists(words, min_size=1, max_size=8)) + texts
-    found = make_finder(texts, n).find([UNCASED.encode(document) for document in documents])
+    found = make_finder(texts, n).find([LETTERS_ENCODER.encode(document) for document in documents])
     expected = [brute_force(document, texts, n) for document in documents]
     assert [each is not None for each in found] == expected
 
@@ -123,7 +124,7 @@ def test_what_brute_force_finds_is_found(data):
 @pytest.mark.parametrize("name", ["uncased", "cased"])
 def test_real_test_sentences_planted_in_a_real_novel_are_found(shared_data, name):
     path = shared_data / f"data/bert_vocab/bert-base-{name}-vocab.txt"
-    encoder = Encoder(parse_vocab(path.read_bytes(), name), lower_case=name == "uncased")
+    encoder = Encoder(parse_vocab(path.read_bytes(), name), WordRule(name == "uncased"))
     rows = read_task_texts([str(shared_data / "data/rte/dev.tsv")])
     texts = [text for _, text in rows if len(text.split()) >= 16]
     finder = make_finder(texts, encoder=encoder)

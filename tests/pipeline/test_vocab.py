@@ -24,6 +24,7 @@ from pipeline.tokens.word_counts import (
 )
 from tests.pipeline.programs import run, write_texts
 from tokenizer.vocab import parse_vocab
+from tokenizer.word_rule import UNCASED
 from tokenizer.words import count_words
 
 ROOT = Path(__file__).parents[2]
@@ -83,7 +84,7 @@ def test_words_of_all_documents_make_a_vocabulary_of_berts_layout(learned, texts
     assert len(vocab) == 150
     assert "history" in vocab.ids
     counts = read_counts(learned / "word_counts.parquet")
-    assert counts == count_words(texts, lower_case=True)
+    assert counts == count_words(texts, UNCASED)
     assert list(counts) == sorted(counts)
     assert sorted(path.name for path in learned.iterdir()) == [
         "tokenizer.json", "vocab.json", "vocab.txt", "word_counts.parquet"
@@ -134,7 +135,7 @@ def test_only_the_sample_is_counted(corpus, texts, tmp_path, monkeypatch):
     monkeypatch.setattr(word_counts, "MAX_SAMPLE_BYTES", input_bytes // 3)  # a quarter is sampled
     assert learn(corpus, tmp_path, "--part_bytes", 2048, *FLAGS) == 0
     sample = [text for text in texts if document_id(text)[0] >= 0xC0]
-    assert read_counts(tmp_path / "word_counts.parquet") == count_words(sample, lower_case=True)
+    assert read_counts(tmp_path / "word_counts.parquet") == count_words(sample, UNCASED)
 
 
 def plan(sizes, part_bytes, source=0, text_format="jsonl"):

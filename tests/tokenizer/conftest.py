@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tokenizer.vocab import SPECIAL_TOKENS, Vocabulary, parse_vocab
+from tokenizer.word_rule import WordRule
 
 WORDS = "the cat sat on mat un affable a b c . , ! [ ] #"
 PIECES = "##aff ##able ##s ##a ##b ##c"
@@ -29,7 +30,7 @@ def character_vocab() -> Vocabulary:
 
 
 @pytest.fixture(scope="session", params=["uncased", "cased", "multilingual-cased"])
-def bert_vocab(request: pytest.FixtureRequest, shared_data: Path) -> tuple[Vocabulary, bool]:
-    """Each published vocabulary, and whether it is for lower-cased text."""
+def bert_vocab(request: pytest.FixtureRequest, shared_data: Path) -> tuple[Vocabulary, WordRule]:
+    """Each published vocabulary, and how its text becomes words."""
     path = shared_data / f"data/bert_vocab/bert-base-{request.param}-vocab.txt"
-    return parse_vocab(path.read_bytes(), path.name), request.param == "uncased"
+    return parse_vocab(path.read_bytes(), path.name), WordRule(request.param == "uncased")

@@ -7,6 +7,7 @@ from tokenizers import Tokenizer
 
 from tokenizer.export import tokenizer_json
 from tokenizer.vocab import Vocabulary
+from tokenizer.word_rule import WordRule
 
 SPECIAL_TEXTS = [
     "",
@@ -42,9 +43,9 @@ TEXT = st.one_of(
 )
 
 
-def load_library(vocab: Vocabulary, lower_case: bool) -> Tokenizer:
+def load_library(vocab: Vocabulary, rule: WordRule) -> Tokenizer:
     """The exported file, as the pipeline is defined by it."""
-    library = Tokenizer.from_str(tokenizer_json(vocab, lower_case))
+    library = Tokenizer.from_str(tokenizer_json(vocab, rule))
     library.encode_special_tokens = True
     return library
 

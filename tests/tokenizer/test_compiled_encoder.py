@@ -13,6 +13,7 @@ from tokenizer.compiled import load
 from tokenizer.compiled_encoder import CompiledEncoder, _kinds
 from tokenizer.encode import Encoder, LibraryEncoder
 from tokenizer.vocab import SPECIAL_TOKENS, Vocabulary
+from tokenizer.word_rule import UNCASED
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +24,7 @@ def module():
 
 
 def make(module, vocab):
-    return CompiledEncoder(module, vocab, True, LibraryEncoder(vocab, True).encode_sentences)
+    return CompiledEncoder(module, vocab, UNCASED, LibraryEncoder(vocab, UNCASED).encode_sentences)
 
 
 def test_only_marks_that_are_put_in_order_are_left_to_the_library(module, small_vocab):
@@ -44,7 +45,7 @@ def test_a_vocabulary_too_large_as_a_trie_is_left_to_the_library(module):
     vocab = Vocabulary((*SPECIAL_TOKENS, *pieces, *(f"##{piece}" for piece in pieces)))
     with pytest.raises(OverflowError, match="too many"):
         make(module, vocab)
-    encoder = Encoder(vocab, lower_case=True)
+    encoder = Encoder(vocab, UNCASED)
     assert type(encoder.path) is LibraryEncoder
     assert encoder.encode("a" * 190 + "xyzz").tolist() == [vocab.ids["a" * 190 + "xyzz"]]
 
@@ -52,11 +53,11 @@ def test_a_vocabulary_too_large_as_a_trie_is_left_to_the_library(module):
 def test_words_and_chunks_without_end(module, small_vocab):
     texts = ["a" * 300_000, "é" * 100_000, "é\u302e" * 30_000]
     texts += [mark * 30_000 for mark in ("\u3000", "\1", ".")]
-    encoder, expected = make(module, small_vocab), LibraryEncoder(small_vocab, True)
+    encoder, expected = make(module, small_vocab), LibraryEncoder(small_vocab, UNCASED)
     assert encoded(encoder, texts) == encoded(expected, texts)
 
 
-ARGUMENTS = [b"a", b"ab", b"b"], np.array([5, 6, 7], np.uint32), 2, _kinds(lower_case=True), 1, 200
+ARGUMENTS = [b"a", b"ab", b"b"], np.array([5, 6, 7], np.uint32), 2, _kinds(UNCASED), 1, 200
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from tokenizer.compiled import VARIABLE, load
 from tokenizer.compiled_encoder import CompiledEncoder
 from tokenizer.encode import Encoder, LibraryEncoder
 from tokenizer.vocab import SPECIAL_TOKENS, Vocabulary
+from tokenizer.word_rule import CASED, UNCASED, WordRule
 
 
 @pytest.fixture(scope="module", params=["library", "compiled"], autouse=True)
@@ -33,7 +34,9 @@ compiled_path = pytest.mark.parametrize("path", ["compiled"], indirect=True, sco
 
 @pytest.fixture(scope="module", params=[True, False], ids=["uncased", "cased"])
 def character_pair(request, path, character_vocab):
-    return Encoder(character_vocab, request.param), load_library(character_vocab, request.param)
+    return Encoder(character_vocab, WordRule(request.param)), load_library(
+        character_vocab, WordRule(request.param)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +45,7 @@ def bert_pair(path, bert_vocab):
 
 
 def test_ids_and_lengths(small_vocab):
-    encoder = Encoder(small_vocab, lower_case=True)
+    encoder = Encoder(small_vocab, UNCASED)
     values, lengths = encoder.encode_sentences(["The cats", "", "unaffable, [MASK]!"])
     tokens = [small_vocab.tokens[index] for index in values]
     assert tokens == ["the", "cat", "##s", "un", "##aff", "##able", ",", "[", "[UNK]", "]", "!"]
@@ -53,7 +56,7 @@ def test_ids_and_lengths(small_vocab):
 
 
 def test_a_lone_surrogate_is_refused(small_vocab):
-    encoder = Encoder(small_vocab, lower_case=True)
+    encoder = Encoder(small_vocab, UNCASED)
     with pytest.raises(UnicodeEncodeError):
         encoder.encode_sentences(["the cat", "the \ud800"])
     assert encoder.encode("the").tolist() == [small_vocab.ids["the"]]
@@ -61,7 +64,7 @@ def test_a_lone_surrogate_is_refused(small_vocab):
 
 def test_large_vocabularies_have_wide_ids(small_vocab):
     vocab = Vocabulary(small_vocab.tokens + tuple(f"x{n}" for n in range(70_000)))
-    ids = Encoder(vocab, lower_case=True).encode("the x69999")
+    ids = Encoder(vocab, UNCASED).encode("the x69999")
     assert ids.dtype == np.uint32
     assert ids.tolist() == [vocab.ids["the"], len(vocab) - 1]
 
@@ -79,7 +82,10 @@ def test_any_text(character_pair, texts):
 
 @given(text=st.text(st.characters(codec="ascii")), lower_case=st.booleans())
 def test_the_reference_on_ascii(small_vocab, text, lower_case):
-    tokens = [small_vocab.tokens[index] for index in Encoder(small_vocab, lower_case).encode(text)]
+    tokens = [
+        small_vocab.tokens[index]
+        for index in Encoder(small_vocab, WordRule(lower_case)).encode(text)
+    ]
     assert tokens == reference_tokenize(text, small_vocab, lower_case)
 
 
@@ -133,23 +139,23 @@ def test_the_reference_on_words_of_few_letters(pieces, others, words):
     continuing = (f"##{piece}" for piece in sorted(others))
     vocab = Vocabulary((*SPECIAL_TOKENS, *sorted(pieces), *continuing))
     expected = [[vocab.ids[piece] for piece in split_word(word, vocab)] for word in words]
-    assert encoded(Encoder(vocab, lower_case=False), words) == expected
+    assert encoded(Encoder(vocab, CASED), words) == expected
 
 
 def test_a_word_of_the_vocabulary_beyond_the_limit_is_unknown(small_vocab):
     vocab = Vocabulary((*small_vocab.tokens, "x" * 201, "y" * 200))
     expected = [vocab.unk_id, len(vocab) - 1]
-    assert Encoder(vocab, lower_case=True).encode("x" * 201 + " " + "y" * 200).tolist() == expected
+    assert Encoder(vocab, UNCASED).encode("x" * 201 + " " + "y" * 200).tolist() == expected
 
 
 def test_the_path_is_the_one_asked_for(path, small_vocab):
     expected = {"library": LibraryEncoder, "compiled": CompiledEncoder}[path]
-    assert type(Encoder(small_vocab, lower_case=True).path) is expected
+    assert type(Encoder(small_vocab, UNCASED).path) is expected
 
 
 def test_pickles_without_its_cache(small_vocab):
-    encoder = Encoder(small_vocab, lower_case=True)
+    encoder = Encoder(small_vocab, UNCASED)
     encoder.encode_sentences(SPECIAL_TEXTS)
     data = pickle.dumps(encoder)
-    assert len(data) == len(pickle.dumps(Encoder(small_vocab, lower_case=True)))
+    assert len(data) == len(pickle.dumps(Encoder(small_vocab, UNCASED)))
     assert encoded(pickle.loads(data), SPECIAL_TEXTS) == encoded(encoder, SPECIAL_TEXTS)

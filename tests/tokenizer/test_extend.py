@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from tokenizer.encode import Encoder
 from tokenizer.extend import extend_vocabulary, is_unused, tokens_a_word
 from tokenizer.vocab import CONTINUATION, SPECIAL_TOKENS, Vocabulary
+from tokenizer.word_rule import UNCASED
 from tokenizer.wordpiece import split_piece
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -45,8 +46,8 @@ def test_a_character_that_is_missing_makes_its_words_readable():
     new = extend({"β": 50, "aβ": 9, "βγ": 9})
     assert new.tokens[1] == "β"
     assert {"aβ", "βγ"} == {*new.tokens[2:4]}
-    assert tokens_a_word(new, ["β", "aβ", "βγ"], [1, 1, 1], lower_case=True) == 1
-    assert not (Encoder(new, True).encode("β aβ βγ") == new.unk_id).any()
+    assert tokens_a_word(new, ["β", "aβ", "βγ"], [1, 1, 1], UNCASED) == 1
+    assert not (Encoder(new, UNCASED).encode("β aβ βγ") == new.unk_id).any()
 
 
 def test_nothing_is_added_without_words_or_room_and_long_words_are_left_out():
@@ -79,13 +80,13 @@ def test_old_pieces_stay_and_the_order_of_words_does_not_matter(counts, more, ra
     shuffled = list(counts.items())
     random.shuffle(shuffled)
     assert extend(dict(shuffled), vocab_size=len(OLD) + more) == new
-    known = [word for word in counts if OLD.unk_id not in Encoder(OLD, True).encode(word)]
+    known = [word for word in counts if OLD.unk_id not in Encoder(OLD, UNCASED).encode(word)]
     if known:
         before, after = (
-            tokens_a_word(v, known, [counts[w] for w in known], True) for v in (OLD, new)
+            tokens_a_word(v, known, [counts[w] for w in known], UNCASED) for v in (OLD, new)
         )
         assert after <= before + 1e-9
 
 
 def test_counts_weigh_the_mean():
-    assert np.isclose(tokens_a_word(OLD, ["he", "xy"], [3, 1], True), 1.25)
+    assert np.isclose(tokens_a_word(OLD, ["he", "xy"], [3, 1], UNCASED), 1.25)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tokenizer.encode import Encoder
 from tokenizer.learn import learn_vocabulary
 from tokenizer.vocab import CLS, CONTINUATION, MASK, PAD, SEP, SPECIAL_TOKENS, UNK
+from tokenizer.word_rule import CASED, WordRule
 from tokenizer.words import count_words
 
 CATS = "The cat sat on the mat. [MASK] cats [SEP] sat!"
@@ -18,7 +19,7 @@ LOW = {"low": 5, "lowest": 2, "newer": 6, "wider": 3}
 
 
 def learn_from(texts, vocab_size, lower_case, num_unused=0):
-    counts = count_words(texts, lower_case)
+    counts = count_words(texts, WordRule(lower_case))
     return learn_vocabulary(list(counts), list(counts.values()), vocab_size, num_unused)
 
 
@@ -113,7 +114,7 @@ def test_special_strings_in_texts_are_plain_text():
     assert vocab.tokens.index("[MASK]") == 4
     assert "MASK" in vocab.ids
     mask = [vocab.ids[token] for token in ("[", "MASK", "]")]
-    assert Encoder(vocab, lower_case=False).encode("[MASK]").tolist() == mask
+    assert Encoder(vocab, CASED).encode("[MASK]").tolist() == mask
 
 
 def test_a_size_below_the_alphabet_is_refused():

@@ -7,8 +7,8 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from tests.tokenizer import reference
 from tests.tokenizer.reference import reference_tokenize, split_words
-from tokenizer.export import build_normalizer
 from tokenizer.vocab import Vocabulary
+from tokenizer.word_rule import WordRule
 
 
 @pytest.fixture(scope="module")
@@ -73,5 +73,5 @@ def test_documented_differences_of_the_library(text, ours, librarys):
 
 
 def library_words(text: str, lower_case: bool) -> list[str]:
-    normalized = build_normalizer(lower_case).normalize_str(text)
+    normalized = WordRule(lower_case).normalize(text)
     return [word for word, _ in BertPreTokenizer().pre_tokenize_str(normalized)]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from tokenizer.word_rule import UNCASED
 from trainer.conversion.export import export_hf
 from trainer.model.bert import build_model
 from trainer.model.config import BertConfig, preset
@@ -24,6 +25,6 @@ def export_lettered_model(folder: Path, seed: int = 5, **changes: object) -> Pat
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
-    facts = {"lower_case": True, "provenance": {"objective": "mlm+nsp"}}
+    facts = {"rule": UNCASED, "provenance": {"objective": "mlm+nsp"}}
     export_hf(model.state_dict(), config, VOCAB, str(folder), **facts)
     return folder

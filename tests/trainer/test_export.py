@@ -10,6 +10,7 @@ import transformers
 
 from pipeline.storage.folder import Folder
 from tests.trainer.lettered_model import CONFIG, TOKENS, VOCAB
+from tokenizer.word_rule import UNCASED
 from trainer.conversion.export import export_hf, load_hf, read_json
 from trainer.inference.open_model import open_model
 from trainer.model.bert import build_model
@@ -22,7 +23,7 @@ def model():
 
 
 def export(model, folder, **changes):
-    settings = {"lower_case": True, "provenance": {"tokens_seen": 12_345, "steps": 7}} | changes
+    settings = {"rule": UNCASED, "provenance": {"tokens_seen": 12_345, "steps": 7}} | changes
     vocab = settings.pop("vocab", VOCAB)
     export_hf(model.state_dict(), model.config, vocab, str(folder), **settings)
     return folder
@@ -76,7 +77,7 @@ def test_weights_that_share_memory_are_written_apart(model, tmp_path):
     flat = torch.cat([tensor.flatten() for tensor in state.values()]).bfloat16()
     pieces = flat.split([tensor.numel() for tensor in state.values()])
     views = {name: piece.view_as(state[name]) for name, piece in zip(state, pieces, strict=True)}
-    export_hf(views, CONFIG, VOCAB, str(tmp_path / "out"), lower_case=True, provenance={})
+    export_hf(views, CONFIG, VOCAB, str(tmp_path / "out"), rule=UNCASED, provenance={})
     _, found, _ = load_hf(str(tmp_path / "out"))
     assert all(torch.equal(found[name], view.float()) for name, view in views.items())
 

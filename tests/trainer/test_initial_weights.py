@@ -13,6 +13,7 @@ import transformers
 
 from tests.datasets import SPECIALS
 from tests.trainer.google_model import CONFIG, GOOGLE, VOCAB
+from tokenizer.word_rule import UNCASED
 from trainer.conversion.export import export_hf, load_hf
 from trainer.conversion.google import TensorBundle
 from trainer.conversion.huggingface import hf_names, to_hf_config
@@ -56,7 +57,7 @@ def test_a_google_checkpoint_is_read_without_tensorflow():
 
 def test_a_google_checkpoint_goes_out_as_hugging_face_without_loss(tmp_path):
     found = read_initial_weights(str(GOOGLE))
-    facts = {"lower_case": True, "provenance": {}}
+    facts = {"rule": UNCASED, "provenance": {}}
     export_hf(found.state, found.config, VOCAB.encode(), str(tmp_path / "hf"), **facts)
     files = (tmp_path / "hf").iterdir()
     assert {path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in files} == {

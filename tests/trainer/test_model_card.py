@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from pipeline.storage.folder import Folder
+from tokenizer.word_rule import CASED, UNCASED
 from trainer.conversion.model_card import is_unedited, model_card
 from trainer.model.config import BertConfig
 from trainer.model.task_heads import Head
@@ -37,7 +38,7 @@ def test_a_card_says_what_the_run_says():
     training = json.loads(json.dumps(training_facts(RUN_CONFIG, {"launches": [{}, LAUNCH]})))
     provenance = {"steps": 60, "tokens_seen": 1_234_567, "objective": "mlm+nsp"}
     provenance |= {"datasets": [dataset], "training": training}
-    card = model_card(CONFIG, provenance, lower_case=True).decode()
+    card = model_card(CONFIG, provenance, rule=UNCASED).decode()
     use = {"library_name": "transformers", "pipeline_tag": "fill-mask", "tags": ["bert"]}
     assert metadata(card.encode()) == use
     for line in (
@@ -61,10 +62,10 @@ def test_a_card_names_the_models_that_training_began_with(tmp_path):
     (tmp_path / "second").mkdir()
     datasets = [{"name": "wiki", "licences": ["MIT"]}]
     provenance = {"steps": 7, "tokens_seen": 4321, "datasets": datasets, "base_model": first}
-    (tmp_path / "second/README.md").write_bytes(model_card(CONFIG, provenance, lower_case=True))
+    (tmp_path / "second/README.md").write_bytes(model_card(CONFIG, provenance, rule=UNCASED))
     (tmp_path / "second/config.json").write_text(json.dumps({"beambert": provenance}))
     second = base_model_facts(str(tmp_path / "second"))
-    card = model_card(CONFIG, {"steps": 1, "base_model": second}, lower_case=True)
+    card = model_card(CONFIG, {"steps": 1, "base_model": second}, rule=UNCASED)
     assert metadata(card)["base_model"] == "second"
     table = card.decode().partition("## Base model\n")[2].partition("##")[0]
     assert table.strip().splitlines()[2:] == [
@@ -105,7 +106,7 @@ def test_licences_are_those_that_the_sources_state(tmp_path, columns, expected):
 
 
 def test_a_card_says_nothing_that_is_not_known():
-    card = model_card(CONFIG, {}, lower_case=False).decode()
+    card = model_card(CONFIG, {}, rule=CASED).decode()
     assert "None" not in card
     assert [line for line in card.splitlines() if line.startswith("##")] == ["## Use"]
     assert training_facts({}, {}) == {}
@@ -127,15 +128,15 @@ def test_a_fine_tuned_model_names_its_task(kind, pipeline):
     metrics = {"dev.tsv": {"accuracy": 0.91234, "n": 3}}
     finetuned = {"task": "sst-2", "run": "a", "seq_len": 128, "metrics": metrics}
     head = Head(kind, ("no", "yes") if kind in ("classification", "tokens") else ())
-    card = model_card(CONFIG, {"finetuned": finetuned}, lower_case=True, head=head)
+    card = model_card(CONFIG, {"finetuned": finetuned}, rule=UNCASED, head=head)
     assert metadata(card)["pipeline_tag"] == pipeline
     assert b"| accuracy, dev.tsv | 0.9123 |" in card
     assert b"# BERT of 2 layers\n" in card
 
 
 def test_a_card_is_known_again_until_it_is_edited():
-    card = model_card(CONFIG, {"steps": 1}, lower_case=True)
-    assert card == model_card(CONFIG, {"steps": 1}, lower_case=True)
+    card = model_card(CONFIG, {"steps": 1}, rule=UNCASED)
+    assert card == model_card(CONFIG, {"steps": 1}, rule=UNCASED)
     assert is_unedited(card)
     for other in (card.replace(b"bert", b"Bert"), card + b"More.\n", b"# Mine\n", b""):
         assert not is_unedited(other)

@@ -12,6 +12,7 @@ from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.tiny_run import train_tiny_run
 from tokenizer.export import build_tokenizer
 from tokenizer.vocab import parse_vocab
+from tokenizer.word_rule import UNCASED
 from trainer.checkpoints.read import read_weights
 from trainer.cli import main
 from trainer.inference.open_model import open_model
@@ -40,7 +41,7 @@ def test_a_run_gives_the_checkpoint_that_is_asked_for(run, tmp_path):
     opened, before = open_model(str(run)), open_model(f"{run}@2")
     assert opened.where == str(run / "checkpoints" / "step-00000004")
     assert equal(opened.state, read_weights(run / "checkpoints" / "step-00000004"))
-    assert (opened.config.hidden_size, opened.lower_case) == (24, True)
+    assert (opened.config.hidden_size, opened.word_rule.lower_case) == (24, True)
     assert (opened.provenance["steps"], before.provenance["steps"]) == (4, 2)
     assert not equal(before.state, opened.state)
     copy = shutil.copytree(run, tmp_path / "copy")
@@ -74,7 +75,7 @@ def test_a_checkpoint_of_google_with_a_vocabulary(tmp_path):
     folder = shutil.copytree(GOOGLE, tmp_path / "google")
     (folder / "vocab.txt").write_text(VOCAB)
     opened = open_model(str(folder))
-    assert opened.lower_case
+    assert opened.word_rule.lower_case
     assert opened.tokenizer().encode("B [MASK]").tokens == ["[CLS]", "b", "[MASK]", "[SEP]"]
     (folder / "vocab.txt").write_text(VOCAB.replace("b", "B"))
     assert not open_model(str(folder)).lower_case
@@ -97,7 +98,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(exported, tmp_pa
     tokens = [*SPECIALS, *(f"x{number}" for number in range(99))]
     vocabulary = parse_vocab("\n".join(tokens).encode(), "vocab.txt")
     folder = shutil.copytree(exported, tmp_path / "hf")
-    (folder / "tokenizer.json").write_text(build_tokenizer(vocabulary, True).to_str())
+    (folder / "tokenizer.json").write_text(build_tokenizer(vocabulary, UNCASED).to_str())
     with pytest.raises(ValueError, match="tokenizer has 104 tokens, the model embeddings for 60"):
         open_model(str(folder)).tokenizer()
 

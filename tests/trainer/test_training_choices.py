@@ -9,6 +9,7 @@ import torch
 from pipeline.shards.growing import WaitPolicy
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.tiny_run import OURS, SIZES, launch, meeting, rows_of, write_config
+from tokenizer.word_rule import UNCASED
 from trainer.checkpoints.read import find_checkpoints, read_weights
 from trainer.cli import main
 from trainer.conversion.export import export_hf, load_hf
@@ -79,7 +80,7 @@ def test_left_to_right_predicts_every_token_with_lamb_and_its_trust_ratios(data,
 def test_a_run_starts_from_an_export_once(data, tmp_path):
     state = build_model(CONFIG, seed=5).state_dict()
     vocab = (data / "vocab.txt").read_bytes()
-    export_hf(state, CONFIG, vocab, str(tmp_path / "start"), lower_case=True, provenance={})
+    export_hf(state, CONFIG, vocab, str(tmp_path / "start"), rule=UNCASED, provenance={})
     run = command(data, tmp_path / "run", init_from=str(tmp_path / "start"))
     said = launch(DYING, run, 1, expected=9)
     assert f"weights are those of {tmp_path / 'start'}" in said

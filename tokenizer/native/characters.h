@@ -18,10 +18,10 @@ typedef struct {
     size_t num_bytes, capacity;
 } Characters;
 
-/* Bytes of the character at `text`, which is not ASCII. */
+/* Bytes of the character at `text`; an ASCII one is asked for where its byte names a kind. */
 static inline size_t decode(const uint8_t *text, const uint8_t *end, uint32_t *code_point) {
     uint8_t lead = text[0];
-    size_t length = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+    size_t length = lead < 0x80 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
     uint32_t value = lead & (0xFF >> (length + 1));
     if (length > (size_t)(end - text)) length = (size_t)(end - text);
     for (size_t index = 1; index < length; index++) value = value << 6 | (text[index] & 0x3F);

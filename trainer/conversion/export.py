@@ -12,6 +12,7 @@ from torch import Tensor
 from pipeline.storage.folder import Folder
 from tokenizer.export import tokenizer_config_json, tokenizer_json
 from tokenizer.vocab import parse_vocab
+from tokenizer.word_rule import WordRule
 from trainer.conversion import huggingface
 from trainer.conversion.model_card import CARD, is_unedited, model_card
 from trainer.model.config import BertConfig
@@ -34,7 +35,7 @@ def model_files(
     config: BertConfig,
     vocab: bytes,
     *,
-    lower_case: bool,
+    rule: WordRule,
     provenance: Mapping[str, Any],
     head: Head | None = None,
 ) -> dict[str, bytes]:
@@ -59,9 +60,9 @@ def model_files(
     return {
         WEIGHTS: safetensors.torch.save(tensors, {"format": "pt"}),
         VOCAB: vocab,
-        TOKENIZER: tokenizer_json(vocabulary, lower_case).encode(),
-        TOKENIZER_CONFIG: tokenizer_config_json(vocabulary, lower_case, longest).encode(),
-        CARD: model_card(config, provenance, lower_case=lower_case, head=head),
+        TOKENIZER: tokenizer_json(vocabulary, rule).encode(),
+        TOKENIZER_CONFIG: tokenizer_config_json(vocabulary, rule, longest).encode(),
+        CARD: model_card(config, provenance, rule=rule, head=head),
         CONFIG: (json.dumps(settings, indent=2, sort_keys=True) + "\n").encode(),
     }
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from tokenizer.word_rule import WordRule
 from trainer.model.config import BertConfig, num_parameters
 from trainer.model.task_heads import Head
 
@@ -33,7 +34,7 @@ def model_card(
     config: BertConfig,
     provenance: Mapping[str, Any],
     *,
-    lower_case: bool,
+    rule: WordRule,
     head: Head | None = None,
 ) -> bytes:
     """The card of a model; what `provenance` does not say is left out."""
@@ -46,7 +47,7 @@ def model_card(
     # The pretraining heads are among these parameters, which a fine-tuned model lacks.
     size = "" if head else f" and {num_parameters(config) / 1e6:,.1f} M parameters"
     lines += [f"# BERT of {config.num_layers} layers{size}", ""]
-    lines += _table(("model", ""), _describe_model(config, lower_case, head))
+    lines += _table(("model", ""), _describe_model(config, rule, head))
     lines += _section("Pretraining", ("fact", ""), _describe_training(provenance))
     lines += _section("Data", _OF_DATA, map(_describe_data, provenance.get("datasets", ())))
     lines += _section("Base model", ("fact", ""), _describe_base(base))
@@ -66,11 +67,13 @@ def _digest(text: bytes) -> str:
     return hashlib.sha256(text).hexdigest()[:16]
 
 
-def _describe_model(config: BertConfig, lower_case: bool, head: Head | None) -> Rows:
+def _describe_model(config: BertConfig, rule: WordRule, head: Head | None) -> Rows:
     yield "layers, width, heads", f"{config.num_layers}, {config.hidden_size}, {config.num_heads}"
     yield "longest input", f"{config.max_position_embeddings} tokens"
-    case = "lower-cased" if lower_case else "cased"
+    case = "lower-cased" if rule.lower_case else "cased"
     yield "vocabulary", f"{config.vocab_size:,} WordPiece tokens, {case}"
+    if rule.keeps_words:
+        yield "words", "as they stand between blanks"
     if head:
         yield "head", head.kind + (f": {', '.join(head.labels[:20])}" if head.labels else "")
 

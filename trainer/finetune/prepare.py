@@ -86,7 +86,7 @@ def prepare_data(settings: FinetuneSettings, finetuned: OpenedModel | None = Non
         head = dataclasses.replace(head, dropout=dropout)
     if not isinstance(task, OwnModel):
         notes += _describe_new(opened, head)
-    encoder = TextEncoder(opened.vocabulary(), opened.lower_case, settings.seq_len)
+    encoder = TextEncoder(opened.vocabulary(), opened.word_rule, settings.seq_len)
     files = {
         split: [
             _encode_file(task, path, split, rows, head, encoder)

@@ -190,7 +190,7 @@ def _keep_best(engine: Any, run: results.Run, prepared: Prepared, ranks: Ranks) 
         write_export(task.model_files(state, prepared.head, provenance), best)
     elif ranks.rank == 0:
         vocab = opened.vocabulary().to_text().encode()
-        known = {"lower_case": opened.lower_case, "provenance": provenance, "head": prepared.head}
+        known = {"rule": opened.word_rule, "provenance": provenance, "head": prepared.head}
         export_hf(state, opened.config, vocab, best, **known)
     tuned = run["metrics"][prepared.files["validation"][0].name]
     for file in [*prepared.files["validation"], *prepared.files["test"]]:

@@ -9,6 +9,7 @@ import numpy as np
 from pipeline.storage.compression import plain_name
 from tokenizer.encode import Encoder
 from tokenizer.vocab import IdArray, Vocabulary
+from tokenizer.word_rule import WordRule
 
 
 class TokenSequence(NamedTuple):
@@ -21,9 +22,11 @@ class TokenSequence(NamedTuple):
 class TextEncoder:
     """The model's tokenizer, and the longest sequence that is made, with [CLS] and [SEP]."""
 
-    def __init__(self, vocab: Vocabulary, lower_case: bool, seq_len: int) -> None:
-        self.vocab, self.lower_case, self.seq_len = vocab, lower_case, seq_len
-        self.encoder = Encoder(vocab, lower_case)
+    def __init__(self, vocab: Vocabulary, rule: WordRule, seq_len: int) -> None:
+        self.vocab = vocab
+        self.rule = rule
+        self.seq_len = seq_len
+        self.encoder = Encoder(vocab, rule)
 
     def encode_texts(self, texts: Sequence[str]) -> list[IdArray]:
         """Ids of each text, without [CLS] and [SEP], of any length."""

@@ -23,6 +23,7 @@ from pipeline.storage.folder import Folder
 from pipeline.storage.hub import revision_of
 from tokenizer.export import build_tokenizer
 from tokenizer.vocab import Vocabulary, parse_vocab
+from tokenizer.word_rule import AS_THEY_STAND, WordRule
 from trainer.checkpoints.read import MODEL, STATE, read_state, read_weights, step_of
 from trainer.checkpoints.resume import find_run, split_step
 from trainer.checkpoints.store import CHECKPOINTS, CheckpointStore
@@ -53,14 +54,14 @@ class OpenedModel:
     state: dict[str, Tensor]
     vocab: bytes | None
     tokenizer_file: bytes | None
-    lower_case: bool
+    word_rule: WordRule
     provenance: dict[str, Any]
     head: Head | None = None
 
     def tokenizer(self) -> Tokenizer:
         """A tokenizer that adds [CLS] and [SEP], never cuts or pads, and knows "[MASK]"."""
         if self.tokenizer_file is None:
-            return build_tokenizer(self.vocabulary(), self.lower_case)
+            return build_tokenizer(self.vocabulary(), self.word_rule)
         tokenizer = Tokenizer.from_str(self.tokenizer_file.decode())
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -169,7 +170,7 @@ def _read_run(run: RunFolder, checkpoint: Path) -> OpenedModel:
         state={key: tensor.float() for key, tensor in weights.items()},
         vocab=run.read_vocabulary(VOCAB),
         tokenizer_file=run.read_vocabulary(TOKENIZER),
-        lower_case=facts["datasets"][0]["lower_case"],
+        word_rule=WordRule.from_content(facts["datasets"][0]),
         provenance=provenance,
     )
 
@@ -196,22 +197,29 @@ def _open_folder(folder: str) -> OpenedModel:
         weights.state,
         weights.vocab,
         tokenizer,
-        lower_case=_reads_lower_case(tokenizer, asked, weights.vocab),
+        word_rule=_read_word_rule(tokenizer, asked, weights.vocab),
         provenance=settings.get(PROVENANCE_KEY, {}),
         head=weights.head,
     )
 
 
-def _reads_lower_case(
+def _read_word_rule(
     tokenizer: bytes | None, settings: dict[str, Any], vocab: bytes | None
-) -> bool:
-    """What tokenizer.json or tokenizer_config.json says, else whether vocab.txt has no capitals."""
+) -> WordRule:
+    """Returns how a model's text becomes words.
+
+    tokenizer.json says it, else tokenizer_config.json, else whether vocab.txt has capitals.
+    """
     if tokenizer is not None:
-        return bool((json.loads(tokenizer).get("normalizer") or {}).get("lowercase", False))
+        steps = json.loads(tokenizer)
+        if (steps.get("pre_tokenizer") or {}).get("type") == "WhitespaceSplit":
+            return AS_THEY_STAND
+        return WordRule(bool((steps.get("normalizer") or {}).get("lowercase", False)))
     if "do_lower_case" in settings:
-        return bool(settings["do_lower_case"])
+        return WordRule(bool(settings["do_lower_case"]))
     tokens = (vocab or b"").decode().split("\n")
-    return not any(token != token.lower() for token in tokens if not token.startswith("["))
+    has_capitals = any(token != token.lower() for token in tokens if not token.startswith("["))
+    return WordRule(not has_capitals)
 
 
 def _read_wordpieces(tokenizer_file: bytes, where: str) -> Vocabulary:

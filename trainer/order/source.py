@@ -107,7 +107,7 @@ def refuse_disagreement(mixture: Mixture) -> None:
         ]:
             raise ValueError(
                 f"{first.url} and {other.url} cannot be mixed: they have {'; '.join(differ)}. Build"
-                " them with the same --vocab and --lower_case"
+                " them with the same --vocab, --lower_case and --words"
             )
 
 
@@ -118,4 +118,5 @@ def _facts(dataset: Dataset) -> dict[str, object]:
         "vocab_size": manifest.vocab_size,
         "special_ids": dict(sorted(manifest.special_ids.items())),
         "lower_case": manifest.settings.get("lower_case"),
+        "words": manifest.settings.get("words", "bert"),
     }

@@ -13,6 +13,7 @@ from pipeline.shards.growing import UNKNOWN_HASH
 from pipeline.storage.hub import revision_of
 from pipeline.storage.local import replace_file
 from pipeline.storage.secret_values import hide_in
+from tokenizer.word_rule import WordRule
 from trainer.model.config import BertConfig
 from trainer.order.source import Mixture, WeightedDataset
 from trainer.runs.continuing import LOCK, Continuable, lock_folder
@@ -186,7 +187,7 @@ def dataset_facts(source: WeightedDataset) -> dict[str, Any]:
         "weight": source.weight,
         "root_hash": None if manifest.root_hash == UNKNOWN_HASH else manifest.root_hash,
         "settings_hash": manifest.settings_hash,
-        "lower_case": manifest.settings["lower_case"],
+        **WordRule.from_content(manifest.settings).content(),
         "vocab_sha256": manifest.vocab_sha256,
         "tokenizer_sha256": manifest.tokenizer_sha256,
         "licences": source_licences(source.dataset),

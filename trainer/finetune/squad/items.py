@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tokenizer.encode import without_specials
 from tokenizer.export import build_tokenizer
 from tokenizer.vocab import IdArray
 from trainer.finetune.squad.records import Question
@@ -53,7 +54,7 @@ class WindowItem(Item):
 
 def find_pieces(texts: Sequence[str], encoder: TextEncoder) -> list[Pieces]:
     """Pieces of each text, of any length, by an export's tokenizer; "[SEP]" in a text is a word."""
-    tokenizer = build_tokenizer(encoder.vocab, encoder.lower_case)
+    tokenizer = build_tokenizer(encoder.vocab, encoder.rule)
     tokenizer.encode_special_tokens = True
     all_pieces = []
     encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
@@ -61,6 +62,7 @@ def find_pieces(texts: Sequence[str], encoder: TextEncoder) -> list[Pieces]:
         places = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
         ends = np.array([_skip_accents(text, end) for end in places[:, 1].tolist()], np.int64)
         ids = np.array(encoding.ids, encoder.vocab.dtype)
+        ids = without_specials(ids, encoder.vocab, encoder.rule)
         all_pieces.append(Pieces(ids, places[:, 0].copy(), ends))
     return all_pieces
 
