@@ -130,7 +130,6 @@ def test_a_context_without_pieces_has_no_answer(vocab, tmp_path):
     assert (encoded.items, encoded.counts["contexts_without_pieces"]) == ([], 1)
     (prediction,) = task.decode(questions, [], [], ())
     assert prediction.text == ""
-<<<<<<< HEAD
 
 
 def test_an_answer_without_pieces_trains_nothing_and_is_counted(vocab, tmp_path):
@@ -143,10 +142,6 @@ def test_an_answer_without_pieces_trains_nothing_and_is_counted(vocab, tmp_path)
     _, encoded, _ = _encode(task, path, vocab, "validation")
     assert [item.example for item in encoded.items] == [0, 1, 2]
     assert encoded.counts["answers_without_pieces"] == 2
-=======
-    with pytest.raises(ValueError, match=r"question q0: answer '.u200b' has no piece of text"):
-        task.encode(questions, (), TextEncoder(vocab, UNCASED, 384), "train")
->>>>>>> eb49c2c6 (Say how text becomes words in one record, and take words as they stand)
 
 
 @pytest.mark.parametrize(
