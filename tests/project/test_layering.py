@@ -27,7 +27,7 @@ ROOMS = {
     "pipeline.text": "tokenizer .seeds .storage .documents",
     "pipeline.tokens": "tokenizer .storage .shards .documents .text",
     "pipeline.instances": "tokenizer .seeds .shards .documents .tokens",
-    "pipeline.settings": ".machine .storage .documents .text .tokens .instances",
+    "pipeline.settings": "tokenizer .machine .storage .documents .text .tokens .instances",
     "pipeline.inspect": "tokenizer .storage .pages .shards .tokens .instances",
     "pipeline.export": ".storage .shards .instances",
     "pipeline.jobs": (
@@ -57,7 +57,7 @@ ROOMS = {
     "trainer.optim": "",
     "trainer.engine": "pipeline.seeds .process .batches .model .optim",
     "trainer.settings": ".checkpoints.settings .guards.settings .model .optim",
-    "trainer.runs": "pipeline.storage pipeline.shards .order .model .settings",
+    "trainer.runs": "tokenizer pipeline.storage pipeline.shards .order .model .settings",
     "trainer.checkpoints": "pipeline.storage .checkpoints.settings .process .optim .engine .runs",
     "trainer.guards": ".guards.settings .process .optim",
     "trainer.watch": ".process .model .engine .settings .runs",

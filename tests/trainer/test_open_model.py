@@ -78,7 +78,7 @@ def test_a_checkpoint_of_google_with_a_vocabulary(tmp_path):
     assert opened.word_rule.lower_case
     assert opened.tokenizer().encode("B [MASK]").tokens == ["[CLS]", "b", "[MASK]", "[SEP]"]
     (folder / "vocab.txt").write_text(VOCAB.replace("b", "B"))
-    assert not open_model(str(folder)).lower_case
+    assert not open_model(str(folder)).word_rule.lower_case
 
 
 def test_what_lacks_a_head_says_so(tmp_path):
