@@ -53,7 +53,7 @@ def test_a_run_gives_the_checkpoint_that_is_asked_for(run, tmp_path):
 def test_an_export_of_a_run_is_the_same_model(run, exported):
     exported, trained = open_model(str(exported)), open_model(str(run))
     assert equal(exported.state, trained.state)
-    assert (exported.vocab, exported.lower_case) == (trained.vocab, trained.lower_case)
+    assert (exported.vocab, exported.word_rule) == (trained.vocab, trained.word_rule)
     assert exported.provenance == trained.provenance
 
 
