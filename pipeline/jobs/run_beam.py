@@ -49,14 +49,16 @@ _SAID_SECONDS = 60.0
 WORKER_LOG = f"{RECORDS}/workers.log"
 _OWN_RUNNERS = {"FnApiRunner", "LocalRunner"}  # what they print is kept for people, not shown
 # Beam waits for ever for a worker that ends too early with code 0, so 0 is what one that was told
-# to end has here. Ctrl-C is for the launcher. What is installed wins over files of the launcher's
-# folder, where filters may be. What workers print goes to a file: Beam raises their errors too.
+# to end has here. Ctrl-C is for the launcher; where its lock is gone, it has ended meanwhile. What
+# is installed wins over files of the launcher's folder, where filters may be. What workers print
+# goes to a file: Beam raises their errors too.
 _WORKER = (
     "import os, sys, pipeline, tokenizer; sys.path.append(os.getcwd());"
     " from apache_beam.runners.worker.sdk_worker_main import main; main([]); raise SystemExit(100)"
 )
 _WORKER_COMMAND = (
-    f"trap '' INT; exec 2>>\"${worker_guard.VARIABLE}.log\"; OPENBLAS_NUM_THREADS=1"
+    f"trap '' INT; [ -e \"${worker_guard.VARIABLE}\" ] || exit 0;"
+    f' exec 2>>"${worker_guard.VARIABLE}.log"; OPENBLAS_NUM_THREADS=1'
     f" JE_ARROW_MALLOC_CONF=background_thread:false {shlex.quote(sys.executable)} -c"
     f" {shlex.quote(_WORKER)}; code=$?; [ $code -eq 100 ] || exit $((code ? code : 1))"
 )

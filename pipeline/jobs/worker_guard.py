@@ -4,6 +4,10 @@ The launcher holds a lock on a file. In a worker process a thread, which importi
 Beam job starts, waits for that lock: the kernel releases it when the launcher is gone, kill -9
 included, and the worker ends. A worker that ended too early makes the launcher release the lock,
 interrupts it and becomes a ChildProcessError. Signals of a terminal are the launcher's.
+
+An interruption shuts down in this order: the lock is released, all workers are killed until Beam
+has unwound, and then until no thread is left that starts or awaits one. Only then may the launcher
+go on, so nothing writes any more when it says what is kept.
 """
 
 import contextlib
@@ -21,6 +25,7 @@ from typing import Any
 VARIABLE = "BEAMBERT_LAUNCHER_LOCK"
 _INTERRUPT = signal.SIGUSR1  # not SIGINT, which nohup makes its children ignore
 _PAUSE_SECONDS = 0.5
+_BEAMS_THREAD = "run_worker"  # starts a worker process and awaits it; Beam's name of it
 _ENDED = re.compile(r"Worker subprocess exited with return code (-?\d+)")
 
 
@@ -68,6 +73,10 @@ def guard_workers(path: str) -> Iterator[None]:
                 raise ChildProcessError(_describe(killed[0])) from error
             raise
         finally:
+            # Beam may have been interrupted before it awaited all of them, and may even start one
+            # now: such a worker needs the variable to be found.
+            if releasing.is_set():
+                _await_worker_threads(path)
             threading.excepthook = kept
             for arguments in () if releasing.is_set() else others:
                 kept(arguments)
@@ -85,34 +94,52 @@ def watch_launcher(path: str) -> None:
 
 
 def _end_workers(path: str, releasing: threading.Event, is_over: threading.Event) -> None:
-    """Ends all workers of a launcher that releases its lock, until the job is over.
+    """Ends all workers of a launcher that releases its lock, until the job is over."""
+    releasing.wait()
+    while not is_over.is_set():
+        _kill_workers(path)
+        is_over.wait(_PAUSE_SECONDS)
+
+
+def _await_worker_threads(path: str) -> None:
+    """Kills workers until no thread of Beam's is left that starts or awaits one."""
+    while threads := [each for each in threading.enumerate() if each.name == _BEAMS_THREAD]:
+        _kill_workers(path)
+        threads[0].join(_PAUSE_SECONDS)
+
+
+def _kill_workers(path: str) -> None:
+    """Kills the worker processes of the launcher with this lock.
 
     Workers that start up do not watch the lock yet; on Linux their environment tells them.
     """
     mark = f"{VARIABLE}={path}".encode()
-    releasing.wait()
-    while not is_over.is_set():
-        for folder in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):  # ended meanwhile, or another user's
-                is_own = mark in Path(folder, "environ").read_bytes().split(b"\0")
-                if is_own and int(folder.name) != os.getpid():
-                    os.kill(int(folder.name), signal.SIGKILL)
-        is_over.wait(_PAUSE_SECONDS)
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # ended meanwhile, or another user's
+            is_own = mark in Path(folder, "environ").read_bytes().split(b"\0")
+            if is_own and int(folder.name) != os.getpid():
+                os.kill(int(folder.name), signal.SIGKILL)
 
 
 @contextlib.contextmanager
 def _interruptible(told: list[int], release: Callable[[], None]) -> Iterator[None]:
-    """`_INTERRUPT` ends what the main thread, which runs this, waits for.
+    """Lets `_INTERRUPT` end what the main thread, which runs this, waits for.
 
-    So do Ctrl-C and SIGTERM where something handles them; they are noted in `told`.
+    So do Ctrl-C and SIGTERM where something handles them; they are noted in `told`. Ctrl-C in a
+    terminal may come together with `_INTERRUPT`, as it may also end a worker that starts up: the
+    second of them must not interrupt how Beam ends its workers.
     """
     signals = (_INTERRUPT, signal.SIGINT, signal.SIGTERM)
     before: dict[int, Any] = {number: signal.getsignal(number) for number in signals}
+    raised: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         release()  # first, as Beam waits for its workers where it is interrupted
+        raised.append(number)
         if number == _INTERRUPT:
-            raise KeyboardInterrupt
+            if len(raised) == 1:
+                raise KeyboardInterrupt
+            return
         told.append(number)
         before[number](number, frame)
 
