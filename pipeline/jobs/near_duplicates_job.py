@@ -15,7 +15,7 @@ import apache_beam as beam
 import numpy as np
 
 from pipeline.jobs import worker_guard
-from pipeline.jobs.broadcast import CreateElements
+from pipeline.jobs.broadcast import Broadcast, CreateElements, broadcast
 from pipeline.jobs.run_beam import Outputs, pipeline_options, run_graph
 from pipeline.storage.folder import Folder
 from pipeline.text.batches import batch_by_size
@@ -57,17 +57,30 @@ class KeyRange:
 
 
 def run_near_duplicates_job(
-    names: Sequence[str],
+    num_documents: Mapping[str, int],
     rule: SimilarityRule,
     folder: Folder,
     workers: int,
     beam_arguments: Sequence[str],
 ) -> list[KeyRange]:
-    """Runs the job over what is not finished of these token parts; returns where results are."""
+    """Runs the job over what is not finished of token parts.
+
+    Args:
+        num_documents: How many documents each token part has, by its name, as its index says.
+        rule: Which documents are near-duplicates.
+        folder: Holds the token parts, and takes what is found.
+        workers: Local worker processes.
+        beam_arguments: What the user gives to Beam.
+
+    Returns:
+        Where the results are.
+    """
     sizes = folder.list()
-    runs = plan_runs({name: sizes[f"{name}.signatures"] // SIGNED_DTYPE.itemsize for name in names})
+    runs = plan_runs(num_documents)
     ranges = plan_ranges(runs, rule)
-    names_of_all = {run.file_name(rule) for run in runs} | {keys.file_name for keys in ranges}
+    band_files = tuple(run.file_name(rule) for run in runs)
+    names_of_all = {*band_files} | {keys.file_name for keys in ranges}
+    planned = broadcast(band_files, folder)
 
     def count() -> int:
         return len(names_of_all & folder.list().keys())
@@ -76,7 +89,7 @@ def run_near_duplicates_job(
         elements = pipeline | "Runs" >> CreateElements(runs, folder)
         written = beam.pvalue.AsList(elements | "WriteBands" >> beam.Map(write_bands, rule, folder))
         keys = pipeline | "KeyRanges" >> beam.Create(ranges, reshuffle=True)
-        _ = keys | "WriteFound" >> beam.Map(write_found, written, rule, folder)
+        _ = keys | "WriteFound" >> beam.Map(write_found, written, planned, rule, folder)
 
     if not {keys.file_name for keys in ranges} <= sizes.keys():
         found = len(names_of_all & sizes.keys())
@@ -124,12 +137,27 @@ def write_bands(run: Run, rule: SimilarityRule, folder: Folder) -> str:
 
 
 def write_found(
-    keys: KeyRange, written: Sequence[str], rule: SimilarityRule, folder: Folder
+    keys: KeyRange,
+    written: Sequence[str],
+    planned: Broadcast,
+    rule: SimilarityRule,
+    folder: Folder,
 ) -> str:
-    """Writes what is found in a range of keys, unless it is there, and returns the file's name."""
+    """Writes what is found in a range of keys, unless it is there, and returns the file's name.
+
+    Raises:
+        ValueError: The files of bands that the runner says were written are not the planned ones.
+    """
+    names: tuple[str, ...] = planned.get()
+    if lost := sorted({*names} - {*written}):
+        raise ValueError(
+            f"near-duplicates: of {len(names)} files of bands the runner delivered"
+            f" {len({*written})}, without {folder.locate(lost[0])}: it loses what it should"
+            " deliver; run the same command again, or on another runner"
+        )
     if not folder.exists(keys.file_name):
         ends = keys.first, keys.last
-        read = (read_groups(folder, name, BANDED_DTYPE, *ends) for name in written)
+        read = (read_groups(folder, name, BANDED_DTYPE, *ends) for name in names)
         banded = np.concatenate([np.zeros(0, BANDED_DTYPE), *read])
         found = find_near_duplicates(banded, rule.matches)
         folder.write(keys.file_name, pack_rows(found, found["high"] >> np.uint64(56)))

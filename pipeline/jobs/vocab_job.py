@@ -22,7 +22,13 @@ from pipeline.storage.folder import Folder
 from pipeline.text.filters import FilterRule
 from pipeline.tokens.document_lists import DocumentList, clean_documents
 from pipeline.tokens.token_records import finished_parts, format_record
-from pipeline.tokens.word_counts import count_list, counts_table, sample_documents
+from pipeline.tokens.word_counts import (
+    bucket_name,
+    count_list,
+    counts_table,
+    sample_documents,
+    seal_counts,
+)
 from tokenizer.word_rule import WordRule
 
 worker_guard.watch_in_workers()
@@ -85,18 +91,22 @@ def count_and_record(
     folder: Folder,
     factors: Sequence[int] = (1,),
 ) -> Iterator[tuple[int, dict[str, int]]]:
-    """A list's counts by bucket; its record is named as the tokens job's."""
+    """Yields a list's counts by bucket, of which its record keeps the seals.
+
+    The record is named as the tokens job's.
+    """
     counts = list(count_list(documents, rule, factors))
     kept = documents.documents
     counted = documents.replace(kept, {"documents_counted": len(kept)})
     name = f"{documents.part}-{documents.number:05d}" + ("-last" if documents.is_last else "")
-    folder.write(f"{name}.json", format_record(counted))
+    seals = {bucket: seal_counts(own) for bucket, own in counts}
+    folder.write(f"{name}.json", format_record(counted, seals))
     yield from counts
 
 
 def write_bucket(bucket_counts: tuple[int, dict[str, int]], folder: Folder) -> str:
     """Writes a bucket's table and returns its name."""
     bucket, counts = bucket_counts
-    name = f"words-{bucket:05d}.parquet"
+    name = bucket_name(bucket)
     folder.write(name, counts_table(counts))
     return name

@@ -52,10 +52,12 @@ def publish_pass(folder: Folder, rows: Sequence[ShardBlocks], settings_hash: str
 
 
 def withdraw_passes(folder: Folder, passes: Sequence[str]) -> None:
-    """Takes back what `publish_pass` wrote, where a shard was lost and is built again."""
-    files = folder.list()
-    names = [f"{each}/pass.json" for each in passes] + [_blocks_name(each) for each in passes]
-    folder.remove([name for name in names if name in files])
+    """Takes back what `publish_pass` wrote, where a shard was lost and is built again.
+
+    What a store does not list is removed too, for a reader may see it.
+    """
+    folder.remove([f"{each}/pass.json" for each in passes])
+    folder.remove([_blocks_name(each) for each in passes])
 
 
 class GrowingDataset(Dataset):

@@ -259,4 +259,5 @@ def named_damage(where: str, remedy: str = "restore or rebuild the dataset") -> 
     except (StorageError, SizeError, FileNotFoundError, PermissionError):
         raise
     except _DAMAGE as error:
-        raise ValueError(f"{where}: a damaged Parquet table: {error}; {remedy}") from error
+        said = " ".join(str(error).split())  # Arrow's errors have lines
+        raise ValueError(f"{where}: a damaged Parquet table: {said}; {remedy}") from error

@@ -51,16 +51,20 @@ from pipeline.stages.build_vocab import VOCAB, prepare_vocabulary
 from pipeline.stages.choose_documents import choice_content
 from pipeline.stages.describe import count_documents
 from pipeline.stages.plan import describe_plan
+from pipeline.storage.json_files import read_present
 from pipeline.storage.local import scratch_folder
+from pipeline.storage.locks import LOCK, locked_folder
 from pipeline.storage.secret_values import hide, hide_in
 from pipeline.storage.zip_archive import SUFFIX as ZIP
 from pipeline.tokens.provenance import OVERLAPS_TABLE, write_overlaps
 from tokenizer.compiled import BUILD_COMMAND, load
-from tokenizer.vocab import parse_vocab
+from tokenizer.vocab import Vocabulary, parse_vocab
 
 _NUM_SHOWN = 8  # files named in one line
 _LARGE_SHARE = 0.5
+_NO_VOCABULARY = "run `python -m pipeline tokens` with this --output first, which writes it"
 _PROBE = ".beambert-probe"
+LOCK_SECONDS = 10.0  # a build that was told to end may still be leaving
 # Each compiled module, and how many times as long its work takes without it (docs/performance.md).
 _COMPILED_MODULES = {
     "tokenizer._matcher": "words to ids 50 times, cleaning 20 times",
@@ -124,14 +128,33 @@ def run_tokens(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
 
 def run_shards(settings: BuildSettings, beam_arguments: Sequence[str]) -> Dataset:
     """`python -m pipeline shards`: from finished tokens; the input is not looked at."""
-    began, folder = time.perf_counter(), settings.open_tokens()
+    began = time.perf_counter()
+    folder = settings.open_tokens()
+    is_delivered = folder.exists(DELIVERED)
+    if not is_delivered:
+        read_store(folder)  # else it is not there, which is said before anything is written
     where = f"{settings.output}/{VOCAB}"
-    store = None if folder.exists(DELIVERED) else read_store(folder)
-    vocabulary = parse_vocab(settings.open_output().read(VOCAB), where)
-    store = store or index_delivered(settings, vocabulary, beam_arguments)
+    vocabulary = parse_vocab(read_present(settings.open_output(), VOCAB, _NO_VOCABULARY), where)
+    with _writing(settings, only_reads_tokens=not is_delivered):
+        if is_delivered:
+            store = index_delivered(settings, vocabulary, beam_arguments)
+        else:
+            store = read_store(folder)
+        _refuse_other_tokens(settings, vocabulary, store)
+        dataset = make_shards(settings, vocabulary, store, beam_arguments)
+    _print_counts(settings, store)
+    _print_result(dataset, time.perf_counter() - began)
+    return dataset
+
+
+def _refuse_other_tokens(
+    settings: BuildSettings, vocabulary: Vocabulary, store: TokenStore
+) -> None:
+    """Raises ValueError where the encoded documents are of another vocabulary or settings."""
     if vocabulary.sha256 != store.settings["vocab_sha256"]:
         raise ValueError(
-            f"{where} is not the vocabulary that {settings.tokens_folder} was encoded with"
+            f"{settings.output}/{VOCAB} is not the vocabulary that {settings.tokens_folder} was"
+            " encoded with"
         )
     wanted = store_settings(settings, vocabulary.sha256) | choice_content(settings)
     if changed := describe_changes({**store.settings, **store.choice}, wanted):
@@ -139,21 +162,24 @@ def run_shards(settings: BuildSettings, beam_arguments: Sequence[str]) -> Datase
             f"{settings.tokens_folder} holds tokens of other settings: {changed};"
             " give the same ones"
         )
-    with _writing(settings):
-        dataset = make_shards(settings, vocabulary, store, beam_arguments)
-    _print_counts(settings, store)
-    _print_result(dataset, time.perf_counter() - began)
-    return dataset
 
 
 @contextlib.contextmanager
-def _writing(settings: BuildSettings) -> Iterator[None]:
+def _writing(settings: BuildSettings, *, only_reads_tokens: bool = False) -> Iterator[None]:
     """While this holds, files are written into the output, temporary ones into their own folder.
 
+    No other build writes into the same local folders meanwhile. Stores have no locks: there two
+    builds are told apart by what they count and seal, and one of them ends with an error.
+
+    Args:
+        settings: Name the output and the folder of encoded documents.
+        only_reads_tokens: Whether the latter is only read, as several builds may do together.
+
     Raises:
+        FileExistsError: Another build writes there.
         ValueError: Nothing can be written into the output; known before any work is done.
     """
-    output = settings.open_output()
+    output, tokens = settings.open_output(), settings.open_tokens()
     try:
         output.write(_PROBE, b"")
         output.remove([_PROBE])
@@ -162,7 +188,15 @@ def _writing(settings: BuildSettings) -> Iterator[None]:
             f"--output {settings.output}: nothing can be written there: {error.strerror or error};"
             " give a folder that you may write into"
         ) from error
-    with scratch_folder(output.locate()):
+    with contextlib.ExitStack() as stack:
+        if output.is_local:
+            stack.enter_context(locked_folder(output.local_path(), LOCK, LOCK_SECONDS))
+        if settings.tokens and tokens.is_local and tokens.path != output.path:
+            lock = locked_folder(
+                tokens.local_path(), LOCK, LOCK_SECONDS, is_shared=only_reads_tokens
+            )
+            stack.enter_context(lock)
+        stack.enter_context(scratch_folder(output.locate()))
         yield
 
 
@@ -292,7 +326,8 @@ def _write_overlaps(settings: BuildSettings, store: TokenStore) -> None:
     """task_overlaps.parquet, where the build has task files; it changes no hash."""
     if settings.task_files:
         output = settings.open_output()
-        number = write_overlaps(settings.open_tokens(), store.part_names, output)
+        number = store.num_overlaps
+        write_overlaps(settings.open_tokens(), store.part_names, output, number)
         where = output.locate(OVERLAPS_TABLE)
         tqdm.write(f"task files: {number:,} documents are listed in {where}")
 

@@ -6,7 +6,6 @@ dataset.
 
 import dataclasses
 import hashlib
-import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -38,8 +37,10 @@ from pipeline.stages.publish import (
     publish_dataset,
     read_records,
     remove_leftovers,
+    remove_unfinished,
 )
 from pipeline.storage.folder import Folder
+from pipeline.storage.json_files import read_object
 from pipeline.tokens.buckets import (
     Bucket,
     BucketContents,
@@ -185,8 +186,9 @@ def _refuse_lost(lost: Sequence[ShardTask], num_tasks: int) -> None:
         raise ValueError(
             f"the job ended without an error, but {len(lost)} of {num_tasks} shards are not there,"
             f" such as {lost[0].name}: the runner did not deliver bucket {lost[0].bucket.name},"
-            f" expected {lost[0].contents}, or the store lost what was written; run again, and if"
-            " it happens again, with --exchange files or on another runner"
+            f" expected {lost[0].contents}, the store lost or does not list what was written, or"
+            " another build works on the same output; run the same command again, and if it happens"
+            " again, with --exchange files or on another runner"
         )
 
 
@@ -206,16 +208,19 @@ def _claim_folder(folder: Folder, settings: BuildSettings, content: Mapping[str,
     """The shards of a finished dataset of this content; a folder of another one is refused."""
     found: Mapping[str, Any] | None = None
     built: Built = {}
+    cure = "give another --output"
     if folder.exists(MANIFEST):
         dataset = open_dataset(settings.output, settings.filesystem_options())
         found, shards = dataset.manifest.settings, dataset.all_shards
         built = {shard.name: (shard, partial(dataset.blocks, shard)) for shard in shards}
     elif folder.exists(SETTINGS):
-        found = json.loads(folder.read(SETTINGS))
+        begin_again = f"delete {folder.locate(SETTINGS)} and run the same command again"
+        found = read_object(folder, SETTINGS, begin_again)
+        cure += f"; or, as no dataset is finished there, {begin_again}, which builds shards anew"
+    else:
+        remove_unfinished(folder)
     if found is not None and (changed := describe_changes(found, content)):
-        raise ValueError(
-            f"{settings.output} holds shards of other settings: {changed}; give another --output"
-        )
+        raise ValueError(f"{settings.output} holds shards of other settings: {changed}; {cure}")
     if not built:
         folder.write(SETTINGS, json_bytes(content))
     return built

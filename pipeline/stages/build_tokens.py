@@ -16,6 +16,7 @@ from pipeline.jobs.broadcast import broadcast
 from pipeline.jobs.tokens_job import TokensRule, run_tokens_job
 from pipeline.settings import BuildSettings, describe_changes
 from pipeline.shards.records import json_bytes
+from pipeline.stages.build_vocab import TOKENS_SETTINGS as SETTINGS
 from pipeline.stages.build_vocab import reading_rule
 from pipeline.stages.choose_documents import (
     choice_content,
@@ -23,8 +24,11 @@ from pipeline.stages.choose_documents import (
     drop_documents,
 )
 from pipeline.storage.folder import Folder
+from pipeline.storage.json_files import expected_fields, parse_names, parse_object, read_object
+from pipeline.storage.locks import LOCK
 from pipeline.storage.names import require_plain
 from pipeline.text.task_texts import TASK_WORDS, TaskTexts, WindowFinder, prepare_texts
+from pipeline.tokens.document_lists import LISTED, TASK_TEXT
 from pipeline.tokens.dropped_ids import DROPPED
 from pipeline.tokens.held_out import SourceTotals
 from pipeline.tokens.provenance import OVERLAPS
@@ -34,21 +38,22 @@ from pipeline.tokens.token_records import (
     choose_examples,
     count_by_source,
     find_files_without_text,
-    finished_parts,
     read_records,
     record_stem,
+    require_finished,
     sum_counters,
 )
 from tokenizer.encode import Encoder
 from tokenizer.vocab import Vocabulary
 
 STORE = "tokens.json"
-SETTINGS = "settings.json"
 DELIVERED = "parts.json"
 """Records of the token parts that a runner delivered to `WriteTokens`, written last."""
 REJECTED = "rejected"
 FILES_WITHOUT_TEXT = "files_without_text"
 _NUM_NAMED = 20
+_DELETE = "delete this folder and run the same command again"
+_INDEX_AGAIN = "delete this file and run the same command again, which keeps the token parts"
 _TASK_SETTINGS = ("task_files", "task_overlap", "task_words")
 
 
@@ -84,6 +89,11 @@ class TokenStore:
         return bool(self.totals.dropped)
 
     @property
+    def num_overlaps(self) -> int:
+        """How many documents hold text of the task files, whether dropped or only listed."""
+        return sum(self.counters.get(name, 0) for name in (f"dropped_{TASK_TEXT}", LISTED))
+
+    @property
     def deciding(self) -> dict[str, Any]:
         """The choice, and the task files and their rule where they left documents out."""
         is_dropping = self.settings.get("task_overlap") == "drop"
@@ -108,8 +118,7 @@ def make_tokens(
         return store
     rule = tokens_rule(settings, vocabulary)
     run_tokens_job(parts, rule, folder, settings.workers, beam_arguments)
-    finished = finished_parts(folder.list(), parts)
-    records = [record for found in finished.values() for record in found]
+    records = require_finished(folder.list(), parts, folder.locate())
     return _index_parts(settings, vocabulary, parts, records, key, beam_arguments)
 
 
@@ -118,7 +127,8 @@ def index_delivered(
 ) -> TokenStore:
     """The store of what `WriteTokens` has written; raises as `make_tokens`."""
     folder = claim_tokens(settings, vocabulary)
-    records = json.loads(folder.read(DELIVERED))
+    remedy = "run the pipeline with WriteTokens again, which writes it anew"
+    records = parse_names(folder.read(DELIVERED), folder.locate(DELIVERED), remedy)
     require_plain(records, folder.locate(DELIVERED))
     key = _parts_key(records, choice_content(settings))
     store = _find_store(folder, key)
@@ -178,25 +188,28 @@ def read_store(folder: Folder) -> TokenStore:
         ValueError: It is of an earlier version, or has names that lead elsewhere.
     """
     try:
-        fields = json.loads(folder.read(STORE))
+        data = folder.read(STORE)
     except FileNotFoundError as error:
         raise FileNotFoundError(
             f"{folder.locate()} holds no {STORE}: run `python -m pipeline tokens` first"
         ) from error
-    layout = fields["settings"].get("layout")
-    if layout != LAYOUT:
-        raise ValueError(
-            f"{folder.locate()} holds token parts of layout {layout}, this program reads {LAYOUT}:"
-            " they are of an earlier version; delete the folder and build again"
+    where = folder.locate(STORE)
+    fields = parse_object(data, where, _INDEX_AGAIN)
+    with expected_fields(where, _INDEX_AGAIN):
+        layout = fields["settings"].get("layout")
+        if layout != LAYOUT:
+            raise ValueError(
+                f"{folder.locate()} holds token parts of layout {layout}, this program reads"
+                f" {LAYOUT}: they are of an earlier version; delete the folder and build again"
+            )
+        require_plain(fields["part_names"], where)
+        totals = fields.pop("totals")
+        sources = tuple(SourceTotals(**each) for each in totals.pop("sources"))
+        return TokenStore(
+            totals=Totals(**totals, sources=sources),
+            part_names=tuple(fields.pop("part_names")),
+            **fields,
         )
-    require_plain(fields["part_names"], folder.locate(STORE))
-    totals = fields.pop("totals")
-    sources = tuple(SourceTotals(**each) for each in totals.pop("sources"))
-    return TokenStore(
-        totals=Totals(**totals, sources=sources),
-        part_names=tuple(fields.pop("part_names")),
-        **fields,
-    )
 
 
 def store_settings(settings: BuildSettings, vocab_sha256: str) -> dict[str, Any]:
@@ -276,7 +289,7 @@ def claim_tokens(settings: BuildSettings, vocabulary: Vocabulary) -> Folder:
     folder, content = settings.open_tokens(), store_settings(settings, vocabulary.sha256)
     if not folder.exists(SETTINGS):
         folder.write(SETTINGS, json_bytes(content))
-    elif changed := describe_changes(json.loads(folder.read(SETTINGS)), content):
+    elif changed := describe_changes(read_object(folder, SETTINGS, _DELETE), content):
         raise ValueError(
             f"{settings.tokens_folder} holds tokens of other settings: {changed}; give the same"
             " ones, or another folder"
@@ -287,6 +300,6 @@ def claim_tokens(settings: BuildSettings, vocabulary: Vocabulary) -> Folder:
 def _remove_other_files(folder: Folder, store: TokenStore) -> None:
     """Removes what an earlier input, finding near-duplicates or an interrupted task left."""
     endings = (".tokens", ".index", ".places", ".signatures", OVERLAPS, ".json", "-last.json")
-    kept = {STORE, SETTINGS, INDEX, DELIVERED} | ({DROPPED} if store.has_dropped else set())
+    kept = {STORE, SETTINGS, INDEX, DELIVERED, LOCK} | ({DROPPED} if store.has_dropped else set())
     kept |= {f"{stem}{ending}" for stem in store.part_names for ending in endings}
     folder.remove([name for name in folder.list() if name not in kept])

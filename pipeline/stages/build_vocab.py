@@ -5,7 +5,6 @@ vocabulary was made of, so that running again reuses it and other input is refus
 """
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,20 +17,28 @@ from pipeline.documents.sources import count_factors
 from pipeline.jobs.tokens_job import ReadingRule
 from pipeline.jobs.vocab_job import CountingRule, run_vocab_job
 from pipeline.settings import BuildSettings, describe_changes
-from pipeline.shards.growing import RECORDS
 from pipeline.shards.manifest import MANIFEST
 from pipeline.shards.records import json_bytes
+from pipeline.stages.publish import remove_unfinished
 from pipeline.storage.folder import Folder
 from pipeline.storage.hub import fetch_from_hub, is_hub_name
+from pipeline.storage.json_files import read_object, read_present
 from pipeline.storage.secret_values import hide
 from pipeline.tokens.token_records import (
     count_by_source,
     find_files_without_text,
-    finished_parts,
     read_records,
+    read_word_seals,
+    require_finished,
     sum_counters,
 )
-from pipeline.tokens.word_counts import choose_sample, join_tables, read_commonest
+from pipeline.tokens.word_counts import (
+    WORD_COUNTS,
+    add_word_seals,
+    choose_sample,
+    join_tables,
+    read_commonest,
+)
 from tokenizer.export import tokenizer_json
 from tokenizer.extend import extend_vocabulary, tokens_a_word
 from tokenizer.learn import learn_vocabulary, learn_words
@@ -41,9 +48,12 @@ from tokenizer.word_rule import WordRule
 VOCAB = "vocab.txt"
 TOKENIZER = "tokenizer.json"
 ORIGIN = "vocab.json"
-WORD_COUNTS = "word_counts.parquet"
 _NUM_NAMED = 8
+TOKENS_SETTINGS = "settings.json"
+"""In the folder of encoded documents: what decides their content."""
 _FILES = "files"  # of vocab.json: says what changed, and decides nothing
+_SHA256 = "vocab_txt_sha256"  # of vocab.json: of the vocabulary that was made
+_REMEDY = f"delete {ORIGIN} beside it and run the same command again, which makes the vocabulary"
 _MOST_FILES = 10_000
 _COUNTING = "_words"  # what the job leaves while it runs
 
@@ -64,17 +74,51 @@ def prepare_vocabulary(
     folder = settings.open_output()
     origin = _origin(settings, files)
     if folder.exists(ORIGIN):
-        _refuse_other_origin(settings, json.loads(folder.read(ORIGIN)), origin, files)
-        return parse_vocab(folder.read(VOCAB), f"{settings.output}/{VOCAB}")
+        found = read_object(folder, ORIGIN, _REMEDY)
+        _refuse_other_origin(settings, found, origin, files)
+        return _read_own(folder, found)
     _remove_counting(folder)  # a killed build may have left some
     if settings.vocab:
         vocabulary = read_vocabulary(settings, settings.vocab)
     else:
         vocabulary = _learn(settings, parts, folder, beam_arguments)
+    _remove_other_work(settings, vocabulary)
     folder.write(VOCAB, vocabulary.to_text().encode())
     write_tokenizer(folder, vocabulary, settings.word_rule)
-    folder.write(ORIGIN, json_bytes(origin | {_FILES: _sizes(files)}))
+    told = {_FILES: _sizes(files), _SHA256: vocabulary.sha256}
+    folder.write(ORIGIN, json_bytes(origin | told))
     return vocabulary
+
+
+def _read_own(folder: Folder, origin: Mapping[str, Any]) -> Vocabulary:
+    """Reads vocab.txt, which must be the one that vocab.json speaks of."""
+    where = folder.locate(VOCAB)
+    vocabulary = parse_vocab(read_present(folder, VOCAB, _REMEDY), where)
+    expected = origin.get(_SHA256, vocabulary.sha256)  # earlier versions did not say it
+    if vocabulary.sha256 != expected:
+        raise ValueError(
+            f"{where} is not the vocabulary that {ORIGIN} speaks of: its sha256 is"
+            f" {vocabulary.sha256}, expected {expected}; restore it, or {_REMEDY}"
+        )
+    return vocabulary
+
+
+def _remove_other_work(settings: BuildSettings, vocabulary: Vocabulary) -> None:
+    """Removes what an unfinished build with another vocabulary left below the output.
+
+    Encoded documents that `--tokens` keeps elsewhere stay: they may belong to another dataset too.
+    """
+    folder = settings.open_output()
+    if folder.exists(MANIFEST) or settings.tokens:
+        return
+    tokens = settings.open_tokens()
+    if not tokens.exists(TOKENS_SETTINGS):
+        return
+    found = read_object(tokens, TOKENS_SETTINGS, f"delete {tokens.locate()} and run again")
+    if found.get("vocab_sha256") != vocabulary.sha256:
+        remove_unfinished(folder)
+        tokens.remove([name for name in tokens.list() if name != TOKENS_SETTINGS])
+        tokens.remove([TOKENS_SETTINGS])  # last, so that a kill loses no count of what is there
 
 
 def _refuse_other_origin(
@@ -83,17 +127,19 @@ def _refuse_other_origin(
     origin: Mapping[str, Any],
     files: Sequence[InputFile],
 ) -> None:
-    known = {key: value for key, value in found.items() if key != _FILES}
+    known = {key: value for key, value in found.items() if key not in (_FILES, _SHA256)}
     if known == origin:
         return
     changed = [describe_changes(known | {"input": 0}, {**origin, "input": 0})]
     if known.get("input") != origin.get("input"):
         changed.append(_describe_files(found.get(_FILES) or {}, _sizes(files)))
     remedy = "give the same settings and input, or another --output"
-    if not settings.open_output().exists(MANIFEST):
+    output = settings.open_output()
+    if not output.exists(MANIFEST):
+        also = f" and {settings.tokens}" if settings.tokens else ""
         remedy += (
-            f"; or begin again, as no dataset is finished there: delete {settings.output}/{ORIGIN},"
-            f" {settings.output}/{RECORDS} and {settings.tokens_folder}"
+            "; or begin again, as no dataset is finished there: delete"
+            f" {output.locate(ORIGIN)}{also}, and the same command does the rest"
         )
     said = ", ".join(filter(None, changed))
     raise ValueError(f"{settings.output} holds a vocabulary made otherwise: {said}; {remedy}")
@@ -250,10 +296,10 @@ def _count_words(
     reading, filters = reading_rule(settings), settings.filter_rule
     rule = CountingRule(reading, filters, num_bits, settings.word_rule, factors)
     run_vocab_job(list(sample), rule, folder, settings.workers, beam_arguments)
-    names = folder.list()
-    records = [record for found in finished_parts(names, list(sample)).values() for record in found]
+    records = require_finished(folder.list(), list(sample), folder.locate())
     told = read_records(folder, records)
-    table = join_tables(folder, [name for name in names if name.endswith(".parquet")])
+    seals = add_word_seals(read_word_seals(each, folder.locate()) for each in told)
+    table = join_tables(folder, seals)
     _remove_counting(output)
     silent = [url for url, _ in find_files_without_text(told, list(sample))]
     return sum_counters(count_by_source(told)), table, silent

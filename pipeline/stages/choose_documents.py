@@ -80,7 +80,8 @@ def drop_documents(
         sources[EXCLUDED] = map(np.concatenate, zip(*streams, strict=True))
     if settings.near_duplicates is not None:
         rule = similarity_rule(settings.near_duplicates)
-        ranges = run_near_duplicates_job(names, rule, folder, settings.workers, beam_arguments)
+        numbers = dict(zip(names, index.bounds[:, -1].tolist(), strict=True))
+        ranges = run_near_duplicates_job(numbers, rule, folder, settings.workers, beam_arguments)
         sources[NEAR_DUPLICATE] = _read_found(folder, ranges, examples)
     if sources:
         rows = map(distinct_rows, iterate_index(index))

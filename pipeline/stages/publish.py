@@ -6,11 +6,14 @@ when it is written: 76 million blocks of 80,000 shards would take 3 GB.
 
 import dataclasses
 import hashlib
+import re
 import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+
+from tqdm import tqdm
 
 from pipeline.jobs.exchange import ShardTask
 from pipeline.jobs.shard_records import (
@@ -21,7 +24,7 @@ from pipeline.jobs.shard_records import (
     record_name,
 )
 from pipeline.shards.block_tables import write_blocks
-from pipeline.shards.growing import RECORDS, publish_pass, withdraw_passes
+from pipeline.shards.growing import PLAN, RECORDS, publish_pass, withdraw_passes
 from pipeline.shards.manifest import (
     BLOCKS_TABLE,
     MANIFEST,
@@ -32,11 +35,14 @@ from pipeline.shards.manifest import (
     shards_table,
 )
 from pipeline.shards.records import BlockTable, Group, Manifest, Shard, json_bytes
+from pipeline.shards.table_checks import SPLITS
 from pipeline.storage.ahead import map_ahead
 from pipeline.storage.folder import Folder
 from pipeline.storage.local import find_temporaries
 
 SETTINGS = f"{RECORDS}/settings.json"
+_SPLIT = f"(?:{'|'.join(SPLITS)})"
+_OF_A_BUILD = re.compile(rf"{_SPLIT}/L\d+/pass-\d+/(?:shard-\d+\.tar|pass\.json)|{RECORDS}/.*")
 Built = dict[str, tuple[Shard, Callable[[], BlockTable]]]
 """The rows of shards that are there, by their names, and what reads where their blocks lie."""
 
@@ -163,7 +169,23 @@ def publish_dataset(folder: Folder, built: Built, manifest: Manifest) -> None:
 
 
 def remove_leftovers(folder: Folder) -> None:
-    """Removes the records of a published dataset and what killed writers left beside its files."""
+    """Removes the records of a published dataset and what killed writers left beside its files.
+
+    The plan goes too where the store does not list it: it says that the build is at work.
+    """
     files = folder.list()
     records = [name for name in files if name.startswith(f"{RECORDS}/")]
-    folder.remove(sorted({*records, *find_temporaries(files)}))
+    folder.remove(sorted({*records, *find_temporaries(files), PLAN, SETTINGS}))
+
+
+def remove_unfinished(folder: Folder) -> None:
+    """Removes the shards and records of a build that is not finished, if there is one.
+
+    Nothing is removed of a finished dataset, which has no records.
+    """
+    files = folder.list()
+    is_at_work = any(name.startswith(f"{RECORDS}/") for name in files)
+    if is_at_work and MANIFEST not in files:
+        names = [name for name in files if _OF_A_BUILD.fullmatch(name)]
+        tqdm.write(f"{folder.url}: the unfinished build there, {len(names):,} files, begins again")
+        folder.remove(names)

@@ -26,6 +26,8 @@ from tokenizer.encode import Encoder
 DocumentKind = TypeVar("DocumentKind")
 SENTENCES_PER_CALL = 1 << 16
 TASK_TEXT = "task_text"
+LISTED = "documents_listed"
+"""The counter of documents that hold text of task files and are not dropped for it."""
 _MAX_REASONS = 100
 
 
@@ -227,7 +229,7 @@ def find_task_texts(
     overlaps = tuple((each.id.hex(), each.where, overlap) for each, overlap in hits)
     noted = dataclasses.replace(documents, overlaps=overlaps)
     if not drops:
-        return noted.replace(documents.documents, {"documents_listed": len(hits)})
+        return noted.replace(documents.documents, {LISTED: len(hits)})
     examples = list(documents.dropped)
     for each, overlap in hits:
         shared = f"{overlap.place}: {overlap.words}"

@@ -23,6 +23,7 @@ from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import named_damage, open_parquet
 from pipeline.shards.records import Manifest
 from pipeline.storage.folder import Folder
+from pipeline.storage.json_files import expected_fields, parse_json, read_object
 from pipeline.storage.names import require_plain
 from pipeline.storage.secret_values import hide
 from pipeline.text.task_texts import Overlap
@@ -97,19 +98,48 @@ def pack_overlaps(overlaps: Sequence[tuple[str, str, Overlap]]) -> bytes:
     return "".join(f"{json.dumps(row)}\n" for row in rows).encode()
 
 
-def write_overlaps(tokens: Folder, part_names: Sequence[str], output: Folder) -> int:
-    """Writes one table of all parts' overlaps, part by part, and returns its rows."""
-    sizes, number = tokens.list(), 0
+def write_overlaps(
+    tokens: Folder, part_names: Sequence[str], output: Folder, expected: int
+) -> None:
+    """Writes one table of all parts' overlaps, part by part.
+
+    Args:
+        tokens: Holds the token parts; a part without overlaps has no file of them.
+        part_names: The parts.
+        output: Takes the table.
+        expected: How many documents with an overlap were counted, which are the table's rows.
+
+    Raises:
+        ValueError: The parts have another number of rows, or a file is damaged.
+    """
+    sizes = tokens.list()
+    number = num_files = 0
     names = [name for part in sorted(part_names) if (name := f"{part}{OVERLAPS}") in sizes]
     with tempfile.NamedTemporaryFile(prefix="beambert-", suffix=".parquet") as file:
         with pq.ParquetWriter(file.name, _OVERLAPS_SCHEMA) as writer:
             for data in tokens.read_each(names, sizes):
-                rows = [json.loads(line) for line in data.splitlines()]
-                columns = list(map(list, zip(*rows, strict=True)))
-                writer.write_table(pa.table(columns, schema=_OVERLAPS_SCHEMA))
-                number += len(rows)
+                where = tokens.locate(names[num_files])
+                writer.write_table(_parse_overlaps(data, where))
+                num_files += 1
+                number += len(data.splitlines())
+        if number != expected:
+            raise ValueError(
+                f"{tokens.locate()}: {num_files} files of {OVERLAPS} list {number:,} documents that"
+                f" hold text of task files, tokens.json counts {expected:,}: the store does not"
+                " list all of them, or one is gone; run the same command again, and if it says so"
+                f" again, {_REMEDY} first"
+            )
         output.write(OVERLAPS_TABLE, Path(file.name))
-    return number
+
+
+def _parse_overlaps(data: bytes, where: str) -> pa.Table:
+    rows = [parse_json(line, where, _REMEDY) for line in data.splitlines()]
+    try:
+        columns = list(map(list, zip(*rows, strict=True)))
+        return pa.table(columns, schema=_OVERLAPS_SCHEMA)
+    except (TypeError, ValueError, pa.ArrowException) as error:
+        expected = f"lists of {', '.join(_OVERLAPS_SCHEMA.names)}"
+        raise ValueError(f"{where} is damaged: {error}, expected {expected}; {_REMEDY}") from error
 
 
 def find_tokens(
@@ -119,11 +149,13 @@ def find_tokens(
     folder = dataset.folder / TOKENS_FOLDER if url is None else Folder(url, options)
     if not folder.exists("tokens.json"):
         return None
-    store = json.loads(folder.read("tokens.json"))
-    is_own = store["totals"]["documents_hash"] == dataset.manifest.settings.get("documents_hash")
-    if not is_own or store["settings"].get("layout") != LAYOUT:
-        return None
-    require_plain(store["part_names"], folder.locate("tokens.json"))
+    store = read_object(folder, "tokens.json", _REMEDY)
+    with expected_fields(folder.locate("tokens.json"), _REMEDY):
+        found = store["totals"]["documents_hash"]
+        is_own = found == dataset.manifest.settings.get("documents_hash")
+        if not is_own or store["settings"].get("layout") != LAYOUT:
+            return None
+        require_plain(store["part_names"], folder.locate("tokens.json"))
     return EncodedDocuments(folder, store)
 
 

@@ -1,7 +1,6 @@
 """Records of finished lists of documents: small JSON files of what was counted and dropped."""
 
 import dataclasses
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,12 +10,21 @@ from pipeline.documents import EXAMPLES_PER_REASON, DroppedDocument, add_example
 from pipeline.documents.parts import Part
 from pipeline.shards.records import json_bytes
 from pipeline.storage.folder import Folder
-from pipeline.storage.secret_values import hide_in
+from pipeline.storage.json_files import expected_fields, parse_object
+from pipeline.storage.secret_values import hide, hide_in
 from pipeline.tokens.document_lists import DocumentList
 from pipeline.tokens.provenance import writable
+from pipeline.tokens.word_counts import WordSeal
 
 # The keys of a record that are no counts.
-_EXAMPLES, _SOURCE, _WITHOUT_TEXT = _NO_COUNTS = "examples", "source", "without_text"
+_EXAMPLES, _SOURCE, _WITHOUT_TEXT, _WORDS = _NO_COUNTS = (
+    "examples",
+    "source",
+    "without_text",
+    "words",
+)
+_LOST = "the store or another program removed them: run the same command again"
+_REMEDY = "delete this file, tokens.json beside it if it is there, and run the same command again"
 _EXAMPLES_OF_ALL = 4 * EXAMPLES_PER_REASON
 _RECORD_NAME = re.compile(r"(?P<part>[0-9a-f]+)-(?P<number>\d{5})(?P<last>-last)?\.json")
 
@@ -35,14 +43,52 @@ def finished_parts(file_names: Iterable[str], parts: Sequence[Part]) -> dict[str
     return finished
 
 
+def require_finished(file_names: Iterable[str], parts: Sequence[Part], where: str) -> list[str]:
+    """Returns the record names of all parts, of which a job has ended without an error.
+
+    Args:
+        file_names: What is listed of the folder of records.
+        parts: All parts of the input.
+        where: The folder, for messages.
+
+    Raises:
+        ValueError: A part is not complete there.
+    """
+    finished = finished_parts(file_names, parts)
+    lost = [part for part in parts if part.key not in finished]
+    if lost:
+        raise ValueError(
+            f"{where}: the job ended without an error, but {len(lost)} of {len(parts)} parts of"
+            f" the input are not complete there, such as that of {hide(lost[0].ranges[0].url)}:"
+            " the runner lost some, the store does not list what was written, or another build"
+            " works on the same output; run the same command again"
+        )
+    return [record for part in parts for record in finished[part.key]]
+
+
 def record_stem(record: str) -> str:
     """The name that a record's files share."""
     return record.removesuffix(".json").removesuffix("-last")
 
 
 def read_records(folder: Folder, records: Sequence[str]) -> list[dict[str, Any]]:
-    """What the records say, in the order of their names."""
-    return [json.loads(data) for _, data in sorted(folder.read_many(records).items())]
+    """What the records say, in the order of their names.
+
+    Raises:
+        FileNotFoundError: A record is missing.
+        ValueError: A record is damaged.
+    """
+    try:
+        found = sorted(folder.read_many(records).items())
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{error}; {_LOST}") from error
+    return [parse_object(data, folder.locate(name), _REMEDY) for name, data in found]
+
+
+def read_word_seals(record: Mapping[str, Any], where: str) -> dict[int, WordSeal]:
+    """The seals of the words that a record's list counted, by the bucket of the words."""
+    with expected_fields(where, _REMEDY):
+        return {int(bucket): WordSeal(*seal) for bucket, seal in record[_WORDS].items()}
 
 
 def count_by_source(records: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, int]]:
@@ -78,8 +124,15 @@ def find_files_without_text(
     return sorted(file for file, number in ranges.items() if silent[file[0]] == number)
 
 
-def format_record(documents: DocumentList[Any]) -> bytes:
-    """What is kept of a finished list: counters, source, examples of drops, and silent ranges."""
+def format_record(
+    documents: DocumentList[Any], words: Mapping[int, WordSeal] | None = None
+) -> bytes:
+    """What is kept of a finished list: counters, source, examples of drops, and silent ranges.
+
+    Args:
+        documents: The list.
+        words: Where its words were counted, the seals of what was counted, by bucket.
+    """
     examples: list[DroppedDocument] = []
     for each in documents.dropped:
         add_example(examples, each.reason, each.where, each.text)
@@ -87,5 +140,7 @@ def format_record(documents: DocumentList[Any]) -> bytes:
         _EXAMPLES: [hide_in(dataclasses.asdict(each)) for each in examples],
         _WITHOUT_TEXT: list(map(writable, documents.without_text)),
     }
-    counted = dict(documents.counters) | {_SOURCE: documents.source}
+    counted: dict[str, Any] = dict(documents.counters) | {_SOURCE: documents.source}
+    if words is not None:
+        counted[_WORDS] = {str(bucket): dataclasses.astuple(each) for bucket, each in words.items()}
     return json_bytes(counted | {key: value for key, value in told.items() if value})

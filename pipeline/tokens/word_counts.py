@@ -1,10 +1,13 @@
 """Word counts of a sample of the documents: counted list by list, added up, written as one table.
 
-Words are dealt into NUM_WORD_BUCKETS by a checksum, so that Beam does not move single words.
+Words are dealt into NUM_WORD_BUCKETS by a checksum, so that Beam does not move single words. Each
+list's record has a seal of what it counted into each bucket; the seals of all lists add up to what
+a bucket's table must hold, whatever a runner delivered and a store lists.
 """
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +15,9 @@ import pyarrow.parquet as pq
 
 from pipeline.documents import Document
 from pipeline.documents.parts import Part, cut_again
+from pipeline.shards.manifest import named_damage, open_parquet
 from pipeline.storage.folder import Folder
+from pipeline.storage.json_files import read_present
 from pipeline.text.cleaning import document_id
 from pipeline.tokens.document_lists import DocumentList
 from tokenizer.word_rule import WordRule
@@ -25,6 +30,11 @@ MAX_LEARNED_WORDS = 1_000_000
 """Words a vocabulary is learned from, the commonest: a bound on the learner's memory."""
 
 NUM_WORD_BUCKETS = 16
+WORD_COUNTS = "word_counts.parquet"
+_CHECKSUM_LIMIT = 1 << 64
+_COUNT_AGAIN = (
+    "run the same command again, which counts anew; leave only one build at work on this output"
+)
 _SCHEMA = pa.schema(
     [pa.field("word", pa.string(), nullable=False), pa.field("count", pa.int64(), nullable=False)]
 )
@@ -87,6 +97,44 @@ def count_list(
     yield from buckets.items()
 
 
+@dataclass(frozen=True)
+class WordSeal:
+    """What is known of counted words without the words; the seals of several counts add up.
+
+    Attributes:
+        count: How often all the words were counted.
+        checksum: The sum of each word's crc32 times its count, modulo 2^64.
+    """
+
+    count: int
+    checksum: int
+
+    def __str__(self) -> str:
+        return f"{self.count:,} words (checksum {self.checksum:016x})"
+
+
+def seal_counts(counts: Mapping[str, int]) -> WordSeal:
+    """The seal of counted words."""
+    checksum = sum(zlib.crc32(word.encode()) * count for word, count in counts.items())
+    return WordSeal(sum(counts.values()), checksum % _CHECKSUM_LIMIT)
+
+
+def add_word_seals(seals_of_lists: Iterable[Mapping[int, WordSeal]]) -> dict[int, WordSeal]:
+    """What the tables of all buckets must hold, by the bucket, from the seals of each list."""
+    total: dict[int, WordSeal] = {}
+    for seals in seals_of_lists:
+        for bucket, seal in seals.items():
+            before = total.get(bucket, WordSeal(0, 0))
+            checksum = (before.checksum + seal.checksum) % _CHECKSUM_LIMIT
+            total[bucket] = WordSeal(before.count + seal.count, checksum)
+    return dict(sorted(total.items()))
+
+
+def bucket_name(bucket: int) -> str:
+    """The name of a bucket's table."""
+    return f"words-{bucket:05d}.parquet"
+
+
 def counts_table(counts: Mapping[str, int]) -> bytes:
     """A Parquet file of columns word, ascending by code points, and count."""
     words = sorted(counts)
@@ -94,25 +142,57 @@ def counts_table(counts: Mapping[str, int]) -> bytes:
     return _write_table(pa.table(columns, schema=_SCHEMA))
 
 
-def join_tables(folder: Folder, names: Sequence[str]) -> bytes:
-    """All words of tables that share none, ascending by code points, as one Parquet file."""
-    tables = [_read_table(folder.read(name)) for name in sorted(names)]
+def join_tables(folder: Folder, seals: Mapping[int, WordSeal]) -> bytes:
+    """Joins the tables of the buckets that have words.
+
+    Args:
+        folder: Holds the tables.
+        seals: What the table of each bucket must hold (`add_word_seals`).
+
+    Returns:
+        All words, ascending by code points, as one Parquet file.
+
+    Raises:
+        FileNotFoundError: A table is missing.
+        ValueError: A table is damaged, or holds other counts than its seal says.
+    """
+    tables = [_read_bucket(folder, bucket, seal) for bucket, seal in sorted(seals.items())]
     return _write_table(pa.concat_tables([_SCHEMA.empty_table(), *tables]).sort_by("word"))
 
 
-def read_commonest(data: bytes) -> tuple[list[str], list[int]]:
+def _read_bucket(folder: Folder, bucket: int, seal: WordSeal) -> pa.Table:
+    name = bucket_name(bucket)
+    where = folder.locate(name)
+    table = _read_table(read_present(folder, name, _COUNT_AGAIN), where, _COUNT_AGAIN)
+    counts = dict(zip(table["word"].to_pylist(), table["count"].to_pylist(), strict=True))
+    found = seal_counts(counts)
+    if found != seal or len(counts) != len(table):
+        raise ValueError(
+            f"{where}: holds {found}, expected {seal} by the records of the lists that were"
+            f" counted: the runner lost or repeated some; {_COUNT_AGAIN}"
+        )
+    return table
+
+
+def read_commonest(data: bytes, where: str = WORD_COUNTS) -> tuple[list[str], list[int]]:
     """Words and counts of the MAX_LEARNED_WORDS commonest words of a table sorted by word."""
-    table = _read_table(data)
+    table = _read_table(data, where, "delete it and run the same command again")
     order = np.argsort(-table["count"].to_numpy(), kind="stable")[:MAX_LEARNED_WORDS]
     kept = table.take(np.sort(order))
     return kept["word"].to_pylist(), kept["count"].to_pylist()
 
 
-def _read_table(data: bytes) -> pa.Table:
-    return pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
+def _read_table(data: bytes, where: str, remedy: str) -> pa.Table:
+    with named_damage(where, remedy):
+        table = open_parquet(pa.BufferReader(data)).read(use_threads=False)
+    if not table.schema.equals(_SCHEMA):
+        raise ValueError(
+            f"{where}: its columns are {table.schema.names}, expected {_SCHEMA.names}; {remedy}"
+        )
+    return table
 
 
 def _write_table(table: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
     return bytes(sink.getvalue())

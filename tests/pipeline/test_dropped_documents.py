@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pipeline.jobs import near_duplicates_job
+from pipeline.jobs.broadcast import broadcast
 from pipeline.jobs.exchange import GroupedDocuments, cut_part
 from pipeline.shards import verify
 from pipeline.shards.dataset import open_dataset
@@ -19,6 +20,7 @@ from pipeline.tokens import dropped_ids
 from pipeline.tokens.buckets import Bucket
 from pipeline.tokens.dropped_ids import DROPPED, choose_dropped, read_dropped_ids
 from pipeline.tokens.grouped_rows import NUM_GROUPS, pack_rows, read_groups, write_groups
+from pipeline.tokens.near_duplicates import similarity_rule
 from pipeline.tokens.token_index import (
     TokenParts,
     build_index,
@@ -357,3 +359,13 @@ def test_ids_of_several_sources_say_which(similar_corpus, vocab_file, tmp_path):
     assert all(rows)
     flags = ("--exclude_documents_of", dataset.url)
     assert build(tmp_path / "rest", vocab_file, [folder / "b.jsonl"], *flags) == 2
+
+
+def test_a_runner_that_loses_a_file_of_bands_is_refused(tmp_path):
+    folder, rule = Folder(str(tmp_path)), similarity_rule(0.8)
+    planned = broadcast(("near_duplicates/a.bands", "near_duplicates/b.bands"), folder)
+    keys = near_duplicates_job.KeyRange(0, 255, "near_duplicates/c.found")
+    said = r"of 2 files of bands the runner delivered 1, without .*/near_duplicates/b.bands"
+    with pytest.raises(ValueError, match=said):
+        near_duplicates_job.write_found(keys, ["near_duplicates/a.bands"], planned, rule, folder)
+    assert list(tmp_path.iterdir()) == []

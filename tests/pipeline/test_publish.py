@@ -12,7 +12,13 @@ from pipeline.shards.growing import RECORDS, open_growing
 from pipeline.shards.seal import NOTHING
 from pipeline.shards.verify import verify_dataset
 from pipeline.stages import publish
-from pipeline.stages.publish import PassPublisher, planned_groups, publish_dataset, read_records
+from pipeline.stages.publish import (
+    PassPublisher,
+    planned_groups,
+    publish_dataset,
+    read_records,
+    remove_unfinished,
+)
 from pipeline.storage.folder import Folder
 from pipeline.tokens.buckets import Bucket, BucketContents
 from tests.counting import empty_store
@@ -97,7 +103,8 @@ def test_every_record_is_read_twice_and_removed_once(whole, tasks):
     store.requests.clear()
     publish_dataset(folder, built, whole.manifest)
     assert store.count("cat_file") == 5, "where the blocks lie"
-    assert store.count("rm_file", ".tar.json") == store.count("rm_file") == 5
+    assert store.count("rm_file", ".tar.json") == 5
+    assert store.count("rm_file") == 5 + 2, "the plan and the settings, listed or not"
     for name in ("blocks.parquet", "shards.parquet", "train/L8192/pass-01/pass.json"):
         assert folder.read(name) == whole.read_file(name), name
 
@@ -138,3 +145,19 @@ def test_a_kill_between_two_manifests_loses_no_shard_and_no_setting(
     assert verify_dataset(open_dataset(str(output))) == []
     assert open_growing(str(output)).num_passes("train", 64) == 3
     assert not (output / RECORDS).exists()
+
+
+def test_an_unfinished_build_begins_again_and_a_finished_dataset_stays(whole, tasks, tmp_path):
+    """Whatever a store does not show for a moment."""
+    folder = Folder(str(tmp_path / "data"))
+    for task in tasks:
+        finish(whole, folder, task.name)
+    folder.write("train/notes.txt", b"of a person")
+    folder.write("vocab.txt", b"")
+    remove_unfinished(folder)
+    assert sorted(folder.list()) == ["train/notes.txt", "vocab.txt"]
+    before = whole.folder.list()
+    remove_unfinished(whole.folder)
+    whole.folder.write(f"{RECORDS}/plan.json", b"")
+    remove_unfinished(whole.folder)
+    assert before.items() <= whole.folder.list().items()

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from pipeline.documents.task_files import _walk, hash_task_files, read_task_texts
 from pipeline.shards.dataset import open_dataset
+from pipeline.storage.folder import Folder
 from pipeline.text.cleaning import clean_text
 from pipeline.text.task_texts import Overlap, WindowFinder, prepare_texts
+from pipeline.tokens.provenance import OVERLAPS, write_overlaps
 from scripts.bench.measured import read_documents
 from tests.pipeline.conftest import WORDS
 from tests.pipeline.programs import run, write_texts
@@ -242,3 +244,21 @@ def test_a_build_drops_or_lists_what_holds_text_of_task_files(texts, vocab_file,
     assert code == 2
     assert f"{tmp_path}/broken.jsonl" in said
     assert not (tmp_path / "none").exists(), "it looked for a vocabulary first"
+
+
+def test_the_table_of_overlaps_is_held_to_what_was_counted(tmp_path):
+    """Where a store lists half of the files, or one is gone."""
+    tokens, output = Folder(str(tmp_path / "tokens")), Folder(str(tmp_path / "data"))
+    for part in ("a", "b"):
+        row = [part * 32, "x.jsonl:1", "t.tsv:1", "some words"]
+        tokens.write(f"{part}{OVERLAPS}", json.dumps(row).encode() + b"\n")
+    write_overlaps(tokens, ["a", "b", "c"], output, 2)
+    assert output.exists("task_overlaps.parquet")
+    output.remove(["task_overlaps.parquet"])
+    (tmp_path / f"tokens/b{OVERLAPS}").unlink()
+    with pytest.raises(ValueError, match=r"1 files of .overlaps list 1 documents .* counts 2: "):
+        write_overlaps(tokens, ["a", "b", "c"], output, 2)
+    tokens.write(f"b{OVERLAPS}", b"[1, 2]\n")
+    with pytest.raises(ValueError, match=r"b.overlaps is damaged: .*expected lists of id, doc"):
+        write_overlaps(tokens, ["a", "b", "c"], output, 2)
+    assert not output.exists("task_overlaps.parquet")

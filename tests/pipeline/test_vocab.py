@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,14 +14,20 @@ import pytest
 from pipeline.documents.parts import InputFile, plan_parts
 from pipeline.shards.dataset import open_dataset, read_blocks
 from pipeline.shards.verify import verify_dataset
+from pipeline.storage.folder import Folder
 from pipeline.text.cleaning import document_id
 from pipeline.tokens import word_counts
 from pipeline.tokens.word_counts import (
     MAX_SAMPLE_BYTES,
+    WordSeal,
+    add_word_seals,
+    bucket_name,
     choose_sample,
     counts_table,
+    join_tables,
     read_commonest,
     sample_bits,
+    seal_counts,
 )
 from tests.pipeline.programs import run, write_texts
 from tokenizer.vocab import parse_vocab
@@ -122,6 +129,112 @@ def test_nothing_is_left_of_an_interrupted_count(learned, corpus, vocab_file, tm
     expected = vocab_file if is_given else learned / "vocab.txt"
     assert (tmp_path / "vocab.txt").read_bytes() == expected.read_bytes()
     assert not (tmp_path / "_words").exists()
+
+
+def test_seals_of_lists_add_up_to_that_of_all_their_words():
+    first, second = {"the": 2, "end": 1}, {"the": 5}
+    crc_the, crc_end = 0x3C456DE6, 0xFC33B1
+    assert seal_counts(first) == WordSeal(3, 2 * crc_the + crc_end)
+    whole = add_word_seals([{3: seal_counts(first)}, {3: seal_counts(second), 1: WordSeal(1, 9)}])
+    assert whole == {1: WordSeal(1, 9), 3: seal_counts({"the": 7, "end": 1})}
+    assert add_word_seals([{0: WordSeal(1, 2**64 - 1)}] * 2) == {0: WordSeal(2, 2**64 - 2)}
+
+
+@pytest.fixture
+def counted(tmp_path):
+    """A folder of the tables of two buckets, and their seals."""
+    buckets = {0: {"the": 7, "end": 1}, 5: {"a": 3}}
+    for bucket, counts in buckets.items():
+        (tmp_path / bucket_name(bucket)).write_bytes(counts_table(counts))
+    return tmp_path, {bucket: seal_counts(counts) for bucket, counts in buckets.items()}
+
+
+def test_tables_are_joined_by_their_planned_names_alone(counted):
+    folder, seals = counted
+    (folder / bucket_name(9)).write_bytes(counts_table({"foreign": 4}))
+    assert read_commonest(join_tables(Folder(str(folder)), seals)) == (
+        ["a", "end", "the"],
+        [3, 1, 7],
+    )
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        (None, "words-00005.parquet is missing; run the same command again"),
+        ({"a": 6}, "words-00005.parquet: holds 6 words .*, expected 3 words .* lost or repeated"),
+        ({"b": 3}, "words-00005.parquet: holds 3 words .*, expected 3 words .* lost or repeated"),
+        ({}, "words-00005.parquet: holds 0 words .*, expected 3 words"),
+    ],
+)
+def test_a_table_of_other_counts_than_the_lists_say_is_refused(counted, counts, said):
+    folder, seals = counted
+    (folder / bucket_name(5)).unlink()
+    if counts is not None:
+        (folder / bucket_name(5)).write_bytes(counts_table(counts))
+    with pytest.raises((ValueError, FileNotFoundError), match=said):
+        join_tables(Folder(str(folder)), seals)
+
+
+def test_a_table_with_one_bit_changed_gives_the_same_or_is_refused(counted):
+    folder, seals = counted
+    path = folder / bucket_name(0)
+    data = bytearray(path.read_bytes())
+    expected, refused = join_tables(Folder(str(folder)), seals), 0
+    for position in range(len(data)):
+        data[position] ^= 4
+        path.write_bytes(data)
+        try:
+            assert join_tables(Folder(str(folder)), seals) == expected
+        except ValueError as error:
+            said = str(error)
+            assert re.fullmatch(r".*words-00000.parquet: .*run the same command again.*", said)
+            refused += 1
+        data[position] ^= 4
+    assert refused > len(data) / 4
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("command", "hidden"), [("vocab", "_words"), ("tokens", "tokens")])
+def test_half_a_listing_stops_a_build_and_the_same_command_heals_it(
+    command, hidden, learned, texts, tmp_path, monkeypatch, capsys
+):
+    for number in range(4):
+        write_texts(tmp_path / f"{number}.jsonl", texts[30 * number : 30 * number + 30])
+    output = tmp_path / "data"
+    words = (command, "--input", f"{tmp_path}/*.jsonl", "--output", output, "--workers", 1)
+    whole = Folder.list
+
+    def half(self):
+        found = whole(self)
+        records = sorted(name for name in found if name.endswith("-last.json"))
+        is_hidden = {*records[::2]} if self.path.endswith(f"/{hidden}") else set()
+        return {name: size for name, size in found.items() if name not in is_hidden}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Folder, "list", half)
+        assert run(*words, *FLAGS) == 2
+    said = capsys.readouterr().err
+    assert "parts of the input are not complete there, such as that of" in said
+    assert said.rstrip().endswith("run the same command again")
+    assert run(*words, *FLAGS) == 0
+    assert (output / "vocab.txt").read_bytes() == (learned / "vocab.txt").read_bytes()
+
+
+@pytest.mark.processes
+def test_a_vocabulary_that_was_changed_afterwards_is_refused(learned, corpus, tmp_path, capsys):
+    output = tmp_path / "data"
+    shutil.copytree(learned, output)
+    path = output / "vocab.txt"
+    path.write_text(path.read_text().replace("history", "History"))
+    assert learn(corpus, output, *FLAGS) == 2
+    said = capsys.readouterr().err
+    assert f"{path} is not the vocabulary that vocab.json speaks of" in said
+    (output / "vocab.json").write_text("{")
+    assert learn(corpus, output, *FLAGS) == 2
+    said = capsys.readouterr().err
+    assert f"{output}/vocab.json is damaged, it is not JSON" in said
+    assert "delete vocab.json beside it and run the same command again" in said
 
 
 @pytest.mark.parametrize(("text_bytes", "num_bits"), [(0, 0), (1, 0), (1.1, 1), (2, 1), (5, 3)])

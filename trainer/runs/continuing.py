@@ -1,14 +1,13 @@
 """Whether a command may work in its output folder: nothing else is there, and no other job."""
 
 import dataclasses
-import fcntl
 import secrets
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from pipeline.storage.locks import wait_for_lock
 from pipeline.storage.secret_values import hide_in
 
 LOCK = ".lock"
@@ -97,19 +96,12 @@ def lock_folder(folder: Path, patience_seconds: float = PATIENCE_SECONDS) -> IO[
     if folder.is_file():
         raise FileExistsError(f"{folder} is a file, expected a folder; give another --output")
     folder.mkdir(parents=True, exist_ok=True)
-    file, began = (folder / LOCK).open("ab"), time.monotonic()
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError as error:
-            if time.monotonic() - began > patience_seconds:
-                file.close()
-                raise FileExistsError(
-                    f"{folder} is in use by another job for {patience_seconds:.0f} s; wait for it,"
-                    " stop it, or give another --output"
-                ) from error
-            time.sleep(0.2)
+    file = (folder / LOCK).open("ab")
+    try:
+        wait_for_lock(file, folder, patience_seconds)
+    except FileExistsError:
+        file.close()
+        raise
     file.truncate(0)
     file.write(secrets.token_bytes(16))
     file.flush()

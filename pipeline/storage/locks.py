@@ -1,0 +1,94 @@
+"""Locks on local files: the system lets go of them when their process ends, however it ends."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+LOCK = ".lock"
+"""The name of a lock's file in the folder that it locks."""
+
+_PAUSE_SECONDS = 0.2
+_NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}
+
+
+def wait_for_lock(
+    file: IO[bytes], folder: Path, patience_seconds: float, *, is_shared: bool = False
+) -> None:
+    """Takes the lock of an open file.
+
+    Args:
+        file: The file. Closing it, or the end of the process, lets go of the lock.
+        folder: The folder that the lock is for, for messages.
+        patience_seconds: How long to wait for others, who may be leaving.
+        is_shared: Whether others may hold the lock too, if theirs is shared.
+
+    Raises:
+        FileExistsError: Another job holds it after so many seconds.
+    """
+    kind = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX
+    began = time.monotonic()
+    while True:
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() - began >= patience_seconds:
+                raise FileExistsError(
+                    f"{folder} is in use by another job for {patience_seconds:.0f} s; wait for it,"
+                    " stop it, or give another --output"
+                ) from error
+            time.sleep(_PAUSE_SECONDS)
+        else:
+            return
+
+
+@contextlib.contextmanager
+def locked_folder(
+    folder: Path, name: str, patience_seconds: float, *, is_shared: bool = False
+) -> Iterator[None]:
+    """Keeps other jobs out of a local folder while this holds.
+
+    The lock is a file in the folder, which goes at the end. One that a killed job left locks
+    nothing.
+
+    Args:
+        folder: The folder, which is made.
+        name: The name of the lock's file.
+        patience_seconds: As of `wait_for_lock`.
+        is_shared: As of `wait_for_lock`.
+
+    Raises:
+        FileExistsError: Another job is still there after so many seconds.
+        ValueError: The disk has no locks.
+    """
+    path = folder / name
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        while True:
+            file = stack.enter_context(path.open("ab"))
+            try:
+                wait_for_lock(file, folder, patience_seconds, is_shared=is_shared)
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                cure = "give an --output on a disk that has them, such as a local one"
+                raise ValueError(f"{path}: this disk has no locks of files: {cure}") from error
+            if _is_at(path, file):
+                break  # otherwise the job before has just removed the file that was opened
+        try:
+            yield
+        finally:
+            if not is_shared:  # others may hold it
+                path.unlink(missing_ok=True)
+
+
+def _is_at(path: Path, file: IO[bytes]) -> bool:
+    """Whether an open file is still the one of that path."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
