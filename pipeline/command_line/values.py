@@ -59,6 +59,8 @@ def parse_yaml(text: str | bytes, name: str, *, is_file: bool) -> yaml.Node | No
         loader = Loader(text)
         loader.name = name if is_file else ""
         root: yaml.Node | None = loader.get_single_node()
+    except RecursionError as error:
+        raise ValueError(f"{name}: not YAML of settings: it is nested too deep") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if is_file and mark else ""

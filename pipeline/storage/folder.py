@@ -8,6 +8,7 @@ import contextlib
 import io
 import json
 import os
+import stat
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -168,6 +169,8 @@ class Folder:
         bytes than asked for: some cut a body short without an error.
         """
         path = self._prefix + name
+        if self.is_local:
+            _refuse_pipe(path)
         with faults.driver_errors(path):
             data = self._cat(path, start, stop)
         if len(data) != stop - start:
@@ -204,6 +207,7 @@ class Folder:
     def open(self, name: str) -> io.BufferedReader:
         """A file opened for reading; every read of a store's is checked and tried again."""
         if self.is_local:
+            _refuse_pipe(self._prefix + name)
             return self.local_path(name).open("rb")
         file = RangedFile(partial(self.read_range, name), self.size(name), self._prefix + name)
         return io.BufferedReader(file, BUFFER_BYTES)
@@ -275,6 +279,13 @@ class Folder:
         if attempts == 1 or self.is_local:
             return call()
         return faults.call_patiently(self.locate(name), call, attempts, self.filesystem)
+
+
+def _refuse_pipe(path: str) -> None:
+    """Refuses what would wait for a writer: sizes and parts of a pipe cannot be asked for."""
+    if stat.S_ISFIFO(os.stat(path).st_mode):
+        cure = "write what comes through it to a file, and give that"
+        raise ValueError(f"{path}: is a pipe (FIFO), expected a file; {cure}")
 
 
 def parse_storage_options(text: str | None) -> Mapping[str, Any] | None:

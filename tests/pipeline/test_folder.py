@@ -1,5 +1,6 @@
 """A folder is cheap to make, opens its filesystem once, travels to workers."""
 
+import os
 import pickle
 import zipfile
 from pathlib import Path
@@ -138,3 +139,11 @@ def test_only_a_local_folder_has_a_path_of_this_machine(tmp_path):
     )
     with pytest.raises(AssertionError, match="memory:///data is not on a local disk"):
         Folder("memory://data").local_path()
+
+
+def test_a_pipe_is_refused_before_anything_waits_for_its_writer(tmp_path):
+    os.mkfifo(tmp_path / "vocab.txt")
+    folder = Folder(str(tmp_path))
+    for read in (folder.read, folder.open):
+        with pytest.raises(ValueError, match=r"vocab\.txt: is a pipe \(FIFO\), expected a file"):
+            read("vocab.txt")

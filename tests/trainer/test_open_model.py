@@ -1,8 +1,10 @@
 """One way to open a model: runs, exports and folders of others, on disks and at URLs."""
 
+import json
 import shutil
 
 import pytest
+import safetensors.torch
 import torch
 import transformers
 
@@ -13,7 +15,7 @@ from tests.trainer.tiny_run import train_tiny_run
 from tokenizer.export import build_tokenizer
 from tokenizer.vocab import parse_vocab
 from tokenizer.word_rule import UNCASED
-from trainer.checkpoints.read import read_weights
+from trainer.checkpoints.read import describe_file, read_weights
 from trainer.cli import main
 from trainer.inference.open_model import open_model
 
@@ -47,6 +49,20 @@ def test_a_run_gives_the_checkpoint_that_is_asked_for(run, tmp_path):
     copy = shutil.copytree(run, tmp_path / "copy")
     (copy / "checkpoints" / "step-00000004" / "COMMITTED").unlink()
     assert open_model(str(copy)).provenance["steps"] == 2
+
+
+@pytest.mark.engines
+def test_a_checkpoint_with_a_nan_is_not_opened(run, tmp_path):
+    checkpoint = shutil.copytree(run, tmp_path / "copy") / "checkpoints" / "step-00000004"
+    weights = read_weights(checkpoint)
+    weights["bert.pooler.bias"][1] = float("nan")
+    safetensors.torch.save_file(weights, checkpoint / "model.safetensors")
+    marker = json.loads((checkpoint / "COMMITTED").read_text())
+    marker["files"]["model.safetensors"] = describe_file(checkpoint / "model.safetensors")
+    (checkpoint / "COMMITTED").write_text(json.dumps(marker))
+    says = r"step-00000004/model\.safetensors: bert\.pooler\.bias is damaged: 1 of 24 numbers"
+    with pytest.raises(ValueError, match=says):
+        open_model(str(tmp_path / "copy"))
 
 
 @pytest.mark.engines

@@ -74,9 +74,10 @@ def load_hf(folder: str) -> tuple[BertConfig, dict[str, Tensor], Head | None]:
         huggingface.from_hf_config(settings, where),
         huggingface.head_of_hf_config(settings, where),
     )
+    data = _read_file(folder, WEIGHTS)
     try:
-        tensors = safetensors.torch.load(_read_file(folder, WEIGHTS))
-    except SafetensorError as error:
+        tensors = safetensors.torch.load(data)
+    except (SafetensorError, KeyError, RuntimeError, ValueError) as error:
         says = f"{folder}/{WEIGHTS}: damaged ({error}); copy or export it again"
         raise ValueError(says) from error
     return config, huggingface.from_hf_state(tensors, config, f"{folder}/{WEIGHTS}", head), head
@@ -84,13 +85,19 @@ def load_hf(folder: str) -> tuple[BertConfig, dict[str, Tensor], Head | None]:
 
 def read_json(folder: str, name: str) -> dict[str, Any]:
     """A JSON object of a model folder; a FileNotFoundError names what else is there."""
+    return parse_settings(_read_file(folder, name), f"{folder}/{name}")
+
+
+def parse_settings(data: bytes, where: str) -> dict[str, Any]:
+    """Returns the JSON object that a file of a model holds; a ValueError names the file."""
     try:
-        settings = json.loads(_read_file(folder, name))
-    except ValueError as error:
-        raise ValueError(f"{folder}/{name}: not JSON ({error})") from error
+        settings = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        says = f"{where}: not JSON ({error}); copy the model again"
+        raise ValueError(says) from error
     if not isinstance(settings, dict):
         kind = type(settings).__name__
-        raise ValueError(f"{folder}/{name}: expected a JSON object, found {kind}")  # noqa: TRY004
+        raise ValueError(f"{where}: expected a JSON object, found {kind}")  # noqa: TRY004
     return settings
 
 

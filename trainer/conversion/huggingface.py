@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipeline.storage.quoting import quote
 from trainer.model.bert import BertForPreTraining
 from trainer.model.config import BertConfig
 from trainer.model.task_heads import BertForTask, Head, HeadKind
+from trainer.model.weights import check_weights
 
 _EMBEDDINGS = {
     "bert.embeddings.word.weight": "bert.embeddings.word_embeddings.weight",
@@ -101,18 +103,26 @@ def to_hf_state(
 def from_hf_state(
     tensors: Mapping[str, Tensor], config: BertConfig, where: str, head: Head | None = None
 ) -> dict[str, Tensor]:
-    """Hugging Face's tensors under our names, in float32; heads that the file lacks are absent.
+    """Returns Hugging Face's tensors under our names, in float32, without heads that are missing.
 
     Reads files of BertForPreTraining, BertForMaskedLM, BertModel, or with a head of its class.
+
+    Raises:
+        ValueError: The tensors are those of another model, or hold a NaN.
     """
-    found = {_modern_name(name): tensor for name, tensor in tensors.items()}
+    found = {
+        modern: tensor
+        for name, tensor in tensors.items()
+        if (modern := _modern_name(name)) not in _IGNORED
+    }
+    check_weights(found, where)
     for copy, original in _TIED.items():
         if {copy, original} <= found.keys() and not torch.equal(found[copy], found[original]):
             says = f"{copy} differs from {original}; a BERT whose decoder is not tied is not read"
             raise ValueError(f"{where}: {says}")
     names = hf_names(config) | (hf_names(config, head) if head else {})
     ours = {theirs: name for name, theirs in names.items()}
-    unknown = sorted(set(found) - set(ours) - set(_TIED) - _IGNORED)
+    unknown = sorted(set(found) - set(ours) - set(_TIED))
     needed = [theirs for theirs, name in ours.items() if not name.startswith(OPTIONAL_PREFIXES)]
     missing = [name for name in needed if name not in found]
     if unknown or missing:
@@ -156,34 +166,50 @@ def to_hf_config(config: BertConfig, pad_id: int, head: Head | None = None) -> d
 
 
 def from_hf_config(settings: Mapping[str, Any], where: str) -> BertConfig:
-    """Our config from config.json; refuses a model that ours is not."""
+    """Returns our config of config.json's settings.
+
+    Raises:
+        ValueError: The model is one that ours is not, or a setting has a wrong type or value.
+    """
     model_type = settings.get("model_type", "bert")
-    if model_type not in _MODEL_TYPES:
+    if model_type not in list(_MODEL_TYPES):
         choices = ", ".join(_MODEL_TYPES)
-        raise ValueError(f"{where}: model_type is {model_type!r}, expected one of {choices}")
+        raise ValueError(f"{where}: model_type is {quote(model_type)}, expected one of {choices}")
     for name, expected in _FIXED.items():
         if (found := settings.get(name, expected)) != expected:
-            says = f"{name} is {found!r}, expected {expected!r}"
+            says = f"{name} is {quote(found)}, expected {expected!r}"
             raise ValueError(f"{where}: {says}; this model cannot be read here")
     sizes = {ours: settings[theirs] for ours, theirs in _SETTINGS.items() if theirs in settings}
-    is_causal = bool(settings.get("is_decoder", False))
-    return BertConfig(**sizes, pre_norm=model_type == "megatron-bert", is_causal=is_causal)
+    given = settings.get("is_decoder")
+    is_causal = False if given is None else given
+    try:
+        return BertConfig(**sizes, pre_norm=model_type == "megatron-bert", is_causal=is_causal)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}; copy the model's own file again") from error
 
 
 def head_of_hf_config(settings: Mapping[str, Any], where: str) -> Head | None:
-    """The head that config.json says the model has; None for a pretrained one."""
-    name = next(iter(settings.get("architectures") or []), "")
-    suffix = name.removeprefix("Megatron").removeprefix("Bert")
+    """Returns the head that config.json says the model has; None for a pretrained one.
+
+    Raises:
+        ValueError: The head is of a kind that is not read here, or is not described as heads are.
+    """
+    architectures = settings.get("architectures") or []
+    if not (isinstance(architectures, list) and all(isinstance(n, str) for n in architectures)):
+        says = f"architectures is {quote(architectures)}, expected a list of names"
+        raise ValueError(f"{where}: {says}")
+    suffix = next(iter(architectures), "").removeprefix("Megatron").removeprefix("Bert")
     if suffix not in _KINDS:
         return None
-    kind, dropout = _KINDS[suffix], settings.get("classifier_dropout")
+    kind = _KINDS[suffix]
+    dropout = settings.get("classifier_dropout")
+    is_share = type(dropout) in (int, float) and 0 <= dropout < 1
+    if not (dropout is None or is_share):
+        says = f"classifier_dropout is {quote(dropout)}, expected null or a share below 1"
+        raise ValueError(f"{where}: {says}")
     if kind in ("choice", "span"):
         return Head(kind, dropout=dropout)
-    given = settings.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
-    labels = {int(index): str(label) for index, label in given.items()}
-    if sorted(labels) != list(range(len(labels))):
-        says = f"id2label has the ids {sorted(labels)}, expected 0 to {len(labels) - 1}"
-        raise ValueError(f"{where}: {says}")
+    labels = _labels_of(settings, where)
     problem = settings.get("problem_type")
     is_number = problem == "regression" or (problem is None and len(labels) == 1)
     if kind == "classification" and is_number:
@@ -191,7 +217,20 @@ def head_of_hf_config(settings: Mapping[str, Any], where: str) -> Head | None:
     if problem == "multi_label_classification":
         says = f"problem_type is {problem}; heads of one label a sequence are read here"
         raise ValueError(f"{where}: {says}")
-    return Head(kind, tuple(labels[index] for index in range(len(labels))), dropout)
+    return Head(kind, labels, dropout)
+
+
+def _labels_of(settings: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    """The classes of a head in the order of their ids; two where config.json has none."""
+    given = settings.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+    if not (isinstance(given, dict) and all(str(number).isdecimal() for number in given)):
+        says = f"id2label is {quote(given)}, expected names by their numbers"
+        raise ValueError(f"{where}: {says}")
+    labels = {int(number): str(label) for number, label in given.items()}
+    if sorted(labels) != list(range(len(labels))):
+        says = f"id2label has the ids {quote(sorted(labels))}, expected 0 to {len(labels) - 1}"
+        raise ValueError(f"{where}: {says}")
+    return tuple(labels[number] for number in range(len(labels)))
 
 
 def _modern_name(name: str) -> str:

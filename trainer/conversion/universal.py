@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pipeline.storage.folder import Folder
+from pipeline.storage.quoting import join_names, quote
 from trainer.conversion.export import CONFIG, read_json
 from trainer.conversion.huggingface import from_hf_config, from_hf_state, hf_names
 from trainer.model.config import BertConfig
@@ -53,15 +54,36 @@ def universal_files(
 
 
 def load_universal(folder: str) -> tuple[BertConfig, dict[str, Tensor]]:
-    """Config and parameters (our names, fp32) of a checkpoint with config.json beside it."""
+    """Returns config and parameters (our names, fp32) of a checkpoint with config.json beside it.
+
+    Raises:
+        ValueError: A file is not what DeepSpeed writes, or the weights are another model's.
+    """
     config, files = from_hf_config(read_json(folder, CONFIG), f"{folder}/{CONFIG}"), Folder(folder)
-    tag = files.read(LATEST).decode().strip()
+    tag = files.read(LATEST).decode(errors="replace").strip()
     tensors: dict[str, Tensor] = {}
     for name in files.list():
         if match := re.fullmatch(rf"{re.escape(tag)}/zero/(.+)/fp32\.pt", name):
-            data = io.BytesIO(files.read(name))
-            tensors[match[1]] = torch.load(data, "cpu", weights_only=True)["param"]
+            tensors[match[1]] = _read_parameter(files.read(name), f"{folder}/{name}")
+    if not tensors:
+        says = f"{folder}/{LATEST} names the folder {quote(tag)}, which holds no zero/NAME/fp32.pt"
+        raise ValueError(f"{says}; copy the checkpoint again")
     return config, from_hf_state(tensors, config, f"{folder}/{tag}")
+
+
+def _read_parameter(data: bytes, file: str) -> Tensor:
+    """The parameter that a file fp32.pt holds."""
+    cure = "convert the checkpoint again with DeepSpeed's ds_to_universal"
+    try:
+        found = torch.load(io.BytesIO(data), "cpu", weights_only=True)
+    except Exception as error:  # a file that is no pickle fails in a dozen ways
+        said = str(error).partition("\n")[0][:200] or type(error).__name__
+        raise ValueError(f"{file}: cannot be read ({said}); {cure}") from error
+    parameter = found.get("param") if isinstance(found, dict) else None
+    if isinstance(parameter, Tensor):
+        return parameter
+    what = join_names(map(repr, found)) if isinstance(found, dict) else type(found).__name__
+    raise ValueError(f"{file}: holds {what or 'nothing'}, expected a tensor 'param'; {cure}")
 
 
 def _pickled(value: Any) -> bytes:

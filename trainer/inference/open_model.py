@@ -8,7 +8,6 @@ NAME        a model of the Hugging Face Hub, as bert-base-uncased or org/name
 """
 
 import dataclasses
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,17 +20,27 @@ from torch import Tensor
 
 from pipeline.storage.folder import Folder
 from pipeline.storage.hub import revision_of
+from pipeline.storage.quoting import quote
 from tokenizer.export import build_tokenizer
 from tokenizer.vocab import Vocabulary, parse_vocab
 from tokenizer.word_rule import AS_THEY_STAND, WordRule
 from trainer.checkpoints.read import MODEL, STATE, read_state, read_weights, step_of
 from trainer.checkpoints.resume import find_run, split_step
 from trainer.checkpoints.store import CHECKPOINTS, CheckpointStore
-from trainer.conversion.export import CONFIG, PROVENANCE_KEY, TOKENIZER, TOKENIZER_CONFIG, VOCAB
+from trainer.conversion.export import (
+    CONFIG,
+    PROVENANCE_KEY,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    VOCAB,
+    parse_settings,
+    read_json,
+)
 from trainer.conversion.initial_weights import read_initial_weights, resolve_model
 from trainer.model.bert import BertForPreTraining
 from trainer.model.config import BertConfig
 from trainer.model.task_heads import Head
+from trainer.model.weights import check_weights
 from trainer.runs.run_folder import REMEDY, RUN_FACTS, RunFolder
 from trainer.runs.training_facts import training_facts
 
@@ -62,7 +71,7 @@ class OpenedModel:
         """A tokenizer that adds [CLS] and [SEP], never cuts or pads, and knows "[MASK]"."""
         if self.tokenizer_file is None:
             return build_tokenizer(self.vocabulary(), self.word_rule)
-        tokenizer = Tokenizer.from_str(self.tokenizer_file.decode())
+        tokenizer = _parse_tokenizer(self.tokenizer_file, f"{self.where}/{TOKENIZER}")
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._check_size(tokenizer.get_vocab_size(), is_whole=False)
@@ -150,6 +159,7 @@ def _read_run(run: RunFolder, checkpoint: Path) -> OpenedModel:
         says = f"{run.facts} is damaged: its model is not one, {error}; {REMEDY}"
         raise ValueError(says) from error
     state, weights = read_state(checkpoint), read_weights(checkpoint)
+    check_weights(weights, str(checkpoint / MODEL))
     _refuse_other_weights(weights, config, str(checkpoint))
     shown = ("name", "weight", "root_hash", "licences")
     datasets = [{k: each[k] for k in shown if each.get(k)} for each in facts["datasets"]]
@@ -188,44 +198,77 @@ def _refuse_other_weights(weights: Mapping[str, Tensor], config: BertConfig, whe
 
 def _open_folder(folder: str) -> OpenedModel:
     files, weights = Folder(folder), read_initial_weights(folder)
-    names = (TOKENIZER, CONFIG, TOKENIZER_CONFIG)
-    tokenizer, *texts = (files.read(name) if files.exists(name) else None for name in names)
-    settings, asked = (json.loads(text or "{}") for text in texts)
+    tokenizer = files.read(TOKENIZER) if files.exists(TOKENIZER) else None
+    settings, asked = (
+        read_json(folder, name) if files.exists(name) else {} for name in (CONFIG, TOKENIZER_CONFIG)
+    )
+    described = None if tokenizer is None else parse_settings(tokenizer, f"{folder}/{TOKENIZER}")
     return OpenedModel(
         folder,
         weights.config,
         weights.state,
         weights.vocab,
         tokenizer,
-        word_rule=_read_word_rule(tokenizer, asked, weights.vocab),
-        provenance=settings.get(PROVENANCE_KEY, {}),
+        word_rule=_read_word_rule(described, asked, weights.vocab),
+        provenance=_read_provenance(settings.get(PROVENANCE_KEY), f"{folder}/{CONFIG}"),
         head=weights.head,
     )
 
 
 def _read_word_rule(
-    tokenizer: bytes | None, settings: dict[str, Any], vocab: bytes | None
+    tokenizer: Mapping[str, Any] | None, settings: Mapping[str, Any], vocab: bytes | None
 ) -> WordRule:
     """Returns how a model's text becomes words.
 
     tokenizer.json says it, else tokenizer_config.json, else whether vocab.txt has capitals.
     """
     if tokenizer is not None:
-        steps = json.loads(tokenizer)
-        if (steps.get("pre_tokenizer") or {}).get("type") == "WhitespaceSplit":
+        if _get(tokenizer.get("pre_tokenizer"), "type") == "WhitespaceSplit":
             return AS_THEY_STAND
-        return WordRule(bool((steps.get("normalizer") or {}).get("lowercase", False)))
+        return WordRule(bool(_get(tokenizer.get("normalizer"), "lowercase")))
     if "do_lower_case" in settings:
         return WordRule(bool(settings["do_lower_case"]))
-    tokens = (vocab or b"").decode().split("\n")
+    tokens = (vocab or b"").decode(errors="replace").split("\n")
     has_capitals = any(token != token.lower() for token in tokens if not token.startswith("["))
     return WordRule(not has_capitals)
 
 
+def _get(found: Any, key: str) -> Any:
+    """A value of what should be a JSON object; the tokenizer itself is checked when it is made."""
+    return found.get(key) if isinstance(found, dict) else None
+
+
+def _read_provenance(found: Any, where: str) -> dict[str, Any]:
+    """What config.json's key "beambert" says of the training, its types checked."""
+    provenance = {} if found is None else found
+    kinds = {"steps": int, "tokens_seen": int, "datasets": list}
+    kinds |= dict.fromkeys(("finetuned", "training", "base_model"), dict)
+    wrong = not isinstance(provenance, dict) or any(
+        not isinstance(provenance[name], kind) for name, kind in kinds.items() if name in provenance
+    )
+    if wrong:
+        says = f"{PROVENANCE_KEY} is {quote(provenance)}, which no export wrote"
+        raise ValueError(f"{where}: {says}; remove the key, or copy the model again")
+    return dict(provenance)
+
+
+def _parse_tokenizer(data: bytes, where: str) -> Tokenizer:
+    """The tokenizer of tokenizer.json; a ValueError names the file."""
+    try:
+        return Tokenizer.from_str(data.decode())
+    except Exception as error:  # the library raises Exception itself
+        says = f"{where}: not a tokenizer ({str(error)[:200]})"
+        raise ValueError(f"{says}; copy the model's own file again") from error
+
+
 def _read_wordpieces(tokenizer_file: bytes, where: str) -> Vocabulary:
-    model = json.loads(tokenizer_file).get("model") or {}
-    if model.get("type") != "WordPiece":
-        raise ValueError(f"{where}: is a {model.get('type')} tokenizer, expected BERT's WordPiece")
-    ids: dict[str, int] = model["vocab"]
+    """The vocabulary that tokenizer.json holds."""
+    model = parse_settings(tokenizer_file, where).get("model")
+    kind = model.get("type") if isinstance(model, dict) else None
+    if not isinstance(model, dict) or kind != "WordPiece":
+        raise ValueError(f"{where}: is a {quote(kind)} tokenizer, expected BERT's WordPiece")
+    ids = model.get("vocab")
+    if not (isinstance(ids, dict) and all(type(number) is int for number in ids.values())):
+        raise ValueError(f"{where}: its vocab is {quote(ids)}, expected ids by their tokens")
     text = "".join(f"{token}\n" for token in sorted(ids, key=ids.__getitem__))
     return parse_vocab(text.encode(), where)

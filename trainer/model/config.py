@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 HEAD_SIZE = 64
+MOST_LAYERS = 1_024
+"""The most layers that are believed: a mistyped number would build modules for hours."""
 ATTENTION_BACKENDS = ("auto", "padded", "flash")
 
 
@@ -37,8 +39,13 @@ class BertConfig:
     """One of ATTENTION_BACKENDS. It changes speed, not what the model is."""
 
     def __post_init__(self) -> None:
+        for name, kind in BertConfig.__annotations__.items():
+            _check_type(name, getattr(self, name), kind)
         sizes = ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size")
         self._check((*sizes, "max_position_embeddings", "type_vocab_size"), "at least 1", 1)
+        if self.num_layers > MOST_LAYERS:
+            says = f"model setting num_layers is {self.num_layers:,}; it must be at most"
+            raise ValueError(f"{says} {MOST_LAYERS:,}")
         if self.hidden_size % self.num_heads:
             raise ValueError(
                 f"hidden_size {self.hidden_size} cannot be shared by {self.num_heads} heads; "
@@ -56,7 +63,8 @@ class BertConfig:
 
     def _check(self, names: tuple[str, ...], kind: str, least: float) -> None:
         for name in names:
-            if (value := getattr(self, name)) < least:
+            value = getattr(self, name)
+            if not least <= value < math.inf:
                 raise ValueError(f"model setting {name} is {value}; it must be {kind}")
 
 
@@ -97,17 +105,22 @@ def preset(name: str, **overrides: Any) -> BertConfig:
 
 
 def _check_overrides(overrides: dict[str, Any]) -> None:
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     fields = BertConfig.__annotations__
     for name, value in sorted(overrides.items()):
         if name not in fields:
             near = [f"did you mean {each}?" for each in difflib.get_close_matches(name, fields)]
             hint = near[0] if near else f"the settings are {', '.join(fields)}"
             raise ValueError(f"model setting {name} is unknown; {hint}")
-        kind = fields[name]
-        takes = (int, float) if kind is float else kind
-        if not isinstance(value, takes) or (isinstance(value, bool) and kind is not bool):
-            raise ValueError(f"model setting {name} is {value!r}; it must be {words[kind]}")
+        _check_type(name, value, fields[name])
+
+
+def _check_type(name: str, value: Any, kind: type) -> None:
+    """Refuses a value of another type; a whole number will do for a number."""
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    takes = (int, float) if kind is float else kind
+    if not isinstance(value, takes) or (isinstance(value, bool) and kind is not bool):
+        shown = repr(value)[:60]
+        raise ValueError(f"model setting {name} is {shown}; it must be {words[kind]}")
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def base_model_facts(name: str, where: str | None = None) -> dict[str, Any]:
     card = _front_matter(_read(folder, "README.md"))
     try:
         config = json.loads(_read(folder, "config.json"))
-    except ValueError:
+    except (ValueError, RecursionError):
         config = {}
     own = config.get("beambert", {}) if isinstance(config, dict) else {}
     found = {
@@ -71,7 +71,7 @@ def _front_matter(card: bytes) -> dict[str, Any]:
     start, _, rest = card.decode(errors="replace").partition("---\n")
     try:
         found = yaml.safe_load(rest.partition("\n---")[0]) if not start.strip() else None
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError):
         found = None
     return found if isinstance(found, dict) else {}
 
