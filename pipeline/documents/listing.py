@@ -47,6 +47,8 @@ def list_matches(pattern: str, storage_options: StorageOptions = None) -> Listin
     found: Listing = call_patiently(pattern, lambda: _list(place), filesystem=filesystem)
     if place.is_local:
         return found
+    if not found.sizes:
+        place.refuse_absent_bucket()
     name = filesystem.unstrip_protocol
     sizes = {name(each): size for each, size in found.sizes.items()}
     return Listing(sizes, [*map(name, found.left_out)])

@@ -1,13 +1,12 @@
-"""Errors of stores: which of them pass, how often a request is tried, and with what pauses.
+"""Patience with stores: how often a request is made, and with what pauses.
 
-Requests are tried ATTEMPTS times where the error passes, with growing random pauses of at most 16 s
-in all. A store that has answered before and now refuses is asked again for REFUSAL_SECONDS, as a
-key may be in renewal. An unknown name, until the store has answered, and local disks are asked
-once.
+A request is made ATTEMPTS times unless its error is final (`pipeline.storage.driver_errors`), with
+growing random pauses of at most 16 s in all. A store that has answered before and now refuses is
+asked again for REFUSAL_SECONDS, as a key may be in renewal. An unknown name, until the store has
+answered, and local disks are asked once.
 """
 
 import contextlib
-import errno
 import math
 import os
 import socket
@@ -19,6 +18,18 @@ from random import SystemRandom
 from typing import Any, TypeVar
 from urllib.request import getproxies
 
+from pipeline.storage.driver_errors import (
+    ask_for_bucket,
+    describe,
+    describe_endpoint,
+    find_bucket,
+    find_cure,
+    is_final,
+    is_refusal,
+    is_unresolved,
+    says_no_bucket,
+    says_no_endpoint,
+)
 from pipeline.storage.secret_values import hide
 
 ATTEMPTS = 6
@@ -30,28 +41,21 @@ SLOW_SECONDS = 10.0
 _GOOGLE = "storage.googleapis.com"
 DAMAGE_ATTEMPTS = 3  # wrong bytes may come from the wire; else they stay
 
-_REFUSED_STATUS = {401, 403}
-# 412 is the Hub's, where another commit came first.
-_TRANSIENT_STATUS = {408, 412, 429, 500, 502, 503, 504}
-_TRANSIENT_ERRNO = {
-    errno.EAGAIN, errno.EBUSY, errno.EIO, errno.EREMOTEIO, errno.ENETUNREACH, errno.EHOSTUNREACH,
-}  # fmt: skip
-# By name, because drivers are optional: errors of transport of botocore, aiohttp, requests,
-# urllib3, gcsfs and httpx; and where a machine has no key, or one that is out.
-_TRANSIENT_NAMES = """
-HTTPClientError ResponseParserError ClientConnectionError ClientPayloadError Timeout ConnectionError
-ChunkedEncodingError IncompleteRead ChecksumError TransportError
-"""
-_REFUSAL_NAMES = "NoCredentialsError PartialCredentialsError DefaultCredentialsError RefreshError"
-
 _answered: set[int] = set()
 """Filesystems, by their hash, that once refused no request: what they refuse later may pass."""
+
+_buckets: set[tuple[int, str | None]] = set()
+"""Buckets, each with its filesystem's hash, that are there or cannot be asked for."""
 
 Result = TypeVar("Result")
 
 
 class StorageError(OSError, ValueError):
     """A file was not read or written; the message names URL, cause and what to do."""
+
+
+class NoBucketError(StorageError):
+    """The bucket of a URL does not exist: nothing below it was read, and nothing can be written."""
 
 
 class SizeError(OSError):
@@ -85,45 +89,106 @@ class Pauses:
 def call_patiently(
     what: str, call: Callable[[], Result], attempts: int = ATTEMPTS, filesystem: Any = None
 ) -> Result:
-    """Calls a function that makes the request `what` until it returns or its error will not pass.
+    """Calls a function that makes the request `what` until it returns or its error is final.
 
-    So many attempts may fail, refusals not counted. Without a filesystem a refusal is believed.
+    Args:
+        what: Names the request in messages, by its URL.
+        call: Makes the request.
+        attempts: How many of them may fail; refusals do not count.
+        filesystem: The store that is asked. Without it a refusal is believed at once.
 
     Raises:
         FileNotFoundError, FileExistsError, ValueError: At once, as they came.
+        NoBucketError: The store has no such bucket.
         PermissionError: At once where the store has answered nothing yet, else after
             REFUSAL_SECONDS.
-        StorageError: The attempts are used up, or the error will not pass.
+        StorageError: The attempts are used up, or the error is final.
     """
-    began, failures, pauses = time.monotonic(), 0, Pauses(FIRST_DELAY_SECONDS, MAX_DELAY_SECONDS)
-    has_answered = hash(filesystem) in _answered
+    patience = _Patience(what, attempts, filesystem)
     while True:
         try:
             with _slowness_said(what):
                 result = call()
-        except (FileNotFoundError, FileExistsError, ValueError):
+        except (FileNotFoundError, FileExistsError, ValueError) as error:
+            if says_no_bucket(error):
+                raise _no_bucket(what, filesystem) from error
+            if says_no_endpoint(error):
+                cure = "give endpoint_url, or AWS_ENDPOINT_URL, as https://HOST[:PORT]"
+                raise StorageError(f"{what}: {error}; {cure}") from error
             raise
-        except Exception as error:
-            now = time.monotonic()
-            pause, said = pauses.after(error, now), str(error) or repr(error)
-            if is_refusal(error):
-                if not has_answered or pause <= 0:
-                    advice = "check the credentials and the URL"
-                    raise PermissionError(f"{what}: {said}; {advice}") from error
-            else:
-                failures += 1
-                is_last = failures == attempts or now - began > MOST_SECONDS
-                is_last |= not is_transient(error) or (not has_answered and is_unresolved(error))
-                if is_last:
-                    spent = f"gave up after {failures} attempt(s) in {now - began:.1f} s"
-                    raise StorageError(f"{what}: {spent}: {said}; {_advice(error)}") from error
-                if failures == 1 and not has_answered:
-                    say(f"{what}: {said}; trying again, for some {MOST_SECONDS:.0f} s")
+        except Exception as error:  # noqa: BLE001 - raised again where it is final
+            time.sleep(patience.pause_after(error))
         else:
             if filesystem is not None:
                 _answered.add(hash(filesystem))
             return result
-        time.sleep(pause)
+
+
+class _Patience:
+    """How one request of `call_patiently` has failed so far, and whether it is made again."""
+
+    def __init__(self, what: str, attempts: int, filesystem: Any) -> None:
+        self._what = what
+        self._attempts = attempts
+        self._filesystem = filesystem
+        self._has_answered = hash(filesystem) in _answered
+        self._began = time.monotonic()
+        self._failures = 0
+        self._pauses = Pauses(FIRST_DELAY_SECONDS, MAX_DELAY_SECONDS)
+
+    def pause_after(self, error: Exception) -> float:
+        """Returns the seconds to wait before the next attempt; raises as `call_patiently`."""
+        now = time.monotonic()
+        pause = self._pauses.after(error, now)
+        found = f"{self._what}: {describe(error)}"
+        if is_refusal(error):
+            if not self._has_answered or pause <= 0:
+                cure = find_cure(error, self._filesystem)
+                raise PermissionError(f"{found}; {cure}") from error
+            return pause
+        self._failures += 1
+        if self._is_last(error, now):
+            spent = f"gave up after {self._failures} attempt(s) in {now - self._began:.1f} s"
+            cure = find_cure(error, self._filesystem)
+            said = f"{self._what}: {spent}: {describe(error)}; {cure}"
+            raise StorageError(said) from error
+        if self._failures == 1 and not self._has_answered:
+            say(f"{found}; trying again, for some {MOST_SECONDS:.0f} s")
+        return pause
+
+    def _is_last(self, error: Exception, now: float) -> bool:
+        is_spent = self._failures == self._attempts or now - self._began > MOST_SECONDS
+        is_unknown = not self._has_answered and is_unresolved(error)
+        return is_spent or is_unknown or is_final(error)
+
+
+def refuse_absent_bucket(what: str, filesystem: Any, path: str) -> None:
+    """Asks for the bucket of a path in which nothing was found; each bucket once in a process.
+
+    Raises:
+        NoBucketError: The store says that it does not exist. Where the store does not say, as to a
+            key without that right, nothing is raised.
+    """
+    bucket = find_bucket(filesystem, path)
+    place = hash(filesystem), bucket
+    if bucket is None or place in _buckets:
+        return
+    try:
+        call_patiently(what, lambda: ask_for_bucket(filesystem, bucket))
+    except FileNotFoundError as error:
+        raise _no_bucket(what, filesystem, bucket) from error
+    except NoBucketError:
+        raise
+    except OSError:
+        pass
+    _buckets.add(place)
+
+
+def _no_bucket(what: str, filesystem: Any, bucket: str | None = None) -> "NoBucketError":
+    named = f"bucket {bucket}" if bucket else "bucket"
+    cure = "create it, or check its name and the endpoint (endpoint_url of --storage_options)"
+    where = describe_endpoint(filesystem) or "the store"
+    return NoBucketError(f"{what}: {where} has no {named}: {cure}")
 
 
 def say(line: str) -> None:
@@ -145,25 +210,6 @@ def _slowness_said(what: str) -> Iterator[None]:
         timer.cancel()
 
 
-def _advice(error: Exception) -> str:
-    if is_unresolved(error):
-        return "check the URL and that this machine has a network"
-    passes = "run the same command again when the store answers"
-    return passes if is_transient(error) else "check the URL and settings"
-
-
-def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, what caused it, what caused that."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-def is_unresolved(error: BaseException) -> bool:
-    """Whether the name of a store's machine is not known."""
-    return any(isinstance(each, socket.gaierror) for each in causes(error))
-
-
 def refuse_unresolved(url: str, options: Mapping[str, Any]) -> None:
     """Refuses a gs:// URL at once where Google's name is not known, as gcsfs takes minutes to."""
     is_elsewhere = options.get("endpoint_url") or "STORAGE_EMULATOR_HOST" in os.environ
@@ -183,40 +229,12 @@ def reread_damaged(read: Callable[[], Result], *, is_local: bool) -> Result:
     return read()
 
 
-def is_refusal(error: BaseException) -> bool:
-    """Whether a store said that a request is not allowed, or its driver has no key to ask with."""
-    is_refused = isinstance(error, PermissionError) or _status(error) in _REFUSED_STATUS
-    return is_refused or _is_one_of(_REFUSAL_NAMES, error)
-
-
-def _is_one_of(names: str, error: BaseException) -> bool:
-    return not {each.__name__ for each in type(error).__mro__}.isdisjoint(names.split())
-
-
-def is_transient(error: BaseException) -> bool:
-    """Whether trying again may help: time-outs, lost connections, overload, bodies cut short."""
-    if type(error) is RuntimeError and error.__cause__:  # huggingface_hub wraps a thread's error
-        return is_transient(error.__cause__)
-    if (status := _status(error)) is not None:
-        return status in _TRANSIENT_STATUS
-    if isinstance(error, TimeoutError | ConnectionError | SizeError | _DriverError):
-        return True
-    if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNO:
-        return True
-    return _is_one_of(_TRANSIENT_NAMES, error)
-
-
-def _status(error: BaseException) -> int | None:
-    response = getattr(error, "response", None)
-    places = ((error, "code"), (error, "status"), (response, "status_code"))
-    found = [str(value) for owner, name in places if (value := getattr(owner, name, None))]
-    return int(found[0]) if found and found[0].isdigit() else None
-
-
 @contextlib.contextmanager
 def driver_errors(path: str) -> Iterator[None]:
     """Takes a driver's ValueError, as over an answer that is no JSON, for an error that passes."""
     try:
         yield
     except ValueError as error:
+        if isinstance(error, StorageError) or says_no_endpoint(error):
+            raise
         raise _DriverError(f"{path}: {error!r}") from error

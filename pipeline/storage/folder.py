@@ -116,12 +116,31 @@ class Folder:
         return self._prefix + name if name else self.path
 
     def exists(self, name: str = "") -> bool:
-        """Whether a file or a folder is there."""
-        return self.ask(lambda: bool(self.filesystem.exists(self._at(name))), name)
+        """Returns whether a file or a folder is there.
+
+        Raises:
+            NoBucketError: The bucket of the URL does not exist.
+        """
+        path = self._at(name)
+        return self._found(name, self.ask(lambda: bool(self.filesystem.exists(path)), name))
 
     def is_file(self, name: str = "") -> bool:
-        """Whether a file is there, and no folder."""
-        return self.ask(lambda: bool(self.filesystem.isfile(self._at(name))), name)
+        """Returns whether a file is there, and no folder; raises as `exists`."""
+        path = self._at(name)
+        if self.is_local:
+            return bool(self.filesystem.isfile(path))
+        return self._found(name, self.ask(lambda: _is_file(self.filesystem, path), name))
+
+    def _found(self, name: str, is_there: bool) -> bool:
+        """Returns `is_there`; where it is false, the bucket has to exist."""
+        if not is_there:
+            self.refuse_absent_bucket(name)
+        return is_there
+
+    def refuse_absent_bucket(self, name: str = "") -> None:
+        """Raises NoBucketError, for a file that is not there, where its bucket does not exist."""
+        if not self.is_local:
+            faults.refuse_absent_bucket(self.locate(name), self.filesystem, self.path)
 
     def size(self, name: str, attempts: int = faults.ATTEMPTS) -> int:
         """A file's bytes, by the store's listing; attempts as in `ask`."""
@@ -134,12 +153,19 @@ class Folder:
         return self.ask(attempt, name, attempts)
 
     def list(self) -> dict[str, int]:
-        """Sizes in bytes of every file below the folder by its name; none where it is not there.
+        """Returns the bytes of every file below the folder, by its name; empty if there is none.
 
-        Raises ValueError where a store's key would lead out of the folder if it were a path.
+        Raises:
+            NoBucketError: The bucket of the URL does not exist.
+            ValueError: A store's key would lead out of the folder if it were a path.
         """
         self.filesystem.invalidate_cache()
-        found = self.ask(lambda: self.filesystem.find(self.path, detail=True))
+        try:
+            found = self.ask(lambda: self.filesystem.find(self.path, detail=True))
+        except FileNotFoundError:  # of gcsfs
+            self.refuse_absent_bucket()
+            raise
+        self._found("", bool(found))
         files = sorted(found.items())
         sizes = {name.removeprefix(self._prefix): int(info["size"]) for name, info in files}
         for name in sizes:
@@ -216,8 +242,9 @@ class Folder:
         """Copies a file to a local disk, without holding it in memory; raises as `read`."""
 
         def attempt() -> None:
-            expected = self.filesystem.size(self._prefix + name)
-            self.filesystem.get_file(self._prefix + name, str(target))
+            with faults.driver_errors(self._prefix + name):
+                expected = self.filesystem.size(self._prefix + name)
+                self.filesystem.get_file(self._prefix + name, str(target))
             if (found := target.stat().st_size) != expected:
                 raise faults.SizeError(f"got {found} of {expected} bytes")
 
@@ -226,27 +253,47 @@ class Folder:
     def write(self, name: str, data: bytes | Path) -> None:
         """Writes bytes, or a copy of a local file, whole or not at all.
 
-        Local disks rename; stores take one upload, whose size is checked. Raises StorageError where
-        the disk is full or the store did not take the file: nothing is there under its name.
+        Local disks rename; stores take one upload, whose size is checked.
+
+        Raises:
+            NoBucketError: The bucket of the URL does not exist.
+            StorageError: The disk is full or the store did not take the file: nothing is there
+                under its name.
         """
         if self.is_local:
             replace_file(self.local_path(name), data)
-        else:
+            return
+        try:
             self.ask(partial(self._upload, self._prefix + name, data), name)
+        except FileNotFoundError:
+            self.refuse_absent_bucket(name)
+            raise
 
     def _upload(self, path: str, data: bytes | Path) -> None:
+        """Uploads a file once and looks at what the store has then."""
         # Never `with fs.open(path, "wb")` around a producer: leaving it by an exception publishes
         # the partial object.
-        if isinstance(data, Path):
-            self.filesystem.put_file(str(data), path)
-        else:
-            self.filesystem.pipe_file(path, data)
-        self.filesystem.invalidate_cache()
-        stored = self.filesystem.size(path)
+        with faults.driver_errors(path):
+            if isinstance(data, Path):
+                self.filesystem.put_file(str(data), path)
+            else:
+                self.filesystem.pipe_file(path, data)
+            self.filesystem.invalidate_cache()
+            stored = self._stored_bytes(path)
+        if stored is None:
+            what = f"the store said that it took the {size_of(data)} bytes and has no such object"
+            raise faults.SizeError(f"{what}: look for a rule, proxy or quota that drops uploads")
         if stored != size_of(data):
             self.filesystem.rm_file(path)
             what = f"{size_of(data)} bytes were uploaded, the store held {stored}"
             raise faults.SizeError(f"{what}, which were removed")
+
+    def _stored_bytes(self, path: str) -> int | None:
+        """Returns the bytes of an object that was just uploaded; None where it is not there."""
+        try:
+            return int(self.filesystem.size(path))
+        except FileNotFoundError:
+            return None
 
     def remove(self, names: Iterable[str]) -> None:
         """Removes files that are there, and on local disks the folders that this empties.
@@ -286,6 +333,14 @@ def _refuse_pipe(path: str) -> None:
     if stat.S_ISFIFO(os.stat(path).st_mode):
         cure = "write what comes through it to a file, and give that"
         raise ValueError(f"{path}: is a pipe (FIFO), expected a file; {cure}")
+
+
+def _is_file(filesystem: Any, path: str) -> bool:
+    """Returns whether a store has a file; unlike fsspec's `isfile`, a failure is no answer."""
+    try:
+        return bool(filesystem.info(path)["type"] == "file")
+    except FileNotFoundError:
+        return False
 
 
 def parse_storage_options(text: str | None) -> Mapping[str, Any] | None:

@@ -1,6 +1,6 @@
 """What to install where a package is missing: the extras of pyproject.toml, by import names."""
 
-from pipeline.storage.faults import causes
+from pipeline.storage.driver_errors import causes
 
 EXTRA_OF = {
     "apache_beam": "pipeline",

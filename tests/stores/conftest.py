@@ -105,6 +105,23 @@ def s3(swift_port):
 
 
 @pytest.fixture(scope="session")
+def moto_port(tmp_path_factory):
+    """Port of moto, an emulator of AWS: unlike Swift it sends checksums with what it gives."""
+    folder, port = tmp_path_factory.mktemp("moto"), free_port()
+    command = [server_program("moto_server"), "-H", "127.0.0.1", "-p", port]
+    with running(command, port, folder / "log.txt"):
+        store = fsspec.filesystem("s3", **s3_options(port))
+        store.call_s3("create_bucket", Bucket="corpus")
+        yield port
+
+
+@pytest.fixture(scope="session")
+def moto(moto_port):
+    """Storage options of moto, which has the bucket `corpus`."""
+    return s3_options(moto_port)
+
+
+@pytest.fixture(scope="session")
 def gcs(tmp_path_factory):
     """An emulator of Google's store with the bucket `corpus`, named by the environment.
 

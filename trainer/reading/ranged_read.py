@@ -14,7 +14,8 @@ from typing import NamedTuple, TypeVar
 from pipeline.shards.block import checksum
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.records import BlockTable, Shard
-from pipeline.storage.faults import DAMAGE_ATTEMPTS, CutFileError, Pauses, StorageError, is_refusal
+from pipeline.storage.driver_errors import is_refusal
+from pipeline.storage.faults import DAMAGE_ATTEMPTS, CutFileError, Pauses, StorageError
 from trainer.reading.rate_limit import RateLimit
 from trainer.reading.settings import Reading
 
