@@ -7,8 +7,10 @@ from itertools import accumulate, pairwise
 
 import sentencex
 
-RULES = 2
-"""Number of the rules below, in the settings of every dataset."""
+from pipeline.text.sentence_rules import mark_stops
+
+RULES = 3
+"""Number of the rules below and in sentence_rules.py, in the settings of every dataset."""
 
 MAX_CHARACTERS = 1000
 """The most characters of a sentence; a longer one is cut at a space."""
@@ -106,17 +108,21 @@ def _split_long_quotation(sentence: str, language: str) -> Sequence[str]:
 
 
 def _split_line(line: str, language: str) -> list[str]:
-    """Sentences of one line with spaces around them, in time linear in its length."""
+    """Splits one line into sentences with spaces around them, in time linear in its length."""
+    marked = mark_stops(line, language)
     start = 0
-    found: list[str] = []
+    ends: list[int] = []
     while len(line) - start > _WINDOW_CHARACTERS:
-        window = line[start : start + _WINDOW_CHARACTERS]
+        window = marked[start : start + _WINDOW_CHARACTERS]
         sentences = sentencex.segment(language, window)
         complete = sentences[:-1] or [window[: window.rfind(" ") + 1 or len(window)]]
-        found += complete
-        start += sum(map(len, complete))
-    found += sentencex.segment(language, line[start:])
-    return found
+        for sentence in complete:
+            start += len(sentence)
+            ends.append(start)
+    for sentence in sentencex.segment(language, marked[start:]):
+        start += len(sentence)
+        ends.append(start)
+    return [line[begin:end] for begin, end in pairwise([0, *ends])]
 
 
 def _split_before_digits(sentence: str) -> list[str]:

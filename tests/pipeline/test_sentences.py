@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.text.cleaning import clean_text
+from pipeline.text.sentence_rules import mark_stops
 from pipeline.text.sentences import cut_document, split_sentences
 
 words = st.text(st.sampled_from("aB.!?\"'(“”。1é\u2043"), min_size=1, max_size=8)
@@ -33,6 +34,39 @@ words = st.text(st.sampled_from("aB.!?\"'(“”。1é\u2043"), min_size=1, max_
 )
 def test_examples(text, language, sentences):
     assert split_sentences(text, language) == sentences
+
+
+@pytest.mark.parametrize(
+    ("language", "sentences"),
+    [
+        ("km", ["នេះជាប្រយោគទីមួយ។", "នេះជាប្រយោគទីពីរ៕", "«ក។ ខ។»", "គ។"]),
+        ("bo", ["བཀྲ་ཤིས་བདེ་ལེགས།", "ང་དགེ་རྒན་ཡིན།།", "ཀ་ཁ། །", "ག་ང་༎", "ཅ།"]),
+        ("dz", ["ཀ་ཁ།", "ག་ང་།"]),
+        ("en", ["ཀ་ཁ།", "See Eq. (2) and Eqs. [3]–[4].", "As in Vol. 3, Fig. 2.", "Ms. A came."]),
+        ("en", ["It has an ex.", "J.-P. Sartre came.", "It is on p. 3."]),
+        ("fr", ["M. Dupont et Mme. Curie sont là.", "Le Dr. Martin parle.", "Voir fig. 3.", "Fin."]),
+        ("fr", ["J.-P. Sartre vient.", "L'an 50 av. J.-C. fut dur.", "En 52 av. J.-C.", "César vint."]),
+        ("nl", ["'s Morgens is 't koud.", "Dan gaat hij.", "’t Was mooi.", "Mevr. de Vries ook."]),
+        ("nl", ["D.w.z. goed.", "Hij zei: 'Ik ga. Nu.'", "En hij ging."]),
+        ("af", ["Dit is 'n man.", "'n Vrou kom.", "Hy is 'n kind."]),
+        ("it", ["L'on. Rossi è arrivato.", "La dott.ssa Verdi parla.", "Poi è uscita."]),
+        ("es", ["D. Juan llegó.", "Fin."]),
+        ("pl", ["Przyszedł dr. Nowak, tzn. on.", "Koniec."]),
+        ("ru", ["Это, т. е. стол, стоит.", "На рис. 3 дом."]),
+        ("de", ["Siehe Abb. 3 und Gl. (4).", "Ende."]),
+    ],
+)  # fmt: skip
+def test_stops_that_sentencex_does_not_know(language, sentences):
+    assert split_sentences(" ".join(sentences), language) == sentences
+    if language in ("km", "bo"):
+        assert split_sentences("".join(sentences).replace(" ", ""), language)[:2] == sentences[:2]
+
+
+def test_marked_stops_keep_the_length():
+    texts = ["ཀ་ཁ། །ག", "L'an 50 av. J.-C. fut", "'s Morgens d. w. z. Mevr. X", "т. е. им. рис. 3"]
+    for text in texts:
+        for language in ("en", "fr", "nl", "ru"):
+            assert len(mark_stops(text, language)) == len(text)
 
 
 def test_long_sentences_are_cut_at_the_last_space_that_fits():

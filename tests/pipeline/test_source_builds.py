@@ -16,7 +16,7 @@ from pipeline.text.cleaning import clean_text, document_id
 from tests.pipeline.programs import run, write_texts
 
 pytestmark = pytest.mark.processes
-SETTINGS_HASH = "2035fb0411c7fa013fe2fc879df7f9fc89c01c900b7a4444cd210c07d73c438f"
+SETTINGS_HASH = "7389804147c9cc66380d51487362383056c3e3053a704d4de7afdb2be3ea7155"
 ROOT_HASH = "5100ebcfc5fd851505537be42db0e9050648dc9b6314bf0add23686de2d27915"
 
 

@@ -1,0 +1,136 @@
+"""Adds to the rules of `sentencex`: stops that it lacks, and stops that end no sentence.
+
+`mark_stops` writes other characters in their places, as many as there were, so that `sentencex`
+sees what is meant. Sentences are then cut out of the text as it is.
+"""
+
+import re
+from functools import cache
+from typing import NamedTuple
+
+# Khmer, Tibetan and Dzongkha, Balinese, Coptic, Chinese from top to bottom, Tulu, Kirat Rai.
+_STOPS = (
+    "\u17d4\u17d5\u0f0d\u0f0e\u0f0f\u0f10\u0f11\u0f14\u1b4e\u1b4f\u1b7f\u2cf9\u2cfa\u2cfb"
+    "\ufe12\ufe15\ufe16\U000113d4\U000113d5\U00016d6e\U00016d6f"
+)
+_OTHER_STOPS = re.compile(f"[{_STOPS}](?! ?[{_STOPS}])")  # the last of several
+_KNOWN_STOP = "。"  # ends a sentence of any language, with a space behind it or without
+# First names as in "J.-P. Sartre"; behind "av. J.-C." a sentence may end.
+_INITIALS = re.compile(
+    r"(?<!\w)(?:J\.-(?=C\. ?[A-Z\u00c0-\u00de])"
+    r"|[A-Z\u00c0-\u00de]\.-[A-Z\u00c0-\u00de]\.(?=,| ?\w))"
+)
+_LETTER = "x"
+_CAPITAL = "X"
+
+_BEFORE_NAMES = {
+    "en": "Ms Mmes Amb",
+    "fr": "M MM Mme Mmes Mlle Mlles Me Mgr Dr Drs Pr St Ste col lt gén ap",
+    "nl": "mevr mw ds jhr Mevr Mw Ds Jhr o.a d.w.z O.a D.w.z",
+    "it": "on On dott.ssa Dott.ssa prof.ssa Prof.ssa pag pagg Pag Pagg",
+    "de": "Dipl Hrn Frl",
+    "es": "D Dª Cnel Mons",
+    "pt": "Srta D Profa Cap Cel Pe Fr",
+    "pl": "dr inż mgr hab św gen płk kpt ks m.in tzw tj Dr Inż Mgr Św Gen Płk Kpt Ks Tzw",
+    "ru": "т.е т.к т.н им ген св Им Ген Св",
+    "sv": "t.ex dvs",
+    "da": "bl.a",
+    "nb": "f.eks",
+    "tr": "Doç Av Sn Müh bkz örn",
+    "ca": "St",
+    "ro": "dl Dl d-l D-l Sf",
+    "hu": "ifj özv Ifj Özv Sz Szt",
+    "el": "Καθ",
+}
+"""Words whose stop ends no sentence when another word follows. A stop within may have a space."""
+
+_BEFORE_NUMBERS = {
+    "en": (
+        "Eq Eqs Eqn Eqns Fig Figs Sec Secs Sect Sects Ch Chap Chaps Vol Vols Ref Refs Tab Thm Lem"
+        " Prop Def Cor App Ex Alg Bk eq eqs fig figs sec sect ch chap vol vols ref refs"
+    ),
+    "fr": "fig chap vol éq art p pp",
+    "de": "Gl Abb Bd Kap Tab Abs",
+    "es": "pág págs fig cap vol núm ec",
+    "pt": "pág vol cap p núm nº fig eq",
+    "it": "eq fig cap vol pag pagg",
+    "nl": "verg fig hfst",
+    "pl": "nr str rys tab",
+    "ru": "рис табл гл",
+    "uk": "рис табл",
+    "sv": "kap fig",
+    "nb": "kap fig",
+    "ca": "pàg",
+    "ro": "pag fig",
+    "el": "σελ",
+}
+"""Words whose stop ends no sentence when a number follows, which may be in brackets."""
+
+_SHORTENED_WORDS = {
+    "nl": "s t n k m r",
+    "af": "n k",
+    "fy": "t s n k",
+    "li": "t s n",
+    "nds": "n t",
+    "vls": "t s n k",
+    "zea": "t s n",
+}
+"""Words that begin with an apostrophe, which `sentencex` takes for the beginning of a quotation."""
+
+
+def mark_stops(line: str, language: str) -> str:
+    """Returns a line of the same length whose stops are those that `sentencex` knows."""
+    if not line.isascii():
+        line = _OTHER_STOPS.sub(_KNOWN_STOP, line)
+    rules = _rules(language.partition("-")[0])
+    for pattern in rules.stops:
+        line = pattern.sub(_LETTER, line)
+    if rules.words_with_stops:
+        line = rules.words_with_stops.sub(_without_stops, line)
+    if ".-" in line:
+        line = _INITIALS.sub(_without_stops, line)
+    if rules.apostrophe:
+        line = rules.apostrophe.sub(_CAPITAL, line)
+    return line
+
+
+def _without_stops(found: re.Match[str]) -> str:
+    return re.sub(r"\. ?", lambda stop: _LETTER * len(stop[0]), found[0])
+
+
+class _Rules(NamedTuple):
+    """The patterns of one language."""
+
+    stops: list[re.Pattern[str]]
+    """Stops that end no sentence."""
+    words_with_stops: re.Pattern[str] | None
+    """Words whose own stops end none either, as in "т. е."."""
+    apostrophe: re.Pattern[str] | None
+
+
+@cache
+def _rules(language: str) -> _Rules:
+    names = _BEFORE_NAMES.get(language, "").split()
+    numbers = _BEFORE_NUMBERS.get(language, "").split()
+    ways = [
+        _stop_behind([word for word in names if "." not in word], r"(?= \S)"),
+        _stop_behind(numbers, r"(?= ?[(\[]?\d)"),
+    ]
+    long = [re.escape(word).replace(r"\.", r"\. ?") for word in names if "." in word]
+    words_with_stops = rf"(?<![\w.-])(?:{'|'.join(long)})\.(?= ?\S)"
+    shortened = "|".join(_SHORTENED_WORDS.get(language, "").split())
+    apostrophe = rf"(?<!\w)['\u2019](?=(?:{shortened})\b)"
+    return _Rules(
+        [re.compile(way) for way in ways if way],
+        re.compile(words_with_stops) if long else None,
+        re.compile(apostrophe) if shortened else None,
+    )
+
+
+def _stop_behind(words: list[str], follows: str) -> str:
+    """Returns a pattern of the stops behind words; it begins with the stop, which is found fast."""
+    by_length: dict[int, list[str]] = {}
+    for word in words:
+        by_length.setdefault(len(word), []).append(re.escape(word))
+    behind = [rf"(?<=\b(?:{'|'.join(same)})\.)" for same in by_length.values()]
+    return rf"\.{follows}(?:{'|'.join(behind)})" if behind else ""
