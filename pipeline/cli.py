@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pipeline.command_line.program import Command, check_least, run_program
 from pipeline.interrupts import INTERRUPTED, Interrupted
+from pipeline.storage.secret_values import hide
 
 if TYPE_CHECKING:
     from pipeline.settings import BuildSettings
@@ -201,15 +202,15 @@ def verify(settings: VerifySettings, _: Sequence[str]) -> int:
         print(line)
     findings += check.findings() if check else ()
     for finding in findings:
-        print(finding)
+        print(hide(str(finding)))
     if findings:
         print(
-            f"{settings.data}: {len(findings)} finding(s); restore the files named or rebuild the"
-            " dataset"
+            f"{hide(settings.data)}: {len(findings)} finding(s); restore the files named or"
+            " rebuild the dataset"
         )
         return 2
     instances = sum(shard.instances for shard in shards)
-    print(f"{settings.data}: sound, {len(shards)} shards, {instances:,} instances")
+    print(f"{hide(settings.data)}: sound, {len(shards)} shards, {instances:,} instances")
     print(describe_coverage(dataset.manifest, shards))
     print(f"root hash {dataset.manifest.root_hash}")
     return 0
@@ -260,18 +261,19 @@ def report(settings: ReportSettings, _: Sequence[str]) -> None:
         write_page,
         write_report,
     )
-    from pipeline.storage.folder import Folder
+    from pipeline.storage.folder import Folder, parse_storage_options
 
     dataset = _open(settings)
     found = read_report(dataset)
     print(format_report(found))
     folder, name = dataset.folder, REPORT_PAGE
     if settings.output is not None:
-        folder, name = Folder.of_file(settings.output)
+        options = parse_storage_options(settings.storage_options)
+        folder, name = Folder.of_file(settings.output, options)
     elif found != load_report(dataset):
         write_report(dataset, found)  # the page says that its numbers stand beside it
     write_page(found, folder, name)
-    print(f"page        {settings.output or dataset.locate(REPORT_PAGE)}")
+    print(f"page        {hide(settings.output or dataset.locate(REPORT_PAGE))}")
 
 
 def export(settings: ExportSettings, _: Sequence[str]) -> None:
@@ -286,7 +288,7 @@ def export(settings: ExportSettings, _: Sequence[str]) -> None:
         output = Folder(settings.output, parse_storage_options(settings.storage_options))
         with scratch_folder(output.locate()):
             write_export(dataset, plan, output)
-        print(describe_export(plan, settings.output))
+        print(hide(describe_export(plan, settings.output)))
 
 
 def _open(settings: DatasetSettings) -> "Dataset":

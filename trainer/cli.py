@@ -122,6 +122,7 @@ def report(settings: ReportSettings, _remainder: object = None) -> None:
 def export(settings: ExportSettings, _remainder: object = None) -> None:
     """`python -m trainer export RUN --output DIR`."""
     from pipeline.storage.folder import Folder, parse_storage_options
+    from pipeline.storage.secret_values import hide_in
     from trainer.conversion.export import CONFIG, model_files, write_export
     from trainer.conversion.huggingface import OPTIONAL_PREFIXES
     from trainer.inference.open_model import open_model, open_run
@@ -137,7 +138,7 @@ def export(settings: ExportSettings, _remainder: object = None) -> None:
         files = _universal_files(opened, files)
     write_export(files, settings.output)
     facts = {"exported": settings.output, "checkpoint": opened.where}
-    print(json.dumps(facts | {"step": opened.provenance.get("steps")}))
+    print(json.dumps(hide_in(facts | {"step": opened.provenance.get("steps")})))
 
 
 def _universal_files(opened: Any, files: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -172,15 +173,17 @@ def fill_mask(settings: FillMaskSettings, _remainder: object = None) -> None:
 
 def features(settings: FeaturesSettings, _remainder: object = None) -> None:
     """`python -m trainer features --model DIR --input FILE --output FILE`."""
+    from pipeline.storage.secret_values import hide_in
     from trainer.inference.features.job import write_features
 
-    print(json.dumps({"output": settings.output, **write_features(settings)}))
+    print(json.dumps(hide_in({"output": settings.output, **write_features(settings)})))
 
 
 def evaluate(settings: EvaluateSettings, _remainder: object = None) -> None:
     """`python -m trainer evaluate --model DIR --data DATASET`."""
     from pipeline.shards.dataset import open_dataset
     from pipeline.storage.folder import Folder, parse_storage_options
+    from pipeline.storage.secret_values import hide, hide_in
     from trainer.inference.evaluate import choose_lengths, format_evaluation
     from trainer.inference.evaluate import evaluate as measure
     from trainer.inference.open_model import open_model
@@ -196,8 +199,8 @@ def evaluate(settings: EvaluateSettings, _remainder: object = None) -> None:
         )
         found.append({"seq_len": seq_len, **numbers})
         place = f"{opened.where} on {dataset.url}, {settings.split}, {seq_len} tokens"
-        print(f"{place}\n{format_evaluation(numbers)}")
+        print(f"{hide(place)}\n{format_evaluation(numbers)}")
     if settings.output:
         folder, name = Folder.of_file(settings.output)
         facts = {"model": opened.where, "data": dataset.url, "split": settings.split}
-        folder.write(name, to_json(facts | {"lengths": found}))
+        folder.write(name, to_json(hide_in(facts | {"lengths": found})))

@@ -12,6 +12,7 @@ from pipeline.documents.formats import may_be_cut
 from pipeline.documents.listing import list_matches
 from pipeline.documents.wrapping import WRAPPINGS
 from pipeline.storage.compression import is_compressed
+from pipeline.storage.secret_values import identify
 from pipeline.storage.zip_archive import SUFFIX as ZIP
 
 _LEAST_PARTS = 32
@@ -42,7 +43,9 @@ class Part:
     @property
     def key(self) -> str:
         """32 hex digits, equal for equal ranges, sizes, formats and source numbers."""
-        lines = [f"{r.url}\t{r.start}\t{r.end}\t{r.size}\t{r.format}\n" for r in self.ranges]
+        lines = [
+            f"{identify(r.url)}\t{r.start}\t{r.end}\t{r.size}\t{r.format}\n" for r in self.ranges
+        ]
         lines += [f"source\t{self.source}\n"] if self.source else []
         return blake2b("".join(lines).encode(), digest_size=16).hexdigest()
 

@@ -110,7 +110,7 @@ def run_vocab(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
     corpus = find_corpus(settings)
     with _writing(settings):
         vocabulary = prepare_vocabulary(settings, corpus.files, corpus.parts, beam_arguments)
-    print(f"{len(vocabulary)} entries in {settings.output}/{VOCAB}")
+    print(f"{len(vocabulary)} entries in {hide(settings.output)}/{VOCAB}")
 
 
 def run_tokens(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
@@ -371,4 +371,4 @@ def _print_result(dataset: Dataset, seconds: float) -> None:
         )
     for line in format_validation(measure_validation(manifest.sources, manifest.settings)):
         tqdm.write(line)
-    tqdm.write(f"root hash {manifest.root_hash}\n{dataset.url} is complete ({seconds:.1f} s)")
+    tqdm.write(f"root hash {manifest.root_hash}\n{hide(dataset.url)} is complete ({seconds:.1f} s)")

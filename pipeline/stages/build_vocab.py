@@ -23,7 +23,7 @@ from pipeline.stages.publish import remove_unfinished
 from pipeline.storage.folder import Folder
 from pipeline.storage.hub import fetch_from_hub, is_hub_name
 from pipeline.storage.json_files import read_object, read_present
-from pipeline.storage.secret_values import hide
+from pipeline.storage.secret_values import hide, identify
 from pipeline.tokens.token_records import (
     count_by_source,
     find_files_without_text,
@@ -175,7 +175,7 @@ def _origin(settings: BuildSettings, files: Sequence[InputFile]) -> dict[str, An
     if settings.vocab:
         given = read_vocabulary(settings, settings.vocab)
         return {"vocab_sha256": given.sha256, **settings.word_rule.content()}
-    listing = "".join(f"{file.url} {file.size}\n" for file in files)
+    listing = "".join(f"{identify(file.url)} {file.size}\n" for file in files)
     origin: dict[str, Any] = {
         "input": hashlib.blake2b(listing.encode(), digest_size=16).hexdigest(),
         "vocab_size": settings.vocab_size,

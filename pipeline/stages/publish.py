@@ -39,6 +39,7 @@ from pipeline.shards.table_checks import SPLITS
 from pipeline.storage.ahead import map_ahead
 from pipeline.storage.folder import Folder
 from pipeline.storage.local import find_temporaries
+from pipeline.storage.secret_values import hide
 
 SETTINGS = f"{RECORDS}/settings.json"
 _SPLIT = f"(?:{'|'.join(SPLITS)})"
@@ -187,5 +188,7 @@ def remove_unfinished(folder: Folder) -> None:
     is_at_work = any(name.startswith(f"{RECORDS}/") for name in files)
     if is_at_work and MANIFEST not in files:
         names = [name for name in files if _OF_A_BUILD.fullmatch(name)]
-        tqdm.write(f"{folder.url}: the unfinished build there, {len(names):,} files, begins again")
+        tqdm.write(
+            f"{hide(folder.url)}: the unfinished build there, {len(names):,} files, begins again"
+        )
         folder.remove(names)

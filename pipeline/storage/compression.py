@@ -10,6 +10,8 @@ from typing import Any
 
 import zstandard
 
+from pipeline.storage.secret_values import without_query
+
 # English text shrinks to a tenth, logs to a hundredth; bombs start at a thousandth.
 MAX_RATIO = 250
 FREE_BYTES = 64 * 2**20
@@ -31,7 +33,7 @@ _BZIP2_STREAM_BYTES = 10
 
 def compression_suffix(url: str) -> str:
     """The suffix of a file that is read through a decompressor, or nothing: its name decides."""
-    return next((suffix for suffix in SUFFIXES if url.endswith(suffix)), "")
+    return next((suffix for suffix in SUFFIXES if without_query(url).endswith(suffix)), "")
 
 
 def is_compressed(url: str) -> bool:
@@ -40,8 +42,8 @@ def is_compressed(url: str) -> bool:
 
 
 def plain_name(url: str) -> str:
-    """A file's name without the suffix of its compression."""
-    return url.removesuffix(compression_suffix(url))
+    """Returns a file's name without the suffix of its compression, and without a URL's query."""
+    return without_query(url).removesuffix(compression_suffix(url))
 
 
 def decompress(blocks: Iterable[bytes], url: str) -> Iterator[bytes]:

@@ -1,6 +1,8 @@
-"""Secrets by their value: what storage options hold is shown nowhere, however it was given.
+"""Secrets: what storage options hold, passwords in URLs and the values of their queries.
 
-Options are learned where they are parsed and where a filesystem is opened, in every process.
+None of them is shown anywhere, however it was given. Options are known by their values, which are
+learned where they are parsed and where a filesystem is opened, in every process. URLs are known by
+their form: the query of a presigned one is a key to the file.
 """
 
 import contextlib
@@ -27,6 +29,22 @@ _MIN_CHARACTERS = 4
 _MAX_WORD = 12  # what is shorter may be part of another word, which stays
 _MIN_DIGITS = 6
 _USER_INFO = re.compile(r"\b([a-z][a-z0-9+.-]*://)[^/\s:@'\"]*:(?!\d+/)[^\s@'\"]*@", re.IGNORECASE)
+_WITH_QUERY = re.compile(r"\b([a-z][a-z0-9+.-]*)(://[^\s?#'\"<>]*\?)([^\s#'\"<>]+)", re.IGNORECASE)
+# What follows a URL in a message, such as ":12," for a line, is no part of its last value.
+_AFTER_URL = r"(?=(?::\d+)?[:;,.)\]}]*$)"
+_NOT_HIDDEN = r"(?!\(hidden\))"
+_QUERY_VALUE = re.compile(rf"([^&;=]*=){_NOT_HIDDEN}[^&;]+?(?=[&;]|{_AFTER_URL})")
+_BARE_QUERY = re.compile(rf"(?<![^&;]){_NOT_HIDDEN}[^&;=]+?(?=[&;]|{_AFTER_URL})")
+_WITHOUT_QUERY = {"file", "local", "memory"}
+"""Schemes whose paths may hold a question mark."""
+_WEB = {"http", "https"}
+"""Schemes in which a query without a value is a secret too. Elsewhere it is part of a pattern."""
+_RENEWED = re.compile(
+    r"x-(amz|goog|oss|obs|cos|ms)-.*|signature|sig|s[eiprtv]|sk[a-z]*|expires|policy|key-pair-id"
+    r"|(.*access.?key.?id)|(.*token)|hdnts|verify",
+    re.IGNORECASE,
+)
+"""Keys of a query that sign a URL: a URL that is signed anew has other values of them."""
 _values: set[str] = set()
 
 
@@ -48,11 +66,46 @@ def find_password(url: str) -> str | None:
 
 
 def hide(text: str) -> str:
-    """A text without values of options, also as JSON and URLs write them, and passwords in URLs."""
+    """Returns a text without secrets; the keys of a URL's query stay.
+
+    Values of options are found as JSON and URLs write them too.
+    """
     if "@" in text:
         text = _USER_INFO.sub(rf"\1{HIDDEN}@", text)
-    pattern = _pattern()
-    return text if pattern is None else pattern.sub(HIDDEN, text)
+    if (pattern := _pattern()) is not None:
+        text = pattern.sub(HIDDEN, text)
+    return _WITH_QUERY.sub(_hide_query, text) if "?" in text and "://" in text else text
+
+
+def identify(url: str) -> str:
+    """Returns a URL without what signs it: the same for the same file under a renewed signature.
+
+    A URL without a query is returned as it is, and so is a local path.
+    """
+    return _WITH_QUERY.sub(_drop_signature, url) if "?" in url and "://" in url else url
+
+
+def without_query(url: str) -> str:
+    """Returns a URL of the web without its query, whose path ends with the file's name."""
+    scheme = url.rpartition("://")[0].rpartition("::")[2].lower()
+    return url.partition("?")[0] if scheme in _WEB else url
+
+
+def _hide_query(found: re.Match[str]) -> str:
+    scheme, middle, query = found.groups()
+    if scheme.lower() in _WITHOUT_QUERY:
+        return found[0]
+    if scheme.lower() in _WEB:
+        query = _BARE_QUERY.sub(HIDDEN, query)
+    return scheme + middle + _QUERY_VALUE.sub(rf"\1{HIDDEN}", query)
+
+
+def _drop_signature(found: re.Match[str]) -> str:
+    scheme, middle, query = found.groups()
+    if scheme.lower() in _WITHOUT_QUERY:
+        return found[0]
+    pairs = [pair for pair in query.split("&") if not _RENEWED.fullmatch(pair.partition("=")[0])]
+    return (scheme + middle + "&".join(pairs)).removesuffix("?")
 
 
 def hide_in(value: Any) -> Any:

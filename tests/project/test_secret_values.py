@@ -1,19 +1,24 @@
 """Secrets are hidden by their value, however they were given: in files, messages, logs, tracebacks."""
 
+import gzip
 import json
 import logging
 import subprocess
 import sys
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
+from typing import ClassVar
 
+import pyarrow.parquet as pq
 import pytest
 
 from pipeline.command_line.program import run_program
 from pipeline.shards.dataset import open_dataset
 from pipeline.storage import secret_values
 from pipeline.storage.folder import Folder, parse_storage_options
-from pipeline.storage.secret_values import hide, hide_in, learn
+from pipeline.storage.secret_values import hide, hide_in, identify, learn
 from trainer.beambert import COMMANDS
 from trainer.model.config import preset
 from trainer.order.source import one_dataset
@@ -53,7 +58,7 @@ def assert_hidden(text):
 def test_values_are_hidden_in_every_spelling(secret):
     learn(OPTIONS)
     assert hide(f"could not sign with {secret}, as s3://bucket/data?key={secret}&x=1") == (
-        "could not sign with (hidden), as s3://bucket/data?key=(hidden)&x=1"
+        "could not sign with (hidden), as s3://bucket/data?key=(hidden)&x=(hidden)"
     )
 
 
@@ -80,6 +85,112 @@ def test_passwords_in_urls_are_hidden(url, shown):
     assert hide(url) == shown
     hidden = {"data": [shown, 3, None], shown: [shown]}
     assert hide_in({"data": [url, 3, None], url: (url,)}) == hidden
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (
+            "https://h/a.jsonl?X-Amz-Signature=S&token=T",
+            "https://h/a.jsonl?X-Amz-Signature=*&token=*",
+        ),
+        ("https://h/a?sig=S:12", "https://h/a?sig=*:12"),
+        ("https://h/a?sig=S: no file; why?", "https://h/a?sig=*: no file; why?"),
+        ("('https://h/a?sig=a%2Fc==', 3)", "('https://h/a?sig=*', 3)"),
+        ("HTTPS://h/a?S&x=T#part", "HTTPS://h/a?*&x=*#part"),
+        ("simplecache::https://h/a.zip?sig=S", "simplecache::https://h/a.zip?sig=*"),
+        ("zip://x.txt::https://h/a.zip?a=S;b=T", "zip://x.txt::https://h/a.zip?a=*;b=*"),
+        ("s3://b/v?versionId=3.txt, byte 4", "s3://b/v?versionId=*, byte 4"),
+        ("https://u:S@h/a?t=S s3://b/c?d=S.", "https://*@h/a?t=* s3://b/c?d=*."),
+        ("s3://b/part-??.jsonl", "s3://b/part-??.jsonl"),
+        ("/data/v?versionId=3.txt", "/data/v?versionId=3.txt"),
+        ("file:///data/v?versionId=3.txt", "file:///data/v?versionId=3.txt"),
+        ("what is a?b=c", "what is a?b=c"),
+    ],
+)
+def test_values_of_a_query_are_hidden_and_its_keys_stay(text, shown):
+    shown = shown.replace("*", "(hidden)")
+    assert hide(text) == shown
+    assert hide(shown) == shown
+    assert hide_in([{text: text}]) == [{shown: shown}]
+
+
+def test_a_url_that_is_signed_anew_is_the_same_input():
+    one = "https://h/a.jsonl?part=1&X-Amz-Date=1&X-Amz-Signature=S"
+    assert identify(one) == identify(one.replace("=S", "=T")) == "https://h/a.jsonl?part=1"
+    assert identify("https://h/a?sv=1&sig=S") == "https://h/a"
+    assert identify("https://h/a?id=1") != identify("https://h/a?id=2")
+    for same in ("s3://b/a.jsonl", "/data/a?token=1", "s3://b/v?versionId=3", "file:///a?sig=1"):
+        assert identify(same) == same
+
+
+class SignedFiles(BaseHTTPRequestHandler):
+    """Serves a file, by range, to those who know its signature."""
+
+    protocol_version = "HTTP/1.1"
+    data = b""
+    known: ClassVar[list[str]] = []
+
+    def do_GET(self):
+        status, body = (200, self.data) if self.path in self.known else (403, b"")
+        if status == 200 and (wanted := self.headers.get("Range")):
+            start, stop = wanted.removeprefix("bytes=").split("-")
+            status, body = 206, self.data[int(start) : int(stop) + 1]
+        self.send_response(status)
+        self.send_header("Content-Length", len(body))
+        self.send_header("Accept-Ranges", "bytes")
+        if status == 206:
+            place = f"bytes {start}-{int(start) + len(body) - 1}/{len(self.data)}"
+            self.send_header("Content-Range", place)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.processes
+def test_a_build_from_a_signed_url_writes_and_says_no_signature(tmp_path, capfd):
+    lines = [{"text": f"River number {number}. Mountain {number * 7}."} for number in range(60)]
+    SignedFiles.data = gzip.compress("".join(json.dumps(each) + "\n" for each in lines).encode())
+    server = ThreadingHTTPServer(("127.0.0.1", 0), SignedFiles)
+    Thread(target=server.serve_forever, daemon=True).start()
+    place = f"http://127.0.0.1:{server.server_port}"
+
+    def build(signature, *more):
+        path = f"/a.jsonl.gz?X-Amz-Signature={signature}&token={signature}00"
+        SignedFiles.known = [path]
+        words = f"build --output {tmp_path}/data --vocab_size 120 --passes 1 --seq_lens 64"
+        given = [*words.split(), "--workers", "1", "--input", place + path, *more]
+        code = run_program("beambert", "Tests.", COMMANDS, given)
+        said = "".join(capfd.readouterr())
+        assert signature not in said
+        return code, said
+
+    try:
+        code, said = build("4f6f70656e")
+        assert code == 0, said
+        files = [path for path in (tmp_path / "data").rglob("*") if path.is_file()]
+        assert {"report.json", "report.html", "sources.parquet", "vocab.json"} <= {
+            path.name for path in files
+        }
+        held = b"".join(path.read_bytes() for path in files)
+        assert b"a.jsonl.gz?X-Amz-Signature=(hidden)&token=(hidden)" in held
+        assert b"4f6f70656e" not in held
+        sources = pq.read_table(tmp_path / "data" / "sources.parquet").to_pylist()
+        assert sources[0]["url"] == f"{place}/a.jsonl.gz?X-Amz-Signature=(hidden)&token=(hidden)"
+        code, said = build("77777aaaaa")
+        assert code == 0, said
+        assert "is complete" in said
+        code, said = build("77777bbbbb", "--text_field", "body")
+        assert code == 2
+        assert "error:" in said
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 @pytest.mark.parametrize(
