@@ -58,7 +58,7 @@ COMMANDS = {
         positionals=("texts",),
     ),
     "evaluate": Command(
-        "measure a model's losses and accuracies on a dataset",
+        "measure a model on a dataset, or on minimal pairs",
         "trainer.inference.settings:EvaluateSettings", "trainer.cli:evaluate",
     ),
     "features": Command(
@@ -180,17 +180,32 @@ def features(settings: FeaturesSettings, _remainder: object = None) -> None:
 
 
 def evaluate(settings: EvaluateSettings, _remainder: object = None) -> None:
-    """`python -m trainer evaluate --model DIR --data DATASET`."""
+    """`python -m trainer evaluate --model DIR`, with --data DATASET or --pairs FILE."""
+    from pipeline.storage.folder import Folder
+    from pipeline.storage.secret_values import hide_in
+    from trainer.runs.json_files import to_json
+
+    if settings.pairs is not None:
+        found = _evaluate_pairs(settings, settings.pairs)
+    else:
+        assert settings.data is not None, "the settings have a dataset or pairs"
+        found = _evaluate_dataset(settings, settings.data)
+    if settings.output:
+        folder, name = Folder.of_file(settings.output)
+        folder.write(name, to_json(hide_in(found)))
+
+
+def _evaluate_dataset(settings: EvaluateSettings, data: str) -> dict[str, Any]:
+    """Prints the numbers of every length; returns them as --output has them."""
     from pipeline.shards.dataset import open_dataset
-    from pipeline.storage.folder import Folder, parse_storage_options
-    from pipeline.storage.secret_values import hide, hide_in
+    from pipeline.storage.folder import parse_storage_options
+    from pipeline.storage.secret_values import hide
     from trainer.inference.evaluate import choose_lengths, format_evaluation
     from trainer.inference.evaluate import evaluate as measure
     from trainer.inference.open_model import open_model
     from trainer.process.ranks import choose_device
-    from trainer.runs.json_files import to_json
 
-    dataset = open_dataset(settings.data, parse_storage_options(settings.storage_options))
+    dataset = open_dataset(data, parse_storage_options(settings.storage_options))
     opened = open_model(settings.model)
     found, limits = [], dict[str, Any](device=choose_device(), micro_tokens=settings.micro_tokens)
     for seq_len in choose_lengths(opened, dataset, settings.split, settings.seq_len):
@@ -200,7 +215,32 @@ def evaluate(settings: EvaluateSettings, _remainder: object = None) -> None:
         found.append({"seq_len": seq_len, **numbers})
         place = f"{opened.where} on {dataset.url}, {settings.split}, {seq_len} tokens"
         print(f"{hide(place)}\n{format_evaluation(numbers)}")
-    if settings.output:
-        folder, name = Folder.of_file(settings.output)
-        facts = {"model": opened.where, "data": dataset.url, "split": settings.split}
-        folder.write(name, to_json(hide_in(facts | {"lengths": found})))
+    facts = {"model": opened.where, "data": dataset.url, "split": settings.split}
+    return facts | {"lengths": found}
+
+
+def _evaluate_pairs(settings: EvaluateSettings, name: str) -> dict[str, Any]:
+    """Prints the accuracies on minimal pairs; returns them as --output has them."""
+    from pipeline.storage.secret_values import hide
+    from trainer.inference.evaluate_pairs import evaluate_pairs
+    from trainer.inference.open_model import open_model
+    from trainer.minimal_pairs.accuracy import format_accuracies
+    from trainer.minimal_pairs.read import EQUAL_PAIR, read_pairs
+    from trainer.process.ranks import choose_device
+
+    pair_set = read_pairs(name, settings.group_by, settings.pairs_limit)
+    opened = open_model(settings.model)
+    score = "left-to-right" if opened.config.is_causal else settings.pll
+    print(hide(f"{opened.where} on {name}, {score} scores"))
+    found = evaluate_pairs(
+        opened,
+        pair_set,
+        pll=settings.pll,
+        micro_tokens=settings.micro_tokens,
+        device=choose_device(),
+    )
+    print(format_accuracies(found))
+    for pair in pair_set.equal_pairs:
+        print(hide(f"{pair.place}: {EQUAL_PAIR}"))
+    facts = {"model": opened.where, "pairs": name, "score": score}
+    return {**facts, "equal_pairs": len(pair_set.equal_pairs), **found.to_dict()}

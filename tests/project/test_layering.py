@@ -53,6 +53,7 @@ ROOMS = {
     "trainer.batches": "tokenizer pipeline.seeds pipeline.shards pipeline.instances .model",
     "trainer.reading": "pipeline.storage pipeline.shards .order .reading.settings .batches",
     "trainer.stream": "pipeline.storage pipeline.shards .order .reading.settings .batches .reading",
+    "trainer.minimal_pairs": "tokenizer pipeline.storage pipeline.documents .model",
     "trainer.conversion": "tokenizer pipeline.storage .model",
     "trainer.optim": "",
     "trainer.engine": "pipeline.seeds .process .batches .model .optim",
@@ -72,7 +73,7 @@ ROOMS = {
     ),
     "trainer.inference": (
         "tokenizer pipeline.storage pipeline.command_line pipeline.shards .batches .stream .model"
-        " .conversion .runs .checkpoints .pretrain"
+        " .minimal_pairs .conversion .runs .checkpoints .pretrain"
     ),
     "trainer.inference.features": (
         "tokenizer pipeline.storage pipeline.command_line pipeline.documents .conll .process"
@@ -84,8 +85,8 @@ ROOMS = {
         " .inference .inference.features"
     ),
     "trainer.cli": (
-        "pipeline.storage pipeline.command_line pipeline.shards .process .conversion .runs"
-        " .checkpoints .report .preflight .inference .inference.features"
+        "pipeline.storage pipeline.command_line pipeline.shards .process .minimal_pairs"
+        " .conversion .runs .checkpoints .report .preflight .inference .inference.features"
     ),
     "trainer.__main__": "pipeline.interrupts .cli",
     "trainer.beambert": "tokenizer pipeline.interrupts pipeline.command_line pipeline.cli .cli",

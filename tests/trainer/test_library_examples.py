@@ -100,11 +100,13 @@ def test_commands_of_the_page(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     train_tiny_run(write_tiny_dataset(tmp_path / "data"), tmp_path / "run")
     (tmp_path / "texts.txt").write_text("w1 w2\n")
+    (tmp_path / "blimp.jsonl").write_text('{"sentence_good": "w1 w2", "sentence_bad": "w2"}\n')
     blocks = re.findall(r"```bash\n(.*?)```", (DOCS / "evaluating.md").read_text(), re.DOTALL)
     commands = [shlex.split(line)[3:] for line in "".join(blocks).splitlines()]
-    assert [command[0] for command in commands] == ["evaluate", "fill-mask", "features"]
+    assert [command[0] for command in commands] == ["evaluate", "evaluate", "fill-mask", "features"]
     for command in commands:
         layers = ["--layers", "-1,-2"] if command[0] == "features" else []  # of the tiny model
         assert main([*command, *layers]) == 0, capsys.readouterr().err
     assert (tmp_path / "found.json").is_file()
+    assert (tmp_path / "pairs.json").is_file()
     assert (tmp_path / "states.parquet").is_file()

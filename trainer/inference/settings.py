@@ -1,11 +1,13 @@
 """Settings of the commands that ask a trained model, or export it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from pipeline.command_line.program import check_least
 
 Rows = Literal["token", "word", "cls", "mean", "pooler"]
+_OF_DATA = ("split", "seq_len", "num_instances", "storage_options")
+_OF_PAIRS = ("group_by", "pairs_limit", "pll")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,26 +49,50 @@ class FillMaskSettings(ModelToAskSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateSettings(BatchesToAskSettings):
-    """Measures a model's losses and accuracies on a dataset.
+    """Measures a model on a dataset, or on minimal pairs of sentences such as BLiMP's.
 
-    Attributes:
+    Dataset:
         data: Folder or URL of a built dataset with the model's vocabulary.
         split: The split whose first pass is read.
         seq_len: Length of the instances; null means each that the split has and the model reads.
         num_instances: How many instances are read, from the first on; 0 takes all.
-        output: File or URL for the same numbers as JSON; null writes none.
         storage_options: Options of the data's filesystem, as JSON or @FILE.
+
+    Minimal pairs:
+        pairs: A file of JSON lines with sentence_good and sentence_bad, or a folder or glob of
+            such files. It takes the place of data.
+        group_by: Columns of the pairs that have accuracies of their own, the coarsest first. By
+            default linguistics_term and UID, BLiMP's phenomena and paradigms, if the pairs have
+            them.
+        pairs_limit: The most pairs of one group of the finest column, the first ones; 0 takes all.
+        pll: Which tokens are masked while one is predicted. The original pseudo-log-likelihood
+            masks that one alone, word-l2r the later tokens of its word too.
+
+    Output:
+        output: File or URL for the same numbers as JSON; null writes none.
     """
 
-    data: str
+    data: str | None = None
     split: Literal["train", "validation"] = "validation"
     seq_len: int | None = None
     num_instances: int = 0
-    output: str | None = None
     storage_options: str | None = None
+    pairs: str | None = None
+    group_by: list[str] = field(default_factory=list)
+    pairs_limit: int = 0
+    pll: Literal["original", "word-l2r"] = "original"
+    output: str | None = None
 
     def __post_init__(self) -> None:
-        check_least(self, num_instances=0, micro_tokens=1)
+        check_least(self, num_instances=0, micro_tokens=1, pairs_limit=0)
+        if (self.data is None) == (self.pairs is None):
+            raise ValueError("give either --data, a dataset, or --pairs, a file of minimal pairs")
+        unused = _OF_PAIRS if self.pairs is None else _OF_DATA
+        defaults = {each.name: each.default for each in fields(self)} | {"group_by": []}
+        changed = [name for name in unused if getattr(self, name) != defaults[name]]
+        if changed:
+            other = "--pairs" if self.pairs is None else "--data"
+            raise ValueError(f"--{changed[0]} is about {other}, which is not given; leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,14 +63,19 @@ class Layer(nn.Module):
         self.output_norm = _layer_norm(config)
         self.dropout = nn.Dropout(config.hidden_dropout)
 
-    def forward(self, hidden_TH: Tensor, inputs: PackedInputs) -> Tensor:
-        """Hidden states [T, H] after this layer."""
+    def forward(
+        self, hidden_TH: Tensor, inputs: PackedInputs, positions_M: Tensor | None = None
+    ) -> Tensor:
+        """Returns hidden states [T, H] after this layer, or [M, H] of the positions given."""
         q_TAD, k_TAD, v_TAD = self.project(hidden_TH)
         dropout_p = self.attention_dropout if self.training else 0.0
         context_TAD = attention(
             q_TAD, k_TAD, v_TAD, inputs, dropout_p, self.attention_backend, self.is_causal
         )
-        return self.finish(hidden_TH, context_TAD)
+        if positions_M is None:
+            return self.finish(hidden_TH, context_TAD)
+        hidden_MH = hidden_TH.index_select(0, positions_M)
+        return self.finish(hidden_MH, context_TAD.index_select(0, positions_M))
 
     def project(self, hidden_TH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values [T, A, D]: what comes before attention."""
@@ -121,6 +126,18 @@ class BertModel(nn.Module):
                 hidden_TH = layer(hidden_TH, inputs)
         normalised_TH: Tensor = self.final_norm(hidden_TH)
         return normalised_TH
+
+    def encode_at(self, inputs: PackedInputs, positions_M: Tensor) -> Tensor:
+        """Returns hidden states [M, H] of the last layer at some positions (int64 [M]) alone.
+
+        They are those of `encode`. The last layer leaves out what no position asks for: most of
+        its work where one token of a sentence is predicted.
+        """
+        hidden_TH = self._embed(inputs)
+        for layer in self.layers[:-1]:
+            hidden_TH = layer(hidden_TH, inputs)
+        hidden_MH: Tensor = self.final_norm(self.layers[-1](hidden_TH, inputs, positions_M))
+        return hidden_MH
 
     def hidden_states(self, inputs: PackedInputs) -> list[Tensor]:
         """[T, H] of the embeddings and of every layer, as transformers' `output_hidden_states`."""

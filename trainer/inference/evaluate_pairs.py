@@ -1,0 +1,94 @@
+"""How often a model gives the acceptable sentence of a minimal pair the higher score."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from tqdm import tqdm
+
+from trainer.inference.open_model import OpenedModel
+from trainer.minimal_pairs.accuracy import PairAccuracies, is_right, summarize
+from trainer.minimal_pairs.read import PairSet
+from trainer.minimal_pairs.score import (
+    EncodedPairs,
+    Pll,
+    ScoreBatch,
+    cut_batches,
+    encode_pairs,
+    make_batch,
+    sentence_sums,
+    token_scores,
+)
+from trainer.model.packed_inputs import PackedInputs
+
+
+def evaluate_pairs(
+    opened: OpenedModel,
+    pair_set: PairSet,
+    *,
+    pll: Pll = "original",
+    micro_tokens: int = 8_192,
+    device: torch.device | None = None,
+) -> PairAccuracies:
+    """Measures a model on minimal pairs, in fp32 and without dropout.
+
+    Args:
+        opened: A masked model, or one that was trained left to right.
+        pair_set: What `read_pairs` found.
+        pll: How a masked model scores a sentence (trainer/minimal_pairs/score.py).
+        micro_tokens: The most tokens of a forward pass. It bounds memory and changes no result.
+        device: Where the model runs; the CPU by default.
+
+    Raises:
+        ValueError: The model cannot score a sentence, or its scores are not finite.
+    """
+    good_P, bad_P = score_pairs(opened, pair_set, pll=pll, micro_tokens=micro_tokens, device=device)
+    return summarize(pair_set, is_right(good_P, bad_P))
+
+
+def score_pairs(
+    opened: OpenedModel,
+    pair_set: PairSet,
+    *,
+    pll: Pll = "original",
+    micro_tokens: int = 8_192,
+    device: torch.device | None = None,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Returns the sums of every pair's good and bad sentence [P], in nats.
+
+    Arguments and errors are those of `evaluate_pairs`.
+    """
+    opened.check_has(("mlm_head.",), "the masked language model head, which evaluate measures")
+    encoded = encode_pairs(
+        pair_set.pairs,
+        opened.tokenizer(),
+        opened.config.max_position_embeddings,
+        pll,
+        is_causal=opened.config.is_causal,
+    )
+    device = device or torch.device("cpu")
+    model = opened.build(device)
+
+    def predict(inputs: PackedInputs, positions_M: Tensor) -> Tensor:
+        hidden_MH = model.bert.encode_at(inputs, positions_M)
+        logits_MV: Tensor = model.mlm_head(hidden_MH, model.bert.embeddings.word.weight)
+        return logits_MV
+
+    with torch.inference_mode():
+        batches = _watched(encoded, micro_tokens)
+        scores = token_scores(predict, batches, encoded.num_scores, device)
+    sums = sentence_sums(encoded, scores)
+    if not np.isfinite(sums).all():
+        raise ValueError(f"{opened.where}: its scores are not finite; its weights are damaged")
+    return sums[encoded.good], sums[encoded.bad]
+
+
+def _watched(encoded: EncodedPairs, micro_tokens: int) -> Iterator[ScoreBatch]:
+    """Makes all batches, under a bar that counts the tokens read."""
+    with tqdm(total=encoded.num_read, unit="token", unit_scale=True, disable=None) as bar:
+        for group, rows in cut_batches(encoded, micro_tokens):
+            batch = make_batch(group, rows, encoded.mask_id)
+            yield batch
+            bar.update(batch.input_ids.size)

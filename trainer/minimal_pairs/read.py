@@ -1,0 +1,142 @@
+"""Reads minimal pairs from JSON lines, as BLiMP publishes them (Warstadt et al. 2020)."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.documents.listing import list_matches
+from pipeline.documents.text_files import read_json_lines
+from pipeline.storage.compression import plain_name
+from pipeline.storage.folder import Folder
+
+SENTENCES = ("sentence_good", "sentence_bad")
+EQUAL_PAIR = "both sentences are equal, so the pair counts as wrong"
+PHENOMENON = "linguistics_term"
+BLIMP_COLUMNS = (PHENOMENON, "UID")
+"""The columns of BLiMP's phenomena and of its paradigms."""
+
+# Table 1 of the BLiMP paper has 12 phenomena. Its files give two of the nine paradigms of argument
+# structure a 13th name.
+_SAME_PHENOMENON = {"s-selection": "argument_structure"}
+_SUFFIXES = (".jsonl", ".ndjson")
+_MOST_EQUAL = 0.01
+"""The share of pairs that may be equal sentences: BLiMP has 7 in all, at most 5 in a paradigm."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two sentences of which speakers accept the first and not the second.
+
+    Attributes:
+        place: Where the pair was read, as "FILE:LINE".
+        good: The sentence that speakers accept.
+        bad: The sentence that they do not accept.
+        groups: The pair's value in each column to group by, from the coarsest column on.
+    """
+
+    place: str
+    good: str
+    bad: str
+    groups: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PairSet:
+    """Minimal pairs of one or several files, and the columns that they are grouped by."""
+
+    columns: tuple[str, ...]
+    pairs: list[Pair]
+
+    @property
+    def equal_pairs(self) -> list[Pair]:
+        """Pairs of equal sentences, which every model gets wrong."""
+        return [pair for pair in self.pairs if pair.good == pair.bad]
+
+
+def read_pairs(name: str, group_by: Sequence[str] = (), limit: int = 0) -> PairSet:
+    """Reads every pair of a file, of a folder or of a glob of files.
+
+    Args:
+        name: A local path or an fsspec URL; files may be compressed. Of a folder, files named
+            *.jsonl and *.ndjson are read.
+        group_by: Columns to group pairs by, the coarsest first. Without any, BLiMP's columns are
+            taken if the first pair has them.
+        limit: The most pairs of a group of the finest column, the first ones; 0 takes all.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: A line is no pair or has no value in a column, too many pairs are of equal
+            sentences, or there is no line. The message names file and line.
+    """
+    columns = tuple(group_by)
+    pairs: list[Pair] = []
+    sizes: Counter[tuple[str, ...]] = Counter()
+    for number, (place, record) in enumerate(_records(name)):
+        if number == 0 and not columns:
+            columns = tuple(column for column in BLIMP_COLUMNS if column in record)
+        pair = _parse_pair(place, record, columns)
+        sizes[pair.groups] += 1
+        if not limit or sizes[pair.groups] <= limit:
+            pairs.append(pair)
+    if not pairs:
+        expected = f"a JSON object with {' and '.join(SENTENCES)} in each line"
+        raise ValueError(f"{name}: holds no pair, expected {expected}")
+    pair_set = PairSet(columns, pairs)
+    _refuse_equal(pair_set)
+    return pair_set
+
+
+def _refuse_equal(pair_set: PairSet) -> None:
+    equal = pair_set.equal_pairs
+    if len(equal) > _MOST_EQUAL * len(pair_set.pairs):
+        first = equal[0]
+        count = f"{len(equal):,} of {len(pair_set.pairs):,} pairs are"
+        raise ValueError(
+            f"{first.place}: both sentences are {first.good!r}, expected two that differ; {count}"
+            f" of equal sentences, more than {_MOST_EQUAL:.0%}: mend the file"
+        )
+
+
+def _records(name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    files = list(list_matches(name).sizes)
+    place = Folder(name)
+    if place.exists() and not place.is_file():
+        files = [file for file in files if plain_name(file).endswith(_SUFFIXES)]
+    if not files:
+        expected = f"a file of pairs, a folder of files named *{' or *'.join(_SUFFIXES)}, or a glob"
+        raise FileNotFoundError(f"{name}: no file is there, expected {expected}")
+    for file in files:
+        yield from read_json_lines(file)
+
+
+def _parse_pair(place: str, record: Mapping[str, Any], columns: Sequence[str]) -> Pair:
+    good, bad = (_sentence(place, record, name) for name in SENTENCES)
+    return Pair(place, good, bad, tuple(_group(place, record, column) for column in columns))
+
+
+def _sentence(place: str, record: Mapping[str, Any], name: str) -> str:
+    if name not in record:
+        expected = f"expected {' and '.join(SENTENCES)}"
+        raise ValueError(f"{place}: has no {name}, found {_names(record)}; {expected}")
+    sentence = record[name]
+    if not isinstance(sentence, str) or not sentence.strip():
+        raise ValueError(f"{place}: {name} is {sentence!r}, expected a sentence")
+    return sentence
+
+
+def _group(place: str, record: Mapping[str, Any], column: str) -> str:
+    if column not in record:
+        cure = "name the columns to group by with --group_by"
+        raise ValueError(f"{place}: has no column {column}, found {_names(record)}; {cure}")
+    value = record[column]
+    if not isinstance(value, str | int):
+        expected = "a name or a whole number"
+        raise ValueError(f"{place}: {column} is {value!r}, expected {expected}")  # noqa: TRY004
+    if column == PHENOMENON:
+        return _SAME_PHENOMENON.get(str(value), str(value))
+    return str(value)
+
+
+def _names(record: Mapping[str, Any]) -> str:
+    return ", ".join(record) or "an empty object"

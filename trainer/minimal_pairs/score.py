@@ -1,0 +1,275 @@
+"""Scores sentences by a model: the sum of the log-probabilities of their tokens.
+
+A masked model scores a sentence of n tokens by n copies of it. In each copy another token is
+masked, and the model predicts it from all others (pseudo-log-likelihood, Salazar et al. 2020). With
+`word-l2r` the later tokens of the same word are masked too (Kauf and Ivanova 2023). A model trained
+left to right reads a sentence once and predicts each token from those before it. [CLS] and [SEP]
+are never predicted.
+
+Shapes: S sentences of one length L with [CLS] and [SEP], R rows that a model reads, M positions
+that it predicts, V vocabulary, P pairs.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn import functional as F
+
+from tokenizer.vocab import CLS, MASK, SEP
+from trainer.minimal_pairs.read import SENTENCES, Pair
+from trainer.model.packed_inputs import PackedInputs, pack_sequences
+
+Pll = Literal["original", "word-l2r"]
+Ids = NDArray[np.int32]
+Predict = Callable[[PackedInputs, Tensor], Tensor]
+"""Logits [M, V] of a model at positions [M] of packed inputs."""
+
+_Sentence = tuple[bytes, bytes]
+"""Token ids and numbers of words of a sentence, int32 both."""
+
+_NO_WORD = -1
+
+
+@dataclass(frozen=True)
+class SentenceGroup:
+    """Distinct sentences of one length, so that rows of them are packed without padding.
+
+    Attributes:
+        input_ids: [S, L] with [CLS] and [SEP].
+        words: [S, L], the number of the word that a token is of. Tokens of the same word that
+            follow a masked one are masked with it; by the original rule every token is a word.
+        first_score: Place of the group's first token among the tokens of all groups.
+    """
+
+    input_ids: Ids
+    words: Ids
+    first_score: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of one sentence, [CLS] and [SEP] left out."""
+        return int(self.input_ids.shape[1]) - 2
+
+    @property
+    def num_scores(self) -> int:
+        """Tokens of all sentences, [CLS] and [SEP] left out."""
+        return len(self.input_ids) * self.num_tokens
+
+
+@dataclass(frozen=True)
+class EncodedPairs:
+    """Pairs as a model reads them: equal sentences are there once, so they have one score.
+
+    Attributes:
+        groups: The distinct sentences by length, the shortest first.
+        good: [P], the number of each pair's good sentence among the sentences of all groups.
+        bad: [P], the number of its bad sentence.
+        mask_id: The id of [MASK]; None for a model that reads left to right.
+    """
+
+    groups: list[SentenceGroup]
+    good: NDArray[np.int64]
+    bad: NDArray[np.int64]
+    mask_id: int | None
+
+    @property
+    def num_scores(self) -> int:
+        """Tokens that are predicted, each once."""
+        return sum(group.num_scores for group in self.groups)
+
+    @property
+    def num_read(self) -> int:
+        """Tokens that a model reads to predict them, all copies counted."""
+        copies = [1 if self.mask_id is None else group.num_tokens for group in self.groups]
+        return sum(
+            count * group.input_ids.size for count, group in zip(copies, self.groups, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class ScoreBatch:
+    """Rows of one length that a model reads together.
+
+    Attributes:
+        input_ids: [R, L].
+        positions: [M], the places that are predicted, or predict the next, in the R * L tokens.
+        labels: [M], the tokens to be predicted.
+        first_score: Place of the first label among the tokens of all sentences; the others follow.
+    """
+
+    input_ids: Ids
+    positions: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    first_score: int
+
+
+def encode_pairs(
+    pairs: Sequence[Pair], tokenizer: Tokenizer, limit: int, pll: Pll, *, is_causal: bool
+) -> EncodedPairs:
+    """Encodes both sentences of every pair.
+
+    Args:
+        pairs: What `read_pairs` found.
+        tokenizer: The model's. "[MASK]" in a sentence is text and not the mask.
+        limit: The most tokens that the model reads, with [CLS] and [SEP].
+        pll: Whether masks are of single tokens or of the rest of a word.
+        is_causal: Whether the model reads left to right.
+
+    Raises:
+        ValueError: A sentence is longer than the limit or has no tokens, the tokenizer has no
+            [MASK], or `word-l2r` is asked of a model that masks nothing.
+    """
+    if is_causal and pll != "original":
+        raise ValueError(f"pll {pll} is about masks, and the model was trained left to right")
+    ids = _special_ids(tokenizer, [CLS, SEP] if is_causal else [CLS, SEP, MASK])
+    tokenizer.encode_special_tokens = True
+    numbers: dict[_Sentence, int] = {}
+    columns: list[list[int]] = []
+    for name in SENTENCES:
+        texts = [pair.good if name == SENTENCES[0] else pair.bad for pair in pairs]
+        encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
+        column = []
+        for pair, encoding in zip(pairs, encodings, strict=True):
+            size = len(encoding.ids) + 2
+            if not 2 < size <= limit:
+                raise ValueError(f"{pair.place}: {_wrong_size(name, size, limit)}")
+            tokens = np.array([ids[CLS], *encoding.ids, ids[SEP]], np.int32)
+            words = np.arange(size, dtype=np.int32)
+            if pll == "word-l2r":
+                words[[0, -1]] = _NO_WORD
+                words[1:-1] = np.array(encoding.word_ids, np.int32)
+            sentence = (tokens.tobytes(), words.tobytes())
+            column.append(numbers.setdefault(sentence, len(numbers)))
+        columns.append(column)
+    groups, ranks = _group_by_length(list(numbers))
+    good, bad = (ranks[column] for column in columns)
+    return EncodedPairs(groups, good, bad, ids.get(MASK))
+
+
+def _special_ids(tokenizer: Tokenizer, names: Sequence[str]) -> dict[str, int]:
+    known = tokenizer.get_vocab()
+    missing = ", ".join(name for name in names if name not in known)
+    if missing:
+        raise ValueError(f"the model's tokenizer has no {missing}, as BERT's has")
+    return {name: known[name] for name in names}
+
+
+def _wrong_size(name: str, size: int, limit: int) -> str:
+    if size == 2:
+        return f"{name} has no token of the vocabulary, expected a sentence"
+    found = f"{name} has {size} tokens with [CLS] and [SEP], and the model reads {limit}"
+    return f"{found}; take the pair out, or give a model that reads more"
+
+
+def _group_by_length(
+    sentences: Sequence[_Sentence],
+) -> tuple[list[SentenceGroup], NDArray[np.int64]]:
+    """The groups, and the number that each sentence has among the sentences of all groups."""
+    by_length: dict[int, list[int]] = {}
+    for number, (tokens, _) in enumerate(sentences):
+        by_length.setdefault(len(tokens), []).append(number)
+    groups: list[SentenceGroup] = []
+    ranks = np.empty(len(sentences), np.int64)
+    num_before = 0
+    first_score = 0
+    for _, members in sorted(by_length.items()):
+        input_ids, words = (
+            np.stack([np.frombuffer(sentences[number][column], np.int32) for number in members])
+            for column in (0, 1)
+        )
+        group = SentenceGroup(input_ids, words, first_score)
+        groups.append(group)
+        ranks[members] = num_before + np.arange(len(members))
+        num_before += len(members)
+        first_score += group.num_scores
+    return groups, ranks
+
+
+def cut_batches(encoded: EncodedPairs, micro_tokens: int) -> list[tuple[SentenceGroup, range]]:
+    """Cuts the rows of all groups into batches of at most so many tokens, the longest rows first.
+
+    A row longer than that is a batch of its own. Rows are the masked copies of a group's sentences,
+    copies of one sentence together, or the sentences themselves for a model that masks nothing.
+    """
+    cuts = []
+    for group in reversed(encoded.groups):
+        num_rows = len(group.input_ids) if encoded.mask_id is None else group.num_scores
+        size = max(1, micro_tokens // group.input_ids.shape[1])
+        cuts += [
+            (group, range(start, min(start + size, num_rows))) for start in range(0, num_rows, size)
+        ]
+    return cuts
+
+
+def empty_batch() -> ScoreBatch:
+    """Makes a batch without rows, for a rank that has fewer batches than others."""
+    nothing = np.zeros(0, np.int64)
+    return ScoreBatch(np.zeros((0, 0), np.int32), nothing, nothing, 0)
+
+
+def make_batch(group: SentenceGroup, rows: range, mask_id: int | None) -> ScoreBatch:
+    """Makes the rows that `cut_batches` names; `mask_id` is that of the encoded pairs."""
+    if mask_id is None:
+        return _sentence_rows(group, rows)
+    return _masked_copies(group, rows, mask_id)
+
+
+def _masked_copies(group: SentenceGroup, rows: range, mask_id: int) -> ScoreBatch:
+    sentences, places = np.divmod(np.array(rows), group.num_tokens)
+    places = places + 1
+    input_ids = group.input_ids[sentences]
+    words = group.words[sentences]
+    length = input_ids.shape[1]
+    numbers = np.arange(len(rows))
+    labels = input_ids[numbers, places].astype(np.int64)
+    is_same_word = words == words[numbers, places][:, None]
+    is_later = np.arange(length) >= places[:, None]
+    input_ids[is_same_word & is_later] = mask_id
+    return ScoreBatch(input_ids, numbers * length + places, labels, group.first_score + rows.start)
+
+
+def _sentence_rows(group: SentenceGroup, rows: range) -> ScoreBatch:
+    input_ids = group.input_ids[rows.start : rows.stop]
+    length = input_ids.shape[1]
+    starts = length * np.arange(len(rows))
+    positions = starts[:, None] + np.arange(group.num_tokens)
+    labels = input_ids[:, 1:-1].astype(np.int64)
+    first_score = group.first_score + rows.start * group.num_tokens
+    return ScoreBatch(input_ids, positions.ravel(), labels.ravel(), first_score)
+
+
+def token_scores(
+    predict: Predict, batches: Iterable[ScoreBatch], num_scores: int, device: torch.device
+) -> Tensor:
+    """Log-probabilities, in nats, of the tokens that the batches predict, and 0 for all others.
+
+    Returns:
+        float64 [num_scores] on the CPU. A model in evaluation mode draws no random numbers here.
+    """
+    scores = torch.zeros(num_scores, dtype=torch.float64)
+    for batch in batches:
+        inputs = pack_sequences(list(batch.input_ids), device)
+        labels_M = torch.from_numpy(batch.labels).to(device)
+        logits_MV = predict(inputs, torch.from_numpy(batch.positions).to(device))
+        nll_M = F.cross_entropy(logits_MV.float(), labels_M, reduction="none")
+        scores[batch.first_score : batch.first_score + len(nll_M)] = -nll_M.double().cpu()
+    return scores
+
+
+def sentence_sums(encoded: EncodedPairs, scores: Tensor) -> NDArray[np.float64]:
+    """Sums the scores of each sentence; sums of the same numbers are equal in any order."""
+    return np.fromiter(_sums(encoded, scores), np.float64)
+
+
+def _sums(encoded: EncodedPairs, scores: Tensor) -> Iterator[float]:
+    for group in encoded.groups:
+        stop = group.first_score + group.num_scores
+        rows = scores[group.first_score : stop].view(-1, group.num_tokens)
+        yield from map(math.fsum, rows.tolist())
