@@ -4,13 +4,15 @@
                            | ToShards | GroupByKey | WriteShards | ListShards | FinishDataset
 
 Samples are ordered by the hash of their keys, and each shard holds a range of the hashes. What it
-must hold is counted apart from the shuffle: a runner that loses, repeats or changes what it
-delivers ends the job.
+must hold is counted apart from the shuffle, and the row that says what was written has a seal: a
+runner that loses, repeats or changes what it delivers ends the job. Nothing is written before the
+pipeline runs.
 """
 
 import gzip
 import hashlib
 import io
+import os
 import re
 import reprlib
 import tarfile
@@ -24,21 +26,31 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 import apache_beam as beam
-from apache_beam.transforms.window import GlobalWindows
 
 from pipeline.jobs import metrics
 from pipeline.shards.records import json_bytes
 from pipeline.shards.shard_file import end_of_tar, pack_member
 from pipeline.storage.folder import Folder
+from pipeline.storage.local import TEMPORARY_MARK, find_temporaries
 from pipeline.storage.secret_values import hide
+from pipeline.transforms.input import in_one_window, place_of, refuse_second_writer
+from pipeline.transforms.plain_values import to_plain
 
+DEFAULT_NAME = "shard"
 MANIFEST = "manifest.json"
 WIDS_INDEX = "shards.json"
 _FORMAT = "webdataset shards 1"
-_COLUMNS = ("name", "samples", "bytes", "sha256")  # of a shard in manifest.json
+_COLUMNS = ("name", "samples", "bytes", "sha256")  # of a shard in the manifest
 _HASH_BYTES = 16
 _CELL_BYTES = 2  # hashes that begin with the same ones are in the same shard
-_OTHER = "is of another dataset; give another folder, or delete what lies there"
+_OTHER = "is of another dataset; give another folder or name, or delete what is there"
+_ONE_WRITER = "join the branches by beam.Flatten(), or give each another name= or folder"
+_NOTES_OF_WEBDATASET = {"__key__", "__url__", "__local_path__"}
+"""Entries that webdataset adds to what it reads; all but the key are left out."""
+_OF_TREES = {"json", "jsn", "mp", "msgpack", "msg", "cbor"}
+"""Extensions whose values may hold rows."""
+_ANY_SHARD = re.compile(r"[\w.-]+-\d{6,}\.tar")
+_NOT_IN_NAMES = r"/\\\0\ud800-\udfff"
 _ADVICE = "the runner loses, repeats or changes what it delivers: run again, or on another runner"
 
 
@@ -70,34 +82,73 @@ class ShardRule:
     max_bytes: int
     max_samples: int
 
+    @property
+    def manifest(self) -> str:
+        """The name of the file with samples, bytes and sha256 of each shard."""
+        return self._index_name(MANIFEST)
+
+    @property
+    def wids_index(self) -> str:
+        """The name of the index that wids reads."""
+        return self._index_name(WIDS_INDEX)
+
+    def _index_name(self, name: str) -> str:
+        """Only the default name has indexes without one, so that datasets can share a folder."""
+        return name if self.name == DEFAULT_NAME else f"{self.name}-{name}"
+
     def shard_name(self, number: int) -> str:
-        """The file of a shard."""
+        """Returns the name of a shard's file."""
         return f"{self.name}-{number:06d}.tar"
 
+    def is_shard(self, name: str) -> bool:
+        """Returns whether a file's name is that of a shard of this dataset."""
+        return re.fullmatch(rf"{re.escape(self.name)}-\d{{6,}}\.tar", name) is not None
+
+    def is_own(self, name: str) -> bool:
+        """Returns whether a file is a shard or an index of this dataset."""
+        return name in (self.manifest, self.wids_index) or self.is_shard(name)
+
     def holds(self, tally: Tally) -> bool:
-        """Whether a shard has room for so much."""
+        """Returns whether a shard has room for so much."""
         num_bytes = tally.num_bytes + len(end_of_tar(tally.num_bytes))
         return num_bytes <= self.max_bytes and tally.samples <= self.max_samples
 
 
-class WriteToWebDataset(
-    beam.PTransform[beam.PCollection[dict[str, Any]], beam.PCollection[str]]  # type: ignore[misc]
-):
-    """Writes samples as `NAME-000000.tar` ..., then shards.json and manifest.json; yields URLs.
+def _seal(row: tuple[object, ...], tally: Tally) -> str:
+    """Returns a hash of a shard's row of the manifest and of what the shard must hold."""
+    return hashlib.blake2b(repr((row, tuple(tally))).encode(), digest_size=16).hexdigest()
 
-    A sample is a dict: `__key__`, and an entry an extension, bytes or what webdataset encodes by
-    that extension. Shards that are there already with the same bytes are not written again.
+
+class WriteToWebDataset(
+    beam.PTransform[  # type: ignore[misc]
+        beam.PCollection[Mapping[str, Any]], beam.PCollection[str]
+    ]
+):
+    """Writes samples as `NAME-000000.tar` ..., then two indexes of them; yields the shards' URLs.
+
+    A sample is a dict: `__key__`, and an entry for each extension, bytes or what webdataset encodes
+    by that extension; None is no entry. Shards that are there already with the same bytes are not
+    written again. Datasets of several names can share a folder.
     """
 
     def __init__(
         self,
-        url: str,
-        name: str = "shard",
+        url: str | os.PathLike[str],
+        name: str = DEFAULT_NAME,
         max_bytes: int = 2**28,
         max_samples: int = 100_000,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Keeps the folder, at any fsspec URL, how names begin, and the most that a shard holds."""
+        """Keeps where shards are written.
+
+        Args:
+            url: The folder, at any fsspec URL.
+            name: How the names of shards begin. The indexes are manifest.json and shards.json, of
+                another name than the default NAME-manifest.json and NAME-shards.json.
+            max_bytes: The largest size of a shard.
+            max_samples: The most samples of a shard.
+            storage_options: Options of the filesystem.
+        """
         super().__init__()
         if not re.fullmatch(r"[\w.-]+", name):
             raise ValueError(f"name is {name!r}, expected letters, digits, '_', '-' and '.'")
@@ -106,15 +157,21 @@ class WriteToWebDataset(
                 f"max_bytes is {max_bytes} and max_samples {max_samples}, expected"
                 f" {tarfile.RECORDSIZE} or more and 1 or more"
             )
-        self._rule = ShardRule(Folder(url, storage_options), name, max_bytes, max_samples)
+        folder = Folder(os.fspath(url), storage_options)
+        self._rule = ShardRule(folder, name, max_bytes, max_samples)
 
     def display_data(self) -> dict[str, Any]:
         rule = self._rule
         sizes = {"max_bytes": rule.max_bytes, "max_samples": rule.max_samples}
         return {"url": hide(rule.folder.url), "name": rule.name, **sizes}
 
-    def expand(self, samples: beam.PCollection[dict[str, Any]]) -> beam.PCollection[str]:
+    def written_places(self) -> set[str]:
+        """Returns the manifest, of which there is one for each folder and name."""
+        return {place_of(self._rule.folder, self._rule.manifest)}
+
+    def expand(self, samples: beam.PCollection[Mapping[str, Any]]) -> beam.PCollection[str]:
         rule = self._rule
+        refuse_second_writer(samples.pipeline, self, _ONE_WRITER)
         _refuse_other_dataset(rule)
         encode = beam.Map(encode_sample, rule).with_output_types(bytes)
         encoded = in_one_window(samples, self) | "EncodeSamples" >> encode
@@ -131,36 +188,25 @@ class WriteToWebDataset(
         )
 
 
-def in_one_window(
-    elements: beam.PCollection[Any], transform: beam.PTransform
-) -> beam.PCollection[Any]:
-    """Without the windows that a pipeline may have made.
-
-    Raises:
-        ValueError: The elements never end.
-    """
-    if not elements.is_bounded:
-        raise ValueError(f"{transform.label}: what comes never ends; give a bounded PCollection")
-    return elements | "InOneWindow" >> beam.WindowInto(GlobalWindows())
-
-
 def encode_sample(sample: Mapping[str, Any], rule: ShardRule) -> bytes:
-    """The hash of a sample's key, then the sample as members of a tar.
+    """Returns the hash of a sample's key, then the sample as members of a tar.
 
     Raises:
-        ValueError: It has no key, one that is no file name, no entry, one that cannot be encoded,
-            or more bytes than a shard.
+        ValueError: It has no key, one that is no file name, no entry, one that cannot be encoded
+            or read back, two of one extension, or more bytes than a shard.
     """
     key = sample.get("__key__") if isinstance(sample, Mapping) else None
-    if not isinstance(key, str) or not key or re.search("[./\\\\\0\ud800-\udfff]", key):
+    if not isinstance(key, str) or not key or re.search(f"[.{_NOT_IN_NAMES}]", key):
         raise ValueError(
             f"a sample's __key__ is {key!r}, expected text that is not empty, without '.', '/' and"
             f" '\\'; the sample is {reprlib.repr(sample)}"
         )
+    extensions = [name for name in sorted(sample, key=str) if name not in _NOTES_OF_WEBDATASET]
+    _check_extensions(key, extensions)
     members = [
         pack_member(f"{key}.{extension}", _encode_value(key, extension, sample[extension]))
-        for extension in sorted(sample, key=str)
-        if not str(extension).startswith("_") and sample[extension] is not None
+        for extension in extensions
+        if sample[extension] is not None
     ]
     encoded = b"".join([hashlib.blake2b(key.encode(), digest_size=_HASH_BYTES).digest(), *members])
     if not members:
@@ -173,30 +219,58 @@ def encode_sample(sample: Mapping[str, Any], rule: ShardRule) -> bytes:
     return encoded
 
 
-def _encode_value(key: str, extension: Any, value: Any) -> bytes:
-    if not isinstance(extension, str) or not extension or "/" in extension:
-        raise ValueError(
-            f"the sample {key!r}: the extension {extension!r} is no end of a file's name"
-        )
+def _check_extensions(key: str, extensions: Sequence[Any]) -> None:
+    """Refuses names of entries that no tar holds, or that webdataset would not read back."""
+    spelled: dict[str, str] = {}
+    for extension in extensions:
+        where = f"the sample {key!r}: the extension {extension!r}"
+        if not isinstance(extension, str) or not extension:
+            raise ValueError(f"{where} is no end of a file's name; expected text such as 'txt'")
+        if re.search(f"[{_NOT_IN_NAMES}]", extension):
+            raise ValueError(f"{where} is no end of a file's name; expected no '/' and '\\'")
+        if extension.startswith("_"):
+            raise ValueError(
+                f"{where} begins with '_', which webdataset keeps for notes that it does not write;"
+                " rename the entry, or leave it out before"
+            )
+        if key.startswith("__") and extension.endswith("__"):
+            raise ValueError(
+                f"{where} makes a file {key}.{extension}, which webdataset skips as a note of its"
+                " own; give another key or extension"
+            )
+        other = spelled.setdefault(extension.lower(), extension)
+        if other != extension:
+            raise ValueError(
+                f"{where} is {other!r} in other letters, and webdataset reads both as"
+                f" {extension.lower()!r}; rename one of them"
+            )
+
+
+def _encode_value(key: str, extension: str, value: Any) -> bytes:
     if isinstance(value, bytes):
         return value
+    compressed = extension.lower().endswith(".gz")
+    kind = extension.lower().removesuffix(".gz").rpartition(".")[2]
     try:
-        kind = extension.removesuffix(".gz")
-        encode = str.encode if isinstance(value, str) else _encoder(kind.rpartition(".")[2])
-        data = encode(value)
+        if isinstance(value, str):
+            data = value.encode()
+        else:
+            data = bytes(_encoder(kind)(to_plain(value) if kind in _OF_TREES else value))
     except Exception as error:
         raise ValueError(
             f"the sample {key!r}: its {extension!r} is a {type(value).__name__} that cannot be"
             f" encoded ({error}); give bytes, or what webdataset encodes by this extension"
         ) from error
-    return data if kind == extension else gzip.compress(data, mtime=0)
+    return gzip.compress(data, mtime=0) if compressed else data
 
 
 @cache
 def _encoder(extension: str) -> Any:
     from webdataset.writer import default_handlers  # imports torch where there is one
 
-    return default_handlers[extension.lower()]
+    if extension not in default_handlers:
+        raise ValueError(f"webdataset encodes no {extension!r}")
+    return default_handlers[extension]
 
 
 def _cell_of(encoded: bytes) -> int:
@@ -255,15 +329,16 @@ def to_shard(encoded: bytes, plan: Plan) -> tuple[int, bytes]:
 
 def write_shard(
     shard: tuple[int, Iterable[bytes]], plan: Plan, rule: ShardRule
-) -> tuple[str, int, int, str]:
-    """Writes a shard, unless it is there; returns its row of manifest.json.
+) -> tuple[str, int, int, str, str]:
+    """Writes a shard, unless it is there; returns its row of the manifest, and the row's seal.
 
     Raises:
         ValueError: The samples are not those of the plan, two have one key, or another file is
             there.
     """
     number, samples = shard
-    began, name = time.monotonic(), rule.shard_name(number)
+    began = time.monotonic()
+    name = rule.shard_name(number)
     ordered = sorted(samples)
     num_bytes = sum(map(len, ordered)) - _HASH_BYTES * len(ordered)
     found = Tally(len(ordered), num_bytes, sum(map(crc32, ordered)))
@@ -279,13 +354,14 @@ def write_shard(
     tar += end_of_tar(len(tar))
     if rule.folder.exists(name):
         _refuse_other_bytes(rule, name, tar)
-    elif rule.folder.exists(MANIFEST):
-        raise ValueError(f"{rule.folder.locate(MANIFEST)} {_OTHER}")
+    elif rule.folder.exists(rule.manifest):
+        raise ValueError(f"{rule.folder.locate(rule.manifest)} {_OTHER}")
     else:
         rule.folder.write(name, tar)
         metrics.count({"shards": 1, "samples": len(ordered), "shard_bytes": len(tar)})
     metrics.observe({"bytes_a_shard": len(tar), "ms_a_shard": 1000 * (time.monotonic() - began)})
-    return name, len(ordered), len(tar), hashlib.sha256(tar).hexdigest()
+    row = name, len(ordered), len(tar), hashlib.sha256(tar).hexdigest()
+    return *row, _seal(row, found)
 
 
 def _refuse_other_bytes(rule: ShardRule, name: str, data: bytes) -> None:
@@ -299,34 +375,63 @@ def _key_of(encoded: bytes) -> str:
 
 
 def finish_dataset(
-    written: Sequence[tuple[str, int, int, str]], plan: Plan, rule: ShardRule
+    written: Sequence[tuple[Any, ...]], plan: Plan, rule: ShardRule
 ) -> Iterator[str]:
-    """Writes shards.json and manifest.json, unless they are there; yields the URL of each shard.
+    """Writes both indexes, unless they are there; yields the URL of each shard.
+
+    Args:
+        written: What `write_shard` returned for each shard, in any order.
+        plan: What each shard must hold.
+        rule: Where shards are.
 
     Raises:
-        ValueError: There are no samples, a shard was not written once, or other shards lie in the
-            folder.
+        ValueError: There are no samples, a shard was not written once as planned, its row was
+            changed on the way, or other shards of this name are in the folder.
     """
     if not (plan.expected or written):
         raise ValueError(f"{rule.folder.url}: there is no sample to write")
-    rows = [dict[str, Any](zip(_COLUMNS, shard, strict=True)) for shard in sorted(written)]
     names = [rule.shard_name(number) for number in range(len(plan.expected))]
-    if [row["name"] for row in rows] != names:
-        odd = sorted({*names} ^ {row["name"] for row in rows}) or names
+    ordered = sorted(written)
+    if [row[0] for row in ordered] != names:
+        odd = sorted({*names} ^ {row[0] for row in ordered}) or names
         raise ValueError(
-            f"{rule.folder.url}: {len(rows)} shards were written, expected {len(names)}, each"
+            f"{rule.folder.url}: {len(ordered)} shards were written, expected {len(names)}, each"
             f" once; such as {odd[0]}; {_ADVICE}"
         )
+    rows = [_open_row(*pair) for pair in zip(ordered, plan.expected, strict=True)]
     files = rule.folder.list()
-    if lost := [row["name"] for row in rows if files.get(row["name"]) != row["bytes"]]:
+    lost = [row["name"] for row in rows if files.get(row["name"]) != row["bytes"]]
+    if lost:
         raise ValueError(f"{rule.folder.locate(lost[0])} is not there as it was written; run again")
-    _refuse_other_files(rule, sorted(files.keys() - {*names}))
-    for name, data in (WIDS_INDEX, _wids_index(rows)), (MANIFEST, _manifest(rows)):
+    _refuse_other_shards(rule, sorted(files.keys() - {*names}))
+    for name, data in (rule.wids_index, _wids_index(rows)), (rule.manifest, _manifest(rows)):
         if name in files:
             _refuse_other_bytes(rule, name, data)
         else:
             rule.folder.write(name, data)
+    rule.folder.remove(_find_own_temporaries(rule, files))
     yield from map(rule.folder.locate, names)
+
+
+def _open_row(written: tuple[Any, ...], expected: Tally) -> dict[str, Any]:
+    """Returns a shard's row of the manifest, held to its seal and to the plan.
+
+    Raises:
+        ValueError: A value is not the one that was written, or of another sample.
+    """
+    *row, seal = written
+    if len(row) != len(_COLUMNS) or seal != _seal(tuple(row), expected):
+        raise ValueError(
+            f"{written[0]}: the runner delivered {reprlib.repr(written)} as what was written,"
+            f" which is not what its seal says; expected {expected}; {_ADVICE}"
+        )
+    return dict(zip(_COLUMNS, row, strict=True))
+
+
+def _find_own_temporaries(rule: ShardRule, names: Iterable[str]) -> list[str]:
+    """Returns files that a killed pipeline of this name had begun to write."""
+    begun = ((name, name.partition(TEMPORARY_MARK)[0][1:]) for name in find_temporaries(names))
+    return [name for name, target in begun if rule.is_own(target)]
 
 
 def _wids_index(rows: Sequence[Mapping[str, Any]]) -> bytes:
@@ -344,12 +449,18 @@ def _manifest(rows: Sequence[Mapping[str, Any]]) -> bytes:
 def _refuse_other_dataset(rule: ShardRule) -> None:
     """Refuses a folder that holds a dataset of another kind, before any work is done."""
     files = rule.folder.list()
-    if MANIFEST in files and f'"format": "{_FORMAT}"'.encode() not in rule.folder.read(MANIFEST):
-        raise ValueError(f"{rule.folder.locate(MANIFEST)} {_OTHER}")
-    own = re.compile(rf"{re.escape(rule.name)}-\d{{6,}}\.tar")
-    _refuse_other_files(rule, [name for name in files if not own.fullmatch(name)])
+    for name in sorted({MANIFEST, rule.manifest} & files.keys()):
+        if f'"format": "{_FORMAT}"'.encode() not in rule.folder.read(name):
+            raise ValueError(f"{rule.folder.locate(name)} {_OTHER}")
+    others = [name for name in files if not _ANY_SHARD.fullmatch(name)]
+    _refuse_other_tars(rule, others)
 
 
-def _refuse_other_files(rule: ShardRule, names: Iterable[str]) -> None:
-    if others := [name for name in names if re.fullmatch(r"[^/]+\.tar", name)]:
+def _refuse_other_shards(rule: ShardRule, names: Iterable[str]) -> None:
+    _refuse_other_tars(rule, [name for name in names if rule.is_shard(name)])
+
+
+def _refuse_other_tars(rule: ShardRule, names: Iterable[str]) -> None:
+    others = [name for name in names if re.fullmatch(r"[^/]+\.tar", name)]
+    if others:
         raise ValueError(f"{rule.folder.locate(others[0])} {_OTHER}")

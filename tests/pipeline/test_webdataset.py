@@ -9,11 +9,16 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
+from collections.abc import Mapping
 from itertools import groupby
 from operator import itemgetter
+from typing import Any
+from zlib import crc32
 
 import apache_beam as beam
 import numpy as np
+import PIL.Image
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.testing import test_pipeline
@@ -23,8 +28,6 @@ from apache_beam.transforms.display import DisplayData
 from pipeline.storage.folder import Folder
 from pipeline.transforms import webdataset
 from pipeline.transforms.webdataset import (
-    MANIFEST,
-    WIDS_INDEX,
     Plan,
     ShardRule,
     WriteToWebDataset,
@@ -40,6 +43,8 @@ SAMPLES = [
     {"__key__": f"sample-{n:03d}", "txt": f"text {n}", "cls": n, "bin": bytes([n]) * n}
     for n in range(60)
 ]
+MANIFEST = "part-manifest.json"
+WIDS_INDEX = "part-shards.json"
 GroupByKey = beam.GroupByKey
 RULE = ShardRule(Folder("unused"), "shard", 2**20, 10)
 TWO_WORKERS = ("--direct_num_workers=2", "--direct_running_mode=multi_threading")
@@ -48,7 +53,7 @@ FOUND = r"the runner (delivered|loses)|__key__|is not there as it was written|no
 
 def write(folder, samples=SAMPLES, name="part", max_samples=9, *flags, **options):
     """The URLs that the transform yields are those of its shards; the files, by their names."""
-    transform = WriteToWebDataset(str(folder), name, max_samples=max_samples, **options)
+    transform = WriteToWebDataset(folder, name, max_samples=max_samples, **options)
     source = samples if isinstance(samples, beam.PTransform) else beam.Create(samples)
     with test_pipeline.TestPipeline(options=PipelineOptions([*IN_MEMORY, *flags])) as pipeline:
         urls = pipeline | source | transform
@@ -183,6 +188,12 @@ def test_long_and_foreign_keys_are_read_back(tmp_path):
         ({"__key__": "a", "odd": 5}, r"the sample 'a': its 'odd' is a int that cannot be encoded"),
         ({"__key__": "a", "json": {1, 2}}, r"the sample 'a': its 'json' is a set that cannot be"),
         ({"__key__": "a", "x/y": b""}, r"the sample 'a': the extension 'x/y'"),
+        ({"__key__": "a", "x\0y": b""}, r"the sample 'a': the extension 'x\\x00y' is no end of a"),
+        ({"__key__": "a", "txt": "", "TXT": ""}, r"'a': the extension 'txt' is 'TXT' in other letters"),
+        ({"__key__": "a", "txt": "", "_split": "x"}, r"'a': the extension '_split' begins with '_'"),
+        ({"__key__": "a", "txt": "", "__note__": None}, r"the extension '__note__' begins with '_'"),
+        ({"__key__": "__a", "b__": b""}, r"makes a file __a\.b__, which webdataset skips"),
+        ({"__key__": "a", "odd": {}}, r"cannot be encoded \(webdataset encodes no 'odd'\); give"),
         ({"__key__": "a", "b": bytes(2**20)}, r"the sample 'a' takes 1,04\d,\d+ bytes, more than a sh"),
     ],
 )  # fmt: skip
@@ -197,6 +208,84 @@ def refused(folder, message, *arguments, **options):
     assert not {MANIFEST, WIDS_INDEX} & set(os.listdir(folder)), "it looks whole"
 
 
+def test_notes_of_webdataset_itself_are_left_out_and_rows_become_dicts():
+    row = beam.Row(lang="en", tags=[beam.Row(a=1)])
+    sample = {"__key__": "a", "__url__": "x.tar", "__local_path__": "/x.tar", "json": row}
+    with tarfile.open(fileobj=io.BytesIO(encode_sample(sample, RULE)[16:])) as tar:
+        [member] = tar
+        assert member.name == "a.json"
+        assert json.load(tar.extractfile(member)) == {"lang": "en", "tags": [{"a": 1}]}
+
+
+@pytest.mark.filterwarnings("default")
+def test_an_array_is_an_image_by_its_extension():
+    image = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+    encoded = encode_sample({"__key__": "a", "png": image, "cls": 3}, RULE)
+    with tarfile.open(fileobj=io.BytesIO(encoded[16:])) as tar:
+        assert tar.getnames() == ["a.cls", "a.png"]
+        found = PIL.Image.open(tar.extractfile("a.png"))
+        assert np.array_equal(np.asarray(found), image)
+        assert tar.extractfile("a.cls").read() == b"3"
+
+
+def test_hints_of_any_mapping_are_accepted(tmp_path):
+    with test_pipeline.TestPipeline(options=PipelineOptions(IN_MEMORY)) as pipeline:
+        for number, hint in enumerate((Mapping[str, Any], dict, Any)):
+            create = f"Create{number}" >> beam.Create(SAMPLES)
+            hinted = f"Hint{number}" >> beam.Map(lambda each: each).with_output_types(hint)
+            name = f"hint{number}"
+            _ = pipeline | create | hinted | name >> WriteToWebDataset(tmp_path, name)
+    assert len([*tmp_path.glob("hint*-manifest.json")]) == 3
+
+
+def test_datasets_of_two_names_share_a_folder_and_each_has_its_indexes(honest, tmp_path):
+    few = SAMPLES[:20]
+    with test_pipeline.TestPipeline(options=PipelineOptions(IN_MEMORY)) as pipeline:
+        for name, samples in (("train", SAMPLES), ("val", few), ("shard", few)):
+            source = pipeline | f"Create {name}" >> beam.Create(samples)
+            _ = source | f"Write {name}" >> WriteToWebDataset(tmp_path, name, max_samples=9)
+    files = read_files(tmp_path)
+    alone = {name.replace("part", "train"): data for name, data in honest[1].items()}
+    tars = {name: data for name, data in files.items() if name.startswith("train-0")}
+    assert tars == {name: data for name, data in alone.items() if name.endswith(".tar")}
+    totals = {"train-manifest.json": 60, "val-manifest.json": 20, "manifest.json": 20}
+    assert {name: json.loads(files[name])["samples"] for name in totals} == totals
+    index = json.loads(files["val-shards.json"])["shardlist"]
+    assert sum(shard["nsamples"] for shard in index) == 20
+    assert {"train-shards.json", "shards.json"} <= files.keys()
+    assert write(tmp_path, few, "val") == files, "running one again changes nothing"
+    with pytest.raises(Exception, match=r"val-(00000\d\.tar|manifest.json) is of another dataset"):
+        write(tmp_path, SAMPLES, "val")
+
+
+@pytest.mark.parametrize("url", ["{}", "{}/../{}/"])
+def test_two_branches_of_one_name_are_refused_before_anything_is_written(tmp_path, url):
+    folder = tmp_path / "a"
+    other = str(tmp_path / url.format("a", "a"))
+    pipeline = beam.Pipeline()
+    samples = pipeline | beam.Create(SAMPLES)
+    _ = samples | "One" >> WriteToWebDataset(folder)
+    with pytest.raises(
+        ValueError, match=r"two transforms of one pipeline write there, One and Two"
+    ):
+        _ = samples | "Two" >> WriteToWebDataset(other)
+    assert not folder.exists()
+
+
+def test_nothing_is_written_for_a_pipeline_that_never_runs(tmp_path):
+    _ = beam.Pipeline() | beam.Create(SAMPLES) | WriteToWebDataset(tmp_path / "data")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_what_a_killed_pipeline_had_begun_to_write_goes_and_that_of_others_stays(honest, tmp_path):
+    begun = ".part-000001.tar.partial-12-0123abcd", ".part-manifest.json.partial-12-0123abcd"
+    others = ".val-000001.tar.partial-12-0123abcd", ".part-0.txt"
+    for name in (*begun, *others):
+        (tmp_path / name).write_bytes(b"x")
+    files = write(tmp_path)
+    assert files.keys() == {*honest[1], *others}
+
+
 def test_two_samples_of_one_key_in_different_bundles_end_the_job(tmp_path):
     twice = beam.Create([*SAMPLES, {"__key__": "sample-007", "txt": "another"}], reshuffle=True)
     message = "two samples have the __key__ 'sample-007'; a key names one"
@@ -209,7 +298,7 @@ def test_no_sample_and_more_in_a_range_of_keys_than_a_shard_holds_end_the_job(tm
     refused(tmp_path, "2 samples of .* lie in one of the 65,536 ranges of keys", many, "part", 1)
 
 
-@pytest.mark.parametrize("name", [MANIFEST, "other.tar", "part-0.tar"])
+@pytest.mark.parametrize("name", [MANIFEST, "manifest.json", "other.tar", "part-0.tar"])
 def test_the_folder_of_another_dataset_is_refused_before_any_work(tmp_path, name):
     (tmp_path / name).write_text('{"format_version": 3}')
     with pytest.raises(ValueError, match=rf"{name} is of another dataset; give another folder"):
@@ -224,7 +313,7 @@ def test_other_samples_or_bounds_are_refused_and_add_nothing(
     samples, max_samples, honest, tmp_path
 ):
     shutil.copytree(honest[0], tmp_path, dirs_exist_ok=True)
-    with pytest.raises(Exception, match=r"(part-00000\d\.tar|manifest.json) is of another dataset"):
+    with pytest.raises(Exception, match=r"part-(00000\d\.tar|manifest.json) is of another dataset"):
         write(tmp_path, samples, "part", max_samples)
     assert read_files(tmp_path) == honest[1]
 
@@ -311,12 +400,32 @@ PLAN_LIES = {
     "nothing was planned": lambda _: Plan(),
     "a shard begins elsewhere": lambda plan: Plan((0, plan.firsts[1] + 2000, *plan.firsts[2:]), plan.expected),
 }  # fmt: skip
+
+
+def _row(row, place, value):
+    return (*row[:place], value, *row[place + 1 :])
+
+
+def _of_other_job():
+    """The row of a shard of one other sample, by the same name."""
+    with tempfile.TemporaryDirectory() as folder:
+        rule = ShardRule(Folder(folder), "part", 2**28, 9)
+        tally = webdataset.Tally(1, len(OTHER) - 16, crc32(OTHER))
+        return write_shard((0, [OTHER]), Plan((0,), (tally,)), rule)
+
+
 WRITTEN_LIES = {
     "a written shard is not told of": lambda rows: rows[1:],
     "a written shard is told of twice": lambda rows: [rows[0], *rows],
     "no written shard is told of": lambda _: [],
     "a shard is told of by another name": lambda rows: [("part-000099.tar", *rows[0][1:]), *rows[1:]],
-    "a shard's size is another": lambda rows: [(*rows[0][:2], 1, rows[0][3]), *rows[1:]],
+    "a shard's size is another": lambda rows: [_row(rows[0], 2, 10240), *rows[1:]],
+    "a shard's count is another": lambda rows: [_row(rows[0], 1, rows[0][1] + 1), *rows[1:]],
+    "a shard's sha256 is another": lambda rows: [_row(rows[0], 3, "0" * 64), *rows[1:]],
+    "two shards have each other's sha256": lambda rows: [_row(rows[0], 3, rows[1][3]), _row(rows[1], 3, rows[0][3]), *rows[2:]],
+    "two shards have each other's names": lambda rows: [_row(rows[0], 0, rows[1][0]), _row(rows[1], 0, rows[0][0]), *rows[2:]],
+    "a shard has no seal": lambda rows: [rows[0][:4], *rows[1:]],
+    "a row is of another job": lambda rows: [_of_other_job(), *rows[1:]],
 }  # fmt: skip
 HARMLESS = {
     "nothing is told otherwise": lambda groups: groups,
