@@ -49,15 +49,33 @@ class Broadcast:
 
 def broadcast(value: object, folder: Folder) -> Broadcast:
     """Packs a tuple or dataclass of text, numbers, bytes and such, a large one into a file."""
+    packed = _pack(value, folder)
+    sent = _without_large_data(packed)
+    if not sent.data:
+        folder.write(sent.file_name, packed.data)
+    return sent
+
+
+def describe_broadcast(value: object, folder: Folder) -> Broadcast:
+    """Returns what `broadcast` returns, and writes nothing.
+
+    Where it has no `data`, `broadcast` has to write its file before anybody calls `get`.
+    """
+    return _without_large_data(_pack(value, folder))
+
+
+def _pack(value: object, folder: Folder) -> Broadcast:
     kind: Any = type(value)
     if isinstance(value, tuple) and value:
         kind = GenericAlias(tuple, (type(value[0]), ...))
     data = json.dumps(value, default=_to_json).encode()
-    sent = Broadcast(kind, folder, _digest(data), data)
-    if len(data) <= MAX_INLINE_BYTES:
-        return sent
-    folder.write(sent.file_name, data)
-    return Broadcast(kind, folder, sent.digest)
+    return Broadcast(kind, folder, _digest(data), data)
+
+
+def _without_large_data(packed: Broadcast) -> Broadcast:
+    if len(packed.data) <= MAX_INLINE_BYTES:
+        return packed
+    return Broadcast(packed.kind, packed.folder, packed.digest)
 
 
 class CreateElements(

@@ -6,13 +6,13 @@ tokens.json is written last; only the parts that it names are ever read.
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pipeline.documents.parts import Part
 from pipeline.documents.task_files import hash_task_files, read_task_texts
-from pipeline.jobs.broadcast import broadcast
+from pipeline.jobs.broadcast import Broadcast, broadcast
 from pipeline.jobs.tokens_job import TokensRule, run_tokens_job
 from pipeline.settings import BuildSettings, describe_changes
 from pipeline.shards.records import json_bytes
@@ -24,7 +24,7 @@ from pipeline.stages.choose_documents import (
     drop_documents,
 )
 from pipeline.storage.folder import Folder
-from pipeline.storage.json_files import expected_fields, parse_names, parse_object, read_object
+from pipeline.storage.json_files import expected_fields, parse_object, read_object
 from pipeline.storage.locks import LOCK
 from pipeline.storage.names import require_plain
 from pipeline.text.task_texts import TASK_WORDS, TaskTexts, WindowFinder, prepare_texts
@@ -48,13 +48,45 @@ from tokenizer.vocab import Vocabulary
 
 STORE = "tokens.json"
 DELIVERED = "parts.json"
-"""Records of the token parts that a runner delivered to `WriteTokens`, written last."""
+"""What a Beam pipeline has written by `WriteTokens`, as a `Delivered`; it is written last."""
 REJECTED = "rejected"
 FILES_WITHOUT_TEXT = "files_without_text"
 _NUM_NAMED = 20
 _DELETE = "delete this folder and run the same command again"
 _INDEX_AGAIN = "delete this file and run the same command again, which keeps the token parts"
 _TASK_SETTINGS = ("task_files", "task_overlap", "task_words")
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """parts.json: the documents of one Beam pipeline, and the token parts that hold them.
+
+    Attributes:
+        documents: How many documents the pipeline gave, copies too.
+        digest: Sum of the hashes of all these documents, modulo 2**128, in hexadecimal. It does
+            not depend on their order, nor on how they were dealt into parts.
+        records: Names of the records of the parts, sorted.
+    """
+
+    documents: int
+    digest: str
+    records: Sequence[str]
+
+
+def read_delivered(folder: Folder) -> Delivered:
+    """Reads parts.json.
+
+    Raises:
+        FileNotFoundError: No pipeline has finished writing there.
+        ValueError: The file is damaged, or of an earlier version.
+    """
+    where = folder.locate(DELIVERED)
+    remedy = f"delete {folder.locate()} and run the pipeline with WriteTokens again"
+    found = parse_object(folder.read(DELIVERED), where, remedy)
+    with expected_fields(where, remedy):
+        delivered = Delivered(**found)
+        require_plain(delivered.records, where)
+    return delivered
 
 
 @dataclass(frozen=True)
@@ -113,6 +145,12 @@ def make_tokens(
             is dropped.
     """
     folder = claim_tokens(settings, vocabulary)
+    if folder.exists(DELIVERED):
+        raise ValueError(
+            f"{folder.locate(DELIVERED)}: a Beam pipeline has written its documents there, which"
+            " this build would remove; run `python -m pipeline shards` to finish that dataset, or"
+            " give another --output"
+        )
     key = _parts_key([part.key for part in parts], choice_content(settings))
     if store := _find_store(folder, key):
         return store
@@ -125,11 +163,13 @@ def make_tokens(
 def index_delivered(
     settings: BuildSettings, vocabulary: Vocabulary, beam_arguments: Sequence[str]
 ) -> TokenStore:
-    """The store of what `WriteTokens` has written; raises as `make_tokens`."""
+    """Returns the store of what `WriteTokens` has written.
+
+    Raises:
+        ValueError: As `make_tokens`, or parts.json is damaged.
+    """
     folder = claim_tokens(settings, vocabulary)
-    remedy = "run the pipeline with WriteTokens again, which writes it anew"
-    records = parse_names(folder.read(DELIVERED), folder.locate(DELIVERED), remedy)
-    require_plain(records, folder.locate(DELIVERED))
+    records = read_delivered(folder).records
     key = _parts_key(records, choice_content(settings))
     store = _find_store(folder, key)
     return store or _index_parts(settings, vocabulary, (), records, key, beam_arguments)
@@ -240,8 +280,17 @@ def open_task_texts(settings: BuildSettings) -> TaskTexts | None:
     return prepare_texts(texts, TASK_WORDS, keeps_words=settings.word_rule.keeps_words)
 
 
-def tokens_rule(settings: BuildSettings, vocabulary: Vocabulary) -> TokensRule:
-    """How documents are read and encoded by these settings.
+def tokens_rule(
+    settings: BuildSettings,
+    vocabulary: Vocabulary,
+    send: Callable[[object, Folder], Broadcast] = broadcast,
+) -> TokensRule:
+    """Returns how documents are read and encoded by these settings.
+
+    Args:
+        settings: Those of the build.
+        vocabulary: What the documents are encoded with.
+        send: Makes what workers get of the task files; `broadcast` may write a file for them.
 
     Raises:
         ValueError: No text of the task files is long enough.
@@ -257,7 +306,7 @@ def tokens_rule(settings: BuildSettings, vocabulary: Vocabulary) -> TokensRule:
         settings.has_signatures,
         vocabulary.to_text().encode(),
         settings.word_rule,
-        broadcast(texts, settings.open_tokens()) if texts else None,
+        send(texts, settings.open_tokens()) if texts else None,
         settings.task_overlap == "drop",
         settings.open_output() / REJECTED if keeps_dropped else None,
     )
@@ -285,16 +334,33 @@ def _parts_key(keys: Sequence[str], choice: Mapping[str, Any]) -> str:
 
 
 def claim_tokens(settings: BuildSettings, vocabulary: Vocabulary) -> Folder:
-    """Writes settings.json, or compares it: a folder belongs to one set of settings."""
-    folder, content = settings.open_tokens(), store_settings(settings, vocabulary.sha256)
+    """Writes settings.json, or compares it: a folder belongs to one set of settings.
+
+    Raises:
+        ValueError: The folder holds tokens of other settings.
+    """
+    folder = settings.open_tokens()
+    claim_folder(folder, store_settings(settings, vocabulary.sha256))
+    return folder
+
+
+def claim_folder(folder: Folder, content: Mapping[str, Any]) -> None:
+    """Writes settings.json with what `store_settings` returned; raises as `claim_tokens`."""
+    refuse_other_settings(folder, content)
     if not folder.exists(SETTINGS):
         folder.write(SETTINGS, json_bytes(content))
-    elif changed := describe_changes(read_object(folder, SETTINGS, _DELETE), content):
+
+
+def refuse_other_settings(folder: Folder, content: Mapping[str, Any]) -> None:
+    """Compares settings.json, where it is there, and writes nothing; raises as `claim_tokens`."""
+    if not folder.exists(SETTINGS):
+        return
+    changed = describe_changes(read_object(folder, SETTINGS, _DELETE), content)
+    if changed:
         raise ValueError(
-            f"{settings.tokens_folder} holds tokens of other settings: {changed}; give the same"
-            " ones, or another folder"
+            f"{folder.locate()} holds tokens of other settings: {changed}; give the same ones, or"
+            " another folder"
         )
-    return folder
 
 
 def _remove_other_files(folder: Folder, store: TokenStore) -> None:

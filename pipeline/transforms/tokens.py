@@ -3,31 +3,55 @@
     document | lists of some part_bytes | EncodeDocuments | write_token_part | finish_tokens
 
 What runs between lists and parts is the tokens job's own, so the same texts give the same root hash
-as a build from files.
+as a build from files. Nothing is written before the pipeline runs.
 """
 
 import hashlib
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import cache
+import os
+import re
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import apache_beam as beam
 
 from pipeline.documents import Document, DroppedDocument
-from pipeline.jobs.tokens_job import EncodeDocuments, write_token_part
+from pipeline.jobs.broadcast import broadcast, describe_broadcast
+from pipeline.jobs.tokens_job import EncodeDocuments, TokensRule, write_token_part
 from pipeline.settings import BuildSettings
 from pipeline.shards.block import to_record_batch
 from pipeline.shards.dataset import Dataset, open_dataset, read_blocks
+from pipeline.shards.manifest import SHARDS_TABLE
+from pipeline.shards.records import json_bytes
 from pipeline.stages.build import run_shards
-from pipeline.stages.build_tokens import DELIVERED, STORE, claim_tokens, tokens_rule
-from pipeline.stages.build_vocab import prepare_vocabulary
+from pipeline.stages.build_tokens import (
+    DELIVERED,
+    STORE,
+    Delivered,
+    claim_folder,
+    open_task_texts,
+    read_delivered,
+    refuse_other_settings,
+    store_settings,
+    tokens_rule,
+)
+from pipeline.stages.build_vocab import ORIGIN, VOCAB, prepare_vocabulary, read_vocabulary
 from pipeline.storage.folder import Folder
 from pipeline.storage.secret_values import hide
 from pipeline.tokens.document_lists import DocumentList
 from pipeline.tokens.token_records import read_records
-from pipeline.transforms.webdataset import in_one_window
+from pipeline.transforms.input import in_one_window, place_of, refuse_second_writer
+
+_HASH_BYTES = 16
+_RECORD = re.compile(r"(?P<digest>[0-9a-f]{32})-00000-last\.json")
+"""The record of a list: its name begins with the sum of the hashes of the list's documents."""
+_ONE_WRITER = (
+    "join the branches, as in `(news, books) | beam.Flatten() | WriteTokens(...)`, where"
+    " Document(text, where, source=...) names a document's source"
+)
+_ADVICE = "the runner loses, repeats or changes what it delivers: run again, or on another runner"
 
 
 class WriteTokens(
@@ -38,13 +62,19 @@ class WriteTokens(
     """Writes texts or `Document`s as token parts of a dataset, which `finish_build` makes.
 
     Yields "parts", the names of their records, and "rejected", a `DroppedDocument` for each that is
-    left out.
+    left out. One transform of one pipeline writes all documents of an output.
     """
 
-    def __init__(self, output: str, vocab: str, **settings: Any) -> None:
-        """Keeps the settings of a build (`pipeline.settings.BuildSettings`).
+    def __init__(
+        self, output: str | os.PathLike[str], vocab: str | os.PathLike[str], **settings: Any
+    ) -> None:
+        """Keeps the settings of a build.
 
-        Their `sources` name what `Document.source` may be.
+        Args:
+            output: Folder or URL of the dataset.
+            vocab: A vocab.txt, or a model that has one.
+            settings: Other fields of `pipeline.settings.BuildSettings`. Its `sources` name what
+                `Document.source` may be.
         """
         super().__init__()
         self._settings = _make_settings(output, vocab, settings)
@@ -52,129 +82,308 @@ class WriteTokens(
     def display_data(self) -> dict[str, Any]:
         return {"output": hide(self._settings.output), "vocab": hide(str(self._settings.vocab))}
 
+    def written_places(self) -> set[str]:
+        """Returns the folder of the dataset and that of the token parts."""
+        return {place_of(self._settings.open_output()), place_of(self._settings.open_tokens())}
+
     def expand(self, documents: beam.PCollection[str | Document]) -> Any:
-        settings = self._settings
-        vocabulary = prepare_vocabulary(settings, (), (), ())
-        folder, rule = claim_tokens(settings, vocabulary), tokens_rule(settings, vocabulary)
-        convert = beam.Map(to_document).with_output_types(Document)
+        settings, pipeline = self._settings, documents.pipeline
+        refuse_second_writer(pipeline, self, _ONE_WRITER)
+        folder = settings.open_tokens()
+        claim = make_claim(settings)
+        claimed = beam.pvalue.AsSingleton(
+            pipeline
+            | "Claim" >> beam.Create([None])
+            | "ClaimOutput" >> beam.Map(claim_output, claim)
+        )
+        names = [source.name for source in settings.corpus]
+        convert = beam.Map(to_document, names).with_output_types(Document)
         found = in_one_window(documents, self) | "ToDocuments" >> convert
         size = settings.part_bytes
         encoded = (
             found
             | beam.BatchElements(size, size, element_size_fn=lambda each: 1 + len(each.text))
-            | "ToLists" >> beam.FlatMap(to_lists, [source.name for source in settings.corpus])
-            | EncodeDocuments(rule)
+            | "ToLists" >> beam.FlatMap(to_lists, names, claimed)
+            | EncodeDocuments(claim.rule)
         )
         list_rejected = beam.FlatMap(lambda documents: documents.dropped)
         rejected = encoded | "Rejected" >> list_rejected.with_output_types(DroppedDocument)
-        number = found | "CountDocuments" >> beam.combiners.Count.Globally()
+        tally = (
+            found
+            | "TallyDocuments" >> beam.Map(tally_document)
+            | "AddTallies" >> beam.CombineGlobally(add_tallies)
+        )
         parts = (
             encoded
-            | "WriteTokenPart" >> beam.Map(write_token_part, folder, rule)
+            | "WriteTokenPart" >> beam.Map(write_token_part, folder, claim.rule)
             | "ListParts" >> beam.combiners.ToList()
-            | "FinishTokens" >> beam.FlatMap(finish_tokens, beam.pvalue.AsSingleton(number), folder)
+            | "FinishTokens"
+            >> beam.FlatMap(finish_tokens, beam.pvalue.AsSingleton(tally), folder, claimed)
         )
         return {"parts": parts, "rejected": rejected}
 
 
 def finish_build(
-    output: str, vocab: str, *, beam_arguments: Sequence[str] = (), **settings: Any
+    output: str | os.PathLike[str],
+    vocab: str | os.PathLike[str],
+    *,
+    beam_arguments: Sequence[str] = (),
+    **settings: Any,
 ) -> Dataset:
     """Makes the dataset of what `WriteTokens` has written, as `python -m pipeline shards` does.
 
-    Settings are those that `WriteTokens` had, and those that decide instances. Without
-    `beam_arguments` the jobs run in local worker processes.
+    Args:
+        output: Folder or URL of the dataset.
+        vocab: The vocabulary that `WriteTokens` had.
+        beam_arguments: Arguments of Beam for the jobs. Without any they run in local worker
+            processes.
+        settings: Those that `WriteTokens` had, and those that decide instances.
+
+    Raises:
+        FileNotFoundError: No pipeline has finished writing there.
+        ValueError: The settings are others than those of `WriteTokens`, or of the dataset.
     """
     return run_shards(_make_settings(output, vocab, settings), beam_arguments)
 
 
-def _make_settings(output: str, vocab: str, settings: Mapping[str, Any]) -> BuildSettings:
-    """Sources need no input here: their documents come from a PCollection."""
+def _make_settings(
+    output: str | os.PathLike[str], vocab: str | os.PathLike[str], settings: Mapping[str, Any]
+) -> BuildSettings:
+    """Returns the settings; sources need no input, as their documents are in a PCollection."""
     sources = [replace(each, input=each.input or ["-"]) for each in settings.get("sources", ())]
-    return BuildSettings(output=output, vocab=vocab, **{**settings, "sources": sources})
+    given = {**settings, "sources": sources}
+    if given.get("tokens") is not None:
+        given["tokens"] = os.fspath(given["tokens"])
+    return BuildSettings(output=os.fspath(output), vocab=os.fspath(vocab), **given)
 
 
-def to_document(document: str | Document) -> Document:
-    """A document, also of text alone.
+@dataclass(frozen=True)
+class Claim:
+    """What is written into an output when a pipeline begins to run.
+
+    Attributes:
+        settings: Those of `WriteTokens`.
+        vocab: Bytes of vocab.txt, read when the pipeline was made.
+        content: What the folder of token parts says of its settings.
+        rule: How documents are encoded.
+    """
+
+    settings: BuildSettings
+    vocab: bytes
+    content: Mapping[str, Any]
+    rule: TokensRule
+
+
+def make_claim(settings: BuildSettings) -> Claim:
+    """Reads what decides the content of token parts, and what the output holds; writes nothing.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: The output holds a dataset, a vocabulary or token parts that were made
+            otherwise.
+    """
+    assert settings.vocab is not None, "WriteTokens learns no vocabulary"
+    vocabulary = read_vocabulary(settings, settings.vocab)
+    content = store_settings(settings, vocabulary.sha256)
+    folder = settings.open_tokens()
+    is_begun = settings.open_output().exists(ORIGIN)
+    if is_begun:
+        prepare_vocabulary(settings, (), (), ())  # compares what is there
+    if is_begun or settings.tokens:  # else parts of another vocabulary go when the pipeline runs
+        refuse_other_settings(folder, content)
+    _refuse_other_build(folder)
+    rule = tokens_rule(settings, vocabulary, describe_broadcast)
+    return Claim(settings, vocabulary.to_text().encode(), content, rule)
+
+
+def _refuse_other_build(folder: Folder) -> None:
+    if folder.exists(STORE) and not folder.exists(DELIVERED):
+        raise ValueError(
+            f"{folder.locate()} holds the documents of a build from files; give another output, or"
+            " delete that folder"
+        )
+
+
+def claim_output(_: None, claim: Claim) -> None:
+    """Writes vocabulary and settings, unless they are there, before any token part.
+
+    Raises:
+        ValueError: As `make_claim`, where another program has written there since.
+    """
+    settings, folder = claim.settings, claim.settings.open_tokens()
+    output = settings.open_output()
+    _refuse_other_build(folder)
+    if not output.exists(ORIGIN):
+        output.write(VOCAB, claim.vocab)
+    # Workers may not see the file that the settings name, but they see the output.
+    prepare_vocabulary(replace(settings, vocab=output.locate(VOCAB)), (), (), ())
+    claim_folder(folder, claim.content)
+    task_texts = claim.rule.task_texts
+    if task_texts and not task_texts.data:  # too large for the job's description
+        broadcast(open_task_texts(settings), folder)
+
+
+def to_document(document: str | Document, sources: Sequence[str]) -> Document:
+    """Returns a document with the name of its source, also of text alone.
+
+    Args:
+        document: A text, or a document, which names its source if there are several.
+        sources: Names of all sources. The first is that of documents that name none.
+
+    Raises:
+        ValueError: It is something else, or of no source that the settings name.
     """
     if isinstance(document, str):
-        return Document(document)
+        document = Document(document)
     if not isinstance(document, Document):
-        kind = type(document).__name__
         raise ValueError(  # noqa: TRY004 - a user's fault, which runners pass on
-            f"a document is a {kind}, expected str or pipeline.documents.Document"
+            f"a document is a {type(document).__name__}, expected str or"
+            f" pipeline.documents.Document; found {reprlib.repr(document)}; convert it, or leave"
+            " it out before"
         )
-    return document
+    for field in ("text", "where", "source"):
+        value = getattr(document, field)
+        if not isinstance(value, str):
+            raise ValueError(  # noqa: TRY004
+                f"a document's {field} is a {type(value).__name__}, expected str; found"
+                f" {reprlib.repr(value)}, where is {document.where!r}; convert it, or leave it out"
+                " before"
+            )
+    name = document.source or sources[0]
+    if name not in sources or (not document.source and len(sources) > 1):
+        raise ValueError(
+            f"a document ({document.where or document.text[:40]!r}) is of the source"
+            f" {document.source!r}, expected one of {', '.join(sources)}"
+        )
+    return replace(document, source=name)
+
+
+def hash_document(document: Document) -> int:
+    """Returns a hash of 128 bits of all that a document says."""
+    digest = hashlib.blake2b(str(document.is_split).encode(), digest_size=_HASH_BYTES)
+    for text in (document.source, document.where, document.text):
+        data = text.encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return int.from_bytes(digest.digest(), "little")
+
+
+def add_hashes(hashes: Iterable[int]) -> str:
+    """Returns the sum of hashes modulo 2**128 in hexadecimal, whatever their order is."""
+    return f"{sum(hashes) % (1 << 8 * _HASH_BYTES):0{2 * _HASH_BYTES}x}"
+
+
+def tally_document(document: Document) -> tuple[int, str]:
+    """Returns the tally of one document: the number 1, and its hash."""
+    return 1, add_hashes([hash_document(document)])
+
+
+def add_tallies(tallies: Iterable[tuple[int, str]]) -> tuple[int, str]:
+    """Returns how many documents there are in all, and the sum of their hashes."""
+    number = 0
+    hashes = []
+    for documents, digest in tallies:
+        number += documents
+        hashes.append(int(digest, 16))
+    return number, add_hashes(hashes)
 
 
 def to_lists(
-    documents: Sequence[Document], sources: Sequence[str]
+    documents: Sequence[Document], sources: Sequence[str], _: None = None
 ) -> Iterator[DocumentList[Document]]:
-    """Documents as a list for each source; a list is named by the hash of what it holds.
+    """Yields a list for each source, which depends on the documents alone, not on their order.
 
-    Raises:
-        ValueError: A document is of no source that the settings name.
+    Args:
+        documents: Documents as `to_document` returns them.
+        sources: Names of all sources, in the order of their numbers.
+        _: What `claim_output` returned: nothing is written before it has ended.
     """
-    by_source: dict[int, list[Document]] = {}
-    for each in documents:
-        name = each.source or sources[0]
-        if name not in sources or (not each.source and len(sources) > 1):
-            raise ValueError(
-                f"a document ({each.where or each.text[:40]!r}) is of the source {each.source!r},"
-                f" expected one of {', '.join(sources)}"
-            )
-        by_source.setdefault(sources.index(name), []).append(each)
-    for number, own in sorted(by_source.items()):
-        digest = hashlib.blake2b(str(number).encode(), digest_size=16)
-        for each in own:
-            digest.update(repr((each.text, each.where, each.is_split)).encode())
-        counters = {"documents_read": len(own)}
-        yield DocumentList(
-            digest.hexdigest(), 0, True, own, counters, source=number, keeps_dropped=True
-        )
+    by_source: dict[int, list[tuple[int, Document]]] = {}
+    for document in documents:
+        row = (hash_document(document), document)
+        by_source.setdefault(sources.index(document.source), []).append(row)
+    for number, rows in sorted(by_source.items()):
+        rows.sort(key=lambda row: row[0])
+        digest = add_hashes(hashed for hashed, _ in rows)
+        ordered = [document for _, document in rows]
+        counters = {"documents_read": len(ordered)}
+        yield DocumentList(digest, 0, True, ordered, counters, source=number, keeps_dropped=True)
 
 
-def finish_tokens(records: Sequence[str], number: int, folder: Folder) -> Iterator[str]:
+def finish_tokens(
+    records: Sequence[str], tally: tuple[int, str], folder: Folder, _: None = None
+) -> Iterator[str]:
     """Writes which token parts there are; yields the names of their records.
 
     Lists that hold the same have one part: a document's copies are dropped from a build anyhow.
 
+    Args:
+        records: Names of the records that were written, one for each list.
+        tally: How many documents the pipeline gave, and the sum of their hashes.
+        folder: That of the token parts.
+        _: What `claim_output` returned.
+
     Raises:
-        ValueError: They do not hold every document once.
+        ValueError: The parts do not hold every document once, or the folder holds the documents
+            of another pipeline.
     """
+    number, digest = tally
     names = sorted({*records})
-    rows = dict(zip(names, read_records(folder, names), strict=True))
-    found = sum(rows[name]["documents_read"] for name in records)
-    if found != number:
+    matches = [_RECORD.fullmatch(record) for record in records]
+    rows = dict(zip(names, read_records(folder, names), strict=True)) if all(matches) else {}
+    written = sum(rows[record]["documents_read"] for record in records if rows)
+    hashes = add_hashes(int(match["digest"], 16) for match in matches if match)
+    if (written, hashes) != (number, digest):
+        what = "others in their place" if written == number else "each once"
         raise ValueError(
-            f"{folder.url}: token parts of {found:,} documents were written, expected {number:,}:"
-            " the runner loses or repeats what it delivers; run again, or on another runner"
+            f"{folder.url}: token parts of {written:,} documents were written, expected"
+            f" {number:,}, {what}; {_ADVICE}"
         )
-    data = json.dumps(names).encode()
+    delivered = Delivered(number, digest, names)
+    _refuse_other_documents(folder, delivered)
+    data = json_bytes(asdict(delivered))
     if not folder.exists(DELIVERED) or folder.read(DELIVERED) != data:
         folder.remove([STORE])
         folder.write(DELIVERED, data)
     yield from names
 
 
+def _refuse_other_documents(folder: Folder, delivered: Delivered) -> None:
+    """Refuses to replace what another pipeline has written; the same one may run again."""
+    if not folder.exists(DELIVERED):
+        return
+    before = read_delivered(folder)
+    if (before.documents, before.digest) != (delivered.documents, delivered.digest):
+        raise ValueError(
+            f"{folder.locate(DELIVERED)}: another pipeline has written {before.documents:,}"
+            f" documents there, which are kept; this one gave {delivered.documents:,} others."
+            f" Write all documents of a dataset by one pipeline ({_ONE_WRITER}), give another"
+            f" output, or delete {folder.locate()} to begin again"
+        )
+
+
 class ReadInstances(
     beam.PTransform[beam.pvalue.PBegin, beam.PCollection[dict[str, Any]]]  # type: ignore[misc]
 ):
-    """Instances of a dataset: dicts of split, seq_len, pass_index and docs/format.md's columns."""
+    """Yields instances: dicts of split, seq_len, pass_index and the columns of docs/format.md."""
 
     def __init__(
         self,
-        dataset: str,
+        dataset: str | os.PathLike[str],
         split: str | None = None,
         seq_len: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Keeps what is read of the dataset at a URL: all, or one split or one length."""
+        """Keeps what is read.
+
+        Args:
+            dataset: Folder or URL of a dataset.
+            split: "train" or "validation"; without it both.
+            seq_len: One length; without it all.
+            storage_options: Options of the filesystem.
+        """
         super().__init__()
-        self._dataset, self._split, self._seq_len = dataset, split, seq_len
+        self._dataset = os.fspath(dataset)
+        self._split = split
+        self._seq_len = seq_len
         self._options = storage_options
 
     def display_data(self) -> dict[str, Any]:
@@ -188,25 +397,49 @@ class ReadInstances(
             if self._split in (None, shard.split) and self._seq_len in (None, shard.seq_len)
         ]
         if not chosen:
-            dataset.num_passes(str(self._split), self._seq_len or 0)  # says what there is
-        return (
-            pipeline
-            | "Shards" >> beam.Create(chosen, reshuffle=True)
-            | "ReadShards" >> beam.FlatMap(read_instances, self._dataset, self._options)
-        )
+            raise ValueError(f"{dataset.url}: {self._describe_absence(dataset)}")
+        read = beam.FlatMap(read_instances, dataset.folder, _identity(dataset))
+        return pipeline | "Shards" >> beam.Create(chosen, reshuffle=True) | "ReadShards" >> read
+
+    def _describe_absence(self, dataset: Dataset) -> str:
+        wanted = f"{self._split} instances" if self._split else "instances"
+        if self._seq_len is not None:
+            wanted += f" of seq_len {self._seq_len!r}"
+        groups = dataset.manifest.groups
+        choices = ", ".join(f"{group.split} L{group.seq_len}" for group in groups)
+        return f"no {wanted}; the dataset has {choices}"
 
 
-def read_instances(
-    name: str, url: str, options: Mapping[str, Any] | None
-) -> Iterator[dict[str, Any]]:
-    """The instances of a shard, in order; raises as `read_blocks`."""
-    dataset = _open(url, json.dumps(options))
-    [shard] = [each for each in dataset.all_shards if each.name == name]
+def read_instances(name: str, folder: Folder, identity: str) -> Iterator[dict[str, Any]]:
+    """Yields the instances of a shard, in order.
+
+    Args:
+        name: The shard's name in its dataset.
+        folder: That of the dataset.
+        identity: Which dataset lay there when the pipeline was made.
+
+    Raises:
+        ValueError: Another dataset is there by now, or a block is damaged.
+    """
+    dataset = _open(folder, identity)
+    [shard] = [shard for shard in dataset.all_shards if shard.name == name]
     place = {"split": shard.split, "seq_len": shard.seq_len, "pass_index": shard.pass_index}
     for block in read_blocks(dataset, shard):
         yield from (place | row for row in to_record_batch(block).to_pylist())
 
 
-@cache
-def _open(url: str, options: str) -> Dataset:
-    return open_dataset(url, json.loads(options))
+def _identity(dataset: Dataset) -> str:
+    """Returns the hash of the table of all shards, which names content and bytes of each."""
+    return str(dataset.manifest.sha256_of(SHARDS_TABLE))
+
+
+@lru_cache(maxsize=4)
+def _open(folder: Folder, identity: str) -> Dataset:
+    """Opens a dataset once in each worker; one that was built anew has another identity."""
+    dataset = open_dataset(folder.url, folder.options)
+    if _identity(dataset) != identity:
+        raise ValueError(
+            f"{folder.url}: another dataset is there than when the pipeline was made; make the"
+            " pipeline again"
+        )
+    return dataset

@@ -3,8 +3,11 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import apache_beam as beam
 import pyarrow as pa
@@ -15,12 +18,22 @@ from apache_beam.testing import test_pipeline
 from apache_beam.testing.util import assert_that, equal_to
 
 from pipeline.documents.parts import Part
+from pipeline.jobs import broadcast
 from pipeline.jobs.tokens_job import DocumentListCoder, EncodeDocuments, read_lists
 from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import open_dataset
 from pipeline.stages.build_tokens import tokens_rule
+from pipeline.storage.folder import Folder
 from pipeline.tokens.document_lists import DocumentList
-from pipeline.transforms import Document, ReadInstances, Source, WriteTokens, finish_build, tokens
+from pipeline.transforms import (
+    Document,
+    ReadInstances,
+    Source,
+    WriteTokens,
+    finish_build,
+    rows,
+    tokens,
+)
 from pipeline.transforms.tokens import to_document
 from scripts.checkout import ROOT
 from tests.pipeline.programs import run, write_texts
@@ -41,7 +54,7 @@ def run_python(*words, cwd=None):
 def write(documents, output, vocab, *flags, check=None, **settings):
     with test_pipeline.TestPipeline(options=PipelineOptions([*IN_MEMORY, *flags])) as pipeline:
         source = documents if isinstance(documents, beam.PTransform) else beam.Create(documents)
-        written = pipeline | source | WriteTokens(str(output), str(vocab), **settings)
+        written = pipeline | source | WriteTokens(output, vocab, **settings)
         if check:
             check(written)
 
@@ -132,9 +145,72 @@ def test_the_same_command_again_changes_nothing_and_other_documents_replace_the_
     write(texts[:60], tmp_path, vocab_file, **SETTINGS)
     assert finish_build(str(tmp_path), str(vocab_file), **SETTINGS).manifest == first
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.tar")} == before
+
+
+def test_another_pipeline_does_not_replace_what_the_first_has_written(texts, vocab_file, tmp_path):
+    write(texts[:60], tmp_path, vocab_file, **SETTINGS)
+    before = (tmp_path / "tokens/parts.json").read_bytes()
+    said = (
+        r"another pipeline has written 60 documents there, .* this one gave 60 others\. Write all"
+    )
+    for _ in range(2):
+        with pytest.raises(Exception, match=said):
+            write(texts[60:], tmp_path, vocab_file, **SETTINGS)
+        assert (tmp_path / "tokens/parts.json").read_bytes() == before
+    write(reversed(texts[:60]), tmp_path, vocab_file, **SETTINGS | {"part_bytes": 2048})
+    dataset = finish_build(tmp_path, vocab_file, **SETTINGS)
+    assert dataset.manifest.counters["documents_read"] == 60
+
+
+@pytest.mark.parametrize("sources", [(), ("news", "books")])
+def test_two_branches_to_one_output_are_refused_before_anything_is_written(
+    sources, texts, vocab_file, tmp_path
+):
+    settings = SETTINGS | {"sources": [Source(name, []) for name in sources]}
+    pipeline = beam.Pipeline()
+    one = pipeline | "News" >> beam.Create([Document(text, source="news") for text in texts[:60]])
+    two = pipeline | "Books" >> beam.Create([Document(text, source="books") for text in texts[60:]])
+    _ = one | "One" >> WriteTokens(tmp_path / "data", vocab_file, **settings)
+    said = (
+        r"data(/tokens)?: two transforms of one pipeline write there, One and Two, .*beam\.Flatten"
+    )
+    with pytest.raises(ValueError, match=said):
+        _ = two | "Two" >> WriteTokens(f"{tmp_path}/x/../data", vocab_file, **settings)
+    assert not [*tmp_path.iterdir()], "nothing is written for a pipeline that never runs"
+
+
+def test_joined_branches_of_two_sources_are_those_of_a_build_from_files(
+    texts, mixture, vocab_file, tmp_path
+):
+    settings = SETTINGS | {"sources": [Source("news", [], 0.5), Source("books", [], 3, "de")]}
+    with test_pipeline.TestPipeline(options=PipelineOptions(IN_MEMORY)) as pipeline:
+        branches = [
+            pipeline
+            | f"Create {name}" >> beam.Create(chosen)
+            | f"Name {name}" >> beam.Map(lambda text, name: Document(text, source=name), name)
+            for name, chosen in (("news", texts[:70]), ("books", texts[60:]))
+        ]
+        _ = branches | beam.Flatten() | WriteTokens(tmp_path / "data", vocab_file, **settings)
+    manifest = finish_build(tmp_path / "data", vocab_file, **settings).manifest
+    assert manifest.root_hash == mixture.manifest.root_hash
+    assert manifest.counters == mixture.manifest.counters
+
+
+def test_a_build_from_files_and_a_pipeline_do_not_undo_each_other(
+    corpus, texts, vocab_file, from_files, tmp_path
+):
+    said = "holds the documents of a build from files; give another output"
+    with pytest.raises(ValueError, match=said):
+        _ = beam.Pipeline() | beam.Create(texts) | WriteTokens(from_files.url, vocab_file)
     write(texts, tmp_path, vocab_file, **SETTINGS)
-    with pytest.raises(ValueError, match=r"holds shards of other settings: .*documents"):
-        finish_build(str(tmp_path), str(vocab_file), **SETTINGS)
+    before = read_tree(tmp_path / "tokens")
+    words = ["--input", corpus, "--vocab", vocab_file, "--output", tmp_path, *FLAGS]
+    assert run("build", *words) == 2
+    assert read_tree(tmp_path / "tokens") == before
+
+
+def read_tree(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize(
@@ -147,6 +223,11 @@ def test_the_same_command_again_changes_nothing_and_other_documents_replace_the_
             r"\('b'\) is of the source 'c', expected one of x, y",
         ),
         ("a", "xy", r"a document \('a'\) is of the source ''"),
+        (
+            Document(b"a", "b"),
+            "",
+            r"a document's text is a bytes, expected str; found b'a', where is 'b'; convert",
+        ),
     ],
 )
 def test_a_document_that_cannot_be_written_is_named(
@@ -157,19 +238,101 @@ def test_a_document_that_cannot_be_written_is_named(
     assert not (tmp_path / "tokens/parts.json").exists()
 
 
-def test_what_is_no_document_is_named_where_no_type_is_known():
-    with pytest.raises(ValueError, match=r"a document is a int, expected str or pipeline\.doc"):
-        to_document(5)
+@pytest.mark.parametrize(("value", "kind"), [(5, "int"), (None, "NoneType"), (b"x", "bytes")])
+def test_what_is_no_document_is_named_where_no_type_is_known(value, kind):
+    said = rf"a document is a {kind}, expected str or pipeline\.documents\.Document; found {value}"
+    with pytest.raises(ValueError, match=said):
+        to_document(value, ["input"])
 
 
-def test_other_settings_or_a_lost_part_are_refused(texts, vocab_file, tmp_path, monkeypatch):
+def test_other_settings_are_refused(texts, vocab_file, tmp_path):
     write(texts[:60], tmp_path, vocab_file, **SETTINGS)
     with pytest.raises(ValueError, match="holds tokens of other settings: min_characters"):
         write(texts[:60], tmp_path, vocab_file, min_characters=9, **SETTINGS)
+
+
+DOCUMENTS = [Document(f"Text {number}.", source="input") for number in range(40)]
+LISTS = [DOCUMENTS[start : start + 10] for start in range(0, 40, 10)]
+
+
+def _renamed(records):
+    return [f"{'0' * 32}-00000-last.json", *records[1:]]
+
+
+PART_LIES = {
+    "a part is lost": lambda records: records[1:],
+    "every part is lost": lambda _: [],
+    "a part comes twice": lambda records: [*records, records[0]],
+    "a part of as many documents comes twice, another is lost": lambda records: [
+        records[0],
+        *records[:-1],
+    ],
+    "a part has the name of nothing": _renamed,
+    "a part has no name": lambda records: ["", *records[1:]],
+}
+
+
+@pytest.mark.parametrize("name", [*PART_LIES, "nothing is told otherwise"])
+def test_what_a_runner_tells_of_parts_is_held_to_the_documents(name, tmp_path):
+    folder = Folder(str(tmp_path))
+    lists = [found for documents in LISTS for found in tokens.to_lists(documents, ["input"])]
+    records = [f"{found.part}-00000-last.json" for found in lists]
+    for record, found in zip(records, lists, strict=True):
+        folder.write(record, json.dumps(found.counters).encode())
+    folder.write(f"{'0' * 32}-00000-last.json", b'{"documents_read": 10}')
+    tally = tokens.add_tallies(map(tokens.tally_document, reversed(DOCUMENTS)))
+    told = PART_LIES.get(name, lambda records: records)(records)
+    if name in PART_LIES:
+        with pytest.raises(ValueError, match=r"expected 40, .*; the runner loses, repeats or ch"):
+            list(tokens.finish_tokens(told, tally, folder))
+        assert not folder.exists("parts.json")
+    else:
+        assert list(tokens.finish_tokens(told[::-1], tally, folder)) == sorted(records)
+
+
+def test_a_list_is_named_by_its_documents_and_not_by_their_order():
+    [one] = tokens.to_lists(DOCUMENTS, ["input"])
+    [other] = tokens.to_lists(DOCUMENTS[::-1], ["input"])
+    assert one == other
+    names = {
+        next(tokens.to_lists([document], ["input", "other"])).part
+        for document in (
+            Document("a", "b", source="input"),
+            Document("ab", source="input"),
+            Document("a", "b", source="other"),
+            Document("a", "b", is_split=True, source="input"),
+            Document("a", "\ud800", source="input"),
+        )
+    }
+    assert len(names) == 5
+
+
+def test_a_runner_that_loses_a_part_ends_the_pipeline(texts, vocab_file, tmp_path, monkeypatch):
     finish = tokens.finish_tokens
     monkeypatch.setattr(tokens, "finish_tokens", lambda rows, *rest: finish(rows[1:], *rest))
     with pytest.raises(Exception, match=r"token parts of 0 documents were written, expected 60"):
         write(texts[60:], tmp_path, vocab_file, **SETTINGS)
+    assert not (tmp_path / "tokens/parts.json").exists()
+
+
+def test_a_damaged_list_of_parts_is_named(texts, vocab_file, tmp_path):
+    write(texts[:60], tmp_path, vocab_file, **SETTINGS)
+    for damage in (b"", b"[]", b'{"documents": 60}'):
+        (tmp_path / "tokens/parts.json").write_bytes(damage)
+        with pytest.raises(ValueError, match=r"tokens/parts\.json is damaged"):
+            finish_build(tmp_path, vocab_file, **SETTINGS)
+
+
+def test_large_task_texts_are_sent_when_the_pipeline_runs(texts, vocab_file, tmp_path, monkeypatch):
+    monkeypatch.setattr(broadcast, "MAX_INLINE_BYTES", 10)
+    (tmp_path / "task.txt").write_text(texts[0])
+    settings = SETTINGS | {"task_files": [str(tmp_path / "task.txt")]}
+    output = tmp_path / "data"
+    _ = beam.Pipeline() | beam.Create(texts) | WriteTokens(output, vocab_file, **settings)
+    assert not output.exists()
+    write(texts, output, vocab_file, **settings)
+    counters = finish_build(output, vocab_file, **settings).manifest.counters
+    assert counters["dropped_task_text"] == 1
 
 
 def test_instances_are_those_of_the_dataset(from_files):
@@ -187,9 +350,32 @@ def test_instances_are_those_of_the_dataset(from_files):
 
 
 def test_instances_of_no_such_split_are_refused(from_files):
-    said = "no test instances of seq_len 0; the dataset has train L64"
-    with pytest.raises(ValueError, match=said):
-        _ = beam.Pipeline() | ReadInstances(from_files.url, split="test")
+    for chosen, said in (
+        ({"split": "test"}, "no test instances; the dataset has train L64"),
+        ({"seq_len": 65}, "no instances of seq_len 65; the dataset has train L64"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            _ = beam.Pipeline() | ReadInstances(Path(from_files.url), **chosen)
+
+
+def test_instances_are_of_the_dataset_that_was_there_when_the_pipeline_was_made(
+    texts, vocab_file, from_files, tmp_path
+):
+    name = from_files.all_shards[0].name
+    with pytest.raises(ValueError, match="another dataset is there than when the pipeline was"):
+        next(tokens.read_instances(name, from_files.folder, "0" * 64))
+    write(texts[:60], tmp_path, vocab_file, **SETTINGS)
+    counts = []
+    for seed in (1, 2):
+        dataset = finish_build(tmp_path, vocab_file, seed=seed, **SETTINGS)
+        with test_pipeline.TestPipeline(options=PipelineOptions(IN_MEMORY)) as pipeline:
+            found = pipeline | ReadInstances(tmp_path) | beam.combiners.Count.Globally()
+            assert_that(found, equal_to([sum(g.instances for g in dataset.manifest.groups)]))
+        counts.append(dataset.manifest.root_hash)
+        for path in tmp_path.iterdir():
+            if path.name not in ("tokens", "vocab.txt", "vocab.json", "tokenizer.json"):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert len({*counts}) == 2
 
 
 def test_kept_documents_lie_with_their_reasons_beside_the_dataset(texts, vocab_file, tmp_path):
@@ -223,6 +409,57 @@ def test_no_stage_of_the_tokens_job_pickles_a_list_to_measure_it(vocab_file, tmp
     assert coder.decode(coder.encode(documents)) == documents
 
 
+class Note(NamedTuple):
+    id: Any
+    text: Any
+    meta: Any = None
+
+
+def test_rows_are_samples_as_they_are_and_rows_in_them_are_dicts():
+    meta = beam.Row(lang="en", scores=[beam.Row(a=1), {"b": (beam.Row(c=None),)}])
+    for row in (Note("a", b"x", meta), beam.Row(id="a", text=b"x", meta=meta)):
+        plain = {"lang": "en", "scores": [{"a": 1}, {"b": ({"c": None},)}]}
+        assert rows.to_sample(row, "id") == {"__key__": "a", "text": b"x", "meta": plain}
+    assert rows.to_sample({"id": 7, "txt": None}, "id") == {"__key__": 7, "txt": None}
+    with pytest.raises(ValueError, match="a row has no field 'key'; it has id, text, meta"):
+        rows.to_sample(Note("a", "b"), "key")
+    with pytest.raises(ValueError, match="found a str, expected a row of a table: 'ab'"):
+        rows.to_sample("ab", "key")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"), [(b"w001.\n", "bytes"), (None, "NoneType"), (5, "int"), (["a"], "list")]
+)
+def test_the_text_of_a_row_is_no_other_than_the_rows(text, kind, vocab_file, tmp_path):
+    said = rf"a document is a {kind}, expected str or pipeline\.documents\.Document; found"
+    with pytest.raises(ValueError, match=said):
+        to_document(rows.row_to_document(Note("a", text), "text", None, None), ["input"])
+    with pytest.raises(ValueError, match=rf"a document's text is a {kind}, expected str; found"):
+        to_document(rows.row_to_document(Note("a", text), "text", "id", None), ["input"])
+    pipeline = test_pipeline.TestPipeline(options=PipelineOptions(IN_MEMORY))
+    source = pipeline | beam.Create([beam.Row(text="One."), beam.Row(text=text)])
+    _ = source | rows.write_tokens(str(tmp_path), str(vocab_file), **SETTINGS)
+    with pytest.raises(Exception, match=said):
+        pipeline.run()
+    assert not (tmp_path / "tokens/parts.json").exists()
+
+
+def test_rows_name_places_and_sources(vocab_file, tmp_path):
+    row = {"text": "Some text.", "file": "a.txt:3", "kind": "news"}
+    found = rows.row_to_document(row, "text", "file", "kind")
+    assert found == Document("Some text.", "a.txt:3", source="news")
+    sources = [{"name": "news", "weight": 0.5}, {"name": "books", "language": "de"}]
+    made = [Source("news", [], 0.5), Source("books", [], language="de")]
+    assert list(map(rows.make_source, sources)) == made
+    for odd in ({"name": "news", "wieght": 2}, {"name": "news", "input": ["a"]}):
+        with pytest.raises(
+            ValueError, match=r"expected no field '(wieght|input)'; a source has name"
+        ):
+            rows.make_source(odd)
+    with pytest.raises(ValueError, match=r"sources: found \{\}, expected to have a name"):
+        rows.make_source({})
+
+
 def test_the_example_of_beam_yaml_writes_shards_and_tokens(texts, vocab_file, from_files, tmp_path):
     path, output = tmp_path / "texts.parquet", tmp_path / "data"
     ids = [f"text-{number}" for number in range(120)]
@@ -239,7 +476,8 @@ def test_the_example_of_beam_yaml_writes_shards_and_tokens(texts, vocab_file, fr
 def test_the_examples_of_the_page_run(texts, vocab_file, tmp_path, monkeypatch):
     page = (ROOT / "docs/library.md").read_text()
     monkeypatch.chdir(tmp_path)
-    write_texts(tmp_path / "texts.jsonl", texts)
+    write_texts(tmp_path / "news.jsonl", texts[:70])
+    write_texts(tmp_path / "books.jsonl", texts[70:])
     (tmp_path / "vocab.txt").write_bytes(vocab_file.read_bytes())
     for name in ("samples", "documents"):
         [code] = re.findall(rf"```python\n(# {name}\.py\n.*?)```", page, re.DOTALL)
