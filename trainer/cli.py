@@ -24,16 +24,17 @@ COMMANDS = {
     "pretrain": Command(
         "train a model, or continue a run", "trainer.settings:PretrainSettings",
         "trainer.pretrain.loop:pretrain", unwinds=False, local=("output", "cache_dir"),
+        check="trainer.first_checks:check_pretrain",
     ),
     "finetune": Command(
         "train a pretrained model on a task, over settings and seeds",
         "trainer.finetune.settings:FinetuneSettings", "trainer.finetune.run:finetune",
-        unwinds=False, local=("output",),
+        unwinds=False, local=("output",), check="trainer.first_checks:check_finetune",
     ),
     "predict": Command(
         "write what a fine-tuned model says of files",
         "trainer.finetune.settings:PredictSettings", "trainer.finetune.run:predict",
-        unwinds=False, local=("output",),
+        unwinds=False, local=("output",), check="trainer.first_checks:check_predict",
     ),
     "plan": Command(
         "what a run will take: hours, memory, bandwidth",
@@ -51,19 +52,22 @@ COMMANDS = {
     "export": Command(
         "write a checkpoint of a run for Hugging Face or DeepSpeed",
         "trainer.inference.settings:ExportSettings", "trainer.cli:export", positionals=("run",),
+        check="trainer.first_checks:check_export",
     ),
     "fill-mask": Command(
         "see what a model puts in the place of [MASK]",
         "trainer.inference.settings:FillMaskSettings", "trainer.cli:fill_mask",
-        positionals=("texts",),
+        positionals=("texts",), check="trainer.first_checks:check_fill_mask",
     ),
     "evaluate": Command(
         "measure a model on a dataset, or on minimal pairs",
         "trainer.inference.settings:EvaluateSettings", "trainer.cli:evaluate",
+        check="trainer.first_checks:check_evaluate",
     ),
     "features": Command(
         "write hidden states of a file's texts to Parquet",
         "trainer.inference.settings:FeaturesSettings", "trainer.cli:features",
+        check="trainer.first_checks:check_features",
     ),
 }  # fmt: skip
 
@@ -123,8 +127,9 @@ def export(settings: ExportSettings, _remainder: object = None) -> None:
     """`python -m trainer export RUN --output DIR`."""
     from pipeline.storage.folder import Folder, parse_storage_options
     from pipeline.storage.secret_values import hide_in
-    from trainer.conversion.export import CONFIG, model_files, write_export
+    from trainer.conversion.export import model_files, write_export
     from trainer.conversion.huggingface import OPTIONAL_PREFIXES
+    from trainer.conversion.names import CONFIG
     from trainer.inference.open_model import open_model, open_run
 
     options = parse_storage_options(settings.storage_options)
@@ -144,7 +149,7 @@ def export(settings: ExportSettings, _remainder: object = None) -> None:
 def _universal_files(opened: Any, files: Mapping[str, bytes]) -> dict[str, bytes]:
     """A universal checkpoint in the place of an export's weights."""
     from trainer.checkpoints.read import COMMITTED, read_state, read_states
-    from trainer.conversion.export import WEIGHTS
+    from trainer.conversion.names import WEIGHTS
     from trainer.conversion.universal import universal_files
 
     checkpoint = Path(opened.where)

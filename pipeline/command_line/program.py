@@ -37,6 +37,8 @@ class Command:
         unused: Names of fields that this command does not look at; `--help` leaves them out.
         description: What `--help` says first; by default what the docstring of its settings does.
         unwinds: Whether Ctrl-C is a KeyboardInterrupt in the function, not the process's end.
+        check: "module:function" that refuses settings before `function` is imported, which may
+            take seconds.
         local: Names of the fields whose folders or files are local, so that a URL is refused.
     """
 
@@ -49,6 +51,7 @@ class Command:
     description: str = ""
     unwinds: bool = True
     local: tuple[str, ...] = ()
+    check: str = ""
 
 
 def run_program(
@@ -133,6 +136,8 @@ def _call(
     if remainder and not command.takes_remainder:
         raise ValueError(f"nothing may stand after --, got: {' '.join(remainder)}")
     settings = parse_settings(program, command, arguments)
+    if command.check:
+        load(command.check)(settings)
     function = load(command.function)
     interruption.unwinds = command.unwinds
     return function(settings, remainder) or 0

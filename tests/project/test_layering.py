@@ -84,6 +84,9 @@ ROOMS = {
         " pipeline.documents .conll .process .model .conversion .optim .engine .runs .watch"
         " .inference .inference.features"
     ),
+    "trainer.first_checks": (
+        "pipeline.storage pipeline.shards .order .conversion .settings .inference .finetune"
+    ),
     "trainer.cli": (
         "pipeline.storage pipeline.command_line pipeline.shards .process .minimal_pairs"
         " .conversion .runs .checkpoints .report .preflight .inference .inference.features"

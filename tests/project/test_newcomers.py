@@ -84,7 +84,7 @@ MISTAKES = [
     (f"{FINETUNE} --num_train_epochs 3", "unknown flag --num_train_epochs; did you mean --search"),
     (f"{FINETUNE} --model_name_or_path m", "flag --model_name_or_path; did you mean --model"),
     (f"{FINETUNE} --peak_lr 3e-5", "unknown flag --peak_lr; did you mean --search_peak_lr"),
-    (f"{FINETUNE} --task sst", "task 'sst' is unknown; the tasks are cola, sst2, "),
+    (f"{FINETUNE} --task sst", "task 'sst' is unknown; did you mean sst2? the tasks are"),
     (FINETUNE.replace("--output R", "--output gs://bucket/run"), LOCAL),
     ("doctor --output s3://bucket/run", LOCAL),
     ("export nowhere --output o", "holds no run.json; give the --output of a pretrain command"),

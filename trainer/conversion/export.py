@@ -15,12 +15,16 @@ from tokenizer.vocab import parse_vocab
 from tokenizer.word_rule import WordRule
 from trainer.conversion import huggingface
 from trainer.conversion.model_card import CARD, is_unedited, model_card
+from trainer.conversion.names import (
+    CONFIG,
+    PROVENANCE_KEY,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    VOCAB,
+    WEIGHTS,
+)
 from trainer.model.config import BertConfig
 from trainer.model.task_heads import Head
-
-CONFIG, WEIGHTS, VOCAB = "config.json", "model.safetensors", "vocab.txt"
-TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
-PROVENANCE_KEY = "beambert"
 
 
 def export_hf(

@@ -23,9 +23,9 @@ from pipeline.storage.folder import Folder
 from pipeline.storage.tensorflow_bytes import masked_crc32c
 from trainer.conversion.export import read_json
 from trainer.conversion.huggingface import from_hf_config, from_hf_state, hf_names
+from trainer.conversion.names import GOOGLE_CONFIG
 from trainer.model.config import BertConfig
 
-GOOGLE_CONFIG = "bert_config.json"
 _HEADS = {
     "cls.predictions.bias": "cls/predictions/output_bias",
     "cls.seq_relationship.weight": "cls/seq_relationship/output_weights",

@@ -203,16 +203,16 @@ def head_of_hf_config(settings: Mapping[str, Any], where: str) -> Head | None:
         return None
     kind = _KINDS[suffix]
     dropout = settings.get("classifier_dropout")
-    is_share = type(dropout) in (int, float) and 0 <= dropout < 1
-    if not (dropout is None or is_share):
+    is_number = isinstance(dropout, (int, float)) and not isinstance(dropout, bool)
+    if dropout is not None and not (is_number and 0 <= dropout < 1):
         says = f"classifier_dropout is {quote(dropout)}, expected null or a share below 1"
         raise ValueError(f"{where}: {says}")
     if kind in ("choice", "span"):
         return Head(kind, dropout=dropout)
     labels = _labels_of(settings, where)
     problem = settings.get("problem_type")
-    is_number = problem == "regression" or (problem is None and len(labels) == 1)
-    if kind == "classification" and is_number:
+    is_regression = problem == "regression" or (problem is None and len(labels) == 1)
+    if kind == "classification" and is_regression:
         return Head("regression", dropout=dropout)
     if problem == "multi_label_classification":
         says = f"problem_type is {problem}; heads of one label a sequence are read here"

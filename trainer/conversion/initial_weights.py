@@ -12,10 +12,20 @@ from pipeline.storage.hub import fetch_from_hub, is_hub_name
 from tokenizer.extend import is_unused
 from tokenizer.vocab import parse_vocab
 from tokenizer.wordpiece import split_piece
-from trainer.conversion.export import CONFIG, TOKENIZER, TOKENIZER_CONFIG, VOCAB, WEIGHTS, load_hf
-from trainer.conversion.google import GOOGLE_CONFIG, load_google
+from trainer.conversion.export import load_hf
+from trainer.conversion.google import load_google
 from trainer.conversion.model_card import CARD
-from trainer.conversion.universal import LATEST, load_universal
+from trainer.conversion.names import (
+    CONFIG,
+    GOOGLE_CONFIG,
+    LATEST,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    VOCAB,
+    WEIGHTS,
+    expected_files,
+)
+from trainer.conversion.universal import load_universal
 from trainer.model.config import BertConfig
 from trainer.model.task_heads import Head
 
@@ -64,10 +74,7 @@ def read_initial_weights(folder: str) -> InitialWeights:
     if GOOGLE_CONFIG in names and len(indexes) == 1:
         return InitialWeights(*load_google(folder, indexes[0].removesuffix(".index")), vocab)
     listing = ", ".join(sorted(names)[:10]) or "nothing"
-    raise FileNotFoundError(
-        f"{folder} holds {listing}; expected {CONFIG} with {WEIGHTS} (Hugging Face) or {LATEST} "
-        f"(DeepSpeed), or {GOOGLE_CONFIG} with one checkpoint NAME.ckpt.index (Google)"
-    )
+    raise FileNotFoundError(f"{folder} holds {listing}; {expected_files()}")
 
 
 def extend_rows(found: InitialWeights, vocab: bytes, folder: str) -> tuple[InitialWeights, int]:

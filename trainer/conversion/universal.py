@@ -17,11 +17,12 @@ from torch import Tensor
 
 from pipeline.storage.folder import Folder
 from pipeline.storage.quoting import join_names, quote
-from trainer.conversion.export import CONFIG, read_json
+from trainer.conversion.export import read_json
 from trainer.conversion.huggingface import from_hf_config, from_hf_state, hf_names
+from trainer.conversion.names import CONFIG, LATEST
 from trainer.model.config import BertConfig
 
-LATEST, TAG = "latest_universal", "universal"
+TAG = "universal"
 _KINDS = ("fp32", "exp_avg", "exp_avg_sq")
 _MOST_GROUPS = 64  # DeepSpeed reads no more than were written; their settings stay the reader's
 

@@ -7,8 +7,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from trainer.conversion.export import CONFIG, PROVENANCE_KEY, read_json
+from trainer.conversion.export import read_json
 from trainer.conversion.initial_weights import hash_state
+from trainer.conversion.names import CONFIG, PROVENANCE_KEY
 from trainer.finetune.batches import Recipe
 from trainer.finetune.prepare import Prepared
 from trainer.finetune.settings import SEARCHED, FinetuneSettings

@@ -3,7 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pipeline.command_line.names import suggest
 from pipeline.command_line.program import check_least
+from pipeline.storage.quoting import quote
 from trainer.inference.settings import BatchesToAskSettings
 
 SEARCHED = ("search_global_batch", "search_peak_lr", "search_epochs", "search_seeds")
@@ -142,6 +144,29 @@ class PredictSettings(TaskSettings):
 
     def __post_init__(self) -> None:
         check_least(self, seq_len=5)
+
+
+GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
+TASKS = {
+    **dict.fromkeys(GLUE, "trainer.finetune.glue:open_glue"),
+    "classification": "trainer.finetune.table:open_table",
+    "regression": "trainer.finetune.table:open_table",
+    "multiple-choice": "trainer.finetune.table:open_table",
+    "swag": "trainer.finetune.table:open_table",
+    "squad": "trainer.finetune.squad.task:open_squad",
+    "squad2": "trainer.finetune.squad.task:open_squad",
+    "ner": "trainer.finetune.tokens.task:open_ner",
+    "ner-features": "trainer.finetune.tokens.features:open_ner_features",
+}
+"""Name -> "module:function", called with the settings and returning the task."""
+
+
+def check_task(task: str) -> None:
+    """Refuses a task that there is not, by the names of those that there are."""
+    if task not in TASKS:
+        near = [f"did you mean {name}?" for name in suggest(task, TASKS)[:1]]
+        says = " ".join([*near, f"the tasks are {', '.join(TASKS)}"])
+        raise ValueError(f"task {quote(task)} is unknown; {says}")
 
 
 def check_settings(settings: FinetuneSettings) -> None:

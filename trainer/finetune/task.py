@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol, cast, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.finetune.settings import FinetuneSettings
+from trainer.finetune.settings import TASKS, FinetuneSettings, check_task
 from trainer.finetune.text import TextEncoder, TokenSequence
 
 Split = Literal["train", "validation", "test"]
@@ -27,20 +27,6 @@ Outputs = Sequence[Output]
 Labels = tuple[str, ...]
 """Names of the classes, in order."""
 Metrics = Mapping[str, float]
-
-GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
-TASKS = {
-    **dict.fromkeys(GLUE, "trainer.finetune.glue:open_glue"),
-    "classification": "trainer.finetune.table:open_table",
-    "regression": "trainer.finetune.table:open_table",
-    "multiple-choice": "trainer.finetune.table:open_table",
-    "swag": "trainer.finetune.table:open_table",
-    "squad": "trainer.finetune.squad.task:open_squad",
-    "squad2": "trainer.finetune.squad.task:open_squad",
-    "ner": "trainer.finetune.tokens.task:open_ner",
-    "ner-features": "trainer.finetune.tokens.features:open_ner_features",
-}
-"""Name -> "module:function", called with the settings and returning the task."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +113,6 @@ class Task(Protocol):
 
 def open_task(settings: FinetuneSettings) -> Task:
     """The task that the settings name; a ValueError names those that there are."""
-    if settings.task not in TASKS:
-        raise ValueError(f"task {settings.task!r} is unknown; the tasks are {', '.join(TASKS)}")
+    check_task(settings.task)
     module, _, name = TASKS[settings.task].partition(":")
     return cast("Task", getattr(importlib.import_module(module), name)(settings))

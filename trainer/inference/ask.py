@@ -11,6 +11,7 @@ import torch
 from pipeline.storage.quoting import quote
 from tokenizer.vocab import MASK
 from trainer.inference.open_model import OpenedModel
+from trainer.inference.settings import check_text
 from trainer.model.packed_inputs import pack_sequences
 
 BERT_TOKENS = "128 billion"  # BERT paper, appendix A.2: 128,000 tokens a batch, 1,000,000 steps
@@ -39,12 +40,10 @@ def fill_mask(
         raise ValueError(f"top_k is {top_k}; {limits}")
     model, tokenizer, filled = opened.build(), opened.tokenizer(), []
     for text in texts:
+        check_text(text)
         ids_T = tokenizer.encode(text).ids
         _check_length(f"the text {quote(text)}", len(ids_T), opened)
         masked_M = [at for at, number in enumerate(ids_T) if number == tokenizer.token_to_id(MASK)]
-        if not masked_M:
-            advice = f"write {MASK} where the model is to put a word"
-            raise ValueError(f"the text has no {MASK}: {quote(text)}; {advice}")
         hidden_TH = model.bert.encode(pack_sequences([ids_T], CPU))
         logits_MV = model.mlm_head(hidden_TH[masked_M], model.bert.embeddings.word.weight).float()
         probabilities_MK, ids_MK = (each.tolist() for each in logits_MV.softmax(-1).topk(top_k))

@@ -27,16 +27,9 @@ from tokenizer.word_rule import AS_THEY_STAND, WordRule
 from trainer.checkpoints.read import MODEL, STATE, read_state, read_weights, step_of
 from trainer.checkpoints.resume import find_run, split_step
 from trainer.checkpoints.store import CHECKPOINTS, CheckpointStore
-from trainer.conversion.export import (
-    CONFIG,
-    PROVENANCE_KEY,
-    TOKENIZER,
-    TOKENIZER_CONFIG,
-    VOCAB,
-    parse_settings,
-    read_json,
-)
+from trainer.conversion.export import parse_settings, read_json
 from trainer.conversion.initial_weights import read_initial_weights, resolve_model
+from trainer.conversion.names import CONFIG, PROVENANCE_KEY, TOKENIZER, TOKENIZER_CONFIG, VOCAB
 from trainer.model.bert import BertForPreTraining
 from trainer.model.config import BertConfig
 from trainer.model.task_heads import Head

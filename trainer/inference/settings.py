@@ -4,10 +4,32 @@ from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from pipeline.command_line.program import check_least
+from pipeline.storage.quoting import quote
 
 Rows = Literal["token", "word", "cls", "mean", "pooler"]
 _OF_DATA = ("split", "seq_len", "num_instances", "storage_options")
 _OF_PAIRS = ("group_by", "pairs_limit", "pll")
+
+
+_MASK = "[MASK]"  # tokenizer.vocab.MASK; importing it takes numpy
+
+
+def check_text(text: str) -> None:
+    """Refuses a text without a place for words to be put into."""
+    if _MASK not in text:
+        advice = f"write {_MASK} where the model is to put a word"
+        raise ValueError(f"the text has no {_MASK}: {quote(text)}; {advice}")
+
+
+def parse_layers(text: str) -> list[int] | None:
+    """Returns the numbers of layers that "-1,-2" names; None for all of them."""
+    if text == "all":
+        return None
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        says = "expected numbers separated by commas, or all"
+        raise ValueError(f"layers is {quote(text)}; {says}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +67,11 @@ class FillMaskSettings(ModelToAskSettings):
 
     texts: list[str]
     top_k: int = 5
+
+    def __post_init__(self) -> None:
+        check_least(self, top_k=1)
+        for text in self.texts:
+            check_text(text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +155,7 @@ class FeaturesSettings(BatchesToAskSettings):
 
     def __post_init__(self) -> None:
         check_least(self, seq_len=3, micro_tokens=1)
+        parse_layers(self.layers)
 
 
 @dataclass(frozen=True)

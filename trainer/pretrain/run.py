@@ -15,8 +15,8 @@ from trainer.checkpoints.read import STATE, load_checkpoint, read_state, read_we
 from trainer.checkpoints.resume import RunCheckpoints, copy_run, find_run, restore_run, split_step
 from trainer.checkpoints.store import CheckpointStore
 from trainer.checkpoints.write import CheckpointSaver
-from trainer.conversion.export import VOCAB
 from trainer.conversion.initial_weights import extend_rows, read_initial_weights, resolve_model
+from trainer.conversion.names import VOCAB
 from trainer.engine.zero import start_engine
 from trainer.guards.spike_guard import SpikeGuard
 from trainer.guards.watchdog import Watchdog

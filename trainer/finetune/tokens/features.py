@@ -12,8 +12,8 @@ import safetensors.torch
 from torch import Tensor
 
 from trainer.conll.read import Sentence
-from trainer.conversion.export import CONFIG, PROVENANCE_KEY, WEIGHTS
 from trainer.conversion.initial_weights import hash_state
+from trainer.conversion.names import CONFIG, PROVENANCE_KEY, WEIGHTS
 from trainer.finetune.settings import FinetuneSettings, TokenSettings
 from trainer.finetune.task import EncodedSet, Item, Labels, Split
 from trainer.finetune.text import TextEncoder, TokenSequence

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tokenizer.vocab import CLS, SEP, UNK
 from trainer.inference.open_model import OpenedModel
-from trainer.inference.settings import Rows
+from trainer.inference.settings import Rows, parse_layers
 from trainer.model.packed_inputs import pack_sequences
 
 
@@ -199,13 +199,9 @@ def cut_windows(num_tokens: int, size: int, stride: int) -> list[Window]:
 
 def choose_layers(text: str, num_layers: int) -> tuple[int, ...]:
     """Numbers of layers, 0 the embeddings, from "-1,-2" or "all"."""
-    if text == "all":
+    named = parse_layers(text)
+    if named is None:
         return tuple(range(num_layers + 1))
-    try:
-        named = [int(part) for part in text.split(",")]
-    except ValueError as error:
-        says = "expected numbers separated by commas, or all"
-        raise ValueError(f"layers is {text!r}; {says}") from error
     if wrong := [layer for layer in named if not -num_layers - 1 <= layer <= num_layers]:
         limits = f"0 (embeddings) to {num_layers}, or -{num_layers + 1} to -1"
         raise ValueError(f"layers names {wrong[0]}; the model has {limits}")

@@ -1,0 +1,129 @@
+"""What a command refuses before torch and DeepSpeed are imported, which takes seconds.
+
+Values that make no sense are refused on every rank. Files and folders are looked for by a command
+of one process alone: where several start, all of them agree on what is wrong after they have joined
+each other, and a folder may be on some nodes only. What passes here is checked again where it is
+used.
+"""
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from pipeline.storage.hub import is_hub_name
+from trainer.conversion.names import expected_files
+from trainer.finetune.settings import (
+    FinetuneSettings,
+    PredictSettings,
+    check_settings,
+    check_task,
+)
+from trainer.inference.settings import (
+    EvaluateSettings,
+    ExportSettings,
+    FeaturesSettings,
+    FillMaskSettings,
+)
+from trainer.settings import PretrainSettings, resolve
+
+_VOCAB_SIZE = 30_522  # of any dataset: the settings are checked before one is opened
+_RUN = re.compile(r"(?P<folder>.+?)(@\d+)?(@mean\d+)?", re.DOTALL)
+
+
+def check_pretrain(settings: PretrainSettings) -> None:
+    """Refuses settings that fit no dataset, and data or a model that are not there."""
+    resolve(settings).model_config(_VOCAB_SIZE)
+    if _has_several_ranks():
+        return
+    if not settings.follow:
+        _check_data(settings.data)
+    is_new = not (Path(settings.output) / "run.json").exists() and settings.checkpoint.url is None
+    if is_new and settings.init_from is not None:
+        _check_model(settings.init_from)
+
+
+def check_finetune(settings: FinetuneSettings) -> None:
+    """Refuses settings of no task, and files or a model that are not there."""
+    check_settings(settings)
+    check_task(settings.task)
+    if _has_several_ranks():
+        return
+    for flag in ("train", "validation", "test"):
+        _check_files(f"--{flag}", getattr(settings, flag))
+    _check_model(settings.model)
+
+
+def check_predict(settings: PredictSettings) -> None:
+    """Refuses files or a model that are not there."""
+    if settings.task is not None:
+        check_task(settings.task)
+    if not _has_several_ranks():
+        _check_files("--input", settings.input)
+        _check_model(settings.model)
+
+
+def check_export(settings: ExportSettings) -> None:
+    """Refuses a run that is not there."""
+    folder = _folder_of(settings.run)
+    if _is_absent(folder):
+        cure = "give the --output of a pretrain command"
+        raise FileNotFoundError(f"{folder} holds no run.json; {cure}")
+
+
+def check_fill_mask(settings: FillMaskSettings) -> None:
+    """Refuses a model that is not there."""
+    _check_model(settings.model)
+
+
+def check_evaluate(settings: EvaluateSettings) -> None:
+    """Refuses a dataset or a model that is not there."""
+    _check_data([settings.data])
+    _check_model(settings.model)
+
+
+def check_features(settings: FeaturesSettings) -> None:
+    """Refuses an input or a model that is not there."""
+    _check_files("--input", [settings.input])
+    _check_model(settings.model)
+
+
+def _has_several_ranks() -> bool:
+    return os.environ.get("WORLD_SIZE", "1") != "1"
+
+
+def _check_data(entries: Iterable[str]) -> None:
+    """Opens datasets that have no manifest, which says what is there instead."""
+    from pipeline.shards.dataset import open_dataset
+    from pipeline.shards.manifest import MANIFEST
+    from trainer.order.source import parse_entries
+
+    for _, url, _ in parse_entries(list(entries)):
+        if _is_local(url) and not (Path(url) / MANIFEST).exists():
+            open_dataset(url)
+
+
+def _check_files(flag: str, paths: Iterable[str]) -> None:
+    for path in paths:
+        if _is_absent(path):
+            raise FileNotFoundError(f"{path}: found no file; {flag} names files that are there")
+
+
+def _check_model(name: str) -> None:
+    folder = _folder_of(name)
+    if _is_absent(folder) and not is_hub_name(name):
+        raise FileNotFoundError(f"{folder} holds nothing; {expected_files()}")
+
+
+def _folder_of(name: str) -> str:
+    """The folder of RUN, RUN@STEP or RUN@mean5; a folder of that very name wins."""
+    match = _RUN.fullmatch(name)
+    return name if Path(name).exists() or match is None else match["folder"]
+
+
+def _is_local(path: str) -> bool:
+    return "://" not in path and "::" not in path
+
+
+def _is_absent(path: str) -> bool:
+    return _is_local(path) and not Path(path).exists()
