@@ -45,7 +45,7 @@ ROOMS = {
     "pipeline.__main__": ".interrupts .cli",
     "trainer.checkpoints.settings": "",
     "trainer.guards.settings": "",
-    "trainer.conll": "pipeline.storage pipeline.documents",
+    "trainer.conll": "pipeline.storage",
     "trainer.process": "pipeline.interrupts",
     "trainer.model": "pipeline.seeds",
     "trainer.order": "pipeline.storage pipeline.shards",
