@@ -96,21 +96,27 @@ class Phase:
 
 @dataclass(frozen=True)
 class ValidationSettings:
-    """When and on what the validation loss is measured.
+    """When and on what the model is measured while it trains.
 
     Attributes:
         interval: Optimizer steps between two measurements; 0 measures at the ends of phases only.
         num_instances: How many instances of the validation split are read; 0 takes all.
         stop_at_mlm_accuracy: A masked-LM accuracy that ends the run when a measurement reaches it,
             0.72 in MLPerf.
+        pairs: A file of minimal pairs such as BLiMP's, or a folder or glob of such files, that the
+            model is measured on as well (docs/evaluating.md).
+        pairs_limit: The most pairs of one paradigm, the first ones; 0 takes all. All of BLiMP take
+            BERT-mini half an hour of a core at every measurement.
     """
 
     interval: int = 1_000
     num_instances: int = 10_000
     stop_at_mlm_accuracy: float | None = None
+    pairs: str | None = None
+    pairs_limit: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("interval", "num_instances"):
+        for name in ("interval", "num_instances", "pairs_limit"):
             if (value := getattr(self, name)) < 0:
                 raise ValueError(f"validation.{name} is {value}; it must be at least 0")
 
@@ -180,7 +186,7 @@ class PretrainSettings:
         wandb: Weights & Biases project that the curves also go to. It needs the package wandb.
         peak_tflops: TFLOP/s of one rank's device, which MFU is a share of; null means its data
             sheet's.
-        validation: When and on what the validation loss is measured.
+        validation: When and on what the model is measured while it trains.
         checkpoint: When the run is saved.
         safety: What is done about bad gradients, hung ranks and corrupted memory.
     """

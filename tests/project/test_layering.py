@@ -69,7 +69,8 @@ ROOMS = {
     ),
     "trainer.pretrain": (
         "pipeline.storage pipeline.shards .process .order .reading.settings .batches .stream"
-        " .model .conversion .optim .engine .settings .runs .checkpoints .guards .watch"
+        " .model .minimal_pairs .conversion .optim .engine .settings .runs .checkpoints .guards"
+        " .watch"
     ),
     "trainer.inference": (
         "tokenizer pipeline.storage pipeline.command_line pipeline.shards .batches .stream .model"
