@@ -61,7 +61,7 @@ class Phase:
         if self.warmup_fraction is not None and self.warmup_steps is not None:
             raise ValueError("a phase has both warmup_fraction and warmup_steps; give one of them")
         if not 0 <= self.num_warmup_steps <= self.steps:
-            found = f"a phase warms up for {self.num_warmup_steps} of its {self.steps} steps"
+            found = f"warmup_steps is {self.num_warmup_steps} and a phase has {self.steps} steps"
             cure = f"give warmup_steps of 0 to {self.steps}, or warmup_fraction of 0 to 1"
             raise ValueError(f"{found}; {cure}")
         if self.peak_lr <= 0:
@@ -214,7 +214,7 @@ class PretrainSettings:
     precision: Literal["fp32", "bf16"] = "fp32"
     zero_stage: Literal[0, 1, 2, 3] = 1
     deepspeed: str | None = field(
-        default=None, metadata={"fills": "trainer.engine.deepspeed_config:settings_of_file"}
+        default=None, metadata={"fills": "trainer.engine.deepspeed_settings:settings_of_file"}
     )
     micro_tokens: int = 16_384
     activation_checkpointing: bool = False

@@ -55,8 +55,7 @@ def parse_words(
     for field in dataclasses.fields(settings_class):
         if (fill := field.metadata.get("fills")) and given.get(field.name, Given(None, "")).value:
             path = given[field.name].value
-            found = pkgutil.resolve_name(fill)(path, reader.in_files, reader.flags)
-            given |= {key: Given(value, f"{path}: ") for key, value in found.items()}
+            given |= pkgutil.resolve_name(fill)(path, reader.in_files, reader.flags)
     if missing := missing_fields(settings_class, given):
         names = ", ".join(_as_given(name, settings_class, positionals) for name in missing)
         raise ValueError(f"missing: {names}; {program} --help says what it takes")

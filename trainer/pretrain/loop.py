@@ -15,7 +15,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from trainer.checkpoints.read import load_checkpoint
-from trainer.engine.deepspeed_config import deepspeed_config, read_deepspeed_file
+from trainer.engine.deepspeed_config import deepspeed_config
+from trainer.engine.deepspeed_file import passed_to_deepspeed
 from trainer.engine.train_step import (
     StepCounts,
     agree_on_step,
@@ -78,7 +79,7 @@ def pretrain(settings: PretrainSettings, remainder: object = None) -> int:
     """Trains, or continues, the run in settings.output; the exit code is 0 when it is finished."""
     assert not remainder, "the command line passes nothing after --"
     settings = resolve(settings)
-    chosen = read_deepspeed_file(settings.deepspeed)
+    chosen = passed_to_deepspeed(settings.deepspeed)
     deepspeed = deepspeed_config(chosen, settings.zero_stage, settings.precision)
     watch = LauncherWatch()
     ranks = start_ranks()
