@@ -87,6 +87,12 @@ class BuildSettings:
             (reference), or half (exact).
         num_buckets: Train shards of a pass, a power of two; null means 128 MiB of text each.
 
+    Soundness:
+        max_unknown: Share of [UNK] among the tokens above which the build stops before it makes
+            shards.
+        max_random_next: Share of random second segments above which nothing is published, as
+            sentences were not found. Give 1 where training leaves next-sentence prediction off.
+
     Validation split (docs/input.md):
         validation_fraction: Share of the tokens that is held out, of each source alike. At least
             20,000 tokens are held out where these are at most 5 % of all; 0 holds out none.
@@ -142,6 +148,8 @@ class BuildSettings:
     max_predictions: int | None = None
     whole_word_masking: bool = False
     nsp_balance: Literal["reference", "exact"] = "reference"
+    max_unknown: float = 0.5
+    max_random_next: float = 0.9
     validation_fraction: float = 0.005
     validation_tokens: int = VALIDATION_TOKENS
     num_buckets: int | None = None
@@ -173,6 +181,8 @@ class BuildSettings:
             "passes": (1 <= self.passes <= 100, "1 to 100"),
             "short_seq_prob": (0 <= self.short_seq_prob <= 1, "0 to 1"),
             "masked_lm_prob": (0 < self.masked_lm_prob < 1, "above 0 and below 1"),
+            "max_unknown": (0 <= self.max_unknown <= 1, "0 to 1"),
+            "max_random_next": (0 <= self.max_random_next <= 1, "0 to 1"),
             "validation_fraction": (0 <= self.validation_fraction < 1, "0 or more and below 1"),
             "validation_tokens": (self.validation_tokens >= 1, "1 or more"),
             "max_predictions": (allows(self.max_predictions, 1), "1 or more, or null"),

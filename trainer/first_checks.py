@@ -78,8 +78,7 @@ def check_fill_mask(settings: FillMaskSettings) -> None:
 
 def check_evaluate(settings: EvaluateSettings) -> None:
     """Refuses a dataset or a model that is not there."""
-    if settings.data is not None:
-        _check_data([settings.data])
+    _check_data([settings.data])
     _check_model(settings.model)
 
 

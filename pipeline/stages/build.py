@@ -51,11 +51,12 @@ from pipeline.stages.build_vocab import VOCAB, prepare_vocabulary
 from pipeline.stages.choose_documents import choice_content
 from pipeline.stages.describe import count_documents
 from pipeline.stages.plan import describe_plan
-from pipeline.storage.archives import is_archive
+from pipeline.stages.soundness import check_tokens
 from pipeline.storage.json_files import read_present
 from pipeline.storage.local import scratch_folder
 from pipeline.storage.locks import LOCK, locked_folder
 from pipeline.storage.secret_values import hide, hide_in
+from pipeline.storage.zip_archive import SUFFIX as ZIP
 from pipeline.tokens.provenance import OVERLAPS_TABLE, write_overlaps
 from tokenizer.compiled import BUILD_COMMAND, load
 from tokenizer.vocab import Vocabulary, parse_vocab
@@ -95,6 +96,7 @@ def run_build(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
         vocabulary = prepare_vocabulary(settings, corpus.files, corpus.parts, beam_arguments)
         seconds["vocabulary"] = time.perf_counter() - began
         store = make_tokens(settings, vocabulary, corpus.parts, beam_arguments)
+        check_tokens(settings, vocabulary, store)
         seconds["tokens"] = time.perf_counter() - began - sum(seconds.values())
         dataset = make_shards(settings, vocabulary, store, beam_arguments)
         seconds["shards"] = time.perf_counter() - began - sum(seconds.values())
@@ -141,6 +143,7 @@ def run_shards(settings: BuildSettings, beam_arguments: Sequence[str]) -> Datase
         else:
             store = read_store(folder)
         _refuse_other_tokens(settings, vocabulary, store)
+        check_tokens(settings, vocabulary, store)
         dataset = make_shards(settings, vocabulary, store, beam_arguments)
     _print_counts(settings, store)
     _print_result(dataset, time.perf_counter() - began)
@@ -288,7 +291,7 @@ def _say_what_is_one_document(corpus: Corpus) -> None:
     """
     ranges = [each for part in corpus.parts for each in part.ranges if each.size]
     largest = max(ranges, key=lambda each: each.num_bytes)
-    if largest.format != "text" or is_archive(largest.url):
+    if largest.format != "text" or largest.url.endswith(ZIP):
         return
     cure = (
         "give --format text-blank-lines where blank lines stand between documents, or --format"

@@ -39,6 +39,7 @@ from pipeline.stages.publish import (
     remove_leftovers,
     remove_unfinished,
 )
+from pipeline.stages.soundness import check_random_next
 from pipeline.storage.folder import Folder
 from pipeline.storage.json_files import read_object
 from pipeline.tokens.buckets import (
@@ -135,6 +136,7 @@ def _build_missing(
     built = _without_lost(folder, built, [task.name for task in tasks])
     _refuse_lost(_not_in(built, tasks), len(tasks))
     shards = [shard for shard, _ in built.values()]
+    check_random_next(settings, store, shards)
     manifest = describe_dataset(settings, vocabulary, store, held_out, shards, seal)
     publish_dataset(folder, built, manifest)
 

@@ -38,6 +38,7 @@ from pipeline.tokens.token_records import (
     choose_examples,
     count_by_source,
     find_files_without_text,
+    find_unknown_words,
     read_records,
     record_stem,
     require_finished,
@@ -103,6 +104,7 @@ class TokenStore:
         dropped_examples: A few dropped documents of each reason.
         choice: What decided which documents other documents leave out, or are held out.
         without_text: The first input files that gave no text.
+        unknown_words: Some of the words that hold an [UNK], the commonest first.
     """
 
     settings: Mapping[str, Any]
@@ -114,6 +116,7 @@ class TokenStore:
     dropped_examples: Sequence[Mapping[str, str]] = ()
     choice: Mapping[str, Any] = field(default_factory=dict)
     without_text: Sequence[str] = ()
+    unknown_words: Sequence[str] = ()
 
     @property
     def has_dropped(self) -> bool:
@@ -210,8 +213,18 @@ def _index_parts(
     examples += describe_near_duplicates(folder, names, found.near_duplicates)
     rows = [by_source.get(source, {}) for source in range(num_sources)]
     named = [url for url, _ in silent[:_NUM_NAMED]]
-    counters, choice = sum_counters(by_source), choice_content(settings)
-    store = TokenStore(content, key, tuple(names), counters, totals, rows, examples, choice, named)
+    store = TokenStore(
+        settings=content,
+        parts_key=key,
+        part_names=tuple(names),
+        counters=sum_counters(by_source),
+        totals=totals,
+        source_counters=rows,
+        dropped_examples=examples,
+        choice=choice_content(settings),
+        without_text=named,
+        unknown_words=find_unknown_words(told),
+    )
     folder.write(STORE, json_bytes(asdict(store)))
     _remove_other_files(folder, store)
     rejected = settings.open_output() / REJECTED

@@ -19,6 +19,7 @@ from pipeline.jobs.vocab_job import CountingRule, run_vocab_job
 from pipeline.settings import BuildSettings, describe_changes
 from pipeline.shards.manifest import MANIFEST
 from pipeline.shards.records import json_bytes
+from pipeline.stages.given_vocabulary import check_vocabulary
 from pipeline.stages.publish import remove_unfinished
 from pipeline.storage.folder import Folder
 from pipeline.storage.hub import fetch_from_hub, is_hub_name
@@ -80,6 +81,7 @@ def prepare_vocabulary(
     _remove_counting(folder)  # a killed build may have left some
     if settings.vocab:
         vocabulary = read_vocabulary(settings, settings.vocab)
+        check_vocabulary(vocabulary, settings.word_rule, settings.vocab)
     else:
         vocabulary = _learn(settings, parts, folder, beam_arguments)
     _remove_other_work(settings, vocabulary)

@@ -18,9 +18,10 @@ _ZIP_ERRORS = (
     zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError, struct.error,
     OverflowError, OSError, ValueError, LookupError, MemoryError,
 )  # fmt: skip
+SUFFIX = ".zip"
 
 
-class ZipMember(NamedTuple):
+class Member(NamedTuple):
     """One file of an archive that is open for reading."""
 
     archive: zipfile.ZipFile
@@ -28,17 +29,12 @@ class ZipMember(NamedTuple):
     url: str
 
     @property
-    def name(self) -> str:
-        """Returns the member's name within the archive."""
-        return self.info.filename
-
-    @property
     def where(self) -> str:
-        """Returns ARCHIVE/NAME, for messages."""
-        return f"{self.url}/{self.name}"
+        """ARCHIVE/NAME, for messages."""
+        return f"{self.url}/{self.info.filename}"
 
     def blocks(self) -> Iterator[bytes]:
-        """Yields the member's bytes; a member named *.gz, *.zst, ... is decompressed as well."""
+        """Its bytes, decompressed by its own name too."""
         stored = self._inflated()
         return decompress(stored, self.where) if is_compressed(self.where) else stored
 
@@ -51,8 +47,8 @@ class ZipMember(NamedTuple):
                 yield block
 
 
-def list_members(file: IO[bytes], size: int, url: str) -> list[ZipMember]:
-    """Returns the members of an open archive in the order of their bytes, without hidden ones."""
+def list_members(file: IO[bytes], size: int, url: str) -> list[Member]:
+    """The members of an open archive in the order of their bytes, hidden ones left out."""
     with _broken_zip(url):
         archive = zipfile.ZipFile(file)
         members = [info for info in archive.infolist() if not info.is_dir()]
@@ -65,7 +61,7 @@ def list_members(file: IO[bytes], size: int, url: str) -> list[ZipMember]:
         raise ValueError(f"{url}: {found}; leave it out")
     ordered = sorted(members, key=lambda info: info.header_offset)
     shown = [info for info in ordered if not PurePosixPath(info.filename).name.startswith(".")]
-    return [ZipMember(archive, info, url) for info in shown]
+    return [Member(archive, info, url) for info in shown]
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.documents import Document, DroppedDocument, add_example
 from pipeline.documents.parts import Part
@@ -22,6 +23,7 @@ from pipeline.text.sentences import cut_document, keep_lines, split_sentences
 from pipeline.text.task_texts import Overlap, WindowFinder
 from pipeline.tokens.token_parts import TokenizedDocument
 from tokenizer.encode import Encoder
+from tokenizer.vocab import IdArray
 
 DocumentKind = TypeVar("DocumentKind")
 SENTENCES_PER_CALL = 1 << 16
@@ -29,6 +31,8 @@ TASK_TEXT = "task_text"
 LISTED = "documents_listed"
 """The counter of documents that hold text of task files and are not dropped for it."""
 _MAX_REASONS = 100
+_SENTENCES_LOOKED_AT = 64
+_UNKNOWN_WORDS = 20
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ class DocumentList(Generic[DocumentKind]):
     source: int = 0
     without_text: tuple[str, ...] = ()  # ranges of the part, by URL, that only the last list knows
     overlaps: tuple[tuple[str, str, Overlap], ...] = ()  # id and place of each document with one
+    unknown_words: Mapping[str, int] = field(default_factory=dict)  # some of those with an [UNK]
     keeps_dropped: bool = False  # every dropped document, with its whole text
 
     if not TYPE_CHECKING:  # Beam checks types while it runs, and knows no generic classes
@@ -197,6 +202,7 @@ def encode_documents(
     encoded: list[TokenizedDocument] = []
     empty: list[tuple[str, str]] = []
     counters: Counter[str] = Counter()
+    unknown_words: Counter[str] = Counter()
     # One call for many documents: the encoder looks once at each of its distinct words.
     read = documents.documents
     for group in batch_by_size(read, lambda each: len(each.sentences), SENTENCES_PER_CALL):
@@ -214,9 +220,29 @@ def encode_documents(
                 empty.append((document.where, document.sentences[0]))
             sentence, start = sentence + len(document.sentences), stop
         counters.update(sentences=int(np.count_nonzero(lengths)), tokens=len(tokens))
-        counters["unknown_tokens"] += int(np.count_nonzero(tokens == encoder.vocab.unk_id))
+        num_unknown = int(np.count_nonzero(tokens == encoder.vocab.unk_id))
+        counters["unknown_tokens"] += num_unknown
+        if num_unknown:
+            unknown_words.update(_count_unknown_words(sentences, tokens, lengths, encoder))
     counters["dropped_empty"] = len(read) - len(encoded)
-    return documents.replace(encoded, counters, empty)
+    noted = dataclasses.replace(
+        documents, unknown_words=dict(unknown_words.most_common(_UNKNOWN_WORDS))
+    )
+    return noted.replace(encoded, counters, empty)
+
+
+def _count_unknown_words(
+    sentences: Sequence[str], tokens: IdArray, lengths: NDArray[np.uint32], encoder: Encoder
+) -> Counter[str]:
+    """Counts the words that hold an [UNK] in the first sentences that have one."""
+    numbers = np.repeat(np.arange(len(sentences)), lengths)
+    with_unknown = np.unique(numbers[tokens == encoder.vocab.unk_id])[:_SENTENCES_LOOKED_AT]
+    words = [
+        word for number in with_unknown.tolist() for word in encoder.rule.split(sentences[number])
+    ]
+    ids, num_pieces = encoder.encode_sentences(words)
+    places = np.repeat(np.arange(len(words)), num_pieces)[ids == encoder.vocab.unk_id]
+    return Counter(words[place] for place in np.unique(places).tolist())
 
 
 def find_task_texts(

@@ -17,12 +17,11 @@ from pipeline.tokens.provenance import writable
 from pipeline.tokens.word_counts import WordSeal
 
 # The keys of a record that are no counts.
-_EXAMPLES, _SOURCE, _WITHOUT_TEXT, _WORDS = _NO_COUNTS = (
-    "examples",
-    "source",
-    "without_text",
-    "words",
-)
+_EXAMPLES, _SOURCE, _WITHOUT_TEXT = "examples", "source", "without_text"
+_WORDS = "words"
+_UNKNOWN_WORDS = "unknown_words"
+_NO_COUNTS = (_EXAMPLES, _SOURCE, _WITHOUT_TEXT, _WORDS, _UNKNOWN_WORDS)
+_NUM_UNKNOWN_WORDS = 20
 _LOST = "the store or another program removed them: run the same command again"
 _REMEDY = "delete this file, tokens.json beside it if it is there, and run the same command again"
 _EXAMPLES_OF_ALL = 4 * EXAMPLES_PER_REASON
@@ -115,6 +114,14 @@ def choose_examples(records: Iterable[Mapping[str, Any]]) -> list[dict[str, str]
     return [each for _, own in sorted(kept.items()) for each in own[:_EXAMPLES_OF_ALL]]
 
 
+def find_unknown_words(records: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Returns words with an [UNK] that lists have noted, the commonest first."""
+    words: Counter[str] = Counter()
+    for record in records:
+        words.update(record.get(_UNKNOWN_WORDS, {}))
+    return sorted(words, key=lambda word: (-words[word], word))[:_NUM_UNKNOWN_WORDS]
+
+
 def find_files_without_text(
     records: Iterable[Mapping[str, Any]], parts: Sequence[Part]
 ) -> list[tuple[str, int]]:
@@ -136,9 +143,10 @@ def format_record(
     examples: list[DroppedDocument] = []
     for each in documents.dropped:
         add_example(examples, each.reason, each.where, each.text)
-    told: dict[str, list[Any]] = {
+    told: dict[str, Any] = {
         _EXAMPLES: [hide_in(dataclasses.asdict(each)) for each in examples],
         _WITHOUT_TEXT: list(map(writable, documents.without_text)),
+        _UNKNOWN_WORDS: dict(documents.unknown_words),
     }
     counted: dict[str, Any] = dict(documents.counters) | {_SOURCE: documents.source}
     if words is not None:

@@ -52,6 +52,46 @@ def local(corpus, tmp_path_factory):
     return output
 
 
+WORDS = (
+    "--max_random_next",
+    "1",
+    "--words",
+    "whitespace",
+    "--lower_case",
+    "false",
+    "--passes",
+    "1",
+    "--seq_lens",
+    "64",
+)
+
+
+@pytest.fixture(scope="session")
+def local_words(corpus, tmp_path_factory):
+    """The folder of a build here of words as they stand."""
+    output = tmp_path_factory.mktemp("engines-words") / "data"
+    words = ["--input", corpus / "a.jsonl", "--output", output, "--workers", 1]
+    command = [sys.executable, "-m", "pipeline", "build", *words, *LEARNED, *WORDS]
+    subprocess.run([str(word) for word in command], cwd=ROOT, check=True, capture_output=True)
+    return output
+
+
+@pytest.fixture
+def build_words(cluster, gate, corpus, local_words, tmp_path):
+    """build_words() builds words as they stand on the engine, with the vocabulary made here."""
+
+    def build():
+        gate.open()
+        output = tmp_path / "words"
+        vocab = ("--vocab", f"{local_words}/vocab.txt")
+        command = cluster.build_command(corpus / "a.jsonl", output, "auto", *vocab, *WORDS)
+        env = os.environ | dict(cluster.environment)
+        subprocess.run(["bash", "-c", command], cwd=tmp_path, env=env, check=True, timeout=SECONDS)
+        assert root_hash(output) == root_hash(local_words)
+
+    return build
+
+
 @pytest.fixture(scope="module")
 def gate(tmp_path_factory):
     return Gate(tmp_path_factory.mktemp("gate"))

@@ -32,7 +32,7 @@ from pipeline.tokens.token_parts import TokenizedDocument, pack_documents
 from tests.pipeline.programs import root_hash, run, write_texts
 from tests.pipeline.similar_texts import make_text, oracle
 
-FLAGS = ("--passes", 1, "--seq_lens", 64, "--workers", 1)
+FLAGS = ("--passes", 1, "--seq_lens", 64, "--workers", 1, "--max_unknown", 1)
 NEAR = ("--near_duplicates", 0.8)
 
 

@@ -1,0 +1,61 @@
+"""Holds a vocabulary that was given to the words that can come of the text."""
+
+from collections.abc import Sequence
+
+from tqdm import tqdm
+
+from tokenizer.vocab import CONTINUATION, SPECIAL_TOKENS, Vocabulary
+from tokenizer.word_rule import CASED, WordRule
+
+_NUM_SHOWN = 5
+_MOST_IMPOSSIBLE = 0.5
+_CASED = 0.05
+"""The least share of entries with capitals or accents of a cased vocabulary: of BERT's it is 31 %,
+of its uncased one 0."""
+
+
+def check_vocabulary(vocabulary: Vocabulary, rule: WordRule, where: str) -> None:
+    """Holds a vocabulary that was given to the words that can come of a text.
+
+    Args:
+        vocabulary: What `where` holds.
+        rule: How the build's text becomes words.
+        where: The file or model that was given, for messages.
+
+    Raises:
+        ValueError: Most of its entries can never be made, or it is cased and text is lower-cased.
+    """
+    entries = [
+        token.removeprefix(CONTINUATION)
+        for token in vocabulary.tokens
+        if token not in SPECIAL_TOKENS and not token.startswith("[unused")
+    ]
+    impossible = _find_impossible(entries, rule)
+    shown = ", ".join(map(repr, impossible[:_NUM_SHOWN]))
+    said = f"{where}: {len(impossible):,} of {len(entries):,} entries"
+    if rule.lower_case:
+        cased = len(impossible) - len(_find_impossible(impossible, CASED))
+        if cased > _CASED * len(entries):
+            raise ValueError(
+                f"{said} have capitals or accents, such as {shown}, and the text is lower-cased;"
+                " give --lower_case false, or the vocabulary of an uncased model"
+            )
+    if len(impossible) > _MOST_IMPOSSIBLE * len(entries):
+        raise ValueError(
+            f"{said} can never be made, such as {shown}: BERT's words end at blanks and"
+            " punctuation; give --words whitespace --lower_case false where words stand between"
+            " blanks, or the vocabulary of this text"
+        )
+    has_capitals = any(entry != entry.lower() for entry in entries)
+    has_case = any(entry != entry.upper() for entry in entries)
+    if rule == CASED and has_case and not has_capitals:
+        tqdm.write(
+            f"{where}: no entry has a capital, and the text keeps its own, which become [UNK]; give"
+            " --lower_case true, unless the text is lower-cased already"
+        )
+
+
+def _find_impossible(entries: Sequence[str], rule: WordRule) -> list[str]:
+    """Returns the entries that are no word of any text, in their order."""
+    split = rule.split
+    return [entry for entry in entries if split(entry) != [entry]]

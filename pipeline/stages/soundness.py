@@ -1,0 +1,118 @@
+"""What shows, while a dataset is made, that it will not be what its maker wants.
+
+A vocabulary of other words gives [UNK] for every word, and text whose sentences are not found makes
+every pair random: both would be a complete dataset of valid shards. What is odd is said in one
+line; what cannot be meant stops the build, and a setting says that it is meant.
+"""
+
+from collections.abc import Sequence
+
+from tqdm import tqdm
+
+from pipeline.settings import BuildSettings
+from pipeline.shards.records import Shard
+from pipeline.stages.build_tokens import TokenStore
+from tokenizer.vocab import Vocabulary
+
+_NUM_SHOWN = 5
+_SAID_UNKNOWN = 0.01
+_USUAL_RANDOM_NEXT = (0.35, 0.65)
+"""google-research/bert makes 56 to 57 % of all second segments random (docs/parity.md 5)."""
+
+
+def check_tokens(settings: BuildSettings, vocabulary: Vocabulary, store: TokenStore) -> None:
+    """Looks at the encoded documents before shards are made of them.
+
+    Raises:
+        ValueError: More of the tokens are [UNK] than max_unknown, or hardly a document has more
+            than one sentence, so that every pair would be random.
+    """
+    _check_unknown(settings, vocabulary, store)
+    if settings.max_random_next < 1 and _sentences_a_document(store) < 1 + _fewest(settings):
+        raise ValueError(
+            f"the documents hold {_sentences_a_document(store):.2f} sentences on average, so that"
+            f" nearly every second segment would be a random one; {_random_cure(settings)}"
+        )
+
+
+def _check_unknown(settings: BuildSettings, vocabulary: Vocabulary, store: TokenStore) -> None:
+    unknown = store.counters.get("unknown_tokens", 0)
+    share = unknown / max(1, store.counters.get("tokens", 0))
+    if share <= _SAID_UNKNOWN:
+        return
+    known = {character for token in vocabulary.tokens for character in token}
+    characters = [
+        character
+        for word in store.unknown_words
+        for character in dict.fromkeys(word)
+        if character not in known
+    ]
+    said = f"{share:.1%} of the tokens are [UNK]"
+    if store.unknown_words:
+        said += f": words such as {', '.join(map(repr, store.unknown_words[:_NUM_SHOWN]))}"
+    if characters:
+        missing = ", ".join(map(repr, list(dict.fromkeys(characters))[:_NUM_SHOWN]))
+        said += f", with characters that no piece has: {missing}"
+    if share <= settings.max_unknown:
+        tqdm.write(f"{said}; {_unknown_cure(settings)}")
+        return
+    raise ValueError(
+        f"{said}, more than max_unknown {settings.max_unknown:g}; {_unknown_cure(settings)}; or"
+        f" give --max_unknown {min(1.0, share + 0.01):.2f} if it is meant"
+    )
+
+
+def _unknown_cure(settings: BuildSettings) -> str:
+    if settings.vocab:
+        return "give the vocabulary of text like this, or none to learn one"
+    return "raise alphabet_size (Chinese needs some 8,000) or vocab_size"
+
+
+def _sentences_a_document(store: TokenStore) -> float:
+    documents = sum(
+        source.documents + source.duplicates + sum(source.dropped.values())
+        for source in store.totals.sources
+    )
+    return store.counters.get("sentences", 0) / max(1, documents)
+
+
+def _fewest(settings: BuildSettings) -> float:
+    """Returns how many more sentences than one a document needs, for a share of pairs that follow.
+
+    Of documents of at most two sentences, half of those with two give a pair that follows.
+    """
+    return 2 * (1 - settings.max_random_next)
+
+
+def _random_cure(settings: BuildSettings) -> str:
+    languages = ", ".join(sorted({source.language for source in settings.corpus}))
+    return (
+        f"look at --language (now {languages}) and at how documents are divided (--format), or give"
+        " --max_random_next 1 and train with --objective mlm, without next-sentence prediction"
+    )
+
+
+def check_random_next(settings: BuildSettings, store: TokenStore, shards: Sequence[Shard]) -> None:
+    """Looks at the share of random second segments before a dataset is published.
+
+    Raises:
+        ValueError: It is above max_random_next. The shards stay, so that the same command with
+            another max_random_next publishes them at once.
+    """
+    train = [shard for shard in shards if shard.split == "train"]
+    for seq_len in sorted({shard.seq_len for shard in train}):
+        same_length = [shard for shard in train if shard.seq_len == seq_len]
+        instances = sum(shard.instances for shard in same_length)
+        share = sum(shard.random_next for shard in same_length) / max(1, instances)
+        least, most = _USUAL_RANDOM_NEXT
+        if least <= share <= most:
+            continue
+        tokens_a_sentence = store.counters["tokens"] / max(1, store.counters["sentences"])
+        said = (
+            f"L{seq_len}: {share:.1%} of the second segments are random, 56 % are usual: documents"
+            f" hold {_sentences_a_document(store):.1f} sentences of {tokens_a_sentence:.0f} tokens"
+            f" on average; {_random_cure(settings)}"
+        )
+        if share > settings.max_random_next:
+            raise ValueError(said)
+        tqdm.write(said)
