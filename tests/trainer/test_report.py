@@ -116,6 +116,61 @@ def test_what_is_no_run_is_refused(tmp_path, capsys, name, message):
     assert message in capsys.readouterr().err
 
 
+CONFIG = """\
+seed: 3
+precision: bf16
+optimizer: {name: lamb, eps: 1.0e-06}
+phases:
+- {seq_len: 128, global_batch: 256, steps: 900, peak_lr: 0.001}
+- {seq_len: 512, global_batch: 64, steps: 100, peak_lr: 0.0005, warmup_steps: null}
+skip: []
+"""
+MODEL = {"num_layers": 2, "hidden_size": 128, "num_heads": 2, "vocab_size": 30522}
+
+
+def test_the_page_says_model_batch_rate_and_settings(tmp_path):
+    launch = {"time": "t", "world_size": 2, "hardware": {"machine": "x86"}, "python": "3.11"}
+    run = write_run(tmp_path / "run", facts=FACTS | {"model": MODEL, "launches": [launch]})
+    (run / "config.yaml").write_text(CONFIG)
+    page = page_of(run)
+    header = page.partition("</h1>")[2].partition("</p>")[0].split("<br>")
+    for line in (
+        "model: 2 layers of 128, 2 heads, vocabulary of 30,522",
+        "phase 0: length 128, batches of 256, steps 900, rate 0.001",
+        "phase 1: length 512, batches of 64, steps 100, rate 0.0005",
+        "optimizer lamb, precision bf16, seed 3",
+        "2 rank(s) on x86",
+        "Python 3.11",
+    ):
+        assert line in header
+    settings = page.partition("<h2>Settings</h2>")[2]
+    for name, value in (("phases[1].global_batch", "64"), ("optimizer.eps", "1e-06")):
+        assert f">{name}</td>" in settings
+        assert f">{value}</td>" in settings
+    assert "skip" not in settings
+    assert "warmup_steps" not in settings
+
+
+def test_settings_that_cannot_be_read_are_said(tmp_path):
+    run = write_run(tmp_path / "run", facts={"model": "big", "launches": [], "datasets": []})
+    (run / "config.yaml").write_text("[" * 5_000)
+    page = page_of(run)
+    assert "config.yaml is damaged, it is not YAML" in page
+    assert "<h2>Settings</h2>" not in page
+
+
+def test_a_phase_of_one_run_is_not_drawn_for_all(tmp_path):
+    two = [step_row(step, phase=step // 10) for step in range(1, 21)]
+    one = [step_row(step, phase=0) for step in range(1, 21)]
+    folders = [write_run(tmp_path / name, rows) for name, rows in (("a", two), ("b", one))]
+    page = render_page(read_runs([str(folder) for folder in folders]))
+    assert "a: phase 1</text>" in page
+    assert ">phase 1</text>" not in page
+    folders.append(write_run(tmp_path / "c", two))
+    both = render_page(read_runs([str(folder) for folder in folders[::2]]))
+    assert ">phase 1</text>" in both
+
+
 def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path):
     runs = [write_run(tmp_path / "a" / "run"), write_run(tmp_path / "b" / "run")]
     assert [run.name for run in read_runs([str(run) for run in runs])] == ["a/run", "b/run"]
@@ -130,5 +185,6 @@ def test_the_header_says_what_is_read_and_how_far_it_has_come(tmp_path):
     header = page.partition("</h1>")[2].partition("</p>")[0]
     assert "data: wiki at s3://bucket/data, root hash 0123456789abcdef<br>" in header
     assert "<br>masking: 0.3-0.15<br>" in header
+    assert "model" not in header
     assert "<br>started 2026-01-01T10:00:00+00:00, launched 2 times, last 2026-01-02" in header
     assert header.endswith("<br>finished after 1 steps")

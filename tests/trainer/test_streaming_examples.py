@@ -48,6 +48,12 @@ def test_a_plain_loop_reads_rows_without_the_package(examples, instances):
     assert found["is_random"] == last.is_random_next
 
 
+def test_the_examples_read_a_pass_of_one_shard_too(examples, tmp_path):
+    (tmp_path / "data/train/L128/pass-00/shard-00001.tar").unlink()
+    assert run(examples[0])["samples"] == 700
+    assert len(list(run(examples[1])["instances"])) == 700
+
+
 def test_rows_are_samples_with_keys_of_their_own(examples, instances):
     found = {key: rest for key, *rest in run(examples[1])["instances"]}
     assert len(found) == 1050

@@ -11,6 +11,7 @@ from markupsafe import Markup
 from pipeline.pages.chart import NUM_COLOURS, Curve, Point, draw_chart
 from pipeline.pages.render import format_share, render, short_number
 from trainer.report.read import ReadRun, Row, number
+from trainer.runs.training_facts import training_facts
 from trainer.watch.terminal import format_seconds
 
 _MOST_EVENTS = 50
@@ -58,6 +59,7 @@ def render_page(runs: Sequence[ReadRun]) -> str:
         summary=rows,
         columns=[name for name in rows[0] if any(row[name] for row in rows)],
         charts={title: chart for title, chart in drawn.items() if chart},
+        settings=list(_list_settings(runs)),
         events=events[-_MOST_EVENTS:],
     )
 
@@ -65,15 +67,25 @@ def render_page(runs: Sequence[ReadRun]) -> str:
 def draw(chart: Chart, runs: Sequence[ReadRun]) -> Markup:
     """The chart over steps; an empty text where no run has the column."""
     curves = [curve for index, run in enumerate(runs) for curve in _curves(chart, index, run)]
-    borders = {
-        (float(row["step"]), f"phase {following['phase']}")
-        for run in runs
-        for row, following in pairwise(run.train)
-        if following.get("phase", row.get("phase")) != row.get("phase")
-    }
     return draw_chart(
-        chart.title, curves, "step", chart.write, from_zero=chart.from_zero, borders=sorted(borders)
+        chart.title, curves, "step", chart.write, from_zero=chart.from_zero, borders=_borders(runs)
     )
+
+
+def _borders(runs: Sequence[ReadRun]) -> list[tuple[float, str]]:
+    """Where phases begin; a border that not all runs have there says whose it is."""
+    beginning: dict[tuple[float, str], list[str]] = {}
+    for run in runs:
+        for row, following in pairwise(run.train):
+            phase = following.get("phase", row.get("phase"))
+            if phase != row.get("phase"):
+                place = (float(row["step"]), f"phase {phase}")
+                beginning.setdefault(place, []).append(run.name)
+    borders = []
+    for (step, phase), names in beginning.items():
+        is_shared = len(names) == len(runs)
+        borders.append((step, phase if is_shared else f"{', '.join(names)}: {phase}"))
+    return sorted(borders)
 
 
 def _curves(chart: Chart, index: int, run: ReadRun) -> Iterator[Curve]:
@@ -96,6 +108,7 @@ def _describe(run: ReadRun) -> Iterator[str]:
     for each in run.facts.get("datasets", ()):
         root_hash = str(each.get("root_hash"))[:16]
         yield f"data: {each.get('name')} at {each.get('url')}, root hash {root_hash}"
+    yield from _describe_training(run)
     if "masking" in run.facts:
         yield f"masking: {run.facts['masking']}"
     if times := [str(launch.get("time")) for launch in run.facts.get("launches", ())]:
@@ -105,6 +118,48 @@ def _describe(run: ReadRun) -> Iterator[str]:
         last = run.train[-1]
         is_finished = number(last, "eta_seconds") == 0
         yield f"finished after {last['step']:,} steps" if is_finished else f"{last['step']:,} steps"
+
+
+def _describe_training(run: ReadRun) -> Iterator[str]:
+    """The model, the phases and what is trained with; nothing where the files are odd."""
+    model = run.facts.get("model")
+    names = ("num_layers", "hidden_size", "num_heads", "vocab_size")
+    if isinstance(model, Mapping) and all(isinstance(model.get(name), int) for name in names):
+        sizes = "{num_layers} layers of {hidden_size}, {num_heads} heads".format(**model)
+        yield f"model: {sizes}, vocabulary of {model['vocab_size']:,}"
+    try:
+        training = training_facts(run.settings, run.facts)
+    except (TypeError, AttributeError, KeyError, ValueError):
+        return
+    for phase_number, phase in enumerate(training.get("phases", [])):
+        yield f"phase {phase_number}: {phase}"
+    known = [
+        f"{name} {training[name]}"
+        for name in ("optimizer", "precision", "seed")
+        if name in training
+    ]
+    if known:
+        yield ", ".join(known)
+    yield from (training[name] for name in ("hardware", "software") if name in training)
+
+
+def _list_settings(runs: Sequence[ReadRun]) -> Iterator[list[str]]:
+    """A row for each setting of config.yaml: its name, and its value in every run."""
+    columns = [dict(_flatten(run.settings)) for run in runs]
+    for name in dict.fromkeys(name for column in columns for name in column):
+        yield [name, *(column.get(name, "") for column in columns)]
+
+
+def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Values by their names, such as phases[0].peak_lr; what is not set is left out."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _flatten(inner, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list) and any(isinstance(each, Mapping) for each in value):
+        for index, inner in enumerate(value):
+            yield from _flatten(inner, f"{name}[{index}]")
+    elif value not in (None, [], {}):
+        yield name, ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _summarize(run: ReadRun) -> dict[str, str]:

@@ -26,6 +26,7 @@ class ReadRun:
         name: The folder's, with as many of its parents as tell it from the other runs.
         events: Rows of other kinds, and those of steps that were not taken.
         facts: run.json; empty where it cannot be read.
+        settings: config.yaml; empty where it cannot be read.
         problems: What could not be read, for people.
     """
 
@@ -35,6 +36,7 @@ class ReadRun:
     validation: list[Row]
     events: list[Row]
     facts: Mapping[str, Any]
+    settings: Mapping[str, Any]
     problems: list[str]
 
 
@@ -62,7 +64,8 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 
 def _read_run(path: Path, name: str) -> ReadRun:
-    folder, problems, facts = RunFolder(path), list[str](), dict[str, Any]()
+    folder, problems = RunFolder(path), list[str]()
+    facts, settings = dict[str, Any](), dict[str, Any]()
     if not folder.facts.is_file() and not folder.metrics.is_file():
         found = "is no folder" if not path.is_dir() else "holds neither run.json nor metrics.jsonl"
         raise FileNotFoundError(f"{path} {found}; give the --output of a pretrain command")
@@ -70,6 +73,11 @@ def _read_run(path: Path, name: str) -> ReadRun:
         facts = parse_object(folder.facts.read_bytes(), str(folder.facts), REMEDY)
     except (OSError, ValueError) as error:
         problems.append(str(error))
+    if folder.config.is_file():
+        try:
+            settings = folder.read_config()
+        except (OSError, ValueError) as error:
+            problems.append(str(error))
     rows = list(_rows(folder.metrics, problems))
     train = [row for row in rows if row.get("split") == "train"]
     validation = [row for row in rows if row.get("split") == "validation"]
@@ -77,14 +85,17 @@ def _read_run(path: Path, name: str) -> ReadRun:
     events += _rows(folder.anomalies, problems)
     if not train:
         problems.append("metrics.jsonl has no step yet")
-    return ReadRun(name, path, _last(train), _last(validation), events, facts, problems)
+    return ReadRun(name, path, _last(train), _last(validation), events, facts, settings, problems)
 
 
 def _rows(path: Path, problems: list[str]) -> Iterator[Row]:
     """Rows that are JSON objects with a whole step; the numbers of other lines are told."""
     bad = []
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    for place, line in enumerate(text.splitlines(), start=1):
+    lines = text.split("\n")
+    if not lines[-1]:
+        del lines[-1]
+    for place, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
         except ValueError:
