@@ -78,7 +78,8 @@ def check_fill_mask(settings: FillMaskSettings) -> None:
 
 def check_evaluate(settings: EvaluateSettings) -> None:
     """Refuses a dataset or a model that is not there."""
-    _check_data([settings.data])
+    if settings.data is not None:
+        _check_data([settings.data])
     _check_model(settings.model)
 
 

@@ -61,7 +61,7 @@ class Phase:
         if self.warmup_fraction is not None and self.warmup_steps is not None:
             raise ValueError("a phase has both warmup_fraction and warmup_steps; give one of them")
         if not 0 <= self.num_warmup_steps <= self.steps:
-            found = f"a phase warms up for {self.num_warmup_steps} of its {self.steps} steps"
+            found = f"warmup_steps is {self.num_warmup_steps} and a phase has {self.steps} steps"
             cure = f"give warmup_steps of 0 to {self.steps}, or warmup_fraction of 0 to 1"
             raise ValueError(f"{found}; {cure}")
         if self.peak_lr <= 0:
@@ -96,21 +96,27 @@ class Phase:
 
 @dataclass(frozen=True)
 class ValidationSettings:
-    """When and on what the validation loss is measured.
+    """When and on what the model is measured while it trains.
 
     Attributes:
         interval: Optimizer steps between two measurements; 0 measures at the ends of phases only.
         num_instances: How many instances of the validation split are read; 0 takes all.
         stop_at_mlm_accuracy: A masked-LM accuracy that ends the run when a measurement reaches it,
             0.72 in MLPerf.
+        pairs: A file of minimal pairs such as BLiMP's, or a folder or glob of such files, that the
+            model is measured on as well (docs/evaluating.md).
+        pairs_limit: The most pairs of one paradigm, the first ones; 0 takes all. All of BLiMP take
+            BERT-mini half an hour of a core at every measurement.
     """
 
     interval: int = 1_000
     num_instances: int = 10_000
     stop_at_mlm_accuracy: float | None = None
+    pairs: str | None = None
+    pairs_limit: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("interval", "num_instances"):
+        for name in ("interval", "num_instances", "pairs_limit"):
             if (value := getattr(self, name)) < 0:
                 raise ValueError(f"validation.{name} is {value}; it must be at least 0")
 
@@ -180,7 +186,7 @@ class PretrainSettings:
         wandb: Weights & Biases project that the curves also go to. It needs the package wandb.
         peak_tflops: TFLOP/s of one rank's device, which MFU is a share of; null means its data
             sheet's.
-        validation: When and on what the validation loss is measured.
+        validation: When and on what the model is measured while it trains.
         checkpoint: When the run is saved.
         safety: What is done about bad gradients, hung ranks and corrupted memory.
     """
@@ -208,7 +214,7 @@ class PretrainSettings:
     precision: Literal["fp32", "bf16"] = "fp32"
     zero_stage: Literal[0, 1, 2, 3] = 1
     deepspeed: str | None = field(
-        default=None, metadata={"fills": "trainer.engine.deepspeed_config:settings_of_file"}
+        default=None, metadata={"fills": "trainer.engine.deepspeed_settings:settings_of_file"}
     )
     micro_tokens: int = 16_384
     activation_checkpointing: bool = False

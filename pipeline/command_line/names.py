@@ -2,66 +2,173 @@
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from pipeline.command_line.hints import known_keys
 
 _SAME_HERE = {
+    "adam_epsilon": "optimizer.eps",
+    "attention_probs_dropout_prob": "model.overrides",
     "batch_size": "global_batch search_global_batch micro_tokens",
     "bert_config_file": "model.preset",
+    "bf16": "precision",
+    "budget_minutes": "budget_hours",
+    "dataset_name": "data train input",
+    "do_lower_case": "lower_case",
+    "do_whole_word_mask": "whole_word_masking",
     "doc_stride": "squad.stride",
+    "dropout_prob": "model.overrides dropout",
     "dupe_factor": "passes",
+    "eval_file": "validation",
+    "eval_steps": "validation.interval",
     "fp16": "precision",
     "gradient_checkpointing": "activation_checkpointing",
     "gradient_accumulation_steps": "micro_tokens",
+    "gradient_clipping": "optimizer.max_grad_norm",
+    "hidden_size": "model.overrides",
     "init_checkpoint": "init_from model",
+    "input_file": "data train input",
     "learning_rate": "peak_lr search_peak_lr",
     "lr": "peak_lr search_peak_lr",
+    "lr_scheduler_type": "phases.decay_form",
+    "max_predictions_per_seq": "max_predictions",
     "max_seq_length": "seq_lens seq_len phases.seq_len",
     "mlm_probability": "masking masked_lm_prob",
     "model_name_or_path": "init_from model",
+    "num_attention_heads": "model.overrides",
     "num_gpus": "world_size",
+    "num_hidden_layers": "model.overrides",
     "num_train_epochs": "epochs search_epochs",
+    "num_workers": "workers",
+    "optim": "optimizer.name",
+    "predict_file": "test input",
+    "report_to": "wandb",
     "save_steps": "checkpoint.interval",
+    "save_total_limit": "checkpoint.keep",
     "seed": "search_seeds",
+    "text_column": "text_field columns.text",
+    "tokenizer_name": "vocab",
+    "train_data": "data train input",
+    "train_file": "data train input",
+    "validation_file": "validation",
+    "vocab_file": "vocab",
+    "warmup_proportion": "warmup_fraction",
+    "warmup_ratio": "warmup_fraction",
 }
 """By names that google-research/bert and Hugging Face's programs have, ours that do the same."""
+
+_LAUNCHER = "give it to deepspeed before --module, as in deepspeed --num_gpus 8 --module trainer"
+_DEVICE = "a rank takes the GPU that deepspeed gives it; CUDA_VISIBLE_DEVICES= trains on the CPU"
+_AGAIN = "the same command again goes on with its --output, and another --output begins anew"
+_OF_BUILD = "it was decided when the data were built, by build's"
+_ANSWERS = {
+    **dict.fromkeys(
+        (
+            "num_gpus", "num_nodes", "nnodes", "nproc_per_node", "hostfile", "include", "exclude",
+            "master_addr", "master_port", "launcher",
+        ),
+        _LAUNCHER,
+    ),
+    **dict.fromkeys(
+        ("device", "no_cuda", "use_cpu", "use_tpu", "gpus", "cuda", "local_rank"), _DEVICE
+    ),
+    **dict.fromkeys(("resume", "resume_from_checkpoint", "overwrite_output_dir"), _AGAIN),
+    **dict.fromkeys(("do_train", "do_eval", "do_predict"), "the command says what is done"),
+    **dict.fromkeys(
+        ("dataloader_num_workers", "num_workers"),
+        "a thread of each rank reads ahead, and there is nothing to choose",
+    ),
+    "dupe_factor": f"{_OF_BUILD} --passes",
+    "do_lower_case": f"{_OF_BUILD} --lower_case",
+    "max_predictions_per_seq": f"{_OF_BUILD} --max_predictions",
+    "short_seq_prob": f"{_OF_BUILD} --short_seq_prob",
+    "vocab_file": f"{_OF_BUILD} --vocab",
+    "tokenizer_name": f"{_OF_BUILD} --vocab",
+    "logging_steps": "every step is a row of metrics.jsonl in --output",
+    "plan": "`plan` is a command of its own, which takes the same flags",
+    "world_size": f"plan takes --world_size; where you train, {_LAUNCHER}",
+}  # fmt: skip
+"""What is said of names of launchers and of other programs, where no setting does the same."""
 
 _NEAR, _MISSPELT = 0.75, 0.82
 """The least likeness of a name that is proposed, --epochs and eps have 0.67; and of one letter."""
 
 
-def answer_unknown(name: str, settings_class: Any, mark: str = "--", where: str = "") -> str:
-    """The message about a name that no setting of a class has, after a mark.
+def answer_unknown(
+    name: str,
+    settings_class: Any,
+    mark: str = "--",
+    where: str = "",
+    takers: Callable[[str], Sequence[str]] = lambda _: (),
+) -> str:
+    """Returns the message about a name that no setting of a class has.
 
-    That is "--" on the command line, and in a file the levels above; `where` is its file and line.
+    Args:
+        name: The name, without what stands before it.
+        settings_class: The class whose settings are proposed.
+        mark: What stands before the name: "--", or in a file the levels above.
+        where: The file and line of the name, or nothing.
+        takers: Returns the other commands that have a setting of the name.
     """
-    kind, keys = ("flag" if mark.startswith("-") else "key"), known_keys(settings_class)
-    if nearest := suggest(name, [*keys, *(["config"] if kind == "flag" else [])]):
-        cure = f"did you mean {' or '.join(mark + each for each in nearest)}?"
-    elif mark in ("", "-", "--"):
+    is_flag = mark.startswith("-")
+    kind = "flag" if is_flag else "key"
+    keys = known_keys(settings_class)
+    known = [*keys, *(["config"] if is_flag else [])]
+    plain = name.lower().replace("-", "_")
+    is_whole = mark in ("", "-", "--")
+    nearest = _same(plain, known)
+    if not nearest and is_whole and plain in _ANSWERS:
+        return f"{where}unknown {kind} {mark}{name}; {_ANSWERS[plain]}"
+    nearest = nearest or _similar(plain, known)
+    if nearest:
+        cure = f"did you mean {' or '.join(mark + each for each in nearest[:3])}?"
+    elif mark == "--" and (taken := _taken_elsewhere(plain, takers)):
+        cure = taken
+    elif is_whole:
         cure = f"--help lists the {kind}s"
     else:
         cure = f"the keys there are {', '.join(keys)}"
     return f"{where}unknown {kind} {mark}{name}; {cure}"
 
 
+def _taken_elsewhere(plain: str, takers: Callable[[str], Sequence[str]]) -> str:
+    """Which other commands take a flag, or the one of ours that does the same."""
+    for flag in (plain, *_SAME_HERE.get(plain, "").split()):
+        if commands := takers(flag):
+            return f"{' and '.join(commands)} {'takes' if len(commands) == 1 else 'take'} --{flag}"
+    return ""
+
+
 def suggest(wrong: str, known: Iterable[str]) -> list[str]:
-    """At most three names that may be meant: of that last part, beginning, meaning, or spelling."""
-    wrong, names = wrong.lower().replace("-", "_"), list(known)
-    by_last_part = {name.rpartition(".")[2]: name for name in sorted(names, key=len, reverse=True)}
+    """Returns at most three names that may be meant, by what they mean or how they are spelt."""
+    plain = wrong.lower().replace("-", "_")
+    names = list(known)
+    return (_same(plain, names) or _similar(plain, names))[:3]
+
+
+def _same(wrong: str, names: Sequence[str]) -> list[str]:
+    """The names that end in this one, begin so, or mean the same in another program."""
     same = [name for name in names if wrong in (name.replace("-", "_"), name.rpartition(".")[2])]
-    begun = [name for name in names if len(wrong) > 1 and name.startswith(wrong)]
-    meant = [ours for theirs, ours in _SAME_HERE.items() if _holds(wrong, theirs)]
-    ours = [name for name in " ".join(meant).split() if name in names]
-    near = difflib.get_close_matches(wrong, names, cutoff=_NEAR)
-    misspelt = difflib.get_close_matches(wrong, near, cutoff=_MISSPELT)
+    begun = [name for name in names if name.replace("-", "_").startswith(wrong)]
+    begun = sorted(begun, key=len) if len(wrong) > 1 else []
+    held = [ours for theirs, ours in _SAME_HERE.items() if _holds(wrong, theirs)]
+    meant = _SAME_HERE.get(wrong, " ".join(held)).split()
+    return same or begun or [name for name in meant if name in names]
+
+
+def _similar(wrong: str, names: Sequence[str]) -> list[str]:
+    """The names that are spelt like this one, or have a word of it."""
+    written = {name.replace("-", "_"): name for name in names}
+    by_last_part = {name.rpartition(".")[2]: name for name in sorted(names, key=len, reverse=True)}
+    close = difflib.get_close_matches(wrong, written, cutoff=_NEAR)
+    near = [written[plain] for plain in close]
+    misspelt = [written[p] for p in difflib.get_close_matches(wrong, close, cutoff=_MISSPELT)]
     held = [each for each in by_last_part if _holds(wrong, each) or _holds(each, wrong)]
     longest = [by_last_part[part] for part in sorted(held, key=len, reverse=True)]
     parts = difflib.get_close_matches(wrong, by_last_part, cutoff=_NEAR)
     of_parts = [by_last_part[part] for part in parts]
-    return (same or begun or ours or misspelt or longest or near or of_parts)[:3]
+    return misspelt or longest or near or of_parts
 
 
 def _holds(name: str, part: str) -> bool:

@@ -11,8 +11,9 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pipeline.interrupts import Interruption
@@ -107,7 +108,8 @@ def _run_command(
         with interruption.watched():
             if name not in commands:
                 raise ValueError(_unknown_command(name, commands))
-            return _call(called, commands[name], arguments[1:], remainder, interruption)
+            takers = partial(_takers, commands, name)
+            return _call(called, commands[name], arguments[1:], remainder, interruption, takers)
     except KeyboardInterrupt as error:
         return interruption.report(error)
     except USER_FAULTS as fault:
@@ -126,6 +128,7 @@ def _call(
     arguments: Sequence[str],
     remainder: Sequence[str],
     interruption: Interruption,
+    takers: Callable[[str], Sequence[str]],
 ) -> int:
     if {"-h", "--help"} & {*arguments}:
         from pipeline.command_line.help import render_help
@@ -135,7 +138,7 @@ def _call(
         return 0
     if remainder and not command.takes_remainder:
         raise ValueError(f"nothing may stand after --, got: {' '.join(remainder)}")
-    settings = parse_settings(program, command, arguments)
+    settings = parse_settings(program, command, arguments, takers)
     if command.check:
         load(command.check)(settings)
     function = load(command.function)
@@ -163,11 +166,29 @@ def _report_fault(program: str, fault: BaseException) -> int:
     return 2
 
 
-def parse_settings(program: str, command: Command, arguments: Sequence[str]) -> Any:
+def _takers(commands: dict[str, Command], caller: str, flag: str) -> list[str]:
+    """The first two other commands that have a flag."""
+    from pipeline.command_line.hints import known_keys
+
+    others = {name: each for name, each in commands.items() if name != caller}
+    found = [
+        name
+        for name, each in others.items()
+        if flag not in each.unused and flag in known_keys(load(each.settings))
+    ]
+    return found[:2]
+
+
+def parse_settings(
+    program: str,
+    command: Command,
+    arguments: Sequence[str],
+    takers: Callable[[str], Sequence[str]] = lambda _: (),
+) -> Any:
     """The command's settings, of flags and config files; a ValueError says all that is wrong."""
     from pipeline.command_line.words import parse_words
 
-    settings = parse_words(program, load(command.settings), command.positionals, arguments)
+    settings = parse_words(program, load(command.settings), command.positionals, arguments, takers)
     for name in command.local:
         if "://" in (path := getattr(settings, name) or ""):
             cure = "runs are written locally; pretrain uploads checkpoints to --checkpoint.url"

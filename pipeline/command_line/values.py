@@ -30,6 +30,7 @@ from pipeline.command_line.names import answer_unknown
 BOOLEANS: dict[str, bool] = yaml.SafeLoader.bool_values
 _NULL = "tag:yaml.org,2002:null"
 _LONGEST_SHOWN = 60
+_NO_LINE = -1
 
 
 class Given(NamedTuple):
@@ -74,6 +75,30 @@ def word_node(word: str) -> yaml.ScalarNode:
     return yaml.ScalarNode(_NULL if word == "null" else "tag:yaml.org,2002:str", word)
 
 
+def plain_node(value: Any, name: str) -> yaml.Node:
+    """Returns a value of a file that another parser has read, as JSON's, as a node.
+
+    Args:
+        value: A mapping, a list, text, a number, a boolean or None. A number such as 24.0 or 1e9 is
+            a whole one: JSON has no other kind.
+        name: The file, which messages begin with.
+    """
+    mark = yaml.Mark(name, 0, _NO_LINE, 0, None, 0)
+    if isinstance(value, Mapping):
+        pairs = [(plain_node(key, name), plain_node(each, name)) for key, each in value.items()]
+        return yaml.MappingNode("tag:yaml.org,2002:map", pairs, mark)
+    if isinstance(value, list):
+        items = [plain_node(each, name) for each in value]
+        return yaml.SequenceNode("tag:yaml.org,2002:seq", items, mark)
+    if value is None:
+        return yaml.ScalarNode(_NULL, "null", mark)
+    if isinstance(value, bool):
+        return yaml.ScalarNode("tag:yaml.org,2002:bool", str(value).lower(), mark)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return yaml.ScalarNode("tag:yaml.org,2002:str", str(value), mark)
+
+
 def read_mapping(
     node: yaml.Node, settings_class: Any, prefix: str = ""
 ) -> Iterator[tuple[str, Given]]:
@@ -112,8 +137,12 @@ def read_value(node: yaml.Node, hint: Any, key: str) -> Iterator[tuple[str, Give
 
 
 def _where(node: yaml.Node) -> str:
+    """Returns the file and line of a node, as messages begin; only the file if no line is known."""
     mark = node.start_mark
-    return f"{mark.name}:{mark.line + 1}: " if mark is not None and mark.name else ""
+    if mark is None or not mark.name:
+        return ""
+    line = f":{mark.line + 1}" if mark.line != _NO_LINE else ""
+    return f"{mark.name}{line}: "
 
 
 def _place(node: yaml.Node, key: str) -> str:

@@ -3,7 +3,7 @@
 import dataclasses
 import pkgutil
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +34,17 @@ _RECIPES = Path(__file__).parent / "recipes"
 
 
 def parse_words(
-    program: str, settings_class: Any, positionals: Sequence[str], words: Sequence[str]
+    program: str,
+    settings_class: Any,
+    positionals: Sequence[str],
+    words: Sequence[str],
+    takers: Callable[[str], Sequence[str]] = lambda _: (),
 ) -> Any:
     """The settings that words and the files they name give; flags win wherever they stand.
 
     A ValueError has a line for every mistake, or says what is missing, or what the class refuses.
     """
-    reader = _Words(settings_class, positionals, words)
+    reader = _Words(settings_class, positionals, words, takers)
     reader.read()
     if reader.mistakes:
         raise ValueError("\n".join(reader.mistakes))
@@ -51,8 +55,7 @@ def parse_words(
     for field in dataclasses.fields(settings_class):
         if (fill := field.metadata.get("fills")) and given.get(field.name, Given(None, "")).value:
             path = given[field.name].value
-            found = pkgutil.resolve_name(fill)(path, reader.in_files, reader.flags)
-            given |= {key: Given(value, f"{path}: ") for key, value in found.items()}
+            given |= pkgutil.resolve_name(fill)(path, reader.in_files, reader.flags)
     if missing := missing_fields(settings_class, given):
         names = ", ".join(_as_given(name, settings_class, positionals) for name in missing)
         raise ValueError(f"missing: {names}; {program} --help says what it takes")
@@ -89,7 +92,14 @@ def _put(given: dict[str, Given], key: str, value: Given) -> None:
 class _Words:
     """A reader of words, from the first to the last, that goes on after a mistake."""
 
-    def __init__(self, settings: Any, positionals: Sequence[str], words: Sequence[str]) -> None:
+    def __init__(
+        self,
+        settings: Any,
+        positionals: Sequence[str],
+        words: Sequence[str],
+        takers: Callable[[str], Sequence[str]],
+    ) -> None:
+        self.takers = takers
         self.settings_class, self.positionals, self.rest = settings, positionals, list(words)
         self.in_files: dict[str, Given] = {}
         self.flags: dict[str, Given] = {}
@@ -112,7 +122,8 @@ class _Words:
     def _read_flag(self, name: str, equals: str, value: str) -> None:
         key, values = name.lstrip("-"), [value] if equals else []
         if name == "--config":
-            path = find_config(value if equals else self._next(name, "the name of a YAML file"))
+            file = value if equals else self._next(name, "the name of a YAML file")
+            path = find_config(file, self.settings_class)
             root = parse_yaml(path.read_bytes(), str(path), is_file=True)
             for each, found in read_mapping(root, self.settings_class) if root else ():
                 _put(self.in_files, each, found)
@@ -120,7 +131,8 @@ class _Words:
         hint = find_hint(self.settings_class, key) if name.startswith("--") else None
         if hint is None:
             list(self._until_flag())
-            raise ValueError(answer_unknown(key, self.settings_class, name[: -len(key)]))
+            mark = name[: -len(key)]
+            raise ValueError(answer_unknown(key, self.settings_class, mark, takers=self.takers))
         if key in self.flags and item_of(hint):
             list(self._until_flag())
             raise ValueError(f"{name} is given twice; give all its values after one: {name} A B")
@@ -169,18 +181,36 @@ def recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted(_RECIPES.glob("*/*.yaml"))}
 
 
-def find_config(name: str) -> Path:
-    """A file on disk, otherwise the recipe bert-large or configs/pretrain/bert-large.yaml."""
-    known, in_recipes = recipes(), _RECIPES / name.removeprefix("configs/")
+def find_config(name: str, settings_class: Any) -> Path:
+    """Returns a file on disk, otherwise the recipe bert-large or configs/pretrain/bert-large.yaml.
+
+    Raises:
+        FileNotFoundError: There is none of that name, or it is a recipe of another command.
+    """
+    known = recipes()
+    in_recipes = _RECIPES / name.removeprefix("configs/")
     if Path(name).is_file():
         return Path(name)
-    if found := known.get(name) or (in_recipes in known.values() and in_recipes):
+    found = known.get(name) or (in_recipes in known.values() and in_recipes)
+    own = [each for each, path in known.items() if _is_recipe_of(path, settings_class)]
+    if found and (found.stem in own or not own):
         return found
-    if "." in name or "/" in name:
+    if not found and ("." in name or "/" in name):
         raise FileNotFoundError(f"no configuration file {name}")
-    near = suggest(name, known)
-    cure = f"did you mean {' or '.join(near)}?" if near else f"recipes are {', '.join(known)}"
+    near = suggest(name, own)
+    cure = f"did you mean {' or '.join(near)}?" if near else f"recipes are {', '.join(own)}"
+    if found:
+        raise FileNotFoundError(f"the recipe {name} is another command's; {cure}")
+    if not own:
+        cure = "this command has no recipes; give a file"
     raise FileNotFoundError(f"no configuration file or recipe {name}; {cure}")
+
+
+def _is_recipe_of(path: Path, settings_class: Any) -> bool:
+    """Whether a recipe sets keys of a class alone."""
+    root = yaml.compose(path.read_bytes(), Loader=yaml.SafeLoader)
+    keys = [key.value for key, _ in root.value] if isinstance(root, yaml.MappingNode) else []
+    return bool(keys) and set(keys) <= hints_of(settings_class).keys()
 
 
 def is_flag(word: str) -> bool:

@@ -7,12 +7,14 @@ would be silent.
 
 from collections.abc import Sequence
 
+from pipeline.documents.detect import detect_format
 from pipeline.documents.files import TAIL_BLOCK_BYTES, StorageOptions, read_head
-from pipeline.documents.formats import FORMATS, detect_format
-from pipeline.documents.lines import head_to_utf8
+from pipeline.documents.formats import FORMATS
+from pipeline.documents.kinds import refuse_zip_of_parts
+from pipeline.documents.lines import head_to_text
 from pipeline.documents.sentence_lines import SENTENCE_LINES, WHICH_FLAG, Seen, look_at_lines
 from pipeline.storage.ahead import map_ahead
-from pipeline.storage.zip_archive import SUFFIX as ZIP
+from pipeline.storage.archives import archive_kind
 
 _NUM_FILES_LOOKED_AT = 64
 _LEAST_BLOCKS_OF_MANY_FILES = 10  # on average
@@ -37,9 +39,12 @@ def choose_formats(
 
 def _detect(file: File, storage_options: StorageOptions) -> str:
     url, size = file
-    if url.endswith(ZIP):
+    head = read_head(url, size, storage_options)
+    if kind := archive_kind(url):
+        if kind == "zip":
+            refuse_zip_of_parts(url, head)
         return "auto"
-    return detect_format(url, read_head(url, size, storage_options))
+    return detect_format(url, head)
 
 
 def _has_sentence_lines(files: Sequence[File], storage_options: StorageOptions) -> bool:
@@ -62,5 +67,4 @@ def _has_sentence_lines(files: Sequence[File], storage_options: StorageOptions) 
 
 def _look(url: str, size: int, storage_options: StorageOptions) -> Seen:
     head = read_head(url, size, storage_options, TAIL_BLOCK_BYTES + 1)
-    text = head_to_utf8(head).decode(errors="replace")
-    return look_at_lines(text, is_whole=len(head) <= TAIL_BLOCK_BYTES)
+    return look_at_lines(head_to_text(head), is_whole=len(head) <= TAIL_BLOCK_BYTES)

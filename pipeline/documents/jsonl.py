@@ -1,11 +1,13 @@
 """JSONL: a line is an object with a field of text. In MediaWiki's search dumps, every second is."""
 
+import html
 import json
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pipeline.documents.files import FileRange
+from pipeline.documents.lines import is_blank
 from pipeline.documents.records import BadDocumentError, Beginning, Format, Line, Record, too_long
 from pipeline.storage.quoting import join_names
 
@@ -17,6 +19,8 @@ _LOOKS_LIKE_JSON = re.compile(rb'\{\s*["}]')
 _LOOKS_LIKE_ARRAY = re.compile(rb'\[\s*(?:\{\s*["}]|\[\s*["\[{]|"(?:[^"\\\n]|\\.)*"\s*[,\]])')
 _ACTION = re.compile(rb'\{\s*"index"\s*:\s*\{[^{}]*\}\s*\}\s*$')
 _BEGINS_WITH_ACTION = re.compile(rb'\{\s*"index"\s*:\s*\{[^{}]*"_id"[^{}]*\}\s*\}\s*\n')
+_WIKIEXTRACTOR_FIELDS = {"id", "revid", "url", "title", "text"}
+_BARE_MARK = re.compile("[<>]|&(?!(?:amp|lt|gt|quot|#x27);)")
 _JSON_SUFFIXES = {".json", ".geojson"}
 
 
@@ -27,7 +31,7 @@ def split_jsonl(lines: Iterable[Line], file_range: FileRange) -> Iterator[Record
             return
         if is_too_long:
             yield Record(number, offset, b"", too_long())
-        elif data.strip():
+        elif not is_blank(data):
             yield Record(number, offset, data)
 
 
@@ -37,7 +41,11 @@ def split_cirrus(lines: Iterable[Line], file_range: FileRange) -> Iterator[Recor
 
 
 def parse_jsonl(text: str, text_field: str) -> str:
-    """The text of one JSON object."""
+    """Returns the text of one JSON object.
+
+    Raises:
+        BadDocumentError: It is no object, or has not the one field, or that is no string.
+    """
     try:
         found: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -56,7 +64,37 @@ def parse_jsonl(text: str, text_field: str) -> str:
         kind = f"found {type(value).__name__} {str(value)[:40]!r}"
         message = f"{kind} in the field {text_field!r}, expected a string"
         raise BadDocumentError("text_not_a_string", message)
-    return value
+    # Only an object with the name written twice is worth the slower look.
+    if text.count(f'"{text_field}"') > 1 and _count_field(text, text_field) > 1:
+        message = f"found the field {text_field!r} twice in one object, expected it once"
+        raise BadDocumentError("two_text_fields", f"{message}; rename one of them")
+    return unescape_text(value) if _is_wikiextractor(found) else value
+
+
+def _count_field(text: str, text_field: str) -> int:
+    """Counts the fields of the outermost object that have a name."""
+    names: list[str] = []
+
+    def keep_names(pairs: list[tuple[str, Any]]) -> None:
+        names[:] = [name for name, _ in pairs]  # the outermost object is the last to end
+
+    json.loads(text, object_pairs_hook=keep_names)
+    return names.count(text_field)
+
+
+def _is_wikiextractor(record: dict[str, Any]) -> bool:
+    """Whether an object is a page of `wikiextractor --json`, which escapes its text as HTML."""
+    return record.keys() == _WIKIEXTRACTOR_FIELDS and "curid=" in str(record["url"])
+
+
+def unescape_text(text: str) -> str:
+    """Returns the text that an extractor escaped as HTML; a text with a bare mark was not escaped.
+
+    `html.escape` leaves no "<" and no ">", and "&" only before the names that it writes.
+    """
+    if "&" not in text or _BARE_MARK.search(text):
+        return text
+    return html.unescape(text)
 
 
 def refuse_json(url: str, beginning: Beginning) -> None:

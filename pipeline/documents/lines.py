@@ -1,33 +1,60 @@
 """Ranges of files as lines of UTF-8, also of UTF-16 where a byte order mark says so."""
 
 import codecs
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
-from pipeline.documents import records
-from pipeline.documents.files import FileRange, StorageOptions, read_blocks
+from pipeline.documents import kinds, records
+from pipeline.documents.files import FileRange, StorageOptions, read_blocks, read_head
 from pipeline.documents.records import BadDocumentError, Line, Record
+
+Decoder = Callable[[bytes], str]
 
 UTF8_MARK = codecs.BOM_UTF8
 UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+HEAD_BYTES = 64 * 2**10
+"""First bytes of a file that tell its encoding and its line ends, in every range alike."""
 _MARK_BYTES = 2
 _SHORTEST_SIGN = 8  # bytes
-_HEAD_BYTES = 16
-_PACKED = {
-    b"\x1f\x8b\x08": ("gzip", ".gz"),
-    b"\x28\xb5\x2f\xfd": ("zstd", ".zst"),
-    b"BZh91AY&SY": ("bzip2", ".bz2"),
-    b"\xfd7zXZ\0": ("xz", ".xz"),
-    b"PK\x03\x04": ("zip", ".zip"),
-}
+_ENCODING_BYTES = 1024
+# What str.strip takes off, as UTF-8.
+_BLANK = re.compile(
+    rb"(?:[\t-\r\x1c- ]|\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f"
+    rb"|\xe3\x80\x80)*"
+)
+_FIRST_OF_BLANKS = frozenset(b"\x1c\x1d\x1e\x1f\xc2\xe1\xe2\xe3")  # what bytes.strip leaves
 
 
-def refuse_packed(url: str, head: bytes) -> None:
-    """Raises ValueError where a file of another name begins as compressed data does."""
-    for magic, (codec, suffix) in _PACKED.items():
-        if head.startswith(magic):
-            found = f"holds {codec} data, which its name does not say"
-            raise ValueError(f"{url}: {found}; rename it to end in {suffix}")
+def is_blank(line: bytes) -> bool:
+    """Tells whether a line of UTF-8 is blank as `str.strip` sees it, the rule of Google's BERT.
+
+    So a line of no-break (U+00A0) or ideographic spaces (U+3000) is blank.
+    """
+    stripped = line.strip()
+    if not stripped:
+        return True
+    return stripped[0] in _FIRST_OF_BLANKS and _BLANK.fullmatch(stripped) is not None
+
+
+def has_old_line_ends(head: bytes) -> bool:
+    r"""Tells by a file's first bytes whether its lines end in "\r" alone, as on old Macs."""
+    # The last byte may be the first half of "\r\n".
+    return b"\r" in head[:-1] and b"\n" not in head
+
+
+def to_new_line_ends(blocks: Iterable[bytes], url: str) -> Iterator[bytes]:
+    r"""Yields blocks of a file of old line ends with "\n" for every "\r".
+
+    Raises:
+        ValueError: The file has a "\n" too, so that nobody knows what a "\r" is.
+    """
+    for block in blocks:
+        if b"\n" in block:
+            found = r"its lines end in \r at first, as on old Macs, and in \n later on"
+            cure = r"make them one kind: `tr '\r' '\n' < FILE > NEW`"
+            raise ValueError(f"{url}: {found}; {cure}")
+        yield block.replace(b"\r", b"\n")
 
 
 def to_utf8(blocks: Iterable[bytes], url: str) -> Iterator[bytes]:
@@ -35,14 +62,9 @@ def to_utf8(blocks: Iterable[bytes], url: str) -> Iterator[bytes]:
 
     Halves of surrogate pairs become bytes that are no UTF-8, so that `decode` names their line.
     """
-    stream = iter(blocks)
-    head = b""
-    for block in stream:
-        head += block
-        if len(head) >= _HEAD_BYTES:
-            break
-    refuse_packed(url, head)
-    _refuse_others(head, url)
+    head, stream = take_head(blocks, _ENCODING_BYTES)
+    kinds.refuse_binary(url, head)
+    refuse_other_encodings(head, url)
     if head[:_MARK_BYTES] not in UTF16:
         yield head
         yield from stream
@@ -55,8 +77,27 @@ def to_utf8(blocks: Iterable[bytes], url: str) -> Iterator[bytes]:
         raise ValueError(f"{url}: {found}; fetch or write the file again")
 
 
-def _refuse_others(head: bytes, url: str) -> None:
-    """In Latin letters they are also UTF-8 with many zero bytes, which cleaning would drop."""
+def take_head(blocks: Iterable[bytes], num_bytes: int) -> tuple[bytes, Iterator[bytes]]:
+    """Returns the first bytes, `num_bytes` or more if there are so many, and all that follow."""
+    stream = iter(blocks)
+    pieces: list[bytes] = []
+    size = 0
+    for block in stream:
+        pieces.append(block)
+        size += len(block)
+        if size >= num_bytes:
+            break
+    return b"".join(pieces), stream
+
+
+def refuse_other_encodings(head: bytes, url: str) -> None:
+    """Refuses UTF-32, and UTF-16 without a byte order mark, by a file's first bytes.
+
+    In Latin letters they are also UTF-8 with many zero bytes, which cleaning would drop.
+
+    Raises:
+        ValueError: The file is in one of them.
+    """
     first = head[:64]
     is_utf32 = first.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE))
     has_gaps = len(first) >= _SHORTEST_SIGN and not (any(first[::2]) and any(first[1::2]))
@@ -72,6 +113,14 @@ def head_to_utf8(head: bytes) -> bytes:
     if encoding := UTF16.get(head[:_MARK_BYTES]):
         return head[_MARK_BYTES:].decode(encoding, "ignore").encode()
     return head.removeprefix(UTF8_MARK)
+
+
+def head_to_text(head: bytes) -> str:
+    """Returns the first bytes of a file as text with new line ends, to be looked at."""
+    text = head_to_utf8(head)
+    if has_old_line_ends(text[:HEAD_BYTES]):
+        text = text.replace(b"\r", b"\n")
+    return text.decode(errors="replace")
 
 
 def decode(data: bytes) -> str:
@@ -90,27 +139,46 @@ def read_lines(file_range: FileRange, storage_options: StorageOptions = None) ->
     blocks = read_blocks(file_range, storage_options)
     if file_range.start == 0:
         return split_file(blocks, file_range.url)
+    if has_old_line_ends(_read_beginning(file_range, storage_options)):
+        blocks = to_new_line_ends(blocks, file_range.url)
     lines = split_lines(blocks, file_range.start - 1)
     # The line that holds the byte before the range starts before the range.
     next(lines, None)
     return lines
 
 
+def _read_beginning(file_range: FileRange, storage_options: StorageOptions) -> bytes:
+    """Returns the bytes by which ranges of a file know its line ends, all alike."""
+    return read_head(file_range.url, file_range.size, storage_options, HEAD_BYTES)[:HEAD_BYTES]
+
+
 def split_file(blocks: Iterable[bytes], url: str) -> Iterator[Line]:
-    """Lines of a file from its start, UTF-16 as UTF-8, without a byte order mark."""
-    lines = split_lines(to_utf8(blocks, url))
+    r"""Yields a file's lines from its start, UTF-16 as UTF-8, without a byte order mark.
+
+    Lines end in "\n", or in "\r" if the file's first bytes have only that.
+    """
+    lines = split_lines(_to_text(blocks, url))
     first = next(lines, None)
     if first:
         yield first._replace(data=first.data.removeprefix(UTF8_MARK))
     yield from lines
 
 
+def _to_text(blocks: Iterable[bytes], url: str) -> Iterator[bytes]:
+    """Yields a whole file as UTF-8 with new line ends."""
+    head, stream = take_head(to_utf8(blocks, url), HEAD_BYTES)
+    text = chain([head], stream)
+    return to_new_line_ends(text, url) if has_old_line_ends(head[:HEAD_BYTES]) else text
+
+
 def count_line_ends(file_range: FileRange, stop: int, storage_options: StorageOptions) -> int:
-    """Lines of a plain file that end before the byte `stop`; reads all of it, for messages."""
+    """Counts the lines of a plain file that end before the byte `stop`; reads all before it."""
+    head = _read_beginning(file_range, storage_options)
+    line_end = b"\r" if has_old_line_ends(head) else b"\n"
     before = FileRange(file_range.url, 0, stop, file_range.size, file_range.format)
     count, offset = 0, 0
     for block in read_blocks(before, storage_options):
-        count += block.count(b"\n", 0, max(0, stop - offset))
+        count += block.count(line_end, 0, max(0, stop - offset))
         offset += len(block)
         if offset >= stop:
             break
@@ -146,13 +214,23 @@ def _make_line(number: int, offset: int, pieces: list[bytes], num_bytes: int) ->
     return Line(number, offset, pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
 
-def read_whole(blocks: Iterable[bytes], url: str) -> Record:
-    """A file that is one document; not read on where it is too long for one."""
+def read_whole(blocks: Iterable[bytes], url: str, decoder: Decoder | None = None) -> Record:
+    """Reads a file that is one document; it is not read on where it is too long for one.
+
+    Args:
+        blocks: The bytes of the file, decompressed.
+        url: The file, for messages.
+        decoder: Makes text of bytes that tell their encoding themselves; without it the file is
+            UTF-8, or UTF-16 with a byte order mark.
+    """
     pieces: list[bytes] = []
     num_bytes = 0
-    for block in to_utf8(blocks, url):
+    for block in blocks if decoder else _to_text(blocks, url):
         num_bytes += len(block)
         if num_bytes > records.MAX_DOCUMENT_BYTES:
             return Record(1, 0, b"", records.too_long())
         pieces.append(block)
-    return Record(1, 0, b"".join(pieces).removeprefix(UTF8_MARK))
+    data = b"".join(pieces)
+    if decoder:
+        data = decoder(data).encode("utf-8", "replace")
+    return Record(1, 0, data.removeprefix(UTF8_MARK))

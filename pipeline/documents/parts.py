@@ -11,9 +11,9 @@ from pipeline.documents.files import FileRange, StorageOptions
 from pipeline.documents.formats import may_be_cut
 from pipeline.documents.listing import list_matches
 from pipeline.documents.wrapping import WRAPPINGS
+from pipeline.storage.archives import is_archive
 from pipeline.storage.compression import is_compressed
 from pipeline.storage.secret_values import identify
-from pipeline.storage.zip_archive import SUFFIX as ZIP
 
 _LEAST_PARTS = 32
 _SMALLEST_PART_BYTES = 2**20
@@ -142,7 +142,7 @@ def _gather(ranges: Iterable[FileRange], source: int, part_bytes: int) -> list[P
 
 
 def _ratio(url: str) -> int:
-    return _COMPRESSION_RATIO if is_compressed(url) or url.endswith(ZIP) else 1
+    return _COMPRESSION_RATIO if is_compressed(url) or is_archive(url) else 1
 
 
 def _cut_file(

@@ -5,7 +5,8 @@ import re
 from collections.abc import Iterable, Iterator
 
 from pipeline.documents.files import FileRange
-from pipeline.documents.jsonl import split_jsonl
+from pipeline.documents.jsonl import split_jsonl, unescape_text
+from pipeline.documents.lines import is_blank
 from pipeline.documents.records import BadDocumentError, Format, Gathered, Line, Record
 from pipeline.documents.wrapping import unwrap
 
@@ -18,7 +19,7 @@ def split_blank_lines(lines: Iterable[Line], file_range: FileRange) -> Iterator[
     is_ours = file_range.start == 0
     gathered = Gathered()
     for line in lines:
-        if line.is_too_long or line.data.strip():
+        if line.is_too_long or not is_blank(line.data):
             if is_ours:
                 gathered.add(line)
             continue
@@ -48,7 +49,7 @@ def split_wikiextractor(lines: Iterable[Line], file_range: FileRange) -> Iterato
             yield opened.take()
         elif opened.lines:
             opened.add(line)
-        elif is_ours and (line.is_too_long or line.data.strip()):
+        elif is_ours and (line.is_too_long or not is_blank(line.data)):
             found = f"found {line.data[:40]!r} outside <doc ...> ... </doc>"
             error = BadDocumentError("text_outside_doc", f"{found}, {_EXPECTED}")
             yield Record(line.number, line.offset, line.data, error)
@@ -62,13 +63,13 @@ def _unclosed(instead: str) -> BadDocumentError:
 
 
 def parse_wikiextractor(text: str) -> str:
-    """The body without the first line, where that is the title."""
+    """Returns the body, unescaped, without the first line if that is the title."""
     header, _, body = text.partition("\n")
     first, _, rest = body.partition("\n")
     title = _TITLE.search(header)
     if title and first.strip() in {title[1], html.unescape(title[1])}:
-        return rest
-    return body
+        body = rest
+    return unescape_text(body)
 
 
 def _as_it_stands(text: str, *_: object) -> str:

@@ -4,9 +4,10 @@ from collections.abc import Iterator, MutableMapping
 
 from pipeline.documents import Document, DroppedDocument, add_example
 from pipeline.documents.files import FileRange, StorageOptions
-from pipeline.documents.formats import format_of, parse_record, read_records
+from pipeline.documents.formats import format_of, parse_record
 from pipeline.documents.lines import count_line_ends
 from pipeline.documents.parts import Part
+from pipeline.documents.ranges import read_records
 from pipeline.documents.records import BadDocumentError, Record
 
 ON_BAD_DOCUMENT = ("stop", "skip", "keep")

@@ -85,7 +85,7 @@ class Beginning(NamedTuple):
     """How a file begins."""
 
     suffix: str
-    """Without that of a compression."""
+    """The end of its name in lower case, without that of a compression: ".csv"."""
     head: bytes
     text: bytes
     """The head as stripped UTF-8."""
@@ -103,6 +103,8 @@ class Format:
     """Lines to the records that belong to a range; also reads members of archives."""
     read: Callable[[FileRange, str, StorageOptions], Iterator[Record]] | None = None
     """The records that belong to a range, of a layout that is not made of lines."""
+    decoder: Callable[[bytes], str] | None = None
+    """Makes text of a whole file that tells its encoding itself; without it that is UTF-8."""
     is_text: bool = True
     """Whether files are text, which may be UTF-16."""
     may_be_cut: bool = True

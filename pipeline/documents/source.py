@@ -12,12 +12,13 @@ LAYOUTS = {
     "sentence-lines": "plain_text:SENTENCE_LINES",
     "parquet": "tables:PARQUET",
     "arrow": "tables:ARROW",
-    "csv": "text_files:CSV",
+    "csv": "delimited:CSV",
     "warc": "warc:WARC",
     "mediawiki": "mediawiki:MEDIAWIKI",
     "cirrus": "jsonl:CIRRUS",
     "jsonl": "jsonl:JSONL",
     "wikiextractor": "plain_text:WIKIEXTRACTOR",
+    "html": "html_files:HTML",
 }
 """The `Format` of each layout, by its module; "auto" is the first that detects a file, or text."""
 if TYPE_CHECKING:

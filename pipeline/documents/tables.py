@@ -5,7 +5,7 @@ Arrow is asked for rows alone: where a column is described wrongly, asking for i
 statistics ends the process.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
@@ -16,6 +16,7 @@ from pipeline.storage.quoting import join_names
 
 _PARQUET_MAGIC = b"PAR1"
 _ARROW_MAGIC = b"ARROW1"  # begins and ends a file
+_ARROW_SUFFIXES = {".arrow", ".arrows", ".feather", ".ipc"}
 _STREAM_START = 8
 _BATCH_ROWS = 64  # a long value of a dictionary may stand in every row
 _MOST_THRIFT = 2**31 - 1
@@ -48,7 +49,7 @@ def read_parquet(
         most = max(1, min(file_range.size, _MOST_THRIFT))
         limits = {"thrift_string_size_limit": most, "thrift_container_size_limit": most}
         table = ParquetFile(file, pre_buffer=False, **limits)
-        _check_column(table.schema_arrow.names, text_field, file_range.url)
+        check_columns(table.schema_arrow.names, text_field, file_range.url)
         chosen: dict[str, Any] = {"columns": [text_field], "batch_size": _BATCH_ROWS}
         for group, first_row in _own_groups(table.metadata, file_range):
             row = first_row
@@ -72,21 +73,30 @@ def _own_groups(metadata: Any, file_range: FileRange) -> list[tuple[int, int]]:
 def read_arrow(
     file_range: FileRange, text_field: str, storage_options: StorageOptions = None
 ) -> Iterator[Record]:
-    """A record a row, from row 1 on, a batch at a time."""
-    from pyarrow import ipc
+    """Yields a record for every row, from row 1 on, a batch at a time.
+
+    A file is a stream behind eight bytes, and is read as one. Where it is none, as Polars writes
+    it, its footer says where the batches are; a store's file is then held in memory.
+    """
+    from pyarrow import ArrowInvalid, ipc
 
     with _opened(file_range, storage_options, "Arrow") as file:
         is_file = file.read(len(_ARROW_MAGIC)) == _ARROW_MAGIC
-        # A file is a stream behind eight bytes. Arrow's own reader of files reads in threads that
-        # hold the Python file for some time more, and die with the process where it ends then.
+        # Arrow's own reader of files reads in threads that hold the Python file for some time more,
+        # and die with the process where it ends then.
         position = file.seek(_STREAM_START if is_file else 0)
-        reader = ipc.open_stream(file, options=ipc.IpcReadOptions(use_threads=False))
-        _check_column(reader.schema.names, text_field, file_range.url)
+        options = ipc.IpcReadOptions(use_threads=False)
+        try:
+            reader = ipc.open_stream(file, options=options)
+        except (ArrowInvalid, OSError):  # "Invalid flatbuffers message" comes as the latter
+            if not is_file:
+                raise
+            yield from _read_by_footer(file_range, text_field, storage_options)
+            return
+        check_columns(reader.schema.names, text_field, file_range.url)
         row = 1
         for batch in reader:
-            column = batch.column(text_field)
-            column.validate(full=True)
-            yield from _read_column(column, row)
+            yield from _read_column(_valid_column(batch, text_field), row)
             row += batch.num_rows
             file_range.count(file.tell() - position)
             position = file.tell()
@@ -95,19 +105,72 @@ def read_arrow(
             raise OSError("its end is missing")
 
 
-def _check_column(names: Sequence[str], text_field: str, url: str) -> None:
+def _read_by_footer(
+    file_range: FileRange, text_field: str, storage_options: StorageOptions
+) -> Iterator[Record]:
+    """Yields a record for every row of a file whose footer alone says what is in it."""
+    import pyarrow as pa
+    from pyarrow import ipc
+
+    folder, name = open_sized(file_range, storage_options)
+    if folder.is_local:
+        source = pa.memory_map(str(folder.local_path(name)))
+    else:
+        source = pa.BufferReader(folder.read(name))
+    with source:
+        reader = ipc.open_file(source, options=ipc.IpcReadOptions(use_threads=False))
+        check_columns(reader.schema.names, text_field, file_range.url)
+        row = 1
+        for number in range(reader.num_record_batches):
+            batch = reader.get_batch(number)
+            file_range.count(file_range.size // reader.num_record_batches)
+            yield from _read_column(_valid_column(batch, text_field), row)
+            row += batch.num_rows
+
+
+def _valid_column(batch: Any, text_field: str) -> Any:
+    column = batch.column(text_field)
+    column.validate(full=True)
+    return column
+
+
+def check_columns(names: list[str], text_field: str, url: str) -> None:
+    """Refuses a table that has not one column of text.
+
+    Raises:
+        ValueError: No column has the name, or several have it.
+    """
     if text_field not in names:
         expected = f"expected {text_field!r} among them; give the column as --text_field"
         raise ValueError(f"{url}: found the columns [{join_names(map(repr, names))}], {expected}")
+    if names.count(text_field) > 1:
+        found = f"found {names.count(text_field)} columns named {text_field!r}"
+        raise ValueError(f"{url}: {found}, expected one; rename the others")
+
+
+def _plain_column(column: Any) -> Any:
+    """Returns the column without dictionary, runs or an extension's name around its values."""
+    from pyarrow import BaseExtensionType, compute, large_string, types
+
+    if isinstance(column.type, BaseExtensionType):
+        column = column.storage
+    if types.is_run_end_encoded(column.type):
+        column = compute.run_end_decode(column)
+    if types.is_dictionary(column.type):
+        values = column.dictionary
+        if types.is_string_view(values.type):  # which pyarrow cannot take by number
+            column = type(column).from_arrays(column.indices, values.cast(large_string()))
+        column = column.dictionary_decode()
+    return column
 
 
 def _read_column(column: Any, row: int) -> Iterator[Record]:
-    """A record a value, the first of which is in this row."""
+    """Yields a record for every value, the first of which is in this row."""
     from pyarrow import large_binary, types
 
-    if types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    is_text = types.is_string(column.type) or types.is_large_string(column.type)
+    column = _plain_column(column)
+    kinds_of_text = (types.is_string, types.is_large_string, types.is_string_view)
+    is_text = any(is_kind(column.type) for is_kind in kinds_of_text)
     # Text is taken as the bytes it is stored as, which may be no UTF-8.
     values = (column.cast(large_binary()) if is_text else column).to_pylist()
     for number, value in enumerate(values, row):
@@ -131,7 +194,9 @@ PARQUET = Format(
 )
 ARROW = Format(
     lambda text, *_: text,
-    lambda beginning: beginning.suffix == ".arrow" or beginning.head.startswith(_ARROW_MAGIC),
+    lambda beginning: (
+        beginning.suffix in _ARROW_SUFFIXES or beginning.head.startswith(_ARROW_MAGIC)
+    ),
     read=read_arrow,
     is_text=False,
     may_be_cut=False,

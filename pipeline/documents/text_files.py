@@ -3,18 +3,15 @@
 Files lie at any fsspec URL, compressed or not, in UTF-8, or in UTF-16 with a byte order mark.
 """
 
-import csv
 import json
-import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from pipeline.documents.delimited import split_rows
 from pipeline.documents.files import FileRange, StorageOptions, read_blocks
-from pipeline.documents.jsonl import parse_object
 from pipeline.documents.lines import decode, read_lines, read_whole
-from pipeline.documents.records import BadDocumentError, Format, Line, Record, too_long
+from pipeline.documents.records import BadDocumentError, Line, too_long
 from pipeline.storage.folder import Folder
-from pipeline.storage.quoting import join_names
 
 
 def whole_file(url: str, storage_options: StorageOptions = None) -> FileRange:
@@ -52,31 +49,17 @@ def read_json_lines(
 def read_csv_rows(
     url: str, storage_options: StorageOptions = None
 ) -> Iterator[tuple[str, list[str]]]:
-    """Places and cells of a file's comma-separated rows, lazily."""
+    """Yields places and cells of a file's rows, lazily, in the dialect that they show.
+
+    Raises:
+        ValueError: A row is malformed.
+    """
     lines = read_lines(whole_file(url, storage_options), storage_options)
-    return ((f"{url}:{number}", cells) for number, cells in _split_rows(lines, url))
-
-
-def _split_rows(lines: Iterable[Line], url: str) -> Iterator[tuple[int, list[str]]]:
-    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
-    reader = csv.reader((f"{text}\n" for _, text in _decode_lines(lines, url)), strict=True)
-    number = 1
-    try:
-        for cells in reader:
-            if cells:
-                yield number, cells
-            number = reader.line_num + 1
-    except csv.Error as error:
-        if str(error).startswith("new-line character"):
-            raise carriage_returns(url) from error
-        hint = "a cell with quotes or commas stands in double quotes"
-        raise ValueError(f"{url}:{number}: {error}; {hint}") from error
-
-
-def carriage_returns(url: str) -> ValueError:
-    r"""Returns the error about a file of lines that end in "\r" alone, which is one long line."""
-    cure = r"tr '\r' '\n' < FILE > NEW writes it anew"
-    return ValueError(rf"{url}: its lines end in \r alone, expected \n or \r\n; {cure}")
+    for row in split_rows(lines, url, checks_width=False):
+        place = f"{url}:{row.number}"
+        if row.error:
+            raise ValueError(f"{place}: {row.error}") from row.error
+        yield place, row.cells
 
 
 def parse_json(text: str, place: str) -> Any:
@@ -101,21 +84,3 @@ def _decode(data: bytes, bad: BadDocumentError | None, url: str, line: int) -> s
         return decode(data)
     except BadDocumentError as error:
         raise ValueError(f"{url}:{line + error.line}: {error}") from error
-
-
-def split_csv(lines: Iterable[Line], file_range: FileRange) -> Iterator[Record]:
-    """A record a row, as a JSON object of its cells by column; rows may go over several lines."""
-    rows = _split_rows(lines, file_range.url)
-    _, names = next(rows, (1, []))
-    for number, cells in rows:
-        error = None
-        if len(cells) != len(names):
-            message = f"found {len(cells)} cells, expected {len(names)}: {join_names(names)}"
-            error = BadDocumentError("bad_row", message)
-        data = json.dumps(dict(zip(names, cells, strict=False))).encode()
-        yield Record(number, 0, data, error)
-
-
-CSV = Format(
-    parse_object, lambda beginning: beginning.suffix == ".csv", split_csv, may_be_cut=False
-)

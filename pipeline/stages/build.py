@@ -52,11 +52,11 @@ from pipeline.stages.choose_documents import choice_content
 from pipeline.stages.describe import count_documents
 from pipeline.stages.plan import describe_plan
 from pipeline.stages.soundness import check_tokens
+from pipeline.storage.archives import is_archive
 from pipeline.storage.json_files import read_present
 from pipeline.storage.local import scratch_folder
 from pipeline.storage.locks import LOCK, locked_folder
 from pipeline.storage.secret_values import hide, hide_in
-from pipeline.storage.zip_archive import SUFFIX as ZIP
 from pipeline.tokens.provenance import OVERLAPS_TABLE, write_overlaps
 from tokenizer.compiled import BUILD_COMMAND, load
 from tokenizer.vocab import Vocabulary, parse_vocab
@@ -291,7 +291,7 @@ def _say_what_is_one_document(corpus: Corpus) -> None:
     """
     ranges = [each for part in corpus.parts for each in part.ranges if each.size]
     largest = max(ranges, key=lambda each: each.num_bytes)
-    if largest.format != "text" or largest.url.endswith(ZIP):
+    if largest.format != "text" or is_archive(largest.url):
         return
     cure = (
         "give --format text-blank-lines where blank lines stand between documents, or --format"

@@ -1,4 +1,4 @@
-"""Compressed files as streams: zstd, gzip, bzip2 and xz, of any number of frames, but no bombs."""
+"""Compressed files as streams of any number of frames: zstd, gzip, bzip2, xz, lzma; no bombs."""
 
 import bz2
 import lzma
@@ -6,6 +6,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
+from pathlib import PurePosixPath
 from typing import Any
 
 import zstandard
@@ -18,13 +19,26 @@ FREE_BYTES = 64 * 2**20
 _SLICE_BYTES = 4096  # bounds memory: one becomes 10 KiB of text, 128 MiB of the worst zstd
 _MAX_TEXT_BYTES = 2**20  # given at once by decoders that take a limit: bzip2 and xz
 
+# `zstd --long=31` writes windows of 2 GiB, the most there is; each is as much memory of its reader.
+_MAX_ZSTD_WINDOW_BYTES = 2**31
+_MAX_LZMA_BYTES = 256 * 2**20
+
+
+def _zstd_decoder() -> Any:
+    return zstandard.ZstdDecompressor(max_window_size=_MAX_ZSTD_WINDOW_BYTES).decompressobj()
+
+
 _CODECS: dict[str, tuple[str, Callable[[], Any]]] = {
-    ".zst": ("zstd", lambda: zstandard.ZstdDecompressor().decompressobj()),
+    ".zst": ("zstd", _zstd_decoder),
     ".gz": ("gzip", lambda: zlib.decompressobj(wbits=31)),
     ".bz2": ("bzip2", bz2.BZ2Decompressor),
-    ".xz": ("xz", lambda: lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=256 * 2**20)),
+    ".xz": ("xz", lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, _MAX_LZMA_BYTES)),
+    ".lzma": ("lzma", lambda: lzma.LZMADecompressor(lzma.FORMAT_ALONE, _MAX_LZMA_BYTES)),
 }
 SUFFIXES = tuple(_CODECS)
+_TAR_SUFFIXES = {
+    ".tgz": ".gz", ".tbz": ".bz2", ".tbz2": ".bz2", ".txz": ".xz", ".tlz": ".lzma", ".tzst": ".zst",
+}  # fmt: skip
 # A stream's header and the mark of its first block are 80 fixed bits on a byte boundary, which
 # compressed data holds by chance once in 10^24 bytes.
 _BZIP2_STREAM = re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)")
@@ -32,18 +46,41 @@ _BZIP2_STREAM_BYTES = 10
 
 
 def compression_suffix(url: str) -> str:
-    """The suffix of a file that is read through a decompressor, or nothing: its name decides."""
-    return next((suffix for suffix in SUFFIXES if without_query(url).endswith(suffix)), "")
+    """Returns the suffix of the codec that a file's name promises, ".gz" for A.GZ and a.tgz too.
+
+    It is empty for a file that is read as it is stored.
+    """
+    name = without_query(url).lower()
+    for suffix in SUFFIXES:
+        if name.endswith(suffix):
+            return suffix
+    for short, suffix in _TAR_SUFFIXES.items():
+        if name.endswith(short):
+            return suffix
+    return ""
 
 
 def is_compressed(url: str) -> bool:
-    """Whether a file is read through a decompressor."""
+    """Tells by its name whether a file is read through a decompressor."""
     return bool(compression_suffix(url))
 
 
 def plain_name(url: str) -> str:
-    """Returns a file's name without the suffix of its compression, and without a URL's query."""
-    return without_query(url).removesuffix(compression_suffix(url))
+    """Returns a file's name without the suffix of its compression, and without a URL's query.
+
+    The plain name of a.tgz is a.tar.
+    """
+    name = without_query(url)
+    for short in _TAR_SUFFIXES:
+        if name.lower().endswith(short):
+            return f"{name[: -len(short)]}.tar"
+    suffix = compression_suffix(url)
+    return name[: len(name) - len(suffix)]
+
+
+def plain_suffix(url: str) -> str:
+    """Returns the suffix of a file's plain name in lower case: ".csv" for a/B.CSV.GZ."""
+    return PurePosixPath(plain_name(url)).suffix.lower()
 
 
 def decompress(blocks: Iterable[bytes], url: str) -> Iterator[bytes]:

@@ -18,10 +18,9 @@ _ZIP_ERRORS = (
     zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError, struct.error,
     OverflowError, OSError, ValueError, LookupError, MemoryError,
 )  # fmt: skip
-SUFFIX = ".zip"
 
 
-class Member(NamedTuple):
+class ZipMember(NamedTuple):
     """One file of an archive that is open for reading."""
 
     archive: zipfile.ZipFile
@@ -29,12 +28,17 @@ class Member(NamedTuple):
     url: str
 
     @property
+    def name(self) -> str:
+        """Returns the member's name within the archive."""
+        return self.info.filename
+
+    @property
     def where(self) -> str:
-        """ARCHIVE/NAME, for messages."""
-        return f"{self.url}/{self.info.filename}"
+        """Returns ARCHIVE/NAME, for messages."""
+        return f"{self.url}/{self.name}"
 
     def blocks(self) -> Iterator[bytes]:
-        """Its bytes, decompressed by its own name too."""
+        """Yields the member's bytes; a member named *.gz, *.zst, ... is decompressed as well."""
         stored = self._inflated()
         return decompress(stored, self.where) if is_compressed(self.where) else stored
 
@@ -47,8 +51,8 @@ class Member(NamedTuple):
                 yield block
 
 
-def list_members(file: IO[bytes], size: int, url: str) -> list[Member]:
-    """The members of an open archive in the order of their bytes, hidden ones left out."""
+def list_members(file: IO[bytes], size: int, url: str) -> list[ZipMember]:
+    """Returns the members of an open archive in the order of their bytes, without hidden ones."""
     with _broken_zip(url):
         archive = zipfile.ZipFile(file)
         members = [info for info in archive.infolist() if not info.is_dir()]
@@ -61,7 +65,7 @@ def list_members(file: IO[bytes], size: int, url: str) -> list[Member]:
         raise ValueError(f"{url}: {found}; leave it out")
     ordered = sorted(members, key=lambda info: info.header_offset)
     shown = [info for info in ordered if not PurePosixPath(info.filename).name.startswith(".")]
-    return [Member(archive, info, url) for info in shown]
+    return [ZipMember(archive, info, url) for info in shown]
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import lzma
+import tarfile
 import zipfile
 from collections.abc import Callable
 
@@ -59,6 +60,11 @@ def reader_seeds() -> dict[str, list[bytes]]:
         "mediawiki.xml": [_mediawiki()],
         "mediawiki.xml.bz2": [bz2.compress(_mediawiki()) + bz2.compress(_mediawiki())],
         "warc.warc": [_warc()],
+        "arrow.arrow": [_arrow(), _arrow()[:8] + b"\xff\xff\xff\xff\0\0\0\0" + _arrow()[16:]],
+        "jsonl.tar": [_tar(jsonl)],
+        "html.html": [b"<html><body><p>One sentence. Another one.</p></body></html>"],
+        "csv.csv": [b'id,text\n1,"a, ""b"""\n2,c\n', b'id;text\n1;"a \\"b\\""\n2;c\n'],
+        "csv.tsv": [b"id\ttext\n1\ta\\\tb\\\nc\n2\t\\N\n"],
         "jsonl.zip": [_zip(jsonl, zipfile.ZIP_DEFLATED), _zip(jsonl, zipfile.ZIP_STORED)],
     }
     return seeds | {
@@ -154,6 +160,24 @@ def _parquet(compression: str | None) -> bytes:
     pq.write_table(
         pa.table({"text": list(TEXTS), "id": [1, 2, 3]}), sink, compression=compression or "none"
     )
+    return sink.getvalue()
+
+
+def _arrow() -> bytes:
+    sink = io.BytesIO()
+    table = pa.table({"text": list(TEXTS), "id": list(range(len(TEXTS)))})
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+def _tar(data: bytes) -> bytes:
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w") as archive:
+        for name, content in (("one.jsonl", data), ("two.jsonl.gz", COMPRESSIONS["gz"](data))):
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
     return sink.getvalue()
 
 

@@ -106,7 +106,6 @@ def test_a_file_without_tags_is_read_for_its_words():
         ("10 000 O\na O\nb O\n", Columns(), "f:1: 3 columns in '10 000 O', most lines have 2"),
         (" ".join("w" * 90), Columns(), r"f:1: 'w' in column -1"),
         ("a O\n" + "w " * 90, Columns(), r"f:2: 90 columns in '(w ){30}'\.\.\. \(180 characters"),
-        ("a\tO\rb\tO\r", Columns(), r"f: its lines end in \\r alone, expected \\n"),
         ("a O\nb\u00a0O\n", Columns(), r"f:2: 1 columns in 'b\\xa0O', most lines have 2"),
         ("a\tO\n\tO\n", Columns(), "f:2: no word in column 0"),
         ("a O\nb X-PER\n", Columns(), "f:2: 'X-PER' in column -1 is neither O nor"),

@@ -194,7 +194,7 @@ def test_a_document_that_is_most_of_the_input_is_said(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("name", "data", "said"),
     [
-        ("a.csv", b"text,n\nx\n", "a.csv:2: found 1 cells, expected 2: text, n"),
+        ("a.csv", b"text,n\nx\n", "a.csv:2: found 1 cells, expected 2 .text, n. with commas"),
         ("a.csv", b'n\n"x', "a.csv:2: unexpected end of data"),
         ("a.csv", b"n\nx\n", "a.csv:2: found the fields .'n'., expected 'text'"),
         ("a.arrow", b"nothing of Arrow", "a.arrow: cannot be read as Arrow"),

@@ -43,7 +43,11 @@ def test_rows_whose_cells_hold_line_ends(write):
         (read_json_lines, b"{}\n[]", ":2: found a JSON list, expected an object in each line"),
         (read_json_lines, b"{}\n{", ":2: found no JSON .* expected a value in each line"),
         (read_json_lines, b"[" * 100_000, ":1: found no JSON .* expected a value in each line"),
-        (read_csv_rows, b'a\n"b\nc', ":2: unexpected end of data; a cell with quotes or commas"),
+        (
+            read_csv_rows,
+            b'a\n"b\nc',
+            ":2: unexpected end of data, with commas between cells, quotes doubled",
+        ),
     ],
 )
 def test_what_is_broken_is_named_by_its_line(write, read, data, said):

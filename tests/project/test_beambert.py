@@ -13,6 +13,7 @@ from pipeline.command_line.words import find_config, recipes
 from tests.project.test_packaging import ROOMS, build, copy_checkout
 from trainer.beambert import COMMANDS
 from trainer.cli import COMMANDS as TRAINER
+from trainer.settings import PretrainSettings
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted(ROOT.glob("configs/*/*.yaml"))
@@ -94,9 +95,11 @@ def test_recipes_have_names_of_their_own():
 
 def test_a_file_on_disk_wins_over_a_recipe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert find_config("bert-base").samefile(ROOT / "configs/pretrain/bert-base.yaml")
+    assert find_config("bert-base", PretrainSettings).samefile(
+        ROOT / "configs/pretrain/bert-base.yaml"
+    )
     (tmp_path / "bert-base").write_text("")
-    assert find_config("bert-base") == Path("bert-base")
+    assert find_config("bert-base", PretrainSettings) == Path("bert-base")
     said = r"^no configuration file configs/data/bert-base.yaml$"
     with pytest.raises(FileNotFoundError, match=said):
-        find_config("configs/data/bert-base.yaml")
+        find_config("configs/data/bert-base.yaml", PretrainSettings)

@@ -369,3 +369,8 @@ def test_help_imports_no_package_that_takes_time(words):
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.endswith("set()\n")
+
+
+def test_a_flag_of_other_commands_names_them(run):
+    said = "program build: error: unknown flag --deep; look and fail take --deep\n"
+    assert run("build --output o --deep") == (2, "", said)

@@ -45,7 +45,7 @@ ROOMS = {
     "pipeline.__main__": ".interrupts .cli",
     "trainer.checkpoints.settings": "",
     "trainer.guards.settings": "",
-    "trainer.conll": "pipeline.storage pipeline.documents",
+    "trainer.conll": "pipeline.storage",
     "trainer.process": "pipeline.interrupts",
     "trainer.model": "pipeline.seeds",
     "trainer.order": "pipeline.storage pipeline.shards",
@@ -56,7 +56,7 @@ ROOMS = {
     "trainer.minimal_pairs": "tokenizer pipeline.storage pipeline.documents .model",
     "trainer.conversion": "tokenizer pipeline.storage .model",
     "trainer.optim": "",
-    "trainer.engine": "pipeline.seeds .process .batches .model .optim",
+    "trainer.engine": "pipeline.seeds pipeline.command_line .process .batches .model .optim",
     "trainer.settings": ".checkpoints.settings .guards.settings .model .optim",
     "trainer.runs": "tokenizer pipeline.storage pipeline.shards .order .model .settings",
     "trainer.checkpoints": "pipeline.storage .checkpoints.settings .process .optim .engine .runs",
@@ -69,7 +69,8 @@ ROOMS = {
     ),
     "trainer.pretrain": (
         "pipeline.storage pipeline.shards .process .order .reading.settings .batches .stream"
-        " .model .conversion .optim .engine .settings .runs .checkpoints .guards .watch"
+        " .model .minimal_pairs .conversion .optim .engine .settings .runs .checkpoints .guards"
+        " .watch"
     ),
     "trainer.inference": (
         "tokenizer pipeline.storage pipeline.command_line pipeline.shards .batches .stream .model"
@@ -117,6 +118,7 @@ LIBRARIES = {
     "trainer.conversion": "torch numpy safetensors",
     "trainer.model": "torch numpy",
     "trainer.order": "numpy",
+    "trainer.engine": "torch deepspeed hjson",
     "trainer.reading": "numpy pyarrow",
     "trainer.batches": "torch numpy pyarrow",
     "trainer.stream": "torch numpy webdataset",

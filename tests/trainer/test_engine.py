@@ -17,7 +17,8 @@ import torch
 
 from tests.trainer.tiny_run import BERT, WITHOUT_DROPOUT
 from tests.trainer.two_ranks import random_micro_batch, run_ranks
-from trainer.engine.deepspeed_config import deepspeed_config, read_deepspeed_file
+from trainer.engine.deepspeed_config import deepspeed_config
+from trainer.engine.deepspeed_file import passed_to_deepspeed
 from trainer.engine.train_step import (
     agree_on_step,
     forward_sums,
@@ -156,7 +157,7 @@ def main(folder):
         results[f"{kind} {stage} {precision}"] = found
         torch.save(weights, folder / f"{kind}-{stage}-{precision}-{ranks.rank}.pt")
     results["broken"] = break_a_partition(ranks)
-    file = read_deepspeed_file("configs/deepspeed/zero2-overlap.json")
+    file = passed_to_deepspeed("configs/deepspeed/zero2-overlap.json")
     results["overlap"], _ = train_on_ranks(ranks, "adamw", 2, "fp32", file)
     try:
         with together(ranks):
@@ -323,8 +324,12 @@ def test_dropout_is_keyed_to_seed_phase_step_and_rank():
 def test_combinations_that_deepspeed_cannot_do_are_refused():
     with pytest.raises(ValueError, match="zero_stage 1 or 2"):
         deepspeed_config({}, 0, "bf16")
-    with pytest.raises(ValueError, match="zero_stage 2 and 3, not 1"):
-        deepspeed_config({"zero_optimization": {"overlap_comm": True}}, 1, "fp32")
+
+
+def test_overlapping_is_left_out_where_nothing_is_sent_between_backward_passes():
+    for stage, expected in {0: False, 1: False, 2: True, 3: True}.items():
+        config = deepspeed_config({"zero_optimization": {"overlap_comm": True}}, stage, "fp32")
+        assert config["zero_optimization"]["overlap_comm"] is expected
 
 
 if __name__ == "__main__":

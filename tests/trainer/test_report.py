@@ -42,6 +42,7 @@ def test_the_command_writes_the_page_into_the_first_run(tmp_path, capsys):
 def test_curves_and_last_numbers(tmp_path):
     rows = [step_row(step, phase=step // 10) for step in range(1, 21)]
     measured = {"mlm_loss": 3.25, "unigram_entropy": 6.125, "nsp_majority_share": 0.5625}
+    measured |= {"pairs_mean_accuracy": 0.559, "pairs_groups": {"binding": 0.5}}
     rows += [{"step": 20, "split": "validation", "nsp_accuracy": 0.64, **measured}]
     page = page_of(write_run(tmp_path / "run", rows))
     for shown in (
@@ -53,6 +54,8 @@ def test_curves_and_last_numbers(tmp_path):
         '<td class="n" data-name="peak memory">2 GB</td>',
         "run, unigram entropy: 6.12",
         "run, nsp majority share: 56.2 %",
+        "<h3>Minimal pairs, mean accuracy; chance is 50 %</h3>",
+        "run, validation: 55.9 %",
         "phase 1</text>",
         "phase 2</text>",
     ):

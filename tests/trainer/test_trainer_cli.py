@@ -57,7 +57,7 @@ def test_doctor_takes_the_place_of_pretrain():
     [
         ({"steps": 0}, "steps of a phase is 0"),
         ({"global_batch": -1}, "global_batch of a phase is -1"),
-        ({"warmup_steps": 11}, "warms up for 11 of its 10 steps"),
+        ({"warmup_steps": 11}, "warmup_steps is 11 and a phase has 10 steps"),
         ({"warmup_steps": 1, "warmup_fraction": 0.1}, "both warmup_fraction and warmup_steps"),
         ({"peak_lr": 0.0}, "peak_lr 0.0 must be above 0"),
         ({"end_lr": 0.2}, "end_lr 0.2 must be in 0 to peak_lr, which is 0.1"),

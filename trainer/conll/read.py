@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from pipeline.documents.text_files import carriage_returns
 from pipeline.storage.quoting import quote
 from trainer.conll.tags import OUTSIDE, Scheme, find_entities, find_scheme, is_tag, write_tags
 
@@ -58,8 +57,6 @@ class Sentence:
 
 def read_conll(text: str, path: str, columns: Columns) -> list[Sentence]:
     """Sentences of a file's text, in order; a ValueError names file and line of a fault."""
-    if "\r" in text and "\n" not in text:
-        raise carriage_returns(path)
     lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
     separator, count = _find_layout(lines, path, columns)
     groups: list[dict[int, tuple[str, str]]] = [{}]  # words and tags by line, of each sentence

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from pipeline.documents.text_files import (
-    carriage_returns,
     read_csv_rows,
     read_json_lines,
     read_text_lines,
@@ -97,8 +96,6 @@ def read_table(
         lines = ((place, line.split("\t")) for place, line in read_text_lines(path) if line)
         rows = lines if extension == "tsv" else read_csv_rows(path)
         header = header or next(rows, ("", []))[1]
-        if any("\r" in name for name in header):
-            raise carriage_returns(path)
         _check_columns(path, header, needed)
         records = list(_by_name(rows, header, skipped))
     else:

@@ -15,7 +15,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from trainer.checkpoints.read import load_checkpoint
-from trainer.engine.deepspeed_config import deepspeed_config, read_deepspeed_file
+from trainer.engine.deepspeed_config import deepspeed_config
+from trainer.engine.deepspeed_file import passed_to_deepspeed
 from trainer.engine.train_step import (
     StepCounts,
     agree_on_step,
@@ -29,6 +30,7 @@ from trainer.guards.watchdog import FIRST_STEP_FACTOR
 from trainer.guards.weights_check import CORRUPTED, CorruptWeightsError
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.pretrain.objectives import WITH_NSP, prepare_step
+from trainer.pretrain.pairs import measure_pairs
 from trainer.pretrain.run import Position, Run, find_position, open_run
 from trainer.pretrain.validation import ValidationSet, load_validation_sets, measure
 from trainer.process.ranks import start_ranks, stop_ranks, together
@@ -77,7 +79,7 @@ def pretrain(settings: PretrainSettings, remainder: object = None) -> int:
     """Trains, or continues, the run in settings.output; the exit code is 0 when it is finished."""
     assert not remainder, "the command line passes nothing after --"
     settings = resolve(settings)
-    chosen = read_deepspeed_file(settings.deepspeed)
+    chosen = passed_to_deepspeed(settings.deepspeed)
     deepspeed = deepspeed_config(chosen, settings.zero_stage, settings.precision)
     watch = LauncherWatch()
     ranks = start_ranks()
@@ -247,11 +249,19 @@ def _log_step(
 
 
 def _log_validation(run: Run, validation_sets: Sequence[ValidationSet]) -> None:
-    """Measures the validation loss, where a dataset has a validation split, and writes it down."""
-    if not validation_sets:
+    """Measures what there is to measure on, held-out text and minimal pairs, and writes it down."""
+    row: dict[str, Any] = {"step": run.position.step, "split": "validation"}
+    lines: list[str] = []
+    if validation_sets:
+        row, lines = measure(run.engine, validation_sets, run.ranks, run.position.step)
+        run.position = finish_at_accuracy(run.position, row["mlm_accuracy"], run.settings)
+    if run.pairs is not None:
+        run.watchdog.beat("minimal pairs", FIRST_STEP_FACTOR)
+        columns, line = measure_pairs(run.engine, run.pairs, run.ranks, run.settings.micro_tokens)
+        row |= columns
+        lines.append(f"step {row['step']}: {line}")
+    if not lines:
         return
-    row, lines = measure(run.engine, validation_sets, run.ranks, run.position.step)
-    run.position = finish_at_accuracy(run.position, row["mlm_accuracy"], run.settings)
     run.recorder.add(row)
     for line in lines:
         run.progress.say(line)

@@ -28,6 +28,7 @@ from trainer.optim.sharded import ShardedOptimizer
 from trainer.order.source import Mixture, open_mixture, open_mixture_again, opened_mixture
 from trainer.order.state import parse_state
 from trainer.pretrain.objectives import freeze_unused
+from trainer.pretrain.pairs import ValidationPairs, load_pairs
 from trainer.process.ranks import Ranks, together
 from trainer.process.stopping import StopRequest
 from trainer.runs.epochs import instances_a_pass, lengthen_phases
@@ -81,6 +82,7 @@ class Run:
     recorder: Recorder
     gauge: Gauge
     position: Position
+    pairs: ValidationPairs | None
     step_started: float = 0.0
     stop: StopRequest = field(default_factory=StopRequest)  # of this rank
     must_stop: bool = False  # agreed by all ranks
@@ -145,6 +147,7 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
             f" give pretrain more steps, --continue_from {folder.path} and another --output"
         )
         return None
+    pairs = load_pairs(settings, folder, model_config, ranks, progress.say)
     model = build_model(model_config, settings.seed)
     with together(ranks):
         for line in prepare_model(model, settings, checkpoint, folder.path / VOCAB):
@@ -166,7 +169,7 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
     watchdog = Watchdog(60 * safety.watchdog_minutes, folder.stacks, ranks)
     of_model, shown = (engine, optimizer, saver, saved), (progress, recorder, gauge)
     guards = guard, weights_check, watchdog, wait_policy
-    return Run(settings, ranks, mixture, folder, *of_model, *guards, *shown, position)
+    return Run(settings, ranks, mixture, folder, *of_model, *guards, *shown, position, pairs)
 
 
 def open_data(

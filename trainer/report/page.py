@@ -39,6 +39,7 @@ CHARTS = (
     Chart("mlm_accuracy", "MLM accuracy", format_share, from_zero=True),
     Chart("nsp_loss", "NSP loss, nats"),
     Chart("nsp_accuracy", "NSP accuracy", format_share, guess="nsp_majority_share"),
+    Chart("pairs_mean_accuracy", "Minimal pairs, mean accuracy; chance is 50 %", format_share),
     Chart("learning_rate", "Learning rate", from_zero=True),
     Chart("tokens_per_second", "Real tokens a second, all ranks", short_number, from_zero=True),
     Chart("data_wait_share", "Share of the time spent waiting for data", format_share, True),

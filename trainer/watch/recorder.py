@@ -11,7 +11,7 @@ from trainer.settings import PretrainSettings
 
 FLUSH_SECONDS = 30
 # Columns that say where a row stands rather than how it went.
-PLACES = ("step", "split", "phase", "position", "instances", "masked", "tokens")
+PLACES = ("step", "split", "phase", "position", "instances", "masked", "tokens", "pairs")
 # Columns measured by a clock or the machine: equal runs differ in them alone.
 MEASURED = (
     "tokens_per_second", "data_wait_share", "model_tflops_per_rank", "mfu", "peak_memory_bytes",

@@ -1,0 +1,324 @@
+r"""CSV and its kin: rows of cells, in the dialect that the first rows of a file show.
+
+A dialect is what stands between cells, and how quotes are meant: doubled in quotes (RFC 4180),
+behind a backslash in quotes (Spark), or as characters like all others (TSV), where MySQL writes a
+backslash before tabs and line ends. It is the first under which all of the first rows have as many
+cells as the header has, two at least. Every later row is held to it.
+"""
+
+import csv
+import json
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from typing import Any, NamedTuple
+
+from pipeline.documents import records
+from pipeline.documents.files import TAIL_BLOCK_BYTES, FileRange
+from pipeline.documents.jsonl import parse_object
+from pipeline.documents.lines import decode
+from pipeline.documents.records import BadDocumentError, Format, Line, Record, too_long
+from pipeline.storage.compression import plain_suffix
+from pipeline.storage.quoting import join_names
+
+_NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+_SUFFIXES = {".csv": "", ".tsv": "\t", ".tab": "\t", ".psv": "|"}
+_NULL_CELL = re.compile(r"(?:^|(?<=\t))\\N(?=\t|\r?\n?$)")
+_BACKSLASHED = re.compile(r"\\(.)", re.DOTALL)
+_MOST_ROWS = 1000
+_FEW_ROWS = 3
+
+
+class Dialect(NamedTuple):
+    """How the rows of a file are written."""
+
+    delimiter: str = ","
+    has_quotes: bool = True
+    """Whether double quotes around a cell are no part of it."""
+    has_backslashes: bool = False
+    """Whether a backslash stands before what is meant as it is."""
+
+    @property
+    def has_nulls(self) -> bool:
+        r"""Whether a cell \N is a NULL of MySQL, which is read as an empty text."""
+        return self.has_backslashes and not self.has_quotes
+
+    def describe(self) -> str:
+        """Returns words for people: "commas between cells, quotes doubled"."""
+        quotes = "a backslash before quotes" if self.has_backslashes else "quotes doubled"
+        if not self.has_quotes:
+            quotes = "quotes as they are"
+            if self.has_backslashes:
+                quotes += ", backslashes before tabs"
+        return f"{_NAMES[self.delimiter]} between cells, {quotes}"
+
+    def options(self) -> dict[str, Any]:
+        """Returns what `csv.reader` calls this dialect, once `prepare` has seen the lines."""
+        return {
+            "delimiter": self.delimiter,
+            "quoting": csv.QUOTE_MINIMAL if self.has_quotes else csv.QUOTE_NONE,
+            "escapechar": "\\" if self.has_nulls else None,
+            "strict": True,
+        }
+
+    def prepare(self, line: str) -> str:
+        """Returns a line with backslashes as `csv.reader` takes them, which is lax about them."""
+        if not self.has_backslashes or "\\" not in line:
+            return line
+        if self.has_quotes:
+            return _BACKSLASHED.sub(_double_quote, line)
+        return _BACKSLASHED.sub(_unescape_letter, _NULL_CELL.sub("", line))
+
+
+def _double_quote(found: re.Match[str]) -> str:
+    r"""Returns \" as "", \\ as \, and what is no escape, such as the \n of C:\new, as it is."""
+    character = found[1]
+    if character == '"':
+        return '""'
+    return character if character in "\\\n" else found[0]
+
+
+def _unescape_letter(found: re.Match[str]) -> str:
+    r"""Returns \n, as PostgreSQL writes it, as a line end behind a backslash, and \t as a space."""
+    return {"n": "\\\n", "t": " ", "r": " "}.get(found[1], found[0])
+
+
+_PLAIN_TABS = Dialect("\t", has_quotes=False)
+_ESCAPED_TABS = Dialect("\t", has_quotes=False, has_backslashes=True)
+_DIALECTS = (
+    *(Dialect(delimiter) for delimiter in _NAMES),
+    *(Dialect(delimiter, has_backslashes=True) for delimiter in _NAMES),
+    _PLAIN_TABS,
+    _ESCAPED_TABS,
+)
+
+
+class Row(NamedTuple):
+    """One row of a file."""
+
+    number: int
+    """Of its first line, from 1."""
+    cells: list[str]
+    error: BadDocumentError | None = None
+    data: bytes = b""
+    """The first line of a row with an error."""
+
+
+def split_rows(lines: Iterable[Line], url: str, *, checks_width: bool = True) -> Iterator[Row]:
+    """Yields the rows of a file, lazily; the first of them names the columns.
+
+    A row that breaks the dialect is its first line alone: the next line begins another row.
+
+    Args:
+        lines: The lines of the whole file.
+        url: The file; its name can say what stands between cells.
+        checks_width: Whether a row is at fault that has not as many cells as the first.
+
+    Raises:
+        ValueError: The first row cannot be read.
+    """
+    beginning, others = _take_beginning(lines)
+    dialect = find_dialect(beginning, url, is_whole=others is None)
+    rows = _read_rows(chain(beginning, others or ()), dialect)
+    header = next(rows, None)
+    if header is None:
+        return
+    if header.error:
+        raise ValueError(f"{url}:{header.number}: in the names of the columns {header.error}")
+    yield header
+    for row in rows:
+        if row.error or not checks_width or len(row.cells) == len(header.cells):
+            yield row
+            continue
+        found = f"found {len(row.cells)} cells, expected {len(header.cells)}"
+        message = f"{found} ({join_names(header.cells)}) with {dialect.describe()}"
+        yield row._replace(error=BadDocumentError("bad_row", message))
+
+
+def _read_rows(lines: Iterable[Line], dialect: Dialect, *, is_whole: bool = True) -> Iterator[Row]:
+    """Yields rows with any number of cells; the last of lines that are not all is left out."""
+    csv.field_size_limit(records.MAX_DOCUMENT_BYTES)
+    source = _Source(iter(lines), dialect)
+    reader = csv.reader(source, **dialect.options())
+    while (row := _read_row(reader, source)) is not None:
+        if source.is_at_end and not is_whole:
+            return
+        yield row
+
+
+def _read_row(reader: Any, source: "_Source") -> Row | None:
+    """Returns the next row that is not blank, or None at the end."""
+    while True:
+        source.begin_row()
+        cells: list[str] = []
+        try:
+            cells = next(reader)
+            fault = source.fault
+        except StopIteration:
+            return None
+        except csv.Error as error:
+            message = f"{error}, with {source.dialect.describe()}"
+            fault = source.fault or BadDocumentError("bad_row", message)
+            source.give_back()
+        if cells or fault:
+            first = source.taken[0]
+            return Row(first.number, cells, fault, first.data)
+
+
+class _Source:
+    """The lines of a file as `csv.reader` takes them, with those of the row that it is in."""
+
+    def __init__(self, lines: Iterator[Line], dialect: Dialect) -> None:
+        self._lines = lines
+        self._ahead = next(lines, None)
+        self._given_back: deque[Line] = deque()
+        self.dialect = dialect
+        self.is_at_end = False
+        """Whether all lines were taken."""
+        self.taken: list[Line] = []
+        self.fault: BadDocumentError | None = None
+        """The first fault of a line of the row."""
+
+    def __iter__(self) -> "_Source":
+        return self
+
+    def __next__(self) -> str:
+        line = self._given_back.popleft() if self._given_back else self._next_line()
+        self.taken.append(line)
+        if line.is_too_long:
+            self.fault = self.fault or too_long()
+            return "\n"
+        try:
+            text = line.data.decode()
+        except UnicodeDecodeError:
+            text = line.data.decode(errors="replace")
+            self.fault = self.fault or _decoding_error(line.data)
+        return self.dialect.prepare(f"{text}\n")
+
+    def _next_line(self) -> Line:
+        line = self._ahead
+        if line is None:
+            raise StopIteration
+        self._ahead = next(self._lines, None)
+        self.is_at_end = self._ahead is None
+        return line
+
+    def begin_row(self) -> None:
+        """Forgets the lines of the row before."""
+        self.taken.clear()
+        self.fault = None
+
+    def give_back(self) -> None:
+        """Puts all lines of the row but the first back, to be read again."""
+        self._given_back.extendleft(reversed(self.taken[1:]))
+
+
+def _decoding_error(data: bytes) -> BadDocumentError:
+    try:
+        decode(data)
+    except BadDocumentError as error:
+        return error
+    raise AssertionError("the line is UTF-8")
+
+
+def _take_beginning(lines: Iterable[Line]) -> tuple[list[Line], Iterator[Line] | None]:
+    """Returns the lines of the file's beginning, and those behind it if there may be some."""
+    stream = iter(lines)
+    beginning: list[Line] = []
+    num_bytes = 0
+    for line in stream:
+        beginning.append(line)
+        num_bytes += len(line.data)
+        if num_bytes >= TAIL_BLOCK_BYTES:
+            return beginning, stream
+    return beginning, None
+
+
+def find_dialect(lines: Sequence[Line], url: str, *, is_whole: bool) -> Dialect:
+    """Returns the dialect of a file by its first lines and its name.
+
+    It is the first in which every row has as many cells as the first one has, or otherwise the one
+    with the most such rows.
+
+    Args:
+        lines: The first lines.
+        url: The file: .tsv has tabs, .psv bars between cells, .csv what its rows show.
+        is_whole: Whether these are all lines; otherwise the last row may go on.
+    """
+    delimiter = _SUFFIXES.get(plain_suffix(url), "")
+    choices = [dialect for dialect in _DIALECTS if delimiter in ("", dialect.delimiter)]
+    tried = {dialect: _Tried.of(lines, dialect, is_whole) for dialect in choices}
+    if delimiter == "\t" and (dialect := _find_tab_dialect(lines, tried)):
+        return dialect
+    for dialect in choices:
+        if tried[dialect].num_good and not tried[dialect].num_bad:
+            return dialect
+    return max(choices, key=lambda dialect: tried[dialect].num_good)
+
+
+class _Tried(NamedTuple):
+    """The first rows of a file in one dialect."""
+
+    rows: list[list[str]]
+    num_good: int
+    """Rows with as many cells as the first one has, none if that has a single cell."""
+    num_bad: int
+
+    @classmethod
+    def of(cls, lines: Sequence[Line], dialect: Dialect, is_whole: bool) -> "_Tried":
+        """Returns what a dialect makes of lines."""
+        found = list(islice(_read_rows(lines, dialect, is_whole=is_whole), _MOST_ROWS))
+        rows = [row.cells for row in found]
+        width = len(rows[0]) if rows else 0
+        num_good = sum(not row.error and len(row.cells) == width for row in found)
+        return cls(rows, num_good if width > 1 else 0, len(found) - num_good)
+
+
+def _find_tab_dialect(lines: Sequence[Line], tried: Mapping[Dialect, _Tried]) -> Dialect | None:
+    r"""Returns the dialect of tabs if it is sure: MySQL's have \N, and most know no quotes."""
+    if any(_NULL_CELL.search(line.data.decode(errors="replace")) for line in lines):
+        return _ESCAPED_TABS
+    plain, quoted = tried[_PLAIN_TABS], tried[Dialect("\t")]
+    if plain.num_bad == 0 and quoted.num_bad == 0:
+        return Dialect("\t") if _needs_quotes(quoted.rows, plain.rows) else _PLAIN_TABS
+    return _PLAIN_TABS if plain.num_bad == 0 else None
+
+
+def _needs_quotes(quoted_rows: Sequence[list[str]], plain_rows: Sequence[list[str]]) -> bool:
+    """Whether quotes are around cells that need them, or around every cell of a column."""
+    if any(mark in cell for row in quoted_rows for cell in row for mark in '"\t\n'):
+        return True
+    columns = zip(*plain_rows[1:], strict=True)
+    return len(plain_rows) > _FEW_ROWS and any(
+        all(len(cell) > 1 and cell[0] == cell[-1] == '"' for cell in column) for column in columns
+    )
+
+
+def split_csv(lines: Iterable[Line], file_range: FileRange) -> Iterator[Record]:
+    """Yields a record for every row, as a JSON object of its cells by column."""
+    rows = split_rows(lines, file_range.url)
+    header = next(rows, None)
+    names = header.cells if header else []
+    for row in rows:
+        if row.error:
+            yield Record(row.number, 0, row.data, row.error)
+        else:
+            yield Record(row.number, 0, _to_json(names, row.cells))
+
+
+def _to_json(names: Sequence[str], cells: Sequence[str]) -> bytes:
+    """Returns an object of cells by name; a name that two columns have is there twice."""
+    if len(set(names)) == len(names):
+        return json.dumps(dict(zip(names, cells, strict=True))).encode()
+    pairs = zip(names, cells, strict=True)
+    fields = (f"{json.dumps(name)}: {json.dumps(cell)}" for name, cell in pairs)
+    return f"{{{', '.join(fields)}}}".encode()
+
+
+CSV = Format(
+    parse_object,
+    lambda beginning: beginning.suffix in _SUFFIXES,
+    split_csv,
+    may_be_cut=False,
+)

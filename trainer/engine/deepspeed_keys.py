@@ -1,0 +1,333 @@
+"""What becomes of every key that a ds_config.json may have.
+
+`KEYS` has the type of each key's value, and whether DeepSpeed is given it, or one value alone is so
+here in any case. What a setting of the run says too is trainer/engine/deepspeed_settings.py's. Keys
+of sections are written with dots. `tests/trainer/test_deepspeed_files.py` holds the table to the
+fields that the installed DeepSpeed has.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+_ANY_RANKS = "every number of ranks continues a run; leave it out"
+_WHOLE = "gradients are summed and reduced in fp32, whole; leave it out"
+_ON_DEVICE = (
+    'what ZeRO partitions stays on its device; write "device": "none", and "stage": 2 or 3 saves'
+    " memory"
+)
+_NO_OFFLOADING = (
+    'what ZeRO partitions stays on its device; leave it out, and "stage": 2 or 3 saves memory'
+)
+_DATA_PARALLEL = "ranks share the data alone, and every rank computes the whole model; leave it out"
+_AS_IT_IS = "the model is BERT as --model says; leave it out"
+_DATASETS = "the dataset decides which instance comes when (docs/order.md); leave it out"
+_HALF = (
+    'there is no loss scaling here; write "bf16": {"enabled": true} in its place, or leave it out'
+    " to train in fp32"
+)
+_COMPILING = "--compile true compiles what surrounds attention; leave it out"
+_OF_COMPILING = (
+    "backend", "kwargs", "autoep_non_moe", "free_activation", "free_activation_threshold",
+    "offload_activation", "offload_activation_pin_memory", "offload_opt_states", "double_buffer",
+    "symmetric_memory", "debug_log", "offload_parameters", "sync_before_reduce",
+    "sync_after_reduce", "sync_before_allgather", "sync_after_allgather", "keep_int_input_tensors",
+    "keep_all_input_tensors", "passes",
+)  # fmt: skip
+"""Keys that say how DeepSpeed compiles, where it does."""
+_CHECKPOINTS = "checkpoints are ours, and any number of ranks continues them; leave it out"
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a key's value may be.
+
+    Attributes:
+        hint: The type of the value, as settings classes state types.
+        least: The least number that makes sense; None where there is none.
+        is_passed: Whether DeepSpeed is given the value as it is.
+        only: The values that are so here in any case; none if any value may be there.
+        reason: Why another value is refused, and what to do.
+    """
+
+    hint: Any
+    least: float | None = None
+    is_passed: bool = False
+    only: tuple[Any, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A section or value that may only be there switched off: false, null, 0, "none", or empty.
+
+    Attributes:
+        reason: Why it is refused, and what to do.
+        switches: Keys of the section that switch it on; if none is there the section is off. A
+            section without such keys is off if all its keys are.
+    """
+
+    reason: str
+    switches: tuple[str, ...] = ()
+
+
+_FREE = Key(Any)
+"""A value that changes nothing that is trained."""
+_PASSED_SWITCH = Key(bool, is_passed=True)
+_PASSED_COUNT = Key(int, least=1, is_passed=True)
+_PASSED_SIZE = Key(int, least=0, is_passed=True)
+_FREE_SWITCH = Key(bool)
+
+
+def _only(value: Any, reason: str) -> Key:
+    hint = float if isinstance(value, float) else type(value)
+    return Key(hint, only=(value,), reason=reason)
+
+
+_TOP: dict[str, Key | Refused] = {
+    # Batches and the update, which settings say.
+    "train_batch_size": Key(int, least=1),
+    "train_micro_batch_size_per_gpu": Key(int, least=1),
+    "gradient_accumulation_steps": Key(int, least=1),
+    "gradient_clipping": Key(float, least=0),
+    # What DeepSpeed prints.
+    "wall_clock_breakdown": _PASSED_SWITCH,
+    "memory_breakdown": _PASSED_SWITCH,
+    "dump_state": _PASSED_SWITCH,
+    "steps_per_print": _FREE,
+    "log_level": _FREE,
+    "timers": _FREE,
+    # Of gradients.
+    "communication_data_type": _only("fp32", _WHOLE),
+    "prescale_gradients": _only(False, _WHOLE),
+    "gradient_predivide_factor": _only(1.0, _WHOLE),
+    "gradient_allreduce_op": _only("mean", "the loss is that of the global batch; leave it out"),
+    "sparse_gradients": _only(False, _WHOLE),
+    "fp32_allreduce": _FREE_SWITCH,
+    "allreduce_always_fp32": _FREE_SWITCH,
+    "seq_parallel_communication_data_type": _FREE,
+    "data_types.grad_accum_dtype": _only("fp32", _WHOLE),
+    "data_types.param_dtype": Refused("--precision says it; leave it out"),
+    "data_types.buffer_dtype": Refused("--precision says it; leave it out"),
+    "data_types.keep_in_fp32_modules": Refused("--precision says it; leave it out"),
+    # DeepSpeed 0.19 reads these and does nothing with them, or nothing that is used here.
+    "disable_allgather": _FREE_SWITCH,
+    "managed_gradient_accumulation": _FREE_SWITCH,
+    "vocabulary_size": _FREE,
+    "use_data_before_expert_parallelism": _FREE_SWITCH,
+    "zero_allow_untested_optimizer": _FREE_SWITCH,
+    "zero_force_ds_cpu_optimizer": _FREE_SWITCH,
+    "disable_python_gc": Refused("memory would grow for as long as a run takes; leave it out"),
+    "dataloader_drop_last": _only(False, "the stream leaves no instance out; leave it out"),
+    "aio": _FREE,  # for offloading to NVMe alone
+    # What else watches a run.
+    "tensorboard.enabled": _FREE_SWITCH,
+    "tensorboard.output_path": Refused("curves are written into the run's folder; leave it out"),
+    "tensorboard.job_name": Refused("curves are written into the run's folder; leave it out"),
+    "wandb.enabled": _FREE_SWITCH,
+    "wandb.project": Key(str),
+    "wandb.team": Refused("wandb reads it from WANDB_ENTITY; leave it out"),
+    "wandb.group": Refused("wandb reads it from WANDB_RUN_GROUP; leave it out"),
+    "csv_monitor": Refused("metrics.jsonl has every number; leave it out", ("enabled",)),
+    "comet": Refused("TensorBoard's curves are written, and --wandb sends them", ("enabled",)),
+    "flops_profiler.enabled": _PASSED_SWITCH,
+    "flops_profiler.profile_step": Key(int, least=-1, is_passed=True),
+    "flops_profiler.module_depth": Key(int, least=-1, is_passed=True),
+    "flops_profiler.top_modules": _PASSED_COUNT,
+    "flops_profiler.detailed": _PASSED_SWITCH,
+    "flops_profiler.output_file": Key(str, is_passed=True),
+    "flops_profiler.recompute_fwd_factor": Key(float, least=0, is_passed=True),
+    "comms_logger.enabled": _PASSED_SWITCH,
+    "comms_logger.verbose": _PASSED_SWITCH,
+    "comms_logger.prof_all": _PASSED_SWITCH,
+    "comms_logger.prof_ops": Key(list[str], is_passed=True),
+    "comms_logger.debug": _PASSED_SWITCH,
+    # Other ways to train.
+    "amp": Refused(_HALF, ("enabled",)),
+    "torch_autocast": Refused("--precision bf16 does it; leave it out", ("enabled",)),
+    "curriculum_learning": Refused(_DATASETS, ("enabled",)),
+    "data_efficiency": Refused(_DATASETS, ("enabled",)),
+    "progressive_layer_drop": Refused(_AS_IT_IS, ("enabled",)),
+    "eigenvalue": Refused(_AS_IT_IS, ("enabled",)),
+    "quantize_training": Refused(_AS_IT_IS, ("enabled",)),
+    "compression_training": Refused(_AS_IT_IS),
+    "weight_quantization": Refused(_AS_IT_IS),
+    "sparse_attention": Refused(_AS_IT_IS),
+    "hybrid_engine": Refused("a run only trains; leave it out", ("enabled",)),
+    "graph_harvesting": _only(False, _COMPILING),
+    **{f"compile.{name}": _FREE for name in _OF_COMPILING},
+    "compile.deepcompile": _only(False, _COMPILING),
+    "compile.enabled": _only(False, _COMPILING),
+    "compile.disable": _only(True, _COMPILING),
+    "tensor_parallel.autotp_size": Key(int, only=(0, 1), reason=_DATA_PARALLEL),
+    "tensor_parallel.tp_size": Key(int, only=(1,), reason=_DATA_PARALLEL),
+    "sequence_parallel_size": Key(int, only=(1,), reason=_DATA_PARALLEL),
+    "pipeline": Refused(_DATA_PARALLEL),
+    "expert_parallel": Refused(_DATA_PARALLEL, ("enabled",)),
+    "activation_checkpointing.partition_activations": _only(False, _DATA_PARALLEL),
+    "activation_checkpointing.cpu_checkpointing": _only(
+        False, "activations stay on the device; --activation_checkpointing computes them again"
+    ),
+    "activation_checkpointing.contiguous_memory_optimization": _only(
+        False, "--activation_checkpointing keeps each layer's input by itself; leave it out"
+    ),
+    "activation_checkpointing.number_checkpoints": _FREE,
+    "activation_checkpointing.synchronize_checkpoint_boundary": _FREE_SWITCH,
+    "activation_checkpointing.profile": _FREE_SWITCH,
+    "autotuning": Refused("`python -m trainer plan` says what fits; leave it out", ("enabled",)),
+    "elasticity": Refused(_ANY_RANKS, ("enabled",)),
+    # Checkpoints.
+    "checkpoint.tag_validation": _FREE,
+    "checkpoint.load_universal": _only(False, "--init_from opens a universal checkpoint"),
+    "checkpoint.use_node_local_storage": _only(False, _CHECKPOINTS),
+    "checkpoint.parallel_write": _FREE,
+    "checkpoint.writer": Refused(_CHECKPOINTS),
+    "nebula": Refused(_CHECKPOINTS, ("enabled",)),
+    "datastates": Refused(_CHECKPOINTS),
+    # The old form of ZeRO, where "zero_optimization" is true or false.
+    "allgather_size": Key(int, least=1),
+}  # fmt: skip
+
+_ZERO: dict[str, Key | Refused] = {
+    "stage": Key(Literal[0, 1, 2, 3]),
+    "reduce_bucket_size": _PASSED_COUNT,
+    "allgather_bucket_size": _PASSED_COUNT,
+    "reduce_scatter": _PASSED_SWITCH,
+    "contiguous_gradients": _PASSED_SWITCH,
+    "overlap_comm": _PASSED_SWITCH,
+    "use_multi_rank_bucket_allreduce": _PASSED_SWITCH,
+    "parameter_alignment": _PASSED_SWITCH,
+    "ignore_unused_parameters": _PASSED_SWITCH,
+    "stage3_prefetch_bucket_size": _PASSED_SIZE,
+    "stage3_param_persistence_threshold": _PASSED_SIZE,
+    "stage3_model_persistence_threshold": _PASSED_SIZE,
+    "stage3_max_live_parameters": _PASSED_SIZE,
+    "stage3_max_reuse_distance": _PASSED_SIZE,
+    "stage3_module_granularity_threshold": _PASSED_SIZE,
+    "stage3_use_all_reduce_for_fetch_params": _PASSED_SWITCH,
+    "stage3_allgather_sequential": _PASSED_SWITCH,
+    "memory_efficient_linear": _PASSED_SWITCH,
+    "override_module_apply": _PASSED_SWITCH,
+    "log_trace_cache_warnings": _PASSED_SWITCH,
+    "enable_sanity_checks": _PASSED_SWITCH,
+    # One group of all tensors, so that clipping sees all gradients at once.
+    "sub_group_size": Key(int, least=0),
+    # It only spreads copies to the CPU over ranks, and nothing is copied there.
+    "round_robin_gradients": _FREE_SWITCH,
+    "allgather_partitions": _FREE_SWITCH,  # read and not used
+    "compute_grad_norm": _FREE_SWITCH,  # the optimizer's own is logged
+    # Of DeepSpeed's checkpoints, of which none is written.
+    "load_from_fp32_weights": _FREE_SWITCH,
+    "elastic_checkpoint": _FREE_SWITCH,
+    "pipeline_loading_checkpoint": _FREE_SWITCH,
+    "stage3_gather_16bit_weights_on_model_save": _FREE_SWITCH,
+    "stage3_gather_fp16_weights_on_model_save": _FREE_SWITCH,
+    # Of offloading, where all of it is off.
+    "cpu_offload_use_pin_memory": _FREE_SWITCH,
+    "save_muon_momentum_buffer_in_memory": _FREE_SWITCH,
+    "offload_param": Refused(_ON_DEVICE, ("device",)),
+    "offload_optimizer": Refused(_ON_DEVICE, ("device",)),
+    "cpu_offload": Refused(_NO_OFFLOADING),
+    "cpu_offload_param": Refused(_NO_OFFLOADING),
+    "cpu_offload_params": Refused(_NO_OFFLOADING),
+    "zenflow": Refused(_NO_OFFLOADING),
+    "legacy_stage1": _only(False, "DeepSpeed has it no more; leave it out"),
+    "grad_hooks": _FREE_SWITCH,
+    "zero_quantized_weights": _only(False, _WHOLE),
+    "zero_quantized_nontrainable_weights": _only(False, _WHOLE),
+    "zero_quantized_gradients": _only(False, _WHOLE),
+    "zeropp_loco_param": Refused(_WHOLE),
+    "zero_hpz_partition_size": Key(int, only=(0, 1), reason="every rank has a part; leave it out"),
+    "mics_shard_size": Key(int, only=(-1, 0), reason="every rank has a part; leave it out"),
+    "mics_hierarchical_params_gather": _only(False, "every rank has a part; leave it out"),
+    "leaf_module": Refused(_AS_IT_IS),
+}  # fmt: skip
+
+ALIASES = {
+    f"zero_optimization.{name}": f"zero_optimization.stage3_{name}"
+    for name in (
+        "prefetch_bucket_size", "param_persistence_threshold", "model_persistence_threshold",
+        "max_live_parameters", "max_reuse_distance", "gather_16bit_weights_on_model_save",
+        "module_granularity_threshold", "use_all_reduce_for_fetch_params", "allgather_sequential",
+    )
+} | {"bfloat16.enabled": "bf16.enabled"}  # fmt: skip
+"""Other names that DeepSpeed takes for a key."""
+
+_LOSS_SCALING = (
+    "auto_cast", "loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis",
+    "consecutive_hysteresis", "min_loss_scale", "opt_level",
+)  # fmt: skip
+_FP16: dict[str, Key | Refused] = {
+    "enabled": _only(False, _HALF),
+    "fp16_master_weights_and_grads": _only(False, _WHOLE),
+    **dict.fromkeys(_LOSS_SCALING, _FREE),
+}
+_BF16: dict[str, Key | Refused] = {
+    "enabled": Key(bool),
+    "immediate_grad_update": _FREE_SWITCH,
+    # A gradient that is not finite moves nothing in any case.
+    "check_grad_overflow": _FREE_SWITCH,
+    "check_overflow": _FREE_SWITCH,
+    "accumulate_grads_via_hooks": _FREE_SWITCH,
+    "bf16_master_weights_and_grads": _only(False, "weights are updated in fp32; leave it out"),
+    "bf16_optimizer_states": _only(False, "moments are kept in fp32; leave it out"),
+    **dict.fromkeys(_LOSS_SCALING, _FREE),
+}
+_OPTIMIZER: dict[str, Key | Refused] = {
+    "type": Key(str),
+    "legacy_fusion": _FREE_SWITCH,
+    "adam_w_mode": _FREE_SWITCH,  # which DeepSpeed reads among params alone
+    "params.lr": Key(float, least=0),
+    "params.betas": Key(list[float]),
+    "params.eps": Key(float, least=0),
+    "params.weight_decay": Key(float, least=0),
+    "params.bias_correction": Key(bool),
+    "params.max_grad_norm": Key(float, least=0),
+    "params.adam_w_mode": Key(bool),
+    "params.amsgrad": _only(False, "there is no such variant; leave it out"),
+    "params.maximize": _only(False, "a loss is made smaller; leave it out"),
+    # How, not what, is computed.
+    "params.torch_adam": _FREE_SWITCH,
+    "params.fused": _FREE_SWITCH,
+    "params.foreach": _FREE_SWITCH,
+    "params.capturable": _FREE_SWITCH,
+    "params.set_grad_none": _FREE_SWITCH,
+    "params.ns_method": _FREE,
+    "params.fp32_optimizer_states": _only(True, "moments are kept in fp32; leave it out"),
+    # LAMB's, whose ratios have no bounds here; DeepSpeed's default ones may be written out.
+    "params.max_coeff": _only(10.0, "Lamb has no such setting here; leave it out"),
+    "params.min_coeff": _only(0.01, "Lamb has no such setting here; leave it out"),
+    "params.eps_inside_sqrt": _only(False, "eps is added to the root; leave it out"),
+    # Muon's.
+    "params.adam_lr": Key(float, least=0),
+    "params.muon_lr": Key(float, least=0),
+    "params.momentum": _only(0.95, "Muon has 0.95 here; leave it out"),
+    "params.nesterov": _only(True, "Muon's momentum is Nesterov's; leave it out"),
+    "params.ns_steps": Key(int, only=(5,), reason="Muon makes 5 steps here; leave it out"),
+}  # fmt: skip
+_SCHEDULER: dict[str, Key | Refused] = {
+    "type": Key(str),
+    "params.warmup_min_lr": Key(float, least=0),
+    "params.warmup_max_lr": Key(float, least=0),
+    "params.warmup_num_steps": Key(int, least=1),
+    "params.warmup_type": Key(Literal["log", "linear"]),
+    "params.total_num_steps": Key(int, least=1),
+    "params.warmup_min_ratio": Key(float, least=0),
+    "params.cos_min_ratio": Key(float, least=0),
+    "params.last_batch_iteration": _only(-1, "a run that goes on finds its own step; leave it out"),
+}
+
+_SECTIONS = {
+    "zero_optimization": _ZERO,
+    "fp16": _FP16,
+    "bf16": _BF16,
+    "bfloat16": _BF16,
+    "optimizer": _OPTIMIZER,
+    "scheduler": _SCHEDULER,
+}
+KEYS: dict[str, Key | Refused] = _TOP | {
+    f"{section}.{name}": key for section, keys in _SECTIONS.items() for name, key in keys.items()
+}
+SECTIONS = {name[:place] for name in KEYS for place in range(len(name)) if name[place] == "."}
+"""Names of all keys that hold others."""
+SWITCHED = ("tensorboard", "wandb")
+"""Sections of which DeepSpeed reads nothing else where `enabled` is not true."""
