@@ -21,7 +21,7 @@ _STREAM_START = 8
 _BATCH_ROWS = 64  # a long value of a dictionary may stand in every row
 _MOST_THRIFT = 2**31 - 1
 # Some of Arrow's own errors, and names that are no UTF-8, come as other kinds.
-_OTHER_ERRORS = (OSError, RuntimeError, MemoryError, OverflowError, UnicodeError, IndexError)
+OTHER_ERRORS = (OSError, RuntimeError, MemoryError, OverflowError, UnicodeError, IndexError)
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def _opened(file_range: FileRange, options: StorageOptions, kind: str) -> Iterat
     with folder.open(name) as file:
         try:
             yield file
-        except (ArrowException, *_OTHER_ERRORS) as error:
+        except (ArrowException, *OTHER_ERRORS) as error:
             message = f"cannot be read as {kind} ({error}); fetch or write the file again"
             raise ValueError(f"{file_range.url}: {message}") from error
 

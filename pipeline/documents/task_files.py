@@ -11,6 +11,7 @@ from typing import Any
 
 from pipeline.documents.files import StorageOptions, read_blocks
 from pipeline.documents.parts import find_inputs
+from pipeline.documents.tables import OTHER_ERRORS
 from pipeline.documents.text_files import parse_json, read_text, read_text_lines, whole_file
 from pipeline.storage.compression import plain_name
 
@@ -66,7 +67,7 @@ def _read_parquet(data: bytes, url: str) -> Iterator[tuple[str, str]]:
 
     try:
         table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, *OTHER_ERRORS) as error:
         message = f"{url}: cannot be read as Parquet ({error}); fetch the file again"
         raise ValueError(message) from error
     for number, row in enumerate(table.to_pylist(), 1):

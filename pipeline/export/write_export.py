@@ -1,7 +1,6 @@
 """Exports the instances of one split and length: a file a shard, and last one that says so."""
 
 import errno
-import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from pipeline.shards.records import Shard, json_bytes
 from pipeline.shards.unpack import check_block
 from pipeline.storage.faults import StorageError
 from pipeline.storage.folder import Folder
+from pipeline.storage.json_files import read_object
 from pipeline.storage.local import find_temporaries
 from pipeline.storage.tensorflow_bytes import masked_crc32c
 
@@ -143,10 +143,7 @@ def _claim(output: Folder, plan: Mapping[str, Any]) -> set[str]:
 
 def _refuse_other_export(output: Folder, marker: str, plan: Mapping[str, Any]) -> None:
     where = output.locate(marker)
-    try:
-        then = json.loads(output.read(marker))
-    except ValueError as error:
-        raise ValueError(f"{where} is damaged: {error}; give an empty --output") from error
+    then = read_object(output, marker, "give an empty --output")
     if differing := [name for name, value in plan.items() if then.get(name) != value]:
         change = f"{(name := differing[0])} is {then.get(name)!r}, now {plan[name]!r}"
         raise ValueError(f"{where} is of another export: {change}; give an empty --output")

@@ -7,23 +7,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipeline.inspect.measure import measure_documents, measure_group
 from pipeline.inspect.mixture import find_unused, format_mixture, measure_mixture, share
 from pipeline.inspect.validation import measure_validation
 from pipeline.pages.render import render
 from pipeline.shards.dataset import Dataset
-from pipeline.shards.manifest import pass_folder
+from pipeline.shards.manifest import named_damage, open_parquet, pass_folder
 from pipeline.shards.records import Group, json_bytes
 from pipeline.shards.verify import describe_coverage, find_uncovered
 from pipeline.storage.folder import Folder
+from pipeline.storage.json_files import expected_fields, parse_object
 from pipeline.tokens.provenance import find_tokens
 
 REPORT, REPORT_PAGE = "report.json", "report.html"
 SOURCES = "sources.parquet"
 REPORT_VERSION = 6
 _NUM_SOURCES = 50
+_MADE_AGAIN = "delete it and run `python -m pipeline report` on the dataset, which makes it anew"
 _MUCH_DROPPED = 0.5
 _MUCH_UNKNOWN = 0.01
 
@@ -106,8 +107,12 @@ def load_report(dataset: Dataset) -> dict[str, Any]:
     """report.json as it stands; empty where there is none, or one of another content."""
     if not dataset.folder.exists(REPORT):
         return {}
-    found: dict[str, Any] = json.loads(dataset.read_file(REPORT))
-    return found if found.get("dataset", {}).get("root_hash") == dataset.manifest.root_hash else {}
+    where = dataset.locate(REPORT)
+    found = parse_object(dataset.read_file(REPORT), where, _MADE_AGAIN)
+    with expected_fields(where, _MADE_AGAIN):
+        is_own = found.get("dataset", {}).get("root_hash") == dataset.manifest.root_hash
+        found.get("build", {}).get("settings", {}).get("tokens")
+    return found if is_own else {}
 
 
 def write_report(dataset: Dataset, report: dict[str, Any]) -> None:
@@ -155,9 +160,17 @@ def _read_sources(dataset: Dataset) -> list[dict[str, Any]] | None:
     """sources.parquet; None where there is none."""
     if not dataset.folder.exists(SOURCES):
         return None
-    file = pq.ParquetFile(pa.BufferReader(dataset.read_file(SOURCES)))
-    rows: list[dict[str, Any]] = file.read(use_threads=False).to_pylist()
-    return rows
+    data = dataset.read_file(SOURCES)
+    remedy = "run the command that built the dataset once more, which writes it anew"
+    with named_damage(dataset.locate(SOURCES), remedy):
+        rows = open_parquet(pa.BufferReader(data)).read(use_threads=False).to_pylist()
+    lacking = [name for name in ("url", "bytes", "source") if rows and name not in rows[0]]
+    if lacking:
+        found = ", ".join(rows[0])
+        raise ValueError(
+            f"{dataset.locate(SOURCES)}: its columns are {found}, without {lacking[0]}; {remedy}"
+        )
+    return list(rows)
 
 
 def _format_group(group: dict[str, Any]) -> list[str]:

@@ -19,7 +19,7 @@ from pipeline.jobs.broadcast import Broadcast, CreateElements, broadcast
 from pipeline.jobs.run_beam import Outputs, pipeline_options, run_graph
 from pipeline.storage.folder import Folder
 from pipeline.text.batches import batch_by_size
-from pipeline.tokens.grouped_rows import NUM_GROUPS, pack_rows, read_groups
+from pipeline.tokens.grouped_rows import NUM_GROUPS, named_loss, pack_rows, read_groups
 from pipeline.tokens.near_duplicates import (
     BANDED_DTYPE,
     SIGNED_DTYPE,
@@ -131,7 +131,9 @@ def write_bands(run: Run, rule: SimilarityRule, folder: Folder) -> str:
     if not folder.exists(name):
         size, signed = SIGNED_DTYPE.itemsize, bytearray()
         for part, first, last in run.slices:
-            signed += folder.read_range(f"{part}.signatures", first * size, last * size)
+            signatures = f"{part}.signatures"
+            with named_loss(folder.locate(signatures)):
+                signed += folder.read_range(signatures, first * size, last * size)
         folder.write(name, pack_bands(np.frombuffer(signed, SIGNED_DTYPE), rule))
     return name
 

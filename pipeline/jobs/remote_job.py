@@ -66,7 +66,7 @@ class Job:
             job, began = str(found["job"]), str(found["began"])
         except FileNotFoundError:
             return
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ValueError(
                 f"{self.folder.locate(RECORD)} is damaged: it named a job that may still be at work"
                 " here; make sure that none is, and remove it"

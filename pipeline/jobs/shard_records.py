@@ -59,7 +59,7 @@ def accept_record(data: bytes, task: ShardTask, settings_hash: str) -> ShardReco
     """The record that a file holds, if whole and of the task's shard, documents and settings."""
     try:
         record = parse_record(data)
-    except (ValueError, KeyError, TypeError):  # cut short, or of an earlier version
-        return None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None  # cut short, or of an earlier version
     own = record.settings_hash, record.shard.name, record.shard.seal
     return record if own == (settings_hash, task.name, task.contents.seal) else None

@@ -53,7 +53,9 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
         fields = json.loads(data)
         version = fields["format_version"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{where}: not a dataset manifest: {error!r}") from error
+        raise ValueError(
+            f"{where}: not a dataset manifest: {error!r}; restore or rebuild the dataset"
+        ) from error
     if version != FORMAT_VERSION:
         raise ValueError(
             f"{where}: format_version is {version}, this program reads {FORMAT_VERSION}; build the"
@@ -77,7 +79,10 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
             f"{where}: not a dataset manifest: {error}; restore or rebuild the dataset"
         ) from error
     if (found := canonical_hash(manifest.settings)) != (said := manifest.settings_hash):
-        raise ValueError(f"{where}: its settings have the hash {found}, it says {said}")
+        raise ValueError(
+            f"{where}: its settings have the hash {found}, it says {said}; restore or rebuild the"
+            " dataset"
+        )
     return manifest
 
 

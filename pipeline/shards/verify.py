@@ -158,7 +158,7 @@ def _check_tokenizer(
     where = dataset.locate(TOKENIZER)
     try:
         ids = json.loads(tokenizer)["model"]["vocab"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         yield Finding(where, f"cannot be compared with {VOCAB}: {error!r}")
         return
     if ids != {token: number for number, token in enumerate(tokens)}:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.storage.faults import SizeError
 from pipeline.storage.folder import Folder
 
 NUM_GROUPS = 256
@@ -57,7 +58,26 @@ def write_groups(folder: Folder, name: str, groups: Iterable[Rows]) -> None:
 
 def read_bounds(folder: Folder, name: str) -> npt.NDArray[np.int64]:
     """[257] first row of each group; raises ValueError where they do not ascend from 0."""
-    return _parse_bounds(folder.read_range(name, 0, HEAD_BYTES), folder.locate(name))
+    where = folder.locate(name)
+    with named_loss(where):
+        head = folder.read_range(name, 0, HEAD_BYTES)
+    return _parse_bounds(head, where)
+
+
+@contextlib.contextmanager
+def named_loss(where: str) -> Iterator[None]:
+    """Says what to do about a file that is missing or cut.
+
+    Raises:
+        ValueError: The file is so. Runners pass this kind of error on from their workers.
+    """
+    try:
+        yield
+    except SizeError as error:
+        cause = "it is shorter than its index says, or the index is damaged"
+        raise ValueError(f"{error}: {cause}; {_REMEDY}") from error
+    except FileNotFoundError as error:
+        raise ValueError(f"{where} is missing; {_REMEDY}") from error
 
 
 def _parse_bounds(head: bytes, where: str) -> npt.NDArray[np.int64]:
@@ -72,7 +92,8 @@ def read_rows(folder: Folder, name: str, dtype: np.dtype[Any], first: int, last:
     if first == last:
         return np.zeros(0, dtype)
     start, stop = (HEAD_BYTES + row * dtype.itemsize for row in (first, last))
-    return np.frombuffer(folder.read_range(name, start, stop), dtype)
+    with named_loss(folder.locate(name)):
+        return np.frombuffer(folder.read_range(name, start, stop), dtype)
 
 
 def read_groups(folder: Folder, name: str, dtype: np.dtype[Any], first: int, last: int) -> Rows:

@@ -3,7 +3,6 @@
 Read group by group (ids with the same top byte), so memory is the largest group.
 """
 
-import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -14,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.shards.table_checks import check_range
-from pipeline.storage.faults import SizeError
 from pipeline.storage.folder import Folder
 from pipeline.tokens.buckets import MAX_BUCKETS, PREFIX_BITS, Bucket, num_prefixes, prefix_of
 from pipeline.tokens.dropped_ids import REASONS, iterate_dropped, read_dropped_ids, reason_numbers
@@ -23,6 +21,7 @@ from pipeline.tokens.grouped_rows import (
     LocalGroups,
     Rows,
     is_first,
+    named_loss,
     open_groups,
     parse_rows,
     read_bounds,
@@ -229,19 +228,8 @@ def join_ranges(rows: Rows) -> list[tuple[int, int]]:
 
 def read_tokens(folder: Folder, name: str, start: int, stop: int) -> bytes:
     """Bytes start to stop - 1 of a part's tokens; ValueError where they are not there."""
-    with _named_loss(folder.locate(name)):
+    with named_loss(folder.locate(name)):
         return folder.read_range(name, start, stop)
-
-
-@contextlib.contextmanager
-def _named_loss(path: str) -> Iterator[None]:
-    """Of a lost or cut file says what to do, as a ValueError, which runners pass on."""
-    try:
-        yield
-    except SizeError as error:
-        raise ValueError(f"{error}: shorter than its index says; {_REMEDY}, run again") from error
-    except FileNotFoundError as error:
-        raise ValueError(f"{path} is missing; {_REMEDY}, run again") from error
 
 
 def find_prefix_rows(
@@ -257,11 +245,10 @@ def _read_ranges(folder: Folder, prefixes: Sequence[int], num_parts: int) -> Row
     path = folder.locate(INDEX)
     groups = np.unique(np.asarray(prefixes, np.int64) // _PREFIXES_PER_GROUP)
     found = [np.zeros(0, PREFIX_DTYPE)]
-    with _named_loss(path):
-        bounds = read_bounds(folder, INDEX)
-        for run in np.split(groups, np.flatnonzero(np.diff(groups) > 1) + 1):
-            first, last = bounds[run[0]], bounds[run[-1] + 1]
-            found.append(read_rows(folder, INDEX, PREFIX_DTYPE, int(first), int(last)))
+    bounds = read_bounds(folder, INDEX)
+    for run in np.split(groups, np.flatnonzero(np.diff(groups) > 1) + 1):
+        first, last = bounds[run[0]], bounds[run[-1] + 1]
+        found.append(read_rows(folder, INDEX, PREFIX_DTYPE, int(first), int(last)))
     rows = np.concatenate(found)
     rows = rows[np.isin(rows["prefix"], np.asarray(prefixes))]
     try:

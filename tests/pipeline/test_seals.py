@@ -28,8 +28,9 @@ from pipeline.stages.build_shards import choose_buckets, instance_rule
 from pipeline.stages.build_tokens import read_store
 from pipeline.storage.folder import Folder
 from pipeline.tokens.buckets import BucketContents, BucketSums, total_seal
+from pipeline.tokens.grouped_rows import HEAD_BYTES
 from pipeline.tokens.held_out import choose_held_out
-from pipeline.tokens.token_index import TokenParts, iterate_kept, open_index
+from pipeline.tokens.token_index import PREFIX_DTYPE, TokenParts, iterate_kept, open_index
 from pipeline.tokens.token_parts import pack_documents, unpack_documents
 from tests.datasets import edit_manifest
 from tests.pipeline.programs import run, write_texts
@@ -196,7 +197,7 @@ def test_tokens_that_end_before_their_index_says_are_named(encoded, tmp_path):
     part = encoded.part_names[0]
     path = tmp_path / f"tokens/{part}.tokens"
     path.write_bytes(path.read_bytes()[:-5])
-    said = rf"{part}.tokens: asked for bytes \S+, got .*: shorter than its index says; delete the"
+    said = rf"{part}.tokens: asked for bytes \S+, got .*: it is shorter than its index says, or"
     with pytest.raises(ValueError, match=said):
         list(cut_part(part, tokens, encoded.buckets))
     path.unlink()
@@ -206,6 +207,27 @@ def test_tokens_that_end_before_their_index_says_are_named(encoded, tmp_path):
     path.with_name("prefixes.rows").unlink()
     with pytest.raises(ValueError, match=rf"prefixes\.rows {said}"):
         list(StoredDocuments(tokens, encoded.part_names, encoded.buckets[1]))
+
+
+def test_a_bit_of_the_ranges_that_was_flipped_is_told_as_a_users_fault(encoded, tmp_path):
+    """Whatever range it names; a size asks for no memory that the file does not fill."""
+    shutil.copytree(encoded.tokens.folder.path, tmp_path / "tokens")
+    tokens = dataclasses.replace(encoded.tokens, folder=Folder(str(tmp_path / "tokens")))
+    path = tmp_path / "tokens/prefixes.rows"
+    data = path.read_bytes()
+    refused = 0
+    for position in range(HEAD_BYTES, min(len(data), HEAD_BYTES + 3 * PREFIX_DTYPE.itemsize)):
+        for bit in (0x01, 0x40, 0x80):
+            changed = bytearray(data)
+            changed[position] ^= bit
+            path.write_bytes(changed)
+            for bucket in encoded.buckets:
+                try:
+                    list(StoredDocuments(tokens, encoded.part_names, bucket))
+                except ValueError as error:
+                    assert "delete the folder of token parts" in str(error)  # noqa: PT017
+                    refused += 1
+    assert refused > 50
 
 
 def test_a_group_that_nothing_is_built_of_and_two_of_one_bucket_are_refused(encoded, tmp_path):

@@ -121,7 +121,7 @@ def read_marker(path: Path, where: str | None = None) -> dict[str, dict[str, Any
         described = {name: {key: each[key] for key in ("bytes", "sha256")} for name, each in files}
     except FileNotFoundError as error:
         raise ValueError(f"{place} is missing; {_remedy(where or path)}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         fault = f"{place} does not describe {STATE} ({error!r})"
         raise ValueError(f"{fault}; {_remedy(where or path)}") from error
     require_plain(described, place)

@@ -4,7 +4,6 @@ Rank 0 chooses and downloads. Nodes that do not see its folder download to a pla
 it is no checkpoint of theirs when one of them is first next time.
 """
 
-import json
 import os
 import platform
 import shutil
@@ -24,7 +23,7 @@ from trainer.checkpoints.read import (
 )
 from trainer.checkpoints.store import METRICS, RUN_FILES, CheckpointStore
 from trainer.process.ranks import Ranks, together
-from trainer.runs.run_folder import PRETRAINING, RUN_FACTS, RunFolder
+from trainer.runs.run_folder import PRETRAINING, RUN_FACTS, RunFolder, parse_facts
 
 
 def restore_run(run: RunFolder, store: CheckpointStore) -> None:
@@ -57,7 +56,7 @@ def copy_run(run: RunFolder, store: CheckpointStore | None, ranks: Ranks) -> Non
         if not is_shared and _is_first_of_node():
             where = f"{run.path} on {platform.node()}, which does not see that of rank 0,"
             PRETRAINING.refuse_foreign(run.path, where)
-            expected = json.loads(files[RUN_FACTS])["id"]
+            expected = parse_facts(files[RUN_FACTS], f"{RUN_FACTS} of rank 0")["id"]
             if run.facts.is_file() and (found := run.read_facts().get("id")) != expected:
                 both = f"another run ({found}) than rank 0's ({expected})"
                 raise ValueError(f"{where} holds {both}; remove it")

@@ -98,7 +98,7 @@ def _rows(path: Path, problems: list[str]) -> Iterator[Row]:
     for place, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
         if isinstance(row, dict) and isinstance(row.get("step"), int):
             yield {column: value for column, value in row.items() if column not in _NEVER_SHOWN}

@@ -1,10 +1,12 @@
 """Files of runs and of other commands' output: written for people, and named where damaged."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
+
+from pipeline.storage.json_files import parse_object as parse_object  # for the rooms above
 
 
 def to_json(values: Mapping[str, Any]) -> bytes:
@@ -12,16 +14,18 @@ def to_json(values: Mapping[str, Any]) -> bytes:
     return (json.dumps(values, indent=2) + "\n").encode()
 
 
-def parse_object(
-    data: bytes, where: str, remedy: str, load: Callable[[bytes], Any] = json.loads
-) -> dict[str, Any]:
-    """Keys and values of a JSON or YAML file; a ValueError with its place where there are none."""
+def parse_yaml_object(data: bytes, where: str, remedy: str) -> dict[str, Any]:
+    """Parses a YAML file of keys and values.
+
+    Raises:
+        ValueError: `data` is not that; the message begins with `where` and ends with the remedy.
+    """
     try:
-        found = load(data)
+        found = yaml.safe_load(data)
     except (ValueError, RecursionError, yaml.YAMLError) as error:
-        kind = "JSON" if load is json.loads else "YAML"
-        raise ValueError(f"{where} is damaged, it is not {kind}: {error}; {remedy}") from error
+        said = " ".join(str(error).split())  # YAML's errors have lines
+        raise ValueError(f"{where} is damaged, it is not YAML: {said}; {remedy}") from error
     if not isinstance(found, dict):
-        shown = f"{str(found)[:60]!r}, expected an object"
+        shown = f"{str(found)[:60]!r}, expected keys and values"
         raise ValueError(f"{where} is damaged: it holds {shown}; {remedy}")  # noqa: TRY004
     return found

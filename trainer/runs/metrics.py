@@ -71,7 +71,7 @@ class MetricsFile:
     def _step_of(self, line: bytes, number: int) -> int:
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict) or not isinstance(row.get("step"), int):
             raise ValueError(  # noqa: TRY004

@@ -17,7 +17,7 @@ from tokenizer.word_rule import WordRule
 from trainer.model.config import BertConfig
 from trainer.order.source import Mixture, WeightedDataset
 from trainer.runs.continuing import LOCK, Continuable, lock_folder
-from trainer.runs.json_files import parse_object, to_json
+from trainer.runs.json_files import parse_object, parse_yaml_object, to_json
 from trainer.runs.launch import launch_facts
 from trainer.runs.training_facts import base_model_facts, source_licences
 from trainer.settings import OF_PHASES, PretrainSettings
@@ -83,7 +83,7 @@ class RunFolder:
         """config.yaml, as plain values; raises as `read_facts`."""
         if not self.config.is_file():
             raise FileNotFoundError(f"{self.config} is missing; {REMEDY}")
-        return parse_object(self.config.read_bytes(), str(self.config), REMEDY, yaml.safe_load)
+        return parse_yaml_object(self.config.read_bytes(), str(self.config), REMEDY)
 
     def read_vocabulary(self, name: str) -> bytes:
         """vocab.txt or tokenizer.json, as the dataset had them; raises as `read_facts`."""

@@ -6,10 +6,10 @@ from pathlib import PurePath
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import yaml
 
 from pipeline.shards.dataset import Dataset
+from pipeline.shards.manifest import named_damage, open_parquet
 from pipeline.storage.folder import Folder
 from pipeline.storage.hub import is_hub_name
 
@@ -57,7 +57,10 @@ def source_licences(dataset: Dataset) -> list[str]:
     """Licences that the dataset's sources state, sorted."""
     if not dataset.folder.exists(_SOURCES):
         return []
-    table = pq.ParquetFile(pa.BufferReader(dataset.read_file(_SOURCES))).read(use_threads=False)
+    data = dataset.read_file(_SOURCES)
+    remedy = "run the command that built the dataset once more, which writes it anew"
+    with named_damage(dataset.folder.locate(_SOURCES), remedy):
+        table = open_parquet(pa.BufferReader(data)).read(use_threads=False)
     names = table.column("licence").unique().to_pylist() if "licence" in table.schema.names else []
     return sorted(filter(None, names))
 
