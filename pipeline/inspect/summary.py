@@ -25,7 +25,7 @@ SOURCES = "sources.parquet"
 REPORT_VERSION = 6
 _NUM_SOURCES = 50
 _MADE_AGAIN = "delete it and run `python -m pipeline report` on the dataset, which makes it anew"
-_MUCH_DROPPED = 0.5
+_MUCH_DROPPED = 1 / 3
 _MUCH_UNKNOWN = 0.01
 
 
@@ -221,7 +221,7 @@ def _check_documents(counters: Mapping[str, int]) -> Check:
         said += f"; {cut:,} cut"
     is_much = dropped > _MUCH_DROPPED * read
     if is_much:
-        said += ", more than half: inspect DATASET --dropped shows examples"
+        said += ", more than a third: inspect DATASET --dropped shows examples"
     return Check("Documents read are kept", said, read <= kept + dropped and not is_much)
 
 

@@ -28,10 +28,13 @@ static inline uint64_t word_at(uint64_t seed, uint64_t place)
 
 static bool is_instance(const mask_rows *rows, int64_t n)
 {
-    int64_t length = rows->offsets[n + 1] - rows->offsets[n], a_length = rows->segment_a_length[n];
-    return rows->offsets[n] >= 0 && length > 3 && length <= MAX_INSTANCE_TOKENS && a_length > 1
-           && a_length < length && rows->counts[n] > 0 && rows->counts[n] <= length - 3
-           && rows->position_bits[n] <= 16 && (length - 1) >> rows->position_bits[n] == 0;
+    int64_t start = rows->offsets[n], end = rows->offsets[n + 1];
+    if (start < 0 || end < start) /* before they are subtracted, which may overflow */
+        return false;
+    int64_t length = end - start, a_length = rows->segment_a_length[n];
+    return length > 3 && length <= MAX_INSTANCE_TOKENS && a_length > 1 && a_length < length
+           && rows->counts[n] > 0 && rows->counts[n] <= length - 3 && rows->position_bits[n] <= 16
+           && (length - 1) >> rows->position_bits[n] == 0;
 }
 
 /* A number that `count` of the keys are below. They differ, but for the greatest; it is searched for

@@ -185,9 +185,13 @@ def _check_counters(dataset: Dataset) -> Iterator[Finding]:
 
 
 def _check_document_ids(dataset: Dataset) -> Iterator[Finding]:
-    """documents.ids, which may be deleted, holds the documents of documents_hash and the seal."""
+    """documents.ids holds the documents of documents_hash and the seal."""
     expected = dataset.manifest.settings.get("documents_hash")
-    if expected is None or not dataset.folder.exists(DOCUMENT_IDS):
+    if expected is None:
+        return
+    if not dataset.folder.exists(DOCUMENT_IDS):
+        cure = "run the command that built the dataset once more, which writes it"
+        yield Finding(dataset.locate(DOCUMENT_IDS), f"missing; {cure}")
         return
     digest, row_bytes = hashlib.blake2b(digest_size=32), document_id_bytes(dataset.manifest)
     size, ids_xor = dataset.folder.size(DOCUMENT_IDS), np.zeros(row_bytes, np.uint8)

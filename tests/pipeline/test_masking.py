@@ -73,6 +73,8 @@ def test_both_paths_choose_the_same(shapes, seed, probability, is_run):
         {"a_length": [1, 6]},
         {"counts": [0, 5]},
         {"counts": [6, 2]},
+        {"offsets": [-(2**63), 8, 20]},
+        {"offsets": [0, 2**63 - 1, -(2**63)]},
         {"counts": [2, 4]},
         {"position_bits": [3, 3]},
         {"position_bits": [4, 17]},

@@ -40,6 +40,14 @@ def test_a_table_names_its_columns_in_every_cell_for_phones(tmp_path):
     assert "table.stacked thead { display: none; }" in phone
 
 
+def test_a_wide_table_scrolls_in_its_card():
+    """A comparison of runs has a column for each setting that differs."""
+    style = (Path(__file__).parents[2] / "pipeline/pages/style.css").read_text()
+    [card] = re.findall(r"^\.card \{(.*)\}$", style, re.MULTILINE)
+    assert "overflow-x: auto" in card
+    assert ".card { overflow-x: visible; }" in style[style.index("@media print") :]
+
+
 def test_values_of_settings_are_said_in_words(tmp_path):
     values = {"a_b": None, "c": True, "d": [1, 2], "e": [], "f": "0" * 25}
     found = rendered(tmp_path, "{{ kit.pairs(values) }}", values=values)
