@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pipeline.command_line.program import Command, check_least, run_program
 from pipeline.interrupts import INTERRUPTED, Interrupted
-from pipeline.storage.secret_values import hide
+from pipeline.storage.secret_values import hide, show
 
 if TYPE_CHECKING:
     from pipeline.settings import BuildSettings
@@ -159,9 +159,16 @@ class ExportSettings(DatasetSettings):
 
 def _run_stage(settings: "BuildSettings", beam_arguments: Sequence[str], *, name: str) -> None:
     with _continuing():
+        # Before Beam is imported, which takes CPU-seconds.
+        from pipeline.stages.corpus import check_encoded, check_given, find_corpus
+
+        if name == "shards":
+            check_encoded(settings)
+        found = [] if name == "shards" else [find_corpus(settings)]
+        check_given(settings, name)
         from pipeline.stages import build
 
-        getattr(build, f"run_{name}")(settings, beam_arguments)
+        getattr(build, f"run_{name}")(settings, beam_arguments, *found)
 
 
 build, vocab, tokens, shards = (
@@ -202,7 +209,7 @@ def verify(settings: VerifySettings, _: Sequence[str]) -> int:
         print(line)
     findings += check.findings() if check else ()
     for finding in findings:
-        print(hide(str(finding)))
+        print(show(str(finding)))
     if findings:
         print(
             f"{hide(settings.data)}: {len(findings)} finding(s); restore the files named or"

@@ -207,6 +207,10 @@ class BuildSettings:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be {allowed}")
 
     def _check_sources(self) -> None:
+        from pipeline.text.language_codes import check_language
+
+        for source in self.corpus:
+            check_language(source.language)
         if self.vocab and self.extend:
             cure = "vocab takes a vocabulary as it is, extend adds to one"
             raise ValueError(f"both vocab and extend are given; {cure}")

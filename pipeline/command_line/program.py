@@ -156,13 +156,15 @@ def _unknown_command(name: str, commands: dict[str, Command]) -> str:
 
 def _report_fault(program: str, fault: BaseException) -> int:
     """Prints a user's fault, a file's with its path, from rank 0 only; the exit code."""
+    from pipeline.storage.quoting import printable
     from pipeline.storage.secret_values import hide
 
     said = str(fault)
     if isinstance(fault, OSError) and fault.filename is not None and fault.strerror:
         said = f"{fault.filename}: {fault.strerror}"
     if os.environ.get("RANK", "0") == "0":
-        print(f"{program}: error: {hide(said)}", file=sys.stderr)
+        message = printable(hide(said), keeps_lines=True)
+        print(f"{program}: error: {message}", file=sys.stderr)
     return 2
 
 
@@ -187,8 +189,13 @@ def parse_settings(
 ) -> Any:
     """The command's settings, of flags and config files; a ValueError says all that is wrong."""
     from pipeline.command_line.words import parse_words
+    from pipeline.storage.addresses import refuse_one_slash
 
     settings = parse_words(program, load(command.settings), command.positionals, arguments, takers)
+    for value in vars(settings).values():
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str):
+                refuse_one_slash(text)
     for name in command.local:
         if "://" in (path := getattr(settings, name) or ""):
             cure = "runs are written locally; pretrain uploads checkpoints to --checkpoint.url"

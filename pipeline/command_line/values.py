@@ -67,8 +67,6 @@ def parse_yaml(text: str | bytes, name: str, *, is_file: bool) -> yaml.Node | No
         line = f":{mark.line + 1}" if is_file and mark else ""
         said = getattr(error, "problem", None) or " ".join(str(error).split())
         raise ValueError(f"{name}{line}: not YAML: {said}") from error
-    except RecursionError as error:
-        raise ValueError(f"{name}: is nested too deeply; expected keys and values") from error
     return root
 
 

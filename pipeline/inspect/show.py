@@ -7,7 +7,8 @@ from typing import Any
 from pipeline.shards.block import Block
 from pipeline.shards.dataset import Dataset, read_blocks
 from pipeline.shards.records import Shard
-from pipeline.tokens.provenance import EncodedDocuments, find_documents, format_place, printable
+from pipeline.storage.quoting import printable
+from pipeline.tokens.provenance import EncodedDocuments, find_documents, format_place
 from tokenizer.vocab import CONTINUATION, Vocabulary, parse_vocab
 
 LABELS = {False: "next: B follows A", True: "random: B is from another document"}

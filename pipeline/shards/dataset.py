@@ -22,6 +22,8 @@ from pipeline.storage.ahead import map_ahead
 from pipeline.storage.faults import ATTEMPTS, reread_damaged
 from pipeline.storage.folder import Folder
 
+_RUN_FACTS = "run.json"  # of the trainer's runs
+
 
 class OpenedDataset(NamedTuple):
     """What one process has read of a dataset's tables, for others to open it without."""
@@ -165,11 +167,21 @@ def open_dataset(url: str, storage_options: Mapping[str, Any] | None = None) -> 
     """
     folder = Folder(url, storage_options)
     if not folder.exists(MANIFEST):
-        raise FileNotFoundError(
-            f"{url} holds no {MANIFEST}: not a finished dataset; run `python -m pipeline build`"
-            " with the same settings to finish it, or give the folder that was its --output"
-        )
+        raise FileNotFoundError(f"{url} {_describe_no_dataset(folder)}")
     return reread_damaged(lambda: _read_dataset(folder), is_local=folder.is_local)
+
+
+def _describe_no_dataset(folder: Folder) -> str:
+    """Says what a folder without a manifest is, and what to do."""
+    if folder.exists(_RUN_FACTS):
+        return (
+            f"holds a training run, which has {_RUN_FACTS}, and no dataset;"
+            f" `python -m trainer report {folder.url}` shows the run"
+        )
+    return (
+        f"holds no {MANIFEST}: not a finished dataset; run `python -m pipeline build` with the same"
+        " settings to finish it, or give the folder that was its --output"
+    )
 
 
 def open_again(opened: OpenedDataset, storage_options: Mapping[str, Any] | None = None) -> Dataset:

@@ -10,18 +10,15 @@ import platform
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from pipeline.documents.counts import format_counts
-from pipeline.documents.listing import would_list
-from pipeline.documents.parts import InputFile, Part, choose_part_bytes, find_inputs, plan_parts
-from pipeline.documents.sentence_lines import SENTENCE_LINES
 from pipeline.documents.source import Source
 from pipeline.inspect.croissant import write_croissant
 from pipeline.inspect.dataset_card import write_card
@@ -39,7 +36,6 @@ from pipeline.settings import OF_A_SOURCE, BuildSettings, describe_changes
 from pipeline.shards.dataset import Dataset
 from pipeline.stages.build_shards import instance_rule, make_shards
 from pipeline.stages.build_tokens import (
-    DELIVERED,
     TokenStore,
     index_delivered,
     make_tokens,
@@ -47,8 +43,14 @@ from pipeline.stages.build_tokens import (
     read_store,
     store_settings,
 )
-from pipeline.stages.build_vocab import VOCAB, prepare_vocabulary
+from pipeline.stages.build_vocab import prepare_vocabulary
 from pipeline.stages.choose_documents import choice_content
+from pipeline.stages.corpus import (
+    DELIVERED,
+    VOCAB,
+    Corpus,
+    find_corpus,
+)
 from pipeline.stages.describe import count_documents
 from pipeline.stages.plan import describe_plan
 from pipeline.stages.soundness import check_tokens
@@ -56,12 +58,11 @@ from pipeline.storage.archives import is_archive
 from pipeline.storage.json_files import read_present
 from pipeline.storage.local import scratch_folder
 from pipeline.storage.locks import LOCK, locked_folder
-from pipeline.storage.secret_values import hide, hide_in
+from pipeline.storage.secret_values import hide, hide_in, show
 from pipeline.tokens.provenance import OVERLAPS_TABLE, write_overlaps
 from tokenizer.compiled import BUILD_COMMAND, load
 from tokenizer.vocab import Vocabulary, parse_vocab
 
-_NUM_SHOWN = 8  # files named in one line
 _LARGE_SHARE = 0.5
 _NO_VOCABULARY = "run `python -m pipeline tokens` with this --output first, which writes it"
 _PROBE = ".beambert-probe"
@@ -74,18 +75,13 @@ _COMPILED_MODULES = {
 }
 
 
-class Corpus(NamedTuple):
-    """The input of a build: its files, each with the number of its source, and their parts."""
-
-    files: list[InputFile]
-    parts: list[Part]
-
-
-def run_build(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
-    """`python -m pipeline build`."""
+def run_build(
+    settings: BuildSettings, beam_arguments: Sequence[str], corpus: Corpus | None = None
+) -> None:
+    """`python -m pipeline build`; the corpus is found where it is not given."""
     seconds: dict[str, float] = {}
     began = time.perf_counter()
-    corpus = find_corpus(settings)
+    corpus = corpus or find_corpus(settings)
     if settings.plan:
         print(describe_plan(settings, len(corpus.files), corpus.parts, instance_rule))
         return
@@ -107,17 +103,21 @@ def run_build(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
     _print_result(dataset, time.perf_counter() - began)
 
 
-def run_vocab(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
-    """`python -m pipeline vocab`."""
-    corpus = find_corpus(settings)
+def run_vocab(
+    settings: BuildSettings, beam_arguments: Sequence[str], corpus: Corpus | None = None
+) -> None:
+    """`python -m pipeline vocab`; the corpus is found where it is not given."""
+    corpus = corpus or find_corpus(settings)
     with _writing(settings):
         vocabulary = prepare_vocabulary(settings, corpus.files, corpus.parts, beam_arguments)
     print(f"{len(vocabulary)} entries in {hide(settings.output)}/{VOCAB}")
 
 
-def run_tokens(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
-    """`python -m pipeline tokens`."""
-    corpus = find_corpus(settings)
+def run_tokens(
+    settings: BuildSettings, beam_arguments: Sequence[str], corpus: Corpus | None = None
+) -> None:
+    """`python -m pipeline tokens`; the corpus is found where it is not given."""
+    corpus = corpus or find_corpus(settings)
     open_task_texts(settings)
     with _writing(settings):
         vocabulary = prepare_vocabulary(settings, corpus.files, corpus.parts, beam_arguments)
@@ -203,86 +203,6 @@ def _writing(settings: BuildSettings, *, only_reads_tokens: bool = False) -> Ite
         yield
 
 
-def find_corpus(settings: BuildSettings) -> Corpus:
-    """Lists the input.
-
-    Raises:
-        FileNotFoundError: A pattern matches nothing.
-        ValueError: No input is named, all of a source is empty, two sources hold the same file, or
-            the output lies in the input.
-    """
-    if not (settings.input or settings.sources):
-        raise ValueError(
-            "no input: give --input FILE_FOLDER_OR_GLOB ..., or `sources:` in the --config file"
-        )
-    options = settings.filesystem_options()
-    _refuse_output_in_input(settings)
-    left_out: list[str] = []
-    files = [
-        replace(file, source=number)
-        for number, source in enumerate(settings.corpus)
-        for file in find_inputs(source.input, options, left_out)
-    ]
-    _refuse_shared_files(settings.corpus, files)
-    if left_out:
-        shown = ", ".join(map(hide, left_out[:_NUM_SHOWN])) + ", ..." * (len(left_out) > _NUM_SHOWN)
-        tqdm.write(
-            f"input: {len(left_out):,} file(s) of the folders speak of the data and are left out:"
-            f" {shown}; name a file in --input to read it"
-        )
-    if settings.output.startswith("hf://") and not settings.output.startswith("hf://buckets/"):
-        tqdm.write(
-            f"{settings.output}: every file becomes a commit, and the Hub takes 128 an hour;"
-            " build into a folder and publish it with hf upload (docs/input.md)",
-            file=sys.stderr,
-        )
-    part_bytes = choose_part_bytes(files, settings.part_bytes)
-    parts: list[Part] = []
-    for number, source in enumerate(settings.corpus):
-        own = [file for file in files if file.source == number]
-        parts += plan_parts(own, source.format, part_bytes, options, source.wrapping)
-    _say_what_was_detected(settings.corpus, parts)
-    return Corpus(files, parts)
-
-
-def _refuse_shared_files(sources: Sequence[Source], files: Sequence[InputFile]) -> None:
-    owners: dict[str, int] = {}
-    for file in files:
-        owner = owners.setdefault(file.url, file.source)
-        if owner != file.source:
-            names = " and ".join(sources[number].name for number in (owner, file.source))
-            raise ValueError(
-                f"{file.url} is in the input of the sources {names};"
-                " a file belongs to one source only"
-            )
-
-
-def _refuse_output_in_input(settings: BuildSettings) -> None:
-    """Running the command again would read what the first run wrote."""
-    options = settings.filesystem_options()
-    for pattern in (pattern for source in settings.corpus for pattern in source.input):
-        for flag, folder in (("output", settings.output), ("tokens", settings.tokens_folder)):
-            if would_list(pattern, folder, options):
-                raise ValueError(
-                    f"--{flag} {folder} lies in the input {pattern}, so that running again would"
-                    f" read what was written as text; give another --{flag}, or an --input that"
-                    " leaves it out"
-                )
-
-
-def _say_what_was_detected(sources: Sequence[Source], parts: Sequence[Part]) -> None:
-    """Plain text that is taken apart is never taken apart in silence."""
-    for number, source in enumerate(sources):
-        ranges = (each for part in parts if part.source == number for each in part.ranges)
-        urls = sorted({each.url for each in ranges if each.format == SENTENCE_LINES})
-        if urls and source.format == "auto":
-            tqdm.write(
-                f"{source.name}: {len(urls):,} file(s), such as {hide(urls[0])}, hold a sentence a"
-                f" line and blank lines between documents: read as {SENTENCE_LINES}; if each file"
-                " is one document, give --format text"
-            )
-
-
 def _say_what_is_one_document(corpus: Corpus) -> None:
     """Warns of a file of text that holds most of a corpus as one document.
 
@@ -301,7 +221,7 @@ def _say_what_is_one_document(corpus: Corpus) -> None:
         raise ValueError(f"{largest.url}: is one document, and no pairs come of one; {cure}")
     share = largest.num_bytes / sum(each.num_bytes for each in ranges)
     if share > _LARGE_SHARE:
-        tqdm.write(f"{hide(largest.url)}: is one document, {share:.0%} of the input; {cure}")
+        tqdm.write(f"{show(largest.url)}: is one document, {share:.0%} of the input; {cure}")
 
 
 def _say_what_is_slow() -> None:

@@ -23,6 +23,7 @@ from pipeline.stages.choose_documents import (
     describe_near_duplicates,
     drop_documents,
 )
+from pipeline.stages.corpus import DELIVERED, STORE
 from pipeline.storage.folder import Folder
 from pipeline.storage.json_files import expected_fields, parse_object, read_object
 from pipeline.storage.locks import LOCK
@@ -47,9 +48,6 @@ from pipeline.tokens.token_records import (
 from tokenizer.encode import Encoder
 from tokenizer.vocab import Vocabulary
 
-STORE = "tokens.json"
-DELIVERED = "parts.json"
-"""What a Beam pipeline has written by `WriteTokens`, as a `Delivered`; it is written last."""
 REJECTED = "rejected"
 FILES_WITHOUT_TEXT = "files_without_text"
 _NUM_NAMED = 20

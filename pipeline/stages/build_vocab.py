@@ -7,7 +7,6 @@ vocabulary was made of, so that running again reuses it and other input is refus
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
@@ -19,10 +18,10 @@ from pipeline.jobs.vocab_job import CountingRule, run_vocab_job
 from pipeline.settings import BuildSettings, describe_changes
 from pipeline.shards.manifest import MANIFEST
 from pipeline.shards.records import json_bytes
+from pipeline.stages.corpus import VOCAB, read_vocabulary
 from pipeline.stages.given_vocabulary import check_vocabulary
 from pipeline.stages.publish import remove_unfinished
 from pipeline.storage.folder import Folder
-from pipeline.storage.hub import fetch_from_hub, is_hub_name
 from pipeline.storage.json_files import read_object, read_present
 from pipeline.storage.secret_values import hide, identify
 from pipeline.tokens.token_records import (
@@ -46,7 +45,6 @@ from tokenizer.learn import learn_vocabulary, learn_words
 from tokenizer.vocab import Vocabulary, parse_vocab
 from tokenizer.word_rule import WordRule
 
-VOCAB = "vocab.txt"
 TOKENIZER = "tokenizer.json"
 ORIGIN = "vocab.json"
 _NUM_NAMED = 8
@@ -212,18 +210,6 @@ def reading_rule(settings: BuildSettings) -> ReadingRule:
     text_fields = tuple(source.text_field for source in settings.corpus)
     options = settings.filesystem_options()
     return ReadingRule(text_fields, settings.on_bad_document, settings.part_bytes, options)
-
-
-def read_vocabulary(settings: BuildSettings, url: str) -> Vocabulary:
-    """The vocabulary that the settings name: a file, a model's folder, or a model of the Hub."""
-    if not url.endswith(".txt") and is_hub_name(url):
-        url = str(fetch_from_hub(url, (VOCAB,)))
-    if Path(url).is_dir():
-        url = f"{url}/{VOCAB}"
-    folder, name = Folder.of_file(url, settings.filesystem_options())
-    if not folder.is_file(name):
-        raise FileNotFoundError(f"{url}: no such file; expected a vocab.txt")
-    return parse_vocab(folder.read(name), url)
 
 
 def make_vocabulary(

@@ -24,7 +24,8 @@ from pipeline.settings import BuildSettings
 from pipeline.shards.seal import seal_documents
 from pipeline.shards.shard_file import pack_shard
 from pipeline.stages.build_tokens import open_task_texts
-from pipeline.stages.build_vocab import VOCAB, make_vocabulary, read_vocabulary
+from pipeline.stages.build_vocab import make_vocabulary
+from pipeline.stages.corpus import VOCAB, read_vocabulary
 from pipeline.storage.secret_values import hide
 from pipeline.text.filters import DocumentFilter
 from pipeline.text.task_texts import WindowFinder

@@ -30,6 +30,7 @@ from pipeline.storage.driver_errors import (
     says_no_bucket,
     says_no_endpoint,
 )
+from pipeline.storage.quoting import printable
 from pipeline.storage.secret_values import hide
 
 ATTEMPTS = 6
@@ -193,7 +194,7 @@ def _no_bucket(what: str, filesystem: Any, bucket: str | None = None) -> "NoBuck
 
 def say(line: str) -> None:
     """A line for people on standard error, without secrets."""
-    sys.stderr.write(f"{hide(line)}\n")
+    sys.stderr.write(f"{printable(hide(line))}\n")
     sys.stderr.flush()
 
 

@@ -20,6 +20,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.storage import faults
+from pipeline.storage.addresses import refuse_one_slash
 from pipeline.storage.ahead import map_ahead
 from pipeline.storage.local import remove_empty_folders, replace_file, size_of
 from pipeline.storage.missing_packages import describe_missing
@@ -59,6 +60,7 @@ class Folder:
     @cached_property
     def _opened(self) -> tuple[Any, str]:
         learn(self.options)
+        refuse_one_slash(self.url)
         faults.refuse_unresolved(self.url, self.options or {})
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # a bar for every file
         if "@" in self.url and (password := find_password(self.url)):
@@ -351,10 +353,10 @@ def parse_storage_options(text: str | None) -> Mapping[str, Any] | None:
     """Options of a filesystem from a JSON object or @FILE, which errors do not show."""
     if text is None:
         return None
-    content = Path(text[1:]).read_text(encoding="utf-8") if text.startswith("@") else text
     try:
+        content = Path(text[1:]).read_text(encoding="utf-8") if text.startswith("@") else text
         options = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         options = None
     if not isinstance(options, dict):
         what = 'a JSON object such as {"anon": true}'

@@ -1,4 +1,4 @@
-"""Text of users' files in messages: always short, whatever a file holds."""
+"""Text of users' files in messages: always short, and no terminal obeys it, whatever it holds."""
 
 from collections.abc import Iterable
 
@@ -22,3 +22,18 @@ def join_names(names: Iterable[object], most: int = 20) -> str:
     if len(every) > most:
         shown.append(f"and {len(every) - most:,} more")
     return ", ".join(shown)
+
+
+def printable(text: str, *, keeps_lines: bool = False) -> str:
+    """Returns a text with an escape for what would move a cursor or turn a terminal's direction.
+
+    Args:
+        text: A message, or a name in one.
+        keeps_lines: Whether line ends stay, as in a message of several lines.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() or (keeps_lines and each == "\n") else repr(each)[1:-1]
+        for each in text
+    )

@@ -17,6 +17,8 @@ from functools import cache
 from typing import Any
 from urllib.parse import quote
 
+from pipeline.storage.quoting import printable
+
 HIDDEN = "(hidden)"
 _SHOWN = {
     "endpoint_url", "region", "region_name", "protocol", "anon", "addressing_style", "access",
@@ -106,6 +108,11 @@ def _drop_signature(found: re.Match[str]) -> str:
         return found[0]
     pairs = [pair for pair in query.split("&") if not _RENEWED.fullmatch(pair.partition("=")[0])]
     return (scheme + middle + "&".join(pairs)).removesuffix("?")
+
+
+def show(name: str) -> str:
+    """Returns a name or URL as lines for people have it: no secret, and no terminal obeys it."""
+    return printable(hide(name))
 
 
 def hide_in(value: Any) -> Any:

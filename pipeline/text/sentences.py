@@ -7,6 +7,7 @@ from itertools import accumulate, pairwise
 
 import sentencex
 
+from pipeline.text.language_codes import check_language
 from pipeline.text.sentence_rules import mark_stops
 
 RULES = 3
@@ -17,7 +18,6 @@ MAX_CHARACTERS = 1000
 
 # `sentencex` takes quadratic time on opening quotes that nothing closes.
 _WINDOW_CHARACTERS = 10_000
-_LANGUAGE = re.compile("[a-z]{2,3}(-[a-z0-9]+)*")
 # `sentencex` never ends a sentence before a digit; without spaces many begin with a date.
 _WITHOUT_SPACES = {"zh", "yue", "wuu", "ja"}
 _STOP_BEFORE_DIGIT = re.compile(r"(?<=[。\uff01\uff1f])(?=\d)")
@@ -183,7 +183,5 @@ def cut_document(sentences: list[str], max_bytes: int = 8 * 2**20) -> list[list[
 @cache
 def _has_spaces(language: str) -> bool:
     """Whether a language is written with spaces between sentences."""
-    if not _LANGUAGE.fullmatch(language):
-        expected = "expected an ISO 639 code in lower case such as en or zh, for sentence splitting"
-        raise ValueError(f"language {language!r}: {expected}")
+    check_language(language)
     return language.split("-", 1)[0] not in _WITHOUT_SPACES

@@ -25,6 +25,7 @@ from pipeline.shards.records import Manifest
 from pipeline.storage.folder import Folder
 from pipeline.storage.json_files import expected_fields, parse_json, read_object
 from pipeline.storage.names import require_plain
+from pipeline.storage.quoting import printable
 from pipeline.storage.secret_values import hide
 from pipeline.text.task_texts import Overlap
 from pipeline.tokens.buckets import PREFIX_BITS
@@ -214,11 +215,6 @@ def format_place(manifest: Manifest, document: FoundDocument) -> str:
     """SOURCE (LANGUAGE), PLACE on one line."""
     source = manifest.sources[document.source]
     return printable(f"{source['name']} ({source['language']}), {document.place}")
-
-
-def printable(text: str) -> str:
-    """On one line, with what would move a terminal's cursor or turn its direction as an escape."""
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def _find_in_range(

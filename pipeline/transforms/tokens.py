@@ -27,8 +27,6 @@ from pipeline.shards.manifest import SHARDS_TABLE
 from pipeline.shards.records import json_bytes
 from pipeline.stages.build import run_shards
 from pipeline.stages.build_tokens import (
-    DELIVERED,
-    STORE,
     Delivered,
     claim_folder,
     open_task_texts,
@@ -37,7 +35,8 @@ from pipeline.stages.build_tokens import (
     store_settings,
     tokens_rule,
 )
-from pipeline.stages.build_vocab import ORIGIN, VOCAB, prepare_vocabulary, read_vocabulary
+from pipeline.stages.build_vocab import ORIGIN, prepare_vocabulary
+from pipeline.stages.corpus import DELIVERED, STORE, VOCAB, read_vocabulary
 from pipeline.storage.folder import Folder
 from pipeline.storage.secret_values import hide
 from pipeline.tokens.document_lists import DocumentList

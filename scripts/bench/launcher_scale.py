@@ -38,9 +38,9 @@ from pipeline.settings import BuildSettings
 from pipeline.shards.block import TOKENS_PER_BLOCK, block_instances
 from pipeline.shards.records import BlockTable, Shard
 from pipeline.stages import build_shards
-from pipeline.stages.build import Corpus, find_corpus
 from pipeline.stages.build_shards import choose_buckets, make_shards
 from pipeline.stages.build_tokens import TokenStore, make_tokens, tokens_rule
+from pipeline.stages.corpus import Corpus, find_corpus
 from pipeline.tokens.grouped_rows import HEAD_BYTES, pack_rows
 from pipeline.tokens.held_out import choose_held_out
 from pipeline.tokens.token_index import TokenParts

@@ -20,7 +20,8 @@ from pipeline.documents.parts import find_inputs, plan_parts
 from pipeline.documents.read import read_part
 from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import open_dataset
-from pipeline.stages.build import _say_what_is_one_document, find_corpus
+from pipeline.stages.build import _say_what_is_one_document
+from pipeline.stages.corpus import find_corpus
 from pipeline.text.cleaning import clean_text
 from tests.pipeline.programs import root_hash, run
 

@@ -13,8 +13,8 @@ import zstandard
 from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import open_dataset
 from pipeline.stages import plan as plans
-from pipeline.stages.build import find_corpus
 from pipeline.stages.build_shards import instance_rule
+from pipeline.stages.corpus import find_corpus
 from tests.pipeline.programs import run, write_texts
 from tests.pipeline.test_format_builds import write_dump, write_json_lines, write_table
 

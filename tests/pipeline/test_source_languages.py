@@ -14,8 +14,8 @@ from pipeline.documents.source import Source
 from pipeline.inspect.show import read_vocabulary
 from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import open_dataset, read_blocks
-from pipeline.stages.build import find_corpus
 from pipeline.stages.build_shards import instance_rule
+from pipeline.stages.corpus import find_corpus
 from pipeline.stages.plan import describe_plan
 from pipeline.tokens.buckets import plan_buckets
 from pipeline.tokens.provenance import find_tokens

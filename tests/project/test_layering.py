@@ -189,6 +189,7 @@ def test_no_circle_of_files():
         ),
         ("tokenizer.encode, tokenizer.learn", "apache_beam torch pyarrow transformers"),
         ("pipeline.stages.build", "torch deepspeed webdataset"),
+        ("pipeline.cli, pipeline.stages.corpus", "apache_beam torch"),
         ("trainer.beambert", "torch deepspeed apache_beam pyarrow yaml"),
         ("trainer.finetune.task", "torch deepspeed apache_beam"),
         ("trainer.stream.step", "apache_beam deepspeed webdataset"),

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from pipeline.settings import BuildSettings
-from pipeline.stages.build_vocab import read_vocabulary
+from pipeline.stages.corpus import read_vocabulary
 from pipeline.storage.hub import revision_of
 from tests.finetune.tiny_model import write_pretrained
 from tests.stores.hub_server import SHA, Hub

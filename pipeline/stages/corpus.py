@@ -1,0 +1,173 @@
+"""What a build is given, looked at before anything heavy is imported: files, vocabularies, filters.
+
+Importing Beam takes CPU-seconds, so nothing here does.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from tqdm import tqdm
+
+from pipeline.documents.listing import would_list
+from pipeline.documents.parts import InputFile, Part, choose_part_bytes, find_inputs, plan_parts
+from pipeline.documents.sentence_lines import SENTENCE_LINES
+from pipeline.documents.source import Source
+from pipeline.settings import BuildSettings
+from pipeline.storage.folder import Folder
+from pipeline.storage.hub import fetch_from_hub, is_hub_name
+from pipeline.storage.secret_values import show
+from pipeline.text.filters import DocumentFilter
+from pipeline.tokens.dataset_ids import open_excluded
+from tokenizer.vocab import Vocabulary, parse_vocab
+
+VOCAB = "vocab.txt"
+STORE = "tokens.json"
+DELIVERED = "parts.json"
+"""What a Beam pipeline has written by `WriteTokens`; it is written last."""
+_NUM_SHOWN = 8  # files named in one line
+
+
+class Corpus(NamedTuple):
+    """The input of a build: its files, each with the number of its source, and their parts."""
+
+    files: list[InputFile]
+    parts: list[Part]
+
+
+def check_given(settings: BuildSettings, command: str) -> None:
+    """Looks at what the settings of a command name besides the input.
+
+    Args:
+        settings: The settings.
+        command: "build", "vocab", "tokens" or "shards", which do not look at all of them.
+
+    Raises:
+        FileNotFoundError: A vocabulary, a task file or a dataset to exclude is not there.
+        ValueError: One of them is not what it should be, or a filter cannot be imported.
+    """
+    options = settings.filesystem_options()
+    DocumentFilter(settings.filter_rule)
+    vocabularies = (settings.vocab, settings.extend) if command != "shards" else ()
+    for url in filter(None, vocabularies):
+        if url.endswith(".txt") or not is_hub_name(url):  # a model of the Hub is fetched once
+            read_vocabulary(settings, url)
+    if command == "vocab":
+        return
+    if settings.task_files:
+        find_inputs(settings.task_files, options)
+    for url in settings.exclude_documents_of:
+        open_excluded(url, options)
+
+
+def check_encoded(settings: BuildSettings) -> None:
+    """Looks whether there are encoded documents, and their vocabulary.
+
+    Raises:
+        FileNotFoundError: There are not.
+    """
+    tokens, output = settings.open_tokens(), settings.open_output()
+    if not tokens.exists(DELIVERED) and not tokens.exists(STORE):
+        raise FileNotFoundError(
+            f"{tokens.locate()} holds no {STORE}: run `python -m pipeline tokens` first"
+        )
+    if not output.exists(VOCAB):
+        raise FileNotFoundError(
+            f"{output.locate(VOCAB)} is missing; run `python -m pipeline tokens` with this --output"
+            " first, which writes it"
+        )
+
+
+def find_corpus(settings: BuildSettings) -> Corpus:
+    """Lists the input.
+
+    Raises:
+        FileNotFoundError: A pattern matches nothing.
+        ValueError: No input is named, all of a source is empty, two sources hold the same file, or
+            the output lies in the input.
+    """
+    if not (settings.input or settings.sources):
+        raise ValueError(
+            "no input: give --input FILE_FOLDER_OR_GLOB ..., or `sources:` in the --config file"
+        )
+    options = settings.filesystem_options()
+    _refuse_output_in_input(settings)
+    left_out: list[str] = []
+    files = [
+        replace(file, source=number)
+        for number, source in enumerate(settings.corpus)
+        for file in find_inputs(source.input, options, left_out)
+    ]
+    _refuse_shared_files(settings.corpus, files)
+    if left_out:
+        named = map(show, left_out[:_NUM_SHOWN])
+        shown = ", ".join(named) + ", ..." * (len(left_out) > _NUM_SHOWN)
+        tqdm.write(
+            f"input: {len(left_out):,} file(s) of the folders speak of the data and are left out:"
+            f" {shown}; name a file in --input to read it"
+        )
+    if settings.output.startswith("hf://") and not settings.output.startswith("hf://buckets/"):
+        tqdm.write(
+            f"{settings.output}: every file becomes a commit, and the Hub takes 128 an hour;"
+            " build into a folder and publish it with hf upload (docs/input.md)",
+            file=sys.stderr,
+        )
+    part_bytes = choose_part_bytes(files, settings.part_bytes)
+    parts: list[Part] = []
+    for number, source in enumerate(settings.corpus):
+        own = [file for file in files if file.source == number]
+        parts += plan_parts(own, source.format, part_bytes, options, source.wrapping)
+    _say_what_was_detected(settings.corpus, parts)
+    return Corpus(files, parts)
+
+
+def _refuse_shared_files(sources: Sequence[Source], files: Sequence[InputFile]) -> None:
+    owners: dict[str, int] = {}
+    for file in files:
+        owner = owners.setdefault(file.url, file.source)
+        if owner != file.source:
+            names = " and ".join(sources[number].name for number in (owner, file.source))
+            raise ValueError(
+                f"{file.url} is in the input of the sources {names};"
+                " a file belongs to one source only"
+            )
+
+
+def _refuse_output_in_input(settings: BuildSettings) -> None:
+    """Running the command again would read what the first run wrote."""
+    options = settings.filesystem_options()
+    for pattern in (pattern for source in settings.corpus for pattern in source.input):
+        for flag, folder in (("output", settings.output), ("tokens", settings.tokens_folder)):
+            if would_list(pattern, folder, options):
+                raise ValueError(
+                    f"--{flag} {folder} lies in the input {pattern}, so that running again would"
+                    f" read what was written as text; give another --{flag}, or an --input that"
+                    " leaves it out"
+                )
+
+
+def _say_what_was_detected(sources: Sequence[Source], parts: Sequence[Part]) -> None:
+    """Plain text that is taken apart is never taken apart in silence."""
+    for number, source in enumerate(sources):
+        ranges = (each for part in parts if part.source == number for each in part.ranges)
+        urls = sorted({each.url for each in ranges if each.format == SENTENCE_LINES})
+        if urls and source.format == "auto":
+            tqdm.write(
+                f"{source.name}: {len(urls):,} file(s), such as {show(urls[0])}, hold a sentence a"
+                f" line and blank lines between documents: read as {SENTENCE_LINES}; if each file"
+                " is one document, give --format text"
+            )
+
+
+def read_vocabulary(settings: BuildSettings, url: str) -> Vocabulary:
+    """The vocabulary that the settings name: a file, a model's folder, or a model of the Hub."""
+    if not url.endswith(".txt") and is_hub_name(url):
+        url = str(fetch_from_hub(url, (VOCAB,)))
+    if Path(url).is_dir():
+        url = f"{url}/{VOCAB}"
+    folder, name = Folder.of_file(url, settings.filesystem_options())
+    if not folder.is_file(name):
+        raise FileNotFoundError(f"{url}: no such file; expected a vocab.txt")
+    return parse_vocab(folder.read(name), url)
