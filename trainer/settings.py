@@ -159,7 +159,8 @@ class PretrainSettings:
             from those before it. A head that is not trained stays as it was.
         nsp_weight: Weight of NSP's loss in training, 1 in BERT; metrics hold the loss unweighted.
         masking: The masks: static, as the dataset was built; or drawn anew at every reading, for a
-            share of tokens such as 0.15, or 0.3-0.15, which moves along the run.
+            share of tokens such as 0.15, or 0.3-0.15, which moves along the run, or 0.3-0.15@9000,
+            which moves in 9,000 steps.
         init_from: Weights to start from: a model of Hugging Face, a released Google checkpoint, an
             export, or a universal checkpoint of DeepSpeed. Sizes and vocabulary must be equal, but
             that the dataset's may extend theirs (docs/domain.md).
@@ -243,23 +244,35 @@ class PretrainSettings:
 
     @property
     def mask_shares(self) -> tuple[float, float] | None:
-        """Shares of tokens masked anew where the run begins and ends; None for static masks."""
+        """Shares of tokens masked anew where their line begins and ends; None for static masks."""
         if self.masking == "static":
             return None
-        match = re.fullmatch(r"(0?\.\d+)(?:-(0?\.\d+))?", self.masking)
-        first, last = map(float, match.groups(match[1])) if match else (0.0, 0.0)
-        if not 0 < min(first, last) <= max(first, last) <= 0.5:
-            raise ValueError(
-                f"masking is {self.masking!r}; give static, a share such as 0.15, or 0.3-0.15 for"
-                " one that moves along the run; shares are above 0 and at most 0.5"
-            )
+        first, last, _ = self._mask_line()
         return first, last
 
+    @property
+    def mask_steps(self) -> int:
+        """Steps in which a moving share comes to its end: all of the run's, or those after @."""
+        return self._mask_line()[2] or sum(phase.steps for phase in self.phases)
+
+    def _mask_line(self) -> tuple[float, float, int | None]:
+        """Returns the first share, the last one, and the steps between them, None for the run's."""
+        match = re.fullmatch(r"(0?\.\d+)(?:-(0?\.\d+)(?:@([1-9]\d*))?)?", self.masking)
+        first, last = (float(match[1]), float(match[2] or match[1])) if match else (0.0, 0.0)
+        if match is None or not 0 < min(first, last) <= max(first, last) <= 0.5:
+            raise ValueError(
+                f"masking is {self.masking!r}; give static, a share such as 0.15, or 0.3-0.15 for"
+                " one that moves along the run, or along so many steps as 0.3-0.15@9000; shares are"
+                " above 0 and at most 0.5"
+            )
+        return first, last, int(match[3]) if match[3] else None
+
     def mask_share(self, phase: int, step: int) -> float:
-        """The share at a step of a phase; a function of the steps before it in the run."""
+        """Returns the share at a step of a phase (docs/order.md), by the run's steps before it."""
         first, last = self.mask_shares or (0.0, 0.0)
-        done = sum(each.steps for each in self.phases[:phase]) + step
-        return first + (last - first) * done / sum(each.steps for each in self.phases)
+        total = self.mask_steps
+        done = min(sum(each.steps for each in self.phases[:phase]) + step, total)
+        return first + (last - first) * done / total
 
     def model_config(self, vocab_size: int) -> BertConfig:
         """The model, with the dataset's vocabulary.

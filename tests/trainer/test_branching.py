@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+import yaml
 
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.tiny_run import TINY, launch, rows_of, write_config
@@ -75,6 +76,39 @@ def test_a_branch_is_the_run_that_had_its_schedule_from_the_start(data, trunk, t
     card = (tmp_path / "hf/README.md").read_text()
     assert "| went on from | trunk at step 4 |" in card
     assert f"| tokens seen | {states[1]['tokens']:,} |" in card
+
+
+def test_a_share_of_masks_goes_on_along_the_trunks_line(data, tmp_path):
+    """To the bit the run that has the trunk's line from the start, also where it goes on again."""
+    often = {"masking": "0.4-0.15"}
+    launch(OURS, command(data, tmp_path / "trunk", [STABLE], **often), 1)
+    phases = [STABLE | {"steps": 4}, DECAY | {"steps": 6}]
+    whole = command(data, tmp_path / "whole", phases, masking="0.4-0.15@8")
+    launch(OURS, whole, 1)
+    branch = command(
+        data, tmp_path / "branch", phases, continue_from=f"{tmp_path / 'trunk'}@4", **often
+    )
+    launch(OURS, branch, 1)
+    masked = [
+        [(row["step"], row["loss"]) for row in rows_of(tmp_path / name)]
+        for name in ("whole", "branch", "trunk")
+    ]
+    assert masked[1] == masked[0]
+    assert masked[1][:4] == masked[2][:4]
+    config = yaml.safe_load((tmp_path / "branch/config.yaml").read_text())
+    assert config["masking"] == "0.4-0.15@8"
+    assert "is finished, all 10 steps are made" in launch(OURS, branch, 1)
+    twig = command(
+        data, tmp_path / "twig", phases, continue_from=f"{tmp_path / 'branch'}@6", **often
+    )
+    launch(OURS, twig, 1)
+    assert losses(tmp_path / "twig") == losses(tmp_path / "whole")
+    for other in ("0.4-0.15@9", "0.4-0.2", "static"):
+        run = command(
+            data, tmp_path / "no", phases, continue_from=f"{tmp_path / 'trunk'}@4", masking=other
+        )
+        said = f"masking was '0.4-0.15@8' and is now '{other}'"
+        assert said in launch(OURS, run, 1, expected=2)
 
 
 @pytest.mark.parametrize(

@@ -254,7 +254,7 @@ def test_what_the_folder_keeps_of_the_vocabulary_is_made_anew_when_a_run_goes_on
             "config.yaml",
             b"seed: 0\n",
             r"holds a run with other settings: .*objective was None and is now 'mlm\+nsp'.*"
-            "or another --output; to go on under another schedule, give that --continue_from",
+            "Give the settings it was started with to continue it, or another --output$",
         ),
     ],
 )
@@ -264,6 +264,16 @@ def test_a_damaged_run_is_named_when_it_goes_on(data, tmp_path, name, content, m
     with pytest.raises(ValueError, match=message):
         prepare(data, output)
     assert (output / name).read_bytes() == content, "what is there is left to its owner"
+
+
+def test_another_schedule_is_told_how_to_go_on_from_the_run(data, tmp_path):
+    prepare(data, output := tmp_path / "run")
+    others = [Phase(16, 12, 9, 0.02)]
+    said = rf"phases.*, or a new run in another --output goes on .* with --continue_from {output}$"
+    with pytest.raises(ValueError, match=said):
+        prepare(data, output, phases=others)
+    with pytest.raises(ValueError, match=r"to continue it, or another --output$"):
+        prepare(data, output, phases=others, seed=5)
 
 
 def test_settings_that_are_lost_are_not_taken_for_the_ones_asked_for(data, tmp_path):

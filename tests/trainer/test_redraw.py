@@ -2,12 +2,14 @@
 
 import hashlib
 from itertools import islice, pairwise
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from pipeline.shards.block import Block
 from pipeline.shards.dataset import open_dataset
 from tests.datasets import CLS, MASK, SEP, SPECIALS, write_dataset
 from tests.pipeline import reference
@@ -16,6 +18,7 @@ from trainer.pretrain.objectives import unmasked_text
 from trainer.settings import Phase, PretrainSettings, resolve
 from trainer.stream.step import StepLoader
 
+ROOT = Path(__file__).parents[2]
 VOCAB_SIZE, SEQ_LEN, SEED = 100, 64, 7
 PIECES = [*SPECIALS, *(f"##{n}" if n % 3 == 0 else f"w{n}" for n in range(5, VOCAB_SIZE))]
 VOCABULARY = reference.Vocabulary(VOCAB_SIZE, CLS, SEP, MASK, frozenset(range(6, VOCAB_SIZE, 3)))
@@ -96,6 +99,40 @@ def test_masks_are_those_of_a_plain_reading(make_block, are_words, seq_len, more
         before = getattr(block, name)
         assert column.dtype == before.dtype
         assert name in kept or np.array_equal(column, before)
+
+
+def test_the_pages_example_is_remade_by_its_rules():
+    """By plain Python, and by the product; the lines of the page are its only inputs."""
+    page = (ROOT / "docs/order.md").read_text().partition("## Masks drawn anew")[2]
+    block = page.split("```")[1]
+    lines = dict(line.split(maxsplit=1) for line in block.strip().splitlines())
+    tokens = [int(word) for word in lines["tokens"].split()]
+    share = settings_of(masking="0.3-0.15").mask_share(0, 50)
+    assert share == pytest.approx(0.225)
+    seed = int.from_bytes(hashlib.blake2b(b"7/masks-L16", digest_size=8).digest(), "little")
+    own = word_at(seed, 23)
+    assert lines["seed"] == f"{seed:016x}, of the instance {own:016x}"
+    assert lines["count"] == f"round(0.225 {len(tokens)}) = {round(share * len(tokens))}"
+    halves = {p: word_at(own, p // 2) >> 32 * (p % 2) & 2**32 - 1 for p in range(len(tokens))}
+    keys = {p: half >> 4 << 4 | p for p, half in halves.items() if tokens[p] > MASK}
+    assert lines["keys"] == ", ".join(f"{p} {key:08x}" for p, key in keys.items())
+    shown, positions, _ = mask_plainly(tokens, 6, share, 23, 16, False)
+    assert lines["masked"] == " ".join(map(str, positions))
+    assert lines["shown"] == " ".join(map(str, shown))
+    one = Block(
+        input_ids=np.array(tokens, np.uint16),
+        offsets=np.array([0, len(tokens)], np.int32),
+        segment_a_length=np.array([6], np.uint16),
+        masked_lm_positions=np.zeros(0, np.uint16),
+        masked_lm_ids=np.zeros(0, np.uint16),
+        masked_offsets=np.zeros(2, np.int32),
+        is_random_next=np.zeros(1, np.bool_),
+        document_a=np.zeros(1, np.uint64),
+        document_b=np.zeros(1, np.uint64),
+    )
+    drawn = redraw_of(lambda _: share, seq_len=16)(one, [(50, 23, 1)])
+    assert drawn.input_ids.tolist() == shown
+    assert drawn.masked_lm_positions.tolist() == positions
 
 
 def test_positions_are_uniform_and_replacements_80_10_10(make_block):
@@ -201,3 +238,13 @@ def test_a_share_moves_along_the_run():
     found = [falling.mask_share(*place) for place in ((0, 0), (0, 50), (1, 0), (1, 9))]
     assert found == pytest.approx([0.3, 0.225, 0.165, 0.1515])
     assert settings_of(masking=".4", budget_hours=2.0).mask_share(1, 10_000) == 0.4
+
+
+def test_a_share_may_move_in_other_steps_than_the_runs():
+    """In fewer it stays at its end, in more it does not come there."""
+    found = [settings_of(masking="0.3-0.15@50").mask_share(0, step) for step in (0, 25, 50, 89)]
+    assert found == pytest.approx([0.3, 0.225, 0.15, 0.15])
+    assert settings_of(masking="0.3-0.15@200").mask_share(1, 0) == pytest.approx(0.2325)
+    for wrong in ("0.3@50", "0.3-0.15@0", "0.3-0.15@", "0.3-0.6"):
+        with pytest.raises(ValueError, match="give static, a share such as"):
+            settings_of(masking=wrong)

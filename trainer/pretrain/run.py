@@ -32,7 +32,14 @@ from trainer.pretrain.pairs import ValidationPairs, load_pairs
 from trainer.process.ranks import Ranks, together
 from trainer.process.stopping import StopRequest
 from trainer.runs.epochs import instances_a_pass, lengthen_phases
-from trainer.runs.run_folder import RunFolder, check_trunk, lock_run, prepare_run
+from trainer.runs.run_folder import (
+    RunFolder,
+    check_trunk,
+    follow_masking,
+    lock_run,
+    masking_of,
+    prepare_run,
+)
 from trainer.settings import Phase, PretrainSettings
 from trainer.watch.gauge import Gauge
 from trainer.watch.recorder import Recorder, open_recorder
@@ -132,8 +139,11 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
                 weights = resolve_model(settings.init_from)
             elif settings.continue_from is not None and not folder.facts.is_file():
                 trunk = find_trunk(settings, mixture, options)
+            settings = follow_masking(settings, masking_of_trunk(folder, trunk))
             prepare_run(settings, mixture, model_config, ranks.world_size, weights, trunk)
     copy_run(folder, store, ranks)
+    with together(ranks):
+        settings = follow_masking(settings, masking_of_trunk(folder))
     saved = RunCheckpoints(folder, store, ranks, settings.checkpoint.skip_damaged, say)
     checkpoint = choose_checkpoint(settings, saved, options)
     if checkpoint is not None:
@@ -221,12 +231,26 @@ def find_trunk(
     store, names = find_run(settings.continue_from or "", options)
     with store.opened(names[-1], [STATE]) as (run, checkpoint):
         step = place_position(read_position(checkpoint), settings.phases).step
-        check_trunk(run, settings, mixture)
+        masking = masking_of(run)
+        check_trunk(run, follow_masking(settings, masking), mixture)
         facts = run.read_facts()
     roots = [each["root_hash"] for each in facts["datasets"]]
     trunk = {"run": store.url, "step": step, "root_hashes": roots, "id": facts["id"]}
+    trunk |= {"masking": masking} if "@" in masking else {}
     begin = ("base_model", "init_from_revision")
     return {key: facts[key] for key in begin if key in facts} | {"trunk": trunk}
+
+
+def masking_of_trunk(folder: RunFolder, found: Mapping[str, Any] | None = None) -> str | None:
+    """Returns the masking of the run that a run has gone on from, None if it has none.
+
+    Args:
+        folder: The run's folder.
+        found: What `find_trunk` says, before the folder holds a run.
+    """
+    facts = found or (folder.read_facts() if folder.facts.is_file() else {})
+    masking: str | None = facts.get("trunk", {}).get("masking")
+    return masking
 
 
 def place_position(position: Position, phases: Sequence[Phase]) -> Position:

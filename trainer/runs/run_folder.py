@@ -37,7 +37,6 @@ REMEDY = (
 PRETRAINING = Continuable(
     kind="a run",
     marker=RUN_FACTS,
-    advice=", or another --output; to go on under another schedule, give that --continue_from",
     # The data and what was skipped are checked by content, by run.json and the stream's state.
     free=(
         "data", "output", "validation", "checkpoint", "safety", "zero_stage", "deepspeed", "skip",
@@ -45,6 +44,8 @@ PRETRAINING = Continuable(
         "peak_tflops", "activation_checkpointing", "compile",
     ),
 )  # fmt: skip
+_SCHEDULE = {"phases", "epochs"}
+"""Settings that a run which goes on from another may have otherwise."""
 BRANCHING = replace(
     PRETRAINING,
     free=(*PRETRAINING.free, "phases", "epochs", "budget_hours", "init_from", "continue_from"),
@@ -214,15 +215,45 @@ def check_trunk(run: RunFolder, settings: PretrainSettings, mixture: Mixture) ->
     _check_unchanged(run, settings, [dataset_facts(each) for each in mixture], BRANCHING)
 
 
+def masking_of(run: RunFolder) -> str:
+    """Returns the masking of a run, a moving share with the steps that it moves in."""
+    config = run.read_config()
+    masking = str(config["masking"])
+    is_open = "-" in masking and "@" not in masking
+    return f"{masking}@{sum(each['steps'] for each in config['phases'])}" if is_open else masking
+
+
+def follow_masking(settings: PretrainSettings, of_trunk: str | None) -> PretrainSettings:
+    """Returns the settings of a run that goes on from another with the other's line of shares.
+
+    A share that moves "along the run" would otherwise jump where the two meet, as the new run has
+    other steps. Settings that say the steps themselves are left alone.
+
+    Args:
+        settings: Those of the run that goes on.
+        of_trunk: What `masking_of` says of the other; None if there is no other.
+    """
+    if of_trunk is None or of_trunk.partition("@")[0] != settings.masking:
+        return settings
+    return replace(settings, masking=of_trunk)
+
+
 def _check_unchanged(
     run: RunFolder,
     settings: PretrainSettings,
     datasets: Sequence[dict[str, Any]],
     rule: Continuable = PRETRAINING,
 ) -> None:
+    """Raises ValueError if a run has other settings or datasets than it was begun with."""
     new = yaml.safe_load(to_yaml(settings))
     # A first launch may have been killed between run.json and config.yaml: nothing was trained yet.
     was_killed_at_once = not run.config.exists() and not any(run.checkpoints.glob("step-*"))
     old = new if was_killed_at_once else run.read_config()
     changed = _changed_datasets(run.read_facts()["datasets"], datasets)
+    others = {key for key in {*old, *new} if old.get(key) != new.get(key)} - {*rule.free}
+    if rule is BRANCHING and "masking" in others:
+        old = {**old, "masking": masking_of(run)}
+    if others and others <= _SCHEDULE and not changed:
+        cure = f"a new run in another --output goes on from it with --continue_from {run.path}"
+        rule = replace(rule, advice=f", or {cure}")
     rule.check_settings(str(run.path), old, new, changed)
