@@ -5,8 +5,10 @@
 Each lie (scripts/soak/lies.py) is told to one build, and must end as it says: the build ends with
 an error, or builds anew what was wrong, or `verify` finds it. What is no lie, such as groups in
 another order, must end as the honest build does. Lies of a runner are told between Beam's
-GroupByKey and what reads its groups. A lie that ends in a dataset of another root hash, and in none
-of these, was missed. Exit code 1 where one was missed or ended otherwise.
+GroupByKey and what reads its groups; those about WriteTokens and WriteToWebDataset
+(scripts/soak/list_lies.py) between its ToList and what reads the list. A lie that ends in a dataset
+of another root hash, and in none of these, was missed. Exit code 1 where one was missed or ended
+otherwise.
 """
 
 import contextlib
@@ -40,8 +42,10 @@ from pipeline.tokens.token_index import TokenParts
 from scripts.checkout import describe_soak, make_parser, write_results
 from scripts.soak.kills import WORDS
 from scripts.soak.lies import RUNNER_LIES, STORE_LIES, WRITE_LIES, Group, Lie, RunnerLie, StoreLie
+from scripts.soak.list_lies import LIST_LIES, ListLiar
 
 NUM_DOCUMENTS = 240
+NUM_LISTED = 40  # of the pipelines that write lists
 GroupByKey = beam.GroupByKey
 FLAGS = ["--passes", "2", "--seq_lens", "64", "--num_buckets", "4", "--workers", "1"]
 
@@ -77,6 +81,7 @@ def main() -> int:
                     f"{outcomes[-1].end:9} {exchange:8} {lie.name}: {outcomes[-1].said[:150]}",
                     flush=True,
                 )
+        outcomes += tell_list_lies(Path(folder), own.only)
     wrong = [outcome.lie for outcome in outcomes if outcome.end != outcome.expected]
     result: dict[str, Any] = {
         **describe_soak("lying_runner"),
@@ -90,6 +95,32 @@ def main() -> int:
     print(json.dumps(result))
     write_results(own.output, result, "outcomes", [asdict(each) for each in outcomes])
     return 1 if wrong else 0
+
+
+def tell_list_lies(folder: Path, only: list[str] | None) -> list[Outcome]:
+    """Tells each lie about lists to one pipeline of its own; prints a line for each."""
+    lies = [lie for lie in LIST_LIES if not only or lie.name.startswith(tuple(only))]
+    liar = make_list_liar(folder / "lists") if lies else None
+    outcomes = []
+    for lie in lies:
+        assert liar is not None
+        end, said, seconds = liar.tell(lie)
+        said = said.replace(str(folder), "...")
+        outcomes.append(Outcome(lie.name, "runner", lie.writer, lie.end, end, said, seconds))
+        print(f"{end:9} {lie.writer:8} {lie.name}: {said[:150]}", flush=True)
+    return outcomes
+
+
+def make_list_liar(folder: Path) -> ListLiar:
+    """Returns a liar over documents that take a part each."""
+    folder.mkdir(parents=True)
+    vocab = folder / "vocab.txt"
+    specials = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    vocab.write_text("".join(f"{piece}\n" for piece in (*specials, ".", *WORDS)))
+    texts = [json.loads(line)["text"] for line in make_documents(NUM_LISTED)]
+    return ListLiar(
+        folder, [f"{number:040} {2 * text}" for number, text in enumerate(texts)], vocab
+    )
 
 
 def exchanges(lie: Lie) -> tuple[str, ...]:
