@@ -3,8 +3,8 @@
 from pipeline.storage.driver_errors import causes
 
 EXTRA_OF = {
-    "apache_beam": "pipeline",
-    **dict.fromkeys(("torch", "deepspeed", "safetensors", "webdataset"), "trainer"),
+    **dict.fromkeys(("apache_beam", "docstring_parser", "jsonschema", "pandas"), "pipeline"),
+    **dict.fromkeys(("torch", "deepspeed", "safetensors"), "trainer"),
     **dict.fromkeys(("tensorboard", "isal"), "trainer"),
     "google_crc32c": "tfrecord",
 }
@@ -12,7 +12,7 @@ EXTRA_OF = {
 
 _CORE = """
 numpy pyarrow fsspec s3fs gcsfs tokenizers sentencex zstandard yaml tqdm mwparserfromhell fastwarc
-resiliparse brotli jinja2 py3langid huggingface_hub
+resiliparse brotli jinja2 py3langid huggingface_hub webdataset
 """
 CORE = tuple(_CORE.split())
 """Import names of what every extra brings."""

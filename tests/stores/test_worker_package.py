@@ -18,6 +18,7 @@ import fsspec
 import pytest
 
 from pipeline.shards.dataset import open_dataset
+from tests.pipeline.rich_samples import WRITE_RICH_SAMPLES, check_rich_samples
 from tests.project.test_packaging import copy_checkout
 
 ROOT = Path(__file__).parents[2]
@@ -96,6 +97,13 @@ def test_a_worker_reads_and_writes_stores_and_every_format(
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert open_dataset(f"{url}/worker-data", options).manifest.root_hash == expected
     assert "documents have no text" not in ran.stdout
+
+
+def test_a_worker_encodes_samples_of_every_kind(worker, tmp_path):
+    ours = re.compile("PYTHON|VIRTUAL|BEAMBERT")
+    environment = {name: value for name, value in os.environ.items() if not ours.match(name)}
+    subprocess.run([worker, "-c", WRITE_RICH_SAMPLES], cwd=tmp_path, env=environment, check=True)
+    check_rich_samples(tmp_path / "rich")
 
 
 def installed_files(python):
