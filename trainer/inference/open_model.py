@@ -23,13 +23,14 @@ from pipeline.storage.hub import revision_of
 from pipeline.storage.quoting import quote
 from tokenizer.export import build_tokenizer
 from tokenizer.vocab import Vocabulary, parse_vocab
-from tokenizer.word_rule import AS_THEY_STAND, WordRule
+from tokenizer.word_rule import WordRule
 from trainer.checkpoints.read import MODEL, STATE, read_state, read_weights, step_of
 from trainer.checkpoints.resume import find_run, split_step
 from trainer.checkpoints.store import CHECKPOINTS, CheckpointStore
 from trainer.conversion.export import parse_settings, read_json
 from trainer.conversion.initial_weights import read_initial_weights, resolve_model
 from trainer.conversion.names import CONFIG, PROVENANCE_KEY, TOKENIZER, TOKENIZER_CONFIG, VOCAB
+from trainer.conversion.word_rules import guess_word_rule, said_word_rule
 from trainer.model.bert import BertForPreTraining
 from trainer.model.config import BertConfig
 from trainer.model.task_heads import Head
@@ -202,33 +203,10 @@ def _open_folder(folder: str) -> OpenedModel:
         weights.state,
         weights.vocab,
         tokenizer,
-        word_rule=_read_word_rule(described, asked, weights.vocab),
+        word_rule=said_word_rule(described, asked) or guess_word_rule(weights.vocab),
         provenance=_read_provenance(settings.get(PROVENANCE_KEY), f"{folder}/{CONFIG}"),
         head=weights.head,
     )
-
-
-def _read_word_rule(
-    tokenizer: Mapping[str, Any] | None, settings: Mapping[str, Any], vocab: bytes | None
-) -> WordRule:
-    """Returns how a model's text becomes words.
-
-    tokenizer.json says it, else tokenizer_config.json, else whether vocab.txt has capitals.
-    """
-    if tokenizer is not None:
-        if _get(tokenizer.get("pre_tokenizer"), "type") == "WhitespaceSplit":
-            return AS_THEY_STAND
-        return WordRule(bool(_get(tokenizer.get("normalizer"), "lowercase")))
-    if "do_lower_case" in settings:
-        return WordRule(bool(settings["do_lower_case"]))
-    tokens = (vocab or b"").decode(errors="replace").split("\n")
-    has_capitals = any(token != token.lower() for token in tokens if not token.startswith("["))
-    return WordRule(not has_capitals)
-
-
-def _get(found: Any, key: str) -> Any:
-    """A value of what should be a JSON object; the tokenizer itself is checked when it is made."""
-    return found.get(key) if isinstance(found, dict) else None
 
 
 def _read_provenance(found: Any, where: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from trainer.checkpoints.store import CheckpointStore
 from trainer.checkpoints.write import CheckpointSaver
 from trainer.conversion.initial_weights import extend_rows, read_initial_weights, resolve_model
 from trainer.conversion.names import VOCAB
+from trainer.conversion.word_rules import refuse_other_words
 from trainer.engine.zero import start_engine
 from trainer.guards.spike_guard import SpikeGuard
 from trainer.guards.watchdog import Watchdog
@@ -334,6 +335,7 @@ def prepare_model(
 
 def _start_from(folder: str, model: BertForPreTraining, vocabulary: Path) -> Iterator[str]:
     found, num_new = read_initial_weights(folder), 0
+    refuse_other_words(folder, str(vocabulary.parent))
     if found.vocab is not None:
         found, num_new = extend_rows(found, vocabulary.read_bytes(), folder)
     _check_config(found.config, model.config, folder)

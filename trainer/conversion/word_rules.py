@@ -1,0 +1,77 @@
+"""How a model's text becomes words, as the files of its folder say it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.storage.folder import Folder
+from tokenizer.word_rule import AS_THEY_STAND, WordRule
+from trainer.conversion.export import read_json
+from trainer.conversion.names import TOKENIZER, TOKENIZER_CONFIG
+
+
+def said_word_rule(
+    tokenizer: Mapping[str, Any] | None, settings: Mapping[str, Any]
+) -> WordRule | None:
+    """Returns the rule that tokenizer.json, else tokenizer_config.json says; None if none does.
+
+    Args:
+        tokenizer: Content of tokenizer.json, if it is there.
+        settings: Content of tokenizer_config.json, or nothing.
+    """
+    if tokenizer is not None:
+        if _get(tokenizer.get("pre_tokenizer"), "type") == "WhitespaceSplit":
+            return AS_THEY_STAND
+        normalizer = tokenizer.get("normalizer")
+        if normalizer is None or _get(normalizer, "type") == "BertNormalizer":
+            return WordRule(bool(_get(normalizer, "lowercase")))
+        return None
+    if "do_lower_case" in settings:
+        return WordRule(bool(settings["do_lower_case"]))
+    return None
+
+
+def guess_word_rule(vocab: bytes | None) -> WordRule:
+    """Returns the rule that a vocab.txt suggests: text is lower-cased if no entry has a capital."""
+    tokens = (vocab or b"").decode(errors="replace").split("\n")
+    has_capitals = any(token != token.lower() for token in tokens if not token.startswith("["))
+    return WordRule(not has_capitals)
+
+
+def refuse_other_words(model: str, run: str) -> None:
+    """Refuses a model whose text became words by another rule than a run's.
+
+    Args:
+        model: The folder of the model to start from. One that does not say its rule is taken.
+        run: The folder with the run's vocab.txt and tokenizer.json.
+
+    Raises:
+        ValueError: Both say a rule, and the rules differ.
+    """
+    theirs = _read_word_rule(model)
+    ours = _read_word_rule(run)
+    if theirs is None or ours is None or theirs == ours:
+        return
+    flags = f"--lower_case {str(theirs.lower_case).lower()} --words {theirs.words}"
+    raise ValueError(
+        f"{model} reads text that is {_describe(theirs)}, the dataset's is {_describe(ours)}, so"
+        f" that the same text has other tokens; build the dataset with {flags}, or start from"
+        " another model"
+    )
+
+
+def _describe(rule: WordRule) -> str:
+    if rule.keeps_words:
+        return "cut at blanks alone"
+    return "lower-cased" if rule.lower_case else "cased"
+
+
+def _read_word_rule(folder: str) -> WordRule | None:
+    files = Folder(folder)
+    tokenizer = read_json(folder, TOKENIZER) if files.exists(TOKENIZER) else None
+    settings = read_json(folder, TOKENIZER_CONFIG) if files.exists(TOKENIZER_CONFIG) else {}
+    return said_word_rule(tokenizer, settings)
+
+
+def _get(found: Any, key: str) -> Any:
+    """Returns a value of what should be a JSON object; None if it is none."""
+    return found.get(key) if isinstance(found, dict) else None
