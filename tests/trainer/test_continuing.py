@@ -1,11 +1,12 @@
 """Whether earlier work may be continued, and what run.json says of a launch."""
 
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from trainer.runs.continuing import Continuable
+from trainer.runs.continuing import Continuable, with_defaults
 from trainer.runs.launch import launch_facts
 
 ROOT = Path(__file__).parents[2]
@@ -26,6 +27,29 @@ def test_what_differs_is_named_with_both_values():
         " 5; the cook was A and is now B. Give the settings it was started with to continue it, or"
         " another --output"
     )
+
+
+@dataclass(frozen=True)
+class Topping:
+    name: str
+    grams: int = 5
+
+
+@dataclass(frozen=True)
+class CakeSettings:
+    minutes: int
+    toppings: list[Topping]
+    oven: Topping = Topping("hot")
+    candles: int = 3
+
+
+def test_work_of_an_earlier_version_has_the_defaults_of_newer_settings():
+    now = CakeSettings(30, [Topping("nuts", 7)], Topping("cold", 1), 9)
+    old = {"minutes": 20, "toppings": [{"name": "nuts"}]}
+    expected = {"toppings": [{"name": "nuts", "grams": 5}], "minutes": 20, "candles": 3}
+    assert with_defaults(old, now) == expected | {"oven": {"name": "hot", "grams": 5}}
+    assert with_defaults({"oven": {"name": "x"}}, now)["oven"] == {"name": "x", "grams": 5}
+    assert with_defaults({"toppings": []}, now)["toppings"] == []
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):

@@ -72,6 +72,43 @@ class Continuable:
             )
 
 
+def with_defaults(old: Mapping[str, Any], settings: Any) -> dict[str, Any]:
+    """Returns plain values that work was begun with, completed by what newer settings default to.
+
+    Work of an earlier version says nothing of a setting that the version did not have: what it did
+    is what that setting's default does.
+
+    Args:
+        old: The plain values, as a file holds them.
+        settings: The settings to continue with, a dataclass; sections and items of lists are
+            dataclasses too.
+    """
+    completed = dict(old)
+    for each in dataclasses.fields(settings):
+        value = getattr(settings, each.name)
+        if each.name not in old:
+            if each.default is not dataclasses.MISSING:
+                completed[each.name] = _as_plain(each.default)
+            elif each.default_factory is not dataclasses.MISSING:
+                completed[each.name] = _as_plain(each.default_factory())
+        else:
+            completed[each.name] = _complete(old[each.name], value)
+    return completed
+
+
+def _complete(old: Any, value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and isinstance(old, Mapping):
+        return with_defaults(old, value)
+    if isinstance(value, list) and isinstance(old, list) and len(old) == len(value):
+        return [_complete(before, now) for before, now in zip(old, value, strict=True)]
+    return old
+
+
+def _as_plain(value: Any) -> Any:
+    is_record = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    return dataclasses.asdict(value) if is_record else value
+
+
 def _changes(key: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
     """Leaves of plain values that differ: dotted key, old value, new value."""
     if isinstance(old, dict) and isinstance(new, dict):

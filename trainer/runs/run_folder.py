@@ -16,7 +16,7 @@ from pipeline.storage.secret_values import hide_in
 from tokenizer.word_rule import WordRule
 from trainer.model.config import BertConfig
 from trainer.order.source import Mixture, WeightedDataset
-from trainer.runs.continuing import LOCK, Continuable, lock_folder
+from trainer.runs.continuing import LOCK, Continuable, lock_folder, with_defaults
 from trainer.runs.json_files import parse_object, parse_yaml_object, to_json
 from trainer.runs.launch import launch_facts
 from trainer.runs.training_facts import base_model_facts, source_licences
@@ -26,6 +26,8 @@ CONFIG = "config.yaml"
 RUN_FACTS = "run.json"
 VOCABULARY_HASHES = {"vocab.txt": "vocab_sha256", "tokenizer.json": "tokenizer_sha256"}
 """Key of the sha256 of each vocabulary file in what run.json says of a dataset."""
+_UNWRITTEN = (*OF_PHASES, "storage_options")
+"""Settings that config.yaml does not hold: phases say the first, the last may hold secrets."""
 RUN_KEYS = ("id", "model", "launches", "datasets")
 DATASET_KEYS = (
     "name", "url", "weight", "root_hash", "settings_hash", "lower_case",
@@ -174,8 +176,7 @@ def prepare_run(
 
 def to_yaml(settings: PretrainSettings) -> str:
     """The settings as a file that `--config` reads."""
-    left_out = (*OF_PHASES, "storage_options")  # the latter may hold secrets
-    fields = {name: each for name, each in asdict(settings).items() if name not in left_out}
+    fields = {name: each for name, each in asdict(settings).items() if name not in _UNWRITTEN}
     return str(yaml.safe_dump(hide_in(fields), sort_keys=False))
 
 
@@ -238,6 +239,12 @@ def follow_masking(settings: PretrainSettings, of_trunk: str | None) -> Pretrain
     return replace(settings, masking=of_trunk)
 
 
+def _completed(config: dict[str, Any], settings: PretrainSettings) -> dict[str, Any]:
+    """Returns a run's config with the defaults of settings that its version did not have."""
+    completed = with_defaults(config, settings)
+    return {name: value for name, value in completed.items() if name not in _UNWRITTEN}
+
+
 def _check_unchanged(
     run: RunFolder,
     settings: PretrainSettings,
@@ -248,7 +255,7 @@ def _check_unchanged(
     new = yaml.safe_load(to_yaml(settings))
     # A first launch may have been killed between run.json and config.yaml: nothing was trained yet.
     was_killed_at_once = not run.config.exists() and not any(run.checkpoints.glob("step-*"))
-    old = new if was_killed_at_once else run.read_config()
+    old = new if was_killed_at_once else _completed(run.read_config(), settings)
     changed = _changed_datasets(run.read_facts()["datasets"], datasets)
     others = {key for key in {*old, *new} if old.get(key) != new.get(key)} - {*rule.free}
     if rule is BRANCHING and "masking" in others:
