@@ -16,8 +16,9 @@ from pipeline.documents.files import FileRange, StorageOptions, read_blocks, rea
 from pipeline.documents.lines import to_utf8
 from pipeline.documents.records import BadDocumentError, Format, Record, too_long
 from pipeline.storage.compression import find_bzip2_stream, is_compressed, read_frames, slices
-from pipeline.wiki import BadPageError, wikitext
+from pipeline.wiki import BadPageError
 from pipeline.wiki.dump import Site, is_redirect, read_page, read_site, take_head
+from pipeline.wiki.wikitext import parse_wikitext
 
 _ROOT_TAG, _ROOT_TAG_BYTES = b"<mediawiki", 1000  # in so many the tag begins
 _ROOT_END = b"</mediawiki>"
@@ -208,15 +209,8 @@ def _make_record(data: bytes, offset: int, place: str, site: Site) -> Record:
     return Record(1, offset, page.text.encode(), None, place, dropped, hidden_prefixes=hidden)
 
 
-def _show(text: str, hidden: frozenset[str]) -> str:
-    try:
-        return wikitext.parse_wikitext(text, hidden)
-    except BadPageError as error:
-        raise BadDocumentError(error.reason, str(error)) from error
-
-
 MEDIAWIKI = Format(
-    lambda text, record, *_: _show(text, record.hidden_prefixes),
+    lambda text, record, *_: parse_wikitext(text, record.hidden_prefixes),
     lambda beginning: (
         _ROOT_TAG in beginning.text[:_ROOT_TAG_BYTES]
         or bool(_PAGES_WITHOUT_ROOT.match(beginning.text))

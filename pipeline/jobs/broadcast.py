@@ -19,7 +19,6 @@ import apache_beam as beam
 import tokenizer
 from pipeline.jobs import worker_guard
 from pipeline.storage.folder import Folder
-from tokenizer.compiled import load
 
 worker_guard.watch_in_workers()
 
@@ -106,11 +105,11 @@ class CreateElements(
 
 @lru_cache(maxsize=1)
 def hash_code() -> str:
-    """Hash of the Python files of this process's packages, and of how wikitext is read.
+    """Returns a hash of the Python files of this process's packages.
 
-    Wikitext's compiled reader is no twin to the last bit, as the other modules are.
+    What is compiled gives the same as these files, so workers may have it or not.
     """
-    digest = blake2b(b"" if load("pipeline.wiki._wikitext") else b"defined wikitext", digest_size=8)
+    digest = blake2b(digest_size=8)
     for package in _PACKAGES:
         for path in sorted(package.rglob("*.py")):
             digest.update(f"{path.relative_to(package.parent)}\0".encode() + path.read_bytes())
@@ -122,8 +121,8 @@ def refuse_other_code(element: Any, launchers: str) -> Any:
     if hash_code() != launchers:
         raise ValueError(
             f"a worker has other code of this package than the launcher ({hash_code()}, expected"
-            f" {launchers}), or only one of them was built with a C compiler; install the"
-            " launcher's wheel where workers run, or build their image anew"
+            f" {launchers}); install the launcher's wheel where workers run, or build their image"
+            " anew"
         )
     return element
 

@@ -70,7 +70,7 @@ LOCK_SECONDS = 10.0  # a build that was told to end may still be leaving
 # Each compiled module, and how many times as long its work takes without it (docs/performance.md).
 _COMPILED_MODULES = {
     "tokenizer._matcher": "words to ids 50 times, cleaning 20 times",
-    "pipeline.wiki._wikitext": "wikitext 14 times",
+    "pipeline.wiki._wikitext": "wikitext 2 times",
     "pipeline.instances._instances": "pairs 10 times, masks 60 times",
 }
 

@@ -11,7 +11,7 @@ EXTRA_OF = {
 """Import name of a package -> the extra that brings it."""
 
 _CORE = """
-numpy pyarrow fsspec s3fs gcsfs tokenizers sentencex zstandard yaml tqdm mwparserfromhell fastwarc
+numpy pyarrow fsspec s3fs gcsfs tokenizers sentencex zstandard yaml tqdm fastwarc
 resiliparse brotli jinja2 py3langid huggingface_hub webdataset
 """
 CORE = tuple(_CORE.split())

@@ -1,12 +1,11 @@
-/* pipeline.wiki._wikitext: wikitext to text in lines, as pipeline/wiki/wikitext.py defines it.
+/* pipeline.wiki._wikitext: wikitext to text in lines, as pipeline/wiki/markup.py defines it.
  *
  * The page is read once, from left to right, into one buffer of half again its size (templates may
  * show more than is written: "{{s-|V}}" is "Ve siècle"). What has been opened and not closed is on
  * a stack: its opener is in the buffer as plain text, and stays there if it is never closed. A
  * closer takes its part of the buffer away (templates, references, tables, files) or keeps a piece
  * of it (links). So nothing is read twice, whatever the markup: each frame knows the innermost
- * frame of every kind that a closer may reach, and beyond MAX_DEPTH frames openers are plain text,
- * as they are to mwparserfromhell. */
+ * frame of every kind that a closer may reach, and beyond MAX_DEPTH frames openers are plain text. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -19,9 +18,9 @@
 #define MAX_DEPTH 100
 #define MAX_TAG_NAME 16
 #define MAX_SCHEME 9
-#define NUM_RAW_TAGS 32 /* more than there are, and 0 for comments */
+#define NUM_TAGS 128 /* more than there are, and 0 for comments */
 
-enum { BRACES, LINK, EXTERNAL, TABLE, HTML_TABLE, REFERENCE, ITEM, NUM_KINDS };
+enum { BRACES, LINK, EXTERNAL, TABLE, HTML_TABLE, REFERENCE, ITEM, VARIANTS, NUM_KINDS };
 
 typedef struct {
     int kind;
@@ -40,20 +39,21 @@ typedef struct {
     size_t length;
     int depth;
     Frame frames[MAX_DEPTH];
-    uint8_t unclosed[NUM_RAW_TAGS]; /* those that have no closer further on */
-    const uint8_t *close, *close_from; /* the next ">" (or the end) from any byte between them */
-    PyObject *hidden, *show, *tags, *schemes, *entities;
+    uint8_t unclosed[NUM_TAGS]; /* those that have no closer further on */
+    const uint8_t *close, *close_from; /* the next ">" from any byte between them, or NULL */
+    const uint8_t *last_close;         /* the last ">", or before the first byte */
+    PyObject *hidden, *show, *convert, *tags, *schemes, *entities;
     int failed; /* whether a Python error is set */
 } Reader;
 
-/* What tags do to what they hold, numbered as in wikitext.py. RAW: it is no wikitext, and ends with
+/* What tags do to what they hold, numbered as in markup.py. RAW: it is no wikitext, and ends with
  * the first closer. */
 enum { VANISH, BREAK, LIST_ITEM, TABLE_TAG, REF, RAW_DROPPED, RAW_SHOWN };
 
 typedef struct {
     char name[MAX_TAG_NAME];
     int kind;
-    int number; /* of RAW tags, from 1 */
+    int number; /* from 1 */
 } Tag;
 
 static const uint8_t SPECIAL[256] = {
@@ -153,53 +153,87 @@ static int starts_line(const Reader *reader) {
     return at == reader->begin || at[-1] == '\n';
 }
 
-/* Writes what Python's `show` says of a call, which ends the output, where the call begins. */
-static void show_call(Reader *reader, size_t call, size_t out) {
-    size_t size = reader->length - call;
-    PyObject *found = NULL;
-    Py_ssize_t length = 0;
-    if (size <= MAX_CALL_BYTES) {
-        const char *text = (const char *)reader->out + call;
-        found = PyObject_CallFunction(reader->show, "s#", text, (Py_ssize_t)size);
-        const char *shown = found ? PyUnicode_AsUTF8AndSize(found, &length) : NULL;
-        if (shown == NULL) reader->failed = 1, length = 0;
-        else memcpy(reader->out + out, shown, (size_t)length);
-        Py_XDECREF(found);
-    }
+/* Writes what a function of Python says of the text that ends the output, in place of what begins
+ * at `out`. */
+static void replace_text(Reader *reader, PyObject *function, size_t text, size_t out) {
+    const char *start = (const char *)reader->out + text;
+    Py_ssize_t size = (Py_ssize_t)(reader->length - text), length = 0;
+    PyObject *found = PyObject_CallFunction(function, "s#", start, size);
+    const char *shown = found ? PyUnicode_AsUTF8AndSize(found, &length) : NULL;
+    if (shown == NULL) reader->failed = 1, length = 0;
+    else memcpy(reader->out + out, shown, (size_t)length);
+    Py_XDECREF(found);
     reader->length = out + (size_t)length;
+}
+
+static void show_call(Reader *reader, size_t call, size_t out) {
+    if (reader->length - call <= MAX_CALL_BYTES) replace_text(reader, reader->show, call, out);
+    else reader->length = out;
+}
+
+/* Opens a frame of "-{", whose "-" is written already. */
+static void open_variants(Reader *reader) {
+    reader->length--;
+    reader->at--;
+    open_frame(reader, VARIANTS, 2);
 }
 
 static void read_open_braces(Reader *reader) {
     size_t num_braces = 1;
     while (at_byte(reader, reader->at + num_braces, '{')) num_braces++;
+    if (num_braces % 2 && reader->at > reader->run && reader->at[-1] == '-') {
+        open_variants(reader);
+        num_braces--;
+    }
     if (num_braces > 1) {
         Frame *frame = open_frame(reader, BRACES, num_braces);
         if (frame) frame->num_braces = num_braces;
-    } else if (at_byte(reader, reader->at + 1, '|') && starts_line(reader)) {
+    } else if (num_braces && at_byte(reader, reader->at + 1, '|') && starts_line(reader)) {
         open_frame(reader, TABLE, 2);
     } else {
-        take(reader, 1);
+        take(reader, num_braces);
     }
+}
+
+/* Closes a template or an argument of one; how many braces that took. */
+static size_t close_braces(Reader *reader, int index, size_t num_braces) {
+    Frame *frame = &reader->frames[index];
+    const uint8_t *name = skip_spaces(frame->source, reader->at);
+    if (name == reader->at || *name == '[') { /* no name of a page: shown as written */
+        reader->depth = index;
+        return 0;
+    }
+    size_t closed = frame->num_braces > 2 && num_braces > 2 ? 3 : 2;
+    size_t call = frame->out + frame->num_braces;
+    frame->num_braces -= closed;
+    reader->at += closed;
+    if (closed == 2) show_call(reader, call, frame->out + frame->num_braces);
+    else reader->length = frame->out + frame->num_braces;
+    reader->depth = frame->num_braces > 1 ? index + 1 : index;
+    return closed;
+}
+
+static void close_variants(Reader *reader, int index) {
+    size_t out = reader->frames[index].out;
+    replace_text(reader, reader->convert, out + 2, out);
+    reader->depth = index;
+    reader->at += 2;
 }
 
 static void read_close_braces(Reader *reader) {
     size_t num_braces = 1;
     while (at_byte(reader, reader->at + num_braces, '}')) num_braces++;
-    for (int index; num_braces > 1 && (index = nearest(reader, BRACES)) >= 0;) {
-        Frame *frame = &reader->frames[index];
-        const uint8_t *name = skip_spaces(frame->source, reader->at);
-        if (name == reader->at || *name == '[') { /* no name of a page: shown as written */
-            reader->depth = index;
-            continue;
+    int is_variants_end = at_byte(reader, reader->at + num_braces, '-');
+    while (num_braces > 0) {
+        int index = nearest(reader, BRACES);
+        int variants = is_variants_end ? nearest(reader, VARIANTS) : -1;
+        if (variants > index) {
+            take(reader, num_braces - 1);
+            close_variants(reader, variants);
+            return;
         }
-        size_t closed = frame->num_braces > 2 && num_braces > 2 ? 3 : 2;
-        size_t call = frame->out + frame->num_braces;
-        frame->num_braces -= closed;
-        num_braces -= closed;
-        reader->at += closed;
-        if (closed == 2) show_call(reader, call, frame->out + frame->num_braces);
-        else reader->length = frame->out + frame->num_braces;
-        reader->depth = frame->num_braces > 1 ? index + 1 : index;
+        if (num_braces < 2 || index < 0) break;
+        num_braces -= close_braces(reader, index, num_braces);
     }
     take(reader, num_braces);
 }
@@ -241,6 +275,7 @@ static const uint8_t *match_scheme(const Reader *reader, const uint8_t *text) {
 static int ends_address(Reader *reader, const uint8_t *at) {
     if (*at <= ' ' || memchr("[]<>\"", *at, 5) || space_bytes(at, reader->end)) return 1;
     if (*at == '\'' && at_byte(reader, at + 1, '\'')) return 1;
+    if (*at == '}' && at_byte(reader, at + 1, '-') && nearest(reader, VARIANTS) >= 0) return 1;
     if (nearest(reader, BRACES) < 0) return 0;
     return *at == '|' || (*at == '}' && at_byte(reader, at + 1, '}'));
 }
@@ -353,7 +388,7 @@ static int find_tag(const Reader *reader, const uint8_t **at, Tag *tag) {
     PyObject *found = PyDict_GetItemString(reader->tags, tag->name);
     long number = found ? PyLong_AsLong(found) : 0;
     tag->kind = (int)(number & 7);
-    tag->number = (int)(number >> 3) % NUM_RAW_TAGS;
+    tag->number = (int)(number >> 3) % NUM_TAGS;
     return found != NULL;
 }
 
@@ -376,12 +411,12 @@ static int is_name(const Reader *reader, const uint8_t *at, const char *name) {
 
 /* The next ">" at or after `at`, or NULL; bytes before one that was found are not read again. */
 static const uint8_t *find_close(Reader *reader, const uint8_t *at) {
+    if (at > reader->last_close) return NULL;
     if (reader->close == NULL || at < reader->close_from || at > reader->close) {
-        const uint8_t *found = memchr(at, '>', (size_t)(reader->end - at));
         reader->close_from = at;
-        reader->close = found ? found : reader->end;
+        reader->close = memchr(at, '>', (size_t)(reader->end - at));
     }
-    return reader->close < reader->end ? reader->close : NULL;
+    return reader->close;
 }
 
 /* The tag's ">", or NULL where a "<" comes first that begins neither a comment nor a nowiki. */
@@ -509,8 +544,10 @@ static void emit_character(Reader *reader, uint32_t code) {
 static uint32_t read_number(const Reader *reader, const uint8_t **at, uint32_t base) {
     uint32_t code = 0;
     for (; *at < reader->end; ++*at) {
-        int byte = lower(**at), digit = is_digit(byte) ? byte - '0' : byte - 'a' + 10;
-        if (digit < 0 || (uint32_t)digit >= base) break;
+        int byte = lower(**at);
+        if (!is_digit(byte) && !is_letter(byte)) break;
+        int digit = is_digit(byte) ? byte - '0' : byte - 'a' + 10;
+        if ((uint32_t)digit >= base) break;
         if (code <= 0x10FFFF) code = code * base + (uint32_t)digit;
     }
     return code;
@@ -580,11 +617,13 @@ static PyObject *render(PyObject *Py_UNUSED(self), PyObject *arguments) {
     if (reader == NULL) return PyErr_NoMemory();
     PyObject *result = NULL, *kind = (PyObject *)&PyDict_Type;
     if (PyArg_ParseTuple(
-            arguments, "s#OOO!O!O!", &source, &size, &reader->hidden, &reader->show, kind,
-            &reader->tags, kind, &reader->schemes, kind, &reader->entities
+            arguments, "s#OOOO!O!O!", &source, &size, &reader->hidden, &reader->show,
+            &reader->convert, kind, &reader->tags, kind, &reader->schemes, kind, &reader->entities
         )) {
         reader->begin = reader->at = (const uint8_t *)source;
         reader->end = reader->at + size;
+        reader->last_close = reader->end - 1;
+        while (reader->last_close >= reader->begin && *reader->last_close != '>') reader->last_close--;
         reader->out = malloc((size_t)size + (size_t)size / 2 + 1);
         const char *out = (const char *)reader->out;
         if (out == NULL) PyErr_NoMemory();
@@ -599,8 +638,8 @@ static PyObject *render(PyObject *Py_UNUSED(self), PyObject *arguments) {
 
 static PyMethodDef methods[] = {
     {"render", render, METH_VARARGS,
-     "A page as lines: `hidden` judges titles of links, `show` says what templates show, `tags`,"
-     " `schemes` and `entities` are tables by name."},
+     "A page as lines: `hidden` judges titles of links, `show` says what templates show, `convert`"
+     " what rules of variants do, `tags`, `schemes` and `entities` are tables by name."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -31,7 +31,8 @@ mvar | sub | sup | overline | underline | chem2 | unicode | not a typo | as writ
 visible anchor | vanchor | linktext | nastaliq | rail gauge | railGauge | track gauge |
 script/Arabic | script/Hebrew | script/Greek | script/Cyrillic | script | latin | respell-text |
 ruby | ルビ | lang-ja2 | lang-cu2 | lang-grc | lang-grc-gre | lang-rus | lang-ua | lang-sr-Latn |
-lang-sr-Cyrl | lang-zh-hans | rTGS | pIE | lang-en-short | lang-de-short | lang-fr-short |
+lang-sr-Cyrl | lang-zh-hans | lang-zh-hant | lj | rTGS | pIE | lang-en-short |
+lang-de-short | lang-fr-short |
 lang-it-short | lang-es-short | lang-ru-short | lang-la-short | lang-el-short | lang-nl-short |
 lang-pt-short | k-de | k-en | k-sv | k-fr | k-ru | enS | deS | frS | esS | itS | laS | ruS | plS |
 elS | en | آلمانی | јез-нем | јез-длс | јез-енгл | vok | angl | citazione necessaria | 要出典範囲 |
@@ -39,7 +40,8 @@ elS | en | آلمانی | јез-нем | јез-длс | јез-енгл | vok 
 pDFlink | আনুমানিক | clarify span | fact span | lang-sh-Latn | script/Nastaliq | de | vol-en |
 vol-de | vol-fr | vol-es | vol-ru | vol-pl | vol-la | vol-lv | vol-lt | vol-da = {1}
 clarify | weasel inline = {text}
-lang | langue | rtl-lang | lang-x | en langue | lang2 | jęz. | jęz = {2} | {text} | {texte}
+lang | langx | langue | rtl-lang | lang-x | en langue | lang2 | jęz. | jęz = {2} | {text} | {texte}
+langwithname = {3}
 color | colour | font color | fontcolor | resize | audio = {2}
 transl | transliteration | translit | wikt-lang | wt-lang = {3} | {2}
 zh | lang-zh | zh-full | chinese = {s} | {t} | {c} | {1}
@@ -50,6 +52,7 @@ iPAblink | iPA blink = [{1}]
 iPAslink = /{1}/
 仮リンク = {label} | {1}
 ill | interlanguage link | interlanguage link multi | link-interwiki | iWL = {lt} | {1}
+tsl = {4} | {3}
 le | link-en | link-de | link-fr | link-ja | link-ru = {3} | {1}
 lien = {texte} | {trad fr} | {fr} | {1}
 нп | нп1 | нп2 | нп3 | нп4 | нп5 | iw | iw2 | не переведено | не переведено 2 | не переведено 5 |
@@ -119,6 +122,7 @@ def templates() -> dict[str, str]:
         found.update(dict.fromkeys(names.split(" | "), ways.replace("_", " ").replace(" | ", "|")))
     for code in LANGUAGES:
         found.setdefault(f"lang-{code}", "{1}|{text}")
+        found.setdefault(f"internal link helper/{code}", "{1}")
     for number in range(2, 100):
         found.setdefault(f"{number}e", "{0} {1}|{0}")
     for tens, unit in product(("", "X", "XX"), _ROMAN.split()):

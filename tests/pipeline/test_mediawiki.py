@@ -2,7 +2,6 @@
 
 import bz2
 import gzip
-import sys
 from itertools import chain, pairwise
 
 import fsspec
@@ -15,10 +14,8 @@ from pipeline.documents.files import FileRange
 from pipeline.documents.parts import Part, find_inputs, plan_parts
 from pipeline.documents.read import read_part
 from pipeline.storage import compression
-from pipeline.wiki import wikitext
 from pipeline.wiki.dump import hidden_prefixes
 from pipeline.wiki.wikitext import parse_wikitext
-from tests.pipeline.programs import run
 
 HEAD = '<mediawiki xml:lang="en">\n  <siteinfo><sitename>W</sitename></siteinfo>\n'
 
@@ -277,17 +274,3 @@ def test_real_small_dump(shared_data):
     files = find_inputs([str(shared_data / "data/wiki_dump/testcorpus.xml.bz2")])
     [part] = plan_parts(files, "auto", 2**20)
     assert len(list(read_part(part, skipped=skipped))) + sum(skipped.values()) == 9
-
-
-@pytest.mark.processes
-def test_without_a_compiler_and_a_parser_a_build_says_what_to_install(
-    vocab_file, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setattr(wikitext, "compiled", None)
-    monkeypatch.setitem(sys.modules, "mwparserfromhell", None)
-    (tmp_path / "d.xml").write_bytes(DUMP)
-    words = ("--input", tmp_path / "d.xml", "--output", tmp_path / "data", "--vocab", vocab_file)
-    assert run("build", *words, "--plan", "true") == 2
-    said = capsys.readouterr().err
-    assert "install a C compiler and then this package again" in said
-    assert "`pip install mwparserfromhell`" in said

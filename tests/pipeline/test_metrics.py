@@ -12,7 +12,6 @@ from pipeline.jobs import broadcast
 from pipeline.jobs.run_beam import Outputs, pipeline_options, run_graph
 from pipeline.shards.dataset import open_dataset
 from pipeline.storage.folder import Folder
-from pipeline.wiki import wikitext
 from tests.pipeline.programs import run
 
 pytestmark = pytest.mark.processes
@@ -87,7 +86,5 @@ def test_the_hash_of_the_code_is_that_of_every_file_a_build_runs(tmp_path, monke
     for path, text in (("a.py", "1"), ("a.json", ""), ("room/a.py", ""), ("a.py", "2")):
         (tmp_path / path).write_text(text)
         found.append(broadcast.hash_code.__wrapped__())
-    monkeypatch.setenv("BEAMBERT_COMPILED", "0")  # wikitext is read by the definition
-    found.append(broadcast.hash_code.__wrapped__())
     assert found[0] == found[1]
-    assert len(set(found)) == (4 if wikitext.compiled else 3)
+    assert len(set(found)) == 3

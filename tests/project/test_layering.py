@@ -105,7 +105,7 @@ LIBRARIES = {
     "pipeline.command_line": "yaml",
     "pipeline.shards": "numpy pyarrow fsspec zstandard isal",
     "pipeline.documents": "numpy pyarrow fsspec zstandard brotli fastwarc resiliparse",
-    "pipeline.wiki": "mwparserfromhell",
+    "pipeline.wiki": "",
     "pipeline.text": "numpy sentencex py3langid",
     "pipeline.jobs": "numpy pyarrow fsspec tqdm apache_beam grpc",
     "pipeline.transforms": "apache_beam webdataset",

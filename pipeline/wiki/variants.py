@@ -1,0 +1,56 @@
+"""Shows "-{zh-hans:..; zh-hant:..}-", the markup of languages that are written in several ways.
+
+The rules are those of MediaWiki's language converter, for readers that chose no variant: the first
+variant of `_PREFERRED` that a text has is shown, as in the wiki itself.
+"""
+
+import re
+
+_CODES = """
+zh zh-hans zh-hant zh-cn zh-tw zh-hk zh-mo zh-sg zh-my gan gan-hans gan-hant wuu wuu-hans wuu-hant
+sr sr-ec sr-cyrl sr-el sr-latn sh sh-cyrl sh-latn kk kk-cyrl kk-kz kk-latn kk-tr kk-arab kk-cn
+ku ku-latn ku-arab tg tg-cyrl tg-latn uz uz-latn uz-cyrl crh crh-latn crh-cyrl iu ike-cans ike-latn
+shi shi-tfng shi-latn tly tly-cyrl mni mni-mtei mni-beng ban ban-bali ban-x-dharma ban-x-palmleaf
+ban-x-pku en en-x-piglatin
+"""
+_PREFERRED = tuple(_CODES.split())
+"""Codes of variants. Those of one language are in the order in which MediaWiki falls back."""
+
+_FLAGS = frozenset("ADHNRST+-")
+_NOT_SHOWN = frozenset("DHNT+-")
+_CODE = "|".join(sorted(map(re.escape, _PREFERRED), key=len, reverse=True))
+_RULE_END = re.compile(rf";(?=\s*(?:{_CODE})\s*:|[^;]*?=>\s*(?:{_CODE})\s*:|\s*\Z)", re.IGNORECASE)
+_RULE = re.compile(rf"(?:.*?=>)?\s*({_CODE})\s*:(.*)", re.DOTALL | re.IGNORECASE)
+
+
+def convert(content: str) -> str:
+    """Returns what is shown of the text between "-{" and "}-", in which markup is read already.
+
+    Rules that only define or remove a conversion, titles and names of variants show nothing. Text
+    without rules is shown as it is.
+    """
+    before, bar, behind = content.partition("|")
+    flags = {flag.strip() for flag in before.split(";")} if bar else set()
+    if not (flags and all(flag.upper() in _FLAGS or flag.lower() in _PREFERRED for flag in flags)):
+        flags = set()
+        behind = content
+    names = {flag.upper() for flag in flags}
+    if names & _NOT_SHOWN and "A" not in names:
+        return ""
+    rules = {} if "R" in names else _read_rules(behind)
+    if not rules:
+        return behind
+    shown = {code: text for code, text in rules.items() if text} or rules
+    return next(shown[code] for code in _PREFERRED if code in shown)
+
+
+def _read_rules(text: str) -> dict[str, str]:
+    """The text of each variant; nothing if a part is no rule, for then all of it is text."""
+    rules: dict[str, str] = {}
+    for part in _RULE_END.split(text):
+        rule = _RULE.fullmatch(part)
+        if rule:
+            rules.setdefault(rule[1].lower(), rule[2].strip())
+        elif part.strip():
+            return {}
+    return rules
