@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from pipeline.storage.secret_values import hide
-from trainer.conversion.export import TOKENIZER
+from trainer.conversion.names import TOKENIZER
 from trainer.minimal_pairs.accuracy import PairAccuracies, describe_mean, is_right, summarize
 from trainer.minimal_pairs.read import EQUAL_PAIR, PairSet, read_pairs
 from trainer.minimal_pairs.score import (
