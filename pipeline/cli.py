@@ -22,7 +22,8 @@ _NO_PLACES = (
 )
 _OF_INSTANCES = (
     "seq_lens", "passes", "seed", "short_seq_prob", "masked_lm_prob", "max_predictions",
-    "whole_word_masking", "nsp_balance", "num_buckets", "validation_fraction", "exchange", "plan",
+    "whole_word_masking", "nsp_balance", "num_buckets", "max_unknown", "max_random_next",
+    "validation_fraction", "exchange", "plan",
 )  # fmt: skip
 _NOT_OF_VOCAB = (
     "language", "near_duplicates", "exclude_documents_of", "task_files", "task_overlap",
@@ -30,7 +31,7 @@ _NOT_OF_VOCAB = (
 )  # fmt: skip
 _NOT_OF_SHARDS = (
     "input", "on_bad_document", "vocab", "extend", "vocab_size", "num_unused", "alphabet_size",
-    "part_bytes", "plan",
+    "vocab_entries", "part_bytes", "plan",
 )  # fmt: skip
 
 

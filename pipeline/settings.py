@@ -69,8 +69,8 @@ class BuildSettings:
         lower_case: Whether text is lower-cased and loses its accents, or stays as it is.
         words: What a word is: bert cuts at blanks and punctuation, whitespace at blanks alone and
             changes no character, and a line is a sentence (docs/tokens.md).
-        vocab_entries: What a learned vocabulary holds: pieces of words, or whole words, of which
-            one that it lacks is [UNK].
+        vocab_entries: What a learned vocabulary holds: pieces, of which a rare word is made, or
+            whole words alone, so that a rare word is [UNK].
 
     Instances:
         seq_lens: Sequence lengths to build, the most tokens of an instance. A later build may add

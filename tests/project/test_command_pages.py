@@ -92,6 +92,7 @@ def test_help_of_a_stage_shows_what_the_stage_looks_at(tmp_path):
         run(settings, ())
         unused = {*PIPELINE[name].unused}
         assert looked & fields & unused <= listed_only[name], name
-        only_where_asked = {"task_overlap", "sources", "allow_code"}
+        # The most [UNK] is asked for only where there are some.
+        only_where_asked = {"task_overlap", "sources", "allow_code", "max_unknown"}
         only_where_asked |= of_a_vocabulary if name != "vocab" else set()
         assert fields - looked - unused <= only_where_asked, name
