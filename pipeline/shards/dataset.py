@@ -116,19 +116,33 @@ class Dataset:
         """
         row, name = self._rows[shard.name], self.manifest.sha256_of(BLOCKS_TABLE)
         named = keep and (lambda key, read: keep(f"{BLOCKS_TABLE} {name} {key}", read))
-        return self.folder.ask(lambda: self._tables.table(row, named), BLOCKS_TABLE, attempts)
+
+        def read() -> BlockTable:
+            return self.folder.ask(lambda: self._tables.table(row, named), BLOCKS_TABLE, attempts)
+
+        if attempts == 1:
+            return read()
+        return reread_damaged(read, is_local=self.is_local, is_expected=True)
 
     def read_bytes(self, name: str, start: int, stop: int) -> bytes:
         """Bytes start to stop - 1 of a file, by one request; OSError where another number comes."""
         return self.folder.read_once(name, start, stop)
 
     def read_file(self, name: str) -> bytes:
-        """A small file of the dataset, of the sha256 that the manifest says, where it does.
+        """Returns a small file of the dataset, of the sha256 that the manifest says, if it does.
+
+        A store is asked again before such a file is called missing or damaged.
 
         Raises:
             FileNotFoundError: It is missing.
             ValueError: Its sha256 is not the manifest's: it was changed, or is of another build.
         """
+        read = partial(self._read_checked, name)
+        if self.manifest.sha256_of(name) is None:
+            return read()
+        return reread_damaged(read, is_local=self.is_local, is_expected=True)
+
+    def _read_checked(self, name: str) -> bytes:
         with self._named_absence(name):
             data = self.folder.read(name)
         expected = self.manifest.sha256_of(name)
@@ -166,9 +180,8 @@ def open_dataset(url: str, storage_options: Mapping[str, Any] | None = None) -> 
         ValueError: A file is damaged or belongs to another dataset.
     """
     folder = Folder(url, storage_options)
-    if not folder.exists(MANIFEST):
-        raise FileNotFoundError(f"{url} {_describe_no_dataset(folder)}")
-    return reread_damaged(lambda: _read_dataset(folder), is_local=folder.is_local)
+    read = partial(_read_manifest, folder)
+    return _open_tables(folder, reread_damaged(read, is_local=folder.is_local, is_expected=True))
 
 
 def _describe_no_dataset(folder: Folder) -> str:
@@ -190,8 +203,11 @@ def open_again(opened: OpenedDataset, storage_options: Mapping[str, Any] | None 
     return Dataset(Folder(url, storage_options), manifest, shards, tables)
 
 
-def _read_dataset(folder: Folder) -> Dataset:
+def _read_manifest(folder: Folder) -> Manifest:
+    """Reads manifest.json; raises as `open_dataset`."""
     where = f"{folder.url}/{MANIFEST}"
+    if not folder.exists(MANIFEST):
+        raise FileNotFoundError(f"{folder.url} {_describe_no_dataset(folder)}")
     try:
         data = folder.read(MANIFEST)
     except FileNotFoundError as error:
@@ -199,7 +215,12 @@ def _read_dataset(folder: Folder) -> Dataset:
             f"{where} is listed, but cannot be read: it was removed just now, or the store does"
             " not give what it shows; try again, or restore the dataset"
         ) from error
-    manifest = parse_manifest(data, where)
+    return parse_manifest(data, where)
+
+
+def _open_tables(folder: Folder, manifest: Manifest) -> Dataset:
+    """Reads the shard table that a manifest speaks of; raises as `open_dataset`."""
+    where = f"{folder.url}/{MANIFEST}"
     for name in (SHARDS_TABLE, BLOCKS_TABLE):
         if name not in manifest.tables_sha256:
             lacks = f"tables_sha256 lacks {name}"
@@ -230,8 +251,13 @@ def read_block(dataset: Dataset, shard: Shard, number: int) -> Block:
 def _read_block(dataset: Dataset, shard: Shard, table: BlockTable, number: int) -> Block:
     where = f"{dataset.locate(shard.name)} block {number}"
     start, stop = int(table.offset[number]), int(table.offset[number] + table.size[number])
-    data = dataset.folder.read_range(shard.name, start, stop)
-    if checksum(data) != int(table.crc32[number]):
-        said = "damaged: its crc32 is not the block table's"
-        raise ValueError(f"{where}: {said}; restore or rebuild the dataset")
+
+    def read() -> bytes:
+        data = dataset.folder.read_range(shard.name, start, stop)
+        if checksum(data) != int(table.crc32[number]):
+            said = "damaged: its crc32 is not the block table's"
+            raise ValueError(f"{where}: {said}; restore or rebuild the dataset")
+        return data
+
+    data = reread_damaged(read, is_local=dataset.is_local, is_expected=True)
     return decode_block(data, where)

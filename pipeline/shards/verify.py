@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +35,7 @@ from pipeline.shards.manifest import (
 from pipeline.shards.records import BlockTable, Manifest, Shard
 from pipeline.shards.seal import ID_BYTES, NOTHING, Seal
 from pipeline.shards.unpack import unpack_block
+from pipeline.storage.faults import StorageError, reread_damaged
 
 VOCAB, TOKENIZER = "vocab.txt", "tokenizer.json"
 _ROWS_AT_ONCE = 1 << 16
@@ -98,7 +100,9 @@ def verify_dataset(
     on_shard: Callable[[Shard], object] = lambda _: None,
     check_block: CheckBlock = lambda _shard, _block: (),
 ) -> list[Finding]:
-    """Everything wrong with a dataset, by one read of each file, in the shards' order.
+    """Returns everything wrong with a dataset, by one read of each file, in the shards' order.
+
+    On a store, what seems to be missing or damaged is read again before it is called so.
 
     Args:
         dataset: Opened, so that its tables already belong to its manifest.
@@ -129,6 +133,8 @@ def _check_pinned(dataset: Dataset) -> Iterator[Finding]:
         where = dataset.locate(name)
         try:
             read[name] = dataset.read_file(name)
+        except StorageError:
+            raise
         except FileNotFoundError:
             yield Finding(where, "missing")
         except ValueError as error:
@@ -193,6 +199,28 @@ def _check_document_ids(dataset: Dataset) -> Iterator[Finding]:
         cure = "run the command that built the dataset once more, which writes it"
         yield Finding(dataset.locate(DOCUMENT_IDS), f"missing; {cure}")
         return
+    where, seal = dataset.locate(DOCUMENT_IDS), dataset.manifest.seal
+
+    def read() -> tuple[int, str]:
+        digest, number, ids_xor = _read_document_ids(dataset)
+        if digest != expected:
+            raise ValueError(f"blake2b is {digest}, documents_hash says {expected}")
+        return number, ids_xor
+
+    try:
+        number, found = reread_damaged(read, is_local=dataset.is_local, is_expected=True)
+    except StorageError:
+        raise
+    except ValueError as error:
+        yield Finding(where, str(error))
+        return
+    if (number, found) != (seal.documents, seal.ids_xor):
+        said = f"{number:,} documents (xor of ids {found})"
+        yield Finding(where, f"{said}, the manifest's seal is of {seal}")
+
+
+def _read_document_ids(dataset: Dataset) -> tuple[str, int, str]:
+    """Returns the digest of documents.ids, how many there are, and the xor of their ids in hex."""
     digest, row_bytes = hashlib.blake2b(digest_size=32), document_id_bytes(dataset.manifest)
     size, ids_xor = dataset.folder.size(DOCUMENT_IDS), np.zeros(row_bytes, np.uint8)
     for start in range(0, size, _ROWS_AT_ONCE * row_bytes):
@@ -201,13 +229,7 @@ def _check_document_ids(dataset: Dataset) -> Iterator[Finding]:
         digest.update(data)
         rows = np.frombuffer(data, np.uint8, len(data) // row_bytes * row_bytes)
         ids_xor ^= np.bitwise_xor.reduce(rows.reshape(-1, row_bytes), axis=0)
-    where, seal = dataset.locate(DOCUMENT_IDS), dataset.manifest.seal
-    number, found = size // row_bytes, ids_xor[:ID_BYTES].tobytes().hex()
-    if digest.hexdigest() != expected:
-        yield Finding(where, f"blake2b is {digest.hexdigest()}, documents_hash says {expected}")
-    elif (number, found) != (seal.documents, seal.ids_xor):
-        said = f"{number:,} documents (xor of ids {found})"
-        yield Finding(where, f"{said}, the manifest's seal is of {seal}")
+    return digest.hexdigest(), size // row_bytes, ids_xor[:ID_BYTES].tobytes().hex()
 
 
 def _check_files(dataset: Dataset) -> Iterator[Finding]:
@@ -229,25 +251,64 @@ def _check_files(dataset: Dataset) -> Iterator[Finding]:
 def _check_passes(dataset: Dataset) -> Iterator[Finding]:
     for folder, shards in by_pass(dataset.all_shards).items():
         name, expected = f"{folder}/pass.json", pass_json(shards, dataset.manifest.settings_hash)
+        read = partial(_read_pass, dataset, name, expected)
         try:
-            if dataset.read_file(name) != expected:
-                what = "does not say what the shard table and the manifest say"
-                yield Finding(dataset.locate(name), what)
+            reread_damaged(read, is_local=dataset.is_local, is_expected=True)
+        except StorageError:
+            raise
         except FileNotFoundError:
             yield Finding(dataset.locate(name), "missing")
+        except ValueError as error:
+            yield Finding(dataset.locate(name), str(error))
     for (seq_len, pass_index), what in find_uncovered(dataset.manifest, dataset.all_shards):
         yield Finding(dataset.locate(pass_folder("train", seq_len, pass_index)), what)
+
+
+def _read_pass(dataset: Dataset, name: str, expected: bytes) -> None:
+    """Raises a ValueError where a pass.json has other bytes than expected."""
+    if dataset.read_file(name) != expected:
+        raise ValueError("does not say what the shard table and the manifest say")
+
+
+class _OtherBytesError(ValueError):
+    """A shard's bytes are not those of its row; they are kept, to find the place of the damage."""
+
+    def __init__(self, tar: bytes) -> None:
+        super().__init__("its sha256 is another")
+        self.tar = tar
+
+
+def _read_shard(dataset: Dataset, shard: Shard) -> bytes:
+    """Returns a shard's bytes; of another size or sha256 only where it stays so.
+
+    Raises:
+        FileNotFoundError: It is missing.
+        ValueError: It has another size.
+    """
+
+    def read() -> bytes:
+        size = dataset.folder.size(shard.name)
+        if size != shard.num_bytes:  # not read: it may be of any size
+            found = f"{size} bytes, expected {shard.num_bytes}"
+            raise ValueError(f"{found}: truncated or foreign")
+        tar = dataset.folder.read_range(shard.name, 0, size)
+        if hashlib.sha256(tar).hexdigest() != shard.sha256:
+            raise _OtherBytesError(tar)
+        return tar
+
+    try:
+        return reread_damaged(read, is_local=dataset.is_local, is_expected=True)
+    except _OtherBytesError as error:
+        return error.tar
 
 
 def _check_shard(dataset: Dataset, shard: Shard, check_block: CheckBlock) -> Iterator[Finding]:
     where = dataset.locate(shard.name)
     try:
-        size = dataset.folder.size(shard.name)
-        if size != shard.num_bytes:  # not read: it may be of any size
-            yield Finding(where, f"{size} bytes, expected {shard.num_bytes}: truncated or foreign")
-            return
-        tar = dataset.read_file(shard.name)
+        tar = _read_shard(dataset, shard)
         table = dataset.blocks(shard)
+    except StorageError:  # which says nothing of the shard
+        raise
     except FileNotFoundError:
         yield Finding(where, "missing")
         return

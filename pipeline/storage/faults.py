@@ -218,14 +218,27 @@ def refuse_unresolved(url: str, options: Mapping[str, Any]) -> None:
         call_patiently(url, lambda: socket.getaddrinfo(_GOOGLE, 443))
 
 
-def reread_damaged(read: Callable[[], Result], *, is_local: bool) -> Result:
-    """Calls a function that reads files, again where a ValueError says that bytes are damaged."""
+def reread_damaged(
+    read: Callable[[], Result], *, is_local: bool, is_expected: bool = False
+) -> Result:
+    """Calls a function that reads files, on a store up to DAMAGE_ATTEMPTS times.
+
+    Args:
+        read: Raises a ValueError where bytes are damaged, which the wire may have done.
+        is_local: Whether the files are on a local disk, which is asked once.
+        is_expected: Whether the files are known to exist, so that a FileNotFoundError is no answer
+            either.
+    """
     for _ in range(0 if is_local else DAMAGE_ATTEMPTS - 1):
         try:
             return read()
-        except ValueError as error:
-            if isinstance(error, OSError):  # the store did not answer
+        except StorageError:  # the store did not answer
+            raise
+        except FileNotFoundError:
+            if not is_expected:
                 raise
+        except ValueError:
+            pass
         time.sleep(SystemRandom().uniform(0.5, 1.0) * FIRST_DELAY_SECONDS)
     return read()
 

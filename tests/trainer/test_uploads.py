@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
 
@@ -184,7 +185,8 @@ def test_a_damaged_checkpoint_is_skipped_with_consent_only(trained, bucket):
     said = r"state\.json: bytes is .* or give --checkpoint\.skip_damaged true"
     with pytest.raises(ValueError, match=said):
         read_state(trained.run.checkpoints / "step-00000002")
-    assert trained.choose().name == "step-00000003", "the load finds the damage and names the file"
+    with pytest.raises(ValueError, match=r"step-00000003/model\.safetensors: sha256 is"):
+        trained.choose()
     assert trained.choose(skip_damaged=True).name == "step-00000001"
     weights, state = (said for said in trained.said if said.startswith("skipped: "))
     assert "step-00000003/model.safetensors: sha256 is" in weights
@@ -211,11 +213,132 @@ def test_a_store_that_does_not_answer_is_no_damage(trained, bucket, monkeypatch)
     assert names_in(bucket) == ["step-00000001"]
 
 
+class Spoiled:
+    """A store of fsspec whose first answers to a method about some paths are spoiled."""
+
+    def __init__(self, monkeypatch, bucket, method, count, chooses, spoil):
+        self.left = count
+        answer = getattr(type(bucket), method)
+
+        def request(filesystem, path, *arguments, **options):
+            found = answer(filesystem, path, *arguments, **options)
+            if self.left and chooses(path):
+                self.left -= 1
+                return spoil(found, *arguments)
+            return found
+
+        monkeypatch.setattr(type(bucket), method, request)
+
+
+def damage(_, target, **__):
+    data = bytearray(Path(target).read_bytes())
+    data[len(data) // 2] ^= 4
+    Path(target).write_bytes(data)
+
+
+def deny(*_, **__):
+    raise FileNotFoundError("404")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "state.json", "COMMITTED"])
+@pytest.mark.parametrize("spoil", [damage, deny])
+@pytest.mark.parametrize("skip_damaged", [False, True])
+def test_one_bad_answer_at_resume_costs_no_checkpoint(
+    trained, bucket, monkeypatch, name, spoil, skip_damaged
+):
+    trained.save(1, 2)
+    expected = bucket.cat_file(f"/bucket/run/checkpoints/step-00000002/{name}")
+    shutil.rmtree(trained.run.checkpoints)
+    spoiled = Spoiled(monkeypatch, bucket, "get_file", 1, lambda path: path.endswith(name), spoil)
+    path = trained.choose(skip_damaged)
+    assert path.name == "step-00000002"
+    assert (path / name).read_bytes() == expected
+    assert spoiled.left == 0
+    assert names_in(bucket) == ["step-00000001", "step-00000002"]
+
+
+def without(*names):
+    """A listing that leaves out what has one of the names in its path."""
+    return lambda found, *_: {
+        path: facts for path, facts in found.items() if not any(name in path for name in names)
+    }
+
+
+@pytest.mark.parametrize(
+    "left_out", [("step-00000003",), ("COMMITTED",), ("run",), ("step-00000003/COMMITTED",)]
+)
+def test_half_a_listing_hides_no_checkpoint_and_removes_none(
+    trained, bucket, monkeypatch, left_out
+):
+    trained.save(1, 2, 3)
+    shutil.rmtree(trained.run.checkpoints)
+    Spoiled(monkeypatch, bucket, "find", 99, lambda _: True, without(*left_out))
+    assert trained.choose().name == "step-00000003"
+    trained.store.remove_old(3)
+    monkeypatch.undo()
+    assert names_in(bucket) == ["step-00000001", "step-00000002", "step-00000003"]
+
+
+def test_a_run_that_had_checkpoints_does_not_begin_again_without_a_word(
+    trained, bucket, monkeypatch
+):
+    assert trained.choose() is None, "a new run"
+    trained.save(1, 2)
+    shutil.rmtree(trained.run.checkpoints)
+    bucket.rm("/bucket/run/checkpoints/step-00000001", recursive=True)
+    bucket.rm("/bucket/run/checkpoints/step-00000002", recursive=True)
+    said = (
+        r"newest\.json says that step-00000002 was saved, but no checkpoint is found in .*run/check"
+        r"points or at memory://bucket/run: restore it, or remove .*newest.json and memory://"
+    )
+    with pytest.raises(ValueError, match=said):
+        trained.choose()
+    trained.run.newest.unlink()
+    with pytest.raises(ValueError, match=r"memory://.*newest\.json says that step-00000002 was"):
+        trained.choose()
+    bucket.rm_file("/bucket/run/checkpoints/newest.json")
+    assert trained.choose() is None
+
+
+def test_a_run_without_a_url_that_lost_its_checkpoints_refuses(ranks, tmp_path):
+    trained = Trained(ranks, tmp_path / "run", url=None)
+    trained.save(1)
+    shutil.rmtree(trained.run.checkpoints)
+    with pytest.raises(ValueError, match=r"newest\.json says that step-00000001 was saved"):
+        trained.choose()
+
+
+def test_the_only_checkpoint_is_skipped_with_consent_and_the_run_begins_again(trained, bucket):
+    trained.save(1)
+    for place in trained.run.checkpoints, None:
+        state = "step-00000001/state.json"
+        if place is None:
+            bucket.pipe_file(f"/bucket/run/checkpoints/{state}", b"{}")
+        else:
+            (place / state).write_bytes(b"{}")
+    assert trained.choose(skip_damaged=True) is None
+    assert trained.choose() is None
+
+
+def test_a_passing_404_makes_no_new_run_over_another(trained, bucket, monkeypatch):
+    trained.save(1)
+    run = RunFolder(trained.run.path.parent / "wiped")
+    Spoiled(monkeypatch, bucket, "cat_file", 2, lambda path: path.endswith("run.json"), deny)
+    restore_run(run, CheckpointStore(URL))
+    assert run.read_facts()["id"] == "abc"
+    bucket.rm_file("/bucket/run/run.json")
+    with pytest.raises(ValueError, match=r"run\.json is missing beside step-00000001: restore"):
+        restore_run(RunFolder(trained.run.path.parent / "other"), CheckpointStore(URL))
+
+
 def test_the_url_of_another_run_is_refused(trained, ranks, tmp_path):
     trained.save(1)
     other = Trained(ranks, tmp_path / "two")
     other.run.facts.write_text(json.dumps({**FACTS, "id": "def"}))
-    with pytest.raises(ValueError, match=r"run\.json is of another run \(abc\) than .*two \(def\)"):
+    said = (
+        r"--checkpoint\.url memory://bucket/run is taken: found the run abc, expected def, that of"
+    )
+    with pytest.raises(ValueError, match=said + r" --output .*two; give every run a"):
         restore_run(other.run, other.store)
 
 
@@ -270,7 +393,7 @@ def test_a_marker_that_names_files_elsewhere_writes_nothing_there(trained, bucke
     assert list(outside.iterdir()) == []
     found = {x.relative_to(tmp_path / "run").as_posix() for x in (tmp_path / "run").rglob("*")}
     begun = {f"checkpoints/step-00000002.tmp{end}" for end in ("", "/COMMITTED")}
-    assert found == {*RUN_FILES, "metrics.jsonl", "checkpoints"} | begun
+    assert found == {*RUN_FILES, "metrics.jsonl", "newest.json", "checkpoints"} | begun
 
 
 def test_what_is_no_checkpoint_at_the_url_stays(ranks, bucket, tmp_path):

@@ -157,19 +157,28 @@ def _read_fragments(
         raise ValueError(f"{path} does not hold all of {names}; it is of another model")
 
 
-def verify_file(path: Path, name: str) -> None:
-    """Checks one file against COMMITTED; a ValueError where it is damaged or missing."""
-    files = read_marker(path)
+def verify_file(path: Path, name: str, where: str | None = None) -> None:
+    """Checks one file of a checkpoint against COMMITTED.
+
+    Args:
+        path: The checkpoint's folder.
+        name: The file in it.
+        where: What messages call the folder; None calls it by its path.
+
+    Raises:
+        ValueError: The file is damaged or missing.
+    """
+    files, place = read_marker(path, where), where or str(path)
     if name not in files:
-        raise ValueError(f"{path / COMMITTED} does not describe {name}; {_remedy(path)}")
+        raise ValueError(f"{place}/{COMMITTED} does not describe {name}; {_remedy(place)}")
     try:
         found = describe_file(path / name)
     except FileNotFoundError as error:
-        raise ValueError(f"{error.filename} is missing; {_remedy(path)}") from error
+        raise ValueError(f"{place}/{name} is missing; {_remedy(place)}") from error
     for key, value in found.items():
         if value != (expected := files[name][key]):
             differ = f"{key} is {value}, {COMMITTED} says {expected}"
-            raise ValueError(f"{path / name}: {differ}; {_remedy(path)}")
+            raise ValueError(f"{place}/{name}: {differ}; {_remedy(place)}")
 
 
 def describe_file(path: Path) -> dict[str, Any]:

@@ -21,9 +21,16 @@ from trainer.checkpoints.read import (
     step_of,
     verify_file,
 )
-from trainer.checkpoints.store import METRICS, RUN_FILES, CheckpointStore
+from trainer.checkpoints.store import (
+    CHECKPOINTS,
+    METRICS,
+    RUN_FILES,
+    CheckpointStore,
+    newest_json,
+    parse_newest,
+)
 from trainer.process.ranks import Ranks, together
-from trainer.runs.run_folder import PRETRAINING, RUN_FACTS, RunFolder, parse_facts
+from trainer.runs.run_folder import NEWEST, PRETRAINING, RUN_FACTS, RunFolder, parse_facts
 
 
 def restore_run(run: RunFolder, store: CheckpointStore) -> None:
@@ -32,10 +39,9 @@ def restore_run(run: RunFolder, store: CheckpointStore) -> None:
     if facts is None or run.is_foreign:
         return
     if run.facts.exists() and (own := run.read_facts().get("id")) != facts.get("id"):
-        raise ValueError(
-            f"{store.locate(RUN_FACTS)} is of another run ({facts.get('id')}) than {run.path} "
-            f"({own}); give every run a --checkpoint.url of its own"
-        )
+        other = f"found the run {facts.get('id')}, expected {own}, that of --output {run.path}"
+        cure = "give every run a --checkpoint.url of its own"
+        raise ValueError(f"--checkpoint.url {store.url} is taken: {other}; {cure}")
     store.fetch_files([name for name in RUN_FILES if not (run.path / name).exists()], run.path)
 
 
@@ -85,7 +91,11 @@ class RunCheckpoints:
                 local, remote = self._list()
                 found = local | remote if everywhere else remote
                 names = [each for each in found if before is None or step_of(each) < before]
+                if not names and before is None:
+                    self._refuse_lost()
                 name = self._first_whole(sorted(names, reverse=True), local)
+                if names and name is None and before is None:
+                    self._forget_newest()
         name = self.ranks.from_first(name)
         if name is None:
             return None
@@ -99,10 +109,36 @@ class RunCheckpoints:
     def discard_from(self, step: int) -> None:
         """Deletes those of this step and later ones, on rank 0 only: the run goes back."""
         finished, _ = find_checkpoints(self.run.checkpoints)
+        if earlier := [path.name for path in finished if step_of(path.name) < step]:
+            replace_file(self.run.newest, newest_json(earlier[-1]))
         remove_folders(*(path for path in finished if step_of(path.name) >= step))
         if self.store is not None:
             names, _ = self.store.list_checkpoints()
+            if earlier := [name for name in names if step_of(name) < step]:
+                self.store.note_newest(earlier[-1])
             self.store.remove_checkpoints(name for name in names if step_of(name) >= step)
+
+    def _refuse_lost(self) -> None:
+        """Refuses to begin at step 0 where a checkpoint is known to have been committed."""
+        records = dict[str, str]()
+        if self.run.newest.is_file():
+            where = str(self.run.newest)
+            records[where] = parse_newest(self.run.newest.read_bytes(), where)
+        if self.store is not None and (newest := self.store.read_newest()):
+            records[self.store.locate(f"{CHECKPOINTS}/{NEWEST}")] = newest
+        if records:
+            places = [str(self.run.checkpoints), *([self.store.url] if self.store else [])]
+            raise ValueError(
+                f"{next(iter(records))} says that {next(iter(records.values()))} was saved, but no"
+                f" checkpoint is found in {' or at '.join(places)}: restore it, or remove"
+                f" {' and '.join(records)} to begin again at step 0"
+            )
+
+    def _forget_newest(self) -> None:
+        """Notes that no checkpoint is left, as every one was damaged and skipped."""
+        self.run.newest.unlink(missing_ok=True)
+        if self.store is not None:
+            self.store.forget_newest()
 
     def _first_whole(self, names: list[str], local: set[str]) -> str | None:
         """The first that is whole, if that is asked for, once it lies in rank 0's folder."""

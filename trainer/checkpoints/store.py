@@ -2,22 +2,55 @@
 
 URL/run.json, config.yaml, vocab.txt, tokenizer.json, metrics.jsonl
 URL/checkpoints/step-00000600/...       COMMITTED is uploaded last: what lacks it does not count
+URL/checkpoints/newest.json             names the checkpoint that was committed last
+
+Stores show half a listing, or say that an object is not there, more often than they lose one: what
+is missing or damaged is asked for again, each file by its name, before anything is concluded.
 """
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.storage.faults import StorageError
+from pipeline.storage.faults import DAMAGE_ATTEMPTS, StorageError, reread_damaged
 from pipeline.storage.folder import Folder
 from pipeline.storage.local import make_durable, replace_file, scratch_folder
-from trainer.checkpoints.read import COMMITTED, is_checkpoint, read_marker, remove_folders
-from trainer.runs.run_folder import CONFIG, RUN_FACTS, VOCABULARY_HASHES, RunFolder, parse_facts
+from trainer.checkpoints.read import (
+    COMMITTED,
+    is_checkpoint,
+    read_marker,
+    remove_folders,
+    verify_file,
+)
+from trainer.runs.json_files import parse_object, to_json
+from trainer.runs.run_folder import (
+    CONFIG,
+    NEWEST,
+    RUN_FACTS,
+    VOCABULARY_HASHES,
+    RunFolder,
+    parse_facts,
+)
 
 CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"
 RUN_FILES = (RUN_FACTS, CONFIG, *VOCABULARY_HASHES)
+
+
+def newest_json(checkpoint: str) -> bytes:
+    """Returns newest.json, which names the checkpoint that was committed last."""
+    return to_json({"checkpoint": checkpoint})
+
+
+def parse_newest(data: bytes, where: str) -> str:
+    """Returns the checkpoint that newest.json names; a ValueError where it is damaged."""
+    cure = "remove it: it only guards against listings that leave a checkpoint out"
+    newest = str(parse_object(data, where, cure).get("checkpoint"))
+    if not is_checkpoint(newest):
+        raise ValueError(f"{where}: found {newest[:60]!r}, expected a checkpoint; {cure}")
+    return newest
 
 
 class CheckpointStore:
@@ -32,13 +65,51 @@ class CheckpointStore:
         return self.folder.locate(name)
 
     def list_checkpoints(self) -> tuple[list[str], list[str]]:
-        """Names of committed checkpoints, oldest first, and of those whose upload never ended."""
+        """Names of committed checkpoints, oldest first, and of those whose upload never ended.
+
+        The one that was committed last is found where the listing leaves it out, and each marker
+        that the listing leaves out is asked for by its name.
+        """
         found = (self.folder / CHECKPOINTS).list()
-        folders = sorted({name.partition("/")[0] for name in found})
         # Anything else is not ours to remove.
-        names = [name for name in folders if is_checkpoint(name)]
-        finished = [name for name in names if f"{name}/{COMMITTED}" in found]
-        return finished, [name for name in names if name not in finished]
+        names = {name.partition("/")[0] for name in found if is_checkpoint(name.partition("/")[0])}
+        newest = self.read_newest() if not self.folder.is_local else None
+        listed = {name for name in names if f"{name}/{COMMITTED}" in found}
+        left_out = (names | ({newest} if newest else set())) - listed
+        finished = listed | {name for name in left_out if self._is_committed(name)}
+        return sorted(finished), sorted(names - finished)
+
+    def _is_committed(self, name: str) -> bool:
+        return self._exists(f"{CHECKPOINTS}/{name}/{COMMITTED}")
+
+    def _exists(self, name: str) -> bool:
+        """Returns whether a file is there; a store has to say several times that it is not."""
+        attempts = 1 if self.folder.is_local else DAMAGE_ATTEMPTS
+        return any(self.folder.exists(name) for _ in range(attempts))
+
+    def read_newest(self) -> str | None:
+        """Returns the name of the checkpoint committed last; None where none is known to be.
+
+        Raises:
+            ValueError: The file that says so is damaged.
+        """
+        name = f"{CHECKPOINTS}/{NEWEST}"
+
+        def read() -> str:
+            return parse_newest(self.folder.read(name), self.locate(name))
+
+        try:
+            return reread_damaged(read, is_local=self.folder.is_local, is_expected=True)
+        except FileNotFoundError:
+            return None
+
+    def note_newest(self, checkpoint: str) -> None:
+        """Writes down which checkpoint was committed last."""
+        self.folder.write(f"{CHECKPOINTS}/{NEWEST}", newest_json(checkpoint))
+
+    def forget_newest(self) -> None:
+        """Removes what `note_newest` wrote: no checkpoint is left."""
+        self.folder.remove([f"{CHECKPOINTS}/{NEWEST}"])
 
     def upload(self, folder: Path, checkpoint: str, names: Iterable[str]) -> None:
         """Uploads files of a checkpoint from the folder where they lie."""
@@ -60,29 +131,55 @@ class CheckpointStore:
             self.folder.write(METRICS, rows[: rows.rfind(b"\n") + 1])
 
     def read_facts(self) -> dict[str, Any] | None:
-        """run.json; None where the URL holds no run, a ValueError where it is damaged."""
+        """Returns run.json; None where the URL holds no run, not even checkpoints of one.
+
+        Raises:
+            ValueError: It is damaged, or missing beside checkpoints.
+        """
+
+        def read() -> dict[str, Any]:
+            return parse_facts(self.folder.read(RUN_FACTS), self.locate(RUN_FACTS))
+
         try:
-            data = self.folder.read(RUN_FACTS)
-        except FileNotFoundError:
+            return reread_damaged(read, is_local=self.folder.is_local, is_expected=True)
+        except FileNotFoundError as error:
+            if names := self.list_checkpoints()[0]:
+                found = f"{self.locate(RUN_FACTS)} is missing beside {names[-1]}"
+                cure = "restore it, or give another --checkpoint.url"
+                raise ValueError(f"{found}: {cure}") from error
             return None
-        return parse_facts(data, self.locate(RUN_FACTS))
 
     def fetch_files(self, names: Sequence[str], folder: Path) -> None:
         """Downloads files of the run, named relative to it, to a folder."""
         for name in names:
-            replace_file(folder / name, self.folder.read(name))
+            read = partial(self.folder.read, name)
+            data = reread_damaged(read, is_local=self.folder.is_local, is_expected=True)
+            replace_file(folder / name, data)
 
     def fetch_checkpoint(
         self, name: str, checkpoints: Path, files: Iterable[str] | None = None
     ) -> Path:
-        """Downloads a checkpoint, or some files; its folder appears when all are there."""
+        """Downloads a checkpoint, or some files; its folder appears when all are there and whole.
+
+        Raises:
+            ValueError: A file is missing or damaged, several times.
+        """
         folder, url = checkpoints / f"{name}.tmp", self.locate(f"{CHECKPOINTS}/{name}")
         remove_folders(checkpoints / name, folder)
         folder.mkdir(parents=True)
-        try:
+        fetched = dict[str, Any]()
+
+        def fetch() -> None:
             self.folder.download(f"{CHECKPOINTS}/{name}/{COMMITTED}", folder / COMMITTED)
-            for file in read_marker(folder, url) if files is None else files:
-                self.folder.download(f"{CHECKPOINTS}/{name}/{file}", folder / file)
+            marker = read_marker(folder, url)
+            for file in marker if files is None else files:
+                if file not in marker or fetched.get(file) != marker[file]:
+                    self.folder.download(f"{CHECKPOINTS}/{name}/{file}", folder / file)
+                    verify_file(folder, file, url)
+                    fetched[file] = marker[file]
+
+        try:
+            reread_damaged(fetch, is_local=self.folder.is_local, is_expected=True)
         except FileNotFoundError as error:
             raise ValueError(
                 f"{url} is damaged, a file is missing: {error}; restore it, or give "

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pipeline.storage.faults import StorageError
-from pipeline.storage.local import make_durable
+from pipeline.storage.local import make_durable, replace_file
 from trainer.checkpoints.read import (
     COMMITTED,
     FORMAT,
@@ -32,7 +32,7 @@ from trainer.checkpoints.read import (
     remove_old,
 )
 from trainer.checkpoints.settings import CheckpointSettings
-from trainer.checkpoints.store import CheckpointStore
+from trainer.checkpoints.store import CheckpointStore, newest_json
 from trainer.engine.zero import iterate_weights
 from trainer.optim.sharded import Fragment, ShardedOptimizer
 from trainer.process.ranks import Ranks, together
@@ -196,6 +196,8 @@ class CheckpointSaver:
     def _write(self, snapshot: Snapshot) -> None:
         try:
             folder = write_snapshot(self.run.checkpoints, snapshot, self.ranks)
+            if self.ranks.rank == 0:
+                replace_file(self.run.newest, newest_json(snapshot.name))
             if self.store is not None:
                 self._upload(self.store, folder, snapshot)
             with together(self.ranks):
@@ -215,4 +217,5 @@ class CheckpointSaver:
         with together(self.ranks):
             if is_first:
                 store.upload(folder, snapshot.name, [COMMITTED])
+                store.note_newest(snapshot.name)
                 store.remove_old(self.settings.keep)

@@ -57,7 +57,7 @@ class Attempts:
         self._began = self._asked = self._not_before = time.monotonic()
         self.deadline = self._began + settings.budget_seconds
         self._pauses = Pauses(FIRST_DELAY_SECONDS, MAX_DELAY_SECONDS)
-        self._number = self._num_damaged = 0
+        self._number = self._num_damaged = self._num_missing = 0
         self._failure: Exception | None = None
 
     def seconds_to_wait(self) -> float:
@@ -87,10 +87,12 @@ class Attempts:
         """Puts off the next attempt: for a random time that grows, and the others with it.
 
         Raises:
-            FileNotFoundError: At once, as time does not mend it.
+            FileNotFoundError: The store said DAMAGE_ATTEMPTS times that there is no such file.
             ShardReadError: Time or attempts are over (docs/streaming.md, "Faults").
         """
-        if isinstance(error, FileNotFoundError):
+        is_missing = isinstance(error, FileNotFoundError)
+        self._num_missing += is_missing
+        if is_missing and self._num_missing >= DAMAGE_ATTEMPTS:
             raise FileNotFoundError(
                 f"{self.what}: the file is missing; restore or rebuild the dataset"
             ) from error
@@ -99,7 +101,7 @@ class Attempts:
             raise ShardReadError(f"{self.what}: {error}: {advice}") from error
         now, self._failure = time.monotonic(), error
         is_damage = isinstance(error, DamageError)
-        if not is_damage and not is_refusal(error):
+        if not is_damage and not is_missing and not is_refusal(error):
             self._rate_limit.failed(self._asked, now)
         pause, left = self._pauses.after(error, now), self.deadline - now
         self._num_damaged += is_damage

@@ -24,6 +24,7 @@ from trainer.settings import OF_PHASES, PretrainSettings
 
 CONFIG = "config.yaml"
 RUN_FACTS = "run.json"
+NEWEST = "newest.json"
 VOCABULARY_HASHES = {"vocab.txt": "vocab_sha256", "tokenizer.json": "tokenizer_sha256"}
 """Key of the sha256 of each vocabulary file in what run.json says of a dataset."""
 _UNWRITTEN = (*OF_PHASES, "storage_options")
@@ -59,7 +60,8 @@ class RunFolder:
     """Paths inside a run's folder.
 
     `downloads` has the checkpoint that a node began with which does not see rank 0's, `anomalies` a
-    row per step whose gradient was not taken, `stacks` what a watchdog leaves of a job that hung.
+    row per step whose gradient was not taken, `stacks` what a watchdog leaves of a job that hung,
+    `newest` the name of the checkpoint that was committed last.
     """
 
     def __init__(self, path: Path) -> None:
@@ -67,7 +69,7 @@ class RunFolder:
         self.config, self.facts, self.lock = path / CONFIG, path / RUN_FACTS, path / LOCK
         self.checkpoints, self.downloads = path / "checkpoints", path / "downloads"
         self.metrics, self.anomalies = path / "metrics.jsonl", path / "anomalies.jsonl"
-        self.stacks = path / "stacks"
+        self.stacks, self.newest = path / "stacks", path / NEWEST
 
     @property
     def is_foreign(self) -> bool:
