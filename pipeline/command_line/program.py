@@ -1,10 +1,11 @@
 """Command lines over frozen dataclasses, `PROGRAM COMMAND [flags]`: a class and a function each.
 
-A user's fault ends with one message on standard error and exit code 2, Ctrl-C with one line and
-130. What needs a package is imported by the function that needs it: help is there at once, and a
-missing package is such a fault too.
+A user's fault, and whatever the operating system refuses (every OSError), ends with one message on
+standard error and exit code 2, Ctrl-C with one line and 130. What needs a package is imported by
+the function that needs it: help is there at once, and a missing package is such a fault too.
 """
 
+import errno
 import importlib
 import io
 import os
@@ -18,10 +19,14 @@ from typing import Any
 
 from pipeline.interrupts import Interruption
 
-USER_FAULTS = (
-    ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError,
-    PermissionError, ChildProcessError,
-)  # fmt: skip
+_CURES = {
+    errno.EROFS: "nothing can be written there: mount it for writing, or give another --output",
+    errno.EACCES: "check who may read and write it, or give another place",
+    errno.ENOSPC: "free some space and run the same command again",
+    errno.EDQUOT: "free some space and run the same command again",
+    errno.EMFILE: "raise the limit of open files, such as by `ulimit -n 4096`",
+    errno.EIO: "the disk fails: look at the system's log",
+}
 
 
 @dataclass(frozen=True)
@@ -103,23 +108,28 @@ def _run_command(
         print("beambert", *(versions[:1] or ["of a checkout that is not installed"]))
         return 0
     name, interruption = arguments[0], Interruption()
-    called = f"{program} {name}" if name in commands else program
+    if name not in commands:
+        return _report_fault(program, ValueError(_unknown_command(name, commands)))
+    called = f"{program} {name}"
     try:
         with interruption.watched():
-            if name not in commands:
-                raise ValueError(_unknown_command(name, commands))
             takers = partial(_takers, commands, name)
             return _call(called, commands[name], arguments[1:], remainder, interruption, takers)
     except KeyboardInterrupt as error:
         return interruption.report(error)
-    except USER_FAULTS as fault:
+    except (ValueError, OSError) as fault:
         return _report_fault(called, fault)
     except ImportError as error:
-        from pipeline.storage.missing_packages import describe_missing
+        return _report_missing(called, error)
 
-        if (missing := describe_missing(error)) is None:
-            raise
-        return _report_fault(called, ValueError(missing))
+
+def _report_missing(program: str, error: ImportError) -> int:
+    """Prints which package of ours to install, and returns the exit code; raises any other."""
+    from pipeline.storage.missing_packages import describe_missing
+
+    if (missing := describe_missing(error)) is None:
+        raise error
+    return _report_fault(program, ValueError(missing))
 
 
 def _call(
@@ -155,17 +165,32 @@ def _unknown_command(name: str, commands: dict[str, Command]) -> str:
 
 
 def _report_fault(program: str, fault: BaseException) -> int:
-    """Prints a user's fault, a file's with its path, from rank 0 only; the exit code."""
+    """Prints a user's fault as one line, and returns the exit code.
+
+    Ranks agree on what is wrong with settings and files, which rank 0 says for all. A disk may fail
+    for one rank alone, which then says so.
+    """
     from pipeline.storage.quoting import printable
     from pipeline.storage.secret_values import hide
 
-    said = str(fault)
-    if isinstance(fault, OSError) and fault.filename is not None and fault.strerror:
-        said = f"{fault.filename}: {fault.strerror}"
-    if os.environ.get("RANK", "0") == "0":
-        message = printable(hide(said), keeps_lines=True)
+    if isinstance(fault, BrokenPipeError):  # `run_program` makes no error of it
+        raise fault
+    rank = os.environ.get("RANK", "0")
+    message = printable(hide(describe_fault(fault)), keeps_lines=True)
+    if rank == "0":
         print(f"{program}: error: {message}", file=sys.stderr)
+    elif isinstance(fault, OSError) and fault.errno is not None:
+        print(f"{program}: error on rank {rank}: {message}", file=sys.stderr)
     return 2
+
+
+def describe_fault(fault: BaseException) -> str:
+    """Returns what a fault says; of the operating system's with the file and what to do."""
+    if not isinstance(fault, OSError) or not fault.strerror:
+        return str(fault) or repr(fault)
+    said = fault.strerror if fault.filename is None else f"{fault.filename}: {fault.strerror}"
+    cure = _CURES.get(fault.errno or 0)
+    return f"{said}; {cure}" if cure else said
 
 
 def _takers(commands: dict[str, Command], caller: str, flag: str) -> list[str]:

@@ -36,8 +36,11 @@ from pipeline.storage.folder import Folder
 from pipeline.storage.local import find_temporaries
 from pipeline.storage.secret_values import hide
 
-_FILE_FAULTS = {"FileNotFoundError", "FileExistsError", "PermissionError"}
-_USER_FAULTS = {"ValueError", "StorageError", *_FILE_FAULTS}
+_FILE_FAULTS = {
+    "FileNotFoundError", "FileExistsError", "PermissionError", "NotADirectoryError",
+    "IsADirectoryError", "OSError",
+}  # fmt: skip
+_USER_FAULTS = {"ValueError", "StorageError", "NoBucketError", *_FILE_FAULTS}
 _RAISED_LINE = re.compile(r"(?:^|\n)(?:\w+\.)*(\w+(?:Error|Exception)): ")
 _NO_MODULE = re.compile(
     r"No module named '[\w.]+'|Can't get attribute '\w+' on <module '(?:pipeline|tokenizer)[\w.]*'"

@@ -35,7 +35,7 @@ from pipeline.shards.manifest import (
 from pipeline.shards.records import BlockTable, Manifest, Shard
 from pipeline.shards.seal import ID_BYTES, NOTHING, Seal
 from pipeline.shards.unpack import unpack_block
-from pipeline.storage.faults import StorageError, reread_damaged
+from pipeline.storage.faults import DAMAGE_ATTEMPTS, StorageError, reread_damaged
 
 VOCAB, TOKENIZER = "vocab.txt", "tokenizer.json"
 _ROWS_AT_ONCE = 1 << 16
@@ -195,7 +195,7 @@ def _check_document_ids(dataset: Dataset) -> Iterator[Finding]:
     expected = dataset.manifest.settings.get("documents_hash")
     if expected is None:
         return
-    if not dataset.folder.exists(DOCUMENT_IDS):
+    if not _is_there(dataset, DOCUMENT_IDS):
         cure = "run the command that built the dataset once more, which writes it"
         yield Finding(dataset.locate(DOCUMENT_IDS), f"missing; {cure}")
         return
@@ -217,6 +217,12 @@ def _check_document_ids(dataset: Dataset) -> Iterator[Finding]:
     if (number, found) != (seal.documents, seal.ids_xor):
         said = f"{number:,} documents (xor of ids {found})"
         yield Finding(where, f"{said}, the manifest's seal is of {seal}")
+
+
+def _is_there(dataset: Dataset, name: str) -> bool:
+    """Returns whether a file exists; a store has to say several times that it does not."""
+    attempts = 1 if dataset.is_local else DAMAGE_ATTEMPTS
+    return any(dataset.folder.exists(name) for _ in range(attempts))
 
 
 def _read_document_ids(dataset: Dataset) -> tuple[str, int, str]:

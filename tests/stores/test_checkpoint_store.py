@@ -22,7 +22,11 @@ def test_a_run_comes_back_from_s3(ranks, s3, tmp_path):
     trained.save(1, 2, 3)
     expected = trained.weights()
     found = fsspec.filesystem("s3", **s3).find("corpus/checkpointed/checkpoints")
-    assert {path.split("/")[3] for path in found} == {"step-00000002", "step-00000003"}
+    assert {path.split("/")[3] for path in found} == {
+        "newest.json",
+        "step-00000002",
+        "step-00000003",
+    }
     shutil.rmtree(tmp_path / "run")
     again = Trained(ranks, tmp_path / "run", url=None)
     again.store = CheckpointStore(URL, s3)
