@@ -135,7 +135,8 @@ class PretrainSettings:
             there.
         follow_limit_minutes: Minutes without a new file of the dataset that end such waiting.
         skip: Stream positions that are never trained on, as PHASE:START-STOP, such as
-            0:51200-51456. For bad data, go back to a checkpoint before it and continue with this.
+            0:51200-51456 in the first phase. For bad data, go back to a checkpoint before it and
+            continue with this.
         cache_dir: Folder on a disk of each machine that keeps what was read of the data.
         cache_bytes: The most bytes that the cache folder holds; the longest unused makes room.
         storage_options: Options of the filesystem of the data and of checkpoint.url, as JSON or
@@ -298,7 +299,8 @@ class PretrainSettings:
             match = re.fullmatch(r"(\d+):(\d+)-(\d+)", entry)
             index, start, stop = map(int, match.groups()) if match else (0, 0, 0)
             if index >= len(self.phases) or start >= stop:
-                wanted = f"PHASE:START-STOP with a phase below {len(self.phases)}"
+                most = len(self.phases) - 1
+                wanted = f"PHASE:START-STOP, with a PHASE from 0 to {most} and START below STOP"
                 raise ValueError(f"skip: {entry!r} is not {wanted}")
             found += [(start, stop)] if index in phases else []
         return found

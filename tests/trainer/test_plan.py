@@ -86,11 +86,11 @@ def test_masks_drawn_anew_count():
 
 def test_warnings(data):
     text = "\n".join(describe_plan(settings_of(data=[str(data)], world_size=1, micro_tokens=64)))
-    assert "the 2 pass(es) of L32" in text
+    assert "warning: phase 1 reads the 2 pass(es) of L32" in text
     assert "times over" in text
     few = settings_of(data=[str(data)], world_size=1, steps=[1], micro_tokens=1 << 20)
     text = "\n".join(describe_plan(few))
-    assert "reads 1 of the 2 passes of L32" in text
+    assert "warning: phase 1 reads 1 of the 2 passes of L32" in text
 
 
 def test_steps_for_epochs(data):
@@ -99,7 +99,7 @@ def test_steps_for_epochs(data):
     text = "\n".join(describe_plan(settings))
     # 40 epochs of 450 instances are 281 steps of 64, nine tenths of them in the first phase.
     assert "steps are those of 40 epochs: pretrain --epochs 40, or --steps 253 28" in text
-    assert re.search(r"^    0 +32 +253 +16,192 .* 36\.0 ", text, re.MULTILINE)
+    assert re.search(r"^    1 +32 +253 +16,192 .* 36\.0 ", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

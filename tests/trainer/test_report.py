@@ -56,8 +56,8 @@ def test_curves_and_last_numbers(tmp_path):
         "run, nsp majority share: 56.2 %",
         "<h3>Minimal pairs, mean accuracy; chance is 50 %</h3>",
         "run, validation: 55.9 %",
-        "phase 1</text>",
         "phase 2</text>",
+        "phase 3</text>",
     ):
         assert shown in page
     assert 'data-name="MFU"' not in page
@@ -139,8 +139,8 @@ def test_the_page_says_model_batch_rate_and_settings(tmp_path):
     header = page.partition("</h1>")[2].partition("</p>")[0].split("<br>")
     for line in (
         "model: 2 layers of 128, 2 heads, vocabulary of 30,522",
-        "phase 0: length 128, batches of 256, steps 900, rate 0.001",
-        "phase 1: length 512, batches of 64, steps 100, rate 0.0005",
+        "phase 1: length 128, batches of 256, steps 900, rate 0.001",
+        "phase 2: length 512, batches of 64, steps 100, rate 0.0005",
         "optimizer lamb, precision bf16, seed 3",
         "2 rank(s) on x86",
         "Python 3.11",
@@ -167,11 +167,11 @@ def test_a_phase_of_one_run_is_not_drawn_for_all(tmp_path):
     one = [step_row(step, phase=0) for step in range(1, 21)]
     folders = [write_run(tmp_path / name, rows) for name, rows in (("a", two), ("b", one))]
     page = render_page(read_runs([str(folder) for folder in folders]))
-    assert "a: phase 1</text>" in page
-    assert ">phase 1</text>" not in page
+    assert "a: phase 2</text>" in page
+    assert ">phase 2</text>" not in page
     folders.append(write_run(tmp_path / "c", two))
     both = render_page(read_runs([str(folder) for folder in folders[::2]]))
-    assert ">phase 1</text>" in both
+    assert ">phase 2</text>" in both
 
 
 def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path):

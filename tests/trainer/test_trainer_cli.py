@@ -73,8 +73,8 @@ def test_phases_that_make_no_sense(changed, message):
     [
         ({"phases": []}, "phases is empty"),
         ({"steps": [1, 2]}, "--steps has 2 values and there is 1 phase; give one for all, or 1"),
-        ({"skip": ["0:9-9"]}, "skip: '0:9-9' is not PHASE:START-STOP with a phase below 1"),
-        ({"skip": ["1:3-9"]}, "skip: '1:3-9' is not PHASE:START-STOP with a phase below 1"),
+        ({"skip": ["0:9-9"]}, "skip: '0:9-9' is not PHASE:START-STOP, with"),
+        ({"skip": ["1:3-9"]}, "START-STOP, with a PHASE from 0 to 0 and START"),
         ({"skip": ["3-9"]}, "skip: '3-9' is not"),
         ({"micro_tokens": 100}, "micro_tokens 100 cannot hold one instance of 128 tokens"),
         ({"masking": "dynamic"}, "masking is 'dynamic'; give static, a share such as 0.15, or"),

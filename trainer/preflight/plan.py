@@ -154,10 +154,10 @@ def describe_plan(settings: PlanSettings) -> Iterator[str]:
 
 def _describe_time(settings: PlanSettings, phases: Sequence[PhasePlan]) -> Iterator[str]:
     yield "phase  length      steps      instances           tokens   epochs  PFLOP/step      hours"
-    for index, each in enumerate(phases):
+    for number, each in enumerate(phases, start=1):
         a_pass, a_step = each.instances_a_pass, each.phase.global_batch * each.flops / 1e15
         yield (
-            f"{index:5}  {each.phase.seq_len:6}  {each.phase.steps:9,}  {each.instances:13,}"
+            f"{number:5}  {each.phase.seq_len:6}  {each.phase.steps:9,}  {each.instances:13,}"
             f"  {each.tokens:15,.0f}  {f'{each.instances / a_pass:8.1f}' if a_pass else '       ?'}"
             f"  {a_step:10,.3f}  {_hours(each.seconds):>9}"
         )
@@ -204,7 +204,7 @@ def _terms(terms: Mapping[str, int]) -> str:
 
 
 def _describe_reading(settings: PlanSettings, phases: Sequence[PhasePlan]) -> Iterator[str]:
-    for index, each in enumerate(phases):
+    for number, each in enumerate(phases, start=1):
         if not each.stored_bytes:
             continue
         length, passes = each.phase.seq_len, each.passes
@@ -216,10 +216,10 @@ def _describe_reading(settings: PlanSettings, phases: Sequence[PhasePlan]) -> It
         )
         if needed < passes:
             more = f"{needed} of the {passes} passes of L{length}; more are not needed"
-            yield f"warning: phase {index} reads {more}"
+            yield f"warning: phase {number} reads {more}"
         if needed > passes:
             times = f"{needed / passes:.1f} times over"
-            yield f"warning: phase {index} reads the {passes} pass(es) of L{length} {times}"
+            yield f"warning: phase {number} reads the {passes} pass(es) of L{length} {times}"
 
 
 def _hours(seconds: float) -> str:

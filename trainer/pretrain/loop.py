@@ -318,8 +318,7 @@ def _note_gradient(run: Run, phase_index: int, rank_step: RankStep, loader: Step
     bound = f"not below {limit:.3g}" if math.isfinite(norm) else "not finite"
     run.progress.say(
         f"step {run.position.step} was not taken: the gradient's norm {norm:.3g} is {bound}; "
-        f"positions {start}-{stop} of phase {phase_index}, their instances are in "
-        f"{run.folder.anomalies}"
+        f"its instances, {phase_index}:{start}-{stop} for --skip, are in {run.folder.anomalies}"
     )
     if not guard.has_enough:
         return True
@@ -334,14 +333,14 @@ def _roll_back(run: Run, norm: float) -> None:
     run.saver.finish()
     can_go = guard.num_rollbacks < MOST_ROLLBACKS
     checkpoint = run.saved.choose(before=streak.first_step) if can_go else None
-    stretch = f"{streak.start}-{streak.stop}"
+    left_out = f"{streak.phase}:{streak.start}-{streak.stop}"
     if checkpoint is None:
         times = guard.num_rollbacks
         why = f"the run went back {times} times" if times else "no checkpoint is before them"
         raise ValueError(
             f"step {run.position.step}: the gradient's norm is {norm}, training has diverged: "
             f"{streak.length} steps in a row were not taken, from step {streak.first_step} on, and "
-            f"{why}. A lower peak_lr or a longer warm-up helps; --skip {streak.phase}:{stretch} "
+            f"{why}. A lower peak_lr or a longer warm-up helps; --skip {left_out} "
             "leaves their instances out"
         )
     with together(run.ranks):
@@ -354,5 +353,5 @@ def _roll_back(run: Run, norm: float) -> None:
     run.recorder.restart_after(run.position.step)
     run.progress.say(
         f"back to step {run.position.step}, {streak.length} steps in a row were not taken; "
-        f"positions {stretch} of phase {streak.phase} are left out from now on"
+        f"their instances, {left_out} for --skip, are left out from now on"
     )

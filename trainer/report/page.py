@@ -74,13 +74,16 @@ def draw(chart: Chart, runs: Sequence[ReadRun]) -> Markup:
 
 
 def _borders(runs: Sequence[ReadRun]) -> list[tuple[float, str]]:
-    """Where phases begin; a border that not all runs have there says whose it is."""
+    """Returns the steps at which phases begin, each with the phase counted from 1.
+
+    A border that not all runs have there says whose it is.
+    """
     beginning: dict[tuple[float, str], list[str]] = {}
     for run in runs:
         for row, following in pairwise(run.train):
             phase = following.get("phase", row.get("phase"))
             if phase != row.get("phase"):
-                place = (float(row["step"]), f"phase {phase}")
+                place = (float(row["step"]), f"phase {phase + 1}")
                 beginning.setdefault(place, []).append(run.name)
     borders = []
     for (step, phase), names in beginning.items():
@@ -132,7 +135,7 @@ def _describe_training(run: ReadRun) -> Iterator[str]:
         training = training_facts(run.settings, run.facts)
     except (TypeError, AttributeError, KeyError, ValueError):
         return
-    for phase_number, phase in enumerate(training.get("phases", [])):
+    for phase_number, phase in enumerate(training.get("phases", []), start=1):
         yield f"phase {phase_number}: {phase}"
     known = [
         f"{name} {training[name]}"
