@@ -5,7 +5,9 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-READS = re.compile(r"\.read_row_groups?\(|\.iter_batches\(|^pq\.ParquetFile\(.*\)\.read\(")
+READS = re.compile(
+    r"\.read_row_groups?\(|\.iter_batches\(|^(pq\.ParquetFile|open_parquet)\(.*\)\.read\("
+)
 
 
 def test_every_read_of_a_parquet_file_says_that_it_uses_no_threads():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.runs.continuing import Continuable, with_defaults
+from trainer.runs.continuing import Continuable, complete_sections
 from trainer.runs.launch import launch_facts
 
 ROOT = Path(__file__).parents[2]
@@ -43,13 +43,15 @@ class CakeSettings:
     candles: int = 3
 
 
-def test_work_of_an_earlier_version_has_the_defaults_of_newer_settings():
+def test_sections_of_work_of_an_earlier_version_have_the_defaults_of_newer_settings():
     now = CakeSettings(30, [Topping("nuts", 7)], Topping("cold", 1), 9)
-    old = {"minutes": 20, "toppings": [{"name": "nuts"}]}
-    expected = {"toppings": [{"name": "nuts", "grams": 5}], "minutes": 20, "candles": 3}
-    assert with_defaults(old, now) == expected | {"oven": {"name": "hot", "grams": 5}}
-    assert with_defaults({"oven": {"name": "x"}}, now)["oven"] == {"name": "x", "grams": 5}
-    assert with_defaults({"toppings": []}, now)["toppings"] == []
+    old = {"minutes": 20, "toppings": [{"name": "nuts"}], "oven": {"name": "hot"}}
+    assert complete_sections(old, now) == {
+        "minutes": 20,
+        "toppings": [{"name": "nuts", "grams": 5}],
+        "oven": {"name": "hot", "grams": 5},
+    }
+    assert complete_sections({"toppings": [], "else": 1}, now) == {"toppings": [], "else": 1}
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):

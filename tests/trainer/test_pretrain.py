@@ -246,10 +246,14 @@ def test_what_the_folder_keeps_of_the_vocabulary_is_made_anew_when_a_run_goes_on
     ("name", "content", "message"),
     [
         ("run.json", b'{"id": "a", "mo', r"run\.json is damaged, it is not JSON: .* line 1 column"),
-        ("run.json", b"[]", r"run\.json is damaged: it holds '\[\]', expected an object; rest"),
+        ("run.json", b"[]", r"run\.json is damaged: it holds \[\], expected a JSON object; rest"),
         ("run.json", b"{}", r"run\.json lacks id: it is damaged, or of an earlier version; res"),
         ("config.yaml", b"seed: [", r"config\.yaml is damaged, it is not YAML: "),
-        ("config.yaml", b"17", r"config\.yaml is damaged: it holds '17', expected an object"),
+        (
+            "config.yaml",
+            b"17",
+            r"config\.yaml is damaged: it holds '17', expected keys and values; ",
+        ),
         (
             "config.yaml",
             b"seed: 0\n",

@@ -72,16 +72,26 @@ class Continuable:
             )
 
 
-def with_defaults(old: Mapping[str, Any], settings: Any) -> dict[str, Any]:
-    """Returns plain values that work was begun with, completed by what newer settings default to.
+def complete_sections(old: Mapping[str, Any], settings: Any) -> dict[str, Any]:
+    """Returns what work was begun with, its sections completed by what newer settings default to.
 
     Work of an earlier version says nothing of a setting that the version did not have: what it did
-    is what that setting's default does.
+    is what that setting's default does. Only settings inside sections and items of lists are
+    completed: a file that lacks whole ones was cut.
 
     Args:
         old: The plain values, as a file holds them.
-        settings: The settings to continue with, a dataclass; sections and items of lists are
-            dataclasses too.
+        settings: The settings to continue with, a dataclass whose sections are dataclasses too.
+    """
+    return {name: _complete(value, getattr(settings, name, None)) for name, value in old.items()}
+
+
+def with_defaults(old: Mapping[str, Any], settings: Any) -> dict[str, Any]:
+    """Returns the plain values of one section, with the defaults of those that it lacks.
+
+    Args:
+        old: The plain values, as a file holds them.
+        settings: The section to continue with, a dataclass.
     """
     completed = dict(old)
     for each in dataclasses.fields(settings):

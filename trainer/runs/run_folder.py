@@ -16,7 +16,7 @@ from pipeline.storage.secret_values import hide_in
 from tokenizer.word_rule import WordRule
 from trainer.model.config import BertConfig
 from trainer.order.source import Mixture, WeightedDataset
-from trainer.runs.continuing import LOCK, Continuable, lock_folder, with_defaults
+from trainer.runs.continuing import LOCK, Continuable, complete_sections, lock_folder
 from trainer.runs.json_files import parse_object, parse_yaml_object, to_json
 from trainer.runs.launch import launch_facts
 from trainer.runs.training_facts import base_model_facts, source_licences
@@ -241,12 +241,6 @@ def follow_masking(settings: PretrainSettings, of_trunk: str | None) -> Pretrain
     return replace(settings, masking=of_trunk)
 
 
-def _completed(config: dict[str, Any], settings: PretrainSettings) -> dict[str, Any]:
-    """Returns a run's config with the defaults of settings that its version did not have."""
-    completed = with_defaults(config, settings)
-    return {name: value for name, value in completed.items() if name not in _UNWRITTEN}
-
-
 def _check_unchanged(
     run: RunFolder,
     settings: PretrainSettings,
@@ -257,7 +251,7 @@ def _check_unchanged(
     new = yaml.safe_load(to_yaml(settings))
     # A first launch may have been killed between run.json and config.yaml: nothing was trained yet.
     was_killed_at_once = not run.config.exists() and not any(run.checkpoints.glob("step-*"))
-    old = new if was_killed_at_once else _completed(run.read_config(), settings)
+    old = new if was_killed_at_once else complete_sections(run.read_config(), settings)
     changed = _changed_datasets(run.read_facts()["datasets"], datasets)
     others = {key for key in {*old, *new} if old.get(key) != new.get(key)} - {*rule.free}
     if rule is BRANCHING and "masking" in others:
