@@ -1,29 +1,51 @@
 """Texts of task files, such as a benchmark's test set, with their places: every string is one.
 
-In JSON, JSON lines and Parquet these are strings at any depth, in other files lines and their cells
-between tabs.
+In JSON, JSON lines, Parquet and Arrow these are strings at any depth, in CSV cells, in other files
+lines and their cells between tabs.
 """
 
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
-from pathlib import PurePosixPath
 from typing import Any
 
-from pipeline.documents.files import StorageOptions, read_blocks
+from pipeline.documents.detect import detect_format
+from pipeline.documents.files import StorageOptions, read_blocks, read_head
 from pipeline.documents.parts import find_inputs
 from pipeline.documents.tables import OTHER_ERRORS
-from pipeline.documents.text_files import parse_json, read_text, read_text_lines, whole_file
-from pipeline.storage.compression import plain_name
+from pipeline.documents.text_files import (
+    parse_json,
+    read_csv_rows,
+    read_text,
+    read_text_lines,
+    whole_file,
+)
+from pipeline.storage.archives import is_archive
+from pipeline.storage.compression import plain_suffix
 
 _JSON = {".json", ".jsonl", ".ndjson"}
+_ARROW_FILE = b"ARROW1"
+_LINES = {"text", "lines", "wikiextractor", "sentence-lines", "text-blank-lines"}
 
 
 def read_task_texts(
     patterns: Sequence[str], storage_options: StorageOptions = None
 ) -> Iterator[tuple[str, str]]:
-    """Places and texts of all files of paths, folders and globs, in the order of their URLs."""
+    """Yields places and texts of all files of paths, folders and globs, by their URLs' order."""
+    for _, texts in read_task_files(patterns, storage_options):
+        yield from texts
+
+
+def read_task_files(
+    patterns: Sequence[str], storage_options: StorageOptions = None
+) -> Iterator[tuple[str, Iterator[tuple[str, str]]]]:
+    """Yields each file's URL with the places and texts that are in it.
+
+    Raises:
+        FileNotFoundError: A pattern matches no file.
+        ValueError: A file is broken, or of a kind whose texts are not known.
+    """
     for file in find_inputs(patterns, storage_options):
-        yield from _read_file(file.url, storage_options)
+        yield file.url, _read_file(file.url, file.size, storage_options)
 
 
 def hash_task_files(patterns: Sequence[str], storage_options: StorageOptions = None) -> str:
@@ -37,13 +59,24 @@ def hash_task_files(patterns: Sequence[str], storage_options: StorageOptions = N
     return blake2b("".join(sorted(hashes)).encode(), digest_size=16).hexdigest()
 
 
-def _read_file(url: str, storage_options: StorageOptions) -> Iterator[tuple[str, str]]:
-    suffix = PurePosixPath(plain_name(url)).suffix
-    if suffix == ".parquet":
-        blocks = read_blocks(whole_file(url, storage_options), storage_options)
-        return _read_parquet(b"".join(blocks), url)
+def _read_file(url: str, size: int, storage_options: StorageOptions) -> Iterator[tuple[str, str]]:
+    if is_archive(url):
+        raise ValueError(f"{url}: found an archive, expected task files; unpack it and name them")
+    suffix = plain_suffix(url)
     if suffix in _JSON:
         return _read_json(read_text(url, storage_options), url)
+    text_format = detect_format(url, read_head(url, size, storage_options))
+    if text_format in ("parquet", "arrow"):
+        blocks = read_blocks(whole_file(url, storage_options), storage_options)
+        return _read_table(b"".join(blocks), text_format, url)
+    if text_format == "csv" and suffix != ".tsv":
+        rows = read_csv_rows(url, storage_options)
+        return ((place, cell) for place, cells in rows for cell in cells)
+    if text_format == "jsonl":
+        return _read_json(read_text(url, storage_options), url)
+    if text_format != "csv" and text_format not in _LINES:
+        expected = "expected lines, CSV, JSON, Parquet or Arrow; write its texts one a line"
+        raise ValueError(f"{url}: found a file of the format {text_format}, {expected}")
     lines = read_text_lines(url, storage_options)
     return ((place, cell) for place, line in lines for cell in line.split("\t"))
 
@@ -61,15 +94,23 @@ def _read_json(text: str, url: str) -> Iterator[tuple[str, str]]:
         yield from _walk(found, url)
 
 
-def _read_parquet(data: bytes, url: str) -> Iterator[tuple[str, str]]:
+def _read_table(data: bytes, text_format: str, url: str) -> Iterator[tuple[str, str]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    source = pa.BufferReader(data)
     try:
-        table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
+        if text_format == "parquet":
+            table = pq.ParquetFile(source).read(use_threads=False)
+        elif data.startswith(_ARROW_FILE):
+            table = pa.ipc.open_file(source).read_all()
+        else:
+            table = pa.ipc.open_stream(source).read_all()
     except (pa.ArrowException, *OTHER_ERRORS) as error:
-        message = f"{url}: cannot be read as Parquet ({error}); fetch the file again"
-        raise ValueError(message) from error
+        message = f"cannot be read as {text_format.title()} ({error}); fetch the file again"
+        raise ValueError(f"{url}: {message}") from error
+    if len(set(table.column_names)) != table.num_columns:
+        raise ValueError(f"{url}: found two columns of one name, expected one; rename one of them")
     for number, row in enumerate(table.to_pylist(), 1):
         yield from _walk(row, f"{url}, row {number}")
 

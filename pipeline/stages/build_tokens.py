@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from tqdm import tqdm
+
 from pipeline.documents.parts import Part
-from pipeline.documents.task_files import hash_task_files, read_task_texts
+from pipeline.documents.task_files import hash_task_files, read_task_files
 from pipeline.jobs.broadcast import Broadcast, broadcast
 from pipeline.jobs.tokens_job import TokensRule, run_tokens_job
 from pipeline.settings import BuildSettings, describe_changes
@@ -28,7 +30,15 @@ from pipeline.storage.folder import Folder
 from pipeline.storage.json_files import expected_fields, parse_object, read_object
 from pipeline.storage.locks import LOCK
 from pipeline.storage.names import require_plain
-from pipeline.text.task_texts import TASK_WORDS, TaskTexts, WindowFinder, prepare_texts
+from pipeline.storage.secret_values import hide
+from pipeline.text.task_texts import (
+    LEAST_WORDS,
+    TASK_WORDS,
+    TaskTexts,
+    WindowFinder,
+    prepare_texts,
+    refuse_file_without_windows,
+)
 from pipeline.tokens.document_lists import LISTED, TASK_TEXT
 from pipeline.tokens.dropped_ids import DROPPED
 from pipeline.tokens.held_out import SourceTotals
@@ -47,6 +57,7 @@ from pipeline.tokens.token_records import (
 )
 from tokenizer.encode import Encoder
 from tokenizer.vocab import Vocabulary
+from tokenizer.words import count_words
 
 REJECTED = "rejected"
 FILES_WITHOUT_TEXT = "files_without_text"
@@ -279,16 +290,25 @@ def store_settings(settings: BuildSettings, vocab_sha256: str) -> dict[str, Any]
 
 
 def open_task_texts(settings: BuildSettings) -> TaskTexts | None:
-    """The texts of the task files, or None without any.
+    """Returns the texts of the task files, or None without any.
 
     Raises:
         FileNotFoundError: A pattern matches no file.
-        ValueError: A file is not what its name says.
+        ValueError: A file is not what its name says, or has no text that is long enough.
     """
     if not settings.task_files:
         return None
-    texts = read_task_texts(settings.task_files, settings.filesystem_options())
-    return prepare_texts(texts, TASK_WORDS, keeps_words=settings.word_rule.keeps_words)
+    rule = settings.word_rule
+    texts: list[tuple[str, str]] = []
+    files: list[tuple[str, int]] = []
+    for url, found in read_task_files(settings.task_files, settings.filesystem_options()):
+        rows = list(found)
+        # Marks count as words here, so this is no more than what is sure before a vocabulary.
+        if all(count_words([text], rule).total() < LEAST_WORDS for _, text in rows):
+            refuse_file_without_windows(url)
+        texts += rows
+        files.append((url, len(rows)))
+    return prepare_texts(texts, TASK_WORDS, keeps_words=rule.keeps_words, files=files)
 
 
 def tokens_rule(
@@ -308,7 +328,9 @@ def tokens_rule(
     """
     texts = open_task_texts(settings)
     if texts:
-        WindowFinder(texts, Encoder(vocabulary, settings.word_rule))
+        finder = WindowFinder(texts, Encoder(vocabulary, settings.word_rule))
+        for url, number in finder.num_windows.items():
+            tqdm.write(f"task files: {hide(url)} gave {number:,} windows of words to look for")
     keeps_dropped = settings.on_bad_document == "keep"
     return TokensRule(
         reading_rule(settings),

@@ -42,10 +42,16 @@ class TaskTexts:
     n: int
     lines: tuple[str, ...]
     places: tuple[str, ...]
+    files: tuple[tuple[str, int], ...] = ()
+    """Every file and how many of the texts, in their order, are in it."""
 
 
 def prepare_texts(
-    texts: Iterable[tuple[str, str]], n: int, *, keeps_words: bool = False
+    texts: Iterable[tuple[str, str]],
+    n: int,
+    *,
+    keeps_words: bool = False,
+    files: Sequence[tuple[str, int]] = (),
 ) -> TaskTexts:
     """Returns cleaned texts, one line each, for windows of n words.
 
@@ -53,13 +59,28 @@ def prepare_texts(
         texts: The place of each text, such as "dev.tsv, line 3", and the text.
         n: Words of a window.
         keeps_words: Whether words stay as they are (`WordRule.keeps_words`).
+        files: Every file and how many of the texts, in their order, are in it.
     """
     places: list[str] = []
     lines: list[str] = []
     for place, text in texts:
         places.append(place)
         lines.append(clean_text(text, keeps_words=keeps_words).replace("\n", " "))
-    return TaskTexts(n, tuple(lines), tuple(places))
+    return TaskTexts(n, tuple(lines), tuple(places), tuple(files))
+
+
+def refuse_file_without_windows(url: str, least: int = LEAST_WORDS) -> None:
+    """Says of a task file that nothing of it would be looked for.
+
+    Raises:
+        ValueError: Always.
+    """
+    found = f"found no text of {least} words or more, so nothing of it would be looked for"
+    texts = "a text is a line, a cell or a string of JSON"
+    columns = """`awk 'NF {printf "%s ", $1; next} {print ""}' FILE`"""
+    lists = """`jq -r '.tokens | join(" ")' FILE`"""
+    cure = f"make lines of words in columns by {columns}, of lists of words by {lists}"
+    raise ValueError(f"{url}: {found}; {texts}: {cure}, or leave the file out of --task_files")
 
 
 @dataclass(frozen=True)
@@ -114,7 +135,9 @@ class WindowFinder:
         ids, lengths = encoder.encode_sentences(texts.lines)
         self._runs = self._split_words(ids, np.cumsum(lengths, dtype=np.int64))
         self._least = min(texts.n, LEAST_WORDS)
-        windows = self._choose_windows()
+        windows = list(self._choose_windows())
+        self.num_windows = self._count_windows(words for _, words in windows)
+        """How many windows each file of the texts gave, by its URL."""
         self._tables = {n: self._sort_windows(words, n) for n, words in windows if len(words)}
         if not self._tables:
             found = f"found {len(texts.lines)} texts, none of {self._least} words or more"
@@ -122,6 +145,20 @@ class WindowFinder:
         self._maybe = np.zeros(1 << _MAYBE_BITS, bool)
         for _, words in self._tables.values():
             self._maybe[_begin(self._runs.hash(words, self._least))] = True
+
+    def _count_windows(self, windows: Iterable[Places]) -> dict[str, int]:
+        """Returns the windows of every file; raises ValueError where one gave none."""
+        counts = np.zeros(len(self._texts.lines) + 1, np.int64)
+        for words in windows:
+            np.add.at(counts, self._runs.number_of(words), 1)
+        num_windows: dict[str, int] = {}
+        first = 0
+        for url, num_texts in self._texts.files:
+            num_windows[url] = int(counts[first : first + num_texts].sum())
+            first += num_texts
+            if not num_windows[url]:
+                refuse_file_without_windows(url, self._least)
+        return num_windows
 
     def find(self, documents: Sequence[IdArray]) -> list[Overlap | None]:
         """For each document its first window that a task file has, and its first place there."""

@@ -159,6 +159,41 @@ def test_texts_of_every_kind_of_task_file_are_read(tmp_path):
     ]  # fmt: skip
 
 
+def test_cells_of_csv_and_rows_of_arrow_are_texts(tmp_path):
+    tmp_path.joinpath("a.CSV").write_text('question;label\n"a; b ""c""";1\n')
+    table = pa.table({"text": ["row"], "tags": [["x", "y"]]})
+    for name, new in (("b.arrow", pa.ipc.new_file), ("c.arrows", pa.ipc.new_stream)):
+        with new(tmp_path / name, table.schema) as writer:
+            writer.write_table(table)
+    found = [text for _, text in read_task_texts([str(tmp_path)])]
+    assert found == ["question", "label", 'a; b "c"', "1", *["row", "x", "y"] * 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("a.zip", b"PK\x03\x04", "found an archive, .* unpack it"),
+        ("a.pdf", b"%PDF-1.7 of a file", "found a PDF document, .*`pdftotext"),
+        ("a.html", b"<html>", "found a file of the format html, expected lines, CSV, JSON"),
+    ],
+)
+def test_task_files_whose_texts_are_not_known_are_refused(tmp_path, name, data, said):
+    tmp_path.joinpath(name).write_bytes(data)
+    with pytest.raises(ValueError, match=rf"{name}: {said}"):
+        list(read_task_texts([str(tmp_path / name)]))
+
+
+def test_every_task_file_gives_windows_or_stops():
+    rows = [("a:1", TWENTY), ("a:2", SEVEN), ("b:1", TEN), ("b:2", "x")]
+    files = (("a", 2), ("b", 2))
+    finder = WindowFinder(prepare_texts(rows, 13, files=files), LETTERS_ENCODER)
+    assert finder.num_windows == {"a": len(TWENTY.split()) - 12, "b": 1}
+    rows += [("conll.txt:1", "captain NN B-NP O")]
+    said = r"conll\.txt: found no text of 8 words or more, .*awk .* leave the file out"
+    with pytest.raises(ValueError, match=said):
+        WindowFinder(prepare_texts(rows, 13, files=(*files, ("conll.txt", 1))), LETTERS_ENCODER)
+
+
 def test_strings_are_found_however_deep():
     """Later Pythons read JSON of more levels than functions may call each other."""
     deep = reduce(lambda inner, _: [inner], range(5000), "one")
