@@ -235,14 +235,16 @@ def inspect(settings: InspectSettings, _: Sequence[str]) -> None:
     if settings.dropped:
         _print_dropped(dataset)
         return
-    tokens = find_tokens(
-        dataset, tokens_url(load_report(dataset)), parse_storage_options(settings.storage_options)
-    )
+    report = load_report(dataset)
+    options = parse_storage_options(settings.storage_options)
+    tokens = find_tokens(dataset, tokens_url(report), options)
     if settings.documents:
         if tokens is None:
             raise FileNotFoundError(f"{settings.data}: {_NO_PLACES}; build again to find out")
         print("\n".join(describe_documents(dataset, tokens, settings.documents)))
         return
+    for reading in report.get("build", {}).get("readings", ()):
+        print(show(reading))
     seq_len = settings.seq_len or min(group.seq_len for group in dataset.manifest.groups)
     for text in show_instances(dataset, settings.split, seq_len, settings.num_instances, tokens):
         print(f"{text}\n")

@@ -15,9 +15,9 @@ from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from pipeline.documents import records
-from pipeline.documents.files import TAIL_BLOCK_BYTES, FileRange
+from pipeline.documents.files import TAIL_BLOCK_BYTES, FileRange, StorageOptions, read_head
 from pipeline.documents.jsonl import parse_object
-from pipeline.documents.lines import decode
+from pipeline.documents.lines import decode, head_to_text, split_lines
 from pipeline.documents.records import BadDocumentError, Format, Line, Record, too_long
 from pipeline.storage.compression import plain_suffix
 from pipeline.storage.quoting import join_names
@@ -316,9 +316,27 @@ def _to_json(names: Sequence[str], cells: Sequence[str]) -> bytes:
     return f"{{{', '.join(fields)}}}".encode()
 
 
+def read_beginning(
+    file_range: FileRange, storage_options: StorageOptions = None
+) -> tuple[Dialect, list[str]]:
+    """Returns the dialect of a file and the names of its columns, by its first bytes."""
+    head = read_head(file_range.url, file_range.size, storage_options)
+    is_whole = len(head) < TAIL_BLOCK_BYTES
+    lines = list(split_lines([head_to_text(head).encode()]))
+    dialect = find_dialect(lines, file_range.url, is_whole=is_whole)
+    header = next(_read_rows(lines, dialect), None)
+    return dialect, header.cells if header else []
+
+
+def read_column_names(file_range: FileRange, storage_options: StorageOptions = None) -> list[str]:
+    """Returns the names of the columns of a file."""
+    return read_beginning(file_range, storage_options)[1]
+
+
 CSV = Format(
     parse_object,
     lambda beginning: beginning.suffix in _SUFFIXES,
     split_csv,
+    names=read_column_names,
     may_be_cut=False,
 )

@@ -1,13 +1,14 @@
 """JSONL: a line is an object with a field of text. In MediaWiki's search dumps, every second is."""
 
+import contextlib
 import html
 import json
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from pipeline.documents.files import FileRange
-from pipeline.documents.lines import is_blank
+from pipeline.documents.files import FileRange, StorageOptions, read_head
+from pipeline.documents.lines import head_to_text, is_blank
 from pipeline.documents.records import BadDocumentError, Beginning, Format, Line, Record, too_long
 from pipeline.storage.quoting import join_names
 
@@ -21,6 +22,7 @@ _ACTION = re.compile(rb'\{\s*"index"\s*:\s*\{[^{}]*\}\s*\}\s*$')
 _BEGINS_WITH_ACTION = re.compile(rb'\{\s*"index"\s*:\s*\{[^{}]*"_id"[^{}]*\}\s*\}\s*\n')
 _WIKIEXTRACTOR_FIELDS = {"id", "revid", "url", "title", "text"}
 _BARE_MARK = re.compile("[<>]|&(?!(?:amp|lt|gt|quot|#x27);)")
+_NUM_LINES_LOOKED_AT = 100
 _JSON_SUFFIXES = {".json", ".geojson"}
 
 
@@ -120,5 +122,18 @@ def _is_cirrus(beginning: Beginning) -> bool:
     return bool(_BEGINS_WITH_ACTION.match(beginning.text))
 
 
-CIRRUS = Format(parse_object, _is_cirrus, split_cirrus)
-JSONL = Format(parse_object, _is_jsonl, split_jsonl)
+def read_field_names(file_range: FileRange, storage_options: StorageOptions = None) -> list[str]:
+    """Returns the names of the fields of a file's first objects, each once; none of bad lines."""
+    head = read_head(file_range.url, file_range.size, storage_options)
+    lines = head_to_text(head).split("\n")
+    names: dict[str, None] = {}
+    for line in lines[:_NUM_LINES_LOOKED_AT]:
+        with contextlib.suppress(ValueError, RecursionError):
+            found = json.loads(line)
+            is_page = isinstance(found, dict) and not _ACTION.match(line.encode(errors="replace"))
+            names |= dict.fromkeys(found) if is_page else {}
+    return list(names)
+
+
+CIRRUS = Format(parse_object, _is_cirrus, split_cirrus, names=read_field_names)
+JSONL = Format(parse_object, _is_jsonl, split_jsonl, names=read_field_names)

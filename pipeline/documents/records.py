@@ -105,6 +105,9 @@ class Format:
     """The records that belong to a range, of a layout that is not made of lines."""
     decoder: Callable[[bytes], str] | None = None
     """Makes text of a whole file that tells its encoding itself; without it that is UTF-8."""
+    names: Callable[[FileRange, StorageOptions], list[str]] | None = None
+    """Returns the names of a file's columns, or of its first objects' fields; for layouts in which
+    the field of text has a name."""
     is_text: bool = True
     """Whether files are text, which may be UTF-16."""
     may_be_cut: bool = True

@@ -42,13 +42,8 @@ def read_parquet(
     file_range: FileRange, text_field: str, storage_options: StorageOptions = None
 ) -> Iterator[Record]:
     """A record a row, some rows at a time, counted from 1 in the whole file."""
-    from pyarrow.parquet import ParquetFile
-
     with _opened(file_range, storage_options, "Parquet") as file:
-        # A footer tells of no list or text that is longer than the file.
-        most = max(1, min(file_range.size, _MOST_THRIFT))
-        limits = {"thrift_string_size_limit": most, "thrift_container_size_limit": most}
-        table = ParquetFile(file, pre_buffer=False, **limits)
+        table = _open_parquet(file, file_range)
         check_columns(table.schema_arrow.names, text_field, file_range.url)
         chosen: dict[str, Any] = {"columns": [text_field], "batch_size": _BATCH_ROWS}
         for group, first_row in _own_groups(table.metadata, file_range):
@@ -58,6 +53,15 @@ def read_parquet(
                 file_range.count(file_range.size * batch.num_rows // table.metadata.num_rows)
                 yield from _read_column(batch.column(0), row)
                 row += batch.num_rows
+
+
+def _open_parquet(file: BinaryIO, file_range: FileRange) -> Any:
+    from pyarrow.parquet import ParquetFile
+
+    # A footer tells of no list or text that is longer than the file.
+    most = max(1, min(file_range.size, _MOST_THRIFT))
+    limits = {"thrift_string_size_limit": most, "thrift_container_size_limit": most}
+    return ParquetFile(file, pre_buffer=False, **limits)
 
 
 def _own_groups(metadata: Any, file_range: FileRange) -> list[tuple[int, int]]:
@@ -186,10 +190,35 @@ def _read_column(column: Any, row: int) -> Iterator[Record]:
         yield Record(number, 0, data, error, place)
 
 
+def read_parquet_names(file_range: FileRange, storage_options: StorageOptions = None) -> list[str]:
+    """Returns the names of the columns of a file, by its footer."""
+    with _opened(file_range, storage_options, "Parquet") as file:
+        return list(_open_parquet(file, file_range).schema_arrow.names)
+
+
+def read_arrow_names(file_range: FileRange, storage_options: StorageOptions = None) -> list[str]:
+    """Returns the names of the columns of a file, by its first message.
+
+    There are none if only the footer knows them, which is read with the rows.
+    """
+    from pyarrow import ArrowInvalid, ipc
+
+    with _opened(file_range, storage_options, "Arrow") as file:
+        is_file = file.read(len(_ARROW_MAGIC)) == _ARROW_MAGIC
+        file.seek(_STREAM_START if is_file else 0)
+        try:
+            return list(ipc.open_stream(file).schema.names)
+        except (ArrowInvalid, OSError):
+            if not is_file:
+                raise
+            return []
+
+
 PARQUET = Format(
     lambda text, *_: text,
     lambda beginning: beginning.suffix == ".parquet" or beginning.head.startswith(_PARQUET_MAGIC),
     read=read_parquet,
+    names=read_parquet_names,
     is_text=False,
 )
 ARROW = Format(
@@ -198,6 +227,7 @@ ARROW = Format(
         beginning.suffix in _ARROW_SUFFIXES or beginning.head.startswith(_ARROW_MAGIC)
     ),
     read=read_arrow,
+    names=read_arrow_names,
     is_text=False,
     may_be_cut=False,
 )

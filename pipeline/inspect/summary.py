@@ -69,6 +69,7 @@ def format_report(report: dict[str, Any]) -> str:
     ]
     if sources := dataset["sources"]:
         lines.append(f"sources     {sources['files']:,} file(s), {sources['bytes']:,} bytes")
+    lines += [f"  {reading}" for reading in build.get("readings", ())]
     lines += format_mixture(dataset["mixture"])
     lines.append("documents")
     lines += [

@@ -98,7 +98,7 @@ def run_build(
         seconds["shards"] = time.perf_counter() - began - sum(seconds.values())
         _write_sources(dataset, settings.corpus, corpus)
         _write_overlaps(settings, store)
-        _write_report(dataset, settings, seconds)
+        _write_report(dataset, settings, seconds, corpus.readings)
     _print_counts(settings, store)
     _print_result(dataset, time.perf_counter() - began)
 
@@ -255,7 +255,9 @@ def _write_overlaps(settings: BuildSettings, store: TokenStore) -> None:
         tqdm.write(f"task files: {number:,} documents are listed in {where}")
 
 
-def _write_report(dataset: Dataset, settings: BuildSettings, seconds: dict[str, float]) -> None:
+def _write_report(
+    dataset: Dataset, settings: BuildSettings, seconds: dict[str, float], readings: Sequence[str]
+) -> None:
     """What speaks of the dataset; a run that found all finished leaves the times of another."""
     machine = {
         "host": platform.node(),
@@ -266,6 +268,7 @@ def _write_report(dataset: Dataset, settings: BuildSettings, seconds: dict[str, 
     run: dict[str, Any] = {
         "seconds": {stage: round(value, 2) for stage, value in seconds.items()},
         "machine": machine,
+        "readings": list(readings),
         "date": datetime.now(UTC).date().isoformat(),
     }
     left_out = {"storage_options", "sources"}  # may hold secrets; have a table of their own

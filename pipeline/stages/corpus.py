@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from pipeline.documents.listing import would_list
 from pipeline.documents.parts import InputFile, Part, choose_part_bytes, find_inputs, plan_parts
+from pipeline.documents.readings import check_text_field, describe_readings
 from pipeline.documents.sentence_lines import SENTENCE_LINES
 from pipeline.documents.source import Source
 from pipeline.settings import BuildSettings
@@ -35,6 +36,8 @@ class Corpus(NamedTuple):
 
     files: list[InputFile]
     parts: list[Part]
+    readings: list[str]
+    """How the files of each source are read, for people."""
 
 
 def check_given(settings: BuildSettings, command: str) -> None:
@@ -120,7 +123,7 @@ def find_corpus(settings: BuildSettings) -> Corpus:
         own = [file for file in files if file.source == number]
         parts += plan_parts(own, source.format, part_bytes, options, source.wrapping)
     _say_what_was_detected(settings.corpus, parts)
-    return Corpus(files, parts)
+    return Corpus(files, parts, _say_how_sources_are_read(settings, parts))
 
 
 def _refuse_shared_files(sources: Sequence[Source], files: Sequence[InputFile]) -> None:
@@ -146,6 +149,25 @@ def _refuse_output_in_input(settings: BuildSettings) -> None:
                     f" read what was written as text; give another --{flag}, or an --input that"
                     " leaves it out"
                 )
+
+
+def _say_how_sources_are_read(settings: BuildSettings, parts: Sequence[Part]) -> list[str]:
+    """Says how each source is read, with the beginning of a document, before any work is done.
+
+    Raises:
+        ValueError: A source, or a file of it, has no field of the name that holds the text.
+    """
+    options = settings.filesystem_options()
+    lines: list[str] = []
+    for number, source in enumerate(settings.corpus):
+        own = [part for part in parts if part.source == number]
+        is_counted = settings.on_bad_document != "stop"
+        check_text_field(own, source.text_field, options, counts_bad_lines=is_counted)
+        said = describe_readings(own, source.text_field, options)
+        lines += [f"{source.name}: {line}" for line in said]
+    for line in lines:
+        tqdm.write(line)
+    return lines
 
 
 def _say_what_was_detected(sources: Sequence[Source], parts: Sequence[Part]) -> None:

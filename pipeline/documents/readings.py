@@ -1,0 +1,150 @@
+"""How the files of a source are read, said and checked before any work is done."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+
+from pipeline.documents.delimited import read_beginning
+from pipeline.documents.files import FileRange, StorageOptions, read_head
+from pipeline.documents.formats import FORMATS
+from pipeline.documents.lines import UTF16, head_to_text
+from pipeline.documents.parts import Part
+from pipeline.documents.read import read_part
+from pipeline.documents.tables import check_columns
+from pipeline.storage.ahead import map_ahead
+from pipeline.storage.archives import archive_kind
+from pipeline.storage.compression import compression_suffix
+from pipeline.storage.secret_values import show
+
+NameReader = Callable[[FileRange, StorageOptions], list[str]]
+
+DEFAULT_FIELD = "text"
+_NUM_FILES_LOOKED_AT = 64  # of each format
+_NUM_DOCUMENTS = 50
+_SHOWN_CHARACTERS = 70
+_MUCH_ESCAPED = 0.1
+_ESCAPED = re.compile("&(?:amp|lt|gt|quot|nbsp|#[0-9]+|#x[0-9a-fA-F]+);")
+
+
+def check_text_field(
+    parts: Sequence[Part],
+    text_field: str,
+    storage_options: StorageOptions = None,
+    *,
+    counts_bad_lines: bool = False,
+) -> None:
+    """Refuses a field of text that a source has not; of many files some of each format are asked.
+
+    Args:
+        parts: Those of one source.
+        text_field: The name of the field or column.
+        storage_options: Of the filesystem of the files.
+        counts_bad_lines: Whether JSON lines without the field are counted and left out instead.
+
+    Raises:
+        ValueError: No file has fields although one is named, or a file has not this one, or twice.
+    """
+    by_format: dict[str, dict[str, FileRange]] = {}
+    for part in parts:
+        for file_range in part.ranges:
+            if file_range.size:
+                by_format.setdefault(file_range.format, {})[file_range.url] = file_range
+    named = [name for name in by_format if name in FORMATS and FORMATS[name].names]
+    if text_field != DEFAULT_FIELD and by_format and not named and "auto" not in by_format:
+        found = f"no file of its source has fields: they are read as {', '.join(sorted(by_format))}"
+        cure = "leave --text_field out, or give the --format that the files have"
+        raise ValueError(f"text_field is {text_field!r}, but {found}; {cure}")
+    for name in named:
+        is_table = name in ("csv", "parquet", "arrow")
+        if not (is_table or not counts_bad_lines):
+            continue
+        ranges = [each for each in by_format[name].values() if not archive_kind(each.url)]
+        chosen = ranges[:: max(1, -(-len(ranges) // _NUM_FILES_LOOKED_AT))]
+        read_names = FORMATS[name].names
+        assert read_names, f"{name} has names"
+        read = partial(_call, read_names, storage_options)
+        found_names = map_ahead(read, chosen)
+        for file_range, names in zip(chosen, found_names, strict=True):
+            if names:
+                check_columns(names, text_field, file_range.url)
+
+
+def _call(read_names: NameReader, options: StorageOptions, file_range: FileRange) -> list[str]:
+    return read_names(file_range, options)
+
+
+def describe_readings(
+    parts: Sequence[Part], text_field: str, storage_options: StorageOptions = None
+) -> list[str]:
+    """Returns lines that say how the files of one source are read, and how a document begins.
+
+    Each format, compression and kind of archive has a line with one of its files.
+    """
+    groups: dict[tuple[str, str, str], dict[str, FileRange]] = {}
+    for part in parts:
+        for file_range in part.ranges:
+            if file_range.size:
+                url = file_range.url
+                key = (archive_kind(url), file_range.format, compression_suffix(url))
+                groups.setdefault(key, {}).setdefault(url, file_range)
+    return [
+        _describe_group(key, list(files.values()), text_field, storage_options)
+        for key, files in sorted(groups.items())
+    ]
+
+
+def _describe_group(
+    key: tuple[str, str, str],
+    files: Sequence[FileRange],
+    text_field: str,
+    storage_options: StorageOptions,
+) -> str:
+    archive, text_format, compression = key
+    first = files[0]
+    notes: list[str] = []
+    if text_format == "csv" and not archive:
+        notes.append(read_beginning(first, storage_options)[0].describe())
+    if not archive and FORMATS[text_format].names:
+        notes.append(f"the text in {text_field!r}")
+    head = b"" if archive else read_head(first.url, first.size, storage_options)
+    if not archive and FORMATS[text_format].is_text and head[:2] in UTF16:
+        notes.append("UTF-16")
+    if compression:
+        notes.append(f"compressed as {compression}")
+    kind = f"a {archive} of files, each by its own name" if archive else text_format
+    texts = _begin_texts(first, text_format, head, text_field, storage_options)
+    beginning = " ".join(texts[0].split())[:_SHOWN_CHARACTERS] if texts else ""
+    line = f"{len(files):,} file(s) read as {kind}"
+    line += f" ({'; '.join(notes)})" if notes else ""
+    line += f", such as {show(first.url)}"
+    line += f", which begins {beginning!r}" if beginning else ""
+    num_escaped = sum(_ESCAPED.search(text) is not None for text in texts)
+    if num_escaped > _MUCH_ESCAPED * len(texts):
+        line += (
+            f"; {num_escaped} of its first {len(texts)} documents hold escapes of HTML such as"
+            " &amp;, which are read as they stand: unescape them before if that is not wanted"
+        )
+    return line
+
+
+def _begin_texts(
+    file_range: FileRange,
+    text_format: str,
+    head: bytes,
+    text_field: str,
+    storage_options: StorageOptions,
+) -> list[str]:
+    """Returns the first documents; of a file that is one document, which may be long, its head."""
+    if text_format in FORMATS and FORMATS[text_format].is_whole:
+        layout = FORMATS[text_format]
+        return [layout.decoder(head) if layout.decoder else head_to_text(head)]
+    whole = replace(file_range, meter=None)
+    documents = read_part(
+        Part((whole,)),
+        text_field=text_field,
+        on_bad_document="skip",
+        storage_options=storage_options,
+    )
+    return [document.text for document in islice(documents, _NUM_DOCUMENTS)]
