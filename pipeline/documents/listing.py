@@ -45,6 +45,8 @@ def list_matches(pattern: str, storage_options: StorageOptions = None) -> Listin
     filesystem = place.filesystem
     filesystem.invalidate_cache()
     found: Listing = call_patiently(pattern, lambda: _list(place), filesystem=filesystem)
+    for path in (*found.sizes, *found.left_out):
+        _refuse_name(path, is_local=place.is_local)
     if place.is_local:
         return found
     if not found.sizes:
@@ -52,6 +54,25 @@ def list_matches(pattern: str, storage_options: StorageOptions = None) -> Listin
     name = filesystem.unstrip_protocol
     sizes = {name(each): size for each, size in found.sizes.items()}
     return Listing(sizes, [*map(name, found.left_out)])
+
+
+def _refuse_name(path: str, *, is_local: bool) -> None:
+    """Refuses a file whose name cannot be written down, or would be read as another file's.
+
+    Raises:
+        ValueError: The name is no UTF-8, or holds what means something else in a URL.
+    """
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        shown = path.encode(errors="surrogateescape").decode(errors="backslashreplace")
+        cure = "rename it, for example by `convmv -f latin1 -t utf8 --notest FILE`"
+        raise ValueError(f"{shown}: the file's name is no UTF-8; {cure}") from error
+    marks = ("::",) if is_local else ("::", "?versionId=")
+    for mark in marks:
+        if mark in path:
+            found = f"{mark!r} in a file's name is taken for a part of a URL"
+            raise ValueError(f"{path}: {found}; rename the file")
 
 
 def would_list(pattern: str, folder: str, storage_options: StorageOptions = None) -> bool:

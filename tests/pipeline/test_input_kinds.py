@@ -8,10 +8,12 @@ import csv
 import gzip
 import io
 import lzma
+import os
 import re
 import struct
 import tarfile
 import zipfile
+from pathlib import Path
 
 import fsspec
 import pyarrow as pa
@@ -374,3 +376,25 @@ def test_other_text_may_be_read_as_it_stands():
         assert read(name, data, "text") == [data.decode()]
     with pytest.raises(ValueError, match="a PDF document"):
         read("a.pdf", b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n", "text")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (b"caf\xe9.txt", r"/caf\\xe9\.txt: the file's name is no UTF-8; rename it"),
+        (b"a::b.txt", "/a::b.txt: '::' in a file's name is taken for a part of a URL; rename"),
+    ],
+)
+def test_names_that_cannot_be_opened_are_named(tmp_path, name, said):
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)).write_bytes(b"Text.")
+    with pytest.raises(ValueError, match=said):
+        find_inputs([str(tmp_path)])
+
+
+def test_names_that_look_like_urls_are_read(tmp_path):
+    for name in ("v?versionId=3.txt", "a[1].txt", "a#b.txt"):
+        (tmp_path / name).write_text(name)
+    parts = plan_parts(find_inputs([str(tmp_path)]), "auto", 2**20)
+    assert [document.text for part in parts for document in read_part(part)] == [
+        "a#b.txt", "a[1].txt", "v?versionId=3.txt",
+    ]  # fmt: skip

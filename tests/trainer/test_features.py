@@ -16,7 +16,9 @@ from tests.loaded_python import run_python
 from tests.trainer.lettered_model import export_lettered_model
 from trainer.cli import main
 from trainer.inference.features.extract import FeatureExtractor, InputText, cut_windows
+from trainer.inference.features.job import read_texts
 from trainer.inference.open_model import open_model
+from trainer.inference.settings import FeaturesSettings
 
 TEXTS = ["The cats sat.", "a cat", "", "the the x cat sat", "dogs"]
 LAST = ["--layers", "-1"]
@@ -213,3 +215,32 @@ def test_memory_does_not_grow_with_the_input(hf, tmp_path):
         peaks.append(float(run_python(["-c", PEAK, *files]).stdout.split()[-1]))
     assert pq.read_metadata(tmp_path / "big.txt-out").num_rows == 108_000
     assert peaks[1] - peaks[0] < 60, peaks
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "texts"),
+    [
+        ("A.JSONL", b'{"text": "one"}\n{"text": "two"}\n', [("one", 1), ("two", 2)]),
+        ("a.csv", b'id;text\n1;"one; two"\n2;three\n', [("one; two", 2), ("three", 3)]),
+        ("a.txt", b"one\n\r\ntwo", [("one", 1), ("", 2), ("two", 3)]),
+    ],
+)
+def test_texts_are_read_as_a_build_reads_them(tmp_path, name, data, texts):
+    (tmp_path / name).write_bytes(data)
+    settings = FeaturesSettings(input=str(tmp_path / name), output="o", model="m")
+    assert [(each.text, each.line) for each in read_texts(settings)] == texts
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("a.json", b'[{"text": "one"}]', "begins with a JSON array, .*jq -c"),
+        ("a.pdf", b"%PDF-1.7 of a file", "found a PDF document, .*pdftotext"),
+        ("a.html", b"<html>", "found a file of the format html, expected a text in each line"),
+    ],
+)
+def test_files_that_hold_no_texts_are_refused(tmp_path, name, data, said):
+    (tmp_path / name).write_bytes(data)
+    settings = FeaturesSettings(input=str(tmp_path / name), output="o", model="m")
+    with pytest.raises(ValueError, match=said):
+        list(read_texts(settings))

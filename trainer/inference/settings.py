@@ -129,7 +129,7 @@ class FeaturesSettings(BatchesToAskSettings):
     Input:
         input: A file at any fsspec URL, also as .gz, .bz2, .xz and .zst.
         format: What a line is: text as it stands, jsonl an object with it, conll a word; auto goes
-            by the file's name.
+            by the file's name and first bytes, and reads CSV by its columns too.
         text_field: The field of a JSON object that holds the text.
         token_column: The column of a CoNLL file that holds the words, counted from 0.
 

@@ -13,7 +13,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
-from pipeline.documents.text_files import read_json_lines, read_text, read_text_lines
+from pipeline.documents.detect import detect_format
+from pipeline.documents.files import read_head
+from pipeline.documents.text_files import (
+    read_csv_rows,
+    read_json_lines,
+    read_text,
+    read_text_lines,
+    whole_file,
+)
 from pipeline.storage.compression import plain_name
 from pipeline.storage.folder import Folder
 from pipeline.storage.local import scratch_folder
@@ -55,21 +63,49 @@ def write_features(settings: FeaturesSettings) -> dict[str, Any]:
 
 
 def read_texts(settings: FeaturesSettings) -> Iterator[InputText]:
-    """Every text of the input, in order."""
-    url, chosen = settings.input, settings.format
-    name = plain_name(url)
-    if chosen == "conll" or (chosen == "auto" and name.endswith(CONLL_SUFFIXES)):
+    """Yields every text of the input, in order.
+
+    Raises:
+        ValueError: The input is malformed, or of a kind that holds no texts as it is.
+    """
+    url = settings.input
+    chosen = _detect(url) if settings.format == "auto" else settings.format
+    if chosen == "conll":
         columns = Columns(settings.token_column, None)
         for number, sentence in enumerate(read_conll(read_text(url), url, columns)):
             line = sentence.first_line + sentence.rows[0]
             yield InputText(number, line, " ".join(sentence.words), sentence.words)
         return
     texts = read_text_lines(url)
-    if chosen == "jsonl" or (chosen == "auto" and name.endswith((".jsonl", ".ndjson"))):
-        records = read_json_lines(url)
+    if chosen in ("jsonl", "csv"):
+        records = read_json_lines(url) if chosen == "jsonl" else _read_rows(url)
         texts = ((place, _field_of(each, settings.text_field, place)) for place, each in records)
     for number, (place, text) in enumerate(texts):
         yield InputText(number, int(place.rpartition(":")[2]), text)
+
+
+def _detect(url: str) -> str:
+    """Returns conll, jsonl, csv or text by a file's name and first bytes, as a build does."""
+    if plain_name(url).lower().endswith(CONLL_SUFFIXES):
+        return "conll"
+    file = whole_file(url)
+    found = detect_format(url, read_head(url, file.size))
+    if found not in ("jsonl", "csv", "text"):
+        expected = "expected a text in each line, JSON lines, CSV or CoNLL"
+        raise ValueError(
+            f"{url}: found a file of the format {found}, {expected}; --format names it"
+        )
+    return found
+
+
+def _read_rows(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields places and cells by column of a file of CSV."""
+    rows = read_csv_rows(url)
+    _, names = next(rows, ("", []))
+    for place, cells in rows:
+        if len(cells) != len(names):
+            raise ValueError(f"{place}: found {len(cells)} cells, expected {len(names)}")
+        yield place, dict(zip(names, cells, strict=True))
 
 
 def _field_of(record: dict[str, Any], name: str, place: str) -> str:
