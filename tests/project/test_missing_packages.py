@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.storage.missing_packages import CORE, EXTRA_OF, describe_missing
+from tests.datasets import write_corpus
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -36,19 +37,24 @@ def run_without(packages, program, *arguments):
 @pytest.mark.parametrize(
     ("package", "program", "line", "extras", "what"),
     [
-        ("apache_beam", "pipeline", "build --input x.txt --output OUT", "pipeline", ""),
-        ("yaml", "pipeline", "build --input x --output OUT", "pipeline,trainer", ""),
+        ("apache_beam", "pipeline", "build --input TEXTS --output OUT", "pipeline", ""),
+        ("yaml", "pipeline", "build --input TEXTS --output OUT", "pipeline,trainer", ""),
         ("yaml", "trainer", PLAN, "pipeline,trainer", ""),
-        ("torch", "trainer", "export RUN --output OUT", "trainer", ""),
-        ("deepspeed", "trainer", f"pretrain {TINY} --data D --output OUT", "trainer", ""),
+        ("torch", "trainer", "export DATA --output OUT", "trainer", ""),
+        ("deepspeed", "trainer", f"pretrain {TINY} --data DATA --output OUT", "trainer", ""),
         ("s3fs", "pipeline", "verify s3://b/data", "pipeline,trainer", NO_DRIVER),
         ("s3fs", "trainer", f"{PLAN} --data s3://b/data", "pipeline,trainer", NO_DRIVER),
     ],
 )
 def test_a_missing_package_is_one_line_that_says_what_to_run(
-    tmp_path, package, program, line, extras, what
+    tmp_path, make_dataset, package, program, line, extras, what
 ):
-    command, *words = line.replace("OUT", str(tmp_path / "out")).split()
+    """What is given is there: it is looked at before a package is imported."""
+    texts = write_corpus(tmp_path, 4) / "a.jsonl"
+    places = {"TEXTS": texts, "OUT": tmp_path / "out"}
+    if "DATA" in line:
+        places["DATA"] = make_dataset(tmp_path / "data", ((4,),))
+    command, *words = (str(places.get(word, word)) for word in line.split())
     ran = run_without([package], program, command, *words)
     assert ran.stderr == (
         f"python -m {program} {command}: error: {what}the package {package} is not installed here:"
