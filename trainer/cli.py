@@ -77,12 +77,16 @@ class ReportSettings:
     """Writes the curves of one run, or of several over one another, as a page of its own.
 
     Attributes:
-        runs: Folders of runs. The curves of each have a colour.
-        output: File of the page; null means report.html in the first run's folder.
+        runs: Folders of runs, or the --checkpoint.url of each, which has the rows up to its newest
+            checkpoint. The curves of each have a colour.
+        output: File of the page; null means report.html in the first run's folder, which then has
+            to be on this machine.
+        storage_options: Options of the filesystem of runs at URLs, as JSON or @FILE.
     """
 
     runs: list[str]
     output: str | None = None
+    storage_options: str | None = None
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -110,16 +114,24 @@ def plan(settings: PlanSettings, _remainder: object = None) -> None:
 
 def report(settings: ReportSettings, _remainder: object = None) -> None:
     """`python -m trainer report RUN ...`."""
+    from pipeline.storage.folder import parse_storage_options
     from pipeline.storage.local import replace_file
+    from pipeline.storage.secret_values import hide
+    from trainer.report.fetch import fetched_runs
     from trainer.report.page import render_page
     from trainer.report.read import read_runs
 
-    runs = read_runs(settings.runs)
-    for run in runs:
-        for problem in run.problems:
-            print(f"{run.path}: {problem}")
-    output = Path(settings.output) if settings.output else runs[0].path / "report.html"
-    replace_file(output, render_page(runs).encode())
+    if settings.output is None and "://" in settings.runs[0]:
+        found = f"{settings.runs[0]} is no folder of this machine"
+        raise ValueError(f"{found}: --output says which file the page goes to")
+    options = parse_storage_options(settings.storage_options)
+    with fetched_runs(settings.runs, options) as (folders, shown):
+        runs = read_runs(folders)
+        for run in runs:
+            for problem in run.problems:
+                print(hide(shown(f"{run.path}: {problem}")))
+        output = Path(settings.output) if settings.output else runs[0].path / "report.html"
+        replace_file(output, render_page(runs).encode())
     print(f"{output}: {sum(len(run.train) for run in runs):,} steps of {len(runs)} run(s)")
 
 
@@ -210,8 +222,8 @@ def _evaluate_dataset(settings: EvaluateSettings, data: str) -> dict[str, Any]:
     from trainer.inference.open_model import open_model
     from trainer.process.ranks import choose_device
 
-    dataset = open_dataset(data, parse_storage_options(settings.storage_options))
-    opened = open_model(settings.model)
+    options = parse_storage_options(settings.storage_options)
+    dataset, opened = open_dataset(data, options), open_model(settings.model, options)
     found, limits = [], dict[str, Any](device=choose_device(), micro_tokens=settings.micro_tokens)
     for seq_len in choose_lengths(opened, dataset, settings.split, settings.seq_len):
         numbers = measure(

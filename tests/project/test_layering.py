@@ -62,7 +62,7 @@ ROOMS = {
     "trainer.checkpoints": "pipeline.storage .checkpoints.settings .process .optim .engine .runs",
     "trainer.guards": ".guards.settings .process .optim",
     "trainer.watch": ".process .model .engine .settings .runs",
-    "trainer.report": "pipeline.pages .model .runs .watch",
+    "trainer.report": "pipeline.storage pipeline.pages .model .runs .watch",
     "trainer.preflight": (
         "pipeline.storage pipeline.command_line pipeline.shards .process .order .model .engine"
         " .settings .runs"

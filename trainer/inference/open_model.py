@@ -106,11 +106,20 @@ class OpenedModel:
             raise ValueError(f"{self.where}: {says}; {advice}")
 
 
-def open_model(name: str) -> OpenedModel:
-    """Opens what the module's docstring lists; FileNotFoundError or ValueError if it cannot."""
+def open_model(name: str, storage_options: Mapping[str, Any] | None = None) -> OpenedModel:
+    """Opens what the module's docstring lists.
+
+    Args:
+        name: The model.
+        storage_options: Options of the filesystem, where it is a run at a URL.
+
+    Raises:
+        FileNotFoundError, ValueError: It cannot be opened.
+    """
     folder, step = split_step(name)
-    if step is not None or _MEAN.fullmatch(name) or Folder(folder).exists(RUN_FACTS):
-        return open_run(name)
+    is_run = step is not None or _MEAN.fullmatch(name) is not None
+    if is_run or Folder(folder, storage_options).exists(RUN_FACTS):
+        return open_run(name, storage_options)
     found = resolve_model(folder)
     opened, revision = _open_folder(found), revision_of(found)
     where = found if revision is None else f"{name} at revision {revision}"

@@ -83,7 +83,8 @@ class EvaluateSettings(BatchesToAskSettings):
         split: The split whose first pass is read.
         seq_len: Length of the instances; null means each that the split has and the model reads.
         num_instances: How many instances are read, from the first on; 0 takes all.
-        storage_options: Options of the data's filesystem, as JSON or @FILE.
+        storage_options: Options of the filesystem of the data, and of a run at a URL, as JSON or
+            @FILE.
 
     Minimal pairs:
         pairs: A file of JSON lines with sentence_good and sentence_bad, or a folder or glob of
@@ -142,6 +143,7 @@ class FeaturesSettings(BatchesToAskSettings):
 
     Running:
         output: The Parquet file to write, at any fsspec URL. It appears whole or not at all.
+        storage_options: Options of the filesystem of a run at a URL, as JSON or @FILE.
     """
 
     input: str
@@ -152,6 +154,7 @@ class FeaturesSettings(BatchesToAskSettings):
     layers: str = "-1"
     rows: Rows = "token"
     seq_len: int | None = None
+    storage_options: str | None = None
 
     def __post_init__(self) -> None:
         check_least(self, seq_len=3, micro_tokens=1)

@@ -23,7 +23,7 @@ from pipeline.documents.text_files import (
     whole_file,
 )
 from pipeline.storage.compression import plain_name
-from pipeline.storage.folder import Folder
+from pipeline.storage.folder import Folder, parse_storage_options
 from pipeline.storage.local import scratch_folder
 from pipeline.storage.quoting import join_names
 from trainer.conll.read import Columns, read_conll
@@ -39,7 +39,7 @@ CONLL_SUFFIXES = (".conll", ".iob2", ".bio", ".conllu")
 
 def write_features(settings: FeaturesSettings) -> dict[str, Any]:
     """Writes the features of the input's texts; what the file's metadata says of them."""
-    opened = open_model(settings.model)
+    opened = open_model(settings.model, parse_storage_options(settings.storage_options))
     names = ("layers", "rows", "seq_len", "micro_tokens")
     asked: dict[str, Any] = {name: getattr(settings, name) for name in names}
     extractor = FeatureExtractor(opened, **asked, device=choose_device())

@@ -1,0 +1,59 @@
+"""Brings what a report reads of runs at URLs to this machine, for as long as it takes."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pipeline.storage.faults import reread_damaged
+from pipeline.storage.folder import Folder
+from pipeline.storage.local import replace_file, scratch_folder
+from trainer.runs.run_folder import CONFIG, RUN_FACTS, RunFolder
+
+
+@contextlib.contextmanager
+def fetched_runs(
+    names: Sequence[str], storage_options: Mapping[str, Any] | None = None
+) -> Iterator[tuple[list[str], Callable[[str], str]]]:
+    """Yields the local folder of each run, and what shows a text with URLs in their places.
+
+    Args:
+        names: Folders of runs, which stay where they are, and URLs that `--checkpoint.url` wrote.
+        storage_options: Options of the filesystem of the URLs.
+
+    Raises:
+        FileNotFoundError: A URL holds no run.
+    """
+    with contextlib.ExitStack() as stack:
+        folders, urls = list[str](), dict[str, str]()
+        remote = [name for name in names if not Folder(name, storage_options).is_local]
+        scratch = stack.enter_context(scratch_folder(remote[0])) if remote else Path()
+        for number, name in enumerate(names):
+            if name not in remote:
+                folders.append(name)
+                continue
+            folder = scratch / str(number) / name.rstrip("/").rpartition("/")[2]
+            _fetch(Folder(name, storage_options), RunFolder(folder))
+            folders.append(str(folder))
+            urls[str(folder.resolve())] = name
+
+        def show(text: str) -> str:
+            for path, url in urls.items():
+                text = text.replace(path, url)
+            return text
+
+        yield folders, show
+
+
+def _fetch(store: Folder, run: RunFolder) -> None:
+    """Copies what a report reads of a run at a URL."""
+    try:
+        for name in (RUN_FACTS, CONFIG, run.metrics.name):
+            read = partial(store.read, name)
+            data = reread_damaged(read, is_local=False, is_expected=True)
+            replace_file(run.path / name, data)
+    except FileNotFoundError as error:
+        found = f"{store.url} holds no run: {name} is missing"
+        cure = "give the --checkpoint.url of a pretrain command"
+        raise FileNotFoundError(f"{found}; {cure}") from error
