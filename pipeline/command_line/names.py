@@ -105,11 +105,12 @@ def answer_unknown(
     """Returns the message about a name that no setting of a class has.
 
     Args:
-        name: The name, without what stands before it.
+        name: The unknown name, without the mark.
         settings_class: The class whose settings are proposed.
-        mark: What stands before the name: "--", or in a file the levels above.
-        where: The file and line of the name, or nothing.
-        takers: Returns the other commands that have a setting of the name.
+        mark: Printed before the name: "--" for a flag, the names of the outer sections for a key of
+            a file.
+        where: The file and line of the name, or an empty text.
+        takers: Returns the other commands that have a setting of this name.
     """
     is_flag = mark.startswith("-")
     kind = "flag" if is_flag else "key"
@@ -133,7 +134,11 @@ def answer_unknown(
 
 
 def _taken_elsewhere(plain: str, takers: Callable[[str], Sequence[str]]) -> str:
-    """Which other commands take a flag, or the one of ours that does the same."""
+    """Returns a clause such as "build takes --vocab" about the other commands that have a flag.
+
+    A flag of another program counts as our flag with the same meaning. The text is empty if no
+    command has either.
+    """
     for flag in (plain, *_SAME_HERE.get(plain, "").split()):
         if commands := takers(flag):
             return f"{' and '.join(commands)} {'takes' if len(commands) == 1 else 'take'} --{flag}"
@@ -141,14 +146,14 @@ def _taken_elsewhere(plain: str, takers: Callable[[str], Sequence[str]]) -> str:
 
 
 def suggest(wrong: str, known: Iterable[str]) -> list[str]:
-    """Returns at most three names that may be meant, by what they mean or how they are spelt."""
+    """Returns at most three known names that may be meant: equal in meaning, or spelt alike."""
     plain = wrong.lower().replace("-", "_")
     names = list(known)
     return (_same(plain, names) or _similar(plain, names))[:3]
 
 
 def _same(wrong: str, names: Sequence[str]) -> list[str]:
-    """The names that end in this one, begin so, or mean the same in another program."""
+    """Returns the names that end in this one, begin with it, or mean it in another program."""
     same = [name for name in names if wrong in (name.replace("-", "_"), name.rpartition(".")[2])]
     begun = [name for name in names if name.replace("-", "_").startswith(wrong)]
     begun = sorted(begun, key=len) if len(wrong) > 1 else []
@@ -158,7 +163,7 @@ def _same(wrong: str, names: Sequence[str]) -> list[str]:
 
 
 def _similar(wrong: str, names: Sequence[str]) -> list[str]:
-    """The names that are spelt like this one, or have a word of it."""
+    """Returns the names that are spelt like this one, or share a word with it."""
     written = {name.replace("-", "_"): name for name in names}
     by_last_part = {name.rpartition(".")[2]: name for name in sorted(names, key=len, reverse=True)}
     close = difflib.get_close_matches(wrong, written, cutoff=_NEAR)

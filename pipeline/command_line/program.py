@@ -1,8 +1,9 @@
-"""Command lines over frozen dataclasses, `PROGRAM COMMAND [flags]`: a class and a function each.
+"""Command lines over frozen dataclasses, `PROGRAM COMMAND [flags]`: one class and function each.
 
-A user's fault, and whatever the operating system refuses (every OSError), ends with one message on
-standard error and exit code 2, Ctrl-C with one line and 130. What needs a package is imported by
-the function that needs it: help is there at once, and a missing package is such a fault too.
+A user's fault, and anything that the operating system refuses (every OSError), ends with one
+message on standard error and exit code 2; Ctrl-C ends with one line and exit code 130. A function
+imports the packages that it alone needs, so that help appears at once. A missing package is
+reported as a user's fault as well.
 """
 
 import errno
@@ -124,7 +125,11 @@ def _run_command(
 
 
 def _report_missing(program: str, error: ImportError) -> int:
-    """Prints which package of ours to install, and returns the exit code; raises any other."""
+    """Prints which package to install, and returns the exit code.
+
+    Raises:
+        ImportError: The error is not about an optional package of this project.
+    """
     from pipeline.storage.missing_packages import describe_missing
 
     if (missing := describe_missing(error)) is None:
@@ -165,10 +170,10 @@ def _unknown_command(name: str, commands: dict[str, Command]) -> str:
 
 
 def _report_fault(program: str, fault: BaseException) -> int:
-    """Prints a user's fault as one line, and returns the exit code.
+    """Prints a user's fault as one message, and returns the exit code.
 
-    Ranks agree on what is wrong with settings and files, which rank 0 says for all. A disk may fail
-    for one rank alone, which then says so.
+    Every rank finds the same fault in settings and files, so rank 0 alone prints it. A disk may
+    fail on one rank alone, so each rank prints the errors of its operating system.
     """
     from pipeline.storage.quoting import printable
     from pipeline.storage.secret_values import hide
@@ -185,7 +190,7 @@ def _report_fault(program: str, fault: BaseException) -> int:
 
 
 def describe_fault(fault: BaseException) -> str:
-    """Returns what a fault says; of the operating system's with the file and what to do."""
+    """Returns the message of a fault. An error of the operating system gets the file and a cure."""
     if not isinstance(fault, OSError) or not fault.strerror:
         return str(fault) or repr(fault)
     said = fault.strerror if fault.filename is None else f"{fault.filename}: {fault.strerror}"
@@ -194,7 +199,7 @@ def describe_fault(fault: BaseException) -> str:
 
 
 def _takers(commands: dict[str, Command], caller: str, flag: str) -> list[str]:
-    """The first two other commands that have a flag."""
+    """Returns the names of at most two other commands that have a flag."""
     from pipeline.command_line.hints import known_keys
 
     others = {name: each for name, each in commands.items() if name != caller}

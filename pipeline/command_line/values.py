@@ -76,12 +76,12 @@ def word_node(word: str) -> yaml.ScalarNode:
 
 
 def plain_node(value: Any, name: str) -> yaml.Node:
-    """Returns a value of a file that another parser has read, as JSON's, as a node.
+    """Converts a plain value, as a JSON parser returns it, to a YAML node.
 
     Args:
-        value: A mapping, a list, text, a number, a boolean or None. A number such as 24.0 or 1e9 is
-            a whole one: JSON has no other kind.
-        name: The file, which messages begin with.
+        value: A mapping, a list, text, a number, a boolean or None. A float such as 24.0 or 1e9
+            becomes a whole number, because JSON has one kind of number.
+        name: The file that the value is from; messages begin with it.
     """
     mark = yaml.Mark(name, 0, _NO_LINE, 0, None, 0)
     if isinstance(value, Mapping):
@@ -137,7 +137,7 @@ def read_value(node: yaml.Node, hint: Any, key: str) -> Iterator[tuple[str, Give
 
 
 def _where(node: yaml.Node) -> str:
-    """Returns the file and line of a node, as messages begin; only the file if no line is known."""
+    """Returns "FILE:LINE: " for the start of a message; "FILE: " if no line is known."""
     mark = node.start_mark
     if mark is None or not mark.name:
         return ""

@@ -182,10 +182,12 @@ def recipes() -> dict[str, Path]:
 
 
 def find_config(name: str, settings_class: Any) -> Path:
-    """Returns a file on disk, otherwise the recipe bert-large or configs/pretrain/bert-large.yaml.
+    """Returns the path of a configuration: a file on disk, or else a recipe of configs/.
+
+    A recipe is named as bert-large or configs/pretrain/bert-large.yaml.
 
     Raises:
-        FileNotFoundError: There is none of that name, or it is a recipe of another command.
+        FileNotFoundError: There is no such file or recipe, or the recipe is another command's.
     """
     known = recipes()
     in_recipes = _RECIPES / name.removeprefix("configs/")
@@ -207,7 +209,7 @@ def find_config(name: str, settings_class: Any) -> Path:
 
 
 def _is_recipe_of(path: Path, settings_class: Any) -> bool:
-    """Whether a recipe sets keys of a class alone."""
+    """Returns whether every key that a recipe sets is a setting of this class."""
     root = yaml.compose(path.read_bytes(), Loader=yaml.SafeLoader)
     keys = [key.value for key, _ in root.value] if isinstance(root, yaml.MappingNode) else []
     return bool(keys) and set(keys) <= hints_of(settings_class).keys()

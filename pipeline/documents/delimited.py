@@ -1,9 +1,10 @@
-r"""CSV and its kin: rows of cells, in the dialect that the first rows of a file show.
+"""CSV, TSV and similar files: rows of cells, in a dialect that is found from the first rows.
 
-A dialect is what stands between cells, and how quotes are meant: doubled in quotes (RFC 4180),
-behind a backslash in quotes (Spark), or as characters like all others (TSV), where MySQL writes a
-backslash before tabs and line ends. It is the first under which all of the first rows have as many
-cells as the header has, two at least. Every later row is held to it.
+A dialect is the delimiter between cells and the meaning of quotes. A quote inside of quotes is
+doubled (RFC 4180) or has a backslash before it (Spark), or quotes are ordinary characters (TSV). In
+the last case MySQL writes a backslash before tabs and line ends. The dialect of a file is the first
+one in which all of the first rows have as many cells as the header, which has at least two. Every
+later row must fit it.
 """
 
 import csv
@@ -31,7 +32,7 @@ _FEW_ROWS = 3
 
 
 class Dialect(NamedTuple):
-    """How the rows of a file are written."""
+    """The delimiter, quotes and escapes of a file's rows."""
 
     delimiter: str = ","
     has_quotes: bool = True
@@ -41,11 +42,11 @@ class Dialect(NamedTuple):
 
     @property
     def has_nulls(self) -> bool:
-        r"""Whether a cell \N is a NULL of MySQL, which is read as an empty text."""
+        r"""Returns whether a cell \N is MySQL's NULL, which is read as an empty text."""
         return self.has_backslashes and not self.has_quotes
 
     def describe(self) -> str:
-        """Returns words for people: "commas between cells, quotes doubled"."""
+        """Returns a phrase for messages, such as "commas between cells, quotes doubled"."""
         quotes = "a backslash before quotes" if self.has_backslashes else "quotes doubled"
         if not self.has_quotes:
             quotes = "quotes as they are"
@@ -54,7 +55,7 @@ class Dialect(NamedTuple):
         return f"{_NAMES[self.delimiter]} between cells, {quotes}"
 
     def options(self) -> dict[str, Any]:
-        """Returns what `csv.reader` calls this dialect, once `prepare` has seen the lines."""
+        """Returns the keyword arguments of `csv.reader` for lines that `prepare` has changed."""
         return {
             "delimiter": self.delimiter,
             "quoting": csv.QUOTE_MINIMAL if self.has_quotes else csv.QUOTE_NONE,
@@ -63,7 +64,7 @@ class Dialect(NamedTuple):
         }
 
     def prepare(self, line: str) -> str:
-        """Returns a line with backslashes as `csv.reader` takes them, which is lax about them."""
+        """Rewrites the backslashes of a line, because `csv.reader` itself is too lax about them."""
         if not self.has_backslashes or "\\" not in line:
             return line
         if self.has_quotes:
@@ -72,7 +73,7 @@ class Dialect(NamedTuple):
 
 
 def _double_quote(found: re.Match[str]) -> str:
-    r"""Returns \" as "", \\ as \, and what is no escape, such as the \n of C:\new, as it is."""
+    r"""Returns \" as "" and \\ as \. A backslash that escapes nothing stays: the \n of C:\new."""
     character = found[1]
     if character == '"':
         return '""'
@@ -80,7 +81,7 @@ def _double_quote(found: re.Match[str]) -> str:
 
 
 def _unescape_letter(found: re.Match[str]) -> str:
-    r"""Returns \n, as PostgreSQL writes it, as a line end behind a backslash, and \t as a space."""
+    r"""Returns PostgreSQL's \n as a backslash and a line end, and \t and \r as spaces."""
     return {"n": "\\\n", "t": " ", "r": " "}.get(found[1], found[0])
 
 
@@ -106,14 +107,15 @@ class Row(NamedTuple):
 
 
 def split_rows(lines: Iterable[Line], url: str, *, checks_width: bool = True) -> Iterator[Row]:
-    """Yields the rows of a file, lazily; the first of them names the columns.
+    """Yields the rows of a file, lazily; the first row has the names of the columns.
 
-    A row that breaks the dialect is its first line alone: the next line begins another row.
+    A row that breaks the dialect is reported as its first line alone, and the next line begins
+    another row.
 
     Args:
         lines: The lines of the whole file.
-        url: The file; its name can say what stands between cells.
-        checks_width: Whether a row is at fault that has not as many cells as the first.
+        url: The file; its extension may decide the delimiter.
+        checks_width: Whether a row with another number of cells than the first row has an error.
 
     Raises:
         ValueError: The first row cannot be read.
@@ -137,7 +139,10 @@ def split_rows(lines: Iterable[Line], url: str, *, checks_width: bool = True) ->
 
 
 def _read_rows(lines: Iterable[Line], dialect: Dialect, *, is_whole: bool = True) -> Iterator[Row]:
-    """Yields rows with any number of cells; the last of lines that are not all is left out."""
+    """Yields rows with any number of cells.
+
+    Unless the lines are the whole file, the last row is left out, as it may be cut.
+    """
     csv.field_size_limit(records.MAX_DOCUMENT_BYTES)
     source = _Source(iter(lines), dialect)
     reader = csv.reader(source, **dialect.options())
@@ -167,7 +172,7 @@ def _read_row(reader: Any, source: "_Source") -> Row | None:
 
 
 class _Source:
-    """The lines of a file as `csv.reader` takes them, with those of the row that it is in."""
+    """Gives the lines of a file to `csv.reader`, and keeps those of the current row."""
 
     def __init__(self, lines: Iterator[Line], dialect: Dialect) -> None:
         self._lines = lines
@@ -205,12 +210,12 @@ class _Source:
         return line
 
     def begin_row(self) -> None:
-        """Forgets the lines of the row before."""
+        """Forgets the lines and the fault of the previous row."""
         self.taken.clear()
         self.fault = None
 
     def give_back(self) -> None:
-        """Puts all lines of the row but the first back, to be read again."""
+        """Puts the lines of the current row, except for its first, back to be read again."""
         self._given_back.extendleft(reversed(self.taken[1:]))
 
 
@@ -223,7 +228,11 @@ def _decoding_error(data: bytes) -> BadDocumentError:
 
 
 def _take_beginning(lines: Iterable[Line]) -> tuple[list[Line], Iterator[Line] | None]:
-    """Returns the lines of the file's beginning, and those behind it if there may be some."""
+    """Splits off the first lines, at least TAIL_BLOCK_BYTES of them if the file has so many bytes.
+
+    Returns:
+        The first lines, and an iterator over the later ones; None if the file has ended.
+    """
     stream = iter(lines)
     beginning: list[Line] = []
     num_bytes = 0
@@ -236,15 +245,15 @@ def _take_beginning(lines: Iterable[Line]) -> tuple[list[Line], Iterator[Line] |
 
 
 def find_dialect(lines: Sequence[Line], url: str, *, is_whole: bool) -> Dialect:
-    """Returns the dialect of a file by its first lines and its name.
+    """Finds the dialect of a file from its first lines and its name.
 
-    It is the first in which every row has as many cells as the first one has, or otherwise the one
-    with the most such rows.
+    It is the first dialect in which every row has as many cells as the first row, or otherwise the
+    dialect with the most such rows.
 
     Args:
         lines: The first lines.
-        url: The file: .tsv has tabs, .psv bars between cells, .csv what its rows show.
-        is_whole: Whether these are all lines; otherwise the last row may go on.
+        url: The file: .tsv means tabs, .psv bars; for .csv the rows decide.
+        is_whole: Whether these are all lines. Otherwise the last row may be cut.
     """
     delimiter = _SUFFIXES.get(plain_suffix(url), "")
     choices = [dialect for dialect in _DIALECTS if delimiter in ("", dialect.delimiter)]
@@ -258,7 +267,7 @@ def find_dialect(lines: Sequence[Line], url: str, *, is_whole: bool) -> Dialect:
 
 
 class _Tried(NamedTuple):
-    """The first rows of a file in one dialect."""
+    """The first rows of a file as one dialect reads them."""
 
     rows: list[list[str]]
     num_good: int
@@ -267,7 +276,7 @@ class _Tried(NamedTuple):
 
     @classmethod
     def of(cls, lines: Sequence[Line], dialect: Dialect, is_whole: bool) -> "_Tried":
-        """Returns what a dialect makes of lines."""
+        """Reads the first rows of lines in a dialect."""
         found = list(islice(_read_rows(lines, dialect, is_whole=is_whole), _MOST_ROWS))
         rows = [row.cells for row in found]
         width = len(rows[0]) if rows else 0
@@ -276,7 +285,10 @@ class _Tried(NamedTuple):
 
 
 def _find_tab_dialect(lines: Sequence[Line], tried: Mapping[Dialect, _Tried]) -> Dialect | None:
-    r"""Returns the dialect of tabs if it is sure: MySQL's have \N, and most know no quotes."""
+    r"""Returns the dialect of a file with tabs, or None if its rows do not decide.
+
+    A file of MySQL has cells \N, and most other files with tabs do not use quotes.
+    """
     if any(_NULL_CELL.search(line.data.decode(errors="replace")) for line in lines):
         return _ESCAPED_TABS
     plain, quoted = tried[_PLAIN_TABS], tried[Dialect("\t")]
@@ -286,7 +298,7 @@ def _find_tab_dialect(lines: Sequence[Line], tried: Mapping[Dialect, _Tried]) ->
 
 
 def _needs_quotes(quoted_rows: Sequence[list[str]], plain_rows: Sequence[list[str]]) -> bool:
-    """Whether quotes are around cells that need them, or around every cell of a column."""
+    """Returns whether some quoted cell needs its quotes, or all cells of a column have them."""
     if any(mark in cell for row in quoted_rows for cell in row for mark in '"\t\n'):
         return True
     columns = zip(*plain_rows[1:], strict=True)
@@ -296,7 +308,7 @@ def _needs_quotes(quoted_rows: Sequence[list[str]], plain_rows: Sequence[list[st
 
 
 def split_csv(lines: Iterable[Line], file_range: FileRange) -> Iterator[Record]:
-    """Yields a record for every row, as a JSON object of its cells by column."""
+    """Yields one record for each row: a JSON object of the cells by column name."""
     rows = split_rows(lines, file_range.url)
     header = next(rows, None)
     names = header.cells if header else []
@@ -308,7 +320,7 @@ def split_csv(lines: Iterable[Line], file_range: FileRange) -> Iterator[Record]:
 
 
 def _to_json(names: Sequence[str], cells: Sequence[str]) -> bytes:
-    """Returns an object of cells by name; a name that two columns have is there twice."""
+    """Returns a JSON object of cells by name. A name that two columns share is in it twice."""
     if len(set(names)) == len(names):
         return json.dumps(dict(zip(names, cells, strict=True))).encode()
     pairs = zip(names, cells, strict=True)
@@ -319,7 +331,7 @@ def _to_json(names: Sequence[str], cells: Sequence[str]) -> bytes:
 def read_beginning(
     file_range: FileRange, storage_options: StorageOptions = None
 ) -> tuple[Dialect, list[str]]:
-    """Returns the dialect of a file and the names of its columns, by its first bytes."""
+    """Returns the dialect of a file and the names of its columns; reads its first bytes alone."""
     head = read_head(file_range.url, file_range.size, storage_options)
     is_whole = len(head) < TAIL_BLOCK_BYTES
     lines = list(split_lines([head_to_text(head).encode()]))

@@ -1,8 +1,10 @@
-"""What the format `auto` means for a file: its name and its first bytes decide together.
+"""The format `auto`: a file's name and its first bytes decide how it is read.
 
-1. Kinds that hold no text as they are stop (`pipeline.documents.kinds`, a table).
-2. The first format of `pipeline.documents.source.LAYOUTS` whose `detect` knows the file is taken.
-3. What is left is text, unless it begins as JSON or XML does, or has zero bytes.
+1. Files of a kind that holds no readable text are refused (the table in
+   `pipeline.documents.kinds`).
+2. Otherwise the first format of `pipeline.documents.source.LAYOUTS` whose `detect` accepts the file
+   is taken.
+3. Otherwise the file is plain text. It is refused if it begins like JSON or XML, or has zero bytes.
 """
 
 from pipeline.documents import kinds, lines
@@ -16,11 +18,11 @@ def detect_format(url: str, head: bytes) -> str:
     """Returns the name of the format of a file.
 
     Args:
-        url: The file; of an archive's member ARCHIVE/NAME.
-        head: The first bytes, decompressed, some KB if there are so many.
+        url: The file; ARCHIVE/NAME for a member of an archive.
+        head: The first bytes, decompressed: some KB, or the whole of a smaller file.
 
     Raises:
-        ValueError: It is of a kind that is not read; the message says what makes text of it.
+        ValueError: Files of this kind cannot be read; the message says how to make text of it.
     """
     kinds.refuse_kinds(url, head)
     beginning = Beginning(plain_suffix(url), head, lines.head_to_utf8(head).lstrip())

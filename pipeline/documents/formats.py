@@ -1,12 +1,17 @@
-"""The layouts of text: how a file becomes records, a record a text, and whose range it is in.
+"""The layouts of text: how a file is split into records, and how a record becomes a text.
 
-A document belongs to the range that holds the start of its line, its file, its `<doc ...>` or its
-`<page>` tag (in bzip2, of the tag's stream); between blank lines, the last blank line before it,
-the first one of a file the byte 0; of a zip's member, the member's header. Row group i of n of a
-Parquet file belongs to the range of byte i * size // n. So any cut of a file into ranges gives
-every document once. UTF-16 belongs as a whole to the range that starts at 0, and so does a file of
-other layouts. A new layout is a file with its `Format` and a line in LAYOUTS
-(pipeline.documents.source).
+A file may be cut into byte ranges. Every document belongs to exactly one range, however the file is
+cut. It is the range that holds:
+
+- for lines, files, `<doc ...>` and `<page>`: the first byte of that line, file or tag. In bzip2 it
+  is the first byte of the compressed stream that holds the tag.
+- for texts between blank lines: the last blank line before the text. The first text of a file
+  belongs to the range with byte 0.
+- for a member of a zip: the member's header.
+- for row group i of n of a Parquet file: the byte i * size // n.
+- for UTF-16 and all other layouts: byte 0, so the whole file is one range's.
+
+A new layout is a file with its `Format` and a line in LAYOUTS (pipeline.documents.source).
 """
 
 import importlib
@@ -25,7 +30,7 @@ for _name, _layout in LAYOUTS.items():
 
 
 def format_of(record: Record, file_range: FileRange) -> Format:
-    """Returns the layout of a record: that of its member of an archive, or of its file."""
+    """Returns the layout of a record: the one of its archive member, otherwise the file's."""
     return FORMATS[record.format or file_range.format]
 
 
@@ -42,7 +47,7 @@ def parse_record(record: Record, file_range: FileRange, text_field: str) -> str:
 
 
 def may_be_cut(text_format: str, url: str) -> bool:
-    """Tells whether ranges of a file can be read on their own; a tar has no list of members."""
+    """Returns whether a file may be read in several ranges. A tar may not: it lists no members."""
     if is_archive(url):
         return archive_kind(url) == "zip"
     layout = FORMATS[text_format]
@@ -50,5 +55,5 @@ def may_be_cut(text_format: str, url: str) -> bool:
 
 
 def is_plain(text_format: str, url: str) -> bool:
-    """Tells whether a file's text is in it byte by byte: not compressed, no table, no archive."""
+    """Returns whether the file's own bytes are text: no compression, no table, no archive."""
     return not (is_compressed(url) or is_archive(url)) and FORMATS[text_format].is_text

@@ -1,4 +1,4 @@
-"""HTML: a file is a document, of which the main text is taken, as of the pages in a WARC file."""
+"""HTML files: each is one document, the main text of the page, as for pages of a WARC file."""
 
 import re
 from typing import Any

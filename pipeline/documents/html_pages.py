@@ -1,7 +1,7 @@
-"""HTML to text: the encoding of a page's bytes, and the main text of a decoded page.
+"""HTML to text: finds the encoding of a page's bytes, and the main text of a decoded page.
 
-Servers often name an encoding that is not the page's. So what the header and the page itself say
-is checked against the bytes, and resiliparse's detector decides where they cannot be right.
+Servers often name an encoding that is not the page's. The encodings named by the header and by the
+page are therefore checked against the bytes. If neither fits, resiliparse's detector decides.
 """
 
 import codecs
@@ -28,16 +28,17 @@ _MOST_NOT_TEXT = 0.05
 
 
 def decode_html(body: bytes, charset_hint: str | None = None) -> str:
-    """Decodes the bytes of an HTML page; every page has some decoding, so nothing is raised.
+    """Decodes the bytes of an HTML page. It never raises: some encoding is always chosen.
 
-    A byte order mark wins, then UTF-8 if the bytes are UTF-8 beyond ASCII, then the first of the
-    hint and the page's own declaration that fits the bytes, then resiliparse's detector. If hint
-    and declaration differ and both fit, the detector chooses between them.
+    A byte order mark decides first. Then UTF-8 is chosen if the bytes are UTF-8 with characters
+    beyond ASCII, then the first of the hint and the page's own declaration that fits the bytes,
+    then the choice of resiliparse's detector. If hint and declaration differ and both fit, the
+    detector chooses between them.
 
     Args:
         body: The page as the server stored it, without compression.
-        charset_hint: The charset that came with the page (a header of HTTP, a setting), as it was
-            written there; a name that no browser knows is passed over.
+        charset_hint: The charset that came with the page, from an HTTP header or a setting, as it
+            was written there. A name that no browser knows is ignored.
     """
     from resiliparse.parse.encoding import detect_encoding
 
@@ -65,20 +66,23 @@ def decode_html(body: bytes, charset_hint: str | None = None) -> str:
 
 
 def is_text(decoded: str) -> bool:
-    """Tells text from binary data that was decoded by mistake, by the beginning of it."""
+    """Returns whether a decoded page begins with text, not with binary data decoded by mistake."""
     beginning = decoded[:_CHECKED_CHARACTERS]
     return len(_NOT_TEXT.findall(beginning)) <= _MOST_NOT_TEXT * len(beginning)
 
 
 def extract_text(html: str) -> str:
-    """Returns a page's main text, a paragraph a line, without menus, bullets, alternative texts."""
+    """Returns a page's main text, one paragraph per line, without menus, bullets and alt texts."""
     from resiliparse.extract.html2text import extract_plain_text
 
     return str(extract_plain_text(html, main_content=True, list_bullets=False, alt_texts=False))
 
 
 def _known_encodings(labels: Iterable[str | None]) -> Iterable[str]:
-    """Yields Python's names of the labels that browsers know, each once."""
+    """Returns Python's names of the encodings with these labels, each once.
+
+    A label that browsers do not know is left out.
+    """
     from resiliparse.parse.encoding import map_encoding_to_html5
 
     known = (map_encoding_to_html5(label.strip(), fallback_utf8=False) for label in labels if label)
@@ -86,10 +90,11 @@ def _known_encodings(labels: Iterable[str | None]) -> Iterable[str]:
 
 
 def _try_decode(body: bytes, encoding: str) -> str | None:
-    """Returns the decoded bytes, or None where they are not in this encoding.
+    """Returns the decoded bytes, or None if they are not in this encoding.
 
-    A page that was cut within a character is. UTF-8 may have some wrong bytes, fewer than it has
-    right characters beyond ASCII: bytes of another encoding are nearly all wrong in UTF-8.
+    The bytes may end within a character, as the page may have been cut. UTF-8 may have some wrong
+    bytes, but fewer than right characters beyond ASCII: bytes of another encoding are nearly all
+    wrong in UTF-8.
     """
     try:
         return codecs.getincrementaldecoder(encoding)("strict").decode(body)
@@ -103,9 +108,10 @@ def _try_decode(body: bytes, encoding: str) -> str | None:
 
 
 def _is_plausible(text: str, encoding: str) -> bool:
-    """Whether decoded text looks right: Latin text has fewer accented letters than plain ones.
+    """Returns whether decoded text looks right: in Latin text, accented letters are a minority.
 
-    cp1252 decodes nearly any bytes, and servers name it without looking at the page.
+    Only cp1252 is checked: it decodes nearly any bytes, and servers name it without looking at the
+    page.
     """
     if encoding != "cp1252":
         return True

@@ -1,7 +1,7 @@
-"""Responses of HTTP as crawlers store them: a lenient header, and a body whose encodings may lie.
+"""HTTP responses as crawlers store them: lenient headers, and bodies whose encodings may be wrong.
 
-The rules are those of warcio's reader. Where a body is not encoded as its header says, the body is
-taken as it is; one that ends early gives what it holds.
+The rules are those of warcio's reader. A body that is not encoded as its header says is kept as it
+is. A body that ends early yields the part that is there.
 """
 
 import re
@@ -20,7 +20,7 @@ _PIECE_BYTES = 2**20
 
 
 class Response(NamedTuple):
-    """A response, its body not decoded yet."""
+    """A response with its body still encoded."""
 
     status: bytes
     """The code, such as b"200"."""
@@ -30,12 +30,12 @@ class Response(NamedTuple):
 
     @property
     def media_type(self) -> str:
-        """The type of the body in small letters, such as "text/html", or an empty text."""
+        """Returns the media type in lower case, such as "text/html"; empty if there is none."""
         return self.header.get("content-type", "").partition(";")[0].strip().lower()
 
     @property
     def charset(self) -> str | None:
-        """The charset that the header names."""
+        """Returns the charset that the header names, or None."""
         found = _CHARSET.search(self.header.get("content-type", ""))
         return found[1] if found else None
 
@@ -43,8 +43,8 @@ class Response(NamedTuple):
 def parse_response(data: bytes) -> Response:
     """Splits a response into status, header and body.
 
-    Lines without a colon are passed over, there may be any number of fields, and lines may end with
-    a line feed alone.
+    Lines without a colon are ignored, the number of fields is not limited, and lines may end with a
+    line feed alone.
 
     Raises:
         BadDocumentError: The data do not begin with a status line of HTTP.
@@ -73,14 +73,14 @@ def parse_response(data: bytes) -> Response:
 
 
 def _read_line(data: bytes, start: int) -> tuple[str, int]:
-    """Returns a line without blanks at its end, and where the next one begins."""
+    """Returns the line at `start` without blanks at its end, and the position of the next line."""
     end = data.find(b"\n", start)
     stop = len(data) if end < 0 else end + 1
     return data[start:stop].decode("latin-1").rstrip(), stop
 
 
 def decode_body(response: Response) -> bytes:
-    """Undoes the encodings that the header names, as far as the bytes agree.
+    """Decodes a body by the encodings that its header names, if the bytes fit them.
 
     Crawlers keep bodies as they were sent, or decode them and leave the header as it was.
 
@@ -99,9 +99,9 @@ def decode_body(response: Response) -> bytes:
 
 
 def join_chunks(body: bytes) -> bytes:
-    """Joins the chunks of a body; from where they do not follow the rules, the bytes as they are.
+    """Joins the chunks of a body. From the first wrong chunk on, the bytes are kept as they are.
 
-    The line with the size of a chunk that does not end where it should is no part of the body.
+    If a chunk does not end where its size says, its size line is left out of the body.
     """
     pieces: list[bytes] = []
     position = 0
@@ -122,7 +122,10 @@ def join_chunks(body: bytes) -> bytes:
 
 
 def _decode_gzip(body: bytes) -> bytes:
-    """All members one after another; what follows the last is no gzip and left out."""
+    """Decompresses all members of a gzip body, and drops bytes after them.
+
+    A body of another kind is returned unchanged.
+    """
     if not body.startswith(_GZIP):
         return body
     pieces: list[bytes] = []
@@ -136,7 +139,10 @@ def _decode_gzip(body: bytes) -> bytes:
 
 
 def _decode_deflate(body: bytes) -> bytes:
-    """With the header of zlib, or raw as some servers send it."""
+    """Decompresses deflate data with zlib's header, or raw data as some servers send it.
+
+    A body that is neither is returned unchanged.
+    """
     for wbits in (15, -15):
         try:
             return _decompress(zlib.decompressobj(wbits), body, 0)

@@ -46,7 +46,8 @@ def parse_jsonl(text: str, text_field: str) -> str:
     """Returns the text of one JSON object.
 
     Raises:
-        BadDocumentError: It is no object, or has not the one field, or that is no string.
+        BadDocumentError: The text is no JSON object, the object does not have the field exactly
+            once, or the field is not a string.
     """
     try:
         found: Any = json.loads(text)
@@ -74,7 +75,7 @@ def parse_jsonl(text: str, text_field: str) -> str:
 
 
 def _count_field(text: str, text_field: str) -> int:
-    """Counts the fields of the outermost object that have a name."""
+    """Counts how often the outermost object has a field of this name."""
     names: list[str] = []
 
     def keep_names(pairs: list[tuple[str, Any]]) -> None:
@@ -85,14 +86,14 @@ def _count_field(text: str, text_field: str) -> int:
 
 
 def _is_wikiextractor(record: dict[str, Any]) -> bool:
-    """Whether an object is a page of `wikiextractor --json`, which escapes its text as HTML."""
+    """Returns whether an object is a page of `wikiextractor --json`, which escapes text as HTML."""
     return record.keys() == _WIKIEXTRACTOR_FIELDS and "curid=" in str(record["url"])
 
 
 def unescape_text(text: str) -> str:
-    """Returns the text that an extractor escaped as HTML; a text with a bare mark was not escaped.
+    """Undoes the HTML escapes of an extractor. A text with a bare "<", ">" or "&" has none.
 
-    `html.escape` leaves no "<" and no ">", and "&" only before the names that it writes.
+    `html.escape` leaves no "<" and no ">", and writes "&" only as the start of an entity.
     """
     if "&" not in text or _BARE_MARK.search(text):
         return text
@@ -123,7 +124,7 @@ def _is_cirrus(beginning: Beginning) -> bool:
 
 
 def read_field_names(file_range: FileRange, storage_options: StorageOptions = None) -> list[str]:
-    """Returns the names of the fields of a file's first objects, each once; none of bad lines."""
+    """Returns the distinct names of the fields of a file's first objects; bad lines are skipped."""
     head = read_head(file_range.url, file_range.size, storage_options)
     lines = head_to_text(head).split("\n")
     names: dict[str, None] = {}

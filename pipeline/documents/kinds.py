@@ -1,7 +1,7 @@
-"""Files that hold no text as they are: known by first bytes and name, refused with a cure.
+"""Files that hold no readable text, such as PDF: recognized by name and first bytes, and refused.
 
-A new kind is a line of `KINDS`. `pipeline.documents.detect` asks this table before it asks the
-formats that are read.
+The message says how to make text of the file. A new kind is one line of `KINDS`.
+`pipeline.documents.detect` looks into this table before it tries the formats that are read.
 """
 
 import codecs
@@ -15,7 +15,7 @@ from pipeline.storage.tensorflow_bytes import masked_crc32c
 
 
 class Kind(NamedTuple):
-    """Files of one kind that is not read."""
+    """A kind of file that is not read, how to recognize it, and what to do with it."""
 
     name: str
     """What was found, for messages: "a PDF document"."""
@@ -144,14 +144,15 @@ _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def refuse_binary(url: str, head: bytes) -> None:
-    """Refuses a file whose first bytes say that it is no text, in whatever format it is read.
+    """Refuses a file whose first bytes are not text, for every format.
 
     Args:
-        url: The file, whose name counts where the first bytes do not tell.
-        head: Its first bytes, decompressed as its name says.
+        url: The file. Its name decides if the first bytes do not.
+        head: The first bytes, after the decompression that the name asks for.
 
     Raises:
-        ValueError: It is of a kind that is not read, or compressed or packed under another name.
+        ValueError: The file is of a kind that is not read, or it is compressed or packed and its
+            name does not say so.
     """
     _refuse_packed(url, head)
     kind = _find_by_magic(url, head)
@@ -160,10 +161,14 @@ def refuse_binary(url: str, head: bytes) -> None:
 
 
 def refuse_kinds(url: str, head: bytes) -> None:
-    """Refuses as `refuse_binary`, and text whose name or first bytes say that it is of a kind.
+    """Refuses what `refuse_binary` refuses, and text files of a kind that is not read.
+
+    Args:
+        url: The file, whose name may say its kind.
+        head: The first bytes, decompressed.
 
     Raises:
-        ValueError: As `refuse_binary`.
+        ValueError: The file is of such a kind.
     """
     refuse_binary(url, head)
     kind = _find_by_magic(url, head) or _BY_NAME.get(plain_suffix(url))
@@ -175,11 +180,11 @@ def refuse_markup(url: str, text: bytes) -> None:
     """Refuses XML and SGML, whose tags would be read as text.
 
     Args:
-        url: The file; names of Markdown are passed over, which may begin with tags of HTML.
-        text: The first bytes of the file as UTF-8, without blanks before them.
+        url: The file. Markdown is not refused for two tags, since it may begin with HTML.
+        text: The first bytes of the file as UTF-8, without white space before them.
 
     Raises:
-        ValueError: The file begins as XML does, or with two tags.
+        ValueError: The file begins like XML, or with two tags.
     """
     suffix = plain_suffix(url)
     is_xml = bool(_XML.match(text)) or (suffix in _XML_SUFFIXES and text.startswith(b"<"))
@@ -193,10 +198,10 @@ def refuse_markup(url: str, text: bytes) -> None:
 
 
 def refuse_zero_bytes(url: str, head: bytes) -> None:
-    """Refuses text with a zero byte, of whatever unknown kind it is.
+    """Refuses a file with a zero byte, which no text has.
 
     Raises:
-        ValueError: There is one in these first bytes.
+        ValueError: There is a zero byte among these first bytes.
     """
     at = head.find(b"\0")
     if at >= 0:
@@ -206,17 +211,17 @@ def refuse_zero_bytes(url: str, head: bytes) -> None:
 
 
 def refuse_zip_of_parts(url: str, head: bytes) -> None:
-    """Refuses a zip archive whose members are parts of one document, such as a DOCX's.
+    """Refuses a zip archive whose members are parts of one document, such as a DOCX.
 
     Raises:
-        ValueError: It is such an archive.
+        ValueError: The archive is of such a kind.
     """
     if kind := _find_in_zip(head):
         raise _refusal(url, kind)
 
 
 def looks_like_text(head: bytes) -> bool:
-    """Tells whether the first bytes may be text: UTF-8 without control characters, or UTF-16."""
+    """Returns whether the first bytes may be text: UTF-8 without control characters, or UTF-16."""
     beginning = head[:_LOOKED_AT_BYTES]
     if beginning.startswith(_UTF16_MARKS):
         return True
@@ -244,7 +249,7 @@ def _find_by_magic(url: str, head: bytes) -> Kind | None:
 
 
 def _find_in_zip(head: bytes) -> Kind | None:
-    """Returns what a zip archive is if it is no collection of files: a DOCX, an EPUB, ..."""
+    """Returns the kind of a zip archive that is one document, such as DOCX; None for others."""
     names = []
     for found in _ZIP_NAME.finditer(head):
         length = int.from_bytes(found[1], "little")
@@ -265,7 +270,7 @@ def _find_in_zip(head: bytes) -> Kind | None:
 
 
 def _is_tfrecord(head: bytes) -> bool:
-    """Tells by the checksum of the first record's length, which no other file has by chance."""
+    """Returns whether the first record's length has its right checksum, as in every TFRecord."""
     if len(head) < struct.calcsize("<QI") or any(head[4:8]) or not any(head[:4]):
         return False
     (checksum,) = struct.unpack_from("<I", head, 8)
@@ -273,7 +278,7 @@ def _is_tfrecord(head: bytes) -> bool:
 
 
 def _refuse_packed(url: str, head: bytes) -> None:
-    """Refuses a file that is compressed or packed where its name does not say so."""
+    """Refuses a file that is compressed or packed although its name does not say so."""
     outer = compression_suffix(url)
     packed = next((_PACKED[magic] for magic in _PACKED if head.startswith(magic)), None)
     if packed is None and head.startswith(_ZIP_MAGIC) and not _find_by_magic(url, head):

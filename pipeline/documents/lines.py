@@ -27,7 +27,7 @@ _FIRST_OF_BLANKS = frozenset(b"\x1c\x1d\x1e\x1f\xc2\xe1\xe2\xe3")  # what bytes.
 
 
 def is_blank(line: bytes) -> bool:
-    """Tells whether a line of UTF-8 is blank as `str.strip` sees it, the rule of Google's BERT.
+    """Returns whether a line of UTF-8 is blank by `str.strip`, which is the rule of Google's BERT.
 
     So a line of no-break (U+00A0) or ideographic spaces (U+3000) is blank.
     """
@@ -38,16 +38,16 @@ def is_blank(line: bytes) -> bool:
 
 
 def has_old_line_ends(head: bytes) -> bool:
-    r"""Tells by a file's first bytes whether its lines end in "\r" alone, as on old Macs."""
+    r"""Returns whether a file's first bytes have "\r" alone as line end, as on old Macs."""
     # The last byte may be the first half of "\r\n".
     return b"\r" in head[:-1] and b"\n" not in head
 
 
 def to_new_line_ends(blocks: Iterable[bytes], url: str) -> Iterator[bytes]:
-    r"""Yields blocks of a file of old line ends with "\n" for every "\r".
+    r"""Yields the blocks of a file with old line ends, with every "\r" replaced by "\n".
 
     Raises:
-        ValueError: The file has a "\n" too, so that nobody knows what a "\r" is.
+        ValueError: The file has a "\n" too, so the meaning of "\r" is unclear.
     """
     for block in blocks:
         if b"\n" in block:
@@ -78,7 +78,7 @@ def to_utf8(blocks: Iterable[bytes], url: str) -> Iterator[bytes]:
 
 
 def take_head(blocks: Iterable[bytes], num_bytes: int) -> tuple[bytes, Iterator[bytes]]:
-    """Returns the first bytes, `num_bytes` or more if there are so many, and all that follow."""
+    """Returns the first bytes, at least `num_bytes` if there are so many, and the later blocks."""
     stream = iter(blocks)
     pieces: list[bytes] = []
     size = 0
@@ -93,10 +93,11 @@ def take_head(blocks: Iterable[bytes], num_bytes: int) -> tuple[bytes, Iterator[
 def refuse_other_encodings(head: bytes, url: str) -> None:
     """Refuses UTF-32, and UTF-16 without a byte order mark, by a file's first bytes.
 
-    In Latin letters they are also UTF-8 with many zero bytes, which cleaning would drop.
+    Latin text in these encodings is also valid UTF-8 with many zero bytes, which cleaning would
+    drop.
 
     Raises:
-        ValueError: The file is in one of them.
+        ValueError: The file is in one of these encodings.
     """
     first = head[:64]
     is_utf32 = first.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE))
@@ -116,7 +117,7 @@ def head_to_utf8(head: bytes) -> bytes:
 
 
 def head_to_text(head: bytes) -> str:
-    """Returns the first bytes of a file as text with new line ends, to be looked at."""
+    r"""Decodes the first bytes of a file for a look at them, with "\n" as line end."""
     text = head_to_utf8(head)
     if has_old_line_ends(text[:HEAD_BYTES]):
         text = text.replace(b"\r", b"\n")
@@ -148,14 +149,14 @@ def read_lines(file_range: FileRange, storage_options: StorageOptions = None) ->
 
 
 def _read_beginning(file_range: FileRange, storage_options: StorageOptions) -> bytes:
-    """Returns the bytes by which ranges of a file know its line ends, all alike."""
+    """Reads the first HEAD_BYTES of a file, from which every range learns the same line ends."""
     return read_head(file_range.url, file_range.size, storage_options, HEAD_BYTES)[:HEAD_BYTES]
 
 
 def split_file(blocks: Iterable[bytes], url: str) -> Iterator[Line]:
-    r"""Yields a file's lines from its start, UTF-16 as UTF-8, without a byte order mark.
+    r"""Yields a file's lines from its start as UTF-8, without a byte order mark.
 
-    Lines end in "\n", or in "\r" if the file's first bytes have only that.
+    Lines end in "\n", or in "\r" if the file's first bytes have "\r" alone. UTF-16 is converted.
     """
     lines = split_lines(_to_text(blocks, url))
     first = next(lines, None)
@@ -165,14 +166,14 @@ def split_file(blocks: Iterable[bytes], url: str) -> Iterator[Line]:
 
 
 def _to_text(blocks: Iterable[bytes], url: str) -> Iterator[bytes]:
-    """Yields a whole file as UTF-8 with new line ends."""
+    r"""Yields a whole file as UTF-8 with "\n" as line end."""
     head, stream = take_head(to_utf8(blocks, url), HEAD_BYTES)
     text = chain([head], stream)
     return to_new_line_ends(text, url) if has_old_line_ends(head[:HEAD_BYTES]) else text
 
 
 def count_line_ends(file_range: FileRange, stop: int, storage_options: StorageOptions) -> int:
-    """Counts the lines of a plain file that end before the byte `stop`; reads all before it."""
+    """Counts the line ends of a plain file before the byte `stop`; reads all bytes before it."""
     head = _read_beginning(file_range, storage_options)
     line_end = b"\r" if has_old_line_ends(head) else b"\n"
     before = FileRange(file_range.url, 0, stop, file_range.size, file_range.format)
@@ -215,12 +216,12 @@ def _make_line(number: int, offset: int, pieces: list[bytes], num_bytes: int) ->
 
 
 def read_whole(blocks: Iterable[bytes], url: str, decoder: Decoder | None = None) -> Record:
-    """Reads a file that is one document; it is not read on where it is too long for one.
+    """Reads a file that is one document. A file that is too long is not read to its end.
 
     Args:
         blocks: The bytes of the file, decompressed.
         url: The file, for messages.
-        decoder: Makes text of bytes that tell their encoding themselves; without it the file is
+        decoder: Decodes bytes that name their own encoding, such as HTML. Without it the file is
             UTF-8, or UTF-16 with a byte order mark.
     """
     pieces: list[bytes] = []

@@ -57,10 +57,10 @@ def list_matches(pattern: str, storage_options: StorageOptions = None) -> Listin
 
 
 def _refuse_name(path: str, *, is_local: bool) -> None:
-    """Refuses a file whose name cannot be written down, or would be read as another file's.
+    """Refuses a file whose name cannot be written as text, or would be read as another file's.
 
     Raises:
-        ValueError: The name is no UTF-8, or holds what means something else in a URL.
+        ValueError: The name is not UTF-8, or has a part with another meaning in a URL.
     """
     try:
         path.encode()

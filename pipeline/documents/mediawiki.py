@@ -1,10 +1,11 @@
-"""MediaWiki XML dumps: every article is a document, the last of its revisions.
+"""MediaWiki XML dumps: every article is one document, its last revision.
 
-A block of a multistream dump, which is pages without the dump's root, is read too.
+A block of a multistream dump, which has pages and no root element, can be read as well.
 
-A page belongs to the range its `<page>` starts in; in bzip2, to the range the stream that holds
-this tag starts in. Text escapes "<", so the tags are found without parsing; each page is then
-parsed by itself, and no dump needs a DTD: one that declares entities is refused.
+A page belongs to the range that holds the start of its `<page>` tag; in bzip2, to the range that
+holds the start of the compressed stream with this tag. Text escapes "<", so the tags are found
+without parsing, and each page is then parsed by itself. A dump that declares entities is refused,
+as no dump needs a DTD.
 """
 
 import re
@@ -45,7 +46,7 @@ def read_pages(file_range: FileRange, storage_options: StorageOptions = None) ->
 
 
 def _read_site(file_range: FileRange, storage_options: StorageOptions) -> Site:
-    """Reads the file's head, wherever the range begins."""
+    """Reads the site's facts from the file's first bytes, wherever the range begins."""
     url, size = file_range.url, file_range.size
     head = FileRange(url, 0, min(size, _HEAD_BYTES), size, file_range.format)
     return read_site(take_head(to_utf8(read_blocks(head, storage_options), url)))
@@ -93,13 +94,14 @@ def _without_first(blocks: Iterator[bytes], start: int) -> Iterator[bytes]:
 def split_pages(
     blocks: Blocks, url: str, is_last: bool, has_root: bool = True
 ) -> Iterator[tuple[int, bytes, BadDocumentError | None]]:
-    """Yields offset, bytes and error of every page that starts in blocks of the range.
+    """Yields offset, bytes and error of every page that starts in the range.
 
     Args:
-        blocks: UTF-8, and whether what starts in it belongs to the range.
-        url: Of the file, for messages.
+        blocks: Pieces of UTF-8, each with whether pages that start in it belong to the range.
+        url: The file, for messages.
         is_last: Whether the range ends with the file.
-        has_root: Whether the file begins with the root of a dump, which its end then closes.
+        has_root: Whether the file begins with the root element of a dump, so that it must end with
+            the closing tag.
 
     Raises:
         ValueError: The file is cut short, or declares entities.
@@ -155,7 +157,7 @@ def _page_error(is_closed: bool, is_too_long: bool) -> BadDocumentError | None:
 
 
 class _Rest(NamedTuple):
-    """What is left of a range's text behind its last whole page."""
+    """The text of a range after its last whole page."""
 
     data: bytes
     num_before: int
@@ -163,16 +165,23 @@ class _Rest(NamedTuple):
     is_in_page: bool
 
     def may_be(self, end: bytes) -> bool:
-        """Whether it is what ends a file, or a range that begins within that."""
+        """Returns whether the text is the closing tag `end`.
+
+        A range may begin within the tag; the rest of the tag is enough then.
+        """
         return self.data.strip() == end or (
             self.num_before == 0 and end.endswith(self.data.rstrip())
         )
 
 
 def _refuse_cut(rest: _Rest, url: str, is_last: bool, has_root: bool) -> None:
-    """Raises ValueError where the last range does not end as a file should.
+    """Refuses a file whose last range does not end as a file should.
 
-    A dump ends with its root. Blocks of pages do not, but for the last block of a dump.
+    A dump ends with its root's closing tag. A block of pages has none, except for a dump's last
+    block.
+
+    Raises:
+        ValueError: The file ends otherwise.
     """
     if not is_last:
         return

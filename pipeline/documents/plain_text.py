@@ -63,7 +63,7 @@ def _unclosed(instead: str) -> BadDocumentError:
 
 
 def parse_wikiextractor(text: str) -> str:
-    """Returns the body, unescaped, without the first line if that is the title."""
+    """Returns the unescaped body, without its first line if that is the title."""
     header, _, body = text.partition("\n")
     first, _, rest = body.partition("\n")
     title = _TITLE.search(header)

@@ -1,4 +1,4 @@
-"""The records that belong to a range of a file, or of an archive's members."""
+"""Reads the records that belong to a byte range of a file or of an archive."""
 
 import sys
 from collections.abc import Iterator
@@ -59,14 +59,14 @@ def _read_zip(file_range: FileRange, storage_options: StorageOptions) -> Iterato
 
 
 def _read_tar(file_range: FileRange, storage_options: StorageOptions) -> Iterator[Record]:
-    """Yields the records of all members; a tar is one range."""
+    """Yields the records of all members; a tar is always one range."""
     blocks = read_blocks(file_range, storage_options)
     for member in iterate_members(blocks, file_range.url):
         yield from _read_member(member, file_range)
 
 
 def _read_member(member: ZipMember | TarMember, file_range: FileRange) -> Iterator[Record]:
-    """Yields the records of a file in an archive."""
+    """Yields the records of a member of an archive."""
     text_format = file_range.format
     where = member.where
     _refuse_nested(where, archive_kind(where))
@@ -87,16 +87,16 @@ def _read_member(member: ZipMember | TarMember, file_range: FileRange) -> Iterat
 
 
 def _refuse_nested(where: str, kind: str) -> None:
-    """Refuses a member that is an archive, or a file that only a whole file can be."""
+    """Refuses a member that is an archive, or of a format that is not read within archives."""
     if kind:
         found = f"found a {kind} file in an archive, expected text"
         raise ValueError(f"{where}: {found}; unpack the outer archive")
 
 
 def _refuse_sentence_lines(where: str, head: bytes) -> None:
-    """Refuses text that may be many documents.
+    """Refuses a member that may be many documents, one sentence per line.
 
-    A member is one of many, read when it is too late to ask what the others look like.
+    A member is read in the middle of the job, when the user can no longer be asked.
     """
     seen = look_at_lines(lines.head_to_text(head), is_whole=False)
     if seen.is_likely:

@@ -1,4 +1,4 @@
-"""How the files of a source are read, said and checked before any work is done."""
+"""Describes how the files of a source are read, and checks them, before any work is done."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -35,16 +35,20 @@ def check_text_field(
     *,
     counts_bad_lines: bool = False,
 ) -> None:
-    """Refuses a field of text that a source has not; of many files some of each format are asked.
+    """Refuses a source whose files do not have the field of the text.
+
+    Of each format only some files are looked at.
 
     Args:
-        parts: Those of one source.
+        parts: The parts of one source.
         text_field: The name of the field or column.
-        storage_options: Of the filesystem of the files.
-        counts_bad_lines: Whether JSON lines without the field are counted and left out instead.
+        storage_options: Options of the files' filesystem.
+        counts_bad_lines: Whether JSON lines without the field are counted and left out later, so
+            that they are not checked here.
 
     Raises:
-        ValueError: No file has fields although one is named, or a file has not this one, or twice.
+        ValueError: A field is named but no file has fields, or a file has this field not at all or
+            twice.
     """
     by_format: dict[str, dict[str, FileRange]] = {}
     for part in parts:
@@ -80,7 +84,8 @@ def describe_readings(
 ) -> list[str]:
     """Returns lines that say how the files of one source are read, and how a document begins.
 
-    Each format, compression and kind of archive has a line with one of its files.
+    There is one line for each combination of format, compression and archive, with one file as its
+    example.
     """
     groups: dict[tuple[str, str, str], dict[str, FileRange]] = {}
     for part in parts:
@@ -136,7 +141,7 @@ def _begin_texts(
     text_field: str,
     storage_options: StorageOptions,
 ) -> list[str]:
-    """Returns the first documents; of a file that is one document, which may be long, its head."""
+    """Returns the first documents, or the first bytes of a file that is one document."""
     if text_format in FORMATS and FORMATS[text_format].is_whole:
         layout = FORMATS[text_format]
         return [layout.decoder(head) if layout.decoder else head_to_text(head)]

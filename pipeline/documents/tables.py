@@ -77,10 +77,11 @@ def _own_groups(metadata: Any, file_range: FileRange) -> list[tuple[int, int]]:
 def read_arrow(
     file_range: FileRange, text_field: str, storage_options: StorageOptions = None
 ) -> Iterator[Record]:
-    """Yields a record for every row, from row 1 on, a batch at a time.
+    """Yields a record for every row, numbered from 1; memory holds one batch at a time.
 
-    A file is a stream behind eight bytes, and is read as one. Where it is none, as Polars writes
-    it, its footer says where the batches are; a store's file is then held in memory.
+    An Arrow file is normally an Arrow stream after eight bytes, and is read as a stream. Polars
+    writes files that are not: their footer says where the batches are. Such a file is mapped from a
+    local disk, and held in memory if it is on a store.
     """
     from pyarrow import ArrowInvalid, ipc
 
@@ -112,7 +113,7 @@ def read_arrow(
 def _read_by_footer(
     file_range: FileRange, text_field: str, storage_options: StorageOptions
 ) -> Iterator[Record]:
-    """Yields a record for every row of a file whose footer alone says what is in it."""
+    """Yields a record for every row of an Arrow file that can be read by its footer alone."""
     import pyarrow as pa
     from pyarrow import ipc
 
@@ -139,7 +140,7 @@ def _valid_column(batch: Any, text_field: str) -> Any:
 
 
 def check_columns(names: list[str], text_field: str, url: str) -> None:
-    """Refuses a table that has not one column of text.
+    """Refuses a table that does not have exactly one column of this name.
 
     Raises:
         ValueError: No column has the name, or several have it.
@@ -153,7 +154,7 @@ def check_columns(names: list[str], text_field: str, url: str) -> None:
 
 
 def _plain_column(column: Any) -> Any:
-    """Returns the column without dictionary, runs or an extension's name around its values."""
+    """Returns a column with its values stored plainly: no dictionary, run-end or extension type."""
     from pyarrow import BaseExtensionType, compute, large_string, types
 
     if isinstance(column.type, BaseExtensionType):
@@ -169,7 +170,7 @@ def _plain_column(column: Any) -> Any:
 
 
 def _read_column(column: Any, row: int) -> Iterator[Record]:
-    """Yields a record for every value, the first of which is in this row."""
+    """Yields a record for every value; `row` is the number of the first value's row."""
     from pyarrow import large_binary, types
 
     column = _plain_column(column)
@@ -191,15 +192,15 @@ def _read_column(column: Any, row: int) -> Iterator[Record]:
 
 
 def read_parquet_names(file_range: FileRange, storage_options: StorageOptions = None) -> list[str]:
-    """Returns the names of the columns of a file, by its footer."""
+    """Returns the names of a file's columns, which its footer holds."""
     with _opened(file_range, storage_options, "Parquet") as file:
         return list(_open_parquet(file, file_range).schema_arrow.names)
 
 
 def read_arrow_names(file_range: FileRange, storage_options: StorageOptions = None) -> list[str]:
-    """Returns the names of the columns of a file, by its first message.
+    """Returns the names of a file's columns, which its first message holds.
 
-    There are none if only the footer knows them, which is read with the rows.
+    The list is empty if only the footer has them; they are then checked when the rows are read.
     """
     from pyarrow import ArrowInvalid, ipc
 

@@ -1,7 +1,7 @@
-"""Texts of task files, such as a benchmark's test set, with their places: every string is one.
+"""Texts of task files, such as a benchmark's test set, each with its place in the file.
 
-In JSON, JSON lines, Parquet and Arrow these are strings at any depth, in CSV cells, in other files
-lines and their cells between tabs.
+In JSON, JSON lines, Parquet and Arrow every string at any depth is a text; in CSV every cell; in
+other files every line, and every cell of a line with tabs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,10 @@ _LINES = {"text", "lines", "wikiextractor", "sentence-lines", "text-blank-lines"
 def read_task_texts(
     patterns: Sequence[str], storage_options: StorageOptions = None
 ) -> Iterator[tuple[str, str]]:
-    """Yields places and texts of all files of paths, folders and globs, by their URLs' order."""
+    """Yields place and text of every text in the files of some paths, folders and globs.
+
+    The files are in the order of their URLs.
+    """
     for _, texts in read_task_files(patterns, storage_options):
         yield from texts
 
@@ -38,11 +41,11 @@ def read_task_texts(
 def read_task_files(
     patterns: Sequence[str], storage_options: StorageOptions = None
 ) -> Iterator[tuple[str, Iterator[tuple[str, str]]]]:
-    """Yields each file's URL with the places and texts that are in it.
+    """Yields each file's URL, and an iterator over the places and texts in it.
 
     Raises:
         FileNotFoundError: A pattern matches no file.
-        ValueError: A file is broken, or of a kind whose texts are not known.
+        ValueError: A file is broken, or of a kind in which texts cannot be found.
     """
     for file in find_inputs(patterns, storage_options):
         yield file.url, _read_file(file.url, file.size, storage_options)

@@ -49,7 +49,7 @@ def read_json_lines(
 def read_csv_rows(
     url: str, storage_options: StorageOptions = None
 ) -> Iterator[tuple[str, list[str]]]:
-    """Yields places and cells of a file's rows, lazily, in the dialect that they show.
+    """Yields the place and the cells of every row of a file, lazily; the dialect is detected.
 
     Raises:
         ValueError: A row is malformed.

@@ -25,10 +25,10 @@ _FETCH_AGAIN = "a part of the file is missing; fetch it again"
 
 
 def read_warc(file_range: FileRange, storage_options: StorageOptions = None) -> Iterator[Record]:
-    """Yields a record for every record of the archive, lazily; `place` counts them from 1.
+    """Yields one record for every WARC record, lazily; `place` counts them from 1.
 
     Raises:
-        ValueError: The file is an ARC file, holds no record, or is broken.
+        ValueError: The file is an ARC file, has no records, or is broken.
     """
     import fastwarc.warc as warc
 
@@ -73,7 +73,10 @@ class _Stream:
         """The last bytes that were read, as many as end a header."""
 
     def begins_with(self, magic: bytes) -> bool:
-        """Whether these bytes come first, as far as the first block says; reads nothing away."""
+        """Returns whether the stream begins with these bytes; nothing is consumed.
+
+        The first block alone is looked at.
+        """
         self._rest = next(self._blocks, self._rest)
         return bytes(self._rest[: len(magic)]) == magic
 
@@ -90,7 +93,7 @@ class _Stream:
 
 
 def _make_record(record: Any, number: int, kinds: Any) -> Record:
-    """Makes the record of a page, or says why there is none.
+    """Returns the page of a WARC record; without a page, a record that says why it is dropped.
 
     Raises:
         _CutShortError: The file ends within this record.
@@ -123,7 +126,7 @@ def _make_record(record: Any, number: int, kinds: Any) -> Record:
 
 
 def _read_content(record: Any, is_kept: bool) -> bytes:
-    """Reads all of a record's content, whose bytes are returned if they are to be kept."""
+    """Reads a record's content to its end. Returns its bytes if `is_kept`, otherwise none."""
     pieces: list[bytes] = []
     num_bytes = 0
     while piece := record.reader.read(_READ_BYTES):
@@ -137,10 +140,10 @@ def _read_content(record: Any, is_kept: bool) -> bytes:
 
 
 def read_html(data: bytes) -> str | None:
-    """Decodes the HTML of a response; None where its status is not 200 or it is not HTML.
+    """Decodes the HTML of a response; returns None if its status is not 200 or it is not HTML.
 
     Raises:
-        BadDocumentError: It is no response of HTTP, or its body is no text once it is decoded.
+        BadDocumentError: The data are no HTTP response, or the decoded body is not text.
     """
     response = parse_response(data)
     if response.status != b"200" or response.media_type not in _HTML:
