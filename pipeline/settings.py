@@ -278,7 +278,7 @@ class BuildSettings:
 
     @property
     def word_rule(self) -> WordRule:
-        """How text becomes words."""
+        """Returns how text becomes words."""
         return WordRule(self.lower_case, self.words)
 
     @property

@@ -56,9 +56,9 @@ def broadcast(value: object, folder: Folder) -> Broadcast:
 
 
 def describe_broadcast(value: object, folder: Folder) -> Broadcast:
-    """Returns what `broadcast` returns, and writes nothing.
+    """Returns what `broadcast` returns for the same value, and writes no file.
 
-    Where it has no `data`, `broadcast` has to write its file before anybody calls `get`.
+    If the result has no `data`, the file is needed: call `broadcast` before anybody calls `get`.
     """
     return _without_large_data(_pack(value, folder))
 
@@ -105,9 +105,10 @@ class CreateElements(
 
 @lru_cache(maxsize=1)
 def hash_code() -> str:
-    """Returns a hash of the Python files of this process's packages.
+    """Returns a hash of the Python files of this project's packages.
 
-    What is compiled gives the same as these files, so workers may have it or not.
+    Compiled modules are left out: they give the same results as these files, so workers may or may
+    not have them.
     """
     digest = blake2b(digest_size=8)
     for package in _PACKAGES:

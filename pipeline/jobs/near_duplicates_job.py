@@ -63,17 +63,17 @@ def run_near_duplicates_job(
     workers: int,
     beam_arguments: Sequence[str],
 ) -> list[KeyRange]:
-    """Runs the job over what is not finished of token parts.
+    """Runs the job over the runs of token parts that are not finished yet.
 
     Args:
-        num_documents: How many documents each token part has, by its name, as its index says.
+        num_documents: The number of documents of each token part, by its name, from its index.
         rule: Which documents are near-duplicates.
-        folder: Holds the token parts, and takes what is found.
-        workers: Local worker processes.
-        beam_arguments: What the user gives to Beam.
+        folder: Holds the token parts; the results are written into it.
+        workers: The number of local worker processes.
+        beam_arguments: The user's arguments for Beam.
 
     Returns:
-        Where the results are.
+        The ranges of keys, each with the file of its results.
     """
     sizes = folder.list()
     runs = plan_runs(num_documents)
@@ -145,10 +145,10 @@ def write_found(
     rule: SimilarityRule,
     folder: Folder,
 ) -> str:
-    """Writes what is found in a range of keys, unless it is there, and returns the file's name.
+    """Writes the near-duplicates in a range of keys, unless they are there; returns the file name.
 
     Raises:
-        ValueError: The files of bands that the runner says were written are not the planned ones.
+        ValueError: The files of bands that the runner reports as written are not the planned ones.
     """
     names: tuple[str, ...] = planned.get()
     if lost := sorted({*names} - {*written}):

@@ -91,9 +91,9 @@ def count_and_record(
     folder: Folder,
     factors: Sequence[int] = (1,),
 ) -> Iterator[tuple[int, dict[str, int]]]:
-    """Yields a list's counts by bucket, of which its record keeps the seals.
+    """Counts the words of a list, writes the list's record, and yields the counts by bucket.
 
-    The record is named as the tokens job's.
+    The record holds a seal of the counts of every bucket. It is named as in the tokens job.
     """
     counts = list(count_list(documents, rule, factors))
     kept = documents.documents

@@ -1,13 +1,13 @@
-"""Local worker processes and their launcher end together: Beam itself does not see to that.
+"""Ends local worker processes together with their launcher, which Beam itself does not do.
 
-The launcher holds a lock on a file. In a worker process a thread, which importing a module with a
-Beam job starts, waits for that lock: the kernel releases it when the launcher is gone, kill -9
-included, and the worker ends. A worker that ended too early makes the launcher release the lock,
-interrupts it and becomes a ChildProcessError. Signals of a terminal are the launcher's.
+The launcher holds a lock on a file. Importing a module with a Beam job starts a thread in each
+worker process, which waits for that lock. When the launcher is gone, even by kill -9, the kernel
+releases the lock and the worker ends. If a worker ends too early, the launcher releases the lock,
+is interrupted, and raises ChildProcessError. The launcher alone handles signals from a terminal.
 
-An interruption shuts down in this order: the lock is released, all workers are killed until Beam
-has unwound, and then until no thread is left that starts or awaits one. Only then may the launcher
-go on, so nothing writes any more when it says what is kept.
+An interruption proceeds in this order. The lock is released. Workers are killed until Beam has
+unwound, and after that until no thread is left that starts or awaits a worker. Only then does the
+launcher go on, so nothing is written any more when it says what is kept.
 """
 
 import contextlib
@@ -94,7 +94,7 @@ def watch_launcher(path: str) -> None:
 
 
 def _end_workers(path: str, releasing: threading.Event, is_over: threading.Event) -> None:
-    """Ends all workers of a launcher that releases its lock, until the job is over."""
+    """Waits until the launcher releases its lock, then kills its workers until the job is over."""
     releasing.wait()
     while not is_over.is_set():
         _kill_workers(path)
@@ -102,7 +102,7 @@ def _end_workers(path: str, releasing: threading.Event, is_over: threading.Event
 
 
 def _await_worker_threads(path: str) -> None:
-    """Kills workers until no thread of Beam's is left that starts or awaits one."""
+    """Kills workers until no thread of Beam is left that starts or awaits one."""
     while threads := [each for each in threading.enumerate() if each.name == _BEAMS_THREAD]:
         _kill_workers(path)
         threads[0].join(_PAUSE_SECONDS)
@@ -111,7 +111,8 @@ def _await_worker_threads(path: str) -> None:
 def _kill_workers(path: str) -> None:
     """Kills the worker processes of the launcher with this lock.
 
-    Workers that start up do not watch the lock yet; on Linux their environment tells them.
+    A worker that is still starting does not watch the lock yet. On Linux it is found by its
+    environment.
     """
     mark = f"{VARIABLE}={path}".encode()
     for folder in Path("/proc").glob("[0-9]*"):
@@ -123,11 +124,15 @@ def _kill_workers(path: str) -> None:
 
 @contextlib.contextmanager
 def _interruptible(told: list[int], release: Callable[[], None]) -> Iterator[None]:
-    """Lets `_INTERRUPT` end what the main thread, which runs this, waits for.
+    """Lets `_INTERRUPT` interrupt the main thread, which must run this, while it waits.
 
-    So do Ctrl-C and SIGTERM where something handles them; they are noted in `told`. Ctrl-C in a
-    terminal may come together with `_INTERRUPT`, as it may also end a worker that starts up: the
-    second of them must not interrupt how Beam ends its workers.
+    Ctrl-C and SIGTERM do so too if they have a handler; they are noted in `told`. Ctrl-C in a
+    terminal may also end a worker that is starting, and so come together with `_INTERRUPT`. The
+    second signal must not interrupt Beam while it ends its workers.
+
+    Args:
+        told: Receives the numbers of the signals by which this process was told to end.
+        release: Releases the launcher's lock.
     """
     signals = (_INTERRUPT, signal.SIGINT, signal.SIGTERM)
     before: dict[int, Any] = {number: signal.getsignal(number) for number in signals}

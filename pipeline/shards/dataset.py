@@ -129,13 +129,13 @@ class Dataset:
         return self.folder.read_once(name, start, stop)
 
     def read_file(self, name: str) -> bytes:
-        """Returns a small file of the dataset, of the sha256 that the manifest says, if it does.
+        """Returns a small file of the dataset; checks its sha256 if the manifest has one.
 
-        A store is asked again before such a file is called missing or damaged.
+        On a store, a file is read several times before it is called missing or damaged.
 
         Raises:
-            FileNotFoundError: It is missing.
-            ValueError: Its sha256 is not the manifest's: it was changed, or is of another build.
+            FileNotFoundError: The file is missing.
+            ValueError: Its sha256 is not the manifest's: it was changed, or is from another build.
         """
         read = partial(self._read_checked, name)
         if self.manifest.sha256_of(name) is None:
@@ -185,7 +185,7 @@ def open_dataset(url: str, storage_options: Mapping[str, Any] | None = None) -> 
 
 
 def _describe_no_dataset(folder: Folder) -> str:
-    """Says what a folder without a manifest is, and what to do."""
+    """Returns what a folder without a manifest is, and what to do; the end of a message."""
     if folder.exists(_RUN_FACTS):
         return (
             f"holds a training run, which has {_RUN_FACTS}, and no dataset;"
@@ -204,7 +204,7 @@ def open_again(opened: OpenedDataset, storage_options: Mapping[str, Any] | None 
 
 
 def _read_manifest(folder: Folder) -> Manifest:
-    """Reads manifest.json; raises as `open_dataset`."""
+    """Reads manifest.json; its errors are those of `open_dataset`."""
     where = f"{folder.url}/{MANIFEST}"
     if not folder.exists(MANIFEST):
         raise FileNotFoundError(f"{folder.url} {_describe_no_dataset(folder)}")
@@ -219,7 +219,7 @@ def _read_manifest(folder: Folder) -> Manifest:
 
 
 def _open_tables(folder: Folder, manifest: Manifest) -> Dataset:
-    """Reads the shard table that a manifest speaks of; raises as `open_dataset`."""
+    """Reads the shard table of a manifest; its errors are those of `open_dataset`."""
     where = f"{folder.url}/{MANIFEST}"
     for name in (SHARDS_TABLE, BLOCKS_TABLE):
         if name not in manifest.tables_sha256:

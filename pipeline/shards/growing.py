@@ -52,9 +52,9 @@ def publish_pass(folder: Folder, rows: Sequence[ShardBlocks], settings_hash: str
 
 
 def withdraw_passes(folder: Folder, passes: Sequence[str]) -> None:
-    """Takes back what `publish_pass` wrote, where a shard was lost and is built again.
+    """Removes the files that `publish_pass` wrote, because a shard was lost and is built again.
 
-    What a store does not list is removed too, for a reader may see it.
+    Files that the store does not list are removed too: a reader may still see them.
     """
     folder.remove([f"{each}/pass.json" for each in passes])
     folder.remove([_blocks_name(each) for each in passes])

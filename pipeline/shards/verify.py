@@ -100,16 +100,16 @@ def verify_dataset(
     on_shard: Callable[[Shard], object] = lambda _: None,
     check_block: CheckBlock = lambda _shard, _block: (),
 ) -> list[Finding]:
-    """Returns everything wrong with a dataset, by one read of each file, in the shards' order.
+    """Returns everything that is wrong with a dataset, in the order of its shards.
 
-    On a store, what seems to be missing or damaged is read again before it is called so.
+    Each file is read once. On a store, a file that seems to be missing or damaged is read again.
 
     Args:
-        dataset: Opened, so that its tables already belong to its manifest.
-        threads: Shards checked at once.
+        dataset: An open dataset, whose tables have therefore been checked against its manifest.
+        threads: The number of shards that are checked at once.
         on_shard: Called after each shard, from the calling thread.
-        check_block: Says what else is wrong with a block, from several threads; one whose bytes or
-            counts are not the tables' is not shown to it.
+        check_block: Finds more faults of a block; called from several threads. It is not called for
+            blocks whose bytes or counts already differ from the tables.
     """
     findings = [*_check_pinned(dataset), *_check_counters(dataset), *_check_document_ids(dataset)]
     findings += [*_check_files(dataset), *_check_passes(dataset)]
@@ -191,7 +191,7 @@ def _check_counters(dataset: Dataset) -> Iterator[Finding]:
 
 
 def _check_document_ids(dataset: Dataset) -> Iterator[Finding]:
-    """documents.ids holds the documents of documents_hash and the seal."""
+    """Compares documents.ids with the manifest's documents_hash and seal."""
     expected = dataset.manifest.settings.get("documents_hash")
     if expected is None:
         return
@@ -220,13 +220,13 @@ def _check_document_ids(dataset: Dataset) -> Iterator[Finding]:
 
 
 def _is_there(dataset: Dataset, name: str) -> bool:
-    """Returns whether a file exists; a store has to say several times that it does not."""
+    """Returns whether a file exists; on a store only repeated absence counts as absence."""
     attempts = 1 if dataset.is_local else DAMAGE_ATTEMPTS
     return any(dataset.folder.exists(name) for _ in range(attempts))
 
 
 def _read_document_ids(dataset: Dataset) -> tuple[str, int, str]:
-    """Returns the digest of documents.ids, how many there are, and the xor of their ids in hex."""
+    """Returns the digest of documents.ids, the number of ids, and the xor of all ids in hex."""
     digest, row_bytes = hashlib.blake2b(digest_size=32), document_id_bytes(dataset.manifest)
     size, ids_xor = dataset.folder.size(DOCUMENT_IDS), np.zeros(row_bytes, np.uint8)
     for start in range(0, size, _ROWS_AT_ONCE * row_bytes):
@@ -271,13 +271,17 @@ def _check_passes(dataset: Dataset) -> Iterator[Finding]:
 
 
 def _read_pass(dataset: Dataset, name: str, expected: bytes) -> None:
-    """Raises a ValueError where a pass.json has other bytes than expected."""
+    """Compares a pass.json with its expected bytes.
+
+    Raises:
+        ValueError: The bytes differ.
+    """
     if dataset.read_file(name) != expected:
         raise ValueError("does not say what the shard table and the manifest say")
 
 
 class _OtherBytesError(ValueError):
-    """A shard's bytes are not those of its row; they are kept, to find the place of the damage."""
+    """A shard has another sha256 than the table says. Its bytes are kept, to find the damage."""
 
     def __init__(self, tar: bytes) -> None:
         super().__init__("its sha256 is another")
@@ -285,11 +289,11 @@ class _OtherBytesError(ValueError):
 
 
 def _read_shard(dataset: Dataset, shard: Shard) -> bytes:
-    """Returns a shard's bytes; of another size or sha256 only where it stays so.
+    """Returns a shard's bytes. They may be damaged, if every attempt read another sha256.
 
     Raises:
-        FileNotFoundError: It is missing.
-        ValueError: It has another size.
+        FileNotFoundError: The shard is missing.
+        ValueError: It has another size than the table says.
     """
 
     def read() -> bytes:

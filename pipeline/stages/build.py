@@ -78,7 +78,7 @@ _COMPILED_MODULES = {
 def run_build(
     settings: BuildSettings, beam_arguments: Sequence[str], corpus: Corpus | None = None
 ) -> None:
-    """`python -m pipeline build`; the corpus is found where it is not given."""
+    """Runs `python -m pipeline build`; lists the input files first if `corpus` is None."""
     seconds: dict[str, float] = {}
     began = time.perf_counter()
     corpus = corpus or find_corpus(settings)
@@ -106,7 +106,7 @@ def run_build(
 def run_vocab(
     settings: BuildSettings, beam_arguments: Sequence[str], corpus: Corpus | None = None
 ) -> None:
-    """`python -m pipeline vocab`; the corpus is found where it is not given."""
+    """Runs `python -m pipeline vocab`; lists the input files first if `corpus` is None."""
     corpus = corpus or find_corpus(settings)
     with _writing(settings):
         vocabulary = prepare_vocabulary(settings, corpus.files, corpus.parts, beam_arguments)
@@ -116,7 +116,7 @@ def run_vocab(
 def run_tokens(
     settings: BuildSettings, beam_arguments: Sequence[str], corpus: Corpus | None = None
 ) -> None:
-    """`python -m pipeline tokens`; the corpus is found where it is not given."""
+    """Runs `python -m pipeline tokens`; lists the input files first if `corpus` is None."""
     corpus = corpus or find_corpus(settings)
     open_task_texts(settings)
     with _writing(settings):
@@ -153,7 +153,11 @@ def run_shards(settings: BuildSettings, beam_arguments: Sequence[str]) -> Datase
 def _refuse_other_tokens(
     settings: BuildSettings, vocabulary: Vocabulary, store: TokenStore
 ) -> None:
-    """Raises ValueError where the encoded documents are of another vocabulary or settings."""
+    """Compares the encoded documents with the vocabulary and the settings of this build.
+
+    Raises:
+        ValueError: The documents were encoded with another vocabulary or other settings.
+    """
     if vocabulary.sha256 != store.settings["vocab_sha256"]:
         raise ValueError(
             f"{settings.output}/{VOCAB} is not the vocabulary that {settings.tokens_folder} was"
@@ -169,18 +173,19 @@ def _refuse_other_tokens(
 
 @contextlib.contextmanager
 def _writing(settings: BuildSettings, *, only_reads_tokens: bool = False) -> Iterator[None]:
-    """While this holds, files are written into the output, temporary ones into their own folder.
+    """Locks the output while this build writes, and keeps temporary files in their own folder.
 
-    No other build writes into the same local folders meanwhile. Stores have no locks: there two
-    builds are told apart by what they count and seal, and one of them ends with an error.
+    No other build can then write into the same local folders. Stores have no locks. If two builds
+    write to one store, their counts and seals differ, and one of them ends with an error.
 
     Args:
         settings: Name the output and the folder of encoded documents.
-        only_reads_tokens: Whether the latter is only read, as several builds may do together.
+        only_reads_tokens: Whether the folder of encoded documents is only read, which several
+            builds may do at once.
 
     Raises:
         FileExistsError: Another build writes there.
-        ValueError: Nothing can be written into the output; known before any work is done.
+        ValueError: The output cannot be written to, which is found before any work is done.
     """
     output, tokens = settings.open_output(), settings.open_tokens()
     try:

@@ -69,13 +69,13 @@ _TASK_SETTINGS = ("task_files", "task_overlap", "task_words")
 
 @dataclass(frozen=True)
 class Delivered:
-    """parts.json: the documents of one Beam pipeline, and the token parts that hold them.
+    """The content of parts.json: which documents one Beam pipeline gave, and which parts hold them.
 
     Attributes:
-        documents: How many documents the pipeline gave, copies too.
-        digest: Sum of the hashes of all these documents, modulo 2**128, in hexadecimal. It does
-            not depend on their order, nor on how they were dealt into parts.
-        records: Names of the records of the parts, sorted.
+        documents: The number of documents that the pipeline gave; copies count too.
+        digest: Sum of the hashes of all these documents, modulo 2**128, in hexadecimal. It does not
+            depend on their order, nor on how they were distributed over parts.
+        records: Names of the parts' records, sorted.
     """
 
     documents: int
@@ -101,17 +101,19 @@ def read_delivered(folder: Folder) -> Delivered:
 
 @dataclass(frozen=True)
 class TokenStore:
-    """tokens.json: the encoded documents of one input.
+    """The content of tokens.json: the encoded documents of one input.
 
     Attributes:
-        settings: What decided their content.
+        settings: The settings that decided the content of the documents.
         parts_key: Hash of the parts of the input and of `choice`.
         part_names: Names of the token parts.
-        counters: Documents read, dropped by reason, cut; sentences and tokens of all kept ones.
-        totals: Distinct documents.
-        source_counters: The counters of each source, by its number.
-        dropped_examples: A few dropped documents of each reason.
-        choice: What decided which documents other documents leave out, or are held out.
+        counters: Numbers of documents that were read, dropped by reason, and cut, and of the
+            sentences and tokens of all kept documents.
+        totals: Counts of the distinct documents.
+        source_counters: The counters of each source, by the source's number.
+        dropped_examples: A few dropped documents for each reason.
+        choice: The settings that decided which documents are left out for the sake of others, or
+            held out for validation.
         without_text: The first input files that gave no text.
         unknown_words: Some of the words that hold an [UNK], the commonest first.
     """
@@ -134,7 +136,7 @@ class TokenStore:
 
     @property
     def num_overlaps(self) -> int:
-        """How many documents hold text of the task files, whether dropped or only listed."""
+        """Returns how many documents share text with the task files, dropped or only listed."""
         return sum(self.counters.get(name, 0) for name in (f"dropped_{TASK_TEXT}", LISTED))
 
     @property
@@ -175,10 +177,11 @@ def make_tokens(
 def index_delivered(
     settings: BuildSettings, vocabulary: Vocabulary, beam_arguments: Sequence[str]
 ) -> TokenStore:
-    """Returns the store of what `WriteTokens` has written.
+    """Returns the store of the token parts that `WriteTokens` has written.
 
     Raises:
-        ValueError: As `make_tokens`, or parts.json is damaged.
+        FileNotFoundError: No pipeline has finished writing there.
+        ValueError: parts.json is damaged, or an error that `make_tokens` raises too.
     """
     folder = claim_tokens(settings, vocabulary)
     records = read_delivered(folder).records
@@ -290,11 +293,11 @@ def store_settings(settings: BuildSettings, vocab_sha256: str) -> dict[str, Any]
 
 
 def open_task_texts(settings: BuildSettings) -> TaskTexts | None:
-    """Returns the texts of the task files, or None without any.
+    """Reads the texts of the task files; returns None if the settings name no task files.
 
     Raises:
         FileNotFoundError: A pattern matches no file.
-        ValueError: A file is not what its name says, or has no text that is long enough.
+        ValueError: A file is not of the format that its name says, or no text in it is long enough.
     """
     if not settings.task_files:
         return None
@@ -316,12 +319,13 @@ def tokens_rule(
     vocabulary: Vocabulary,
     send: Callable[[object, Folder], Broadcast] = broadcast,
 ) -> TokensRule:
-    """Returns how documents are read and encoded by these settings.
+    """Returns how documents are read and encoded under these settings.
 
     Args:
-        settings: Those of the build.
-        vocabulary: What the documents are encoded with.
-        send: Makes what workers get of the task files; `broadcast` may write a file for them.
+        settings: The settings of the build.
+        vocabulary: The vocabulary that documents are encoded with.
+        send: Makes the value by which workers get the texts of the task files. `broadcast` may
+            write a file for them; `describe_broadcast` writes none.
 
     Raises:
         ValueError: No text of the task files is long enough.
@@ -367,7 +371,7 @@ def _parts_key(keys: Sequence[str], choice: Mapping[str, Any]) -> str:
 
 
 def claim_tokens(settings: BuildSettings, vocabulary: Vocabulary) -> Folder:
-    """Writes settings.json, or compares it: a folder belongs to one set of settings.
+    """Writes settings.json, or compares with it if it is there: a folder has one set of settings.
 
     Raises:
         ValueError: The folder holds tokens of other settings.
@@ -378,14 +382,18 @@ def claim_tokens(settings: BuildSettings, vocabulary: Vocabulary) -> Folder:
 
 
 def claim_folder(folder: Folder, content: Mapping[str, Any]) -> None:
-    """Writes settings.json with what `store_settings` returned; raises as `claim_tokens`."""
+    """Does the work of `claim_tokens`, with the content that `store_settings` returned."""
     refuse_other_settings(folder, content)
     if not folder.exists(SETTINGS):
         folder.write(SETTINGS, json_bytes(content))
 
 
 def refuse_other_settings(folder: Folder, content: Mapping[str, Any]) -> None:
-    """Compares settings.json, where it is there, and writes nothing; raises as `claim_tokens`."""
+    """Compares the content with settings.json if that is there; writes nothing.
+
+    Raises:
+        ValueError: The folder holds tokens of other settings.
+    """
     if not folder.exists(SETTINGS):
         return
     changed = describe_changes(read_object(folder, SETTINGS, _DELETE), content)

@@ -91,7 +91,11 @@ def prepare_vocabulary(
 
 
 def _read_own(folder: Folder, origin: Mapping[str, Any]) -> Vocabulary:
-    """Reads vocab.txt, which must be the one that vocab.json speaks of."""
+    """Reads the output's vocab.txt, and compares it with the hash in vocab.json.
+
+    Raises:
+        ValueError: It is another vocabulary.
+    """
     where = folder.locate(VOCAB)
     vocabulary = parse_vocab(read_present(folder, VOCAB, _REMEDY), where)
     expected = origin.get(_SHA256, vocabulary.sha256)  # earlier versions did not say it
@@ -104,9 +108,10 @@ def _read_own(folder: Folder, origin: Mapping[str, Any]) -> Vocabulary:
 
 
 def _remove_other_work(settings: BuildSettings, vocabulary: Vocabulary) -> None:
-    """Removes what an unfinished build with another vocabulary left below the output.
+    """Removes the files of an unfinished build with another vocabulary from the output.
 
-    Encoded documents that `--tokens` keeps elsewhere stay: they may belong to another dataset too.
+    Encoded documents in another folder (`--tokens`) stay, as they may belong to another dataset
+    too.
     """
     folder = settings.open_output()
     if folder.exists(MANIFEST) or settings.tokens:

@@ -1,6 +1,6 @@
-"""What a build is given, looked at before anything heavy is imported: files, vocabularies, filters.
+"""Checks the inputs of a build, its vocabularies and its filters, before any heavy import.
 
-Importing Beam takes CPU-seconds, so nothing here does.
+Importing Beam takes CPU-seconds, so this module does not import it.
 """
 
 import sys
@@ -41,15 +41,15 @@ class Corpus(NamedTuple):
 
 
 def check_given(settings: BuildSettings, command: str) -> None:
-    """Looks at what the settings of a command name besides the input.
+    """Checks everything that a command's settings name, except for its input.
 
     Args:
         settings: The settings.
-        command: "build", "vocab", "tokens" or "shards", which do not look at all of them.
+        command: "build", "vocab", "tokens" or "shards"; only what this command uses is checked.
 
     Raises:
         FileNotFoundError: A vocabulary, a task file or a dataset to exclude is not there.
-        ValueError: One of them is not what it should be, or a filter cannot be imported.
+        ValueError: One of them is malformed, or a filter cannot be imported.
     """
     options = settings.filesystem_options()
     DocumentFilter(settings.filter_rule)
@@ -66,10 +66,10 @@ def check_given(settings: BuildSettings, command: str) -> None:
 
 
 def check_encoded(settings: BuildSettings) -> None:
-    """Looks whether there are encoded documents, and their vocabulary.
+    """Checks that the encoded documents and their vocabulary are there.
 
     Raises:
-        FileNotFoundError: There are not.
+        FileNotFoundError: One of them is not.
     """
     tokens, output = settings.open_tokens(), settings.open_output()
     if not tokens.exists(DELIVERED) and not tokens.exists(STORE):
@@ -152,10 +152,13 @@ def _refuse_output_in_input(settings: BuildSettings) -> None:
 
 
 def _say_how_sources_are_read(settings: BuildSettings, parts: Sequence[Part]) -> list[str]:
-    """Says how each source is read, with the beginning of a document, before any work is done.
+    """Prints how each source is read, with the beginning of a document, before any work is done.
+
+    Returns:
+        The lines that were printed.
 
     Raises:
-        ValueError: A source, or a file of it, has no field of the name that holds the text.
+        ValueError: A source, or a file of it, does not have the field of the text.
     """
     options = settings.filesystem_options()
     lines: list[str] = []

@@ -1,4 +1,4 @@
-"""Holds a vocabulary that was given to the words that can come of the text."""
+"""Checks that a vocabulary which the user gave fits the words of the text."""
 
 from collections.abc import Sequence
 
@@ -15,15 +15,16 @@ of its uncased one 0."""
 
 
 def check_vocabulary(vocabulary: Vocabulary, rule: WordRule, where: str) -> None:
-    """Holds a vocabulary that was given to the words that can come of a text.
+    """Checks that the entries of a user's vocabulary can occur under the build's word rule.
 
     Args:
-        vocabulary: What `where` holds.
+        vocabulary: The vocabulary.
         rule: How the build's text becomes words.
-        where: The file or model that was given, for messages.
+        where: The file or model that the vocabulary is from, for messages.
 
     Raises:
-        ValueError: Most of its entries can never be made, or it is cased and text is lower-cased.
+        ValueError: Most entries can never occur, or the vocabulary is cased and text is
+            lower-cased.
     """
     entries = [
         token.removeprefix(CONTINUATION)
@@ -56,6 +57,6 @@ def check_vocabulary(vocabulary: Vocabulary, rule: WordRule, where: str) -> None
 
 
 def _find_impossible(entries: Sequence[str], rule: WordRule) -> list[str]:
-    """Returns the entries that are no word of any text, in their order."""
+    """Returns the entries that can never be a word of a text, in their order."""
     split = rule.split
     return [entry for entry in entries if split(entry) != [entry]]

@@ -170,9 +170,10 @@ def publish_dataset(folder: Folder, built: Built, manifest: Manifest) -> None:
 
 
 def remove_leftovers(folder: Folder) -> None:
-    """Removes the records of a published dataset and what killed writers left beside its files.
+    """Removes the records of a published dataset, and temporary files that killed writers left.
 
-    The plan goes too where the store does not list it: it says that the build is at work.
+    The plan is removed even if the store does not list it, because readers take it as a sign that
+    the build is still at work.
     """
     files = folder.list()
     records = [name for name in files if name.startswith(f"{RECORDS}/")]
@@ -182,7 +183,7 @@ def remove_leftovers(folder: Folder) -> None:
 def remove_unfinished(folder: Folder) -> None:
     """Removes the shards and records of a build that is not finished, if there is one.
 
-    Nothing is removed of a finished dataset, which has no records.
+    A finished dataset has no records, so nothing of it is removed.
     """
     files = folder.list()
     is_at_work = any(name.startswith(f"{RECORDS}/") for name in files)

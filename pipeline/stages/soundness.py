@@ -1,8 +1,8 @@
-"""What shows, while a dataset is made, that it will not be what its maker wants.
+"""Finds signs, while a dataset is made, that it will not be the dataset that the user wants.
 
-A vocabulary of other words gives [UNK] for every word, and text whose sentences are not found makes
-every pair random: both would be a complete dataset of valid shards. What is odd is said in one
-line; what cannot be meant stops the build, and a setting says that it is meant.
+If the vocabulary is of another language, every word becomes [UNK]. If no sentences are found in the
+text, every pair is random. Either dataset would be complete, and its shards valid. An odd value is
+reported in one line. A value that is surely a mistake stops the build, unless a setting allows it.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ _USUAL_RANDOM_NEXT = (0.35, 0.65)
 
 
 def check_tokens(settings: BuildSettings, vocabulary: Vocabulary, store: TokenStore) -> None:
-    """Looks at the encoded documents before shards are made of them.
+    """Checks the encoded documents before shards are made of them.
 
     Raises:
-        ValueError: More of the tokens are [UNK] than max_unknown, or hardly a document has more
-            than one sentence, so that every pair would be random.
+        ValueError: The share of [UNK] is above max_unknown, or nearly all documents have only one
+            sentence, so that nearly every pair would be random.
     """
     _check_unknown(settings, vocabulary, store)
     if settings.max_random_next < 1 and _sentences_a_document(store) < 1 + _fewest(settings):
@@ -77,9 +77,10 @@ def _sentences_a_document(store: TokenStore) -> float:
 
 
 def _fewest(settings: BuildSettings) -> float:
-    """Returns how many more sentences than one a document needs, for a share of pairs that follow.
+    """Returns the least average number of sentences per document, less one.
 
-    Of documents of at most two sentences, half of those with two give a pair that follows.
+    With fewer, more pairs are random than max_random_next allows: among documents of one or two
+    sentences, half of those with two give a pair that is not random.
     """
     return 2 * (1 - settings.max_random_next)
 
@@ -93,11 +94,11 @@ def _random_cure(settings: BuildSettings) -> str:
 
 
 def check_random_next(settings: BuildSettings, store: TokenStore, shards: Sequence[Shard]) -> None:
-    """Looks at the share of random second segments before a dataset is published.
+    """Checks the share of random second segments before a dataset is published.
 
     Raises:
-        ValueError: It is above max_random_next. The shards stay, so that the same command with
-            another max_random_next publishes them at once.
+        ValueError: The share is above max_random_next. The shards stay, so that the same command
+            with a higher max_random_next publishes them at once.
     """
     train = [shard for shard in shards if shard.split == "train"]
     for seq_len in sorted({shard.seq_len for shard in train}):

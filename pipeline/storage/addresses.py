@@ -1,4 +1,4 @@
-"""URLs that are written wrongly."""
+"""Finds URLs that are written wrongly."""
 
 import re
 
@@ -7,10 +7,10 @@ _ONE_SLASH = re.compile(rf"({'|'.join(_REMOTE.split())}):/(?!/)(.*)", re.DOTALL)
 
 
 def refuse_one_slash(url: str) -> None:
-    """Refuses a URL of a store with one slash, which would be a folder of this machine.
+    """Refuses a store's URL with one slash, such as s3:/bucket, which would be a local folder.
 
     Raises:
-        ValueError: The URL is so; the message has it with two slashes.
+        ValueError: The URL has one slash; the message proposes it with two.
     """
     if found := _ONE_SLASH.fullmatch(url):
         meant = f"{found[1]}://{found[2]}"

@@ -1,4 +1,7 @@
-"""Compressed files as streams of any number of frames: zstd, gzip, bzip2, xz, lzma; no bombs."""
+"""Decompresses files as streams: zstd, gzip, bzip2, xz and lzma, with any number of frames.
+
+A decompression bomb is refused.
+"""
 
 import bz2
 import lzma
@@ -46,9 +49,9 @@ _BZIP2_STREAM_BYTES = 10
 
 
 def compression_suffix(url: str) -> str:
-    """Returns the suffix of the codec that a file's name promises, ".gz" for A.GZ and a.tgz too.
+    """Returns the suffix of the codec that a file's name says: ".gz" for A.GZ and for a.tgz.
 
-    It is empty for a file that is read as it is stored.
+    The result is empty for a file without compression.
     """
     name = without_query(url).lower()
     for suffix in SUFFIXES:
@@ -61,7 +64,7 @@ def compression_suffix(url: str) -> str:
 
 
 def is_compressed(url: str) -> bool:
-    """Tells by its name whether a file is read through a decompressor."""
+    """Returns whether a file is compressed by its name."""
     return bool(compression_suffix(url))
 
 

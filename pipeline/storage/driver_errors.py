@@ -1,8 +1,8 @@
-"""Reads the errors of store drivers: which are final, which are refusals, and what cures them.
+"""Classifies the errors of store drivers: final ones, refusals, and what the user can do.
 
-Drivers are optional and each raises errors of its own, so they are told apart by the answer of the
-store that they carry, by errno, and by the name of their class. An error that nothing here calls
-final may pass: it is asked again.
+Drivers are optional, and each raises its own classes of errors. So errors are told apart by the
+store's answer that they carry, by errno, and by the name of their class. Any error that is not
+known to be final counts as temporary, and the request is made again.
 """
 
 import errno
@@ -77,7 +77,7 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def is_final(error: BaseException) -> bool:
-    """Whether asking again is in vain. Any error that is not known to be final may pass."""
+    """Returns whether another attempt would be in vain. Unknown errors count as temporary."""
     if type(error) is RuntimeError and error.__cause__:  # huggingface_hub wraps a thread's error
         return is_final(error.__cause__)
     status, code = _answer(error)
@@ -95,22 +95,22 @@ def is_final(error: BaseException) -> bool:
 
 
 def says_no_bucket(error: BaseException) -> bool:
-    """Whether a store of S3's kind said that the bucket of a request does not exist."""
+    """Returns whether a store of S3's kind answered that the bucket of a request does not exist."""
     return _answer(error)[1] == "NoSuchBucket"
 
 
 def says_no_endpoint(error: BaseException) -> bool:
-    """Whether botocore said that the endpoint it was given is no URL."""
+    """Returns whether botocore said that the endpoint it was given is no URL."""
     return isinstance(error, ValueError) and str(error).startswith("Invalid endpoint")
 
 
 def describe(error: BaseException) -> str:
-    """What an error says, as one line; its class where it says nothing."""
+    """Returns the message of an error as one line, or its class if it has no message."""
     return " ".join(str(error).split()) or repr(error)
 
 
 def find_cure(error: BaseException, filesystem: Any = None) -> str:
-    """What a person does about an error of a request to a filesystem."""
+    """Returns what a user can do about an error of a request to a filesystem."""
     endpoint = describe_endpoint(filesystem)
     asked = f", which was asked at {endpoint}" if endpoint else ""
     if is_refusal(error):
@@ -134,7 +134,7 @@ def find_cure(error: BaseException, filesystem: Any = None) -> str:
 
 
 def describe_endpoint(filesystem: Any) -> str:
-    """Where a filesystem sends its requests; nothing where it is not a store with an endpoint."""
+    """Returns where a filesystem sends its requests; empty for filesystems without an endpoint."""
     kinds = _protocols(filesystem)
     if "s3" in kinds:
         try:
@@ -147,13 +147,17 @@ def describe_endpoint(filesystem: Any) -> str:
 
 
 def find_bucket(filesystem: Any, path: str) -> str | None:
-    """The bucket of a path; None where the filesystem has none."""
+    """Returns the bucket of a path, or None if the filesystem has no buckets."""
     has_buckets = not {"s3", "gs"}.isdisjoint(_protocols(filesystem))
     return str(filesystem.split_path(path)[0]) if has_buckets else None
 
 
 def ask_for_bucket(filesystem: Any, bucket: str) -> None:
-    """Asks a store for a bucket by one small request; a FileNotFoundError where it is not there."""
+    """Asks a store by one small request whether a bucket exists.
+
+    Raises:
+        FileNotFoundError: It does not.
+    """
     if "s3" in _protocols(filesystem):
         filesystem.call_s3("head_bucket", Bucket=bucket)
     else:
@@ -170,7 +174,7 @@ def _is_one_of(names: str, error: BaseException) -> bool:
 
 
 def _answer(error: BaseException) -> tuple[int | None, str | None]:
-    """Status and code of the answer that an error, or its direct cause, carries."""
+    """Returns status and code of the store's answer that an error, or its direct cause, carries."""
     for each in (error, error.__cause__):
         response = getattr(each, "response", None)
         if isinstance(response, dict):  # of botocore, which s3fs keeps as the cause

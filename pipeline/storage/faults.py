@@ -1,9 +1,10 @@
-"""Patience with stores: how often a request is made, and with what pauses.
+"""Repeats requests to stores: how often, and with what pauses.
 
-A request is made ATTEMPTS times unless its error is final (`pipeline.storage.driver_errors`), with
-growing random pauses of at most 16 s in all. A store that has answered before and now refuses is
-asked again for REFUSAL_SECONDS, as a key may be in renewal. An unknown name, until the store has
-answered, and local disks are asked once.
+A request is made up to ATTEMPTS times, unless its error is final
+(`pipeline.storage.driver_errors`), with growing random pauses of at most 16 s in total. If a store
+has answered before and now refuses, it is asked again for REFUSAL_SECONDS, because a key may be in
+renewal. A host name that cannot be resolved is tried once, unless the store has answered before. A
+local disk is always tried once.
 """
 
 import contextlib
@@ -56,7 +57,7 @@ class StorageError(OSError, ValueError):
 
 
 class NoBucketError(StorageError):
-    """The bucket of a URL does not exist: nothing below it was read, and nothing can be written."""
+    """The bucket of a URL does not exist, so nothing in it can be read or written."""
 
 
 class SizeError(OSError):
@@ -90,18 +91,18 @@ class Pauses:
 def call_patiently(
     what: str, call: Callable[[], Result], attempts: int = ATTEMPTS, filesystem: Any = None
 ) -> Result:
-    """Calls a function that makes the request `what` until it returns or its error is final.
+    """Calls a function that makes a request until it returns or its error is final.
 
     Args:
         what: Names the request in messages, by its URL.
         call: Makes the request.
-        attempts: How many of them may fail; refusals do not count.
-        filesystem: The store that is asked. Without it a refusal is believed at once.
+        attempts: How many attempts may fail; refusals do not count.
+        filesystem: The store that is asked. Without it, the first refusal is final.
 
     Raises:
-        FileNotFoundError, FileExistsError, ValueError: At once, as they came.
+        FileNotFoundError, FileExistsError, ValueError: Raised by `call`, and passed on at once.
         NoBucketError: The store has no such bucket.
-        PermissionError: At once where the store has answered nothing yet, else after
+        PermissionError: The store refuses: at once if it has never answered, otherwise after
             REFUSAL_SECONDS.
         StorageError: The attempts are used up, or the error is final.
     """
@@ -126,7 +127,7 @@ def call_patiently(
 
 
 class _Patience:
-    """How one request of `call_patiently` has failed so far, and whether it is made again."""
+    """The failures of one request of `call_patiently`; decides whether it is made again."""
 
     def __init__(self, what: str, attempts: int, filesystem: Any) -> None:
         self._what = what
@@ -138,7 +139,12 @@ class _Patience:
         self._pauses = Pauses(FIRST_DELAY_SECONDS, MAX_DELAY_SECONDS)
 
     def pause_after(self, error: Exception) -> float:
-        """Returns the seconds to wait before the next attempt; raises as `call_patiently`."""
+        """Returns the seconds to wait before the next attempt.
+
+        Raises:
+            PermissionError: The refusal is final.
+            StorageError: No attempt is left, or the error is final.
+        """
         now = time.monotonic()
         pause = self._pauses.after(error, now)
         found = f"{self._what}: {describe(error)}"
@@ -164,11 +170,13 @@ class _Patience:
 
 
 def refuse_absent_bucket(what: str, filesystem: Any, path: str) -> None:
-    """Asks for the bucket of a path in which nothing was found; each bucket once in a process.
+    """Asks whether the bucket of a path exists, after nothing was found at the path.
+
+    Each bucket is asked for once per process.
 
     Raises:
-        NoBucketError: The store says that it does not exist. Where the store does not say, as to a
-            key without that right, nothing is raised.
+        NoBucketError: The store says that the bucket does not exist. If the store gives no answer,
+            for example because the key lacks the right to ask, nothing is raised.
     """
     bucket = find_bucket(filesystem, path)
     place = hash(filesystem), bucket
@@ -221,13 +229,13 @@ def refuse_unresolved(url: str, options: Mapping[str, Any]) -> None:
 def reread_damaged(
     read: Callable[[], Result], *, is_local: bool, is_expected: bool = False
 ) -> Result:
-    """Calls a function that reads files, on a store up to DAMAGE_ATTEMPTS times.
+    """Calls a function that reads files; on a store up to DAMAGE_ATTEMPTS times.
 
     Args:
-        read: Raises a ValueError where bytes are damaged, which the wire may have done.
-        is_local: Whether the files are on a local disk, which is asked once.
-        is_expected: Whether the files are known to exist, so that a FileNotFoundError is no answer
-            either.
+        read: Raises ValueError if the bytes are damaged, which can happen on the network.
+        is_local: Whether the files are on a local disk, which is read once.
+        is_expected: Whether the files are known to exist, so that after a FileNotFoundError they
+            are read again too.
     """
     for _ in range(0 if is_local else DAMAGE_ATTEMPTS - 1):
         try:

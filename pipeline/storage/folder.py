@@ -127,20 +127,24 @@ class Folder:
         return self._found(name, self.ask(lambda: bool(self.filesystem.exists(path)), name))
 
     def is_file(self, name: str = "") -> bool:
-        """Returns whether a file is there, and no folder; raises as `exists`."""
+        """Returns whether a file, not a folder, has this name.
+
+        Raises:
+            NoBucketError: The bucket of the URL does not exist.
+        """
         path = self._at(name)
         if self.is_local:
             return bool(self.filesystem.isfile(path))
         return self._found(name, self.ask(lambda: _is_file(self.filesystem, path), name))
 
     def _found(self, name: str, is_there: bool) -> bool:
-        """Returns `is_there`; where it is false, the bucket has to exist."""
+        """Returns `is_there`; if it is false, checks that the bucket exists."""
         if not is_there:
             self.refuse_absent_bucket(name)
         return is_there
 
     def refuse_absent_bucket(self, name: str = "") -> None:
-        """Raises NoBucketError, for a file that is not there, where its bucket does not exist."""
+        """Raises NoBucketError if a file was not found because its bucket does not exist."""
         if not self.is_local:
             faults.refuse_absent_bucket(self.locate(name), self.filesystem, self.path)
 
@@ -155,7 +159,9 @@ class Folder:
         return self.ask(attempt, name, attempts)
 
     def list(self) -> dict[str, int]:
-        """Returns the bytes of every file below the folder, by its name; empty if there is none.
+        """Returns the size in bytes of every file below the folder, by its name.
+
+        The result is empty if there is no such folder.
 
         Raises:
             NoBucketError: The bucket of the URL does not exist.
@@ -257,14 +263,15 @@ class Folder:
         self.ask(attempt, name)
 
     def write(self, name: str, data: bytes | Path) -> None:
-        """Writes bytes, or a copy of a local file, whole or not at all.
+        """Writes bytes, or a copy of a local file, either whole or not at all.
 
-        Local disks rename; stores take one upload, whose size is checked.
+        On a local disk a temporary file is renamed. On a store there is one upload, whose size is
+        checked.
 
         Raises:
             NoBucketError: The bucket of the URL does not exist.
-            StorageError: The disk is full or the store did not take the file: nothing is there
-                under its name.
+            StorageError: The disk is full, or the store did not take the file. There is then no
+                file with this name.
         """
         if self.is_local:
             replace_file(self.local_path(name), data)
@@ -276,7 +283,7 @@ class Folder:
             raise
 
     def _upload(self, path: str, data: bytes | Path) -> None:
-        """Uploads a file once and looks at what the store has then."""
+        """Uploads a file once and checks the size that the store then reports."""
         # Never `with fs.open(path, "wb")` around a producer: leaving it by an exception publishes
         # the partial object.
         with faults.driver_errors(path):
@@ -295,7 +302,7 @@ class Folder:
             raise faults.SizeError(f"{what}, which were removed")
 
     def _stored_bytes(self, path: str) -> int | None:
-        """Returns the bytes of an object that was just uploaded; None where it is not there."""
+        """Returns the size in bytes of an object after its upload, or None if it is not there."""
         try:
             return int(self.filesystem.size(path))
         except FileNotFoundError:
@@ -335,14 +342,14 @@ class Folder:
 
 
 def _refuse_pipe(path: str) -> None:
-    """Refuses what would wait for a writer: sizes and parts of a pipe cannot be asked for."""
+    """Refuses a named pipe, as it has no size, cannot be read in parts, and waits for a writer."""
     if stat.S_ISFIFO(os.stat(path).st_mode):
         cure = "write what comes through it to a file, and give that"
         raise ValueError(f"{path}: is a pipe (FIFO), expected a file; {cure}")
 
 
 def _is_file(filesystem: Any, path: str) -> bool:
-    """Returns whether a store has a file; unlike fsspec's `isfile`, a failure is no answer."""
+    """Returns whether a store has a file. Unlike fsspec's `isfile`, a failed request raises."""
     try:
         return bool(filesystem.info(path)["type"] == "file")
     except FileNotFoundError:

@@ -1,4 +1,7 @@
-"""JSON files that the programs read: each error names the file, what it holds and what to do."""
+"""Reads JSON files; every error names the file, what it holds and what to do.
+
+Each function takes a `remedy`: what the user can do about a damaged file.
+"""
 
 import contextlib
 import json
@@ -49,7 +52,7 @@ def parse_object(data: bytes | str, where: str, remedy: str) -> dict[str, Any]:
 
 
 def parse_names(data: bytes, where: str, remedy: str) -> list[str]:
-    """Parses a JSON list of texts; raises as `parse_object`."""
+    """Parses a JSON list of texts; its errors are those of `parse_object`."""
     found = parse_json(data, where, remedy)
     if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
         said = f"it holds {repr(found)[:_LONGEST_SHOWN]}, expected a list of names"
@@ -72,10 +75,10 @@ def parse_json(data: bytes | str, where: str, remedy: str) -> Any:
 
 @contextlib.contextmanager
 def expected_fields(where: str, remedy: str) -> Iterator[None]:
-    """Takes a key that a parsed file lacks, or a value of another type, for damage of the file.
+    """Reports a missing key, or a value of a wrong type, as damage of the file it was read from.
 
     Raises:
-        ValueError: What is done inside raised KeyError, TypeError, AttributeError or IndexError.
+        ValueError: The block raised KeyError, TypeError, AttributeError or IndexError.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Locks on local files: the system lets go of them when their process ends, however it ends."""
+"""Locks on local files. The system releases a lock when its process ends, in whatever way."""
 
 import contextlib
 import errno
@@ -22,13 +22,13 @@ def wait_for_lock(
     """Takes the lock of an open file.
 
     Args:
-        file: The file. Closing it, or the end of the process, lets go of the lock.
-        folder: The folder that the lock is for, for messages.
-        patience_seconds: How long to wait for others, who may be leaving.
-        is_shared: Whether others may hold the lock too, if theirs is shared.
+        file: The file. The lock is released when it is closed or the process ends.
+        folder: The folder that the lock protects, for messages.
+        patience_seconds: How long to wait for another holder, which may be about to end.
+        is_shared: Whether others may hold the lock at the same time, if they share it too.
 
     Raises:
-        FileExistsError: Another job holds it after so many seconds.
+        FileExistsError: Another job still holds the lock after `patience_seconds`.
     """
     kind = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX
     began = time.monotonic()
@@ -50,19 +50,19 @@ def wait_for_lock(
 def locked_folder(
     folder: Path, name: str, patience_seconds: float, *, is_shared: bool = False
 ) -> Iterator[None]:
-    """Keeps other jobs out of a local folder while this holds.
+    """Keeps other jobs out of a local folder as long as the context lasts.
 
-    The lock is a file in the folder, which goes at the end. One that a killed job left locks
-    nothing.
+    The lock is on a file in the folder, which is removed at the end. A file that a killed job left
+    locks nothing.
 
     Args:
-        folder: The folder, which is made.
+        folder: The folder; it is created if needed.
         name: The name of the lock's file.
-        patience_seconds: As of `wait_for_lock`.
-        is_shared: As of `wait_for_lock`.
+        patience_seconds: How long to wait for another holder.
+        is_shared: Whether others may hold the lock at the same time, if they share it too.
 
     Raises:
-        FileExistsError: Another job is still there after so many seconds.
+        FileExistsError: Another job still holds the lock after `patience_seconds`.
         ValueError: The disk has no locks.
     """
     path = folder / name
@@ -87,7 +87,7 @@ def locked_folder(
 
 
 def _is_at(path: Path, file: IO[bytes]) -> bool:
-    """Whether an open file is still the one of that path."""
+    """Returns whether an open file is still the file at this path."""
     try:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:

@@ -1,4 +1,7 @@
-"""Text of users' files in messages: always short, and no terminal obeys it, whatever it holds."""
+"""Text from users' files for messages: cut to a short length, without control characters.
+
+So no text in a file can fill a log, or move a terminal's cursor.
+"""
 
 from collections.abc import Iterable
 
@@ -7,7 +10,7 @@ LONGEST = 60
 
 
 def quote(value: object) -> str:
-    """Returns a value as Python writes it, a text in quotes; of a long one the beginning."""
+    """Returns a value as Python writes it, text in quotes. A long value is cut."""
     if isinstance(value, str):
         is_whole = len(value) <= LONGEST
         return repr(value) if is_whole else f"{value[:LONGEST]!r}... ({len(value):,} characters)"
@@ -16,7 +19,7 @@ def quote(value: object) -> str:
 
 
 def join_names(names: Iterable[object], most: int = 20) -> str:
-    """Returns names with commas between them; long names are cut, and so is a long list."""
+    """Joins names by commas. Long names are cut, and a long list ends in "and 7 more"."""
     every = [str(name) for name in names]
     shown = [name if len(name) <= LONGEST else f"{name[:LONGEST]}..." for name in every[:most]]
     if len(every) > most:
@@ -25,11 +28,11 @@ def join_names(names: Iterable[object], most: int = 20) -> str:
 
 
 def printable(text: str, *, keeps_lines: bool = False) -> str:
-    """Returns a text with an escape for what would move a cursor or turn a terminal's direction.
+    """Writes as escapes the characters that would move a terminal's cursor or turn its direction.
 
     Args:
         text: A message, or a name in one.
-        keeps_lines: Whether line ends stay, as in a message of several lines.
+        keeps_lines: Whether line ends stay, for a message of several lines.
     """
     if text.isprintable():
         return text

@@ -1,8 +1,8 @@
-"""Secrets: what storage options hold, passwords in URLs and the values of their queries.
+"""Secrets: values of storage options, passwords in URLs, and values of URLs' queries.
 
-None of them is shown anywhere, however it was given. Options are known by their values, which are
-learned where they are parsed and where a filesystem is opened, in every process. URLs are known by
-their form: the query of a presigned one is a key to the file.
+None of them is ever shown. Options are recognized by their values: every process learns them when
+it parses options or opens a filesystem. Secrets in URLs are recognized by their form. A query is a
+secret because the query of a presigned URL gives access to the file.
 """
 
 import contextlib
@@ -68,9 +68,9 @@ def find_password(url: str) -> str | None:
 
 
 def hide(text: str) -> str:
-    """Returns a text without secrets; the keys of a URL's query stay.
+    """Returns a text with its secrets replaced; the keys of a URL's query stay.
 
-    Values of options are found as JSON and URLs write them too.
+    Values of options are also found as JSON or a URL encodes them.
     """
     if "@" in text:
         text = _USER_INFO.sub(rf"\1{HIDDEN}@", text)
@@ -80,15 +80,18 @@ def hide(text: str) -> str:
 
 
 def identify(url: str) -> str:
-    """Returns a URL without what signs it: the same for the same file under a renewed signature.
+    """Returns a URL without its signature, so that it is the same when the file is signed anew.
 
-    A URL without a query is returned as it is, and so is a local path.
+    A URL without a query, or a local path, is returned unchanged.
     """
     return _WITH_QUERY.sub(_drop_signature, url) if "?" in url and "://" in url else url
 
 
 def without_query(url: str) -> str:
-    """Returns a URL of the web without its query, whose path ends with the file's name."""
+    """Returns an HTTP URL without its query, so that it ends with the file's name.
+
+    Other URLs are returned unchanged.
+    """
     scheme = url.rpartition("://")[0].rpartition("::")[2].lower()
     return url.partition("?")[0] if scheme in _WEB else url
 
@@ -111,7 +114,7 @@ def _drop_signature(found: re.Match[str]) -> str:
 
 
 def show(name: str) -> str:
-    """Returns a name or URL as lines for people have it: no secret, and no terminal obeys it."""
+    """Returns a name or URL for a line of output, without secrets and control characters."""
     return printable(hide(name))
 
 

@@ -1,6 +1,6 @@
-"""Tar archives, read once from their start to their end: every member is a file of its own.
+"""Reads tar archives as a stream; every member is a file of its own.
 
-A tar has no list of its members, so it is read as a stream, by one reader, compressed or not.
+A tar has no list of its members, so one reader reads it once from start to end, compressed or not.
 """
 
 import struct
@@ -22,7 +22,7 @@ _TAR_ERRORS = (
 
 
 class TarMember(NamedTuple):
-    """One file of an archive; its bytes can be read until the next member is asked for."""
+    """One file of an archive. Its bytes can be read until the next member is asked for."""
 
     archive: tarfile.TarFile
     info: tarfile.TarInfo
@@ -31,7 +31,7 @@ class TarMember(NamedTuple):
 
     @property
     def name(self) -> str:
-        r"""Returns the member's name within the archive; bytes that are no UTF-8 become \xNN."""
+        r"""Returns the member's name within the archive; bytes that are not UTF-8 become \xNN."""
         name = self.info.name.removeprefix("./")
         return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
@@ -54,17 +54,17 @@ class TarMember(NamedTuple):
 
 
 def iterate_members(blocks: Iterable[bytes], url: str) -> Iterator[TarMember]:
-    """Yields the regular files of an archive in their order; hidden ones are left out.
+    """Yields the regular files of an archive in their order, without hidden files and links.
 
-    Links are left out too: the file that they stand for is a member itself.
+    The file that a link points to is a member itself.
 
     Args:
         blocks: The bytes of the archive, decompressed.
         url: The archive, for messages.
 
     Raises:
-        ValueError: The archive is damaged or cut short, a name leads out of its folder, or it goes
-            on behind its end.
+        ValueError: The archive is damaged or cut short, a name leads out of its folder, or there
+            are more bytes after its end.
     """
     stream = _Stream(blocks)
     with _broken_tar(stream, url):
@@ -86,7 +86,7 @@ def iterate_members(blocks: Iterable[bytes], url: str) -> Iterator[TarMember]:
 
 @contextmanager
 def _broken_tar(stream: "_Stream", where: str) -> Iterator[None]:
-    """Says which archive or member is broken, unless the error came of reading the stream."""
+    """Adds the archive or member to errors of tarfile; errors from reading the stream pass."""
     try:
         yield
     except _TAR_ERRORS as error:
@@ -97,7 +97,7 @@ def _broken_tar(stream: "_Stream", where: str) -> Iterator[None]:
 
 
 class _Stream:
-    """Blocks of bytes as the file that tarfile reads from."""
+    """A file object over blocks of bytes, for tarfile."""
 
     def __init__(self, blocks: Iterable[bytes]) -> None:
         self._blocks = iter(blocks)
@@ -142,9 +142,10 @@ def _check_member(member: TarMember) -> None:
 
 
 def _check_end(stream: _Stream, end: int, url: str) -> None:
-    """Refuses an archive without blocks of zeros at its end, or with anything behind them.
+    """Refuses an archive that does not end in blocks of zeros, or has other bytes after them.
 
-    tarfile ends without a word at a damaged header, and where archives were joined by cat.
+    tarfile stops without an error at a damaged header, and between archives that were joined by
+    cat.
     """
     behind = stream.last[len(stream.last) - (stream.num_bytes - end) :]
     if not behind:
@@ -159,7 +160,7 @@ def _check_end(stream: _Stream, end: int, url: str) -> None:
 
 
 def looks_like_tar(head: bytes) -> bool:
-    """Tells by its first bytes whether a file is a tar archive."""
+    """Returns whether the first bytes are a tar header."""
     try:
         tarfile.TarInfo.frombuf(head[: tarfile.BLOCKSIZE], "utf-8", "surrogateescape")
     except _TAR_ERRORS:

@@ -52,7 +52,7 @@ class ZipMember(NamedTuple):
 
 
 def list_members(file: IO[bytes], size: int, url: str) -> list[ZipMember]:
-    """Returns the members of an open archive in the order of their bytes, without hidden ones."""
+    """Returns the members of an open archive in the order of their bytes, without hidden files."""
     with _broken_zip(url):
         archive = zipfile.ZipFile(file)
         members = [info for info in archive.infolist() if not info.is_dir()]

@@ -24,12 +24,13 @@ _KIND_NUMBERS = {" ": 1, "\n": 2, "": 3}
 
 
 class _Replacements:
-    """What characters become; those that are not in the lists stay.
+    """The replacements of characters by one cleaning rule. Characters that are not listed stay.
 
     Attributes:
-        of_code: What each code point becomes: a space, a line end or nothing.
+        of_code: The replacement of each code point: a space, a line end or nothing.
         kinds: [65,536] the kind of each character, by `_KIND_NUMBERS`, for the compiled module.
-        plain: [256] whether no character of the lists begins with this byte; a single space stays.
+        plain: [256] whether no listed character begins with this byte, so that it can be copied;
+            true for the space as well.
     """
 
     def __init__(self, dropped: Iterable[int]) -> None:
@@ -48,12 +49,12 @@ _OF_WORDS = _Replacements(_SURROGATES)
 
 
 def clean_text(raw: bytes | str, *, keeps_words: bool = False) -> str:
-    """Returns paragraphs, one a line: single spaces, none at ends, no empty line.
+    """Returns a text's paragraphs, one per line, with single spaces and no empty lines.
 
     Args:
         raw: A text, or its bytes in UTF-8.
-        keeps_words: Whether words stay as they are: nothing but white space changes. Otherwise
-            control characters are dropped.
+        keeps_words: Whether words stay unchanged, so that only white space is cleaned. Otherwise
+            control characters are dropped too.
 
     Raises:
         UnicodeDecodeError: The bytes are not UTF-8.

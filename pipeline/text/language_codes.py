@@ -1,4 +1,4 @@
-"""Codes of languages, by which sentences are split: checked before any text is read."""
+"""Checks language codes, which choose the rules of sentence splitting, before text is read."""
 
 import difflib
 import re
@@ -18,11 +18,11 @@ _CODES = {
 
 
 def check_language(code: str) -> None:
-    """Refuses what is no code of a language.
+    """Refuses a code that is not an ISO 639 code in lower case.
 
     Raises:
-        ValueError: `code` is no ISO 639 code in lower case; the message proposes one where the text
-            is a language's English name, or a code written otherwise.
+        ValueError: The code is wrong. The message proposes a code if the text is a language's
+            English name, or a code in another spelling.
     """
     if _CODE.fullmatch(code):
         return

@@ -1,7 +1,7 @@
-"""Adds to the rules of `sentencex`: stops that it lacks, and stops that end no sentence.
+"""Extends the rules of `sentencex`: stops that it does not know, and stops that end no sentence.
 
-`mark_stops` writes other characters in their places, as many as there were, so that `sentencex`
-sees what is meant. Sentences are then cut out of the text as it is.
+`mark_stops` replaces such stops by other characters, so that `sentencex` splits rightly. The number
+of characters stays the same, so the sentences can be cut from the original text.
 """
 
 import re
@@ -79,7 +79,7 @@ _SHORTENED_WORDS = {
 
 
 def mark_stops(line: str, language: str) -> str:
-    """Returns a line of the same length whose stops are those that `sentencex` knows."""
+    """Returns a line of the same length in which `sentencex` finds the right ends of sentences."""
     if not line.isascii():
         line = _OTHER_STOPS.sub(_KNOWN_STOP, line)
     rules = _rules(language.partition("-")[0])
@@ -128,7 +128,12 @@ def _rules(language: str) -> _Rules:
 
 
 def _stop_behind(words: list[str], follows: str) -> str:
-    """Returns a pattern of the stops behind words; it begins with the stop, which is found fast."""
+    """Returns a pattern for the stop after any of the words; beginning with the stop, it is fast.
+
+    Args:
+        words: The words, without their stop.
+        follows: A pattern of what must come after the stop.
+    """
     by_length: dict[int, list[str]] = {}
     for word in words:
         by_length.setdefault(len(word), []).append(re.escape(word))

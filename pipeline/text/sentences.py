@@ -62,13 +62,13 @@ def split_sentences(
 def keep_lines(
     text: str, max_characters: int = MAX_CHARACTERS, *, keeps_words: bool = False
 ) -> list[str]:
-    """Returns the lines of cleaned text as its sentences, none empty.
+    """Returns the non-empty lines of cleaned text as its sentences.
 
     Args:
         text: Cleaned text.
-        max_characters: The most characters of a sentence. A longer line is cut as
-            `split_sentences` cuts it.
-        keeps_words: Whether a word longer than that stays whole.
+        max_characters: The most characters of a sentence. A longer line is cut as by
+            `split_sentences`.
+        keeps_words: Whether a single word longer than that stays whole.
     """
     return _cut_sentences(filter(None, text.split("\n")), max_characters, keeps_words)
 
@@ -108,7 +108,10 @@ def _split_long_quotation(sentence: str, language: str) -> Sequence[str]:
 
 
 def _split_line(line: str, language: str) -> list[str]:
-    """Splits one line into sentences with spaces around them, in time linear in its length."""
+    """Splits one line into sentences in time linear in its length.
+
+    Sentences keep the spaces around them.
+    """
     marked = mark_stops(line, language)
     start = 0
     ends: list[int] = []
@@ -147,7 +150,10 @@ def _cut_sentences(
 
 
 def _cut_sentence(sentence: str, max_characters: int, keeps_words: bool) -> Iterator[str]:
-    """Yields the sentence in pieces of at most `max_characters`, but for words that stay whole."""
+    """Cuts a sentence into pieces of at most `max_characters`.
+
+    With `keeps_words`, a longer word is a longer piece.
+    """
     start = 0
     while len(sentence) - start > max_characters:
         space = sentence.rfind(" ", start + 1, start + max_characters + 1)

@@ -53,13 +53,13 @@ def prepare_texts(
     keeps_words: bool = False,
     files: Sequence[tuple[str, int]] = (),
 ) -> TaskTexts:
-    """Returns cleaned texts, one line each, for windows of n words.
+    """Returns cleaned texts, one line each, in which windows of n words are looked for.
 
     Args:
         texts: The place of each text, such as "dev.tsv, line 3", and the text.
-        n: Words of a window.
+        n: The number of words of a window.
         keeps_words: Whether words stay as they are (`WordRule.keeps_words`).
-        files: Every file and how many of the texts, in their order, are in it.
+        files: Every file with the number of its texts. The texts are in the order of the files.
     """
     places: list[str] = []
     lines: list[str] = []
@@ -70,7 +70,11 @@ def prepare_texts(
 
 
 def refuse_file_without_windows(url: str, least: int = LEAST_WORDS) -> None:
-    """Says of a task file that nothing of it would be looked for.
+    """Raises the error about a task file whose texts are all too short to be looked for.
+
+    Args:
+        url: The file.
+        least: The least number of words of a text.
 
     Raises:
         ValueError: Always.
@@ -147,7 +151,14 @@ class WindowFinder:
             self._maybe[_begin(self._runs.hash(words, self._least))] = True
 
     def _count_windows(self, windows: Iterable[Places]) -> dict[str, int]:
-        """Returns the windows of every file; raises ValueError where one gave none."""
+        """Counts the windows of every file.
+
+        Args:
+            windows: The words of each window.
+
+        Raises:
+            ValueError: A file has no window.
+        """
         counts = np.zeros(len(self._texts.lines) + 1, np.int64)
         for words in windows:
             np.add.at(counts, self._runs.number_of(words), 1)

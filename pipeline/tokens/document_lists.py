@@ -157,14 +157,14 @@ def filter_documents(
 def split_documents(
     documents: DocumentList[Document], languages: Sequence[str], *, keeps_words: bool = False
 ) -> DocumentList[SplitDocument]:
-    """Splits cleaned documents into sentences by their source's language, or takes their lines.
+    """Splits cleaned documents into sentences by the rules of their source's language.
 
-    A very long document becomes several with their own ids.
+    A very long document becomes several documents with ids of their own.
 
     Args:
         documents: Cleaned documents.
-        languages: The language of each source, by its number.
-        keeps_words: Whether words stay as they are; then every line is a sentence.
+        languages: The language of each source, by the source's number.
+        keeps_words: Whether words stay as they are. Then every line is a sentence.
     """
     language = languages[documents.source]
     split: list[SplitDocument] = []
@@ -234,7 +234,14 @@ def encode_documents(
 def _count_unknown_words(
     sentences: Sequence[str], tokens: IdArray, lengths: NDArray[np.uint32], encoder: Encoder
 ) -> Counter[str]:
-    """Counts the words that hold an [UNK] in the first sentences that have one."""
+    """Counts the words that hold an [UNK], in the first sentences that have one.
+
+    Args:
+        sentences: The sentences of a list.
+        tokens: The ids of all sentences, one after the other.
+        lengths: The number of tokens of each sentence.
+        encoder: The encoder that made the tokens.
+    """
     numbers = np.repeat(np.arange(len(sentences)), lengths)
     with_unknown = np.unique(numbers[tokens == encoder.vocab.unk_id])[:_SENTENCES_LOOKED_AT]
     words = [

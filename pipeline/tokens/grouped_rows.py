@@ -66,10 +66,10 @@ def read_bounds(folder: Folder, name: str) -> npt.NDArray[np.int64]:
 
 @contextlib.contextmanager
 def named_loss(where: str) -> Iterator[None]:
-    """Says what to do about a file that is missing or cut.
+    """Adds what to do to errors about a file that is missing or cut.
 
     Raises:
-        ValueError: The file is so. Runners pass this kind of error on from their workers.
+        ValueError: The file is missing or cut. Runners pass this class on from their workers.
     """
     try:
         yield

@@ -102,16 +102,16 @@ def pack_overlaps(overlaps: Sequence[tuple[str, str, Overlap]]) -> bytes:
 def write_overlaps(
     tokens: Folder, part_names: Sequence[str], output: Folder, expected: int
 ) -> None:
-    """Writes one table of all parts' overlaps, part by part.
+    """Writes the overlaps of all parts into one table, part by part.
 
     Args:
         tokens: Holds the token parts; a part without overlaps has no file of them.
-        part_names: The parts.
-        output: Takes the table.
-        expected: How many documents with an overlap were counted, which are the table's rows.
+        part_names: Names of the parts.
+        output: The folder that the table is written into.
+        expected: The number of documents that were counted as overlapping: the table's rows.
 
     Raises:
-        ValueError: The parts have another number of rows, or a file is damaged.
+        ValueError: The number of rows is not `expected`, or a file is damaged.
     """
     sizes = tokens.list()
     number = num_files = 0

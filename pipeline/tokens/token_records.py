@@ -43,15 +43,15 @@ def finished_parts(file_names: Iterable[str], parts: Sequence[Part]) -> dict[str
 
 
 def require_finished(file_names: Iterable[str], parts: Sequence[Part], where: str) -> list[str]:
-    """Returns the record names of all parts, of which a job has ended without an error.
+    """Returns the record names of all parts; checks that the job has finished every part.
 
     Args:
-        file_names: What is listed of the folder of records.
+        file_names: Names of the files in the folder of records.
         parts: All parts of the input.
         where: The folder, for messages.
 
     Raises:
-        ValueError: A part is not complete there.
+        ValueError: A part is not complete there, although the job ended without an error.
     """
     finished = finished_parts(file_names, parts)
     lost = [part for part in parts if part.key not in finished]
@@ -71,7 +71,7 @@ def record_stem(record: str) -> str:
 
 
 def read_records(folder: Folder, records: Sequence[str]) -> list[dict[str, Any]]:
-    """What the records say, in the order of their names.
+    """Returns the content of records, in the order of their names.
 
     Raises:
         FileNotFoundError: A record is missing.
@@ -85,7 +85,11 @@ def read_records(folder: Folder, records: Sequence[str]) -> list[dict[str, Any]]
 
 
 def read_word_seals(record: Mapping[str, Any], where: str) -> dict[int, WordSeal]:
-    """The seals of the words that a record's list counted, by the bucket of the words."""
+    """Returns the seals of the words that a list counted, by the bucket of the words.
+
+    Raises:
+        ValueError: The record is damaged.
+    """
     with expected_fields(where, _REMEDY):
         return {int(bucket): WordSeal(*seal) for bucket, seal in record[_WORDS].items()}
 
@@ -115,7 +119,7 @@ def choose_examples(records: Iterable[Mapping[str, Any]]) -> list[dict[str, str]
 
 
 def find_unknown_words(records: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Returns words with an [UNK] that lists have noted, the commonest first."""
+    """Returns some of the words with an [UNK] that the records note, the commonest first."""
     words: Counter[str] = Counter()
     for record in records:
         words.update(record.get(_UNKNOWN_WORDS, {}))
@@ -134,11 +138,11 @@ def find_files_without_text(
 def format_record(
     documents: DocumentList[Any], words: Mapping[int, WordSeal] | None = None
 ) -> bytes:
-    """What is kept of a finished list: counters, source, examples of drops, and silent ranges.
+    """Returns the record of a finished list: its counters, source, dropped examples, and notes.
 
     Args:
         documents: The list.
-        words: Where its words were counted, the seals of what was counted, by bucket.
+        words: The seals of its counted words by bucket, if its words were counted.
     """
     examples: list[DroppedDocument] = []
     for each in documents.dropped:

@@ -1,8 +1,9 @@
-"""Word counts of a sample of the documents: counted list by list, added up, written as one table.
+"""Word counts of a sample of the documents: counted for each list, added up, written as one table.
 
-Words are dealt into NUM_WORD_BUCKETS by a checksum, so that Beam does not move single words. Each
-list's record has a seal of what it counted into each bucket; the seals of all lists add up to what
-a bucket's table must hold, whatever a runner delivered and a store lists.
+Words are distributed over NUM_WORD_BUCKETS by a checksum, so that Beam does not move single words.
+The record of each list has a seal of its counts in every bucket. The seals of all lists add up to
+what a bucket's table must hold. So a table is known to be right even if a runner loses counts or a
+store lists too few files.
 """
 
 import zlib
@@ -99,10 +100,10 @@ def count_list(
 
 @dataclass(frozen=True)
 class WordSeal:
-    """What is known of counted words without the words; the seals of several counts add up.
+    """A checksum of counted words. The seals of several counts can be added.
 
     Attributes:
-        count: How often all the words were counted.
+        count: The sum of the counts of all words.
         checksum: The sum of each word's crc32 times its count, modulo 2^64.
     """
 
@@ -114,13 +115,13 @@ class WordSeal:
 
 
 def seal_counts(counts: Mapping[str, int]) -> WordSeal:
-    """The seal of counted words."""
+    """Returns the seal of counted words."""
     checksum = sum(zlib.crc32(word.encode()) * count for word, count in counts.items())
     return WordSeal(sum(counts.values()), checksum % _CHECKSUM_LIMIT)
 
 
 def add_word_seals(seals_of_lists: Iterable[Mapping[int, WordSeal]]) -> dict[int, WordSeal]:
-    """What the tables of all buckets must hold, by the bucket, from the seals of each list."""
+    """Adds the seals of all lists; returns what the table of each bucket must hold."""
     total: dict[int, WordSeal] = {}
     for seals in seals_of_lists:
         for bucket, seal in seals.items():
@@ -131,7 +132,7 @@ def add_word_seals(seals_of_lists: Iterable[Mapping[int, WordSeal]]) -> dict[int
 
 
 def bucket_name(bucket: int) -> str:
-    """The name of a bucket's table."""
+    """Returns the file name of a bucket's table."""
     return f"words-{bucket:05d}.parquet"
 
 
@@ -147,14 +148,14 @@ def join_tables(folder: Folder, seals: Mapping[int, WordSeal]) -> bytes:
 
     Args:
         folder: Holds the tables.
-        seals: What the table of each bucket must hold (`add_word_seals`).
+        seals: The seal that the table of each bucket must have (`add_word_seals`).
 
     Returns:
-        All words, ascending by code points, as one Parquet file.
+        All words, in ascending order of code points, as one Parquet file.
 
     Raises:
         FileNotFoundError: A table is missing.
-        ValueError: A table is damaged, or holds other counts than its seal says.
+        ValueError: A table is damaged, or its counts do not match its seal.
     """
     tables = [_read_bucket(folder, bucket, seal) for bucket, seal in sorted(seals.items())]
     return _write_table(pa.concat_tables([_SCHEMA.empty_table(), *tables]).sort_by("word"))

@@ -1,4 +1,4 @@
-"""What our transforms ask of a pipeline before it runs: an end of its input, and one writer."""
+"""Checks of a pipeline before it runs: its input ends, and each place has one writer."""
 
 import os
 from typing import Any, Protocol, runtime_checkable
@@ -15,20 +15,25 @@ class Writer(Protocol):
     """A transform that writes files."""
 
     def written_places(self) -> set[str]:
-        """Returns the places that it alone may write to, as `place_of` spells them."""
+        """Returns the places that no other transform may write to, as `place_of` spells them."""
 
 
 def place_of(folder: Folder, name: str = "") -> str:
-    """Returns the URL of a folder, or of a name in it; of a local one the path without links."""
+    """Returns the URL of a folder, or of a file in it; for a local one its path without links."""
     where = folder.locate(name)
     return os.path.realpath(where) if folder.is_local else where
 
 
 def refuse_second_writer(pipeline: beam.Pipeline, transform: Writer, cure: str) -> None:
-    """Compares a transform that is being applied with those that its pipeline has already.
+    """Refuses a transform that writes where another transform of its pipeline writes.
+
+    Args:
+        pipeline: The pipeline that the transform is applied in.
+        transform: The transform, which is part of the pipeline already.
+        cure: What to do instead, for the message.
 
     Raises:
-        ValueError: Two of them, or this one twice, write to one place.
+        ValueError: Two transforms, or this one applied twice, write to one place.
     """
     visitor = _FindWriters()
     pipeline.visit(visitor)
@@ -42,13 +47,13 @@ def refuse_second_writer(pipeline: beam.Pipeline, transform: Writer, cure: str) 
 
 
 class _FindWriters(PipelineVisitor):  # type: ignore[misc]
-    """Notes the label and the places of every writer in a pipeline."""
+    """Collects the label and the places of every writer in a pipeline."""
 
     def __init__(self) -> None:
         self.found: list[tuple[str, set[str]]] = []
 
     def enter_composite_transform(self, transform_node: AppliedPTransform) -> None:
-        """Called by Beam for each transform that has parts."""
+        """Notes a writer; Beam calls this for each composite transform."""
         if isinstance(transform_node.transform, Writer):
             label = transform_node.full_label
             self.found.append((label, transform_node.transform.written_places()))
@@ -57,10 +62,10 @@ class _FindWriters(PipelineVisitor):  # type: ignore[misc]
 def in_one_window(
     elements: beam.PCollection[Any], transform: beam.PTransform
 ) -> beam.PCollection[Any]:
-    """Returns the elements without the windows that a pipeline may have made.
+    """Puts the elements back into one global window.
 
     Raises:
-        ValueError: The elements never end.
+        ValueError: The PCollection is unbounded.
     """
     if not elements.is_bounded:
         raise ValueError(f"{transform.label}: what comes never ends; give a bounded PCollection")

@@ -1,4 +1,4 @@
-"""Rows of a table as dicts, at any depth: as tuples they would lose the names of their fields."""
+"""Converts rows of a table to dicts, at any depth: tuples would lose the names of fields."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ def as_mapping(row: Any) -> Mapping[str, Any]:
     """Returns the fields of a row by their names.
 
     Raises:
-        ValueError: It is no row.
+        ValueError: The value is no row.
     """
     if isinstance(row, Mapping):
         return row
@@ -18,7 +18,7 @@ def as_mapping(row: Any) -> Mapping[str, Any]:
 
 
 def to_plain(value: Any) -> Any:
-    """Returns a value whose rows, in lists and dicts too, are dicts; all else is as it was."""
+    """Returns a value with all rows in it converted to dicts, also in lists, tuples and dicts."""
     if hasattr(value, "_asdict"):
         return to_plain(value._asdict())
     if isinstance(value, Mapping):

@@ -1,6 +1,6 @@
-"""Our transforms over rows, as Beam YAML has them (configs/beam/provider.yaml).
+"""The transforms for rows, as Beam YAML calls them (configs/beam/provider.yaml).
 
-A row's values are taken as they are: what the Python transforms refuse is refused here too.
+The values of a row are not converted: what the Python transforms refuse is refused here too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,8 @@ def write_to_webdataset(url: str, key: str = "id", **settings: Any) -> beam.PTra
 
     Args:
         url: The folder of the shards.
-        key: The field that holds the key of a sample. The names of all others are extensions.
+        key: The field that holds the key of a sample. Every other field is an entry, whose
+            extension is the field's name.
         settings: Other arguments of WriteToWebDataset.
     """
     return "Samples" >> beam.Map(to_sample, key) | WriteToWebDataset(url, **settings)
@@ -53,10 +54,10 @@ def write_tokens(
 
 
 def make_source(given: Mapping[str, Any]) -> Source:
-    """Returns a source, whose documents are in a PCollection.
+    """Returns a source whose documents are in a PCollection.
 
     Raises:
-        ValueError: It has no name, or a field that no source has.
+        ValueError: It has no name, or a field that sources do not have.
     """
     choices = [field.name for field in fields(Source) if field.name != "input"]
     odd = sorted({*given} - {*choices})
@@ -69,10 +70,10 @@ def make_source(given: Mapping[str, Any]) -> Source:
 
 
 def to_sample(row: Any, key: str) -> dict[str, Any]:
-    """Returns a row as a sample, rows in it as dicts.
+    """Converts a row to a sample for WriteToWebDataset; rows inside it become dicts.
 
     Raises:
-        ValueError: It has no field of that name.
+        ValueError: The row has no field named `key`.
     """
     values = to_plain(as_mapping(row))
     name = _take(values, key)
@@ -80,10 +81,18 @@ def to_sample(row: Any, key: str) -> dict[str, Any]:
 
 
 def row_to_document(row: Any, text: str, where: str | None, source: str | None) -> Any:
-    """Returns a row's text, as a Document if it has a place or a source; WriteTokens checks it.
+    """Returns a row's text, or a Document if the row has a place or a source.
+
+    The types are not checked: WriteTokens does that.
+
+    Args:
+        row: The row.
+        text: The field that holds the text.
+        where: The field that holds the place; None for none.
+        source: The field that holds the source's name; None for none.
 
     Raises:
-        ValueError: It has no field of such a name.
+        ValueError: The row lacks one of these fields.
     """
     values = as_mapping(row)
     found = _take(values, text)

@@ -1,8 +1,8 @@
-"""Documents of a PCollection as token parts, then a dataset; and its instances again.
+"""Writes documents of a PCollection as token parts, makes a dataset of them, reads its instances.
 
     document | lists of some part_bytes | EncodeDocuments | write_token_part | finish_tokens
 
-What runs between lists and parts is the tokens job's own, so the same texts give the same root hash
+The steps from lists to parts are those of the tokens job, so the same texts give the same root hash
 as a build from files. Nothing is written before the pipeline runs.
 """
 
@@ -58,22 +58,23 @@ class WriteTokens(
         beam.PCollection[str | Document], dict[str, beam.PCollection[str | DroppedDocument]]
     ]
 ):
-    """Writes texts or `Document`s as token parts of a dataset, which `finish_build` makes.
+    """Writes texts or `Document`s as token parts of a dataset, which `finish_build` completes.
 
-    Yields "parts", the names of their records, and "rejected", a `DroppedDocument` for each that is
-    left out. One transform of one pipeline writes all documents of an output.
+    Its outputs are "parts", the names of the parts' records, and "rejected", a `DroppedDocument`
+    for each document that is left out. All documents of one dataset must go through one transform
+    of one pipeline.
     """
 
     def __init__(
         self, output: str | os.PathLike[str], vocab: str | os.PathLike[str], **settings: Any
     ) -> None:
-        """Keeps the settings of a build.
+        """Takes the settings of a build.
 
         Args:
             output: Folder or URL of the dataset.
             vocab: A vocab.txt, or a model that has one.
-            settings: Other fields of `pipeline.settings.BuildSettings`. Its `sources` name what
-                `Document.source` may be.
+            settings: Other fields of `pipeline.settings.BuildSettings`. Its `sources` define the
+                names that `Document.source` may have.
         """
         super().__init__()
         self._settings = _make_settings(output, vocab, settings)
@@ -82,7 +83,7 @@ class WriteTokens(
         return {"output": hide(self._settings.output), "vocab": hide(str(self._settings.vocab))}
 
     def written_places(self) -> set[str]:
-        """Returns the folder of the dataset and that of the token parts."""
+        """Returns the folder of the dataset and the folder of the token parts."""
         return {place_of(self._settings.open_output()), place_of(self._settings.open_tokens())}
 
     def expand(self, documents: beam.PCollection[str | Document]) -> Any:
@@ -129,18 +130,20 @@ def finish_build(
     beam_arguments: Sequence[str] = (),
     **settings: Any,
 ) -> Dataset:
-    """Makes the dataset of what `WriteTokens` has written, as `python -m pipeline shards` does.
+    """Makes a dataset of the token parts that `WriteTokens` has written.
+
+    `python -m pipeline shards` does the same.
 
     Args:
         output: Folder or URL of the dataset.
-        vocab: The vocabulary that `WriteTokens` had.
+        vocab: The vocabulary that `WriteTokens` was given.
         beam_arguments: Arguments of Beam for the jobs. Without any they run in local worker
             processes.
-        settings: Those that `WriteTokens` had, and those that decide instances.
+        settings: The settings that `WriteTokens` was given, and settings of the instances.
 
     Raises:
         FileNotFoundError: No pipeline has finished writing there.
-        ValueError: The settings are others than those of `WriteTokens`, or of the dataset.
+        ValueError: The settings differ from those of `WriteTokens`, or of the dataset.
     """
     return run_shards(_make_settings(output, vocab, settings), beam_arguments)
 
@@ -148,7 +151,7 @@ def finish_build(
 def _make_settings(
     output: str | os.PathLike[str], vocab: str | os.PathLike[str], settings: Mapping[str, Any]
 ) -> BuildSettings:
-    """Returns the settings; sources need no input, as their documents are in a PCollection."""
+    """Returns a build's settings. A source gets a dummy input: a PCollection has its texts."""
     sources = [replace(each, input=each.input or ["-"]) for each in settings.get("sources", ())]
     given = {**settings, "sources": sources}
     if given.get("tokens") is not None:
@@ -158,12 +161,12 @@ def _make_settings(
 
 @dataclass(frozen=True)
 class Claim:
-    """What is written into an output when a pipeline begins to run.
+    """The facts that are written into an output when a pipeline begins to run.
 
     Attributes:
-        settings: Those of `WriteTokens`.
+        settings: The settings of `WriteTokens`.
         vocab: Bytes of vocab.txt, read when the pipeline was made.
-        content: What the folder of token parts says of its settings.
+        content: The content of settings.json in the folder of token parts.
         rule: How documents are encoded.
     """
 
@@ -174,11 +177,11 @@ class Claim:
 
 
 def make_claim(settings: BuildSettings) -> Claim:
-    """Reads what decides the content of token parts, and what the output holds; writes nothing.
+    """Reads everything that decides the content of the token parts; writes nothing.
 
     Raises:
-        ValueError: The output holds a dataset, a vocabulary or token parts that were made
-            otherwise.
+        ValueError: The output already holds a dataset, a vocabulary or token parts that were made
+            in another way.
     """
     assert settings.vocab is not None, "WriteTokens learns no vocabulary"
     vocabulary = read_vocabulary(settings, settings.vocab)
@@ -203,10 +206,14 @@ def _refuse_other_build(folder: Folder) -> None:
 
 
 def claim_output(_: None, claim: Claim) -> None:
-    """Writes vocabulary and settings, unless they are there, before any token part.
+    """Writes vocabulary and settings, unless they are there, before any token part is written.
+
+    Args:
+        _: The one element of the PCollection that starts this step.
+        claim: What to write.
 
     Raises:
-        ValueError: As `make_claim`, where another program has written there since.
+        ValueError: The output was changed by another program after `make_claim`.
     """
     settings, folder = claim.settings, claim.settings.open_tokens()
     output = settings.open_output()
@@ -222,14 +229,14 @@ def claim_output(_: None, claim: Claim) -> None:
 
 
 def to_document(document: str | Document, sources: Sequence[str]) -> Document:
-    """Returns a document with the name of its source, also of text alone.
+    """Converts an element to a document that names its source.
 
     Args:
-        document: A text, or a document, which names its source if there are several.
-        sources: Names of all sources. The first is that of documents that name none.
+        document: A text, or a document. It must name its source if there are several.
+        sources: Names of all sources. A document that names none is of the first.
 
     Raises:
-        ValueError: It is something else, or of no source that the settings name.
+        ValueError: The element is of another type, or its source is not in the settings.
     """
     if isinstance(document, str):
         document = Document(document)
@@ -257,7 +264,7 @@ def to_document(document: str | Document, sources: Sequence[str]) -> Document:
 
 
 def hash_document(document: Document) -> int:
-    """Returns a hash of 128 bits of all that a document says."""
+    """Returns a hash of 128 bits of a document's text, place, source and `is_split`."""
     digest = hashlib.blake2b(str(document.is_split).encode(), digest_size=_HASH_BYTES)
     for text in (document.source, document.where, document.text):
         data = text.encode("utf-8", "surrogatepass")
@@ -266,7 +273,7 @@ def hash_document(document: Document) -> int:
 
 
 def add_hashes(hashes: Iterable[int]) -> str:
-    """Returns the sum of hashes modulo 2**128 in hexadecimal, whatever their order is."""
+    """Returns the sum of hashes modulo 2**128 in hexadecimal. It does not depend on their order."""
     return f"{sum(hashes) % (1 << 8 * _HASH_BYTES):0{2 * _HASH_BYTES}x}"
 
 
@@ -276,7 +283,7 @@ def tally_document(document: Document) -> tuple[int, str]:
 
 
 def add_tallies(tallies: Iterable[tuple[int, str]]) -> tuple[int, str]:
-    """Returns how many documents there are in all, and the sum of their hashes."""
+    """Adds up tallies: returns the number of all documents, and the sum of their hashes."""
     number = 0
     hashes = []
     for documents, digest in tallies:
@@ -288,12 +295,12 @@ def add_tallies(tallies: Iterable[tuple[int, str]]) -> tuple[int, str]:
 def to_lists(
     documents: Sequence[Document], sources: Sequence[str], _: None = None
 ) -> Iterator[DocumentList[Document]]:
-    """Yields a list for each source, which depends on the documents alone, not on their order.
+    """Yields one list for each source. A list depends on its documents, not on their order.
 
     Args:
         documents: Documents as `to_document` returns them.
         sources: Names of all sources, in the order of their numbers.
-        _: What `claim_output` returned: nothing is written before it has ended.
+        _: The result of `claim_output`, so that nothing is written before it has ended.
     """
     by_source: dict[int, list[tuple[int, Document]]] = {}
     for document in documents:
@@ -310,19 +317,19 @@ def to_lists(
 def finish_tokens(
     records: Sequence[str], tally: tuple[int, str], folder: Folder, _: None = None
 ) -> Iterator[str]:
-    """Writes which token parts there are; yields the names of their records.
+    """Writes parts.json, which names the token parts; yields the names of their records.
 
-    Lists that hold the same have one part: a document's copies are dropped from a build anyhow.
+    Lists with equal content share one part: a build drops copies of documents anyway.
 
     Args:
         records: Names of the records that were written, one for each list.
-        tally: How many documents the pipeline gave, and the sum of their hashes.
-        folder: That of the token parts.
-        _: What `claim_output` returned.
+        tally: The number of documents that the pipeline gave, and the sum of their hashes.
+        folder: The folder of the token parts.
+        _: The result of `claim_output`.
 
     Raises:
-        ValueError: The parts do not hold every document once, or the folder holds the documents
-            of another pipeline.
+        ValueError: The parts do not hold every document exactly once, or the folder holds the
+            documents of another pipeline.
     """
     number, digest = tally
     names = sorted({*records})
@@ -346,7 +353,7 @@ def finish_tokens(
 
 
 def _refuse_other_documents(folder: Folder, delivered: Delivered) -> None:
-    """Refuses to replace what another pipeline has written; the same one may run again."""
+    """Refuses to replace the documents of another pipeline; the same pipeline may run again."""
     if not folder.exists(DELIVERED):
         return
     before = read_delivered(folder)
@@ -362,7 +369,10 @@ def _refuse_other_documents(folder: Folder, delivered: Delivered) -> None:
 class ReadInstances(
     beam.PTransform[beam.pvalue.PBegin, beam.PCollection[dict[str, Any]]]  # type: ignore[misc]
 ):
-    """Yields instances: dicts of split, seq_len, pass_index and the columns of docs/format.md."""
+    """Yields the instances of a dataset as dicts.
+
+    The keys are split, seq_len, pass_index and the columns of docs/format.md.
+    """
 
     def __init__(
         self,
@@ -371,12 +381,12 @@ class ReadInstances(
         seq_len: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Keeps what is read.
+        """Takes the dataset and the part of it to read.
 
         Args:
             dataset: Folder or URL of a dataset.
-            split: "train" or "validation"; without it both.
-            seq_len: One length; without it all.
+            split: "train" or "validation"; None reads both.
+            seq_len: One length; None reads all.
             storage_options: Options of the filesystem.
         """
         super().__init__()
@@ -414,11 +424,11 @@ def read_instances(name: str, folder: Folder, identity: str) -> Iterator[dict[st
 
     Args:
         name: The shard's name in its dataset.
-        folder: That of the dataset.
-        identity: Which dataset lay there when the pipeline was made.
+        folder: The folder of the dataset.
+        identity: The dataset's `_identity` when the pipeline was made.
 
     Raises:
-        ValueError: Another dataset is there by now, or a block is damaged.
+        ValueError: Another dataset is in the folder by now, or a block is damaged.
     """
     dataset = _open(folder, identity)
     [shard] = [shard for shard in dataset.all_shards if shard.name == name]
@@ -428,13 +438,17 @@ def read_instances(name: str, folder: Folder, identity: str) -> Iterator[dict[st
 
 
 def _identity(dataset: Dataset) -> str:
-    """Returns the hash of the table of all shards, which names content and bytes of each."""
+    """Returns the hash of the table of all shards, which has content and hash of each shard."""
     return str(dataset.manifest.sha256_of(SHARDS_TABLE))
 
 
 @lru_cache(maxsize=4)
 def _open(folder: Folder, identity: str) -> Dataset:
-    """Opens a dataset once in each worker; one that was built anew has another identity."""
+    """Opens a dataset, once per worker, and checks its identity.
+
+    Raises:
+        ValueError: The dataset was built anew since the pipeline was made.
+    """
     dataset = open_dataset(folder.url, folder.options)
     if _identity(dataset) != identity:
         raise ValueError(

@@ -1,11 +1,11 @@
-"""Samples of a PCollection as WebDataset shards, whose bytes are a function of the samples alone.
+"""Writes samples of a PCollection as WebDataset shards; equal samples give equal bytes.
 
     sample | EncodeSamples | PlanShards (what each shard must hold)
                            | ToShards | GroupByKey | WriteShards | ListShards | FinishDataset
 
-Samples are ordered by the hash of their keys, and each shard holds a range of the hashes. What it
-must hold is counted apart from the shuffle, and the row that says what was written has a seal: a
-runner that loses, repeats or changes what it delivers ends the job. Nothing is written before the
+Samples are ordered by the hash of their keys, and each shard holds a range of hashes. What a shard
+must hold is counted without the shuffle, and the row about a written shard has a seal. So if a
+runner loses, repeats or changes elements, the job ends with an error. Nothing is written before the
 pipeline runs.
 """
 
@@ -84,16 +84,19 @@ class ShardRule:
 
     @property
     def manifest(self) -> str:
-        """The name of the file with samples, bytes and sha256 of each shard."""
+        """Returns the name of the file that lists the samples, bytes and sha256 of each shard."""
         return self._index_name(MANIFEST)
 
     @property
     def wids_index(self) -> str:
-        """The name of the index that wids reads."""
+        """Returns the name of the index that wids reads."""
         return self._index_name(WIDS_INDEX)
 
     def _index_name(self, name: str) -> str:
-        """Only the default name has indexes without one, so that datasets can share a folder."""
+        """Returns the file name of an index, which begins with a dataset's name that is no default.
+
+        So several datasets can share a folder.
+        """
         return name if self.name == DEFAULT_NAME else f"{self.name}-{name}"
 
     def shard_name(self, number: int) -> str:
@@ -101,7 +104,7 @@ class ShardRule:
         return f"{self.name}-{number:06d}.tar"
 
     def is_shard(self, name: str) -> bool:
-        """Returns whether a file's name is that of a shard of this dataset."""
+        """Returns whether a file's name is a shard's name of this dataset."""
         return re.fullmatch(rf"{re.escape(self.name)}-\d{{6,}}\.tar", name) is not None
 
     def is_own(self, name: str) -> bool:
@@ -109,7 +112,7 @@ class ShardRule:
         return name in (self.manifest, self.wids_index) or self.is_shard(name)
 
     def holds(self, tally: Tally) -> bool:
-        """Returns whether a shard has room for so much."""
+        """Returns whether a shard with this many samples and bytes is within the limits."""
         num_bytes = tally.num_bytes + len(end_of_tar(tally.num_bytes))
         return num_bytes <= self.max_bytes and tally.samples <= self.max_samples
 
@@ -126,9 +129,9 @@ class WriteToWebDataset(
 ):
     """Writes samples as `NAME-000000.tar` ..., then two indexes of them; yields the shards' URLs.
 
-    A sample is a dict: `__key__`, and an entry for each extension, bytes or what webdataset encodes
-    by that extension; None is no entry. Shards that are there already with the same bytes are not
-    written again. Datasets of several names can share a folder.
+    A sample is a dict of `__key__` and one entry per extension. An entry is bytes, or a value that
+    webdataset encodes by that extension; None means no entry. A shard that is there already with
+    the same bytes is not written again. Datasets with different names can share a folder.
     """
 
     def __init__(
@@ -139,12 +142,12 @@ class WriteToWebDataset(
         max_samples: int = 100_000,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Keeps where shards are written.
+        """Takes the place and the limits of the shards.
 
         Args:
             url: The folder, at any fsspec URL.
-            name: How the names of shards begin. The indexes are manifest.json and shards.json, of
-                another name than the default NAME-manifest.json and NAME-shards.json.
+            name: The beginning of the shards' names. The indexes are manifest.json and shards.json,
+                or NAME-manifest.json and NAME-shards.json if this is not the default.
             max_bytes: The largest size of a shard.
             max_samples: The most samples of a shard.
             storage_options: Options of the filesystem.
@@ -166,7 +169,7 @@ class WriteToWebDataset(
         return {"url": hide(rule.folder.url), "name": rule.name, **sizes}
 
     def written_places(self) -> set[str]:
-        """Returns the manifest, of which there is one for each folder and name."""
+        """Returns the manifest's place: one for each folder and name."""
         return {place_of(self._rule.folder, self._rule.manifest)}
 
     def expand(self, samples: beam.PCollection[Mapping[str, Any]]) -> beam.PCollection[str]:
@@ -189,11 +192,12 @@ class WriteToWebDataset(
 
 
 def encode_sample(sample: Mapping[str, Any], rule: ShardRule) -> bytes:
-    """Returns the hash of a sample's key, then the sample as members of a tar.
+    """Returns the hash of a sample's key, followed by the sample as members of a tar.
 
     Raises:
-        ValueError: It has no key, one that is no file name, no entry, one that cannot be encoded
-            or read back, two of one extension, or more bytes than a shard.
+        ValueError: The sample has no key, no entry, two entries with one extension, or more bytes
+            than a shard; or the key cannot be a file name; or an entry cannot be encoded or read
+            back.
     """
     key = sample.get("__key__") if isinstance(sample, Mapping) else None
     if not isinstance(key, str) or not key or re.search(f"[.{_NOT_IN_NAMES}]", key):
@@ -220,7 +224,7 @@ def encode_sample(sample: Mapping[str, Any], rule: ShardRule) -> bytes:
 
 
 def _check_extensions(key: str, extensions: Sequence[Any]) -> None:
-    """Refuses names of entries that no tar holds, or that webdataset would not read back."""
+    """Refuses extensions that cannot be in a tar, or that webdataset would not read back."""
     spelled: dict[str, str] = {}
     for extension in extensions:
         where = f"the sample {key!r}: the extension {extension!r}"
@@ -333,8 +337,8 @@ def write_shard(
     """Writes a shard, unless it is there; returns its row of the manifest, and the row's seal.
 
     Raises:
-        ValueError: The samples are not those of the plan, two have one key, or another file is
-            there.
+        ValueError: The samples are not the planned ones, two have one key, or another file has the
+            shard's name.
     """
     number, samples = shard
     began = time.monotonic()
@@ -380,13 +384,13 @@ def finish_dataset(
     """Writes both indexes, unless they are there; yields the URL of each shard.
 
     Args:
-        written: What `write_shard` returned for each shard, in any order.
+        written: The results of `write_shard` for all shards, in any order.
         plan: What each shard must hold.
-        rule: Where shards are.
+        rule: Where the shards are.
 
     Raises:
         ValueError: There are no samples, a shard was not written once as planned, its row was
-            changed on the way, or other shards of this name are in the folder.
+            changed by the runner, or other shards of this name are in the folder.
     """
     if not (plan.expected or written):
         raise ValueError(f"{rule.folder.url}: there is no sample to write")
@@ -414,10 +418,10 @@ def finish_dataset(
 
 
 def _open_row(written: tuple[Any, ...], expected: Tally) -> dict[str, Any]:
-    """Returns a shard's row of the manifest, held to its seal and to the plan.
+    """Returns a shard's row of the manifest, after a check of its seal.
 
     Raises:
-        ValueError: A value is not the one that was written, or of another sample.
+        ValueError: The row is not the one that was written, or was written for another plan.
     """
     *row, seal = written
     if len(row) != len(_COLUMNS) or seal != _seal(tuple(row), expected):
@@ -429,7 +433,7 @@ def _open_row(written: tuple[Any, ...], expected: Tally) -> dict[str, Any]:
 
 
 def _find_own_temporaries(rule: ShardRule, names: Iterable[str]) -> list[str]:
-    """Returns files that a killed pipeline of this name had begun to write."""
+    """Returns the temporary files that a killed pipeline with this dataset's name has left."""
     begun = ((name, name.partition(TEMPORARY_MARK)[0][1:]) for name in find_temporaries(names))
     return [name for name, target in begun if rule.is_own(target)]
 
