@@ -101,10 +101,11 @@ def _sort_pieces(vocab: Vocabulary) -> tuple[list[bytes], NDArray[np.uint32], in
 
 
 def _kinds(rule: WordRule) -> bytes:
-    """Returns the kind of each of 256 bytes; for bytes of an ASCII word, the byte that is matched.
+    """Returns the kind of each of the 256 bytes, as the matcher takes them.
 
-    Where words stay as they are, the four bytes whose values are kinds have no form, and the
-    library encodes their words.
+    For a byte of an ASCII word it is the byte to be matched in its place. If words stay as they
+    are, the four bytes whose values are used up by kinds cannot be matched, and `tokenizers`
+    encodes the words that hold them.
     """
     if rule.keeps_words:
         first_word_byte = _PART + 1

@@ -1,9 +1,9 @@
-"""Text to arrays of ids: what the pipeline runs on the whole corpus.
+"""Encodes text to arrays of ids, for the whole corpus.
 
 The ids are those of the library `tokenizers` with `encode_special_tokens = True`: "[MASK]" in a
-text is three words (docs/parity.md 3), or [UNK] where words are taken as they stand.
-`LibraryEncoder`, the definition, asks that library; `compiled_encoder` gives the same ids, 50 times
-as fast, where the matcher is compiled.
+text is three words (docs/parity.md 3), or [UNK] if words are taken as they stand. `LibraryEncoder`
+is the definition, which calls that library. `compiled_encoder` gives the same ids 50 times as fast,
+if the matcher is compiled.
 """
 
 from collections.abc import Sequence
@@ -46,10 +46,10 @@ class LibraryEncoder:
 
 
 def without_specials(ids: IdArray, vocab: Vocabulary, rule: WordRule) -> IdArray:
-    """Returns the ids of a text's words, none of which is a special token's.
+    """Replaces the ids of special tokens in a text by [UNK].
 
-    By BERT's rule "[MASK]" is three words. A word that stands as it is could be the piece "[MASK]":
-    it is [UNK], as text that reaches a model never has a special token of its own.
+    By BERT's rule there are none, as "[MASK]" in a text is three words. Under the other rule it is
+    one word, which could match the piece "[MASK]".
 
     Args:
         ids: [T] ids of a text, without [CLS] and [SEP]; changed in place.

@@ -14,13 +14,13 @@ from tokenizer.wordpiece import MAX_WORD_CHARACTERS
 
 
 def build_tokenizer(vocab: Vocabulary, rule: WordRule) -> Tokenizer:
-    """Returns the tokenizer as users run it.
+    """Returns the tokenizer that users of a model run.
 
-    "[MASK]" in a text is the mask token, and [CLS] and [SEP] are added. The limit on a word's
-    length is written as the 200 characters of google-research/bert, not the library's 100.
+    "[MASK]" in a text is the mask token, and [CLS] and [SEP] are added. The limit of a word's
+    length is 200 characters as in google-research/bert, not the library's 100.
 
     Args:
-        vocab: The pieces; a token's place is its id.
+        vocab: The pieces; the id of a token is its place in the list.
         rule: How a text becomes words.
     """
     limit = MAX_WORD_CHARACTERS
@@ -42,15 +42,15 @@ def build_tokenizer(vocab: Vocabulary, rule: WordRule) -> Tokenizer:
 
 @lru_cache(maxsize=4)  # a build asks three times, and making it takes 10 ms
 def tokenizer_json(vocab: Vocabulary, rule: WordRule) -> str:
-    """Returns the content of tokenizer.json; equal bytes for equal arguments."""
+    """Returns the content of tokenizer.json. Equal arguments give equal bytes."""
     return build_tokenizer(vocab, rule).to_str(pretty=True)
 
 
 def tokenizer_config_json(vocab: Vocabulary, rule: WordRule, max_length: int) -> str:
     """Returns the content of tokenizer_config.json for `transformers.AutoTokenizer`.
 
-    Its class runs tokenizer.json as it stands: `BertTokenizer` of transformers 5 builds its own
-    from the vocabulary, with the library's limit of 100 characters a word.
+    The class that it names runs tokenizer.json unchanged. `BertTokenizer` of transformers 5 would
+    build a tokenizer from the vocabulary, with the library's limit of 100 characters per word.
     """
     flags = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)
     special = {"content": "", **flags, "special": True}

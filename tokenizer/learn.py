@@ -25,17 +25,28 @@ def learn_vocabulary(
     num_unused: int = 0,
     alphabet_size: int = MAX_ALPHABET,
 ) -> Vocabulary:
-    """Vocabulary of `vocab_size` tokens: [PAD], [unused0]..., [UNK] [CLS] [SEP] [MASK], pieces.
+    """Learns a vocabulary of `vocab_size` tokens by byte-pair merges.
 
-    Pieces are the alphabet by code point; the characters that continue words, with "##", by code
-    point; then what byte-pair merges make, in order: the commonest pair of neighbours becomes one
-    wherever it stands, again and again; of equally common ones the first by code points.
+    Its tokens are, in this order: [PAD], [unused0] ..., [UNK], [CLS], [SEP], [MASK]; the characters
+    of the alphabet, by code point; the characters that continue words, with "##", by code point;
+    the merges in the order in which they were made. A merge joins the commonest pair of
+    neighbouring pieces wherever it occurs; among equally common pairs the first by code points is
+    taken.
 
-    Words are distinct, as the normaliser and the pre-tokeniser yield them, in any order. One longer
-    than MAX_WORD_CHARACTERS is [UNK] to every encoder, and left out. So is a word that begins as a
-    special token or a continuation does, which only words taken as they stand can. Words that hold
-    fewer distinct pieces than `vocab_size` give fewer tokens. BERT's own vocabularies have 99
-    [unusedN].
+    Words that hold fewer distinct pieces than `vocab_size` give fewer tokens.
+
+    Args:
+        words: Distinct words, as the normaliser and the pre-tokeniser yield them, in any order. A
+            word longer than MAX_WORD_CHARACTERS is left out, because every encoder makes [UNK] of
+            it. So is a word that begins like a special token or a continuation, which occurs only
+            if words are taken as they stand.
+        counts: How often each word occurs.
+        vocab_size: The number of tokens.
+        num_unused: The number of [unusedN]. BERT's own vocabularies have 99.
+        alphabet_size: The most characters of the alphabet, the commonest ones.
+
+    Raises:
+        ValueError: The special tokens and the alphabet alone have more than `vocab_size` tokens.
     """
     specials = _specials(num_unused)
     merger = _start_merging(words, np.asarray(counts, np.int64), alphabet_size)
@@ -53,11 +64,11 @@ def learn_vocabulary(
 def learn_words(
     words: Sequence[str], counts: Sequence[int] | Array, vocab_size: int, num_unused: int = 0
 ) -> Vocabulary:
-    """Returns a vocabulary whose pieces are whole words, the commonest first.
+    """Returns a vocabulary of whole words, the commonest first.
 
-    Equally common words stand by code points. WordPiece makes [UNK] of a word that is no entry, as
-    no entry continues a word. Words, counts and the words left out are those of
-    `learn_vocabulary`.
+    Equally common words are in the order of their code points. WordPiece makes [UNK] of every word
+    that is not in it, because no entry continues a word. The arguments, and the words that are left
+    out, are those of `learn_vocabulary`.
     """
     specials = _specials(num_unused)
     pairs = zip(words, np.asarray(counts, np.int64).tolist(), strict=True)
@@ -72,7 +83,11 @@ def _specials(num_unused: int) -> list[str]:
 
 
 def can_be_learned(word: str) -> bool:
-    """Whether no piece of a word could be taken for a special token or for a continuation."""
+    """Returns whether a word may be cut into pieces of a vocabulary.
+
+    It may not if it is too long, or if one of its pieces could be read as a special token or as a
+    continuation.
+    """
     reserved = (CONTINUATION, "[unused", *SPECIAL_TOKENS)
     return len(word) <= MAX_WORD_CHARACTERS and not word.startswith(reserved)
 

@@ -1,9 +1,8 @@
-"""How a text becomes the words that WordPiece cuts: as BERT's tokenizer does, or at blanks alone.
+"""The rule by which a text becomes the words that WordPiece cuts: BERT's, or white space alone.
 
 BERT's words lose control characters, case and accents, and end at every punctuation character and
-every Chinese one. Codes, events, k-mers and languages that are segmented already are words as they
-stand: with `whitespace` nothing but white space (Unicode's White_Space) ends a word, and no
-character changes.
+every Chinese character. The rule `whitespace` is for codes, events, k-mers, and languages that are
+already segmented: only white space (Unicode's White_Space) ends a word, and no character changes.
 """
 
 from collections.abc import Mapping
@@ -19,22 +18,21 @@ Splitting = Literal["bert", "whitespace"]
 
 @dataclass(frozen=True)
 class WordRule:
-    """How a text becomes words.
+    """The rule by which a text becomes words.
 
     Attributes:
         lower_case: Whether words are lower-cased and lose their accents.
-        words: "bert" as BERT's pre-tokenizer cuts them, or "whitespace" as they stand between
-            blanks.
+        words: "bert" cuts words like BERT's pre-tokenizer, "whitespace" at white space alone.
     """
 
     lower_case: bool = True
     words: Splitting = "bert"
 
     def __post_init__(self) -> None:
-        """Refuses what would change words that stay as they are.
+        """Refuses to lower-case words that stay as they are.
 
         Raises:
-            ValueError: Words are taken as they stand and lower-cased at once.
+            ValueError: `words` is "whitespace" and `lower_case` is true.
         """
         if self.words == "whitespace" and self.lower_case:
             raise ValueError(
@@ -44,11 +42,11 @@ class WordRule:
 
     @property
     def keeps_words(self) -> bool:
-        """Whether words are taken as they stand."""
+        """Returns whether words stay as they are in the text."""
         return self.words == "whitespace"
 
     def content(self) -> dict[str, Any]:
-        """Returns the rule as manifests and run.json hold it; `words` only if it is not BERT's."""
+        """Returns the rule as manifests and run.json hold it. BERT's rule has no key `words`."""
         content: dict[str, Any] = {"lower_case": self.lower_case}
         if self.words != "bert":
             content["words"] = self.words
@@ -56,11 +54,11 @@ class WordRule:
 
     @classmethod
     def from_content(cls, content: Mapping[str, Any]) -> "WordRule":
-        """Reads what `content` returned; other keys are left alone."""
+        """Reads a rule from what `content` returned; other keys are ignored."""
         return cls(bool(content["lower_case"]), content.get("words", "bert"))
 
     def normalizer(self) -> "BertNormalizer | None":
-        """Returns the step of `tokenizers` that changes characters; None if none changes."""
+        """Returns the step of `tokenizers` that changes characters, or None if none is changed."""
         from tokenizers.normalizers import BertNormalizer
 
         if self.keeps_words:
@@ -68,7 +66,7 @@ class WordRule:
         return BertNormalizer(strip_accents=None, lowercase=self.lower_case)
 
     def normalize(self, text: str) -> str:
-        """Returns a text with the characters that words are made of."""
+        """Returns a text with its characters changed by this rule."""
         normalizer = self.normalizer()
         return text if normalizer is None else str(normalizer.normalize_str(text))
 

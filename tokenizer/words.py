@@ -1,8 +1,8 @@
-"""Counts the words of texts, as a rule's normaliser and pre-tokeniser yield them.
+"""Counts the words of texts under a word rule.
 
-BERT's normaliser looks at one character at a time and the pre-tokeniser ends words at white space,
-so what stands between two spaces is a chunk whose words depend on nothing around it: chunks are
-counted, and each distinct one is cut once.
+BERT's normaliser looks at one character at a time, and its pre-tokeniser ends words at white space.
+So the words between two spaces depend on nothing around them. Such chunks are counted, and each
+distinct chunk is cut into words once.
 """
 
 from collections import Counter
@@ -12,12 +12,12 @@ from tokenizer.word_rule import WordRule
 
 
 def count_words(texts: Iterable[str], rule: WordRule) -> Counter[str]:
-    """Counts how often each word occurs; memory is that of the distinct chunks.
+    """Counts how often each word occurs. Memory holds the distinct chunks.
 
     Args:
-        texts: Cleaned texts (`pipeline.text.cleaning`), whose only white space is " " and a line's
-            end.
-        rule: How a text becomes words; by BERT's a punctuation character is a word too.
+        texts: Cleaned texts (`pipeline.text.cleaning`), whose only white space is " " and line
+            ends.
+        rule: How a text becomes words. By BERT's rule a punctuation character is a word too.
     """
     chunks: Counter[str] = Counter()
     for text in texts:

@@ -197,7 +197,7 @@ def features(settings: FeaturesSettings, _remainder: object = None) -> None:
 
 
 def evaluate(settings: EvaluateSettings, _remainder: object = None) -> None:
-    """`python -m trainer evaluate --model DIR`, with --data DATASET or --pairs FILE."""
+    """Runs `python -m trainer evaluate --model DIR`, with --data DATASET or --pairs FILE."""
     from pipeline.storage.folder import Folder
     from pipeline.storage.secret_values import hide_in
     from trainer.runs.json_files import to_json
@@ -213,7 +213,7 @@ def evaluate(settings: EvaluateSettings, _remainder: object = None) -> None:
 
 
 def _evaluate_dataset(settings: EvaluateSettings, data: str) -> dict[str, Any]:
-    """Prints the numbers of every length; returns them as --output has them."""
+    """Measures a model on a dataset and prints the numbers; returns them for --output."""
     from pipeline.shards.dataset import open_dataset
     from pipeline.storage.folder import parse_storage_options
     from pipeline.storage.secret_values import hide
@@ -237,7 +237,7 @@ def _evaluate_dataset(settings: EvaluateSettings, data: str) -> dict[str, Any]:
 
 
 def _evaluate_pairs(settings: EvaluateSettings, name: str) -> dict[str, Any]:
-    """Prints the accuracies on minimal pairs; returns them as --output has them."""
+    """Measures a model on minimal pairs and prints the accuracies; returns them for --output."""
     from pipeline.storage.secret_values import hide
     from trainer.inference.evaluate_pairs import evaluate_pairs
     from trainer.inference.open_model import open_model

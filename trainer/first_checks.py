@@ -1,9 +1,8 @@
-"""What a command refuses before torch and DeepSpeed are imported, which takes seconds.
+"""Checks settings before torch and DeepSpeed are imported, which takes seconds.
 
-Values that make no sense are refused on every rank. Files and folders are looked for by a command
-of one process alone: where several start, all of them agree on what is wrong after they have joined
-each other, and a folder may be on some nodes only. What passes here is checked again where it is
-used.
+Values that make no sense are refused on every rank. Files and folders are only looked for if there
+is one process. If there are several, a folder may be on some nodes only, and all ranks have to
+agree on what is wrong after they have joined. Everything is checked again where it is used.
 """
 
 import os
@@ -32,7 +31,7 @@ _RUN = re.compile(r"(?P<folder>.+?)(@\d+)?(@mean\d+)?", re.DOTALL)
 
 
 def check_pretrain(settings: PretrainSettings) -> None:
-    """Refuses settings that fit no dataset, and data or a model that are not there."""
+    """Refuses settings that fit no dataset, and a dataset or model that does not exist."""
     resolve(settings).model_config(_VOCAB_SIZE)
     if _has_several_ranks():
         return
@@ -44,7 +43,7 @@ def check_pretrain(settings: PretrainSettings) -> None:
 
 
 def check_finetune(settings: FinetuneSettings) -> None:
-    """Refuses settings of no task, and files or a model that are not there."""
+    """Refuses an unknown task, settings that do not fit it, and a missing file or model."""
     check_settings(settings)
     check_task(settings.task)
     if _has_several_ranks():
@@ -55,7 +54,7 @@ def check_finetune(settings: FinetuneSettings) -> None:
 
 
 def check_predict(settings: PredictSettings) -> None:
-    """Refuses files or a model that are not there."""
+    """Refuses an unknown task, and missing files or a missing model."""
     if settings.task is not None:
         check_task(settings.task)
     if not _has_several_ranks():
@@ -64,7 +63,7 @@ def check_predict(settings: PredictSettings) -> None:
 
 
 def check_export(settings: ExportSettings) -> None:
-    """Refuses a run that is not there."""
+    """Refuses a run that does not exist."""
     folder = _folder_of(settings.run)
     if _is_absent(folder):
         cure = "give the --output of a pretrain command"
@@ -72,19 +71,19 @@ def check_export(settings: ExportSettings) -> None:
 
 
 def check_fill_mask(settings: FillMaskSettings) -> None:
-    """Refuses a model that is not there."""
+    """Refuses a model that does not exist."""
     _check_model(settings.model)
 
 
 def check_evaluate(settings: EvaluateSettings) -> None:
-    """Refuses a dataset or a model that is not there."""
+    """Refuses a dataset or model that does not exist."""
     if settings.data is not None:
         _check_data([settings.data])
     _check_model(settings.model)
 
 
 def check_features(settings: FeaturesSettings) -> None:
-    """Refuses an input or a model that is not there."""
+    """Refuses an input or a model that does not exist."""
     _check_files("--input", [settings.input])
     _check_model(settings.model)
 
@@ -94,7 +93,7 @@ def _has_several_ranks() -> bool:
 
 
 def _check_data(entries: Iterable[str]) -> None:
-    """Opens datasets that have no manifest, which says what is there instead."""
+    """Opens datasets without a manifest, so that the error of `open_dataset` says what is there."""
     from pipeline.shards.dataset import open_dataset
     from pipeline.shards.manifest import MANIFEST
     from trainer.order.source import parse_entries
@@ -117,7 +116,7 @@ def _check_model(name: str) -> None:
 
 
 def _folder_of(name: str) -> str:
-    """The folder of RUN, RUN@STEP or RUN@mean5; a folder of that very name wins."""
+    """Returns the folder in RUN, RUN@STEP or RUN@mean5; a folder of the whole name wins."""
     match = _RUN.fullmatch(name)
     return name if Path(name).exists() or match is None else match["folder"]
 

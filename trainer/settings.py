@@ -245,7 +245,7 @@ class PretrainSettings:
 
     @property
     def mask_shares(self) -> tuple[float, float] | None:
-        """Shares of tokens masked anew where their line begins and ends; None for static masks."""
+        """Returns the first and the last share of masked tokens, or None for static masks."""
         if self.masking == "static":
             return None
         first, last, _ = self._mask_line()
@@ -253,11 +253,11 @@ class PretrainSettings:
 
     @property
     def mask_steps(self) -> int:
-        """Steps in which a moving share comes to its end: all of the run's, or those after @."""
+        """Returns the steps that a moving share takes: the number after @, or all of the run."""
         return self._mask_line()[2] or sum(phase.steps for phase in self.phases)
 
     def _mask_line(self) -> tuple[float, float, int | None]:
-        """Returns the first share, the last one, and the steps between them, None for the run's."""
+        """Returns the first share, the last, and the steps between; None means the run's."""
         match = re.fullmatch(r"(0?\.\d+)(?:-(0?\.\d+)(?:@([1-9]\d*))?)?", self.masking)
         first, last = (float(match[1]), float(match[2] or match[1])) if match else (0.0, 0.0)
         if match is None or not 0 < min(first, last) <= max(first, last) <= 0.5:
@@ -269,7 +269,12 @@ class PretrainSettings:
         return first, last, int(match[3]) if match[3] else None
 
     def mask_share(self, phase: int, step: int) -> float:
-        """Returns the share at a step of a phase (docs/order.md), by the run's steps before it."""
+        """Returns the share of masked tokens at a step of a phase (docs/order.md).
+
+        Args:
+            phase: The number of the phase, from 0.
+            step: The number of steps before it in the phase.
+        """
         first, last = self.mask_shares or (0.0, 0.0)
         total = self.mask_steps
         done = min(sum(each.steps for each in self.phases[:phase]) + step, total)

@@ -1,8 +1,8 @@
-"""What a MediaWiki dump says: of a page its title and text, of its wiki which links are not text.
+"""Reads facts from a MediaWiki dump: a page's title and text, and which links a wiki does not show.
 
-A page without `<ns>`, as old dumps have them, is in the namespace that its title begins with. A
-link to a file or a category is not shown where it stands, nor is one to the same page in another
-language. A dump's `<siteinfo>` names these namespaces; the prefixes of languages are a list here.
+A page without `<ns>`, as in old dumps, is in the namespace that its title begins with. A link to a
+file, to a category, or to the same page in another language is not shown as text. The namespaces
+are named by the dump's `<siteinfo>`; the prefixes of languages are a list in this file.
 """
 
 import html
@@ -61,7 +61,7 @@ def take_head(blocks: Iterable[bytes]) -> bytes:
 
 
 class Site(NamedTuple):
-    """What the beginning of a dump says of its wiki."""
+    """The facts about a wiki from the beginning of its dump."""
 
     has_root: bool
     """Whether it is the beginning of a dump, and not a block of pages."""
@@ -71,7 +71,7 @@ class Site(NamedTuple):
     """Prefixes of titles that are no articles, as `normalize_prefix` writes them."""
 
     def is_article(self, page: "Page") -> bool:
-        """Whether a page is in the namespace of articles."""
+        """Returns whether a page is in the namespace of articles."""
         if page.namespace is not None:
             return page.namespace == "0"
         prefix, colon, _ = page.title.partition(":")
@@ -79,14 +79,14 @@ class Site(NamedTuple):
 
 
 def read_site(head: bytes) -> Site:
-    """Reads the beginning of a dump, as `take_head` returns it."""
+    """Reads the facts about a wiki from the beginning of its dump, which `take_head` returned."""
     names = _namespaces(head.decode(errors="replace"))
     others = {name for key, name in names.items() if key != "0"}
     return Site(b"<mediawiki" in head, hidden_prefixes(head), _CANONICAL_NAMESPACES | others)
 
 
 def hidden_prefixes(head: bytes) -> frozenset[str]:
-    """Returns prefixes of links that are not shown, by the beginning of a dump."""
+    """Returns the prefixes of links that are not shown, from the beginning of a dump."""
     text = head.decode(errors="replace").partition("</siteinfo>")[0]
     names = _namespaces(text)
     own = {*_LANGUAGE.findall(text), *(name.replace("_", "-") for name in _DATABASE.findall(text))}
@@ -95,7 +95,7 @@ def hidden_prefixes(head: bytes) -> frozenset[str]:
 
 
 def _namespaces(text: str) -> dict[str, str]:
-    """Returns the names of namespaces by their numbers, as the `<siteinfo>` has them."""
+    """Returns the names of the namespaces in the `<siteinfo>`, by their numbers."""
     text = text.partition("</siteinfo>")[0]
     return {key: normalize_prefix(html.unescape(name)) for key, name in _NAMESPACE.findall(text)}
 
@@ -116,7 +116,7 @@ _FIELDS = {
 
 
 class Page(NamedTuple):
-    """What is read of a page: of its last revision; `text` is its wikitext."""
+    """The parts of a page that are used. `text` is the wikitext of its last revision."""
 
     title: str = ""
     id: str = ""
@@ -128,9 +128,10 @@ class Page(NamedTuple):
 
 
 def is_redirect(page: Page) -> bool:
-    """Whether a page leads to another one.
+    """Returns whether a page is a redirect to another one.
 
-    Dumps without `<ns>` may be older than `<redirect>` too, and have the word in their language.
+    Dumps without `<ns>` may also be older than the tag `<redirect>`. In them the word for a
+    redirect in the wiki's language marks the page.
     """
     if page.is_redirect or _REDIRECT.match(page.text):
         return True

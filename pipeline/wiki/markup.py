@@ -1,13 +1,14 @@
-r"""Reads a page's wikitext to the text that it shows, in lines: the definition of `_wikitext`.
+r"""Renders a page's wikitext as the text that it shows, in lines; `_wikitext` is this in C.
 
-The page is read once, from left to right. A link, a template, a table or a reference that is opened
-is a frame on a stack, and its opener is written as plain text. A closer takes away what was written
-since then (templates, tables, references, files) or keeps a part of it (links). So an opener that
-is never closed stays text, nothing is read twice whatever the markup is, and beyond `_MAX_DEPTH`
-frames openers are text. `_wikitext.c` has a function for each one here, by the same name.
+The page is read once, from left to right. When a link, a template, a table or a reference is
+opened, a frame is put on a stack, and the opener is written as plain text. When it is closed, the
+text that was written since then is removed (templates, tables, references, files), or a part of it
+is kept (links). So an opener that is never closed stays as text, and no markup is read twice.
+Beyond `_MAX_DEPTH` frames openers are plain text. `_wikitext.c` has a function for each function of
+this file, by the same name.
 
-Lists, headings and what else a whole line decides are left to wikitext.py. An item of an HTML list
-stands between the lines "\n\0\n" and its end.
+Lists, headings and all other markup of whole lines are left to wikitext.py. An item of an HTML list
+is written between the lines "\n\0\n" and its end.
 """
 
 import re
@@ -76,7 +77,7 @@ class _Kind(Enum):
 
 @dataclass
 class _Frame:
-    """Something opened and not closed yet."""
+    """A piece of markup that was opened and is not closed yet."""
 
     kind: _Kind
     out: int
@@ -92,7 +93,12 @@ class _Frame:
 
 
 def render(text: str, is_hidden: Callable[[str], bool]) -> str:
-    """Returns the text of a page; `is_hidden` says which titles with a colon are not shown."""
+    """Returns the text of a page.
+
+    Args:
+        text: The wikitext.
+        is_hidden: Tells of a link's title that has a colon whether the link is not shown.
+    """
     return _Reader(text, is_hidden).read()
 
 
@@ -148,10 +154,10 @@ class _Reader:
         return bool(frame and frame.kind is _Kind.LINK and frame.title_end is None)
 
     def nearest(self, kind: _Kind) -> int:
-        """The innermost frame of a kind that may be closed here, or -1.
+        """Returns the index of the innermost frame of a kind that may be closed here, or -1.
 
-        Nothing outside braces or a table is closed from within, but references and, from within a
-        table, braces.
+        Markup within braces or a table closes no frame outside of them. There are two exceptions: a
+        reference, and, from within a table, braces.
         """
         for index in range(len(self.frames) - 1, -1, -1):
             frame = self.frames[index]
@@ -163,7 +169,7 @@ class _Reader:
         return -1
 
     def open_frame(self, kind: _Kind, num_characters: int) -> _Frame | None:
-        """Writes an opener as text, and opens its frame; None where it is too deep."""
+        """Writes an opener as text and opens its frame; returns None if the stack is full."""
         frame = None
         if len(self.frames) < _MAX_DEPTH:
             frame = _Frame(kind, len(self.pieces), self.at + num_characters)
@@ -172,12 +178,12 @@ class _Reader:
         return frame
 
     def drop_frame(self, index: int) -> None:
-        """Takes away what a frame holds, and what was opened in it and never closed."""
+        """Removes the text of a frame, and the frames in it that were never closed."""
         del self.pieces[self.frames[index].out :]
         del self.frames[index:]
 
     def keep_piece(self, index: int, kept: str) -> None:
-        """Leaves of a frame only this text."""
+        """Replaces the text of a frame by `kept`."""
         self.drop_frame(index)
         self.emit(kept)
 
@@ -206,7 +212,7 @@ class _Reader:
             self.take(num_braces)
 
     def open_variants(self) -> None:
-        """Opens a frame of "-{", whose "-" is written already."""
+        """Opens a frame of "-{" at the brace; the "-" was already written as text."""
         before = self.pieces.pop()[:-1]
         self.emit(before)
         self.at -= 1
@@ -230,7 +236,7 @@ class _Reader:
         self.take(num_braces)
 
     def close_braces(self, index: int, num_braces: int) -> int:
-        """Closes a template or an argument of one; returns how many braces that took."""
+        """Closes a template or a template's argument; returns how many braces that took."""
         frame = self.frames[index]
         name = _skip_spaces(self.text, frame.source)
         if name >= self.at or self.text[name] == "[":  # no name of a page: shown as written
@@ -273,7 +279,7 @@ class _Reader:
     # Links and addresses
 
     def match_scheme(self, at: int) -> int | None:
-        """The character behind "scheme:" and its slashes, or None."""
+        """Returns the position after "scheme:" and its slashes, or None without a scheme here."""
         found = _SCHEME.match(self.text, at)
         if not found or found[1].lower() not in SCHEMES:
             return None
@@ -288,7 +294,7 @@ class _Reader:
         return end.start() if end else len(self.text)
 
     def read_colon(self) -> None:
-        """An address in running text is not shown; the stops behind it are."""
+        """Skips a web address in running text; the punctuation after the address is kept."""
         letters = _LETTERS_AT_END.search(
             self.text, max(self.run, self.at - _MAX_SCHEME - 1), self.at
         )
@@ -364,7 +370,7 @@ class _Reader:
     # Tags, comments and entities
 
     def find_comment_end(self, at: int) -> int | None:
-        """The character behind the comment that begins here, or None."""
+        """Returns the position after the comment that begins here, or None."""
         if "!--" in self.unclosed or not self.text.startswith("<!--", at):
             return None
         end = self.text.find("-->", at + 4)
@@ -381,7 +387,7 @@ class _Reader:
         return not (self.text[end].isascii() and self.text[end].isalnum())
 
     def find_close(self, at: int) -> int | None:
-        """The next ">" here or further on; characters before one that was found count once."""
+        """Returns the position of the next ">"; no text is searched for it twice."""
         if at > self.last_close:
             return None
         if not self.close_from <= at <= self.close:
@@ -390,7 +396,10 @@ class _Reader:
         return self.close
 
     def find_tag_end(self, at: int) -> int | None:
-        """The tag's ">"; None where a "<" comes first that begins no comment and no nowiki."""
+        """Returns the position of the tag's ">", or None.
+
+        It is None if a "<" comes first that begins neither a comment nor a nowiki.
+        """
         while True:
             close = self.find_close(at)
             if close is None:
@@ -408,14 +417,14 @@ class _Reader:
                 return None
 
     def match_closer(self, at: int, name: str) -> int | None:
-        """The character behind the closer at this "<", or None; it holds nothing but its name."""
+        """Returns the position after the closing tag "</name>" at this "<", or None."""
         if not (self.text.startswith("/", at + 1) and self.is_name(at + 2, name)):
             return None
         end = _skip_spaces(self.text, at + 2 + len(name))
         return end + 1 if self.text.startswith(">", end) else None
 
     def find_reference_end(self) -> int | None:
-        """The end of a reference that holds no other; None where it is not closed first."""
+        """Returns the end of a reference, or None if another one begins before it ends."""
         at = self.text.find("<", self.at)
         while at >= 0:
             end = self.match_closer(at, "ref")
@@ -428,7 +437,12 @@ class _Reader:
         return None
 
     def skip_raw(self, name: str, is_written: bool) -> None:
-        """Goes behind a raw tag's closer; where there is none, only the tag itself vanishes."""
+        """Skips to the end of a raw tag's closer. Without a closer, only the tag itself is skipped.
+
+        Args:
+            name: The name of the tag.
+            is_written: Whether the text between the tags is written.
+        """
         if name in self.unclosed:
             return
         at = self.text.find("<", self.at)
@@ -446,7 +460,7 @@ class _Reader:
         self.at = end
 
     def open_tag(self, name: str) -> None:
-        """Reads on behind a tag that opens something."""
+        """Handles an opening tag and continues after it."""
         kind = TAGS[name]
         if kind in (RAW_DROPPED, RAW_WRITTEN):
             self.skip_raw(name, kind == RAW_WRITTEN)
@@ -519,7 +533,11 @@ def _is_space(character: str) -> bool:
 
 
 def _is_within_word(text: str, at: int) -> bool:
-    """Whether a letter, a digit or "_" comes before; marks of Latin and of wide text are none."""
+    """Returns whether the character before `at` is part of a word.
+
+    In ASCII these are letters, digits and "_"; elsewhere all characters but the punctuation of
+    Latin, general, Chinese and full-width text.
+    """
     if at == 0:
         return False
     before = text[at - 1]
@@ -530,7 +548,7 @@ def _is_within_word(text: str, at: int) -> bool:
 
 
 def _show_entity(entity: re.Match[str]) -> str:
-    """The character of an entity, or nothing if there is none."""
+    """Returns the character of an entity, or an empty text if there is no such character."""
     hexadecimal, decimal, name = entity.groups()
     if name:
         return chr(ENTITIES[name]) if name in ENTITIES else ""

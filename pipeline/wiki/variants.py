@@ -1,7 +1,7 @@
-"""Shows "-{zh-hans:..; zh-hant:..}-", the markup of languages that are written in several ways.
+"""Renders "-{zh-hans:..; zh-hant:..}-", the markup of languages with several scripts or variants.
 
-The rules are those of MediaWiki's language converter, for readers that chose no variant: the first
-variant of `_PREFERRED` that a text has is shown, as in the wiki itself.
+The rules are those of MediaWiki's language converter for readers that chose no variant. The text of
+the first variant in `_PREFERRED` that is there is shown, as on the wiki itself.
 """
 
 import re
@@ -24,10 +24,13 @@ _RULE = re.compile(rf"(?:.*?=>)?\s*({_CODE})\s*:(.*)", re.DOTALL | re.IGNORECASE
 
 
 def convert(content: str) -> str:
-    """Returns what is shown of the text between "-{" and "}-", in which markup is read already.
+    """Returns the text that is shown for the content of "-{" ... "}-".
 
-    Rules that only define or remove a conversion, titles and names of variants show nothing. Text
-    without rules is shown as it is.
+    Rules that only define or remove a conversion, titles, and names of variants show nothing.
+    Content without rules is shown unchanged.
+
+    Args:
+        content: The content, in which other markup is rendered already.
     """
     before, bar, behind = content.partition("|")
     flags = {flag.strip() for flag in before.split(";")} if bar else set()
@@ -45,7 +48,10 @@ def convert(content: str) -> str:
 
 
 def _read_rules(text: str) -> dict[str, str]:
-    """The text of each variant; nothing if a part is no rule, for then all of it is text."""
+    """Returns the text of each variant.
+
+    The result is empty if some part of the text is no rule, because then all of it is plain text.
+    """
     rules: dict[str, str] = {}
     for part in _RULE_END.split(text):
         rule = _RULE.fullmatch(part)

@@ -1,7 +1,8 @@
 """Wikitext to paragraphs: text passages, no lists, tables and headers (BERT paper, section 3.1).
 
-References, files, comments and templates go too, but for inline_templates.py. `markup.render` is
-the definition of how markup is read; `pipeline.wiki._wikitext`, where it is built, is its twin.
+References, files, comments and templates are removed too, except for the templates of
+inline_templates.py. `markup.render` defines how markup is read. `pipeline.wiki._wikitext`, if it is
+compiled, gives the same text faster.
 """
 
 import re
@@ -43,7 +44,12 @@ _LINE_MARKS = (LIST_MARK, "*", "#", ":", ";", "=", "{|", "|", "!")
 
 
 def parse_wikitext(text: str, hidden_prefixes: Set[str] = frozenset()) -> str:
-    """Returns paragraphs of a page, one a line, without links to files or of hidden prefixes."""
+    """Returns the paragraphs of a page, one per line.
+
+    Args:
+        text: The wikitext.
+        hidden_prefixes: Prefixes of links that are not shown. Links to files never are.
+    """
     is_hidden = partial(_is_hidden, hidden=_HIDDEN | hidden_prefixes)
     if compiled is None:
         return _make_paragraphs(markup.render(text, is_hidden))

@@ -162,8 +162,8 @@ def verify_file(path: Path, name: str, where: str | None = None) -> None:
 
     Args:
         path: The checkpoint's folder.
-        name: The file in it.
-        where: What messages call the folder; None calls it by its path.
+        name: The file's name in it.
+        where: The folder's name in messages; None takes its path.
 
     Raises:
         ValueError: The file is damaged or missing.

@@ -119,7 +119,11 @@ class RunCheckpoints:
             self.store.remove_checkpoints(name for name in names if step_of(name) >= step)
 
     def _refuse_lost(self) -> None:
-        """Refuses to begin at step 0 where a checkpoint is known to have been committed."""
+        """Refuses to begin at step 0 if a checkpoint is known to have been committed.
+
+        Raises:
+            ValueError: newest.json, here or at the store, names a checkpoint.
+        """
         records = dict[str, str]()
         if self.run.newest.is_file():
             where = str(self.run.newest)
@@ -135,7 +139,7 @@ class RunCheckpoints:
             )
 
     def _forget_newest(self) -> None:
-        """Notes that no checkpoint is left, as every one was damaged and skipped."""
+        """Removes newest.json, because all checkpoints were damaged and skipped."""
         self.run.newest.unlink(missing_ok=True)
         if self.store is not None:
             self.store.forget_newest()

@@ -1,11 +1,11 @@
-"""A run's copy at a URL: its checkpoints, and the files that a wiped node needs besides.
+"""A copy of a run at a URL: its checkpoints, and the other files that a new node needs.
 
-URL/run.json, config.yaml, vocab.txt, tokenizer.json, metrics.jsonl
-URL/checkpoints/step-00000600/...       COMMITTED is uploaded last: what lacks it does not count
-URL/checkpoints/newest.json             names the checkpoint that was committed last
+    URL/run.json, config.yaml, vocab.txt, tokenizer.json, metrics.jsonl
+    URL/checkpoints/step-00000600/...    a checkpoint; complete if it has COMMITTED, uploaded last
+    URL/checkpoints/newest.json          names the checkpoint that was committed last
 
-Stores show half a listing, or say that an object is not there, more often than they lose one: what
-is missing or damaged is asked for again, each file by its name, before anything is concluded.
+Stores seldom lose an object. More often they show half a listing, or say that an object is not
+there although it is. So a missing or damaged file is asked for again by its name.
 """
 
 import contextlib
@@ -40,12 +40,16 @@ RUN_FILES = (RUN_FACTS, CONFIG, *VOCABULARY_HASHES)
 
 
 def newest_json(checkpoint: str) -> bytes:
-    """Returns newest.json, which names the checkpoint that was committed last."""
+    """Returns the content of newest.json, which names the checkpoint that was committed last."""
     return to_json({"checkpoint": checkpoint})
 
 
 def parse_newest(data: bytes, where: str) -> str:
-    """Returns the checkpoint that newest.json names; a ValueError where it is damaged."""
+    """Returns the checkpoint that newest.json names.
+
+    Raises:
+        ValueError: The file is damaged.
+    """
     cure = "remove it: it only guards against listings that leave a checkpoint out"
     newest = str(parse_object(data, where, cure).get("checkpoint"))
     if not is_checkpoint(newest):
@@ -65,10 +69,10 @@ class CheckpointStore:
         return self.folder.locate(name)
 
     def list_checkpoints(self) -> tuple[list[str], list[str]]:
-        """Names of committed checkpoints, oldest first, and of those whose upload never ended.
+        """Returns the names of committed checkpoints, oldest first, and of unfinished ones.
 
-        The one that was committed last is found where the listing leaves it out, and each marker
-        that the listing leaves out is asked for by its name.
+        A listing may leave files out. So the checkpoint that was committed last is taken from
+        newest.json, and each marker that is not listed is asked for by its name.
         """
         found = (self.folder / CHECKPOINTS).list()
         # Anything else is not ours to remove.
@@ -83,15 +87,15 @@ class CheckpointStore:
         return self._exists(f"{CHECKPOINTS}/{name}/{COMMITTED}")
 
     def _exists(self, name: str) -> bool:
-        """Returns whether a file is there; a store has to say several times that it is not."""
+        """Returns whether a file exists; on a store only repeated absence counts as absence."""
         attempts = 1 if self.folder.is_local else DAMAGE_ATTEMPTS
         return any(self.folder.exists(name) for _ in range(attempts))
 
     def read_newest(self) -> str | None:
-        """Returns the name of the checkpoint committed last; None where none is known to be.
+        """Returns the checkpoint that was committed last, or None if there is no newest.json.
 
         Raises:
-            ValueError: The file that says so is damaged.
+            ValueError: newest.json is damaged.
         """
         name = f"{CHECKPOINTS}/{NEWEST}"
 
@@ -104,11 +108,11 @@ class CheckpointStore:
             return None
 
     def note_newest(self, checkpoint: str) -> None:
-        """Writes down which checkpoint was committed last."""
+        """Writes newest.json, which names the checkpoint that was committed last."""
         self.folder.write(f"{CHECKPOINTS}/{NEWEST}", newest_json(checkpoint))
 
     def forget_newest(self) -> None:
-        """Removes what `note_newest` wrote: no checkpoint is left."""
+        """Removes newest.json, because no checkpoint is left."""
         self.folder.remove([f"{CHECKPOINTS}/{NEWEST}"])
 
     def upload(self, folder: Path, checkpoint: str, names: Iterable[str]) -> None:
@@ -131,10 +135,10 @@ class CheckpointStore:
             self.folder.write(METRICS, rows[: rows.rfind(b"\n") + 1])
 
     def read_facts(self) -> dict[str, Any] | None:
-        """Returns run.json; None where the URL holds no run, not even checkpoints of one.
+        """Returns the content of run.json, or None if the URL holds no run and no checkpoints.
 
         Raises:
-            ValueError: It is damaged, or missing beside checkpoints.
+            ValueError: The file is damaged, or is missing although there are checkpoints.
         """
 
         def read() -> dict[str, Any]:
@@ -159,10 +163,15 @@ class CheckpointStore:
     def fetch_checkpoint(
         self, name: str, checkpoints: Path, files: Iterable[str] | None = None
     ) -> Path:
-        """Downloads a checkpoint, or some files; its folder appears when all are there and whole.
+        """Downloads a checkpoint, or some of its files; its folder appears once all are checked.
+
+        Args:
+            name: The checkpoint.
+            checkpoints: The local folder of checkpoints.
+            files: Names of the files to download; None downloads all.
 
         Raises:
-            ValueError: A file is missing or damaged, several times.
+            ValueError: A file was missing or damaged at every attempt.
         """
         folder, url = checkpoints / f"{name}.tmp", self.locate(f"{CHECKPOINTS}/{name}")
         remove_folders(checkpoints / name, folder)

@@ -1,7 +1,7 @@
-"""CoNLL columns to sentences of words and tags, and back (docs/token-classification.md).
+"""Reads and writes CoNLL columns: sentences of words and tags (docs/token-classification.md).
 
-Columns are separated by tabs, or by spaces where a file has no tab. Every other character belongs
-to a word, also a no-break space (U+00A0) or an ideographic one (U+3000).
+Columns are separated by tabs, or by spaces if a file has no tab. Every other character is part of a
+word, even a no-break space (U+00A0) or an ideographic one (U+3000).
 """
 
 import re
@@ -99,14 +99,23 @@ def add_column(sentences: Sequence[Sentence], tags: Sequence[Sequence[str]]) -> 
 
 
 def _split(line: str, separator: str | None) -> list[str]:
-    """The cells of a line, separated by tabs or (None) by blanks; none of a blank line."""
+    """Returns the cells of a line; a blank line has none.
+
+    Args:
+        line: The line.
+        separator: The separator of cells; None separates them by blanks.
+    """
     if not (filled := line.strip(_BLANK)):
         return []
     return line.split(separator) if separator else _BLANKS.split(filled)
 
 
 def _find_layout(lines: Sequence[str], path: str, columns: Columns) -> tuple[str | None, int]:
-    """What separates columns (None: blanks), and how many most lines have."""
+    """Returns the separator of columns (None means blanks), and the columns that most lines have.
+
+    Raises:
+        ValueError: The file has no sentence, or too few columns for the ones that are asked for.
+    """
     filled = [
         (number, line)
         for number, line in enumerate(lines, 1)

@@ -93,7 +93,11 @@ def read_json(folder: str, name: str) -> dict[str, Any]:
 
 
 def parse_settings(data: bytes, where: str) -> dict[str, Any]:
-    """Returns the JSON object that a file of a model holds; a ValueError names the file."""
+    """Returns the JSON object in a file of a model.
+
+    Raises:
+        ValueError: The file is not a JSON object; the message names the file.
+    """
     try:
         settings = json.loads(data)
     except (ValueError, RecursionError) as error:

@@ -103,9 +103,10 @@ def to_hf_state(
 def from_hf_state(
     tensors: Mapping[str, Tensor], config: BertConfig, where: str, head: Head | None = None
 ) -> dict[str, Tensor]:
-    """Returns Hugging Face's tensors under our names, in float32, without heads that are missing.
+    """Returns Hugging Face's tensors under our names, in float32.
 
-    Reads files of BertForPreTraining, BertForMaskedLM, BertModel, or with a head of its class.
+    The file may be of BertForPreTraining, BertForMaskedLM or BertModel, or of the class with this
+    head. Heads that the file does not have are not in the result.
 
     Raises:
         ValueError: The tensors are those of another model, or hold a NaN.
@@ -166,10 +167,11 @@ def to_hf_config(config: BertConfig, pad_id: int, head: Head | None = None) -> d
 
 
 def from_hf_config(settings: Mapping[str, Any], where: str) -> BertConfig:
-    """Returns our config of config.json's settings.
+    """Returns our config for the settings of a config.json.
 
     Raises:
-        ValueError: The model is one that ours is not, or a setting has a wrong type or value.
+        ValueError: The settings are of a model that is not supported, or a setting has a wrong type
+            or value.
     """
     model_type = settings.get("model_type", "bert")
     if model_type not in list(_MODEL_TYPES):
@@ -189,10 +191,10 @@ def from_hf_config(settings: Mapping[str, Any], where: str) -> BertConfig:
 
 
 def head_of_hf_config(settings: Mapping[str, Any], where: str) -> Head | None:
-    """Returns the head that config.json says the model has; None for a pretrained one.
+    """Returns the head that config.json names, or None for a model that is only pretrained.
 
     Raises:
-        ValueError: The head is of a kind that is not read here, or is not described as heads are.
+        ValueError: Heads of this kind are not supported, or the head's settings are malformed.
     """
     architectures = settings.get("architectures") or []
     if not (isinstance(architectures, list) and all(isinstance(n, str) for n in architectures)):
@@ -221,7 +223,11 @@ def head_of_hf_config(settings: Mapping[str, Any], where: str) -> Head | None:
 
 
 def _labels_of(settings: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    """The classes of a head in the order of their ids; two where config.json has none."""
+    """Returns the classes of a head in the order of their ids. Without id2label there are two.
+
+    Raises:
+        ValueError: id2label is malformed.
+    """
     given = settings.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
     if not (isinstance(given, dict) and all(str(number).isdecimal() for number in given)):
         says = f"id2label is {quote(given)}, expected names by their numbers"

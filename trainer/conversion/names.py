@@ -1,4 +1,4 @@
-"""Names of the files of models, and what is said where they are missing."""
+"""Names of a model's files, and the message about missing ones."""
 
 CONFIG, WEIGHTS, VOCAB = "config.json", "model.safetensors", "vocab.txt"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -10,7 +10,7 @@ LATEST = "latest_universal"
 
 
 def expected_files() -> str:
-    """Returns what a folder of a model holds, for the message about one that holds it not."""
+    """Returns the end of the message about a folder without a model: which files were expected."""
     return (
         f"expected {CONFIG} with {WEIGHTS} (Hugging Face) or {LATEST} (DeepSpeed), or "
         f"{GOOGLE_CONFIG} with one checkpoint NAME.ckpt.index (Google)"

@@ -55,10 +55,13 @@ def universal_files(
 
 
 def load_universal(folder: str) -> tuple[BertConfig, dict[str, Tensor]]:
-    """Returns config and parameters (our names, fp32) of a checkpoint with config.json beside it.
+    """Loads a universal checkpoint of DeepSpeed that has a config.json in its folder.
+
+    Returns:
+        The config, and the parameters under our names, in fp32.
 
     Raises:
-        ValueError: A file is not what DeepSpeed writes, or the weights are another model's.
+        ValueError: A file is not one that DeepSpeed writes, or the weights are another model's.
     """
     config, files = from_hf_config(read_json(folder, CONFIG), f"{folder}/{CONFIG}"), Folder(folder)
     tag = files.read(LATEST).decode(errors="replace").strip()
@@ -73,7 +76,11 @@ def load_universal(folder: str) -> tuple[BertConfig, dict[str, Tensor]]:
 
 
 def _read_parameter(data: bytes, file: str) -> Tensor:
-    """The parameter that a file fp32.pt holds."""
+    """Returns the parameter in the bytes of a file fp32.pt.
+
+    Raises:
+        ValueError: The file is damaged or holds no parameter.
+    """
     cure = "convert the checkpoint again with DeepSpeed's ds_to_universal"
     try:
         found = torch.load(io.BytesIO(data), "cpu", weights_only=True)

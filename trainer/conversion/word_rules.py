@@ -1,4 +1,4 @@
-"""How a model's text becomes words, as the files of its folder say it."""
+"""Finds the rule by which a model's text becomes words, from the files in the model's folder."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,11 +12,13 @@ from trainer.conversion.names import TOKENIZER, TOKENIZER_CONFIG
 def said_word_rule(
     tokenizer: Mapping[str, Any] | None, settings: Mapping[str, Any]
 ) -> WordRule | None:
-    """Returns the rule that tokenizer.json, else tokenizer_config.json says; None if none does.
+    """Returns the word rule in a model's files, or None if they do not state one.
+
+    tokenizer.json counts if it is there, otherwise tokenizer_config.json.
 
     Args:
-        tokenizer: Content of tokenizer.json, if it is there.
-        settings: Content of tokenizer_config.json, or nothing.
+        tokenizer: Content of tokenizer.json, or None.
+        settings: Content of tokenizer_config.json; empty if there is none.
     """
     if tokenizer is not None:
         if _get(tokenizer.get("pre_tokenizer"), "type") == "WhitespaceSplit":
@@ -31,21 +33,21 @@ def said_word_rule(
 
 
 def guess_word_rule(vocab: bytes | None) -> WordRule:
-    """Returns the rule that a vocab.txt suggests: text is lower-cased if no entry has a capital."""
+    """Guesses the word rule from a vocab.txt: text is lower-cased if no entry has a capital."""
     tokens = (vocab or b"").decode(errors="replace").split("\n")
     has_capitals = any(token != token.lower() for token in tokens if not token.startswith("["))
     return WordRule(not has_capitals)
 
 
 def refuse_other_words(model: str, run: str) -> None:
-    """Refuses a model whose text became words by another rule than a run's.
+    """Refuses to start from a model whose text became words by another rule than the run's.
 
     Args:
-        model: The folder of the model to start from. One that does not say its rule is taken.
+        model: The folder of the model. A model that does not state its rule is accepted.
         run: The folder with the run's vocab.txt and tokenizer.json.
 
     Raises:
-        ValueError: Both say a rule, and the rules differ.
+        ValueError: Both state a rule, and the rules differ.
     """
     theirs = _read_word_rule(model)
     ours = _read_word_rule(run)
@@ -73,5 +75,5 @@ def _read_word_rule(folder: str) -> WordRule | None:
 
 
 def _get(found: Any, key: str) -> Any:
-    """Returns a value of what should be a JSON object; None if it is none."""
+    """Returns the value of a key, or None if `found` is no JSON object."""
     return found.get(key) if isinstance(found, dict) else None

@@ -1,7 +1,8 @@
-"""A ds_config.json, read as DeepSpeed reads it: its values by their keys, each in its type.
+"""Reads a ds_config.json as DeepSpeed does: values by their keys, each in its type.
 
-Values pass through the parser of settings files (pipeline/command_line/values.py), so a number may
-be text, a whole number may be 24.0, and NaN is none. `"auto"` and null say nothing.
+Values pass through the parser of settings files (pipeline/command_line/values.py). So a number may
+be written as text, a whole number as 24.0, and NaN is refused. `"auto"` and null count as not
+given.
 """
 
 import json
@@ -26,13 +27,13 @@ _LONGEST_SHOWN = 60
 
 @dataclass
 class DeepSpeedFile:
-    """What a file says.
+    """The content of a ds_config.json.
 
     Attributes:
-        path: Where it is.
+        path: The file's path.
         values: Values by dotted keys, such as optimizer.params.lr, in the types of `KEYS`.
-        sections: Dotted names of the sections that are there.
-        autos: Dotted keys that say "auto".
+        sections: Dotted names of the sections in the file.
+        autos: Dotted keys whose value is "auto".
     """
 
     path: str
@@ -41,7 +42,7 @@ class DeepSpeedFile:
     autos: set[str] = field(default_factory=set)
 
     def passed_on(self) -> dict[str, Any]:
-        """Returns what DeepSpeed is given of the file, in sections as it takes it."""
+        """Returns the values that DeepSpeed is given, nested in sections."""
         passed: dict[str, Any] = {}
         for name, value in self.values.items():
             key = KEYS[name]
@@ -52,16 +53,16 @@ class DeepSpeedFile:
 
 
 def passed_to_deepspeed(path: str | None) -> dict[str, Any]:
-    """Returns what DeepSpeed is given of a ds_config.json; nothing without a file."""
+    """Returns the values of a ds_config.json that DeepSpeed is given; empty without a file."""
     return {} if path is None else read_deepspeed_file(path).passed_on()
 
 
 def read_deepspeed_file(path: str) -> DeepSpeedFile:
-    """Reads a ds_config.json: JSON, or Hjson with its comments and last commas, as DeepSpeed does.
+    """Reads a ds_config.json: JSON, or Hjson with comments and trailing commas, as DeepSpeed does.
 
     Raises:
-        ValueError: It is neither, says something twice, says something of a wrong type, or asks for
-            what has no place here; with a line for each mistake.
+        ValueError: The file is neither, has a key twice or a value of a wrong type, or asks for
+            something that is not supported. The message has one line for each mistake.
     """
     root = _parse(path)
     if not isinstance(root, dict):
@@ -77,7 +78,11 @@ def read_deepspeed_file(path: str) -> DeepSpeedFile:
 
 
 def _parse(path: str) -> Any:
-    """Returns the file as dicts, lists and values."""
+    """Parses the file to dicts, lists and values.
+
+    Raises:
+        ValueError: The file is empty, is neither JSON nor Hjson, or has a key twice.
+    """
     text = Path(path).read_bytes()
     if not text.strip():
         raise ValueError(f"{path} is empty, expected the settings of DeepSpeed")
@@ -100,11 +105,15 @@ def _parse(path: str) -> Any:
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """The keys and values of an object, doubled ones too."""
+    """The keys and values of an object, in which a key may occur twice."""
 
 
 def _as_dicts(value: Any, path: str, name: str) -> Any:
-    """Returns objects as dicts; refuses one that has a key twice."""
+    """Converts parsed objects to dicts.
+
+    Raises:
+        ValueError: An object has a key twice.
+    """
     if isinstance(value, _Pairs):
         dotted = [(key, f"{name}.{key}" if name else key) for key, _ in value]
         for (_, whole), count in Counter(dotted).items():
@@ -118,7 +127,7 @@ def _as_dicts(value: Any, path: str, name: str) -> Any:
 
 
 def _read_section(file: DeepSpeedFile, section: Mapping[str, Any], prefix: str) -> Iterator[str]:
-    """Takes the values of a section and of those in it into the file; yields what is wrong."""
+    """Stores the values of a section and its subsections in `file`; yields its mistakes."""
     for leaf, value in section.items():
         name = ALIASES.get(f"{prefix}{leaf}", f"{prefix}{leaf}")
         key = KEYS.get(name)
@@ -145,13 +154,17 @@ def _read_section(file: DeepSpeedFile, section: Mapping[str, Any], prefix: str) 
 
 
 def _used(name: str, section: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns what DeepSpeed reads of a section: the switch alone, where that is off."""
+    """Returns the keys of a section that DeepSpeed reads: only the switch if it is off."""
     is_off = name in SWITCHED and section.get("enabled", False) in _FALSE
     return {key: section[key] for key in section if key == "enabled"} if is_off else section
 
 
 def _convert(path: str, name: str, value: Any, key: Key) -> Any:
-    """Returns a value in the type of its key; a ValueError says what is wrong with it."""
+    """Converts a value to the type of its key.
+
+    Raises:
+        ValueError: The value is of another type, or is not allowed.
+    """
     if key.hint is bool and value in (*_TRUE, *_FALSE):
         found = value in _TRUE  # 1 and 0 are switches for DeepSpeed too
     elif key.hint is Any:
@@ -171,7 +184,7 @@ def _refusal(path: str, name: str, value: Any, reason: str) -> str:
 
 
 def _unknown(leaf: str, prefix: str) -> str:
-    """Returns what is said of a key that DeepSpeed does not have there."""
+    """Returns the message about a key that DeepSpeed does not have in this section."""
     elsewhere = [name for name in (*KEYS, *SECTIONS) if name.rpartition(".")[2] == leaf]
     there = [
         name.removeprefix(prefix).partition(".")[0] for name in KEYS if name.startswith(prefix)
@@ -183,7 +196,7 @@ def _unknown(leaf: str, prefix: str) -> str:
 
 
 def _is_off(value: Any, key: Refused) -> bool:
-    """Returns whether what is refused is switched off."""
+    """Returns whether a value switches off what its key refuses."""
     if isinstance(value, dict):
         switches = key.switches or tuple(value)
         return all(_is_off(value[name], key) for name in switches if name in value)
@@ -191,6 +204,6 @@ def _is_off(value: Any, key: Refused) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """Returns a value as the file has it, the beginning of a long one."""
+    """Returns a value as JSON for a message; a long one is cut."""
     shown = json.dumps(value)
     return shown if len(shown) <= _LONGEST_SHOWN else f"{shown[:_LONGEST_SHOWN]}..."

@@ -1,9 +1,10 @@
-"""What becomes of every key that a ds_config.json may have.
+"""A table of every key that a ds_config.json may have, and how the trainer treats it.
 
-`KEYS` has the type of each key's value, and whether DeepSpeed is given it, or one value alone is so
-here in any case. What a setting of the run says too is trainer/engine/deepspeed_settings.py's. Keys
-of sections are written with dots. `tests/trainer/test_deepspeed_files.py` holds the table to the
-fields that the installed DeepSpeed has.
+`KEYS` has the type of each key's value, whether the value is passed on to DeepSpeed, and the only
+values that are allowed, if this trainer fixes them. Keys that are settings of the run as well are
+handled in trainer/engine/deepspeed_settings.py. Keys of sections are written with dots.
+`tests/trainer/test_deepspeed_files.py` compares the table with the fields of the installed
+DeepSpeed.
 """
 
 from dataclasses import dataclass
@@ -39,13 +40,13 @@ _CHECKPOINTS = "checkpoints are ours, and any number of ranks continues them; le
 
 @dataclass(frozen=True)
 class Key:
-    """What a key's value may be.
+    """The rules for the value of a key.
 
     Attributes:
-        hint: The type of the value, as settings classes state types.
-        least: The least number that makes sense; None where there is none.
-        is_passed: Whether DeepSpeed is given the value as it is.
-        only: The values that are so here in any case; none if any value may be there.
+        hint: The type of the value, as classes of settings declare types.
+        least: The least number allowed; None if there is no limit.
+        is_passed: Whether the value is passed on to DeepSpeed.
+        only: The only values allowed, because this trainer fixes them; empty allows every value.
         reason: Why another value is refused, and what to do.
     """
 
@@ -58,12 +59,12 @@ class Key:
 
 @dataclass(frozen=True)
 class Refused:
-    """A section or value that may only be there switched off: false, null, 0, "none", or empty.
+    """A section or value that must be switched off: false, null, 0, "none", or empty.
 
     Attributes:
         reason: Why it is refused, and what to do.
-        switches: Keys of the section that switch it on; if none is there the section is off. A
-            section without such keys is off if all its keys are.
+        switches: Keys that switch the section on; without any of them in the file it is off. If
+            this is empty, the section is off if all its keys are.
     """
 
     reason: str

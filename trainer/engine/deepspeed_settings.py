@@ -1,7 +1,8 @@
-"""Settings of a run that a ds_config.json says: batches, ZeRO, precision, optimizer, schedule.
+"""Takes settings of a run from a ds_config.json: batches, ZeRO, precision, optimizer, schedule.
 
-What the file states counts as a setting of a `--config` file does, so the two may not differ. What
-DeepSpeed takes where a section of the file leaves a key out fills only what nothing else says.
+A value in the file counts like a setting in a `--config` file, so the two may not differ. If a
+section leaves a key out, DeepSpeed has a default for it. That default is used only if nothing else
+gives the setting.
 """
 
 import os
@@ -29,13 +30,13 @@ _LEAST_WARMUP_STEPS = 2
 
 @dataclass(frozen=True)
 class ScheduleClass:
-    """One of DeepSpeed's classes of schedules, as a phase of ours has it.
+    """One of DeepSpeed's classes of schedules, as the settings of a phase.
 
     Attributes:
-        shape: Settings that the class itself says.
-        params: By each setting that a parameter says, the parameter's name, and DeepSpeed's default
-            of it; None where there is none.
-        shares: Which of these settings are shares of peak_lr.
+        shape: Settings that the class itself decides.
+        params: For each setting, the class's parameter that gives it, and DeepSpeed's default for
+            the parameter; None if there is no default.
+        shares: Settings of `params` whose parameters are shares of peak_lr.
     """
 
     shape: dict[str, Any]
@@ -77,14 +78,14 @@ _SCHEDULES = {
 
 @dataclass(frozen=True)
 class Statement:
-    """One setting as the file has it.
+    """One setting of the run as the file gives it.
 
     Attributes:
-        setting: The setting's name, of a phase's setting the last part of it.
-        value: Its value.
+        setting: The setting's name; for a setting of a phase, the last part of the name.
+        value: The setting's value.
         key: The file's key.
-        is_stated: Whether the file states it; otherwise it is DeepSpeed's default in a section that
-            is there.
+        is_stated: Whether the file states it. Otherwise it is DeepSpeed's default in a section of
+            the file.
         of_peak: Whether the value is a share of the phase's peak_lr.
     """
 
@@ -96,22 +97,23 @@ class Statement:
 
     @property
     def source(self) -> str:
-        """How messages call where the value is from."""
+        """Returns what messages call the source of the value."""
         return self.key if self.is_stated else f"{self.key}, DeepSpeed's where the file has none"
 
 
 def settings_of_file(
     path: str, in_files: Mapping[str, Given], flags: Mapping[str, Given]
 ) -> dict[str, Given]:
-    """Returns the settings that a ds_config.json fills in beside flags and `--config` files.
+    """Returns the settings that a ds_config.json gives in addition to flags and `--config` files.
 
     Args:
         path: The ds_config.json.
-        in_files: What files of `--config` give, by dotted keys.
-        flags: What flags give. A flag wins over both files.
+        in_files: Settings in `--config` files, by dotted keys.
+        flags: Settings given as flags. A flag wins over both files.
 
     Raises:
-        ValueError: The file is none, or a `--config` file says otherwise; a line for each.
+        ValueError: The ds_config.json is malformed, or differs from a `--config` file. The message
+            has one line for each difference.
     """
     num_phases = in_files["phases"].value if "phases" in in_files else 1
     phases = [f"phases[{index}]." for index in range(num_phases)]
@@ -145,13 +147,13 @@ def settings_of_file(
 
 
 def _world_size(flags: Mapping[str, Given]) -> int:
-    """Returns how many ranks train: those of a plan, or of this job."""
+    """Returns the number of ranks: the one that is being planned for, or this job's."""
     of_plan = flags.get("world_size")
     return int(of_plan.value if of_plan else os.environ.get("WORLD_SIZE", "1"))
 
 
 def _flags_of(name: str) -> set[str]:
-    """Returns the flags that say a setting."""
+    """Returns the flags that give a setting."""
     share = name.replace("warmup_steps", "warmup_fraction")
     return {name, share, f"phases.{name}", f"phases.{share}"}
 
@@ -162,7 +164,10 @@ def _flag_of(name: str) -> str:
 
 
 def _given(target: str, in_files: Mapping[str, Given]) -> tuple[Any, str]:
-    """Returns what `--config` files say of a setting, and where; None where they do not."""
+    """Returns the value of a setting in `--config` files, and its place; None and "" without one.
+
+    A warm-up given as a share of the steps is converted to steps.
+    """
     if target in in_files:
         return in_files[target].value, in_files[target].where
     share = in_files.get(target.replace("warmup_steps", "warmup_fraction"))
@@ -180,7 +185,7 @@ def _peak_lr(
     in_files: Mapping[str, Given],
     flags: Mapping[str, Given],
 ) -> float | None:
-    """Returns the peak_lr that a phase will have, by whoever says it."""
+    """Returns the peak_lr of a phase, from flags, a `--config` file or the ds_config.json."""
     of_phase = f"phases[{index}].peak_lr"
     places = [(flags, "phases.peak_lr"), (flags, "peak_lr"), (in_files, "peak_lr")]
     for given, key in [*places, (in_files, of_phase), (filled, of_phase), (filled, "peak_lr")]:
@@ -191,7 +196,11 @@ def _peak_lr(
 
 
 def _unite(path: str, found: Iterable[Statement]) -> list[Statement]:
-    """Returns one statement for each setting; a ValueError where the file contradicts itself."""
+    """Returns one statement for each setting; a stated value wins over a default.
+
+    Raises:
+        ValueError: The file states two values for one setting.
+    """
     united: dict[str, Statement] = {}
     for statement in found:
         before = united.get(statement.setting)
@@ -204,7 +213,7 @@ def _unite(path: str, found: Iterable[Statement]) -> list[Statement]:
 
 
 def _find(file: DeepSpeedFile, world_size: int, lengths: list[int]) -> Iterator[Statement]:
-    """Yields all that a file says of settings, peak_lr before shares of it."""
+    """Yields the settings in a file, peak_lr before the settings that are shares of it."""
     yield from _find_batches(file, world_size, max(lengths, default=0))
     yield from _find_switches(file)
     yield from _find_optimizer(file)
@@ -212,7 +221,13 @@ def _find(file: DeepSpeedFile, world_size: int, lengths: list[int]) -> Iterator[
 
 
 def _find_batches(file: DeepSpeedFile, world_size: int, seq_len: int) -> Iterator[Statement]:
-    """Yields the global batch and micro_tokens; two of the three numbers give the third."""
+    """Yields the global batch and micro_tokens. Two of DeepSpeed's three numbers give the third.
+
+    Args:
+        file: The ds_config.json.
+        world_size: The number of ranks.
+        seq_len: The longest length of the phases, in tokens; 0 if it is not known.
+    """
     batch, micro, accumulated = (file.values.get(name) for name in (_BATCH, _MICRO, _ACCUMULATED))
     if micro and accumulated:
         product = micro * accumulated * world_size
@@ -234,7 +249,7 @@ def _find_batches(file: DeepSpeedFile, world_size: int, seq_len: int) -> Iterato
 
 
 def _find_switches(file: DeepSpeedFile) -> Iterator[Statement]:
-    """Yields what one key of the file says by itself."""
+    """Yields the settings that a single key of the file gives."""
     values = file.values
     if "zero_optimization.stage" in values:
         yield Statement("zero_stage", values["zero_optimization.stage"], "zero_optimization.stage")
@@ -252,9 +267,9 @@ def _find_switches(file: DeepSpeedFile) -> Iterator[Statement]:
 
 
 def _find_optimizer(file: DeepSpeedFile) -> Iterator[Statement]:
-    """Yields the optimizer; what its section leaves out is DeepSpeed's FusedAdam's or FusedLamb's.
+    """Yields the optimizer's settings, with the defaults of DeepSpeed's FusedAdam or FusedLamb.
 
-    peak_lr is not among it where a schedule says its own.
+    peak_lr is left out if the schedule gives it.
     """
     prefix = "optimizer.params."
     params = {key.removeprefix(prefix): key for key in file.values if key.startswith(prefix)}
@@ -296,7 +311,7 @@ def _find_optimizer(file: DeepSpeedFile) -> Iterator[Statement]:
 
 
 def _check_params(file: DeepSpeedFile, kind: str, params: Mapping[str, str]) -> None:
-    """Refuses parameters that the optimizer does not have here."""
+    """Refuses parameters that this optimizer does not have."""
     name = _OPTIMIZERS[kind.lower()]
     values = {leaf: file.values[key] for leaf, key in params.items()}
     of_muon = ("adam_lr", "muon_lr", "momentum", "nesterov", "ns_steps", "ns_method")
@@ -319,7 +334,7 @@ def _check_params(file: DeepSpeedFile, kind: str, params: Mapping[str, str]) -> 
 
 
 def _says_a_schedule(file: DeepSpeedFile) -> bool:
-    """Returns whether there is a scheduler that does not leave all of it to the run by "auto"."""
+    """Returns whether the file has a scheduler that is not left to the run by "auto" alone."""
     prefix = "scheduler.params."
     neutral = {"warmup_min_lr": 0.0, "warmup_min_ratio": 0.0, "last_batch_iteration": -1}
     said = [
@@ -332,13 +347,13 @@ def _says_a_schedule(file: DeepSpeedFile) -> bool:
 
 
 def _has_own_rate(file: DeepSpeedFile) -> bool:
-    """Returns whether the schedule states the rate, which DeepSpeed takes over the optimizer's."""
+    """Returns whether the schedule states a rate. DeepSpeed prefers it to the optimizer's."""
     is_cosine = file.values.get("scheduler.type") == "WarmupCosineLR"
     return _PEAK in file.values and not is_cosine
 
 
 def _find_schedule(file: DeepSpeedFile) -> Iterator[Statement]:
-    """Yields the schedule, with DeepSpeed's defaults of its class for what is left out."""
+    """Yields the schedule's settings, with DeepSpeed's defaults for keys that are left out."""
     schedule = _schedule_of(file)
     if schedule is None or not _says_a_schedule(file):
         return
@@ -357,7 +372,11 @@ def _find_schedule(file: DeepSpeedFile) -> Iterator[Statement]:
 
 
 def _schedule_of(file: DeepSpeedFile) -> ScheduleClass | None:
-    """Returns the class of the file's schedule; refuses parameters that it does not take."""
+    """Returns the class of the file's schedule, or None.
+
+    Raises:
+        ValueError: The class is unknown, or does not have one of the parameters.
+    """
     prefix = "scheduler.params."
     kind = file.values.get("scheduler.type")
     stated = {key.removeprefix(prefix) for key in file.values if key.startswith(prefix)}
@@ -377,7 +396,7 @@ def _schedule_of(file: DeepSpeedFile) -> ScheduleClass | None:
 
 
 def _check_rate(file: DeepSpeedFile) -> None:
-    """Refuses an optimizer's rate that DeepSpeed would not train with, and nobody would know."""
+    """Refuses a rate of the optimizer that DeepSpeed would silently not use."""
     is_unsaid = _PEAK not in file.values and _PEAK not in file.autos
     if is_unsaid and file.values.get(_RATE, _DEFAULT_RATE) != _DEFAULT_RATE:
         raise ValueError(

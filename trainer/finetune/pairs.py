@@ -57,16 +57,16 @@ class PairTask:
         return self.metrics[0]
 
     def count_labels(self, examples: Examples) -> Counter[str]:
-        """Counts the classes or the right choices; nothing of a number."""
+        """Counts the classes, or the right choices; empty if the labels are numbers."""
         if self.kind == "regression":
             return Counter()
         return Counter(str(example.label) for example in examples)
 
     def find_labels(self, examples: Examples) -> Labels:
-        """Returns the classes that the benchmark fixes, or those there are, sorted.
+        """Returns the benchmark's classes, or otherwise the classes in the examples, sorted.
 
         Raises:
-            ValueError: A label cannot be a class, or all are one class.
+            ValueError: A label cannot be a class, or all examples have one class.
         """
         if self.kind != "classification":
             return ()

@@ -118,7 +118,7 @@ def _encode_file(
 
 
 def describe_file(file: DataFile, labels: Mapping[str, int]) -> str:
-    """Returns a line for people: examples, labels and their counts, what was cut or left out."""
+    """Returns a line of output: the number of examples, each label's count, and what was cut."""
     parts = [f"{file.facts['examples']:,} examples"]
     if labels:
         ranked = sorted(labels.items(), key=lambda pair: (-pair[1], pair[0]))
@@ -127,7 +127,7 @@ def describe_file(file: DataFile, labels: Mapping[str, int]) -> str:
 
 
 def describe_losses(file: DataFile) -> list[str]:
-    """Returns what was cut or left out of a file, such as "3 truncated examples"."""
+    """Returns how much of a file was cut or left out, such as "3 truncated examples"."""
     counts = [(name, value) for name, value in file.facts.items() if name not in _SIZES and value]
     return [f"{value:,} {name.replace('_', ' ')}" for name, value in counts]
 

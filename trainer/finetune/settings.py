@@ -162,7 +162,11 @@ TASKS = {
 
 
 def check_task(task: str) -> None:
-    """Refuses a task that there is not, by the names of those that there are."""
+    """Refuses an unknown task, and proposes the known ones.
+
+    Raises:
+        ValueError: There is no task of this name.
+    """
     if task not in TASKS:
         near = [f"did you mean {name}?" for name in suggest(task, TASKS)[:1]]
         says = " ".join([*near, f"the tasks are {', '.join(TASKS)}"])

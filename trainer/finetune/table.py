@@ -120,7 +120,7 @@ def _by_name(
 
 
 def _check_id(place: str, column: str | None, row_id: str) -> None:
-    """Refuses an id that would break the rows of predictions."""
+    """Refuses an id that would break the rows of a table of predictions."""
     if any(sign in row_id for sign in "\t\r\n"):
         says = f"the id {quote(row_id)} in the column {column} has a tab or a line end"
         raise ValueError(f"{place}: {says}, which a .tsv of predictions cannot hold; mend it")

@@ -73,11 +73,11 @@ class OwnModel(Protocol):
 
 
 class Task(Protocol):
-    """The steps of a task; malformed input is a ValueError with file and line.
+    """The steps of a task. Malformed input raises ValueError with file and line.
 
     Attributes:
         kind: A trainer.model.task_heads.HeadKind.
-        main_metric: Key of `score` that chooses the best run; higher is better.
+        main_metric: The key of `score` that chooses the best run; higher is better.
     """
 
     kind: Any
@@ -87,7 +87,7 @@ class Task(Protocol):
         """Examples of one file, at least one."""
 
     def count_labels(self, examples: Sequence[Any]) -> Mapping[str, int]:
-        """Counts what people should see before training: classes, or types of entities."""
+        """Counts the classes or types of entities, to be shown before training."""
 
     def find_labels(self, examples: Sequence[Any]) -> Labels:
         """The classes, from the training examples; empty without classes."""

@@ -1,4 +1,4 @@
-"""How often a model gives the acceptable sentence of a minimal pair the higher score."""
+"""Measures how often a model gives the acceptable sentence of a minimal pair the higher score."""
 
 from collections.abc import Iterator
 
@@ -36,10 +36,10 @@ def evaluate_pairs(
 
     Args:
         opened: A masked model, or one that was trained left to right.
-        pair_set: What `read_pairs` found.
+        pair_set: The pairs, from `read_pairs`.
         pll: How a masked model scores a sentence (trainer/minimal_pairs/score.py).
         micro_tokens: The most tokens of a forward pass. It bounds memory and changes no result.
-        device: Where the model runs; the CPU by default.
+        device: The device that the model runs on; None means the CPU.
 
     Raises:
         ValueError: The model cannot score a sentence, or its scores are not finite.
@@ -56,9 +56,9 @@ def score_pairs(
     micro_tokens: int = 8_192,
     device: torch.device | None = None,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Returns the sums of every pair's good and bad sentence [P], in nats.
+    """Returns the scores of every pair's good and bad sentence: two arrays [P], in nats.
 
-    Arguments and errors are those of `evaluate_pairs`.
+    The arguments and errors are those of `evaluate_pairs`.
     """
     opened.check_has(("mlm_head.",), "the masked language model head, which evaluate measures")
     encoded = encode_pairs(
@@ -86,7 +86,7 @@ def score_pairs(
 
 
 def _watched(encoded: EncodedPairs, micro_tokens: int) -> Iterator[ScoreBatch]:
-    """Makes all batches, under a bar that counts the tokens read."""
+    """Yields all batches; shows a progress bar that counts the tokens read."""
     with tqdm(total=encoded.num_read, unit="token", unit_scale=True, disable=None) as bar:
         for group, rows in cut_batches(encoded, micro_tokens):
             batch = make_batch(group, rows, encoded.mask_id)

@@ -219,7 +219,11 @@ def _open_folder(folder: str) -> OpenedModel:
 
 
 def _read_provenance(found: Any, where: str) -> dict[str, Any]:
-    """What config.json's key "beambert" says of the training, its types checked."""
+    """Returns the record of the training under config.json's key "beambert".
+
+    Raises:
+        ValueError: A value in it has a wrong type.
+    """
     provenance = {} if found is None else found
     kinds = {"steps": int, "tokens_seen": int, "datasets": list}
     kinds |= dict.fromkeys(("finetuned", "training", "base_model"), dict)
@@ -233,7 +237,11 @@ def _read_provenance(found: Any, where: str) -> dict[str, Any]:
 
 
 def _parse_tokenizer(data: bytes, where: str) -> Tokenizer:
-    """The tokenizer of tokenizer.json; a ValueError names the file."""
+    """Returns the tokenizer of a tokenizer.json.
+
+    Raises:
+        ValueError: The file holds no tokenizer; the message names the file.
+    """
     try:
         return Tokenizer.from_str(data.decode())
     except Exception as error:  # the library raises Exception itself
@@ -242,7 +250,11 @@ def _parse_tokenizer(data: bytes, where: str) -> Tokenizer:
 
 
 def _read_wordpieces(tokenizer_file: bytes, where: str) -> Vocabulary:
-    """The vocabulary that tokenizer.json holds."""
+    """Returns the vocabulary in a tokenizer.json.
+
+    Raises:
+        ValueError: The tokenizer is not WordPiece, or its vocabulary is malformed.
+    """
     model = parse_settings(tokenizer_file, where).get("model")
     kind = model.get("type") if isinstance(model, dict) else None
     if not isinstance(model, dict) or kind != "WordPiece":

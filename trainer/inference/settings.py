@@ -15,14 +15,14 @@ _MASK = "[MASK]"  # tokenizer.vocab.MASK; importing it takes numpy
 
 
 def check_text(text: str) -> None:
-    """Refuses a text without a place for words to be put into."""
+    """Refuses a text without [MASK]."""
     if _MASK not in text:
         advice = f"write {_MASK} where the model is to put a word"
         raise ValueError(f"the text has no {_MASK}: {quote(text)}; {advice}")
 
 
 def parse_layers(text: str) -> list[int] | None:
-    """Returns the numbers of layers that "-1,-2" names; None for all of them."""
+    """Returns the numbers of layers in a text such as "-1,-2", or None for "all"."""
     if text == "all":
         return None
     try:

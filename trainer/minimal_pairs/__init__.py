@@ -1,1 +1,1 @@
-"""Minimal pairs, such as BLiMP's: files read, sentences scored by a model, accuracies."""
+"""Minimal pairs of sentences, such as BLiMP: reads files, scores sentences, counts right pairs."""

@@ -1,4 +1,4 @@
-"""Accuracies on minimal pairs: in all, by group, and as the mean of groups.
+"""Accuracies on minimal pairs: of all pairs, of each group, and the mean over groups.
 
 Shapes: P pairs.
 """
@@ -18,18 +18,23 @@ TIE_NATS = 1e-4
 
 
 def is_right(good: NDArray[np.float64], bad: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Says of each pair [P] whether the good sentence has the higher sum; a tie is wrong."""
+    """Returns for each pair [P] whether its good sentence has the higher score. A tie is wrong.
+
+    Args:
+        good: Scores of the good sentences [P], in nats.
+        bad: Scores of the bad sentences [P], in nats.
+    """
     return good - bad > TIE_NATS
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """How many pairs of a group are right.
+    """The number of right pairs in a group.
 
     Attributes:
-        group: The group's value in each column down to its own; empty for all pairs.
-        pairs: How many pairs the group has.
-        right: How many of them are right.
+        group: The group's values, one for each column from the coarsest on; empty for all pairs.
+        pairs: The number of pairs in the group.
+        right: The number of right pairs in it.
     """
 
     group: tuple[str, ...]
@@ -38,12 +43,12 @@ class Accuracy:
 
     @property
     def accuracy(self) -> float:
-        """The share of right pairs."""
+        """Returns the share of right pairs."""
         return self.right / self.pairs
 
     @property
     def standard_error(self) -> float:
-        """The standard error of the share, by the binomial distribution."""
+        """Returns the standard error of the share, by the binomial distribution."""
         return math.sqrt(self.accuracy * (1 - self.accuracy) / self.pairs)
 
 
@@ -53,8 +58,9 @@ class PairAccuracies:
 
     Attributes:
         columns: The columns that pairs are grouped by, the coarsest first.
-        total: All pairs, of whatever group.
-        groups: Every group of every column in order of names; a group comes before its parts.
+        total: The accuracy on all pairs.
+        groups: The accuracies of the groups of every column, in the order of names. A group comes
+            before the finer groups in it.
     """
 
     columns: tuple[str, ...]
@@ -63,22 +69,22 @@ class PairAccuracies:
 
     @property
     def coarsest(self) -> list[Accuracy]:
-        """The groups of the first column; all pairs as one where there is no column."""
+        """Returns the groups of the first column. Without columns, all pairs are one group."""
         return [each for each in self.groups if len(each.group) == 1] or [self.total]
 
     @property
     def mean(self) -> float:
-        """The mean accuracy of the coarsest groups, whatever their sizes."""
+        """Returns the mean accuracy of the coarsest groups, not weighted by their sizes."""
         return sum(each.accuracy for each in self.coarsest) / len(self.coarsest)
 
     @property
     def standard_error_of_mean(self) -> float:
-        """The standard error of `mean`, the groups being independent."""
+        """Returns the standard error of `mean`; groups are taken as independent."""
         squares = sum(each.standard_error**2 for each in self.coarsest)
         return math.sqrt(squares) / len(self.coarsest)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON has it: numbers in all first, then a list of groups."""
+        """Returns all numbers for JSON: first those of all pairs, then a list of groups."""
         groups = [
             {
                 **dict(zip(self.columns, each.group, strict=False)),
@@ -100,7 +106,13 @@ class PairAccuracies:
 
 
 def summarize(pair_set: PairSet, right: NDArray[np.bool_]) -> PairAccuracies:
-    """Counts right pairs in all and by each column, a finer column within the coarser ones."""
+    """Counts right pairs, of all pairs and in the groups of each column.
+
+    Args:
+        pair_set: The pairs and their columns. A group of a finer column is within one of the
+            coarser.
+        right: [P] whether each pair is right.
+    """
     counts: dict[tuple[str, ...], list[int]] = {}
     for pair, hit in zip(pair_set.pairs, right.tolist(), strict=True):
         for depth in range(len(pair.groups) + 1):
@@ -112,7 +124,7 @@ def summarize(pair_set: PairSet, right: NDArray[np.bool_]) -> PairAccuracies:
 
 
 def format_accuracies(found: PairAccuracies) -> str:
-    """A table for people, in percent, with the numbers in all last."""
+    """Returns a table in percent to be printed; its last row is for all pairs."""
     rows = [*_rows(found)]
     head = " / ".join(found.columns)
     width = max(len(head), *(len(name) for name, *_ in rows))
@@ -134,5 +146,5 @@ def _rows(found: PairAccuracies) -> Iterator[tuple[str, int, float, float]]:
 
 
 def describe_mean(found: PairAccuracies) -> str:
-    """Names the mean, such as "mean of 12 linguistics_term"."""
+    """Returns the name of the mean, such as "mean of 12 linguistics_term"."""
     return f"mean of {len(found.coarsest)} {found.columns[0]}" if found.columns else "all pairs"

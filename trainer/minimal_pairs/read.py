@@ -26,7 +26,7 @@ _MOST_EQUAL = 0.01
 
 @dataclass(frozen=True)
 class Pair:
-    """Two sentences of which speakers accept the first and not the second.
+    """Two sentences: speakers accept the first and do not accept the second.
 
     Attributes:
         place: Where the pair was read, as "FILE:LINE".
@@ -50,23 +50,24 @@ class PairSet:
 
     @property
     def equal_pairs(self) -> list[Pair]:
-        """Pairs of equal sentences, which every model gets wrong."""
+        """Returns the pairs whose two sentences are equal, which every model gets wrong."""
         return [pair for pair in self.pairs if pair.good == pair.bad]
 
 
 def read_pairs(name: str, group_by: Sequence[str] = (), limit: int = 0) -> PairSet:
-    """Reads every pair of a file, of a folder or of a glob of files.
+    """Reads every pair of a file, of a folder, or of the files that match a glob.
 
     Args:
-        name: A local path or an fsspec URL; files may be compressed. Of a folder, files named
+        name: A local path or an fsspec URL; files may be compressed. In a folder, files named
             *.jsonl and *.ndjson are read.
         group_by: Columns to group pairs by, the coarsest first. Without any, BLiMP's columns are
-            taken if the first pair has them.
-        limit: The most pairs of a group of the finest column, the first ones; 0 takes all.
+            used if the first pair has them.
+        limit: The most pairs of one group of the finest column; the first ones are taken, 0 takes
+            all.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: A line is no pair or has no value in a column, too many pairs are of equal
+        ValueError: A line is no pair or has no value in a column, too many pairs have equal
             sentences, or there is no line. The message names file and line.
     """
     columns = tuple(group_by)

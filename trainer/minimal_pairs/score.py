@@ -1,10 +1,10 @@
-"""Scores sentences by a model: the sum of the log-probabilities of their tokens.
+"""Scores sentences with a model: the sum of the log-probabilities of their tokens.
 
-A masked model scores a sentence of n tokens by n copies of it. In each copy another token is
-masked, and the model predicts it from all others (pseudo-log-likelihood, Salazar et al. 2020). With
-`word-l2r` the later tokens of the same word are masked too (Kauf and Ivanova 2023). A model trained
-left to right reads a sentence once and predicts each token from those before it. [CLS] and [SEP]
-are never predicted.
+A masked model reads n copies of a sentence of n tokens. In each copy another token is masked, and
+the model predicts it from all others (pseudo-log-likelihood, Salazar et al. 2020). With `word-l2r`
+the later tokens of the same word are masked too (Kauf and Ivanova 2023). A model that was trained
+left to right reads a sentence once and predicts each token from the tokens before it. [CLS] and
+[SEP] are never predicted.
 
 Shapes: S sentences of one length L with [CLS] and [SEP], R rows that a model reads, M positions
 that it predicts, V vocabulary, P pairs.
@@ -39,13 +39,13 @@ _NO_WORD = -1
 
 @dataclass(frozen=True)
 class SentenceGroup:
-    """Distinct sentences of one length, so that rows of them are packed without padding.
+    """Distinct sentences of one length, which are packed without padding.
 
     Attributes:
         input_ids: [S, L] with [CLS] and [SEP].
-        words: [S, L], the number of the word that a token is of. Tokens of the same word that
-            follow a masked one are masked with it; by the original rule every token is a word.
-        first_score: Place of the group's first token among the tokens of all groups.
+        words: [S, L], the number of each token's word. The later tokens of a masked token's word
+            are masked as well. By the original rule every token is its own word.
+        first_score: Position of the group's first token among the tokens of all groups.
     """
 
     input_ids: Ids
@@ -54,18 +54,18 @@ class SentenceGroup:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of one sentence, [CLS] and [SEP] left out."""
+        """Returns the number of tokens of one sentence, without [CLS] and [SEP]."""
         return int(self.input_ids.shape[1]) - 2
 
     @property
     def num_scores(self) -> int:
-        """Tokens of all sentences, [CLS] and [SEP] left out."""
+        """Returns the number of tokens of all sentences, without [CLS] and [SEP]."""
         return len(self.input_ids) * self.num_tokens
 
 
 @dataclass(frozen=True)
 class EncodedPairs:
-    """Pairs as a model reads them: equal sentences are there once, so they have one score.
+    """Pairs as ids. Equal sentences are stored once, so that they get one score.
 
     Attributes:
         groups: The distinct sentences by length, the shortest first.
@@ -81,12 +81,12 @@ class EncodedPairs:
 
     @property
     def num_scores(self) -> int:
-        """Tokens that are predicted, each once."""
+        """Returns the number of tokens that are predicted."""
         return sum(group.num_scores for group in self.groups)
 
     @property
     def num_read(self) -> int:
-        """Tokens that a model reads to predict them, all copies counted."""
+        """Returns the number of tokens that the model reads, in all copies of all sentences."""
         copies = [1 if self.mask_id is None else group.num_tokens for group in self.groups]
         return sum(
             count * group.input_ids.size for count, group in zip(copies, self.groups, strict=True)
@@ -99,9 +99,11 @@ class ScoreBatch:
 
     Attributes:
         input_ids: [R, L].
-        positions: [M], the places that are predicted, or predict the next, in the R * L tokens.
+        positions: [M], positions among the R * L tokens at which a prediction is made. A masked
+            model predicts the token there, a left-to-right model the next token.
         labels: [M], the tokens to be predicted.
-        first_score: Place of the first label among the tokens of all sentences; the others follow.
+        first_score: Position of the first label among the tokens of all sentences; the other labels
+            follow it there.
     """
 
     input_ids: Ids
@@ -116,15 +118,16 @@ def encode_pairs(
     """Encodes both sentences of every pair.
 
     Args:
-        pairs: What `read_pairs` found.
-        tokenizer: The model's. "[MASK]" in a sentence is text and not the mask.
-        limit: The most tokens that the model reads, with [CLS] and [SEP].
-        pll: Whether masks are of single tokens or of the rest of a word.
+        pairs: The pairs, from `read_pairs`.
+        tokenizer: The model's tokenizer. "[MASK]" in a sentence is encoded as text, not as the
+            mask.
+        limit: The most tokens that the model can read, with [CLS] and [SEP].
+        pll: Whether a single token is masked, or also the later tokens of its word.
         is_causal: Whether the model reads left to right.
 
     Raises:
         ValueError: A sentence is longer than the limit or has no tokens, the tokenizer has no
-            [MASK], or `word-l2r` is asked of a model that masks nothing.
+            [MASK], or `word-l2r` is asked of a model that reads left to right.
     """
     if is_causal and pll != "original":
         raise ValueError(f"pll {pll} is about masks, and the model was trained left to right")
@@ -171,7 +174,7 @@ def _wrong_size(name: str, size: int, limit: int) -> str:
 def _group_by_length(
     sentences: Sequence[_Sentence],
 ) -> tuple[list[SentenceGroup], NDArray[np.int64]]:
-    """The groups, and the number that each sentence has among the sentences of all groups."""
+    """Returns the groups, and the number of each sentence among the sentences of all groups."""
     by_length: dict[int, list[int]] = {}
     for number, (tokens, _) in enumerate(sentences):
         by_length.setdefault(len(tokens), []).append(number)
@@ -193,10 +196,11 @@ def _group_by_length(
 
 
 def cut_batches(encoded: EncodedPairs, micro_tokens: int) -> list[tuple[SentenceGroup, range]]:
-    """Cuts the rows of all groups into batches of at most so many tokens, the longest rows first.
+    """Cuts the rows of all groups into batches of at most `micro_tokens`, the longest rows first.
 
-    A row longer than that is a batch of its own. Rows are the masked copies of a group's sentences,
-    copies of one sentence together, or the sentences themselves for a model that masks nothing.
+    A longer row is a batch of its own. The rows of a masked model are the masked copies of a
+    group's sentences, the copies of one sentence together. For another model they are the
+    sentences.
     """
     cuts = []
     for group in reversed(encoded.groups):
@@ -215,7 +219,13 @@ def empty_batch() -> ScoreBatch:
 
 
 def make_batch(group: SentenceGroup, rows: range, mask_id: int | None) -> ScoreBatch:
-    """Makes the rows that `cut_batches` names; `mask_id` is that of the encoded pairs."""
+    """Makes the batch of some rows of a group.
+
+    Args:
+        group: A group that `cut_batches` returned.
+        rows: The rows that it returned with the group.
+        mask_id: `EncodedPairs.mask_id`.
+    """
     if mask_id is None:
         return _sentence_rows(group, rows)
     return _masked_copies(group, rows, mask_id)
@@ -248,10 +258,18 @@ def _sentence_rows(group: SentenceGroup, rows: range) -> ScoreBatch:
 def token_scores(
     predict: Predict, batches: Iterable[ScoreBatch], num_scores: int, device: torch.device
 ) -> Tensor:
-    """Log-probabilities, in nats, of the tokens that the batches predict, and 0 for all others.
+    """Computes the log-probabilities of the tokens that the batches predict.
+
+    A model in evaluation mode draws no random numbers here.
+
+    Args:
+        predict: The model.
+        batches: The batches, of which one is in memory at a time.
+        num_scores: The number of tokens that all batches predict.
+        device: The device that the model runs on.
 
     Returns:
-        float64 [num_scores] on the CPU. A model in evaluation mode draws no random numbers here.
+        float64 [num_scores] on the CPU, in nats; 0 for tokens that no batch predicts.
     """
     scores = torch.zeros(num_scores, dtype=torch.float64)
     for batch in batches:
@@ -264,7 +282,7 @@ def token_scores(
 
 
 def sentence_sums(encoded: EncodedPairs, scores: Tensor) -> NDArray[np.float64]:
-    """Sums the scores of each sentence; sums of the same numbers are equal in any order."""
+    """Sums the scores of each sentence. The sum does not depend on the order of the scores."""
     return np.fromiter(_sums(encoded, scores), np.float64)
 
 

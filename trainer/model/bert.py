@@ -66,7 +66,7 @@ class Layer(nn.Module):
     def forward(
         self, hidden_TH: Tensor, inputs: PackedInputs, positions_M: Tensor | None = None
     ) -> Tensor:
-        """Returns hidden states [T, H] after this layer, or [M, H] of the positions given."""
+        """Returns hidden states [T, H] after this layer, or [M, H] at `positions_M` alone."""
         q_TAD, k_TAD, v_TAD = self.project(hidden_TH)
         dropout_p = self.attention_dropout if self.training else 0.0
         context_TAD = attention(
@@ -128,10 +128,10 @@ class BertModel(nn.Module):
         return normalised_TH
 
     def encode_at(self, inputs: PackedInputs, positions_M: Tensor) -> Tensor:
-        """Returns hidden states [M, H] of the last layer at some positions (int64 [M]) alone.
+        """Returns hidden states [M, H] of the last layer at some positions (int64 [M]).
 
-        They are those of `encode`. The last layer leaves out what no position asks for: most of
-        its work where one token of a sentence is predicted.
+        They equal those of `encode`. The last layer computes these positions alone. If one token of
+        a sentence is predicted, that saves most of its work.
         """
         hidden_TH = self._embed(inputs)
         for layer in self.layers[:-1]:

@@ -115,7 +115,7 @@ def _check_overrides(overrides: dict[str, Any]) -> None:
 
 
 def _check_type(name: str, value: Any, kind: type) -> None:
-    """Refuses a value of another type; a whole number will do for a number."""
+    """Refuses a value of another type. A whole number is accepted for a float."""
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     takes = (int, float) if kind is float else kind
     if not isinstance(value, takes) or (isinstance(value, bool) and kind is not bool):

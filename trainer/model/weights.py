@@ -1,4 +1,4 @@
-"""Checks of a model's weights as they are read from a file."""
+"""Checks a model's weights after they are read from a file."""
 
 from collections.abc import Mapping
 
@@ -7,17 +7,17 @@ from torch import Tensor
 
 
 def check_weights(tensors: Mapping[str, Tensor], file: str) -> None:
-    """Refuses tensors that are no finite floating-point numbers.
+    """Refuses tensors that are not finite floating-point numbers.
 
-    A model with one NaN answers everything with NaN, and whole numbers are those of a quantized
-    model, whose scales are elsewhere.
+    A model with one NaN answers everything with NaN. Whole numbers are the weights of a quantized
+    model, whose scales are stored elsewhere.
 
     Args:
-        tensors: The weights by the names that they have in the file.
-        file: What the message calls the file.
+        tensors: The weights by their names in the file.
+        file: The file's name in messages.
 
     Raises:
-        ValueError: Names the first tensor that is wrong.
+        ValueError: A tensor is wrong; the message names the first one.
     """
     for name, tensor in tensors.items():
         if not tensor.is_floating_point():

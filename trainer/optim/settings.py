@@ -45,7 +45,7 @@ class OptimizerSettings:
 class Schedule:
     """The learning rate of every step: a warm-up, then a decay.
 
-    The default is linear in both (BERT paper, appendix A.2), as Hugging Face's
+    By default both are linear (BERT paper, appendix A.2), as in Hugging Face's
     `get_linear_schedule_with_warmup`. google-research/bert and NVIDIA draw the decay from step 0
     instead (`decay_start` 0). The logarithmic warm-up and the cosine are those of DeepSpeed's
     WarmupLR, WarmupDecayLR and WarmupCosineLR: `learning_rate(n)` is their rate at iteration n.
@@ -55,11 +55,11 @@ class Schedule:
         warmup_steps: Steps of the warm-up; the step after it has peak_lr.
         peak_lr: The rate after the warm-up.
         end_lr: The rate at the end of the decay. A polynomial reaches it one step after the last
-            update, a cosine with the last update.
+            update, a cosine at the last update.
         power: Exponent of the polynomial; 0 keeps peak_lr.
-        decay_start: The step from which the decay is drawn; None is the end of the warm-up.
+        decay_start: The step from which the decay is drawn; None means the end of the warm-up.
         start_lr: The rate of the first step of a warm-up.
-        warmup_form: How the rate grows: linear in the step, or with its logarithm.
+        warmup_form: How the rate grows: linear in the step, or in the logarithm of the step.
         decay_form: How the rate falls: as a polynomial, or as half a cosine.
     """
 
@@ -74,9 +74,11 @@ class Schedule:
     decay_form: DecayForm = "polynomial"
 
     def learning_rate(self, step: float) -> float:
-        """Returns the rate of the update after `step` others, 0 for the first update.
+        """Returns the learning rate of one update.
 
-        A run by time asks for steps between two whole numbers too.
+        Args:
+            step: The number of updates before it, so 0 for the first. It may be a fraction if the
+                run is limited by time.
         """
         if step < self.warmup_steps:
             return self._growing(step)

@@ -249,7 +249,7 @@ def _log_step(
 
 
 def _log_validation(run: Run, validation_sets: Sequence[ValidationSet]) -> None:
-    """Measures what there is to measure on, held-out text and minimal pairs, and writes it down."""
+    """Measures the model on the validation split and on minimal pairs, and logs the results."""
     row: dict[str, Any] = {"step": run.position.step, "split": "validation"}
     lines: list[str] = []
     if validation_sets:

@@ -1,4 +1,4 @@
-"""Accuracy on minimal pairs while a model trains, shared by all ranks."""
+"""Measures accuracy on minimal pairs during training; all ranks share the work."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ from trainer.settings import PretrainSettings
 
 @dataclass(frozen=True)
 class ValidationPairs:
-    """Minimal pairs that a run is measured on: as they were read, and as its model reads them."""
+    """The minimal pairs that a run is measured on, as text and as ids."""
 
     pair_set: PairSet
     encoded: EncodedPairs
@@ -45,17 +45,17 @@ def load_pairs(
     ranks: Ranks,
     say: Callable[[str], None],
 ) -> ValidationPairs | None:
-    """Reads the pairs of `validation.pairs` on rank 0 for all; None where none are asked for.
+    """Reads the pairs of `validation.pairs` on rank 0 and sends them to all; None if not set.
 
     Args:
-        settings: The run's.
-        folder: The run's, whose tokenizer encodes the sentences.
+        settings: The settings of the run.
+        folder: The run's folder, whose tokenizer encodes the sentences.
         config: The run's model.
-        ranks: All ranks, which have to call this together.
-        say: Takes lines for people: what a measurement costs, and pairs that cannot be right.
+        ranks: All ranks, which must call this together.
+        say: Prints lines: the cost of a measurement, and the pairs that cannot be right.
 
     Raises:
-        ValueError: The pairs are not sound or do not fit the model; on every rank.
+        ValueError: The pairs are malformed or do not fit the model. It is raised on every rank.
     """
     name = settings.validation.pairs
     if name is None:
@@ -83,7 +83,7 @@ def load_pairs(
 def measure_pairs(
     engine: Any, pairs: ValidationPairs, ranks: Ranks, micro_tokens: int
 ) -> tuple[dict[str, Any], str]:
-    """Returns columns of metrics.jsonl, and a line for people; equal on all ranks."""
+    """Returns columns for metrics.jsonl, and a line of output; equal on all ranks."""
     model = engine.module
     model.eval()
 
@@ -105,7 +105,7 @@ def measure_pairs(
 
 
 def _share_of(encoded: EncodedPairs, ranks: Ranks, micro_tokens: int) -> Iterator[ScoreBatch]:
-    """Makes this rank's batches, as many as any rank's: under ZeRO-3 a pass is a collective."""
+    """Yields this rank's batches, equally many on all ranks: in ZeRO-3 a pass is a collective."""
     cuts = cut_batches(encoded, micro_tokens)
     for group, rows in cuts[ranks.rank :: ranks.world_size]:
         yield make_batch(group, rows, encoded.mask_id)
@@ -114,7 +114,7 @@ def _share_of(encoded: EncodedPairs, ranks: Ranks, micro_tokens: int) -> Iterato
 
 
 def pair_columns(found: PairAccuracies) -> dict[str, Any]:
-    """Returns the columns of a measurement: shares in all, by the mean and of each group."""
+    """Returns the columns of metrics.jsonl: accuracies of all pairs, of groups, and their mean."""
     groups: Sequence[Any] = found.coarsest if found.columns else ()
     return {
         "pairs": found.total.pairs,
@@ -125,7 +125,7 @@ def pair_columns(found: PairAccuracies) -> dict[str, Any]:
 
 
 def format_measurement(found: PairAccuracies) -> str:
-    """Returns one line for people."""
+    """Returns a measurement as one line of output."""
     line = f"minimal pairs {found.total.accuracy:.1%} right"
     if found.columns:
         line += f", {describe_mean(found)} {found.mean:.1%}"

@@ -243,11 +243,11 @@ def find_trunk(
 
 
 def masking_of_trunk(folder: RunFolder, found: Mapping[str, Any] | None = None) -> str | None:
-    """Returns the masking of the run that a run has gone on from, None if it has none.
+    """Returns the masking of the run that this run continues, or None if it continues none.
 
     Args:
         folder: The run's folder.
-        found: What `find_trunk` says, before the folder holds a run.
+        found: The result of `find_trunk`, for a folder that does not hold a run yet.
     """
     facts = found or (folder.read_facts() if folder.facts.is_file() else {})
     masking: str | None = facts.get("trunk", {}).get("masking")

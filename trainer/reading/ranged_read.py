@@ -84,11 +84,11 @@ class Attempts:
         self._rate_limit.answered(self._asked, time.monotonic())
 
     def failed(self, error: Exception) -> None:
-        """Puts off the next attempt: for a random time that grows, and the others with it.
+        """Puts off the next attempt by a random time that grows; slows other readers down too.
 
         Raises:
             FileNotFoundError: The store said DAMAGE_ATTEMPTS times that there is no such file.
-            ShardReadError: Time or attempts are over (docs/streaming.md, "Faults").
+            ShardReadError: Time or attempts are used up (docs/streaming.md, "Faults").
         """
         is_missing = isinstance(error, FileNotFoundError)
         self._num_missing += is_missing

@@ -74,9 +74,9 @@ def draw(chart: Chart, runs: Sequence[ReadRun]) -> Markup:
 
 
 def _borders(runs: Sequence[ReadRun]) -> list[tuple[float, str]]:
-    """Returns the steps at which phases begin, each with the phase counted from 1.
+    """Returns the steps at which phases begin, each with a label such as "phase 2".
 
-    A border that not all runs have there says whose it is.
+    If not all runs have a border at this step, the label names the runs that do.
     """
     beginning: dict[tuple[float, str], list[str]] = {}
     for run in runs:
@@ -125,7 +125,7 @@ def _describe(run: ReadRun) -> Iterator[str]:
 
 
 def _describe_training(run: ReadRun) -> Iterator[str]:
-    """The model, the phases and what is trained with; nothing where the files are odd."""
+    """Yields lines about the model, the phases and the setup, without those it cannot make."""
     model = run.facts.get("model")
     names = ("num_layers", "hidden_size", "num_heads", "vocab_size")
     if isinstance(model, Mapping) and all(isinstance(model.get(name), int) for name in names):
@@ -148,14 +148,14 @@ def _describe_training(run: ReadRun) -> Iterator[str]:
 
 
 def _list_settings(runs: Sequence[ReadRun]) -> Iterator[list[str]]:
-    """A row for each setting of config.yaml: its name, and its value in every run."""
+    """Yields a row for each setting of config.yaml: its name, and its value in every run."""
     columns = [dict(_flatten(run.settings)) for run in runs]
     for name in dict.fromkeys(name for column in columns for name in column):
         yield [name, *(column.get(name, "") for column in columns)]
 
 
 def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Values by their names, such as phases[0].peak_lr; what is not set is left out."""
+    """Yields names and values, such as phases[0].peak_lr; a setting without a value is left out."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _flatten(inner, f"{name}.{key}" if name else str(key))

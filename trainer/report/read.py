@@ -20,14 +20,14 @@ _NEVER_SHOWN = ("drawn", "epochs")  # tables in every row: half of the memory th
 
 @dataclass(frozen=True)
 class ReadRun:
-    """What a run's folder says; each step and measurement is there once, in order.
+    """The content of a run's folder. Each step and measurement is in it once, in order.
 
     Attributes:
-        name: The folder's, with as many of its parents as tell it from the other runs.
-        events: Rows of other kinds, and those of steps that were not taken.
-        facts: run.json; empty where it cannot be read.
-        settings: config.yaml; empty where it cannot be read.
-        problems: What could not be read, for people.
+        name: The folder's name, with as many parent folders as tell it from the other runs.
+        events: Rows of other kinds, and rows of steps that were not taken.
+        facts: The content of run.json; empty if it cannot be read.
+        settings: The content of config.yaml; empty if it cannot be read.
+        problems: Messages about the files that could not be read.
     """
 
     name: str

@@ -73,24 +73,24 @@ class Continuable:
 
 
 def complete_sections(old: Mapping[str, Any], settings: Any) -> dict[str, Any]:
-    """Returns what work was begun with, its sections completed by what newer settings default to.
+    """Returns the settings that a run was begun with, completed by the defaults of newer settings.
 
-    Work of an earlier version says nothing of a setting that the version did not have: what it did
-    is what that setting's default does. Only settings inside sections and items of lists are
-    completed: a file that lacks whole ones was cut.
+    A run of an earlier version does not have the settings that were added later. It behaved as
+    their defaults do. Only settings inside sections, and inside items of lists, are completed: if a
+    whole section is missing, the file was cut.
 
     Args:
-        old: The plain values, as a file holds them.
+        old: The plain values of the run's config.yaml.
         settings: The settings to continue with, a dataclass whose sections are dataclasses too.
     """
     return {name: _complete(value, getattr(settings, name, None)) for name, value in old.items()}
 
 
 def with_defaults(old: Mapping[str, Any], settings: Any) -> dict[str, Any]:
-    """Returns the plain values of one section, with the defaults of those that it lacks.
+    """Returns the plain values of one section, with defaults for the settings that it lacks.
 
     Args:
-        old: The plain values, as a file holds them.
+        old: The plain values of the section in the run's config.yaml.
         settings: The section to continue with, a dataclass.
     """
     completed = dict(old)

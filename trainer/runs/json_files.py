@@ -18,7 +18,8 @@ def parse_yaml_object(data: bytes, where: str, remedy: str) -> dict[str, Any]:
     """Parses a YAML file of keys and values.
 
     Raises:
-        ValueError: `data` is not that; the message begins with `where` and ends with the remedy.
+        ValueError: `data` is something else. The message begins with `where` and ends with the
+            remedy.
     """
     try:
         found = yaml.safe_load(data)

@@ -59,9 +59,10 @@ BRANCHING = replace(
 class RunFolder:
     """Paths inside a run's folder.
 
-    `downloads` has the checkpoint that a node began with which does not see rank 0's, `anomalies` a
-    row per step whose gradient was not taken, `stacks` what a watchdog leaves of a job that hung,
-    `newest` the name of the checkpoint that was committed last.
+    `newest` names the checkpoint that was committed last. `anomalies` has a row for each step whose
+    gradient was not used, and `stacks` what a watchdog wrote about a job that hung. `downloads` is
+    used on a node that does not see the disk of rank 0: it has the checkpoint that the node began
+    with.
     """
 
     def __init__(self, path: Path) -> None:
@@ -219,7 +220,7 @@ def check_trunk(run: RunFolder, settings: PretrainSettings, mixture: Mixture) ->
 
 
 def masking_of(run: RunFolder) -> str:
-    """Returns the masking of a run, a moving share with the steps that it moves in."""
+    """Returns the masking of a run. If its share moves, the number of steps is included."""
     config = run.read_config()
     masking = str(config["masking"])
     is_open = "-" in masking and "@" not in masking
@@ -227,14 +228,14 @@ def masking_of(run: RunFolder) -> str:
 
 
 def follow_masking(settings: PretrainSettings, of_trunk: str | None) -> PretrainSettings:
-    """Returns the settings of a run that goes on from another with the other's line of shares.
+    """Returns the settings of a run that continues another, with that run's mask shares.
 
-    A share that moves "along the run" would otherwise jump where the two meet, as the new run has
-    other steps. Settings that say the steps themselves are left alone.
+    A share that moves "along the run" would jump otherwise, because the two runs have different
+    numbers of steps. Settings that give the number of steps are not changed.
 
     Args:
-        settings: Those of the run that goes on.
-        of_trunk: What `masking_of` says of the other; None if there is no other.
+        settings: The settings of the run that continues.
+        of_trunk: The result of `masking_of` for the other run; None if there is no other run.
     """
     if of_trunk is None or of_trunk.partition("@")[0] != settings.masking:
         return settings
@@ -247,7 +248,11 @@ def _check_unchanged(
     datasets: Sequence[dict[str, Any]],
     rule: Continuable = PRETRAINING,
 ) -> None:
-    """Raises ValueError if a run has other settings or datasets than it was begun with."""
+    """Compares a run's settings and datasets with those that it was begun with.
+
+    Raises:
+        ValueError: Some differ that may not change.
+    """
     new = yaml.safe_load(to_yaml(settings))
     # A first launch may have been killed between run.json and config.yaml: nothing was trained yet.
     was_killed_at_once = not run.config.exists() and not any(run.checkpoints.glob("step-*"))

@@ -51,7 +51,7 @@ class Progress:
 
 
 class StepCount:
-    """The steps of several runs together: a bar on a terminal, in a log a line now and then."""
+    """Shows the steps of several runs together: as a bar on a terminal, or as lines in a log."""
 
     def __init__(
         self, num_steps: int, *, shown: bool, clock: Callable[[], float] = time.monotonic

@@ -47,7 +47,7 @@ class SquadTask:
         return ReadSet(read_squad(text, path, self.with_impossible, split == "test"), {})
 
     def count_labels(self, examples: Sequence[Question]) -> dict[str, int]:
-        """Nothing: answers are passages."""
+        """Returns an empty dict: answers are passages, not labels."""
         return {}
 
     def find_labels(self, examples: Sequence[Question]) -> Labels:
@@ -57,10 +57,11 @@ class SquadTask:
     def encode(
         self, examples: Sequence[Question], labels: Labels, encoder: TextEncoder, split: Split
     ) -> EncodedSet:
-        """Returns an item for each window: [CLS] question [SEP] pieces of the context [SEP].
+        """Returns one item per window: [CLS] question [SEP] pieces of the context [SEP].
 
-        A question whose answer has no piece of its own, such as U+200B alone, is not trained, and
-        counted: `run_squad.py` leaves out answers that it cannot find in the same way.
+        A question is counted, and left out of training, if its answer has no piece, for example if
+        the answer is U+200B alone. `run_squad.py` leaves out answers that it cannot find in the
+        same way.
         """
         contexts = list(dict.fromkeys(question.context for question in examples))
         pieces_of = dict(zip(contexts, find_pieces(contexts, encoder), strict=True))

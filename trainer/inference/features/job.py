@@ -66,7 +66,7 @@ def read_texts(settings: FeaturesSettings) -> Iterator[InputText]:
     """Yields every text of the input, in order.
 
     Raises:
-        ValueError: The input is malformed, or of a kind that holds no texts as it is.
+        ValueError: The input is malformed, or of a format from which no texts can be read.
     """
     url = settings.input
     chosen = _detect(url) if settings.format == "auto" else settings.format
@@ -85,7 +85,11 @@ def read_texts(settings: FeaturesSettings) -> Iterator[InputText]:
 
 
 def _detect(url: str) -> str:
-    """Returns conll, jsonl, csv or text by a file's name and first bytes, as a build does."""
+    """Returns conll, jsonl, csv or text, from a file's name and first bytes, as a build does.
+
+    Raises:
+        ValueError: The file is of another format.
+    """
     if plain_name(url).lower().endswith(CONLL_SUFFIXES):
         return "conll"
     file = whole_file(url)
@@ -99,7 +103,11 @@ def _detect(url: str) -> str:
 
 
 def _read_rows(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields places and cells by column of a file of CSV."""
+    """Yields the place of each row of a CSV file, and its cells by column.
+
+    Raises:
+        ValueError: A row has another number of cells than the header.
+    """
     rows = read_csv_rows(url)
     _, names = next(rows, ("", []))
     for place, cells in rows:
