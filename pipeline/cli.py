@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pipeline.command_line.program import Command, check_least, run_program
 from pipeline.interrupts import INTERRUPTED, Interrupted
-from pipeline.storage.secret_values import hide, show
+from pipeline.storage.terminal import say
 
 if TYPE_CHECKING:
     from pipeline.settings import BuildSettings
@@ -207,20 +207,20 @@ def verify(settings: VerifySettings, _: Sequence[str]) -> int:
             dataset, threads, lambda shard: bar.update(shard.num_bytes), check or (lambda *_: ())
         )
     for line in check.describe() if check else ():
-        print(line)
+        say(line)
     findings += check.findings() if check else ()
     for finding in findings:
-        print(show(str(finding)))
+        say(str(finding))
     if findings:
-        print(
-            f"{hide(settings.data)}: {len(findings)} finding(s); restore the files named or"
+        say(
+            f"{settings.data}: {len(findings)} finding(s); restore the files named or"
             " rebuild the dataset"
         )
         return 2
     instances = sum(shard.instances for shard in shards)
-    print(f"{hide(settings.data)}: sound, {len(shards)} shards, {instances:,} instances")
-    print(describe_coverage(dataset.manifest, shards))
-    print(f"root hash {dataset.manifest.root_hash}")
+    say(f"{settings.data}: sound, {len(shards)} shards, {instances:,} instances")
+    say(describe_coverage(dataset.manifest, shards))
+    say(f"root hash {dataset.manifest.root_hash}")
     return 0
 
 
@@ -241,15 +241,15 @@ def inspect(settings: InspectSettings, _: Sequence[str]) -> None:
     if settings.documents:
         if tokens is None:
             raise FileNotFoundError(f"{settings.data}: {_NO_PLACES}; build again to find out")
-        print("\n".join(describe_documents(dataset, tokens, settings.documents)))
+        say("\n".join(describe_documents(dataset, tokens, settings.documents)))
         return
     for reading in report.get("build", {}).get("readings", ()):
-        print(show(reading))
+        say(reading)
     seq_len = settings.seq_len or min(group.seq_len for group in dataset.manifest.groups)
     for text in show_instances(dataset, settings.split, seq_len, settings.num_instances, tokens):
-        print(f"{text}\n")
+        say(f"{text}\n")
     if tokens is None:
-        print(_NO_PLACES)
+        say(_NO_PLACES)
 
 
 def _print_dropped(dataset: "Dataset") -> None:
@@ -258,7 +258,7 @@ def _print_dropped(dataset: "Dataset") -> None:
 
     numbers = read_report(dataset)["dataset"]
     examples = (numbers["documents"] or {}).get("dropped_examples")
-    print("\n".join(format_dropped(examples, numbers["counters"])))
+    say("\n".join(format_dropped(examples, numbers["counters"])))
 
 
 def report(settings: ReportSettings, _: Sequence[str]) -> None:
@@ -275,7 +275,7 @@ def report(settings: ReportSettings, _: Sequence[str]) -> None:
 
     dataset = _open(settings)
     found = read_report(dataset)
-    print(format_report(found))
+    say(format_report(found))
     folder, name = dataset.folder, REPORT_PAGE
     if settings.output is not None:
         options = parse_storage_options(settings.storage_options)
@@ -283,7 +283,7 @@ def report(settings: ReportSettings, _: Sequence[str]) -> None:
     elif found != load_report(dataset):
         write_report(dataset, found)  # the page says that its numbers stand beside it
     write_page(found, folder, name)
-    print(f"page        {hide(settings.output or dataset.locate(REPORT_PAGE))}")
+    say(f"page        {settings.output or dataset.locate(REPORT_PAGE)}")
 
 
 def export(settings: ExportSettings, _: Sequence[str]) -> None:
@@ -298,7 +298,7 @@ def export(settings: ExportSettings, _: Sequence[str]) -> None:
         output = Folder(settings.output, parse_storage_options(settings.storage_options))
         with scratch_folder(output.locate()):
             write_export(dataset, plan, output)
-        print(hide(describe_export(plan, settings.output)))
+        say(describe_export(plan, settings.output))
 
 
 def _open(settings: DatasetSettings) -> "Dataset":

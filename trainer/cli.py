@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.command_line.program import Command, run_program
+from pipeline.storage.terminal import say
 from trainer.inference.settings import (
     EvaluateSettings,
     ExportSettings,
@@ -96,12 +97,11 @@ def main(argv: list[str] | None = None) -> int:
 
 def doctor(settings: DoctorSettings, _remainder: object = None) -> int:
     """`python -m trainer doctor`, on every rank."""
-    from pipeline.storage.secret_values import hide
     from trainer.preflight.doctor import examine
 
     text, code = examine(settings)
     if text:
-        print(hide(text))
+        say(text)
     return code
 
 
@@ -109,14 +109,13 @@ def plan(settings: PlanSettings, _remainder: object = None) -> None:
     """`python -m trainer plan --config FILE --world_size 64 --gpu h200`."""
     from trainer.preflight.plan import describe_plan
 
-    print("\n".join(describe_plan(settings)))
+    say("\n".join(describe_plan(settings)))
 
 
 def report(settings: ReportSettings, _remainder: object = None) -> None:
     """`python -m trainer report RUN ...`."""
     from pipeline.storage.folder import parse_storage_options
     from pipeline.storage.local import replace_file
-    from pipeline.storage.secret_values import hide
     from trainer.report.fetch import fetched_runs
     from trainer.report.page import render_page
     from trainer.report.read import read_runs
@@ -129,10 +128,10 @@ def report(settings: ReportSettings, _remainder: object = None) -> None:
         runs = read_runs(folders)
         for run in runs:
             for problem in run.problems:
-                print(hide(shown(f"{run.path}: {problem}")))
+                say(shown(f"{run.path}: {problem}"))
         output = Path(settings.output) if settings.output else runs[0].path / "report.html"
         replace_file(output, render_page(runs).encode())
-    print(f"{output}: {sum(len(run.train) for run in runs):,} steps of {len(runs)} run(s)")
+    say(f"{output}: {sum(len(run.train) for run in runs):,} steps of {len(runs)} run(s)")
 
 
 def export(settings: ExportSettings, _remainder: object = None) -> None:
@@ -155,7 +154,7 @@ def export(settings: ExportSettings, _remainder: object = None) -> None:
         files = _universal_files(opened, files)
     write_export(files, settings.output)
     facts = {"exported": settings.output, "checkpoint": opened.where}
-    print(json.dumps(hide_in(facts | {"step": opened.provenance.get("steps")})))
+    say(json.dumps(hide_in(facts | {"step": opened.provenance.get("steps")})))
 
 
 def _universal_files(opened: Any, files: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -185,7 +184,7 @@ def fill_mask(settings: FillMaskSettings, _remainder: object = None) -> None:
 
     opened = open_model(settings.model)
     filled = zip(settings.texts, fill(opened, settings.texts, settings.top_k), strict=True)
-    print(format_candidates(dict(filled), opened.provenance.get("tokens_seen")))
+    say(format_candidates(dict(filled), opened.provenance.get("tokens_seen")))
 
 
 def features(settings: FeaturesSettings, _remainder: object = None) -> None:
@@ -193,7 +192,7 @@ def features(settings: FeaturesSettings, _remainder: object = None) -> None:
     from pipeline.storage.secret_values import hide_in
     from trainer.inference.features.job import write_features
 
-    print(json.dumps(hide_in({"output": settings.output, **write_features(settings)})))
+    say(json.dumps(hide_in({"output": settings.output, **write_features(settings)})))
 
 
 def evaluate(settings: EvaluateSettings, _remainder: object = None) -> None:
@@ -216,7 +215,6 @@ def _evaluate_dataset(settings: EvaluateSettings, data: str) -> dict[str, Any]:
     """Measures a model on a dataset and prints the numbers; returns them for --output."""
     from pipeline.shards.dataset import open_dataset
     from pipeline.storage.folder import parse_storage_options
-    from pipeline.storage.secret_values import hide
     from trainer.inference.evaluate import choose_lengths, format_evaluation
     from trainer.inference.evaluate import evaluate as measure
     from trainer.inference.open_model import open_model
@@ -231,14 +229,13 @@ def _evaluate_dataset(settings: EvaluateSettings, data: str) -> dict[str, Any]:
         )
         found.append({"seq_len": seq_len, **numbers})
         place = f"{opened.where} on {dataset.url}, {settings.split}, {seq_len} tokens"
-        print(f"{hide(place)}\n{format_evaluation(numbers)}")
+        say(f"{place}\n{format_evaluation(numbers)}")
     facts = {"model": opened.where, "data": dataset.url, "split": settings.split}
     return facts | {"lengths": found}
 
 
 def _evaluate_pairs(settings: EvaluateSettings, name: str) -> dict[str, Any]:
     """Measures a model on minimal pairs and prints the accuracies; returns them for --output."""
-    from pipeline.storage.secret_values import hide
     from trainer.inference.evaluate_pairs import evaluate_pairs
     from trainer.inference.open_model import open_model
     from trainer.minimal_pairs.accuracy import format_accuracies
@@ -248,7 +245,7 @@ def _evaluate_pairs(settings: EvaluateSettings, name: str) -> dict[str, Any]:
     pair_set = read_pairs(name, settings.group_by, settings.pairs_limit)
     opened = open_model(settings.model)
     score = "left-to-right" if opened.config.is_causal else settings.pll
-    print(hide(f"{opened.where} on {name}, {score} scores"))
+    say(f"{opened.where} on {name}, {score} scores")
     found = evaluate_pairs(
         opened,
         pair_set,
@@ -256,8 +253,8 @@ def _evaluate_pairs(settings: EvaluateSettings, name: str) -> dict[str, Any]:
         micro_tokens=settings.micro_tokens,
         device=choose_device(),
     )
-    print(format_accuracies(found))
+    say(format_accuracies(found))
     for pair in pair_set.equal_pairs:
-        print(hide(f"{pair.place}: {EQUAL_PAIR}"))
+        say(f"{pair.place}: {EQUAL_PAIR}")
     facts = {"model": opened.where, "pairs": name, "score": score}
     return {**facts, "equal_pairs": len(pair_set.equal_pairs), **found.to_dict()}

@@ -6,7 +6,6 @@ Of a job in this machine's own processes all of this is empty.
 import contextlib
 import json
 import socket
-import sys
 from datetime import UTC, datetime
 
 import apache_beam as beam
@@ -16,10 +15,10 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.portability.api import beam_job_api_pb2 as job_api
 from apache_beam.portability.api import beam_job_api_pb2_grpc as job_grpc
 from apache_beam.runners.runner import PipelineResult
-from tqdm import tqdm
 
 from pipeline.storage.folder import Folder
 from pipeline.storage.secret_values import hide
+from pipeline.storage.terminal import say
 
 NO_STAGE_TIMEOUT = "--job_server_timeout=10000000"
 """Beam takes it, in seconds, as the longest time of any stage."""
@@ -103,7 +102,7 @@ class Job:
         return True
 
     def _say(self, said: str) -> None:
-        tqdm.write(f"{self.describe}: {said}", file=sys.stderr)
+        say(f"{self.describe}: {said}", is_aside=True)
 
 
 def known_options(options: PipelineOptions) -> set[str]:

@@ -35,6 +35,7 @@ from pipeline.shards.growing import RECORDS
 from pipeline.storage.folder import Folder
 from pipeline.storage.local import find_temporaries
 from pipeline.storage.secret_values import hide
+from pipeline.storage.terminal import say
 
 _FILE_FAULTS = {
     "FileNotFoundError", "FileExistsError", "PermissionError", "NotADirectoryError",
@@ -119,7 +120,7 @@ def pipeline_options(
 
 @lru_cache(maxsize=64)
 def _say_once(line: str) -> None:
-    tqdm.write(line, file=sys.stderr)
+    say(line, is_aside=True)
 
 
 def _local_runner(workers: int) -> list[str]:
@@ -169,7 +170,7 @@ def run_graph(
     """
     if outputs.num_found:
         found = f"{outputs.num_found} of {outputs.total} {outputs.noun}"
-        tqdm.write(f"{found} are there from an earlier run; continuing", file=sys.stderr)
+        say(f"{found} are there from an earlier run; continuing", is_aside=True)
     is_local, job = _runner_name(options) in _OWN_RUNNERS, Job(describe, outputs.folder)
     with tempfile.TemporaryDirectory(prefix="beambert-") as folder:
         lock, log = f"{folder}/lock", Path(folder, "lock.log")
@@ -276,7 +277,7 @@ class Progress:
         elif now - self._said >= _SAID_SECONDS:
             self._said = now
             done = f"{num} of {self._outputs.total} {self._outputs.noun}"
-            tqdm.write(f"{self._describe}: {done}{still and '; '}{still}", file=sys.stderr)
+            say(f"{self._describe}: {done}{still and '; '}{still}", is_aside=True)
 
     def _describe_still(self, minutes: int) -> str:
         """Of so many minutes without an output; the runner is asked once a minute."""

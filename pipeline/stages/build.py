@@ -16,7 +16,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tqdm import tqdm
 
 from pipeline.documents.counts import format_counts
 from pipeline.documents.source import Source
@@ -59,6 +58,7 @@ from pipeline.storage.json_files import read_present
 from pipeline.storage.local import scratch_folder
 from pipeline.storage.locks import LOCK, locked_folder
 from pipeline.storage.secret_values import hide, hide_in, show
+from pipeline.storage.terminal import say
 from pipeline.tokens.provenance import OVERLAPS_TABLE, write_overlaps
 from tokenizer.compiled import BUILD_COMMAND, load
 from tokenizer.vocab import Vocabulary, parse_vocab
@@ -83,7 +83,7 @@ def run_build(
     began = time.perf_counter()
     corpus = corpus or find_corpus(settings)
     if settings.plan:
-        print(describe_plan(settings, len(corpus.files), corpus.parts, instance_rule))
+        say(describe_plan(settings, len(corpus.files), corpus.parts, instance_rule))
         return
     _say_what_is_slow()
     open_task_texts(settings)  # a broken file is told before a vocabulary is learned for hours
@@ -110,7 +110,7 @@ def run_vocab(
     corpus = corpus or find_corpus(settings)
     with _writing(settings):
         vocabulary = prepare_vocabulary(settings, corpus.files, corpus.parts, beam_arguments)
-    print(f"{len(vocabulary)} entries in {hide(settings.output)}/{VOCAB}")
+    say(f"{len(vocabulary)} entries in {settings.output}/{VOCAB}")
 
 
 def run_tokens(
@@ -125,7 +125,7 @@ def run_tokens(
         _write_overlaps(settings, store)
     _print_counts(settings, store)
     totals, folder = store.totals, settings.tokens_folder
-    print(f"{totals.documents} distinct documents, {totals.tokens} tokens in {folder}")
+    say(f"{totals.documents} distinct documents, {totals.tokens} tokens in {folder}")
 
 
 def run_shards(settings: BuildSettings, beam_arguments: Sequence[str]) -> Dataset:
@@ -226,13 +226,13 @@ def _say_what_is_one_document(corpus: Corpus) -> None:
         raise ValueError(f"{largest.url}: is one document, and no pairs come of one; {cure}")
     share = largest.num_bytes / sum(each.num_bytes for each in ranges)
     if share > _LARGE_SHARE:
-        tqdm.write(f"{show(largest.url)}: is one document, {share:.0%} of the input; {cure}")
+        say(f"{show(largest.url)}: is one document, {share:.0%} of the input; {cure}")
 
 
 def _say_what_is_slow() -> None:
     slow = [factor for name, factor in _COMPILED_MODULES.items() if not load(name)]
     if slow:
-        tqdm.write(
+        say(
             f"without a compiled module these take longer: {', '.join(slow)}; the result is the"
             f" same; where there is a C compiler, this builds the modules: {BUILD_COMMAND}"
         )
@@ -257,7 +257,7 @@ def _write_overlaps(settings: BuildSettings, store: TokenStore) -> None:
         number = store.num_overlaps
         write_overlaps(settings.open_tokens(), store.part_names, output, number)
         where = output.locate(OVERLAPS_TABLE)
-        tqdm.write(f"task files: {number:,} documents are listed in {where}")
+        say(f"task files: {number:,} documents are listed in {where}")
 
 
 def _write_report(
@@ -290,16 +290,16 @@ def _write_report(
 
 def _print_counts(settings: BuildSettings, store: TokenStore) -> None:
     for line in format_counts(count_documents(settings, store), store.without_text):
-        tqdm.write(line)
+        say(line)
 
 
 def _print_result(dataset: Dataset, seconds: float) -> None:
     manifest = dataset.manifest
     for each in manifest.groups:
-        tqdm.write(
+        say(
             f"{each.split} L{each.seq_len}: {each.instances:,} instances of {each.tokens:,} tokens"
             f" in {each.shards} shard(s), {each.passes} pass(es)"
         )
     for line in format_validation(measure_validation(manifest.sources, manifest.settings)):
-        tqdm.write(line)
-    tqdm.write(f"root hash {manifest.root_hash}\n{hide(dataset.url)} is complete ({seconds:.1f} s)")
+        say(line)
+    say(f"root hash {manifest.root_hash}\n{dataset.url} is complete ({seconds:.1f} s)")

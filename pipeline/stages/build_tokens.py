@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tqdm import tqdm
-
 from pipeline.documents.parts import Part
 from pipeline.documents.task_files import hash_task_files, read_task_files
 from pipeline.jobs.broadcast import Broadcast, broadcast
@@ -30,7 +28,7 @@ from pipeline.storage.folder import Folder
 from pipeline.storage.json_files import expected_fields, parse_object, read_object
 from pipeline.storage.locks import LOCK
 from pipeline.storage.names import require_plain
-from pipeline.storage.secret_values import hide
+from pipeline.storage.terminal import say
 from pipeline.text.task_texts import (
     LEAST_WORDS,
     TASK_WORDS,
@@ -334,7 +332,7 @@ def tokens_rule(
     if texts:
         finder = WindowFinder(texts, Encoder(vocabulary, settings.word_rule))
         for url, number in finder.num_windows.items():
-            tqdm.write(f"task files: {hide(url)} gave {number:,} windows of words to look for")
+            say(f"task files: {url} gave {number:,} windows of words to look for")
     keeps_dropped = settings.on_bad_document == "keep"
     return TokensRule(
         reading_rule(settings),

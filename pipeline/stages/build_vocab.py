@@ -9,8 +9,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tqdm import tqdm
-
 from pipeline.documents.parts import InputFile, Part
 from pipeline.documents.sources import count_factors
 from pipeline.jobs.tokens_job import ReadingRule
@@ -24,6 +22,7 @@ from pipeline.stages.publish import remove_unfinished
 from pipeline.storage.folder import Folder
 from pipeline.storage.json_files import read_object, read_present
 from pipeline.storage.secret_values import hide, identify
+from pipeline.storage.terminal import say
 from pipeline.tokens.token_records import (
     count_by_source,
     find_files_without_text,
@@ -246,12 +245,12 @@ def _learn(
     asked = f"learning {settings.vocab_size:,} pieces"
     if settings.extend:
         asked = f"extending {settings.extend}"
-    tqdm.write(f"vocabulary: {asked} from {len(words):,} words of {sampled}")
+    say(f"vocabulary: {asked} from {len(words):,} words of {sampled}")
     vocabulary = make_vocabulary(settings, words, counts)
     if settings.extend:
         _say_gain(settings, read_vocabulary(settings, settings.extend), vocabulary, words, counts)
     elif len(vocabulary) < settings.vocab_size:
-        tqdm.write(
+        say(
             f"the input holds {len(vocabulary)} distinct pieces, fewer than vocab_size"
             f" {settings.vocab_size}"
         )
@@ -267,12 +266,12 @@ def _say_gain(
 ) -> None:
     replaced = sum(before != after for before, after in zip(old.tokens, new.tokens, strict=False))
     before, after = (tokens_a_word(each, words, counts, settings.word_rule) for each in (old, new))
-    tqdm.write(
+    say(
         f"vocabulary: {replaced:,} [unusedN] hold new pieces, {len(new) - len(old):,} follow the"
         f" {len(old):,} lines; a word of the sample takes {after:.3f} tokens, {before:.3f} before"
     )
     if not replaced and len(new) == len(old):
-        tqdm.write(
+        say(
             f"vocabulary: nothing was added: raise vocab_size {settings.vocab_size} above"
             f" {len(old)} to append"
         )

@@ -3,13 +3,10 @@
 Importing Beam takes CPU-seconds, so this module does not import it.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
-
-from tqdm import tqdm
 
 from pipeline.documents.listing import would_list
 from pipeline.documents.parts import InputFile, Part, choose_part_bytes, find_inputs, plan_parts
@@ -20,6 +17,7 @@ from pipeline.settings import BuildSettings
 from pipeline.storage.folder import Folder
 from pipeline.storage.hub import fetch_from_hub, is_hub_name
 from pipeline.storage.secret_values import show
+from pipeline.storage.terminal import say
 from pipeline.text.filters import DocumentFilter
 from pipeline.tokens.dataset_ids import open_excluded
 from tokenizer.vocab import Vocabulary, parse_vocab
@@ -107,15 +105,15 @@ def find_corpus(settings: BuildSettings) -> Corpus:
     if left_out:
         named = map(show, left_out[:_NUM_SHOWN])
         shown = ", ".join(named) + ", ..." * (len(left_out) > _NUM_SHOWN)
-        tqdm.write(
+        say(
             f"input: {len(left_out):,} file(s) of the folders speak of the data and are left out:"
             f" {shown}; name a file in --input to read it"
         )
     if settings.output.startswith("hf://") and not settings.output.startswith("hf://buckets/"):
-        tqdm.write(
+        say(
             f"{settings.output}: every file becomes a commit, and the Hub takes 128 an hour;"
             " build into a folder and publish it with hf upload (docs/input.md)",
-            file=sys.stderr,
+            is_aside=True,
         )
     part_bytes = choose_part_bytes(files, settings.part_bytes)
     parts: list[Part] = []
@@ -169,7 +167,7 @@ def _say_how_sources_are_read(settings: BuildSettings, parts: Sequence[Part]) ->
         said = describe_readings(own, source.text_field, options)
         lines += [f"{source.name}: {line}" for line in said]
     for line in lines:
-        tqdm.write(line)
+        say(line)
     return lines
 
 
@@ -179,7 +177,7 @@ def _say_what_was_detected(sources: Sequence[Source], parts: Sequence[Part]) -> 
         ranges = (each for part in parts if part.source == number for each in part.ranges)
         urls = sorted({each.url for each in ranges if each.format == SENTENCE_LINES})
         if urls and source.format == "auto":
-            tqdm.write(
+            say(
                 f"{source.name}: {len(urls):,} file(s), such as {show(urls[0])}, hold a sentence a"
                 f" line and blank lines between documents: read as {SENTENCE_LINES}; if each file"
                 " is one document, give --format text"

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from tqdm import tqdm
-
+from pipeline.storage.terminal import say
 from tokenizer.vocab import CONTINUATION, SPECIAL_TOKENS, Vocabulary
 from tokenizer.word_rule import CASED, WordRule
 
@@ -50,7 +49,7 @@ def check_vocabulary(vocabulary: Vocabulary, rule: WordRule, where: str) -> None
     has_capitals = any(entry != entry.lower() for entry in entries)
     has_case = any(entry != entry.upper() for entry in entries)
     if rule == CASED and has_case and not has_capitals:
-        tqdm.write(
+        say(
             f"{where}: no entry has a capital, and the text keeps its own, which become [UNK]; give"
             " --lower_case true, unless the text is lower-cased already"
         )

@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from tqdm import tqdm
-
 from pipeline.jobs.exchange import ShardTask
 from pipeline.jobs.shard_records import (
     ShardRecord,
@@ -39,7 +37,7 @@ from pipeline.shards.table_checks import SPLITS
 from pipeline.storage.ahead import map_ahead
 from pipeline.storage.folder import Folder
 from pipeline.storage.local import find_temporaries
-from pipeline.storage.secret_values import hide
+from pipeline.storage.terminal import say
 
 SETTINGS = f"{RECORDS}/settings.json"
 _SPLIT = f"(?:{'|'.join(SPLITS)})"
@@ -189,7 +187,5 @@ def remove_unfinished(folder: Folder) -> None:
     is_at_work = any(name.startswith(f"{RECORDS}/") for name in files)
     if is_at_work and MANIFEST not in files:
         names = [name for name in files if _OF_A_BUILD.fullmatch(name)]
-        tqdm.write(
-            f"{hide(folder.url)}: the unfinished build there, {len(names):,} files, begins again"
-        )
+        say(f"{folder.url}: the unfinished build there, {len(names):,} files, begins again")
         folder.remove(names)

@@ -7,11 +7,10 @@ reported in one line. A value that is surely a mistake stops the build, unless a
 
 from collections.abc import Sequence
 
-from tqdm import tqdm
-
 from pipeline.settings import BuildSettings
 from pipeline.shards.records import Shard
 from pipeline.stages.build_tokens import TokenStore
+from pipeline.storage.terminal import say
 from tokenizer.vocab import Vocabulary
 
 _NUM_SHOWN = 5
@@ -54,7 +53,7 @@ def _check_unknown(settings: BuildSettings, vocabulary: Vocabulary, store: Token
         missing = ", ".join(map(repr, list(dict.fromkeys(characters))[:_NUM_SHOWN]))
         said += f", with characters that no piece has: {missing}"
     if share <= settings.max_unknown:
-        tqdm.write(f"{said}; {_unknown_cure(settings)}")
+        say(f"{said}; {_unknown_cure(settings)}")
         return
     raise ValueError(
         f"{said}, more than max_unknown {settings.max_unknown:g}; {_unknown_cure(settings)}; or"
@@ -116,4 +115,4 @@ def check_random_next(settings: BuildSettings, store: TokenStore, shards: Sequen
         )
         if share > settings.max_random_next:
             raise ValueError(said)
-        tqdm.write(said)
+        say(said)

@@ -11,7 +11,6 @@ import contextlib
 import math
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -31,8 +30,7 @@ from pipeline.storage.driver_errors import (
     says_no_bucket,
     says_no_endpoint,
 )
-from pipeline.storage.quoting import printable
-from pipeline.storage.secret_values import hide
+from pipeline.storage.terminal import say
 
 ATTEMPTS = 6
 FIRST_DELAY_SECONDS = 0.5
@@ -160,7 +158,7 @@ class _Patience:
             said = f"{self._what}: {spent}: {describe(error)}; {cure}"
             raise StorageError(said) from error
         if self._failures == 1 and not self._has_answered:
-            say(f"{found}; trying again, for some {MOST_SECONDS:.0f} s")
+            say(f"{found}; trying again, for some {MOST_SECONDS:.0f} s", is_aside=True)
         return pause
 
     def _is_last(self, error: Exception, now: float) -> bool:
@@ -198,12 +196,6 @@ def _no_bucket(what: str, filesystem: Any, bucket: str | None = None) -> "NoBuck
     cure = "create it, or check its name and the endpoint (endpoint_url of --storage_options)"
     where = describe_endpoint(filesystem) or "the store"
     return NoBucketError(f"{what}: {where} has no {named}: {cure}")
-
-
-def say(line: str) -> None:
-    """A line for people on standard error, without secrets."""
-    sys.stderr.write(f"{printable(hide(line))}\n")
-    sys.stderr.flush()
 
 
 @contextlib.contextmanager

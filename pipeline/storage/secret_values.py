@@ -41,6 +41,8 @@ _WITHOUT_QUERY = {"file", "local", "memory"}
 """Schemes whose paths may hold a question mark."""
 _WEB = {"http", "https"}
 """Schemes in which a query without a value is a secret too. Elsewhere it is part of a pattern."""
+_NO_SECRETS = {"project="}
+"""Keys whose values are shown: the page of a job on Dataflow is found by its project."""
 _RENEWED = re.compile(
     r"x-(amz|goog|oss|obs|cos|ms)-.*|signature|sig|s[eiprtv]|sk[a-z]*|expires|policy|key-pair-id"
     r"|(.*access.?key.?id)|(.*token)|hdnts|verify",
@@ -102,7 +104,11 @@ def _hide_query(found: re.Match[str]) -> str:
         return found[0]
     if scheme.lower() in _WEB:
         query = _BARE_QUERY.sub(HIDDEN, query)
-    return scheme + middle + _QUERY_VALUE.sub(rf"\1{HIDDEN}", query)
+    return scheme + middle + _QUERY_VALUE.sub(_hide_value, query)
+
+
+def _hide_value(found: re.Match[str]) -> str:
+    return found[0] if found[1] in _NO_SECRETS else found[1] + HIDDEN
 
 
 def _drop_signature(found: re.Match[str]) -> str:

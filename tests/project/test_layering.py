@@ -60,8 +60,8 @@ ROOMS = {
     "trainer.settings": ".checkpoints.settings .guards.settings .model .optim",
     "trainer.runs": "tokenizer pipeline.storage pipeline.shards .order .model .settings",
     "trainer.checkpoints": "pipeline.storage .checkpoints.settings .process .optim .engine .runs",
-    "trainer.guards": ".guards.settings .process .optim",
-    "trainer.watch": ".process .model .engine .settings .runs",
+    "trainer.guards": "pipeline.storage .guards.settings .process .optim",
+    "trainer.watch": "pipeline.storage .process .model .engine .settings .runs",
     "trainer.report": "pipeline.storage pipeline.pages .model .runs .watch",
     "trainer.preflight": (
         "pipeline.storage pipeline.command_line pipeline.shards .process .order .model .engine"
@@ -101,7 +101,7 @@ LIBRARIES = {
     "pipeline": "numpy pyarrow zstandard tqdm",
     "pipeline.pages": "jinja2 markupsafe",
     "pipeline.inspect": "numpy pyarrow markupsafe yaml",
-    "pipeline.storage": "pyarrow fsspec botocore google_crc32c huggingface_hub zstandard",
+    "pipeline.storage": "pyarrow fsspec botocore google_crc32c huggingface_hub zstandard tqdm",
     "pipeline.command_line": "yaml",
     "pipeline.shards": "numpy pyarrow fsspec zstandard isal",
     "pipeline.documents": "numpy pyarrow fsspec zstandard brotli fastwarc resiliparse",
@@ -200,3 +200,16 @@ def test_heavy_imports_stay_out(modules, forbidden):
     code = f"import {modules}, sys; print(*({{*{forbidden.split()}}} & set(sys.modules)))"
     ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, check=True)
     assert ran.stdout.split() == []
+
+
+def test_lines_for_people_go_through_one_door():
+    """`say` hides secrets, and shows what a terminal would obey; a bare print does neither."""
+    doors = {"pipeline.storage.terminal", "pipeline.command_line.program"}
+    others = [(module, path) for module, path in _modules() if module not in doors]
+    printing = [
+        f"{path}:{node.lineno}"
+        for module, path in others
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("print", "tqdm.write")
+    ]
+    assert printing == []

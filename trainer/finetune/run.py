@@ -16,6 +16,7 @@ import torch
 from tqdm import tqdm
 
 from pipeline.storage.local import make_folder, replace_file
+from pipeline.storage.terminal import say
 from trainer.conversion.export import export_hf, write_export
 from trainer.engine.zero import iterate_weights
 from trainer.finetune import results
@@ -176,7 +177,7 @@ def _as_finetuned(settings: PredictSettings, opened: OpenedModel) -> FinetuneSet
 
 def _say(text: str, ranks: Ranks) -> None:
     if ranks.rank == 0:
-        tqdm.write(text)
+        say(text)
 
 
 def _keep_best(engine: Any, run: results.Run, prepared: Prepared, ranks: Ranks) -> None:

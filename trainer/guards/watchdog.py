@@ -12,7 +12,6 @@ import os
 import platform
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -20,8 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tqdm import tqdm
-
+from pipeline.storage.terminal import say
 from trainer.process.ranks import Ranks
 
 HUNG = 75
@@ -92,7 +90,7 @@ class Watchdog:
         text = describe_hang(self._peers, answers)
         since = f"no rank has come further for {self._limit:.0f} s"
         message = f"watchdog: {since}. {text} Stacks: {self._folder}"
-        tqdm.write(message, file=sys.stderr)
+        say(message, is_aside=True)
         with contextlib.suppress(OSError):
             (self._folder / "report.txt").write_text(message + "\n")
         here = [peer for peer in self._peers if peer.host == platform.node()]

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 import math
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor
-from tqdm import tqdm
 
+from pipeline.storage.terminal import say
 from trainer.checkpoints.read import load_checkpoint
 from trainer.engine.deepspeed_config import deepspeed_config
 from trainer.engine.deepspeed_file import passed_to_deepspeed
@@ -102,7 +101,7 @@ def pretrain(settings: PretrainSettings, remainder: object = None) -> int:
         run.progress.say(ended)
     except CorruptWeightsError as error:
         if ranks.rank == 0:
-            tqdm.write(f"pretrain: {error}", file=sys.stderr)
+            say(f"pretrain: {error}", is_aside=True)
         return CORRUPTED
     finally:
         stop_ranks()

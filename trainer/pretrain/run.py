@@ -6,11 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from pipeline.shards.growing import WaitPolicy
 from pipeline.storage.folder import parse_storage_options
-from pipeline.storage.secret_values import hide
+from pipeline.storage.terminal import say
 from trainer.checkpoints.read import STATE, load_checkpoint, read_state, read_weights
 from trainer.checkpoints.resume import RunCheckpoints, copy_run, find_run, restore_run, split_step
 from trainer.checkpoints.store import CheckpointStore
@@ -121,8 +119,8 @@ class Run:
 def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks) -> Run | None:
     """Everything a run needs, at its newest checkpoint or its start; None when it is finished."""
     folder, position = RunFolder(Path(settings.output)), Position()
-    say = (lambda line: tqdm.write(hide(line))) if ranks.rank == 0 else lambda _: None
-    wait_policy = WaitPolicy(60 * settings.follow_limit_minutes, say)
+    tell = say if ranks.rank == 0 else lambda _: None
+    wait_policy = WaitPolicy(60 * settings.follow_limit_minutes, tell)
     with together(ranks):
         options = parse_storage_options(settings.storage_options)
     mixture = open_data(settings.data, options, wait_policy if settings.follow else None, ranks)

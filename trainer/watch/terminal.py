@@ -8,6 +8,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from pipeline.storage.terminal import say
+
 TERMINAL_SECONDS, LOG_SECONDS = 60.0, 10.0
 """The seconds between two lines above a bar, and where there is no bar."""
 
@@ -35,7 +37,7 @@ class Progress:
     def say(self, text: str) -> None:
         """A line above the bar, from rank 0 only."""
         if self._shown:
-            tqdm.write(text)
+            say(text)
 
     def advance(self, row: Mapping[str, Any]) -> None:
         """One more step."""
@@ -80,7 +82,7 @@ class StepCount:
             self._next_line = now + LOG_SECONDS
             left = (now - self._began) / self._step * (self._num_steps - self._step)
             count = f"step {self._step:,}/{self._num_steps:,} of all runs"
-            tqdm.write(f"{self._run}: {count}, ETA {format_seconds(left)}", file=sys.stderr)
+            say(f"{self._run}: {count}, ETA {format_seconds(left)}", is_aside=True)
 
     def close(self) -> None:
         """Leaves the bar as it is."""
