@@ -106,7 +106,7 @@ def test_a_vocabulary_is_extended_by_words_that_stand():
 
 
 def test_transformers_gives_the_same_ids(tmp_path):
-    from transformers import AutoTokenizer
+    AutoTokenizer = pytest.importorskip("transformers").AutoTokenizer
 
     rng = np.random.default_rng(3)
     words = ["MCC=5411", "AMT_Q7", "CH:POS", "c1ccccc1", "中文", "a", "É", "x" * 250, "e\u0301"]

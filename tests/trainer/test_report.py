@@ -1,5 +1,6 @@
 """The page of curves: what is read, what is drawn, what is said of runs that are odd."""
 
+import copy
 import json
 
 import pytest
@@ -101,6 +102,73 @@ def test_runs_that_are_odd_are_shown_and_said(tmp_path):
     events = render_page([read]).partition("<h2>Events</h2>")[2]
     assert "rolled back" in events
     assert "grad_norm nan, positions [12, 24]" in events
+
+
+def test_values_of_wrong_types_are_said_and_the_rest_is_shown(tmp_path, capsys):
+    launch = {"time": "noon", "hardware": {"gpus": [3]}}
+    facts = {"launches": [launch, 4], "datasets": {"name": "wiki"}, "masking": "0.3-0.15"}
+    rows = [
+        step_row(1),
+        step_row(2, phase="one"),
+        step_row(3) | {"step": 10**400},
+        step_row(3, mfu=10**400),
+    ]
+    run = write_run(tmp_path / "run", rows, facts)
+    (run / "config.yaml").write_text("phases: 3\noptimizer: {name: lamb}\n")
+    assert main(["report", str(run)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for said in (
+        "run.json: launches[0].hardware.gpus[0] is 3, expected a text",
+        "run.json: launches[1] is 4, expected an object",
+        "run.json: datasets is {'name': 'wiki'}, expected a list",
+        "config.yaml: phases is 3, expected a list",
+        "metrics.jsonl: 2 line(s) are no row: 2, 3",
+    ):
+        assert f"{run}: {said}" in lines
+    header = page_of(run).partition("</h1>")[2].partition("</p>")[0]
+    assert header.endswith("<br>optimizer lamb<br>masking: 0.3-0.15<br>3 steps")
+
+
+def places(value, place=()):
+    yield place
+    if isinstance(value, list):
+        value = dict(enumerate(value))
+    for key, each in value.items() if isinstance(value, dict) else ():
+        yield from places(each, (*place, key))
+
+
+def put(value, place, odd):
+    if not place:
+        return odd
+    changed = copy.deepcopy(value)
+    holder = changed
+    for key in place[:-1]:
+        holder = holder[key]
+    holder[place[-1]] = odd
+    return changed
+
+
+@pytest.mark.parametrize(
+    "odd", [None, True, "x", [], {}, [[1]], -1, 0.5, 10**400, 1e308], ids=lambda odd: str(odd)[:6]
+)
+def test_no_value_of_a_runs_files_ends_in_a_traceback(tmp_path, odd):
+    hardware = {"machine": "x86", "gpus": ["H100"]}
+    launch = {"time": "t", "world_size": 2, "hardware": hardware, "software": {"torch": "2.10"}}
+    data = {"name": "wiki", "url": "data", "root_hash": "01"}
+    facts = {"model": MODEL, "launches": [launch], "datasets": [data], "masking": "static"}
+    phase = {"seq_len": 128, "global_batch": 256, "steps": 900, "peak_lr": 0.001}
+    settings = {"seed": 3, "optimizer": {"name": "lamb"}, "phases": [phase], "masking": "static"}
+    validation = {"step": 2, "split": "validation", "nsp_accuracy": 0.5, "unigram_entropy": 6.0}
+    files = {"run": facts, "config": settings, "train": step_row(1, phase=0), "last": validation}
+    runs = []
+    for place in places(files):
+        if not place:
+            continue
+        changed = put(files, place, odd)
+        rows = [changed["train"], step_row(2, phase=1), changed["last"]]
+        runs.append(write_run(tmp_path / "-".join(map(str, place)), rows, changed["run"]))
+        (runs[-1] / "config.yaml").write_text(json.dumps(changed["config"]))
+    assert f"{len(runs)} training runs" in render_page(read_runs([str(run) for run in runs]))
 
 
 def test_a_run_without_steps_beside_one_with_steps(tmp_path, capsys):

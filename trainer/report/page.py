@@ -125,16 +125,13 @@ def _describe(run: ReadRun) -> Iterator[str]:
 
 
 def _describe_training(run: ReadRun) -> Iterator[str]:
-    """Yields lines about the model, the phases and the setup, without those it cannot make."""
+    """Yields lines about the model, the phases and the setup, as far as the files say it."""
     model = run.facts.get("model")
     names = ("num_layers", "hidden_size", "num_heads", "vocab_size")
     if isinstance(model, Mapping) and all(isinstance(model.get(name), int) for name in names):
         sizes = "{num_layers} layers of {hidden_size}, {num_heads} heads".format(**model)
         yield f"model: {sizes}, vocabulary of {model['vocab_size']:,}"
-    try:
-        training = training_facts(run.settings, run.facts)
-    except (TypeError, AttributeError, KeyError, ValueError):
-        return
+    training = training_facts(run.settings, run.facts)
     for phase_number, phase in enumerate(training.get("phases", []), start=1):
         yield f"phase {phase_number}: {phase}"
     known = [

@@ -5,16 +5,18 @@ cannot is listed.
 """
 
 import json
-import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.runs.json_files import parse_object
-from trainer.runs.run_folder import REMEDY, RunFolder
+from trainer.runs.json_files import parse_object, wrong_types
+from trainer.runs.run_folder import CONFIG, FACTS_TYPES, REMEDY, RUN_FACTS, RunFolder
 
 Row = Mapping[str, Any]
+_SETTINGS_TYPES: dict[str, Any] = {"optimizer": {}, "phases": [{}]}
+_MOST_STEPS = 2**53  # a chart's places are floating-point numbers, which count no further
 _NEVER_SHOWN = ("drawn", "epochs")  # tables in every row: half of the memory that a long run takes
 
 
@@ -25,8 +27,8 @@ class ReadRun:
     Attributes:
         name: The folder's name, with as many parent folders as tell it from the other runs.
         events: Rows of other kinds, and rows of steps that were not taken.
-        facts: The content of run.json; empty if it cannot be read.
-        settings: The content of config.yaml; empty if it cannot be read.
+        facts: The content of run.json, without values of wrong types; empty if it cannot be read.
+        settings: The content of config.yaml, likewise.
         problems: Messages about the files that could not be read.
     """
 
@@ -49,9 +51,10 @@ def read_runs(folders: Sequence[str]) -> list[ReadRun]:
 def number(row: Row, column: str) -> float | None:
     """A finite number of a row; None where there is none."""
     value = row.get(column)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value)
+    is_finite = abs(value) <= sys.float_info.max
+    return float(value) if is_finite else None
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
@@ -71,11 +74,13 @@ def _read_run(path: Path, name: str) -> ReadRun:
         raise FileNotFoundError(f"{path} {found}; give the --output of a pretrain command")
     try:
         facts = parse_object(folder.facts.read_bytes(), str(folder.facts), REMEDY)
+        facts = _drop_wrong_types(facts, FACTS_TYPES, RUN_FACTS, problems)
     except (OSError, ValueError) as error:
         problems.append(str(error))
     if folder.config.is_file():
         try:
             settings = folder.read_config()
+            settings = _drop_wrong_types(settings, _SETTINGS_TYPES, CONFIG, problems)
         except (OSError, ValueError) as error:
             problems.append(str(error))
     rows = list(_rows(folder.metrics, problems))
@@ -88,8 +93,21 @@ def _read_run(path: Path, name: str) -> ReadRun:
     return ReadRun(name, path, _last(train), _last(validation), events, facts, settings, problems)
 
 
+def _drop_wrong_types(
+    found: Mapping[str, Any], types: Mapping[str, Any], name: str, problems: list[str]
+) -> dict[str, Any]:
+    """Returns a file's keys but those whose values have wrong types, which become problems."""
+    sound = dict(found)
+    for key, expected in types.items():
+        wrong = list(wrong_types(found[key], expected, key)) if key in found else []
+        problems += [f"{name}: {each}" for each in wrong]
+        if wrong:
+            del sound[key]
+    return sound
+
+
 def _rows(path: Path, problems: list[str]) -> Iterator[Row]:
-    """Rows that are JSON objects with a whole step; the numbers of other lines are told."""
+    """Yields rows that are JSON objects with a step; the numbers of other lines are a problem."""
     bad = []
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     lines = text.split("\n")
@@ -100,13 +118,19 @@ def _rows(path: Path, problems: list[str]) -> Iterator[Row]:
             row = json.loads(line)
         except (ValueError, RecursionError):
             row = None
-        if isinstance(row, dict) and isinstance(row.get("step"), int):
+        if isinstance(row, dict) and _has_place(row):
             yield {column: value for column, value in row.items() if column not in _NEVER_SHOWN}
         else:
             bad.append(place)
     if bad:
         shown = ", ".join(map(str, bad[:5])) + (" and more" if len(bad) > 5 else "")
         problems.append(f"{path.name}: {len(bad)} line(s) are no row: {shown}")
+
+
+def _has_place(row: Row) -> bool:
+    """Whether a row says its step, and its phase if it has one, as whole numbers."""
+    places = [row.get("step"), row.get("phase", 0)]
+    return all(type(place) is int and 0 <= place < _MOST_STEPS for place in places)
 
 
 def _last(rows: Sequence[Row]) -> list[Row]:

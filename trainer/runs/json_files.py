@@ -1,12 +1,14 @@
 """Files of runs and of other commands' output: written for people, and named where damaged."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
 
 from pipeline.storage.json_files import parse_object as parse_object  # for the rooms above
+
+_LONGEST_SHOWN = 60
 
 
 def to_json(values: Mapping[str, Any]) -> bytes:
@@ -30,3 +32,25 @@ def parse_yaml_object(data: bytes, where: str, remedy: str) -> dict[str, Any]:
         shown = f"{str(found)[:60]!r}, expected keys and values"
         raise ValueError(f"{where} is damaged: it holds {shown}; {remedy}")  # noqa: TRY004
     return found
+
+
+def wrong_types(value: Any, shape: Any, name: str) -> Iterator[str]:
+    """Yields what is wrong with the types inside a parsed file, such as "launches is 3, ...".
+
+    Args:
+        value: What was read.
+        shape: What is expected: a type; a list of one shape, which every item has; or shapes by
+            key, of which any may be absent, beside keys that are not looked at.
+        name: The value's key in the file, for the message.
+    """
+    kind: Any = shape if isinstance(shape, type) else type(shape)
+    if not isinstance(value, kind):
+        expected = {dict: "an object", list: "a list", str: "a text"}[kind]
+        yield f"{name} is {repr(value)[:_LONGEST_SHOWN]}, expected {expected}"
+    elif isinstance(shape, list):
+        for index, item in enumerate(value):
+            yield from wrong_types(item, shape[0], f"{name}[{index}]")
+    elif isinstance(shape, dict):
+        for key, inner in shape.items():
+            if key in value:
+                yield from wrong_types(value[key], inner, f"{name}.{key}")

@@ -17,7 +17,7 @@ from tokenizer.word_rule import WordRule
 from trainer.model.config import BertConfig
 from trainer.order.source import Mixture, WeightedDataset
 from trainer.runs.continuing import LOCK, Continuable, complete_sections, lock_folder
-from trainer.runs.json_files import parse_object, parse_yaml_object, to_json
+from trainer.runs.json_files import parse_object, parse_yaml_object, to_json, wrong_types
 from trainer.runs.launch import launch_facts
 from trainer.runs.training_facts import base_model_facts, source_licences
 from trainer.settings import OF_PHASES, PretrainSettings
@@ -30,6 +30,12 @@ VOCABULARY_HASHES = {"vocab.txt": "vocab_sha256", "tokenizer.json": "tokenizer_s
 _UNWRITTEN = (*OF_PHASES, "storage_options")
 """Settings that config.yaml does not hold: phases say the first, the last may hold secrets."""
 RUN_KEYS = ("id", "model", "launches", "datasets")
+FACTS_TYPES: dict[str, Any] = {
+    "model": {},
+    "launches": [{"hardware": {"machine": str, "gpus": [str]}, "software": {}}],
+    "datasets": [{}],
+}
+"""Types in run.json, as `wrong_types` takes them."""
 DATASET_KEYS = (
     "name", "url", "weight", "root_hash", "settings_hash", "lower_case",
     *VOCABULARY_HASHES.values(),
@@ -110,13 +116,15 @@ class RunFolder:
 def parse_facts(data: bytes, where: str) -> dict[str, Any]:
     """What run.json holds; a ValueError where it is damaged, or of an earlier version."""
     facts = parse_object(data, where, REMEDY)
+    for key, types in FACTS_TYPES.items():
+        for wrong in wrong_types(facts[key], types, key) if key in facts else ():
+            raise ValueError(f"{where} is damaged: {wrong}; {REMEDY}")
     lacking = [key for key in RUN_KEYS if key not in facts]
-    datasets = facts.get("datasets", [])
-    if not isinstance(datasets, list) or not all(isinstance(each, dict) for each in datasets):
-        found = f"{str(datasets)[:60]!r}, expected objects"
-        raise ValueError(f"{where} is damaged: its datasets are {found}; {REMEDY}")
     lacking += [
-        f"{key} of a dataset" for key in DATASET_KEYS for each in datasets if key not in each
+        f"{key} of a dataset"
+        for key in DATASET_KEYS
+        for dataset in facts.get("datasets", ())
+        if key not in dataset
     ]
     if lacking:
         why = f"{lacking[0]}: it is damaged, or of an earlier version"
