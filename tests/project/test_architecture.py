@@ -64,7 +64,9 @@ def test_a_format_and_a_filter(copy, tmp_path):
     (tmp_path / "texts.chat").write_text("".join(rows) + "7\tshort\n")
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\ntext\nwords")
     files = f"--input {tmp_path}/texts.chat --vocab {tmp_path}/vocab.txt --output {tmp_path}/data"
-    flags = "--format chat --min_words 3 --workers 1 --seq_lens 16"
+    flags = (
+        "--format chat --min_words 3 --workers 1 --seq_lens 16 --max_unknown 1 --max_random_next 1"
+    )
     printed = run(copy, f"-m pipeline build {files} {flags}")
     assert "1 of 7 documents have too few words: input 1" in printed
     assert "input: 6 documents of" in printed
