@@ -37,8 +37,8 @@ class BuildSettings:
         format: The layout of the input. By default each file's extension and first bytes decide.
         text_field: The field of a JSONL object, or the column of a Parquet file, that holds the
             text.
-        wrapping: How lines of plain text are taken: in none a line is a paragraph, in blank-lines a
-            blank line ends one, in hard a short line does. With auto each document's lines decide.
+        wrapping: What ends a paragraph of plain text: every line end (none), a blank line
+            (blank-lines), or a short line (hard). With auto the lines of each document decide.
         on_bad_document: What malformed input does: stop ends the build, skip counts it, keep also
             writes every document that is left out under OUTPUT/rejected.
         language: The code of the text's language, by which sentences are split.
@@ -47,8 +47,8 @@ class BuildSettings:
         min_characters: Documents with fewer characters of cleaned text are dropped.
         max_characters: Documents with more characters of cleaned text are dropped.
         languages: Only documents in these languages stay. Without any, all stay.
-        filter: Your own functions as module:function, each called with a document's text. None
-            keeps the document, a word is the reason to drop it.
+        filter: Your own functions as module:function, each called with a document's text. A
+            function returns None to keep the document, or a word that names the reason to drop it.
         allow_code: Whether a filter that a --config file names may run. Only the flag allows it.
         near_duplicates: Documents at least this similar to another are dropped, at 0.8 for example.
         exclude_documents_of: Finished datasets, as folders or URLs. Documents that are in one of
@@ -63,14 +63,14 @@ class BuildSettings:
             vocabulary is learned from the input.
         extend: A vocab.txt to extend by the pieces that save most tokens (docs/domain.md).
         vocab_size: How many entries a learned vocabulary has.
-        num_unused: How many entries of a learned vocabulary are [unusedN], for words of your own.
+        num_unused: How many entries of a learned vocabulary are [unusedN], for your own words.
         alphabet_size: How many characters a learned vocabulary has, the commonest ones. Words with
             another character are [UNK]. Chinese needs some 8,000.
         lower_case: Whether text is lower-cased and loses its accents, or stays as it is.
-        words: What a word is: bert cuts at blanks and punctuation, whitespace at blanks alone and
-            changes no character, and a line is a sentence (docs/tokens.md).
-        vocab_entries: What a learned vocabulary holds: pieces, of which a rare word is made, or
-            whole words alone, so that a rare word is [UNK].
+        words: How text is cut into words: bert cuts at blanks and punctuation. whitespace cuts at
+            blanks alone, changes no character, and takes every line as a sentence (docs/tokens.md).
+        vocab_entries: What a learned vocabulary holds: pieces, of which a rare word is made; or
+            whole words alone, so that a rare one is [UNK].
 
     Instances:
         seq_lens: Sequence lengths to build, the most tokens of an instance. A later build may add
@@ -83,15 +83,16 @@ class BuildSettings:
         max_predictions: The most masked positions of an instance; null means seq_len x
             masked_lm_prob, rounded up.
         whole_word_masking: Whether all pieces of a word are masked together.
-        nsp_balance: How many second segments are random: some 56 %, as of Google's program
+        nsp_balance: How many second segments are random: some 56 %, as in Google's program
             (reference), or half (exact).
         num_buckets: Train shards of a pass, a power of two; null means 128 MiB of text each.
 
     Soundness:
-        max_unknown: Share of [UNK] among the tokens above which the build stops before it makes
-            shards.
-        max_random_next: Share of random second segments above which nothing is published, as
-            sentences were not found. Give 1 where training leaves next-sentence prediction off.
+        max_unknown: The build stops before it makes shards if a larger share of the tokens is
+            [UNK].
+        max_random_next: Nothing is published if a larger share of the second segments is random,
+            which means that sentences were not found. Give 1 if training leaves next-sentence
+            prediction off.
 
     Validation split (docs/input.md):
         validation_fraction: Share of the tokens that is held out, of each source alike. At least
@@ -105,12 +106,13 @@ class BuildSettings:
         output: Folder or URL of the dataset. The same command again continues a build that was
             interrupted.
         tokens: Folder or URL of the encoded documents; null means OUTPUT/tokens.
-        workers: Local worker processes, by default one a core. There are no more than tasks or
-            memory allow. What follows -- on the command line names another Beam runner.
+        workers: Local worker processes; by default one per core, but no more than the tasks and the
+            memory allow. Arguments after -- on the command line choose another Beam runner.
         part_bytes: The most input in bytes that one task reads. It changes speed and memory, never
             content.
-        exchange: How a bucket's documents come together: files reads them where they lie, shuffle
-            is Beam's GroupByKey, auto is the second on Dataflow. It never changes content.
+        exchange: How the documents of a bucket are collected: files reads them from the token
+            parts, shuffle is Beam's GroupByKey, auto is the latter on Dataflow and the former
+            elsewhere. It never changes content.
         storage_options: Options of the filesystems, as JSON or @FILE. The usual environment
             variables count too.
     """

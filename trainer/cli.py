@@ -78,10 +78,10 @@ class ReportSettings:
     """Writes the curves of one run, or of several over one another, as a page of its own.
 
     Attributes:
-        runs: Folders of runs, or the --checkpoint.url of each, which has the rows up to its newest
-            checkpoint. The curves of each have a colour.
-        output: File of the page; null means report.html in the first run's folder, which then has
-            to be on this machine.
+        runs: Folders of runs, or their --checkpoint.url, which has the rows up to the newest
+            checkpoint. Each run's curves have their own colour.
+        output: File of the page. null means report.html in the first run's folder, which must then
+            be on this machine.
         storage_options: Options of the filesystem of runs at URLs, as JSON or @FILE.
     """
 

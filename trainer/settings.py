@@ -17,7 +17,7 @@ OF_PHASES = ("steps", "global_batch", "peak_lr", "warmup_fraction", "warmup_step
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of training at one length, which goes on where its earlier phase ended.
+    """A part of the training with instances of one length; it continues the previous phase.
 
     Attributes:
         seq_len: Sequence length in tokens of the longest instance. The dataset must hold this
@@ -27,8 +27,8 @@ class Phase:
         peak_lr: The learning rate after the warm-up.
         warmup_fraction: Share of the steps in which the learning rate grows from 0 to peak_lr.
         warmup_steps: Steps in which the learning rate grows, in place of warmup_fraction.
-        warmup_form: How the learning rate grows: linear, or log as DeepSpeed's WarmupLR does unless
-            told otherwise.
+        warmup_form: How the learning rate grows: linear; or log, the default of DeepSpeed's
+            WarmupLR.
         start_lr: The learning rate of the first step of a warm-up.
         end_lr: The learning rate at the end of the decay.
         decay_form: How the learning rate falls: polynomial, or cosine as in DeepSpeed's
@@ -36,8 +36,8 @@ class Phase:
         decay_power: Exponent of the polynomial decay: 1 is linear, 0 keeps peak_lr.
         decay_from: Where the decay begins: at the end of the warmup, as in Hugging Face's
             schedules, or at the start of the phase, as in google-research/bert.
-        optimizer_state: What becomes of the moments of the phase before: keep, reset, or zero_step,
-            which keeps them and counts updates anew, as NVIDIA.
+        optimizer_state: What becomes of the moments of the previous phase: keep, reset, or
+            zero_step, which keeps them and counts updates anew, as NVIDIA does.
     """
 
     seq_len: int
@@ -103,10 +103,10 @@ class ValidationSettings:
         num_instances: How many instances of the validation split are read; 0 takes all.
         stop_at_mlm_accuracy: A masked-LM accuracy that ends the run when a measurement reaches it,
             0.72 in MLPerf.
-        pairs: A file of minimal pairs such as BLiMP's, or a folder or glob of such files, that the
-            model is measured on as well (docs/evaluating.md).
-        pairs_limit: The most pairs of one paradigm, the first ones; 0 takes all. All of BLiMP take
-            BERT-mini half an hour of a core at every measurement.
+        pairs: A file of minimal pairs such as BLiMP's, or a folder or glob of such files, on which
+            the model is measured as well (docs/evaluating.md).
+        pairs_limit: The most pairs of one paradigm; the first ones are taken, 0 takes all. With all
+            of BLiMP, every measurement of BERT-mini takes half an hour on one core.
     """
 
     interval: int = 1_000
@@ -133,12 +133,13 @@ class PretrainSettings:
             books:1`: each is [NAME=]URL[:WEIGHT], and weights are shares of the instances.
         follow: Whether to train while the dataset is still being built, as far as its passes are
             there.
-        follow_limit_minutes: Minutes without a new file of the dataset that end such waiting.
-        skip: Stream positions that are never trained on, as PHASE:START-STOP, such as
-            0:51200-51456 in the first phase. For bad data, go back to a checkpoint before it and
-            continue with this.
-        cache_dir: Folder on a disk of each machine that keeps what was read of the data.
-        cache_bytes: The most bytes that the cache folder holds; the longest unused makes room.
+        follow_limit_minutes: Minutes to wait for a new file of the dataset before the run stops.
+        skip: Stream positions that are never trained on, as PHASE:START-STOP; 0:51200-51456 is in
+            the first phase. If data are bad, go back to a checkpoint before them and continue with
+            this.
+        cache_dir: Folder on a disk of each machine, in which the data that were read are kept.
+        cache_bytes: The most bytes in the cache folder. Files that were not used for longest are
+            removed.
         storage_options: Options of the filesystem of the data and of checkpoint.url, as JSON or
             @FILE. Its environment variables count too. The run's folder does not hold them.
 
@@ -149,30 +150,31 @@ class PretrainSettings:
         peak_lr: Learning rates in place of the phases' own.
         warmup_fraction: Shares of the steps to warm up in, in place of the phases' own.
         warmup_steps: Steps to warm up in, in place of the phases' own.
-        epochs: Passes over the data, of all phases together. The phases' steps then only say their
-            proportions; null takes the steps.
-        budget_hours: Hours of training. Phases then share them in proportion to their steps, and
-            the learning rate follows the time; null trains by steps.
+        epochs: Passes over the data by all phases together, which share them in proportion to their
+            steps. null trains for the steps themselves.
+        budget_hours: Hours of training, which the phases share in proportion to their steps. The
+            learning rate follows the time. null trains for the steps.
         seed: Random seed of new weights, of dropout and of the order of instances.
 
     Model:
         objective: What is learned: mlm+nsp as in BERT; mlm alone; or left-to-right, every token
             from those before it. A head that is not trained stays as it was.
         nsp_weight: Weight of NSP's loss in training, 1 in BERT; metrics hold the loss unweighted.
-        masking: The masks: static, as the dataset was built; or drawn anew at every reading, for a
-            share of tokens such as 0.15, or 0.3-0.15, which moves along the run, or 0.3-0.15@9000,
-            which moves in 9,000 steps.
+        masking: Which tokens are masked: static, those of the dataset; or, drawn anew at every
+            reading, a share such as 0.15, one that moves along the run (0.3-0.15), or one that
+            moves in 9,000 steps (0.3-0.15@9000).
         init_from: Weights to start from: a model of Hugging Face, a released Google checkpoint, an
-            export, or a universal checkpoint of DeepSpeed. Sizes and vocabulary must be equal, but
-            that the dataset's may extend theirs (docs/domain.md).
-        continue_from: A run, or RUN@STEP, that this new run goes on from exactly. Its phases count
-            the steps made there too; apart from them the training stays.
+            export, or a universal checkpoint of DeepSpeed. Sizes and vocabulary must be equal,
+            except that the dataset's vocabulary may extend the model's (docs/domain.md).
+        continue_from: A run, or RUN@STEP, that this new run continues exactly. The phases of this
+            run include the steps made there. Apart from the schedule, the settings of the training
+            must be equal.
         model: Which BERT is trained.
         optimizer: How weights are updated.
 
     Machine:
-        precision: The numbers of weights and activations in forward and backward passes. Gradients
-            are summed, and weights updated, in 32 bits either way.
+        precision: The number format of weights and activations in forward and backward passes.
+            Gradients are summed, and weights updated, in 32 bits in any case.
         zero_stage: What DeepSpeed partitions over ranks: 0 nothing, 1 the optimizer's state, 2
             gradients as well, 3 weights as well (adamw only).
         deepspeed: A ds_config.json for settings that no flag and no --config file gives.
@@ -180,14 +182,14 @@ class PretrainSettings:
             changes no result.
         activation_checkpointing: Whether only each layer's input is kept, and the rest is computed
             again.
-        compile: Whether torch.compile compiles what surrounds attention, once for all lengths. It
+        compile: Whether torch.compile compiles the model around attention, once for all lengths. It
             does not work with zero_stage 3.
 
     Output:
         output: The run's folder, which holds settings, metrics and checkpoints.
         wandb: Weights & Biases project that the curves also go to. It needs the package wandb.
-        peak_tflops: TFLOP/s of one rank's device, which MFU is a share of; null means its data
-            sheet's.
+        peak_tflops: TFLOP/s of one rank's device, of which MFU is the share. null takes them from
+            the device's data sheet.
         validation: When and on what the model is measured while it trains.
         checkpoint: When the run is saved.
         safety: What is done about bad gradients, hung ranks and corrupted memory.

@@ -41,9 +41,10 @@ class Command:
             settings and what followed `--`, and returns the exit code, None meaning 0.
         positionals: Names of the fields given without a flag, in order.
         takes_remainder: Whether arguments after `--` are accepted.
-        unused: Names of fields that this command does not look at; `--help` leaves them out.
-        description: What `--help` says first; by default what the docstring of its settings does.
-        unwinds: Whether Ctrl-C is a KeyboardInterrupt in the function, not the process's end.
+        unused: Names of fields that this command does not use; `--help` leaves them out.
+        description: The first text of `--help`; by default the docstring of its settings.
+        unwinds: Whether Ctrl-C raises KeyboardInterrupt in the function; otherwise the process
+            ends.
         check: "module:function" that refuses settings before `function` is imported, which may
             take seconds.
         local: Names of the fields whose folders or files are local, so that a URL is refused.

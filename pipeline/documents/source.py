@@ -47,8 +47,8 @@ class Source:
         format: The layout of the input. By default each file's extension and first bytes decide.
         text_field: The field of a JSONL object, or the column of a Parquet file, that holds the
             text.
-        wrapping: How lines of plain text are taken: in none a line is a paragraph, in blank-lines a
-            blank line ends one, in hard a short line does. With auto each document's lines decide.
+        wrapping: What ends a paragraph of plain text: every line end (none), a blank line
+            (blank-lines), or a short line (hard). With auto the lines of each document decide.
     """
 
     name: str

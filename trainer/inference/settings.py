@@ -89,12 +89,13 @@ class EvaluateSettings(BatchesToAskSettings):
     Minimal pairs:
         pairs: A file of JSON lines with sentence_good and sentence_bad, or a folder or glob of
             such files. It takes the place of data.
-        group_by: Columns of the pairs that have accuracies of their own, the coarsest first. By
-            default linguistics_term and UID, BLiMP's phenomena and paradigms, if the pairs have
+        group_by: Columns of the pairs by which accuracies are grouped, the coarsest first. The
+            default is linguistics_term and UID, BLiMP's phenomena and paradigms, if the pairs have
             them.
-        pairs_limit: The most pairs of one group of the finest column, the first ones; 0 takes all.
-        pll: Which tokens are masked while one is predicted. The original pseudo-log-likelihood
-            masks that one alone, word-l2r the later tokens of its word too.
+        pairs_limit: The most pairs of one group of the finest column; the first ones are taken, 0
+            takes all.
+        pll: Which tokens are masked while one is predicted: original masks that token alone,
+            word-l2r the later tokens of its word too.
 
     Output:
         output: File or URL for the same numbers as JSON; null writes none.
@@ -129,15 +130,17 @@ class FeaturesSettings(BatchesToAskSettings):
 
     Input:
         input: A file at any fsspec URL, also as .gz, .bz2, .xz and .zst.
-        format: What a line is: text as it stands, jsonl an object with it, conll a word; auto goes
-            by the file's name and first bytes, and reads CSV by its columns too.
+        format: What a line of the input is: the content itself (text), a JSON object with the
+            content in a field (jsonl), or a word (conll). auto decides by the file's name and first
+            bytes, and also reads CSV.
         text_field: The field of a JSON object that holds the text.
         token_column: The column of a CoNLL file that holds the words, counted from 0.
 
     Vectors:
         layers: Numbers of layers, separated by commas: 0 the embeddings, -1 the last layer; or all.
-        rows: What a row stands for: a token; a word, by its first piece; or the text, by [CLS]
-            (cls), the average over its tokens (mean) or the model's pooler.
+        rows: What a row is for: a token; a word, with the vector of its first piece; or a text,
+            with the vector of [CLS] (cls), the average over its tokens (mean) or the output of the
+            model's pooler.
         seq_len: Tokens of a window, with [CLS] and [SEP]; null means all that the model reads. A
             longer text is read in windows that overlap by half.
 
