@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pipeline.documents.detect import detect_format
 from pipeline.documents.files import TAIL_BLOCK_BYTES, StorageOptions, read_head
 from pipeline.documents.formats import FORMATS
-from pipeline.documents.kinds import refuse_zip_of_parts
+from pipeline.documents.kinds import refuse_archive
 from pipeline.documents.lines import head_to_text
 from pipeline.documents.sentence_lines import SENTENCE_LINES, WHICH_FLAG, Seen, look_at_lines
 from pipeline.storage.ahead import map_ahead
@@ -41,8 +41,7 @@ def _detect(file: File, storage_options: StorageOptions) -> str:
     url, size = file
     head = read_head(url, size, storage_options)
     if kind := archive_kind(url):
-        if kind == "zip":
-            refuse_zip_of_parts(url, head)
+        refuse_archive(url, kind, head)
         return "auto"
     return detect_format(url, head)
 

@@ -299,7 +299,11 @@ def _find_tab_dialect(lines: Sequence[Line], tried: Mapping[Dialect, _Tried]) ->
 
 def _needs_quotes(quoted_rows: Sequence[list[str]], plain_rows: Sequence[list[str]]) -> bool:
     """Returns whether some quoted cell needs its quotes, or all cells of a column have them."""
-    if any(mark in cell for row in quoted_rows for cell in row for mark in '"\t\n'):
+    # Rows that are whole without quotes need none for their line ends: a quotation that begins in
+    # one row and ends in another would join the two. Of a single column every row is whole.
+    width = max(map(len, plain_rows), default=1)
+    marks = '"' if width > 1 else '"\n'
+    if any(mark in cell for row in quoted_rows for cell in row for mark in marks):
         return True
     columns = zip(*plain_rows[1:], strict=True)
     return len(plain_rows) > _FEW_ROWS and any(

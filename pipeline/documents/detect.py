@@ -28,6 +28,8 @@ def detect_format(url: str, head: bytes) -> str:
     beginning = Beginning(plain_suffix(url), head, lines.head_to_utf8(head).lstrip())
     for name, layout in FORMATS.items():
         if layout.detect and layout.detect(beginning):
+            if layout.is_text:
+                lines.refuse_other_encodings(head, url)
             return name
     refuse_json(url, beginning)
     kinds.refuse_markup(url, beginning.text)

@@ -16,8 +16,13 @@ TO_JSON_LINES = (
     "an array becomes such lines by `jq -c '.[]' FILE > FILE.jsonl`, a single object by `jq -c .`"
 )
 
-_LOOKS_LIKE_JSON = re.compile(rb'\{\s*["}]')
-_LOOKS_LIKE_ARRAY = re.compile(rb'\[\s*(?:\{\s*["}]|\[\s*["\[{]|"(?:[^"\\\n]|\\.)*"\s*[,\]])')
+_STRING = rb'"(?:[^"\\\n]|\\.)*"\s*'
+_LOOKS_LIKE_JSON = re.compile(rb"\{\s*(?:" + _STRING + rb":|\}\s*(?:\n|\Z))")
+_LOOKS_LIKE_ARRAY = re.compile(
+    rb'\[\s*(?:\{\s*["}]|\[\s*["\[{]|'
+    + _STRING
+    + rb'(?:\]\s*(?:\n|\Z)|,\s*(?:["{\[\d-]|null|true|false)))'
+)
 _ACTION = re.compile(rb'\{\s*"index"\s*:\s*\{[^{}]*\}\s*\}\s*$')
 _BEGINS_WITH_ACTION = re.compile(rb'\{\s*"index"\s*:\s*\{[^{}]*"_id"[^{}]*\}\s*\}\s*\n')
 _WIKIEXTRACTOR_FIELDS = {"id", "revid", "url", "title", "text"}

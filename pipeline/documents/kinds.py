@@ -45,12 +45,14 @@ _SUBTITLES = "take the times out: `ffmpeg -i FILE OUT.ass` or a subtitle tool, t
 _MAIL = "write its messages as JSON lines, with Python's mailbox and email modules"
 
 KINDS = (
-    Kind("a PDF document", "make text of it: `pdftotext FILE OUT.txt`", ".pdf", (b"%PDF-",),
+    Kind("a PDF document", "make text of it: `pdftotext FILE OUT.txt`", ".pdf",
+         (b"%PDF-1.", b"%PDF-2."),
          is_binary=False),
-    Kind("PostScript", "make text of it: `ps2ascii FILE OUT.txt`", ".ps .eps", (b"%!PS",),
+    Kind("PostScript", "make text of it: `ps2ascii FILE OUT.txt`", ".ps .eps",
+         (b"%!PS-Adobe", b"%!PS\n", b"%!PS\r"),
          is_binary=False),
     Kind("DjVu", "make text of it: `djvutxt FILE OUT.txt`", ".djvu .djv", (b"AT&TFORM",)),
-    Kind("RTF", _PANDOC, ".rtf", (b"{\\rtf",), is_binary=False),
+    Kind("RTF", _PANDOC, ".rtf", (b"{\\rtf1",), is_binary=False),
     Kind("a Word document", _PANDOC, ".docx"),
     Kind("an OpenDocument text", _PANDOC, ".odt"),
     Kind("a Word document of before 2007", _OFFICE, ".doc .dot"),
@@ -65,7 +67,8 @@ KINDS = (
     Kind("a FictionBook", _PANDOC, ".fb2", is_binary=False),
     Kind("a notebook", "make text of it: `jupyter nbconvert --to markdown FILE`", ".ipynb",
          is_binary=False),
-    Kind("subtitles", _SUBTITLES, ".srt .vtt .ass .ssa", (b"WEBVTT",), is_binary=False),
+    Kind("subtitles", _SUBTITLES, ".srt .vtt .ass .ssa", (b"WEBVTT\n", b"WEBVTT\r"),
+         is_binary=False),
     Kind("mail", _MAIL, ".mbox .eml .mht .mhtml", is_binary=False),
     Kind("7z data", f"{_UNPACK}: `7z x FILE`", ".7z", (b"7z\xbc\xaf\x27\x1c",)),
     Kind("a RAR archive", f"{_UNPACK}: `unrar x FILE`", ".rar", (b"Rar!\x1a\x07",)),
@@ -135,9 +138,19 @@ _PACKED = {
 }
 """Compressions that are read: their first bytes, codec and suffix."""
 _XML = re.compile(rb"<\?xml\b|<!(?:DOCTYPE|ELEMENT|ENTITY)\b", re.IGNORECASE)
-_TWO_TAGS = re.compile(rb"<[A-Za-z][\w:.-]*(?:\s[^<>]*)?>\s*<[A-Za-z/!?]")
+_TAG = rb"<[A-Za-z][\w:.-]*(?:\s[^<>]*)?>"
+_TWO_TAGS = re.compile(_TAG + rb"(?:\s*\n\s*)?<[A-Za-z/!?]")
+# Words in angle brackets with spaces between them may be a tokenizer's: "<user> <url>".
+_CLOSED_SECOND_TAG = re.compile(_TAG + rb"[ \t]+<([A-Za-z][\w:.-]*)\b[^<>]*>.*?</\1\s*>", re.DOTALL)
+_TAG_WITH_ATTRIBUTE = re.compile(rb"<[A-Za-z][\w:.-]*\s+[A-Za-z][\w:.-]*=[\"'\w][^<>]*>")
+_HTML_FRAGMENT = re.compile(
+    rb"<(p|div|span|h[1-6]|ul|ol|table|article|section|center|blockquote|font)\b[^<>]*>"
+    rb".*?</\1\s*>",
+    re.DOTALL | re.IGNORECASE,
+)
 _XML_SUFFIXES = {".xml", ".tei", ".tmx", ".xlf", ".xliff", ".rss", ".sgml", ".sgm"}
-_MARKDOWN_SUFFIXES = {".md", ".markdown", ".rst"}
+MARKDOWN_SUFFIXES = {".md", ".markdown", ".mdx", ".rmd", ".qmd", ".rst"}
+"""Names of texts that may begin with tags of HTML and stay text."""
 _CONTROL = re.compile(rb"[\0-\x08\x0e-\x19\x1c-\x1f\x7f]")
 _LOOKED_AT_BYTES = 1024
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -180,18 +193,25 @@ def refuse_markup(url: str, text: bytes) -> None:
     """Refuses XML and SGML, whose tags would be read as text.
 
     Args:
-        url: The file. Markdown is not refused for two tags, since it may begin with HTML.
-        text: The first bytes of the file as UTF-8, without white space before them.
+        url: The file; names of Markdown are passed over, which may begin with tags of HTML.
+        text: The first bytes of the file as UTF-8, without blanks before them.
 
     Raises:
-        ValueError: The file begins like XML, or with two tags.
+        ValueError: The file begins as XML does, with two tags, or with an element of HTML.
     """
     suffix = plain_suffix(url)
-    is_xml = bool(_XML.match(text)) or (suffix in _XML_SUFFIXES and text.startswith(b"<"))
-    if is_xml or (_TWO_TAGS.match(text) and suffix not in _MARKDOWN_SUFFIXES):
+    is_xml = bool(_XML.match(text)) or (
+        suffix in _XML_SUFFIXES and (text.startswith(b"<") or b"</" in text)
+    )
+    is_fragment = bool(_HTML_FRAGMENT.match(text))
+    signs = (_TWO_TAGS, _CLOSED_SECOND_TAG, _TAG_WITH_ATTRIBUTE)
+    has_tags = is_fragment or any(sign.match(text) for sign in signs)
+    if is_xml or (has_tags and suffix not in MARKDOWN_SUFFIXES):
         found = f"begins with {text[:40].decode(errors='replace')!r}"
         expected = "of XML and other markup only dumps of MediaWiki and HTML are read"
         cure = "write its texts as JSON lines (xml.etree.ElementTree.iterparse of Python reads XML)"
+        if is_fragment:
+            cure = "give --format html to take the text out of its tags"
         raise ValueError(
             f"{url}: {found}; {expected}: {cure}, or give --format text to read it as it stands"
         )
@@ -210,14 +230,24 @@ def refuse_zero_bytes(url: str, head: bytes) -> None:
         raise ValueError(f"{url}: {found}; {cure}")
 
 
-def refuse_zip_of_parts(url: str, head: bytes) -> None:
-    """Refuses a zip archive whose members are parts of one document, such as a DOCX.
+def refuse_archive(url: str, kind: str, head: bytes) -> None:
+    """Refuses a zip or tar archive that is something else by its first bytes.
+
+    A zip archive whose members are parts of one document, such as a DOCX's, is something else too.
+
+    Args:
+        url: The archive.
+        kind: What it is by its name: "zip" or "tar".
+        head: Its first bytes, decompressed as its name says.
 
     Raises:
-        ValueError: The archive is of such a kind.
+        ValueError: It is of another kind that is known.
     """
-    if kind := _find_in_zip(head):
-        raise _refusal(url, kind)
+    if kind == "zip" and (part := _find_in_zip(head)):
+        raise _refusal(url, part)
+    is_kind = head.startswith(_ZIP_MAGIC) if kind == "zip" else looks_like_tar(head)
+    if not is_kind:
+        refuse_binary(url, head)
 
 
 def looks_like_text(head: bytes) -> bool:
@@ -293,5 +323,7 @@ def _refuse_packed(url: str, head: bytes) -> None:
         packed = ("tar", f".tar{outer}")
     if packed:
         codec, suffix = packed
+        is_tar = plain_suffix(url) == ".tar" and codec != "zip"
+        suffix = f".tar{suffix}" if is_tar else suffix
         found = f"holds {codec} data, which its name does not say"
         raise ValueError(f"{url}: {found}; rename it to end in {suffix}")

@@ -18,6 +18,8 @@ HEAD_BYTES = 64 * 2**10
 _MARK_BYTES = 2
 _SHORTEST_SIGN = 8  # bytes
 _ENCODING_BYTES = 1024
+_HIGHEST_PLANE = 0x10  # of Unicode
+_MOST_BYTES_PER_ZERO = 64  # of UTF-16 with a space or line end here and there
 # What str.strip takes off, as UTF-8.
 _BLANK = re.compile(
     rb"(?:[\t-\r\x1c- ]|\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f"
@@ -93,20 +95,37 @@ def take_head(blocks: Iterable[bytes], num_bytes: int) -> tuple[bytes, Iterator[
 def refuse_other_encodings(head: bytes, url: str) -> None:
     """Refuses UTF-32, and UTF-16 without a byte order mark, by a file's first bytes.
 
-    Latin text in these encodings is also valid UTF-8 with many zero bytes, which cleaning would
-    drop.
+    In many scripts text in these encodings is also valid UTF-8 with zero bytes, which cleaning
+    would drop.
 
     Raises:
         ValueError: The file is in one of these encodings.
     """
-    first = head[:64]
-    is_utf32 = first.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE))
-    has_gaps = len(first) >= _SHORTEST_SIGN and not (any(first[::2]) and any(first[1::2]))
-    if is_utf32 or has_gaps:
-        gaps = "a zero in every second byte, as UTF-16 without a byte order mark has"
-        found = "UTF-32" if is_utf32 else gaps
+    if found := _name_encoding(head[:_ENCODING_BYTES]):
         expected = "expected UTF-8, or UTF-16 with a byte order mark"
         raise ValueError(f"{url}: found {found}, {expected}; convert it by iconv")
+
+
+def _name_encoding(first: bytes) -> str:
+    """Returns words for UTF-32, and for UTF-16 without a mark; nothing for other first bytes."""
+    if first.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        return "UTF-32"
+    has_mark = first[:_MARK_BYTES] in UTF16
+    if has_mark or len(first) < _SHORTEST_SIGN or b"\0" not in first or not any(first):
+        return ""
+    whole = first[: len(first) // 4 * 4]
+    for highest, second in ((whole[0::4], whole[1::4]), (whole[3::4], whole[2::4])):
+        if not any(highest) and max(second) <= _HIGHEST_PLANE:
+            return "UTF-32"
+    halves = (first[0:64:2], first[1:64:2])
+    if any(first[:64]) and not all(any(half) for half in halves):
+        return "a zero in every second byte, as UTF-16 without a byte order mark has"
+    # Letters of other scripts have no zero byte, but spaces and line ends have one.
+    is_one_sided = (0 in first[0::2]) != (0 in first[1::2])
+    has_many = first.count(0) * _MOST_BYTES_PER_ZERO >= len(first)
+    if is_one_sided and has_many and not kinds.looks_like_text(first.replace(b"\0", b"")):
+        return "zeros at every second place alone, as UTF-16 without a byte order mark has"
+    return ""
 
 
 def head_to_utf8(head: bytes) -> bytes:

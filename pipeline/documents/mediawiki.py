@@ -16,12 +16,20 @@ from pipeline.documents import records
 from pipeline.documents.files import FileRange, StorageOptions, read_blocks, read_stored
 from pipeline.documents.lines import to_utf8
 from pipeline.documents.records import BadDocumentError, Format, Record, too_long
-from pipeline.storage.compression import find_bzip2_stream, is_compressed, read_frames, slices
+from pipeline.storage.compression import (
+    compression_suffix,
+    find_bzip2_stream,
+    is_compressed,
+    read_frames,
+    slices,
+)
 from pipeline.wiki import BadPageError
 from pipeline.wiki.dump import Site, is_redirect, read_page, read_site, take_head
 from pipeline.wiki.wikitext import parse_wikitext
 
-_ROOT_TAG, _ROOT_TAG_BYTES = b"<mediawiki", 1000  # in so many the tag begins
+_ROOT_TAG = re.compile(
+    rb"(?:<\?.*?\?>\s*|<!--.*?-->\s*)*<(?:!DOCTYPE\s+)?mediawiki[\s>\[]", re.DOTALL
+)
 _ROOT_END = b"</mediawiki>"
 _KEPT_BYTES = 64  # of what is no page: a tag may go on in the next block, blanks follow the last
 _TAG = re.compile(rb"</?page>")
@@ -61,7 +69,7 @@ def _read_range(file_range: FileRange, storage_options: StorageOptions) -> Block
 
 
 def _read_stored_range(file_range: FileRange, storage_options: StorageOptions) -> Blocks:
-    if file_range.url.endswith(".bz2"):
+    if compression_suffix(file_range.url) == ".bz2":
         yield from _read_streams(file_range, storage_options)
         return
     offset = file_range.start
@@ -221,8 +229,7 @@ def _make_record(data: bytes, offset: int, place: str, site: Site) -> Record:
 MEDIAWIKI = Format(
     lambda text, record, *_: parse_wikitext(text, record.hidden_prefixes),
     lambda beginning: (
-        _ROOT_TAG in beginning.text[:_ROOT_TAG_BYTES]
-        or bool(_PAGES_WITHOUT_ROOT.match(beginning.text))
+        bool(_ROOT_TAG.match(beginning.text)) or bool(_PAGES_WITHOUT_ROOT.match(beginning.text))
     ),
     read=lambda file_range, _, storage_options: read_pages(file_range, storage_options),
     cut_suffix=".bz2",

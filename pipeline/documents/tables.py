@@ -11,7 +11,9 @@ from typing import Any, BinaryIO
 
 from pipeline.documents import records
 from pipeline.documents.files import FileRange, StorageOptions, open_sized
+from pipeline.documents.kinds import looks_like_text
 from pipeline.documents.records import BadDocumentError, Format, Record, too_long
+from pipeline.storage.compression import compression_suffix
 from pipeline.storage.quoting import join_names
 
 _PARQUET_MAGIC = b"PAR1"
@@ -29,6 +31,9 @@ def _opened(file_range: FileRange, options: StorageOptions, kind: str) -> Iterat
     """The file of a range; a ValueError says what it is said to be where it is damaged."""
     from pyarrow import ArrowException
 
+    if suffix := compression_suffix(file_range.url):
+        found = f"found {kind} that is compressed as {suffix}, expected {kind} itself"
+        raise ValueError(f"{file_range.url}: {found}; decompress the file")
     folder, name = open_sized(file_range, options)
     with folder.open(name) as file:
         try:
@@ -217,7 +222,10 @@ def read_arrow_names(file_range: FileRange, storage_options: StorageOptions = No
 
 PARQUET = Format(
     lambda text, *_: text,
-    lambda beginning: beginning.suffix == ".parquet" or beginning.head.startswith(_PARQUET_MAGIC),
+    lambda beginning: (
+        beginning.suffix == ".parquet"
+        or (beginning.head.startswith(_PARQUET_MAGIC) and not looks_like_text(beginning.head))
+    ),
     read=read_parquet,
     names=read_parquet_names,
     is_text=False,
@@ -225,7 +233,7 @@ PARQUET = Format(
 ARROW = Format(
     lambda text, *_: text,
     lambda beginning: (
-        beginning.suffix in _ARROW_SUFFIXES or beginning.head.startswith(_ARROW_MAGIC)
+        beginning.suffix in _ARROW_SUFFIXES or beginning.head.startswith(_ARROW_MAGIC + b"\0")
     ),
     read=read_arrow,
     names=read_arrow_names,

@@ -17,6 +17,8 @@ from pipeline.documents.records import BadDocumentError, Format, Record, too_lon
 
 _ARC_MAGIC = b"filedesc://"
 _MAGIC = re.compile(rb"WARC/\d|" + _ARC_MAGIC)  # ARC is detected here to be refused by its name
+_SUFFIXES = {".warc", ".wet", ".wat"}
+_LINE_FEED_ALONE = re.compile(rb"\s*WARC/[\d.]+\n")
 _MAX_HEADER_BYTES = 2**20
 _READ_BYTES = 2**20
 _HTML = {"text/html", "application/xhtml+xml"}
@@ -33,11 +35,15 @@ def read_warc(file_range: FileRange, storage_options: StorageOptions = None) -> 
     import fastwarc.warc as warc
 
     stream: Any = _Stream(read_blocks(file_range, storage_options))
-    if stream.begins_with(_ARC_MAGIC):
-        message = (
-            "found an ARC file, expected WARC; convert it by `warcio recompress IN OUT.warc.gz`"
-        )
-        raise ValueError(f"{file_range.url}: {message}")
+    first_block = stream.first_block()
+    found = ""
+    if first_block[: len(_ARC_MAGIC)] == _ARC_MAGIC:
+        found = "an ARC file, expected WARC"
+    elif _LINE_FEED_ALONE.match(first_block):  # fastwarc would pass over what is broken in it
+        found = r"a header whose lines end in \n alone, expected \r\n"
+    if found:
+        cure = "convert the file by `warcio recompress IN OUT.warc.gz`"
+        raise ValueError(f"{file_range.url}: found {found}; {cure}")
     number = 0
     content_length = -1
     try:
@@ -72,13 +78,10 @@ class _Stream:
         self.last_bytes = b""
         """The last bytes that were read, as many as end a header."""
 
-    def begins_with(self, magic: bytes) -> bool:
-        """Returns whether the stream begins with these bytes; nothing is consumed.
-
-        The first block alone is looked at.
-        """
-        self._rest = next(self._blocks, self._rest)
-        return bytes(self._rest[: len(magic)]) == magic
+    def first_block(self) -> memoryview:
+        """Returns the first block of bytes; nothing is consumed."""
+        self._rest = self._rest or next(self._blocks, self._rest)
+        return self._rest
 
     def read(self, size: int) -> bytes:
         self._rest = self._rest or next(self._blocks, self._rest)
@@ -158,7 +161,7 @@ def read_html(data: bytes) -> str | None:
 
 WARC = Format(
     lambda text, record, *_: extract_text(text) if record.is_html else text,
-    lambda beginning: bool(_MAGIC.match(beginning.head)),
+    lambda beginning: beginning.suffix in _SUFFIXES or bool(_MAGIC.match(beginning.text)),
     read=lambda file_range, _, storage_options: read_warc(file_range, storage_options),
     is_text=False,
     may_be_cut=False,

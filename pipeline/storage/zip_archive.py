@@ -72,6 +72,9 @@ def list_members(file: IO[bytes], size: int, url: str) -> list[ZipMember]:
 def _broken_zip(where: str) -> Iterator[Any]:
     try:
         yield
+    except RuntimeError as error:  # a password is needed, or the method of compression is unknown
+        found = f"cannot be read as zip ({error})"
+        raise ValueError(f"{where}: {found}; unpack the archive: `7z x FILE`") from error
     except _ZIP_ERRORS as error:
         if str(error).startswith(where):  # our own, which says more
             raise

@@ -89,6 +89,25 @@ def long_window(data):
     return compressor.compress(data) + compressor.flush()
 
 
+def dump_of_streams(num_pages):
+    """A dump of one bzip2 stream a page, each of which is about 4 kB."""
+    pages = (
+        f"<page><title>P{n}</title><ns>0</ns><id>{n}</id><revision><text>Page {n}."
+        f"{''.join(str(n * 7919 % (k + 11)) for k in range(5000))}</text></revision></page>"
+        for n in range(num_pages)
+    )
+    pieces = ["<mediawiki>", *pages, "</mediawiki>"]
+    return b"".join(bz2.compress(piece.encode()) for piece in pieces)
+
+
+def wet_record(text, line_end="\r\n"):
+    header = [
+        "WARC/1.0", "WARC-Type: conversion", "Content-Type: text/plain",
+        f"Content-Length: {len(text)}", "", text, "", "",
+    ]  # fmt: skip
+    return line_end.join(header).encode()
+
+
 def tfrecord(data):
     length = struct.pack("<Q", len(data))
     checksums = [struct.pack("<I", masked_crc32c(each)) for each in (length, data)]
@@ -156,6 +175,12 @@ READ = {
     "TSV of pandas": ("a.tsv", b'id\ttext\n1\t"a\tb ""c"""\n2\tx\n', ['a\tb "c"', "x"]),
     "TSV of MySQL": ("a.tsv", MYSQL, ["a\tb \\ c\nd", ""]),
     "TSV of PostgreSQL": ("a.tsv", b"id\ttext\n1\ta\\nb\n2\t\\N\n", ["a\nb", ""]),
+    "TSV with a quotation of two rows": (
+        "a.tsv", b'id\ttext\n1\t"I came here.\n2\tThey came.\n3\tWe left."\n',
+        ['"I came here.', "They came.", 'We left."'],
+    ),
+    "TSV of one column": ("a.tsv", b'text\n"a\nb"\nc\n', ["a\nb", "c"]),
+    "WARC behind blank lines": ("a", b"\r\n\r\n" + wet_record("One."), ["One."]),
     "JSON lines in capitals": ("A.JSONL.GZ", gzip.compress(JSONL), ["One."]),
     "JSON lines of old Macs": ("a.jsonl", b'{"text": "a"}\r{"text": "b"}\r', ["a", "b"]),
     "ideographic spaces between documents": (
@@ -182,7 +207,79 @@ READ = {
     "Markdown that begins with HTML": ("a.md", b"<p><b>Name</b></p> x", ["<p><b>Name</b></p> x"]),
     "text that begins with a tag": ("a.txt", b"<unk> is a word.", ["<unk> is a word."]),
 }  # fmt: skip
+CYRILLIC = "Река текла мимо дома.\nДальше лежали степи.\n"  # noqa: RUF001
+# Sound text whose beginning has something of another kind, read as it stands.
+AS_IT_STANDS = {
+    "of PDF": ("a.tex", "%PDF-output is chosen here.\n\\section{A}\n"),
+    "of PostScript": ("a.txt", "%!PS is a mark of PostScript.\n"),
+    "of RTF": ("a.tex", "{\\rtf is a control word of RTF.}\n"),
+    "of subtitles": ("a.txt", "WEBVTT is a format of subtitles.\n"),
+    "of Parquet": ("a.txt", "PAR1 is a receptor of thrombin.\n"),
+    "of Arrow": ("a.txt", "ARROW1 was the first ship of its kind.\n"),
+    "of zip": ("a.txt", "PK\x0cPK is a kinase.\n"),
+    "of JSON": ("a.js", '{"use strict"; run()}\n'),
+    "of empty braces": ("a.tex", "{} is the empty set.\n"),
+    "of a JSON array": ("a.txt", '["Quoted"], she said, and ["so", he said] on.\n'),
+    "words in angle brackets": ("a.txt", "<user> <url> lol <hashtag>\n<user> hi\n"),
+    "sentences in angle brackets": ("a.txt", "<s> <unk> went to the <unk> . </s>\n"),
+    "HTML in prose": ("a.txt", "<html> is the first tag of a page.\n"),
+    "a word of HTML": ("a.txt", "<body> of water: a lake.\n"),
+    "HTML in Markdown": ("a.md", "<!-- x -->\n<head> of state\n\nThe page ends by `</html>`.\n"),
+    "a dump in Markdown": (
+        "a.md", "# Dumps\n\n    <mediawiki>\n    <page><title>A</title></page></mediawiki>\n",
+    ),
+    "a dump in prose": ("a.txt", "A dump begins with <mediawiki xmlns=...> and has pages.\n"),
+    "source code": ("a.h", "#include <vector>\ntemplate <typename T> class A { };\n"),
+    "a log": ("a.log", '<134>Jan 1 host x: y\n[2024] ["x"] <a><b>\n'),
+}  # fmt: skip
 REFUSED = {
+    "UTF-16 without a mark": (
+        "a.txt", CYRILLIC.encode("utf-16-le"), "as UTF-16 without a byte order mark", "iconv",
+    ),
+    "UTF-16 of big ends without a mark": (
+        "a.jsonl", f'{{"text": "{CYRILLIC}"}}'.encode("utf-16-be"), "as UTF-16 without", "iconv",
+    ),
+    "UTF-16 as HTML without a mark": (
+        "a.html", f"<p>{CYRILLIC}</p>".encode("utf-16-le"), "as UTF-16 without", "iconv",
+    ),
+    "UTF-32 without a mark": ("a.txt", CYRILLIC.encode("utf-32-le"), "UTF-32", "iconv"),
+    "UTF-32 of big ends in CSV": (
+        "a.csv", "id,text\n1,é\n".encode("utf-32-be"), "UTF-32", "iconv",
+    ),
+    "zeros alone": ("a.txt", bytes(3000), "a zero byte at byte 0", "leave it out"),
+    "zeros before text": ("a.txt", bytes(70) + b"A text.\n" * 99, "zero byte at byte 0", "tr -d"),
+    "gzip as tar": ("a.tar", gzip.compress(TAR), "gzip data", r"rename it to end in \.tar\.gz"),
+    "tar as zip": ("a.zip", TAR, "tar data", r"rename it to end in \.tar$"),
+    "zip of a method that is not read": (
+        "a.zip", pack_zip({"a": b""}).replace(b"\x14\0\0\0\x08\0", b"\x14\0\0\0\x09\0"),
+        "compression method is not supported", "7z x FILE",
+    ),
+    "compressed Parquet": (
+        "a.parquet.gz", gzip.compress(pack_parquet(pa.table({"text": ["x"]}))),
+        r"Parquet that is compressed as \.gz", "decompress the file",
+    ),
+    "compressed Arrow": (
+        "a.arrow.zst", zstandard.compress(pack_arrow(pa.table({"text": ["x"]}))),
+        r"Arrow that is compressed as \.zst", "decompress the file",
+    ),
+    "a part of HTML": (
+        "a.txt", b"<p>A <b>bold</b> text.</p>\n<p>More.</p>", "begins with", "--format html",
+    ),
+    "tags with attributes": (
+        "a.txt", b'<CHAPTER ID=1>\nResumption\n<SPEAKER ID=1 NAME="P">\n', "begins with", "JSON l",
+    ),
+    "elements on one line": (
+        "a.txt", b"<DOC> <DOCNO> A1 </DOCNO>\nText.\n</DOC>\n", "begins with", "JSON lines",
+    ),
+    "the end of a dump": (
+        "a.xml", b"of a page.</text></revision></page>\n</mediawiki>", "begins with", "JSON lines",
+    ),
+    "WARC without its beginning": (
+        "a.wet", wet_record("One.")[9:], "cannot be read as WARC", "fetch the file again",
+    ),
+    "WARC of line feeds": (
+        "a.wet", wet_record("One.", "\n"), r"lines end in \\n alone", "warcio recompress",
+    ),
     "tar under another name": ("a.gz", gzip.compress(TAR), "tar data", r"end in \.tar\.gz"),
     "tar joined": ("a.tar", TAR + TAR, "behind the archive's end", "unpack it"),
     "tar without its end": (
@@ -273,6 +370,22 @@ def test_what_is_known_is_read(kind):
     assert read(name, data) == texts
 
 
+@pytest.mark.parametrize("kind", AS_IT_STANDS)
+def test_text_that_speaks_of_another_kind_is_text(kind):
+    name, text = AS_IT_STANDS[kind]
+    assert read(name, text.encode()) == [text]
+
+
+@pytest.mark.parametrize("name", ["a.xml.bz2", "A.XML.BZ2"])
+def test_ranges_of_a_dump_hold_its_pages_once_whatever_the_case_of_its_name(tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(dump_of_streams(9))
+    parts = plan_parts(find_inputs([str(path)]), "auto", path.stat().st_size)
+    assert len(parts) == 4
+    texts = [document.text for part in parts for document in read_part(part)]
+    assert [text[:7] for text in texts] == [f"Page {n}." for n in range(9)]
+
+
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_is_not_known_is_refused_in_one_line_with_its_cure(kind):
     name, data, found, cure = REFUSED[kind]
@@ -284,7 +397,7 @@ def test_what_is_not_known_is_refused_in_one_line_with_its_cure(kind):
     assert "\n" not in said
     # A cure is no guess: a file is renamed where its name lies, and iconv is for text.
     assert "rename it to end" not in said or "which its name does not say" in said
-    assert "iconv" not in said or "byte 0xe9" in said
+    assert "iconv" not in said or "byte 0xe9" in said or "UTF-" in found
 
 
 @pytest.mark.parametrize(
