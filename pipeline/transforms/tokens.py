@@ -7,6 +7,7 @@ as a build from files. Nothing is written before the pipeline runs.
 """
 
 import hashlib
+import json
 import os
 import re
 import reprlib
@@ -17,7 +18,11 @@ from typing import Any
 
 import apache_beam as beam
 
+from pipeline.command_line.hints import hints_of
+from pipeline.command_line.names import answer_unknown
+from pipeline.command_line.values import convert, plain_node
 from pipeline.documents import Document, DroppedDocument
+from pipeline.documents.source import Source
 from pipeline.jobs.broadcast import broadcast, describe_broadcast
 from pipeline.jobs.tokens_job import EncodeDocuments, TokensRule, write_token_part
 from pipeline.settings import BuildSettings
@@ -38,12 +43,15 @@ from pipeline.stages.build_tokens import (
 from pipeline.stages.build_vocab import ORIGIN, prepare_vocabulary
 from pipeline.stages.corpus import DELIVERED, STORE, VOCAB, read_vocabulary
 from pipeline.storage.folder import Folder
+from pipeline.storage.quoting import quote
 from pipeline.storage.secret_values import hide
 from pipeline.tokens.document_lists import DocumentList
 from pipeline.tokens.token_records import read_records
 from pipeline.transforms.input import in_one_window, place_of, refuse_second_writer
 
 _HASH_BYTES = 16
+_CALLED = "WriteTokens"
+_CALLED = "WriteTokens"
 _RECORD = re.compile(r"(?P<digest>[0-9a-f]{32})-00000-last\.json")
 """The record of a list: its name begins with the sum of the hashes of the list's documents."""
 _ONE_WRITER = (
@@ -151,12 +159,42 @@ def finish_build(
 def _make_settings(
     output: str | os.PathLike[str], vocab: str | os.PathLike[str], settings: Mapping[str, Any]
 ) -> BuildSettings:
-    """Returns a build's settings. A source gets a dummy input: a PCollection has its texts."""
-    sources = [replace(each, input=each.input or ["-"]) for each in settings.get("sources", ())]
-    given = {**settings, "sources": sources}
-    if given.get("tokens") is not None:
-        given["tokens"] = os.fspath(given["tokens"])
-    return BuildSettings(output=os.fspath(output), vocab=os.fspath(vocab), **given)
+    """Returns the settings of a build, whose values are read as a file of settings is.
+
+    A source needs no input here: its documents come from a PCollection.
+
+    Raises:
+        ValueError: A setting is unknown, or a value is of another type than the setting's.
+    """
+    sources = []
+    for source in settings.get("sources", ()):
+        if not isinstance(source, Source):
+            expected = "expected pipeline.documents.source.Source(name=..., input=[])"
+            raise ValueError(f"{_CALLED}: sources: found {quote(source)}, {expected}")  # noqa: TRY004
+        sources.append(replace(source, input=source.input or ["-"]))
+    given: dict[str, Any] = {"sources": sources}
+    hints = hints_of(BuildSettings)
+    for name, value in {"output": output, "vocab": vocab, **settings}.items():
+        if name not in hints:
+            raise ValueError(answer_unknown(name, BuildSettings, "", f"{_CALLED}: "))
+        if name != "sources":
+            node = plain_node(_to_plain(value), _CALLED)
+            given[name] = convert(node, hints[name], name)
+    if given["vocab"] is None:
+        raise ValueError(f"{_CALLED}: vocab: found None, expected a vocab.txt or a model with one")
+    return BuildSettings(**given)
+
+
+def _to_plain(value: Any) -> Any:
+    """Returns a value as a file of settings could give it: a path as text, a tuple as a list.
+
+    Options of a filesystem, a mapping, become the JSON that the setting is.
+    """
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Mapping):
+        return json.dumps(value)
+    return list(value) if isinstance(value, tuple) else value
 
 
 @dataclass(frozen=True)

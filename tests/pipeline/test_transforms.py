@@ -519,3 +519,32 @@ def test_a_killed_pipeline_leaves_no_tokens_and_the_same_one_writes_them(
     write(texts, tmp_path, vocab_file, **SETTINGS)
     dataset = finish_build(str(tmp_path), str(vocab_file), **SETTINGS)
     assert dataset.manifest.root_hash == from_files.manifest.root_hash
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"passes": "many"}, "passes: found 'many', expected a whole number"),
+        ({"passes": 2.5}, "passes: found '2.5', expected a whole number"),
+        ({"seq_lens": 64}, "seq_lens: found '64', expected a list, such as [a, b]"),
+        ({"lower_case": 1}, "lower_case: found '1', expected true or false"),
+        ({"pases": 2}, "unknown key pases; did you mean passes?"),
+        (
+            {"sources": [{"name": "a"}]},
+            "sources: found {'name': 'a'}, expected pipeline.documents.source.Source(name=...,"
+            " input=[])",
+        ),
+    ],
+)
+def test_a_setting_of_another_type_is_refused_in_one_line(vocab_file, tmp_path, settings, said):
+    with pytest.raises(ValueError, match=f"^{re.escape(f'WriteTokens: {said}')}$"):
+        WriteTokens(tmp_path, vocab_file, **settings)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_settings_are_read_as_a_file_of_settings_is(vocab_file, tmp_path):
+    given = WriteTokens(
+        tmp_path, vocab_file, passes="2", seq_lens=(64,), storage_options={"anon": True}
+    )._settings
+    assert (given.passes, given.seq_lens) == (2, [64])
+    assert given.filesystem_options() == {"anon": True}

@@ -37,7 +37,9 @@ ROOMS = {
         "tokenizer .machine .storage .pages .shards .documents .text .tokens .instances .settings"
         " .inspect .jobs"
     ),
-    "pipeline.transforms": ".storage .shards .documents .tokens .settings .jobs .stages",
+    "pipeline.transforms": (
+        ".storage .command_line .shards .documents .tokens .settings .jobs .stages"
+    ),
     "pipeline.cli": (
         ".machine .interrupts .storage .command_line .shards .tokens .settings .inspect .export"
         " .jobs .stages"
