@@ -54,10 +54,11 @@ def publish_pass(folder: Folder, rows: Sequence[ShardBlocks], settings_hash: str
 def withdraw_passes(folder: Folder, passes: Sequence[str]) -> None:
     """Removes the files that `publish_pass` wrote, because a shard was lost and is built again.
 
-    Files that the store does not list are removed too: a reader may still see them.
+    Each is asked for by its name: one that a listing leaves out may be seen by a reader. What is
+    not there is not removed, as on the Hugging Face Hub every removal is a commit.
     """
-    folder.remove([f"{each}/pass.json" for each in passes])
-    folder.remove([_blocks_name(each) for each in passes])
+    for names in [f"{each}/pass.json" for each in passes], [_blocks_name(each) for each in passes]:
+        folder.remove([name for name in names if folder.exists(name)])
 
 
 class GrowingDataset(Dataset):

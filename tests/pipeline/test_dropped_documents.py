@@ -329,7 +329,9 @@ def test_a_dataset_that_cannot_be_excluded_is_named(
     said = refused(broken)
     assert "documents.ids is missing" in said
     assert "run the command that built it once more" in said
-    assert verify_dataset(open_dataset(str(broken))) == []
+    [missing] = verify_dataset(open_dataset(str(broken)))
+    assert missing.where.endswith("documents.ids")
+    assert "run the command that built the dataset once more" in missing.what
     assert "is the dataset being built" in refused(half.url, half.folder.path)
 
 
