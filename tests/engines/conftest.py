@@ -81,6 +81,7 @@ def build_words(cluster, gate, corpus, local_words, tmp_path):
     """build_words() builds words as they stand on the engine, with the vocabulary made here."""
 
     def build():
+        gate.close()
         gate.open()
         output = tmp_path / "words"
         vocab = ("--vocab", f"{local_words}/vocab.txt")

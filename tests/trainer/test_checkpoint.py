@@ -208,7 +208,7 @@ def write_state(path, content):
         ("COMMITTED", b"{", "does not describe state.json"),
         ("COMMITTED", b'{"files": {}}', "does not describe state.json"),
         ("COMMITTED", b'{"files": {"state.json": {"bytes": 1, "sha256": ""}}}', "bytes is"),
-        ("state.json", b"[]", "state.json.*an object"),
+        ("state.json", b"[]", "state.json.*a JSON object"),
         ("state.json", b'{"step": 1}', "state.json.*format is None"),
     ],
 )

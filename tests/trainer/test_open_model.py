@@ -83,7 +83,7 @@ def test_a_run_at_a_url_is_opened_and_exported(run, exported, bucket, tmp_path):
     assert equal(open_model(str(tmp_path / "hf")).state, open_model(str(exported)).state)
     path = "/runs/tiny/checkpoints/step-00000004/model.safetensors"
     bucket.pipe(path, bucket.cat(path)[:-1] + b"x")
-    with pytest.raises(ValueError, match=rf"memory:/{path}: sha256 is"):
+    with pytest.raises(ValueError, match=rf"memory://{path}: sha256 is"):
         open_model(remote)
 
 
