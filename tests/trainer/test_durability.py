@@ -66,6 +66,8 @@ def test_the_marker_is_written_last_and_removed_first(ranks, tmp_path, events, m
         ("write", "state.json"), ("fsync", f"{folder}/state.json"), ("fsync", folder),
         ("write", COMMITTED), ("fsync", f"{folder}/{COMMITTED}"), ("fsync", folder),
         ("rename", folder, final), ("fsync", "run/checkpoints"),
+        ("fsync", "run/TEMPORARY"), ("rename", "run/TEMPORARY", "run/newest.json"),
+        ("fsync", "run"), ("unlink", "run/TEMPORARY"),
     ]  # fmt: skip
     events.clear()
     remove_folders(trained.run.checkpoints / STEP)
