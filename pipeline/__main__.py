@@ -1,5 +1,6 @@
 """`python -m pipeline`. Defines nothing: Beam's workers do not find classes of a main module."""
 
+# PYTHON_ARGCOMPLETE_OK
 import sys
 
 from pipeline.interrupts import leave_while_importing

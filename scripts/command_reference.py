@@ -35,6 +35,9 @@ here; `--help` of a command says all.
 Installed, `beambert build`, `beambert pretrain` and so on are the same; `report` and `export` of a
 dataset are `beambert report-data` and `export-data`. `--config bert-large` is the recipe of that
 name in every folder.
+
+bash and zsh complete commands, flags and choices: `pip install argcomplete` where beambert is
+installed, and put `eval "$(register-python-argcomplete beambert)"` into `~/.bashrc` or `~/.zshrc`.
 """
 
 

@@ -1,5 +1,6 @@
 """`python -m trainer`; defines nothing, see trainer.cli."""
 
+# PYTHON_ARGCOMPLETE_OK
 import sys
 
 from pipeline.interrupts import leave_while_importing

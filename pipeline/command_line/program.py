@@ -70,6 +70,8 @@ def run_program(
 
     Where nobody reads what it prints any more, as behind `| head`, it ends as by a signal.
     """
+    if "_ARGCOMPLETE" in os.environ:
+        load("pipeline.command_line.completion:answer_shell")(program, commands)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a log would show a line with the next 8 kB
         sys.stdout.reconfigure(line_buffering=True)
     try:

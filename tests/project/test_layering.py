@@ -104,7 +104,7 @@ LIBRARIES = {
     "pipeline.pages": "jinja2 markupsafe",
     "pipeline.inspect": "numpy pyarrow markupsafe yaml",
     "pipeline.storage": "pyarrow fsspec botocore google_crc32c huggingface_hub zstandard tqdm",
-    "pipeline.command_line": "yaml",
+    "pipeline.command_line": "yaml argcomplete",
     "pipeline.shards": "numpy pyarrow fsspec zstandard isal",
     "pipeline.documents": "numpy pyarrow fsspec zstandard brotli fastwarc resiliparse",
     "pipeline.wiki": "",

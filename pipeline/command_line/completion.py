@@ -1,0 +1,33 @@
+"""What a shell offers at TAB: argcomplete asks the program itself (docs/commands.md)."""
+
+import argparse
+from collections.abc import Mapping
+
+from pipeline.command_line.hints import choices_of, find_hint, item_of, kind_of, known_keys
+from pipeline.command_line.program import Command, load
+
+
+def answer_shell(program: str, commands: Mapping[str, Command]) -> None:
+    """Prints what may follow the words that a shell asks about, and ends the process."""
+    import argcomplete
+
+    argcomplete.autocomplete(completion_parser(program, commands))
+
+
+def completion_parser(program: str, commands: Mapping[str, Command]) -> argparse.ArgumentParser:
+    """Returns a parser that knows names of commands, flags and choices, and is never run."""
+    parser = argparse.ArgumentParser(program)
+    by_name = parser.add_subparsers()
+    for name, command in commands.items():
+        words = by_name.add_parser(name, help=command.summary)
+        words.add_argument("--config")
+        settings = load(command.settings)
+        for key in known_keys(settings):
+            kind = kind_of(find_hint(settings, key))
+            choices = ["true", "false"] if kind is bool else choices_of(item_of(kind) or kind)
+            several = "*" if item_of(kind) else None
+            if key in command.positionals:
+                words.add_argument(key, nargs=several)
+            elif key.partition(".")[0] not in command.unused:
+                words.add_argument(f"--{key}", choices=choices or None, nargs=several)
+    return parser
