@@ -37,7 +37,3 @@ def test_a_failed_installation_is_not_taken_for_one_that_succeeded(tmp_path):
     printed = subprocess.check_output(command, env=environment, text=True)
     assert printed == f"1 {os.environ['PATH']}\n"
     assert not (tmp_path / "venv/.beambert-installed").exists()
-
-
-def test_readme_is_short():
-    assert len(README.splitlines()) <= 125
