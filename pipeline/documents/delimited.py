@@ -11,7 +11,7 @@ import csv
 import json
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -257,10 +257,11 @@ def find_dialect(lines: Sequence[Line], url: str, *, is_whole: bool) -> Dialect:
     """
     delimiter = _SUFFIXES.get(plain_suffix(url), "")
     choices = [dialect for dialect in _DIALECTS if delimiter in ("", dialect.delimiter)]
-    tried = {dialect: _Tried.of(lines, dialect, is_whole) for dialect in choices}
-    if delimiter == "\t" and (dialect := _find_tab_dialect(lines, tried)):
-        return dialect
+    if delimiter == "\t" and (tabs := _find_tab_dialect(lines, is_whole)):
+        return tabs
+    tried: dict[Dialect, _Tried] = {}
     for dialect in choices:
+        tried[dialect] = _Tried.of(lines, dialect, is_whole)
         if tried[dialect].num_good and not tried[dialect].num_bad:
             return dialect
     return max(choices, key=lambda dialect: tried[dialect].num_good)
@@ -284,14 +285,15 @@ class _Tried(NamedTuple):
         return cls(rows, num_good if width > 1 else 0, len(found) - num_good)
 
 
-def _find_tab_dialect(lines: Sequence[Line], tried: Mapping[Dialect, _Tried]) -> Dialect | None:
+def _find_tab_dialect(lines: Sequence[Line], is_whole: bool) -> Dialect | None:
     r"""Returns the dialect of a file with tabs, or None if its rows do not decide.
 
     A file of MySQL has cells \N, and most other files with tabs do not use quotes.
     """
     if any(_NULL_CELL.search(line.data.decode(errors="replace")) for line in lines):
         return _ESCAPED_TABS
-    plain, quoted = tried[_PLAIN_TABS], tried[Dialect("\t")]
+    plain = _Tried.of(lines, _PLAIN_TABS, is_whole)
+    quoted = _Tried.of(lines, Dialect("\t"), is_whole)
     if plain.num_bad == 0 and quoted.num_bad == 0:
         return Dialect("\t") if _needs_quotes(quoted.rows, plain.rows) else _PLAIN_TABS
     return _PLAIN_TABS if plain.num_bad == 0 else None

@@ -33,8 +33,9 @@ _JSON_SUFFIXES = {".json", ".geojson"}
 
 def split_jsonl(lines: Iterable[Line], file_range: FileRange) -> Iterator[Record]:
     """A record a line; blank lines are no records."""
+    last_offset = file_range.last_offset
     for number, offset, data, is_too_long in lines:
-        if offset >= file_range.last_offset:
+        if offset >= last_offset:
             return
         if is_too_long:
             yield Record(number, offset, b"", too_long())

@@ -16,6 +16,7 @@ _EXPECTED = "expected a WikiExtractor file; give the --format it has"
 
 def split_blank_lines(lines: Iterable[Line], file_range: FileRange) -> Iterator[Record]:
     """Runs of lines; those before the first blank line belong to the range before."""
+    last_offset = file_range.last_offset
     is_ours = file_range.start == 0
     gathered = Gathered()
     for line in lines:
@@ -25,7 +26,7 @@ def split_blank_lines(lines: Iterable[Line], file_range: FileRange) -> Iterator[
             continue
         if gathered.lines:
             yield gathered.take()
-        if line.offset >= file_range.last_offset:
+        if line.offset >= last_offset:
             return
         is_ours = True
     if gathered.lines:
