@@ -12,8 +12,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from trainer.report.page import CHARTS, draw
-from trainer.report.read import read_runs
+from trainer.watch.page import CHARTS, draw
+from trainer.watch.read_run import read_runs
 
 MOST_BYTES = 60_000
 _STYLE = Path(__file__).parents[1] / "pipeline/pages/style.css"

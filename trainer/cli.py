@@ -116,9 +116,9 @@ def report(settings: ReportSettings, _remainder: object = None) -> None:
     """`python -m trainer report RUN ...`."""
     from pipeline.storage.folder import parse_storage_options
     from pipeline.storage.local import replace_file
-    from trainer.report.fetch import fetched_runs
-    from trainer.report.page import render_page
-    from trainer.report.read import read_runs
+    from trainer.watch.fetch_run import fetched_runs
+    from trainer.watch.page import render_page
+    from trainer.watch.read_run import read_runs
 
     if settings.output is None and "://" in settings.runs[0]:
         found = f"{settings.runs[0]} is no folder of this machine"

@@ -96,7 +96,7 @@ def _check_data(entries: Iterable[str]) -> None:
     """Opens datasets without a manifest, so that the error of `open_dataset` says what is there."""
     from pipeline.shards.dataset import open_dataset
     from pipeline.shards.manifest import MANIFEST
-    from trainer.order.source import parse_entries
+    from trainer.stream.order.source import parse_entries
 
     for _, url, _ in parse_entries(list(entries)):
         if _is_local(url) and not (Path(url) / MANIFEST).exists():

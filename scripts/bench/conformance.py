@@ -113,7 +113,7 @@ def _open_beambert(folder: Path, place: Place) -> Any:
 
 
 def _padded(step: Any) -> Any:
-    from trainer.batches.pack import pad_micro_batch
+    from trainer.stream.batches.pack import pad_micro_batch
 
     [batch] = step.micro_batches
     padded = pad_micro_batch(batch, LENGTH + 2)

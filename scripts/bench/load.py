@@ -46,10 +46,10 @@ from pipeline.shards.manifest import (
 )
 from pipeline.shards.records import Shard
 from scripts.checkout import commit, make_parser
-from trainer.batches.pack import pad_micro_batch, to_device
-from trainer.reading.ranged_read import BlockRange, split_blocks
-from trainer.reading.settings import Reading
+from trainer.stream.batches.pack import pad_micro_batch, to_device
 from trainer.stream.pipeline import planned_steps
+from trainer.stream.reading.ranged_read import BlockRange, split_blocks
+from trainer.stream.reading.settings import Reading
 
 KINDS = ("packed", "redrawn", "wide", "padded", "blocks")
 NUM_INSTANCES = 1_500_000

@@ -23,7 +23,6 @@ from pipeline.shards.dataset import Dataset, open_dataset
 from scripts.bench.measured import print_result, summarize
 from scripts.bench.train_step import torch_adamw, twin_of
 from scripts.checkout import make_parser
-from trainer.batches.pack import pad_micro_batch
 from trainer.engine.deepspeed_config import deepspeed_config
 from trainer.engine.train_step import StepCounts, agree_on_step, seed_dropout, train_step
 from trainer.engine.zero import start_engine
@@ -32,6 +31,7 @@ from trainer.model.config import BertConfig, Lengths, preset, training_flops
 from trainer.optim.adamw import AdamW
 from trainer.optim.lamb import Lamb
 from trainer.process.ranks import Ranks, device_name, start_ranks, stop_ranks
+from trainer.stream.batches.pack import pad_micro_batch
 from trainer.stream.step import RankStep, StepLoader
 
 PACKAGES = ("torch", "deepspeed", "transformers")

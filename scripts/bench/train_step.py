@@ -28,7 +28,6 @@ from pipeline.shards.block import Block, concatenate_blocks, decode_block
 from pipeline.shards.dataset import Dataset, open_dataset
 from scripts.bench.measured import cpu_seconds, print_result, summarize
 from scripts.checkout import make_parser
-from trainer.batches.pack import MicroBatch, pack_micro_batches, pad_micro_batch, to_device
 from trainer.conversion.huggingface import to_hf_config, to_hf_state
 from trainer.engine.deepspeed_config import deepspeed_config
 from trainer.engine.train_step import agree_on_step, forward_sums, train_step
@@ -37,6 +36,7 @@ from trainer.model.bert import BertForPreTraining, build_model
 from trainer.model.config import preset
 from trainer.optim.adamw import AdamW
 from trainer.process.ranks import Ranks, start_ranks, stop_ranks
+from trainer.stream.batches.pack import MicroBatch, pack_micro_batches, pad_micro_batch, to_device
 
 PACKAGES = ("torch", "transformers", "deepspeed")
 LEARNING_RATE = 1e-4

@@ -45,38 +45,40 @@ ROOMS = {
         " .jobs .stages"
     ),
     "pipeline.__main__": ".interrupts .cli",
-    "trainer.checkpoints.settings": "",
-    "trainer.guards.settings": "",
     "trainer.conll": "pipeline.storage",
     "trainer.process": "pipeline.interrupts",
     "trainer.model": "pipeline.seeds",
-    "trainer.order": "pipeline.storage pipeline.shards",
-    "trainer.reading.settings": "",
-    "trainer.batches": "tokenizer pipeline.seeds pipeline.shards pipeline.instances .model",
-    "trainer.reading": "pipeline.storage pipeline.shards .order .reading.settings .batches",
-    "trainer.stream": "pipeline.storage pipeline.shards .order .reading.settings .batches .reading",
+    "trainer.stream.order": "pipeline.storage pipeline.shards",
+    "trainer.stream.reading.settings": "",
+    "trainer.stream.batches": "tokenizer pipeline.seeds pipeline.shards pipeline.instances .model",
+    "trainer.stream.reading": (
+        "pipeline.storage pipeline.shards .stream.order .stream.reading.settings .stream.batches"
+    ),
+    "trainer.stream": (
+        "pipeline.storage pipeline.shards .stream.order .stream.reading.settings .stream.batches"
+        " .stream.reading"
+    ),
     "trainer.minimal_pairs": "tokenizer pipeline.storage pipeline.documents .model",
     "trainer.conversion": "tokenizer pipeline.storage .model",
     "trainer.optim": "",
-    "trainer.engine": "pipeline.seeds pipeline.command_line .process .batches .model .optim",
-    "trainer.settings": ".checkpoints.settings .guards.settings .model .optim",
-    "trainer.runs": "tokenizer pipeline.storage pipeline.shards .order .model .settings",
-    "trainer.checkpoints": "pipeline.storage .checkpoints.settings .process .optim .engine .runs",
-    "trainer.guards": "pipeline.storage .guards.settings .process .optim",
-    "trainer.watch": "pipeline.storage .process .model .engine .settings .runs",
-    "trainer.report": "pipeline.storage pipeline.pages .model .runs .watch",
+    "trainer.engine": "pipeline.seeds pipeline.command_line .process .stream.batches .model .optim",
+    "trainer.settings": ".model .optim",
+    "trainer.runs": "tokenizer pipeline.storage pipeline.shards .stream.order .model .settings",
+    "trainer.checkpoints": "pipeline.storage .process .optim .engine .settings .runs",
+    "trainer.guards": "pipeline.storage .process .optim .settings",
+    "trainer.watch": "pipeline.storage pipeline.pages .process .model .engine .settings .runs",
     "trainer.preflight": (
-        "pipeline.storage pipeline.command_line pipeline.shards .process .order .model .engine"
-        " .settings .runs"
+        "pipeline.storage pipeline.command_line pipeline.shards .process .stream.order .model"
+        " .engine .settings .runs"
     ),
     "trainer.pretrain": (
-        "pipeline.storage pipeline.shards .process .order .reading.settings .batches .stream"
-        " .model .minimal_pairs .conversion .optim .engine .settings .runs .checkpoints .guards"
-        " .watch"
+        "pipeline.storage pipeline.shards .process .stream.order .stream.reading.settings"
+        " .stream.batches .stream .model .minimal_pairs .conversion .optim .engine .settings .runs"
+        " .checkpoints .guards .watch"
     ),
     "trainer.inference": (
-        "tokenizer pipeline.storage pipeline.command_line pipeline.shards .batches .stream .model"
-        " .minimal_pairs .conversion .runs .checkpoints .pretrain"
+        "tokenizer pipeline.storage pipeline.command_line pipeline.shards .stream.batches .stream"
+        " .model .minimal_pairs .conversion .runs .checkpoints .pretrain"
     ),
     "trainer.inference.features": (
         "tokenizer pipeline.storage pipeline.command_line pipeline.documents .conll .process"
@@ -88,11 +90,11 @@ ROOMS = {
         " .inference .inference.features"
     ),
     "trainer.first_checks": (
-        "pipeline.storage pipeline.shards .order .conversion .settings .inference .finetune"
+        "pipeline.storage pipeline.shards .stream.order .conversion .settings .inference .finetune"
     ),
     "trainer.cli": (
         "pipeline.storage pipeline.command_line pipeline.shards .process .minimal_pairs"
-        " .conversion .runs .checkpoints .report .preflight .inference .inference.features"
+        " .conversion .runs .checkpoints .watch .preflight .inference .inference.features"
     ),
     "trainer.__main__": "pipeline.interrupts .cli",
     "trainer.beambert": "tokenizer pipeline.interrupts pipeline.command_line pipeline.cli .cli",
@@ -116,14 +118,14 @@ LIBRARIES = {
         "torch deepspeed numpy pyarrow safetensors tokenizers tqdm yaml fsspec"
         " tensorboard wandb zstandard"
     ),
-    "trainer.report": "yaml markupsafe",
     "trainer.conversion": "torch numpy safetensors",
     "trainer.model": "torch numpy",
-    "trainer.order": "numpy",
+    "trainer.stream.order": "numpy",
     "trainer.engine": "torch deepspeed hjson",
-    "trainer.reading": "numpy pyarrow",
-    "trainer.batches": "torch numpy pyarrow",
+    "trainer.stream.reading": "numpy pyarrow",
+    "trainer.stream.batches": "torch numpy pyarrow",
     "trainer.stream": "torch numpy webdataset",
+    "trainer.watch": "torch numpy tqdm yaml markupsafe tensorboard wandb",
 }
 
 

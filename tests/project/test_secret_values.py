@@ -21,9 +21,9 @@ from pipeline.storage.folder import Folder, parse_storage_options
 from pipeline.storage.secret_values import hide, hide_in, identify, learn
 from trainer.beambert import COMMANDS
 from trainer.model.config import preset
-from trainer.order.source import one_dataset
 from trainer.runs.run_folder import prepare_run
 from trainer.settings import Phase, PretrainSettings
+from trainer.stream.order.source import one_dataset
 
 ROOT = Path(__file__).parents[2]
 KEY, SECRET, TOKEN = "AKEXAMPLE", 'open"sesame/47+11', "tok-é-en-99887766"

@@ -11,10 +11,10 @@ from pipeline.shards.dataset import open_dataset
 from pipeline.shards.manifest import BLOCKS_TABLE
 from tests.stores.conftest import assert_same
 from tests.stores.faulty_proxy import FAULTS, stall
-from trainer.reading import ranged_read
-from trainer.reading.cache import _unsealed
-from trainer.reading.ranged_read import ShardReadError
-from trainer.reading.settings import Reading
+from trainer.stream.reading import ranged_read
+from trainer.stream.reading.cache import _unsealed
+from trainer.stream.reading.ranged_read import ShardReadError
+from trainer.stream.reading.settings import Reading
 from trainer.stream.step import StepLoader
 
 pytestmark = pytest.mark.engines

@@ -21,11 +21,11 @@ import pytest
 from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.shards.manifest import BLOCKS_TABLE
 from tests.trainer.test_fetch import EVERYTHING, Read
-from trainer.reading import cache as cache_module
-from trainer.reading.block_reader import BlockReader
-from trainer.reading.cache import MIN_CACHE_BYTES, CacheError, ShardCache
-from trainer.reading.ranged_read import Attempts, ShardReadError
-from trainer.reading.settings import Reading
+from trainer.stream.reading import cache as cache_module
+from trainer.stream.reading.block_reader import BlockReader
+from trainer.stream.reading.cache import MIN_CACHE_BYTES, CacheError, ShardCache
+from trainer.stream.reading.ranged_read import Attempts, ShardReadError
+from trainer.stream.reading.settings import Reading
 
 ROOT = Path(__file__).parents[2]
 STRETCH_BYTES = 3000  # two blocks or three

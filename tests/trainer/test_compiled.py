@@ -8,10 +8,10 @@ import torch
 import torch._dynamo.utils
 
 from tests.trainer.two_ranks import random_micro_batch
-from trainer.batches.pack import empty_micro_batch
 from trainer.engine.train_step import forward_sums
 from trainer.model.bert import build_model, compile_model
 from trainer.model.config import BertConfig
+from trainer.stream.batches.pack import empty_micro_batch
 
 # torch itself looks at it while it compiles, and hides the warning but where warnings are errors.
 pytestmark = pytest.mark.filterwarnings(

@@ -11,11 +11,11 @@ import pytest
 
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.two_ranks import run_ranks
-from trainer.checkpoints.settings import CheckpointSettings
 from trainer.cli import main
 from trainer.preflight import doctor
 from trainer.preflight.doctor import Findings, find_wrong, format_findings, look_around
 from trainer.preflight.settings import DoctorSettings
+from trainer.settings import CheckpointSettings
 
 WELL = Findings(0, "node0", "NVIDIA H200", {"torch": "2.13.0"}, ("ab",))
 RANKS = [dataclasses.replace(WELL, rank=rank, host=f"node{rank // 2}") for rank in range(8)]

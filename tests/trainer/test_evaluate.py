@@ -11,10 +11,10 @@ import transformers
 from pipeline.shards.dataset import open_dataset
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.tiny_run import rows_of, train_tiny_run
-from trainer.batches.pack import pad_micro_batch
 from trainer.cli import main
 from trainer.inference.evaluate import choose_lengths, evaluate
 from trainer.inference.open_model import open_model
+from trainer.stream.batches.pack import pad_micro_batch
 from trainer.stream.held_out import iterate_validation
 
 pytestmark = pytest.mark.engines

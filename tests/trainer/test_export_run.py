@@ -12,7 +12,6 @@ import torch
 
 from tests.trainer.google_model import CONFIG, VOCAB
 from trainer.checkpoints.read import describe_file
-from trainer.checkpoints.settings import CheckpointSettings
 from trainer.checkpoints.store import CheckpointStore
 from trainer.checkpoints.write import CheckpointSaver
 from trainer.cli import main
@@ -20,6 +19,7 @@ from trainer.conversion.initial_weights import read_initial_weights
 from trainer.model.bert import build_model
 from trainer.optim.adamw import AdamW
 from trainer.runs.run_folder import RunFolder
+from trainer.settings import CheckpointSettings
 
 pytestmark = pytest.mark.engines
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.storage.folder import Folder
 from tests.datasets import write_dataset
-from trainer.reading import block_reader, ranged_read
-from trainer.reading.block_reader import BlockReader, plan_rows
-from trainer.reading.ranged_read import Attempts, ShardReadError, retry
-from trainer.reading.settings import Reading
+from trainer.stream.reading import block_reader, ranged_read
+from trainer.stream.reading.block_reader import BlockReader, plan_rows
+from trainer.stream.reading.ranged_read import Attempts, ShardReadError, retry
+from trainer.stream.reading.settings import Reading
 
 QUICK = Reading(timeout_seconds=0.3, budget_seconds=2.0, num_threads=2)
 

@@ -23,7 +23,7 @@ from tests.datasets import write_corpus
 from tests.loaded_python import Program, run_python
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.tiny_run import rows_of
-from trainer.order.source import open_mixture
+from trainer.stream.order.source import open_mixture
 from trainer.stream.step import RankStep, StepLoader
 
 SIZES = {"rank": 0, "world_size": 1, "global_batch": 24, "micro_tokens": 8192, "seed": 3}

@@ -11,8 +11,8 @@ import pytest
 from pipeline.shards.block import Block
 from pipeline.shards.dataset import open_dataset
 from tests.datasets import CLS, MASK, SEP, write_dataset
-from trainer.order.source import open_mixture
 from trainer.stream.held_out import iterate_validation
+from trainer.stream.order.source import open_mixture
 from trainer.stream.step import StepLoader
 
 SEQ_LEN, VOCAB_SIZE = 8192, 70_000

@@ -18,7 +18,6 @@ from tests.trainer.two_ranks import random_micro_batch, run_ranks
 from trainer.engine.deepspeed_config import deepspeed_config
 from trainer.engine.train_step import agree_on_step, grad_norm, train_step
 from trainer.engine.zero import start_engine
-from trainer.guards.settings import SafetySettings
 from trainer.guards.spike_guard import SpikeGuard
 from trainer.guards.watchdog import Peer, Watchdog, describe_hang
 from trainer.guards.weights_check import CorruptWeightsError, WeightsCheck, checksum, find_suspects
@@ -26,6 +25,7 @@ from trainer.model.bert import build_model
 from trainer.optim.adamw import AdamW
 from trainer.optim.lamb import Lamb
 from trainer.process.ranks import start_ranks, stop_ranks
+from trainer.settings import SafetySettings
 
 KINDS = [("adamw", 0, "fp32"), ("adamw", 3, "fp32"), ("adamw", 1, "bf16"), ("lamb", 2, "bf16")]
 OPTIMIZERS = {"adamw": AdamW, "lamb": Lamb}

@@ -21,11 +21,11 @@ from trainer.cli import COMMANDS
 from trainer.engine.zero import bucket_sizes
 from trainer.model.bert import build_model
 from trainer.model.config import preset
-from trainer.order.source import open_mixture
 from trainer.preflight.memory import Case, activation_bytes, count_memory
 from trainer.preflight.plan import memory_case, plan_phases
 from trainer.pretrain.loop import pretrain
 from trainer.process.ranks import _let_gloo_rest
+from trainer.stream.order.source import open_mixture
 
 SEQ_LEN, VOCAB_SIZE = 128, 30_522
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from pipeline.shards.dataset import open_dataset
 from tests.datasets import write_dataset
-from trainer.order.source import open_mixture, parse_entries
-from trainer.order.state import MAX_STATE_BYTES, DatasetState, StreamState
-from trainer.reading.settings import Reading
+from trainer.stream.order.source import open_mixture, parse_entries
+from trainer.stream.order.state import MAX_STATE_BYTES, DatasetState, StreamState
+from trainer.stream.reading.settings import Reading
 from trainer.stream.step import StepLoader
 
 SEQ_LEN = 8192
@@ -75,7 +75,7 @@ def test_global_batches_depend_on_nothing_but_their_size(mixture, monkeypatch, d
     depth = data.draw(st.integers(1, 9), "depth")
     monkeypatch.setattr("trainer.stream.step.PREFETCH_GROUPS", depth)
     gathered = SEQ_LEN * data.draw(st.sampled_from([1, 30, 4096]), "gathered")
-    monkeypatch.setattr("trainer.reading.block_reader.GATHERED_TOKENS", gathered)
+    monkeypatch.setattr("trainer.stream.reading.block_reader.GATHERED_TOKENS", gathered)
     lanes = data.draw(st.integers(1, 50), "lanes")
     num_steps = max(2, 80 // global_batch)
     sizes = {"global_batch": global_batch, "num_lanes": lanes}

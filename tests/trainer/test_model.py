@@ -6,10 +6,10 @@ import transformers
 
 from tests.trainer.tiny_run import BERT
 from tests.trainer.two_ranks import random_micro_batch
-from trainer.batches.pack import empty_micro_batch, pad_micro_batch, to_device
 from trainer.conversion.huggingface import hf_names, to_hf_config, to_hf_state
 from trainer.model.bert import build_model, pretraining_sums
 from trainer.model.config import preset
+from trainer.stream.batches.pack import empty_micro_batch, pad_micro_batch, to_device
 
 CONFIG = replace(BERT, num_layers=3, max_position_embeddings=48)
 

@@ -6,9 +6,9 @@ import torch
 
 from tests.trainer.tiny_run import BERT, WITHOUT_DROPOUT
 from tests.trainer.two_ranks import random_micro_batch
-from trainer.batches.pack import MicroBatch, empty_micro_batch
 from trainer.model.bert import build_model
 from trainer.pretrain.objectives import freeze_unused, prepare_micro_batch, unmasked_text
+from trainer.stream.batches.pack import MicroBatch, empty_micro_batch
 
 CONFIG = dataclasses.replace(BERT, **WITHOUT_DROPOUT, is_causal=True)
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.order import order as rules
-from trainer.order.order import StreamOrder, mixture_word, next_stretches, own_position
-from trainer.order.share import default_num_lanes, plan_steps
+from trainer.stream.order import order as rules
+from trainer.stream.order.order import StreamOrder, mixture_word, next_stretches, own_position
+from trainer.stream.order.share import default_num_lanes, plan_steps
 
 BLOCK = 4
 ShardSize = namedtuple("ShardSize", ["name", "instances"])

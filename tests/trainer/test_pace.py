@@ -8,10 +8,10 @@ from itertools import count
 import pytest
 
 from pipeline.storage import faults
-from trainer.reading import ranged_read
-from trainer.reading.ranged_read import Attempts, ShardReadError
-from trainer.reading.rate_limit import FIRST_SECONDS, RateLimit, make_rate_file
-from trainer.reading.settings import Reading
+from trainer.stream.reading import ranged_read
+from trainer.stream.reading.ranged_read import Attempts, ShardReadError
+from trainer.stream.reading.rate_limit import FIRST_SECONDS, RateLimit, make_rate_file
+from trainer.stream.reading.settings import Reading
 
 NUM_NODES, ASKING = 256, 8
 

@@ -12,10 +12,10 @@ from tests.trainer.tiny_dataset import write_tiny_dataset
 from trainer.engine.train_step import StepCounts
 from trainer.guards.spike_guard import SpikeGuard
 from trainer.optim.adamw import AdamW
-from trainer.order.source import open_mixture
 from trainer.pretrain import loop
 from trainer.pretrain.run import Position, refuse_consumed
 from trainer.settings import Phase, PretrainSettings, ValidationSettings
+from trainer.stream.order.source import open_mixture
 
 COUNTS = StepCounts(1, 6, 12, 60, 600, 60, 0.0, False, 0.0, 0, ((6, 60),))
 PHASE = Phase(seq_len=16, global_batch=4, steps=100, peak_lr=1.0, warmup_steps=10)

@@ -7,14 +7,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pipeline.shards.dataset import open_dataset
 from tests.trainer.tiny_dataset import random_block, write_tiny_dataset
-from trainer.batches.pack import pack_micro_batches
 from trainer.engine.train_step import forward_sums
 from trainer.model.bert import BertForPreTraining, build_model
 from trainer.model.config import Lengths, ModelSettings, num_parameters, preset, training_flops
-from trainer.order.source import one_dataset
 from trainer.preflight.plan import describe_plan, measure_lengths, memory_case, plan_phase
 from trainer.preflight.settings import PlanSettings
 from trainer.settings import Phase
+from trainer.stream.batches.pack import pack_micro_batches
+from trainer.stream.order.source import one_dataset
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,11 @@ from tests.trainer.tiny_run import OURS, TINY, launch, meeting, rows_of
 from trainer.checkpoints.read import find_checkpoints
 from trainer.cli import COMMANDS
 from trainer.model.config import ModelSettings, num_parameters, preset
-from trainer.order.source import one_dataset, open_mixture
 from trainer.preflight.plan import checkpoint_bytes
 from trainer.pretrain.run import check_mixture, resolve_epochs
 from trainer.runs.run_folder import RunFolder, prepare_run
 from trainer.settings import Phase, PretrainSettings, resolve
+from trainer.stream.order.source import one_dataset, open_mixture
 from trainer.watch.recorder import MEASURED
 
 PHASES = [Phase(16, 12, 8, 0.02, warmup_steps=2), Phase(32, 7, 5, 0.01, optimizer_state="reset")]

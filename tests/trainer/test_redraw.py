@@ -13,9 +13,9 @@ from pipeline.shards.block import Block
 from pipeline.shards.dataset import open_dataset
 from tests.datasets import CLS, MASK, SEP, SPECIALS, write_dataset
 from tests.pipeline import reference
-from trainer.batches.redraw import MaskRedraw, restore_text
 from trainer.pretrain.objectives import unmasked_text
 from trainer.settings import Phase, PretrainSettings, resolve
+from trainer.stream.batches.redraw import MaskRedraw, restore_text
 from trainer.stream.step import StepLoader
 
 ROOT = Path(__file__).parents[2]

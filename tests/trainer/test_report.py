@@ -6,8 +6,8 @@ import json
 import pytest
 
 from trainer.cli import main
-from trainer.report.page import render_page
-from trainer.report.read import read_runs
+from trainer.watch.page import render_page
+from trainer.watch.read_run import read_runs
 
 FACTS = {"launches": [{"time": "2026-01-01", "host": "node1"}], "datasets": []}
 

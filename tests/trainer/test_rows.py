@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.shards.block import Block
-from trainer.batches.pack import pack_micro_batches
-from trainer.batches.rows import gather_rows
+from trainer.stream.batches.pack import pack_micro_batches
+from trainer.stream.batches.rows import gather_rows
 
 lengths = st.lists(st.integers(2, 300), min_size=1, max_size=40)
 

@@ -7,11 +7,11 @@ import transformers
 from pipeline.shards.dataset import open_dataset
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.tiny_run import OURS, TINY, WITHOUT_DROPOUT, launch, rows_of, write_config
-from trainer.batches.pack import pad_micro_batch
 from trainer.conversion.huggingface import to_hf_config, to_hf_state
 from trainer.model.bert import build_model
 from trainer.model.config import preset
 from trainer.optim.settings import Schedule
+from trainer.stream.batches.pack import pad_micro_batch
 from trainer.stream.step import StepLoader
 
 pytestmark = pytest.mark.engines

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from pipeline.shards.block import concatenate_blocks
 from pipeline.shards.dataset import open_dataset, read_blocks
-from trainer.batches import pack
-from trainer.order.order import StreamOrder
-from trainer.order.share import plan_steps
-from trainer.order.state import parse_state
-from trainer.reading.settings import Reading
+from trainer.stream.batches import pack
 from trainer.stream.held_out import iterate_validation
+from trainer.stream.order.order import StreamOrder
+from trainer.stream.order.share import plan_steps
+from trainer.stream.order.state import parse_state
+from trainer.stream.reading.settings import Reading
 from trainer.stream.step import StepLoader
 
 SEQ_LEN = 8192

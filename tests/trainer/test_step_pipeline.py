@@ -11,8 +11,8 @@ import torch
 import webdataset
 
 from pipeline.shards.dataset import open_dataset
-from trainer.reading.settings import Reading
 from trainer.stream.pipeline import planned_steps
+from trainer.stream.reading.settings import Reading
 from trainer.stream.step import StepLoader
 
 SEQ_LEN = 8192

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.shards.dataset import open_dataset
 from tests.loaded_python import run_python
-from trainer.reading.settings import Reading
+from trainer.stream.reading.settings import Reading
 from trainer.stream.step import StepLoader
 
 SIZES = {"rank": 0, "world_size": 1, "global_batch": 8, "micro_tokens": 8192, "seed": 0}

@@ -15,9 +15,9 @@ from trainer.cli import main
 from trainer.conversion.export import export_hf, load_hf
 from trainer.model.bert import build_model
 from trainer.model.config import preset
-from trainer.order.source import open_mixture
 from trainer.pretrain.validation import load_validation_sets
 from trainer.settings import PretrainSettings, ValidationSettings
+from trainer.stream.order.source import open_mixture
 
 pytestmark = pytest.mark.engines
 

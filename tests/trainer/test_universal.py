@@ -16,8 +16,6 @@ import torch
 from tests.trainer.google_model import CONFIG, VOCAB
 from tests.trainer.tiny_run import launch
 from tests.trainer.two_ranks import random_micro_batch
-from trainer.batches.pack import pad_micro_batch
-from trainer.checkpoints.settings import CheckpointSettings
 from trainer.checkpoints.write import CheckpointSaver
 from trainer.cli import main as command
 from trainer.conversion.huggingface import hf_names
@@ -30,6 +28,8 @@ from trainer.optim.adamw import AdamW
 from trainer.optim.settings import OptimizerSettings
 from trainer.process.ranks import start_ranks, stop_ranks
 from trainer.runs.run_folder import RunFolder
+from trainer.settings import CheckpointSettings
+from trainer.stream.batches.pack import pad_micro_batch
 
 pytestmark = pytest.mark.engines
 

@@ -16,11 +16,11 @@ from pipeline.storage.faults import StorageError
 from pipeline.storage.folder import Folder
 from trainer.checkpoints.read import find_checkpoints, load_checkpoint, read_state
 from trainer.checkpoints.resume import RunCheckpoints, restore_run
-from trainer.checkpoints.settings import CheckpointSettings
 from trainer.checkpoints.store import RUN_FILES, CheckpointStore
 from trainer.checkpoints.write import CheckpointSaver
 from trainer.optim.adamw import AdamW
 from trainer.runs.run_folder import RunFolder
+from trainer.settings import CheckpointSettings
 
 pytestmark = pytest.mark.engines
 

@@ -11,7 +11,7 @@ import torch
 
 from tests.loaded_python import Program
 from tests.ports import free_port
-from trainer.batches.pack import MicroBatch
+from trainer.stream.batches.pack import MicroBatch
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent

@@ -31,12 +31,12 @@ from trainer.checkpoints.read import (
     remove_folders,
     remove_old,
 )
-from trainer.checkpoints.settings import CheckpointSettings
 from trainer.checkpoints.store import CheckpointStore, newest_json
 from trainer.engine.zero import iterate_weights
 from trainer.optim.sharded import Fragment, ShardedOptimizer
 from trainer.process.ranks import Ranks, together
 from trainer.runs.run_folder import RunFolder
+from trainer.settings import CheckpointSettings
 
 LONGEST_UPLOAD = timedelta(days=1)
 WORTH_SAYING_SECONDS = 1.0

@@ -10,10 +10,10 @@ import torch.distributed
 from torch import Tensor
 
 from pipeline.seeds import seed_of
-from trainer.batches.pack import MicroBatch, empty_micro_batch, to_device
 from trainer.model.bert import PretrainingSums, pretraining_sums
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.process.ranks import Ranks
+from trainer.stream.batches.pack import MicroBatch, empty_micro_batch, to_device
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
-from trainer.guards.settings import SafetySettings
+from trainer.settings import SafetySettings
 
 FEWEST_NORMS, MOST_NORMS = 16, 64
 """The fewest norms before any counts as a spike, and the most that the median looks back on."""

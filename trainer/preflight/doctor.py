@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 
 from pipeline.storage.folder import Folder, parse_storage_options
-from trainer.order.source import open_mixture
 from trainer.preflight.settings import DoctorSettings
 from trainer.process.ranks import Ranks, device_name, start_ranks, stop_ranks
 from trainer.runs.launch import SOFTWARE, software_versions
+from trainer.stream.order.source import open_mixture
 
 _ROUNDS = 5
 _CPU_BYTES, _GPU_BYTES = 8 * 2**20, 256 * 2**20

@@ -14,12 +14,12 @@ from pipeline.shards.block import Block
 from pipeline.shards.dataset import read_block
 from pipeline.storage.folder import parse_storage_options
 from trainer.model.config import BertConfig, Lengths, num_parameters, training_flops
-from trainer.order.source import Mixture, open_mixture
 from trainer.preflight.memory import Case, count_memory
 from trainer.preflight.settings import PlanSettings
 from trainer.process.gpus import GPUS
 from trainer.runs.epochs import instances_a_pass, lengthen_phases, main_of
 from trainer.settings import Phase, resolve
+from trainer.stream.order.source import Mixture, open_mixture
 
 MFU = 0.4
 """Share of the peak that training reaches, counting the mathematics of real tokens only."""

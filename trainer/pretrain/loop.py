@@ -34,10 +34,10 @@ from trainer.pretrain.run import Position, Run, find_position, open_run
 from trainer.pretrain.validation import ValidationSet, load_validation_sets, measure
 from trainer.process.ranks import start_ranks, stop_ranks, together
 from trainer.process.stopping import LauncherWatch, leave_at_once, note_outcome, stops_requested
-from trainer.reading.settings import Reading
 from trainer.runs.metrics import loss_columns
 from trainer.settings import Phase, PretrainSettings, resolve
 from trainer.stream.pipeline import planned_steps
+from trainer.stream.reading.settings import Reading
 from trainer.stream.step import RankStep, StepLoader
 
 WAITING_SECONDS = 0.05

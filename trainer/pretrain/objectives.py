@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from pipeline.shards.dataset import Dataset
-from trainer.batches.pack import MicroBatch
+from trainer.stream.batches.pack import MicroBatch
 from trainer.stream.step import RankStep
 
 LEFT_TO_RIGHT = "left-to-right"

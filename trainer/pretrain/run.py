@@ -24,8 +24,6 @@ from trainer.model.bert import BertForPreTraining, build_model, compile_model
 from trainer.model.config import BertConfig
 from trainer.optim.build_optimizer import build_optimizer
 from trainer.optim.sharded import ShardedOptimizer
-from trainer.order.source import Mixture, open_mixture, open_mixture_again, opened_mixture
-from trainer.order.state import parse_state
 from trainer.pretrain.objectives import freeze_unused
 from trainer.pretrain.pairs import ValidationPairs, load_pairs
 from trainer.process.ranks import Ranks, together
@@ -40,6 +38,8 @@ from trainer.runs.run_folder import (
     prepare_run,
 )
 from trainer.settings import Phase, PretrainSettings
+from trainer.stream.order.source import Mixture, open_mixture, open_mixture_again, opened_mixture
+from trainer.stream.order.state import parse_state
 from trainer.watch.gauge import Gauge
 from trainer.watch.recorder import Recorder, open_recorder
 from trainer.watch.terminal import Progress

@@ -9,15 +9,15 @@ import torch.distributed
 from torch import Tensor
 
 from pipeline.shards.growing import WaitPolicy, wait_for_pass
-from trainer.batches.pack import MicroBatch, empty_micro_batch
 from trainer.engine.train_step import forward_sums, stack_sums
-from trainer.order.source import Mixture, WeightedDataset
 from trainer.pretrain.objectives import WITH_NSP, count_text, prepare_micro_batch
 from trainer.process.ranks import Ranks, together
-from trainer.reading.settings import Reading
 from trainer.runs.metrics import loss_columns, majority_share, unigram_entropy
 from trainer.settings import PretrainSettings
+from trainer.stream.batches.pack import MicroBatch, empty_micro_batch
 from trainer.stream.held_out import iterate_validation
+from trainer.stream.order.source import Mixture, WeightedDataset
+from trainer.stream.reading.settings import Reading
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trainer.order.source import Mixture, WeightedDataset
 from trainer.settings import Phase, PretrainSettings
+from trainer.stream.order.source import Mixture, WeightedDataset
 
 
 def main_of(mixture: Mixture) -> tuple[WeightedDataset, float]:

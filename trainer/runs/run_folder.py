@@ -15,12 +15,12 @@ from pipeline.storage.local import replace_file
 from pipeline.storage.secret_values import hide_in
 from tokenizer.word_rule import WordRule
 from trainer.model.config import BertConfig
-from trainer.order.source import Mixture, WeightedDataset
 from trainer.runs.continuing import LOCK, Continuable, complete_sections, lock_folder
 from trainer.runs.json_files import parse_object, parse_yaml_object, to_json, wrong_types
 from trainer.runs.launch import launch_facts
 from trainer.runs.training_facts import base_model_facts, source_licences
 from trainer.settings import OF_PHASES, PretrainSettings
+from trainer.stream.order.source import Mixture, WeightedDataset
 
 CONFIG = "config.yaml"
 RUN_FACTS = "run.json"

@@ -8,9 +8,9 @@ import numpy as np
 from pipeline.shards.block import Block, block_instances, concatenate_blocks
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.records import Shard
-from trainer.batches.pack import MicroBatch, cut_micro_batches, pack_micro_batches
-from trainer.reading.block_reader import BlockReader, PlannedStep, plan_rows
-from trainer.reading.settings import Reading
+from trainer.stream.batches.pack import MicroBatch, cut_micro_batches, pack_micro_batches
+from trainer.stream.reading.block_reader import BlockReader, PlannedStep, plan_rows
+from trainer.stream.reading.settings import Reading
 from trainer.stream.step import StepSizes
 
 

@@ -17,8 +17,8 @@ from torch.utils.data import get_worker_info
 
 from pipeline.shards.block import decode_block
 from pipeline.shards.dataset import Dataset
-from trainer.order.source import Mixture, open_mixture
-from trainer.reading.settings import Reading
+from trainer.stream.order.source import Mixture, open_mixture
+from trainer.stream.reading.settings import Reading
 from trainer.stream.step import RankStep, StepLoader, StepSizes
 
 Stage = Callable[[Iterator[Any]], Iterable[Any]]

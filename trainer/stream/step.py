@@ -15,15 +15,15 @@ import numpy as np
 from pipeline.shards.block import Array, Block, block_instances
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.growing import WaitPolicy
-from trainer.batches.pack import MicroBatch, balance_micro_batches, pack_micro_batches
-from trainer.batches.redraw import MaskRedraw, ShareAt
-from trainer.order.known import KnownPasses
-from trainer.order.order import Stretch, next_stretches
-from trainer.order.share import default_num_lanes, plan_steps, rank_slots
-from trainer.order.source import Mixture, one_dataset
-from trainer.order.state import StreamState, parse_state, refuse_other_stream
-from trainer.reading.block_reader import BlockReader, PlannedStep, plan_rows
-from trainer.reading.settings import Reading
+from trainer.stream.batches.pack import MicroBatch, balance_micro_batches, pack_micro_batches
+from trainer.stream.batches.redraw import MaskRedraw, ShareAt
+from trainer.stream.known import KnownPasses
+from trainer.stream.order.order import Stretch, next_stretches
+from trainer.stream.order.share import default_num_lanes, plan_steps, rank_slots
+from trainer.stream.order.source import Mixture, one_dataset
+from trainer.stream.order.state import StreamState, parse_state, refuse_other_stream
+from trainer.stream.reading.block_reader import BlockReader, PlannedStep, plan_rows
+from trainer.stream.reading.settings import Reading
 
 PREFETCH_GROUPS = 1
 """Groups of steps that lie ready while the next one is packed."""

@@ -1,1 +1,1 @@
-"""What a run shows while it goes, by terminal, TensorBoard and W&B (docs/watching.md)."""
+"""Shows a run: in the terminal, in TensorBoard and W&B, and as a page (docs/watching.md)."""

@@ -10,10 +10,10 @@ from pipeline.shards.dataset import Dataset
 from pipeline.shards.growing import WaitPolicy, wait_for_pass
 from pipeline.shards.manifest import root_hash
 from pipeline.shards.records import Shard
-from trainer.order.order import Array, StreamOrder, Stretch, own_position
-from trainer.order.share import Rows
-from trainer.order.source import Mixture
-from trainer.order.state import CONTENT_DIGITS, DatasetState, StreamState
+from trainer.stream.order.order import Array, StreamOrder, Stretch, own_position
+from trainer.stream.order.share import Rows
+from trainer.stream.order.source import Mixture
+from trainer.stream.order.state import CONTENT_DIGITS, DatasetState, StreamState
 
 
 class KnownPasses:

@@ -8,8 +8,8 @@ from typing import Any
 
 from pipeline.shards.dataset import Dataset, OpenedDataset, open_again, open_dataset
 from pipeline.shards.growing import WaitPolicy, open_growing
-from trainer.order.order import check_weights
-from trainer.order.state import MAX_DATASETS
+from trainer.stream.order.order import check_weights
+from trainer.stream.order.state import MAX_DATASETS
 
 _ENTRY = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<url>.+?)(?::(?P<weight>\d+))?")
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainer.order.order import Array, StreamOrder, epoch_shards, lane_start, step_spans
+from trainer.stream.order.order import Array, StreamOrder, epoch_shards, lane_start, step_spans
 
 MAX_DEFAULT_LANES = 256
 

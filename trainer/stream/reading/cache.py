@@ -21,7 +21,7 @@ import numpy as np
 from pipeline.shards.block import checksum
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.records import BlockTable, Shard
-from trainer.reading.ranged_read import (
+from trainer.stream.reading.ranged_read import (
     Attempts,
     BlockRange,
     DamageError,
@@ -31,7 +31,7 @@ from trainer.reading.ranged_read import (
     retry,
     split_blocks,
 )
-from trainer.reading.rate_limit import make_rate_file
+from trainer.stream.reading.rate_limit import make_rate_file
 
 MIN_CACHE_BYTES = 64 * 2**20
 STRETCH_BYTES = 4 * 2**20

@@ -18,10 +18,10 @@ from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import BLOCKS_TABLE
 from pipeline.shards.records import BlockTable, Shard
 from pipeline.shards.unpack import unpack_block
-from trainer.batches.rows import gather_rows
-from trainer.order.order import Array
-from trainer.reading.cache import open_cache, read_blocks_cached, read_table_cached
-from trainer.reading.ranged_read import (
+from trainer.stream.batches.rows import gather_rows
+from trainer.stream.order.order import Array
+from trainer.stream.reading.cache import open_cache, read_blocks_cached, read_table_cached
+from trainer.stream.reading.ranged_read import (
     Attempts,
     BlockRange,
     Result,
@@ -29,8 +29,8 @@ from trainer.reading.ranged_read import (
     fetch_blocks,
     read_table,
 )
-from trainer.reading.rate_limit import RateLimit
-from trainer.reading.settings import Reading
+from trainer.stream.reading.rate_limit import RateLimit
+from trainer.stream.reading.settings import Reading
 
 LOOKAHEAD_STEPS, MAX_LOOKAHEAD_STEPS = 512, 8192
 """The most steps planned together at first, for an early batch, and later, for long reads."""

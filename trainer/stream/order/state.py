@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainer.order.order import Stretch
+from trainer.stream.order.order import Stretch
 
 STATE_FORMAT = 2
 MAX_STATE_BYTES = 1024

@@ -16,8 +16,8 @@ from pipeline.shards.dataset import Dataset
 from pipeline.shards.records import BlockTable, Shard
 from pipeline.storage.driver_errors import is_refusal
 from pipeline.storage.faults import DAMAGE_ATTEMPTS, CutFileError, Pauses, StorageError
-from trainer.reading.rate_limit import RateLimit
-from trainer.reading.settings import Reading
+from trainer.stream.reading.rate_limit import RateLimit
+from trainer.stream.reading.settings import Reading
 
 FIRST_DELAY_SECONDS = 0.25
 MAX_DELAY_SECONDS = 15.0

@@ -10,8 +10,8 @@ from markupsafe import Markup
 
 from pipeline.pages.chart import NUM_COLOURS, Curve, Point, draw_chart
 from pipeline.pages.render import format_share, render, short_number
-from trainer.report.read import ReadRun, Row, number
 from trainer.runs.training_facts import training_facts
+from trainer.watch.read_run import ReadRun, Row, number
 from trainer.watch.terminal import format_seconds
 
 _MOST_EVENTS = 50

@@ -1,1 +1,0 @@
-"""`python -m trainer report RUN ...`: the curves of runs as one page (docs/watching.md)."""
