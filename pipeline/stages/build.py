@@ -19,7 +19,6 @@ import pyarrow.parquet as pq
 
 from pipeline.documents.counts import format_counts
 from pipeline.documents.source import Source
-from pipeline.inspect.croissant import write_croissant
 from pipeline.inspect.dataset_card import write_card
 from pipeline.inspect.summary import (
     REPORT_PAGE,
@@ -284,7 +283,6 @@ def _write_report(
     report: dict[str, Any] = json.loads(json.dumps(hide_in({"dataset": numbers, "build": run})))
     write_report(dataset, report)
     write_page(report, dataset.folder, REPORT_PAGE)
-    write_croissant(dataset, report)
     write_card(dataset, report)
 
 
