@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _WORKERS_PER_CORE = 4  # more than one is of use where workers wait for a slow store
-_WORKER_BYTES = 600 * 2**20  # the largest process of a build of full buckets (docs/performance.md)
+_WORKER_BYTES = 600 * 2**20  # the largest process of a build of full buckets (docs/results.md)
 
 
 class Machine(NamedTuple):

@@ -61,7 +61,7 @@ class BuildSettings:
     Vocabulary:
         vocab: A vocab.txt to use, or a model that has one, such as bert-base-uncased. Without one a
             vocabulary is learned from the input.
-        extend: A vocab.txt to extend by the pieces that save most tokens (docs/domain.md).
+        extend: A vocab.txt to extend by the pieces that save most tokens (docs/training.md).
         vocab_size: How many entries a learned vocabulary has.
         num_unused: How many entries of a learned vocabulary are [unusedN], for your own words.
         alphabet_size: How many characters a learned vocabulary has, the commonest ones. Words with

@@ -214,7 +214,7 @@ class PretrainSettings:
             moves in 9,000 steps (0.3-0.15@9000).
         init_from: Weights to start from: a model of Hugging Face, a released Google checkpoint, an
             export, or a universal checkpoint of DeepSpeed. Sizes and vocabulary must be equal,
-            except that the dataset's vocabulary may extend the model's (docs/domain.md).
+            except that the dataset's vocabulary may extend the model's (docs/training.md).
         continue_from: A run, or RUN@STEP, that this new run continues exactly. The phases of this
             run include the steps made there. Apart from the schedule, the settings of the training
             must be equal.

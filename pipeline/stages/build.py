@@ -66,7 +66,7 @@ _LARGE_SHARE = 0.5
 _NO_VOCABULARY = "run `python -m pipeline tokens` with this --output first, which writes it"
 _PROBE = ".beambert-probe"
 LOCK_SECONDS = 10.0  # a build that was told to end may still be leaving
-# Each compiled module, and how many times as long its work takes without it (docs/performance.md).
+# Each compiled module, and how many times as long its work takes without it (docs/results.md).
 _COMPILED_MODULES = {
     "tokenizer._matcher": "words to ids 50 times, cleaning 20 times",
     "pipeline.wiki._wikitext": "wikitext 2 times",

@@ -48,14 +48,16 @@ def test_every_task_is_on_the_page_and_in_the_help(task):
 
 
 @pytest.mark.parametrize(
-    ("document", "prefix", "defaults"),
+    ("heading", "prefix", "defaults"),
     [
-        ("question-answering.md", "squad", SquadSettings()),
-        ("token-classification.md", "tokens", TokenSettings()),
+        ("Question answering", "squad", SquadSettings()),
+        ("Token classification", "tokens", TokenSettings()),
     ],
 )
-def test_documents_name_settings_and_defaults_that_exist(document, prefix, defaults):
-    text, values = (DOCS / document).read_text(), dataclasses.asdict(defaults)
+def test_sections_name_settings_and_defaults_that_exist(heading, prefix, defaults):
+    page = (DOCS / "finetuning.md").read_text()
+    text = page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    values = dataclasses.asdict(defaults)
     named = dict(re.findall(rf"`--{prefix}\.(\w+)`(?: (-?\d+)\b)?", text))
     assert set(named) <= set(values)
     stated = {name: int(number) for name, number in named.items() if number}

@@ -57,6 +57,23 @@ def test_pages_that_are_named_are_linked(page):
     assert re.findall(r"\bdocs/[\w-]+\.md", prose) == []
 
 
+def test_pages_that_code_and_settings_name_exist():
+    folders = ("pipeline", "trainer", "tokenizer", "scripts", "tests", "configs", ".github")
+    kinds = {".py", ".c", ".h", ".yaml", ".yml", ".sh", ".md", ""}
+    files = [ROOT / "pyproject.toml", ROOT / "CONTRIBUTING.md"]
+    for folder in folders:
+        files += [path for path in (ROOT / folder).rglob("*") if path.suffix in kinds]
+    named = {
+        (path.name, page)
+        for path in files
+        if path.is_file() and "__pycache__" not in path.parts
+        for page in re.findall(r"\bdocs/[\w-]+\.md\b", path.read_text())
+    }
+    assert len(named) > 20
+    missing = [(name, page) for name, page in sorted(named) if not (ROOT / page).exists()]
+    assert not missing, f"no such pages: {missing}"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_files_and_modules_that_a_page_names_exist(page):
     """But for those that an example makes, which begins with the file's name."""

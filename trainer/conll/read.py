@@ -1,4 +1,4 @@
-"""Reads and writes CoNLL columns: sentences of words and tags (docs/token-classification.md).
+"""Reads and writes CoNLL columns: sentences of words and tags (docs/finetuning.md).
 
 Columns are separated by tabs, or by spaces if a file has no tab. Every other character is part of a
 word, even a no-break space (U+00A0) or an ideographic one (U+3000).
