@@ -18,15 +18,20 @@ find_python() {
     return 1
 }
 
+compiled_modules() {
+    local soabi
+    soabi=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_config_var("SOABI"))' 2>/dev/null || true)
+    find tokenizer pipeline trainer -name "*.$soabi.so"
+}
+
 describe_checkout() {
     (
         cd "$ROOT"
         echo "$ROOT" "${EXTRAS:-}"
-        SOABI=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_config_var("SOABI"))' 2>/dev/null || true)
-        find tokenizer pipeline trainer -name "*.$SOABI.so" | sort
+        compiled_modules | sort
         cat pyproject.toml constraints.txt
         find tokenizer pipeline trainer -name '*.[ch]' -print0 | sort -z | xargs -0 cat
-    ) | sha256sum | cut -d' ' -f1
+    ) | { sha256sum 2>/dev/null || shasum -a 256; } | cut -d' ' -f1 # macOS has the second
 }
 
 prepare_environment() {
@@ -42,6 +47,9 @@ prepare_environment() {
             --constraint "$ROOT/constraints.txt" --editable "$ROOT[${EXTRAS:-pipeline,trainer,dev}]" || return 1
         describe_checkout >"$VENV/.beambert-installed"
     fi
+    # git writes sources anew whose content stayed, and a module older than its source is not used
+    # (tokenizer/compiled.py). The stamp says that these modules are of these sources.
+    (cd "$ROOT" && compiled_modules | while read -r module; do touch "$module"; done)
     PYTHON=$VENV/bin/python
     export PATH="$VENV/bin:$PATH"
     # DeepSpeed builds its operators here, if it ever needs one: never in a folder shared with other environments.

@@ -40,6 +40,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items.sort(key=lambda item: longest[item.path])
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says how many tests of each tier ran, and the minutes that they took of all workers."""
+    tests = dict.fromkeys(TIERS, 0)
+    seconds = dict.fromkeys(TIERS, 0.0)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if not isinstance(report, pytest.TestReport):
+                continue
+            tier = next((tier for tier in TIERS if tier in report.keywords), "pure")
+            tests[tier] += report.when == "call"
+            seconds[tier] += report.duration
+    terminalreporter.section("minutes by tier, summed over workers")
+    for tier in reversed(TIERS):
+        terminalreporter.line(f"{tier:<10}{tests[tier]:>6,} tests{seconds[tier] / 60:>8.1f} min")
+
+
 @pytest.fixture(autouse=True)
 def own_secrets() -> Iterator[None]:
     """What a test gives as a storage option would be hidden in messages of all tests after it."""

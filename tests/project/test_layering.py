@@ -46,7 +46,7 @@ ROOMS = {
     ),
     "pipeline.__main__": ".interrupts .cli",
     "trainer.conll": "pipeline.storage",
-    "trainer.process": "pipeline.interrupts",
+    "trainer.process": "pipeline.machine pipeline.interrupts",
     "trainer.model": "pipeline.seeds",
     "trainer.stream.order": "pipeline.storage pipeline.shards",
     "trainer.stream.reading.settings": "",

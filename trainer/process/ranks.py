@@ -16,6 +16,8 @@ from typing import Any
 import torch
 import torch.distributed
 
+from pipeline.machine import num_cores
+
 _GLOO_THREAD, _LOOKS_AT_REST = "pt_gloo_runloop", 3
 _alone: list[str] = []  # variables of the environment that a job without a launcher has set
 
@@ -81,7 +83,7 @@ def start_ranks() -> Ranks:
         torch.cuda.set_device(device)
     elif "OMP_NUM_THREADS" not in os.environ:
         # Ranks on one machine share its cores; two threads a core halve the speed of both.
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // count_local_ranks()))
+        torch.set_num_threads(max(1, num_cores() // count_local_ranks()))
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     return Ranks(rank, world_size, device, torch.distributed.new_group(backend="gloo"))
 
