@@ -1,4 +1,4 @@
-"""Finds URLs that are written wrongly."""
+"""Refuses URLs of stores that are misspelt in a way that would make them local paths."""
 
 import re
 
@@ -7,10 +7,12 @@ _ONE_SLASH = re.compile(rf"({'|'.join(_REMOTE.split())}):/(?!/)(.*)", re.DOTALL)
 
 
 def refuse_one_slash(url: str) -> None:
-    """Refuses a store's URL with one slash, such as s3:/bucket, which would be a local folder.
+    """Refuses a store's URL with one slash, such as s3:/bucket.
+
+    fsspec would take it for a local folder.
 
     Raises:
-        ValueError: The URL has one slash; the message proposes it with two.
+        ValueError: The URL has one slash; the message proposes the URL with two.
     """
     if found := _ONE_SLASH.fullmatch(url):
         meant = f"{found[1]}://{found[2]}"

@@ -1,4 +1,4 @@
-"""Calls a function for many items in several threads; a bounded number of results waits."""
+"""Calls a function for many items in several threads, and bounds how many results wait."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -9,13 +9,19 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 AT_ONCE = 32
-"""Requests to a store: of 30 ms each, so many give a thousand a second."""
+"""Default number of concurrent requests to a store: 32 requests of 30 ms make 1,000 per second."""
 
 
 def map_ahead(
     function: Callable[[Item], Result], items: Iterable[Item], at_once: int = AT_ONCE
 ) -> Iterator[Result]:
-    """The results in the order of the items; at most twice `at_once` of them wait to be taken."""
+    """Yields `function(item)` for every item, in the order of the items, computed by threads.
+
+    Args:
+        function: Called in `at_once` threads; an error that it raises is raised here in its turn.
+        items: The inputs, which are taken lazily.
+        at_once: Number of threads. At most `2 * at_once` results wait for the caller.
+    """
     waiting: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(at_once) as threads:
         try:

@@ -1,6 +1,7 @@
-"""Decompresses files as streams: zstd, gzip, bzip2, xz and lzma, with any number of frames.
+"""Decompresses files as streams: zstd, gzip, bzip2, xz and lzma.
 
-A decompression bomb is refused.
+A file may be several compressed frames one after another. A file that decompresses to far more
+bytes than text ever does (a decompression bomb) is refused.
 """
 
 import bz2
@@ -18,16 +19,23 @@ from pipeline.storage.secret_values import without_query
 
 # English text shrinks to a tenth, logs to a hundredth; bombs start at a thousandth.
 MAX_RATIO = 250
+"""The most decompressed bytes per stored byte."""
 FREE_BYTES = 64 * 2**20
-_SLICE_BYTES = 4096  # bounds memory: one becomes 10 KiB of text, 128 MiB of the worst zstd
-_MAX_TEXT_BYTES = 2**20  # given at once by decoders that take a limit: bzip2 and xz
+"""The number of decompressed bytes up to which the ratio is not checked."""
 
-# `zstd --long=31` writes windows of 2 GiB, the most there is; each is as much memory of its reader.
+# Bounds memory: 4 KiB of input become some 10 KiB of text, but up to 128 MiB of the worst zstd.
+_SLICE_BYTES = 4096
+_MAX_TEXT_BYTES = 2**20
+"""The most bytes that the decoders of bzip2 and xz, which take a limit, return per call."""
+
+# `zstd --long=31` writes windows of 2 GiB, the largest there are, and a reader needs such memory.
 _MAX_ZSTD_WINDOW_BYTES = 2**31
 _MAX_LZMA_BYTES = 256 * 2**20
+"""The most memory that a decoder of xz or lzma may use."""
 
 
 def _zstd_decoder() -> Any:
+    """Returns a decoder of one zstd frame, with any window that `zstd --long` writes."""
     return zstandard.ZstdDecompressor(max_window_size=_MAX_ZSTD_WINDOW_BYTES).decompressobj()
 
 
@@ -38,20 +46,24 @@ _CODECS: dict[str, tuple[str, Callable[[], Any]]] = {
     ".xz": ("xz", lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, _MAX_LZMA_BYTES)),
     ".lzma": ("lzma", lambda: lzma.LZMADecompressor(lzma.FORMAT_ALONE, _MAX_LZMA_BYTES)),
 }
+"""Suffix of a compressed file -> name of its codec, and a function that makes a decoder."""
 SUFFIXES = tuple(_CODECS)
+"""Suffixes of compressed files: .zst, .gz, .bz2, .xz and .lzma."""
 _TAR_SUFFIXES = {
     ".tgz": ".gz", ".tbz": ".bz2", ".tbz2": ".bz2", ".txz": ".xz", ".tlz": ".lzma", ".tzst": ".zst",
 }  # fmt: skip
-# A stream's header and the mark of its first block are 80 fixed bits on a byte boundary, which
-# compressed data holds by chance once in 10^24 bytes.
+"""Short suffix of a compressed tar -> suffix of its compression."""
+
+# The header of a bzip2 stream and the mark of its first block are 80 fixed bits on a byte boundary.
+# Compressed data holds them by chance once in 10^24 bytes.
 _BZIP2_STREAM = re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)")
 _BZIP2_STREAM_BYTES = 10
 
 
 def compression_suffix(url: str) -> str:
-    """Returns the suffix of the codec that a file's name says: ".gz" for A.GZ and for a.tgz.
+    """Returns the suffix of the codec that a file's name promises: ".gz" for A.GZ and for a.tgz.
 
-    The result is empty for a file without compression.
+    The result is empty if the name promises no compression.
     """
     name = without_query(url).lower()
     for suffix in SUFFIXES:
@@ -64,14 +76,14 @@ def compression_suffix(url: str) -> str:
 
 
 def is_compressed(url: str) -> bool:
-    """Returns whether a file is compressed by its name."""
+    """Returns whether a file's name says that it is compressed."""
     return bool(compression_suffix(url))
 
 
 def plain_name(url: str) -> str:
-    """Returns a file's name without the suffix of its compression, and without a URL's query.
+    """Returns a file's name without the suffix of its compression and without a URL's query.
 
-    The plain name of a.tgz is a.tar.
+    The plain name of a.txt.gz is a.txt, and that of a.tgz is a.tar.
     """
     name = without_query(url)
     for short in _TAR_SUFFIXES:
@@ -87,19 +99,40 @@ def plain_suffix(url: str) -> str:
 
 
 def decompress(blocks: Iterable[bytes], url: str) -> Iterator[bytes]:
-    """Content of all frames, lazily; raises as `read_frames`."""
+    """Yields the decompressed content of a file, lazily.
+
+    Args:
+        blocks: The bytes of the file, in pieces of any length.
+        url: The file. The suffix of its name chooses the codec.
+
+    Raises:
+        ValueError: As `read_frames` describes: data of another kind, cut short, or a bomb.
+    """
     return (text for text, _ in read_frames(blocks, url))
 
 
 def read_frames(blocks: Iterable[bytes], url: str) -> Iterator[tuple[bytes, int]]:
-    """Content of all frames in pieces, each with the byte of the blocks at which its frame begins.
+    """Yields the decompressed content of a file in pieces, lazily, and which frame each is from.
 
-    An empty piece comes first in each frame, before anything of it is decompressed. Raises
-    ValueError where the data is not what the name promises, cut short, or a bomb.
+    A compressed file consists of one or more frames (zstd's word; gzip says members, bzip2 and xz
+    say streams). The first piece of each frame is empty, and is yielded before anything of the
+    frame is decompressed, so that a caller can stop there.
+
+    Args:
+        blocks: The bytes of the file, in pieces of any length.
+        url: The file. The suffix of its name chooses the codec.
+
+    Yields:
+        A piece of the content, and the offset in the compressed bytes at which its frame begins.
+
+    Raises:
+        ValueError: The data is not what the name promises, is cut short, or is a decompression
+            bomb.
     """
     codec, make_decoder = _CODECS[compression_suffix(url)]
     decoder: Any = None
     num_stored = num_bytes = begin = 0
+
     for piece in slices(blocks):
         num_stored += len(piece)
         rest = piece
@@ -108,7 +141,8 @@ def read_frames(blocks: Iterable[bytes], url: str) -> Iterator[tuple[bytes, int]
                 rest = rest.lstrip(b"\0")  # Some writers fill blocks of the file with zeros.
                 if not rest:
                     break
-                decoder, begin = make_decoder(), num_stored - len(rest)
+                decoder = make_decoder()
+                begin = num_stored - len(rest)
                 yield b"", begin
             for text in feed(decoder, rest, url):
                 num_bytes += len(text)
@@ -116,19 +150,31 @@ def read_frames(blocks: Iterable[bytes], url: str) -> Iterator[tuple[bytes, int]
                 yield text, begin
             rest = decoder.unused_data
             decoder = None if decoder.eof else decoder
+
     if decoder is not None:
         found = f"the {codec} data ends in the middle of a frame"
         raise ValueError(f"{url}: {found}; fetch or write the file again")
 
 
 def find_bzip2_stream(blocks: Iterable[bytes], num_bytes: int) -> tuple[int, Iterator[bytes]]:
-    """How many bytes are before the first bzip2 stream in `num_bytes`; those from there on."""
-    head, offset = b"", 0
+    """Finds the first place at which a bzip2 stream begins.
+
+    Args:
+        blocks: Bytes of a bzip2 file from any byte on, in pieces of any length.
+        num_bytes: How far to search; a block that reaches past this is still searched whole.
+
+    Returns:
+        The number of bytes before the stream, and the bytes from its start on. If there is none,
+        the number of bytes that cannot begin one, and no bytes.
+    """
+    head = b""
+    offset = 0
     rest = iter(blocks)
     for block in rest:
         data = head + block
         if found := _BZIP2_STREAM.search(data):
             return offset + found.start(), chain([data[found.start() :]], rest)
+        # The last bytes may be the beginning of a stream that the next block completes.
         head = data[1 - _BZIP2_STREAM_BYTES :]
         offset += len(data) - len(head)
         if offset >= num_bytes:
@@ -137,7 +183,16 @@ def find_bzip2_stream(blocks: Iterable[bytes], num_bytes: int) -> tuple[int, Ite
 
 
 def feed(decoder: Any, data: bytes, url: str) -> Iterator[bytes]:
-    """What a decoder gives for a piece of a file, lazily; a ValueError where the name lies."""
+    """Yields what a decoder makes of a piece of a file, lazily.
+
+    Args:
+        decoder: An object of zlib, zstandard, bz2 or lzma, which keeps its state between calls.
+        data: The next bytes of the file.
+        url: The file, for messages.
+
+    Raises:
+        ValueError: The data is broken, or is not compressed as the file's name promises.
+    """
     try:
         if not hasattr(decoder, "needs_input"):
             yield bytes(decoder.decompress(data))
@@ -152,7 +207,16 @@ def feed(decoder: Any, data: bytes, url: str) -> Iterator[bytes]:
 
 
 def check_ratio(num_bytes: int, num_stored: int, where: str) -> None:
-    """Refuses, by a ValueError, over 64 MiB of text that is over 250 times its compressed form."""
+    """Refuses content of over 64 MiB that is over 250 times as long as its compressed form.
+
+    Args:
+        num_bytes: Bytes of content so far.
+        num_stored: Compressed bytes that were read for it.
+        where: The file or the member of an archive, for the message.
+
+    Raises:
+        ValueError: The file is a decompression bomb.
+    """
     if num_bytes > FREE_BYTES and num_bytes > MAX_RATIO * num_stored:
         raise ValueError(
             f"{where}: {num_stored} stored bytes became over {num_bytes} bytes, expected at most"
@@ -162,7 +226,7 @@ def check_ratio(num_bytes: int, num_stored: int, where: str) -> None:
 
 
 def slices(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Blocks in pieces small enough to be fed to a decompressor at once."""
+    """Yields the bytes of `blocks` in pieces of at most 4 KiB, which bound a decoder's output."""
     for block in blocks:
         for start in range(0, len(block), _SLICE_BYTES):
             yield block[start : start + _SLICE_BYTES]

@@ -1,4 +1,4 @@
-"""Repeats requests to stores: how often, and with what pauses.
+"""Repeats requests to stores that fail, with pauses.
 
 A request is made up to ATTEMPTS times, unless its error is final
 (`pipeline.storage.driver_errors`), with growing random pauses of at most 16 s in total. If a store
@@ -33,25 +33,35 @@ from pipeline.storage.driver_errors import (
 from pipeline.storage.terminal import say
 
 ATTEMPTS = 6
+"""How often a request is made."""
 FIRST_DELAY_SECONDS = 0.5
+"""The longest pause after the first failure; each later limit is twice the one before."""
 MAX_DELAY_SECONDS = 8.0
+"""The longest pause between two attempts."""
 REFUSAL_SECONDS = 30.0
-MOST_SECONDS = 120.0  # no attempt begins later; drivers try again inside of ours
+"""How long a store that has answered before may refuse before it is believed."""
+MOST_SECONDS = 120.0
+"""No attempt begins later than this after the first one.
+
+The number of attempts alone does not bound the time, because drivers retry by themselves as well.
+"""
 SLOW_SECONDS = 10.0
+"""How long an attempt may take before a line says that it is still waiting."""
 _GOOGLE = "storage.googleapis.com"
-DAMAGE_ATTEMPTS = 3  # wrong bytes may come from the wire; else they stay
+DAMAGE_ATTEMPTS = 3
+"""How often damaged bytes are read from a store: the network may have damaged them."""
 
 _answered: set[int] = set()
-"""Filesystems, by their hash, that once refused no request: what they refuse later may pass."""
+"""Hashes of the filesystems that have answered a request, so that a later refusal may pass."""
 
 _buckets: set[tuple[int, str | None]] = set()
-"""Buckets, each with its filesystem's hash, that are there or cannot be asked for."""
+"""Hash of a filesystem and a bucket in it that exists, or whose existence cannot be asked for."""
 
 Result = TypeVar("Result")
 
 
 class StorageError(OSError, ValueError):
-    """A file was not read or written; the message names URL, cause and what to do."""
+    """A file could not be read or written; the message names its URL, the cause and what to do."""
 
 
 class NoBucketError(StorageError):
@@ -59,30 +69,46 @@ class NoBucketError(StorageError):
 
 
 class SizeError(OSError):
-    """A store returned or kept another number of bytes than it should."""
+    """A store returned or stored another number of bytes than it should have."""
 
 
 class CutFileError(SizeError):
-    """A local file ends before the bytes that were asked for; asking again does not help."""
+    """A local file ends before the bytes that were asked for; reading again does not help."""
 
 
 class _DriverError(OSError):
-    """A driver raised a ValueError; ours say what a user did."""
+    """Replaces a ValueError of a driver; in this project a ValueError is a user's mistake."""
 
 
 class Pauses:
-    """The pauses between attempts at one thing: random, and growing to a limit."""
+    """Chooses the pauses between the attempts at one request: random, and growing to a limit."""
 
     def __init__(self, first_seconds: float, max_seconds: float) -> None:
-        self._seconds, self._max_seconds, self._refused = first_seconds, max_seconds, math.inf
+        """Starts before the first attempt.
+
+        Args:
+            first_seconds: The longest pause after the first failure.
+            max_seconds: The longest pause after any failure.
+        """
+        self._seconds = first_seconds
+        self._max_seconds = max_seconds
+        self._refused = math.inf  # time of the first refusal
 
     def after(self, error: Exception, now: float) -> float:
-        """Seconds to wait after a failure; 0 or less where it was refused for REFUSAL_SECONDS."""
+        """Returns the seconds to wait after a failure.
+
+        Args:
+            error: The failure.
+            now: The time of the failure, in seconds of a monotonic clock.
+
+        Returns:
+            The pause. It is 0 or less if the store has refused for REFUSAL_SECONDS.
+        """
         pause = SystemRandom().uniform(0.5, 1.0) * self._seconds
         self._seconds = min(2 * self._seconds, self._max_seconds)
         if is_refusal(error):
             self._refused = min(self._refused, now)
-            pause = min(pause, self._refused + REFUSAL_SECONDS - now)  # the last is at the end
+            pause = min(pause, self._refused + REFUSAL_SECONDS - now)  # the last attempt is in time
         return pause
 
 
@@ -92,13 +118,15 @@ def call_patiently(
     """Calls a function that makes a request until it returns or its error is final.
 
     Args:
-        what: Names the request in messages, by its URL.
+        what: The request's URL, for messages.
         call: Makes the request.
         attempts: How many attempts may fail; refusals do not count.
-        filesystem: The store that is asked. Without it, the first refusal is final.
+        filesystem: The fsspec filesystem that is asked. Without it, the first refusal is final.
 
     Raises:
-        FileNotFoundError, FileExistsError, ValueError: Raised by `call`, and passed on at once.
+        FileNotFoundError: Raised by `call`, and passed on at once.
+        FileExistsError: Raised by `call`, and passed on at once.
+        ValueError: Raised by `call`, and passed on at once.
         NoBucketError: The store has no such bucket.
         PermissionError: The store refuses: at once if it has never answered, otherwise after
             REFUSAL_SECONDS.
@@ -107,7 +135,7 @@ def call_patiently(
     patience = _Patience(what, attempts, filesystem)
     while True:
         try:
-            with _slowness_said(what):
+            with _reported_slowness(what):
                 result = call()
         except (FileNotFoundError, FileExistsError, ValueError) as error:
             if says_no_bucket(error):
@@ -116,7 +144,7 @@ def call_patiently(
                 cure = "give endpoint_url, or AWS_ENDPOINT_URL, as https://HOST[:PORT]"
                 raise StorageError(f"{what}: {error}; {cure}") from error
             raise
-        except Exception as error:  # noqa: BLE001 - raised again where it is final
+        except Exception as error:  # noqa: BLE001 - `pause_after` raises it again if it is final
             time.sleep(patience.pause_after(error))
         else:
             if filesystem is not None:
@@ -125,9 +153,10 @@ def call_patiently(
 
 
 class _Patience:
-    """The failures of one request of `call_patiently`; decides whether it is made again."""
+    """Counts the failures of one request, and decides whether it is made again."""
 
     def __init__(self, what: str, attempts: int, filesystem: Any) -> None:
+        """Starts the clock; the arguments are those of `call_patiently`."""
         self._what = what
         self._attempts = attempts
         self._filesystem = filesystem
@@ -146,31 +175,39 @@ class _Patience:
         now = time.monotonic()
         pause = self._pauses.after(error, now)
         found = f"{self._what}: {describe(error)}"
+
         if is_refusal(error):
             if not self._has_answered or pause <= 0:
                 cure = find_cure(error, self._filesystem)
                 raise PermissionError(f"{found}; {cure}") from error
             return pause
+
         self._failures += 1
         if self._is_last(error, now):
             spent = f"gave up after {self._failures} attempt(s) in {now - self._began:.1f} s"
             cure = find_cure(error, self._filesystem)
-            said = f"{self._what}: {spent}: {describe(error)}; {cure}"
-            raise StorageError(said) from error
+            message = f"{self._what}: {spent}: {describe(error)}; {cure}"
+            raise StorageError(message) from error
         if self._failures == 1 and not self._has_answered:
             say(f"{found}; trying again, for some {MOST_SECONDS:.0f} s", is_aside=True)
         return pause
 
     def _is_last(self, error: Exception, now: float) -> bool:
+        """Returns whether no other attempt follows this failure."""
         is_spent = self._failures == self._attempts or now - self._began > MOST_SECONDS
         is_unknown = not self._has_answered and is_unresolved(error)
         return is_spent or is_unknown or is_final(error)
 
 
 def refuse_absent_bucket(what: str, filesystem: Any, path: str) -> None:
-    """Asks whether the bucket of a path exists, after nothing was found at the path.
+    """Raises an error if the bucket of a path does not exist. Called when a path is not found.
 
-    Each bucket is asked for once per process.
+    A bucket that exists is asked for once per process.
+
+    Args:
+        what: The URL, for messages.
+        filesystem: The fsspec filesystem; one without buckets passes.
+        path: The path on the filesystem.
 
     Raises:
         NoBucketError: The store says that the bucket does not exist. If the store gives no answer,
@@ -192,6 +229,7 @@ def refuse_absent_bucket(what: str, filesystem: Any, path: str) -> None:
 
 
 def _no_bucket(what: str, filesystem: Any, bucket: str | None = None) -> "NoBucketError":
+    """Returns the error about a missing bucket; None as its name means that it is not known."""
     named = f"bucket {bucket}" if bucket else "bucket"
     cure = "create it, or check its name and the endpoint (endpoint_url of --storage_options)"
     where = describe_endpoint(filesystem) or "the store"
@@ -199,8 +237,8 @@ def _no_bucket(what: str, filesystem: Any, bucket: str | None = None) -> "NoBuck
 
 
 @contextlib.contextmanager
-def _slowness_said(what: str) -> Iterator[None]:
-    """Says so once where a driver, which tries again by itself, does not answer for long."""
+def _reported_slowness(what: str) -> Iterator[None]:
+    """Prints a line if the block takes over SLOW_SECONDS, as drivers retry without a word."""
     line = f"{what}: no answer for {SLOW_SECONDS:.0f} s, still waiting"
     timer = threading.Timer(SLOW_SECONDS, say, (line,))
     timer.daemon = True
@@ -212,7 +250,14 @@ def _slowness_said(what: str) -> Iterator[None]:
 
 
 def refuse_unresolved(url: str, options: Mapping[str, Any]) -> None:
-    """Refuses a gs:// URL at once where Google's name is not known, as gcsfs takes minutes to."""
+    """Refuses a gs:// URL if the name of Google's host cannot be resolved.
+
+    gcsfs would find that out only after minutes. URLs of other schemes pass, and so does gs:// if
+    requests go to another endpoint or through a proxy.
+
+    Raises:
+        StorageError: The host name cannot be resolved.
+    """
     is_elsewhere = options.get("endpoint_url") or "STORAGE_EMULATOR_HOST" in os.environ
     if url.startswith(("gs://", "gcs://")) and not (is_elsewhere or getproxies()):
         call_patiently(url, lambda: socket.getaddrinfo(_GOOGLE, 443))
@@ -221,13 +266,16 @@ def refuse_unresolved(url: str, options: Mapping[str, Any]) -> None:
 def reread_damaged(
     read: Callable[[], Result], *, is_local: bool, is_expected: bool = False
 ) -> Result:
-    """Calls a function that reads files; on a store up to DAMAGE_ATTEMPTS times.
+    """Calls a function that reads and checks files, again if they were damaged.
+
+    Files on a store are read up to DAMAGE_ATTEMPTS times. The error of the last attempt is raised.
 
     Args:
-        read: Raises ValueError if the bytes are damaged, which can happen on the network.
+        read: Reads the files, and raises ValueError if the bytes are damaged, which can happen on
+            the network.
         is_local: Whether the files are on a local disk, which is read once.
-        is_expected: Whether the files are known to exist, so that after a FileNotFoundError they
-            are read again too.
+        is_expected: Whether the files are known to exist, so that they are read again after a
+            FileNotFoundError as well.
     """
     for _ in range(0 if is_local else DAMAGE_ATTEMPTS - 1):
         try:
@@ -245,7 +293,17 @@ def reread_damaged(
 
 @contextlib.contextmanager
 def driver_errors(path: str) -> Iterator[None]:
-    """Takes a driver's ValueError, as over an answer that is no JSON, for an error that passes."""
+    """Turns a driver's ValueError, such as for an answer that is not JSON, into a temporary error.
+
+    `call_patiently` passes on every ValueError at once, as it takes it for a user's mistake.
+
+    Args:
+        path: The file that was asked for, for the message.
+
+    Raises:
+        OSError: Raised in place of the block's ValueError, unless that is a StorageError or is
+            about an invalid endpoint.
+    """
     try:
         yield
     except ValueError as error:

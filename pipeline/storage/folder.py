@@ -1,7 +1,8 @@
-"""One folder at any fsspec URL: files listed, read by range, their lengths checked, written whole.
+"""Gives access to the files of one folder, on a local disk or at any URL that fsspec can open.
 
-A request to a store is tried again where its error is one that passes (`pipeline.storage.faults`);
-a local disk is asked once.
+Files are listed, read whole or by ranges with their lengths checked, and written whole or not at
+all. A request to a store is repeated if its error may pass (`pipeline.storage.faults`); a local
+disk is asked once.
 """
 
 import contextlib
@@ -33,9 +34,13 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder at a URL or local path, and its files by their names relative to it.
+    """A folder at a URL or local path; its files are named by their paths relative to it.
 
-    The filesystem is opened when it is first needed, so that a folder can be pickled.
+    The filesystem is opened when it is first needed and is not pickled with the folder.
+
+    Attributes:
+        url: The URL or local path.
+        options: Options of the fsspec filesystem, such as keys; None for none.
     """
 
     url: str
@@ -43,14 +48,14 @@ class Folder:
 
     @classmethod
     def on(cls, filesystem: Any, path: str) -> "Folder":
-        """A folder on a filesystem that is open already."""
+        """Returns a folder on an fsspec filesystem that is open already."""
         folder = cls(str(filesystem.unstrip_protocol(path)), filesystem.storage_options)
         folder.__dict__["_opened"] = filesystem, path
         return folder
 
     @classmethod
     def of_file(cls, url: str, options: Mapping[str, Any] | None = None) -> tuple["Folder", str]:
-        """The folder of a file at a URL, and the file's name in it."""
+        """Returns the folder that holds the file at a URL, and the file's name in the folder."""
         whole = cls(url, options)
         parent, _, name = whole.path.rpartition("/")
         folder = cls.on(whole.filesystem, parent)
@@ -59,6 +64,7 @@ class Folder:
 
     @cached_property
     def _opened(self) -> tuple[Any, str]:
+        """The fsspec filesystem, and the path of the folder on it."""
         learn(self.options)
         refuse_one_slash(self.url)
         faults.refuse_unresolved(self.url, self.options or {})
@@ -74,21 +80,27 @@ class Folder:
 
     @cached_property
     def filesystem(self) -> Any:
-        """The fsspec filesystem; a ValueError where none is known, or its driver is not there."""
+        """The fsspec filesystem of the folder, opened when it is first asked for.
+
+        Raises:
+            ValueError: The URL has an unknown scheme, or the package that serves its scheme is not
+                installed.
+        """
         return self._opened[0]
 
     @cached_property
     def path(self) -> str:
-        """The folder's path on its filesystem."""
+        """The folder's path on its filesystem, without a slash at its end."""
         return self._opened[1]
 
     @cached_property
     def _prefix(self) -> str:
+        """What precedes the name of a file in its path on the filesystem."""
         return f"{self.path}/"
 
     @property
     def is_local(self) -> bool:
-        """Whether files are on this machine's own disks, where a rename is atomic."""
+        """Whether the files are on a disk of this machine, where a rename is atomic."""
         return isinstance(self.filesystem, LocalFileSystem)
 
     def __str__(self) -> str:
@@ -98,27 +110,31 @@ class Folder:
         return {"url": self.url, "options": self.options}
 
     def __truediv__(self, name: str) -> "Folder":
-        """A folder below this one."""
+        """Returns the folder of a name below this one, on the same filesystem."""
         folder = Folder(f"{self.url.rstrip('/')}/{name}", self.options)
         if "_opened" in self.__dict__:
             folder.__dict__["_opened"] = self.filesystem, self._prefix + name
         return folder
 
     def locate(self, name: str = "") -> str:
-        """The URL of a file, or of the folder itself, for messages; on local disks the path."""
+        """Returns the URL of a file, or of the folder itself, for messages.
+
+        On a local disk it is the path.
+        """
         path = self._at(name)
         return path if self.is_local else str(self.filesystem.unstrip_protocol(path))
 
     def local_path(self, name: str = "") -> Path:
-        """The path of a file, or of the folder itself, on this machine's own disks."""
+        """Returns the path of a file, or of the folder itself; the folder must be local."""
         assert self.is_local, f"{self.locate()} is not on a local disk"
         return Path(self._prefix + name)
 
     def _at(self, name: str) -> str:
+        """Returns the path of a file on the filesystem; with an empty name, the folder's."""
         return self._prefix + name if name else self.path
 
     def exists(self, name: str = "") -> bool:
-        """Returns whether a file or a folder is there.
+        """Returns whether a file or folder of this name exists; without a name, the folder itself.
 
         Raises:
             NoBucketError: The bucket of the URL does not exist.
@@ -127,7 +143,7 @@ class Folder:
         return self._found(name, self.ask(lambda: bool(self.filesystem.exists(path)), name))
 
     def is_file(self, name: str = "") -> bool:
-        """Returns whether a file, not a folder, has this name.
+        """Returns whether a file of this name exists; a folder does not count.
 
         Raises:
             NoBucketError: The bucket of the URL does not exist.
@@ -138,18 +154,34 @@ class Folder:
         return self._found(name, self.ask(lambda: _is_file(self.filesystem, path), name))
 
     def _found(self, name: str, is_there: bool) -> bool:
-        """Returns `is_there`; if it is false, checks that the bucket exists."""
+        """Returns `is_there`; if it is false, checks that the bucket exists.
+
+        Raises:
+            NoBucketError: The bucket does not exist.
+        """
         if not is_there:
             self.refuse_absent_bucket(name)
         return is_there
 
     def refuse_absent_bucket(self, name: str = "") -> None:
-        """Raises NoBucketError if a file was not found because its bucket does not exist."""
+        """Checks, after a file was not found, that at least its bucket exists.
+
+        Raises:
+            NoBucketError: The bucket of the URL does not exist.
+        """
         if not self.is_local:
             faults.refuse_absent_bucket(self.locate(name), self.filesystem, self.path)
 
     def size(self, name: str, attempts: int = faults.ATTEMPTS) -> int:
-        """A file's bytes, by the store's listing; attempts as in `ask`."""
+        """Returns the size of a file in bytes, as the store reports it.
+
+        Args:
+            name: The file.
+            attempts: As in `ask`.
+
+        Raises:
+            FileNotFoundError: The file does not exist.
+        """
         path = self._prefix + name
 
         def attempt() -> int:
@@ -159,36 +191,44 @@ class Folder:
         return self.ask(attempt, name, attempts)
 
     def list(self) -> dict[str, int]:
-        """Returns the size in bytes of every file below the folder, by its name.
+        """Returns the size in bytes of every file below the folder, at any depth, by its name.
 
-        The result is empty if there is no such folder.
+        The result is empty if the folder does not exist.
 
         Raises:
             NoBucketError: The bucket of the URL does not exist.
-            ValueError: A store's key would lead out of the folder if it were a path.
+            ValueError: The key of an object would lead out of the folder if it were a path.
         """
         self.filesystem.invalidate_cache()
         try:
-            found = self.ask(lambda: self.filesystem.find(self.path, detail=True))
+            infos = self.ask(lambda: self.filesystem.find(self.path, detail=True))
         except FileNotFoundError:  # of gcsfs
             self.refuse_absent_bucket()
             raise
-        self._found("", bool(found))
-        files = sorted(found.items())
+        self._found("", bool(infos))
+
+        files = sorted(infos.items())
         sizes = {name.removeprefix(self._prefix): int(info["size"]) for name, info in files}
         for name in sizes:
             self._refuse_leaving(name)
         return sizes
 
     def read(self, name: str) -> bytes:
-        """A whole file, its length checked against the store's listing."""
+        """Returns the bytes of a whole file. Their number is checked against the store's report.
+
+        Raises:
+            FileNotFoundError: The file does not exist.
+            StorageError: The store failed, or returned another number of bytes, in every attempt.
+        """
         return self.read_range(name, 0, self.size(name))
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
-        """Bytes start to stop - 1 of a file.
+        """Returns the bytes `start` to `stop - 1` of a file.
 
-        Raises CutFileError where a local file ends before them, StorageError where a store failed,
-        or returned another number of bytes, in every attempt.
+        Raises:
+            FileNotFoundError: The file does not exist.
+            CutFileError: A local file ends before `stop`.
+            StorageError: The store failed, or returned another number of bytes, in every attempt.
         """
         read = partial(self.read_once, name, start, stop)
         if self.is_local:
@@ -197,10 +237,14 @@ class Folder:
         return faults.call_patiently(where, read, faults.ATTEMPTS, self.filesystem)
 
     def read_once(self, name: str, start: int, stop: int) -> bytes:
-        """The same by one request, for callers that try again themselves; errors as they came.
+        """Reads the bytes `start` to `stop - 1` of a file by a single request.
 
-        Raises SizeError where a store, CutFileError where a local disk returned another number of
-        bytes than asked for: some cut a body short without an error.
+        It is for callers that repeat requests themselves. The errors of the driver are passed on.
+
+        Raises:
+            CutFileError: A local file ends before `stop`.
+            SizeError: A store returned another number of bytes than asked for. Some stores cut an
+                answer short without an error.
         """
         path = self._prefix + name
         if self.is_local:
@@ -214,23 +258,34 @@ class Folder:
         return data
 
     def _cat(self, path: str, start: int, stop: int) -> bytes:
+        """Reads a range of a file; the result is shorter if the file ends inside the range."""
         if self.is_local:
             with open(path, "rb", buffering=0) as file:
-                # No memory is asked for that the file does not fill: a damaged index may say any.
-                there = min(stop, os.fstat(file.fileno()).st_size) - start
-                if there <= 0:
+                # A damaged index may ask for any range, so no more memory is taken than the file
+                # can fill.
+                num_bytes = min(stop, os.fstat(file.fileno()).st_size) - start
+                if num_bytes <= 0:
                     return b""
                 file.seek(start)
-                return file.read(there)
+                return file.read(num_bytes)
         return bytes(self.filesystem.cat_file(path, start=start, end=stop))
 
     def read_each(
         self, names: Sequence[str], sizes: Mapping[str, int] | None = None
     ) -> Iterator[bytes]:
-        """Small files in the order of their names, one request each, some ahead of the reader.
+        """Yields the contents of small files in the order of `names`, lazily.
 
-        Each length is checked against the folder's listing, which is made here unless it is given.
-        Raises FileNotFoundError where one is missing, and as `read`.
+        Each file is read by one request. Threads read some files ahead of the caller.
+
+        Args:
+            names: The files.
+            sizes: Their sizes in bytes, against which the contents are checked. By default the
+                folder is listed at once.
+
+        Raises:
+            FileNotFoundError: `sizes`, or the listing, lacks a file; raised before anything is
+                read.
+            StorageError: The store failed, or returned another number of bytes, in every attempt.
         """
         sizes = (self.list() if names else {}) if sizes is None else sizes
         if missing := [name for name in names if name not in sizes]:
@@ -239,11 +294,24 @@ class Folder:
         return map_ahead(lambda name: self.read_range(name, 0, sizes[name]), names)
 
     def read_many(self, names: Sequence[str]) -> dict[str, bytes]:
-        """Small files by name; raises as `read_each`."""
+        """Returns the contents of small files by their names.
+
+        Raises:
+            FileNotFoundError: A file is missing.
+            StorageError: The store failed, or returned another number of bytes, in every attempt.
+        """
         return dict(zip(names, self.read_each(names), strict=True))
 
     def open(self, name: str) -> io.BufferedReader:
-        """A file opened for reading; every read of a store's is checked and tried again."""
+        """Opens a file for reading.
+
+        On a store, every read is a request of its own, whose length is checked and which is
+        repeated after errors that may pass.
+
+        Raises:
+            FileNotFoundError: The file does not exist.
+            ValueError: The file is a named pipe.
+        """
         if self.is_local:
             _refuse_pipe(self._prefix + name)
             return self.local_path(name).open("rb")
@@ -251,22 +319,28 @@ class Folder:
         return io.BufferedReader(file, BUFFER_BYTES)
 
     def download(self, name: str, target: Path) -> None:
-        """Copies a file to a local disk, without holding it in memory; raises as `read`."""
+        """Copies a file to a local path, without holding it in memory.
+
+        Raises:
+            FileNotFoundError: The file does not exist.
+            StorageError: The store failed, or sent another number of bytes, in every attempt.
+        """
 
         def attempt() -> None:
             with faults.driver_errors(self._prefix + name):
                 expected = self.filesystem.size(self._prefix + name)
                 self.filesystem.get_file(self._prefix + name, str(target))
-            if (found := target.stat().st_size) != expected:
-                raise faults.SizeError(f"got {found} of {expected} bytes")
+            num_bytes = target.stat().st_size
+            if num_bytes != expected:
+                raise faults.SizeError(f"got {num_bytes} of {expected} bytes")
 
         self.ask(attempt, name)
 
     def write(self, name: str, data: bytes | Path) -> None:
         """Writes bytes, or a copy of a local file, either whole or not at all.
 
-        On a local disk a temporary file is renamed. On a store there is one upload, whose size is
-        checked.
+        On a local disk a temporary file is written and renamed. On a store the file is uploaded at
+        once, and the size that the store then reports is checked.
 
         Raises:
             NoBucketError: The bucket of the URL does not exist.
@@ -309,9 +383,12 @@ class Folder:
             return None
 
     def remove(self, names: Iterable[str]) -> None:
-        """Removes files that are there, and on local disks the folders that this empties.
+        """Removes files. Names of files that do not exist are ignored.
 
-        Raises ValueError where a name leads out of the folder; nothing is removed.
+        On a local disk, folders that are left empty are removed as well.
+
+        Raises:
+            ValueError: A name leads out of the folder. Nothing has been removed then.
         """
         names = tuple(names)
         for name in names:
@@ -319,15 +396,17 @@ class Folder:
         deque(map_ahead(self._remove, names), maxlen=0)
         if self.is_local:
             parents = {self.local_path(name).parent for name in names}
-            for parent in sorted(parents, key=lambda each: len(each.parts), reverse=True):
+            for parent in sorted(parents, key=lambda path: len(path.parts), reverse=True):
                 remove_empty_folders(parent, self.local_path())
 
     def _remove(self, name: str) -> None:
-        # An attempt before may have removed it without an answer.
+        """Removes one file, if it exists."""
+        # An earlier attempt may have removed it although its answer was lost.
         with contextlib.suppress(FileNotFoundError):
             self.ask(partial(self.filesystem.rm_file, self._prefix + name), name)
 
     def _refuse_leaving(self, name: str) -> None:
+        """Raises ValueError if a file's name would lead out of the folder."""
         if not stays_below(name):
             found = f"found the key {name!r}, which leads out of the folder"
             raise ValueError(f"{self.locate()}: {found}; remove that object")
@@ -335,21 +414,38 @@ class Folder:
     def ask(
         self, call: Callable[[], Result], name: str = "", attempts: int = faults.ATTEMPTS
     ) -> Result:
-        """Calls a function that asks for a file: patiently, but a local disk once."""
+        """Calls a function that makes a request, again after errors that may pass.
+
+        Args:
+            call: Makes the request.
+            name: The file that it is about, for messages; empty for the folder.
+            attempts: How often it is called. With 1, and on a local disk, it is called once, and
+                its error is passed on unchanged.
+
+        Raises:
+            StorageError: All attempts failed, or the error is final
+                (`pipeline.storage.faults.call_patiently`).
+        """
         if attempts == 1 or self.is_local:
             return call()
         return faults.call_patiently(self.locate(name), call, attempts, self.filesystem)
 
 
 def _refuse_pipe(path: str) -> None:
-    """Refuses a named pipe, as it has no size, cannot be read in parts, and waits for a writer."""
+    """Raises ValueError for a named pipe.
+
+    A pipe has no size, cannot be read in parts, and would wait for a writer.
+    """
     if stat.S_ISFIFO(os.stat(path).st_mode):
         cure = "write what comes through it to a file, and give that"
         raise ValueError(f"{path}: is a pipe (FIFO), expected a file; {cure}")
 
 
 def _is_file(filesystem: Any, path: str) -> bool:
-    """Returns whether a store has a file. Unlike fsspec's `isfile`, a failed request raises."""
+    """Returns whether a store has a file.
+
+    Unlike fsspec's `isfile`, it raises an error if the request fails, instead of returning False.
+    """
     try:
         return bool(filesystem.info(path)["type"] == "file")
     except FileNotFoundError:
@@ -357,7 +453,18 @@ def _is_file(filesystem: Any, path: str) -> bool:
 
 
 def parse_storage_options(text: str | None) -> Mapping[str, Any] | None:
-    """Options of a filesystem from a JSON object or @FILE, which errors do not show."""
+    """Parses the setting `storage_options`; its values are hidden in all messages from then on.
+
+    Args:
+        text: A JSON object, or @FILE for a file that holds one; None for no options.
+
+    Returns:
+        The keyword arguments for fsspec filesystems, or None if no options are given.
+
+    Raises:
+        ValueError: The text or the file is not a JSON object. The message does not quote it, as it
+            may hold secrets.
+    """
     if text is None:
         return None
     try:

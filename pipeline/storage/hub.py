@@ -1,4 +1,4 @@
-"""Files of models by their names on the Hugging Face Hub: `bert-base-uncased` or `org/name`."""
+"""Downloads files of models of the Hugging Face Hub, by names such as `bert-base-uncased`."""
 
 import re
 from collections.abc import Sequence
@@ -10,13 +10,24 @@ _REVISION = re.compile(r"(?:models--.*)/snapshots/([0-9a-f]{40})")
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether nothing here has this name, and a model of the Hub could."""
+    """Returns whether a name can only mean a model of the Hub: no local path has it.
+
+    A model is named `name` or `organization/name`. The Hub is not asked whether there is one.
+    """
     return not Path(name).exists() and bool(_NAME.fullmatch(name))
 
 
 @lru_cache
 def fetch_from_hub(name: str, files: Sequence[str]) -> Path:
-    """The folder that holds those of the files that a model of the Hub has."""
+    """Downloads files of a model of the Hub, and returns the local folder that holds them.
+
+    Args:
+        name: The model's name, such as `bert-base-uncased`.
+        files: Names or patterns of the files. Files that the model lacks are left out.
+
+    Raises:
+        FileNotFoundError: The Hub has no such model, or cannot be reached.
+    """
     from huggingface_hub import snapshot_download
 
     try:
@@ -31,6 +42,9 @@ def fetch_from_hub(name: str, files: Sequence[str]) -> Path:
 
 
 def revision_of(folder: str) -> str | None:
-    """The commit that a folder of `fetch_from_hub` holds; None for any other folder."""
+    """Returns the commit of the model that a folder of `fetch_from_hub` holds: 40 hex digits.
+
+    For any other folder it returns None.
+    """
     found = _REVISION.search(folder)
     return found[1] if found else None

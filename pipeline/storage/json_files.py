@@ -1,6 +1,6 @@
-"""Reads JSON files; every error names the file, what it holds and what to do.
+"""Reads JSON files; every error names the file, what was found in it and what to do.
 
-Each function takes a `remedy`: what the user can do about a damaged file.
+Each function takes a `remedy`, which ends its messages: what the user can do about a damaged file.
 """
 
 import contextlib
@@ -17,17 +17,17 @@ def read_object(folder: Folder, name: str, remedy: str) -> dict[str, Any]:
     """Reads a file that holds a JSON object.
 
     Raises:
-        FileNotFoundError: It is missing; the message ends with the remedy.
-        ValueError: It holds anything else than a JSON object; the message ends with the remedy.
+        FileNotFoundError: The file is missing; the message ends with the remedy.
+        ValueError: The file holds anything but a JSON object; the message ends with the remedy.
     """
     return parse_object(read_present(folder, name, remedy), folder.locate(name), remedy)
 
 
 def read_present(folder: Folder, name: str, remedy: str) -> bytes:
-    """Reads a file that must be there.
+    """Reads a file that must exist.
 
     Raises:
-        FileNotFoundError: It is missing; the message ends with the remedy.
+        FileNotFoundError: The file is missing; the message ends with the remedy.
     """
     try:
         return folder.read(name)
@@ -52,12 +52,17 @@ def parse_object(data: bytes | str, where: str, remedy: str) -> dict[str, Any]:
 
 
 def parse_names(data: bytes, where: str, remedy: str) -> list[str]:
-    """Parses a JSON list of texts; its errors are those of `parse_object`."""
-    found = parse_json(data, where, remedy)
-    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
-        said = f"it holds {repr(found)[:_LONGEST_SHOWN]}, expected a list of names"
-        raise ValueError(f"{where} is damaged: {said}; {remedy}")
-    return found
+    """Parses a JSON list of strings.
+
+    Raises:
+        ValueError: `data` is not JSON, or not such a list; the message begins with `where` and ends
+            with the remedy.
+    """
+    names = parse_json(data, where, remedy)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        found = f"it holds {repr(names)[:_LONGEST_SHOWN]}, expected a list of names"
+        raise ValueError(f"{where} is damaged: {found}; {remedy}")
+    return names
 
 
 def parse_json(data: bytes | str, where: str, remedy: str) -> Any:
@@ -75,7 +80,11 @@ def parse_json(data: bytes | str, where: str, remedy: str) -> Any:
 
 @contextlib.contextmanager
 def expected_fields(where: str, remedy: str) -> Iterator[None]:
-    """Reports a missing key, or a value of a wrong type, as damage of the file it was read from.
+    """Wraps code that takes values out of parsed JSON; reports a missing or wrong one as damage.
+
+    Args:
+        where: The file that the JSON was read from, for the message.
+        remedy: What the user can do about it, for the message.
 
     Raises:
         ValueError: The block raised KeyError, TypeError, AttributeError or IndexError.
@@ -83,5 +92,5 @@ def expected_fields(where: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, AttributeError, IndexError) as error:
-        said = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-        raise ValueError(f"{where} is damaged, or of another version: {said}; {remedy}") from error
+        found = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise ValueError(f"{where} is damaged, or of another version: {found}; {remedy}") from error

@@ -1,4 +1,4 @@
-"""Files of this machine's disks: written whole or not at all, and there after a loss of power."""
+"""Writes files on local disks: whole or not at all, and so that a loss of power keeps them."""
 
 import contextlib
 import errno
@@ -15,15 +15,23 @@ from pathlib import Path
 from pipeline.storage.faults import StorageError
 
 TEMPORARY_MARK = ".partial-"
+"""Part of the name of every temporary file that `replace_file` writes."""
 _TEMPORARY_NAME = re.compile(r"\..+\.partial-\d+-[0-9a-f]{8}")
 _DISK_IS_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def replace_file(path: Path, data: bytes | Path) -> None:
-    """Writes a file, and missing folders, whole or not at all; a loss of power does not undo it.
+    """Writes a file whole or not at all, so that a loss of power afterwards does not undo it.
 
-    Data may be a file that holds them, which is copied without being held in memory. Raises
-    StorageError where the disk is full; what was there before still is.
+    Missing folders are created. A temporary file is written beside the target and renamed.
+
+    Args:
+        path: The file to write or replace.
+        data: The content, or a local file that holds it, which is copied without being held in
+            memory.
+
+    Raises:
+        StorageError: The disk is full. A file that was at `path` before is unchanged.
     """
     make_folder(path.parent)
     temporary = path.with_name(f".{path.name}{TEMPORARY_MARK}{os.getpid()}-{secrets.token_hex(4)}")
@@ -49,12 +57,16 @@ def replace_file(path: Path, data: bytes | Path) -> None:
 
 
 def size_of(data: bytes | Path) -> int:
-    """How many bytes data are, or the local file that holds them has."""
+    """Returns the number of bytes of `data`, or of the local file that it names."""
     return data.stat().st_size if isinstance(data, Path) else len(data)
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder on a local disk and those above it that are missing, for good."""
+    """Creates a folder and its missing parents, so that a loss of power does not undo it.
+
+    Raises:
+        NotADirectoryError: A file has the name of one of the folders.
+    """
     if not folder.is_dir():
         make_folder(folder.parent)
         try:
@@ -66,7 +78,7 @@ def make_folder(folder: Path) -> None:
 
 
 def make_durable(path: Path) -> None:
-    """Waits until a file's bytes, or a folder's names, are on the disk."""
+    """Waits until the bytes of a file, or the list of names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -78,27 +90,41 @@ def make_durable(path: Path) -> None:
 
 
 def remove_empty_folders(folder: Path, top: Path) -> None:
-    """Removes a folder and those above it that are empty, up to the top, which stays."""
+    """Removes a folder if it is empty, then its parents that this leaves empty.
+
+    Args:
+        folder: The folder to begin with.
+        top: A folder above it, which is kept even if it is empty.
+    """
     while folder != top and folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
         folder = folder.parent
 
 
 def find_temporaries(names: Iterable[str]) -> list[str]:
-    """Those among file names that a killed `replace_file` left."""
+    """Returns the names of temporary files that a killed `replace_file` left behind.
+
+    Args:
+        names: Names of files, with or without folders.
+    """
     return [name for name in names if _TEMPORARY_NAME.fullmatch(name.rpartition("/")[2])]
 
 
 @contextlib.contextmanager
 def scratch_folder(owner: str) -> Iterator[Path]:
-    """Keeps temporary files, of programs started here too, in a folder that goes at the end.
+    """Yields a new folder for all temporary files of this process, and removes it at the end.
 
-    Folders that killed processes left of the same owner, such as the output of a command, go first.
+    While the context lasts, `tempfile` and TMPDIR name the folder, so that the processes that this
+    one starts use it too. Folders that killed processes of the same owner left are removed first.
+
+    Args:
+        owner: Identifies what the files are made for, such as the output of a command.
     """
     digest = blake2b(f"{os.getuid()} {owner}".encode(), digest_size=8).hexdigest()
-    for left in Path(tempfile.gettempdir()).glob(f"beambert-{digest}-*"):
-        with contextlib.suppress(OSError), _locked(left):
-            shutil.rmtree(left)
+    for leftover in Path(tempfile.gettempdir()).glob(f"beambert-{digest}-*"):
+        with contextlib.suppress(OSError), _locked(leftover):
+            shutil.rmtree(leftover)
+
     before = tempfile.tempdir, os.environ.get("TMPDIR")
     with tempfile.TemporaryDirectory(prefix=f"beambert-{digest}-") as folder, _locked(Path(folder)):
         tempfile.tempdir = os.environ["TMPDIR"] = folder
@@ -112,7 +138,11 @@ def scratch_folder(owner: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Holds a folder; an OSError where it is another user's, a link, or held by another process."""
+    """Holds the lock of a folder while the context lasts.
+
+    Raises:
+        OSError: The folder belongs to another user, is a link, or is locked by another process.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.fstat(descriptor).st_uid != os.getuid():

@@ -1,4 +1,7 @@
-"""Locks on local files. The system releases a lock when its process ends, in whatever way."""
+"""Locks local files and folders, so that two jobs do not write to the same place.
+
+The operating system releases a lock when its process ends, even if the process is killed.
+"""
 
 import contextlib
 import errno
@@ -10,10 +13,11 @@ from pathlib import Path
 from typing import IO
 
 LOCK = ".lock"
-"""The name of a lock's file in the folder that it locks."""
+"""Name of the file in a folder whose lock is the lock of the folder."""
 
 _PAUSE_SECONDS = 0.2
 _NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}
+"""Errors of filesystems that do not support locks."""
 
 
 def wait_for_lock(
@@ -25,10 +29,11 @@ def wait_for_lock(
         file: The file. The lock is released when it is closed or the process ends.
         folder: The folder that the lock protects, for messages.
         patience_seconds: How long to wait for another holder, which may be about to end.
-        is_shared: Whether others may hold the lock at the same time, if they share it too.
+        is_shared: Whether other jobs may hold the lock at the same time, if they share it too.
 
     Raises:
         FileExistsError: Another job still holds the lock after `patience_seconds`.
+        OSError: The disk has no locks.
     """
     kind = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX
     began = time.monotonic()
@@ -52,14 +57,14 @@ def locked_folder(
 ) -> Iterator[None]:
     """Keeps other jobs out of a local folder as long as the context lasts.
 
-    The lock is on a file in the folder, which is removed at the end. A file that a killed job left
-    locks nothing.
+    The lock is on a file in the folder, which is removed at the end unless the lock is shared. A
+    lock file that a killed job left behind locks nothing.
 
     Args:
         folder: The folder; it is created if needed.
-        name: The name of the lock's file.
+        name: The name of the lock file.
         patience_seconds: How long to wait for another holder.
-        is_shared: Whether others may hold the lock at the same time, if they share it too.
+        is_shared: Whether other jobs may hold the lock at the same time, if they share it too.
 
     Raises:
         FileExistsError: Another job still holds the lock after `patience_seconds`.
@@ -77,12 +82,13 @@ def locked_folder(
                     raise
                 cure = "give an --output on a disk that has them, such as a local one"
                 raise ValueError(f"{path}: this disk has no locks of files: {cure}") from error
+            # The job that held the lock before may have removed the file that was opened here.
             if _is_at(path, file):
-                break  # otherwise the job before has just removed the file that was opened
+                break
         try:
             yield
         finally:
-            if not is_shared:  # others may hold it
+            if not is_shared:  # a shared lock may still be held by other jobs
                 path.unlink(missing_ok=True)
 
 

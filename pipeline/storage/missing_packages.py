@@ -1,4 +1,8 @@
-"""What to install where a package is missing: the extras of pyproject.toml, by import names."""
+"""Names the command that installs a missing package.
+
+It lists the packages of this project's dependencies by their import names, and which extra of
+pyproject.toml brings each.
+"""
 
 from pipeline.storage.driver_errors import causes
 
@@ -8,24 +12,25 @@ EXTRA_OF = {
     **dict.fromkeys(("tensorboard", "isal"), "trainer"),
     "google_crc32c": "tfrecord",
 }
-"""Import name of a package -> the extra that brings it."""
+"""Import name of a package -> the extra of pyproject.toml that brings it."""
 
 _CORE = """
 numpy pyarrow fsspec s3fs gcsfs tokenizers sentencex zstandard yaml tqdm fastwarc
 resiliparse brotli jinja2 py3langid huggingface_hub webdataset
 """
 CORE = tuple(_CORE.split())
-"""Import names of what every extra brings."""
+"""Import names of the core dependencies, which every installation has."""
 
 
 def describe_missing(error: BaseException | None) -> str | None:
-    """What to run for a package of ours that could not be imported; None where it is none of them.
+    """Returns a message that names a missing package and the command that installs it.
 
-    fsspec raises an error of its own after that of its driver, so causes are looked at too.
+    It returns None unless the error, or one of its causes, is about a missing package of this
+    project's dependencies. Causes count because fsspec replaces the error of its driver.
     """
-    for each in causes(error):
-        package = (getattr(each, "name", None) or "").partition(".")[0]
-        if isinstance(each, ModuleNotFoundError) and (package in EXTRA_OF or package in CORE):
+    for cause in causes(error):
+        package = (getattr(cause, "name", None) or "").partition(".")[0]
+        if isinstance(cause, ModuleNotFoundError) and (package in EXTRA_OF or package in CORE):
             install = f"pip install -e '.[{EXTRA_OF.get(package, 'pipeline,trainer')}]'"
             found = f"the package {package} is not installed here"
             return f"{found}: in the checkout run `. scripts/environment.sh`, or {install}"

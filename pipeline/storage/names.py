@@ -1,4 +1,4 @@
-"""Names that a file tells and that become paths: none may lead out of its folder."""
+"""Checks names that are read from files and become paths, so that none leads out of its folder."""
 
 import re
 from collections.abc import Iterable
@@ -8,7 +8,11 @@ _NOT_PLAIN = re.compile(r"[/\\\x00-\x1f\x7f]")
 
 
 def is_plain(name: object) -> bool:
-    """Whether it names a file right inside a folder: one part, no control character."""
+    """Returns whether a value can be the name of a file directly inside a folder.
+
+    It must be a string of one path component, not "." or "..", without control characters and of
+    at most 255 bytes.
+    """
     return (
         isinstance(name, str)
         and name not in ("", ".", "..")
@@ -18,13 +22,24 @@ def is_plain(name: object) -> bool:
 
 
 def stays_below(path: str) -> bool:
-    """Whether a relative path stays below its folder: it begins at no root and never goes up."""
+    """Returns whether a path leads nowhere but below its folder.
+
+    It must be relative and have no component "..". A backslash counts as a slash.
+    """
     parts = path.replace("\\", "/").split("/")
     return parts[0] != "" and ".." not in parts
 
 
 def require_plain(names: Iterable[object], where: str) -> None:
-    """Refuses, by a ValueError, a file `where` that tells another name than a plain one."""
+    """Checks that every name is that of a file directly inside a folder.
+
+    Args:
+        names: Names that were read from a file.
+        where: The file that they were read from, for the message.
+
+    Raises:
+        ValueError: A name is not plain, as `is_plain` says.
+    """
     for name in names:
         if not is_plain(name):
             expected = "expected a file's name without a folder"

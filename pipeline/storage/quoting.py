@@ -1,6 +1,6 @@
-"""Text from users' files for messages: cut to a short length, without control characters.
+"""Makes text from users' files safe for messages: short, and without control characters.
 
-So no text in a file can fill a log, or move a terminal's cursor.
+So no text in a file can fill a log or move the cursor of a terminal.
 """
 
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ LONGEST = 60
 
 
 def quote(value: object) -> str:
-    """Returns a value as Python writes it, text in quotes. A long value is cut."""
+    """Returns the `repr` of a value for a message. A long value is cut after 60 characters."""
     if isinstance(value, str):
         is_whole = len(value) <= LONGEST
         return repr(value) if is_whole else f"{value[:LONGEST]!r}... ({len(value):,} characters)"
@@ -19,16 +19,23 @@ def quote(value: object) -> str:
 
 
 def join_names(names: Iterable[object], most: int = 20) -> str:
-    """Joins names by commas. Long names are cut, and a long list ends in "and 7 more"."""
-    every = [str(name) for name in names]
-    shown = [name if len(name) <= LONGEST else f"{name[:LONGEST]}..." for name in every[:most]]
-    if len(every) > most:
-        shown.append(f"and {len(every) - most:,} more")
+    """Joins names by commas. Long names are cut, and a long list ends in "and 7 more".
+
+    Args:
+        names: What to list.
+        most: How many names are written out.
+    """
+    texts = [str(name) for name in names]
+    shown = [text if len(text) <= LONGEST else f"{text[:LONGEST]}..." for text in texts[:most]]
+    if len(texts) > most:
+        shown.append(f"and {len(texts) - most:,} more")
     return ", ".join(shown)
 
 
 def printable(text: str, *, keeps_lines: bool = False) -> str:
-    """Writes as escapes the characters that would move a terminal's cursor or turn its direction.
+    r"""Returns a text with all characters that are not printable written as escapes, such as \x1b.
+
+    They could move the cursor of a terminal, or reverse the direction of its text.
 
     Args:
         text: A message, or a name in one.
@@ -37,6 +44,6 @@ def printable(text: str, *, keeps_lines: bool = False) -> str:
     if text.isprintable():
         return text
     return "".join(
-        each if each.isprintable() or (keeps_lines and each == "\n") else repr(each)[1:-1]
-        for each in text
+        char if char.isprintable() or (keeps_lines and char == "\n") else repr(char)[1:-1]
+        for char in text
     )

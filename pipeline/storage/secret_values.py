@@ -1,7 +1,7 @@
-"""Secrets: values of storage options, passwords in URLs, and values of URLs' queries.
+"""Hides secrets in messages: values of storage options, passwords in URLs, and queries of URLs.
 
-None of them is ever shown. Options are recognized by their values: every process learns them when
-it parses options or opens a filesystem. Secrets in URLs are recognized by their form. A query is a
+Storage options are recognized by their values: every process learns the values when it parses
+options or opens a filesystem. Secrets in URLs are recognized by their form. A query counts as a
 secret because the query of a presigned URL gives access to the file.
 """
 
@@ -20,19 +20,23 @@ from urllib.parse import quote
 from pipeline.storage.quoting import printable
 
 HIDDEN = "(hidden)"
+"""Stands in messages in place of a secret."""
 _SHOWN = {
     "endpoint_url", "region", "region_name", "protocol", "anon", "addressing_style", "access",
     "signature_version", "connect_timeout", "read_timeout", "max_pool_connections", "consistency",
     "default_block_size", "mode",
 }  # fmt: skip
-"""Options that are no secrets: words that messages have too. Any other is one."""
+"""Names of the options that are not secrets. The values of all other options are."""
 
 _MIN_CHARACTERS = 4
-_MAX_WORD = 12  # what is shorter may be part of another word, which stays
+"""Values shorter than this are not hidden, as every message would have holes."""
+_MAX_WORD = 12
+"""Values up to this length are hidden only as whole words, as they may be parts of others."""
 _MIN_DIGITS = 6
+"""Numbers with fewer digits, such as timeouts, are not hidden."""
 _USER_INFO = re.compile(r"\b([a-z][a-z0-9+.-]*://)[^/\s:@'\"]*:(?!\d+/)[^\s@'\"]*@", re.IGNORECASE)
 _WITH_QUERY = re.compile(r"\b([a-z][a-z0-9+.-]*)(://[^\s?#'\"<>]*\?)([^\s#'\"<>]+)", re.IGNORECASE)
-# What follows a URL in a message, such as ":12," for a line, is no part of its last value.
+# In a message, a line number or punctuation such as ":12," may follow a URL. It is not hidden.
 _AFTER_URL = r"(?=(?::\d+)?[:;,.)\]}]*$)"
 _NOT_HIDDEN = r"(?!\(hidden\))"
 _QUERY_VALUE = re.compile(rf"([^&;=]*=){_NOT_HIDDEN}[^&;]+?(?=[&;]|{_AFTER_URL})")
@@ -40,7 +44,7 @@ _BARE_QUERY = re.compile(rf"(?<![^&;]){_NOT_HIDDEN}[^&;=]+?(?=[&;]|{_AFTER_URL})
 _WITHOUT_QUERY = {"file", "local", "memory"}
 """Schemes whose paths may hold a question mark."""
 _WEB = {"http", "https"}
-"""Schemes in which a query without a value is a secret too. Elsewhere it is part of a pattern."""
+"""Schemes whose query is a secret even if it has no "=". Elsewhere a "?" may be part of a glob."""
 _NO_SECRETS = {"project="}
 """Keys whose values are shown: the page of a job on Dataflow is found by its project."""
 _RENEWED = re.compile(
@@ -48,12 +52,19 @@ _RENEWED = re.compile(
     r"|(.*access.?key.?id)|(.*token)|hdnts|verify",
     re.IGNORECASE,
 )
-"""Keys of a query that sign a URL: a URL that is signed anew has other values of them."""
+"""Keys of a query that belong to a signature, so that their values change when it is renewed."""
 _values: set[str] = set()
+"""The values of options that this process hides."""
 
 
 def learn(options: Mapping[str, Any] | None) -> None:
-    """Takes the values of storage options for secrets, from now on and in all of this process."""
+    """Makes this process hide the values of storage options from now on.
+
+    Values of options that are not secret, and values too short to tell from other words, stay.
+
+    Args:
+        options: Options of an fsspec filesystem, which may be nested; None for no options.
+    """
     texts = {*_texts(options or {})} - _SHOWN  # gcsfs takes the word anon for a token
     found = {text for text in texts if len(text) >= _MIN_CHARACTERS}
     if found <= _values:
@@ -64,15 +75,16 @@ def learn(options: Mapping[str, Any] | None) -> None:
 
 
 def find_password(url: str) -> str | None:
-    """The password in a URL, between user and host; None where there is none."""
+    """Returns the password in a URL such as s3://USER:PASSWORD@HOST, or None if it has none."""
     found = _USER_INFO.search(url)
     return found[0].removesuffix("@").partition("://")[2].partition(":")[2] if found else None
 
 
 def hide(text: str) -> str:
-    """Returns a text with its secrets replaced; the keys of a URL's query stay.
+    """Returns a text with every secret in it replaced by "(hidden)".
 
-    Values of options are also found as JSON or a URL encodes them.
+    The keys of a URL's query stay. Values of options are also found if they are escaped as in
+    Python, JSON or a URL.
     """
     if "@" in text:
         text = _USER_INFO.sub(rf"\1{HIDDEN}@", text)
@@ -82,7 +94,7 @@ def hide(text: str) -> str:
 
 
 def identify(url: str) -> str:
-    """Returns a URL without its signature, so that it is the same when the file is signed anew.
+    """Returns a URL without its signature, so that it stays the same when the URL is signed anew.
 
     A URL without a query, or a local path, is returned unchanged.
     """
@@ -99,6 +111,7 @@ def without_query(url: str) -> str:
 
 
 def _hide_query(found: re.Match[str]) -> str:
+    """Returns a URL, a match of `_WITH_QUERY`, with the values of its query hidden."""
     scheme, middle, query = found.groups()
     if scheme.lower() in _WITHOUT_QUERY:
         return found[0]
@@ -108,10 +121,12 @@ def _hide_query(found: re.Match[str]) -> str:
 
 
 def _hide_value(found: re.Match[str]) -> str:
+    """Returns one KEY=VALUE of a query, a match of `_QUERY_VALUE`, with its value hidden."""
     return found[0] if found[1] in _NO_SECRETS else found[1] + HIDDEN
 
 
 def _drop_signature(found: re.Match[str]) -> str:
+    """Returns a URL, a match of `_WITH_QUERY`, without the parts of its query that sign it."""
     scheme, middle, query = found.groups()
     if scheme.lower() in _WITHOUT_QUERY:
         return found[0]
@@ -125,25 +140,25 @@ def show(name: str) -> str:
 
 
 def hide_in(value: Any) -> Any:
-    """A JSON value of which no text and no key has a secret."""
+    """Returns a copy of a JSON value in which the secrets in all texts and keys are hidden."""
     if isinstance(value, str):
         return hide(value)
     if isinstance(value, Mapping):
-        return {hide_in(key): hide_in(each) for key, each in value.items()}
+        return {hide_in(key): hide_in(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [hide_in(each) for each in value]
+        return [hide_in(item) for item in value]
     return value
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """The values below a mapping or list, as text."""
+    """Yields, as text, every value in nested options that is not one of `_SHOWN`."""
     if isinstance(value, Mapping):
-        for key, each in value.items():
+        for key, item in value.items():
             if key not in _SHOWN:
-                yield from _texts(each)
+                yield from _texts(item)
     elif isinstance(value, list | tuple | set):
-        for each in value:
-            yield from _texts(each)
+        for item in value:
+            yield from _texts(item)
     elif isinstance(value, str | bytes):
         yield value if isinstance(value, str) else value.decode(errors="replace")
     elif not isinstance(value, bool) and len(str(value)) >= _MIN_DIGITS:
@@ -152,31 +167,36 @@ def _texts(value: Any) -> Iterator[str]:
 
 @cache
 def _pattern() -> re.Pattern[str] | None:
+    """Returns a pattern that matches every hidden value, plain or escaped; None without values."""
     spellings: set[str] = set()
     for value in _values:
         spellings |= {value, json.dumps(value)[1:-1], repr(value)[1:-1], quote(value, safe="")}
-    longest_first = sorted(spellings, key=lambda each: (-len(each), each))
+    longest_first = sorted(spellings, key=lambda spelling: (-len(spelling), spelling))
     return re.compile("|".join(map(_bounded, longest_first))) if spellings else None
 
 
 def _bounded(value: str) -> str:
+    """Returns a pattern for a value; a short value matches only as a whole word."""
     escaped = re.escape(value)
     return escaped if len(value) > _MAX_WORD else rf"(?<![A-Za-z0-9]){escaped}(?![A-Za-z0-9])"
 
 
 @cache
 def _watch_tracebacks() -> None:
-    """Has what nobody catches, in any thread, and what is logged, shown without secrets."""
+    """Hides secrets in tracebacks of uncaught errors, in all threads, and in log messages."""
 
     def show(kind: Any, error: Any, trace: Any) -> None:
-        if kind is not SystemExit:  # which ends a thread without a word
+        if kind is not SystemExit:  # SystemExit ends a thread silently
             sys.stderr.write(hide("".join(traceback.format_exception(kind, error, trace))))
 
     def make_hidden(*arguments: Any, **options: Any) -> logging.LogRecord:
         record = make(*arguments, **options)
         with contextlib.suppress(TypeError, ValueError):  # the message does not fit its arguments
-            if (hidden := hide(said := record.getMessage())) != said:
-                record.msg, record.args = hidden, ()
+            message = record.getMessage()
+            hidden = hide(message)
+            if hidden != message:
+                record.msg = hidden
+                record.args = ()
         return record
 
     sys.excepthook = show

@@ -1,6 +1,6 @@
-"""Reads tar archives as a stream; every member is a file of its own.
+"""Reads tar archives as streams; every member counts as a file of the input.
 
-A tar has no list of its members, so one reader reads it once from start to end, compressed or not.
+A tar has no list of its members, so it is read once from start to end by a single reader.
 """
 
 import struct
@@ -14,7 +14,7 @@ from pipeline.storage.compression import decompress, is_compressed
 from pipeline.storage.names import stays_below
 
 _BLOCK_BYTES = 256 * 2**10
-# What tarfile raises where lengths, offsets or names lie.
+# Errors that tarfile raises for wrong lengths, offsets or names.
 _TAR_ERRORS = (
     tarfile.TarError, EOFError, RuntimeError, struct.error, OverflowError, OSError, ValueError,
     LookupError, MemoryError, TypeError,
@@ -22,7 +22,14 @@ _TAR_ERRORS = (
 
 
 class TarMember(NamedTuple):
-    """One file of an archive. Its bytes can be read until the next member is asked for."""
+    """One file of an archive. Its bytes can be read until the next member is asked for.
+
+    Attributes:
+        archive: The open archive.
+        info: The member's header.
+        url: The archive, for messages.
+        stream: The bytes of the archive.
+    """
 
     archive: tarfile.TarFile
     info: tarfile.TarInfo
@@ -31,21 +38,26 @@ class TarMember(NamedTuple):
 
     @property
     def name(self) -> str:
-        r"""Returns the member's name within the archive; bytes that are not UTF-8 become \xNN."""
+        r"""Name of the member within the archive; bytes that are not UTF-8 are written as \xNN."""
         name = self.info.name.removeprefix("./")
         return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
     @property
     def where(self) -> str:
-        """Returns ARCHIVE/NAME, for messages."""
+        """ARCHIVE/NAME, for messages."""
         return f"{self.url}/{self.name}"
 
     def blocks(self) -> Iterator[bytes]:
-        """Yields the member's bytes; a member named *.gz, *.zst, ... is decompressed as well."""
+        """Yields the member's bytes; a member named *.gz, *.zst, ... is decompressed as well.
+
+        Raises:
+            ValueError: The member is damaged, or a decompression bomb.
+        """
         stored = self._stored()
         return decompress(stored, self.where) if is_compressed(self.where) else stored
 
     def _stored(self) -> Iterator[bytes]:
+        """Yields the member's bytes as they are in the archive."""
         with _broken_tar(self.stream, self.where):
             file = self.archive.extractfile(self.info)
             assert file is not None, f"{self.where} is no regular file"
@@ -54,28 +66,28 @@ class TarMember(NamedTuple):
 
 
 def iterate_members(blocks: Iterable[bytes], url: str) -> Iterator[TarMember]:
-    """Yields the regular files of an archive in their order, without hidden files and links.
+    """Yields the regular files of an archive in their order, lazily.
 
-    The file that a link points to is a member itself.
+    Hidden files are left out. So are links, because the file that a link points to is a member too.
 
     Args:
         blocks: The bytes of the archive, decompressed.
         url: The archive, for messages.
 
     Raises:
-        ValueError: The archive is damaged or cut short, a name leads out of its folder, or there
-            are more bytes after its end.
+        ValueError: The archive is damaged or cut short, a name leads out of its folder, a member is
+            stored with holes, or there are more bytes after the archive's end.
     """
     stream = _Stream(blocks)
     with _broken_tar(stream, url):
-        file: Any = stream  # tarfile asks for no more than `read`
+        file: Any = stream  # tarfile calls no method of it but `read`
         archive: Any = tarfile.open(fileobj=file, mode="r|")  # noqa: SIM115
     while True:
         with _broken_tar(stream, url):
             info = archive.next()
         if info is None:
             break
-        archive.members.clear()  # tarfile would keep all of them
+        archive.members.clear()  # tarfile would keep all members in memory
         if info.isreg():
             member = TarMember(archive, info, url, stream)
             _check_member(member)
@@ -86,7 +98,10 @@ def iterate_members(blocks: Iterable[bytes], url: str) -> Iterator[TarMember]:
 
 @contextmanager
 def _broken_tar(stream: "_Stream", where: str) -> Iterator[None]:
-    """Adds the archive or member to errors of tarfile; errors from reading the stream pass."""
+    """Turns errors of tarfile into a ValueError that names the archive or member `where`.
+
+    Errors from reading the stream itself are passed on unchanged.
+    """
     try:
         yield
     except _TAR_ERRORS as error:
@@ -97,19 +112,23 @@ def _broken_tar(stream: "_Stream", where: str) -> Iterator[None]:
 
 
 class _Stream:
-    """A file object over blocks of bytes, for tarfile."""
+    """A file object over blocks of bytes, for tarfile.
+
+    Attributes:
+        num_bytes: Number of bytes that were read so far.
+        last: The bytes that the last call of `read` returned.
+        failure: The error that `blocks` raised, if any; errors of tarfile itself are not kept.
+    """
 
     def __init__(self, blocks: Iterable[bytes]) -> None:
         self._blocks = iter(blocks)
         self._rest = b""
         self.num_bytes = 0
-        """How many bytes were read."""
         self.last = b""
-        """The bytes that the last call returned."""
         self.failure: BaseException | None = None
-        """The error that came of the blocks, and not of what tarfile made of them."""
 
     def read(self, size: int) -> bytes:
+        """Returns the next `size` bytes, fewer only at the end."""
         pieces: list[bytes] = []
         while size > 0:
             if not self._rest:
@@ -124,6 +143,7 @@ class _Stream:
         return self.last
 
     def _next_block(self) -> bytes:
+        """Returns the next block that is not empty; at the end, no bytes."""
         try:
             return next(filter(None, self._blocks), b"")
         except BaseException as error:
@@ -132,6 +152,7 @@ class _Stream:
 
 
 def _check_member(member: TarMember) -> None:
+    """Raises ValueError for a name that leads out of the folder, and for a file with holes."""
     name = member.info.name
     if not stays_below(name) or ":" in name.partition("/")[0]:
         expected = "expected names below the archive's own folder; pack it again"
@@ -142,10 +163,18 @@ def _check_member(member: TarMember) -> None:
 
 
 def _check_end(stream: _Stream, end: int, url: str) -> None:
-    """Refuses an archive that does not end in blocks of zeros, or has other bytes after them.
+    """Checks that an archive ends in blocks of zeros, and that nothing but zeros follows.
 
-    tarfile stops without an error at a damaged header, and between archives that were joined by
-    cat.
+    tarfile stops without an error at a damaged header, and between two archives that were
+    concatenated.
+
+    Args:
+        stream: The archive, which tarfile has read up to what it took for the end.
+        end: Offset of that end in the archive's bytes.
+        url: The archive, for messages.
+
+    Raises:
+        ValueError: The zeros are missing, or other bytes follow them.
     """
     behind = stream.last[len(stream.last) - (stream.num_bytes - end) :]
     if not behind:
@@ -160,7 +189,11 @@ def _check_end(stream: _Stream, end: int, url: str) -> None:
 
 
 def looks_like_tar(head: bytes) -> bool:
-    """Returns whether the first bytes are a tar header."""
+    """Returns whether a file begins with a tar header.
+
+    Args:
+        head: The first bytes of the file, at least 512.
+    """
     try:
         tarfile.TarInfo.frombuf(head[: tarfile.BLOCKSIZE], "utf-8", "surrogateescape")
     except _TAR_ERRORS:

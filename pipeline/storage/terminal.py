@@ -1,4 +1,4 @@
-"""The one way by which lines for people reach a terminal or a log, above any progress bar."""
+"""Prints lines for people to a terminal or a log, without breaking a progress bar."""
 
 import sys
 
@@ -7,11 +7,11 @@ from pipeline.storage.secret_values import hide
 
 
 def say(text: str, *, is_aside: bool = False) -> None:
-    """Prints lines without secrets, and with nothing that a terminal obeys, whoever named a file.
+    """Prints lines above any progress bar, without secrets and without control characters.
 
     Args:
-        text: One or several lines.
-        is_aside: Whether they go to standard error, as they are no result of the command.
+        text: One or several lines. They may hold names of files, which are not trusted.
+        is_aside: Whether the lines are not a result of the command, and so go to standard error.
     """
     from tqdm import tqdm  # the list of commands needs no package
 

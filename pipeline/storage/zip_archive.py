@@ -1,4 +1,7 @@
-"""Zip archives: every member is a file of its own; bombs and hostile names are refused."""
+"""Reads zip archives; every member counts as a file of the input.
+
+Decompression bombs, and names that lead out of the archive's folder, are refused.
+"""
 
 import lzma
 import struct
@@ -13,7 +16,7 @@ from pipeline.storage.compression import check_ratio, decompress, is_compressed
 from pipeline.storage.names import stays_below
 
 _BLOCK_BYTES = 256 * 2**10
-# What zipfile raises where lengths, offsets, names or methods lie.
+# Errors that zipfile raises for wrong lengths, offsets, names or methods of compression.
 _ZIP_ERRORS = (
     zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError, struct.error,
     OverflowError, OSError, ValueError, LookupError, MemoryError,
@@ -21,7 +24,13 @@ _ZIP_ERRORS = (
 
 
 class ZipMember(NamedTuple):
-    """One file of an archive that is open for reading."""
+    """One file of an archive that is open for reading.
+
+    Attributes:
+        archive: The open archive.
+        info: The member's entry in the archive's list.
+        url: The archive, for messages.
+    """
 
     archive: zipfile.ZipFile
     info: zipfile.ZipInfo
@@ -29,20 +38,25 @@ class ZipMember(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Returns the member's name within the archive."""
+        """Name of the member within the archive."""
         return self.info.filename
 
     @property
     def where(self) -> str:
-        """Returns ARCHIVE/NAME, for messages."""
+        """ARCHIVE/NAME, for messages."""
         return f"{self.url}/{self.name}"
 
     def blocks(self) -> Iterator[bytes]:
-        """Yields the member's bytes; a member named *.gz, *.zst, ... is decompressed as well."""
+        """Yields the member's bytes; a member named *.gz, *.zst, ... is decompressed as well.
+
+        Raises:
+            ValueError: The member is damaged, encrypted or a decompression bomb.
+        """
         stored = self._inflated()
         return decompress(stored, self.where) if is_compressed(self.where) else stored
 
     def _inflated(self) -> Iterator[bytes]:
+        """Yields the member as it was before it was packed, and refuses a decompression bomb."""
         num_bytes = 0
         with _broken_zip(self.where), self.archive.open(self.info) as file:
             while block := file.read(_BLOCK_BYTES):
@@ -52,10 +66,20 @@ class ZipMember(NamedTuple):
 
 
 def list_members(file: IO[bytes], size: int, url: str) -> list[ZipMember]:
-    """Returns the members of an open archive in the order of their bytes, without hidden files."""
+    """Returns the members of an archive in the order of their bytes, without hidden files.
+
+    Args:
+        file: The open archive, which must be seekable.
+        size: Length of the archive in bytes.
+        url: The archive, for messages.
+
+    Raises:
+        ValueError: The archive is damaged, a name leads out of its folder, or members share bytes.
+    """
     with _broken_zip(url):
         archive = zipfile.ZipFile(file)
         members = [info for info in archive.infolist() if not info.is_dir()]
+
     for name in (info.filename for info in members):
         if not stays_below(name) or ":" in name.partition("/")[0]:
             expected = "expected names below the archive's own folder; pack it again"
@@ -63,6 +87,7 @@ def list_members(file: IO[bytes], size: int, url: str) -> list[ZipMember]:
     if sum(info.compress_size for info in members) > size:
         found = "the members share their bytes: a decompression bomb"
         raise ValueError(f"{url}: {found}; leave it out")
+
     ordered = sorted(members, key=lambda info: info.header_offset)
     shown = [info for info in ordered if not PurePosixPath(info.filename).name.startswith(".")]
     return [ZipMember(archive, info, url) for info in shown]
@@ -70,13 +95,14 @@ def list_members(file: IO[bytes], size: int, url: str) -> list[ZipMember]:
 
 @contextmanager
 def _broken_zip(where: str) -> Iterator[Any]:
+    """Turns errors of zipfile into a ValueError that names the archive or member `where`."""
     try:
         yield
     except RuntimeError as error:  # a password is needed, or the method of compression is unknown
         found = f"cannot be read as zip ({error})"
         raise ValueError(f"{where}: {found}; unpack the archive: `7z x FILE`") from error
     except _ZIP_ERRORS as error:
-        if str(error).startswith(where):  # our own, which says more
+        if str(error).startswith(where):  # raised by this project, with a better message
             raise
         found = f"cannot be read as zip ({error})"
         raise ValueError(f"{where}: {found}; fetch or pack the archive again") from error
