@@ -1,1 +1,1 @@
-"""Settings from flags and YAML files, one line for each mistake."""
+"""Reads settings from flags and YAML files, and reports each mistake in one line."""

@@ -1,4 +1,7 @@
-"""What a shell offers at TAB: argcomplete asks the program itself (docs/commands.md)."""
+"""Completes commands, flags and choices in a shell, by the package argcomplete.
+
+At TAB the shell runs the program itself, which prints the words that may follow (docs/commands.md).
+"""
 
 import argparse
 from collections.abc import Mapping
@@ -8,26 +11,31 @@ from pipeline.command_line.program import Command, load
 
 
 def answer_shell(program: str, commands: Mapping[str, Command]) -> None:
-    """Prints what may follow the words that a shell asks about, and ends the process."""
+    """Prints the words that may follow those that a shell asks about, and ends the process.
+
+    Args:
+        program: What the user types to start the program.
+        commands: The program's commands by name.
+    """
     import argcomplete
 
     argcomplete.autocomplete(completion_parser(program, commands))
 
 
 def completion_parser(program: str, commands: Mapping[str, Command]) -> argparse.ArgumentParser:
-    """Returns a parser that knows names of commands, flags and choices, and is never run."""
+    """Returns a parser that knows commands, flags and choices; only argcomplete reads it."""
     parser = argparse.ArgumentParser(program)
     by_name = parser.add_subparsers()
     for name, command in commands.items():
-        words = by_name.add_parser(name, help=command.summary)
-        words.add_argument("--config")
+        subparser = by_name.add_parser(name, help=command.summary)
+        subparser.add_argument("--config")
         settings = load(command.settings)
         for key in known_keys(settings):
             kind = kind_of(find_hint(settings, key))
             choices = ["true", "false"] if kind is bool else choices_of(item_of(kind) or kind)
             several = "*" if item_of(kind) else None
             if key in command.positionals:
-                words.add_argument(key, nargs=several)
+                subparser.add_argument(key, nargs=several)
             elif key.partition(".")[0] not in command.unused:
-                words.add_argument(f"--{key}", choices=choices or None, nargs=several)
+                subparser.add_argument(f"--{key}", choices=choices or None, nargs=several)
     return parser

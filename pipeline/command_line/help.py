@@ -1,6 +1,7 @@
-"""What `--help` prints of a command: the fields of its settings class, grouped by job.
+"""Writes the page that `--help` prints of a command, from the docstring of its settings class.
 
-A group is a section of the class's docstring: its heading, and under it each field with its text.
+The docstring has sections, such as "Input:" or "Attributes:". Each is a group of flags on the page:
+a heading, and under it each field with its text.
 """
 
 import dataclasses
@@ -15,11 +16,13 @@ from typing import Any, Literal
 from pipeline.command_line.hints import choices_of, hints_of, is_needed, item_of, section_of
 
 _INDENT = 24
+"""The column at which the texts of flags begin."""
 _SECTION = re.compile(r"^ {4}([A-Z][^\n]*):\n(?= {8})", re.MULTILINE)
 _FIELD = re.compile(r"^ {8}(\w+): ", re.MULTILINE)
 ANY_FLAGS = "Attributes"
-"""Heading of the only group of a class, which has no name."""
+"""Heading of the section in a docstring that does not divide its fields into groups."""
 _NO_BREAK = "\N{NO-BREAK SPACE}"
+"""Keeps a default on the line of the word before it while lines are wrapped."""
 _CONFIG = (
     "YAML file of settings that differ from the defaults, or a recipe's name. Flags win over it."
 )
@@ -32,37 +35,59 @@ def render_help(
     unused: Sequence[str] = (),
     description: str = "",
 ) -> str:
-    """The page, as wide as the terminal."""
+    """Returns the text of `--help` for a command, as wide as the terminal but at most 100 columns.
+
+    Args:
+        program: The program and the command, such as "python -m pipeline build".
+        settings_class: The dataclass of the command's settings.
+        positionals: Names of the fields that are given without a flag.
+        unused: Names of the fields that are left out.
+        description: The first text; by default the beginning of the class's docstring.
+    """
     width = min(100, shutil.get_terminal_size().columns)
-    hints, required = hints_of(settings_class), list[str]()
-    words = ["usage:", program]
+    hints = hints_of(settings_class)
+    required = list[str]()
+    usage = ["usage:", program]
     for name in positionals:
-        words.append(f"{name.upper()} ..." if item_of(hints[name]) else name.upper())
+        usage.append(f"{name.upper()} ..." if item_of(hints[name]) else name.upper())
         required += _row(name.upper(), field_help(settings_class, name), width)
-    fields = [each for each in dataclasses.fields(settings_class) if is_needed(each)]
-    needed = [each.name for each in fields if each.name not in positionals]
+
+    fields = [field for field in dataclasses.fields(settings_class) if is_needed(field)]
+    needed = [field.name for field in fields if field.name not in positionals]
     for name in needed:
         is_file = section_of(item_of(hints[name]))
-        words.append("--config FILE" if is_file else f"--{name} {_metavar(hints[name])}")
-    lines = textwrap.wrap(" ".join([*words, "[flags]"]), width, subsequent_indent="  ")
+        usage.append("--config FILE" if is_file else f"--{name} {_metavar(hints[name])}")
+    lines = textwrap.wrap(" ".join([*usage, "[flags]"]), width, subsequent_indent="  ")
+
     for paragraph in [description] if description else describe_class(settings_class):
         lines += ["", *textwrap.wrap(paragraph, width)]
+
     general = _row("--config FILE", _CONFIG, width) + _row("--help", "Prints this.", width)
     groups = {"required": required + _rows(settings_class, needed, "--", width), "general": general}
     for heading, names in field_groups(settings_class):
         shown = [name for name in names if name not in {*positionals, *needed, *unused}]
-        said = "flags" if heading == ANY_FLAGS else f"{heading[0].lower()}{heading[1:]}"
-        groups[said] = _rows(settings_class, shown, "--", width)
+        title = "flags" if heading == ANY_FLAGS else f"{heading[0].lower()}{heading[1:]}"
+        groups[title] = _rows(settings_class, shown, "--", width)
     for heading, rows in groups.items():
         lines += ["", f"{heading}:", *rows] if rows else []
     return "\n".join(lines)
 
 
 def _rows(settings_class: Any, names: Sequence[str], prefix: str, width: int) -> list[str]:
-    hints, rows = hints_of(settings_class), []
+    """Returns the lines about some fields; a field that is a section is followed by its own fields.
+
+    Args:
+        settings_class: The class of the fields.
+        names: The fields.
+        prefix: What precedes a name: "--", or "--model." for fields of the section `model`.
+        width: Columns of a line.
+    """
+    hints = hints_of(settings_class)
+    rows = []
     fields = {field.name: field for field in dataclasses.fields(settings_class)}
     for name in names:
-        hint, meaning = hints[name], field_help(settings_class, name)
+        hint = hints[name]
+        meaning = field_help(settings_class, name)
         if section := section_of(item_of(hint) or hint):
             rows += ["", *textwrap.wrap(f"{prefix}{name}.*: {meaning}", width)]
             rows += _rows(section, list(hints_of(section)), f"{prefix}{name}.", width)
@@ -74,6 +99,7 @@ def _rows(settings_class: Any, names: Sequence[str], prefix: str, width: int) ->
 
 
 def _row(name: str, meaning: str, width: int) -> list[str]:
+    """Returns the lines about one flag: its name, then its wrapped text in a second column."""
     wrapped = textwrap.wrap(meaning, width - _INDENT, break_on_hyphens=False)
     lines = [" " * _INDENT + line.replace(_NO_BREAK, " ") for line in wrapped]
     if len(name) > _INDENT - 4 or not lines:
@@ -82,6 +108,7 @@ def _row(name: str, meaning: str, width: int) -> list[str]:
 
 
 def _metavar(hint: Any) -> str:
+    """Returns the placeholder for a flag's value, such as N for a whole number."""
     kinds = typing.get_args(hint) if typing.get_origin(hint) not in (list, dict, Literal) else ()
     kind = kinds[0] if kinds else hint
     if choices_of(kind):
@@ -92,7 +119,10 @@ def _metavar(hint: Any) -> str:
 
 
 def field_default(field: "dataclasses.Field[Any]") -> str:
-    """What a field is where it is not given, as it is written; empty for nothing."""
+    """Returns the default of a field as a user would write it.
+
+    The result is empty if the field has no default, or if the default is empty.
+    """
     if is_needed(field):
         return ""
     value = field.default_factory() if callable(field.default_factory) else field.default
@@ -103,42 +133,53 @@ def field_default(field: "dataclasses.Field[Any]") -> str:
 
 @cache
 def _read_docstring(settings_class: Any) -> tuple[str, dict[str, dict[str, str]]]:
-    """What a class's docstring says first; and by heading, the text of each field."""
-    before, *rest = _SECTION.split(settings_class.__doc__ or "")
+    """Parses the docstring of a class.
+
+    Returns:
+        The text before the first section; and by the heading of each section, the text of each of
+        its fields by name.
+    """
+    before, *sections = _SECTION.split(settings_class.__doc__ or "")
     groups = {}
-    for heading, text in zip(rest[::2], rest[1::2], strict=True):
-        _, *fields = _FIELD.split(text)
-        texts = (" ".join(each.split()) for each in fields[1::2])
+    for heading, section in zip(sections[::2], sections[1::2], strict=True):
+        _, *fields = _FIELD.split(section)
+        texts = (" ".join(text.split()) for text in fields[1::2])
         groups[heading] = dict(zip(fields[::2], texts, strict=True))
     return before, groups
 
 
 def describe_class(settings_class: Any) -> list[str]:
-    """What the class's docstring says before its first field, by paragraph."""
+    """Returns the paragraphs of a class's docstring before its first section."""
     paragraphs = _read_docstring(settings_class)[0].split("\n\n")
-    return [" ".join(each.split()) for each in paragraphs if each.strip()]
+    return [" ".join(paragraph.split()) for paragraph in paragraphs if paragraph.strip()]
 
 
 def field_groups(settings_class: Any) -> Iterator[tuple[str, list[str]]]:
-    """Headings of the class's docstring with the fields under each.
+    """Yields the headings of a class's docstring, each with the names of the fields under it.
 
-    Fields of a base without headings stand under the class's first heading. A base with headings is
-    another command's settings, which the class's text names.
+    Fields of a base class whose docstring has no groups follow under the class's first heading. A
+    base class with groups is the settings of another command. Its fields are left out, because the
+    text of the class refers to that command.
     """
     groups: dict[str, list[str]] = {}
     for base in settings_class.__mro__[:-1]:
-        own = _read_docstring(base)[1]
-        if base is settings_class or ANY_FLAGS in own:
-            for heading, texts in own.items():
+        sections = _read_docstring(base)[1]
+        if base is settings_class or ANY_FLAGS in sections:
+            for heading, texts in sections.items():
                 shown = heading if base is settings_class else next(iter(groups), heading)
                 groups.setdefault(shown, []).extend(texts)
     yield from groups.items()
 
 
 def field_help(settings_class: Any, name: str) -> str:
-    """What the docstring of the class, or of a base, says of a field, and its choices."""
-    groups = [each for base in settings_class.__mro__ for each in _read_docstring(base)[1].values()]
+    """Returns the text about a field in the docstring of a class or of its base classes.
+
+    The choices of the field are appended unless the text mentions all of them.
+    """
+    groups = [
+        texts for base in settings_class.__mro__ for texts in _read_docstring(base)[1].values()
+    ]
     meaning = next((texts[name] for texts in groups if name in texts), "")
     choices = choices_of(hints_of(settings_class)[name])
-    are_told = set(re.split(r"[^\w+-]+", meaning)).issuperset(choices)
-    return meaning if are_told else f"{meaning} One of {', '.join(choices)}."
+    are_mentioned = set(re.split(r"[^\w+-]+", meaning)).issuperset(choices)
+    return meaning if are_mentioned else f"{meaning} One of {', '.join(choices)}."

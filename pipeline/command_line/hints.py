@@ -1,4 +1,7 @@
-"""What the types of a settings class say: sections, lists, choices, and every key there is."""
+"""Reads the type hints of settings classes: which fields are sections or lists, and all keys.
+
+A section is a field whose value is another settings class, such as `model` in `model.preset`.
+"""
 
 import dataclasses
 import re
@@ -8,48 +11,54 @@ from functools import cache
 from typing import Any, Literal
 
 hints_of = cache(typing.get_type_hints)
-"""The types of a settings class's fields by their names."""
+"""Returns the types of a settings class's fields by their names."""
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:
-    """The types of a union, or the only one."""
+    """Returns the members of a union; for any other type, the type alone."""
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     return typing.get_args(hint) if is_union else (hint,)
 
 
 def kind_of(hint: Any) -> Any:
-    """The type of a field's value where it is not null."""
+    """Returns the type of a field without null: int for `int | None`."""
     return next(kind for kind in alternatives(hint) if kind is not types.NoneType)
 
 
 def section_of(hint: Any) -> Any:
-    """The settings class that a field nests, None where it is a plain value or a list."""
+    """Returns the settings class of a field that is a section, or None for any other field."""
     return next((kind for kind in alternatives(hint) if dataclasses.is_dataclass(kind)), None)
 
 
 def item_of(hint: Any) -> Any:
-    """What a field's list consists of, None where it is no list."""
+    """Returns the type of the items of a list, or None if the field is not a list."""
     return typing.get_args(hint)[0] if typing.get_origin(hint) is list else None
 
 
 def is_mapping(hint: Any) -> bool:
-    """Whether a field holds keys and values that no class names."""
+    """Returns whether a field is a mapping with any keys, which no settings class declares."""
     return typing.get_origin(hint) is dict
 
 
 def choices_of(hint: Any) -> list[str]:
-    """The values that a field may have, as they are written; none where any of its type will do."""
+    """Returns the values that a field may have, as a user writes them.
+
+    The result is empty if the field takes any value of its type.
+    """
     kinds = [kind for kind in alternatives(hint) if typing.get_origin(kind) is Literal]
     return [str(choice) for kind in kinds for choice in typing.get_args(kind)]
 
 
 def is_needed(field: "dataclasses.Field[Any]") -> bool:
-    """Whether the field has no default."""
+    """Returns whether a field has no default, so that it has to be given."""
     return field.default is field.default_factory is dataclasses.MISSING
 
 
 def find_hint(settings_class: Any, key: str) -> Any:
-    """The type of the field that a dotted key such as phases[0].peak_lr names, or None."""
+    """Returns the type of the field that a dotted key such as phases[0].peak_lr names, or None.
+
+    Any key below a mapping counts as known.
+    """
     name, _, rest = re.sub(r"\[\d+\]", "", key).partition(".")
     hint = hints_of(settings_class).get(name)
     if not rest or hint is None:
@@ -61,7 +70,15 @@ def find_hint(settings_class: Any, key: str) -> Any:
 
 
 def known_keys(settings_class: Any, prefix: str = "") -> list[str]:
-    """Every key that stands for a value: those of sections and of items of lists after a dot."""
+    """Returns every dotted key that can be given, in the order of the fields.
+
+    A section is represented by its fields (`model.preset`). A list of sections is a key itself and
+    has the fields of its items as well (`phases`, `phases.steps`).
+
+    Args:
+        settings_class: The class.
+        prefix: What precedes each key.
+    """
     keys: list[str] = []
     for name, hint in hints_of(settings_class).items():
         inner = section_of(item_of(hint) or hint)
@@ -71,14 +88,15 @@ def known_keys(settings_class: Any, prefix: str = "") -> list[str]:
 
 
 def describe_type(hint: Any) -> str:
-    """A type in words."""
+    """Returns a type in words for a message: "a whole number or null" for `int | None`."""
     kind = kind_of(hint)
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    said = words.get(kind, "a value")
+    description = words.get(kind, "a value")
     if choices := choices_of(kind):
-        said = f"one of {', '.join(choices)}"
+        description = f"one of {', '.join(choices)}"
     elif item := item_of(kind):
-        said = "a list, such as [{...}, {...}]" if section_of(item) else "a list, such as [a, b]"
+        example = "[{...}, {...}]" if section_of(item) else "[a, b]"
+        description = f"a list, such as {example}"
     elif is_mapping(kind) or section_of(kind):
-        said = "keys and values"
-    return f"{said} or null" if types.NoneType in alternatives(hint) else said
+        description = "keys and values"
+    return f"{description} or null" if types.NoneType in alternatives(hint) else description

@@ -1,4 +1,7 @@
-"""What is said of an unknown flag or key: the nearest, by meaning or by spelling."""
+"""Writes the message about an unknown flag or key, with the setting that is probably meant.
+
+Settings are proposed if they mean the same in another program, or are spelt alike.
+"""
 
 import difflib
 import re
@@ -56,7 +59,10 @@ _SAME_HERE = {
     "warmup_proportion": "warmup_fraction",
     "warmup_ratio": "warmup_fraction",
 }
-"""By names that google-research/bert and Hugging Face's programs have, ours that do the same."""
+"""Setting of google-research/bert or of a Hugging Face program -> settings here that do the same.
+
+Several settings are separated by blanks; a command has some of them.
+"""
 
 _LAUNCHER = "give it to deepspeed before --module, as in deepspeed --num_gpus 8 --module trainer"
 _DEVICE = "a rank takes the GPU that deepspeed gives it; CUDA_VISIBLE_DEVICES= trains on the CPU"
@@ -89,10 +95,12 @@ _ANSWERS = {
     "plan": "`plan` is a command of its own, which takes the same flags",
     "world_size": f"plan takes --world_size; where you train, {_LAUNCHER}",
 }  # fmt: skip
-"""What is said of names of launchers and of other programs, where no setting does the same."""
+"""Setting of a launcher or of another program -> the advice, if no setting here does the same."""
 
-_NEAR, _MISSPELT = 0.75, 0.82
-"""The least likeness of a name that is proposed, --epochs and eps have 0.67; and of one letter."""
+_NEAR = 0.75
+"""The least similarity of a name that is proposed, by difflib; --epochs and eps have 0.67."""
+_MISSPELT = 0.82
+"""The similarity from which on a name counts as a slip of a letter, and is proposed alone."""
 
 
 def answer_unknown(
@@ -118,12 +126,14 @@ def answer_unknown(
     known = [*keys, *(["config"] if is_flag else [])]
     plain = name.lower().replace("-", "_")
     is_whole = mark in ("", "-", "--")
+
     nearest = _same(plain, known)
     if not nearest and is_whole and plain in _ANSWERS:
         return f"{where}unknown {kind} {mark}{name}; {_ANSWERS[plain]}"
+
     nearest = nearest or _similar(plain, known)
     if nearest:
-        cure = f"did you mean {' or '.join(mark + each for each in nearest[:3])}?"
+        cure = f"did you mean {' or '.join(mark + key for key in nearest[:3])}?"
     elif mark == "--" and (taken := _taken_elsewhere(plain, takers)):
         cure = taken
     elif is_whole:
@@ -146,36 +156,61 @@ def _taken_elsewhere(plain: str, takers: Callable[[str], Sequence[str]]) -> str:
 
 
 def suggest(wrong: str, known: Iterable[str]) -> list[str]:
-    """Returns at most three known names that may be meant: equal in meaning, or spelt alike."""
+    """Returns at most three known names that may be meant: equal in meaning, or spelt alike.
+
+    Args:
+        wrong: The unknown name.
+        known: All names that would be right.
+    """
     plain = wrong.lower().replace("-", "_")
     names = list(known)
     return (_same(plain, names) or _similar(plain, names))[:3]
 
 
 def _same(wrong: str, names: Sequence[str]) -> list[str]:
-    """Returns the names that end in this one, begin with it, or mean it in another program."""
+    """Returns the names that are meant beyond doubt; empty if there are none.
+
+    They are the names whose last part is the wrong name (lr for schedule.lr), else those that begin
+    with it, else those that mean the same in another program.
+
+    Args:
+        wrong: The unknown name in lower case, with underscores.
+        names: All names that would be right.
+    """
     same = [name for name in names if wrong in (name.replace("-", "_"), name.rpartition(".")[2])]
     begun = [name for name in names if name.replace("-", "_").startswith(wrong)]
     begun = sorted(begun, key=len) if len(wrong) > 1 else []
-    held = [ours for theirs, ours in _SAME_HERE.items() if _holds(wrong, theirs)]
-    meant = _SAME_HERE.get(wrong, " ".join(held)).split()
+    contained = [here for foreign, here in _SAME_HERE.items() if _holds(wrong, foreign)]
+    meant = _SAME_HERE.get(wrong, " ".join(contained)).split()
     return same or begun or [name for name in meant if name in names]
 
 
 def _similar(wrong: str, names: Sequence[str]) -> list[str]:
-    """Returns the names that are spelt like this one, or share a word with it."""
-    written = {name.replace("-", "_"): name for name in names}
+    """Returns the names that are spelt like the wrong one, or share words with it.
+
+    Slips of a letter win; then names that share words, the longest first; then names whose whole,
+    and at last names whose last part, is spelt a little like the wrong one.
+
+    Args:
+        wrong: The unknown name in lower case, with underscores.
+        names: All names that would be right.
+    """
+    by_spelling = {name.replace("-", "_"): name for name in names}
     by_last_part = {name.rpartition(".")[2]: name for name in sorted(names, key=len, reverse=True)}
-    close = difflib.get_close_matches(wrong, written, cutoff=_NEAR)
-    near = [written[plain] for plain in close]
-    misspelt = [written[p] for p in difflib.get_close_matches(wrong, close, cutoff=_MISSPELT)]
-    held = [each for each in by_last_part if _holds(wrong, each) or _holds(each, wrong)]
-    longest = [by_last_part[part] for part in sorted(held, key=len, reverse=True)]
-    parts = difflib.get_close_matches(wrong, by_last_part, cutoff=_NEAR)
-    of_parts = [by_last_part[part] for part in parts]
-    return misspelt or longest or near or of_parts
+
+    close = difflib.get_close_matches(wrong, by_spelling, cutoff=_NEAR)
+    near = [by_spelling[spelling] for spelling in close]
+    slips = difflib.get_close_matches(wrong, close, cutoff=_MISSPELT)
+    misspelt = [by_spelling[spelling] for spelling in slips]
+
+    sharing = [part for part in by_last_part if _holds(wrong, part) or _holds(part, wrong)]
+    sharing_words = [by_last_part[part] for part in sorted(sharing, key=len, reverse=True)]
+
+    close_parts = difflib.get_close_matches(wrong, by_last_part, cutoff=_NEAR)
+    near_in_last_part = [by_last_part[part] for part in close_parts]
+    return misspelt or sharing_words or near or near_in_last_part
 
 
 def _holds(name: str, part: str) -> bool:
-    """Whether a name has another among its words, as num_train_steps has steps."""
+    """Returns whether the words of a name include another name, as num_train_steps has steps."""
     return re.search(rf"(^|_){re.escape(part)}(_|$)", name) is not None

@@ -1,4 +1,6 @@
-"""Command lines over frozen dataclasses, `PROGRAM COMMAND [flags]`: one class and function each.
+"""Runs programs of several commands, `PROGRAM COMMAND [flags]`.
+
+A command is a function, and a frozen dataclass whose fields are its flags.
 
 A user's fault, and anything that the operating system refuses (every OSError), ends with one
 message on standard error and exit code 2; Ctrl-C ends with one line and exit code 130. A function
@@ -29,6 +31,7 @@ _CURES = {
     errno.ENOTDIR: "a file is where a folder is needed: give another place",
     errno.EIO: "the disk fails: look at the system's log",
 }
+"""Error number of the operating system -> what the user can do about it."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Command:
         summary: One line for the list of commands.
         settings: "module:Class" of the frozen dataclass that owns every flag.
         function: "module:function", imported only when this command runs. It is called with the
-            settings and what followed `--`, and returns the exit code, None meaning 0.
+            settings and the list of arguments after `--`. It returns the exit code, or None for 0.
         positionals: Names of the fields given without a flag, in order.
         takes_remainder: Whether arguments after `--` are accepted.
         unused: Names of fields that this command does not use; `--help` leaves them out.
@@ -66,9 +69,15 @@ class Command:
 def run_program(
     program: str, description: str, commands: dict[str, Command], argv: Sequence[str] | None = None
 ) -> int:
-    """Runs the command that `argv` (default: the process's arguments) names; its exit code.
+    """Runs the command that the arguments name, and returns the exit code of the process.
 
-    Where nobody reads what it prints any more, as behind `| head`, it ends as by a signal.
+    If nobody reads the output any more, as after `| head`, the code is that of SIGPIPE.
+
+    Args:
+        program: What the user types to start the program, for messages.
+        description: One line for the list of commands.
+        commands: The commands by name.
+        argv: The arguments; by default those of the process.
     """
     if "_ARGCOMPLETE" in os.environ:
         load("pipeline.command_line.completion:answer_shell")(program, commands)
@@ -83,12 +92,13 @@ def run_program(
     except BrokenPipeError:
         if not (lost := [stream for stream in (1, 2) if _has_no_reader(stream)]):
             raise
-        for stream in lost:  # the interpreter flushes what is left
+        for stream in lost:  # at its end the interpreter writes what is still in the buffers
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
         return 128 + signal.SIGPIPE
 
 
 def _has_no_reader(descriptor: int) -> bool:
+    """Returns whether a file descriptor is a pipe whose other end is closed."""
     watched = select.poll()
     watched.register(descriptor, 0)
     return any(event & select.POLLERR for _, event in watched.poll(0))
@@ -97,22 +107,31 @@ def _has_no_reader(descriptor: int) -> bool:
 def _run_command(
     program: str, description: str, commands: dict[str, Command], words: list[str]
 ) -> int:
+    """Runs the command that `words` name, and returns the exit code.
+
+    Raises:
+        BrokenPipeError: Nobody reads the output any more. Other errors are printed here.
+    """
     cut = words.index("--") if "--" in words else len(words)
-    arguments, remainder = words[:cut], words[cut + 1 :]
+    arguments = words[:cut]
+    remainder = words[cut + 1 :]
     if arguments and arguments[0].startswith("--local_rank="):  # DeepSpeed's launcher puts it there
         del arguments[0]
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
+
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_overview(program, description, commands))
         return 0 if arguments else 2
     if "--version" in arguments:
         from importlib.metadata import distributions
 
-        versions = [each.version for each in distributions(name="beambert")]
+        versions = [distribution.version for distribution in distributions(name="beambert")]
         print("beambert", *(versions[:1] or ["of a checkout that is not installed"]))
         return 0
-    name, interruption = arguments[0], Interruption()
+
+    name = arguments[0]
+    interruption = Interruption()
     if name not in commands:
         return _report_fault(program, ValueError(_unknown_command(name, commands)))
     called = f"{program} {name}"
@@ -149,12 +168,33 @@ def _call(
     interruption: Interruption,
     takers: Callable[[str], Sequence[str]],
 ) -> int:
+    """Prints the help of a command, or parses its settings and calls its function.
+
+    Args:
+        program: The program and the command, for messages.
+        command: The command.
+        arguments: The words after the command, up to `--`.
+        remainder: The words after `--`.
+        interruption: Is told whether Ctrl-C raises KeyboardInterrupt in the function.
+        takers: Returns the other commands that have a flag, for the message about an unknown one.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ValueError: The arguments are wrong, or the function found a user's fault.
+    """
     if {"-h", "--help"} & {*arguments}:
         from pipeline.command_line.help import render_help
 
-        settings_class, shown = load(command.settings), (command.positionals, command.unused)
-        print(render_help(program, settings_class, *shown, command.description))
+        settings_class = load(command.settings)
+        print(
+            render_help(
+                program, settings_class, command.positionals, command.unused, command.description
+            )
+        )
         return 0
+
     if remainder and not command.takes_remainder:
         raise ValueError(f"nothing may stand after --, got: {' '.join(remainder)}")
     settings = parse_settings(program, command, arguments, takers)
@@ -166,6 +206,7 @@ def _call(
 
 
 def _unknown_command(name: str, commands: dict[str, Command]) -> str:
+    """Returns the message about a command that does not exist, with the most similar one."""
     from pipeline.command_line.names import suggest
 
     near = suggest(name, commands)[:1]
@@ -182,7 +223,7 @@ def _report_fault(program: str, fault: BaseException) -> int:
     from pipeline.storage.quoting import printable
     from pipeline.storage.secret_values import hide
 
-    if isinstance(fault, BrokenPipeError):  # `run_program` makes no error of it
+    if isinstance(fault, BrokenPipeError):  # `run_program` ends without a message then
         raise fault
     rank = os.environ.get("RANK", "0")
     message = printable(hide(describe_fault(fault)), keeps_lines=True)
@@ -194,25 +235,28 @@ def _report_fault(program: str, fault: BaseException) -> int:
 
 
 def describe_fault(fault: BaseException) -> str:
-    """Returns the message of a fault. An error of the operating system gets the file and a cure."""
+    """Returns the message of an error.
+
+    For an error of the operating system, it names the file and says what to do.
+    """
     if not isinstance(fault, OSError) or not fault.strerror:
         return str(fault) or repr(fault)
-    said = fault.strerror if fault.filename is None else f"{fault.filename}: {fault.strerror}"
+    found = fault.strerror if fault.filename is None else f"{fault.filename}: {fault.strerror}"
     cure = _CURES.get(fault.errno or 0)
-    return f"{said}; {cure}" if cure else said
+    return f"{found}; {cure}" if cure else found
 
 
 def _takers(commands: dict[str, Command], caller: str, flag: str) -> list[str]:
     """Returns the names of at most two other commands that have a flag."""
     from pipeline.command_line.hints import known_keys
 
-    others = {name: each for name, each in commands.items() if name != caller}
-    found = [
+    others = {name: command for name, command in commands.items() if name != caller}
+    takers = [
         name
-        for name, each in others.items()
-        if flag not in each.unused and flag in known_keys(load(each.settings))
+        for name, command in others.items()
+        if flag not in command.unused and flag in known_keys(load(command.settings))
     ]
-    return found[:2]
+    return takers[:2]
 
 
 def parse_settings(
@@ -221,7 +265,20 @@ def parse_settings(
     arguments: Sequence[str],
     takers: Callable[[str], Sequence[str]] = lambda _: (),
 ) -> Any:
-    """The command's settings, of flags and config files; a ValueError says all that is wrong."""
+    """Reads the settings of a command from its arguments and the files that they name.
+
+    Args:
+        program: The program and the command, for messages.
+        command: The command.
+        arguments: The words after the command.
+        takers: Returns the other commands that have a flag, for the message about an unknown one.
+
+    Returns:
+        An object of the command's settings class.
+
+    Raises:
+        ValueError: Arguments or values are wrong; the message has one line for each mistake.
+    """
     from pipeline.command_line.words import parse_words
     from pipeline.storage.addresses import refuse_one_slash
 
@@ -239,13 +296,22 @@ def parse_settings(
 
 
 def check_least(settings: Any, **least: float) -> None:
-    """Refuses numbers of a settings class that are given and below the least that makes sense."""
+    """Checks that settings are not below the least number that makes sense.
+
+    Args:
+        settings: An object of a settings class.
+        **least: By the name of a field, its least value. A field that is None passes.
+
+    Raises:
+        ValueError: A field is below its least value.
+    """
     for name, bound in least.items():
         if (value := getattr(settings, name)) is not None and value < bound:
             raise ValueError(f"{name} is {value}; it must be at least {bound}")
 
 
 def _overview(program: str, description: str, commands: dict[str, Command]) -> str:
+    """Returns the list of commands, which the program prints if no command is named."""
     width = max(map(len, commands))
     rows = [f"  {name.ljust(width)}  {command.summary}\n" for name, command in commands.items()]
     return (
@@ -256,6 +322,6 @@ def _overview(program: str, description: str, commands: dict[str, Command]) -> s
 
 
 def load(dotted: str) -> Any:
-    """What "module:name" names."""
+    """Imports a module and returns what it calls by a name, given as "module:name"."""
     module, _, name = dotted.partition(":")
     return getattr(importlib.import_module(module), name)
