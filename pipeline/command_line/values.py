@@ -1,6 +1,8 @@
-"""Values of settings by their dotted keys, from YAML to the types that a settings class states.
+"""Converts YAML and words of a command line to the types that a settings class states.
 
-A file's nodes carry file and line; a word of the command line is a node without either.
+Values are kept by dotted keys, such as phases[0].peak_lr, until `make` builds the settings from
+them. A node of a YAML file knows its file and line; a word of the command line is a node without
+either.
 """
 
 import dataclasses
@@ -28,15 +30,19 @@ from pipeline.command_line.hints import (
 from pipeline.command_line.names import answer_unknown
 
 BOOLEANS: dict[str, bool] = yaml.SafeLoader.bool_values
+"""The words of YAML for true and false, in lower case, with their values."""
 _NULL = "tag:yaml.org,2002:null"
 _LONGEST_SHOWN = 60
 _NO_LINE = -1
+"""The line of a node that was not parsed from YAML."""
 
 
 class Given(NamedTuple):
-    """A value that was given, in the type of its field; of a list of sections how many there are.
+    """A value that the user gave, and where.
 
-    File and line begin messages, and are empty for words of the command line.
+    Attributes:
+        value: The value in the type of its field. For a list of sections, the number of its items.
+        where: "FILE:LINE: " for the start of a message; empty for words of the command line.
     """
 
     value: Any
@@ -44,7 +50,7 @@ class Given(NamedTuple):
 
 
 class Loader(yaml.SafeLoader):
-    """YAML 1.1 in which 1e-4 is a number, as in YAML 1.2."""
+    """A loader of YAML 1.1 that takes 1e-4 for a number, as YAML 1.2 does."""
 
 
 Loader.add_implicit_resolver(
@@ -55,7 +61,19 @@ Loader.add_implicit_resolver(
 
 
 def parse_yaml(text: str | bytes, name: str, *, is_file: bool) -> yaml.Node | None:
-    """The root of a text, None where it is empty; a ValueError where it is not YAML."""
+    """Parses a text as YAML, without converting it to Python's types yet.
+
+    Args:
+        text: The YAML.
+        name: The file, or the flag that has the text as its value; messages begin with it.
+        is_file: Whether the text is a file, so that messages name its lines.
+
+    Returns:
+        The root of the document, or None if the text is empty.
+
+    Raises:
+        ValueError: The text is not YAML, or is nested too deeply.
+    """
     try:
         loader = Loader(text)
         loader.name = name if is_file else ""
@@ -65,13 +83,13 @@ def parse_yaml(text: str | bytes, name: str, *, is_file: bool) -> yaml.Node | No
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if is_file and mark else ""
-        said = getattr(error, "problem", None) or " ".join(str(error).split())
-        raise ValueError(f"{name}{line}: not YAML: {said}") from error
+        problem = getattr(error, "problem", None) or " ".join(str(error).split())
+        raise ValueError(f"{name}{line}: not YAML: {problem}") from error
     return root
 
 
 def word_node(word: str) -> yaml.ScalarNode:
-    """A word of the command line as a node."""
+    """Returns a word of the command line as a YAML node: text, or null for the word null."""
     return yaml.ScalarNode(_NULL if word == "null" else "tag:yaml.org,2002:str", word)
 
 
@@ -85,10 +103,10 @@ def plain_node(value: Any, name: str) -> yaml.Node:
     """
     mark = yaml.Mark(name, 0, _NO_LINE, 0, None, 0)
     if isinstance(value, Mapping):
-        pairs = [(plain_node(key, name), plain_node(each, name)) for key, each in value.items()]
+        pairs = [(plain_node(key, name), plain_node(item, name)) for key, item in value.items()]
         return yaml.MappingNode("tag:yaml.org,2002:map", pairs, mark)
     if isinstance(value, list):
-        items = [plain_node(each, name) for each in value]
+        items = [plain_node(item, name) for item in value]
         return yaml.SequenceNode("tag:yaml.org,2002:seq", items, mark)
     if value is None:
         return yaml.ScalarNode(_NULL, "null", mark)
@@ -102,9 +120,15 @@ def plain_node(value: Any, name: str) -> yaml.Node:
 def read_mapping(
     node: yaml.Node, settings_class: Any, prefix: str = ""
 ) -> Iterator[tuple[str, Given]]:
-    """Dotted keys and values of a mapping, in the types of a settings class.
+    """Yields the dotted keys and the values of a mapping, in the types of a settings class.
 
-    A ValueError names a key that is unknown or stands there twice, or a value of another type.
+    Args:
+        node: The mapping.
+        settings_class: The class whose fields the keys name.
+        prefix: What precedes each key: empty, or the keys of the outer sections, as in "model.".
+
+    Raises:
+        ValueError: A key is unknown or is there twice, or a value is not of its field's type.
     """
     if not isinstance(node, yaml.MappingNode):
         keys = "keys and values, with keys such as " + ", ".join(
@@ -120,7 +144,16 @@ def read_mapping(
 
 
 def read_value(node: yaml.Node, hint: Any, key: str) -> Iterator[tuple[str, Given]]:
-    """The value of a key, or of each key below it; raises as `read_mapping`."""
+    """Yields the value of a key. For a section or a list of sections, it yields all keys below.
+
+    Args:
+        node: The value.
+        hint: The type of the key's field.
+        key: The dotted key.
+
+    Raises:
+        ValueError: As for `read_mapping`.
+    """
     item = section_of(item_of(hint))
     if section := section_of(hint):
         yield from read_mapping(node, section, f"{key}.")
@@ -129,9 +162,9 @@ def read_value(node: yaml.Node, hint: Any, key: str) -> Iterator[tuple[str, Give
             yield f"{key}.{name}", Given(convert(value, Any, key), _where(value))
     elif item and isinstance(node, yaml.SequenceNode):
         yield key, Given(len(node.value), _where(node))
-        for index, each in enumerate(node.value):
-            yield f"{key}[{index}]", Given(None, _where(each))
-            yield from read_mapping(each, item, f"{key}[{index}].")
+        for index, item_node in enumerate(node.value):
+            yield f"{key}[{index}]", Given(None, _where(item_node))
+            yield from read_mapping(item_node, item, f"{key}[{index}].")
     else:
         yield key, Given(convert(node, hint, key), _where(node))
 
@@ -146,10 +179,16 @@ def _where(node: yaml.Node) -> str:
 
 
 def _place(node: yaml.Node, key: str) -> str:
+    """Returns a key as a message names it: with file and line, or as a flag."""
     return f"{_where(node) or '--'}{key}"
 
 
 def _pairs(node: yaml.MappingNode, prefix: str) -> Iterator[tuple[str, yaml.Node]]:
+    """Yields the keys and values of a mapping.
+
+    Raises:
+        ValueError: A key is not a plain name, or is there twice.
+    """
     names: set[str] = set()
     for key, value in node.value:
         if not isinstance(key, yaml.ScalarNode):
@@ -162,26 +201,43 @@ def _pairs(node: yaml.MappingNode, prefix: str) -> Iterator[tuple[str, yaml.Node
 
 
 def convert(node: yaml.Node, hint: Any, key: str) -> Any:
-    """A value of a field's type; a ValueError names the place, what was found and is allowed."""
+    """Converts a node to the type of a field.
+
+    Args:
+        node: A scalar or a list of scalars; for a field of type `Any`, any node.
+        hint: The type of the field.
+        key: The field's dotted key, for messages.
+
+    Raises:
+        ValueError: The value is not of that type; the message names the place, what was found and
+            what was expected.
+    """
     kind = kind_of(hint)
     if node.tag == _NULL and types.NoneType in alternatives(hint):
         return None
+
     if (inner := item_of(kind)) and isinstance(node, yaml.SequenceNode):
-        keys = [f"{key}[{i}]" if _where(each) else key for i, each in enumerate(node.value)]
-        return [convert(each, inner, name) for each, name in zip(node.value, keys, strict=True)]
+        keys = [f"{key}[{i}]" if _where(item) else key for i, item in enumerate(node.value)]
+        return [convert(item, inner, name) for item, name in zip(node.value, keys, strict=True)]
+
     try:
         return Loader("").construct_document(node) if kind is Any else _convert_scalar(node, kind)
     except yaml.MarkedYAMLError as error:
         raise ValueError(f"{_place(node, key)}: {error.problem}") from error
     except ValueError:
-        said = f"{_place(node, key)}: found {_shown(node)}, expected {describe_type(hint)}"
+        message = f"{_place(node, key)}: found {_shown(node)}, expected {describe_type(hint)}"
         is_list = not _where(node) and "," in str(node.value)
         hint_of_list = "; several values stand apart by spaces" if is_list else ""
-        raise ValueError(f"{said}{hint_of_list}") from None
+        raise ValueError(f"{message}{hint_of_list}") from None
 
 
 def _convert_scalar(node: yaml.Node, kind: Any) -> Any:
-    is_word = kind is str and not _where(node)  # such as --text null
+    """Converts a scalar to a type that is not a list or a section.
+
+    Raises:
+        ValueError: The value is not of that type. The error has no message.
+    """
+    is_word = kind is str and not _where(node)  # --text null means the word null
     if not isinstance(node, yaml.ScalarNode) or (node.tag == _NULL and not is_word):
         raise ValueError
     if kind is bool and node.value.lower() in BOOLEANS:
@@ -197,6 +253,7 @@ def _convert_scalar(node: yaml.Node, kind: Any) -> Any:
 
 
 def _shown(node: yaml.Node) -> str:
+    """Returns a node's value for a message: quoted and not too long, or what kind of node it is."""
     if not isinstance(node, yaml.ScalarNode):
         return "keys and values" if isinstance(node, yaml.MappingNode) else "a list"
     if node.tag == _NULL:
@@ -206,23 +263,36 @@ def _shown(node: yaml.Node) -> str:
 
 
 def make(settings_class: Any, given: Mapping[str, Given], prefix: str = "") -> Any:
-    """An object of a settings class, of the values whose keys begin so."""
+    """Builds an object of a settings class. Fields that were not given keep their defaults.
+
+    Args:
+        settings_class: The class.
+        given: The given values by their dotted keys.
+        prefix: What precedes the keys of the class's fields, as in "model."; other keys are
+            ignored.
+
+    Raises:
+        ValueError: The class refuses a value, or an item of a list of sections lacks a field.
+    """
     values: dict[str, Any] = {}
     for name, hint in hints_of(settings_class).items():
-        key, item = f"{prefix}{name}", section_of(item_of(hint))
-        below = {each: value for each, value in given.items() if each.startswith(f"{key}.")}
+        key = f"{prefix}{name}"
+        item = section_of(item_of(hint))
+        below = {dotted: value for dotted, value in given.items() if dotted.startswith(f"{key}.")}
         if item and (key in given or below):
             count = given[key].value if key in given else 1
             values[name] = [_make_item(item, given, below, key, index) for index in range(count)]
         elif section_of(hint) and below:
             values[name] = make(section_of(hint), below, f"{key}.")
         elif is_mapping(hint) and below:
-            values[name] = {each[len(key) + 1 :]: below[each].value for each in below}
+            values[name] = {dotted[len(key) + 1 :]: below[dotted].value for dotted in below}
         elif key in given:
             values[name] = given[key].value
+
     try:
         return settings_class(**values)
     except ValueError as error:
+        # Its message begins with the name of a field, whose place in a file is put before it.
         named = re.match(r"\w+(\[\d+\])?", str(error).removeprefix(prefix))
         found = given.get(f"{prefix}{named[0]}") if named else None
         raise ValueError(f"{found.where if found else ''}{error}") from error
@@ -231,18 +301,36 @@ def make(settings_class: Any, given: Mapping[str, Given], prefix: str = "") -> A
 def _make_item(
     kind: Any, given: Mapping[str, Given], below: Mapping[str, Given], key: str, index: int
 ) -> Any:
-    """An item of a list, in which values that are given for all of them win."""
+    """Builds one item of a list of sections.
+
+    Args:
+        kind: The settings class of the item.
+        given: All given values by their dotted keys.
+        below: The values that were given for all items, as in phases.peak_lr. They win over those
+            of the item, as in phases[0].peak_lr.
+        key: The dotted key of the list.
+        index: The item's place in the list.
+
+    Raises:
+        ValueError: A field without a default was not given, or the class refuses a value.
+    """
     prefix = f"{key}[{index}]."
-    own = {each: value for each, value in given.items() if each.startswith(prefix)}
-    own |= {f"{prefix}{each[len(key) + 1 :]}": value for each, value in below.items()}
-    if missing := missing_fields(kind, own, prefix):
+    of_item = {dotted: value for dotted, value in given.items() if dotted.startswith(prefix)}
+    of_item |= {f"{prefix}{dotted[len(key) + 1 :]}": value for dotted, value in below.items()}
+    if missing := missing_fields(kind, of_item, prefix):
         place = given[f"{key}[{index}]"].where + prefix[:-1] if key in given else f"--{key}"
         raise ValueError(f"{place}: {', '.join(missing)} missing; each item needs it")
-    return make(kind, own, prefix)
+    return make(kind, of_item, prefix)
 
 
 def missing_fields(settings_class: Any, given: Mapping[str, Given], prefix: str = "") -> list[str]:
-    """Names of the fields that have no default and were not given."""
+    """Returns the names of the fields that have no default and were not given.
+
+    Args:
+        settings_class: The class.
+        given: The given values by their dotted keys.
+        prefix: What precedes the keys of the class's fields.
+    """
     roots = {re.split(r"[.]", key.removeprefix(prefix))[0] for key in given}
     needed = [field.name for field in dataclasses.fields(settings_class) if is_needed(field)]
     return [name for name in needed if name not in roots]

@@ -1,4 +1,7 @@
-"""Words of a command line: flags, files of `--config`, what stands without a flag."""
+"""Reads the words of a command line: flags, files of `--config`, and values without a flag.
+
+A value without a flag, such as DATA in `verify DATA`, is for a field that is called positional.
+"""
 
 import dataclasses
 import pkgutil
@@ -30,7 +33,7 @@ from pipeline.command_line.values import (
 )
 
 _RECIPES = Path(__file__).parent / "recipes"
-"""A link to configs/ in a checkout, a copy of it in a wheel."""
+"""Folder of the recipes: a link to configs/ in a checkout, a copy of it in a wheel."""
 
 
 def parse_words(
@@ -40,22 +43,38 @@ def parse_words(
     words: Sequence[str],
     takers: Callable[[str], Sequence[str]] = lambda _: (),
 ) -> Any:
-    """The settings that words and the files they name give; flags win wherever they stand.
+    """Reads an object of a settings class from words and from the files that they name.
 
-    A ValueError has a line for every mistake, or says what is missing, or what the class refuses.
+    A flag wins over a file, wherever it is on the command line. A later file wins over an earlier
+    one.
+
+    Args:
+        program: The program and the command, for messages.
+        settings_class: The class.
+        positionals: Names of the fields that are given without a flag, in order.
+        words: The words after the command.
+        takers: Returns the other commands that have a flag, for the message about an unknown one.
+
+    Raises:
+        ValueError: The message has one line for each mistake in the words and files; or says which
+            fields are missing, or which value the class refuses.
     """
     reader = _Words(settings_class, positionals, words, takers)
     reader.read()
     if reader.mistakes:
         raise ValueError("\n".join(reader.mistakes))
     _check_code(settings_class, reader.in_files, reader.flags)
+
     given = dict(reader.in_files)
     for key, value in reader.flags.items():
         _put(given, key, value)
+
+    # A field with `fills` names a file of another format, whose settings are taken over here.
     for field in dataclasses.fields(settings_class):
         if (fill := field.metadata.get("fills")) and given.get(field.name, Given(None, "")).value:
             path = given[field.name].value
             given |= pkgutil.resolve_name(fill)(path, reader.in_files, reader.flags)
+
     if missing := missing_fields(settings_class, given):
         names = ", ".join(_as_given(name, settings_class, positionals) for name in missing)
         raise ValueError(f"missing: {names}; {program} --help says what it takes")
@@ -65,7 +84,19 @@ def parse_words(
 def _check_code(
     settings_class: Any, in_files: Mapping[str, Given], flags: Mapping[str, Given]
 ) -> None:
-    """Refuses code that a file alone names: who takes another's settings may not expect it."""
+    """Checks that no file names code that would run, unless the flag --allow_code permits it.
+
+    Someone who uses another person's file of settings may not expect code in it. Code that a flag
+    names is always allowed.
+
+    Args:
+        settings_class: The class. The metadata of a field say whether its values are code.
+        in_files: The values that files give, by dotted key.
+        flags: The values that flags give, by dotted key.
+
+    Raises:
+        ValueError: A file names code.
+    """
     if "allow_code" in flags and flags["allow_code"].value:
         return
     for field in dataclasses.fields(settings_class):
@@ -76,21 +107,31 @@ def _check_code(
 
 
 def _as_given(name: str, settings_class: Any, positionals: Sequence[str]) -> str:
-    """How a field is given: without a flag, in a file, or by a flag."""
+    """Returns how a user gives a field, for a message: without a flag, in a file, or by a flag."""
     if section_of(item_of(hints_of(settings_class)[name])):
         return f"{name} of a --config file, such as bert-base"
     return name.upper() if name in positionals else f"--{name}"
 
 
 def _put(given: dict[str, Given], key: str, value: Given) -> None:
-    """Adds a value; a list replaces one that was given before, with all its items."""
+    """Sets the value of a key. A list replaces an earlier list together with all its items."""
     for old in [old for old in given if old.startswith(f"{key}[")]:
         del given[old]
     given[key] = value
 
 
 class _Words:
-    """A reader of words, from the first to the last, that goes on after a mistake."""
+    """Reads words from the first to the last, and goes on after a mistake.
+
+    Attributes:
+        settings_class: The class whose fields are set.
+        positionals: Names of the fields that are given without a flag.
+        rest: The words that have not been read yet.
+        takers: Returns the other commands that have a flag.
+        in_files: The values that files give, by dotted key.
+        flags: The values that flags and positional words give, by dotted key.
+        mistakes: One message for each mistake so far.
+    """
 
     def __init__(
         self,
@@ -100,12 +141,15 @@ class _Words:
         takers: Callable[[str], Sequence[str]],
     ) -> None:
         self.takers = takers
-        self.settings_class, self.positionals, self.rest = settings, positionals, list(words)
+        self.settings_class = settings
+        self.positionals = positionals
+        self.rest = list(words)
         self.in_files: dict[str, Given] = {}
         self.flags: dict[str, Given] = {}
         self.mistakes: list[str] = []
 
     def read(self) -> None:
+        """Reads all words into `in_files`, `flags` and `mistakes`."""
         loose: list[str] = []
         while self.rest:
             word = self.rest.pop(0)
@@ -120,17 +164,30 @@ class _Words:
                 self.mistakes.append(str(error))
 
     def _read_flag(self, name: str, equals: str, value: str) -> None:
-        key, values = name.lstrip("-"), [value] if equals else []
+        """Reads a flag with its values, or a file of --config.
+
+        Args:
+            name: The flag with its hyphens.
+            equals: "=" if the value is in the same word, as in --name=value; otherwise empty.
+            value: The value in the same word.
+
+        Raises:
+            ValueError: The flag is unknown or is given twice, or its value is wrong or missing.
+            FileNotFoundError: There is no such file or recipe.
+        """
+        key = name.lstrip("-")
+        values = [value] if equals else []
         if name == "--config":
             file = value if equals else self._next(name, "the name of a YAML file")
             path = find_config(file, self.settings_class)
             root = parse_yaml(path.read_bytes(), str(path), is_file=True)
-            for each, found in read_mapping(root, self.settings_class) if root else ():
-                _put(self.in_files, each, found)
+            for file_key, given in read_mapping(root, self.settings_class) if root else ():
+                _put(self.in_files, file_key, given)
             return
+
         hint = find_hint(self.settings_class, key) if name.startswith("--") else None
         if hint is None:
-            list(self._until_flag())
+            list(self._until_flag())  # its values would be mistakes of their own
             mark = name[: -len(key)]
             raise ValueError(answer_unknown(key, self.settings_class, mark, takers=self.takers))
         if key in self.flags and item_of(hint):
@@ -139,31 +196,53 @@ class _Words:
         self.flags |= read_value(self._node(name, hint, values), hint, key)
 
     def _node(self, name: str, hint: Any, values: list[str]) -> yaml.Node:
-        """The value of a flag: that after its equals sign, or words that follow."""
+        """Returns the value of a flag as a YAML node, and takes it from the words if needed.
+
+        Args:
+            name: The flag with its hyphens, for messages.
+            hint: The type of its field.
+            values: The values if they are known already; otherwise the words that follow are taken.
+
+        Raises:
+            ValueError: The value is missing, or is not YAML.
+        """
         inner = item_of(hint)
         if inner and not section_of(inner):
             values = values or [self._next(name, describe_type(inner)), *self._until_flag()]
             nodes = [word_node(value) for value in values]
             return yaml.SequenceNode("tag:yaml.org,2002:seq", nodes)
-        follows = self.rest[0].lower() if self.rest else ""
-        if hint in (bool, bool | None) and not values and follows not in {*BOOLEANS, "null"}:
+
+        next_word = self.rest[0].lower() if self.rest else ""
+        if hint in (bool, bool | None) and not values and next_word not in {*BOOLEANS, "null"}:
             return word_node("true")
+
         word = values[0] if values else self._next(name, describe_type(hint))
         if inner or section_of(hint) or hint is Any or is_mapping(hint):
             return parse_yaml(word, name, is_file=False) or word_node(word)
         return word_node(word)
 
     def _next(self, name: str, expected: str) -> str:
+        """Takes the next word as the value of a flag; raises ValueError if it is a flag itself."""
         if not self.rest or is_flag(self.rest[0]):
             raise ValueError(f"{name}: a value is missing, expected {expected}")
         return self.rest.pop(0)
 
     def _until_flag(self) -> Iterator[str]:
+        """Takes the words up to the next flag one by one, lazily, and yields them."""
         while self.rest and not is_flag(self.rest[0]):
             yield self.rest.pop(0)
 
     def _take_positionals(self, loose: list[str]) -> None:
-        """Words without a flag for the fields that stand so; a list takes all that are left."""
+        """Assigns the words without a flag to the positional fields.
+
+        A field that is a list takes all words that are left.
+
+        Args:
+            loose: The words without a flag, in their order.
+
+        Raises:
+            ValueError: A value is wrong, or words are left over.
+        """
         for name in self.positionals if loose else ():
             hint = find_hint(self.settings_class, name)
             taken, loose = (loose, []) if item_of(hint) else (loose[:1], loose[1:])
@@ -171,20 +250,22 @@ class _Words:
                 self.flags |= read_value(self._node(f"--{name}", hint, taken), hint, name)
         if loose:
             takes = " ".join(map(str.upper, self.positionals)) or "only flags"
-            shown = loose[0].partition("{")[0]  # what stands in braces may be storage options
+            shown = loose[0].partition("{")[0]  # text in braces may be storage options: secrets
             cure = f"the command takes {takes}, and every other value after its flag"
             raise ValueError(f"unexpected word {shown!r}; {cure}")
 
 
 def recipes() -> dict[str, Path]:
-    """The files of configs/ by their names, such as bert-large."""
+    """Returns the paths of all recipes by their names, such as bert-large."""
     return {path.stem: path for path in sorted(_RECIPES.glob("*/*.yaml"))}
 
 
 def find_config(name: str, settings_class: Any) -> Path:
-    """Returns the path of a configuration: a file on disk, or else a recipe of configs/.
+    """Returns the path of a configuration: a file on disk, or otherwise a recipe of configs/.
 
-    A recipe is named as bert-large or configs/pretrain/bert-large.yaml.
+    Args:
+        name: A path, or the name of a recipe: bert-large or configs/pretrain/bert-large.yaml.
+        settings_class: The settings of the command, whose recipes are allowed.
 
     Raises:
         FileNotFoundError: There is no such file or recipe, or the recipe is another command's.
@@ -194,16 +275,17 @@ def find_config(name: str, settings_class: Any) -> Path:
     if Path(name).is_file():
         return Path(name)
     found = known.get(name) or (in_recipes in known.values() and in_recipes)
-    own = [each for each, path in known.items() if _is_recipe_of(path, settings_class)]
-    if found and (found.stem in own or not own):
+    of_command = [recipe for recipe, path in known.items() if _is_recipe_of(path, settings_class)]
+    if found and (found.stem in of_command or not of_command):
         return found
+
     if not found and ("." in name or "/" in name):
         raise FileNotFoundError(f"no configuration file {name}")
-    near = suggest(name, own)
-    cure = f"did you mean {' or '.join(near)}?" if near else f"recipes are {', '.join(own)}"
+    near = suggest(name, of_command)
+    cure = f"did you mean {' or '.join(near)}?" if near else f"recipes are {', '.join(of_command)}"
     if found:
         raise FileNotFoundError(f"the recipe {name} is another command's; {cure}")
-    if not own:
+    if not of_command:
         cure = "this command has no recipes; give a file"
     raise FileNotFoundError(f"no configuration file or recipe {name}; {cure}")
 
@@ -216,5 +298,5 @@ def _is_recipe_of(path: Path, settings_class: Any) -> bool:
 
 
 def is_flag(word: str) -> bool:
-    """Whether a word is a flag, and not a value such as -1, or a text that begins with a hyphen."""
+    """Returns whether a word is a flag, and not a value such as -1 or a text after a hyphen."""
     return re.fullmatch(r"--?[A-Za-z][\w.-]*(=.*)?", word, re.DOTALL) is not None
