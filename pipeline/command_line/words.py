@@ -298,5 +298,5 @@ def _is_recipe_of(path: Path, settings_class: Any) -> bool:
 
 
 def is_flag(word: str) -> bool:
-    """Returns whether a word is a flag, and not a value such as -1 or a text after a hyphen."""
+    """Returns whether a word has the form of a flag: one or two hyphens and a letter, unlike -1."""
     return re.fullmatch(r"--?[A-Za-z][\w.-]*(=.*)?", word, re.DOTALL) is not None

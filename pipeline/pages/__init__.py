@@ -1,1 +1,1 @@
-"""How pages of both programs look: templates, style, one chart, and text made safe."""
+"""Renders the HTML pages of the builder and the trainer: templates, style, and a chart."""

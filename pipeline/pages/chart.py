@@ -1,7 +1,8 @@
-"""The chart of pages: lines, dots and level guesses over one another, as inline SVG.
+"""Draws the chart of HTML pages as inline SVG: curves as lines, as dots or as level guesses.
 
-Colours come from the page's style by class, `run0` to `run5`. Long curves are cut into stretches:
-the mean is drawn as a line and the range as a band, and each tells its values on hover.
+Colours come from the page's style by class, `run0` to `run5`. The x axis is cut into 120 columns of
+equal width. A line goes through the mean of its points in each column, a band shows their range,
+and a column tells its values when the pointer is over it.
 """
 
 import math
@@ -14,18 +15,31 @@ from markupsafe import Markup
 from pipeline.pages.render import render, short_number
 
 NUM_COLOURS = 6
-_WIDTH, _HEIGHT = 520, 240
-_LEFT, _RIGHT, _TOP, _BOTTOM = 54, 508, 10, 202
-_STRETCHES = 120
+"""Number of colours that the page's style has for curves."""
+
+# The size of the drawing and the edges of the area with the curves, in units of the SVG.
+_WIDTH = 520
+_HEIGHT = 240
+_LEFT = 54
+_RIGHT = 508
+_TOP = 10
+_BOTTOM = 202
+
+_NUM_COLUMNS = 120
 
 Point = tuple[float, float]
+"""x and y of a value, or of a place in the drawing."""
 
 
 class Curve(NamedTuple):
-    """Values along the x axis, which grows.
+    """Values to draw, in the order of x.
 
-    It is a line of many noisy values, dots of few exact ones, or a guess: a level that holds beyond
-    both ends.
+    Attributes:
+        label: The curve's name.
+        points: x and y of each value.
+        look: "line" for many noisy values; "dots" for few exact ones; "guess" for an estimated
+            level, which is drawn across the whole width.
+        colour: Number of the colour, modulo NUM_COLOURS.
     """
 
     label: str
@@ -35,12 +49,22 @@ class Curve(NamedTuple):
 
 
 class _Scale(NamedTuple):
+    """Maps the values of an axis to places in the drawing.
+
+    Attributes:
+        low: The least value.
+        high: The greatest value.
+        start: The place of the least value.
+        end: The place of the greatest value.
+    """
+
     low: float
     high: float
     start: float
     end: float
 
     def __call__(self, value: float) -> float:
+        """Returns the place of a value, to a tenth of a unit."""
         share = value / (self.high - self.low) - self.low / (self.high - self.low)
         return round(self.start + (self.end - self.start) * share, 1)
 
@@ -54,15 +78,18 @@ def draw_chart(
     from_zero: bool = False,
     borders: Sequence[tuple[float, str]] = (),
 ) -> Markup:
-    """The curves; an empty text where there is nothing to draw but guesses.
+    """Draws curves over a common pair of axes.
 
     Args:
-        title: Read by screen readers.
-        curves: What is drawn, later ones above earlier ones.
-        x_name: What x counts.
-        write: A value as text, with its unit.
+        title: Describes the chart for screen readers.
+        curves: The curves; later ones are drawn over earlier ones.
+        x_name: Name of what x counts, such as "step".
+        write: Returns a value of y as text, with its unit.
         from_zero: Whether the y axis begins at zero.
-        borders: Places on the x axis where something new begins, each with its name.
+        borders: Values of x at which something new begins, such as a phase, each with its name.
+
+    Returns:
+        The SVG, or an empty text if no curve but guesses has points.
     """
     curves = [curve for curve in curves if curve.points]
     if all(curve.look == "guess" for curve in curves):
@@ -70,7 +97,8 @@ def draw_chart(
     points = [point for curve in curves for point in curve.points]
     left, right = _widen([x for x, _ in points])
     ticks = _ticks(*_widen([y for _, y in points] + [0.0] * from_zero), outside=True)
-    x, y = _Scale(left, right, _LEFT, _RIGHT), _Scale(ticks[0], ticks[-1], _BOTTOM, _TOP)
+    x = _Scale(left, right, _LEFT, _RIGHT)
+    y = _Scale(ticks[0], ticks[-1], _BOTTOM, _TOP)
     return Markup(
         render(
             Path(__file__).with_name("chart.html"),
@@ -80,7 +108,7 @@ def draw_chart(
             x_name=x_name,
             rows=[(y(tick), write(tick)) for tick in ticks],
             columns=[(x(tick), short_number(tick)) for tick in _ticks(left, right, outside=False)],
-            borders=[(x(place), name) for place, name in borders],
+            borders=[(x(value), name) for value, name in borders],
             shapes=[_shape(curve, x, y) for curve in curves],
             hovers=list(_hover(curves, x, x_name, write)),
         )
@@ -88,64 +116,108 @@ def draw_chart(
 
 
 def _widen(values: Sequence[float]) -> tuple[float, float]:
-    """The least and the most, or values around them where they are hardly apart."""
-    low, high = min(values), max(values)
+    """Returns the least and the greatest value.
+
+    If they are equal or nearly so, the range is widened around them, so that an axis has a length.
+    """
+    low = min(values)
+    high = max(values)
     if high - low > 1e-9 * max(abs(low), abs(high)):
         return low, high
     return low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
 
 
 def _ticks(low: float, high: float, *, outside: bool) -> list[float]:
-    """Some five round values within both ends, or up to the next ones outside."""
+    """Returns some five round values at equal distances.
+
+    Args:
+        low: The least value on the axis.
+        high: The greatest value on the axis.
+        outside: Whether the ticks enclose both values; otherwise they are between them.
+    """
     rough = (high - low) / 4
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * each for each in (1, 2, 2.5, 5, 10) if rough <= power * each * (1 + 1e-9))
-    first, last = math.ceil(low / step), math.floor(high / step)
+    step = next(
+        power * factor for factor in (1, 2, 2.5, 5, 10) if rough <= power * factor * (1 + 1e-9)
+    )
+    first = math.ceil(low / step)
+    last = math.floor(high / step)
     if outside:
-        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+        first = math.floor(low / step + 1e-9)
+        last = math.ceil(high / step - 1e-9)
     return [step * tick for tick in range(first, last + 1)]
 
 
 def _shape(curve: Curve, x: _Scale, y: _Scale) -> dict[str, Any]:
-    """What the template draws of a curve."""
+    """Returns the variables with which the template draws a curve: colour, look, points and band.
+
+    The band is a polygon around the ranges of the columns; it is empty if no column has two points.
+    """
     points: list[Point] = [(x(at), y(value)) for at, value in curve.points]
     band: list[Point] = []
     if curve.look == "guess":
         points = [(_LEFT, points[0][1]), *points, (_RIGHT, points[-1][1])]
     elif curve.look == "line":
-        parts = [each for _, *each in _stretches(curve.points, x)]
-        points = [(x(at), y(mean)) for at, mean, _, _ in parts]
-        if len(parts) < len(curve.points):
-            upper = [(x(at), y(high)) for at, _, _, high in parts]
-            band = [*upper, *((x(at), y(low)) for at, _, low, _ in reversed(parts))]
+        columns = _columns(curve.points, x)
+        points = [(x(column.x), y(column.mean)) for column in columns]
+        if len(columns) < len(curve.points):
+            upper = [(x(column.x), y(column.high)) for column in columns]
+            lower = [(x(column.x), y(column.low)) for column in columns]
+            band = [*upper, *reversed(lower)]
     colour = curve.colour % NUM_COLOURS
     return {"colour": colour, "look": curve.look, "points": points, "band": band}
 
 
-def _stretches(
-    points: Sequence[Point], x: _Scale
-) -> Iterator[tuple[int, float, float, float, float]]:
-    """Number, mean x, mean y, lowest and highest y of every stretch that has points."""
+class _Column(NamedTuple):
+    """The points of a curve in one of the columns that the x axis is cut into.
+
+    Attributes:
+        number: The column, counted from the left.
+        x: Mean x of the points.
+        mean: Mean y of the points.
+        low: The lowest y.
+        high: The highest y.
+    """
+
+    number: int
+    x: float
+    mean: float
+    low: float
+    high: float
+
+
+def _columns(points: Sequence[Point], x: _Scale) -> list[_Column]:
+    """Returns the columns that have points, in the order of their first points."""
     groups: dict[int, list[Point]] = {}
     for point in points:
         share = (x(point[0]) - _LEFT) / (_RIGHT - _LEFT)
-        groups.setdefault(min(_STRETCHES - 1, int(_STRETCHES * share)), []).append(point)
+        groups.setdefault(min(_NUM_COLUMNS - 1, int(_NUM_COLUMNS * share)), []).append(point)
+
+    columns = []
     for number, group in groups.items():
         values = [value for _, value in group]
-        at = math.fsum(each / len(group) for each, _ in group)
-        yield number, at, math.fsum(each / len(group) for each in values), min(values), max(values)
+        mean_x = math.fsum(at / len(group) for at, _ in group)
+        mean = math.fsum(value / len(group) for value in values)
+        columns.append(_Column(number, mean_x, mean, min(values), max(values)))
+    return columns
 
 
 def _hover(
     curves: Sequence[Curve], x: _Scale, x_name: str, write: Callable[[float], str]
 ) -> Iterator[tuple[float, float, list[str]]]:
-    """Place, width and text of an invisible column for every stretch, with all curves' values."""
-    told: dict[int, list[str]] = {}
+    """Yields the invisible rectangles that tell the values of all curves when pointed at.
+
+    Yields:
+        The left edge of a column that has points, its width, and its lines of text.
+    """
+    texts: dict[int, list[str]] = {}
     for curve in curves:
-        for number, at, mean, low, high in _stretches(curve.points, x):
-            around = "" if low == high else f" ({write(low)} to {write(high)})"
-            lines = told.setdefault(number, [f"{x_name} {short_number(at)}"])
-            lines.append(f"{curve.label}: {write(mean)}{around}")
-    width = (_RIGHT - _LEFT) / _STRETCHES
-    for number, lines in sorted(told.items()):
+        for column in _columns(curve.points, x):
+            is_single = column.low == column.high
+            around = "" if is_single else f" ({write(column.low)} to {write(column.high)})"
+            lines = texts.setdefault(column.number, [f"{x_name} {short_number(column.x)}"])
+            lines.append(f"{curve.label}: {write(column.mean)}{around}")
+
+    width = (_RIGHT - _LEFT) / _NUM_COLUMNS
+    for number, lines in sorted(texts.items()):
         yield round(_LEFT + number * width, 1), round(width, 1), lines

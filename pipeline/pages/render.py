@@ -1,4 +1,7 @@
-"""Pages of their own from Jinja2 templates: no script, no other file, all text escaped."""
+"""Renders self-contained HTML pages from Jinja2 templates.
+
+A page needs no other file, has no script, and all text in it is escaped.
+"""
 
 import unicodedata
 from pathlib import Path
@@ -12,7 +15,12 @@ _HERE = Path(__file__).parent
 
 
 def render(template: Path, **values: Any) -> str:
-    """The text of a template, which may extend page.html and import kit.html beside this file."""
+    """Renders a template to text.
+
+    Args:
+        template: Path of the template. It may extend page.html and import kit.html of this folder.
+        **values: The variables of the template. A variable that is missing is an error.
+    """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([template.parent, _HERE]),
         autoescape=True,
@@ -27,11 +35,16 @@ def render(template: Path, **values: Any) -> str:
 
 
 def show_hidden(value: object) -> object:
-    """Text whose control characters, directions and lone surrogates are written out: ⟨U+202E⟩."""
+    """Returns a value as text in which invisible characters are written as ⟨U+202E⟩.
+
+    Control characters, marks of direction and lone surrogates are written so. Markup, which a
+    template has made itself, is returned unchanged.
+    """
     return value if isinstance(value, Markup) else "".join(map(_show, str(value)))
 
 
 def _show(character: str) -> str:
+    """Returns a character, or its code point if it is invisible."""
     is_hidden = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")
     if is_hidden and character not in _HARMLESS_FORMATS:
         return f"⟨U+{ord(character):04X}⟩"
@@ -39,7 +52,7 @@ def _show(character: str) -> str:
 
 
 def short_number(value: float) -> str:
-    """A count of at most four characters or so: 950, 17.7k, 2.5M."""
+    """Returns a count with three digits and a unit: 950, 17.7k, 2.5M."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= size:
             return f"{value / size:.3g}{unit}"
@@ -47,7 +60,7 @@ def short_number(value: float) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """Such as 12.3 MB, a million bytes each."""
+    """Returns a number of bytes with three digits and a unit: 12.3 MB, where 1 MB is 10^6 bytes."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}"
@@ -56,5 +69,5 @@ def format_bytes(count: float) -> str:
 
 
 def format_share(value: float) -> str:
-    """A share in percent."""
+    """Returns a share between 0 and 1 in percent, with three digits: 12.5 %."""
     return f"{100 * value:.3g} %"
