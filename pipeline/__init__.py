@@ -1,7 +1,11 @@
-"""Documents to shards, the half of the system that runs on Beam.
+"""Turns documents into shards: the half of the system that runs on Apache Beam.
 
-From the ground up: storage/ reads and writes anywhere, shards/ is the contract with the trainer,
-documents/ reads formats, text/ cleans and splits, tokens/ keeps encoded documents, instances/ makes
-pairs and masks of them, jobs/ are the Beam graphs, stages/ is what `build` runs, inspect/ looks at
-the result. tests/project/test_layering.py says who may import whom.
+The names in `__init__.pyi` are public, as in `from pipeline import open_dataset`. Each is
+imported when it is first asked for, so `import pipeline` loads neither Beam nor pyarrow.
+Everything else in this package is private and may move without notice; docs/architecture.md shows
+its rooms.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -308,12 +308,19 @@ def _open(settings: DatasetSettings) -> "Dataset":
     return open_dataset(settings.data, parse_storage_options(settings.storage_options))
 
 
-def main() -> int:
-    """Runs the command that the process's arguments name."""
+def main(argv: list[str] | None = None) -> int:
+    """Runs a command of `python -m pipeline`, such as `["build", "--config", "data.yaml"]`.
+
+    Args:
+        argv: The command and its flags; None takes those of this process.
+
+    Returns:
+        The exit code: 0 if the command succeeded. Errors that a user can mend are printed in one
+        line.
+    """
     leave_out_beams_client()
-    return run_program(
-        "python -m pipeline", "Raw text to shards of BERT pretraining instances.", COMMANDS
-    )
+    description = "Raw text to shards of BERT pretraining instances."
+    return run_program("python -m pipeline", description, COMMANDS, argv)
 
 
 def leave_out_beams_client() -> None:

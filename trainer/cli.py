@@ -91,7 +91,15 @@ class ReportSettings:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command that the arguments name; the exit code."""
+    """Runs a command of `python -m trainer`, such as `["plan", "--config", "run.yaml"]`.
+
+    Args:
+        argv: The command and its flags; None takes those of this process.
+
+    Returns:
+        The exit code: 0 if the command succeeded. Errors that a user can mend are printed in one
+        line.
+    """
     return run_program("python -m trainer", DESCRIPTION, COMMANDS, argv)
 
 

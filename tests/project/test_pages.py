@@ -1,4 +1,4 @@
-"""Pages link what they name, every link leads somewhere, and the index has every page."""
+"""Pages link what they name, every link leads somewhere, and every page can be reached."""
 
 import json
 import re
@@ -8,9 +8,9 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from scripts.pictures import MOST_BYTES, draw_loss
+from scripts.site_pages import PAGES as WEBSITE_PAGES
 
 ROOT = Path(__file__).parents[2]
-INDEX = ROOT / "docs/index.md"
 OTHERS = "README.md", "CONTRIBUTING.md", "scripts/bench/results/README.md"
 PAGES = [*(ROOT / name for name in OTHERS), *sorted((ROOT / "docs").glob("*.md"))]
 ROOMS = "pipeline|trainer|tokenizer|scripts|tests|configs"
@@ -42,10 +42,23 @@ def test_every_link_leads_somewhere(page):
         )
 
 
-def test_the_index_has_every_page_once():
-    linked = sorted(link for link in links(INDEX) if not link.startswith("../"))
-    there = [*INDEX.parent.glob("*.md"), *INDEX.parent.glob("notebooks/*.ipynb")]
-    assert linked == sorted(str(path.relative_to(INDEX.parent)) for path in there if path != INDEX)
+def test_the_website_has_every_page_once():
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    listed = re.findall(r"([\w-]+\.md)$", navigation, re.MULTILINE)
+    pages = [path.name for path in (ROOT / "docs").glob("*.md")]
+    assert sorted(listed) == sorted([*pages, *WEBSITE_PAGES.values()])
+
+
+def test_every_page_can_be_reached_from_readme():
+    reached = {ROOT / "README.md"}
+    waiting = [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        targets = {(page.parent / link.partition("#")[0]).resolve() for link in links(page)}
+        new = {path for path in targets - reached if path.suffix == ".md" and path.is_file()}
+        reached |= new
+        waiting += new
+    assert {*PAGES} <= reached, {*PAGES} - reached
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

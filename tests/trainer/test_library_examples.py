@@ -44,6 +44,11 @@ def test_vectors_by_hand(examples):
     assert torch.isfinite(names["hidden"]).all()
 
 
+def test_a_vocabulary_is_learned_and_used(examples, capsys):
+    exec(examples[2], {})
+    assert capsys.readouterr().out == "['the', 'cat', 'sat', '[UNK]']\n"
+
+
 @pytest.fixture
 def programs(examples, tmp_path):
     """The examples that are programs, in files as their first lines name them, beside a dataset."""
@@ -90,7 +95,7 @@ def test_other_trainers_train_on_the_stream_and_go_on(programs, program, needs):
 
 
 def test_every_call_that_the_page_names_is_there():
-    calls = re.findall(r"`(trainer\.[\w.]+)\.(\w+)\(", (DOCS / "library.md").read_text())
+    calls = re.findall(r"`(pipeline|trainer|tokenizer)\.(\w+)\(", (DOCS / "library.md").read_text())
     assert len(calls) >= 5
     assert all(callable(getattr(importlib.import_module(module), name)) for module, name in calls)
 

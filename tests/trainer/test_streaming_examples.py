@@ -1,4 +1,4 @@
-"""The examples in docs/streaming.md, run as they stand."""
+"""The examples of docs/library.md that read shards with webdataset, run as they stand."""
 
 import re
 from itertools import islice
@@ -12,7 +12,7 @@ from pipeline.shards.dataset import open_dataset, read_blocks
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from trainer.stream.step import StepLoader
 
-DOCUMENT = Path(__file__).parents[2] / "docs/streaming.md"
+DOCUMENT = Path(__file__).parents[2] / "docs/library.md"
 pytestmark = pytest.mark.filterwarnings(
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # files that webdataset leaves open
@@ -22,7 +22,8 @@ pytestmark = pytest.mark.filterwarnings(
 def examples(tmp_path, monkeypatch):
     write_tiny_dataset(tmp_path / "data", seq_lens=(128,), instances=700)
     monkeypatch.chdir(tmp_path)
-    return re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    _, _, section = DOCUMENT.read_text().partition("## Read shards with webdataset")
+    return re.findall(r"```python\n(.*?)```", section, re.DOTALL)[:4]
 
 
 def run(example):
@@ -64,7 +65,7 @@ def test_rows_are_samples_with_keys_of_their_own(examples, instances):
 
 
 def test_a_row_has_all_that_a_model_reads(examples, instances):
-    shards = run(examples[1])["shards"].compose(run(examples[1])["rows"])
+    shards = run(examples[1])["shards"].compose(run(examples[1])["iterate_rows"])
     for row in islice(shards, 20):
         shard, number = re.fullmatch(r".*/shard-0000(\d)/000000-(\d+)", row["__key__"]).groups()
         expected = instances[700 * int(shard) + int(number)]

@@ -54,7 +54,7 @@ def planned_steps(
     return PlannedSteps(partial(_open_loader, data, storage_options, split, seq_len, arguments))
 
 
-def rows(samples: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def iterate_rows(samples: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """A sample an instance, of numpy arrays: a stage behind `WebDataset(urls)`, which gives blocks.
 
     Keys are those of shard, block and row: train/L128/pass-00/shard-00000/000003-017.
