@@ -1,4 +1,8 @@
-"""One split and length of a mixture as far as its passes are known: all, or those built so far."""
+"""Keeps track of the passes of a mixture that exist; while a build goes on, more of them appear.
+
+The first P epochs of a dataset need its first P passes only. So the passes that are known give the
+order of all positions before the first position that needs an unknown pass.
+"""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -17,28 +21,44 @@ from trainer.stream.order.state import CONTENT_DIGITS, DatasetState, StreamState
 
 
 class KnownPasses:
-    """The passes of every dataset of a mixture; more become known where a build goes on.
-
-    The first P epochs of a dataset need only the passes up to theirs, so what is known gives the
-    order of all positions before the first pass that is not.
+    """The known passes of one split and length of a mixture; a build that goes on adds passes.
 
     Attributes:
-        shards: Shards of all passes known, each with its dataset; the list grows at its end.
+        mixture: The datasets.
+        split: The split that is read.
+        seq_len: The length of the instances that are read.
+        weights: The weight of each dataset.
+        num_passes: The number of passes of each dataset, including those not built yet.
+        shards: The shards of all known passes, each with its dataset. New ones are appended.
     """
 
     def __init__(
         self, mixture: Mixture, split: str, seq_len: int, wait_policy: WaitPolicy | None = None
     ) -> None:
-        """Waits for the first pass of every dataset; a ValueError where there are no instances."""
-        self.mixture, self.split, self.seq_len = mixture, split, seq_len
-        self.weights = tuple(each.weight for each in mixture)
-        self.num_passes = [each.dataset.num_passes(split, seq_len) for each in mixture]
+        """Waits for the first pass of every dataset.
+
+        Args:
+            mixture: The datasets.
+            split: The split to read.
+            seq_len: The length of the instances to read.
+            wait_policy: How long to wait for a pass that is being built.
+
+        Raises:
+            ValueError: A dataset does not have this split and length, or a pass has no instances.
+            FileNotFoundError: The wait for a pass ended.
+        """
+        self.mixture = mixture
+        self.split = split
+        self.seq_len = seq_len
+        self.weights = tuple(source.weight for source in mixture)
+        self.num_passes = [source.dataset.num_passes(split, seq_len) for source in mixture]
         self.shards: list[tuple[Dataset, Shard]] = []
         self._wait_policy = wait_policy or WaitPolicy()
         self._passes: list[list[tuple[Shard, ...]]] = [[] for _ in mixture]
+        # For each dataset and pass: the index in `shards` of the pass's first shard.
         self._first_shard: list[list[int]] = [[] for _ in mixture]
-        # Of each pass in the dataset's own positions, and the end.
-        self._starts: list[list[int]] = [[0] for _ in mixture]
+        # For each dataset: where each pass begins and the last one ends, in its own positions.
+        self._pass_bounds: list[list[int]] = [[0] for _ in mixture]
         self._order = lru_cache(maxsize=2)(self._make_order)
         self._content = lru_cache(maxsize=None)(self._hash_passes)
         for dataset in range(len(mixture)):
@@ -46,51 +66,62 @@ class KnownPasses:
 
     @property
     def first_pass_instances(self) -> list[int]:
-        """N_0 of every dataset."""
-        return [starts[1] for starts in self._starts]
+        """Number of instances of the first pass of every dataset."""
+        return [bounds[1] for bounds in self._pass_bounds]
 
     def order(self, state: StreamState) -> StreamOrder:
-        """The order as far as it is known: the same object until more is."""
-        known = tuple(map(len, self._passes))
-        return self._order(state.seed, state.num_lanes, state.skipped, known)
+        """Returns the order over all known passes; the same object until another pass is known."""
+        num_known = tuple(map(len, self._passes))
+        return self._order(state.seed, state.num_lanes, state.skipped, num_known)
 
     def reaches(self, position: int) -> bool:
-        """Whether the order of all positions before this one is known."""
+        """Returns whether the order of all positions before this one is known."""
         return all(self._reaches(dataset, position) for dataset in range(len(self.mixture)))
 
     def wait_for(self, position: int) -> None:
-        """Waits until all positions before this one are known, and takes in what more there is.
+        """Waits until all positions before this one are known, and adds every pass that exists.
 
-        A FileNotFoundError ends it where nothing new came for as long as the policy says.
+        Raises:
+            FileNotFoundError: No new file appeared for as long as the wait policy allows.
         """
         for dataset in range(len(self.mixture)):
             while not self._reaches(dataset, position):
                 self._wait_for_next(dataset)
-            while not self._has_all(dataset) and self._find_next(dataset):
+            while not self._has_all(dataset) and self._add_next(dataset):
                 pass
 
     def shard_index(self, rows: Rows) -> Array:
-        """Index into `shards` of each of the rows [R]."""
-        width = max(map(len, self._first_shard))
-        first_DP = np.array([[*each, *[0] * (width - len(each))] for each in self._first_shard])
-        num_known = np.array([len(each) for each in self._first_shard])
+        """Returns the index in `shards` of the shard of each of the rows, int64 [R]."""
+        most_passes = max(map(len, self._first_shard))
+        first_DP = np.array(
+            [[*starts, *[0] * (most_passes - len(starts))] for starts in self._first_shard]
+        )
+        num_known = np.array([len(starts) for starts in self._first_shard])
         index: Array = first_DP[rows.dataset, rows.epoch % num_known[rows.dataset]] + rows.shard
         return index
 
     def epochs(self, position: int) -> tuple[float, ...]:
-        """Passes of every dataset that lie before a position, as 2.25 for two and a quarter."""
+        """Returns how many passes of each dataset lie before a position, such as 2.25."""
         return tuple(self._epochs(dataset, position) for dataset in range(len(self.mixture)))
 
     def describe(
         self, position: int, weights: Sequence[int] | None = None
     ) -> tuple[DatasetState, ...]:
-        """What the state at a position says of the datasets, perhaps with other weights."""
-        found = []
-        for d, each in enumerate(self.mixture):
-            own = own_position(weights or self.weights, d, position)
-            num_begun = max(1, bisect_left(self._starts[d][:-1], own))  # passes with one before it
-            found.append(DatasetState(each.weight, self.num_passes[d], self._content(d, num_begun)))
-        return tuple(found)
+        """Returns what the state at a position says of each dataset.
+
+        Args:
+            position: Stream position.
+            weights: Weights that decide how far each dataset has come at that position, if they
+                differ from those of the mixture. The returned states have the mixture's weights.
+        """
+        states = []
+        for index, source in enumerate(self.mixture):
+            position_in_dataset = own_position(weights or self.weights, index, position)
+            # A pass is begun if it begins before the position.
+            num_begun = max(1, bisect_left(self._pass_bounds[index][:-1], position_in_dataset))
+            content = self._content(index, num_begun)
+            states.append(DatasetState(source.weight, self.num_passes[index], content))
+        return tuple(states)
 
     def state(
         self,
@@ -100,51 +131,79 @@ class KnownPasses:
         skipped: tuple[Stretch, ...] = (),
         weights: Sequence[int] | None = None,
     ) -> StreamState:
-        """The state at a position, with datasets described at those of other weights."""
-        found = (self.split, self.seq_len, skipped, self.describe(position, weights))
-        return StreamState(position, seed, num_lanes, *found)
+        """Returns the state of a stream over these datasets at a position.
+
+        Args:
+            position: Stream position.
+            seed: Seed of the stream.
+            num_lanes: The number of lanes K.
+            skipped: Ascending stretches that do not touch.
+            weights: As for `describe`.
+        """
+        return StreamState(
+            position=position,
+            seed=seed,
+            num_lanes=num_lanes,
+            split=self.split,
+            seq_len=self.seq_len,
+            skipped=skipped,
+            datasets=self.describe(position, weights),
+        )
 
     def _make_order(
         self, seed: int, num_lanes: int, skipped: tuple[Stretch, ...], _num_known: tuple[int, ...]
     ) -> StreamOrder:
+        """Makes the order of the passes that are known now.
+
+        `_num_known` is part of the cache's key only: another known pass makes another order.
+        """
         return StreamOrder(tuple(map(tuple, self._passes)), self.weights, seed, num_lanes, skipped)
 
     def _epochs(self, dataset: int, position: int) -> float:
-        starts = self._starts[dataset]
-        full, rest = divmod(own_position(self.weights, dataset, position), starts[-1])
-        begun = bisect_right(starts, rest) - 1
-        share = (rest - starts[begun]) / (starts[begun + 1] - starts[begun])
-        return full * (len(starts) - 1) + begun + share
+        """Returns how many passes of one dataset lie before a stream position."""
+        bounds = self._pass_bounds[dataset]
+        position_in_dataset = own_position(self.weights, dataset, position)
+        num_rounds, place_in_round = divmod(position_in_dataset, bounds[-1])
+        begun = bisect_right(bounds, place_in_round) - 1
+        share = (place_in_round - bounds[begun]) / (bounds[begun + 1] - bounds[begun])
+        return num_rounds * (len(bounds) - 1) + begun + share
 
     def _reaches(self, dataset: int, position: int) -> bool:
-        own = own_position(self.weights, dataset, position)
-        return self._has_all(dataset) or own <= self._starts[dataset][-1]
+        """Returns whether the known passes of one dataset suffice up to a stream position."""
+        position_in_dataset = own_position(self.weights, dataset, position)
+        return self._has_all(dataset) or position_in_dataset <= self._pass_bounds[dataset][-1]
 
     def _has_all(self, dataset: int) -> bool:
+        """Returns whether all passes of a dataset are known."""
         return len(self._passes[dataset]) == self.num_passes[dataset]
 
     def _wait_for_next(self, dataset: int) -> None:
-        opened, number = self.mixture[dataset].dataset, len(self._passes[dataset])
+        """Waits for the next pass of a dataset, and adds it."""
+        opened = self.mixture[dataset].dataset
+        number = len(self._passes[dataset])
         wait_for_pass(opened, self.split, self.seq_len, number, self._wait_policy)
-        found = self._find_next(dataset)
-        assert found, f"{opened.url}: a finished dataset lacks a pass"
+        is_added = self._add_next(dataset)
+        assert is_added, f"{opened.url}: a finished dataset lacks a pass"
 
-    def _find_next(self, dataset: int) -> bool:
-        """Takes in the next pass of a dataset, where it is there."""
-        opened, number = self.mixture[dataset].dataset, len(self._passes[dataset])
+    def _add_next(self, dataset: int) -> bool:
+        """Adds the next pass of a dataset if it exists; returns whether it does."""
+        opened = self.mixture[dataset].dataset
+        number = len(self._passes[dataset])
         if not opened.find_pass(self.split, self.seq_len, number):
             return False
         shards = opened.shards(self.split, self.seq_len, number)
-        if not (num_instances := sum(shard.instances for shard in shards)):
+        num_instances = sum(shard.instances for shard in shards)
+        if not num_instances:
             raise ValueError(
                 f"{opened.url}: pass {number} of {self.split} L{self.seq_len} holds no instances"
             )
         self._passes[dataset].append(tuple(shards))
-        self._starts[dataset].append(self._starts[dataset][-1] + num_instances)
+        self._pass_bounds[dataset].append(self._pass_bounds[dataset][-1] + num_instances)
         self._first_shard[dataset].append(len(self.shards))
         self.shards += ((opened, shard) for shard in shards)
         return True
 
     def _hash_passes(self, dataset: int, count: int) -> str:
-        shards = (shard for passed in self._passes[dataset][:count] for shard in passed)
+        """Returns the first digits of the root hash of a dataset's first `count` passes."""
+        shards = (shard for shards in self._passes[dataset][:count] for shard in shards)
         return root_hash(shards)[:CONTENT_DIGITS]

@@ -1,1 +1,1 @@
-"""Which instance comes when, and on which rank: docs/order.md's rules, as pure functions."""
+"""Decides which instance is trained on when, and by which rank: docs/order.md in pure functions."""

@@ -1,6 +1,7 @@
-"""Which instance stands where in the stream: rules 1, 2, 3, 6 and 7 of docs/order.md.
+"""Says which instance is at which position of the stream: rules 1, 2, 3, 6 and 7 of docs/order.md.
 
-All are pure functions of shards, seed, weights and position; `share` has the other rules.
+Everything here is a pure function of shards, seed, weights and position. Rules 4, 5 and 8, which
+give each rank its rows of a step, are in share.py.
 """
 
 import hashlib
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,22 +19,27 @@ import numpy.typing as npt
 from pipeline.shards.records import Shard
 
 MAX_PERIOD = 10_000
+"""The largest sum of a mixture's weights, after division by their greatest common divisor."""
+
 Array = npt.NDArray[Any]
 Stretch = tuple[int, int]
-"""Stream positions from the first number to the second - 1."""
+"""A range of stream positions: the first one, and one past the last one."""
 
 Passes = tuple[tuple[Shard, ...], ...]
-"""The shards of every pass of one dataset, or of those known while its build still runs."""
+"""The shards of each pass of one dataset. While its build runs, only the passes known so far."""
 
 
 @dataclass(frozen=True, eq=False)
 class StreamOrder:
-    """What the order is a function of, besides the position.
+    """Everything but the position that decides which instance is at a position of the stream.
 
     Attributes:
-        datasets: The passes of each, of whose shards only name and instances count.
-        num_lanes: K; fixed for a whole stream.
-        skipped: Positions that no batch takes; ascending, apart from each other.
+        datasets: The passes of each dataset. Only the names of their shards and the numbers of
+            instances matter.
+        weights: The weight of each dataset in the mixture.
+        seed: Seed of the order of shards.
+        num_lanes: The number of lanes K, the same for the whole stream.
+        skipped: Positions that no batch takes, as ascending stretches that do not touch.
     """
 
     datasets: tuple[Passes, ...]
@@ -44,15 +50,41 @@ class StreamOrder:
 
     @cached_property
     def pass_instances(self) -> list[list[int]]:
-        """N_i of every pass of every dataset."""
+        """Number of instances N_i of every pass i, in one list per dataset."""
         return [
             [sum(shard.instances for shard in shards) for shards in passes]
             for passes in self.datasets
         ]
 
 
+class Span(NamedTuple):
+    """Consecutive places of one epoch of one dataset that a step takes.
+
+    Attributes:
+        dataset: Index of the dataset in the mixture.
+        epoch: Number of the epoch; it reads pass `epoch` mod the number of passes.
+        start: First place in the epoch.
+        stop: One past the last place.
+        epoch_size: Number of instances of the epoch, N_i in docs/order.md.
+    """
+
+    dataset: int
+    epoch: int
+    start: int
+    stop: int
+    epoch_size: int
+
+
 def shard_order(seed: int, epoch: int, names: Sequence[str]) -> list[int]:
-    """Rule 1: indices of the shards, sorted by the blake2b-128 of "seed/epoch/name"."""
+    """Returns the indices of an epoch's shards in the order of that epoch (rule 1).
+
+    Shards are sorted by the 128-bit BLAKE2b hash of "seed/epoch/name".
+
+    Args:
+        seed: Seed of the stream.
+        epoch: Number of the epoch.
+        names: Names of the shards, relative to the dataset.
+    """
 
     def digest(index: int) -> bytes:
         text = f"{seed}/{epoch}/{names[index]}"
@@ -62,37 +94,53 @@ def shard_order(seed: int, epoch: int, names: Sequence[str]) -> list[int]:
 
 
 def lane_start(num_instances: Array, num_lanes: int, lane: Array) -> Array:
-    """Rule 2: the first instance of lanes, of epochs of so many instances."""
+    """Returns the first instance of each lane, counted from the start of its epoch (rule 2).
+
+    Args:
+        num_instances: Instances of the epoch, int64; its shape broadcasts with that of `lane`.
+        num_lanes: The number of lanes K.
+        lane: Numbers of lanes, int64.
+    """
     start: Array = lane * (num_instances // num_lanes) + np.minimum(lane, num_instances % num_lanes)
     return start
 
 
 def locate(pass_instances: Sequence[int], position: int) -> tuple[int, int]:
-    """Rule 3: the epoch of a dataset's own position, and its place p in there."""
-    prefix = list(accumulate(pass_instances, initial=0))
-    full, rest = divmod(position, prefix[-1])
-    pass_index = bisect_right(prefix, rest) - 1
-    return len(pass_instances) * full + pass_index, rest - prefix[pass_index]
+    """Returns the epoch of one of a dataset's positions, and the place in that epoch (rule 3).
+
+    Args:
+        pass_instances: Number of instances of each pass of the dataset.
+        position: A position counted within the dataset, as `own_position` returns it.
+    """
+    pass_bounds = list(accumulate(pass_instances, initial=0))
+    num_rounds, place_in_round = divmod(position, pass_bounds[-1])
+    pass_index = bisect_right(pass_bounds, place_in_round) - 1
+    epoch = len(pass_instances) * num_rounds + pass_index
+    return epoch, place_in_round - pass_bounds[pass_index]
 
 
 def mixture_word(weights: Sequence[int]) -> list[int]:
-    """Rule 7: the dataset of each place of one period: with it given, the one furthest behind.
+    """Returns which dataset each position of one period draws from (rule 7).
 
-    Of equal ones the first is taken.
+    Each position goes to the dataset that is furthest behind its share, counting this position. The
+    first of several equals wins.
     """
-    period, drawn = sum(weights), [0] * len(weights)
+    period = sum(weights)
+    num_drawn = [0] * len(weights)
     word = []
-    for places in range(1, period + 1):
-        behind = [
-            weight * places - period * count for weight, count in zip(weights, drawn, strict=True)
+    for num_places in range(1, period + 1):
+        deficits = [
+            weight * num_places - period * count
+            for weight, count in zip(weights, num_drawn, strict=True)
         ]
-        word.append(behind.index(max(behind)))
-        drawn[word[-1]] += 1
+        dataset = deficits.index(max(deficits))
+        word.append(dataset)
+        num_drawn[dataset] += 1
     return word
 
 
 def check_weights(weights: Sequence[int]) -> None:
-    """Refuses, by a ValueError, a weight below 1, and weights whose period is above MAX_PERIOD."""
+    """Raises a ValueError if a weight is below 1 or the period is above MAX_PERIOD."""
     if min(weights) < 1:
         raise ValueError(f"weights {list(weights)}: each must be a whole number of at least 1")
     if sum(weights) // math.gcd(*weights) > MAX_PERIOD:
@@ -100,44 +148,77 @@ def check_weights(weights: Sequence[int]) -> None:
 
 
 def own_position(weights: Sequence[int], dataset: int, position: int) -> int:
-    """Rule 7: how many of the stream's first `position` positions draw from a dataset."""
+    """Returns how many of the stream's first `position` positions draw from a dataset (rule 7).
+
+    This is also the position, counted within that dataset, of the next instance drawn from it.
+
+    Args:
+        weights: Weight of each dataset of the mixture.
+        dataset: Index of the dataset.
+        position: Position in the stream.
+    """
     if len(weights) == 1:
         return position
-    period, drawn_MD = _count_draws(tuple(weights))
-    full, rest = divmod(position, period)
-    return full * int(drawn_MD[-1, dataset]) + int(drawn_MD[rest, dataset])
+    period, num_drawn_MD = _count_draws(tuple(weights))
+    num_periods, place = divmod(position, period)
+    return num_periods * int(num_drawn_MD[-1, dataset]) + int(num_drawn_MD[place, dataset])
 
 
 def next_stretches(skipped: Iterable[Stretch], position: int, count: int) -> list[Stretch]:
-    """Rule 6: the next `count` positions that are not skipped, as stretches; at least one."""
-    found = []
-    for start, stop in skipped:
-        if position < (end := min(start, position + count)):
-            found.append((position, end))
-            count -= end - position
-        position = max(position, stop) if count else position
-    return [*found, (position, position + count)] if count else found
+    """Returns the next `count` positions that are not skipped, as at least one stretch (rule 6).
+
+    Args:
+        skipped: Ascending stretches that do not touch.
+        position: Where to begin.
+        count: Number of positions to return.
+    """
+    stretches = []
+    for skip_start, skip_stop in skipped:
+        stop = min(skip_start, position + count)
+        if position < stop:
+            stretches.append((position, stop))
+            count -= stop - position
+        if count:
+            position = max(position, skip_stop)
+    if count:
+        stretches.append((position, position + count))
+    return stretches
 
 
-def step_spans(
-    order: StreamOrder, position: int, global_batch: int
-) -> Iterator[tuple[int, int, int, int, int]]:
-    """Where a step's instances lie: dataset, epoch, first place, the one after the last, N_i."""
+def step_spans(order: StreamOrder, position: int, global_batch: int) -> Iterator[Span]:
+    """Yields the spans of epochs that hold the instances of one step, dataset by dataset.
+
+    Args:
+        order: The order of the stream.
+        position: Stream position where the step begins.
+        global_batch: Instances of the step over all ranks.
+    """
     stretches = next_stretches(order.skipped, position, global_batch)
-    for dataset, sizes in enumerate(order.pass_instances):
-        for stretch in stretches:
-            begin, end = (own_position(order.weights, dataset, each) for each in stretch)
+    for dataset, pass_sizes in enumerate(order.pass_instances):
+        for stretch_start, stretch_stop in stretches:
+            begin = own_position(order.weights, dataset, stretch_start)
+            end = own_position(order.weights, dataset, stretch_stop)
             while begin < end:
-                epoch, place = locate(sizes, begin)
-                size = sizes[epoch % len(sizes)]
-                stop = min(size, place + end - begin)
-                yield dataset, epoch, place, stop, size
-                begin += stop - place
+                epoch, start = locate(pass_sizes, begin)
+                epoch_size = pass_sizes[epoch % len(pass_sizes)]
+                stop = min(epoch_size, start + end - begin)
+                yield Span(dataset, epoch, start, stop, epoch_size)
+                begin += stop - start
 
 
 @lru_cache(maxsize=64)
 def epoch_shards(order: StreamOrder, dataset: int, epoch: int) -> tuple[Array, Array]:
-    """The shards [S] of an epoch in their order, and where each begins and the last ends [S+1]."""
+    """Returns the shards of an epoch in their order, and the bounds of their instances.
+
+    Args:
+        order: The order of the stream.
+        dataset: Index of the dataset.
+        epoch: Number of the epoch.
+
+    Returns:
+        Index of each shard in its pass, int64 [S]; and the first instance of each shard, counted
+        from the start of the epoch, followed by the number of instances of the epoch, int64 [S+1].
+    """
     passes = order.datasets[dataset]
     shards = passes[epoch % len(passes)]
     indices = shard_order(order.seed, epoch, [shard.name for shard in shards])
@@ -147,9 +228,13 @@ def epoch_shards(order: StreamOrder, dataset: int, epoch: int) -> tuple[Array, A
 
 @lru_cache(maxsize=8)
 def _count_draws(weights: tuple[int, ...]) -> tuple[int, Array]:
-    """The period M of a mixture, and how often each dataset is drawn before its places [M+1, D]."""
+    """Returns the period M of a mixture, and the running counts of draws within one period.
+
+    The counts are int64 [M+1, D]: row m says how often each of the D datasets is drawn by the first
+    m positions of a period.
+    """
     divisor = math.gcd(*weights)
     word = mixture_word([weight // divisor for weight in weights])
-    drawn_MD = np.zeros((len(word) + 1, len(weights)), np.int64)
-    drawn_MD[np.arange(1, len(word) + 1), word] = 1
-    return len(word), np.cumsum(drawn_MD, axis=0)
+    num_drawn_MD = np.zeros((len(word) + 1, len(weights)), np.int64)
+    num_drawn_MD[np.arange(1, len(word) + 1), word] = 1
+    return len(word), np.cumsum(num_drawn_MD, axis=0)

@@ -1,4 +1,7 @@
-"""Which rank reads what of a global batch: rules 4, 5 and 8 of docs/order.md, as pure functions."""
+"""Says which rank reads which rows of a global batch: rules 4, 5 and 8 of docs/order.md.
+
+Suffixes of arrays name their axes: S steps, K lanes, E spans (see `Span`), 1 an axis of length one.
+"""
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -6,21 +9,30 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainer.stream.order.order import Array, StreamOrder, epoch_shards, lane_start, step_spans
+from trainer.stream.order.order import (
+    Array,
+    Span,
+    StreamOrder,
+    epoch_shards,
+    lane_start,
+    step_spans,
+)
 
 MAX_DEFAULT_LANES = 256
 
 
 class Rows(NamedTuple):
-    """What a rank takes of a step, in slot order: rows start to stop - 1 of blocks; all [R] int64.
+    """Rows that one rank reads, in the order of its slots; every field is int64 [R].
+
+    Entry r stands for the rows start[r] to stop[r] - 1 of one block.
 
     Attributes:
-        dataset: Index into the datasets of the stream.
-        epoch: Epoch e of that dataset; its pass is e mod the number of passes.
-        shard: Index into the shards of that pass.
-        block: Its place in the shard.
+        dataset: Index of the dataset in the mixture.
+        epoch: Epoch of that dataset; it reads pass `epoch` mod the number of passes.
+        shard: Index of the shard in that pass.
+        block: Index of the block in the shard.
         start: First row in the block.
-        stop: One past the last.
+        stop: One past the last row.
     """
 
     dataset: Array
@@ -32,7 +44,11 @@ class Rows(NamedTuple):
 
 
 def rank_slots(global_batch: int, rank: int, world_size: int) -> tuple[int, int]:
-    """Rule 5: the slots [first, stop) of a rank; a ValueError where a rank would get none."""
+    """Returns a rank's slots of every global batch: the first, and one past the last (rule 5).
+
+    Raises:
+        ValueError: There are fewer instances than ranks, so some rank would have no slot.
+    """
     if global_batch < world_size:
         raise ValueError(
             f"global_batch {global_batch} is smaller than world_size {world_size}: every rank"
@@ -40,6 +56,73 @@ def rank_slots(global_batch: int, rank: int, world_size: int) -> tuple[int, int]
         )
     assert 0 <= rank < world_size, f"rank {rank} of {world_size}"
     return rank * global_batch // world_size, (rank + 1) * global_batch // world_size
+
+
+class _Spans(NamedTuple):
+    """The spans of several steps as a table; steps with fewer spans than others have empty ones.
+
+    Attributes:
+        epochs: The different (dataset, epoch) pairs of all spans.
+        epoch_index: Index into `epochs` of the epoch of each span, int64 [S, E].
+        start: First place in the epoch, int64 [S, E].
+        stop: One past the last place, int64 [S, E].
+        epoch_size: Number of instances of the epoch, int64 [S, E].
+    """
+
+    epochs: tuple[tuple[int, int], ...]
+    epoch_index: Array
+    start: Array
+    stop: Array
+    epoch_size: Array
+
+
+class _EpochLine(NamedTuple):
+    """Some epochs laid end to end; an instance is known by its place on this line.
+
+    Attributes:
+        epoch_start: Place of the first instance of each epoch, one entry per epoch.
+        shard_bounds: Place of the first instance of each shard, and one past the last instance of
+            all; one entry more than there are shards. Shards without instances repeat a place.
+        shard: Index of each shard in its pass.
+        dataset: Dataset of each shard.
+        epoch: Epoch of each shard.
+    """
+
+    epoch_start: Array
+    shard_bounds: Array
+    shard: Array
+    dataset: Array
+    epoch: Array
+
+
+class _LineRanges(NamedTuple):
+    """Ranges of consecutive instances, in the order of steps and slots; every field is int64 [R].
+
+    Attributes:
+        step: Index of the step that takes the range.
+        start: Place of the first instance on the line of epochs.
+        stop: One past the last place.
+    """
+
+    step: Array
+    start: Array
+    stop: Array
+
+
+class _ShardRanges(NamedTuple):
+    """Ranges that do not cross shards, in the order of steps and slots; every field is int64 [R].
+
+    Attributes:
+        step: Index of the step that takes the range.
+        line_shard: Index of the shard among those of the line of epochs.
+        start: First instance, counted from the start of the shard.
+        stop: One past the last instance.
+    """
+
+    step: Array
+    line_shard: Array
+    start: Array
+    stop: Array
 
 
 def plan_steps(
@@ -50,78 +133,180 @@ def plan_steps(
     world_size: int,
     block_size: int,
 ) -> tuple[Rows, Array]:
-    """Rules 4, 5 and 8: what a rank reads of the global batches that begin at positions [S].
+    """Returns the rows that one rank reads of several global batches (rules 4, 5 and 8).
 
-    Where the rows of each begin and end [S+1] comes besides.
+    Rule 4 sorts a batch by lane, dataset, epoch and depth. Each lane of a span gives a batch one
+    range of consecutive instances, so nothing has to be sorted: these ranges are laid out in order,
+    the rank's slots are cut out of them, and the result is cut at the borders of shards and blocks.
 
-    A batch takes one stretch of consecutive depths from every (lane, span), so sorting it costs
-    nothing: the stretches are laid out lane by lane, the rank's slots are cut out, and what is left
-    is cut at the borders of shards and of their blocks, which have block_size rows. Arrays are
-    suffixed by S steps, K lanes and E spans, of which some steps have empty ones.
+    Args:
+        order: The order of the stream.
+        positions: Stream positions where the S global batches begin.
+        global_batch: Instances of each batch over all ranks.
+        rank: The rank that reads.
+        world_size: Number of ranks.
+        block_size: Instances of every block of a shard but the last.
+
+    Returns:
+        The rows [R] of all batches, one batch after another; and the index of the first row of each
+        batch, followed by R, int64 [S+1].
     """
-    first_slot, stop_slot = rank_slots(global_batch, rank, world_size)
-    spans = [[*step_spans(order, each, global_batch)] for each in positions]
-    epochs = {each[:2]: None for step in spans for each in step}
-    number = {each: place for place, each in enumerate(epochs)}
-    most = max(map(len, spans))
-    padded = [[*step, *[(*step[0][:2], 0, 0, 1)] * (most - len(step))] for step in spans]
-    epoch_SE = np.array([[number[each[:2]] for each in step] for step in padded])
-    start_S1E, stop_S1E, size_S1E = np.moveaxis(np.array(padded), 2, 0)[2:, :, None]
-    lane_K1 = np.arange(order.num_lanes)[:, None]
-    depth_SKE = -((lane_K1 - start_S1E) // order.num_lanes)
-    count_SKE = -((lane_K1 - stop_S1E) // order.num_lanes) - depth_SKE
-    bounds, shard_at, epoch_at, base_E = _lay_out(order, tuple(epochs))
-    begin_SKE = base_E[epoch_SE][:, None] + depth_SKE
-    begin_SKE += lane_start(size_S1E, order.num_lanes, lane_K1)
-    end_slot_SKE = count_SKE.reshape(len(spans), -1).cumsum(1).reshape(count_SKE.shape)
-    slot_SKE = end_slot_SKE - count_SKE
-    skip_SKE = np.maximum(first_slot - slot_SKE, 0)
-    keep_SKE = np.minimum(end_slot_SKE, stop_slot) - slot_SKE
-    kept_SKE = skip_SKE < keep_SKE
-    start, stop = (begin_SKE + skip_SKE)[kept_SKE], (begin_SKE + keep_SKE)[kept_SKE]
-    step = np.nonzero(kept_SKE)[0]
-    first = np.searchsorted(bounds, start, side="right") - 1
-    row, place = _expand(first, np.searchsorted(bounds, stop, side="left") - 1)
-    start = np.maximum(start[row] - bounds[place], 0)
-    stop = np.minimum(stop[row], bounds[place + 1]) - bounds[place]
-    kept = start < stop  # a shard may have no instances
-    step, place, start, stop = step[row][kept], place[kept], start[kept], stop[kept]
-    row, block = _expand(start // block_size, (stop - 1) // block_size)
-    start = np.maximum(start[row] - block * block_size, 0)
-    stop = np.minimum(stop[row] - block * block_size, block_size)
-    place, ends = place[row], np.searchsorted(step[row], np.arange(len(spans) + 1))
-    dataset, epoch = np.array([*epochs])[epoch_at[place]].T
-    return Rows(dataset, epoch, shard_at[place], block, start, stop), ends
+    slots = rank_slots(global_batch, rank, world_size)
+    spans = _tabulate_spans([[*step_spans(order, start, global_batch)] for start in positions])
+    line = _lay_end_to_end(order, spans.epochs)
+    line_ranges = _take_slots(spans, line, order.num_lanes, slots)
+    shard_ranges = _cut_at_shards(line_ranges, line)
+    return _cut_at_blocks(shard_ranges, line, block_size, num_steps=len(positions))
 
 
 def default_num_lanes(
     global_batch: int, pass_instances: Iterable[int], block_instances: int
 ) -> int:
-    """K: the largest divisor of G that is at most max(1, min(256, min(N_i) // (8 b)))."""
+    """Returns the number of lanes of a new stream: docs/order.md, at the end of "Rules".
+
+    It is the largest divisor of the global batch that is at most max(1, min(256, min(N) // (8 b))).
+
+    Args:
+        global_batch: Instances of a step over all ranks.
+        pass_instances: Instances N of the first pass of each dataset.
+        block_instances: Instances b of a full block.
+    """
     limit = max(1, min(MAX_DEFAULT_LANES, min(pass_instances) // (8 * block_instances)))
-    lanes = range(min(limit, global_batch), 0, -1)
-    return next(each for each in lanes if global_batch % each == 0)
+    candidates = range(min(limit, global_batch), 0, -1)
+    return next(num_lanes for num_lanes in candidates if global_batch % num_lanes == 0)
+
+
+def _tabulate_spans(spans_of_steps: Sequence[Sequence[Span]]) -> _Spans:
+    """Returns the spans of S steps as arrays [S, E], with E the largest number of a step."""
+    keys = ((span.dataset, span.epoch) for spans in spans_of_steps for span in spans)
+    index_of = {key: index for index, key in enumerate(dict.fromkeys(keys))}
+    num_columns = max(map(len, spans_of_steps))
+    table = []
+    for spans in spans_of_steps:
+        columns = [
+            (index_of[dataset, epoch], start, stop, size)
+            for dataset, epoch, start, stop, size in spans
+        ]
+        an_empty_span = (columns[0][0], 0, 0, 1)
+        table.append(columns + [an_empty_span] * (num_columns - len(columns)))
+    return _Spans(tuple(index_of), *np.moveaxis(np.array(table), 2, 0))
 
 
 @lru_cache(maxsize=8)
-def _lay_out(
-    order: StreamOrder, epochs: tuple[tuple[int, int], ...]
-) -> tuple[Array, Array, Array, Array]:
-    """Epochs (dataset, epoch) [E] one after another, of S shards in all.
+def _lay_end_to_end(order: StreamOrder, epochs: tuple[tuple[int, int], ...]) -> _EpochLine:
+    """Lays epochs, given as (dataset, epoch), end to end in the order given."""
+    shards = []
+    bounds = []
+    for dataset, epoch in epochs:
+        epoch_indices, epoch_bounds = epoch_shards(order, dataset, epoch)
+        shards.append(epoch_indices)
+        bounds.append(epoch_bounds)
+    epoch_bounds = np.cumsum([0, *(shard_bounds[-1] for shard_bounds in bounds)])
+    shard_starts = [
+        shard_bounds[:-1] + epoch_start
+        for shard_bounds, epoch_start in zip(bounds, epoch_bounds[:-1], strict=True)
+    ]
+    num_shards = [len(indices) for indices in shards]
+    dataset_of_epoch, epoch_number = np.array(epochs).T
+    return _EpochLine(
+        epoch_start=epoch_bounds[:-1],
+        shard_bounds=np.concatenate([*shard_starts, epoch_bounds[-1:]]),
+        shard=np.concatenate(shards),
+        dataset=np.repeat(dataset_of_epoch, num_shards),
+        epoch=np.repeat(epoch_number, num_shards),
+    )
+
+
+def _take_slots(
+    spans: _Spans, line: _EpochLine, num_lanes: int, slots: tuple[int, int]
+) -> _LineRanges:
+    """Returns the ranges of instances that lie in a rank's slots.
+
+    Args:
+        spans: The spans of the steps.
+        line: The epochs of the spans.
+        num_lanes: The number of lanes K.
+        slots: The rank's first slot, and one past its last.
+    """
+    first_slot, end_slot = slots
+    lane_K1 = np.arange(num_lanes)[:, None]
+
+    # Place p of an epoch is in lane p mod K at depth p // K. So lane l of the places start to
+    # stop - 1 has the depths from ceil((start - l) / K) to ceil((stop - l) / K) - 1.
+    start_depth_SKE = -((lane_K1 - spans.start[:, None]) // num_lanes)
+    count_SKE = -((lane_K1 - spans.stop[:, None]) // num_lanes) - start_depth_SKE
+    lane_start_SKE = lane_start(spans.epoch_size[:, None], num_lanes, lane_K1)
+    place_SKE = line.epoch_start[spans.epoch_index][:, None] + lane_start_SKE + start_depth_SKE
+
+    num_steps = len(count_SKE)
+    stop_slot_SKE = count_SKE.reshape(num_steps, -1).cumsum(1).reshape(count_SKE.shape)
+    start_slot_SKE = stop_slot_SKE - count_SKE
+
+    # Of each lane's range: how many instances are in slots before the rank's, and how many before
+    # the end of the rank's.
+    num_before_SKE = np.maximum(first_slot - start_slot_SKE, 0)
+    num_until_SKE = np.minimum(stop_slot_SKE, end_slot) - start_slot_SKE
+    is_taken_SKE = num_before_SKE < num_until_SKE
+    return _LineRanges(
+        step=np.nonzero(is_taken_SKE)[0],
+        start=(place_SKE + num_before_SKE)[is_taken_SKE],
+        stop=(place_SKE + num_until_SKE)[is_taken_SKE],
+    )
+
+
+def _cut_at_shards(ranges: _LineRanges, line: _EpochLine) -> _ShardRanges:
+    """Cuts ranges of the line of epochs at the borders of shards."""
+    first = np.searchsorted(line.shard_bounds, ranges.start, side="right") - 1
+    last = np.searchsorted(line.shard_bounds, ranges.stop, side="left") - 1
+    source, line_shard = _expand(first, last)
+    shard_start = line.shard_bounds[line_shard]
+    start = np.maximum(ranges.start[source] - shard_start, 0)
+    stop = np.minimum(ranges.stop[source], line.shard_bounds[line_shard + 1]) - shard_start
+
+    has_rows = start < stop  # a shard may have no instances
+    return _ShardRanges(
+        step=ranges.step[source][has_rows],
+        line_shard=line_shard[has_rows],
+        start=start[has_rows],
+        stop=stop[has_rows],
+    )
+
+
+def _cut_at_blocks(
+    ranges: _ShardRanges, line: _EpochLine, block_size: int, num_steps: int
+) -> tuple[Rows, Array]:
+    """Cuts ranges of shards at the borders of blocks (rule 8).
+
+    Args:
+        ranges: The ranges, in the order of steps.
+        line: The line whose shards the ranges name.
+        block_size: Instances of every block of a shard but the last.
+        num_steps: Number of steps S.
 
     Returns:
-        Bounds of the shards [S+1], the index of each in its pass [S], its epoch's place in `epochs`
-        [S], and where each epoch begins [E].
+        The rows [R], and the index of the first row of each step, followed by R, int64 [S+1].
     """
-    shards, bounds = zip(*(epoch_shards(order, *each) for each in epochs), strict=True)
-    base_E = np.cumsum([0, *(each[-1] for each in bounds)])
-    line = [each[:-1] + base for each, base in zip(bounds, base_E, strict=False)]
-    span_at = np.repeat(np.arange(len(epochs)), [len(each) for each in shards])
-    return np.concatenate([*line, base_E[-1:]]), np.concatenate(shards), span_at, base_E[:-1]
+    source, block = _expand(ranges.start // block_size, (ranges.stop - 1) // block_size)
+    line_shard = ranges.line_shard[source]
+    block_start = block * block_size
+    rows = Rows(
+        dataset=line.dataset[line_shard],
+        epoch=line.epoch[line_shard],
+        shard=line.shard[line_shard],
+        block=block,
+        start=np.maximum(ranges.start[source] - block_start, 0),
+        stop=np.minimum(ranges.stop[source] - block_start, block_size),
+    )
+    return rows, np.searchsorted(ranges.step[source], np.arange(num_steps + 1))
 
 
 def _expand(first: Array, last: Array) -> tuple[Array, Array]:
-    """For each row every value from first to last: the row's index, and the value."""
+    """Lists the whole numbers from first[n] to last[n], one range after another.
+
+    Returns:
+        Two arrays with one entry per listed number: the index n of its range, and the number.
+    """
     counts = last - first + 1
-    row = np.repeat(np.arange(len(first)), counts)
-    return row, np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts - first, counts)
+    source = np.repeat(np.arange(len(first)), counts)
+    shift = np.cumsum(counts) - counts - first
+    return source, np.arange(len(source)) - np.repeat(shift, counts)

@@ -1,4 +1,4 @@
-"""The datasets a stream draws from: named and weighted, and agreeing with each other."""
+"""Opens the datasets that a stream draws from, and checks that they fit together."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,13 @@ _ENTRY = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<url>.+?)(?::(?P<weight>\d+))?")
 
 @dataclass(frozen=True)
 class WeightedDataset:
-    """One dataset of a mixture."""
+    """One dataset of a mixture.
+
+    Attributes:
+        name: Its name in metrics and messages.
+        dataset: The opened dataset.
+        weight: Its weight; the stream draws instances in proportion to the weights.
+    """
 
     name: str
     dataset: Dataset
@@ -31,37 +37,50 @@ def open_mixture(
     storage_options: Mapping[str, Any] | None = None,
     wait_policy: WaitPolicy | None = None,
 ) -> Mixture:
-    """Opens the datasets of `[NAME=]URL[:WEIGHT]`; with a wait policy, those still being built.
+    """Opens the datasets of a mixture.
+
+    Args:
+        entries: One `[NAME=]URL[:WEIGHT]` per dataset, as `--data` takes them.
+        storage_options: Options of the datasets' filesystems.
+        wait_policy: How long to wait for datasets whose builds have not ended, or not begun. None
+            opens finished datasets only.
 
     Raises:
-        FileNotFoundError: There is no dataset, or waiting for it ended.
-        ValueError: A dataset is damaged, or they do not agree.
+        FileNotFoundError: There is no dataset, or the wait for it ended.
+        ValueError: An entry is malformed, a dataset is damaged, or the datasets do not fit each
+            other.
     """
 
-    def opened(url: str) -> Dataset:
+    def open_url(url: str) -> Dataset:
         if wait_policy is None:
             return open_dataset(url, storage_options)
         return open_growing(url, storage_options, wait_policy)
 
-    named = parse_entries(entries)
-    mixture = tuple(WeightedDataset(name, opened(url), weight) for name, url, weight in named)
+    mixture = tuple(
+        WeightedDataset(name, open_url(url), weight) for name, url, weight in parse_entries(entries)
+    )
     refuse_disagreement(mixture)
     return mixture
 
 
 OpenedMixture = tuple[tuple[str, OpenedDataset, int], ...]
-"""Name, tables and weight of each dataset, as one process sends them to others."""
+"""Name, tables and weight of each dataset, in a form that can be sent to other processes."""
 
 
 def opened_mixture(mixture: Mixture) -> OpenedMixture:
-    """What `open_mixture_again` takes in another process; raises as `Dataset.opened`."""
-    return tuple((each.name, each.dataset.opened(), each.weight) for each in mixture)
+    """Returns a mixture in the form that is sent to other processes for `open_mixture_again`.
+
+    Raises:
+        ValueError: A table cannot be read.
+        FileNotFoundError: A table is missing.
+    """
+    return tuple((source.name, source.dataset.opened(), source.weight) for source in mixture)
 
 
 def open_mixture_again(
     opened: OpenedMixture, storage_options: Mapping[str, Any] | None = None
 ) -> Mixture:
-    """The mixture that another process has opened and checked; nothing is read."""
+    """Returns a mixture that another process has opened and checked, without reading any file."""
     return tuple(
         WeightedDataset(name, open_again(tables, storage_options), weight)
         for name, tables, weight in opened
@@ -69,49 +88,67 @@ def open_mixture_again(
 
 
 def one_dataset(dataset: Dataset) -> Mixture:
-    """A mixture of one."""
+    """Returns the mixture of one dataset, named "data"."""
     return (WeightedDataset("data", dataset),)
 
 
 def parse_entries(entries: Sequence[str]) -> list[tuple[str, str, int]]:
-    """Name, URL and weight of each `[NAME=]URL[:WEIGHT]`; the end of a URL is its default name."""
+    """Returns name, URL and weight of each entry `[NAME=]URL[:WEIGHT]`.
+
+    The default name is the last part of the URL, numbered if another dataset has that name.
+
+    Raises:
+        ValueError: An entry is malformed or a duplicate, or the number of entries or the weights
+            are out of bounds.
+    """
     if not 1 <= len(entries) <= MAX_DATASETS:
         raise ValueError(f"data names {len(entries)} datasets; 1 to {MAX_DATASETS} can be mixed")
-    found: dict[str, tuple[str, int]] = {}
+    parsed: dict[str, tuple[str, int]] = {}
     for entry in entries:
         match = _ENTRY.fullmatch(entry)
         if match is None:
             raise ValueError(f"data: {entry!r} is not [NAME=]URL[:WEIGHT]")
-        name, url, weight = match["name"], match["url"], int(match["weight"] or 1)
-        if name in found or url in [each for each, _ in found.values()]:
+        name = match["name"]
+        url = match["url"]
+        weight = int(match["weight"] or 1)
+        if name in parsed or url in [earlier_url for earlier_url, _ in parsed.values()]:
             raise ValueError(
-                f"data names {name if name in found else url} twice; a larger weight draws more of"
+                f"data names {name if name in parsed else url} twice; a larger weight draws more of"
                 " it"
             )
         if name is None:
-            end = url.rstrip("/").rpartition("/")[2] or url
-            names = chain([end], (f"{end}-{n}" for n in count(2)))
-            name = next(each for each in names if each not in found)
-        found[name] = url, weight
-    check_weights([weight for _, weight in found.values()])
-    return [(name, *rest) for name, rest in found.items()]
+            last_part = url.rstrip("/").rpartition("/")[2] or url
+            names = chain([last_part], (f"{last_part}-{number}" for number in count(2)))
+            name = next(free for free in names if free not in parsed)
+        parsed[name] = (url, weight)
+    check_weights([weight for _, weight in parsed.values()])
+    return [(name, url, weight) for name, (url, weight) in parsed.items()]
 
 
 def refuse_disagreement(mixture: Mixture) -> None:
-    """Refuses, by a ValueError, datasets that one model cannot be trained on."""
+    """Raises a ValueError if one model cannot be trained on all datasets of a mixture.
+
+    Vocabulary, special ids, lower-casing and the rule of whole words have to be the same.
+    """
     first = mixture[0].dataset
-    for other in (each.dataset for each in mixture[1:]):
-        ours, theirs = _facts(first), _facts(other)
-        if differ := [
-            f"{key} {ours[key]} and {theirs[key]}" for key in ours if ours[key] != theirs[key]
-        ]:
+    expected = _shared_facts(first)
+    for source in mixture[1:]:
+        facts = _shared_facts(source.dataset)
+        differences = [
+            f"{key} {expected[key]} and {facts[key]}"
+            for key in expected
+            if expected[key] != facts[key]
+        ]
+        if differences:
             raise ValueError(
-                f"{first.url} and {other.url} cannot be mixed: they have {'; '.join(differ)}. Build"
+                f"{first.url} and {source.dataset.url} cannot be mixed: they have"
+                f" {'; '.join(differences)}. Build"
                 " them with the same --vocab, --lower_case and --words"
             )
 
 
-def _facts(dataset: Dataset) -> dict[str, object]:
+def _shared_facts(dataset: Dataset) -> dict[str, object]:
+    """Returns what all datasets of a mixture must have in common, by the names in messages."""
     manifest = dataset.manifest
     return {
         "vocabularies (sha256)": manifest.vocab_sha256[:16],

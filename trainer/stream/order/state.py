@@ -1,4 +1,4 @@
-"""Where a stream stands, as a few plain numbers for a checkpoint (docs/order.md, rule 6)."""
+"""Puts how far a stream has come into plain numbers for checkpoints (docs/order.md, rule 6)."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -11,16 +11,20 @@ STATE_FORMAT = 2
 MAX_STATE_BYTES = 1024
 MAX_DATASETS = 20
 CONTENT_DIGITS = 16
+"""Number of hexadecimal digits of a root hash that a state keeps."""
+
+_DATASET_COLUMNS = ("weight", "passes", "content")
 
 
 @dataclass(frozen=True)
 class DatasetState:
-    """What a stream has to know again of one of its datasets.
+    """What a stream's state keeps of one dataset, to recognize it when the stream goes on.
 
     Attributes:
         weight: Its weight in the mixture.
-        passes: How many there are, or will be where the build is still running.
-        content: Begin of the root hash (docs/format.md, section 4) of the passes begun so far.
+        passes: Number of its passes, including those that its build has yet to write.
+        content: First CONTENT_DIGITS digits of the root hash (docs/format.md, section 4) of the
+            passes that the stream has begun.
     """
 
     weight: int
@@ -30,13 +34,16 @@ class DatasetState:
 
 @dataclass(frozen=True)
 class StreamState:
-    """Everything that the rest of the stream is a function of; sizes may change at any step.
+    """Everything that decides the steps still to come, but for sizes, which may change at any step.
 
     Attributes:
-        position: Where the next step begins.
-        num_lanes: K.
-        skipped: Stretches [start, stop) of positions that no step takes, ascending and apart.
-        datasets: What is read, in the mixture's order.
+        position: Stream position where the next step begins.
+        seed: Seed of the stream.
+        num_lanes: The number of lanes K.
+        split: The split that is read, such as "train".
+        seq_len: The length of the instances that are read.
+        skipped: Positions that no step takes, as ascending stretches that do not touch.
+        datasets: The datasets, in the order of the mixture.
     """
 
     position: int
@@ -48,41 +55,49 @@ class StreamState:
     datasets: tuple[DatasetState, ...]
 
     def skipping(self, stretches: Iterable[Stretch]) -> "StreamState":
-        """The state that leaves out further stretches; a ValueError where they were consumed."""
+        """Returns a state that skips further stretches.
+
+        Raises:
+            ValueError: A stretch is empty or was consumed already, or the state would exceed
+                MAX_STATE_BYTES.
+        """
         for start, stop in stretches:
             if not 0 <= start < stop:
                 raise ValueError(
                     f"positions {start}-{stop} cannot be skipped: the first must be below the"
                     " second"
                 )
-            known = any(begin <= start and stop <= end for begin, end in self.skipped)
-            if start < self.position and not known:
+            is_skipped = any(begin <= start and stop <= end for begin, end in self.skipped)
+            if start < self.position and not is_skipped:
                 raise ValueError(
                     f"positions {start}-{stop} cannot be skipped any more: training has come to"
                     f" position {self.position}; go back to a checkpoint before them by deleting"
                     " the newer ones"
                 )
         state = replace(self, skipped=merge_stretches([*self.skipped, *stretches]))
-        if (size := len(json.dumps(state.to_dict()))) > MAX_STATE_BYTES:
+        num_bytes = len(json.dumps(state.to_dict()))
+        if num_bytes > MAX_STATE_BYTES:
             raise ValueError(
-                f"{len(state.skipped)} skipped stretches make the stream's state {size} bytes,"
+                f"{len(state.skipped)} skipped stretches make the stream's state {num_bytes} bytes,"
                 f" {MAX_STATE_BYTES} are allowed; join stretches that lie close together"
             )
         return state
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, at most MAX_STATE_BYTES of it."""
-        columns = ("weight", "passes", "content")
+        """Returns the state as plain values, which take at most MAX_STATE_BYTES as JSON."""
+        columns = {
+            name: [getattr(dataset, name) for dataset in self.datasets] for name in _DATASET_COLUMNS
+        }
         return {
             "format": STATE_FORMAT,
             **vars(self),
-            "skipped": [list(each) for each in self.skipped],
-            "datasets": {name: [getattr(each, name) for each in self.datasets] for name in columns},
+            "skipped": [list(stretch) for stretch in self.skipped],
+            "datasets": columns,
         }
 
 
 def merge_stretches(stretches: Iterable[Stretch]) -> tuple[Stretch, ...]:
-    """The same positions as ascending stretches that do not touch."""
+    """Returns the same positions as ascending stretches that do not touch."""
     merged: list[Stretch] = []
     for start, stop in sorted(stretches):
         if merged and start <= merged[-1][1]:
@@ -93,27 +108,36 @@ def merge_stretches(stretches: Iterable[Stretch]) -> tuple[Stretch, ...]:
 
 
 def parse_state(state: Mapping[str, Any]) -> StreamState:
-    """Reads what `StreamState.to_dict` returned; a ValueError where it is no such state."""
+    """Returns the state of which `StreamState.to_dict` made plain values.
+
+    Raises:
+        ValueError: The values are no such state, or are in another version's format.
+    """
     if state.get("format") != STATE_FORMAT:
         raise ValueError(
             f"stream state has format {state.get('format')!r}, this version reads {STATE_FORMAT}"
         )
     try:
         names = ("position", "seed", "num_lanes", "split", "seq_len")
-        columns = [state["datasets"][name] for name in ("weight", "passes", "content")]
+        columns = [state["datasets"][name] for name in _DATASET_COLUMNS]
         return StreamState(
             **{name: state[name] for name in names},
             skipped=tuple((start, stop) for start, stop in state["skipped"]),
-            datasets=tuple(DatasetState(*row) for row in zip(*columns, strict=True)),
+            datasets=tuple(DatasetState(*values) for values in zip(*columns, strict=True)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"stream state is damaged: {error!r} in {state}") from error
 
 
 def refuse_other_stream(then: StreamState, now: StreamState, names: Iterable[str]) -> None:
-    """Holds a stream, at the same position and over datasets of these names, to how it began.
+    """Raises a ValueError if a run would continue another stream than the one it began.
 
-    A ValueError names every difference.
+    The message lists every difference.
+
+    Args:
+        then: The saved state.
+        now: The state that today's settings and datasets have at the same position.
+        names: Names of today's datasets, in the order of the mixture.
     """
 
     def differences(of: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
@@ -128,8 +152,8 @@ def refuse_other_stream(then: StreamState, now: StreamState, names: Iterable[str
         for name, before, after in zip(names, then.datasets, now.datasets, strict=True):
             changed += differences(f" of {name}", vars(before), vars(after))
     else:
-        found = f"{len(now.datasets)} ({', '.join(names)})"
-        changed.append(f"datasets were {len(then.datasets)}, are {found}")
+        datasets_now = f"{len(now.datasets)} ({', '.join(names)})"
+        changed.append(f"datasets were {len(then.datasets)}, are {datasets_now}")
     if changed:
         raise ValueError(
             f"this training cannot continue the stream it began: {'; '.join(changed)}. The order"
