@@ -32,7 +32,7 @@ from trainer.optim.adamw import AdamW
 from trainer.optim.lamb import Lamb
 from trainer.process.ranks import Ranks, device_name, start_ranks, stop_ranks
 from trainer.stream.batches.pack import pad_micro_batch
-from trainer.stream.step import RankStep, StepLoader
+from trainer.stream.step import RankStep, StepLoader, StepSizes, StreamPlan
 
 PACKAGES = ("torch", "deepspeed", "transformers")
 LEARNING_RATE = 1e-4
@@ -164,11 +164,20 @@ class Bench:
     def _measure(self, case: Case, system: Ours | Transformers) -> dict[str, Any]:
         if self.ranks.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        loader = StepLoader(
-            self.dataset, "train", case.seq_len, rank=0, world_size=1, seed=0,
+        sizes = StepSizes(
+            rank=0,
+            world_size=1,
             global_batch=max(1, self.options.step_tokens // case.seq_len),
-            micro_tokens=self.options.micro_tokens, pin_memory=self.ranks.device.type == "cuda",
-        )  # fmt: skip
+            micro_tokens=self.options.micro_tokens,
+        )
+        loader = StepLoader(
+            self.dataset,
+            "train",
+            case.seq_len,
+            sizes,
+            StreamPlan(seed=0),
+            pin_memory=self.ranks.device.type == "cuda",
+        )
         with loader:
             losses = [system.prepare(next(loader))() for _ in range(WARMUP_STEPS)]
             rows = [self._time(system, loader)]

@@ -197,9 +197,9 @@ def root_hash(*place):
 
 def first_batches(dataset, num_steps=3):
     sizes = {"rank": 0, "world_size": 1, "global_batch": 16, "micro_tokens": 512, "seed": 3}
-    from trainer.stream.step import StepLoader  # the builder's tests have no torch
+    from tests.trainer.step_loader import load_steps  # the builder's tests have no torch
 
-    with StepLoader(dataset, "train", 64, **sizes) as loader:
+    with load_steps(dataset, "train", 64, **sizes) as loader:
         return [micro for step in islice(loader, num_steps) for micro in step.micro_batches]
 
 

@@ -11,11 +11,11 @@ from pipeline.shards.dataset import open_dataset
 from pipeline.shards.manifest import BLOCKS_TABLE
 from tests.stores.conftest import assert_same
 from tests.stores.faulty_proxy import FAULTS, stall
+from tests.trainer.step_loader import load_steps
 from trainer.stream.reading import ranged_read
-from trainer.stream.reading.cache import _unsealed
+from trainer.stream.reading.cache import _without_crc32
 from trainer.stream.reading.ranged_read import ShardReadError
 from trainer.stream.reading.settings import Reading
-from trainer.stream.step import StepLoader
 
 pytestmark = pytest.mark.engines
 
@@ -69,7 +69,7 @@ def through(store, start_proxy):
 def batches(dataset, settings):
     sizes = {"rank": 0, "world_size": 1, "global_batch": 16, "micro_tokens": SEQ_LEN}
     sizes |= {"seed": 3, "num_lanes": 4}
-    with StepLoader(dataset, "train", SEQ_LEN, **sizes, reading=settings) as loader:
+    with load_steps(dataset, "train", SEQ_LEN, **sizes, reading=settings) as loader:
         return [micro for step in islice(loader, NUM_STEPS) for micro in step.micro_batches]
 
 
@@ -135,7 +135,9 @@ def test_a_lasting_fault_leaves_nothing_in_the_cache(through, clean, tmp_path):
     with pytest.raises(ShardReadError, match=r"gave up after 3 attempts .* crc32 of its"):
         batches(dataset, settings)
     kept = [path.read_bytes() for path in (tmp_path / "cache/stretches").iterdir()]
-    assert all(map(_unsealed, kept)), "something else than tables, which the store gave as they are"
+    assert all(map(_without_crc32, kept)), (
+        "something else than tables, which the store gave as they are"
+    )
     proxy, dataset = through(None, 0)
     assert_same(batches(dataset, settings), clean, NUM_STEPS)
     asked = proxy.requests

@@ -28,12 +28,12 @@ from trainer.stream.reading.ranged_read import Attempts, ShardReadError
 from trainer.stream.reading.settings import Reading
 
 ROOT = Path(__file__).parents[2]
-STRETCH_BYTES = 3000  # two blocks or three
+UNIT_BYTES = 3000  # two blocks or three
 
 
 @pytest.fixture
 def dataset(tmp_path, make_dataset, monkeypatch):
-    monkeypatch.setattr(cache_module, "STRETCH_BYTES", STRETCH_BYTES)
+    monkeypatch.setattr(cache_module, "UNIT_BYTES", UNIT_BYTES)
     cache_module.open_cache.cache_clear()
     return open_dataset(str(make_dataset(tmp_path / "dataset", train=((60, 45),))))
 
@@ -157,7 +157,7 @@ def main(folder, cache, log, pause, dies):
 
     if dies == "writing":
         Path.write_bytes = write_half
-    cache_module.STRETCH_BYTES, dataset = STRETCH_BYTES, open_dataset(folder)
+    cache_module.UNIT_BYTES, dataset = UNIT_BYTES, open_dataset(folder)
     read_bytes = dataset.read_bytes
 
     def slow_read(name, start, stop):

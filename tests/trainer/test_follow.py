@@ -21,10 +21,11 @@ from pipeline.shards.records import Group
 from pipeline.storage.folder import Folder
 from tests.datasets import write_corpus
 from tests.loaded_python import Program, run_python
+from tests.trainer.step_loader import load_steps
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.tiny_run import rows_of
 from trainer.stream.order.source import open_mixture
-from trainer.stream.step import RankStep, StepLoader
+from trainer.stream.step import RankStep
 
 SIZES = {"rank": 0, "world_size": 1, "global_batch": 24, "micro_tokens": 8192, "seed": 3}
 TRAIN = ((60, 45), (50, 37), (41, 70))
@@ -82,7 +83,7 @@ def seen_of(step: RankStep) -> tuple[list[int], dict]:
 
 
 def test_batches_are_those_of_the_finished_dataset(whole, build):
-    with StepLoader(open_dataset(str(whole)), "train", 8192, **SIZES) as finished:
+    with load_steps(open_dataset(str(whole)), "train", 8192, **SIZES) as finished:
         expected = list(islice(finished, 30))
     said: list[str] = []
     waits = lambda: any("waiting for" in line and "pass-01" in line for line in said)  # noqa: E731
@@ -95,7 +96,7 @@ def test_batches_are_those_of_the_finished_dataset(whole, build):
     builder.start()
     wait_policy = WaitPolicy(300, said.append)
     [followed] = open_mixture([str(build.folder)], wait_policy=wait_policy)
-    with StepLoader((followed,), "train", 8192, **SIZES, wait_policy=wait_policy) as loader:
+    with load_steps((followed,), "train", 8192, **SIZES, wait_policy=wait_policy) as loader:
         steps = list(islice(loader, 30))
     builder.join()
     assert [*map(seen_of, steps)] == [*map(seen_of, expected)]
@@ -106,7 +107,7 @@ def test_steps_of_the_passes_there_do_not_wait(build):
     build.plan()
     build.finish_pass(0)
     data, wait_policy = open_growing(str(build.folder)), WaitPolicy(0.3)
-    with StepLoader(data, "train", 8192, **SIZES, wait_policy=wait_policy) as loader:
+    with load_steps(data, "train", 8192, **SIZES, wait_policy=wait_policy) as loader:
         taken = list(islice(loader, 4))  # 105 instances: 4 whole steps
         assert sum(step.num_instances for step in taken) == 96
         said = r"waited \d s for .*pass-01 to be built, the last 0.3 s without a new"

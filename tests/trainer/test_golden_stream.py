@@ -11,9 +11,9 @@ import pytest
 from pipeline.shards.block import Block
 from pipeline.shards.dataset import open_dataset
 from tests.datasets import CLS, MASK, SEP, write_dataset
+from tests.trainer.step_loader import load_steps
 from trainer.stream.held_out import iterate_validation
 from trainer.stream.order.source import open_mixture
-from trainer.stream.step import StepLoader
 
 SEQ_LEN, VOCAB_SIZE = 8192, 70_000
 TRAIN = {"wiki": ((60, 45), (50, 37)), "books": ((31,), (17, 9), (23, 4, 1)), "news": ((40, 8),)}
@@ -97,7 +97,7 @@ def fingerprint(steps):
 def take(data, num_steps, rank=0, world_size=1, **changes):
     sizes = {"global_batch": 12, "micro_tokens": SEQ_LEN, "seed": 3, "num_lanes": 4} | changes
     place = {"rank": rank, "world_size": world_size}
-    with StepLoader(data, "train", SEQ_LEN, **place, **sizes) as steps:
+    with load_steps(data, "train", SEQ_LEN, **place, **sizes) as steps:
         return list(islice(steps, num_steps))
 
 

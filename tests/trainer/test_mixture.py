@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from pipeline.shards.dataset import open_dataset
 from tests.datasets import write_dataset
+from tests.trainer.step_loader import load_steps
 from trainer.stream.order.source import open_mixture, parse_entries
 from trainer.stream.order.state import MAX_STATE_BYTES, DatasetState, StreamState
 from trainer.stream.reading.settings import Reading
-from trainer.stream.step import StepLoader
 
 SEQ_LEN = 8192
 QUICK = Reading(num_threads=2)
@@ -35,7 +35,7 @@ def mixture(tmp_path_factory, make_dataset):
 def loader(data, **changes):
     place = {"rank": 0, "world_size": 1, "reading": QUICK}
     sizes = {"global_batch": 24, "micro_tokens": SEQ_LEN, "seed": 3, "num_lanes": 4}
-    return StepLoader(data, "train", SEQ_LEN, **(place | sizes | changes))
+    return load_steps(data, "train", SEQ_LEN, **(place | sizes | changes))
 
 
 def take(data, num_steps, **changes):
@@ -196,7 +196,7 @@ def test_an_epoch_is_read_hardly_more_than_once(large, world_size, num_lanes, li
     fetched = 0
     for rank in range(world_size):
         data = open_dataset(str(large))
-        with StepLoader(data, "train", 1024, rank=rank, **sizes) as steps:
+        with load_steps(data, "train", 1024, rank=rank, **sizes) as steps:
             assert sum(1 for _ in steps) == 125
             fetched += steps.reads.bytes
     size = sum(shard.num_bytes for shard in open_dataset(str(large)).shards("train", 1024, 0))

@@ -13,10 +13,10 @@ from pipeline.shards.block import Block
 from pipeline.shards.dataset import open_dataset
 from tests.datasets import CLS, MASK, SEP, SPECIALS, write_dataset
 from tests.pipeline import reference
+from tests.trainer.step_loader import load_steps
 from trainer.pretrain.objectives import unmasked_text
 from trainer.settings import Phase, PretrainSettings, resolve
-from trainer.stream.batches.redraw import MaskRedraw, restore_text
-from trainer.stream.step import StepLoader
+from trainer.stream.batches.redraw import MaskRedraw, StepInstances, restore_text
 
 ROOT = Path(__file__).parents[2]
 VOCAB_SIZE, SEQ_LEN, SEED = 100, 64, 7
@@ -87,7 +87,7 @@ def instances_of(block):
 def test_masks_are_those_of_a_plain_reading(make_block, are_words, seq_len, more):
     block = make_block(90 + more, max_tokens=seq_len)
     redraw = redraw_of([0.15, 0.4].__getitem__, are_words, seq_len=seq_len)
-    drawn = redraw(block, [(1, 500, 90), (0, 70_000, more)])
+    drawn = redraw(block, [StepInstances(1, 500, 90), StepInstances(0, 70_000, more)])
     shares, numbers = [0.4] * 90 + [0.15] * more, [*range(500, 590), *range(70_000, 70_000 + more)]
     texts = [tokens for tokens, _, _ in instances_of(restore_text(block))]
     rows = zip(texts, block.segment_a_length.tolist(), shares, numbers, strict=True)
@@ -130,7 +130,7 @@ def test_the_pages_example_is_remade_by_its_rules():
         document_a=np.zeros(1, np.uint64),
         document_b=np.zeros(1, np.uint64),
     )
-    drawn = redraw_of(lambda _: share, seq_len=16)(one, [(50, 23, 1)])
+    drawn = redraw_of(lambda _: share, seq_len=16)(one, [StepInstances(50, 23, 1)])
     assert drawn.input_ids.tolist() == shown
     assert drawn.masked_lm_positions.tolist() == positions
 
@@ -140,7 +140,7 @@ def test_positions_are_uniform_and_replacements_80_10_10(make_block):
     one, num_rows = make_block(1, max_tokens=60), 20_000
     length, a_length = one.num_tokens, int(one.segment_a_length[0])
     block = redraw_of(lambda _: 0.3)(
-        _repeat(one, num_rows), [(step, 1_000 * step, 1_000) for step in range(20)]
+        _repeat(one, num_rows), [StepInstances(step, 1_000 * step, 1_000) for step in range(20)]
     )
     count = round(0.3 * length)
     assert np.diff(block.masked_offsets).tolist() == [count] * num_rows
@@ -184,7 +184,7 @@ def share_at(step):
 def take(dataset, num_steps, **changes):
     sizes = {"rank": 0, "world_size": 1, "global_batch": 12, "micro_tokens": 8192, "seed": 3}
     options = {"num_lanes": 4, "mask_share": share_at, **sizes, **changes}
-    with StepLoader(dataset, "train", 8192, **options) as steps:
+    with load_steps(dataset, "train", 8192, **options) as steps:
         return list(islice(steps, num_steps))
 
 

@@ -5,6 +5,7 @@ import torch
 import transformers
 
 from pipeline.shards.dataset import open_dataset
+from tests.trainer.step_loader import load_steps
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.tiny_run import OURS, TINY, WITHOUT_DROPOUT, launch, rows_of, write_config
 from trainer.conversion.huggingface import to_hf_config, to_hf_state
@@ -12,7 +13,6 @@ from trainer.model.bert import build_model
 from trainer.model.config import preset
 from trainer.optim.settings import Schedule
 from trainer.stream.batches.pack import pad_micro_batch
-from trainer.stream.step import StepLoader
 
 pytestmark = pytest.mark.engines
 
@@ -43,7 +43,7 @@ def their_losses(data):
     optimizer, schedule = torch.optim.AdamW(groups, lr=0.0, eps=1e-6), Schedule(STEPS, 20, 1e-3)
     losses = []
     sizes = {"global_batch": BATCH, "micro_tokens": 32 * BATCH, "seed": SEED}
-    with StepLoader(dataset, "train", 32, rank=0, world_size=1, **sizes) as loader:
+    with load_steps(dataset, "train", 32, rank=0, world_size=1, **sizes) as loader:
         for step in range(STEPS):
             [batch] = next(loader).micro_batches
             loss = model(**pad_micro_batch(batch, 32)).loss

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from pipeline.shards.block import concatenate_blocks
 from pipeline.shards.dataset import open_dataset, read_blocks
+from tests.trainer.step_loader import load_steps
 from trainer.stream.batches import pack
 from trainer.stream.held_out import iterate_validation
 from trainer.stream.order.order import StreamOrder
 from trainer.stream.order.share import plan_steps
 from trainer.stream.order.state import parse_state
 from trainer.stream.reading.settings import Reading
-from trainer.stream.step import StepLoader
 
 SEQ_LEN = 8192
 TRAIN = ((60, 45), (50, 37))
@@ -34,7 +34,7 @@ def dataset(tmp_path_factory, make_dataset):
 def loader(dataset, **changes):
     place = {"rank": 0, "world_size": 1, "reading": Reading(num_threads=2)}
     sizes = {"global_batch": 12, "micro_tokens": SEQ_LEN, "seed": 3, "num_lanes": 4}
-    return StepLoader(dataset, "train", SEQ_LEN, **(place | sizes | changes))
+    return load_steps(dataset, "train", SEQ_LEN, **(place | sizes | changes))
 
 
 def take(dataset, num_steps, **changes):

@@ -11,9 +11,9 @@ import torch
 import webdataset
 
 from pipeline.shards.dataset import open_dataset
+from tests.trainer.step_loader import load_steps
 from trainer.stream.pipeline import planned_steps
 from trainer.stream.reading.settings import Reading
-from trainer.stream.step import StepLoader
 
 SEQ_LEN = 8192
 NUM_STEPS = 11
@@ -36,7 +36,7 @@ def folder(tmp_path_factory, make_dataset):
 
 @pytest.fixture(scope="module")
 def expected(folder):
-    with StepLoader(open_dataset(folder), "train", SEQ_LEN, **SIZES, reading=QUICK) as loader:
+    with load_steps(open_dataset(folder), "train", SEQ_LEN, **SIZES, reading=QUICK) as loader:
         return list(islice(loader, NUM_STEPS))
 
 

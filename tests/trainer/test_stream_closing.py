@@ -11,8 +11,8 @@ import pytest
 
 from pipeline.shards.dataset import open_dataset
 from tests.loaded_python import run_python
+from tests.trainer.step_loader import load_steps
 from trainer.stream.reading.settings import Reading
-from trainer.stream.step import StepLoader
 
 SIZES = {"rank": 0, "world_size": 1, "global_batch": 8, "micro_tokens": 8192, "seed": 0}
 NAMES = ("prefetch", "fetch-")
@@ -48,7 +48,7 @@ def threads_end():
 def test_closed_while_it_plans_or_before_it_has_begun(folder, threads_end):
     dataset, reading = open_dataset(str(folder)), Reading(num_threads=2, max_read_bytes=1)
     for number in range(40):
-        loader = StepLoader(dataset, "train", 8192, **SIZES, num_lanes=8, reading=reading)
+        loader = load_steps(dataset, "train", 8192, **SIZES, num_lanes=8, reading=reading)
         time.sleep(0.0004 * number)
         loader.close()
         del loader
@@ -56,7 +56,7 @@ def test_closed_while_it_plans_or_before_it_has_begun(folder, threads_end):
 
 
 def test_nothing_is_kept_of_a_closed_loader(folder, threads_end):
-    with StepLoader(open_dataset(str(folder)), "train", 8192, **SIZES) as loader:
+    with load_steps(open_dataset(str(folder)), "train", 8192, **SIZES) as loader:
         list(islice(loader, 5))
         reader = weakref.ref(loader.reads)
     del loader
@@ -68,7 +68,7 @@ def test_an_error_that_nobody_takes_holds_nothing(folder, threads_end):
     dataset = open_dataset(str(folder))
     dataset.read_bytes = None  # which cannot be called
     reading = Reading(budget_seconds=0.01)
-    loader = StepLoader(dataset, "train", 8192, **SIZES, reading=reading)
+    loader = load_steps(dataset, "train", 8192, **SIZES, reading=reading)
     reader = weakref.ref(loader.reads)
     loader._thread.join(LIMIT_SECONDS)
     loader.close()
@@ -87,7 +87,7 @@ def test_nobody_waits_for_a_request_that_hangs(folder, threads_end):
         raise ConnectionResetError("late")
 
     dataset.read_bytes = read_bytes
-    loader = StepLoader(dataset, "train", 8192, **SIZES, reading=Reading(num_threads=2))
+    loader = load_steps(dataset, "train", 8192, **SIZES, reading=Reading(num_threads=2))
     try:
         assert is_asked.wait(LIMIT_SECONDS)
         loader.close()
@@ -101,13 +101,13 @@ def test_nobody_waits_for_a_request_that_hangs(folder, threads_end):
 LEAVE_WHILE_READING = """
 import sys, time
 from pipeline.shards.dataset import open_dataset
-from trainer.stream.step import StepLoader
+from trainer.stream.step import StepLoader, StepSizes, StreamPlan
 
 dataset = open_dataset(sys.argv[1])
 read = dataset.read_bytes
 dataset.read_bytes = lambda *span: (time.sleep(10_000), read(*span))[1]
-sizes = {"rank": 0, "world_size": 1, "global_batch": 8, "micro_tokens": 8192, "seed": 1}
-loader = StepLoader(dataset, "train", 8192, **sizes)
+sizes = StepSizes(rank=0, world_size=1, global_batch=8, micro_tokens=8192)
+loader = StepLoader(dataset, "train", 8192, sizes, StreamPlan(seed=1))
 time.sleep(0.2)
 print("leaving", flush=True)
 sys.exit(7)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from pipeline.shards.dataset import open_dataset, read_blocks
+from tests.trainer.step_loader import load_steps
 from tests.trainer.tiny_dataset import write_tiny_dataset
-from trainer.stream.step import StepLoader
 
 DOCUMENT = Path(__file__).parents[2] / "docs/library.md"
 pytestmark = pytest.mark.filterwarnings(
@@ -85,7 +85,7 @@ def test_the_planned_stream_is_a_pipeline_of_webdataset(examples, tmp_path):
     found = list(run(examples[3])["batches"])
     sizes = {"rank": 0, "world_size": 1, "global_batch": 256, "micro_tokens": 16_384, "seed": 0}
     data = open_dataset(str(tmp_path / "data"))
-    with StepLoader(data, "train", 128, **sizes, num_steps=6) as loader:
+    with load_steps(data, "train", 128, **sizes, num_steps=6) as loader:
         expected = [batch for step in loader for batch in step.micro_batches]
     assert len(found) == len(expected) >= 6
     assert all(map(torch.equal, *([each.input_ids for each in many] for many in (found, expected))))

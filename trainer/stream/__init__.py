@@ -1,5 +1,5 @@
-"""Streams the steps of one rank from shards (docs/streaming.md).
+"""Streams one rank's share of every step from shards (docs/streaming.md).
 
-order/ says which instance comes when, by rules that need no data; reading/ fetches blocks by
-ranges; batches/ packs rows into micro-batches. The files here put the three together.
+order/ decides which instance is trained on when, by rules that need no data. reading/ reads blocks
+by ranged requests. batches/ packs rows into micro-batches. The files here put the three together.
 """

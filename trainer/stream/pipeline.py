@@ -1,10 +1,9 @@
-"""The planned stream as a `webdataset.DataPipeline`: `pretrain` reads it, others compose with it.
+"""Offers the steps of training as a `webdataset.DataPipeline`, which `pretrain` reads too.
 
-docs/library.md shows it in a plain loop, with `torchrun`, Lightning and the Trainer of Hugging
-Face.
+docs/library.md shows it in a plain loop, with `torchrun`, with Lightning and with the Trainer of
+Hugging Face.
 """
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,9 +16,12 @@ from torch.utils.data import get_worker_info
 
 from pipeline.shards.block import decode_block
 from pipeline.shards.dataset import Dataset
+from pipeline.shards.growing import WaitPolicy
+from trainer.stream.batches.redraw import ShareAt
+from trainer.stream.order.order import Stretch
 from trainer.stream.order.source import Mixture, open_mixture
 from trainer.stream.reading.settings import Reading
-from trainer.stream.step import RankStep, StepLoader, StepSizes
+from trainer.stream.step import RankStep, StepLoader, StepSizes, StreamPlan
 
 Stage = Callable[[Iterator[Any]], Iterable[Any]]
 
@@ -33,37 +35,115 @@ def planned_steps(
     world_size: int,
     global_batch: int,
     micro_tokens: int,
+    seed: int,
+    state: Mapping[str, Any] | None = None,
+    first_step: int = 0,
+    num_steps: int | None = None,
+    num_lanes: int | None = None,
+    skip: Sequence[Stretch] = (),
+    mask_share: ShareAt | None = None,
     storage_options: Mapping[str, Any] | None = None,
-    **options: Any,
+    reading: Reading | None = None,
+    wait_policy: WaitPolicy | None = None,
+    pin_memory: bool = False,
 ) -> "PlannedSteps":
-    """This rank's share of every step, in the order of docs/order.md; each sample is a `RankStep`.
+    """Returns a pipeline over one rank's share of every step, in the order of docs/order.md.
 
-    Data are URLs as `--data` takes them, which are opened where they are iterated, with these
-    options of their filesystems; or what is open already. The other arguments are `StepLoader`'s.
+    Each sample is a `RankStep`. The pipeline is lazy: it opens the data and begins to read when it
+    is iterated. It never ends unless `num_steps` is given.
+
+    Example:
+        ```python
+        sizes = {"rank": 0, "world_size": 1, "global_batch": 256, "micro_tokens": 16_384}
+        steps = planned_steps("data", "train", 128, **sizes, seed=0)
+        with iter(steps) as samples:
+            step = next(samples)
+        print(step.num_instances, [len(batch.input_ids) for batch in step.micro_batches])
+        ```
+
+    Args:
+        data: A dataset's URL, or several `[NAME=]URL[:WEIGHT]` as `--data` takes them; or an opened
+            dataset or mixture. Worker processes of a DataLoader need URLs.
+        split: The split to read, such as "train".
+        seq_len: The length of the instances to read.
+        rank: Number of this process among those that share every global batch, from 0.
+        world_size: Number of processes that share every global batch.
+        global_batch: Instances of a step over all ranks, at least `world_size`.
+        micro_tokens: The most tokens of a micro-batch, at least `seq_len`.
+        seed: Seed of the order, and of masks drawn anew.
+        state: The `RankStep.state` of the last step that was taken. Reading goes on after that
+            step. None begins at the start.
+        first_step: Number of the first step. It counts steps only; `state` says where to begin.
+        num_steps: Number of steps, after which the pipeline ends.
+        num_lanes: The number of lanes of a new stream; None takes the default of docs/order.md.
+        skip: Stretches (start, stop) of stream positions that no step takes. They are added to
+            those of `state`.
+        mask_share: Draws masks anew as instances are read. It takes the number of a step, and
+            returns the share of tokens to mask. None keeps the masks of the build.
+        storage_options: Options of the filesystem of URLs, as fsspec takes them.
+        reading: How to read shards: memory, threads, a cache on a local disk.
+        wait_policy: Waits for datasets whose builds have not ended. None opens finished ones only.
+        pin_memory: Whether to put micro-batches into pinned memory, from which `to_device` copies
+            to a GPU without waiting.
 
     Raises:
-        ValueError: Sizes do not fit together. What is wrong with data or state is raised when
-            they are read.
-        TypeError: An option is none of StepLoader's.
+        ValueError: Sizes do not fit together. While it is iterated: the data or the state do not
+            fit, or a ShardReadError, which is one too, says that a shard cannot be read.
+        FileNotFoundError: While it is iterated: a file is missing, or the wait for a build ended.
     """
     sizes = StepSizes(rank, world_size, global_batch, micro_tokens)
     sizes.check(seq_len)
-    arguments = {**vars(sizes), **options}
-    inspect.signature(StepLoader).bind(data, split, seq_len, **arguments)
-    data = [data] if isinstance(data, str) else data
-    return PlannedSteps(partial(_open_loader, data, storage_options, split, seq_len, arguments))
+    plan = StreamPlan(
+        seed=seed,
+        state=state,
+        first_step=first_step,
+        num_steps=num_steps,
+        num_lanes=num_lanes,
+        skip=skip,
+        mask_share=mask_share,
+    )
+    opener = _LoaderOpener(
+        data=[data] if isinstance(data, str) else data,
+        split=split,
+        seq_len=seq_len,
+        sizes=sizes,
+        plan=plan,
+        storage_options=storage_options,
+        reading=reading or Reading(),
+        wait_policy=wait_policy,
+        pin_memory=pin_memory,
+    )
+    return PlannedSteps(opener)
 
 
 def iterate_rows(samples: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """A sample an instance, of numpy arrays: a stage behind `WebDataset(urls)`, which gives blocks.
+    """Yields one sample for each instance of blocks, as a lazy stage of a webdataset pipeline.
 
-    Keys are those of shard, block and row: train/L128/pass-00/shard-00000/000003-017.
+    It checks nothing but the form of a block; `planned_steps` also checks bytes and order.
+
+    Example:
+        ```python
+        urls = sorted(glob("data/train/L128/pass-00/*.tar"))
+        for row in webdataset.WebDataset(urls, shardshuffle=False).compose(iterate_rows):
+            print(row["__key__"], row["input_ids"])
+        ```
+
+    Args:
+        samples: Samples of `webdataset.WebDataset` over shards of a dataset: one for each block.
+
+    Yields:
+        A dict of numpy arrays for each instance of T tokens of which M are masked: `input_ids`
+            [T] uint16 (uint32 for vocabularies over 65,536), `token_type_ids` [T] bool,
+            `masked_lm_positions` [M] uint16, `masked_lm_ids` [M] as `input_ids`, and the bool
+            `is_random_next`. `__key__` names shard, block and row:
+            train/L128/pass-00/shard-00000/000003-017.
 
     Raises:
         ValueError: A block is damaged.
     """
     for sample in samples:
-        url, key = sample["__url__"], sample["__key__"]
+        url = sample["__url__"]
+        key = sample["__key__"]
         block = decode_block(sample["arrow"], f"{url}, block {key}")
         shard = "/".join(url.split("/")[-4:]).removesuffix(".tar")
         for number in range(block.num_instances):
@@ -79,20 +159,113 @@ def iterate_rows(samples: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any
             }
 
 
-class PlannedSteps(webdataset.DataPipeline, webdataset.FluidInterface):  # type: ignore[misc]
-    """A pipeline that begins with the planned steps; `.map` and others return it a stage longer.
+@dataclass(frozen=True)
+class _LoaderOpener:
+    """Opens the loader of a pipeline, in the process that iterates the pipeline.
 
-    In the worker processes of a DataLoader, worker w of n reads the steps w, w + n, w + 2n, ...; a
-    loader with `batch_size=None` takes from its workers in turn, so they come out in order. This
-    holds as long as a sample goes out for every step that goes in, which is checked there. Every
-    iteration begins at the same state.
+    Attributes:
+        data: Entries `[NAME=]URL[:WEIGHT]`, or what is open already.
+        split: The split to read.
+        seq_len: The length of the instances to read.
+        sizes: How global batches are shared by ranks and cut.
+        plan: Which steps to read.
+        storage_options: Options of the filesystem of URLs.
+        reading: How to read shards.
+        wait_policy: How long to wait for builds that have not ended; None does not wait.
+        pin_memory: Whether to put micro-batches into pinned memory.
+    """
+
+    data: Sequence[str] | Dataset | Mixture
+    split: str
+    seq_len: int
+    sizes: StepSizes
+    plan: StreamPlan
+    storage_options: Mapping[str, Any] | None
+    reading: Reading
+    wait_policy: WaitPolicy | None
+    pin_memory: bool
+
+    def __call__(self, loaded: Mapping[str, Any]) -> StepLoader:
+        """Opens a loader of all steps of the rank, or of those of this DataLoader worker.
+
+        Args:
+            loaded: The state of a pipeline after which to go on; empty to begin with the plan.
+        """
+        sizes = self.sizes
+        plan = self._plan_after(loaded)
+        reading = replace(self.reading, rank=sizes.rank, num_ranks=sizes.world_size)
+        pin_memory = self.pin_memory
+        worker = get_worker_info()
+        if worker is not None:
+            if not self._has_urls:
+                raise ValueError(
+                    "opened datasets do not go to a DataLoader's workers: give planned_steps their"
+                    " URLs"
+                )
+            buffer_bytes = max(1, reading.buffer_bytes // worker.num_workers)
+            reading = replace(reading, buffer_bytes=buffer_bytes)
+            # A worker's state is that after one of its own steps. Before its next one come those of
+            # all other workers.
+            number = worker.num_workers - 1 if loaded.get("workers") else worker.id
+            sizes = replace(sizes, worker=number, num_workers=worker.num_workers)
+            pin_memory = False  # memory is not pinned any more after the way to another process
+        return StepLoader(
+            self._open_data(),
+            self.split,
+            self.seq_len,
+            sizes,
+            plan,
+            reading=reading,
+            wait_policy=self.wait_policy,
+            pin_memory=pin_memory,
+        )
+
+    @property
+    def _has_urls(self) -> bool:
+        """Whether the data are URLs, not opened datasets."""
+        if isinstance(self.data, Dataset):
+            return False
+        return all(isinstance(entry, str) for entry in self.data)
+
+    def _open_data(self) -> Dataset | Mixture:
+        """Opens the data if they are URLs."""
+        if not self._has_urls:
+            return cast("Dataset | Mixture", self.data)
+        entries = cast("Sequence[str]", self.data)
+        return open_mixture(entries, self.storage_options, self.wait_policy)
+
+    def _plan_after(self, loaded: Mapping[str, Any]) -> StreamPlan:
+        """Returns the plan of the steps that follow a state of the pipeline."""
+        plan = self.plan
+        if not loaded:
+            return plan
+        first_step = loaded.get("step", plan.first_step)
+        num_steps = plan.num_steps
+        if num_steps is not None:
+            num_steps = plan.first_step + num_steps - first_step
+        return replace(plan, state=loaded, first_step=first_step, num_steps=num_steps)
+
+
+class PlannedSteps(webdataset.DataPipeline, webdataset.FluidInterface):  # type: ignore[misc]
+    """A webdataset pipeline over planned steps; `.map` and other methods add stages to it.
+
+    Every iteration begins at the same state: that of `planned_steps`, or the last one that was
+    loaded.
+
+    In the worker processes of a DataLoader, worker w of n reads the steps w, w + n, w + 2n, ... A
+    loader with `batch_size=None` takes samples from its workers in turn, so steps stay in order.
+    This needs stages that make one sample of each step, which is checked.
     """
 
     _loaded: Mapping[str, Any] = {}
-    _samples: "Samples | None" = None
+    _samples: "Samples | None" = None  # the last iteration
 
     def __iter__(self) -> "Samples":
-        """Begins to read; a ValueError where the pipeline repeats."""
+        """Begins to read, and returns the samples.
+
+        Raises:
+            ValueError: The pipeline repeats, or data or state do not fit.
+        """
         if self.repetitions != 1:
             raise ValueError(
                 "with_epoch and repeat would begin at the same step again: ask for num_steps"
@@ -103,26 +276,38 @@ class PlannedSteps(webdataset.DataPipeline, webdataset.FluidInterface):  # type:
         return self._samples
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the last iteration stands, in plain values: after the last sample that it gave.
+        """Returns the state after the last sample that the last iteration returned.
 
-        Between the samples of one step it says how many to pass over.
+        It has plain values for JSON. If stages make several samples of one step, it also says how
+        many of them were returned.
         """
         return dict(self._samples.state() if self._samples else self._loaded)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Lets iterations go on where another stood; after whole steps on any number of ranks."""
-        self._loaded, self._samples = dict(state), None
+        """Makes the next iterations begin after the sample at which a state was taken.
+
+        Args:
+            state: The result of `state_dict`. After a whole step it fits any number of ranks;
+                between the samples of one step it fits the same number only.
+        """
+        self._loaded = dict(state)
+        self._samples = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """What goes to a worker: nothing that was read here."""
+        """Returns what is sent to a worker process: everything but the last iteration."""
         return {**vars(self), "_samples": None}
 
 
 @dataclass
 class _Progress:
-    """How far an iteration has come: the last two steps that went into the stages, and counts.
+    """How far an iteration has come.
 
-    Of samples that came out num_given are those since the last step went in.
+    Attributes:
+        before: The step that the stages took before the last one; None if there was none.
+        last: The last step that the stages took; None if there was none.
+        num_steps: Number of steps that the stages took.
+        num_samples: Number of samples that they made.
+        num_given: Number of samples that they made since they took the last step.
     """
 
     before: RankStep | None = None
@@ -133,56 +318,86 @@ class _Progress:
 
 
 class Samples(Iterator[Any]):
-    """One iteration of a pipeline, over the steps of a loader.
+    """The samples of one iteration of a pipeline.
 
-    Leave it with `close()` or as a context manager, or let go of it and the pipeline.
+    Leave it with `close()` or as a context manager; or drop it and the pipeline.
+
+    Attributes:
+        loader: The loader whose steps the samples are made of.
     """
 
     def __init__(
         self, loader: StepLoader, stages: Sequence[Stage], loaded: Mapping[str, Any]
     ) -> None:
-        """The samples that stages, one after another, make of the steps after a loaded state."""
-        self.loader, self._loaded, worker = loader, loaded, get_worker_info()
+        """Chains the stages.
+
+        Args:
+            loader: The steps.
+            stages: What makes samples of steps, one stage after another.
+            loaded: The state of the pipeline after which the loader begins; empty if it begins with
+                the plan.
+        """
+        self.loader = loader
+        self._loaded = loaded
+        worker = get_worker_info()
         self._num_workers = worker.num_workers if worker is not None else 1
-        self._progress = progress = _Progress()
-        self._given = replace(progress)
-        samples = _count_steps(loader, progress)
+        self._progress = _Progress()
+        # The progress when the last sample was returned; `_progress` may be one sample ahead.
+        self._returned = replace(self._progress)
+        samples = _count_steps(loader, self._progress)
         for stage in stages:
             samples = iter(stage(samples))
-        samples = _count_samples(samples, progress, self._num_workers > 1)
-        self._samples = islice(samples, loaded.get("given", 0), None)
-        self._ahead: list[Any] = []
-        self._failure: Exception | None = None
+        samples = _count_samples(samples, self._progress, self._num_workers > 1)
+        num_returned_before = loaded.get("given", 0)
+        self._samples = islice(samples, num_returned_before, None)
+        self._ahead: list[Any] = []  # at most one sample that `state` asked for
+        self._failure: Exception | None = None  # what ended `_samples`
 
     def __next__(self) -> Any:
         if self._failure is not None and not self._ahead:
             raise self._failure
         sample = self._ahead.pop() if self._ahead else next(self._samples)
-        self._given = replace(self._progress)
+        self._returned = replace(self._progress)
         return sample
 
     def state(self) -> Mapping[str, Any]:
-        """Where it stands; whether a step is over shows when the next sample is made."""
-        given, now = self._given, self._progress
-        if not given.num_steps:
-            return self._loaded or self._after(None)
+        """Returns the state after the last sample that was returned, as plain values.
+
+        Stages may make several samples of one step, and whether the last sample ended its step is
+        only known when the next sample is made. So this makes the next sample, and keeps it.
+        """
+        returned = self._returned
+        if not returned.num_steps:
+            return self._loaded or self._state_after(None)
         if self._num_workers > 1:
-            return {**self._after(given.last), "workers": self._num_workers}
+            return {**self._state_after(returned.last), "workers": self._num_workers}
         if not self._ahead and self._failure is None:
             try:
                 self._ahead.append(next(self._samples))
             except Exception as error:  # noqa: BLE001 - raised where the sample is asked for
                 self._failure = error
-        if isinstance(self._failure, StopIteration) and not self._ahead:
-            return self._after(now.last)
-        if now.num_steps > given.num_steps and self._ahead:
-            return self._after(now.before)
-        return self._after(given.before, given.num_given)
 
-    def _after(self, step: RankStep | None, given: int = 0) -> dict[str, Any]:
-        state = self.loader.begin.to_dict() if step is None else step.state
-        number = self.loader.first_step if step is None else step.step + 1
-        return {**state, "step": number, "given": given, "workers": 0}
+        now = self._progress
+        if isinstance(self._failure, StopIteration) and not self._ahead:
+            return self._state_after(now.last)
+        if now.num_steps > returned.num_steps and self._ahead:
+            return self._state_after(now.before)
+        return self._state_after(returned.before, returned.num_given)
+
+    def _state_after(self, step: RankStep | None, num_given: int = 0) -> dict[str, Any]:
+        """Returns the state after a step, and after some samples of the next step.
+
+        Args:
+            step: The step; None means before the first step of the loader.
+            num_given: Number of samples of the next step that were returned.
+        """
+        if step is None:
+            state = self.loader.begin.to_dict()
+            next_step = self.loader.first_step
+        else:
+            state = step.state
+            next_step = step.step + 1
+        return {**state, "step": next_step, "given": num_given, "workers": 0}
 
     def __enter__(self) -> "Samples":
         return self
@@ -196,20 +411,32 @@ class Samples(Iterator[Any]):
 
 
 def _count_steps(loader: StepLoader, progress: _Progress) -> Iterator[Any]:
+    """Yields the steps of a loader, and notes each in `progress`."""
     for step in loader:
-        progress.before, progress.last, progress.num_given = progress.last, step, 0
+        progress.before = progress.last
+        progress.last = step
+        progress.num_given = 0
         progress.num_steps += 1
         yield step
 
 
-def _count_samples(samples: Iterator[Any], progress: _Progress, in_turn: bool) -> Iterator[Any]:
-    """Counts samples, and in one of several workers holds each step to one.
+def _count_samples(
+    samples: Iterator[Any], progress: _Progress, has_other_workers: bool
+) -> Iterator[Any]:
+    """Yields samples, and counts them in `progress`.
 
-    A loader that takes from its workers in turn would else mix steps up.
+    Args:
+        samples: The samples that the stages make.
+        progress: Takes the counts.
+        has_other_workers: Whether this is one of several workers. A loader takes samples from its
+            workers in turn, so steps stay in order only if each makes one sample.
+
+    Raises:
+        ValueError: A step did not make one sample, and there are several workers.
     """
 
     def check() -> None:
-        if in_turn and progress.num_samples != progress.num_steps:
+        if has_other_workers and progress.num_samples != progress.num_steps:
             raise ValueError(
                 f"a stage of the pipeline made {progress.num_samples} samples of"
                 f" {progress.num_steps} steps: with several workers each step must give one, or"
@@ -219,42 +446,8 @@ def _count_samples(samples: Iterator[Any], progress: _Progress, in_turn: bool) -
             )
 
     for sample in samples:
-        progress.num_samples, progress.num_given = progress.num_samples + 1, progress.num_given + 1
+        progress.num_samples += 1
+        progress.num_given += 1
         check()
         yield sample
     check()
-
-
-def _open_loader(
-    data: Sequence[str] | Dataset | Mixture,
-    storage_options: Mapping[str, Any] | None,
-    split: str,
-    seq_len: int,
-    arguments: Mapping[str, Any],
-    loaded: Mapping[str, Any],
-) -> StepLoader:
-    """Begins to read what falls to this process: all steps of the rank, or a worker's."""
-    reading = arguments.get("reading") or Reading()
-    reading = replace(reading, rank=arguments["rank"], num_ranks=arguments["world_size"])
-    changes: dict[str, Any] = {}
-    are_urls = not isinstance(data, Dataset) and all(isinstance(each, str) for each in data)
-    if loaded:
-        first_step, num_steps = arguments.get("first_step", 0), arguments.get("num_steps")
-        changes = {"state": loaded, "first_step": loaded.get("step", first_step)}
-        if num_steps is not None:
-            changes["num_steps"] = first_step + num_steps - changes["first_step"]
-    if (worker := get_worker_info()) is not None:
-        if not are_urls:
-            raise ValueError(
-                "opened datasets do not go to a DataLoader's workers: give planned_steps their URLs"
-            )
-        reading = replace(reading, buffer_bytes=max(1, reading.buffer_bytes // worker.num_workers))
-        changes |= {"num_workers": worker.num_workers, "pin_memory": False}
-        # A worker's state is that after a step of its own: its next comes after all others'.
-        changes["worker"] = worker.num_workers - 1 if loaded.get("workers") else worker.id
-    if are_urls:
-        data = open_mixture(
-            cast("Sequence[str]", data), storage_options, arguments.get("wait_policy")
-        )
-    arguments = {**arguments, "reading": reading, **changes}
-    return StepLoader(cast("Dataset | Mixture", data), split, seq_len, **arguments)

@@ -1,4 +1,4 @@
-"""One rank's share of every step: planned, read and packed in the background (docs/order.md)."""
+"""Plans, reads and packs one rank's share of every step, in the background (docs/order.md)."""
 
 import queue
 import threading
@@ -16,37 +16,58 @@ from pipeline.shards.block import Array, Block, block_instances
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.growing import WaitPolicy
 from trainer.stream.batches.pack import MicroBatch, balance_micro_batches, pack_micro_batches
-from trainer.stream.batches.redraw import MaskRedraw, ShareAt
+from trainer.stream.batches.redraw import MaskRedraw, ShareAt, StepInstances
 from trainer.stream.known import KnownPasses
 from trainer.stream.order.order import Stretch, next_stretches
 from trainer.stream.order.share import default_num_lanes, plan_steps, rank_slots
 from trainer.stream.order.source import Mixture, one_dataset
 from trainer.stream.order.state import StreamState, parse_state, refuse_other_stream
-from trainer.stream.reading.block_reader import BlockReader, PlannedStep, plan_rows
+from trainer.stream.reading.block_reader import BlockReader, PlannedStep, block_keys
 from trainer.stream.reading.settings import Reading
 
 PREFETCH_GROUPS = 1
-"""Groups of steps that lie ready while the next one is packed."""
+"""Groups of steps that are kept ready while the next group is packed."""
 
 PLANNED_STEPS = 64
-"""Steps planned by one call: what numpy's calls cost is shared by them."""
+"""Steps planned by one call, which share the cost of numpy's calls."""
 
 MAX_VISIT_STEPS = 512
-"""A block stays from one visit of its lane to the next if that comes within so many steps."""
+"""A block stays in memory until its lane is visited again, if that takes at most so many steps."""
+
+_WHOLE_SHARD = 2**40
+"""A size of blocks with which no shard is cut into blocks."""
 
 
 @dataclass(frozen=True)
 class RankStep:
-    """This rank's share of one global batch; the numbers count that share.
+    """One rank's share of the instances of one step.
+
+    A step takes one global batch of the stream; every rank has a share of it. The numbers here
+    count this rank's share.
+
+    Example:
+        ```python
+        for step in planned_steps("data", "train", 128, **sizes):
+            for batch in step.micro_batches:
+                sums = forward_sums(model, batch, torch.device("cpu"))
+                (sums.mlm_nll / step.num_masked).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            state = step.state  # planned_steps(..., state=state) goes on after this step
+        ```
 
     Attributes:
-        step: Steps taken before it.
+        step: Number of the step; the first step of a run is 0.
         first_position: Stream position of the global batch's first instance.
-        position_after: Position of the next batch's first instance, but for what is skipped there.
-        micro_batches: At least one, in slot order.
-        drawn: Instances and tokens of every dataset of the mixture.
+        position_after: Stream position after the global batch's last instance. Where the next step
+            begins, unless positions are skipped there.
+        micro_batches: The instances, in slot order, in at least one micro-batch.
+        num_instances: Number of instances.
+        num_tokens: Number of tokens, [CLS] and [SEP] included.
+        num_masked: Number of masked tokens.
+        drawn: Numbers of instances and tokens of each dataset, in the order of the mixture.
         begin: The state that the stream began with.
-        passes: What is known of the datasets; does not go to another process.
+        passes: The passes of the datasets; None in another process than the one that read the step.
     """
 
     step: int
@@ -62,31 +83,41 @@ class RankStep:
 
     @cached_property
     def state(self) -> dict[str, Any]:
-        """The stream's state after this step, plain values for JSON."""
+        """The stream's state after this step, as plain values for JSON of at most 1 kB."""
         after = self.position_after
         return replace(self.begin, position=after, datasets=self.passes.describe(after)).to_dict()
 
     @cached_property
     def epochs(self) -> tuple[float, ...]:
-        """Passes of every dataset that the stream has come through after this step."""
+        """Passes of each dataset that the stream has read after this step, such as 2.25."""
         return self.passes.epochs(self.position_after)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What goes to another process: all that is known of the step by now, and no datasets."""
+        """Returns what is sent to another process: `state` and `epochs` instead of `passes`."""
         return {**vars(self), "state": self.state, "epochs": self.epochs, "passes": None}
 
 
 @dataclass(frozen=True)
 class StepSizes:
-    """How global batches are shared; every number may change from run to run.
+    """How global batches are shared by ranks and workers, and cut into micro-batches.
+
+    Every number may change when a run goes on from a state: the global batches stay those of
+    docs/order.md.
+
+    Example:
+        ```python
+        sizes = StepSizes(rank=0, world_size=8, global_batch=256, micro_tokens=16_384)
+        sizes.check(seq_len=128)
+        ```
 
     Attributes:
-        rank: Number of this process among the world_size that share every global batch.
-        global_batch: Instances of a step over all ranks, at least world_size.
-        micro_tokens: Real tokens of a micro-batch at most, at least seq_len.
-        worker: Which of num_workers processes of this rank reads; it takes steps worker, worker +
-            num_workers, ...
-        num_workers: Processes that take the rank's steps in turn.
+        rank: Number of this process among those that share every global batch, from 0.
+        world_size: Number of processes that share every global batch.
+        global_batch: Instances of a step over all ranks, at least `world_size`.
+        micro_tokens: The most tokens of a micro-batch, at least `seq_len`.
+        worker: Number of this process among the workers that read for the rank, from 0.
+        num_workers: Number of processes that read for the rank. Worker w takes its steps w,
+            w + num_workers, w + 2 num_workers, ...
     """
 
     rank: int
@@ -97,7 +128,11 @@ class StepSizes:
     num_workers: int = 1
 
     def check(self, seq_len: int) -> None:
-        """Refuses sizes that do not fit together."""
+        """Raises a ValueError if the sizes do not fit together.
+
+        Args:
+            seq_len: The length of the instances.
+        """
         if self.micro_tokens < seq_len:
             raise ValueError(
                 f"micro_tokens is {self.micro_tokens}: one instance may take all of seq_len"
@@ -106,18 +141,48 @@ class StepSizes:
         rank_slots(self.global_batch, self.rank, self.world_size)
 
 
-class StepLoader:
-    """Iterator over this rank's share of every step, without end.
+@dataclass(frozen=True)
+class StreamPlan:
+    """Which stream is read, where reading begins and where it ends.
 
-    It does no communication between ranks. A background thread keeps steps ready. Leave it with
-    `close()` or as a context manager; an abandoned one stops by itself, and none keeps the
+    Attributes:
+        seed: Seed of the order (docs/order.md) and of masks drawn anew.
+        state: The `RankStep.state` after which to go on. None begins a new stream.
+        first_step: Number of the first step. Steps are numbered from there.
+        num_steps: Number of steps to read, over all workers of the rank; None means without end.
+        num_lanes: The number of lanes of a new stream; None chooses it (docs/order.md). A stream
+            that goes on keeps its number, and refuses another.
+        skip: Stretches of positions that no step takes, added to those of `state`.
+        mask_share: Draws masks anew: it takes the number of a step and returns the share of tokens
+            to mask. None keeps the masks of the build.
+    """
+
+    seed: int
+    state: Mapping[str, Any] | None = None
+    first_step: int = 0
+    num_steps: int | None = None
+    num_lanes: int | None = None
+    skip: Sequence[Stretch] = ()
+    mask_share: ShareAt | None = None
+
+    @property
+    def end_step(self) -> int | None:
+        """One past the number of the last step; None if there is no end."""
+        return None if self.num_steps is None else self.first_step + self.num_steps
+
+
+class StepLoader:
+    """An iterator over one rank's share of every step, in the order of docs/order.md.
+
+    It does not communicate with other ranks. A background thread keeps steps ready. Leave it with
+    `close()` or as a context manager. One that is dropped stops by itself, and none keeps the
     interpreter from exiting.
 
     Attributes:
-        passes: What is known of the datasets.
-        begin: The state that it began with.
-        first_step: Steps taken before.
-        reads: Counts requests, blocks and bytes asked for so far.
+        passes: The passes of the datasets that are known.
+        begin: The state that the stream began with.
+        first_step: Number of the first step.
+        reads: The reader, which counts requests, blocks and bytes asked for so far.
     """
 
     def __init__(
@@ -125,84 +190,107 @@ class StepLoader:
         data: Dataset | Mixture,
         split: str,
         seq_len: int,
+        sizes: StepSizes,
+        plan: StreamPlan,
         *,
-        rank: int,
-        world_size: int,
-        global_batch: int,
-        micro_tokens: int,
-        seed: int,
-        state: Mapping[str, Any] | None = None,
-        first_step: int = 0,
-        num_steps: int | None = None,
-        num_lanes: int | None = None,
-        skip: Sequence[Stretch] = (),
         reading: Reading | None = None,
-        pin_memory: bool = False,
         wait_policy: WaitPolicy | None = None,
-        worker: int = 0,
-        num_workers: int = 1,
-        mask_share: ShareAt | None = None,
+        pin_memory: bool = False,
     ) -> None:
-        """Starts reading; `StepSizes` tells of sizes, docs/order.md of seed and lanes.
+        """Opens the stream and starts to read.
 
-        It goes on after `state`, the `RankStep.state` of the last step taken, and counts steps from
-        first_step. It ends after num_steps, those of other workers included. Stretches to `skip`
-        come besides those of the state. With pin_memory steps lie where `to_device` copies from to
-        a GPU without waiting. With mask_share masks are drawn anew. A ValueError refuses sizes that
-        do not fit and another stream's state.
+        Args:
+            data: An opened dataset, or an opened mixture.
+            split: The split to read, such as "train".
+            seq_len: The length of the instances to read.
+            sizes: How global batches are shared and cut.
+            plan: Which steps to read.
+            reading: How to read shards; None takes the defaults.
+            wait_policy: How long to wait for passes that are being built; None takes the defaults.
+            pin_memory: Whether to put steps into pinned memory, from which `to_device` copies to a
+                GPU without waiting.
+
+        Raises:
+            ValueError: The sizes do not fit together, the state is that of another stream, or a
+                dataset does not fit.
+            FileNotFoundError: The wait for a pass ended.
         """
-        sizes = StepSizes(rank, world_size, global_batch, micro_tokens, worker, num_workers)
         sizes.check(seq_len)
         mixture = one_dataset(data) if isinstance(data, Dataset) else data
-        self._stop = stop = threading.Event()
-        wait_policy = replace(wait_policy or WaitPolicy(), stop=stop)
+        self._stop = threading.Event()
+        wait_policy = replace(wait_policy or WaitPolicy(), stop=self._stop)
         self.passes = KnownPasses(mixture, split, seq_len, wait_policy)
-        self.begin = _begin(self.passes, seed, num_lanes, global_batch, state).skipping(skip)
-        self.reads = reader = BlockReader(self.passes.shards, reading or Reading())
-        self.first_step, end = first_step, None if num_steps is None else first_step + num_steps
+        self.begin = _find_begin(self.passes, plan, sizes.global_batch).skipping(plan.skip)
+        self.first_step = plan.first_step
+        self.reads = BlockReader(self.passes.shards, reading or Reading())
         redraw = None
-        if mask_share is not None:
-            datasets = [each.dataset for each in mixture]
-            redraw = MaskRedraw(datasets, seq_len, self.begin.seed, mask_share)
-        steps = _Steps(self.passes, self.begin, sizes, redraw, first_step, end)
+        if plan.mask_share is not None:
+            datasets = [source.dataset for source in mixture]
+            redraw = MaskRedraw(datasets, seq_len, self.begin.seed, plan.mask_share)
+        steps = _Steps(self.passes, self.begin, sizes, redraw, plan.first_step, plan.end_step)
+
         self._ready: queue.Queue[list[RankStep] | BaseException] = queue.Queue(PREFETCH_GROUPS)
         self._taken: deque[RankStep] = deque()
         self._failure: BaseException | None = None
-        work = steps.read(reader, pin_memory), self._ready, stop
-        self._thread = threading.Thread(target=_hand_over, args=work, daemon=True, name="prefetch")
-        self._finalizer = weakref.finalize(self, _close, stop, reader, self._thread, self._ready)
+        self._thread = threading.Thread(
+            target=_hand_over,
+            args=(steps.read(self.reads, pin_memory), self._ready, self._stop),
+            daemon=True,
+            name="prefetch",
+        )
+        self._finalizer = weakref.finalize(
+            self, _close, self._stop, self.reads, self._thread, self._ready
+        )
         self._thread.start()
 
     def __iter__(self) -> Iterator[RankStep]:
         return self
 
     def __next__(self) -> RankStep:
-        """The next step; a FileNotFoundError or ShardReadError where it cannot be read."""
+        """Returns the next step.
+
+        Raises:
+            FileNotFoundError: A shard is missing, or the wait for a pass ended.
+            ShardReadError: Bytes could not be read, or are not those of the tables.
+            ValueError: The loader is closed, or a block is malformed.
+        """
         if self._stop.is_set():
             raise ValueError("the stream is closed")
         while not self._taken:
             if self._failure is not None:
                 raise self._failure
-            found = self._ready.get()
-            if isinstance(found, BaseException):
-                self._failure = found
+            group = self._ready.get()
+            if isinstance(group, BaseException):
+                self._failure = group
             else:
-                self._taken.extend(found)
+                self._taken.extend(group)
         return self._taken.popleft()
 
     @property
     def is_ready(self) -> bool:
-        """Whether the next step, or what will be raised in its place, is there."""
+        """Whether `next` would return a step, or raise, without waiting."""
         return bool(self._taken) or self._failure is not None or not self._ready.empty()
 
     def describe(self, step: RankStep, global_batch: int) -> list[str]:
-        """Instances of a step's global batch, of all ranks, as SHARD:START-STOP."""
-        order, whole = self.passes.order(self.begin), 2**40  # no shard is cut into blocks
-        rows, _ = plan_steps(order, [step.first_position], global_batch, 0, 1, whole)
-        found = (self.passes.shards[number] for number in self.passes.shard_index(rows))
+        """Returns where the instances of a step's whole global batch are, as SHARD:START-STOP.
+
+        Args:
+            step: A step of this loader.
+            global_batch: Instances of the step over all ranks.
+        """
+        order = self.passes.order(self.begin)
+        rows, _ = plan_steps(
+            order,
+            [step.first_position],
+            global_batch,
+            rank=0,
+            world_size=1,
+            block_size=_WHOLE_SHARD,
+        )
+        shards = (self.passes.shards[index] for index in self.passes.shard_index(rows))
         return [
             f"{dataset.locate(shard.name)}:{start}-{stop}"
-            for (dataset, shard), start, stop in zip(found, rows.start, rows.stop, strict=True)
+            for (dataset, shard), start, stop in zip(shards, rows.start, rows.stop, strict=True)
         ]
 
     def __enter__(self) -> "StepLoader":
@@ -212,28 +300,34 @@ class StepLoader:
         self.close()
 
     def close(self) -> None:
-        """Stops reading; at once, but for a second's grace to reads on their way."""
+        """Stops reading; waits at most about a second for requests that are on their way."""
         self._finalizer()
 
 
-def _begin(
-    passes: KnownPasses,
-    seed: int,
-    num_lanes: int | None,
-    global_batch: int,
-    state: Mapping[str, Any] | None,
-) -> StreamState:
-    """Where the stream begins or goes on."""
-    if state is None:
-        first_passes, block_size = passes.first_pass_instances, block_instances(passes.seq_len)
-        lanes = num_lanes or default_num_lanes(global_batch, first_passes, block_size)
-        return passes.state(0, seed, lanes)
-    then = parse_state(state)
+def _find_begin(passes: KnownPasses, plan: StreamPlan, global_batch: int) -> StreamState:
+    """Returns the state that a stream begins with, or goes on from.
+
+    Raises:
+        ValueError: The plan's state is malformed, or that of another stream.
+    """
+    if plan.state is None:
+        num_lanes = plan.num_lanes or default_num_lanes(
+            global_batch, passes.first_pass_instances, block_instances(passes.seq_len)
+        )
+        return passes.state(0, plan.seed, num_lanes)
+    then = parse_state(plan.state)
     passes.wait_for(then.position)
-    weights = [each.weight for each in then.datasets]
-    same = weights if len(weights) == len(passes.mixture) else None
-    now = passes.state(then.position, seed, num_lanes or then.num_lanes, then.skipped, same)
-    refuse_other_stream(then, now, [each.name for each in passes.mixture])
+    # The datasets are compared at the places where the saved weights put them. Other weights are
+    # then named as the only difference, not together with other contents.
+    saved_weights = [dataset.weight for dataset in then.datasets]
+    now = passes.state(
+        then.position,
+        plan.seed,
+        plan.num_lanes or then.num_lanes,
+        then.skipped,
+        saved_weights if len(saved_weights) == len(passes.mixture) else None,
+    )
+    refuse_other_stream(then, now, [source.name for source in passes.mixture])
     return then
 
 
@@ -242,7 +336,11 @@ def _hand_over(
     ready: "queue.Queue[list[RankStep] | BaseException]",
     stop: threading.Event,
 ) -> None:
-    """The background thread; it knows nothing of the loader, which can so be collected."""
+    """Puts groups of steps into a queue until it is told to stop; runs in the background thread.
+
+    An error, or a StopIteration after the last group, goes into the queue as well. The function has
+    no reference to the loader, so that a loader that is dropped can be collected.
+    """
     try:
         for group in groups:
             if stop.is_set():
@@ -260,15 +358,51 @@ def _close(
     thread: threading.Thread,
     ready: "queue.Queue[list[RankStep] | BaseException]",
 ) -> None:
-    """Stops all threads. One that waits to put something goes on, as room is made."""
+    """Stops all threads of a loader.
+
+    The queue is emptied, so that a thread that waits to put something into it goes on and ends.
+    """
     stop.set()
     reader.close()
     while not ready.empty():
         ready.get_nowait()
-    if thread is not threading.current_thread():  # which may collect the garbage that closes it
+    # The garbage collector may call this in the thread itself.
+    if thread is not threading.current_thread():
         thread.join(1.0)
-        while not ready.empty():  # an error holds the frames it came through
+        while not ready.empty():  # an error would keep alive the frames that it came through
             ready.get_nowait()
+
+
+@dataclass(frozen=True)
+class _PlannedShare(PlannedStep):
+    """The rows that one rank takes of a step, with what its `RankStep` needs.
+
+    Attributes:
+        step: Number of the step.
+        first_position: Stream position of the global batch's first instance.
+        position_after: Stream position after the global batch's last instance.
+        dataset: Index of the dataset of each range of rows, int64 [R].
+    """
+
+    step: int
+    first_position: int
+    position_after: int
+    dataset: Array
+
+
+@dataclass(frozen=True)
+class _StepPlace:
+    """Where one step is in the stream.
+
+    Attributes:
+        step: Number of the step.
+        first_position: Stream position of its first instance.
+        position_after: Stream position after its last instance.
+    """
+
+    step: int
+    first_position: int
+    position_after: int
 
 
 class _Steps:
@@ -280,104 +414,162 @@ class _Steps:
         begin: StreamState,
         sizes: StepSizes,
         redraw: MaskRedraw | None,
-        first: int,
-        end: int | None,
+        first_step: int,
+        end_step: int | None,
     ) -> None:
-        """Steps first to end - 1 of a stream, all that follow without an end."""
+        """Prepares to read from a state on.
+
+        Args:
+            passes: The passes of the datasets.
+            begin: The state to begin with.
+            sizes: How global batches are shared and cut.
+            redraw: Draws masks anew; None keeps those of the build.
+            first_step: Number of the first step.
+            end_step: One past the number of the last step; None means without end.
+        """
+        self._passes = passes
+        self._begin = begin
+        self._sizes = sizes
         self._redraw = redraw
-        self._passes, self._begin, self._sizes, self._end = passes, begin, sizes, end
-        self._first = self._step = first
+        self._first_step = first_step
+        self._end_step = end_step
+        # The next step to plan, over all workers of the rank.
+        self._step = first_step
         self._position = begin.position
 
     def read(self, reader: BlockReader, pin_memory: bool) -> Iterator[list[RankStep]]:
-        """The steps, those together that are packed together."""
-        while self._end is None or self._step < self._end:
-            self._passes.wait_for(self._next_positions()[1])
-            for planned, block in reader.steps(self.plan(), self.min_steps()):
+        """Yields the steps in groups that are packed together."""
+        while self._end_step is None or self._step < self._end_step:
+            _, position_after = self._next_positions()
+            self._passes.wait_for(position_after)
+            for planned, block in reader.steps(self._plan(), self._min_steps()):
                 yield self._pack(planned, block, pin_memory)
 
-    def plan(self) -> Iterator[PlannedStep]:
-        """What this process reads of its next steps as far as the order is known."""
-        sizes, order = self._sizes, self._passes.order(self._begin)
-        share = sizes.global_batch, sizes.rank, sizes.world_size
-        block_size = block_instances(self._passes.seq_len)
-        while found := [*islice(self._known_steps(), PLANNED_STEPS)]:
-            rows, ends = plan_steps(order, [first for _, first, _ in found], *share, block_size)
-            columns = self._passes.shard_index(rows), rows.block, rows.start, rows.stop
-            for facts, bounds in zip(found, pairwise(ends.tolist()), strict=True):
-                part = slice(*bounds)
-                shard, block, start, stop = (each[part] for each in columns)
-                yield plan_rows(shard, block, start, stop, (*facts, rows.dataset[part]))
-
-    def _known_steps(self) -> Iterator[tuple[int, int, int]]:
-        """Next steps of this process, each with its first position and the one after its last."""
+    def _plan(self) -> Iterator[_PlannedShare]:
+        """Yields the rows of this process's next steps, as far as the order is known."""
         sizes = self._sizes
-        while self._end is None or self._step < self._end:
-            first, after = self._next_positions()
-            if not self._passes.reaches(after):
-                return
-            step, self._step, self._position = self._step, self._step + 1, after
-            if (step - self._first) % sizes.num_workers == sizes.worker:
-                yield step, first, after
+        order = self._passes.order(self._begin)
+        while places := [*islice(self._known_places(), PLANNED_STEPS)]:
+            rows, step_bounds = plan_steps(
+                order,
+                [place.first_position for place in places],
+                sizes.global_batch,
+                sizes.rank,
+                sizes.world_size,
+                block_instances(self._passes.seq_len),
+            )
+            shard = self._passes.shard_index(rows)
+            for place, (first, last) in zip(places, pairwise(step_bounds.tolist()), strict=True):
+                start = rows.start[first:last]
+                stop = rows.stop[first:last]
+                yield _PlannedShare(
+                    keys=block_keys(shard[first:last], rows.block[first:last]),
+                    start=start,
+                    stop=stop,
+                    num_rows=int((stop - start).sum()),
+                    step=place.step,
+                    first_position=place.first_position,
+                    position_after=place.position_after,
+                    dataset=rows.dataset[first:last],
+                )
 
-    def min_steps(self) -> int:
-        """Steps until every lane of the rarest dataset was visited: so long a block must live."""
-        weights, num_lanes = self._passes.weights, self._begin.num_lanes
+    def _known_places(self) -> Iterator[_StepPlace]:
+        """Yields this process's next steps, up to the first whose passes are not known yet."""
+        sizes = self._sizes
+        while self._end_step is None or self._step < self._end_step:
+            first_position, position_after = self._next_positions()
+            if not self._passes.reaches(position_after):
+                return
+            step = self._step
+            self._step += 1
+            self._position = position_after
+            if (step - self._first_step) % sizes.num_workers == sizes.worker:
+                yield _StepPlace(step, first_position, position_after)
+
+    def _min_steps(self) -> int:
+        """Returns how many steps to read ahead at least, at most MAX_VISIT_STEPS.
+
+        After so many steps every lane of the rarest dataset has been visited again. So blocks stay
+        in memory from one visit of their lane to the next.
+        """
+        weights = self._passes.weights
+        num_lanes = self._begin.num_lanes
         visits = -(-num_lanes * sum(weights) // (self._sizes.global_batch * min(weights)))
         return min(MAX_VISIT_STEPS, visits + 1)
 
     def _next_positions(self) -> tuple[int, int]:
-        """The next step's first position, and the one after its last."""
-        size = self._sizes.global_batch
-        stretches = next_stretches(self._begin.skipped, self._position, size)
+        """Returns the position of the next step's first instance, and the one after its last."""
+        global_batch = self._sizes.global_batch
+        stretches = next_stretches(self._begin.skipped, self._position, global_batch)
         return stretches[0][0], stretches[-1][1]
 
     def _pack(
-        self, planned: Sequence[PlannedStep], block: Block, pin_memory: bool
+        self, planned: Sequence[_PlannedShare], block: Block, pin_memory: bool
     ) -> list[RankStep]:
-        """Steps of which the instances lie one after another in a block."""
-        bounds = np.cumsum([0, *(each.num_rows for each in planned)])
+        """Packs steps whose instances are one after another in a block."""
         if self._redraw is not None:
-            sizes = self._sizes
-            slot, _ = rank_slots(sizes.global_batch, sizes.rank, sizes.world_size)
-            runs = [(each.facts[0], each.facts[1] + slot, each.num_rows) for each in planned]
-            block = self._redraw(block, runs)
-        tokens, masked = block.offsets[bounds].tolist(), block.masked_offsets[bounds].tolist()
+            block = self._redraw(block, self._instances_of(planned))
+        row_bounds = np.cumsum([0, *(share.num_rows for share in planned)])
+        num_tokens = np.diff(block.offsets[row_bounds]).tolist()
+        num_masked = np.diff(block.masked_offsets[row_bounds]).tolist()
         drawn = self._count_drawn(planned, block.offsets)
-        cuts = [
+        cuts_of_steps = [
             balance_micro_batches(block.offsets, rows, self._sizes.micro_tokens)
-            for rows in pairwise(bounds.tolist())
+            for rows in pairwise(row_bounds.tolist())
         ]
-        micro_batches = iter(pack_micro_batches(block, [*chain(*cuts)], pin_memory))
-        steps = []
-        for number, each in enumerate(planned):
-            step, first, after, _ = each.facts
-            steps.append(
-                RankStep(
-                    step=step,
-                    first_position=first,
-                    position_after=after,
-                    micro_batches=list(islice(micro_batches, len(cuts[number]))),
-                    num_instances=each.num_rows,
-                    num_tokens=tokens[number + 1] - tokens[number],
-                    num_masked=masked[number + 1] - masked[number],
-                    drawn=drawn[number],
-                    begin=self._begin,
-                    passes=self._passes,
-                )
+        all_cuts = list(chain.from_iterable(cuts_of_steps))
+        micro_batches = iter(pack_micro_batches(block, all_cuts, pin_memory))
+        return [
+            RankStep(
+                step=share.step,
+                first_position=share.first_position,
+                position_after=share.position_after,
+                micro_batches=list(islice(micro_batches, len(cuts_of_steps[index]))),
+                num_instances=share.num_rows,
+                num_tokens=num_tokens[index],
+                num_masked=num_masked[index],
+                drawn=drawn[index],
+                begin=self._begin,
+                passes=self._passes,
             )
-        return steps
+            for index, share in enumerate(planned)
+        ]
+
+    def _instances_of(self, planned: Sequence[_PlannedShare]) -> list[StepInstances]:
+        """Returns the numbers in the stream of the instances of this rank's steps.
+
+        Slot s of the global batch at position g0 has number g0 + s (docs/order.md, "Masks drawn
+        anew").
+        """
+        sizes = self._sizes
+        first_slot, _ = rank_slots(sizes.global_batch, sizes.rank, sizes.world_size)
+        return [
+            StepInstances(share.step, share.first_position + first_slot, share.num_rows)
+            for share in planned
+        ]
 
     def _count_drawn(
-        self, planned: Sequence[PlannedStep], offsets: Array
+        self, planned: Sequence[_PlannedShare], offsets: Array
     ) -> list[tuple[tuple[int, int], ...]]:
-        """Instances and tokens of every dataset in each step."""
-        num_rows = np.concatenate([each.stop - each.start for each in planned])
-        ends = np.cumsum(num_rows)
-        num_tokens = offsets[ends] - offsets[ends - num_rows]
-        shape = len(planned), len(self._passes.mixture)
-        step = np.repeat(np.arange(len(planned)), [len(each.keys) for each in planned])
-        place = step * shape[1] + np.concatenate([each.facts[-1] for each in planned])
-        counts = [np.bincount(place, each, np.prod(shape)) for each in (num_rows, num_tokens)]
-        found = np.stack(counts, axis=-1).astype(int).reshape(*shape, 2)
-        return [tuple(map(tuple, each)) for each in found.tolist()]
+        """Counts the instances and tokens of every dataset in each step.
+
+        Args:
+            planned: S steps.
+            offsets: Cumulative tokens of the instances of all steps, one step after another, [N+1].
+        """
+        num_steps = len(planned)
+        num_datasets = len(self._passes.mixture)
+        num_rows_R = np.concatenate([share.stop - share.start for share in planned])
+        ends_R = np.cumsum(num_rows_R)
+        num_tokens_R = offsets[ends_R] - offsets[ends_R - num_rows_R]
+        step_R = np.repeat(np.arange(num_steps), [len(share.keys) for share in planned])
+        cell_R = step_R * num_datasets + np.concatenate([share.dataset for share in planned])
+
+        num_cells = num_steps * num_datasets
+        instances = np.bincount(cell_R, num_rows_R, num_cells).astype(int)
+        tokens = np.bincount(cell_R, num_tokens_R, num_cells).astype(int)
+        pairs = list(zip(instances.tolist(), tokens.tolist(), strict=True))
+        return [
+            tuple(pairs[start : start + num_datasets])
+            for start in range(0, num_cells, num_datasets)
+        ]

@@ -1,1 +1,1 @@
-"""Rows of blocks gathered, masked anew if asked, and packed in micro-batches."""
+"""Gathers rows of blocks, masks them anew if asked to, and packs them into micro-batches."""

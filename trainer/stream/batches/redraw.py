@@ -1,13 +1,14 @@
-"""Masks drawn anew as instances are read, in the place of those that the build drew.
+"""Draws masks anew as instances are read, instead of the masks that the build drew.
 
-Counts, candidates and the 80/10/10 rule stay those of pipeline/instances/masking.py. The instance
-in slot s of the global batch at position g0 is number g0 + s of its stream. That number and the
-run's seed give the instance its own, which gives every draw. So no number of ranks, processes or
-tokens of a micro-batch changes a mask, nor does a resume.
+Counts, candidates and the 80/10/10 rule are those of pipeline/instances/masking.py. The instance in
+slot s of the global batch at position g0 is number g0 + s of its stream. This number and the run's
+seed give each instance a seed of its own, which gives every draw (docs/order.md, "Masks drawn
+anew"). So masks do not depend on the number of ranks or workers, on micro_tokens or on a resume.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,10 +20,24 @@ from pipeline.shards.dataset import Dataset
 from tokenizer.vocab import parse_vocab
 
 ShareAt = Callable[[int], float]
-"""The share of an instance's tokens that is masked, by the number of the step."""
+"""Takes the number of a step and returns the share of an instance's tokens that is masked."""
 
 _ROWS = 1024
 """Instances masked together: some MB at length 128."""
+
+
+class StepInstances(NamedTuple):
+    """Instances of one step that are consecutive in the stream.
+
+    Attributes:
+        step: Number of the step, which decides the share of tokens to mask.
+        first_number: Number of the first instance in the stream: g0 + s in docs/order.md.
+        num_instances: Number of instances.
+    """
+
+    step: int
+    first_number: int
+    num_instances: int
 
 
 class MaskRedraw:
@@ -31,27 +46,43 @@ class MaskRedraw:
     def __init__(
         self, datasets: Sequence[Dataset], seq_len: int, seed: int, share_at: ShareAt
     ) -> None:
-        """Reads the vocabulary; a ValueError where datasets are not masked by the same units."""
+        """Reads the vocabulary and the datasets' rules of masking.
+
+        Args:
+            datasets: The datasets of the stream; they have the same vocabulary.
+            seq_len: The length of the instances.
+            seed: Seed of the run.
+            share_at: Says for each step which share of tokens to mask.
+
+        Raises:
+            ValueError: Some datasets mask whole words and others mask single pieces.
+        """
         continues = parse_vocab(datasets[0].read_file("vocab.txt"), datasets[0].url).continues
-        rules = [rules_of(each.manifest, seq_len, continues).masking for each in datasets]
+        rules = [rules_of(dataset.manifest, seq_len, continues).masking for dataset in datasets]
         if len({rule.is_continuation is None for rule in rules}) > 1:
             raise ValueError(
                 "masks cannot be drawn anew in a mixture of which only some datasets were built"
                 " with whole_word_masking; build them alike, or leave masking static"
             )
-        # An instance's own length bounds its masks, as a build's bound may be below the share.
+        # The build's max_predictions may be below the share asked for here: only the length of an
+        # instance bounds the number of its masks.
         self._rule = replace(rules[0], max_predictions=seq_len)
-        self._share_at, self._position_bits = share_at, (seq_len - 1).bit_length()
+        self._share_at = share_at
+        self._position_bits = (seq_len - 1).bit_length()
         self._seed = np.array([seed_of(f"{seed}/masks-L{seq_len}", 8)], np.uint64)
 
-    def __call__(self, block: Block, runs: Sequence[tuple[int, int, int]]) -> Block:
-        """The block with the text of its instances masked anew.
+    def __call__(self, block: Block, steps: Sequence[StepInstances]) -> Block:
+        """Returns a block with other masks on the same text.
 
-        They are runs: a step, the number of its first instance in the stream, and how many.
+        Args:
+            block: N instances.
+            steps: The steps whose instances the block holds, one step after another.
         """
-        counts = [count for _, _, count in runs]
-        shares_N = np.repeat([self._share_at(step) for step, _, _ in runs], counts)
-        numbers_N = np.concatenate([np.arange(first, first + count) for _, first, count in runs])
+        shares = [self._share_at(step.step) for step in steps]
+        shares_N = np.repeat(shares, [step.num_instances for step in steps])
+        numbers_N = np.concatenate(
+            [np.arange(step.first_number, step.first_number + step.num_instances) for step in steps]
+        )
         seeds_N = words_at(self._seed, numbers_N.astype(np.uint64))
         parts = []
         for start in range(0, block.num_instances, _ROWS):
@@ -65,7 +96,10 @@ class MaskRedraw:
 
 
 def restore_text(block: Block) -> Block:
-    """The block with every masked token's original in its place; its masks stay listed."""
+    """Returns a block with the original tokens at its masked positions.
+
+    The positions and ids of the masks stay in their columns.
+    """
     input_ids = block.input_ids.copy()
     input_ids[block.masked_indices] = block.masked_lm_ids
     return replace(block, input_ids=input_ids)

@@ -1,4 +1,7 @@
-"""Rows of many blocks brought together: N rows in R runs."""
+"""Gathers ranges of rows of many blocks into one block.
+
+N gathered rows, R ranges.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,41 +10,58 @@ import numpy as np
 
 from pipeline.shards.block import Array, Block
 
-_LISTS = (
+_NUMBER_COLUMNS = ("segment_a_length", "is_random_next")
+"""Columns with one number per instance."""
+
+_LIST_COLUMNS = (
     ("offsets", "lengths", ("input_ids",)),
     ("masked_offsets", "masked_lengths", ("masked_lm_positions", "masked_lm_ids")),
 )
-"""Offsets and lengths of lists, and the columns that they cut."""
+"""Columns with one list per instance, with the names of their offsets and of their lengths."""
 
 
 def gather_rows(blocks: Sequence[Block], which: Array, starts: Array, stops: Array) -> Block:
-    """Rows starts to stops - 1 [R] of blocks `which` [R], one run after another.
+    """Returns rows of blocks, one range after another, as one block.
 
-    Columns of numbers are laid side by side first, and gathered by one call each; of lists a run is
-    one slice. Documents are left out, for no step holds them.
+    The document columns of the result are empty: no step reads them.
+
+    Args:
+        blocks: The blocks to gather from.
+        which: Index of the block of each range, int64 [R].
+        starts: First row of each range in its block, int64 [R].
+        stops: One past the last row of each range, int64 [R].
     """
-    before = np.cumsum([0, *(block.num_instances for block in blocks)])
-    first, last = before[which] + starts, before[which] + stops
-    counts = stops - starts
-    rows = np.arange(counts.sum()) + np.repeat(first - (np.cumsum(counts) - counts), counts)
-    found: dict[str, Array] = dict.fromkeys(("document_a", "document_b"), np.zeros(0, np.uint64))
-    for name in ("segment_a_length", "is_random_next"):
-        found[name] = np.concatenate([getattr(block, name) for block in blocks])[rows]
-    for offsets, lengths, names in _LISTS:
-        counts = np.concatenate([getattr(block, lengths) for block in blocks])
-        ends = _ends(counts, np.int64)
-        begins = ends[before[which]]
-        runs = [each.tolist() for each in (which, ends[first] - begins, ends[last] - begins)]
-        for name in names:
+    # Rows counted over all blocks, one block after another.
+    block_starts = np.cumsum([0, *(block.num_instances for block in blocks)])
+    first = block_starts[which] + starts
+    last = block_starts[which] + stops
+    num_rows = stops - starts
+    range_starts = np.cumsum(num_rows) - num_rows
+    rows_N = np.arange(num_rows.sum()) + np.repeat(first - range_starts, num_rows)
+
+    no_documents = np.zeros(0, np.uint64)
+    columns: dict[str, Array] = {"document_a": no_documents, "document_b": no_documents}
+    # Numbers are picked row by row out of all blocks' columns; of lists a range is one slice.
+    for name in _NUMBER_COLUMNS:
+        columns[name] = np.concatenate([getattr(block, name) for block in blocks])[rows_N]
+    for offsets_name, lengths_name, value_names in _LIST_COLUMNS:
+        lengths = np.concatenate([getattr(block, lengths_name) for block in blocks])
+        offsets = _offsets_of(lengths, np.int64)
+        block_offsets = offsets[block_starts[which]]
+        slice_starts = (offsets[first] - block_offsets).tolist()
+        slice_stops = (offsets[last] - block_offsets).tolist()
+        ranges = list(zip(which.tolist(), slice_starts, slice_stops, strict=True))
+        for name in value_names:
             values = [getattr(block, name) for block in blocks]
-            slices = [values[block][start:stop] for block, start, stop in zip(*runs, strict=True)]
-            found[name] = np.concatenate(slices)
-        found[offsets] = _ends(counts[rows], np.int32)
-    return Block(**found)
+            columns[name] = np.concatenate(
+                [values[index][start:stop] for index, start, stop in ranges]
+            )
+        columns[offsets_name] = _offsets_of(lengths[rows_N], np.int32)
+    return Block(**columns)
 
 
-def _ends(lengths: Array, dtype: type[np.integer[Any]]) -> Array:
-    """Offsets [N+1] of lists of some lengths [N]."""
-    ends = np.zeros(len(lengths) + 1, dtype)
-    np.cumsum(lengths, out=ends[1:])
-    return ends
+def _offsets_of(lengths: Array, dtype: type[np.integer[Any]]) -> Array:
+    """Returns where each of N lists begins, and where the last one ends: `dtype` [N+1]."""
+    offsets = np.zeros(len(lengths) + 1, dtype)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets

@@ -1,1 +1,1 @@
-"""Ranged reads of shards: complete, checked, retried, cached."""
+"""Reads blocks of shards by ranged requests that are checked, repeated and cached."""

@@ -1,4 +1,4 @@
-"""Blocks by shard and number, read ahead of need by threads, and the rows of steps out of them."""
+"""Reads the blocks of the next steps in threads, ahead of need, and gathers the rows of steps."""
 
 import contextlib
 import queue
@@ -7,9 +7,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -32,204 +33,312 @@ from trainer.stream.reading.ranged_read import (
 from trainer.stream.reading.rate_limit import RateLimit
 from trainer.stream.reading.settings import Reading
 
-LOOKAHEAD_STEPS, MAX_LOOKAHEAD_STEPS = 512, 8192
-"""The most steps planned together at first, for an early batch, and later, for long reads."""
+LOOKAHEAD_STEPS = 512
+"""The most steps planned together at first, so that the first batch does not wait for long."""
+
+MAX_LOOKAHEAD_STEPS = 8192
+"""The most steps planned together later, so that requests are long."""
 
 GATHERED_TOKENS = 2**20
 """Steps are gathered together until they have room for so many tokens, some 5 MB."""
 
 MAX_TABLES = 4096
-"""The most block tables kept, of some kB each."""
+"""The most block tables kept in memory, of some kB each."""
 
 _BLOCK_BITS = 32
+"""Low bits of a block's key that hold its index in the shard; the shard's index is above them."""
+
+_UNPACKED_FACTOR = 2
+"""Bytes of an unpacked block, as a multiple of its stored bytes: an estimate."""
+
+_TABLE_PRIORITY = 0
+_BLOCK_PRIORITY = 1
+_END_PRIORITY = 2
 
 
-class PlannedStep(NamedTuple):
-    """What a step takes, in slot order: rows start to stop - 1 of blocks; all [R].
+@dataclass(frozen=True)
+class PlannedStep:
+    """The rows that a step takes, in slot order, as R ranges of rows of blocks.
+
+    A subclass can add what else its user knows of a step: `BlockReader.steps` returns the objects
+    that it was given.
 
     Attributes:
-        keys: The blocks: shard, as its place among those of the reader, and block in one number.
-        start: The first row in the block.
-        stop: One past the last.
-        num_rows: Rows of all blocks.
-        facts: What else is known of the step.
+        keys: The block of each range, as one number that `block_keys` makes; R numbers.
+        start: First row of each range in its block, int64 [R].
+        stop: One past the last row of each range, int64 [R].
+        num_rows: Number of rows of all ranges.
     """
 
     keys: list[int]
     start: Array
     stop: Array
     num_rows: int
-    facts: Any = None
 
 
-def plan_rows(
-    shard: Array, block: Array, start: Array, stop: Array, facts: Any = None
-) -> PlannedStep:
-    """The step of rows start to stop - 1 of blocks of shards."""
-    keys = (shard << _BLOCK_BITS | block).tolist()
-    return PlannedStep(keys, start, stop, int((stop - start).sum()), facts)
+StepT = TypeVar("StepT", bound=PlannedStep)
 
 
-class _Asked(NamedTuple):
-    """Blocks on their way, and their bytes."""
+def block_keys(shard: Array, block: Array) -> list[int]:
+    """Returns the keys by which a `BlockReader` knows blocks.
+
+    Args:
+        shard: Index of each block's shard among those of the reader, int64 [R].
+        block: Index of each block in its shard, int64 [R].
+    """
+    keys: list[int] = (shard << _BLOCK_BITS | block).tolist()
+    return keys
+
+
+def plan_rows(shard: Array, block: Array, start: Array, stop: Array) -> PlannedStep:
+    """Returns the step that takes the rows start to stop - 1 of blocks.
+
+    Args:
+        shard: Index of each block's shard among those of the reader, int64 [R].
+        block: Index of each block in its shard, int64 [R].
+        start: First row in each block, int64 [R].
+        stop: One past the last row, int64 [R].
+    """
+    return PlannedStep(block_keys(shard, block), start, stop, int((stop - start).sum()))
+
+
+class _Request(NamedTuple):
+    """A request for consecutive blocks that is on its way, or has been answered.
+
+    Attributes:
+        blocks: The blocks that were asked for.
+        bodies: The bytes of each block, once they are read. Those of an unpacked block are emptied.
+    """
 
     blocks: BlockRange
     bodies: "Future[list[bytes]]"
 
 
 class BlockReader:
-    """Threads that read blocks, which are unpacked by whoever takes them, until they are let go.
+    """Reads blocks in threads; they are unpacked in the thread that takes them.
 
-    Unpacking is a hundred short calls, between which threads would wait for each other.
+    Unpacking is a hundred short calls of Python, for which reading threads would contend.
 
     The threads are daemons of this process: a live filesystem does not survive a fork, and daemons
-    do not keep the interpreter from exiting. It counts requests, blocks and bytes asked for.
+    do not keep the interpreter from exiting.
+
+    Attributes:
+        requests: Number of requests for blocks so far.
+        blocks: Number of blocks asked for so far.
+        bytes: Number of bytes asked for so far.
     """
 
     def __init__(self, shards: Sequence[tuple[Dataset, Shard]], settings: Reading) -> None:
-        """Starts the threads; shards of the same length may be added at the end at any time."""
-        self.requests = self.blocks = self.bytes = 0
-        self._shards, self._settings, self._stop = shards, settings, threading.Event()
-        folder, is_local = settings.cache_dir, all(dataset.is_local for dataset, _ in shards)
-        self._cache = open_cache(folder, settings.cache_bytes) if folder is not None else None
-        path = self._cache.rate_path if self._cache else None
-        self._rate_limit = None if is_local else RateLimit(path, settings.rank, settings.num_ranks)
-        self._held: dict[int, Block | _Asked] = {}
+        """Starts the threads.
+
+        Args:
+            shards: The shards, each with its dataset, all of one length. Others of this length may
+                be appended at any time.
+            settings: How to read.
+
+        Raises:
+            CacheError: The cache folder cannot be used.
+        """
+        self.requests = 0
+        self.blocks = 0
+        self.bytes = 0
+        self._shards = shards
+        self._settings = settings
+        self._stop = threading.Event()
+        is_local = all(dataset.is_local for dataset, _ in shards)
+        self._cache = None
+        if settings.cache_dir is not None:
+            self._cache = open_cache(settings.cache_dir, settings.cache_bytes)
+        self._rate_limit = None
+        if not is_local:
+            rate_path = self._cache.rate_path if self._cache else None
+            self._rate_limit = RateLimit(rate_path, settings.rank, settings.num_ranks)
+        self._held: dict[int, Block | _Request] = {}
         self._tables: dict[int, Future[BlockTable]] = {}
         self._token_dtype: Any = None
-        self._numbers = count()
+        # Jobs of one priority are done in the order of their numbers. None ends a thread.
+        self._job_numbers = count()
         self._jobs: queue.PriorityQueue[tuple[int, int, Callable[[], None] | None]]
         self._jobs = queue.PriorityQueue()
         self._threads = [
-            threading.Thread(target=self._run, daemon=True, name=f"fetch-{number}")
+            threading.Thread(target=self._work, daemon=True, name=f"fetch-{number}")
             for number in range(settings.num_requests(is_local))
         ]
         for thread in self._threads:
             thread.start()
 
     def get(self, key: int) -> Block:
-        """A block that was asked for; raises as `fetch_blocks`, and a ValueError if it is none."""
+        """Returns a block that was asked for; waits for its bytes and unpacks it if need be.
+
+        Raises:
+            FileNotFoundError: The shard is missing.
+            ShardReadError: The bytes could not be read, or are not those of the block table.
+            ValueError: The bytes are no block of this shard.
+        """
         held = self._held[key]
         if isinstance(held, Block):
             return held
-        (dataset, shard, table, first, _), bodies = held
+        requested = held.blocks
+        bodies = held.bodies.result()
         number = key & (1 << _BLOCK_BITS) - 1
-        body, where = bodies.result()[number - first], held.blocks.locate(number)
-        block = unpack_block(body, table, number, shard, dataset.vocab_size, where)
-        found = block.input_ids.dtype
-        self._token_dtype = self._token_dtype or found
-        if found != self._token_dtype:
+        body = bodies[number - requested.first]
+        where = requested.locate(number)
+        vocab_size = requested.dataset.vocab_size
+        block = unpack_block(body, requested.table, number, requested.shard, vocab_size, where)
+        token_dtype = block.input_ids.dtype
+        self._token_dtype = self._token_dtype or token_dtype
+        if token_dtype != self._token_dtype:
             raise ValueError(
-                f"{dataset.locate(shard.name)}: tokens of {found} among blocks of"
-                f" {self._token_dtype}; verify the dataset"
+                f"{requested.dataset.locate(requested.shard.name)}: tokens of {token_dtype} among"
+                f" blocks of {self._token_dtype}; verify the dataset"
             )
-        self._held[key], bodies.result()[number - first] = block, b""
+        self._held[key] = block
+        bodies[number - requested.first] = b""
         return block
 
     def table(self, shard: int) -> "Future[BlockTable]":
-        """A shard's block table, read before everything else: nothing can be asked for without."""
+        """Returns the block table of a shard, to be read before any block.
+
+        Blocks can only be asked for once the table says where they are.
+        """
         if shard not in self._tables:
             while len(self._tables) >= MAX_TABLES:
                 del self._tables[next(iter(self._tables))]
-            self._tables[shard] = result = Future[BlockTable]()
-            self._submit(0, result, partial(self._read_table, shard))
+            table = Future[BlockTable]()
+            self._tables[shard] = table
+            self._submit(_TABLE_PRIORITY, table, partial(self._read_table, shard))
         return self._tables[shard]
 
     def ask(self, keys: Iterable[int]) -> None:
-        """Reads blocks in order of need, but for those that are held; consecutive ones together."""
-        new = [key for key in keys if key not in self._held]
-        for shard in dict.fromkeys(key >> _BLOCK_BITS for key in new):
+        """Requests blocks, in order of need, unless they are held; consecutive ones together."""
+        new_keys = [key for key in keys if key not in self._held]
+        for shard in dict.fromkeys(key >> _BLOCK_BITS for key in new_keys):
             self.table(shard)  # of all shards at once: each is a round trip
-        most, table_of = self._settings.max_read_bytes, lambda shard: self.table(shard).result()
-        for first, blocks in join_blocks(new, self._shards, table_of, most):
-            asked, num_blocks = _Asked(blocks, Future()), blocks.stop - blocks.first
-            self._held |= dict.fromkeys(range(first, first + num_blocks), asked)
-            self.requests, self.blocks = self.requests + 1, self.blocks + num_blocks
+        requests = join_blocks(
+            new_keys,
+            self._shards,
+            lambda shard: self.table(shard).result(),
+            self._settings.max_read_bytes,
+        )
+        for first_key, blocks in requests:
+            request = _Request(blocks, Future())
+            num_blocks = blocks.stop - blocks.first
+            self._held |= dict.fromkeys(range(first_key, first_key + num_blocks), request)
+            self.requests += 1
+            self.blocks += num_blocks
             self.bytes += blocks.stop_byte - blocks.start_byte
-            self._submit(1, asked.bodies, partial(self._fetch, blocks))
+            self._submit(_BLOCK_PRIORITY, request.bodies, partial(self._fetch, blocks))
 
     def steps(
-        self, planned: Iterator[PlannedStep], min_steps: int = 2
-    ) -> Iterator[tuple[list[PlannedStep], Block]]:
-        """Steps, some together, and their rows as one block; raises as `fetch_blocks`.
+        self, planned: Iterator[StepT], min_steps: int = 2
+    ) -> Iterator[tuple[list[StepT], Block]]:
+        """Yields steps, several at a time, with all their rows one after another as one block.
 
-        While some steps are gathered the blocks of the next are read: those that fill half of the
-        memory, or of min_steps steps at least, so that a block lives from one visit of its lane to
-        the next.
+        While some steps are gathered, the blocks of later ones are read: as many as fill half of
+        the buffer, and at least those of `min_steps` steps. So a block stays in memory from one
+        visit of its lane to the next.
+
+        Args:
+            planned: The steps in order. It is read lazily, some steps ahead.
+            min_steps: Least number of steps to read ahead, whatever memory they need.
+
+        Raises:
+            FileNotFoundError: A shard is missing.
+            ShardReadError: Bytes could not be read, or are not those of the block table.
+            ValueError: Bytes are no block of their shard.
         """
-        ahead: deque[PlannedStep] = deque()
-        last_use: dict[int, int] = {}
-        num_planned = stretch = 0
-        lookahead = LOOKAHEAD_STEPS
+        ahead: deque[StepT] = deque()
+        last_use: dict[int, int] = {}  # the number of the last planned step that needs a block
+        num_planned = 0
+        num_new = 0
+        most_steps = LOOKAHEAD_STEPS
         while True:
-            if 2 * len(ahead) <= stretch:
-                new = self._plan(planned, max(lookahead, min_steps), min_steps)
-                lookahead, stretch = min(2 * lookahead, MAX_LOOKAHEAD_STEPS), len(new)
+            if 2 * len(ahead) <= num_new:
+                new = self._plan(planned, max(most_steps, min_steps), min_steps)
+                num_new = len(new)
+                most_steps = min(2 * most_steps, MAX_LOOKAHEAD_STEPS)
                 for number, step in enumerate(new, num_planned):
                     last_use |= dict.fromkeys(step.keys, number)
-                num_planned += len(new)
+                num_planned += num_new
                 self.ask(dict.fromkeys(chain.from_iterable(step.keys for step in new)))
                 ahead.extend(new)
             if not ahead:
                 return
-            taken = self._take(ahead, len(ahead) if stretch == 0 else max(1, stretch // 4))
+
+            is_last_plan = num_new == 0
+            taken = self._take(ahead, len(ahead) if is_last_plan else max(1, num_new // 4))
             gathered = self._gather(taken)
+
             num_done = num_planned - len(ahead)
-            for key in [key for key, last in last_use.items() if last < num_done]:
+            for key in [key for key, number in last_use.items() if number < num_done]:
                 del last_use[key], self._held[key]
             yield taken, gathered
 
     def close(self, seconds: float = 1.0) -> None:
         """Stops the threads and waits a moment: at exit none should be inside Arrow.
 
-        Whoever waits for what is not there gets a CancelledError.
+        Threads that still wait for a block or a table get a CancelledError.
+
+        Args:
+            seconds: How long to wait for the threads.
         """
         self._stop.set()
         with contextlib.suppress(queue.Empty):
             while True:
                 self._jobs.get_nowait()
         for _ in self._threads:
-            self._jobs.put((2, next(self._numbers), None))
+            self._jobs.put((_END_PRIORITY, next(self._job_numbers), None))
         deadline = time.monotonic() + seconds
         for thread in self._threads:
-            # One of these may collect the garbage that closes them.
+            # The garbage collector may call this in one of the threads.
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
         for table in self._tables.values():
             table.cancel()
         for held in self._held.values():
-            if isinstance(held, _Asked):
+            if isinstance(held, _Request):
                 held.bodies.cancel()
 
-    def _plan(
-        self, planned: Iterator[PlannedStep], most_steps: int, min_steps: int
-    ) -> list[PlannedStep]:
-        """Takes steps until their blocks, at twice their stored bytes, fill half of the memory."""
-        found: list[PlannedStep] = []
+    def _plan(self, planned: Iterator[StepT], most_steps: int, min_steps: int) -> list[StepT]:
+        """Takes planned steps until their unpacked blocks fill half of the buffer.
+
+        Args:
+            planned: The steps to come.
+            most_steps: Number of steps to take at most.
+            min_steps: Number of steps to take at least, unless no more are planned.
+        """
+        steps: list[StepT] = []
         keys: set[int] = set()
         num_bytes = 0.0
         for step in planned:
-            found.append(step)
-            for shard in (self._shards[key >> _BLOCK_BITS][1] for key in {*step.keys} - keys):
+            steps.append(step)
+            for key in {*step.keys} - keys:
+                shard = self._shards[key >> _BLOCK_BITS][1]
                 num_blocks = -(-shard.instances // block_instances(shard.seq_len))
-                num_bytes += 2 * shard.num_bytes / num_blocks
+                num_bytes += _UNPACKED_FACTOR * shard.num_bytes / num_blocks
             keys |= {*step.keys}
-            is_full = num_bytes >= self._settings.buffer_bytes // 2 and len(found) >= min_steps
-            if is_full or len(found) >= most_steps:
+            is_full = num_bytes >= self._settings.buffer_bytes // 2 and len(steps) >= min_steps
+            if is_full or len(steps) >= most_steps:
                 break
-        return found
+        return steps
 
-    def _take(self, ahead: deque[PlannedStep], most: int) -> list[PlannedStep]:
-        """The next step, and those after it whose blocks are there."""
-        taken, rows = [ahead.popleft()], -(-GATHERED_TOKENS // self._shards[0][1].seq_len)
-        rows -= taken[0].num_rows
-        while ahead and len(taken) < most and rows > 0 and self._have(ahead[0].keys):
-            taken.append(ahead.popleft())
-            rows -= taken[-1].num_rows
+    def _take(self, ahead: deque[StepT], most_steps: int) -> list[StepT]:
+        """Removes and returns the next step, and the steps after it whose blocks have been read.
+
+        Args:
+            ahead: The steps to come, at least one.
+            most_steps: Number of steps to take at most.
+        """
+        taken = [ahead.popleft()]
+        rows_left = -(-GATHERED_TOKENS // self._shards[0][1].seq_len) - taken[0].num_rows
+        while ahead and len(taken) < most_steps and rows_left > 0 and self._have(ahead[0].keys):
+            step = ahead.popleft()
+            taken.append(step)
+            rows_left -= step.num_rows
         return taken
 
     def _have(self, keys: Sequence[int]) -> bool:
-        """Whether blocks are there; those that failed are not."""
+        """Returns whether all of some blocks have been read without an error."""
         for key in keys:
             held = self._held[key]
             if isinstance(held, Block):
@@ -243,29 +352,36 @@ class BlockReader:
         return True
 
     def _gather(self, steps: Sequence[PlannedStep]) -> Block:
+        """Returns the rows of steps, one step after another, as one block."""
         keys = [key for step in steps for key in step.keys]
-        numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+        index_of = {key: index for index, key in enumerate(dict.fromkeys(keys))}
         return gather_rows(
-            [self.get(key) for key in numbers],
-            np.array([numbers[key] for key in keys]),
+            [self.get(key) for key in index_of],
+            np.array([index_of[key] for key in keys]),
             np.concatenate([step.start for step in steps]),
             np.concatenate([step.stop for step in steps]),
         )
 
-    def _submit(self, rank: int, result: "Future[Result]", function: Callable[[], Result]) -> None:
-        self._jobs.put((rank, next(self._numbers), partial(complete, result, function)))
-        if self._stop.is_set():  # and perhaps nobody comes to take it
+    def _submit(
+        self, priority: int, result: "Future[Result]", function: Callable[[], Result]
+    ) -> None:
+        """Lets a thread call a function; its result or exception goes into `result`."""
+        self._jobs.put((priority, next(self._job_numbers), partial(complete, result, function)))
+        if self._stop.is_set():  # and perhaps no thread is left to do it
             result.cancel()
 
-    def _run(self) -> None:
+    def _work(self) -> None:
+        """Does jobs until one is None; runs in each thread."""
         while (job := self._jobs.get()[2]) is not None:
             if not self._stop.is_set():
                 job()
 
     def _attempts(self, what: object) -> Attempts:
+        """Returns the attempts at one request; `what` names it in messages."""
         return Attempts(what, self._settings, self._stop, self._rate_limit)
 
     def _read_table(self, number: int) -> BlockTable:
+        """Reads the block table of the shard with this index, through the cache if there is one."""
         dataset, shard = self._shards[number]
         attempts = self._attempts(f"{dataset.locate(shard.name)}, its rows of {BLOCKS_TABLE}")
         if self._cache is None or dataset.is_local:
@@ -273,7 +389,10 @@ class BlockReader:
         return read_table_cached(self._cache, dataset, shard, attempts)
 
     def _fetch(self, blocks: BlockRange) -> list[bytes]:
-        """The bytes of each block, apart: those of one that is unpacked are let go."""
+        """Reads the bytes of each block of a range, through the cache if there is one.
+
+        The bytes of each block are a copy, so that they can be freed one by one.
+        """
         attempts = self._attempts(blocks)
         if self._cache is None:
             bodies = fetch_blocks(blocks, attempts)[1]
@@ -288,19 +407,28 @@ def join_blocks(
     table_of: Callable[[int], BlockTable],
     max_read_bytes: int,
 ) -> list[tuple[int, BlockRange]]:
-    """The requests that read different blocks, in order of need, each with the key of its first.
+    """Returns the requests that read blocks, in order of need, with the key of each first block.
 
-    One takes in the next block of its shard up to so many bytes.
+    A request grows by the next block of its shard as long as it stays within `max_read_bytes`.
+
+    Args:
+        keys: Keys of different blocks, in order of need.
+        shards: The shards of the reader.
+        table_of: Returns the block table of the shard with an index.
+        max_read_bytes: The most bytes of a request of several blocks.
     """
-    reads: dict[int, BlockRange] = {}
-    first_of: dict[int, int] = {}  # the request that would end with a block
+    requests: dict[int, BlockRange] = {}
+    first_key_of: dict[int, int] = {}  # for the key of a block: the request that it would extend
     for key in keys:
         shard, block = divmod(key, 1 << _BLOCK_BITS)
-        first = first_of.pop(key, key)
-        one = BlockRange(*shards[shard], table_of(shard), block, block + 1)
-        joined = reads[first]._replace(stop=block + 1) if first in reads else one
+        first_key = first_key_of.pop(key, key)
+        alone = BlockRange(*shards[shard], table_of(shard), block, block + 1)
+        joined = alone
+        if first_key in requests:
+            joined = requests[first_key]._replace(stop=block + 1)
         if joined.stop_byte - joined.start_byte > max_read_bytes:
-            first, joined = key, one
-        reads[first] = joined
-        first_of[key + 1] = first
-    return [*reads.items()]
+            first_key = key
+            joined = alone
+        requests[first_key] = joined
+        first_key_of[key + 1] = first_key
+    return [*requests.items()]

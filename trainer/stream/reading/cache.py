@@ -1,8 +1,8 @@
-"""Stretches of shards kept on a local disk, shared by the ranks of a node.
+"""Caches ranges of shards on a local disk that the ranks of a machine share.
 
-Whoever reads checks every block's crc32, and fetches again what is damaged. Locks are those of
-`flock`, which the kernel lets go of when a process dies. Stretches appear by rename. A process that
-is killed leaves at most unfinished files and empty ones of locks, which the next one takes over.
+A reader checks every block's crc32, and fetches again what is damaged. Locks are those of `flock`,
+which the kernel releases when a process dies. Cached files appear by rename. A process that is
+killed leaves at most an unfinished file and an empty lock file, which the next process takes over.
 """
 
 import contextlib
@@ -34,25 +34,47 @@ from trainer.stream.reading.ranged_read import (
 from trainer.stream.reading.rate_limit import make_rate_file
 
 MIN_CACHE_BYTES = 64 * 2**20
-STRETCH_BYTES = 4 * 2**20
+
+UNIT_BYTES = 4 * 2**20
+"""Blocks of a shard are cached together if they begin in the same range of so many bytes."""
+
 _KEPT_PERCENT = 90
+"""Share of the cache's limit that is still filled after old files were removed."""
+
 _POLL_SECONDS = 0.02
+"""Seconds between two looks at a lock that another process holds."""
+
 _USAGE_SECONDS = 60.0
+"""Seconds to wait for the lock of the file that says how full the cache is."""
+
 _UNFINISHED = ".partial"
-_MAX_DIGITS = 20  # of a number of bytes; whatever else is in the file is no count
+_MAX_DIGITS = 20  # a longer text in the file `usage` is no number of bytes
 
 Checked = TypeVar("Checked")
 
 
 class CacheError(ValueError):
-    """The cache cannot be used. The message names the folder and what to do."""
+    """The cache folder cannot be used. The message names the folder and says what to do."""
 
 
 class ShardCache:
-    """A folder of stretches by key, and a rate limit, for any number of threads and processes."""
+    """A cache folder for any number of threads and processes: files by key, and a rate limit.
+
+    Attributes:
+        rate_path: The file that holds the rate limit of this machine.
+    """
 
     def __init__(self, folder: str, max_bytes: int) -> None:
-        """Makes the folder; a ValueError where it cannot be written or max_bytes is too small."""
+        """Makes the folder.
+
+        Args:
+            folder: Path of the folder, on a disk of this machine.
+            max_bytes: The most bytes that cached files may take.
+
+        Raises:
+            CacheError: The folder cannot be written or locked.
+            ValueError: `max_bytes` is below MIN_CACHE_BYTES.
+        """
         if max_bytes < MIN_CACHE_BYTES:
             raise ValueError(
                 f"cache_bytes is {max_bytes}; it must be at least {MIN_CACHE_BYTES} (64 MiB)"
@@ -74,18 +96,30 @@ class ShardCache:
         fetch: Callable[[], tuple[bytes, Checked]],
         attempts: Attempts,
     ) -> Checked:
-        """What `check` makes of the bytes of a key, from the folder or else from `fetch`.
+        """Returns what is stored under a key, and fetches it first if it is not there.
 
-        Of all that want the same at once only one calls `fetch`, which also checks. A
-        ShardReadError says that the folder cannot be used, or the time of the attempts ended.
+        Concurrent readers of one key call `fetch` once.
+
+        Args:
+            key: Names the content. Other content must have another key.
+            check: Takes the stored bytes and returns what this method returns. It raises a
+                ValueError if the bytes are damaged; they are then fetched again.
+            fetch: Returns the bytes to store, and what `check` would return for them.
+            attempts: Says how long to wait for another process that fetches the same key.
+
+        Raises:
+            ShardReadError: The folder cannot be used, or the time of the attempts is spent.
         """
-        path, stop = self._place(key), attempts.stop
+        path = self._place(key)
+        stop = attempts.stop
         try:
-            if (found := self._find(path, check)) is not None:
-                return found
+            cached = self._find(path, check)
+            if cached is not None:
+                return cached
             with self._locked(path.name, stop, attempts.deadline):
-                if (found := self._find(path, check)) is not None:
-                    return found
+                cached = self._find(path, check)
+                if cached is not None:
+                    return cached
                 data, checked = fetch()
                 with self._named_errors():
                     self._keep(path, data, stop)
@@ -94,15 +128,19 @@ class ShardCache:
             raise ShardReadError(f"{attempts.what}: {error}") from error
 
     def forget(self, key: str) -> None:
-        """Removes what was kept under a key, which was not what it should be."""
+        """Removes the file of a key, because its content turned out to be wrong."""
         with self._named_errors():
             self._place(key).unlink(missing_ok=True)
 
     def _place(self, key: str) -> Path:
+        """Returns the file of a key."""
         return self._folder / "stretches" / hashlib.sha256(key.encode()).hexdigest()
 
     def _find(self, path: Path, check: Callable[[bytes], Checked]) -> Checked | None:
-        """The stretch as checked; None where it is not there, or is damaged and now removed."""
+        """Returns what `check` returns for a file, or None if there is no sound file.
+
+        A damaged file is removed. A file that is read counts as the most recently used one.
+        """
         with self._named_errors():
             try:
                 data = path.read_bytes()
@@ -115,13 +153,16 @@ class ShardCache:
                 return None
 
     def _keep(self, path: Path, data: bytes, stop: threading.Event) -> None:
-        """Writes a stretch, after removing the least recently used where it does not fit.
+        """Writes a file. If it does not fit, the least recently used files are removed first.
 
-        A process killed in here may leave a count too high, which the next clearing puts right.
+        The file `usage` holds the bytes of all cached files. A process that is killed in here may
+        leave that number too high; the next removal of old files counts them again.
         """
-        usage, unfinished = self._folder / "usage", path.with_suffix(_UNFINISHED)
+        usage = self._folder / "usage"
+        unfinished = path.with_suffix(_UNFINISHED)
         with self._locked("usage", stop, time.monotonic() + _USAGE_SECONDS):
-            text, used = usage.read_bytes() if usage.exists() else b"", self._max_bytes
+            text = usage.read_bytes() if usage.exists() else b""
+            used = self._max_bytes
             if text.isdigit() and len(text) < _MAX_DIGITS:
                 used = int(text)
             if used + len(data) > self._max_bytes:
@@ -131,7 +172,10 @@ class ShardCache:
             unfinished.replace(path)
 
     def _remove_oldest(self, most_bytes: int) -> int:
-        """Removes stretches, those used longest ago first; returns the bytes left."""
+        """Removes cached files until the others fit into `most_bytes`; returns their bytes.
+
+        The least recently used file is removed first.
+        """
         files = []
         for entry in os.scandir(self._folder / "stretches"):
             with contextlib.suppress(FileNotFoundError):
@@ -148,7 +192,16 @@ class ShardCache:
 
     @contextlib.contextmanager
     def _locked(self, name: str, stop: threading.Event, deadline: float) -> Iterator[None]:
-        """Keeps out every other thread and process; a CacheError after the deadline or the stop."""
+        """Holds a lock that keeps out all other threads and processes.
+
+        Args:
+            name: Name of the lock.
+            stop: Ends the wait for the lock.
+            deadline: When to end the wait for the lock, by `time.monotonic`.
+
+        Raises:
+            CacheError: The lock was not free in time, or `stop` was set.
+        """
         path = self._folder / "locks" / name
         while (file := self._try_lock(path)) is None:
             if stop.wait(_POLL_SECONDS) or time.monotonic() > deadline:
@@ -159,18 +212,18 @@ class ShardCache:
         finally:
             with self._named_errors(), file:
                 path.unlink(missing_ok=True)
-                # Closing would not do: a process forked meanwhile has the same open file, and with
-                # it the lock.
+                # Closing the file would not do: a process that was forked meanwhile has the same
+                # open file, and with it the lock.
                 fcntl.flock(file, fcntl.LOCK_UN)
 
     def _try_lock(self, path: Path) -> BinaryIO | None:
-        """The file of a lock, locked; None where somebody else has it."""
+        """Returns the opened and locked file of a lock, or None if another holder has it."""
         with self._named_errors(), contextlib.ExitStack() as stack:
             file = stack.enter_context(path.open("wb"))
             with contextlib.suppress(BlockingIOError, FileNotFoundError):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Whoever had it before may have removed the file between the lines above: then this
-                # locks nothing.
+                # The last holder may have removed the file between the two lines above. Then a lock
+                # on the open file keeps nobody out.
                 if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                     stack.pop_all()
                     return file
@@ -178,6 +231,7 @@ class ShardCache:
 
     @contextlib.contextmanager
     def _named_errors(self) -> Iterator[None]:
+        """Turns an OSError into a CacheError that names the folder."""
         try:
             yield
         except OSError as error:
@@ -189,37 +243,50 @@ class ShardCache:
 
 
 open_cache = lru_cache(maxsize=8)(ShardCache)
+"""Opens a cache folder; readers of one process that name the same folder share the object."""
 
 
 def read_blocks_cached(
     cache: ShardCache, blocks: BlockRange, attempts: Attempts
 ) -> list[memoryview]:
-    """The checked bytes of a range's blocks, as `fetch_blocks`, through the cache."""
+    """Returns the checked bytes of each block of a range, from the cache if they are there.
+
+    Raises:
+        FileNotFoundError: The shard is missing.
+        ShardReadError: The bytes could not be read, or the cache cannot be used.
+    """
     bodies: list[memoryview] = []
-    for stretch in _stretches(blocks):
-        found = cache.read(
-            f"{stretch.shard.sha256} {stretch.start_byte}-{stretch.stop_byte}",
-            partial(split_blocks, blocks=stretch),
-            partial(fetch_blocks, stretch, attempts),
+    for unit in _cache_units(blocks):
+        unit_bodies = cache.read(
+            f"{unit.shard.sha256} {unit.start_byte}-{unit.stop_byte}",
+            partial(split_blocks, blocks=unit),
+            partial(fetch_blocks, unit, attempts),
             attempts,
         )
-        bodies += found[max(blocks.first - stretch.first, 0) : blocks.stop - stretch.first]
+        bodies += unit_bodies[max(blocks.first - unit.first, 0) : blocks.stop - unit.first]
     return bodies
 
 
 def read_table_cached(
     cache: ShardCache, dataset: Dataset, shard: Shard, attempts: Attempts
 ) -> BlockTable:
-    """A shard's block table, as `read_table`; its bytes are read once for all ranks of a node."""
-    used: list[str] = []
+    """Reads the block table of a shard, from the cache if its bytes are there.
+
+    So the ranks of a machine read these bytes once.
+
+    Raises:
+        FileNotFoundError: The dataset's file of block tables is missing.
+        ShardReadError: The table could not be read, or is not the one that the shard names.
+    """
+    used_keys: list[str] = []
 
     def keep(key: str, read: Callable[[], bytes]) -> bytes:
         def fetch() -> tuple[bytes, bytes]:
             data = retry(lambda seconds: call_within(seconds, read), attempts)
-            return _sealed(data), data
+            return _with_crc32(data), data
 
-        used.append(key)
-        return cache.read(key, _unsealed, fetch, attempts)
+        used_keys.append(key)
+        return cache.read(key, _without_crc32, fetch, attempts)
 
     while True:
         try:
@@ -227,30 +294,32 @@ def read_table_cached(
         except (FileNotFoundError, ShardReadError):
             raise
         except ValueError as error:
-            for key in used:  # it was damaged before it came here
+            for key in used_keys:  # the bytes were wrong before they were cached
                 cache.forget(key)
             attempts.failed(DamageError(str(error)))
             attempts.wait()
 
 
-def _sealed(data: bytes) -> bytes:
-    """Bytes with their crc32, for what has none of its own."""
+def _with_crc32(data: bytes) -> bytes:
+    """Returns bytes with their crc32 in front, for files in which no other crc32 is stored."""
     return checksum(data).to_bytes(4, "little") + data
 
 
-def _unsealed(stored: bytes) -> bytes:
+def _without_crc32(stored: bytes) -> bytes:
+    """Returns the bytes behind a crc32; raises a ValueError if it is not theirs."""
     data = stored[4:]
-    if _sealed(data) != stored:
+    if _with_crc32(data) != stored:
         raise ValueError("the crc32 is another")
     return data
 
 
-def _stretches(blocks: BlockRange) -> Iterator[BlockRange]:
-    """What is cached together: the blocks that begin in the same STRETCH_BYTES of a shard.
+def _cache_units(blocks: BlockRange) -> Iterator[BlockRange]:
+    """Yields the ranges of blocks, as they are cached, that cover a range of blocks.
 
-    It does not depend on who wants which of them.
+    A unit is the blocks that begin in the same UNIT_BYTES of a shard, so it does not depend on
+    which of them are asked for.
     """
-    number = blocks.table.offset // STRETCH_BYTES
-    for each in np.unique(number[blocks.first : blocks.stop]):
-        first, stop = np.searchsorted(number, [each, each + 1])
+    unit_of_block = blocks.table.offset // UNIT_BYTES
+    for unit in np.unique(unit_of_block[blocks.first : blocks.stop]):
+        first, stop = np.searchsorted(unit_of_block, [unit, unit + 1])
         yield blocks._replace(first=int(first), stop=int(stop))

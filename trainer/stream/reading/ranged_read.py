@@ -1,7 +1,7 @@
-"""Requests to a store: how often they are made again, and that their answers are complete.
+"""Reads ranges of shards from a store: repeats requests, and checks that answers are complete.
 
-Stores do return short bodies, other bytes or nothing at all without an error: the number of bytes
-is checked against the request, and every block's crc32 against the block table.
+Stores do return short bodies, wrong bytes or nothing at all without an error. So the number of
+bytes is checked against the request, and every block's crc32 against the block table.
 """
 
 import contextlib
@@ -22,26 +22,31 @@ from trainer.stream.reading.settings import Reading
 FIRST_DELAY_SECONDS = 0.25
 MAX_DELAY_SECONDS = 15.0
 LAST_SECONDS = 5.0
-"""An attempt that begins at the end of the budget may take so long all the same."""
+"""Seconds that an attempt may take at least, even if it begins at the end of the budget."""
 
 Result = TypeVar("Result")
 
 
 class ShardReadError(ValueError):
-    """A shard could not be read in full: a ValueError, as the store or dataset needs mending."""
+    """A shard could not be read in full.
+
+    It is a ValueError because the user has to mend the store or the dataset.
+    """
 
 
 class DamageError(ValueError):
-    """Bytes that are not what the tables say."""
+    """Bytes were read that are not those of the tables."""
 
 
 class Attempts:
-    """The attempts at one thing; time runs from when they are made.
+    """The attempts at one request, and the time that they may take together.
+
+    Time runs from the creation of this object.
 
     Attributes:
-        what: Names the thing, for messages.
-        stop: No more attempts once it is set.
-        deadline: When the budget of all attempts and pauses is spent.
+        what: Names what is read, in messages.
+        stop: Ends the attempts once it is set.
+        deadline: When the budget of all attempts and pauses is spent, by `time.monotonic`.
     """
 
     def __init__(
@@ -51,40 +56,69 @@ class Attempts:
         stop: threading.Event,
         rate_limit: RateLimit | None = None,
     ) -> None:
-        """Attempts that take turns of a rate limit, where anybody else asks the same store."""
-        self.what, self.stop, self._settings = what, stop, settings
+        """Starts the clock.
+
+        Args:
+            what: Names what is read, in messages; its `str` is used.
+            settings: How long one attempt and all of them may take.
+            stop: Ends the attempts once it is set.
+            rate_limit: Says when this process may make its next request; None lets it make them at
+                any time.
+        """
+        self.what = what
+        self.stop = stop
+        self._settings = settings
         self._rate_limit = rate_limit or RateLimit()
-        self._began = self._asked = self._not_before = time.monotonic()
-        self.deadline = self._began + settings.budget_seconds
+        now = time.monotonic()
+        self._began = now
+        self._asked = now  # when the last attempt began
+        self._not_before = now  # when the next attempt may begin
+        self.deadline = now + settings.budget_seconds
         self._pauses = Pauses(FIRST_DELAY_SECONDS, MAX_DELAY_SECONDS)
-        self._number = self._num_damaged = self._num_missing = 0
+        self._number = 0
+        self._num_damaged = 0
+        self._num_missing = 0
         self._failure: Exception | None = None
 
     def seconds_to_wait(self) -> float:
-        """Seconds after which to ask again whether the next attempt may begin; 0 where it may."""
-        left = self.deadline - (now := time.monotonic())
-        if left <= 0:  # the last attempt takes nobody's turn
+        """Returns 0 if the next attempt may begin, or after how many seconds to ask again.
+
+        If it returns 0, the attempt has taken its turn of the rate limit.
+        """
+        now = time.monotonic()
+        seconds_left = self.deadline - now
+        if seconds_left <= 0:  # the last attempt does not wait for a turn
             return 0.0
-        return min(left, max(0.0, self._not_before - now) or self._rate_limit.take_turn(now))
+        pause = max(0.0, self._not_before - now)
+        return min(seconds_left, pause or self._rate_limit.take_turn(now))
 
     def wait(self) -> None:
-        """Waits until the next attempt may begin; a ShardReadError where nobody wants it."""
+        """Waits until the next attempt may begin.
+
+        Raises:
+            ShardReadError: `stop` was set meanwhile.
+        """
         while seconds := self.seconds_to_wait():
             if self.stop.wait(seconds):
                 raise self._given_up() from self._failure
 
     def begin(self) -> float:
-        """The seconds that the next attempt may take."""
+        """Begins the next attempt, and returns the seconds that it may take."""
         self._number += 1
         self._asked = time.monotonic()
         return min(self._settings.timeout_seconds, max(self.deadline - self._asked, LAST_SECONDS))
 
     def answered(self) -> None:
-        """The store answered the attempt."""
+        """Notes that the store answered the attempt, so that the rate limit may rise."""
         self._rate_limit.answered(self._asked, time.monotonic())
 
     def failed(self, error: Exception) -> None:
-        """Puts off the next attempt by a random time that grows; slows other readers down too.
+        """Notes that the attempt failed, and sets a pause before the next one.
+
+        Pauses are random and grow. A fault of the store slows all readers of this machine down.
+
+        Args:
+            error: The error of the attempt.
 
         Raises:
             FileNotFoundError: The store said DAMAGE_ATTEMPTS times that there is no such file.
@@ -99,18 +133,22 @@ class Attempts:
         if isinstance(error, CutFileError):
             advice = "the file is cut short; restore it, or rebuild the dataset"
             raise ShardReadError(f"{self.what}: {error}: {advice}") from error
-        now, self._failure = time.monotonic(), error
+        now = time.monotonic()
+        self._failure = error
         is_damage = isinstance(error, DamageError)
         if not is_damage and not is_missing and not is_refusal(error):
             self._rate_limit.failed(self._asked, now)
-        pause, left = self._pauses.after(error, now), self.deadline - now
+        pause = self._pauses.after(error, now)
+        seconds_left = self.deadline - now
         self._num_damaged += is_damage
-        if self._num_damaged >= DAMAGE_ATTEMPTS or pause <= 0 or left <= 0:
+        if self._num_damaged >= DAMAGE_ATTEMPTS or pause <= 0 or seconds_left <= 0:
             raise self._given_up() from error
-        self._not_before = now + min(pause, left)
+        self._not_before = now + min(pause, seconds_left)
 
     def _given_up(self) -> ShardReadError:
-        seconds, cause = time.monotonic() - self._began, str(self._failure) or repr(self._failure)
+        """Returns the error that ends the attempts; it names the last failure."""
+        seconds = time.monotonic() - self._began
+        cause = str(self._failure) or repr(self._failure)
         return ShardReadError(
             f"{self.what}: gave up after {self._number} attempts in {seconds:.1f} s: {cause};"
             " check the store, or verify the dataset and restore the file"
@@ -118,12 +156,21 @@ class Attempts:
 
 
 def retry(attempt: Callable[[float], Result], attempts: Attempts) -> Result:
-    """Calls attempt(seconds allowed) until it returns; raises as `Attempts.failed`."""
+    """Calls a function again and again until it returns, and returns its result.
+
+    Args:
+        attempt: Makes one attempt; takes the seconds that it is allowed.
+        attempts: Counts the attempts and says when the next one may begin.
+
+    Raises:
+        FileNotFoundError: The store said several times that there is no such file.
+        ShardReadError: Time or attempts are used up, or `attempts.stop` is set.
+    """
     while True:
         attempts.wait()
         try:
             result = attempt(attempts.begin())
-        except Exception as error:  # noqa: BLE001 - which of them are final is said there
+        except Exception as error:  # noqa: BLE001 - `failed` raises those that are final
             attempts.failed(error)
         else:
             attempts.answered()
@@ -131,7 +178,15 @@ def retry(attempt: Callable[[float], Result], attempts: Attempts) -> Result:
 
 
 def call_within(seconds: float, function: Callable[[], Result]) -> Result:
-    """Calls a function in a thread, which is left behind, by a TimeoutError, after some seconds."""
+    """Returns the result of a function that is called in a thread, if it comes in time.
+
+    Args:
+        seconds: How long to wait. After that the thread is left behind.
+        function: What to call; its exception is raised here.
+
+    Raises:
+        TimeoutError: There was no result in time.
+    """
     result: Future[Result] = Future()
     threading.Thread(
         target=complete, args=(result, function), daemon=True, name="ranged-read"
@@ -139,25 +194,33 @@ def call_within(seconds: float, function: Callable[[], Result]) -> Result:
     try:
         return result.result(seconds)
     except TimeoutError as error:
-        if str(error):  # the function's own
+        if str(error):  # the function raised it
             raise
         raise TimeoutError(f"no answer within {seconds:g} s") from error
 
 
 def complete(result: "Future[Result]", function: Callable[[], Result]) -> None:
-    """Gives a function's result or exception to whoever waits and has not called it off."""
+    """Calls a function and puts its result or exception into a future, unless that is cancelled."""
     try:
-        found = function()
+        value = function()
     except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
         with contextlib.suppress(InvalidStateError):
             result.set_exception(error)
     else:
         with contextlib.suppress(InvalidStateError):
-            result.set_result(found)
+            result.set_result(value)
 
 
 class BlockRange(NamedTuple):
-    """Blocks first to stop - 1 of a shard; `str` says where they are."""
+    """Consecutive blocks of a shard; `str` says where they are, for messages.
+
+    Attributes:
+        dataset: The dataset of the shard.
+        shard: The shard.
+        table: The block table of the shard.
+        first: Index of the first block.
+        stop: One past the index of the last block.
+    """
 
     dataset: Dataset
     shard: Shard
@@ -167,12 +230,12 @@ class BlockRange(NamedTuple):
 
     @property
     def start_byte(self) -> int:
-        """First byte in the tar file."""
+        """Place of the first byte in the tar file."""
         return int(self.table.offset[self.first])
 
     @property
     def stop_byte(self) -> int:
-        """One past the last byte."""
+        """One past the place of the last byte."""
         return int(self.table.offset[self.stop - 1] + self.table.size[self.stop - 1])
 
     def __str__(self) -> str:
@@ -182,17 +245,20 @@ class BlockRange(NamedTuple):
         )
 
     def locate(self, block: int) -> str:
-        """Where a block is, for messages."""
+        """Returns the URL, index and first byte of a block, for messages."""
         url = self.dataset.locate(self.shard.name)
         return f"{url}, block {block} at byte {self.table.offset[block]}"
 
 
 def fetch_blocks(blocks: BlockRange, attempts: Attempts) -> tuple[bytes, list[memoryview]]:
-    """A range's bytes from the store, and those of every block, whose crc32 is checked.
+    """Reads a range of blocks from the store, and checks the crc32 of every block.
+
+    Returns:
+        The bytes of the whole range, and a view of the bytes of each block.
 
     Raises:
-        FileNotFoundError: The shard is not there.
-        ShardReadError: Its bytes did not come, or are not those of the block table.
+        FileNotFoundError: The shard is missing.
+        ShardReadError: The bytes could not be read, or are not those of the block table.
     """
     span = blocks.shard.name, blocks.start_byte, blocks.stop_byte
 
@@ -204,12 +270,17 @@ def fetch_blocks(blocks: BlockRange, attempts: Attempts) -> tuple[bytes, list[me
 
 
 def read_table(dataset: Dataset, shard: Shard, attempts: Attempts) -> BlockTable:
-    """Reads a shard's block table, of whose blocks all but the last are full; raises the same."""
+    """Reads and checks the block table of a shard.
+
+    Raises:
+        FileNotFoundError: The dataset's file of block tables is missing.
+        ShardReadError: The table could not be read, or is not the one that the shard names.
+    """
 
     def attempt(seconds: float) -> BlockTable:
         try:
             return call_within(seconds, lambda: dataset.blocks(shard, attempts=1))
-        except StorageError:  # of a store that does not answer; a ValueError for people
+        except StorageError:  # a ValueError too, but a fault of the store, not damage
             raise
         except ValueError as error:
             raise DamageError(str(error)) from error
@@ -218,14 +289,26 @@ def read_table(dataset: Dataset, shard: Shard, attempts: Attempts) -> BlockTable
 
 
 def split_blocks(data: bytes, blocks: BlockRange) -> list[memoryview]:
-    """The bytes of every block of a range, each checked against the block table."""
-    table, view, bodies = blocks.table, memoryview(data), []
+    """Returns a view of the bytes of each block of a range.
+
+    Args:
+        data: The bytes of the whole range.
+        blocks: The range.
+
+    Raises:
+        DamageError: A block's crc32 is not that of the block table.
+    """
+    table = blocks.table
+    view = memoryview(data)
+    bodies = []
     for block in range(blocks.first, blocks.stop):
         begin = int(table.offset[block]) - blocks.start_byte
         body = view[begin : begin + int(table.size[block])]
-        if (found := checksum(body)) != (expected := int(table.crc32[block])):
+        actual = checksum(body)
+        expected = int(table.crc32[block])
+        if actual != expected:
             raise DamageError(
-                f"{blocks.locate(block)}: crc32 of its {table.size[block]} bytes is {found:08x},"
+                f"{blocks.locate(block)}: crc32 of its {table.size[block]} bytes is {actual:08x},"
                 f" not {expected:08x}"
             )
         bodies.append(body)

@@ -1,7 +1,7 @@
-"""How often a store is asked: no more than it takes from all ranks, and less while it fails.
+"""Limits how often a store is asked: all ranks stay below its limit, and failures slow them down.
 
-A store that fails or throttles is asked at a growing interval by all threads and processes of a
-node together. The interval shrinks while answers come.
+If a store fails or throttles, all threads and processes of a machine together ask at an interval
+that grows with each failure. The interval shrinks while answers come.
 """
 
 import fcntl
@@ -15,16 +15,19 @@ from pathlib import Path
 from random import SystemRandom
 
 ALL_RANKS_PER_SECOND = 3000
-"""Requests a second that all ranks begin together: S3 states 5,500 for a prefix."""
+"""Requests per second that all ranks together begin. S3 states a limit of 5,500 per prefix."""
 
 MOST_FREE_RANKS = 128
-"""So many ranks ask for less before their first step than a store takes in a second."""
+"""Up to this number of ranks need no turns: their first requests stay below a store's limit."""
 
-FIRST_SECONDS, MAX_SECONDS = 1 / 64, 15.0
-"""A node's interval after a first failure, and the longest."""
+FIRST_SECONDS = 1 / 64
+"""A machine's interval after a first failure."""
+
+MAX_SECONDS = 15.0
+"""The longest interval of a machine."""
 
 FREE_SECONDS = 1 / 128
-"""Below this interval a node asks as it likes."""
+"""An interval that shrinks to this or less becomes 0: requests begin at any time."""
 
 SHRINK_SECONDS = 1.0
 """An answer halves the interval, at most once in so many seconds."""
@@ -34,7 +37,10 @@ _uniform = SystemRandom().uniform
 
 
 class RateLimit:
-    """The turns of one process, whose interval it may share with others through a file."""
+    """Says when a process may make its next request to a store.
+
+    Processes of a machine can share the interval that failures set, through a file.
+    """
 
     def __init__(
         self,
@@ -43,46 +49,66 @@ class RateLimit:
         num_ranks: int = 1,
         uniform: Callable[[float, float], float] = _uniform,
     ) -> None:
-        """A rate that nothing slows yet, or that of the processes of a node that share a file.
+        """Opens the shared file, if there is one.
 
-        Turns of the ranks that ask the same store lie between each other. `uniform` draws a number
-        between two.
+        Args:
+            path: A file of `make_rate_file` that the processes of a machine share. None means that
+                this process shares its interval with no other.
+            rank: Number of this process among those that ask the same store.
+            num_ranks: Number of processes that ask the same store. If they are more than
+                MOST_FREE_RANKS, each makes its requests in turns of its own.
+            uniform: Draws a random number between two numbers.
         """
         self._uniform = uniform
         self._spacing = num_ranks / ALL_RANKS_PER_SECOND if num_ranks > MOST_FREE_RANKS else 0.0
-        self._late_seconds, self._own_turn = rank / ALL_RANKS_PER_SECOND, -1.0
+        self._late_seconds = rank / ALL_RANKS_PER_SECOND
+        self._own_turn = -1.0  # when this rank's next turn begins; below 0 before the first one
         self._lock = threading.Lock()
         self._file = None if path is None else os.open(path, os.O_RDWR)
         if self._file is not None:
             weakref.finalize(self, os.close, self._file)
         shared = bytearray(_NUM_BYTES) if self._file is None else mmap.mmap(self._file, _NUM_BYTES)
-        # The interval, when it last changed, and the next turn; times since the machine started.
+        # The interval, when it last changed, and when the machine's next turn begins. Times are
+        # seconds since the machine started.
         self._shared = memoryview(shared).cast("d")
 
     @property
     def interval(self) -> float:
-        """Seconds between two requests of the node; 0 while the store answers."""
+        """Seconds between two requests of the machine; 0 while the store answers."""
         return self._shared[0]
 
     def take_turn(self, now: float) -> float:
-        """Takes a turn and returns 0, or returns the seconds after which to ask for one again."""
+        """Takes a turn and returns 0, or returns the seconds after which to ask for one again.
+
+        Args:
+            now: The time, by `time.monotonic`.
+        """
         if not self._spacing and not self.interval:
             return 0.0
         with self._locked():
             if self._own_turn < 0:
                 self._own_turn = now + self._late_seconds
-            interval, _, turn = self._shared
-            if interval and turn > now + MAX_SECONDS:  # of a machine that was started again
-                interval = self._shared[0] = 0.0
-            later = max(self._own_turn if self._spacing else now, turn if interval else now)
-            if later > now:
-                return later - now
+            interval, _, machine_turn = self._shared
+            if interval and machine_turn > now + MAX_SECONDS:
+                # The file is from before the machine was started again.
+                self._shared[0] = 0.0
+                interval = 0.0
+            earliest = max(
+                self._own_turn if self._spacing else now, machine_turn if interval else now
+            )
+            if earliest > now:
+                return earliest - now
             self._own_turn = now + self._spacing
             self._shared[2] = now + self._jittered(interval)
             return 0.0
 
     def failed(self, asked: float, now: float) -> None:
-        """Doubles the interval, once for all requests that were on their way at the same time."""
+        """Doubles the interval, once for all requests that were on their way at the same time.
+
+        Args:
+            asked: When the request that failed was made.
+            now: The time, by `time.monotonic`.
+        """
         with self._locked():
             interval, changed, _ = self._shared
             if interval and changed <= now and asked < changed:
@@ -91,7 +117,12 @@ class RateLimit:
             self._set(interval, now, now + self._jittered(interval))
 
     def answered(self, asked: float, now: float) -> None:
-        """Shrinks the interval, where a request that was made at this rate was answered."""
+        """Halves the interval, unless it changed after the request was made or a moment ago.
+
+        Args:
+            asked: When the request that was answered was made.
+            now: The time, by `time.monotonic`.
+        """
         if not self.interval:
             return
         with self._locked():
@@ -102,13 +133,18 @@ class RateLimit:
             self._set(interval, now, min(turn, now + self._jittered(interval)))
 
     def _set(self, interval: float, changed: float, turn: float) -> None:
-        self._shared[0], self._shared[1], self._shared[2] = interval, changed, turn
+        """Writes the shared interval, when it changed, and the machine's next turn."""
+        self._shared[0] = interval
+        self._shared[1] = changed
+        self._shared[2] = turn
 
     def _jittered(self, seconds: float) -> float:
+        """Returns a random time between half of some seconds and all of them."""
         return self._uniform(0.5, 1.0) * seconds
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
+        """Keeps out the other threads, and the other processes that share the file."""
         with self._lock:
             if self._file is not None:
                 fcntl.flock(self._file, fcntl.LOCK_EX)
@@ -120,7 +156,10 @@ class RateLimit:
 
 
 def make_rate_file(path: Path) -> None:
-    """A file for `RateLimit`, unless it is there; an OSError where it cannot be written."""
+    """Makes a file for `RateLimit`, unless there is one; an OSError says that it cannot be written.
+
+    A new file means an interval of 0.
+    """
     with path.open("ab") as file:
         if file.tell() != _NUM_BYTES:
             file.truncate(_NUM_BYTES)

@@ -1,14 +1,17 @@
-"""How shards are read."""
+"""The settings of how a process reads shards."""
 
 from dataclasses import dataclass
 
-STORE_THREADS, LOCAL_THREADS = 8, 2
-"""Requests in flight to a store, and to local files, whose threads wait for each other instead."""
+STORE_THREADS = 8
+"""Requests that are on their way to a store at the same time."""
+
+LOCAL_THREADS = 2
+"""The same for local files, where more threads would only wait for each other."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How shards are read; what is read does not depend on it.
+    """How shards are read. The instances that are read do not depend on it.
 
     Attributes:
         buffer_bytes: Bytes of memory of one rank for blocks that are read ahead, and as many again
@@ -18,9 +21,10 @@ class Reading:
         max_read_bytes: The most bytes of consecutive blocks that one request reads.
         timeout_seconds: Seconds that one request may take.
         budget_seconds: Seconds that one range of bytes may take over all its attempts.
-        num_threads: Requests in flight; None means STORE_THREADS, or LOCAL_THREADS for local files.
-        rank: Number of this process among those that ask the same store.
-        num_ranks: How many these are.
+        num_threads: Requests that are on their way at the same time; None means STORE_THREADS for a
+            store and LOCAL_THREADS for local files.
+        rank: Number of this process among those that read from the same store.
+        num_ranks: Number of processes that read from the same store.
     """
 
     buffer_bytes: int = 512 * 2**20
@@ -34,5 +38,9 @@ class Reading:
     num_ranks: int = 1
 
     def num_requests(self, is_local: bool) -> int:
-        """Requests in flight to a store, or to this machine's own disks."""
+        """Returns how many requests may be on their way at the same time.
+
+        Args:
+            is_local: Whether all shards are on disks of this machine.
+        """
         return self.num_threads or (LOCAL_THREADS if is_local else STORE_THREADS)
