@@ -1,16 +1,15 @@
-# The public names, for editors, type checkers and pipeline/__init__.py.
-# docs/reference.md shows them all.
+# The public names, for editors and type checkers; pipeline/__init__.py says the same to Python.
 
-from .cli import main as main
-from .documents import Document as Document
-from .documents.source import Source as Source
-from .shards.block import Block as Block
-from .shards.block import decode_block as decode_block
-from .shards.dataset import Dataset as Dataset
-from .shards.dataset import open_dataset as open_dataset
-from .shards.dataset import read_blocks as read_blocks
-from .shards.verify import verify_dataset as verify_dataset
-from .transforms.tokens import ReadInstances as ReadInstances
-from .transforms.tokens import WriteTokens as WriteTokens
-from .transforms.tokens import finish_build as finish_build
-from .transforms.webdataset import WriteToWebDataset as WriteToWebDataset
+from pipeline.cli import main as main
+from pipeline.documents import Document as Document
+from pipeline.documents.source import Source as Source
+from pipeline.shards.block import Block as Block
+from pipeline.shards.block import decode_block as decode_block
+from pipeline.shards.dataset import Dataset as Dataset
+from pipeline.shards.dataset import open_dataset as open_dataset
+from pipeline.shards.dataset import read_blocks as read_blocks
+from pipeline.shards.verify import verify_dataset as verify_dataset
+from pipeline.transforms.tokens import ReadInstances as ReadInstances
+from pipeline.transforms.tokens import WriteTokens as WriteTokens
+from pipeline.transforms.tokens import finish_build as finish_build
+from pipeline.transforms.webdataset import WriteToWebDataset as WriteToWebDataset

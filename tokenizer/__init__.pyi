@@ -1,10 +1,9 @@
-# The public names, for editors, type checkers and tokenizer/__init__.py.
-# docs/reference.md shows them all.
+# The public names, for editors and type checkers; tokenizer/__init__.py says the same to Python.
 
-from .encode import Encoder as Encoder
-from .export import build_tokenizer as build_tokenizer
-from .learn import learn_vocabulary as learn_vocabulary
-from .vocab import Vocabulary as Vocabulary
-from .vocab import parse_vocab as parse_vocab
-from .word_rule import WordRule as WordRule
-from .words import count_words as count_words
+from tokenizer.encode import Encoder as Encoder
+from tokenizer.export import build_tokenizer as build_tokenizer
+from tokenizer.learn import learn_vocabulary as learn_vocabulary
+from tokenizer.vocab import Vocabulary as Vocabulary
+from tokenizer.vocab import parse_vocab as parse_vocab
+from tokenizer.word_rule import WordRule as WordRule
+from tokenizer.words import count_words as count_words

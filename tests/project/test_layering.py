@@ -101,8 +101,8 @@ ROOMS = {
 }
 # The libraries of a package or room, and of the rooms in it that have no line of their own.
 LIBRARIES = {
-    "tokenizer": "numpy tokenizers lazy_loader",
-    "pipeline": "numpy pyarrow zstandard tqdm lazy_loader",
+    "tokenizer": "numpy tokenizers",
+    "pipeline": "numpy pyarrow zstandard tqdm",
     "pipeline.pages": "jinja2 markupsafe",
     "pipeline.inspect": "numpy pyarrow markupsafe yaml",
     "pipeline.storage": "pyarrow fsspec botocore google_crc32c huggingface_hub zstandard tqdm",
@@ -116,7 +116,7 @@ LIBRARIES = {
     "pipeline.stages": "numpy pyarrow tqdm",
     "trainer": (
         "torch deepspeed numpy pyarrow safetensors tokenizers tqdm yaml fsspec"
-        " tensorboard wandb zstandard lazy_loader"
+        " tensorboard wandb zstandard"
     ),
     "trainer.conversion": "torch numpy safetensors",
     "trainer.model": "torch numpy",

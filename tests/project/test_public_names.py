@@ -63,6 +63,18 @@ def test_the_reference_has_every_public_name_once():
     assert sorted(listed) == sorted(public_names())
 
 
+@pytest.mark.parametrize("package", PACKAGES)
+def test_type_checkers_read_the_same_names(package):
+    stub = ast.parse((ROOT / package / "__init__.pyi").read_text())
+    imported = {
+        alias.asname: node.module
+        for node in stub.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert imported == importlib.import_module(package)._MODULES
+
+
 @pytest.mark.parametrize("name", [*public_names()])
 def test_a_public_name_is_documented(name):
     package, _, attribute = name.partition(".")
