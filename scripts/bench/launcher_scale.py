@@ -370,7 +370,7 @@ def _make_blocks(seq_len: int, number: int) -> tuple[BlockTable, bytes]:
 
 
 def format_table(stages: Sequence[Stage]) -> str:
-    """The table of docs/runners.md."""
+    """Returns the measurements as a table in Markdown."""
     names = ("the launcher's stage", "seconds", "bound", "requests", "bound", "memory")
     lines = [f"| {' | '.join(names)} | job's description |", "|---|---|---|---|---|---|---|"]
     for each in stages:

@@ -102,7 +102,7 @@ def _flink(
     ]
     jar = engines()["flink-job-server"].folder / "job-server-1.jar"
     values = {
-        "beam-runners-flink-1.19-job-server-2.77.0.jar": jar,
+        "beam-runners-flink-1.19-job-server-2.62.0.jar": jar,
         "HOST:8081": f"127.0.0.1:{rest}",
     }
     _start_job_server(stack, "Flink", values, folder, job_port, free_port(), _SMALL)
@@ -194,7 +194,7 @@ def _spark(
     settings = ("driver.host=127.0.0.1", "driver.bindAddress=127.0.0.1", "ui.enabled=false")
     java = [*(f"-Dspark.{each}" for each in settings), "-cp", f"'{classes}'", SPARK_DRIVER]
     values = {
-        "-jar beam-runners-spark-3-job-server-2.77.0.jar": " ".join(java),
+        "-jar beam-runners-spark-3-job-server-2.62.0.jar": " ".join(java),
         "HOST:7077": f"127.0.0.1:{master_port}",
     }
     _start_job_server(stack, "Spark", values, folder, job_port, free_port(), environment)
