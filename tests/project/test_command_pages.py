@@ -1,6 +1,8 @@
-"""Every setting is on a page as --help has it; flags and commands that pages name exist."""
+"""Every setting is on a page as --help has it; commands that pages print are understood."""
 
 import re
+import shlex
+import shutil
 import typing
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 from pipeline.cli import COMMANDS as PIPELINE
 from pipeline.command_line.help import field_groups, field_help
 from pipeline.command_line.hints import choices_of, item_of, known_keys, section_of
-from pipeline.command_line.program import load
+from pipeline.command_line.program import load, parse_settings
 from pipeline.settings import BuildSettings
 from pipeline.stages.build import run_shards, run_tokens, run_vocab
 from scripts.command_reference import PAGE, render
@@ -45,6 +47,37 @@ def test_flags_and_commands_that_a_page_names_exist(page):
     assert flags <= known, f"no such flags: {flags - known}"
     named = set(re.findall(r"(?:python -m|--module) (pipeline|trainer) ([a-z][a-z-]*)", text))
     assert all(name in PROGRAMS[program] for program, name in named), named
+
+
+def printed_commands(page):
+    """Returns (program, command, arguments) of each line of ours in the blocks of a page."""
+    blocks = re.findall(r"^```(?:bash)?\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    commands = []
+    for line in "".join(blocks).replace("\\\n", " ").splitlines():
+        match = re.match(r"\w.*(?:-m|--module) (pipeline|trainer) ([a-z-]+)( .*|$)", line)
+        if match and "..." not in line:
+            arguments = shlex.split(match[3], comments=True)
+            ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
+            commands.append((match[1], match[2], ours))
+    return commands
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.name)
+def test_every_printed_command_is_understood(page, tmp_path, monkeypatch):
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    # Settings that a page tells its reader to write.
+    shutil.copy(ROOT / "configs/data/wikipedia-books.yaml", tmp_path / "text.yaml")
+    shutil.copy(ROOT / "configs/pretrain/bert-base.yaml", tmp_path / "wsd.yaml")
+    monkeypatch.chdir(tmp_path)
+    for program, name, arguments in printed_commands(page):
+        parse_settings(name, PROGRAMS[program][name], arguments)
+
+
+def test_printed_commands_are_found():
+    assert sum(len(printed_commands(page)) for page in PAGES) > 80
+    [build] = printed_commands(ROOT / "docs/runners.md")[:1]
+    assert build[:2] == ("pipeline", "build")
+    assert build[2][-2:] == ["--workers", "8"]
 
 
 def settings_classes():
