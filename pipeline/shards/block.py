@@ -1,7 +1,10 @@
-"""A block: up to 65,536 // seq_len consecutive instances as one Arrow record batch.
+"""Blocks: up to 65,536 // seq_len consecutive instances, stored as one Arrow record batch.
 
-Arrow's values and offsets are the concatenated tokens and cu_seqlens that variable-length attention
-consumes. N instances, T tokens, M masked positions.
+The values and offsets of Arrow's list columns are the concatenated tokens and the cumulative
+lengths that variable-length attention takes, so nothing is copied between file and model. Bytes
+and columns are described in docs/format.md, section 2.
+
+Shapes: N instances, T tokens, M masked positions.
 """
 
 import dataclasses
@@ -16,75 +19,100 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipeline.shards.block_stream import Columns, read_stream, write_stream
+from pipeline.shards.block_stream import BatchBuffers, read_stream, write_stream
 
 try:
     from isal.isal_zlib import crc32  # 13 times as fast
-except ImportError:  # a Beam worker, who writes and seldom reads
+except ImportError:  # Beam workers have no isal: they write blocks, and seldom read any
     from zlib import crc32
 
 TOKENS_PER_BLOCK = 65_536
-_KINDS = ("uint16", "uint32")
+"""The most tokens in a block, of any sequence length."""
+
+_TOKEN_DTYPES = ("uint16", "uint32")
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive instances of one shard, concatenated."""
+    """Some consecutive instances of one shard, laid end to end in numpy arrays.
+
+    An instance is `[CLS] A [SEP] B [SEP]`. A block has N instances of T tokens in all, of which M
+    are masked. Arrays of a block that was decoded are read-only.
+
+    Example:
+        The tokens of instance `n` before they were masked:
+
+        ```python
+        ids = block.input_ids[block.offsets[n] : block.offsets[n + 1]].copy()
+        masked = slice(block.masked_offsets[n], block.masked_offsets[n + 1])
+        ids[block.masked_lm_positions[masked]] = block.masked_lm_ids[masked]
+        ```
+
+    Attributes:
+        input_ids: [T] uint16, or uint32 for vocabularies over 65,536. Token ids of all instances.
+            They are masked already, and there is no padding.
+        offsets: [N + 1] int32. Instance n is `input_ids[offsets[n]:offsets[n + 1]]`.
+        segment_a_length: [N] uint16. Number of tokens of type 0 in each instance: [CLS] A [SEP].
+            The tokens after them have type 1.
+        masked_lm_positions: [M] uint16. Masked positions, counted from the [CLS] of their instance,
+            and ascending in each instance.
+        masked_lm_ids: [M], same dtype as input_ids. The original tokens at these positions.
+        masked_offsets: [N + 1] int32. Instance n has the masked positions
+            `masked_lm_positions[masked_offsets[n]:masked_offsets[n + 1]]`; masked_lm_ids likewise.
+        is_random_next: [N] bool. True if B is from another document and does not follow A (BERT's
+            next_sentence_label 1).
+        document_a: [N] uint64. First 64 bits of the id of the document that A is from.
+        document_b: [N] uint64. First 64 bits of the id of the document that B is from.
+    """
 
     input_ids: Array
-    """[T] uint16 or uint32; already masked, no padding."""
     offsets: Array
-    """[N+1] int32; instance n is input_ids[offsets[n]:offsets[n + 1]]."""
     segment_a_length: Array
-    """[N] uint16; tokens of type 0, that is [CLS] A [SEP]."""
     masked_lm_positions: Array
-    """[M] uint16; ascending inside each instance, counted from its [CLS]."""
     masked_lm_ids: Array
-    """[M], dtype of input_ids; the tokens that stood there."""
     masked_offsets: Array
-    """[N+1] int32 into the two arrays above."""
     is_random_next: Array
-    """[N] bool; True where B is not what follows A (next_sentence_label 1)."""
     document_a: Array
-    """[N] uint64; first 64 bits of the id of the document A is from."""
     document_b: Array
-    """[N] uint64; the same for B."""
 
     @property
     def num_instances(self) -> int:
-        """N."""
+        """Number of instances, N."""
         return len(self.offsets) - 1
 
     @property
     def num_tokens(self) -> int:
-        """T, specials included."""
+        """Number of tokens, T; [CLS] and [SEP] are counted."""
         return int(self.offsets[-1] - self.offsets[0])
 
     @property
     def num_masked(self) -> int:
-        """M."""
+        """Number of masked positions, M."""
         return int(self.masked_offsets[-1] - self.masked_offsets[0])
 
     @property
     def lengths(self) -> Array:
-        """[N] tokens of each instance."""
+        """Number of tokens of each instance: [N] int32."""
         return self.offsets[1:] - self.offsets[:-1]
 
     @property
     def masked_lengths(self) -> Array:
-        """[N] masked positions of each instance."""
+        """Number of masked positions of each instance: [N] int32."""
         return self.masked_offsets[1:] - self.masked_offsets[:-1]
 
     @property
     def masked_indices(self) -> npt.NDArray[np.int64]:
-        """[M] where the masked positions lie in input_ids."""
+        """Indices of all masked positions in input_ids: [M]."""
         starts = np.repeat(self.offsets[:-1].astype(np.int64), self.masked_lengths)
         return starts + self.masked_lm_positions
 
     def slice(self, start: int, stop: int) -> "Block":
-        """Instances start to stop - 1: views of the columns, offsets counted from 0 again."""
+        """Returns instances start to stop - 1 as a block.
+
+        Columns are views of this block's arrays; offsets are new arrays that begin with 0.
+        """
         tokens = slice(int(self.offsets[start]), int(self.offsets[stop]))
         masked = slice(int(self.masked_offsets[start]), int(self.masked_offsets[stop]))
         return Block(
@@ -101,13 +129,18 @@ class Block:
 
 
 def block_instances(seq_len: int) -> int:
-    """Instances in every block of a shard but the last: 512 at length 128, 128 at 512."""
+    """Returns how many instances every block of a shard but the last has: 512 at length 128."""
     return TOKENS_PER_BLOCK // seq_len
 
 
 @lru_cache(maxsize=4)
 def block_schema(token_dtype: Any) -> pa.Schema:
-    """The Arrow schema of a block whose tokens are uint16 or (vocabularies over 65,536) uint32."""
+    """Returns the Arrow schema of a block (docs/format.md, section 2).
+
+    Args:
+        token_dtype: uint16, or uint32 for vocabularies over 65,536; whatever numpy takes as a
+            dtype.
+    """
     token = pa.from_numpy_dtype(np.dtype(token_dtype))
     columns = {
         "input_ids": _list_of(token),
@@ -122,13 +155,17 @@ def block_schema(token_dtype: Any) -> pa.Schema:
 
 
 def encode_block(block: Block) -> bytes:
-    """The block as one Arrow IPC stream; equal blocks, equal bytes within one version of Arrow."""
+    """Returns a block as one Arrow IPC stream, the bytes that a shard's tar holds of it.
+
+    Equal blocks give equal bytes within one version of Arrow.
+    """
     return write_stream(to_record_batch(block))
 
 
 def to_record_batch(block: Block) -> pa.RecordBatch:
-    """The block's columns, by `block_schema`."""
-    offsets, masked_offsets = (each - each[0] for each in (block.offsets, block.masked_offsets))
+    """Returns a block as an Arrow record batch with the columns of `block_schema`."""
+    offsets = block.offsets - block.offsets[0]
+    masked_offsets = block.masked_offsets - block.masked_offsets[0]
     columns = [
         _lists(offsets, block.input_ids),
         pa.array(block.segment_a_length),
@@ -143,54 +180,41 @@ def to_record_batch(block: Block) -> pa.RecordBatch:
 
 
 def decode_block(data: bytes | memoryview, where: str) -> Block:
-    """What encode_block encoded, with read-only arrays.
+    """Returns the block that `encode_block` encoded; its arrays are read-only.
+
+    Everything that `encode_block` writes is checked, but not whether ids are in the vocabulary:
+    `pipeline.shards.unpack.check_block` does that. `read_blocks` does both the reading and this.
+
+    Args:
+        data: The bytes of one block, as the block table places them in the shard's tar.
+        where: Shard and number of the block, for messages.
 
     Raises:
-        ValueError: Not one record batch of the block schema, a null, or offsets that do not fit the
-            values; the message begins with where.
+        ValueError: The bytes are not one record batch with the columns of a block, a column has
+            nulls, or offsets do not fit the values. The message begins with `where`.
     """
     try:
-        return _block_of(read_stream(data))
+        return _parse_block(read_stream(data))
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
 
 
-def _block_of(found: Columns) -> Block:
-    kind = next((each for each in _KINDS if found.schema.equals(block_schema(each))), None)
-    if kind is None:
-        types = repr(found.schema.types)  # names may be no text
-        expected = block_schema("uint16")
-        raise ValueError(f"damaged or foreign block: schema is\n{types}\nexpected\n{expected}")
-    _expect(2 * len(found.nodes) == len(found.buffers) == 20, "its batch lacks a column")
-    nodes, buffers = iter(found.nodes), iter(found.buffers)
+def _parse_block(batch: BatchBuffers) -> Block:
+    """Returns the block that a record batch holds, after checking that its columns fit together."""
+    token_dtype = _find_token_dtype(batch.schema)
+    reader = _ColumnReader(batch)
 
-    def take(name: str) -> tuple[int, bytes]:
-        (length, nulls), _, values = next(nodes), next(buffers), next(buffers)
-        _expect(nulls == 0, f"{name} holds nulls")
-        return length, values
+    # Columns are read in the order of the schema, which is the order of their buffers.
+    offsets, input_ids = reader.read_lists("input_ids", token_dtype)
+    segment_a_length = reader.read_values("segment_a_length", "uint16")
+    masked_offsets, masked_lm_positions = reader.read_lists("masked_lm_positions", "uint16")
+    label_offsets, masked_lm_ids = reader.read_lists("masked_lm_ids", token_dtype)
+    have_equal_lengths = masked_offsets.tobytes() == label_offsets.tobytes()
+    _expect(have_equal_lengths, "masked_lm_positions and masked_lm_ids differ in length")
+    is_random_next = reader.read_bits("is_random_next")
+    document_a = reader.read_values("document_a", "uint64")
+    document_b = reader.read_values("document_b", "uint64")
 
-    def flat(name: str, kind: str, per_byte: int = 1, more: int = 0) -> Array:
-        length, values = take(name)
-        _expect(length == found.num_rows, f"{name} has {length} rows, not {found.num_rows}")
-        return np.frombuffer(values, kind, -(-length // per_byte) + more)
-
-    def lists(name: str, kind: str) -> tuple[Array, Array]:
-        offsets = flat(name, "int32", more=1)
-        count, values = take(name)
-        is_ordered = bool((offsets[1:] >= offsets[:-1]).all())
-        is_whole = offsets[0] == 0 and offsets[-1] == count
-        _expect(is_ordered and is_whole, f"offsets of {name} do not fit its {count} values")
-        return offsets, np.frombuffer(values, kind, count)
-
-    offsets, input_ids = lists("input_ids", kind)
-    segment_a_length = flat("segment_a_length", "uint16")
-    masked_offsets, masked_lm_positions = lists("masked_lm_positions", "uint16")
-    label_offsets, masked_lm_ids = lists("masked_lm_ids", kind)
-    same = masked_offsets.tobytes() == label_offsets.tobytes()
-    _expect(same, "masked_lm_positions and masked_lm_ids differ in length")
-    bits = flat("is_random_next", "uint8", per_byte=8)
-    is_random_next = np.unpackbits(bits, count=found.num_rows, bitorder="little").view(bool)
-    is_random_next.flags.writeable = False
     block = Block(
         input_ids=input_ids,
         offsets=offsets,
@@ -199,32 +223,108 @@ def _block_of(found: Columns) -> Block:
         masked_lm_ids=masked_lm_ids,
         masked_offsets=masked_offsets,
         is_random_next=is_random_next,
-        document_a=flat("document_a", "uint64"),
-        document_b=flat("document_b", "uint64"),
+        document_a=document_a,
+        document_b=document_b,
     )
     is_inside = bool((block.segment_a_length < block.lengths).all())
     _expect(is_inside, "a segment_a_length reaches past its instance")
     return block
 
 
+def _find_token_dtype(schema: pa.Schema) -> str:
+    """Returns the dtype of a block's tokens, or refuses a schema that is not a block's.
+
+    Raises:
+        ValueError: The schema is not that of a block with uint16 or uint32 tokens.
+    """
+    for token_dtype in _TOKEN_DTYPES:
+        if schema.equals(block_schema(token_dtype)):
+            return token_dtype
+    # Names of columns are left out: in a foreign file they may not be valid text.
+    types = repr(schema.types)
+    expected = block_schema("uint16")
+    raise ValueError(f"damaged or foreign block: schema is\n{types}\nexpected\n{expected}")
+
+
+class _ColumnReader:
+    """Reads the columns of a record batch one after another, in the order of its schema.
+
+    Every method checks the column that it reads, and raises ValueError if it does not fit.
+    """
+
+    def __init__(self, batch: BatchBuffers) -> None:
+        """Begins with the first column of a batch."""
+        is_complete = 2 * len(batch.nodes) == len(batch.buffers) == 20
+        _expect(is_complete, "its batch lacks a column")
+        self._num_rows = batch.num_rows
+        self._nodes = iter(batch.nodes)
+        self._buffers = iter(batch.buffers)
+
+    def read_values(self, name: str, dtype: str) -> Array:
+        """Reads a column with one number per row: [N] of the dtype."""
+        return self._read_flat(name, dtype, self._num_rows)
+
+    def read_bits(self, name: str) -> Array:
+        """Reads a column with one bit per row: [N] bool, read-only."""
+        packed = self._read_flat(name, "uint8", -(-self._num_rows // 8))
+        bits = np.unpackbits(packed, count=self._num_rows, bitorder="little").view(bool)
+        bits.flags.writeable = False
+        return bits
+
+    def read_lists(self, name: str, dtype: str) -> tuple[Array, Array]:
+        """Reads a column with one list per row.
+
+        Returns:
+            offsets: [N + 1] int32; list n is `values[offsets[n]:offsets[n + 1]]`.
+            values: The values of all lists, of the dtype.
+        """
+        offsets = self._read_flat(name, "int32", self._num_rows + 1)
+        num_values, buffer = self._take_node(name)
+        is_ordered = bool((offsets[1:] >= offsets[:-1]).all())
+        is_whole = offsets[0] == 0 and offsets[-1] == num_values
+        fits = is_ordered and is_whole
+        _expect(fits, f"offsets of {name} do not fit its {num_values} values")
+        return offsets, np.frombuffer(buffer, dtype, num_values)
+
+    def _read_flat(self, name: str, dtype: str, count: int) -> Array:
+        """Reads the buffer of a node that has one entry per row, as `count` numbers."""
+        length, buffer = self._take_node(name)
+        _expect(length == self._num_rows, f"{name} has {length} rows, not {self._num_rows}")
+        return np.frombuffer(buffer, dtype, count)
+
+    def _take_node(self, name: str) -> tuple[int, bytes]:
+        """Takes the next node: returns its number of values, and the buffer that holds them."""
+        length, num_nulls = next(self._nodes)
+        next(self._buffers)  # which values are null
+        values = next(self._buffers)
+        _expect(num_nulls == 0, f"{name} holds nulls")
+        return length, values
+
+
 def concatenate_blocks(blocks: Sequence[Block]) -> Block:
-    """One block of all instances in order; at least one block."""
+    """Returns one block with the instances of several, in order; there must be at least one."""
     assert blocks, "nothing to concatenate"
     if len(blocks) == 1:
         return blocks[0]
-    joined = {}
-    for name in (field.name for field in dataclasses.fields(Block)):
-        parts = [getattr(block, name) for block in blocks]
-        joined[name] = _join_offsets(parts) if "offsets" in name else np.concatenate(parts)
-    return Block(**joined)
+    columns = {}
+    for field in dataclasses.fields(Block):
+        arrays = [getattr(block, field.name) for block in blocks]
+        if "offsets" in field.name:
+            columns[field.name] = _join_offsets(arrays)
+        else:
+            columns[field.name] = np.concatenate(arrays)
+    return Block(**columns)
 
 
 def block_digest(block: Block) -> bytes:
-    """blake2b-256 of a block's values (docs/format.md, section 4), however they are compressed."""
+    """Returns blake2b-256 of a block's values, 32 bytes (docs/format.md, section 4).
+
+    It does not depend on how the block is compressed.
+    """
     digest = hashlib.blake2b(digest_size=32)
-    counts = block.num_instances, block.num_tokens, block.num_masked
+    token_bytes = block.input_ids.dtype.itemsize
     for values in (
-        np.array([*counts, block.input_ids.dtype.itemsize], "<u8"),
+        np.array([block.num_instances, block.num_tokens, block.num_masked, token_bytes], "<u8"),
         block.input_ids,
         block.lengths.astype("<u4"),
         block.segment_a_length,
@@ -240,12 +340,15 @@ def block_digest(block: Block) -> bytes:
 
 
 def content_hash(block_digests: Sequence[bytes]) -> str:
-    """A shard's content hash: blake2b-256, in hex, of its blocks' digests in order."""
+    """Returns a shard's content hash: blake2b-256, in hex, of its blocks' digests in order."""
     return hashlib.blake2b(b"".join(block_digests), digest_size=32).hexdigest()
 
 
 def count_block(block: Block, mask_id: int) -> Counter[str]:
-    """The numbers that shards.parquet holds of a shard, of one block."""
+    """Counts in one block what shards.parquet counts in a shard, by the names of its columns.
+
+    Of the masked positions, those that show [MASK] and those that kept their token are counted.
+    """
     shown = block.input_ids[block.masked_indices]
     is_mask = shown == mask_id
     return Counter(
@@ -259,24 +362,28 @@ def count_block(block: Block, mask_id: int) -> Counter[str]:
 
 
 def checksum(data: bytes | memoryview) -> int:
-    """The crc32 (zlib) that the block table holds of each block's stored bytes."""
+    """Returns zlib's crc32 of a block's stored bytes, which the block table holds."""
     return crc32(data)
 
 
 def _list_of(kind: pa.DataType) -> pa.DataType:
+    """Returns the Arrow type of lists whose items are of this type and never null."""
     return pa.list_(pa.field("item", kind, nullable=False))
 
 
 def _lists(offsets: Array, values: Array) -> pa.ListArray:
+    """Returns an Arrow column of lists: list n is `values[offsets[n]:offsets[n + 1]]`."""
     kind = _list_of(pa.from_numpy_dtype(values.dtype))
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values), type=kind)
 
 
-def _join_offsets(parts: Sequence[Array]) -> Array:
-    lengths = np.concatenate([np.diff(part) for part in parts])
+def _join_offsets(offsets: Sequence[Array]) -> Array:
+    """Returns the offsets of several blocks laid end to end: [N + 1] int32, from 0."""
+    lengths = np.concatenate([np.diff(of_block) for of_block in offsets])
     return np.concatenate([np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)])
 
 
 def _expect(holds: bool, what: str) -> None:
+    """Raises a ValueError that says what is wrong with the block, unless the condition holds."""
     if not holds:
         raise ValueError(f"damaged or foreign block: {what}")

@@ -1,7 +1,9 @@
-"""A block's Arrow IPC stream: a schema and a record batch without nulls, compressed by zstd.
+"""Writes and reads the Arrow IPC stream of a block: a schema, and one zstd-compressed batch.
 
-pyarrow writes it, and reads its messages. It would believe what a buffer says it becomes, takes a
-stream without its end, and decompresses in 1.6 times the time: that is done here.
+pyarrow writes the stream, and splits it into messages when it is read. The rest of the reading is
+done here, because pyarrow trusts the size that a compressed buffer claims to have, accepts a stream
+whose end is missing, and takes 1.6 times as long to decompress. docs/format.md, section 2 describes
+the bytes.
 """
 
 import struct
@@ -13,32 +15,49 @@ import pyarrow as pa
 import zstandard
 
 MAX_BUFFER_BYTES = 1 << 19
-"""Of a column of a block: at most 65,536 tokens of 4 bytes, or as many offsets."""
+"""The most bytes of a decompressed buffer: a block has at most 65,536 tokens of 4 bytes."""
 
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _WRITING = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", 1), use_threads=False)
-_BATCH, _LENGTH, _NODES, _BUFFERS, _COMPRESSION, _CODEC = 2, 0, 1, 2, 3, 0  # fields of tables
+
+# Numbers of fields in the flatbuffer tables of Arrow's Message.fbs.
+_BATCH = 2  # of Message
+_LENGTH = 0  # of RecordBatch, as the next three
+_NODES = 1
+_BUFFERS = 2
+_COMPRESSION = 3
+_CODEC = 0  # of BodyCompression
+
 _LZ4 = 0
-_PAIR = struct.Struct("<qq")  # values and nulls of a node, first byte and bytes of a buffer
-_length, _offset, _back, _entry = (struct.Struct(f"<{kind}").unpack_from for kind in "qIiH")
+_PAIR = struct.Struct("<qq")  # a node (values, nulls) or a buffer (first byte, number of bytes)
+
+# Unpack one number of a flatbuffer, at an offset of its bytes.
+_length = struct.Struct("<q").unpack_from
+_offset = struct.Struct("<I").unpack_from
+_back = struct.Struct("<i").unpack_from
+_entry = struct.Struct("<H").unpack_from
 
 
 def write_stream(batch: pa.RecordBatch) -> bytes:
-    """The stream of a batch; equal batches give equal bytes within one version of pyarrow."""
+    """Returns a batch as an Arrow IPC stream.
+
+    Equal batches give equal bytes within one version of pyarrow.
+    """
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=_WRITING) as writer:
         writer.write_batch(batch)
     return bytes(sink.getvalue())
 
 
-class Columns(NamedTuple):
-    """What a stream holds of columns, each as long as it says.
+class BatchBuffers(NamedTuple):
+    """The decompressed buffers of a record batch, before they are read as columns.
 
     Attributes:
-        schema: Of the columns.
-        num_rows: Rows of the batch.
-        nodes: Values and nulls of every column, that of a list before that of its items.
-        buffers: Two a node, decompressed: which are null, and offsets or values.
+        schema: The schema of the columns.
+        num_rows: Number of rows of the batch.
+        nodes: For each node its numbers of values and of nulls. A column is one node; a column of
+            lists is two, the lists and then the items of all lists.
+        buffers: Two for each node: a bitmap of nulls, then the offsets of lists or the values.
     """
 
     schema: pa.Schema
@@ -47,10 +66,13 @@ class Columns(NamedTuple):
     buffers: list[bytes]
 
 
-def read_stream(data: bytes | memoryview) -> Columns:
-    """The columns of a stream, read to its very end; a ValueError says what it is else.
+def read_stream(data: bytes | memoryview) -> BatchBuffers:
+    """Reads the only record batch of a stream, and checks that nothing follows it.
 
-    That no offset in a message's metadata points outside of it, Arrow has made sure.
+    Arrow itself makes sure that no offset in a message's metadata points outside of the metadata.
+
+    Raises:
+        ValueError: The bytes are not such a stream; the message says in what they differ.
     """
     try:
         source = pa.BufferReader(data)
@@ -60,69 +82,96 @@ def read_stream(data: bytes | memoryview) -> Columns:
         message = pa.ipc.read_message(source)
         is_batch = message.type == "record batch"
         _expect(is_batch, "another message than a record batch follows the schema")
-        rest = bytes(memoryview(data)[source.tell() :])
-        _expect(rest[:4] != _END[:4] or rest[:8] == _END, "more than one record batch")
-        _expect(rest == _END, "its end is missing, or other bytes follow it")
+        tail = bytes(memoryview(data)[source.tell() :])
+        _expect(tail[:4] != _END[:4] or tail[:8] == _END, "more than one record batch")
+        _expect(tail == _END, "its end is missing, or other bytes follow it")
         return _read_batch(schema, memoryview(message.metadata), memoryview(message.body or b""))
     except (pa.ArrowException, OSError, EOFError, struct.error, zstandard.ZstdError) as error:
         raise ValueError(f"not an Arrow block: {error}") from error
 
 
-def _read_batch(schema: pa.Schema, metadata: memoryview, body: memoryview) -> Columns:
+def _read_batch(schema: pa.Schema, metadata: memoryview, body: memoryview) -> BatchBuffers:
+    """Reads the record batch of a message.
+
+    Args:
+        schema: The schema of the stream.
+        metadata: The message's flatbuffer, which says where nodes and buffers are.
+        body: The message's body, which holds the buffers.
+    """
     batch = _follow(metadata, _offset(metadata, 0)[0], _BATCH)
     field = _field(metadata, batch, _LENGTH)
     num_rows = _length(metadata, field)[0] if field else 0
     _expect(0 <= num_rows <= MAX_BUFFER_BYTES, f"it says that it has {num_rows} rows")
+
     unpack: Callable[[memoryview], bytes] = bytes
     if _field(metadata, batch, _COMPRESSION):
         compression = _follow(metadata, batch, _COMPRESSION)
         codec = _field(metadata, compression, _CODEC)
         _expect(codec > 0 and metadata[codec] != _LZ4, "it is not compressed by zstd")
         unpack = partial(_decompress, zstandard.ZstdDecompressor())
+
     buffers = []
     for start, size in _pairs(metadata, batch, _BUFFERS):
         _expect(0 <= start <= start + size <= len(body), "a buffer lies outside of its message")
         buffers.append(unpack(body[start : start + size]))
-    return Columns(schema, num_rows, _pairs(metadata, batch, _NODES), buffers)
+    return BatchBuffers(schema, num_rows, _pairs(metadata, batch, _NODES), buffers)
 
 
 def _decompress(zstd: zstandard.ZstdDecompressor, stored: memoryview) -> bytes:
-    """What a buffer holds, of which no more room is made than a block's columns need."""
+    """Decompresses a buffer, never to more than MAX_BUFFER_BYTES.
+
+    Args:
+        zstd: The decompressor.
+        stored: The buffer: its decompressed length as int64, then a zstd frame. Length -1 means
+            that the bytes follow as they are.
+    """
     if not stored:
         return b""
-    length, frame = _length(stored)[0], stored[8:]
+    length = _length(stored)[0]
+    frame = stored[8:]
     if length == -1:
         return bytes(frame)
+
     says = f"a buffer says it becomes {length} bytes"
     _expect(0 <= length <= MAX_BUFFER_BYTES, f"{says}, at most {MAX_BUFFER_BYTES} are in a block")
-    found = zstandard.frame_content_size(frame)
-    _expect(found in (length, -1), f"{says}, its frame says {found}")
+    frame_length = zstandard.frame_content_size(frame)  # -1 if the frame does not say it
+    _expect(frame_length in (length, -1), f"{says}, its frame says {frame_length}")
     values = zstd.decompress(frame, length, allow_extra_data=False)
     _expect(len(values) == length, f"{says}, it becomes {len(values)}")
     return values
 
 
 def _pairs(view: memoryview, table: int, number: int) -> list[tuple[int, int]]:
-    """A vector of two numbers an item."""
+    """Returns the items of a field that is a vector of pairs of int64."""
     start = _follow(view, table, number)
     end = start + 4 + _PAIR.size * _offset(view, start)[0]
     return [*_PAIR.iter_unpack(view[start + 4 : end])]
 
 
 def _field(view: memoryview, table: int, number: int) -> int:
-    """Where a field of a flatbuffer's table lies; 0 where it is left out."""
-    fields, entry = table - _back(view, table)[0], 4 + 2 * number
-    offset: int = _entry(view, fields + entry)[0] if entry < _entry(view, fields)[0] else 0
+    """Returns the position of a field in a flatbuffer, or 0 if the field is left out.
+
+    Args:
+        view: The flatbuffer.
+        table: The position of the table that has the field.
+        number: The field's number.
+    """
+    fields = table - _back(view, table)[0]
+    entry = 4 + 2 * number
+    if entry >= _entry(view, fields)[0]:
+        return 0
+    offset: int = _entry(view, fields + entry)[0]
     return table + offset if offset else 0
 
 
 def _follow(view: memoryview, table: int, number: int) -> int:
-    """Where the table or vector that a field points to begins."""
+    """Returns the position of the table or vector that a field points to."""
     position = _field(view, table, number)
     _expect(position > 0, f"field {number} of a message is missing")
     return position + int(_offset(view, position)[0])
 
 
 def _expect(holds: bool, what: str) -> None:
+    """Raises a ValueError that says what is wrong with the stream, unless the condition holds."""
     if not holds:
         raise ValueError(f"not an Arrow block: {what}")
