@@ -182,8 +182,9 @@ def to_record_batch(block: Block) -> pa.RecordBatch:
 def decode_block(data: bytes | memoryview, where: str) -> Block:
     """Returns the block that `encode_block` encoded; its arrays are read-only.
 
-    Everything that `encode_block` writes is checked, but not whether ids are in the vocabulary:
-    `pipeline.shards.unpack.check_block` does that. `read_blocks` does both the reading and this.
+    That ids are in the vocabulary and positions inside their instances is not checked here, but by
+    `pipeline.shards.unpack.check_block`. `read_blocks` fetches the blocks of a shard and decodes
+    them.
 
     Args:
         data: The bytes of one block, as the block table places them in the shard's tar.

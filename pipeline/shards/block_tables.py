@@ -1,8 +1,8 @@
-"""blocks.parquet: where every block of every shard lies (docs/format.md, section 3).
+"""Writes and reads blocks.parquet, which says where each block of each shard is in its tar.
 
-A small file is read whole, of a large one the footer once and then the row groups of the shards
-that are wanted. 5 million blocks of 80,000 shards are 165 MB, of which a rank needs its lanes'
-rows.
+docs/format.md, section 3 describes the columns. A small file is read whole. Of a large file the
+footer is read once, and then the row groups of the shards that are asked for: for 5 million blocks
+of 80,000 shards the file has 165 MB, of which a rank needs only the rows of its lanes.
 """
 
 import contextlib
@@ -30,37 +30,52 @@ BLOCKS_SCHEMA = pa.schema(
 )
 
 ROWS_PER_GROUP = 4096
-"""A row group ends with the shard that brings it to so many rows: 140 kB to read for a shard. Arrow
-takes 6 kB to describe a row group, which for one a shard were 480 MB of 80,000."""
+"""A row group ends with the shard that brings it to this many rows.
+
+So 140 kB are read for a shard. With one row group per shard the footer would be too large: Arrow
+takes 6 kB to describe a row group, which is 480 MB for 80,000 shards.
+"""
 
 WHOLE_BYTES = 8 * 2**20
-"""Up to this size the file is one request; rows apart would cost a round trip for each lane."""
+"""Up to this size the file is read whole. Reading row groups costs a round trip for each lane."""
 
 _AHEAD_SHARES = 1.25
-"""A row group of at most so many times the average one's bytes is read by one request."""
+"""One request reads up to this many times the bytes of an average row group.
+
+So a row group that is somewhat larger than the average is still read by one request.
+"""
 
 _STALE = "it is of another build of the dataset, or damaged: restore it, or rebuild the dataset"
 
 Read = Callable[[int, int], bytes]
-"""Bytes start to stop - 1 of a file."""
+"""`read(start, stop)` returns bytes start to stop - 1 of a file."""
+
 Keep = Callable[[str, Callable[[], bytes]], bytes]
-"""Gives the bytes that a key names for good: kept ones, or else those that the function reads."""
+"""`keep(key, read)` returns the bytes of a key from a cache, or else calls `read` and keeps them.
+
+The bytes of a key never change.
+"""
 
 
 def blocks_table(tables: Iterable[BlockTable]) -> bytes:
-    """What `write_blocks` writes."""
+    """Returns the bytes of the file that `write_blocks` writes."""
     sink = io.BytesIO()
     write_blocks(sink, tables)
     return sink.getvalue()
 
 
 def write_blocks(sink: IO[bytes], tables: Iterable[BlockTable]) -> None:
-    """blocks.parquet: one row a block, in the order of shards.parquet; it holds a row group."""
+    """Writes blocks.parquet, with one row per block, holding one row group in memory at a time.
+
+    Args:
+        sink: The file, open for writing.
+        tables: The block tables of all shards, in the order of shards.parquet.
+    """
     options = {"compression": "zstd", "write_statistics": False, "write_page_checksum": True}
     with pq.ParquetWriter(sink, BLOCKS_SCHEMA, **options) as writer:
         for first, members in _group_shards(tables):
-            owners = np.arange(first, first + len(members))
-            columns = {"shard": np.repeat(owners, [len(table) for table in members])}
+            shard_rows = np.arange(first, first + len(members))
+            columns = {"shard": np.repeat(shard_rows, [len(table) for table in members])}
             for name in BLOCKS_SCHEMA.names[1:]:
                 columns[name] = np.concatenate([getattr(table, name) for table in members])
             arrays = [pa.array(columns[field.name]).cast(field.type) for field in BLOCKS_SCHEMA]
@@ -68,29 +83,40 @@ def write_blocks(sink: IO[bytes], tables: Iterable[BlockTable]) -> None:
 
 
 def open_block_tables(data: bytes, shards: Sequence[Shard], where: str) -> "BlockTables":
-    """Those in the bytes of a whole file."""
+    """Returns the block tables in the bytes of a whole file.
+
+    Args:
+        data: The bytes of blocks.parquet.
+        shards: The rows of shards.parquet that belong to it.
+        where: The URL of the file, for messages.
+    """
     return BlockTables(lambda start, stop: data[start:stop], lambda: len(data), shards, where)
 
 
 class OpenedTables(NamedTuple):
-    """What is kept of the file."""
+    """What stays in memory of blocks.parquet once it is open.
+
+    Attributes:
+        whole: All rows of a small file. None for a large file, whose row groups are read when they
+            are needed.
+        metadata: The footer of the file (`pyarrow.parquet.FileMetaData`).
+        num_bytes: Size of the file.
+        first_row: [shards + 1] the first row of each shard, and the number of rows.
+        group_rows: [row groups + 1] the first row of each row group, and the number of rows.
+    """
 
     whole: pa.Table | None
-    """Its rows; None where they are read a row group at a time."""
     metadata: Any
-    """Its footer."""
     num_bytes: int
     first_row: Array
-    """The first row of each shard, and the end."""
     group_rows: Array
-    """The first row of each row group, and the end."""
 
 
 class BlockTables:
-    """The rows of every shard; safe to use from several threads.
+    """The block tables of all shards of one blocks.parquet. Several threads may use them.
 
-    What turns out to be damaged is read again when it is asked for again: the wire may have damaged
-    it.
+    After a table turned out to be damaged, the file is opened anew for the next call, because the
+    bytes may have been damaged on the network.
     """
 
     def __init__(
@@ -101,24 +127,28 @@ class BlockTables:
         where: str,
         opened: OpenedTables | None = None,
     ) -> None:
-        """Nothing is read yet.
+        """Holds how the file is read; reads nothing yet.
 
         Args:
-            read: Reads the file; what it raises is raised by `table`, as is what size raises.
-            size: Its size in bytes.
-            shards: Rows of shards.parquet, whose blocks it must have.
-            where: Its URL, for messages.
-            opened: What another process has read of it by `open`.
+            read: Reads a range of the file. `table` passes its errors on.
+            size: Returns the size of the file in bytes. `table` passes its errors on.
+            shards: The rows of shards.parquet that belong to the file.
+            where: The URL of the file, for messages.
+            opened: What another process has read of the file by `open`; None if nothing.
         """
-        self._read, self._size, self._shards, self._where = read, size, shards, where
+        self._read = read
+        self._size = size
+        self._shards = shards
+        self._where = where
         self._opened = opened
 
     def table(self, row: int, keep: Keep | None = None) -> BlockTable:
-        """The blocks of the shard in a row of shards.parquet.
+        """Returns the block table of one shard.
 
         Args:
-            row: Which.
-            keep: Keeps what is read of this very file, and gives it to other processes.
+            row: The row of the shard in shards.parquet.
+            keep: A cache of what is read of this file, shared with other processes; None reads
+                without one.
 
         Raises:
             ValueError: The file is damaged, or does not describe the shard.
@@ -126,25 +156,31 @@ class BlockTables:
         opened = self.open(keep)
         try:
             first, stop = opened.first_row[row : row + 2].tolist()
-            rows, start = opened.whole, 0
+            rows = opened.whole
+            start = 0
             if rows is None:
                 group = int(np.searchsorted(opened.group_rows, first, side="right")) - 1
                 rows = self._read_group(opened, group, self._reader(keep))
                 start = int(opened.group_rows[group])
-            own = rows.slice(first - start, stop - first)
-            return _parse_rows(own, row, self._shards[row], self._where)
+            rows_of_shard = rows.slice(first - start, stop - first)
+            return _parse_rows(rows_of_shard, row, self._shards[row], self._where)
         except ValueError:
             self._opened = None
             raise
 
     def open(self, keep: Keep | None = None) -> OpenedTables:
-        """Opens the file, as `table`; threads that come at once do not wait for each other."""
-        opened = self._opened = self._opened or self._open(keep)
+        """Opens the file, unless it is open; raises the errors of `table`.
+
+        There is no lock: threads that come at the same time may each open it.
+        """
+        opened = self._opened or self._open(keep)
+        self._opened = opened
         return opened
 
     def _open(self, keep: Keep | None) -> OpenedTables:
-        read, size = self._reader(keep), self._size
-        num_bytes = size() if keep is None else int(keep("size", lambda: str(size()).encode()))
+        """Reads a small file whole, and of a large one the footer."""
+        read = self._reader(keep)
+        num_bytes = self._read_size(keep)
         if num_bytes > WHOLE_BYTES:
             with self._reading(read, num_bytes) as source:
                 file = read_parquet(source, BLOCKS_SCHEMA, self._where, num_bytes=num_bytes)
@@ -154,9 +190,16 @@ class BlockTables:
         with named_damage(self._where):
             return OpenedTables(file.read(use_threads=False), file.metadata, num_bytes, *rows)
 
+    def _read_size(self, keep: Keep | None) -> int:
+        """Returns the size of the file in bytes, from the cache if there is one."""
+        if keep is None:
+            return self._size()
+        return int(keep("size", lambda: str(self._size()).encode()))
+
     def _read_group(self, opened: OpenedTables, group: int, read: Read) -> pa.Table:
-        # Arrow is not asked where the columns lie: where that is damaged, its answer ends the
-        # process. When it reads them it raises an error.
+        """Reads one row group of a large file, by one request if it is of about average size."""
+        # The average is used because Arrow's own numbers cannot be asked for: if a column's
+        # description is damaged, asking ends the process. Reading the column raises an error.
         num_groups = max(1, len(opened.group_rows) - 1)
         share = (opened.num_bytes - opened.metadata.serialized_size) / num_groups
         with self._reading(read, opened.num_bytes, int(_AHEAD_SHARES * share)) as source:
@@ -164,13 +207,22 @@ class BlockTables:
             return file.read_row_group(group, use_threads=False)
 
     def _reader(self, keep: Keep | None) -> Read:
+        """Returns what reads a range of the file, through the cache if there is one."""
         if keep is None:
             return self._read
         return lambda start, stop: keep(f"{start}-{stop}", lambda: self._read(start, stop))
 
     @contextlib.contextmanager
     def _reading(self, read: Read, num_bytes: int, ahead: int = 0) -> Iterator["_Ahead"]:
-        """The file for Arrow, which shows what the store raises as one of its own errors."""
+        """Opens the file for Arrow; raises errors of the store as the store raised them.
+
+        Arrow turns errors of a file that it reads into errors of its own.
+
+        Args:
+            read: Reads a range of the file.
+            num_bytes: Size of the file.
+            ahead: The fewest bytes of a request.
+        """
         source = _Ahead(read, num_bytes, ahead)
         try:
             with named_damage(self._where):
@@ -181,16 +233,27 @@ class BlockTables:
             raise
 
     def _count_rows(self, file: pq.ParquetFile) -> tuple[Array, Array]:
-        """The first row of each shard and of each row group, and the ends, held to each other."""
-        blocks = [
+        """Returns the first row of each shard, and that of each row group.
+
+        How many blocks a shard has follows from its instances (docs/format.md, section 3).
+
+        Returns:
+            first_row: [shards + 1], with the number of rows at the end.
+            group_rows: [row groups + 1], with the number of rows at the end.
+
+        Raises:
+            ValueError: The file has another number of rows, or a row group ends inside a shard.
+        """
+        num_blocks = [
             max(1, -(-shard.instances // block_instances(shard.seq_len))) for shard in self._shards
         ]
-        first_row = np.cumsum([0, *blocks], dtype=np.int64)
+        first_row = np.cumsum([0, *num_blocks], dtype=np.int64)
         metadata = file.metadata
         groups = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
         group_rows = np.cumsum([0, *groups], dtype=np.int64)
+
         if group_rows[-1] != first_row[-1]:
-            expected = f"{first_row[-1]} for the blocks of {len(blocks)} shards"
+            expected = f"{first_row[-1]} for the blocks of {len(num_blocks)} shards"
             raise ValueError(f"{self._where}: {group_rows[-1]} rows, expected {expected}; {_STALE}")
         if not np.isin(group_rows, first_row).all():
             raise ValueError(f"{self._where}: a row group ends inside a shard; {_STALE}")
@@ -198,33 +261,47 @@ class BlockTables:
 
 
 def _group_shards(tables: Iterable[BlockTable]) -> Iterator[tuple[int, list[BlockTable]]]:
-    """The tables of each row group, with the number of the first."""
-    first, members, num_rows = 0, list[BlockTable](), 0
+    """Yields the tables of each row group, with the row of its first shard in shards.parquet."""
+    first = 0
+    members: list[BlockTable] = []
+    num_rows = 0
     for table in tables:
         members.append(table)
         num_rows += len(table)
         if num_rows >= ROWS_PER_GROUP:
             yield first, members
-            first, members, num_rows = first + len(members), [], 0
+            first += len(members)
+            members = []
+            num_rows = 0
     if members:
         yield first, members
 
 
 def _parse_rows(table: pa.Table, index: int, shard: Shard, where: str) -> BlockTable:
-    """The blocks of the shard in row `index` of shards.parquet, held to that row."""
+    """Returns a shard's block table, after checking that it describes the shard.
+
+    Args:
+        table: The shard's rows of blocks.parquet.
+        index: The shard's row in shards.parquet.
+        shard: The shard.
+        where: The URL of blocks.parquet, for messages.
+
+    Raises:
+        ValueError: The rows have nulls, or do not describe the shard.
+    """
     if holes := [name for name in BLOCKS_SCHEMA.names if table.column(name).null_count]:
         raise ValueError(f"{where}: rows of {shard.name} hold no {holes[0]} in places; {_STALE}")
-    # Copies, so that the rows of other shards are let go.
+    # Columns are copied, so that the rows of other shards do not stay in memory.
     columns: dict[str, Array] = {
         name: np.from_dlpack(table.column(name).combine_chunks()).copy()  # to_numpy needs pandas
         for name in table.column_names
     }
-    owner = columns.pop("shard")
+    shard_rows = columns.pop("shard")
     for name in ("instances", "tokens"):
         columns[name] = columns[name].astype(np.int64)
     blocks = BlockTable(**columns)
     try:
-        if not np.all(owner == index):
+        if not np.all(shard_rows == index):
             raise ValueError(f"they name another shard than number {index}")  # noqa: TRY301
         check_blocks(blocks, shard)
     except ValueError as error:
@@ -234,16 +311,23 @@ def _parse_rows(table: pa.Table, index: int, shard: Shard, where: str) -> BlockT
 
 
 class _Ahead(SeekableFile):
-    """A file read from front to back by few requests: each reads ahead of what is asked for."""
+    """A file read from front to back by few requests, each for more bytes than were asked for.
+
+    Attributes:
+        failure: The error that a request raised, or None.
+    """
 
     def __init__(self, read: Read, size: int, ahead: int) -> None:
+        """Takes what reads a range, the size of the file, and the fewest bytes of a request."""
         super().__init__(size, BLOCKS_TABLE)
-        self._read, self._ahead = read, ahead
-        self._start, self._data = 0, b""
+        self._read = read
+        self._ahead = ahead
+        self._start = 0  # of the bytes that were read last
+        self._data = b""
         self.failure: Exception | None = None
-        """What a request raised."""
 
     def read(self, size: int = -1) -> bytes:
+        """Reads `size` bytes from the position on, or all that follow if `size` is negative."""
         begin = self._position
         end = self._size if size < 0 else min(self._size, begin + size)
         if end <= begin:

@@ -1,4 +1,16 @@
-"""A finished dataset opened for reading: its manifest, shard table, and block tables as needed."""
+"""Opens a finished dataset for reading.
+
+The manifest and the shard table are read at once, block tables and blocks as they are asked for.
+
+```python
+from pipeline.shards.dataset import open_dataset, read_blocks
+
+dataset = open_dataset("s3://bucket/wiki")
+for shard in dataset.shards("train", 128, 0):
+    for block in read_blocks(dataset, shard, at_once=4):
+        print(shard.name, block.num_instances, block.input_ids[:8])
+```
+"""
 
 import contextlib
 import hashlib
@@ -22,11 +34,21 @@ from pipeline.storage.ahead import map_ahead
 from pipeline.storage.faults import ATTEMPTS, reread_damaged
 from pipeline.storage.folder import Folder
 
-_RUN_FACTS = "run.json"  # of the trainer's runs
+_RUN_FACTS = "run.json"
+"""A file that every run folder of the trainer has."""
 
 
 class OpenedDataset(NamedTuple):
-    """What one process has read of a dataset's tables, for others to open it without."""
+    """The tables of a dataset as one process has read them, so that others need not read them.
+
+    `Dataset.opened` returns it, and `open_again` opens the dataset from it in another process.
+
+    Attributes:
+        url: URL of the dataset.
+        manifest: Its manifest.
+        shards: All rows of its shard table.
+        tables: What is kept of its block table.
+    """
 
     url: str
     manifest: Manifest
@@ -35,7 +57,15 @@ class OpenedDataset(NamedTuple):
 
 
 class Dataset:
-    """Shards at a URL, in the order of shards.parquet; safe to use from several threads."""
+    """A finished dataset: its manifest, its shards, and its files by name.
+
+    `open_dataset` makes one. Several threads may use the same one.
+
+    Attributes:
+        folder: The folder of the dataset.
+        manifest: What manifest.json says: settings, special ids, counts, root hash.
+        all_shards: Shards of all splits, lengths and passes, in the order of shards.parquet.
+    """
 
     def __init__(
         self,
@@ -44,6 +74,14 @@ class Dataset:
         shards: Sequence[Shard],
         tables: OpenedTables | None = None,
     ) -> None:
+        """Holds what has been read of a dataset; reads nothing itself.
+
+        Args:
+            folder: The folder of the dataset.
+            manifest: Its manifest.
+            shards: All rows of its shard table.
+            tables: What has been read of its block table; None if nothing has.
+        """
         self.folder = folder
         self.manifest = manifest
         self.all_shards = tuple(shards)
@@ -58,21 +96,31 @@ class Dataset:
 
     @property
     def url(self) -> str:
-        """Where it was opened."""
+        """URL or path at which the dataset was opened."""
         return self.folder.url
 
     @property
     def vocab_size(self) -> int:
-        """Entries of its vocabulary."""
+        """Number of tokens in the dataset's vocabulary."""
         return self.manifest.vocab_size
 
     @property
     def is_local(self) -> bool:
-        """Whether its files are on this machine's own disks."""
+        """Whether the dataset's files are on this machine's own disks."""
         return self.folder.is_local
 
     def num_passes(self, split: str, seq_len: int) -> int:
-        """Passes of one split and length; a ValueError shows what there is where it has none."""
+        """Returns the number of passes over the documents that a split has at a length.
+
+        Each pass has its own pairs and masks (docs/format.md, section 1).
+
+        Args:
+            split: "train" or "validation".
+            seq_len: The most tokens of an instance.
+
+        Raises:
+            ValueError: The dataset has no such instances; the message lists what it has.
+        """
         for group in self.manifest.groups:
             if (group.split, group.seq_len) == (split, seq_len):
                 return group.passes
@@ -83,17 +131,36 @@ class Dataset:
         )
 
     def shards(self, split: str, seq_len: int, pass_index: int) -> list[Shard]:
-        """The shards of one pass, sorted by name."""
+        """Returns the shards of one pass, sorted by name; none if there is no such pass.
+
+        Args:
+            split: "train" or "validation".
+            seq_len: The most tokens of an instance.
+            pass_index: The number of the pass, from 0.
+        """
         folder = pass_folder(split, seq_len, pass_index)
-        found = [shard for shard in self.all_shards if shard.folder == folder]
-        return sorted(found, key=lambda shard: shard.name)
+        members = [shard for shard in self.all_shards if shard.folder == folder]
+        return sorted(members, key=lambda shard: shard.name)
 
     def find_pass(self, split: str, seq_len: int, pass_index: int) -> bool:
-        """Whether a pass can be read; a finished dataset has all, one that grows may not."""
+        """Returns whether a pass can be read.
+
+        A finished dataset has all its passes. One that is still being built may lack some
+        (`pipeline.shards.growing`).
+
+        Raises:
+            ValueError: The dataset has no instances of this split and length.
+        """
         return pass_index < self.num_passes(split, seq_len)
 
     def opened(self) -> OpenedDataset:
-        """What `open_again` takes in another process; raises as `blocks`."""
+        """Returns the tables of this dataset, for `open_again` in another process.
+
+        Raises:
+            FileNotFoundError: The block table is missing.
+            StorageError: The store failed in every attempt.
+            ValueError: The block table is damaged.
+        """
         read = partial(self.folder.ask, self._tables.open, BLOCKS_TABLE)
         tables = reread_damaged(read, is_local=self.is_local)
         return OpenedDataset(self.url, self.manifest, self.all_shards, tables)
@@ -101,37 +168,55 @@ class Dataset:
     def blocks(
         self, shard: Shard, attempts: int = ATTEMPTS, keep: Keep | None = None
     ) -> BlockTable:
-        """Where a shard's blocks lie.
+        """Returns where each block of a shard is in the shard's tar, with its counts and crc32.
 
         Args:
             shard: A shard of this dataset.
-            attempts: On stores; 1 for callers that try again themselves, who then see the error as
-                it came.
-            keep: Keeps what is read of the table, by keys that name it for good.
+            attempts: How often a store is asked before its error is raised. With 1, errors are
+                raised as the store's driver raised them, for callers that try again themselves.
+            keep: Caches what is read of the table. The keys that it gets name the content, and not
+                only the file. None reads without a cache.
 
         Raises:
             FileNotFoundError: The table is missing.
             StorageError: The store failed in every attempt.
             ValueError: The table is damaged, or does not describe the shard.
         """
-        row, name = self._rows[shard.name], self.manifest.sha256_of(BLOCKS_TABLE)
-        named = keep and (lambda key, read: keep(f"{BLOCKS_TABLE} {name} {key}", read))
+        row = self._rows[shard.name]
+        sha256 = self.manifest.sha256_of(BLOCKS_TABLE)
+        keep_by_content = keep and (lambda key, read: keep(f"{BLOCKS_TABLE} {sha256} {key}", read))
+
+        def read_table() -> BlockTable:
+            return self._tables.table(row, keep_by_content)
 
         def read() -> BlockTable:
-            return self.folder.ask(lambda: self._tables.table(row, named), BLOCKS_TABLE, attempts)
+            return self.folder.ask(read_table, BLOCKS_TABLE, attempts)
 
         if attempts == 1:
             return read()
         return reread_damaged(read, is_local=self.is_local, is_expected=True)
 
     def read_bytes(self, name: str, start: int, stop: int) -> bytes:
-        """Bytes start to stop - 1 of a file, by one request; OSError where another number comes."""
+        """Returns bytes start to stop - 1 of a file, by one request.
+
+        Args:
+            name: The file, relative to the dataset.
+            start: The first byte.
+            stop: One past the last byte.
+
+        Raises:
+            FileNotFoundError: The file is missing.
+            OSError: The store failed, or returned another number of bytes.
+        """
         return self.folder.read_once(name, start, stop)
 
     def read_file(self, name: str) -> bytes:
         """Returns a small file of the dataset; checks its sha256 if the manifest has one.
 
         On a store, a file is read several times before it is called missing or damaged.
+
+        Args:
+            name: The file, relative to the dataset, such as "vocab.txt".
 
         Raises:
             FileNotFoundError: The file is missing.
@@ -143,41 +228,66 @@ class Dataset:
         return reread_damaged(read, is_local=self.is_local, is_expected=True)
 
     def _read_checked(self, name: str) -> bytes:
+        """Reads a file once, as `read_file` does."""
         with self._named_absence(name):
             data = self.folder.read(name)
         expected = self.manifest.sha256_of(name)
-        if expected is not None and (found := hashlib.sha256(data).hexdigest()) != expected:
+        if expected is None:
+            return data
+        sha256 = hashlib.sha256(data).hexdigest()
+        if sha256 != expected:
             raise ValueError(
                 f"{self.locate(name)} is not the file that {MANIFEST} speaks of: its sha256 is"
-                f" {found}, expected {expected}. One of the two was changed, or is of another"
+                f" {sha256}, expected {expected}. One of the two was changed, or is of another"
                 " build; restore or rebuild the dataset"
             )
         return data
 
     def _size_of_blocks(self) -> int:
+        """Returns the size of blocks.parquet in bytes, by one request."""
         with self._named_absence(BLOCKS_TABLE):
             return self.folder.size(BLOCKS_TABLE, attempts=1)
 
     @contextlib.contextmanager
     def _named_absence(self, name: str) -> Iterator[None]:
+        """Adds the file's URL and what to do to a FileNotFoundError."""
         try:
             yield
         except FileNotFoundError as error:
-            advice = "restore or rebuild the dataset"
-            raise FileNotFoundError(f"{self.locate(name)} is missing; {advice}") from error
+            raise FileNotFoundError(
+                f"{self.locate(name)} is missing; restore or rebuild the dataset"
+            ) from error
 
     def locate(self, name: str) -> str:
-        """The URL of a file of the dataset, for messages."""
+        """Returns the URL of a file of the dataset, for messages."""
         return f"{self.url.rstrip('/')}/{name}"
 
 
 def open_dataset(url: str, storage_options: Mapping[str, Any] | None = None) -> Dataset:
-    """Opens a finished dataset and checks that its tables are the manifest's own.
+    """Opens a finished dataset, and checks that its tables belong to its manifest.
+
+    The manifest and the shard table are read. Every byte that is read later is checked against a
+    hash or a checksum in them (docs/format.md, section 3).
+
+    Args:
+        url: The folder of the dataset, on a local disk or at any URL that fsspec knows.
+        storage_options: Options of the URL's filesystem, such as `endpoint_url`.
+
+    Returns:
+        The dataset. `dataset.shards("train", 128, 0)` lists the shards of a pass, and `read_blocks`
+            yields the blocks of a shard.
 
     Raises:
-        FileNotFoundError: There is no manifest (an unfinished build, or another folder) or no shard
-            table.
+        FileNotFoundError: The folder has no manifest, because the build is not finished or this is
+            another folder, or the shard table is missing.
+        StorageError: The store failed in every attempt.
         ValueError: A file is damaged or belongs to another dataset.
+
+    Example:
+        ```python
+        dataset = open_dataset("data")
+        print(dataset.vocab_size, dataset.num_passes("train", 128))
+        ```
     """
     folder = Folder(url, storage_options)
     read = partial(_read_manifest, folder)
@@ -185,7 +295,7 @@ def open_dataset(url: str, storage_options: Mapping[str, Any] | None = None) -> 
 
 
 def _describe_no_dataset(folder: Folder) -> str:
-    """Returns what a folder without a manifest is, and what to do; the end of a message."""
+    """Returns the end of a message: what a folder without a manifest is, and what to do."""
     if folder.exists(_RUN_FACTS):
         return (
             f"holds a training run, which has {_RUN_FACTS}, and no dataset;"
@@ -198,13 +308,18 @@ def _describe_no_dataset(folder: Folder) -> str:
 
 
 def open_again(opened: OpenedDataset, storage_options: Mapping[str, Any] | None = None) -> Dataset:
-    """The dataset that another process has opened and checked; nothing is read."""
+    """Opens a dataset from the tables that another process has read and checked; reads nothing.
+
+    Args:
+        opened: What `Dataset.opened` returned in the other process.
+        storage_options: Options of the URL's filesystem.
+    """
     url, manifest, shards, tables = opened
     return Dataset(Folder(url, storage_options), manifest, shards, tables)
 
 
 def _read_manifest(folder: Folder) -> Manifest:
-    """Reads manifest.json; its errors are those of `open_dataset`."""
+    """Reads manifest.json; raises the errors that `open_dataset` lists."""
     where = f"{folder.url}/{MANIFEST}"
     if not folder.exists(MANIFEST):
         raise FileNotFoundError(f"{folder.url} {_describe_no_dataset(folder)}")
@@ -219,44 +334,85 @@ def _read_manifest(folder: Folder) -> Manifest:
 
 
 def _open_tables(folder: Folder, manifest: Manifest) -> Dataset:
-    """Reads the shard table of a manifest; its errors are those of `open_dataset`."""
+    """Reads the shard table of a manifest; raises the errors that `open_dataset` lists."""
     where = f"{folder.url}/{MANIFEST}"
     for name in (SHARDS_TABLE, BLOCKS_TABLE):
         if name not in manifest.tables_sha256:
-            lacks = f"tables_sha256 lacks {name}"
-            raise ValueError(f"{where}: {lacks}; restore or rebuild the dataset")
+            raise ValueError(f"{where}: tables_sha256 lacks {name}; restore or rebuild the dataset")
+
     dataset = Dataset(folder, manifest, [])
     shards = parse_shards_table(dataset.read_file(SHARDS_TABLE), dataset.locate(SHARDS_TABLE))
-    if (found := root_hash(shards)) != manifest.root_hash:
+    root = root_hash(shards)
+    if root != manifest.root_hash:
         raise ValueError(
             f"{dataset.locate(SHARDS_TABLE)} does not belong to {MANIFEST}: its root hash is"
-            f" {found}, the manifest says {manifest.root_hash}; restore or rebuild the dataset"
+            f" {root}, the manifest says {manifest.root_hash}; restore or rebuild the dataset"
         )
     return Dataset(folder, manifest, shards)
 
 
 def read_blocks(dataset: Dataset, shard: Shard, at_once: int = 1) -> Iterator[Block]:
-    """A shard's blocks in order, of which at_once are read ahead; a ValueError names damage."""
+    """Yields the blocks of a shard in order, each after a check of its crc32.
+
+    Blocks are read lazily. A whole dataset is read by a loop over `dataset.shards(...)` of every
+    pass.
+
+    Args:
+        dataset: An open dataset.
+        shard: One of its shards.
+        at_once: How many threads read ahead. With 1 a block is read when it is asked for; with more
+            at most twice as many blocks are in memory.
+
+    Yields:
+        A block of up to 65,536 // seq_len instances as numpy arrays. `Block` describes them, with
+            their shapes and dtypes.
+
+    Raises:
+        FileNotFoundError: The shard or the block table is missing.
+        StorageError: The store failed in every attempt.
+        ValueError: A block is damaged, or does not belong to the dataset. The message names shard
+            and block.
+
+    Example:
+        ```python
+        dataset = open_dataset("data")
+        shard = dataset.shards("train", 128, 0)[0]
+        lengths = [block.lengths for block in read_blocks(dataset, shard)]
+        ```
+    """
     table = dataset.blocks(shard)
     read = partial(_read_block, dataset, shard, table)
     numbers = range(len(table))
-    yield from map(read, numbers) if at_once == 1 else map_ahead(read, numbers, at_once)
+    if at_once == 1:
+        yield from map(read, numbers)
+    else:
+        yield from map_ahead(read, numbers, at_once)
 
 
 def read_block(dataset: Dataset, shard: Shard, number: int) -> Block:
-    """One block of a shard, as `read_blocks`."""
+    """Reads one block of a shard; raises the errors that `read_blocks` lists.
+
+    Args:
+        dataset: An open dataset.
+        shard: One of its shards.
+        number: The block's place in the shard, from 0.
+    """
     return _read_block(dataset, shard, dataset.blocks(shard), number)
 
 
 def _read_block(dataset: Dataset, shard: Shard, table: BlockTable, number: int) -> Block:
+    """Reads one block of a shard, of which the block table has been read."""
     where = f"{dataset.locate(shard.name)} block {number}"
-    start, stop = int(table.offset[number]), int(table.offset[number] + table.size[number])
+    start = int(table.offset[number])
+    stop = int(table.offset[number] + table.size[number])
 
     def read() -> bytes:
         data = dataset.folder.read_range(shard.name, start, stop)
         if checksum(data) != int(table.crc32[number]):
-            said = "damaged: its crc32 is not the block table's"
-            raise ValueError(f"{where}: {said}; restore or rebuild the dataset")
+            raise ValueError(
+                f"{where}: damaged: its crc32 is not the block table's; restore or rebuild the"
+                " dataset"
+            )
         return data
 
     data = reread_damaged(read, is_local=dataset.is_local, is_expected=True)

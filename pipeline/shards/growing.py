@@ -1,10 +1,12 @@
-"""A dataset whose build is still running: what is published before the manifest, and who follows.
+"""Publishes the passes of a build that is still running, and opens them for training.
+
+Before the manifest is there, a dataset has these files:
 
     _tasks/plan.json                           the manifest as known at the start; totals are 0
-    _tasks/train/L128/pass-00/blocks.parquet   where the blocks of a complete pass lie
+    _tasks/train/L128/pass-00/blocks.parquet   block tables of a complete pass
     train/L128/pass-00/pass.json               its shards; written after its blocks.parquet
 
-When manifest.json is there, _tasks/ goes.
+The build removes _tasks/ when it has written manifest.json (docs/format.md, section 3).
 """
 
 import threading
@@ -30,9 +32,11 @@ from pipeline.storage.faults import ATTEMPTS, SizeError, StorageError, reread_da
 from pipeline.storage.folder import Folder
 
 RECORDS = "_tasks"
+"""The folder of a dataset that is there only while its build runs."""
+
 PLAN = f"{RECORDS}/plan.json"
 UNKNOWN_HASH = "0" * 64
-"""The root hash of a plan."""
+"""The root hash that a plan has, as the shards are not there yet."""
 
 FIRST_PAUSE_SECONDS = 0.25
 MAX_PAUSE_SECONDS = 30.0
@@ -40,31 +44,57 @@ MAX_PAUSE_SECONDS = 30.0
 Found = TypeVar("Found")
 ShardBlocks = tuple[Shard, BlockTable]
 FindBlocks = Callable[[Shard, int], BlockTable]
-"""`Dataset.blocks` for the shards of a pass."""
+"""`find(shard, attempts)` returns the block table of a shard of one pass, as `Dataset.blocks`."""
 
 
 def publish_pass(folder: Folder, rows: Sequence[ShardBlocks], settings_hash: str) -> None:
-    """Makes a complete pass readable before the manifest is there; pass.json comes last."""
+    """Writes the tables of a complete pass, so that it can be read before the manifest is there.
+
+    pass.json is written last: once it is there, the pass is complete.
+
+    Args:
+        folder: The folder of the dataset.
+        rows: All shards of the pass, each with its block table, in any order.
+        settings_hash: The hash of the build's settings.
+    """
     ordered = sorted(rows, key=lambda row: row[0].name)
-    place = ordered[0][0].folder
-    folder.write(_blocks_name(place), blocks_table([table for _, table in ordered]))
-    folder.write(f"{place}/pass.json", pass_json([shard for shard, _ in ordered], settings_hash))
+    shards = [shard for shard, _ in ordered]
+    tables = [table for _, table in ordered]
+    pass_name = shards[0].folder
+    folder.write(_blocks_name(pass_name), blocks_table(tables))
+    folder.write(f"{pass_name}/pass.json", pass_json(shards, settings_hash))
 
 
 def withdraw_passes(folder: Folder, passes: Sequence[str]) -> None:
     """Removes the files that `publish_pass` wrote, because a shard was lost and is built again.
 
-    Each is asked for by its name: one that a listing leaves out may be seen by a reader. What is
-    not there is not removed, as on the Hugging Face Hub every removal is a commit.
+    Each file is asked for by its name, because a reader may see a file that a listing leaves out.
+    Only files that exist are removed, as on the Hugging Face Hub every removal is a commit.
+
+    Args:
+        folder: The folder of the dataset.
+        passes: Folders of the passes, such as "train/L128/pass-00".
     """
-    for names in [f"{each}/pass.json" for each in passes], [_blocks_name(each) for each in passes]:
+    pass_files = [f"{name}/pass.json" for name in passes]
+    blocks_files = [_blocks_name(name) for name in passes]
+    for names in (pass_files, blocks_files):
         folder.remove([name for name in names if folder.exists(name)])
 
 
 class GrowingDataset(Dataset):
-    """A dataset whose passes appear one after another; its manifest is the plan of the build."""
+    """A dataset that is being built. Its passes become readable one after another.
+
+    `manifest` is the plan of the build: totals are 0, and the root hash is UNKNOWN_HASH.
+    `all_shards` has the shards of the passes that `find_pass` has seen to be complete.
+    """
 
     def __init__(self, folder: Folder, plan: Manifest) -> None:
+        """Opens a dataset of which no pass is known yet.
+
+        Args:
+            folder: The folder of the dataset.
+            plan: What plan.json says.
+        """
         super().__init__(folder, plan, [])
         self._find_blocks: dict[str, FindBlocks] = {}  # by pass folder
         self._finished: Dataset | None = None
@@ -76,11 +106,22 @@ class GrowingDataset(Dataset):
         attempts: int = ATTEMPTS,
         keep: Keep | None = None,  # noqa: ARG002
     ) -> BlockTable:
-        """Where the blocks of a shard of a pass found lie, as `Dataset.blocks`; nothing is kept.
+        """Returns a shard's block table, like `Dataset.blocks`, but without a cache.
 
-        The build takes away what it published of a pass when it ends, and writes blocks.parquet
-        anew when more passes are added, so what is not there or does not fit is looked for once
-        more.
+        When the build ends, it removes the tables that it had published pass by pass, and it writes
+        blocks.parquet anew when passes are added. So a table that is missing or does not fit is
+        looked for once more, in the finished dataset too.
+
+        Args:
+            shard: A shard of a pass that `find_pass` has found.
+            attempts: As for `Dataset.blocks`.
+            keep: Not used.
+
+        Raises:
+            FileNotFoundError: The table is missing.
+            StorageError: The store failed in every attempt.
+            ValueError: The table is damaged or does not describe the shard, or the pass was built
+                again with other instances.
         """
         find = self._find_blocks[shard.folder]
         try:
@@ -88,13 +129,14 @@ class GrowingDataset(Dataset):
         except StorageError:
             raise
         except (FileNotFoundError, SizeError, ValueError):
-            is_tried = self._find_blocks[shard.folder] is find  # or another thread has looked
-            if is_tried and not self._find_again(shard):
+            # Another thread may have looked for the pass meanwhile, and found a new table.
+            is_unchanged = self._find_blocks[shard.folder] is find
+            if is_unchanged and not self._find_again(shard):
                 raise
         return self._find_blocks[shard.folder](shard, attempts)
 
     def find_pass(self, split: str, seq_len: int, pass_index: int) -> bool:
-        """Whether a pass is complete; from then on its shards are known here.
+        """Returns whether a pass is complete; if so, its shards are known from then on.
 
         Raises:
             ValueError: What is there is damaged or belongs to another build, or the build ended
@@ -103,33 +145,46 @@ class GrowingDataset(Dataset):
         with self._growing:
             if self.shards(split, seq_len, pass_index):
                 return True
-            if (found := self._look(split, seq_len, pass_index)) is None:
+            complete = self._look(split, seq_len, pass_index)
+            if complete is None:
                 return False
-            shards, self._find_blocks[pass_folder(split, seq_len, pass_index)] = found
+            shards, find = complete
+            self._find_blocks[pass_folder(split, seq_len, pass_index)] = find
             self.all_shards = (*self.all_shards, *shards)
             return True
 
     def count_files(self) -> int:
-        """Files of the dataset: grows while the build runs."""
+        """Returns the number of files in the dataset's folder; it grows while the build runs."""
         return len(self.folder.list())
 
     def _find_again(self, shard: Shard) -> bool:
-        """Whether the blocks of a shard's pass may be found in another way than before."""
+        """Looks anew for the block tables of a shard's pass; returns whether the pass is there.
+
+        Raises:
+            ValueError: The pass has other instances than before.
+        """
         place = shard.split, shard.seq_len, shard.pass_index
-        if (found := self._look(*place)) is None:
+        complete = self._look(*place)
+        if complete is None:
             return False
-        shards, find = found
+        shards, find = complete
         if pass_hash(shards) != pass_hash(self.shards(*place)):
-            said = "was built again with other instances than it had; begin this run anew"
-            raise ValueError(f"{self.locate(shard.folder)} {said}")
+            raise ValueError(
+                f"{self.locate(shard.folder)} was built again with other instances than it had;"
+                " begin this run anew"
+            )
         self._find_blocks[shard.folder] = find
         return True
 
     def _look(
         self, split: str, seq_len: int, pass_index: int
     ) -> tuple[list[Shard], FindBlocks] | None:
-        """The shards of a complete pass, and what finds their blocks; None where it is not."""
-        self.folder.filesystem.invalidate_cache()  # a listing kept from before would hide it
+        """Looks for a pass, first as a running build publishes it, then in the finished dataset.
+
+        Returns:
+            The pass's shards and the function that finds their blocks; None if it is not complete.
+        """
+        self.folder.filesystem.invalidate_cache()  # an old listing would hide new files
         try:
             folder = pass_folder(split, seq_len, pass_index)
             return reread_damaged(lambda: self._look_published(folder), is_local=self.is_local)
@@ -137,8 +192,17 @@ class GrowingDataset(Dataset):
             return self._look_finished(split, seq_len, pass_index)
 
     def _look_published(self, folder: str) -> tuple[list[Shard], FindBlocks]:
-        """A pass published before the manifest; FileNotFoundError where it is not."""
-        name, blocks_name = f"{folder}/pass.json", _blocks_name(folder)
+        """Reads the tables of a pass that the running build has published.
+
+        Args:
+            folder: The folder of the pass, such as "train/L128/pass-00".
+
+        Raises:
+            FileNotFoundError: The pass is not published, or is so no longer.
+            ValueError: Its files are damaged, or belong to another build.
+        """
+        name = f"{folder}/pass.json"
+        blocks_name = _blocks_name(folder)
         settings_hash, shards = parse_pass_json(self.read_file(name), folder, self.locate(name))
         num_bytes = self.folder.size(blocks_name)
         self._refuse_foreign(settings_hash, self.locate(name))
@@ -148,33 +212,42 @@ class GrowingDataset(Dataset):
             shards,
             self.locate(blocks_name),
         )
-        row = {shard.name: number for number, shard in enumerate(shards)}
+        rows = {shard.name: row for row, shard in enumerate(shards)}
 
         def find(shard: Shard, attempts: int) -> BlockTable:
-            return self.folder.ask(lambda: tables.table(row[shard.name]), blocks_name, attempts)
+            return self.folder.ask(lambda: tables.table(rows[shard.name]), blocks_name, attempts)
 
-        find(shards[0], ATTEMPTS)  # and with it the sizes of all
+        find(shards[0], ATTEMPTS)  # opens the table, and so checks its size and its rows
         return shards, find
 
     def _look_finished(
         self, split: str, seq_len: int, pass_index: int
     ) -> tuple[list[Shard], FindBlocks] | None:
-        """A pass that the finished dataset tells of; None where it does not, or is not there."""
+        """Looks for a pass in the finished dataset.
+
+        Returns:
+            The pass's shards and the function that finds their blocks; None if the dataset is not
+                finished, or a build is adding passes to it.
+
+        Raises:
+            ValueError: The build ended without this pass, or another build wrote the dataset.
+        """
         if not self.folder.exists(MANIFEST):
             return None
         finished = self._open_finished()
         self._refuse_foreign(finished.manifest.settings_hash, self.locate(MANIFEST))
-        if shards := finished.shards(split, seq_len, pass_index):
+        shards = finished.shards(split, seq_len, pass_index)
+        if shards:
             return shards, finished.blocks
-        if self.folder.exists(PLAN):
-            return None  # more passes are being added to it
+        if self.folder.exists(PLAN):  # a build is adding passes
+            return None
         raise ValueError(
             f"{self.url}: the build ended without {pass_folder(split, seq_len, pass_index)}, of"
             f" {self.num_passes(split, seq_len)} passes planned when it was opened; open it again"
         )
 
     def _open_finished(self) -> Dataset:
-        """The dataset as the build left it, opened anew where that is not what it was."""
+        """Opens the finished dataset; opens it anew if its manifest has changed since."""
         where = self.locate(MANIFEST)
         read = partial(self.read_file, MANIFEST)
         manifest = reread_damaged(lambda: parse_manifest(read(), where), is_local=self.is_local)
@@ -183,43 +256,62 @@ class GrowingDataset(Dataset):
         return self._finished
 
     def _refuse_foreign(self, settings_hash: str, where: str) -> None:
+        """Raises ValueError if a file has not the settings hash of the plan."""
         if settings_hash != self.manifest.settings_hash:
-            said = "belongs to a build of other settings than the one that was followed"
-            raise ValueError(f"{where} {said}")
+            raise ValueError(
+                f"{where} belongs to a build of other settings than the one that was followed"
+            )
 
 
 @dataclass(frozen=True)
 class WaitPolicy:
-    """How long to wait for a build."""
+    """How long to wait for a build, and how to end the waiting.
+
+    Attributes:
+        limit_seconds: After so long without a new file of the dataset, waiting ends with an error.
+        say: Called with lines for people: for what it waits, and that it is there.
+        stop: Ends the waiting early when it is set.
+    """
 
     limit_seconds: float = 3600.0
-    """Without any new file of the dataset, until waiting ends with an error."""
     say: Callable[[str], object] = field(default=lambda _: None)
-    """Takes a line for people."""
     stop: threading.Event = field(default_factory=threading.Event)
-    """Ends the waiting early."""
 
     def wait(
         self, look: Callable[[], Found | None], what: str, count_files: Callable[[], int]
     ) -> Found:
-        """Looks at growing intervals until `what` is there, while the number of files grows.
+        """Calls `look` at growing intervals until it returns something, and returns that.
+
+        Args:
+            look: Returns what is waited for, or None if it is not there yet.
+            what: Names what is waited for, in messages.
+            count_files: Returns the number of the dataset's files. While it changes, the build is
+                alive, and waiting goes on.
 
         Raises:
-            FileNotFoundError: Nothing moved for limit_seconds, or somebody stopped the waiting.
+            FileNotFoundError: The number of files has not changed for limit_seconds, or `stop` was
+                set.
         """
-        if (found := look()) is not None:
+        found = look()
+        if found is not None:
             return found
+
         self.say(f"waiting for {what}")
-        began = moved = time.monotonic()
-        num_files, pause = count_files(), FIRST_PAUSE_SECONDS
-        while time.monotonic() - moved < self.limit_seconds:
+        began = time.monotonic()
+        changed = began
+        num_files = count_files()
+        pause = FIRST_PAUSE_SECONDS
+        while time.monotonic() - changed < self.limit_seconds:
             if self.stop.wait(min(pause, self.limit_seconds)):
                 raise FileNotFoundError(f"stopped while waiting for {what}")
-            if (found := look()) is not None:
+            found = look()
+            if found is not None:
                 self.say(f"{what}: there after {time.monotonic() - began:.0f} s")
                 return found
-            if (now := count_files()) != num_files:
-                num_files, moved = now, time.monotonic()
+            num_files_now = count_files()
+            if num_files_now != num_files:
+                num_files = num_files_now
+                changed = time.monotonic()
             pause = min(1.5 * pause, MAX_PAUSE_SECONDS)
         raise FileNotFoundError(
             f"waited {time.monotonic() - began:.0f} s for {what}, the last {self.limit_seconds:g} s"
@@ -233,7 +325,20 @@ def open_growing(
     storage_options: Mapping[str, Any] | None = None,
     wait_policy: WaitPolicy | None = None,
 ) -> Dataset:
-    """Opens a dataset that is finished or being built; waits, as `WaitPolicy`, for its plan."""
+    """Opens a dataset that is finished or is being built. If neither, waits for its plan.
+
+    Args:
+        url: The folder of the dataset, on a local disk or at any URL that fsspec knows.
+        storage_options: Options of the URL's filesystem.
+        wait_policy: How long to wait; None waits by the defaults of `WaitPolicy`.
+
+    Returns:
+        A `GrowingDataset` if the build is running, otherwise the finished dataset.
+
+    Raises:
+        FileNotFoundError: Neither a plan nor a manifest appeared in time.
+        ValueError: The plan or the manifest is damaged.
+    """
     folder = Folder(url, storage_options)
 
     def read_plan() -> Manifest:
@@ -245,9 +350,11 @@ def open_growing(
             try:
                 plan = reread_damaged(read_plan, is_local=folder.is_local)
             except FileNotFoundError:
-                return None  # the build ended this moment
+                return None  # the build ended in this moment
             return GrowingDataset(folder, plan)
-        return open_dataset(url, storage_options) if folder.exists(MANIFEST) else None
+        if folder.exists(MANIFEST):
+            return open_dataset(url, storage_options)
+        return None
 
     what = f"the build of {url} to come to its shards"
     return (wait_policy or WaitPolicy()).wait(look, what, lambda: len(folder.list()))
@@ -256,7 +363,20 @@ def open_growing(
 def wait_for_pass(
     dataset: Dataset, split: str, seq_len: int, pass_index: int, wait_policy: WaitPolicy
 ) -> None:
-    """Waits, as `WaitPolicy`, until a pass is complete."""
+    """Waits until a pass is complete; returns at once for a finished dataset.
+
+    Args:
+        dataset: An open dataset.
+        split: "train" or "validation".
+        seq_len: The most tokens of an instance.
+        pass_index: The number of the pass, from 0.
+        wait_policy: How long to wait.
+
+    Raises:
+        FileNotFoundError: The pass was not complete in time.
+        ValueError: What is there is damaged or belongs to another build, or the build ended without
+            the pass.
+    """
     if isinstance(dataset, GrowingDataset):
         place = split, seq_len, pass_index
         what = f"{dataset.locate(pass_folder(*place))} to be built"
@@ -264,4 +384,5 @@ def wait_for_pass(
 
 
 def _blocks_name(folder: str) -> str:
+    """Returns the name of the block tables that are published for the pass in a folder."""
     return f"{RECORDS}/{folder}/{BLOCKS_TABLE}"

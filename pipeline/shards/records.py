@@ -1,4 +1,4 @@
-"""What a dataset's manifest and tables hold, as plain records (docs/format.md, section 3)."""
+"""The content of a dataset's manifest and tables as plain records (docs/format.md, section 3)."""
 
 import dataclasses
 import hashlib
@@ -18,13 +18,28 @@ MANIFEST_HASH = "manifest_hash"
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One row of shards.parquet.
+    """A shard, as one row of shards.parquet describes it.
 
-    `name` is relative to the dataset, `num_bytes` counts the whole tar file, `blocks_hash` is its
-    block table's digest. Of the `masked` positions, `masked_as_mask` show [MASK], `masked_kept` the
-    token itself, and the rest other tokens. `seal` is of the documents of its bucket, whether or
-    not weights use them in its pass. `source_tokens` are the tokens of each source, by its number;
-    there are none where a dataset has one source.
+    Attributes:
+        split: "train" or "validation".
+        seq_len: The most tokens of an instance.
+        pass_index: The number of its pass, from 0.
+        name: Its path, relative to the dataset.
+        num_bytes: Size of the whole tar file.
+        sha256: Of the tar file, in hex.
+        content_hash: Hash of its blocks' values, in hex (docs/format.md, section 4).
+        blocks_hash: Hash of its rows in blocks.parquet, in hex (docs/format.md, section 4).
+        instances: Number of instances.
+        tokens: Number of tokens, [CLS] and [SEP] included.
+        masked: Number of masked positions.
+        random_next: Number of instances whose B is from another document.
+        masked_as_mask: Number of masked positions that show [MASK].
+        masked_kept: Number of masked positions that show the original token. Positions in neither
+            number show another token.
+        seal: Seal of all documents of its bucket, whether or not the weights of sources use them
+            in this pass.
+        source_tokens: Number of tokens from each source, by the source's number; empty if the
+            dataset has one source.
     """
 
     split: str
@@ -46,26 +61,35 @@ class Shard:
 
     @property
     def folder(self) -> str:
-        """The folder of its pass: train/L128/pass-00."""
+        """Folder of the shard's pass, such as "train/L128/pass-00"."""
         return self.name.rpartition("/")[0]
 
 
 @dataclass(frozen=True)
 class BlockTable:
-    """Where the Arrow bytes of a shard's blocks lie in its tar, in order; [n] int64, n blocks."""
+    """The blocks of one shard in order, as its rows of blocks.parquet describe them.
+
+    Its length is the number of blocks, n.
+
+    Attributes:
+        offset: [n] int64. First byte of each block's Arrow stream in the tar file.
+        size: [n] int64. Bytes of the stream.
+        instances: [n] int64. Number of instances of the block.
+        tokens: [n] int64. Number of tokens of the block.
+        crc32: [n] uint32. zlib's crc32 of the stream.
+    """
 
     offset: npt.NDArray[np.int64]
     size: npt.NDArray[np.int64]
     instances: npt.NDArray[np.int64]
     tokens: npt.NDArray[np.int64]
     crc32: npt.NDArray[np.uint32]
-    """[n] of the stored bytes (zlib)."""
 
     def __len__(self) -> int:
         return len(self.offset)
 
     def digest(self) -> str:
-        """The blocks_hash of these rows: blake2b-128, in hex (docs/format.md, section 4)."""
+        """Returns the blocks_hash of the shard: blake2b-128, in hex (docs/format.md, section 4)."""
         numbers = np.stack([self.offset, self.size, self.instances, self.tokens]).astype("<i8")
         rows = numbers.tobytes() + self.crc32.astype("<u4").tobytes()
         return hashlib.blake2b(len(self).to_bytes(8, "little") + rows, digest_size=16).hexdigest()
@@ -73,7 +97,20 @@ class BlockTable:
 
 @dataclass(frozen=True)
 class Group:
-    """Totals of one (split, seq_len) over its passes."""
+    """Totals over all passes of one split and length. Counts are sums of those of `Shard`.
+
+    Attributes:
+        split: "train" or "validation".
+        seq_len: The most tokens of an instance.
+        passes: Number of passes.
+        shards: Number of shards in all passes.
+        instances: Number of instances.
+        tokens: Number of tokens.
+        masked: Number of masked positions.
+        random_next: Number of instances whose B is from another document.
+        masked_as_mask: Number of masked positions that show [MASK].
+        masked_kept: Number of masked positions that show the original token.
+    """
 
     split: str
     seq_len: int
@@ -89,47 +126,61 @@ class Group:
 
 @dataclass(frozen=True)
 class Manifest:
-    """manifest.json."""
+    """The content of manifest.json.
+
+    Attributes:
+        format_version: Version of the dataset's format.
+        software: Names and versions of the programs that wrote the dataset.
+        settings: All settings that decide the dataset's content.
+        settings_hash: Hash of the settings (docs/format.md, section 4).
+        vocab_sha256: The sha256 of vocab.txt.
+        tokenizer_sha256: The sha256 of tokenizer.json.
+        vocab_size: Number of tokens in the vocabulary.
+        special_ids: Ids of pad, unk, cls, sep and mask.
+        groups: Totals of each split and length.
+        counters: Numbers of documents and characters that were read, dropped by reason, and kept.
+        root_hash: Hash of the content of all shards (docs/format.md, section 4).
+        seal: Seal of all documents that were kept.
+        sources: Name, language, weight and counters of each source, by its number.
+        tables_sha256: The sha256 of shards.parquet and of blocks.parquet, by file name; empty while
+            the build runs.
+    """
 
     format_version: int
     software: Mapping[str, str]
-    """Names and versions of what wrote the dataset."""
     settings: Mapping[str, Any]
-    """Every setting that changes content."""
     settings_hash: str
     vocab_sha256: str
     tokenizer_sha256: str
     vocab_size: int
     special_ids: Mapping[str, int]
-    """Ids of pad, unk, cls, sep and mask."""
     groups: tuple[Group, ...]
     counters: Mapping[str, Any]
-    """Documents and characters read, dropped by reason, kept."""
     root_hash: str
     seal: Seal
-    """The seal of all documents that were kept."""
     sources: tuple[Mapping[str, Any], ...] = ()
-    """Name, language, weight and counters of each source, by its number."""
     tables_sha256: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """The sha256 of shards.parquet and blocks.parquet, by name; none while the build goes on."""
 
     def sha256_of(self, name: str) -> str | None:
-        """sha256 of a file of the dataset; None of files that the manifest does not pin."""
+        """Returns the sha256 of a file of the dataset, or None if the manifest has none of it."""
         pinned = {"vocab.txt": self.vocab_sha256, "tokenizer.json": self.tokenizer_sha256}
         return {**pinned, **self.tables_sha256}.get(name)
 
     def to_json(self) -> bytes:
-        """What manifest.json holds: these fields and their hash."""
+        """Returns the content of manifest.json: these fields and their hash."""
         fields = dataclasses.asdict(self)
         return json_bytes({**fields, MANIFEST_HASH: canonical_hash(fields)})
 
 
 def canonical_hash(value: Any) -> str:
-    """blake2b-256, in hex, of a value as canonical JSON: sorted keys, no spaces, ASCII."""
+    """Returns blake2b-256, in hex, of a value as canonical JSON: sorted keys, no spaces, ASCII."""
     canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.blake2b(canonical.encode(), digest_size=32).hexdigest()
 
 
 def json_bytes(value: Any) -> bytes:
-    """Readable, deterministic JSON: sorted keys, two spaces, one newline at the end."""
+    """Returns a value as JSON for people: sorted keys, indented, with a newline at the end.
+
+    Equal values give equal bytes.
+    """
     return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()

@@ -1,6 +1,8 @@
-"""The seal of a set of documents: how many, their tokens, the xor of their ids.
+"""Seals: a few numbers by which a set of documents is compared with what another stage saw.
 
-What one place says of a bucket's documents is held to what another found.
+The seal of a set of documents is their number, the number of their tokens, and the exclusive or of
+their ids (docs/format.md, section 3). If two stages disagree on the seal of a bucket, documents
+were lost or repeated between them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,15 +15,20 @@ ID_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """What a set of distinct documents adds up to; `tokens` count no [CLS] or [SEP]."""
+    """The seal of a set of distinct documents.
+
+    Attributes:
+        documents: Number of documents.
+        tokens: Number of tokens of their text, without [CLS] and [SEP].
+        ids_xor: Exclusive or of their 128-bit ids, in 32 hex digits.
+    """
 
     documents: int
     tokens: int
     ids_xor: str
-    """Exclusive or of their 128-bit ids, in 32 hex digits."""
 
     def __add__(self, other: "Seal") -> "Seal":
-        """The seal of both sets together, which have no document in common."""
+        """Returns the seal of both sets together. They must have no document in common."""
         ids_xor = f"{int(self.ids_xor, 16) ^ int(other.ids_xor, 16):032x}"
         return Seal(self.documents + other.documents, self.tokens + other.tokens, ids_xor)
 
@@ -34,12 +41,17 @@ NOTHING = Seal(0, 0, "0" * 2 * ID_BYTES)
 
 
 def seal_documents(ids: Sequence[bytes], num_tokens: int) -> Seal:
-    """The seal of distinct documents, from their ids and the tokens of all of them."""
+    """Returns the seal of distinct documents.
+
+    Args:
+        ids: Their ids, 16 bytes each.
+        num_tokens: The number of tokens of all of them together.
+    """
     halves = np.frombuffer(b"".join(ids), ">u8").reshape(-1, 2)
     high, low = np.bitwise_xor.reduce(halves, axis=0).tolist()
     return Seal(len(ids), num_tokens, f"{high:016x}{low:016x}")
 
 
 def add_seals(seals: Iterable[Seal]) -> Seal:
-    """The seal of sets without a common document together."""
+    """Returns the seal of several sets together. No two of them may have a document in common."""
     return sum(seals, NOTHING)

@@ -1,7 +1,7 @@
-"""A shard file from its blocks: a WebDataset tar of `NNNNNN.arrow` members, and its block table.
+"""Packs blocks into a shard file: a WebDataset tar with members `NNNNNN.arrow`.
 
-The tar is what `webdataset.TarWriter` would write, byte for byte; that library itself is not
-imported, because it pulls torch in where there is one.
+The tar has the bytes that `webdataset.TarWriter` would write. That library is not imported, because
+it imports torch if torch is installed.
 """
 
 import hashlib
@@ -34,7 +34,22 @@ def pack_shard(
     mask_id: int,
     seal: Seal,
 ) -> tuple[bytes, Shard, BlockTable]:
-    """The tar file's bytes, the shard's row and its block table."""
+    """Packs blocks into a tar file, held in memory.
+
+    Args:
+        blocks: The blocks of the shard, at least one. All but the last are full.
+        split: "train" or "validation".
+        seq_len: The most tokens of an instance.
+        pass_index: The number of the pass, from 0.
+        name: The shard's path, relative to the dataset.
+        mask_id: The id of [MASK].
+        seal: The seal of the bucket's documents.
+
+    Returns:
+        tar: The bytes of the tar file.
+        shard: The shard's row of shards.parquet, without source_tokens.
+        table: Its rows of blocks.parquet.
+    """
     stream = io.BytesIO()
     totals: Counter[str] = Counter()
     rows: list[tuple[int, int, int, int, int]] = []
@@ -48,23 +63,45 @@ def pack_shard(
         totals.update(count_block(block, mask_id))
     stream.write(end_of_tar(stream.tell()))
     tar = stream.getvalue()
+
     offset, size, instances, tokens, crc32 = (
         np.array(column, np.int64) for column in zip(*rows, strict=True)
     )
     table = BlockTable(offset, size, instances, tokens, crc32.astype(np.uint32))
-    hashes = hashlib.sha256(tar).hexdigest(), content_hash(digests), table.digest()
-    place = split, seq_len, pass_index, name, len(tar)
-    return tar, Shard(*place, *hashes, seal=seal, **dict[str, Any](totals)), table
+    counts: dict[str, Any] = dict(totals)
+    shard = Shard(
+        split=split,
+        seq_len=seq_len,
+        pass_index=pass_index,
+        name=name,
+        num_bytes=len(tar),
+        sha256=hashlib.sha256(tar).hexdigest(),
+        content_hash=content_hash(digests),
+        blocks_hash=table.digest(),
+        seal=seal,
+        **counts,
+    )
+    return tar, shard, table
 
 
 def pack_member(name: str, data: bytes) -> bytes:
-    """A file as a tar holds it: mode 0644, time and owner 0, no names."""
+    """Returns a file as a member of a tar: header, data and padding.
+
+    The header has mode 0644, time 0, owner 0 and no names of owners, so equal files give equal
+    bytes.
+    """
     member = tarfile.TarInfo(name)
     member.size = len(data)
-    return b"".join((member.tobuf(tarfile.PAX_FORMAT), data, bytes(-len(data) % tarfile.BLOCKSIZE)))
+    header = member.tobuf(tarfile.PAX_FORMAT)
+    padding = bytes(-len(data) % tarfile.BLOCKSIZE)
+    return b"".join((header, data, padding))
 
 
 def end_of_tar(num_bytes: int) -> bytes:
-    """What follows members of so many bytes: two empty blocks, and padding to a whole record."""
+    """Returns the end of a tar: two empty blocks, and padding to a whole record of 10 KiB.
+
+    Args:
+        num_bytes: The bytes of all members before it.
+    """
     num_empty = 2 * tarfile.BLOCKSIZE
     return bytes(num_empty + -(num_bytes + num_empty) % tarfile.RECORDSIZE)

@@ -1,8 +1,9 @@
-"""Whether a dataset's manifest and tables can be what they say, asked before anything is used.
+"""Checks that every value in a dataset's manifest and tables is possible, before any is used.
 
-They may come from somebody else: every name, number and count is held to what the format allows
-(docs/format.md, section 3), so that none leads out of the dataset, asks for memory without end or
-overflows. Every check raises a ValueError that names what cannot be.
+A dataset may come from somebody else. So every name, number and count is checked against what the
+format allows (docs/format.md, section 3): none may lead out of the dataset's folder, ask for
+unlimited memory, or overflow. Every check raises a ValueError that names the value, and says what
+was found and what was expected.
 """
 
 import dataclasses
@@ -21,15 +22,19 @@ SPLITS = ("train", "validation")
 SPECIAL_NAMES = ("pad", "unk", "cls", "sep", "mask")
 MAX_SEQ_LEN = 65_535
 MAX_PASSES = 1000
-MAX_BLOCK_BYTES = 64 * TOKENS_PER_BLOCK  # compressed columns are a twentieth of it
+MAX_BLOCK_BYTES = 64 * TOKENS_PER_BLOCK  # 20 times what compressed columns usually take
 MAX_SHARD_BYTES = 2**36
-_MIN_MEMBER_BYTES = 1024  # of a tar file: a header and what is in it, in pieces of 512 bytes
+_MIN_MEMBER_BYTES = 1024  # of a tar: a header of 512 bytes, and data in units of 512 bytes
 _MAX_NUMBER = 2**62
 _SHARD_NAME = re.compile(r"shard-[0-9]{5,9}\.tar")
 
 
 def check_manifest(manifest: Manifest) -> None:
-    """Checks types and ranges of every field of a parsed manifest."""
+    """Checks types and ranges of all fields of a parsed manifest.
+
+    Raises:
+        ValueError: A field cannot be.
+    """
     for name in ("settings_hash", "vocab_sha256", "root_hash", "tokenizer_sha256"):
         _check_hash(name, getattr(manifest, name))
     for name in ("software", "settings", "special_ids", "counters", "tables_sha256"):
@@ -42,8 +47,8 @@ def check_manifest(manifest: Manifest) -> None:
     _expect(has_all, "special_ids", sorted(special), f"the names {SPECIAL_NAMES}")
     for name, value in special.items():
         _check_number(f"special_ids {name}", value, 0, manifest.vocab_size - 1)
-    differ = len(set(special.values())) == len(special)
-    _expect(differ, "special_ids", dict(special), "ids that differ")
+    are_distinct = len(set(special.values())) == len(special)
+    _expect(are_distinct, "special_ids", dict(special), "ids that differ")
     for group in manifest.groups:
         _check_row(group, f"group {group.split} L{group.seq_len}")
         _check_number("passes of a group", group.passes, 1, MAX_PASSES)
@@ -52,18 +57,27 @@ def check_manifest(manifest: Manifest) -> None:
 
 
 def check_shards(shards: Sequence[Shard]) -> None:
-    """Checks every row of shards.parquet, and that no pass is left out."""
+    """Checks all rows of shards.parquet, and that passes are numbered without a gap.
+
+    Raises:
+        ValueError: A row cannot be, or a pass is missing.
+    """
     check_rows(shards)
     passes: dict[tuple[str, int], set[int]] = {}
     for shard in shards:
         passes.setdefault((shard.split, shard.seq_len), set()).add(shard.pass_index)
-    for (split, seq_len), found in passes.items():
-        name, expected = f"passes of {split} L{seq_len}", "0, 1 and so on without a gap"
-        _expect(found == set(range(len(found))), name, sorted(found)[:9], expected)
+    for (split, seq_len), numbers in passes.items():
+        name = f"passes of {split} L{seq_len}"
+        expected = "0, 1 and so on without a gap"
+        _expect(numbers == set(range(len(numbers))), name, sorted(numbers)[:9], expected)
 
 
 def check_rows(shards: Sequence[Shard]) -> None:
-    """Checks every row of some shards, and that none is there twice."""
+    """Checks the rows of some shards, and that no two have the same name.
+
+    Raises:
+        ValueError: A row cannot be, or a name is there twice.
+    """
     for row, shard in enumerate(shards):
         where = f"row {row}"
         _check_row(shard, where)
@@ -73,17 +87,25 @@ def check_rows(shards: Sequence[Shard]) -> None:
         _check_number(f"{where}, instances in {shard.num_bytes} bytes", shard.instances, 0, most)
         folder, _, name = shard.name.rpartition("/")
         expected = f"{shard.split}/L{shard.seq_len}/pass-{shard.pass_index:02d}"
-        is_own = folder == expected and _SHARD_NAME.fullmatch(name) is not None
-        _expect(is_own, f"{where}, name", shard.name, f"{expected}/shard-NNNNN.tar")
+        is_right = folder == expected and _SHARD_NAME.fullmatch(name) is not None
+        _expect(is_right, f"{where}, name", shard.name, f"{expected}/shard-NNNNN.tar")
         for field, digits in (("sha256", 64), ("content_hash", 64), ("blocks_hash", 32)):
             _check_hash(f"{where}, {field}", getattr(shard, field), digits)
         _check_seal("the seal of a shard", shard.seal)
-    found, expected = len({shard.name for shard in shards}), f"one for each of {len(shards)} shards"
-    _expect(found == len(shards), "names", f"{found} names", expected)
+    num_names = len({shard.name for shard in shards})
+    expected = f"one for each of {len(shards)} shards"
+    _expect(num_names == len(shards), "names", f"{num_names} names", expected)
 
 
 def check_blocks(table: BlockTable, shard: Shard) -> None:
-    """Checks a shard's blocks against its row: in order, apart, inside the file, not too large."""
+    """Checks a shard's block table against the shard's row.
+
+    Blocks must be in order, inside the file, of a possible size, and must not overlap. All but the
+    last must be full. Their sums and their hash must be those of the shard.
+
+    Raises:
+        ValueError: The table does not describe the shard.
+    """
     full = block_instances(shard.seq_len)
     check_range("offset", table.offset, 0, shard.num_bytes)
     check_range("size", table.size, 1, MAX_BLOCK_BYTES)
@@ -93,43 +115,65 @@ def check_blocks(table: BlockTable, shard: Shard) -> None:
     are_apart = bool(np.all(table.offset[1:] >= ends[:-1]))
     _expect(are_apart, "offset", "blocks that overlap", "blocks one after another")
     check_range("the last byte", ends, 0, shard.num_bytes)
+
     sums = f"{int(table.instances.sum())} instances and {int(table.tokens.sum())} tokens"
     expected = f"{shard.instances} instances and {shard.tokens} tokens"
     _expect(sums == expected, "sums", sums, f"what the shard table says: {expected}")
-    are_full, expected = np.all(table.instances[:-1] == full), f"{full} in every one but the last"
-    _expect(bool(are_full), "instances", "a short block", expected)
-    found, expected = table.digest(), f"{shard.blocks_hash}, as the shard table says"
-    _expect(found == shard.blocks_hash, "blocks_hash", found, expected)
+    are_full = bool(np.all(table.instances[:-1] == full))
+    _expect(are_full, "instances", "a short block", f"{full} in every one but the last")
+    digest = table.digest()
+    expected = f"{shard.blocks_hash}, as the shard table says"
+    _expect(digest == shard.blocks_hash, "blocks_hash", digest, expected)
 
 
 def check_parquet(file: pq.ParquetFile, num_bytes: int) -> None:
-    """Checks what a table's own description says of its size, before its rows are read.
+    """Checks the sizes that a Parquet file's footer states, before its rows are read.
 
-    Each row has hashes or a checksum, which no compression makes smaller than a byte.
+    A table has at most one row per byte of its file: each row has a hash or a checksum, which
+    cannot be compressed to less than a byte.
+
+    Args:
+        file: The table.
+        num_bytes: The size of the file.
+
+    Raises:
+        ValueError: The footer states more rows or bytes than the file can hold.
     """
     metadata = file.metadata
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
     rows = [metadata.num_rows, *(group.num_rows for group in groups)]
-    are_possible = all(0 <= each <= num_bytes for each in rows)
+    are_possible = all(0 <= count <= num_bytes for count in rows)
     _expect(are_possible, "rows", max(rows), f"at most {num_bytes}, its bytes")
-    # Of the columns' own descriptions nothing is asked: where one is broken, that ends the process.
+
+    # The descriptions of single columns are not read: if one is damaged, Arrow ends the process.
     sizes = [group.total_byte_size for group in groups]
     limit = 2**16 + 64 * num_bytes
-    are_possible = all(each >= 0 for each in sizes) and sum(sizes) <= limit
+    are_possible = all(size >= 0 for size in sizes) and sum(sizes) <= limit
     _expect(are_possible, "columns", f"{sum(sizes)} bytes", f"{limit} at most")
 
 
 def check_range(name: str, values: Any, least: int, most: int) -> None:
-    """Checks that every value of an array is one of least to most."""
+    """Checks that every value of an array is at least `least` and at most `most`.
+
+    Args:
+        name: Names the values in the message.
+        values: [N] numbers.
+        least: The smallest value allowed.
+        most: The largest value allowed.
+
+    Raises:
+        ValueError: A value is outside; the message shows the first.
+    """
     outside = values[(values < least) | (values > most)]
     _expect(len(outside) == 0, name, outside[:1].tolist(), f"whole numbers from {least} to {most}")
 
 
 def _check_row(row: "Shard | Group", where: str) -> None:
-    """Types, and counts that fit one another."""
+    """Checks the types of a row's fields, and that its counts fit one another."""
     _expect(row.split in SPLITS, f"{where}, split", row.split, f"one of {', '.join(SPLITS)}")
     for field in dataclasses.fields(row):
-        name, value = f"{where}, {field.name}", getattr(row, field.name)
+        name = f"{where}, {field.name}"
+        value = getattr(row, field.name)
         if field.type in (str, "str"):
             _expect(isinstance(value, str), name, value, "text")
         elif field.type in (int, "int"):
@@ -144,22 +188,26 @@ def _check_row(row: "Shard | Group", where: str) -> None:
 
 
 def _check_seal(name: str, seal: Seal) -> None:
+    """Checks types and ranges of a seal's fields."""
     _check_number(f"{name}, documents", seal.documents, 0, _MAX_NUMBER)
     _check_number(f"{name}, tokens", seal.tokens, 0, _MAX_NUMBER)
     _check_hash(f"{name}, ids_xor", seal.ids_xor, 32)
 
 
 def _check_number(name: str, value: Any, least: int, most: int) -> None:
+    """Checks that a value is a whole number from `least` to `most`."""
     is_number = isinstance(value, int) and not isinstance(value, bool)
-    is_inside, expected = is_number and least <= value <= most, f"from {least} to {most}"
-    _expect(is_inside, name, value, f"a whole number {expected}")
+    is_inside = is_number and least <= value <= most
+    _expect(is_inside, name, value, f"a whole number from {least} to {most}")
 
 
 def _check_hash(name: str, value: Any, digits: int = 64) -> None:
+    """Checks that a value is a text of so many hex digits."""
     is_hash = isinstance(value, str) and re.fullmatch(f"[0-9a-f]{{{digits}}}", value) is not None
     _expect(is_hash, name, value, f"{digits} hex digits")
 
 
 def _expect(holds: bool, name: str, found: object, expected: str) -> None:
+    """Raises a ValueError that shows a value and what was expected, unless the condition holds."""
     if not holds:
         raise ValueError(f"{name}: found {str(found)[:200]!r}, expected {expected}")

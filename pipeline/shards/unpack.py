@@ -1,4 +1,4 @@
-"""A stored block unpacked, and checked against the tables and the vocabulary."""
+"""Decodes a stored block, and checks it against the block table and the vocabulary."""
 
 import numpy as np
 
@@ -14,12 +14,23 @@ def unpack_block(
     vocab_size: int,
     where: str,
 ) -> Block:
-    """A block of a shard out of its bytes; nothing in it points outside instance or vocabulary.
+    """Returns a block of a shard, after checking that it is the block that the table describes.
 
-    A ValueError refuses what is no block of this shard, though its crc32 was right.
+    Args:
+        body: The bytes of the block, whose crc32 has been checked.
+        table: The shard's block table.
+        index: The block's place in the table, from 0.
+        shard: The shard.
+        vocab_size: The size of the dataset's vocabulary.
+        where: Shard and number of the block, for messages.
+
+    Raises:
+        ValueError: The bytes are not a block, the table says another number of instances or tokens,
+            or the block breaks a rule of `check_block`.
     """
     block = decode_block(body, where)
-    instances, tokens = int(table.instances[index]), int(table.tokens[index])
+    instances = int(table.instances[index])
+    tokens = int(table.tokens[index])
     if (block.num_instances, block.num_tokens) != (instances, tokens):
         found = f"{block.num_instances} instances of {block.num_tokens} tokens"
         raise ValueError(f"{where}: {found}, the block table says {instances} of {tokens}")
@@ -28,9 +39,21 @@ def unpack_block(
 
 
 def check_block(block: Block, seq_len: int, vocab_size: int, where: str) -> None:
-    """Refuses a block of which something is too long or points outside; raises ValueError."""
+    """Checks that ids are in the vocabulary, and positions inside their instances.
+
+    Args:
+        block: A decoded block.
+        seq_len: The most tokens that an instance may have.
+        vocab_size: The size of the dataset's vocabulary.
+        where: Shard and number of the block, for messages.
+
+    Raises:
+        ValueError: An instance is too long, or an id or a position is too large. The message names
+            the first such value.
+    """
     lengths = block.lengths
-    if (longest := int(lengths.max(initial=0))) > seq_len:
+    longest = int(lengths.max(initial=0))
+    if longest > seq_len:
         raise ValueError(
             f"{where}: an instance of {longest} tokens in a shard of seq_len {seq_len}"
         )
@@ -45,13 +68,22 @@ def check_block(block: Block, seq_len: int, vocab_size: int, where: str) -> None
 def _expect_below(
     what: str, values: Array, limits: Array | int, offsets: Array, where: str
 ) -> None:
-    """Names the first of the values that is not below its limit, and the instance it belongs to.
+    """Checks that every value is below its limit.
 
-    Instance n holds values offsets[n] to offsets[n + 1] - 1; offsets are [N+1].
+    Args:
+        what: Names a value in messages.
+        values: [V] whole numbers.
+        limits: The limit of all values, or [V] the limit of each.
+        offsets: [N + 1]; instance n has the values offsets[n] to offsets[n + 1] - 1.
+        where: Shard and number of the block, for messages.
+
+    Raises:
+        ValueError: A value is too large. The message names the first such value and its instance.
     """
     if isinstance(limits, int) and values.max(initial=0) < limits:  # 20 times as fast
         return
-    if not np.any(is_wrong := values >= limits):
+    is_wrong = values >= limits
+    if not np.any(is_wrong):
         return
     place = int(np.argmax(is_wrong))
     instance = int(np.searchsorted(offsets, place, side="right")) - 1

@@ -1,7 +1,16 @@
-"""Reads a whole dataset once and says what is wrong with it: every byte, count and hash of it.
+"""Verifies a dataset: reads all of its files once, and checks every byte, count and hash.
 
-A pass is the train shards of one length and pass, and the validation shards of that length, which
-every pass shares: their seals add up to that of the dataset.
+The seals of a pass's train shards and of the validation shards of the same length must add up to
+the seal of the dataset (docs/format.md, section 3). All passes of a length share the validation
+shards.
+
+```python
+from pipeline.shards.dataset import open_dataset
+from pipeline.shards.verify import verify_dataset
+
+for finding in verify_dataset(open_dataset("data")):
+    print(finding)
+```
 """
 
 import contextlib
@@ -37,13 +46,21 @@ from pipeline.shards.seal import ID_BYTES, NOTHING, Seal
 from pipeline.shards.unpack import unpack_block
 from pipeline.storage.faults import DAMAGE_ATTEMPTS, StorageError, reread_damaged
 
-VOCAB, TOKENIZER = "vocab.txt", "tokenizer.json"
+VOCAB = "vocab.txt"
+TOKENIZER = "tokenizer.json"
 _ROWS_AT_ONCE = 1 << 16
+
 CheckBlock = Callable[[Shard, Block], Iterable[str]]
+"""`check(shard, block)` yields a message for each fault of a block."""
 
 
 class Finding(NamedTuple):
-    """One thing that is wrong: where, and what was found and expected."""
+    """One fault of a dataset.
+
+    Attributes:
+        where: URL of the file, with the number of the block if the fault is in a block.
+        what: What was found, and what was expected.
+    """
 
     where: str
     what: str
@@ -53,11 +70,16 @@ class Finding(NamedTuple):
 
 
 Place = tuple[int, int]
-"""seq_len and pass_index."""
+"""The seq_len and the pass_index of a pass."""
 
 
 def pass_seals(shards: Iterable[Shard]) -> dict[Place, Seal]:
-    """What the shards of each pass of each length hold, in both splits."""
+    """Adds up the seals of each pass: those of its train shards and of the validation shards.
+
+    Returns:
+        The seal by (seq_len, pass_index), in ascending order. A length that has validation shards
+            only is there as its pass 0.
+    """
     held_out: dict[int, Seal] = {}
     trained: dict[Place, Seal] = {}
     for shard in shards:
@@ -73,25 +95,36 @@ def pass_seals(shards: Iterable[Shard]) -> dict[Place, Seal]:
 
 
 def find_uncovered(manifest: Manifest, shards: Sequence[Shard]) -> Iterator[tuple[Place, str]]:
-    """Passes whose buckets do not hold every document once, and what they hold instead."""
-    for place, found in pass_seals(shards).items():
-        if found != manifest.seal:
-            held = f"its shards and those of validation hold {found}"
-            said = f"the manifest says {manifest.seal}"
-            lost = "a document is in no bucket of this pass, or in several"
-            yield place, f"{held}, {said}: {lost}"
+    """Yields the passes whose buckets do not hold every document once, each with a message.
+
+    Args:
+        manifest: The manifest of the dataset.
+        shards: All shards of the dataset.
+    """
+    for place, seal in pass_seals(shards).items():
+        if seal != manifest.seal:
+            yield (
+                place,
+                f"its shards and those of validation hold {seal}, the manifest says"
+                f" {manifest.seal}: a document is in no bucket of this pass, or in several",
+            )
 
 
 def describe_coverage(manifest: Manifest, shards: Sequence[Shard]) -> str:
-    """One sentence for people on a dataset in which no pass is uncovered."""
+    """Says in a sentence that every document is in one bucket of each pass.
+
+    Only true if `find_uncovered` yields nothing.
+    """
     lengths = Counter(seq_len for seq_len, _ in pass_seals(shards))
     passes = " and ".join(
         f"{number} pass(es) at length {seq_len}" for seq_len, number in sorted(lengths.items())
     )
-    number, where = f"{manifest.seal.documents:,}", f"in exactly one bucket of each of {passes}"
     is_weighted = any(source["weight"] != 1 for source in manifest.sources)
     weights = "; how often a pass uses it, the weight of its source says" if is_weighted else ""
-    return f"every one of {number} documents is {where}{weights}"
+    return (
+        f"every one of {manifest.seal.documents:,} documents is in exactly one bucket of each of"
+        f" {passes}{weights}"
+    )
 
 
 def verify_dataset(
@@ -100,16 +133,25 @@ def verify_dataset(
     on_shard: Callable[[Shard], object] = lambda _: None,
     check_block: CheckBlock = lambda _shard, _block: (),
 ) -> list[Finding]:
-    """Returns everything that is wrong with a dataset, in the order of its shards.
+    """Returns all faults of a dataset, in the order of its shards; an empty list if it is sound.
 
     Each file is read once. On a store, a file that seems to be missing or damaged is read again.
 
     Args:
-        dataset: An open dataset, whose tables have therefore been checked against its manifest.
+        dataset: An open dataset. Opening it has checked its tables against its manifest.
         threads: The number of shards that are checked at once.
-        on_shard: Called after each shard, from the calling thread.
+        on_shard: Called after each shard, from the calling thread, in the order of the shards.
         check_block: Finds more faults of a block; called from several threads. It is not called for
             blocks whose bytes or counts already differ from the tables.
+
+    Raises:
+        StorageError: The store failed in every attempt, so nothing is known of a file.
+
+    Example:
+        ```python
+        for finding in verify_dataset(open_dataset("data")):
+            print(f"{finding.where}: {finding.what}")
+        ```
     """
     findings = [*_check_pinned(dataset), *_check_counters(dataset), *_check_document_ids(dataset)]
     findings += [*_check_files(dataset), *_check_passes(dataset)]
@@ -119,48 +161,52 @@ def verify_dataset(
 
     with ThreadPoolExecutor(threads) as pool, contextlib.ExitStack() as stack:
         checks = pool.map(check, dataset.all_shards)
-        stack.callback(pool.shutdown, wait=False, cancel_futures=True)  # where it is interrupted
-        for shard, found in zip(dataset.all_shards, checks, strict=True):
-            findings += found
+        # If verification is interrupted, shards that have not begun are not checked any more.
+        stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+        for shard, faults in zip(dataset.all_shards, checks, strict=True):
+            findings += faults
             on_shard(shard)
     return findings
 
 
 def _check_pinned(dataset: Dataset) -> Iterator[Finding]:
-    """The files of which the manifest has the sha256, and what else it says of the vocabulary."""
-    read: dict[str, bytes] = {}
+    """Checks the files whose sha256 the manifest has, and the vocabulary against the manifest."""
+    contents: dict[str, bytes] = {}
     for name in (VOCAB, TOKENIZER, *dataset.manifest.tables_sha256):
         where = dataset.locate(name)
         try:
-            read[name] = dataset.read_file(name)
+            contents[name] = dataset.read_file(name)
         except StorageError:
             raise
         except FileNotFoundError:
             yield Finding(where, "missing")
         except ValueError as error:
             yield Finding(where, str(error).removeprefix(f"{where} "))
-    if VOCAB in read:
-        tokens = read[VOCAB].decode(errors="replace").split("\n")[:-1]
+    if VOCAB in contents:
+        tokens = contents[VOCAB].decode(errors="replace").split("\n")[:-1]
         yield from _check_vocabulary(dataset, tokens)
-        if TOKENIZER in read:
-            yield from _check_tokenizer(dataset, read[TOKENIZER], tokens)
+        if TOKENIZER in contents:
+            yield from _check_tokenizer(dataset, contents[TOKENIZER], tokens)
 
 
 def _check_vocabulary(dataset: Dataset, tokens: Sequence[str]) -> Iterator[Finding]:
-    """What the manifest says of vocab.txt besides its sha256."""
-    where, manifest = dataset.locate(VOCAB), dataset.manifest
+    """Checks the size of the vocabulary, and the special tokens, against the manifest."""
+    where = dataset.locate(VOCAB)
+    manifest = dataset.manifest
     if len(tokens) != manifest.vocab_size:
         yield Finding(where, f"{len(tokens)} entries, the manifest says {manifest.vocab_size}")
         return
     for name, number in manifest.special_ids.items():
-        if (found := tokens[number]) != (said := f"[{name.upper()}]"):
-            yield Finding(where, f"id {number} is {found}, the manifest says it is {said}")
+        token = tokens[number]
+        expected = f"[{name.upper()}]"
+        if token != expected:
+            yield Finding(where, f"id {number} is {token}, the manifest says it is {expected}")
 
 
 def _check_tokenizer(
     dataset: Dataset, tokenizer: bytes, tokens: Sequence[str]
 ) -> Iterator[Finding]:
-    """The ids of tokenizer.json are the lines of vocab.txt."""
+    """Checks that the ids in tokenizer.json are the line numbers of vocab.txt."""
     where = dataset.locate(TOKENIZER)
     try:
         ids = json.loads(tokenizer)["model"]["vocab"]
@@ -172,26 +218,30 @@ def _check_tokenizer(
 
 
 def _check_counters(dataset: Dataset) -> Iterator[Finding]:
-    """Counters are the seal's, those of all sources add up, and totals are those of the shards."""
-    where, manifest = dataset.locate(MANIFEST), dataset.manifest
+    """Checks the manifest's totals, its seal, and the counters of its sources, with each other."""
+    where = dataset.locate(MANIFEST)
+    manifest = dataset.manifest
     if group_totals(dataset.all_shards) != manifest.groups:
         yield Finding(where, "its totals are not those of the shard table")
     sealed = {"documents": manifest.seal.documents, "distinct_tokens": manifest.seal.tokens}
     for name, expected in sealed.items():
-        if (found := manifest.counters.get(name, expected)) != expected:
-            yield Finding(where, f"{name}: {found} by the counters, {expected} by the seal")
+        count = manifest.counters.get(name, expected)
+        if count != expected:
+            yield Finding(where, f"{name}: {count} by the counters, {expected} by the seal")
+
     if not manifest.sources:
         return
     sums: Counter[str] = Counter()
     for source in manifest.sources:
         sums.update(source["counters"])
     for name in sorted({*sums, *manifest.counters}):
-        if sums[name] != (found := manifest.counters.get(name, 0)):
-            yield Finding(where, f"{name}: {found} in all, {sums[name]} of its sources together")
+        total = manifest.counters.get(name, 0)
+        if sums[name] != total:
+            yield Finding(where, f"{name}: {total} in all, {sums[name]} of its sources together")
 
 
 def _check_document_ids(dataset: Dataset) -> Iterator[Finding]:
-    """Compares documents.ids with the manifest's documents_hash and seal."""
+    """Checks documents.ids against the manifest's documents_hash and seal."""
     expected = dataset.manifest.settings.get("documents_hash")
     if expected is None:
         return
@@ -199,7 +249,8 @@ def _check_document_ids(dataset: Dataset) -> Iterator[Finding]:
         cure = "run the command that built the dataset once more, which writes it"
         yield Finding(dataset.locate(DOCUMENT_IDS), f"missing; {cure}")
         return
-    where, seal = dataset.locate(DOCUMENT_IDS), dataset.manifest.seal
+    where = dataset.locate(DOCUMENT_IDS)
+    seal = dataset.manifest.seal
 
     def read() -> tuple[int, str]:
         digest, number, ids_xor = _read_document_ids(dataset)
@@ -208,15 +259,15 @@ def _check_document_ids(dataset: Dataset) -> Iterator[Finding]:
         return number, ids_xor
 
     try:
-        number, found = reread_damaged(read, is_local=dataset.is_local, is_expected=True)
+        number, ids_xor = reread_damaged(read, is_local=dataset.is_local, is_expected=True)
     except StorageError:
         raise
     except ValueError as error:
         yield Finding(where, str(error))
         return
-    if (number, found) != (seal.documents, seal.ids_xor):
-        said = f"{number:,} documents (xor of ids {found})"
-        yield Finding(where, f"{said}, the manifest's seal is of {seal}")
+    if (number, ids_xor) != (seal.documents, seal.ids_xor):
+        held = f"{number:,} documents (xor of ids {ids_xor})"
+        yield Finding(where, f"{held}, the manifest's seal is of {seal}")
 
 
 def _is_there(dataset: Dataset, name: str) -> bool:
@@ -226,9 +277,17 @@ def _is_there(dataset: Dataset, name: str) -> bool:
 
 
 def _read_document_ids(dataset: Dataset) -> tuple[str, int, str]:
-    """Returns the digest of documents.ids, the number of ids, and the xor of all ids in hex."""
-    digest, row_bytes = hashlib.blake2b(digest_size=32), document_id_bytes(dataset.manifest)
-    size, ids_xor = dataset.folder.size(DOCUMENT_IDS), np.zeros(row_bytes, np.uint8)
+    """Reads documents.ids, some rows at a time.
+
+    Returns:
+        digest: blake2b-256 of the whole file, in hex.
+        number: The number of ids.
+        ids_xor: The exclusive or of all ids, in hex.
+    """
+    digest = hashlib.blake2b(digest_size=32)
+    row_bytes = document_id_bytes(dataset.manifest)
+    size = dataset.folder.size(DOCUMENT_IDS)
+    ids_xor = np.zeros(row_bytes, np.uint8)
     for start in range(0, size, _ROWS_AT_ONCE * row_bytes):
         stop = min(size, start + _ROWS_AT_ONCE * row_bytes)
         data = dataset.folder.read_range(DOCUMENT_IDS, start, stop)
@@ -239,8 +298,9 @@ def _read_document_ids(dataset: Dataset) -> tuple[str, int, str]:
 
 
 def _check_files(dataset: Dataset) -> Iterator[Finding]:
-    """No file under the splits that no table speaks of, and no shard that is another's copy."""
-    known, first_of = set[str](), dict[str, str]()
+    """Finds files of the splits that no table lists, and shards that are copies of another."""
+    known: set[str] = set()
+    first_of: dict[str, str] = {}  # name of the first shard with a content hash
     for shard in dataset.all_shards:
         known |= {shard.name, f"{shard.folder}/pass.json"}
         first = first_of.setdefault(shard.content_hash, shard.name)
@@ -249,14 +309,17 @@ def _check_files(dataset: Dataset) -> Iterator[Finding]:
             yield Finding(dataset.locate(shard.name), what)
     for split in sorted({shard.split for shard in dataset.all_shards}):
         for name in (dataset.folder / split).list():
-            if (own := f"{split}/{name}") not in known:
+            path = f"{split}/{name}"
+            if path not in known:
                 what = "foreign file: no table speaks of it; remove it"
-                yield Finding(dataset.locate(own), what)
+                yield Finding(dataset.locate(path), what)
 
 
 def _check_passes(dataset: Dataset) -> Iterator[Finding]:
+    """Checks every pass.json, and that each pass holds all documents."""
     for folder, shards in by_pass(dataset.all_shards).items():
-        name, expected = f"{folder}/pass.json", pass_json(shards, dataset.manifest.settings_hash)
+        name = f"{folder}/pass.json"
+        expected = pass_json(shards, dataset.manifest.settings_hash)
         read = partial(_read_pass, dataset, name, expected)
         try:
             reread_damaged(read, is_local=dataset.is_local, is_expected=True)
@@ -281,24 +344,30 @@ def _read_pass(dataset: Dataset, name: str, expected: bytes) -> None:
 
 
 class _OtherBytesError(ValueError):
-    """A shard has another sha256 than the table says. Its bytes are kept, to find the damage."""
+    """A shard has another sha256 than the shard table says.
+
+    Attributes:
+        tar: The bytes of the shard, in which the damage is then looked for.
+    """
 
     def __init__(self, tar: bytes) -> None:
+        """Keeps the bytes of the shard."""
         super().__init__("its sha256 is another")
         self.tar = tar
 
 
 def _read_shard(dataset: Dataset, shard: Shard) -> bytes:
-    """Returns a shard's bytes. They may be damaged, if every attempt read another sha256.
+    """Returns a shard's bytes, which are damaged if no attempt read the right sha256.
 
     Raises:
         FileNotFoundError: The shard is missing.
-        ValueError: It has another size than the table says.
+        StorageError: The store failed in every attempt.
+        ValueError: The shard has another size than the table says.
     """
 
     def read() -> bytes:
         size = dataset.folder.size(shard.name)
-        if size != shard.num_bytes:  # not read: it may be of any size
+        if size != shard.num_bytes:  # the file is not read, as it may be of any size
             found = f"{size} bytes, expected {shard.num_bytes}"
             raise ValueError(f"{found}: truncated or foreign")
         tar = dataset.folder.read_range(shard.name, 0, size)
@@ -313,11 +382,23 @@ def _read_shard(dataset: Dataset, shard: Shard) -> bytes:
 
 
 def _check_shard(dataset: Dataset, shard: Shard, check_block: CheckBlock) -> Iterator[Finding]:
+    """Checks a shard's file, each of its blocks, and its totals.
+
+    Stops at the first block that differs from the tables.
+
+    Args:
+        dataset: The dataset.
+        shard: One of its shards.
+        check_block: Finds more faults of a sound block.
+
+    Raises:
+        StorageError: The store failed in every attempt.
+    """
     where = dataset.locate(shard.name)
     try:
         tar = _read_shard(dataset, shard)
         table = dataset.blocks(shard)
-    except StorageError:  # which says nothing of the shard
+    except StorageError:  # says nothing about the shard
         raise
     except FileNotFoundError:
         yield Finding(where, "missing")
@@ -325,6 +406,7 @@ def _check_shard(dataset: Dataset, shard: Shard, check_block: CheckBlock) -> Ite
     except (OSError, ValueError) as error:
         yield Finding(where, str(error))
         return
+
     digests: list[bytes] = []
     mask_id = dataset.manifest.special_ids["mask"]
     counts: Counter[str] = Counter()
@@ -334,22 +416,34 @@ def _check_shard(dataset: Dataset, shard: Shard, check_block: CheckBlock) -> Ite
         except ValueError as error:
             yield Finding(where, str(error))
             return
-        yield from (Finding(f"{where}, block {number}", what) for what in check_block(shard, block))
+        for what in check_block(shard, block):
+            yield Finding(f"{where}, block {number}", what)
         digests.append(block_digest(block))
         counts.update(count_block(block, mask_id))  # unlike +, update keeps zeros
-    hashes = content_hash(digests), hashlib.sha256(tar).hexdigest()
-    yield from (Finding(where, what) for what in _compare(shard, counts, *hashes))
+
+    sha256 = hashlib.sha256(tar).hexdigest()
+    for what in _compare(shard, counts, content_hash(digests), sha256):
+        yield Finding(where, what)
 
 
 def _compare(shard: Shard, counts: Counter[str], content: str, sha256: str) -> Iterator[str]:
-    """What a shard holds in all, beside its row."""
+    """Yields a message for each total of a shard's blocks that is not the shard table's.
+
+    Args:
+        shard: The shard's row of the table.
+        counts: The sums of `count_block` over all blocks.
+        content: The content hash of all blocks.
+        sha256: The sha256 of the tar file.
+    """
     if content != shard.content_hash:
         yield f"content hash is {content}, expected {shard.content_hash}"
     for name, count in counts.items():
-        if count != (said := getattr(shard, name)):
-            yield f"{name}: {count} in its blocks, {said} in the shard table"
-    if shard.source_tokens and (found := sum(shard.source_tokens)) != shard.tokens:
-        yield f"{found} tokens of all sources, expected {shard.tokens}"
+        expected = getattr(shard, name)
+        if count != expected:
+            yield f"{name}: {count} in its blocks, {expected} in the shard table"
+    source_tokens = sum(shard.source_tokens)
+    if shard.source_tokens and source_tokens != shard.tokens:
+        yield f"{source_tokens} tokens of all sources, expected {shard.tokens}"
     if sha256 != shard.sha256:
         yield f"sha256 is {sha256}, expected {shard.sha256}: damaged outside its blocks"
 
@@ -357,9 +451,14 @@ def _compare(shard: Shard, counts: Counter[str], content: str, sha256: str) -> I
 def _check_block(
     dataset: Dataset, shard: Shard, tar: bytes, table: BlockTable, number: int
 ) -> Block:
-    """A block; a ValueError where its bytes, counts or ids are not what the tables say."""
+    """Returns a block of a shard's tar, after checking it against the tables and the vocabulary.
+
+    Raises:
+        ValueError: The block's bytes, counts or ids are not what the tables say.
+    """
     where = f"block {number}"
-    start, size = int(table.offset[number]), int(table.size[number])
+    start = int(table.offset[number])
+    size = int(table.size[number])
     data = memoryview(tar)[start : start + size]
     if len(data) != size or checksum(data) != int(table.crc32[number]):
         raise ValueError(f"{where}: crc32 of bytes {start}-{start + size} is not the block table's")
