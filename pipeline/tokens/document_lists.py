@@ -1,7 +1,8 @@
-"""The stages from a part of the input to encoded documents, as pure functions over lists of them.
+"""The steps from a part of the input to encoded documents, as pure functions on document lists.
 
-Moving single documents between Beam's stages costs more than handling them. Each function returns
-a new list and adds what it dropped or cut to the list's counters.
+Beam moves lists of documents between its stages, because moving single documents costs more than
+handling them. Each function returns a new list, and adds the numbers of documents that it dropped
+or cut to the list's counters.
 """
 
 import dataclasses
@@ -27,9 +28,14 @@ from tokenizer.vocab import IdArray
 
 DocumentKind = TypeVar("DocumentKind")
 SENTENCES_PER_CALL = 1 << 16
+"""The encoder gets at least this many sentences at once, if a list has them."""
+
 TASK_TEXT = "task_text"
+"""The reason of documents that are dropped because they hold text of task files."""
+
 LISTED = "documents_listed"
-"""The counter of documents that hold text of task files and are not dropped for it."""
+"""The counter of documents that hold text of task files, but are kept."""
+
 _MAX_REASONS = 100
 _SENTENCES_LOOKED_AT = 64
 _UNKNOWN_WORDS = 20
@@ -37,7 +43,16 @@ _UNKNOWN_WORDS = 20
 
 @dataclass(frozen=True)
 class SplitDocument:
-    """A cleaned document as sentences, none empty; fields as of `TokenizedDocument`."""
+    """A cleaned document, split into sentences.
+
+    Attributes:
+        id: The document's id: blake2b-128 of its cleaned text, 16 bytes.
+        cleaned_bytes: The bytes of its cleaned text in UTF-8.
+        sentences: Its sentences, none of them empty.
+        where: Its place in the input.
+        signature: The signature by which near-duplicates are found; empty if they are not looked
+            for.
+    """
 
     id: bytes
     cleaned_bytes: int
@@ -48,23 +63,39 @@ class SplitDocument:
 
 @dataclass(frozen=True)
 class DocumentList(Generic[DocumentKind]):
-    """Some consecutive documents of one part."""
+    """Some consecutive documents of one part of the input, with what was noted on the way.
 
-    part: str  # its key
-    number: int  # of the list in its part
-    is_last: bool  # list of the part
+    Attributes:
+        part: The part's key.
+        number: The number of the list in its part, from 0.
+        is_last: Whether it is the last list of its part.
+        documents: The documents that are left.
+        counters: Numbers of documents that were read, dropped (by reason) or cut.
+        dropped: Some of the dropped documents, as examples.
+        source: The number of the source that the part belongs to.
+        without_text: URLs of the part's ranges that have no text; only the last list has them.
+        overlaps: Id, place and overlap of each document that holds text of task files.
+        unknown_words: Some of the words that were encoded with an [UNK], with their counts.
+        keeps_dropped: Whether `dropped` has every dropped document with its whole text, and not
+            only examples.
+    """
+
+    part: str
+    number: int
+    is_last: bool
     documents: list[DocumentKind]
-    counters: Mapping[str, int] = field(default_factory=dict)  # read, dropped by reason or cut
-    dropped: tuple[DroppedDocument, ...] = ()  # examples
+    counters: Mapping[str, int] = field(default_factory=dict)
+    dropped: tuple[DroppedDocument, ...] = ()
     source: int = 0
-    without_text: tuple[str, ...] = ()  # ranges of the part, by URL, that only the last list knows
-    overlaps: tuple[tuple[str, str, Overlap], ...] = ()  # id and place of each document with one
-    unknown_words: Mapping[str, int] = field(default_factory=dict)  # some of those with an [UNK]
-    keeps_dropped: bool = False  # every dropped document, with its whole text
+    without_text: tuple[str, ...] = ()
+    overlaps: tuple[tuple[str, str, Overlap], ...] = ()
+    unknown_words: Mapping[str, int] = field(default_factory=dict)
+    keeps_dropped: bool = False
 
-    if not TYPE_CHECKING:  # Beam checks types while it runs, and knows no generic classes
+    if not TYPE_CHECKING:
 
         def __class_getitem__(cls, _: object) -> type:
+            """Returns the class itself, because Beam's type checks know no generic classes."""
             return cls
 
     def replace(
@@ -73,7 +104,13 @@ class DocumentList(Generic[DocumentKind]):
         counters: Mapping[str, int],
         empty: Iterable[tuple[str, str]] = (),
     ) -> "DocumentList[Any]":
-        """With other documents, counters added, and examples (where, text) of empty documents."""
+        """Returns this list with other documents, and with more counted.
+
+        Args:
+            documents: The documents of the new list.
+            counters: Numbers to add to the list's counters.
+            empty: Place and text of each document that was dropped as empty, for the examples.
+        """
         summed = dict(Counter(self.counters) + Counter(counters))
         dropped = list(self.dropped)
         for where, text in empty:
@@ -91,22 +128,36 @@ def group_documents(
     examples: Sequence[DroppedDocument] = (),
     without_text: Sequence[str] = (),
 ) -> Iterator[DocumentList[Document]]:
-    """Cuts a part's documents into lists of some `max_characters`, at least one.
+    """Yields a part's documents as lists, lazily; at least one list.
 
-    The reader fills `malformed`, `examples` and `without_text` while it is read: documents it
-    skipped, by reason, some of them, and URLs of ranges without text. The last list has them.
+    A list ends with the document that brings it to `max_characters`. `malformed`, `examples` and
+    `without_text` are filled by the reader while `documents` is iterated, so only the last list
+    has what they hold.
+
+    Args:
+        part: The part.
+        documents: Its documents, as they are read.
+        malformed: Numbers of documents that the reader skipped, by reason.
+        max_characters: A list is not added to once its texts have this many characters.
+        examples: Some of the skipped documents.
+        without_text: URLs of the part's ranges that have no text.
     """
-    key, number, size = part.key, 0, 0
+    key = part.key
+    number = 0
+    size = 0
     gathered: list[Document] = []
     for document in documents:
         if size >= max_characters:
             counters = {"documents_read": len(gathered)}
             yield DocumentList(key, number, False, gathered, counters, source=part.source)
-            number, size, gathered = number + 1, 0, []
+            number += 1
+            size = 0
+            gathered = []
         gathered.append(document)
         size += len(document.text)
+
     counters = {"documents_read": len(gathered) + sum(malformed.values())}
-    counters |= {f"dropped_{reason}": number for reason, number in malformed.items()}
+    counters |= {f"dropped_{reason}": skipped for reason, skipped in malformed.items()}
     yield DocumentList(
         key, number, True, gathered, counters, tuple(examples), part.source, tuple(without_text)
     )
@@ -115,27 +166,35 @@ def group_documents(
 def clean_documents(
     documents: DocumentList[Document], *, keeps_words: bool = False
 ) -> DocumentList[Document]:
-    """Cleans every text and drops documents without any.
+    """Cleans the text of every document, and drops documents whose cleaned text is empty.
 
     Args:
         documents: Documents as they were read.
         keeps_words: Whether words stay as they are (`WordRule.keeps_words`).
     """
-    read = documents.documents
-    cleaned = [
-        Document(clean_text(each.text, keeps_words=keeps_words), each.where, each.is_split)
-        for each in read
-    ]
-    kept = [document for document in cleaned if document.text]
-    pairs = zip(read, cleaned, strict=True)
-    empty = ((each.where, each.text) for each, clean in pairs if not clean.text)
-    return documents.replace(kept, {"dropped_empty": len(cleaned) - len(kept)}, empty)
+    cleaned: list[Document] = []
+    empty: list[tuple[str, str]] = []
+    for document in documents.documents:
+        text = clean_text(document.text, keeps_words=keeps_words)
+        if text:
+            cleaned.append(Document(text, document.where, document.is_split))
+        else:
+            empty.append((document.where, document.text))
+    return documents.replace(cleaned, {"dropped_empty": len(empty)}, empty)
 
 
 def filter_documents(
     documents: DocumentList[Document], chosen: DocumentFilter
 ) -> DocumentList[Document]:
-    """Leaves out cleaned documents, counted as dropped_REASON; ValueError for a bad filter."""
+    """Drops the documents for which a filter has a reason, and counts each as dropped_REASON.
+
+    Args:
+        documents: Cleaned documents.
+        chosen: The filter of the build.
+
+    Raises:
+        ValueError: The filter gives more than 100 different reasons.
+    """
     kept: list[Document] = []
     examples = list(documents.dropped)
     counters: Counter[str] = Counter()
@@ -147,9 +206,9 @@ def filter_documents(
         counters[f"dropped_{reason}"] += 1
         add_example(examples, reason, document.where, document.text, documents.keeps_dropped)
         if len(counters) > _MAX_REASONS:
-            said = f"{document.where}: {reason!r} is the filters' reason number {len(counters)}"
             raise ValueError(
-                f"{said}; a reason names a kind of document, give at most {_MAX_REASONS}"
+                f"{document.where}: {reason!r} is the filters' reason number {len(counters)}; a"
+                f" reason names a kind of document, give at most {_MAX_REASONS}"
             )
     return dataclasses.replace(documents, dropped=tuple(examples)).replace(kept, counters)
 
@@ -159,7 +218,7 @@ def split_documents(
 ) -> DocumentList[SplitDocument]:
     """Splits cleaned documents into sentences by the rules of their source's language.
 
-    A very long document becomes several documents with ids of their own.
+    A very long document is cut into several documents, each with its own id.
 
     Args:
         documents: Cleaned documents.
@@ -182,53 +241,94 @@ def split_documents(
         counters["dropped_empty"] += not pieces
         counters["documents_cut"] += len(pieces) > 1
         for piece in pieces:
-            data = (text if len(pieces) == 1 else "\n".join(piece)).encode()
+            # A document that is not cut has the id of its text, not of its sentences.
+            text_of_piece = text if len(pieces) == 1 else "\n".join(piece)
+            data = text_of_piece.encode()
             split.append(SplitDocument(document_id(data), len(data), piece, document.where))
     return documents.replace(split, counters, empty)
 
 
 def sign_documents(documents: DocumentList[SplitDocument]) -> DocumentList[SplitDocument]:
-    """Gives every document the signature of its sentences."""
+    """Adds to every document the signature by which near-duplicates are found."""
     signatures = sign_texts([" ".join(document.sentences) for document in documents.documents])
-    pairs = zip(documents.documents, signatures, strict=True)
-    signed = [dataclasses.replace(each, signature=own.tobytes()) for each, own in pairs]
+    signed = [
+        dataclasses.replace(document, signature=signature.tobytes())
+        for document, signature in zip(documents.documents, signatures, strict=True)
+    ]
     return documents.replace(signed, {})
 
 
 def encode_documents(
     documents: DocumentList[SplitDocument], encoder: Encoder
 ) -> DocumentList[TokenizedDocument]:
-    """Encodes every sentence; leaves out sentences without tokens, drops documents without any."""
+    """Encodes every sentence, and drops documents without any token.
+
+    Sentences without tokens are left out. Words with an [UNK] are counted, for the report.
+
+    Args:
+        documents: Documents as sentences.
+        encoder: The encoder of the build's vocabulary.
+    """
     encoded: list[TokenizedDocument] = []
     empty: list[tuple[str, str]] = []
     counters: Counter[str] = Counter()
     unknown_words: Counter[str] = Counter()
-    # One call for many documents: the encoder looks once at each of its distinct words.
-    read = documents.documents
-    for group in batch_by_size(read, lambda each: len(each.sentences), SENTENCES_PER_CALL):
-        sentences = [sentence for each in group for sentence in each.sentences]
+    split = documents.documents
+    # Many documents are encoded at once, as the encoder looks up each distinct word of a call once.
+    for batch in batch_by_size(split, lambda each: len(each.sentences), SENTENCES_PER_CALL):
+        sentences = [sentence for document in batch for sentence in document.sentences]
         tokens, lengths = encoder.encode_sentences(sentences)
-        sentence = start = 0
-        for document in group:
-            own = lengths[sentence : sentence + len(document.sentences)]
-            stop = start + int(own.sum())
-            if stop > start:
-                kept = own[own > 0]
-                found = tokens[start:stop], documents.source, document.where, document.signature
-                encoded.append(TokenizedDocument(document.id, document.cleaned_bytes, kept, *found))
-            else:
+        cut = _cut_by_document(batch, tokens, lengths)
+        for document, document_tokens, sentence_lengths in cut:
+            if not len(document_tokens):
                 empty.append((document.where, document.sentences[0]))
-            sentence, start = sentence + len(document.sentences), stop
+                continue
+            encoded.append(
+                TokenizedDocument(
+                    id=document.id,
+                    cleaned_bytes=document.cleaned_bytes,
+                    sentence_lengths=sentence_lengths[sentence_lengths > 0],
+                    tokens=document_tokens,
+                    source=documents.source,
+                    where=document.where,
+                    signature=document.signature,
+                )
+            )
+
         counters.update(sentences=int(np.count_nonzero(lengths)), tokens=len(tokens))
         num_unknown = int(np.count_nonzero(tokens == encoder.vocab.unk_id))
         counters["unknown_tokens"] += num_unknown
         if num_unknown:
             unknown_words.update(_count_unknown_words(sentences, tokens, lengths, encoder))
-    counters["dropped_empty"] = len(read) - len(encoded)
-    noted = dataclasses.replace(
-        documents, unknown_words=dict(unknown_words.most_common(_UNKNOWN_WORDS))
-    )
+
+    counters["dropped_empty"] = len(split) - len(encoded)
+    commonest = dict(unknown_words.most_common(_UNKNOWN_WORDS))
+    noted = dataclasses.replace(documents, unknown_words=commonest)
     return noted.replace(encoded, counters, empty)
+
+
+def _cut_by_document(
+    batch: Sequence[SplitDocument], tokens: IdArray, lengths: NDArray[np.uint32]
+) -> Iterator[tuple[SplitDocument, IdArray, NDArray[np.uint32]]]:
+    """Cuts the tokens of a batch at the ends of its documents.
+
+    Args:
+        batch: The documents that were encoded together.
+        tokens: The ids of all their sentences, one after the other.
+        lengths: The number of tokens of each sentence.
+
+    Yields:
+        Each document, its tokens, and the number of tokens of each of its sentences.
+    """
+    sentence = 0
+    start = 0
+    for document in batch:
+        next_sentence = sentence + len(document.sentences)
+        sentence_lengths = lengths[sentence:next_sentence]
+        stop = start + int(sentence_lengths.sum())
+        yield document, tokens[start:stop], sentence_lengths
+        sentence = next_sentence
+        start = stop
 
 
 def _count_unknown_words(
@@ -244,9 +344,9 @@ def _count_unknown_words(
     """
     numbers = np.repeat(np.arange(len(sentences)), lengths)
     with_unknown = np.unique(numbers[tokens == encoder.vocab.unk_id])[:_SENTENCES_LOOKED_AT]
-    words = [
-        word for number in with_unknown.tolist() for word in encoder.rule.split(sentences[number])
-    ]
+    words: list[str] = []
+    for number in with_unknown.tolist():
+        words += encoder.rule.split(sentences[number])
     ids, num_pieces = encoder.encode_sentences(words)
     places = np.repeat(np.arange(len(words)), num_pieces)[ids == encoder.vocab.unk_id]
     return Counter(words[place] for place in np.unique(places).tolist())
@@ -255,22 +355,38 @@ def _count_unknown_words(
 def find_task_texts(
     documents: DocumentList[TokenizedDocument], finder: WindowFinder, *, drops: bool
 ) -> DocumentList[TokenizedDocument]:
-    """Notes documents that hold text of task files, and drops them or counts them as listed."""
-    found = finder.find([each.tokens for each in documents.documents])
-    pairs = list(zip(documents.documents, found, strict=True))
-    hits = [(each, overlap) for each, overlap in pairs if overlap]
-    overlaps = tuple((each.id.hex(), each.where, overlap) for each, overlap in hits)
-    noted = dataclasses.replace(documents, overlaps=overlaps)
+    """Finds the documents that hold text of task files, notes them, and drops them if asked to.
+
+    Args:
+        documents: Encoded documents.
+        finder: Finds sequences of words of the task files.
+        drops: Whether such documents are dropped; otherwise they are counted as LISTED.
+    """
+    overlaps = finder.find([document.tokens for document in documents.documents])
+    kept: list[TokenizedDocument] = []
+    hits: list[tuple[TokenizedDocument, Overlap]] = []
+    for document, overlap in zip(documents.documents, overlaps, strict=True):
+        if overlap:
+            hits.append((document, overlap))
+        else:
+            kept.append(document)
+    noted = dataclasses.replace(
+        documents,
+        overlaps=tuple((document.id.hex(), document.where, overlap) for document, overlap in hits),
+    )
     if not drops:
         return noted.replace(documents.documents, {LISTED: len(hits)})
+
     examples = list(documents.dropped)
-    for each, overlap in hits:
-        shared = f"{overlap.place}: {overlap.words}"
-        add_example(examples, TASK_TEXT, each.where, shared, documents.keeps_dropped)
     counters = Counter({f"dropped_{TASK_TEXT}": len(hits)})
-    for each, _ in hits:  # what encoding them has counted is taken off
-        unknown = int(np.count_nonzero(each.tokens == finder.vocab.unk_id))
-        told = {"sentences": len(each.sentence_lengths), "tokens": len(each.tokens)}
-        counters.subtract(told | {"unknown_tokens": unknown})
-    kept = [each for each, overlap in pairs if not overlap]
+    for document, overlap in hits:
+        shared = f"{overlap.place}: {overlap.words}"
+        add_example(examples, TASK_TEXT, document.where, shared, documents.keeps_dropped)
+        # Encoding has counted the document's sentences and tokens, which are not there any more.
+        num_unknown = int(np.count_nonzero(document.tokens == finder.vocab.unk_id))
+        counters.subtract(
+            sentences=len(document.sentence_lengths),
+            tokens=len(document.tokens),
+            unknown_tokens=num_unknown,
+        )
     return dataclasses.replace(noted, dropped=tuple(examples)).replace(kept, counters)

@@ -1,6 +1,8 @@
-"""The index over all token parts: distinct documents, and each id prefix's range in each part.
+"""The index over all token parts: counts distinct documents, and finds the documents of a bucket.
 
-Read group by group (ids with the same top byte), so memory is the largest group.
+prefixes.rows says, for each prefix of ids and each part, where the part's documents with this
+prefix are. The index of all parts is read in 256 groups of ids with the same first byte, so no more
+than the largest group is in memory.
 """
 
 import hashlib
@@ -35,14 +37,16 @@ from pipeline.tokens.token_parts import INDEX_DTYPE, TokenizedDocument, join_id,
 INDEX = "prefixes.rows"
 PREFIX_DTYPE = np.dtype(
     [
-        ("prefix", "<u2"),
-        ("part", "<i4"),
-        ("offset", "<i8"),  # bytes of the part's tokens
-        ("size", "<i8"),
-        ("row", "<i8"),  # rows of its index
-        ("rows", "<i4"),
+        ("prefix", "<u2"),  # the first PREFIX_BITS bits of the documents' ids
+        ("part", "<i4"),  # number of the part
+        ("offset", "<i8"),  # first byte of the documents in the part's tokens
+        ("size", "<i8"),  # bytes of the documents
+        ("row", "<i8"),  # their first row in the part's index
+        ("rows", "<i4"),  # number of rows
     ]
 )
+"""A row of prefixes.rows: the range of documents with one id prefix in one part."""
+
 _PREFIXES_PER_GROUP = (1 << PREFIX_BITS) // NUM_GROUPS
 _BUCKETS_PER_GROUP = MAX_BUCKETS // NUM_GROUPS
 _REMEDY = "delete the folder of token parts"
@@ -50,7 +54,19 @@ _REMEDY = "delete the folder of token parts"
 
 @dataclass(frozen=True)
 class Totals:
-    """Distinct documents of all parts; fields as of `SourceTotals`."""
+    """Counts of the distinct documents of all parts.
+
+    Attributes:
+        documents: Number of distinct documents that are kept.
+        duplicates: Number of further copies of any document.
+        cleaned_bytes: Bytes of the cleaned text of the kept documents.
+        tokens: Number of their tokens.
+        documents_hash: Hash of their ids (docs/format.md, section 4).
+        documents_by_prefix: Number of kept documents by the first bits of their ids; as many
+            prefixes as `num_prefixes` says.
+        sources: The counts of each source, by its number.
+        dropped: Numbers of documents that filters over all documents left out, by reason.
+    """
 
     documents: int
     duplicates: int
@@ -63,18 +79,28 @@ class Totals:
 
 
 def open_index(folder: Folder, part_names: Sequence[str]) -> AbstractContextManager[LocalGroups]:
-    """The rows of all parts' `.index` files, fetched to this machine by one request a part."""
+    """Fetches the `.index` files of all parts to this machine, by one request per part.
+
+    Used as a context manager: the local copy is deleted at the end.
+
+    Args:
+        folder: The folder of token parts.
+        part_names: Names of the parts.
+    """
     return open_groups(folder, [f"{part}.index" for part in part_names], INDEX_DTYPE)
 
 
 def iterate_index(index: LocalGroups) -> Iterator[Rows]:
-    """Rows of all parts in 256 groups by the first byte of their ids, by id, source, part."""
+    """Yields the rows of all parts in 256 groups, by the first byte of their ids.
+
+    Rows of a group are sorted by id, then by source, then by part.
+    """
     for rows in index:
         yield rows[np.lexsort((rows["source"], rows["low"], rows["high"]))]
 
 
 def distinct_rows(rows: Rows) -> Rows:
-    """The first row of each id, of rows sorted by id: that of its first source."""
+    """Returns the first row of each id, from rows sorted by id and source."""
     distinct: Rows = rows[is_first(rows["high"], rows["low"])]
     return distinct
 
@@ -82,25 +108,49 @@ def distinct_rows(rows: Rows) -> Rows:
 def iterate_kept(
     index: LocalGroups, *, has_dropped: bool
 ) -> Iterator[tuple[Rows, npt.NDArray[np.int64], npt.NDArray[np.uint64]]]:
-    """In 256 groups: kept documents, how many rows hold each or a copy, the sum of their crc32."""
+    """Yields the distinct documents that are kept, in 256 groups by the first byte of their ids.
+
+    Args:
+        index: The index of all parts.
+        has_dropped: Whether dropped.ids leaves documents out.
+
+    Yields:
+        [D] rows of the documents, sorted by id; [D] the number of rows that hold each document or a
+            copy of it; and [D] the sum of these rows' crc32.
+    """
     dropped = iterate_dropped(index.folder, has_dropped=has_dropped)
-    for rows, left_out in zip(iterate_index(index), dropped, strict=True):
+    for rows, dropped_rows in zip(iterate_index(index), dropped, strict=True):
         starts = np.flatnonzero(is_first(rows["high"], rows["low"]))
-        documents, num_rows = rows[starts], np.diff(starts, append=len(rows))
-        sums = _sum_runs(rows["crc32"].astype(np.uint64), starts)
-        is_kept = reason_numbers(documents, left_out) == len(REASONS)
-        yield documents[is_kept], num_rows[is_kept], sums[is_kept]
+        documents = rows[starts]
+        num_rows = np.diff(starts, append=len(rows))
+        crc32_sums = _sum_ranges(rows["crc32"].astype(np.uint64), starts)
+        is_kept = reason_numbers(documents, dropped_rows) == len(REASONS)
+        yield documents[is_kept], num_rows[is_kept], crc32_sums[is_kept]
 
 
 def read_part_rows(folder: Folder, name: str) -> Rows:
-    """All rows of a part's `.index` file, in the order of the ids."""
+    """Returns all rows of a part's `.index` file, in the order of the ids.
+
+    Args:
+        folder: The folder of token parts.
+        name: The name of the file.
+
+    Raises:
+        FileNotFoundError: The file is missing.
+        ValueError: The file is damaged.
+    """
     return parse_rows(folder.read(name), INDEX_DTYPE, folder.locate(name))[0]
 
 
 def pack_ids(rows: Rows, num_sources: int) -> bytes:
-    """What documents_hash covers: ids, of several sources each with its source's number."""
-    dtype = [("high", ">u8"), ("low", ">u8"), ("source", "u1")]
-    columns = dtype[: 2 if num_sources == 1 else 3]
+    """Returns the bytes that documents_hash covers (docs/format.md, section 4).
+
+    They are the ids of the documents, 16 bytes each. If there are several sources, the number of
+    the document's source follows each id as one byte.
+    """
+    columns = [("high", ">u8"), ("low", ">u8")]
+    if num_sources > 1:
+        columns.append(("source", "u1"))
     return rows[[name for name, _ in columns]].astype(columns).tobytes()
 
 
@@ -110,92 +160,172 @@ def build_index(
     reasons: Sequence[str] = (),
     validation_tokens: int = VALIDATION_TOKENS,
 ) -> Totals:
-    """Counts the documents of all parts and writes the table of their ranges (prefixes.rows).
+    """Counts the documents of all parts, and writes prefixes.rows into their folder.
 
-    `reasons` are those of dropped.ids; validation may hold `validation_tokens`.
+    The index is read twice. The second reading lists the documents that may be held out for
+    validation, which depends on the tokens of all sources.
+
+    Args:
+        index: The index of all parts.
+        num_sources: The number of sources.
+        reasons: The reasons for which dropped.ids leaves documents out; none if there is no such
+            file.
+        validation_tokens: The most tokens that may be held out for validation.
     """
-    digest = hashlib.blake2b(digest_size=32)
-    counts = np.zeros((num_sources, 4), np.int64)  # documents, rows, bytes, tokens
-    drops = np.zeros((num_sources, len(REASONS) + 1), np.int64)
-    by_prefix = np.zeros((NUM_GROUPS, _BUCKETS_PER_GROUP), np.int64)
-    dropped = iterate_dropped(index.folder, has_dropped=bool(reasons))
+    counts = _DocumentCounts(num_sources)
+    has_dropped = bool(reasons)
+    dropped = iterate_dropped(index.folder, has_dropped=has_dropped)
 
     def count_groups() -> Iterator[Rows]:
-        for group, (rows, left_out) in enumerate(zip(iterate_index(index), dropped, strict=True)):
-            distinct = distinct_rows(rows)
-            found = reason_numbers(distinct, left_out)
-            np.add.at(drops, (distinct["source"], found), 1)
-            distinct = distinct[found == len(REASONS)]
-            digest.update(pack_ids(distinct, num_sources))
-            np.add.at(counts[:, 1], rows["source"], 1)
-            for column, values in ((0, 1), (2, distinct["cleaned_bytes"]), (3, distinct["tokens"])):
-                np.add.at(counts[:, column], distinct["source"], values)
-            second_bytes = (distinct["high"] >> np.uint64(48)).astype(np.int64) & 0xFF
-            by_prefix[group] = np.bincount(second_bytes, minlength=_BUCKETS_PER_GROUP)
+        groups = zip(iterate_index(index), dropped, strict=True)
+        for first_byte, (rows, dropped_rows) in enumerate(groups):
+            counts.add(first_byte, rows, dropped_rows)
             yield _find_ranges(rows)
 
     write_groups(index.folder, INDEX, count_groups())
-    numbered = [(REASONS.index(reason), reason) for reason in reasons]
-    kept = (each for each, *_ in iterate_kept(index, has_dropped=bool(reasons)))
-    lowest = find_lowest(kept, counts[:, 3].tolist(), validation_tokens)
-    sources = tuple(
-        SourceTotals(
-            documents=own,
-            duplicates=rows - int(drops[source].sum()),
-            cleaned_bytes=size,
-            tokens=tokens,
-            dropped={reason: int(drops[source, number]) for number, reason in numbered},
-            lowest_ids=[join_id(row["high"], row["low"]).hex() for row in lowest[source]],
-            lowest_tokens=lowest[source]["tokens"].tolist(),
+    kept = (documents for documents, *_ in iterate_kept(index, has_dropped=has_dropped))
+    lowest = find_lowest(kept, counts.tokens.tolist(), validation_tokens)
+    return counts.total(reasons, lowest)
+
+
+class _DocumentCounts:
+    """Counts the documents of all parts, group after group.
+
+    Attributes:
+        tokens: [sources] int64, the tokens of each source's distinct documents that are kept.
+    """
+
+    def __init__(self, num_sources: int) -> None:
+        """Begins with no documents."""
+        self._num_sources = num_sources
+        self._digest = hashlib.blake2b(digest_size=32)
+        self._rows = np.zeros(num_sources, np.int64)
+        self._documents = np.zeros(num_sources, np.int64)
+        self._cleaned_bytes = np.zeros(num_sources, np.int64)
+        self.tokens = np.zeros(num_sources, np.int64)
+        # Documents by the number of their reason; those that are kept have number len(REASONS).
+        self._by_reason = np.zeros((num_sources, len(REASONS) + 1), np.int64)
+        # Kept documents by the first 16 bits of their ids: first byte, then second byte.
+        self._by_prefix = np.zeros((NUM_GROUPS, _BUCKETS_PER_GROUP), np.int64)
+
+    def add(self, first_byte: int, rows: Rows, dropped_rows: Rows) -> None:
+        """Counts the documents of a group.
+
+        Args:
+            first_byte: The first byte of the ids of the group.
+            rows: All rows of the group, sorted by id and source.
+            dropped_rows: The rows of dropped.ids in the group.
+        """
+        np.add.at(self._rows, rows["source"], 1)
+        distinct = distinct_rows(rows)
+        reasons = reason_numbers(distinct, dropped_rows)
+        np.add.at(self._by_reason, (distinct["source"], reasons), 1)
+
+        kept = distinct[reasons == len(REASONS)]
+        self._digest.update(pack_ids(kept, self._num_sources))
+        np.add.at(self._documents, kept["source"], 1)
+        np.add.at(self._cleaned_bytes, kept["source"], kept["cleaned_bytes"])
+        np.add.at(self.tokens, kept["source"], kept["tokens"])
+        second_bytes = (kept["high"] >> np.uint64(48)).astype(np.int64) & 0xFF
+        self._by_prefix[first_byte] = np.bincount(second_bytes, minlength=_BUCKETS_PER_GROUP)
+
+    def total(self, reasons: Sequence[str], lowest: Sequence[Rows]) -> Totals:
+        """Returns the counts of all groups.
+
+        Args:
+            reasons: The reasons whose numbers of documents are told.
+            lowest: Of each source the documents that may be held out for validation.
+        """
+        sources = tuple(
+            self._total_of_source(source, reasons, lowest[source])
+            for source in range(self._num_sources)
         )
-        for source, (own, rows, size, tokens) in enumerate(counts.tolist())
-    )
-    documents, _, cleaned_bytes, tokens = counts.sum(axis=0).tolist()
-    return Totals(
-        documents=documents,
-        duplicates=sum(source.duplicates for source in sources),
-        cleaned_bytes=cleaned_bytes,
-        tokens=tokens,
-        documents_hash=digest.hexdigest(),
-        documents_by_prefix=by_prefix.reshape(num_prefixes(cleaned_bytes), -1).sum(axis=1).tolist(),
-        sources=sources,
-        dropped={reason: int(drops[:, number].sum()) for number, reason in numbered},
-    )
+        cleaned_bytes = int(self._cleaned_bytes.sum())
+        by_prefix = self._by_prefix.reshape(num_prefixes(cleaned_bytes), -1).sum(axis=1)
+        return Totals(
+            documents=int(self._documents.sum()),
+            duplicates=sum(source.duplicates for source in sources),
+            cleaned_bytes=cleaned_bytes,
+            tokens=int(self.tokens.sum()),
+            documents_hash=self._digest.hexdigest(),
+            documents_by_prefix=by_prefix.tolist(),
+            sources=sources,
+            dropped=_by_name(self._by_reason.sum(axis=0), reasons),
+        )
+
+    def _total_of_source(self, source: int, reasons: Sequence[str], lowest: Rows) -> SourceTotals:
+        """Returns the counts of one source; `lowest` are its documents that may be held out."""
+        num_distinct = int(self._by_reason[source].sum())
+        return SourceTotals(
+            documents=int(self._documents[source]),
+            duplicates=int(self._rows[source]) - num_distinct,
+            cleaned_bytes=int(self._cleaned_bytes[source]),
+            tokens=int(self.tokens[source]),
+            dropped=_by_name(self._by_reason[source], reasons),
+            lowest_ids=[join_id(row["high"], row["low"]).hex() for row in lowest],
+            lowest_tokens=lowest["tokens"].tolist(),
+        )
+
+
+def _by_name(by_reason: npt.NDArray[np.int64], reasons: Sequence[str]) -> dict[str, int]:
+    """Returns the number of documents of each of some reasons; `by_reason` has them by number."""
+    return {reason: int(by_reason[REASONS.index(reason)]) for reason in reasons}
 
 
 @dataclass(frozen=True)
 class TokenParts:
-    """Token parts, as a worker reads them."""
+    """The token parts that workers read buckets from.
+
+    Attributes:
+        folder: The folder of token parts.
+        token_dtype: The dtype of token ids: "uint16" or "uint32".
+        has_dropped: Whether dropped.ids leaves documents out.
+        held_out: The ids of the validation documents (`HeldOut.ids`).
+    """
 
     folder: Folder
     token_dtype: str
-    has_dropped: bool = False  # whether dropped.ids leaves documents out
-    held_out: bytes = b""  # HeldOut.ids
+    has_dropped: bool = False
+    held_out: bytes = b""
 
 
 def read_bucket(
     tokens: TokenParts, names: Sequence[str], bucket: Bucket
 ) -> Iterator[TokenizedDocument]:
-    """A bucket's documents, copies included: one contiguous range of each part is read."""
+    """Yields a bucket's documents, copies included. Of each part one contiguous range is read.
+
+    Args:
+        tokens: The token parts.
+        names: Names of the parts.
+        bucket: The bucket.
+
+    Raises:
+        ValueError: A file is missing or damaged.
+    """
     if bucket.split == "validation":
         yield from _read_held_out(tokens, names)
         return
-    ends = bucket.first_id, bucket.last_id
     left_out = frozenset(split_ids(tokens.held_out))
-    left_out |= read_dropped_ids(tokens.folder, *ends) if tokens.has_dropped else frozenset()
-    for name, own in _ranges_of_parts(tokens.folder, names, bucket.prefixes):
-        start, stop = int(own["offset"].min()), int((own["offset"] + own["size"]).max())
+    if tokens.has_dropped:
+        left_out |= read_dropped_ids(tokens.folder, bucket.first_id, bucket.last_id)
+    for name, ranges in _ranges_of_parts(tokens.folder, names, bucket.prefixes):
+        start = int(ranges["offset"].min())
+        stop = int((ranges["offset"] + ranges["size"]).max())
         for document in _read_documents(tokens, name, start, stop):
             if bucket.first_id <= document.id <= bucket.last_id and document.id not in left_out:
                 yield document
 
 
 def _read_held_out(tokens: TokenParts, names: Sequence[str]) -> Iterator[TokenizedDocument]:
-    """The validation documents: runs of documents next to each other in a part."""
-    prefixes = sorted({prefix_of(each) for each in split_ids(tokens.held_out)})
-    for name, own in _ranges_of_parts(tokens.folder, names, prefixes):
-        ends = int(own["row"].min()), int((own["row"] + own["rows"]).max())
-        rows = read_rows(tokens.folder, f"{name}.index", INDEX_DTYPE, *ends)
+    """Yields the validation documents, copies included.
+
+    The index of each part is read first. Then neighbouring documents are read together.
+    """
+    prefixes = sorted({prefix_of(document_id) for document_id in split_ids(tokens.held_out)})
+    for name, ranges in _ranges_of_parts(tokens.folder, names, prefixes):
+        first_row = int(ranges["row"].min())
+        last_row = int((ranges["row"] + ranges["rows"]).max())
+        rows = read_rows(tokens.folder, f"{name}.index", INDEX_DTYPE, first_row, last_row)
         for start, stop in join_ranges(rows[is_held_out(rows, tokens.held_out)]):
             yield from _read_documents(tokens, name, start, stop)
 
@@ -203,6 +333,13 @@ def _read_held_out(tokens: TokenParts, names: Sequence[str]) -> Iterator[Tokeniz
 def _ranges_of_parts(
     folder: Folder, names: Sequence[str], prefixes: Sequence[int]
 ) -> Iterator[tuple[str, Rows]]:
+    """Yields each part that has documents with these id prefixes, with its rows of prefixes.rows.
+
+    Args:
+        folder: The folder of token parts.
+        names: Names of all parts, by their numbers.
+        prefixes: Ascending id prefixes of PREFIX_BITS bits.
+    """
     ranges = _read_ranges(folder, prefixes, len(names))
     for part in np.unique(ranges["part"]):
         yield names[part], ranges[ranges["part"] == part]
@@ -211,13 +348,20 @@ def _ranges_of_parts(
 def _read_documents(
     tokens: TokenParts, part: str, start: int, stop: int
 ) -> Iterable[TokenizedDocument]:
+    """Reads the documents in bytes start to stop - 1 of a part's tokens, by one request."""
     name = f"{part}.tokens"
     data = read_tokens(tokens.folder, name, start, stop)
     return unpack_documents(data, tokens.token_dtype, tokens.folder.locate(name))
 
 
 def join_ranges(rows: Rows) -> list[tuple[int, int]]:
-    """Byte ranges of documents of one part in its tokens, those next to each other as one."""
+    """Returns byte ranges (start, stop) of documents in their part's tokens.
+
+    Documents that follow each other without a gap are one range.
+
+    Args:
+        rows: Rows of the part's index, in its order.
+    """
     starts = rows["offset"].astype(np.int64)
     stops = starts + rows["size"]
     is_apart = starts[1:] != stops[:-1]
@@ -227,7 +371,11 @@ def join_ranges(rows: Rows) -> list[tuple[int, int]]:
 
 
 def read_tokens(folder: Folder, name: str, start: int, stop: int) -> bytes:
-    """Bytes start to stop - 1 of a part's tokens; ValueError where they are not there."""
+    """Returns bytes start to stop - 1 of a part's `.tokens` file.
+
+    Raises:
+        ValueError: The file is missing, or ends before them.
+    """
     with named_loss(folder.locate(name)):
         return folder.read_range(name, start, stop)
 
@@ -235,43 +383,76 @@ def read_tokens(folder: Folder, name: str, start: int, stop: int) -> bytes:
 def find_prefix_rows(
     folder: Folder, names: Sequence[str], prefixes: Sequence[int]
 ) -> list[tuple[str, int, int]]:
-    """Documents with these id prefixes: part, first row of its index, one past the last."""
-    found = _read_ranges(folder, prefixes, len(names))[["part", "row", "rows"]].tolist()
-    return [(names[part], row, row + rows) for part, row, rows in found]
+    """Finds the rows of parts' indexes that hold documents with these id prefixes.
+
+    Args:
+        folder: The folder of token parts.
+        names: Names of all parts, by their numbers.
+        prefixes: Ascending id prefixes of PREFIX_BITS bits.
+
+    Returns:
+        For each range of rows the part's name, the first row, and one past the last row.
+    """
+    ranges = _read_ranges(folder, prefixes, len(names))[["part", "row", "rows"]].tolist()
+    return [(names[part], row, row + rows) for part, row, rows in ranges]
 
 
 def _read_ranges(folder: Folder, prefixes: Sequence[int], num_parts: int) -> Rows:
-    """Rows of prefixes.rows of ascending id prefixes; groups next to each other are one read."""
+    """Reads the rows of prefixes.rows for some id prefixes, checked to name parts that exist.
+
+    Groups that follow each other are read by one request.
+
+    Args:
+        folder: The folder of token parts.
+        prefixes: Ascending id prefixes of PREFIX_BITS bits.
+        num_parts: The number of parts.
+
+    Raises:
+        ValueError: The file is missing or damaged.
+    """
     path = folder.locate(INDEX)
     groups = np.unique(np.asarray(prefixes, np.int64) // _PREFIXES_PER_GROUP)
-    found = [np.zeros(0, PREFIX_DTYPE)]
+    rows_of_ranges = [np.zeros(0, PREFIX_DTYPE)]
     bounds = read_bounds(folder, INDEX)
-    for run in np.split(groups, np.flatnonzero(np.diff(groups) > 1) + 1):
-        first, last = bounds[run[0]], bounds[run[-1] + 1]
-        found.append(read_rows(folder, INDEX, PREFIX_DTYPE, int(first), int(last)))
-    rows = np.concatenate(found)
+    for neighbours in np.split(groups, np.flatnonzero(np.diff(groups) > 1) + 1):
+        first = int(bounds[neighbours[0]])
+        last = int(bounds[neighbours[-1] + 1])
+        rows_of_ranges.append(read_rows(folder, INDEX, PREFIX_DTYPE, first, last))
+    rows = np.concatenate(rows_of_ranges)
     rows = rows[np.isin(rows["prefix"], np.asarray(prefixes))]
     try:
-        for name in ("part", "offset", "size", "row", "rows"):
-            check_range(name, rows[name], 0, num_parts - 1 if name == "part" else 1 << 62)
+        check_range("part", rows["part"], 0, num_parts - 1)
+        for name in ("offset", "size", "row", "rows"):
+            check_range(name, rows[name], 0, 1 << 62)
     except ValueError as error:
         raise ValueError(f"{path}: {error}; {_REMEDY}") from error
     return rows
 
 
 def _find_ranges(rows: Rows) -> Rows:
-    """One row for each prefix that a part holds, of all rows of a group."""
+    """Returns the rows of prefixes.rows for a group: one for each prefix and part that has it.
+
+    Args:
+        rows: The rows of all parts in the group, with the columns of `LocalGroups`.
+    """
     keys = (rows["high"] >> np.uint64(64 - PREFIX_BITS)).astype(np.int64) << 32 | rows["file"]
     order = np.lexsort((rows["offset"], keys))
-    keys, rows = keys[order], rows[order]
+    keys = keys[order]
+    rows = rows[order]
+
     starts = np.flatnonzero(is_first(keys))
-    found = np.empty(len(starts), PREFIX_DTYPE)
-    found["prefix"], found["part"] = keys[starts] >> 32, keys[starts] & 0xFFFFFFFF
-    found["offset"], found["row"] = rows["offset"][starts], rows["number"][starts]
-    found["size"] = _sum_runs(rows["size"].astype(np.int64), starts)
-    found["rows"] = np.diff(starts, append=len(rows))
-    return found
+    ranges = np.empty(len(starts), PREFIX_DTYPE)
+    ranges["prefix"] = keys[starts] >> 32
+    ranges["part"] = keys[starts] & 0xFFFFFFFF
+    ranges["offset"] = rows["offset"][starts]
+    ranges["row"] = rows["number"][starts]
+    ranges["size"] = _sum_ranges(rows["size"].astype(np.int64), starts)
+    ranges["rows"] = np.diff(starts, append=len(rows))
+    return ranges
 
 
-def _sum_runs(values: npt.NDArray[Any], starts: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    return np.add.reduceat(values, starts) if len(values) else values
+def _sum_ranges(values: npt.NDArray[Any], starts: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    """Returns the sum of each range of values; a range ends where the next one starts."""
+    if not len(values):
+        return values
+    return np.add.reduceat(values, starts)
