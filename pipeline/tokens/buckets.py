@@ -1,4 +1,7 @@
-"""How many buckets there are, which ids one holds, and what its documents must add up to."""
+"""Buckets of documents: their number, the range of ids of each, and the seals they must have.
+
+A bucket holds the documents whose ids are in a range. Each pass makes one shard of each bucket.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,19 +14,34 @@ from pipeline.tokens.grouped_rows import Rows
 from pipeline.tokens.held_out import is_held_out
 from pipeline.tokens.token_parts import ID_BYTES, id_keys, split_id
 
-PREFIX_BITS = 12  # of ids in prefixes.rows, and of the counts that buckets are chosen by
-_FINE_PREFIX_BITS = 16  # of these counts above so much text
+PREFIX_BITS = 12
+"""Bits of an id's prefix in prefixes.rows, and in the counts by which buckets are chosen."""
+
+_FINE_PREFIX_BITS = 16  # in these counts, if there are more than _COARSE_BYTES of text
 _COARSE_BYTES = 256 * 2**30
 MAX_BUCKETS = 1 << _FINE_PREFIX_BITS
 MAX_BUCKET_BYTES = 128 * 2**20
+"""The most bytes of cleaned text in a bucket, on average."""
+
 MIN_BUCKET_DOCUMENTS = 64
+"""The fewest documents in a bucket, on average."""
+
 VALIDATION_RULES = 2
 """Version of the rules that choose validation documents (pipeline.tokens.held_out)."""
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Documents with ids in [first_id, last_id]: in train those that are not held out."""
+    """A range of document ids. The documents of a bucket become one shard of each pass.
+
+    Attributes:
+        split: "train" or "validation". A train bucket does not hold the validation documents,
+            although their ids may be in its range.
+        number: The number of the bucket in its split, from 0.
+        num_buckets: The number of buckets of the split.
+        first_id: The first id of the range.
+        last_id: The last id of the range, inclusive.
+    """
 
     split: str
     number: int
@@ -33,23 +51,30 @@ class Bucket:
 
     @property
     def name(self) -> str:
-        """Seeds the bucket's draws."""
+        """Name of the bucket, such as "train-00003-of-00016"; a part of the keys of its seeds."""
         return f"{self.split}-{self.number:05d}-of-{self.num_buckets:05d}"
 
     @property
     def prefixes(self) -> range:
-        """The id prefixes that the bucket's documents can have."""
+        """Prefixes of PREFIX_BITS bits that ids of the bucket's documents can have."""
         return range(prefix_of(self.first_id), prefix_of(self.last_id) + 1)
 
 
 def plan_buckets(num_train_buckets: int, held_out: bytes) -> list[Bucket]:
-    """The bucket of the validation documents (`HeldOut.ids`), if any, and the train buckets."""
-    validation = Bucket("validation", 0, 1, held_out[:ID_BYTES], held_out[-ID_BYTES:])
-    buckets = [validation] if held_out else []
+    """Returns the validation bucket, if documents are held out, and then the train buckets.
+
+    Args:
+        num_train_buckets: The number of train buckets, a power of two.
+        held_out: The ids of the validation documents (`HeldOut.ids`); empty if there are none.
+    """
+    buckets: list[Bucket] = []
+    if held_out:
+        buckets.append(Bucket("validation", 0, 1, held_out[:ID_BYTES], held_out[-ID_BYTES:]))
     size = (1 << 128) // num_train_buckets
     for number in range(num_train_buckets):
-        ends = (end.to_bytes(ID_BYTES, "big") for end in (number * size, (number + 1) * size - 1))
-        buckets.append(Bucket("train", number, num_train_buckets, *ends))
+        first_id = (number * size).to_bytes(ID_BYTES, "big")
+        last_id = ((number + 1) * size - 1).to_bytes(ID_BYTES, "big")
+        buckets.append(Bucket("train", number, num_train_buckets, first_id, last_id))
     return buckets
 
 
@@ -60,13 +85,26 @@ def choose_num_buckets(
     where: str,
     num_used: int | None = None,
 ) -> int:
-    """Train buckets: the least power of two with at most 128 MiB of text, some 64 documents each.
+    """Returns the number of train buckets, or checks the number that the user asked for.
 
-    Halved until each bucket holds 2 documents, because a random B comes from another one. Weights
-    may leave only `num_used` documents in a pass. A user's `num_wanted` is checked. Distinct train
-    documents are counted by the first bits of their ids, [4096 or 65536]: the most buckets.
+    It is the smallest power of two with at most 128 MiB of text in a bucket, halved until buckets
+    have 64 documents on average, and each has at least 2: a random B is from another document.
+
+    Args:
+        documents_by_prefix: [4096] or [65536], the numbers of distinct train documents by the first
+            bits of their ids. There cannot be more buckets than prefixes.
+        total_bytes: The bytes of the documents' cleaned text.
+        num_wanted: The number of buckets that the user asked for; None to choose it.
+        where: Names the setting, for messages.
+        num_used: The number of documents that a pass uses, if the weights of sources leave some
+            out; None if all are used.
+
+    Raises:
+        ValueError: `num_wanted` is not a possible power of two, or leaves a bucket with fewer than
+            2 documents.
     """
-    total, most = int(documents_by_prefix.sum()), len(documents_by_prefix)
+    total = int(documents_by_prefix.sum())
+    most = len(documents_by_prefix)
     if num_wanted is not None:
         if num_wanted not in {1 << bit for bit in range(most.bit_length())}:
             raise ValueError(
@@ -79,6 +117,7 @@ def choose_num_buckets(
                 " take fewer"
             )
         return num_wanted
+
     used = total if num_used is None else min(total, num_used)
     num_buckets = 1
     while num_buckets < most and total_bytes > num_buckets * MAX_BUCKET_BYTES:
@@ -92,22 +131,32 @@ def choose_num_buckets(
 
 
 def num_prefixes(cleaned_bytes: int) -> int:
-    """How many prefixes of ids documents are counted by: 4,096, above 256 GiB of text 65,536."""
+    """Returns by how many prefixes of ids documents are counted: 4,096, or 65,536 for much text.
+
+    Much text is more than 256 GiB.
+    """
     return 1 << (PREFIX_BITS if cleaned_bytes <= _COARSE_BYTES else _FINE_PREFIX_BITS)
 
 
 def prefix_of(document_id: bytes, num: int = 1 << PREFIX_BITS) -> int:
-    """Which of the `num` prefixes, a power of two, an id has."""
+    """Returns the prefix of an id: its first bits, as a number below `num`, a power of two."""
     return split_id(document_id)[0] * num >> 64
 
 
 def _fewest_documents(documents_by_prefix: npt.NDArray[np.int64], num_buckets: int) -> int:
+    """Returns the number of documents of the smallest bucket, if there are so many buckets."""
     return int(documents_by_prefix.reshape(num_buckets, -1).sum(axis=1).min())
 
 
 @dataclass(frozen=True)
 class BucketContents:
-    """A bucket's distinct documents, the rows of parts that hold one, the sum of their crc32."""
+    """What must arrive for a bucket before its shard may be written.
+
+    Attributes:
+        seal: The seal of its distinct documents.
+        rows: The number of rows of token parts that hold one of them or a copy.
+        checksum: The sum of these rows' crc32.
+    """
 
     seal: Seal
     rows: int
@@ -118,28 +167,39 @@ class BucketContents:
 
 
 class BucketSums:
-    """Adds up the contents of all buckets; memory is a few numbers a bucket."""
+    """Adds up the contents of all buckets. Memory holds six numbers for each bucket."""
 
     def __init__(self, buckets: Sequence[Bucket], held_out: bytes) -> None:
-        """Takes all buckets and the ids of the validation documents."""
+        """Begins with empty buckets.
+
+        Args:
+            buckets: All buckets.
+            held_out: The ids of the validation documents (`HeldOut.ids`).
+        """
         self._buckets = buckets
         self._finder = BucketFinder(buckets, held_out)
         self._counts = np.zeros((4, len(buckets)), np.uint64)  # documents, tokens, rows, crc32
-        self._ids = np.zeros((2, len(buckets)), np.uint64)  # xor of either half
+        self._ids = np.zeros((2, len(buckets)), np.uint64)  # xor of the ids' high and low halves
 
     def add(
         self, documents: Rows, num_rows: npt.NDArray[np.int64], crc32: npt.NDArray[np.uint64]
     ) -> None:
-        """Counts distinct documents, each with its rows and the sum of their crc32."""
-        owners = self._finder.find(documents)
-        counted = np.ones_like(num_rows), documents["tokens"], num_rows, crc32
+        """Adds distinct documents to their buckets.
+
+        Args:
+            documents: [D] rows of the index.
+            num_rows: [D] the number of rows that hold each document or a copy.
+            crc32: [D] the sum of these rows' crc32.
+        """
+        buckets = self._finder.find(documents)
+        counted = (np.ones_like(num_rows), documents["tokens"], num_rows, crc32)
         for row, values in enumerate(counted):
-            np.add.at(self._counts[row], owners, values.astype(np.uint64))
+            np.add.at(self._counts[row], buckets, values.astype(np.uint64))
         for row, name in enumerate(("high", "low")):
-            np.bitwise_xor.at(self._ids[row], owners, documents[name])
+            np.bitwise_xor.at(self._ids[row], buckets, documents[name])
 
     def contents(self) -> dict[str, BucketContents]:
-        """What was counted, by the bucket's name."""
+        """Returns the contents of every bucket, by the bucket's name."""
         columns = zip(self._buckets, *self._counts.tolist(), *self._ids.tolist(), strict=True)
         return {
             bucket.name: BucketContents(
@@ -150,30 +210,44 @@ class BucketSums:
 
 
 class BucketFinder:
-    """Finds the bucket of documents by their ids."""
+    """Finds the buckets of documents by their ids.
+
+    Attributes:
+        none: The index that `find` returns for documents outside of all buckets.
+    """
 
     def __init__(self, buckets: Sequence[Bucket], held_out: bytes) -> None:
-        """Takes some buckets, all or not, in any order, and the ids of the validation documents."""
-        train = [place for place, bucket in enumerate(buckets) if bucket.split == "train"]
-        self._order = np.array(sorted(train, key=lambda place: buckets[place].first_id), np.int64)
-        self._first_ids = np.array([buckets[place].first_id for place in self._order], "S16")
-        self._last_ids = np.array([buckets[place].last_id for place in self._order], "S16")
-        self._held_out, self.none = held_out, len(buckets)
+        """Prepares the search.
+
+        Args:
+            buckets: Some or all buckets, in any order.
+            held_out: The ids of the validation documents (`HeldOut.ids`).
+        """
+        train = [index for index, bucket in enumerate(buckets) if bucket.split == "train"]
+        self._order = np.array(sorted(train, key=lambda index: buckets[index].first_id), np.int64)
+        self._first_ids = np.array([buckets[index].first_id for index in self._order], "S16")
+        self._last_ids = np.array([buckets[index].last_id for index in self._order], "S16")
+        self._held_out = held_out
+        self.none = len(buckets)
         splits = [bucket.split for bucket in buckets]
         self._validation = splits.index("validation") if "validation" in splits else self.none
 
     def find(self, documents: Rows) -> npt.NDArray[np.int64]:
-        """[D] the place of each document's bucket among the buckets, `none` outside all of them."""
+        """Returns [D] the index of each document's bucket, or `none` if it is in no bucket.
+
+        Args:
+            documents: [D] rows of the index.
+        """
         keys = id_keys(documents)
         places = np.searchsorted(self._first_ids, keys, side="right") - 1
         inside = np.flatnonzero(places >= 0)
         inside = inside[keys[inside] <= self._last_ids[places[inside]]]
-        found = np.full(len(documents), self.none)
-        found[inside] = self._order[places[inside]]
-        found[is_held_out(documents, self._held_out)] = self._validation
-        return found
+        indices = np.full(len(documents), self.none)
+        indices[inside] = self._order[places[inside]]
+        indices[is_held_out(documents, self._held_out)] = self._validation
+        return indices
 
 
 def total_seal(contents: Mapping[str, BucketContents]) -> Seal:
-    """The seal of all buckets together."""
-    return add_seals(each.seal for each in contents.values())
+    """Returns the seal of the documents of all buckets together."""
+    return add_seals(bucket.seal for bucket in contents.values())

@@ -1,7 +1,9 @@
-"""documents.ids of a finished dataset: which documents it holds, also after its tokens/ is gone.
+"""Writes and reads documents.ids, which lists the documents of a finished dataset.
 
-Ids ascend, 16 bytes each (of several sources with a byte of the source's number): the very bytes
-that the dataset's documents_hash covers, so every reading is checked against its manifest.
+The list stays when the dataset's tokens/ is deleted, so that another build can leave the same
+documents out. Ids ascend, 16 bytes each; if there are several sources, a byte with the source's
+number follows each. The manifest's documents_hash covers these bytes, so they are checked whenever
+they are read.
 """
 
 import tempfile
@@ -23,7 +25,12 @@ _ROWS_AT_ONCE = 1 << 16
 
 
 def write_document_ids(folder: Folder, chunks: Iterable[bytes]) -> None:
-    """Writes documents.ids of a dataset from its pieces in order, through a local file."""
+    """Writes documents.ids of a dataset, through a local file.
+
+    Args:
+        folder: The folder of the dataset.
+        chunks: The content of the file, in order.
+    """
     with tempfile.NamedTemporaryFile(prefix="beambert-ids-") as file:
         for chunk in chunks:
             file.write(chunk)
@@ -32,7 +39,16 @@ def write_document_ids(folder: Folder, chunks: Iterable[bytes]) -> None:
 
 
 def open_excluded(url: str, storage_options: Mapping[str, Any] | None = None) -> Dataset:
-    """A finished dataset whose documents shall be left out of another."""
+    """Opens a finished dataset whose documents another build leaves out.
+
+    Args:
+        url: The folder of the dataset.
+        storage_options: Options of the URL's filesystem.
+
+    Raises:
+        FileNotFoundError: There is no finished dataset, or it has no documents.ids.
+        ValueError: Its manifest has no documents_hash, or is damaged.
+    """
     dataset = open_dataset(url, storage_options)
     if not dataset.folder.exists(DOCUMENT_IDS):
         raise FileNotFoundError(
@@ -49,26 +65,39 @@ def open_excluded(url: str, storage_options: Mapping[str, Any] | None = None) ->
 
 
 def iterate_ids(dataset: Dataset) -> Iterator[npt.NDArray[np.bytes_]]:
-    """The ids in 256 groups by their first byte, as fixed strings of 16 bytes.
+    """Yields the ids of a dataset's documents in 256 groups by their first byte.
 
-    Raises ValueError at the end where they are not the documents of the dataset's manifest.
+    Each group is an array of fixed strings of 16 bytes, ascending. The file is read lazily, and
+    its hash is compared at the end.
+
+    Args:
+        dataset: A dataset that `open_excluded` opened.
+
+    Raises:
+        ValueError: After the last group, the ids are not those of the manifest's documents_hash.
     """
-    where, row_bytes = dataset.locate(DOCUMENT_IDS), document_id_bytes(dataset.manifest)
+    where = dataset.locate(DOCUMENT_IDS)
+    row_bytes = document_id_bytes(dataset.manifest)
     size = dataset.folder.size(DOCUMENT_IDS)
-    digest, held, position = blake2b(digest_size=32), b"", 0
+    digest = blake2b(digest_size=32)
+    pending = b""  # rows that were read, and belong to this group or a later one
+    position = 0
     for group in range(NUM_GROUPS):
-        while position < size and (not held or held[-row_bytes] <= group):
+        # The group is complete once the last row that was read belongs to a later one.
+        while position < size and (not pending or pending[-row_bytes] <= group):
             stop = min(size, position + _ROWS_AT_ONCE * row_bytes)
             chunk = dataset.folder.read_range(DOCUMENT_IDS, position, stop)
             digest.update(chunk)
-            held, position = held + chunk, stop
-        if len(held) % row_bytes:
+            pending += chunk
+            position = stop
+        if len(pending) % row_bytes:
             break
-        rows = np.frombuffer(held, np.uint8).reshape(-1, row_bytes)
+        rows = np.frombuffer(pending, np.uint8).reshape(-1, row_bytes)
         count = int(np.searchsorted(rows[:, 0], group, side="right"))
         yield np.ascontiguousarray(rows[:count, :_ID_BYTES]).view(f"S{_ID_BYTES}").reshape(count)
-        held = held[count * row_bytes :]
-    if held or digest.hexdigest() != dataset.manifest.settings["documents_hash"]:
+        pending = pending[count * row_bytes :]
+
+    if pending or digest.hexdigest() != dataset.manifest.settings["documents_hash"]:
         raise ValueError(
             f"{where}: not the documents of {dataset.url}, by the documents_hash of its manifest;"
             " delete the file and run the command that built the dataset once more"

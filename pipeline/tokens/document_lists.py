@@ -384,9 +384,10 @@ def find_task_texts(
         add_example(examples, TASK_TEXT, document.where, shared, documents.keeps_dropped)
         # Encoding has counted the document's sentences and tokens, which are not there any more.
         num_unknown = int(np.count_nonzero(document.tokens == finder.vocab.unk_id))
-        counters.subtract(
-            sentences=len(document.sentence_lengths),
-            tokens=len(document.tokens),
-            unknown_tokens=num_unknown,
-        )
+        counted = {
+            "sentences": len(document.sentence_lengths),
+            "tokens": len(document.tokens),
+            "unknown_tokens": num_unknown,
+        }
+        counters.subtract(counted)
     return dataclasses.replace(noted, dropped=tuple(examples)).replace(kept, counters)

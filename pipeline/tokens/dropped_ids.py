@@ -1,4 +1,8 @@
-"""dropped.ids: the documents of token parts that filters over all documents leave out, and why."""
+"""dropped.ids: the documents that filters over all documents leave out, each with its reason.
+
+A document is left out as one of another dataset, or as a near-duplicate. The file is grouped by the
+first byte of the ids (`pipeline.tokens.grouped_rows`).
+"""
 
 from collections.abc import Iterator
 
@@ -10,31 +14,53 @@ from pipeline.tokens.grouped_rows import NUM_GROUPS, Rows, read_bounds, read_gro
 from pipeline.tokens.token_parts import id_keys, join_id
 
 DROPPED = "dropped.ids"
-EXCLUDED, NEAR_DUPLICATE = "excluded", "near_duplicate"
+EXCLUDED = "excluded"
+NEAR_DUPLICATE = "near_duplicate"
 REASONS = (EXCLUDED, NEAR_DUPLICATE)
-"""By their numbers in the file; a document that both would drop counts as the first."""
+"""Reasons by their number in the file. A document to which both apply has the first."""
 
 DROPPED_DTYPE = np.dtype([("high", "<u8"), ("low", "<u8"), ("reason", "u1")])
 
 
 def read_dropped_ids(folder: Folder, first_id: bytes, last_id: bytes) -> frozenset[bytes]:
-    """The ids in [first_id, last_id] that are left out."""
+    """Returns the ids from first_id to last_id, inclusive, that are left out.
+
+    Raises:
+        ValueError: The file is missing or damaged.
+    """
     rows = read_groups(folder, DROPPED, DROPPED_DTYPE, first_id[0], last_id[0])
     ids = (join_id(row["high"], row["low"]) for row in rows)
-    return frozenset(each for each in ids if first_id <= each <= last_id)
+    return frozenset(document_id for document_id in ids if first_id <= document_id <= last_id)
 
 
 def iterate_dropped(folder: Folder, *, has_dropped: bool) -> Iterator[Rows]:
-    """The rows of each of the 256 groups of ids; none where there is no such file."""
+    """Yields the rows of the file in 256 groups by the first byte of the ids.
+
+    Args:
+        folder: The folder of token parts.
+        has_dropped: Whether the file exists; otherwise all groups are empty.
+
+    Raises:
+        ValueError: The file is missing or damaged.
+    """
     bounds = read_bounds(folder, DROPPED) if has_dropped else np.zeros(NUM_GROUPS + 1, np.int64)
     for group in range(NUM_GROUPS):
         yield read_rows(folder, DROPPED, DROPPED_DTYPE, int(bounds[group]), int(bounds[group + 1]))
 
 
 def choose_dropped(rows: Rows, reasons: dict[str, npt.NDArray[np.bytes_]]) -> Rows:
-    """Of documents sorted by id those among the keys of a reason, with the first such reason."""
-    keys, dropped = id_keys(rows), np.empty(len(rows), DROPPED_DTYPE)
-    dropped["high"], dropped["low"], dropped["reason"] = rows["high"], rows["low"], len(REASONS)
+    """Returns the rows of dropped.ids for the documents to which a reason applies.
+
+    Args:
+        rows: [D] rows of the index, sorted by id.
+        reasons: For each reason the ids to which it applies, as fixed strings of 16 bytes.
+    """
+    keys = id_keys(rows)
+    dropped = np.empty(len(rows), DROPPED_DTYPE)
+    dropped["high"] = rows["high"]
+    dropped["low"] = rows["low"]
+    dropped["reason"] = len(REASONS)
+    # From the last reason to the first, so that the first one that applies stays.
     for number, reason in reversed(list(enumerate(REASONS))):
         if reason in reasons:
             dropped["reason"][np.isin(keys, reasons[reason])] = number
@@ -43,9 +69,17 @@ def choose_dropped(rows: Rows, reasons: dict[str, npt.NDArray[np.bytes_]]) -> Ro
 
 
 def reason_numbers(rows: Rows, dropped: Rows) -> npt.NDArray[np.uint8]:
-    """[D] the number of the reason that each document is dropped for, len(REASONS) for none."""
+    """Returns [D] the number of the reason for which each document is dropped.
+
+    The number is len(REASONS) for documents that are kept.
+
+    Args:
+        rows: [D] rows of the index.
+        dropped: Rows of dropped.ids, sorted by id.
+    """
     numbers = np.full(len(rows), len(REASONS), np.uint8)
-    ids, keys = id_keys(rows), id_keys(dropped)
-    is_found = np.isin(ids, keys)
-    numbers[is_found] = dropped["reason"][np.searchsorted(keys, ids[is_found])]
+    ids = id_keys(rows)
+    dropped_ids = id_keys(dropped)
+    is_dropped = np.isin(ids, dropped_ids)
+    numbers[is_dropped] = dropped["reason"][np.searchsorted(dropped_ids, ids[is_dropped])]
     return numbers

@@ -1,7 +1,8 @@
-"""Files of rows of one size in 256 groups, by a byte of each row; where each group begins is first.
+"""Files of rows of equal size, grouped by one byte of each row into 256 groups.
 
-So any range of groups is one read, and what is grouped by the first byte of a hash is read a 256th
-at a time. Many files together are fetched once, and kept on this machine's disk (`open_groups`).
+A file begins with the first row of each group, so any range of groups is one read. If rows are
+grouped by the first byte of a hash, a 256th of them is in memory at a time. `open_groups` fetches
+many files once, and keeps their rows on this machine's disk.
 """
 
 import contextlib
@@ -27,22 +28,37 @@ Rows = npt.NDArray[np.void]
 
 
 def is_first(*columns: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """[D] whether a row of sorted columns differs in any of them from the row before it."""
-    found = np.zeros(len(columns[0]), np.bool_)
-    found[:1] = True
+    """Returns [D] whether each row differs from the row before it in any column.
+
+    Args:
+        columns: Columns of D rows that are sorted by them.
+    """
+    differs = np.zeros(len(columns[0]), np.bool_)
+    differs[:1] = True
     for column in columns:
-        found[1:] |= column[1:] != column[:-1]
-    return found
+        differs[1:] |= column[1:] != column[:-1]
+    return differs
 
 
 def pack_rows(rows: Rows, groups: npt.NDArray[Any]) -> bytes:
-    """A whole file, of rows in the order of their groups (0 to 255)."""
+    """Returns the content of a file.
+
+    Args:
+        rows: [D] rows, in the order of their groups.
+        groups: [D] the group of each row, 0 to 255, ascending.
+    """
     bounds = np.searchsorted(groups.astype(np.int64), np.arange(NUM_GROUPS + 1))
     return bounds.astype(_STARTS_DTYPE).tobytes() + rows.tobytes()
 
 
 def write_groups(folder: Folder, name: str, groups: Iterable[Rows]) -> None:
-    """Writes a file from its 256 groups as they come, through a local file."""
+    """Writes a file group by group, through a local file.
+
+    Args:
+        folder: The folder of the file.
+        name: The name of the file.
+        groups: The rows of each of the 256 groups, in order.
+    """
     bounds = [0]
     with tempfile.NamedTemporaryFile(prefix="beambert-rows-") as file:
         file.seek(HEAD_BYTES)
@@ -57,7 +73,11 @@ def write_groups(folder: Folder, name: str, groups: Iterable[Rows]) -> None:
 
 
 def read_bounds(folder: Folder, name: str) -> npt.NDArray[np.int64]:
-    """[257] first row of each group; raises ValueError where they do not ascend from 0."""
+    """Returns [257] the first row of each group of a file, and at the end the number of rows.
+
+    Raises:
+        ValueError: The file is missing, cut or damaged.
+    """
     where = folder.locate(name)
     with named_loss(where):
         head = folder.read_range(name, 0, HEAD_BYTES)
@@ -66,10 +86,15 @@ def read_bounds(folder: Folder, name: str) -> npt.NDArray[np.int64]:
 
 @contextlib.contextmanager
 def named_loss(where: str) -> Iterator[None]:
-    """Adds what to do to errors about a file that is missing or cut.
+    """Turns errors about a file that is missing or cut into a ValueError that says what to do.
+
+    Runners pass a ValueError on from their workers.
+
+    Args:
+        where: The URL of the file.
 
     Raises:
-        ValueError: The file is missing or cut. Runners pass this class on from their workers.
+        ValueError: The file is missing or cut.
     """
     try:
         yield
@@ -81,6 +106,7 @@ def named_loss(where: str) -> Iterator[None]:
 
 
 def _parse_bounds(head: bytes, where: str) -> npt.NDArray[np.int64]:
+    """Returns [257] the bounds of the groups, which must ascend from 0."""
     bounds = np.frombuffer(head, _STARTS_DTYPE, NUM_GROUPS + 1).astype(np.int64)
     if bounds[0] or np.any(np.diff(bounds) < 0):
         raise ValueError(f"{where}: its groups do not ascend: damaged; {_REMEDY}")
@@ -88,22 +114,45 @@ def _parse_bounds(head: bytes, where: str) -> npt.NDArray[np.int64]:
 
 
 def read_rows(folder: Folder, name: str, dtype: np.dtype[Any], first: int, last: int) -> Rows:
-    """Rows `first` to `last` - 1, by one request; none where the range is empty."""
+    """Returns rows `first` to `last` - 1 of a file, by one request.
+
+    If the range is empty, nothing is read.
+
+    Raises:
+        ValueError: The file is missing, or ends before these rows.
+    """
     if first == last:
         return np.zeros(0, dtype)
-    start, stop = (HEAD_BYTES + row * dtype.itemsize for row in (first, last))
+    start = HEAD_BYTES + first * dtype.itemsize
+    stop = HEAD_BYTES + last * dtype.itemsize
     with named_loss(folder.locate(name)):
         return np.frombuffer(folder.read_range(name, start, stop), dtype)
 
 
 def read_groups(folder: Folder, name: str, dtype: np.dtype[Any], first: int, last: int) -> Rows:
-    """All rows of the groups `first` to `last`, inclusive."""
+    """Returns all rows of the groups `first` to `last`, inclusive.
+
+    Raises:
+        ValueError: The file is missing, cut or damaged.
+    """
     bounds = read_bounds(folder, name)
     return read_rows(folder, name, dtype, int(bounds[first]), int(bounds[last + 1]))
 
 
 def parse_rows(data: bytes, dtype: np.dtype[Any], where: str) -> tuple[Rows, npt.NDArray[np.int64]]:
-    """The rows of a whole file, and [257] the first of each group; ValueError for a cut file."""
+    """Parses a whole file.
+
+    Args:
+        data: The content of the file.
+        dtype: The type of a row.
+        where: The URL of the file, for messages.
+
+    Returns:
+        [D] all rows, and [257] the first row of each group with the number of rows at the end.
+
+    Raises:
+        ValueError: The file is cut or damaged.
+    """
     size = len(data) - HEAD_BYTES
     bounds = _parse_bounds(data, where) if size >= 0 else np.zeros(NUM_GROUPS + 1, np.int64)
     expected = int(bounds[-1]) * dtype.itemsize
@@ -115,43 +164,69 @@ def parse_rows(data: bytes, dtype: np.dtype[Any], where: str) -> tuple[Rows, npt
 
 @dataclass(frozen=True)
 class LocalGroups:
-    """The rows of F grouped files on this machine's disk, to be read a group at a time."""
+    """The rows of F grouped files on this machine's disk, to be read one group at a time.
+
+    Attributes:
+        folder: The folder that the files are from.
+        dtype: The type of a row.
+        descriptor: An open local file with the rows of all files, one file after another.
+        bounds: [F, 257] the first row of each group in each file, and the file's number of rows.
+    """
 
     folder: Folder
     dtype: np.dtype[Any]
-    descriptor: int  # of a file with all rows, one file after another
-    bounds: npt.NDArray[np.int64]  # [F, 257] where each group begins, in rows of that file
+    descriptor: int
+    bounds: npt.NDArray[np.int64]
 
     def __iter__(self) -> Iterator[Rows]:
-        """The rows of each of the 256 groups, those of a file after those of the files before it.
+        """Yields the rows of each of the 256 groups, in the order of the files.
 
-        Columns `file` and `number` say which file a row is of, and where in it.
+        Two columns are added: `file` is the number of the row's file, and `number` the number of
+        the row in that file.
         """
-        firsts = np.cumsum(self.bounds[:, -1]) - self.bounds[:, -1]
-        places, size = self.bounds + firsts[:, None], self.dtype.itemsize
+        first_of_file = np.cumsum(self.bounds[:, -1]) - self.bounds[:, -1]
+        places = self.bounds + first_of_file[:, None]  # bounds as rows of the local file
         columns = np.dtype([*self.dtype.descr, ("file", "<u4"), ("number", "<u4")])
         for group in range(NUM_GROUPS):
-            ends = places[:, group : group + 2].tolist()
-            read = (os.pread(self.descriptor, (b - a) * size, a * size) for a, b in ends if b > a)
-            own = np.frombuffer(b"".join(read), self.dtype)
-            rows = np.empty(len(own), columns)
+            plain_rows = self._read_places(places[:, group], places[:, group + 1])
+            rows = np.empty(len(plain_rows), columns)
             for name in self.dtype.names or ():
-                rows[name] = own[name]
-            starts, counts = self.bounds[:, group], np.diff(places[:, group : group + 2])[:, 0]
+                rows[name] = plain_rows[name]
+
+            starts = self.bounds[:, group]
+            counts = self.bounds[:, group + 1] - starts
             rows["file"] = np.repeat(np.arange(len(counts)), counts)
-            rows["number"] = np.arange(len(own)) + np.repeat(
-                starts + counts - np.cumsum(counts), counts
-            )
+            # Row i of the group has number i, less the group's rows of earlier files, plus the
+            # first number of the group in its own file.
+            rows_before = np.cumsum(counts) - counts
+            rows["number"] = np.arange(len(rows)) + np.repeat(starts - rows_before, counts)
             yield rows
+
+    def _read_places(self, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> Rows:
+        """Reads ranges of rows of the local file, and joins them."""
+        size = self.dtype.itemsize
+        chunks: list[bytes] = []
+        for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+            if stop > start:
+                chunks.append(os.pread(self.descriptor, (stop - start) * size, start * size))
+        return np.frombuffer(b"".join(chunks), self.dtype)
 
 
 @contextlib.contextmanager
 def open_groups(
     folder: Folder, names: Sequence[str], dtype: np.dtype[Any]
 ) -> Iterator[LocalGroups]:
-    """Fetches files of rows of this type by one request each, and keeps them where TMPDIR says.
+    """Fetches grouped files by one request each, and keeps their rows in a temporary file.
 
-    Raises ValueError where one is damaged, or missing.
+    The temporary file is in TMPDIR, and is deleted at the end of the context.
+
+    Args:
+        folder: The folder of the files.
+        names: Names of the files.
+        dtype: The type of a row.
+
+    Raises:
+        ValueError: A file is missing or damaged.
     """
     bounds = np.zeros((len(names), NUM_GROUPS + 1), np.int64)
     with tempfile.TemporaryFile(prefix="beambert-rows-") as file:

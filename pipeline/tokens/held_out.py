@@ -1,7 +1,7 @@
-"""Which documents are validation: of each source those with the lowest ids, to a share of tokens.
+"""Chooses the validation documents: those with the lowest ids of each source, up to a share.
 
-Neither lengths, passes, weights nor how work is cut change the choice. A copy goes where its
-document goes.
+docs/format.md, section 6 has the rules. The choice depends neither on lengths, passes and weights,
+nor on how the work is divided. Copies of a document are in the same split as the document.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,63 +14,117 @@ import numpy.typing as npt
 from pipeline.tokens.grouped_rows import Rows
 from pipeline.tokens.token_parts import ID_BYTES, INDEX_DTYPE, id_keys
 
-LEAST_TOKENS = 20_000  # some 160 instances of 128: below, the loss hangs on single documents
-LEAST_SHARE = 20  # LEAST_TOKENS at most as this part of all tokens
-MOST_SHARE = 0.1  # of a source's tokens, unless a larger share is asked for
+LEAST_TOKENS = 20_000
+"""The fewest tokens to hold out, some 160 instances of 128. With fewer, single documents decide the
+validation loss."""
+
+LEAST_SHARE = 20
+"""LEAST_TOKENS are held out only as far as they are a 20th of all tokens."""
+
+MOST_SHARE = 0.1
+"""The largest share of a source's tokens that is held out, unless a larger one is asked for."""
+
 _LOWEST_DTYPE = np.dtype([(name, INDEX_DTYPE[name]) for name in ("high", "low", "tokens")])
-LEAST_DOCUMENTS = 4  # two of each split, as a random B comes from another document
+
+LEAST_DOCUMENTS = 4
+"""With fewer documents nothing is held out: each split needs two, as a random B is from another."""
 
 
 @dataclass(frozen=True)
 class SourceTotals:
-    """Distinct documents of one source: of those in several sources, the first.
+    """Counts of the distinct documents of one source.
 
-    What filters over all documents left out is in `dropped` alone, by reason.
+    A document that several sources hold counts for the first of them. Documents that filters over
+    all documents left out are counted in `dropped` alone.
+
+    Attributes:
+        documents: Number of distinct documents.
+        duplicates: Number of further copies of any document.
+        cleaned_bytes: Bytes of their cleaned text.
+        tokens: Number of their tokens.
+        dropped: Numbers of documents that filters over all documents left out, by reason.
+        lowest_ids: Ids, in hex, of the documents that may be held out for validation, ascending.
+        lowest_tokens: Number of tokens of each of these.
     """
 
     documents: int = 0
-    duplicates: int = 0  # further copies of any document
+    duplicates: int = 0
     cleaned_bytes: int = 0
     tokens: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
-    lowest_ids: list[str] = field(default_factory=list)  # in hex, that validation may take
-    lowest_tokens: list[int] = field(default_factory=list)  # tokens of each of these
+    lowest_ids: list[str] = field(default_factory=list)
+    lowest_tokens: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class HeldOutSource:
-    """What one source gives to validation: its documents up to `last_id`, but those too long."""
+    """The documents of one source that are held out for validation.
+
+    Attributes:
+        documents: Number of documents.
+        tokens: Number of their tokens.
+        last_id: The highest of their ids, in hex; None if there are none. All documents up to this
+            id are held out, except those that are too long.
+    """
 
     documents: int = 0
     tokens: int = 0
-    last_id: str | None = None  # in hex
+    last_id: str | None = None
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The validation documents: their ids, ascending, 16 bytes each, and what each source gives."""
+    """The validation documents.
+
+    Attributes:
+        ids: Their ids, ascending, 16 bytes each.
+        sources: What each source gives, by its number.
+    """
 
     ids: bytes
     sources: tuple[HeldOutSource, ...]
 
 
 def wanted_tokens(total: int, fraction: float, most_tokens: int) -> int:
-    """Tokens to hold out: the fraction, or 20,000 where these are at most 5 %."""
+    """Returns the number of tokens to hold out.
+
+    It is the fraction of all tokens, but at least 20,000 or, if that is less, 5 %.
+
+    Args:
+        total: The number of tokens of all sources.
+        fraction: The share of tokens to hold out; 0 holds out nothing.
+        most_tokens: The most tokens to hold out.
+    """
+    if fraction <= 0:
+        return 0
     least = min(LEAST_TOKENS, total // LEAST_SHARE)
-    return min(most_tokens, max(int(fraction * total), least)) if fraction > 0 else 0
+    return min(most_tokens, max(int(fraction * total), least))
 
 
 def most_document_tokens(source_tokens: int, fraction: float, most_tokens: int) -> int:
-    """The longest document that may be held out: a tenth of its source's tokens, or `fraction`."""
+    """Returns the most tokens that a document may have to be held out.
+
+    That is a tenth of its source's tokens, or `fraction` of them if it is larger, and at most
+    `most_tokens`.
+    """
     return min(most_tokens, int(max(MOST_SHARE, fraction) * source_tokens))
 
 
 def choose_held_out(sources: Sequence[SourceTotals], fraction: float, most_tokens: int) -> HeldOut:
-    """The validation documents of a corpus, none where fewer than two can be held out.
+    """Chooses the validation documents of a corpus (docs/format.md, section 6).
 
-    Every source gives its first document, then others until it has given its share of the wanted
-    tokens; those that are too long are passed over. At most 10 % of its tokens are taken, or
-    `fraction` if that is more, at most `most_tokens` of all sources together.
+    Every source gives its first document, by id, and then others until it has given its share of
+    the tokens to hold out. Documents that are too long are passed over. Nothing is held out if
+    fewer than two documents could be.
+
+    Args:
+        sources: The counts of all sources.
+        fraction: The share of tokens to hold out. A source gives at most this share of its tokens,
+            or 10 % if that is more.
+        most_tokens: The most tokens to hold out of all sources together.
+
+    Raises:
+        ValueError: The corpus has fewer than two distinct documents.
     """
     num_documents = sum(source.documents for source in sources)
     if num_documents < 2:
@@ -81,64 +135,96 @@ def choose_held_out(sources: Sequence[SourceTotals], fraction: float, most_token
     if fraction <= 0 or num_documents < LEAST_DOCUMENTS:
         return HeldOut(b"", (HeldOutSource(),) * len(sources))
     listed = [_list_documents(source, fraction, most_tokens) for source in sources]
-    numbers = _choose_numbers(sources, [own for _, own in listed], fraction, most_tokens)
-    given, chosen = [], list[bytes]()
-    for (ids, sums), n in zip(listed, numbers, strict=True):
-        given.append(HeldOutSource(n, int(sums[n - 1]), ids[n - 1]) if n else HeldOutSource())
-        chosen += map(bytes.fromhex, ids[:n])
-    return HeldOut(b"".join(sorted(chosen)), tuple(given))
+    sums_of_sources = [sums for _, sums in listed]
+    numbers = _choose_numbers(sources, sums_of_sources, fraction, most_tokens)
+
+    held_out_sources: list[HeldOutSource] = []
+    chosen: list[bytes] = []
+    for (ids, sums), number in zip(listed, numbers, strict=True):
+        if number == 0:
+            held_out_sources.append(HeldOutSource())
+            continue
+        held_out_sources.append(HeldOutSource(number, int(sums[number - 1]), ids[number - 1]))
+        chosen += map(bytes.fromhex, ids[:number])
+    return HeldOut(b"".join(sorted(chosen)), tuple(held_out_sources))
 
 
 def find_lowest(
     groups: Iterable[Rows], source_tokens: Sequence[int], most_tokens: int
 ) -> list[Rows]:
-    """Of each source the documents with the lowest ids, enough for any share that is held out.
+    """Finds the documents with the lowest ids of each source: enough for any share to hold out.
 
-    The groups, of distinct documents, ascend by id; no more of them are read than are needed.
+    No more groups are read than are needed.
+
+    Args:
+        groups: Rows of distinct documents, in groups that ascend by id.
+        source_tokens: The number of tokens of each source.
+        most_tokens: The most tokens that may be held out of all sources together.
+
+    Returns:
+        For each source rows with the columns high, low and tokens, sorted by id.
     """
-    found: list[Rows] = [np.zeros(0, _LOWEST_DTYPE)] * len(source_tokens)
-    waiting = set(range(len(source_tokens)))
+    lowest: list[Rows] = [np.zeros(0, _LOWEST_DTYPE)] * len(source_tokens)
+    columns = list(_LOWEST_DTYPE.names or ())
+    unfinished = set(range(len(source_tokens)))
     for group in groups:
-        for source in sorted(waiting):
-            own = group[(group["source"] == source) & (group["tokens"] <= most_tokens)]
-            rows = np.concatenate([found[source], own[list(_LOWEST_DTYPE.names or ())]])
+        for source in sorted(unfinished):
+            is_candidate = (group["source"] == source) & (group["tokens"] <= most_tokens)
+            rows = np.concatenate([lowest[source], group[is_candidate][columns]])
+            lowest[source] = rows
+
+            # Documents of up to `longest` tokens may be held out whatever the fraction is. There
+            # must be enough of them; longer ones stay in the rows for larger fractions.
             longest = most_document_tokens(source_tokens[source], 0, most_tokens)
             places = np.flatnonzero(rows["tokens"] <= longest)
             sums = np.cumsum(rows["tokens"][places], dtype=np.int64)
             share = most_tokens * source_tokens[source] // max(1, sum(source_tokens))
             most = sums[:1].sum() + share
             number = max(2, int(np.searchsorted(sums, most, side="right")) + 1)
-            found[source] = rows
             if number <= len(places):
-                found[source] = rows[: places[number - 1] + 1]
-                waiting.remove(source)
-        if not waiting:
+                lowest[source] = rows[: places[number - 1] + 1]
+                unfinished.remove(source)
+        if not unfinished:
             break
-    return found
+    return lowest
 
 
 def is_held_out(rows: Rows, held_out: bytes) -> npt.NDArray[np.bool_]:
-    """[D] whether each row, of a document or a copy of one, is held out (`HeldOut.ids`)."""
+    """Returns [D] whether each document is held out for validation.
+
+    Args:
+        rows: [D] rows of documents or of copies of documents.
+        held_out: The ids of the validation documents (`HeldOut.ids`).
+    """
     return np.isin(id_keys(rows), np.frombuffer(held_out, f"S{ID_BYTES}"))
 
 
 def split_ids(held_out: bytes) -> list[bytes]:
-    """The single ids of `HeldOut.ids`, ascending."""
+    """Returns the single ids of `HeldOut.ids`, ascending."""
     return [held_out[start : start + ID_BYTES] for start in range(0, len(held_out), ID_BYTES)]
 
 
 def _list_documents(
     source: SourceTotals, fraction: float, most_tokens: int
 ) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """Ids of documents that may be held out, in hex, and [K] the running sums of their tokens."""
-    most = most_document_tokens(source.tokens, fraction, most_tokens)
+    """Lists the documents of a source that may be held out, in the order of their ids.
+
+    Args:
+        source: The counts of the source.
+        fraction: The share of tokens to hold out.
+        most_tokens: The most tokens to hold out.
+
+    Returns:
+        The ids of K documents in hex, and [K] the running sums of their tokens.
+    """
+    longest = most_document_tokens(source.tokens, fraction, most_tokens)
     pairs = zip(source.lowest_ids, source.lowest_tokens, strict=True)
-    short = [(each, tokens) for each, tokens in pairs if tokens <= most]
-    short = short[: max(0, source.documents - 2)]
+    short = [(document_id, tokens) for document_id, tokens in pairs if tokens <= longest]
+    short = short[: max(0, source.documents - 2)]  # two documents stay for training
     sums = np.cumsum([tokens for _, tokens in short], dtype=np.int64)
     share = int(max(MOST_SHARE, fraction) * source.tokens)
     number = int(np.searchsorted(sums, share, side="right"))
-    return [each for each, _ in short[:number]], sums[:number]
+    return [document_id for document_id, _ in short[:number]], sums[:number]
 
 
 def _choose_numbers(
@@ -147,27 +233,49 @@ def _choose_numbers(
     fraction: float,
     most_tokens: int,
 ) -> list[int]:
-    """How many of the documents of each source that may be held out are."""
+    """Returns how many documents of each source are held out (docs/format.md, section 6).
+
+    Args:
+        sources: The counts of all sources.
+        sums: For each source the running sums of the tokens of the documents that may be held out.
+        fraction: The share of tokens to hold out.
+        most_tokens: The most tokens to hold out.
+    """
     firsts = _choose_firsts(sums, most_tokens)
-    rest = most_tokens - sum(int(sums[number][0]) for number in firsts)
+    tokens_left = most_tokens - sum(int(sums[source][0]) for source in firsts)
     total = sum(source.tokens for source in sources)
     wanted = wanted_tokens(total, fraction, most_tokens)
     numbers = [0] * len(sources)
-    for number in firsts:
-        own, tokens = sums[number], sources[number].tokens
-        within = int(np.searchsorted(own, int(own[0]) + rest * tokens // total, side="right"))
-        reached = int(np.searchsorted(own, -(-wanted * tokens // total))) + 1
-        numbers[number] = min(within, reached)
+    for source in firsts:
+        tokens = sources[source].tokens
+        limit = int(sums[source][0]) + tokens_left * tokens // total
+        num_within = int(np.searchsorted(sums[source], limit, side="right"))
+        share = -(-wanted * tokens // total)  # rounded up
+        num_for_share = int(np.searchsorted(sums[source], share)) + 1
+        numbers[source] = min(num_within, num_for_share)
     return _at_least_two(sums, numbers, most_tokens)
 
 
 def _choose_firsts(sums: Sequence[npt.NDArray[Any]], most_tokens: int) -> list[int]:
-    """The sources that give their first document: the shortest ones, while all may be held out."""
-    chosen, taken = [], 0
-    firsts = sorted((int(own[0]), number) for number, own in enumerate(sums) if len(own))
-    for tokens, number in firsts:
+    """Returns the sources that give their first document, by number.
+
+    The sources with the shortest first documents come first, as long as all of these documents
+    together have at most `most_tokens`.
+
+    Args:
+        sums: For each source the running sums of the tokens of the documents that may be held out.
+        most_tokens: The most tokens to hold out.
+    """
+    chosen: list[int] = []
+    taken = 0
+    firsts = sorted(
+        (int(running_sums[0]), source)
+        for source, running_sums in enumerate(sums)
+        if len(running_sums)
+    )
+    for tokens, source in firsts:
         if taken + tokens <= most_tokens:
-            chosen.append(number)
+            chosen.append(source)
             taken += tokens
     return chosen
 
@@ -175,12 +283,28 @@ def _choose_firsts(sums: Sequence[npt.NDArray[Any]], most_tokens: int) -> list[i
 def _at_least_two(
     sums: Sequence[npt.NDArray[Any]], numbers: list[int], most_tokens: int
 ) -> list[int]:
-    """Where there is one only, the shortest that is next in its source too, or none at all."""
-    if sum(numbers) >= 2:
+    """Returns numbers of documents that are at least two in all, or all 0.
+
+    If only one document is held out, a second one is added: the shortest of those that are next in
+    their source. If there is none that fits, nothing is held out.
+
+    Args:
+        sums: For each source the running sums of the tokens of the documents that may be held out.
+        numbers: The number of documents of each source that are held out.
+        most_tokens: The most tokens to hold out.
+    """
+    total = sum(numbers)
+    if total >= 2:
         return numbers
-    pairs = list(zip([[0, *own.tolist()] for own in sums], numbers, strict=True))
-    taken = sum(own[n] for own, n in pairs)
-    nexts = [(own[n + 1] - own[n], s) for s, (own, n) in enumerate(pairs) if n + 1 < len(own)]
-    if sum(numbers) == 0 or not nexts or taken + min(nexts)[0] > most_tokens:
+
+    taken = 0
+    candidates: list[tuple[int, int]] = []  # tokens of the next document of a source, the source
+    for source, (running_sums, number) in enumerate(zip(sums, numbers, strict=True)):
+        sums_from_0 = [0, *running_sums.tolist()]
+        taken += sums_from_0[number]
+        if number + 1 < len(sums_from_0):
+            candidates.append((sums_from_0[number + 1] - sums_from_0[number], source))
+    if total == 0 or not candidates or taken + min(candidates)[0] > most_tokens:
         return [0] * len(sums)
-    return [n + (s == min(nexts)[1]) for s, n in enumerate(numbers)]
+    _, chosen = min(candidates)
+    return [number + (source == chosen) for source, number in enumerate(numbers)]

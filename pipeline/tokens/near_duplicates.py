@@ -1,9 +1,10 @@
-"""Which documents are near-duplicates of others, from their signatures alone.
+"""Finds near-duplicates of documents, by their signatures alone.
 
-Documents that agree on a band of their signatures (pipeline.text.minhash) come together under the
-band's key. Of those under one key, sorted by id, each is compared with the first LEADERS others; it
-is dropped if its estimated similarity to one before it reaches the threshold. So nothing depends on
-order, the smallest id of a cluster always stays, and a key of many documents costs little each.
+Documents whose signatures (pipeline.text.minhash) agree on a band are grouped under the band's key.
+In a group, sorted by id, each document is compared with the first LEADERS documents. It is dropped
+if its estimated similarity to one of these, with a smaller id, reaches the threshold. So the result
+does not depend on the order of the input, the smallest id of a cluster always stays, and the cost
+per document is bounded however large a group is.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,20 +27,34 @@ from pipeline.tokens.grouped_rows import Rows, is_first, pack_rows
 from pipeline.tokens.token_parts import TokenizedDocument, split_id
 
 LEADERS = 8
+"""How many documents of a group the others are compared with."""
+
 SIGNED_DTYPE = np.dtype(
     [("high", "<u8"), ("low", "<u8"), ("signature", SIGNATURE_DTYPE, NUM_HASHES)]
 )
+"""A row of a `.signatures` file: a document's id in two halves, and its signature."""
+
 BANDED_DTYPE = np.dtype(
     [("key", "<u8"), ("high", "<u8"), ("low", "<u8"), ("sketch", "u1", SKETCH_BYTES)]
 )
+"""A row for a document and one of its bands: the band's key, the id, and the sketch."""
+
 _FOUND = ("high", "low", "other_high", "other_low")
 FOUND_DTYPE = np.dtype([*((name, "<u8") for name in _FOUND), ("matches", "u1")])
+"""A row for a near-duplicate: its id, the id of the document that it resembles, and matches."""
+
 _PAIRS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True)
 class SimilarityRule:
-    """Bands of a signature, rows of a band, and the least equal places of two near-duplicates."""
+    """The rule by which two documents are near-duplicates.
+
+    Attributes:
+        bands: Number of bands that a signature is cut into.
+        rows: Number of places of a signature in a band.
+        matches: Number of places in which the signatures of two near-duplicates agree, at least.
+    """
 
     bands: int
     rows: int
@@ -47,35 +62,53 @@ class SimilarityRule:
 
 
 def similarity_rule(threshold: float) -> SimilarityRule:
-    """The rule for a Jaccard similarity of at least `threshold`."""
+    """Returns the rule for documents with a Jaccard similarity of at least `threshold`."""
     return SimilarityRule(*choose_bands(threshold), matches_for(threshold))
 
 
 def pack_signatures(documents: Sequence[TokenizedDocument]) -> bytes:
-    """The `.signatures` file of a token part: one row a document, sorted by id."""
+    """Returns the content of a part's `.signatures` file: one row per document, sorted by id."""
     ordered = sorted(documents, key=lambda document: document.id)
     rows = np.zeros(len(ordered), SIGNED_DTYPE)
     ids = np.array([split_id(document.id) for document in ordered], np.uint64).reshape(-1, 2)
     signatures = b"".join(document.signature for document in ordered)
-    rows["high"], rows["low"] = ids[:, 0], ids[:, 1]
+    rows["high"] = ids[:, 0]
+    rows["low"] = ids[:, 1]
     rows["signature"] = np.frombuffer(signatures, SIGNATURE_DTYPE).reshape(-1, NUM_HASHES)
     return rows.tobytes()
 
 
 def pack_bands(signed: Rows, rule: SimilarityRule) -> bytes:
-    """Rows of `.signatures` as a file of one row a band, grouped by the first byte of its key."""
+    """Returns a grouped file with one row per document and band.
+
+    Rows are grouped by the first byte of the band's key (`pipeline.tokens.grouped_rows`).
+
+    Args:
+        signed: Rows of `.signatures` files.
+        rule: The rule of the build.
+    """
     keys = band_keys(signed["signature"], rule.bands, rule.rows).reshape(-1)
     order = np.argsort(keys >> np.uint64(56), kind="stable")
-    owners = order // rule.bands
+    documents = order // rule.bands
     banded = np.empty(len(keys), BANDED_DTYPE)
     banded["key"] = keys[order]
-    banded["high"], banded["low"] = signed["high"][owners], signed["low"][owners]
-    banded["sketch"] = sketch_signatures(signed["signature"])[owners]
+    banded["high"] = signed["high"][documents]
+    banded["low"] = signed["low"][documents]
+    banded["sketch"] = sketch_signatures(signed["signature"])[documents]
     return pack_rows(banded, banded["key"] >> np.uint64(56))
 
 
 def find_near_duplicates(banded: Rows, min_matches: int) -> Rows:
-    """Documents among rows of some keys with a like one of smaller id, and the smallest such id."""
+    """Finds the near-duplicates among documents that share keys.
+
+    Args:
+        banded: All rows of some keys, in any order.
+        min_matches: In how many places the signatures of near-duplicates agree, at least.
+
+    Returns:
+        One row for each document that resembles one with a smaller id: its id, the smallest such
+            other id, and the number of matches with it; sorted by id.
+    """
     order = np.lexsort((banded["low"], banded["high"], banded["key"]))
     order = order[is_first(*(banded[name][order] for name in ("key", "high", "low")))]
     keys = banded["key"][order]
@@ -91,7 +124,7 @@ def find_near_duplicates(banded: Rows, min_matches: int) -> Rows:
 
 
 def keep_smallest(found: Rows) -> Rows:
-    """One row for each document that was found, sorted by id: that of the smallest other."""
+    """Keeps, for each near-duplicate, the row with the smallest other id; sorted by id."""
     names = ("matches", "other_low", "other_high", "low", "high")
     found = found[np.lexsort([found[name] for name in names])]
     kept: Rows = found[is_first(found["high"], found["low"])]
@@ -104,16 +137,29 @@ def _similar_pairs(
     starts: npt.NDArray[np.int64],
     min_matches: int,
 ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-    """Places in `order` of pairs under one key that are alike, and the number of their matches."""
-    places = np.arange(len(order)) - starts
-    waiting = np.flatnonzero(places > 0)
+    """Yields pairs of similar documents with the same key, leader by leader.
+
+    Args:
+        sketches: The sketch of each row.
+        order: [D] rows sorted by key and id.
+        starts: [D] for each place in `order`, the first place with the same key.
+        min_matches: In how many places the signatures of near-duplicates agree, at least.
+
+    Yields:
+        The later document of each pair and its leader, both as places in `order`, and the number
+            of their matches.
+    """
+    place_in_group = np.arange(len(order)) - starts
+    unmatched = np.flatnonzero(place_in_group > 0)
     for leader in range(LEADERS):
-        waiting = waiting[places[waiting] > leader]
-        matches = np.zeros(len(waiting), np.int64)
-        for first in range(0, len(waiting), _PAIRS_AT_ONCE):
-            some = waiting[first : first + _PAIRS_AT_ONCE]
-            pairs = sketches[order[some]], sketches[order[starts[some] + leader]]
-            matches[first : first + _PAIRS_AT_ONCE] = count_matches(*pairs)
-        alike = matches >= min_matches
-        yield waiting[alike], starts[waiting[alike]] + leader, matches[alike]
-        waiting = waiting[~alike]
+        unmatched = unmatched[place_in_group[unmatched] > leader]
+        matches = np.zeros(len(unmatched), np.int64)
+        for first in range(0, len(unmatched), _PAIRS_AT_ONCE):
+            chunk = unmatched[first : first + _PAIRS_AT_ONCE]
+            matches[first : first + _PAIRS_AT_ONCE] = count_matches(
+                sketches[order[chunk]], sketches[order[starts[chunk] + leader]]
+            )
+        is_similar = matches >= min_matches
+        similar = unmatched[is_similar]
+        yield similar, starts[similar] + leader, matches[is_similar]
+        unmatched = unmatched[~is_similar]

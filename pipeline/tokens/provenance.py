@@ -1,7 +1,9 @@
-"""Where documents come from, by the start of their ids, and which hold text of task files.
+"""Finds where documents come from by their ids, and lists those that hold text of task files.
 
-A document is found by one small read of the index of each part that holds its id prefix, then of
-one row group of `NAME.places` (Parquet, row for row as the index). `NAME.overlaps` is JSON lines.
+Each token part has a file `NAME.places` (Parquet), with the place of each document in the order of
+the part's index. A document is found by one small read of the index of each part that has ids with
+the same prefix, and then of one row group of places. `NAME.overlaps` has one line of JSON for each
+document that holds text of task files.
 """
 
 import io
@@ -53,7 +55,16 @@ _ID_START = re.compile("[0-9a-f]{8,32}")
 
 @dataclass(frozen=True)
 class FoundDocument:
-    """A document as one place of the input (FILE:LINE, FILE...) holds it."""
+    """A document, or a copy of one, at one place of the input.
+
+    Attributes:
+        id: The document's id, 16 bytes.
+        source: The number of its source.
+        place: Its place in the input, such as FILE:LINE.
+        cleaned_bytes: Bytes of its cleaned text.
+        sentences: Number of its sentences.
+        tokens: Number of its tokens.
+    """
 
     id: bytes
     source: int
@@ -65,14 +76,19 @@ class FoundDocument:
 
 @dataclass(frozen=True)
 class EncodedDocuments:
-    """The encoded documents of a dataset; `store` is tokens.json."""
+    """The encoded documents of a dataset.
+
+    Attributes:
+        folder: The folder of token parts.
+        store: The content of tokens.json.
+    """
 
     folder: Folder
     store: Mapping[str, Any]
 
 
 def pack_places(documents: Sequence[TokenizedDocument]) -> bytes:
-    """The file of places of a part, in the order of its index."""
+    """Returns the content of a part's file of places, in the order of its index."""
     ordered = sorted(documents, key=lambda document: document.id)
     columns = {
         "id": [document.id for document in ordered],
@@ -86,15 +102,25 @@ def pack_places(documents: Sequence[TokenizedDocument]) -> bytes:
 
 
 def writable(place: str) -> str:
-    """Without secrets; a name that is no UTF-8 has surrogates, which no file can hold."""
+    """Returns a place of the input as it may be written into a file.
+
+    Secrets are hidden. Bytes of a file name that are not UTF-8 become question marks.
+    """
     return hide(place).encode(errors="replace").decode()
 
 
 def pack_overlaps(overlaps: Sequence[tuple[str, str, Overlap]]) -> bytes:
-    """The file of overlaps: a document's id and place, the text's place, and the words of both."""
+    """Returns the content of a part's file of overlaps, one line of JSON for each.
+
+    A line is a list: the document's id and place, the place of the task's text, and the words that
+    both hold.
+
+    Args:
+        overlaps: The id in hex, the place and the overlap of each document.
+    """
     rows = (
-        (document, writable(where), writable(each.place), each.words)
-        for document, where, each in overlaps
+        (document_id, writable(where), writable(overlap.place), overlap.words)
+        for document_id, where, overlap in overlaps
     )
     return "".join(f"{json.dumps(row)}\n" for row in rows).encode()
 
@@ -105,7 +131,7 @@ def write_overlaps(
     """Writes the overlaps of all parts into one table, part by part.
 
     Args:
-        tokens: Holds the token parts; a part without overlaps has no file of them.
+        tokens: The folder of token parts. A part without overlaps has no file of overlaps.
         part_names: Names of the parts.
         output: The folder that the table is written into.
         expected: The number of documents that were counted as overlapping: the table's rows.
@@ -114,8 +140,10 @@ def write_overlaps(
         ValueError: The number of rows is not `expected`, or a file is damaged.
     """
     sizes = tokens.list()
-    number = num_files = 0
-    names = [name for part in sorted(part_names) if (name := f"{part}{OVERLAPS}") in sizes]
+    number = 0
+    num_files = 0
+    all_names = [f"{part}{OVERLAPS}" for part in sorted(part_names)]
+    names = [name for name in all_names if name in sizes]
     with tempfile.NamedTemporaryFile(prefix="beambert-", suffix=".parquet") as file:
         with pq.ParquetWriter(file.name, _OVERLAPS_SCHEMA) as writer:
             for data in tokens.read_each(names, sizes):
@@ -134,6 +162,11 @@ def write_overlaps(
 
 
 def _parse_overlaps(data: bytes, where: str) -> pa.Table:
+    """Parses a part's file of overlaps.
+
+    Raises:
+        ValueError: The file is damaged.
+    """
     rows = [parse_json(line, where, _REMEDY) for line in data.splitlines()]
     try:
         columns = list(map(list, zip(*rows, strict=True)))
@@ -146,15 +179,27 @@ def _parse_overlaps(data: bytes, where: str) -> pa.Table:
 def find_tokens(
     dataset: Dataset, url: str | None = None, options: Mapping[str, Any] | None = None
 ) -> EncodedDocuments | None:
-    """A dataset's encoded documents, by default below it; None where they are gone or others."""
+    """Finds the encoded documents that a dataset was made from.
+
+    Args:
+        dataset: The dataset.
+        url: The folder of token parts; None for the folder tokens/ of the dataset.
+        options: Options of the URL's filesystem.
+
+    Returns:
+        The encoded documents; None if there are none, or they are not those of this dataset.
+
+    Raises:
+        ValueError: tokens.json is damaged.
+    """
     folder = dataset.folder / TOKENS_FOLDER if url is None else Folder(url, options)
     if not folder.exists("tokens.json"):
         return None
     store = read_object(folder, "tokens.json", _REMEDY)
     with expected_fields(folder.locate("tokens.json"), _REMEDY):
-        found = store["totals"]["documents_hash"]
-        is_own = found == dataset.manifest.settings.get("documents_hash")
-        if not is_own or store["settings"].get("layout") != LAYOUT:
+        documents_hash = store["totals"]["documents_hash"]
+        is_of_dataset = documents_hash == dataset.manifest.settings.get("documents_hash")
+        if not is_of_dataset or store["settings"].get("layout") != LAYOUT:
             return None
         require_plain(store["part_names"], folder.locate("tokens.json"))
     return EncodedDocuments(folder, store)
@@ -163,91 +208,147 @@ def find_tokens(
 def find_documents(
     tokens: EncodedDocuments, id_starts: Sequence[str]
 ) -> dict[str, list[FoundDocument]]:
-    """Every copy of the documents whose ids begin so; of equal ids the first is the one used."""
+    """Finds all copies of the documents whose ids begin in a certain way.
+
+    Args:
+        tokens: The encoded documents.
+        id_starts: Beginnings of ids: 8 to 32 hex digits each.
+
+    Returns:
+        The documents by the beginning of their ids, sorted by id. The first of several with the
+            same id is the one that is used.
+
+    Raises:
+        ValueError: A beginning is not 8 to 32 hex digits, or a file is missing or damaged.
+    """
     for start in id_starts:
         if not _ID_START.fullmatch(start):
             raise ValueError(
                 f"{start!r} does not begin the id of a document: expected 8 to 32 hex digits in"
                 " lower case, such as the 16 that `inspect` shows"
             )
-    wanted = tuple(sorted(set(id_starts)))
-    prefixes = sorted({int(start[:4], 16) >> (16 - PREFIX_BITS) for start in wanted})
+    starts = tuple(sorted(set(id_starts)))
+    prefixes = sorted({int(start[:4], 16) >> (16 - PREFIX_BITS) for start in starts})
     names = tokens.store["part_names"]
-    found: list[tuple[str, FoundDocument]] = []
+
+    def find_in(row_range: tuple[str, int, int]) -> list[tuple[str, FoundDocument]]:
+        return _find_in_range(tokens, starts, *row_range)
+
+    copies: list[tuple[str, FoundDocument]] = []  # with the names of their parts
     with ThreadPoolExecutor(_NUM_THREADS) as threads:
-        ranges = find_prefix_rows(tokens.folder, names, prefixes)
-        for rows in threads.map(lambda each: _find_in_range(tokens, wanted, *each), ranges):
-            found += rows
-    found.sort(key=lambda each: (each[1].id, each[1].source, each[0]))
-    return {
-        start: [document for _, document in found if document.id.hex().startswith(start)]
-        for start in wanted
-    }
+        for part_copies in threads.map(find_in, find_prefix_rows(tokens.folder, names, prefixes)):
+            copies += part_copies
+    copies.sort(key=lambda copy: (copy[1].id, copy[1].source, copy[0]))
+
+    documents: dict[str, list[FoundDocument]] = {}
+    for start in starts:
+        documents[start] = [copy for _, copy in copies if copy.id.hex().startswith(start)]
+    return documents
 
 
 def describe_documents(
     dataset: Dataset, tokens: EncodedDocuments, id_starts: Sequence[str]
 ) -> list[str]:
-    """Lines for people on each document whose id begins so; ValueError where none does."""
+    """Describes documents for people: where each comes from, its size, and how often it is used.
+
+    Args:
+        dataset: The dataset.
+        tokens: Its encoded documents.
+        id_starts: Beginnings of ids: 8 to 32 hex digits each.
+
+    Returns:
+        The lines of the description.
+
+    Raises:
+        ValueError: No document has an id that begins so, or `find_documents` raised it.
+    """
     lines: list[str] = []
-    found = find_documents(tokens, id_starts)
+    documents_by_start = find_documents(tokens, id_starts)
     for start in id_starts:
-        if not found[start]:
+        if not documents_by_start[start]:
             raise ValueError(f"no document of {dataset.url} has an id that begins with {start}")
-        before = b""
-        for each in found[start]:
-            place = format_place(dataset.manifest, each)
-            if each.id == before:
+        previous_id = b""
+        for document in documents_by_start[start]:
+            place = format_place(dataset.manifest, document)
+            if document.id == previous_id:
                 lines.append(f"  copy      {place}")
                 continue
-            before = each.id
-            size = f"{each.tokens:,} tokens, {each.sentences:,} sentences"
+            previous_id = document.id
+            size = f"{document.tokens:,} tokens, {document.sentences:,} sentences"
             lines += [
-                each.id.hex(),
+                document.id.hex(),
                 f"  from      {place}",
-                f"  size      {size}, {each.cleaned_bytes:,} bytes",
-                f"  used      {_describe_uses(dataset.manifest, tokens, each)}",
+                f"  size      {size}, {document.cleaned_bytes:,} bytes",
+                f"  used      {_describe_uses(dataset.manifest, tokens, document)}",
             ]
     return lines
 
 
 def format_place(manifest: Manifest, document: FoundDocument) -> str:
-    """SOURCE (LANGUAGE), PLACE on one line."""
+    """Returns a document's source, language and place on one line: SOURCE (LANGUAGE), PLACE."""
     source = manifest.sources[document.source]
     return printable(f"{source['name']} ({source['language']}), {document.place}")
 
 
 def _find_in_range(
-    tokens: EncodedDocuments, wanted: tuple[str, ...], name: str, start: int, stop: int
+    tokens: EncodedDocuments, id_starts: tuple[str, ...], name: str, start: int, stop: int
 ) -> list[tuple[str, FoundDocument]]:
-    """The wanted documents among rows of a part's index, with the part's name."""
+    """Finds documents among rows `start` to `stop` - 1 of a part's index.
+
+    Args:
+        tokens: The encoded documents.
+        id_starts: Beginnings of ids in hex; documents with one of them are returned.
+        name: The name of the part.
+        start: The first row.
+        stop: One past the last row.
+
+    Returns:
+        The documents, each with the part's name.
+
+    Raises:
+        ValueError: A file is damaged, or the places are not those of the index.
+    """
     rows = read_rows(tokens.folder, f"{name}.index", INDEX_DTYPE, start, stop)
-    ids = {number: join_id(row["high"], row["low"]) for number, row in enumerate(rows, start)}
-    ids = {number: each for number, each in ids.items() if each.hex().startswith(wanted)}
+    ids: dict[int, bytes] = {}  # by the row of the index
+    for number, row in enumerate(rows, start):
+        document_id = join_id(row["high"], row["low"])
+        if document_id.hex().startswith(id_starts):
+            ids[number] = document_id
     if not ids:
         return []
-    path, found = tokens.folder.locate(f"{name}.places"), []
+
+    path = tokens.folder.locate(f"{name}.places")
+    documents: list[tuple[str, FoundDocument]] = []
     with tokens.folder.open(f"{name}.places") as file, named_damage(path, _REMEDY):
         places = open_parquet(file)
-        for number, document in ids.items():
+        for number, document_id in ids.items():
             group = places.read_row_group(number // _ROWS_PER_GROUP, use_threads=False)
-            own = group.slice(number % _ROWS_PER_GROUP, 1).to_pylist()
-            if not own or own[0]["id"] != document:
-                raise ValueError(f"row {number} is not document {document.hex()}")
+            place = group.slice(number % _ROWS_PER_GROUP, 1).to_pylist()
+            if not place or place[0]["id"] != document_id:
+                raise ValueError(f"row {number} is not document {document_id.hex()}")
             row = rows[number - start]
-            sizes = (int(row[size]) for size in ("cleaned_bytes", "sentences", "tokens"))
-            place = FoundDocument(document, own[0]["source"], own[0]["place"], *sizes)
-            found.append((name, place))
-    return found
+            document = FoundDocument(
+                id=document_id,
+                source=place[0]["source"],
+                place=place[0]["place"],
+                cleaned_bytes=int(row["cleaned_bytes"]),
+                sentences=int(row["sentences"]),
+                tokens=int(row["tokens"]),
+            )
+            documents.append((name, document))
+    return documents
 
 
 def _describe_uses(manifest: Manifest, tokens: EncodedDocuments, document: FoundDocument) -> str:
-    totals, settings = tokens.store["totals"], manifest.settings
+    """Says how often each pass uses a document, or why none does."""
+    totals = tokens.store["totals"]
+    settings = manifest.settings
     if totals["dropped"] and read_dropped_ids(tokens.folder, document.id, document.id):
         return f"never: dropped, as {' or '.join(totals['dropped'])} (docs/input.md, Filters)"
     source = manifest.sources[document.source]
     if _is_held_out(source, settings, document):
         return "for validation, once"
+
     weight = round(source["weight"] * UNIT)
     passes = max(group.passes for group in manifest.groups if group.split == "train")
     uses = [count_uses(weight, number, settings["seed"], document.id) for number in range(passes)]
@@ -259,8 +360,17 @@ def _describe_uses(manifest: Manifest, tokens: EncodedDocuments, document: Found
 def _is_held_out(
     source: Mapping[str, Any], settings: Mapping[str, Any], document: FoundDocument
 ) -> bool:
-    most = settings.get("validation_tokens", VALIDATION_TOKENS)
-    fraction, own_tokens = settings["validation_fraction"], source["counters"]["distinct_tokens"]
+    """Returns whether a document is held out for validation.
+
+    Args:
+        source: The document's source, as the manifest describes it.
+        settings: The settings in the manifest.
+        document: The document.
+    """
     last_id = source.get("validation", {}).get("last_id") or ""
-    longest = most_document_tokens(own_tokens, fraction, most)
+    longest = most_document_tokens(
+        source["counters"]["distinct_tokens"],
+        settings["validation_fraction"],
+        settings.get("validation_tokens", VALIDATION_TOKENS),
+    )
     return document.tokens <= longest and document.id.hex() <= last_id

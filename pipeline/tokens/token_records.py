@@ -1,4 +1,8 @@
-"""Records of finished lists of documents: small JSON files of what was counted and dropped."""
+"""Records of finished document lists: small JSON files with what was counted and dropped.
+
+The name of a record says which list of which part is finished. A build that was interrupted goes on
+with the parts that lack records.
+"""
 
 import dataclasses
 import re
@@ -16,8 +20,10 @@ from pipeline.tokens.document_lists import DocumentList
 from pipeline.tokens.provenance import writable
 from pipeline.tokens.word_counts import WordSeal
 
-# The keys of a record that are no counts.
-_EXAMPLES, _SOURCE, _WITHOUT_TEXT = "examples", "source", "without_text"
+# All other keys of a record are counters.
+_EXAMPLES = "examples"
+_SOURCE = "source"
+_WITHOUT_TEXT = "without_text"
 _WORDS = "words"
 _UNKNOWN_WORDS = "unknown_words"
 _NO_COUNTS = (_EXAMPLES, _SOURCE, _WITHOUT_TEXT, _WORDS, _UNKNOWN_WORDS)
@@ -29,16 +35,23 @@ _RECORD_NAME = re.compile(r"(?P<part>[0-9a-f]+)-(?P<number>\d{5})(?P<last>-last)
 
 
 def finished_parts(file_names: Iterable[str], parts: Sequence[Part]) -> dict[str, list[str]]:
-    """Record names of every part that is complete, by the part's key."""
+    """Returns the record names of the parts that are complete, by the part's key.
+
+    A part is complete if the record of its last list is there, and those of all lists before it.
+
+    Args:
+        file_names: Names of the files in the folder of records.
+        parts: All parts of the input.
+    """
     records: dict[str, dict[int, re.Match[str]]] = {}
     for match in filter(None, map(_RECORD_NAME.fullmatch, file_names)):
         records.setdefault(match["part"], {})[int(match["number"])] = match
     finished: dict[str, list[str]] = {}
     for part in parts:
-        found = records.get(part.key, {})
-        last = next((number for number, match in found.items() if match["last"]), None)
-        if last is not None and all(number in found for number in range(last)):
-            finished[part.key] = [found[number][0] for number in range(last + 1)]
+        lists = records.get(part.key, {})
+        last = next((number for number, match in lists.items() if match["last"]), None)
+        if last is not None and all(number in lists for number in range(last)):
+            finished[part.key] = [lists[number][0] for number in range(last + 1)]
     return finished
 
 
@@ -66,7 +79,7 @@ def require_finished(file_names: Iterable[str], parts: Sequence[Part], where: st
 
 
 def record_stem(record: str) -> str:
-    """The name that a record's files share."""
+    """Returns the name that the record of a list shares with the list's other files."""
     return record.removesuffix(".json").removesuffix("-last")
 
 
@@ -78,10 +91,10 @@ def read_records(folder: Folder, records: Sequence[str]) -> list[dict[str, Any]]
         ValueError: A record is damaged.
     """
     try:
-        found = sorted(folder.read_many(records).items())
+        contents = sorted(folder.read_many(records).items())
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{error}; {_LOST}") from error
-    return [parse_object(data, folder.locate(name), _REMEDY) for name, data in found]
+    return [parse_object(data, folder.locate(name), _REMEDY) for name, data in contents]
 
 
 def read_word_seals(record: Mapping[str, Any], where: str) -> dict[int, WordSeal]:
@@ -100,26 +113,35 @@ def count_by_source(records: Iterable[Mapping[str, Any]]) -> dict[int, dict[str,
     for record in records:
         counters = {name: count for name, count in record.items() if name not in _NO_COUNTS}
         totals.setdefault(record.get(_SOURCE, 0), Counter()).update(counters)
-    return {source: dict(sorted(found.items())) for source, found in sorted(totals.items())}
+    return {source: dict(sorted(counters.items())) for source, counters in sorted(totals.items())}
 
 
 def sum_counters(by_source: Mapping[int, Mapping[str, int]]) -> dict[str, int]:
-    """The counters of all sources together."""
-    names = sorted({name for counters in by_source.values() for name in counters})
-    return {name: sum(each.get(name, 0) for each in by_source.values()) for name in names}
+    """Returns the counters of all sources together, sorted by name."""
+    totals: Counter[str] = Counter()
+    for counters in by_source.values():
+        totals.update(counters)
+    return dict(sorted(totals.items()))
 
 
 def choose_examples(records: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """A few dropped documents of each reason, the first of the records: reason, where and text."""
-    kept: dict[str, list[dict[str, str]]] = {}
+    """Returns a few dropped documents of each reason, the first ones of the records.
+
+    Each is a dict with the keys of `DroppedDocument`: reason, where and text.
+    """
+    by_reason: dict[str, list[dict[str, str]]] = {}
     for record in records:
         for example in record.get(_EXAMPLES, ()):
-            kept.setdefault(example["reason"], []).append(example)
-    return [each for _, own in sorted(kept.items()) for each in own[:_EXAMPLES_OF_ALL]]
+            by_reason.setdefault(example["reason"], []).append(example)
+
+    chosen: list[dict[str, str]] = []
+    for _, examples in sorted(by_reason.items()):
+        chosen += examples[:_EXAMPLES_OF_ALL]
+    return chosen
 
 
 def find_unknown_words(records: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Returns some of the words with an [UNK] that the records note, the commonest first."""
+    """Returns some words that were encoded with an [UNK], the commonest in the records first."""
     words: Counter[str] = Counter()
     for record in records:
         words.update(record.get(_UNKNOWN_WORDS, {}))
@@ -129,10 +151,26 @@ def find_unknown_words(records: Iterable[Mapping[str, Any]]) -> list[str]:
 def find_files_without_text(
     records: Iterable[Mapping[str, Any]], parts: Sequence[Part]
 ) -> list[tuple[str, int]]:
-    """The input files without text in any range, by URL, each with its source's number."""
-    silent = Counter(url for record in records for url in record.get(_WITHOUT_TEXT, ()))
-    ranges = Counter((writable(each.url), part.source) for part in parts for each in part.ranges)
-    return sorted(file for file, number in ranges.items() if silent[file[0]] == number)
+    """Returns the input files that have no text in any of their ranges.
+
+    Args:
+        records: The records of all lists.
+        parts: All parts of the input.
+
+    Returns:
+        URL and source number of each such file, sorted.
+    """
+    ranges_without_text: Counter[str] = Counter()
+    for record in records:
+        ranges_without_text.update(record.get(_WITHOUT_TEXT, ()))
+    ranges: Counter[tuple[str, int]] = Counter()
+    for part in parts:
+        ranges.update((writable(each.url), part.source) for each in part.ranges)
+    return sorted(
+        (url, source)
+        for (url, source), number in ranges.items()
+        if ranges_without_text[url] == number
+    )
 
 
 def format_record(
@@ -145,14 +183,14 @@ def format_record(
         words: The seals of its counted words by bucket, if its words were counted.
     """
     examples: list[DroppedDocument] = []
-    for each in documents.dropped:
-        add_example(examples, each.reason, each.where, each.text)
-    told: dict[str, Any] = {
-        _EXAMPLES: [hide_in(dataclasses.asdict(each)) for each in examples],
+    for dropped in documents.dropped:
+        add_example(examples, dropped.reason, dropped.where, dropped.text)
+    notes: dict[str, Any] = {
+        _EXAMPLES: [hide_in(dataclasses.asdict(example)) for example in examples],
         _WITHOUT_TEXT: list(map(writable, documents.without_text)),
         _UNKNOWN_WORDS: dict(documents.unknown_words),
     }
     counted: dict[str, Any] = dict(documents.counters) | {_SOURCE: documents.source}
     if words is not None:
-        counted[_WORDS] = {str(bucket): dataclasses.astuple(each) for bucket, each in words.items()}
-    return json_bytes(counted | {key: value for key, value in told.items() if value})
+        counted[_WORDS] = {str(bucket): dataclasses.astuple(seal) for bucket, seal in words.items()}
+    return json_bytes(counted | {key: value for key, value in notes.items() if value})

@@ -28,7 +28,7 @@ MAX_SAMPLE_BYTES = 2 * 2**30
 _PIECE_BYTES = 8 * 2**20
 _FEWEST_PIECES = 64
 MAX_LEARNED_WORDS = 1_000_000
-"""Words a vocabulary is learned from, the commonest: a bound on the learner's memory."""
+"""A vocabulary is learned from this many of the commonest words, which bounds the memory."""
 
 NUM_WORD_BUCKETS = 16
 WORD_COUNTS = "word_counts.parquet"
@@ -42,17 +42,28 @@ _SCHEMA = pa.schema(
 
 
 def sample_bits(text_bytes: int) -> int:
-    """The least k for which 2^-k of the text, the sample, is at most MAX_SAMPLE_BYTES."""
+    """Returns k, if the sample has one of 2^k documents.
+
+    k is the smallest number for which text_bytes / 2^k is at most MAX_SAMPLE_BYTES (2 GiB).
+    """
     return (max(1, -(-text_bytes // MAX_SAMPLE_BYTES)) - 1).bit_length()
 
 
 def choose_sample(parts: Sequence[Part]) -> dict[Part, int]:
-    """Parts to read, each with how many first bits of a document's id must be ones for the sample.
+    """Chooses the parts from which words are counted (docs/format.md, section 1).
 
-    All parts where they fit. Otherwise each source is cut anew into pieces of 8 MiB, and one of 2^a
-    pieces is read, at least 64 of a source; of their documents one of 2^(k - a) is counted. A piece
-    of more than a 64th of its source, which cannot be cut, is always read, and one of its 2^k
-    documents counted. So every document counts with the same probability.
+    If all text is to be counted, these are all parts. Otherwise one of 2^k documents is counted
+    (`sample_bits`). Each source is cut anew into pieces of 8 MiB. One of 2^a pieces is read, at
+    least 64 of a source, and one of 2^(k - a) of their documents is counted. A piece of more than a
+    64th of its source cannot be cut: it is always read, and one of 2^k of its documents counted. So
+    every document has the same probability to be counted.
+
+    Args:
+        parts: All parts of the input.
+
+    Returns:
+        The parts to read, each with the number of first bits of a document's id that must all be
+            ones for the document to be counted.
     """
     num_bits = sample_bits(sum(part.text_bytes for part in parts))
     if not num_bits:
@@ -60,20 +71,28 @@ def choose_sample(parts: Sequence[Part]) -> dict[Part, int]:
     chosen: dict[Part, int] = {}
     for source in sorted({part.source for part in parts}):
         pieces = cut_again([part for part in parts if part.source == source], _PIECE_BYTES)
-        most = sum(piece.text_bytes for piece in pieces) // _FEWEST_PIECES
-        chosen |= {piece: num_bits for piece in pieces if piece.text_bytes > most}
-        others = [piece for piece in pieces if piece.text_bytes <= most]
-        skipped = min(num_bits, max(0, (len(others) // _FEWEST_PIECES).bit_length() - 1))
-        chosen |= dict.fromkeys(others[(1 << skipped) // 2 :: 1 << skipped], num_bits - skipped)
+        most_bytes = sum(piece.text_bytes for piece in pieces) // _FEWEST_PIECES
+        long_pieces = [piece for piece in pieces if piece.text_bytes > most_bytes]
+        chosen |= dict.fromkeys(long_pieces, num_bits)
+
+        short_pieces = [piece for piece in pieces if piece.text_bytes <= most_bytes]
+        most_piece_bits = max(0, (len(short_pieces) // _FEWEST_PIECES).bit_length() - 1)
+        piece_bits = min(num_bits, most_piece_bits)  # a of the rule above
+        step = 1 << piece_bits
+        chosen |= dict.fromkeys(short_pieces[step // 2 :: step], num_bits - piece_bits)
     return chosen
 
 
 def sample_documents(
     documents: DocumentList[Document], bits_of: Mapping[str, int]
 ) -> DocumentList[Document]:
-    """Keeps cleaned documents whose ids begin with as many ones as `bits_of` their part's key says.
+    """Keeps the documents of the sample: those whose ids begin with some bits that are all ones.
 
-    These are the highest ids, as the lowest are for validation.
+    These are the documents with the highest ids. Those with the lowest are for validation.
+
+    Args:
+        documents: Cleaned documents.
+        bits_of: The number of these bits, by the key of the documents' part; 0 if it is not there.
     """
     num_bits = bits_of.get(documents.part, 0)
     assert 0 <= num_bits <= 64, f"a sample of 2^-{num_bits} of the documents"
@@ -88,7 +107,16 @@ def sample_documents(
 def count_list(
     documents: DocumentList[Document], rule: WordRule, factors: Sequence[int] = (1,)
 ) -> Iterator[tuple[int, dict[str, int]]]:
-    """Counts of a list's words, times its source's factor, by the buckets that have any."""
+    """Counts the words of a list.
+
+    Args:
+        documents: Cleaned documents.
+        rule: The rule by which a text becomes words.
+        factors: The factor of each source, by which its counts are multiplied.
+
+    Yields:
+        The number of each bucket that has words, and the counts of these words.
+    """
     factor = factors[documents.source]
     buckets: dict[int, dict[str, int]] = {}
     texts = (document.text for document in documents.documents)
@@ -100,7 +128,7 @@ def count_list(
 
 @dataclass(frozen=True)
 class WordSeal:
-    """A checksum of counted words. The seals of several counts can be added.
+    """A checksum of counted words. The seals of several counts can be added up.
 
     Attributes:
         count: The sum of the counts of all words.
@@ -137,7 +165,10 @@ def bucket_name(bucket: int) -> str:
 
 
 def counts_table(counts: Mapping[str, int]) -> bytes:
-    """A Parquet file of columns word, ascending by code points, and count."""
+    """Returns counts as a Parquet file with the columns word and count, sorted by word.
+
+    Words are sorted by code points.
+    """
     words = sorted(counts)
     columns = {"word": words, "count": [counts[word] for word in words]}
     return _write_table(pa.table(columns, schema=_SCHEMA))
@@ -162,6 +193,12 @@ def join_tables(folder: Folder, seals: Mapping[int, WordSeal]) -> bytes:
 
 
 def _read_bucket(folder: Folder, bucket: int, seal: WordSeal) -> pa.Table:
+    """Reads the table of a bucket, and checks it against its seal.
+
+    Raises:
+        FileNotFoundError: The table is missing.
+        ValueError: The table is damaged, or does not have the seal.
+    """
     name = bucket_name(bucket)
     where = folder.locate(name)
     table = _read_table(read_present(folder, name, _COUNT_AGAIN), where, _COUNT_AGAIN)
@@ -176,7 +213,18 @@ def _read_bucket(folder: Folder, bucket: int, seal: WordSeal) -> pa.Table:
 
 
 def read_commonest(data: bytes, where: str = WORD_COUNTS) -> tuple[list[str], list[int]]:
-    """Words and counts of the MAX_LEARNED_WORDS commonest words of a table sorted by word."""
+    """Reads the commonest words of a table.
+
+    Args:
+        data: The bytes of the table, which is sorted by word.
+        where: The URL of the table, for messages.
+
+    Returns:
+        At most MAX_LEARNED_WORDS words, sorted, and their counts.
+
+    Raises:
+        ValueError: The table is damaged.
+    """
     table = _read_table(data, where, "delete it and run the same command again")
     order = np.argsort(-table["count"].to_numpy(), kind="stable")[:MAX_LEARNED_WORDS]
     kept = table.take(np.sort(order))
@@ -184,6 +232,7 @@ def read_commonest(data: bytes, where: str = WORD_COUNTS) -> tuple[list[str], li
 
 
 def _read_table(data: bytes, where: str, remedy: str) -> pa.Table:
+    """Parses a table of words and counts; raises a ValueError that ends with `remedy`."""
     with named_damage(where, remedy):
         table = open_parquet(pa.BufferReader(data)).read(use_threads=False)
     if not table.schema.equals(_SCHEMA):
@@ -194,6 +243,7 @@ def _read_table(data: bytes, where: str, remedy: str) -> pa.Table:
 
 
 def _write_table(table: pa.Table) -> bytes:
+    """Returns a table as a Parquet file."""
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
     return bytes(sink.getvalue())
