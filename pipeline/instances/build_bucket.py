@@ -1,7 +1,9 @@
-"""One bucket's documents to blocks of instances: sort, drop copies, pair, shuffle, gather, mask.
+"""Turns the documents of a bucket into blocks of masked instances.
 
-Spans are shuffled first, then gathered and masked in runs, so memory is the bucket's tokens once
-and a run, not its instances.
+Documents are sorted and copies dropped; then pairs are made, shuffled, gathered and masked. A pair
+is two spans of the bucket's tokens until it is gathered. Pairs are shuffled as spans, and gathered
+and masked for 16 blocks at a time, a mask group. So memory holds the tokens of the bucket and one
+mask group, but never all instances.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,25 +15,31 @@ import numpy.typing as npt
 
 from pipeline.documents.source import MAX_SOURCES
 from pipeline.documents.sources import choose_uses
-from pipeline.instances.masking import MaskingRule, RunDraws, mask_run
+from pipeline.instances.masking import GroupDraws, MaskingRule, mask_instances
 from pipeline.instances.pairs import NspBalance, Pairs, gather_pairs, make_pairs
 from pipeline.seeds import permutation, seed_for
 from pipeline.shards.block import Block, block_instances
 from pipeline.tokens.token_parts import TokenizedDocument
 
-BLOCKS_PER_RUN = 16  # instances masked by one generator; part of what a seed means
+BLOCKS_PER_MASK_GROUP = 16
+"""Blocks of instances that one generator masks. With another number a seed gives other masks."""
 
 
 @dataclass(frozen=True)
 class InstanceRule:
-    """How instances of one length are made.
+    """The rule by which the instances of one length are made.
 
     Attributes:
         seq_len: The most tokens an instance may have, the three special ones included.
         seed: The seed of the whole dataset.
-        short_seq_prob: Share of documents cut to a random shorter target.
-        weights: How often a pass uses a document, in millionths by its source's number; none where
-            each is used once.
+        short_seq_prob: The share of documents whose instances have a shorter target length, drawn
+            at random.
+        cls_id: The id of [CLS].
+        sep_id: The id of [SEP].
+        masking: The rule by which instances are masked.
+        nsp_balance: As for `make_pairs`.
+        weights: How often a pass uses a document, in millionths, by the number of its source;
+            empty if each document is used once.
     """
 
     seq_len: int
@@ -46,16 +54,18 @@ class InstanceRule:
 
 @dataclass(frozen=True)
 class BucketDocuments:
-    """The distinct documents of a bucket, in the order of their ids, end to end.
+    """The distinct documents of a bucket, in the order of their ids and laid end to end.
+
+    There are D documents of S sentences and T tokens in all.
 
     Attributes:
-        ids: [D], 16 bytes each.
-        sentence_offsets: [D + 1], first sentence of each document.
-        sentence_lengths: [S] tokens of each sentence.
-        tokens: [T] uint16 or uint32.
-        sources: [D], number of each one's source.
-        rows: How many came, copies included.
-        checksum: Sum of the crc32 of all that came.
+        ids: [D] ids of 16 bytes each.
+        sentence_offsets: [D + 1] the first sentence of each document, and S.
+        sentence_lengths: [S] the number of tokens of each sentence.
+        tokens: [T] uint16 or uint32, the tokens of all sentences.
+        sources: [D] the number of each document's source.
+        rows: The number of documents that arrived, copies included.
+        checksum: The sum of the crc32 of all documents that arrived.
     """
 
     ids: list[bytes]
@@ -68,64 +78,97 @@ class BucketDocuments:
 
 
 def gather_documents(documents: Iterable[TokenizedDocument]) -> BucketDocuments:
-    """Sorts a bucket's documents and lays them end to end; of copies the first source's stays.
+    """Sorts a bucket's documents, drops copies, and lays the documents end to end.
 
-    Memory is the tokens twice.
+    If copies are from several sources, the copy of the first source stays. Memory holds the tokens
+    twice.
+
+    Args:
+        documents: The documents of the bucket in any order, with copies.
     """
     by_id: dict[bytes, tuple[npt.NDArray[np.unsignedinteger], npt.NDArray[np.unsignedinteger]]] = {}
     source_of: dict[bytes, int] = {}
-    rows = checksum = 0
+    rows = 0
+    checksum = 0
     for document in documents:
-        rows, checksum = rows + 1, checksum + document.crc32
+        rows += 1
+        checksum += document.crc32
         known = source_of.get(document.id, MAX_SOURCES)
         if document.source < known or (
             document.source == known and _is_before(document, by_id[document.id][0])
         ):
             by_id[document.id] = document.sentence_lengths, document.tokens
             source_of[document.id] = document.source
+
     ids = sorted(by_id)
-    sentence_offsets = np.cumsum([0, *(len(by_id[each][0]) for each in ids)], dtype=np.int64)
-    lengths = np.concatenate([by_id[each][0] for each in ids]) if ids else np.zeros(0, np.uint16)
-    dtype = by_id[ids[0]][1].dtype if ids else np.dtype(np.uint16)
-    tokens = np.empty(sum(len(each) for _, each in by_id.values()), dtype)
+    num_sentences = [len(by_id[document_id][0]) for document_id in ids]
+    sentence_offsets = np.cumsum([0, *num_sentences], dtype=np.int64)
+    lengths = np.zeros(0, np.uint16)
+    dtype = np.dtype(np.uint16)
+    if ids:
+        lengths = np.concatenate([by_id[document_id][0] for document_id in ids])
+        dtype = by_id[ids[0]][1].dtype
+
+    tokens = np.empty(sum(len(document_tokens) for _, document_tokens in by_id.values()), dtype)
     start = 0
-    for each in ids:
-        _, own = by_id.pop(each)
-        tokens[start : start + len(own)] = own
-        start += len(own)
-    sources = np.array([source_of[each] for each in ids], np.uint8)
+    for document_id in ids:
+        _, document_tokens = by_id.pop(document_id)  # freed as soon as it is copied
+        tokens[start : start + len(document_tokens)] = document_tokens
+        start += len(document_tokens)
+    sources = np.array([source_of[document_id] for document_id in ids], np.uint8)
     return BucketDocuments(ids, sentence_offsets, lengths, tokens, sources, rows, checksum)
 
 
-def _is_before(document: TokenizedDocument, other: npt.NDArray[np.unsignedinteger]) -> bool:
-    """Whether a copy cut into other sentences is taken instead: their order must not decide."""
-    return bool(document.sentence_lengths.tolist() < other.tolist())
+def _is_before(document: TokenizedDocument, lengths: npt.NDArray[np.unsignedinteger]) -> bool:
+    """Returns whether a copy replaces another one of the same source with these sentence lengths.
+
+    Copies may be split into different sentences. Which one is taken must not depend on the order
+    in which they arrive.
+    """
+    return bool(document.sentence_lengths.tolist() < lengths.tolist())
 
 
 def build_bucket(
     documents: BucketDocuments, rule: InstanceRule, pass_index: int, bucket_name: str
 ) -> Iterator[Block]:
-    """The bucket's blocks for one pass, decided by the arguments alone; all full but the last.
+    """Yields the blocks of a bucket for one pass, lazily. All blocks but the last are full.
+
+    The blocks depend on nothing but the arguments.
+
+    Args:
+        documents: The documents of the bucket.
+        rule: The rule by which instances are made.
+        pass_index: The number of the pass, from 0.
+        bucket_name: The name of the bucket, a part of the keys of its seeds.
 
     Raises:
-        ValueError: Fewer than two distinct documents, or none that the pass uses.
+        ValueError: There are fewer than two distinct documents, or the pass uses none of them.
     """
     pairs = _shuffled_pairs(documents, rule, pass_index, bucket_name)
     id_prefixes = _id_prefixes(documents)
-    size = block_instances(rule.seq_len)
-    run_size = size * BLOCKS_PER_RUN
-    for run, start in enumerate(range(0, len(pairs), run_size)):
-        own, purpose = pairs.take(slice(start, start + run_size)), f"masks-L{rule.seq_len}"
-        rng = Random(seed_for(rule.seed, purpose, pass_index, f"{bucket_name}/{run}"))
-        block = _build_run(documents.tokens, own, id_prefixes, rule, rng)
-        for first in range(0, block.num_instances, size):
-            yield block.slice(first, min(first + size, block.num_instances))
+    block_size = block_instances(rule.seq_len)
+    group_size = block_size * BLOCKS_PER_MASK_GROUP
+    purpose = f"masks-L{rule.seq_len}"
+    for group, start in enumerate(range(0, len(pairs), group_size)):
+        group_pairs = pairs.take(slice(start, start + group_size))
+        rng = Random(seed_for(rule.seed, purpose, pass_index, f"{bucket_name}/{group}"))
+        instances = _build_group(documents.tokens, group_pairs, id_prefixes, rule, rng)
+        for first in range(0, instances.num_instances, block_size):
+            yield instances.slice(first, min(first + block_size, instances.num_instances))
 
 
 def count_source_tokens(
     blocks: Iterable[Block], documents: BucketDocuments, counts: npt.NDArray[np.int64]
 ) -> Iterator[Block]:
-    """Passes on blocks; counts [CLS] A [SEP] as tokens of A's source, B [SEP] as B's."""
+    """Yields blocks unchanged, and adds their tokens to the counts of their sources.
+
+    [CLS] A [SEP] counts for the source of A, and B [SEP] for the source of B.
+
+    Args:
+        blocks: The blocks of a bucket.
+        documents: The documents of the bucket.
+        counts: [sources] the number of tokens of each source; changed in place.
+    """
     id_prefixes = _id_prefixes(documents)
     for block in blocks:
         a_length = block.segment_a_length.astype(np.int64)
@@ -139,42 +182,65 @@ def count_source_tokens(
 def _shuffled_pairs(
     documents: BucketDocuments, rule: InstanceRule, pass_index: int, bucket_name: str
 ) -> Pairs:
-    purpose = f"pairs-L{rule.seq_len}"
-    names, rows = [each.hex() for each in documents.ids], None
+    """Returns the pairs of a bucket for one pass, in random order (docs/format.md, section 5)."""
+    names = [document_id.hex() for document_id in documents.ids]
+    rows: list[int] | None = None
     if rule.weights:
-        ids, sources = documents.ids, documents.sources
-        rows, before = choose_uses(ids, sources, rule.weights, rule.seed, pass_index)
-        uses = zip(rows, before, strict=True)
-        names = [f"{names[row]}/{number}" if number else names[row] for row, number in uses]
+        rows, uses_before = choose_uses(
+            documents.ids, documents.sources, rule.weights, rule.seed, pass_index
+        )
         if not rows:
             raise ValueError(
-                f"pass {pass_index} uses none of the {len(ids)} documents of {bucket_name}: the"
-                " weights of their sources are too small; multiply all weights by the same number,"
-                " or take fewer num_buckets"
+                f"pass {pass_index} uses none of the {len(documents.ids)} documents of"
+                f" {bucket_name}: the weights of their sources are too small; multiply all weights"
+                " by the same number, or take fewer num_buckets"
             )
-    seeds = [seed_for(rule.seed, purpose, pass_index, name) for name in names]
-    lengths, offsets = documents.sentence_lengths, documents.sentence_offsets
+        # The first use of a document has the same seed as without weights.
+        names = [
+            f"{names[row]}/{number}" if number else names[row]
+            for row, number in zip(rows, uses_before, strict=True)
+        ]
+
+    purpose = f"pairs-L{rule.seq_len}"
     pairs = make_pairs(
-        lengths, offsets, seeds, rule.seq_len, rule.short_seq_prob, rule.nsp_balance, rows
+        documents.sentence_lengths,
+        documents.sentence_offsets,
+        [seed_for(rule.seed, purpose, pass_index, name) for name in names],
+        rule.seq_len,
+        rule.short_seq_prob,
+        rule.nsp_balance,
+        rows,
     )
     shuffle_seed = seed_for(rule.seed, f"shuffle-L{rule.seq_len}", pass_index, bucket_name)
     return pairs.take(permutation(len(pairs), Random(shuffle_seed)))
 
 
 def _id_prefixes(documents: BucketDocuments) -> npt.NDArray[np.uint64]:
-    return np.array([int.from_bytes(each[:8], "big") for each in documents.ids], np.uint64)
+    """Returns [D] the first 64 bits of each document's id."""
+    prefixes = [int.from_bytes(document_id[:8], "big") for document_id in documents.ids]
+    return np.array(prefixes, np.uint64)
 
 
-def _build_run(
+def _build_group(
     tokens: npt.NDArray[np.unsignedinteger],
     pairs: Pairs,
     id_prefixes: npt.NDArray[np.uint64],
     rule: InstanceRule,
     rng: Random,
 ) -> Block:
+    """Gathers and masks the pairs of a mask group; returns them as one large block.
+
+    Args:
+        tokens: [T] the tokens of the bucket.
+        pairs: The pairs of the group.
+        id_prefixes: [D] the first 64 bits of each document's id.
+        rule: The rule by which instances are made.
+        rng: The generator of the group's masks.
+    """
     packed = gather_pairs(tokens, pairs, rule.cls_id, rule.sep_id)
-    columns = packed.input_ids, packed.offsets, packed.segment_a_length
-    masked = mask_run(*columns, rule.masking, RunDraws(rng))
+    masked = mask_instances(
+        packed.input_ids, packed.offsets, packed.segment_a_length, rule.masking, GroupDraws(rng)
+    )
     return Block(
         **vars(masked),
         offsets=packed.offsets.astype(np.int32),

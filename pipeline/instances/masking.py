@@ -1,7 +1,10 @@
-"""Masks for masked language modelling, for a run of packed instances at once.
+"""Masks packed instances for masked language modelling.
 
-Counts, candidates and the 80/10/10 rule are those of docs/parity.md section 2. The draws are our
-own. Those of a build depend on the whole run: the same instances in other runs get other masks.
+The numbers of masked positions, the candidates and the 80/10/10 rule are those of docs/parity.md,
+section 2; the random draws are not those of the reference. A build masks the instances of 16 blocks
+at once, a mask group, with one generator: the same instances in another group would get other
+masks. When a training run draws masks anew, every instance has its own seed (docs/order.md, Masks
+drawn anew).
 
 Shapes: N instances, T packed tokens, M masked positions, W tokens of an instance.
 """
@@ -18,12 +21,12 @@ import numpy.typing as npt
 from pipeline.instances.pairs import NUM_SPECIAL_TOKENS, loops
 from pipeline.seeds import Words, random_words, words_at
 
-_GRID_ROWS = 1024  # instances drawn for at a time; part of what a seed means
+_GRID_ROWS = 1024  # instances that share a seed; with another number a seed gives other masks
 _NEVER = np.uint32(2**32 - 1)  # greater than any key of a token that may be masked
 _MASK_BELOW = 8 * 2**32 // 10  # of 2**32: 80 % become [MASK]
-_KEEP_BELOW = 9 * 2**32 // 10  # 10 % stay, the rest become any id of the vocabulary
+_KEEP_BELOW = 9 * 2**32 // 10  # 10 % stay, the others become any id of the vocabulary
 
-_REPLACING = 2**16  # an instance's words from here on say what stands at its masked positions
+_REPLACING = 2**16  # the first of an instance's random words that say what replaces its tokens
 
 SETTINGS = ("masked_lm_prob", "max_predictions", "whole_word_masking")
 """The settings of a build that decide how its instances are masked."""
@@ -32,20 +35,37 @@ Ids = npt.NDArray[np.unsignedinteger]
 
 
 class Keys(NamedTuple):
-    """Where the keys of instances are: from number `firsts` on of the half-words of a seed."""
+    """The random keys of the tokens of N instances. Tokens with the smallest keys are masked.
 
-    seeds: Words  # [N]
-    firsts: npt.NDArray[np.int64]  # [N]
-    position_bits: npt.NDArray[np.uint8]  # [N], low bits of a key that hold the position
+    The key of a token is half a word, 32 bits, of the words that SplitMix64 draws from a seed.
+
+    Attributes:
+        seeds: [N] the seed of each instance's keys.
+        firsts: [N] the number of the half-word that is the key of the instance's first token. The
+            next tokens have the next half-words.
+        position_bits: [N] how many of a key's low bits are replaced by the token's position.
+    """
+
+    seeds: Words
+    firsts: npt.NDArray[np.int64]
+    position_bits: npt.NDArray[np.uint8]
 
 
-class RunDraws(NamedTuple):
-    """What a run is masked by: one draw after another of a generator."""
+class GroupDraws(NamedTuple):
+    """The random draws of a mask group in a build, taken one after another from a generator.
+
+    Attributes:
+        rng: The generator of the group.
+    """
 
     rng: Random
 
     def keys(self, lengths: npt.NDArray[np.int64]) -> Keys:
-        """Those of instances of so many tokens, a seed for each grid of them."""
+        """Draws the keys of instances with one seed for every 1,024 instances, a grid.
+
+        Args:
+            lengths: [N] the number of tokens of each instance.
+        """
         starts = range(0, len(lengths), _GRID_ROWS)
         widths = np.array([lengths[start : start + _GRID_ROWS].max() for start in starts], np.int64)
         seeds = np.array([self.rng.getrandbits(64) for _ in starts], np.uint64)
@@ -54,47 +74,61 @@ class RunDraws(NamedTuple):
         return Keys(seeds[grid], row * widths[grid], position_bits[grid])
 
     def words(self, counts: npt.NDArray[np.int64], _first: int) -> Words:
-        """So many words of each row, one row after another, all different."""
+        """Draws random words, which all differ: [sum of counts], row after row.
+
+        Args:
+            counts: [N] the number of words of each row.
+        """
         return random_words(int(counts.sum()), self.rng)
 
 
 class InstanceDraws(NamedTuple):
-    """What instances are masked by, each by words of its own, whichever run it comes in.
+    """The random draws of instances that have a seed each, however they are grouped.
 
     Attributes:
-        seeds: [N], the instances' own.
-        position_bits: Bits of any position of their length.
+        seeds: [N] the seed of each instance.
+        position_bits: The number of bits of the largest position of an instance.
     """
 
     seeds: Words
     position_bits: int
 
     def keys(self, lengths: npt.NDArray[np.int64]) -> Keys:
-        """As RunDraws.keys, from the first word of each instance on."""
+        """Returns the keys of instances, which begin with the first word of each seed.
+
+        Args:
+            lengths: [N] the number of tokens of each instance.
+        """
         zeros = np.zeros(len(lengths), np.int64)
         return Keys(self.seeds, zeros, np.full(len(lengths), self.position_bits, np.uint8))
 
     def words(self, counts: npt.NDArray[np.int64], first: int) -> Words:
-        """As RunDraws.words, each row's from its word number `first` on."""
+        """Returns random words: [sum of counts], row after row.
+
+        Args:
+            counts: [N] the number of words of each row.
+            first: The number of the first word that is taken of each row's seed.
+        """
         starts = np.cumsum(counts) - counts - first
         places = np.arange(counts.sum()) - np.repeat(starts, counts)
         return words_at(np.repeat(self.seeds, counts), places.astype(np.uint64))
 
 
-Draws = RunDraws | InstanceDraws
+Draws = GroupDraws | InstanceDraws
 
 
 @dataclass(frozen=True)
 class MaskingRule:
-    """What to mask, and with what.
+    """The rule by which instances are masked.
 
     Attributes:
-        mask_id: Id of [MASK].
+        mask_id: The id of [MASK].
         vocab_size: A random replacement is any id below it.
-        max_predictions: The most positions an instance may have masked.
-        masked_lm_prob: Share of an instance's tokens to mask, the three special ones counted; one
-            for all, or [N] of each.
-        is_continuation: [vocab_size], true for ids of "##" pieces: given, whole words are masked.
+        max_predictions: The most positions of an instance that may be masked.
+        masked_lm_prob: The share of an instance's tokens to mask, the three special ones counted:
+            one number for all instances, or [N] one for each.
+        is_continuation: [vocab_size] true for ids of pieces that begin with "##". If it is given,
+            whole words are masked; None masks single tokens.
     """
 
     mask_id: int
@@ -107,7 +141,14 @@ class MaskingRule:
 def masking_rule(
     settings: Mapping[str, Any], seq_len: int, mask_id: int, is_continuation: npt.NDArray[np.bool_]
 ) -> MaskingRule:
-    """The rule for instances of one length; `settings` of a build or of its manifest."""
+    """Returns the rule for instances of one length.
+
+    Args:
+        settings: The settings of a build, or those in a manifest.
+        seq_len: The most tokens of an instance.
+        mask_id: The id of [MASK].
+        is_continuation: [vocab_size] true for ids of pieces that begin with "##".
+    """
     return MaskingRule(
         mask_id,
         len(is_continuation),
@@ -118,31 +159,50 @@ def masking_rule(
 
 
 def most_predictions(settings: Mapping[str, Any], seq_len: int) -> int:
-    """The most masked positions of an instance of one length; `settings` as in `masking_rule`."""
-    given: int | None = settings["max_predictions"]
-    return given or math.ceil(seq_len * settings["masked_lm_prob"])
+    """Returns the most positions of an instance that may be masked.
+
+    Args:
+        settings: The settings of a build, or those in a manifest. If `max_predictions` is not set,
+            the number follows from masked_lm_prob.
+        seq_len: The most tokens of an instance.
+    """
+    max_predictions: int | None = settings["max_predictions"]
+    return max_predictions or math.ceil(seq_len * settings["masked_lm_prob"])
 
 
 @dataclass(frozen=True)
-class MaskedRun:
-    """A run after masking; positions ascend inside each instance."""
+class MaskedInstances:
+    """N instances after masking.
 
-    input_ids: Ids  # [T]
-    masked_lm_positions: npt.NDArray[np.uint16]  # [M], inside the instance
-    masked_lm_ids: Ids  # [M], the tokens that stood there
-    masked_offsets: npt.NDArray[np.int32]  # [N + 1]
+    Attributes:
+        input_ids: [T] tokens, of which masked ones are replaced.
+        masked_lm_positions: [M] masked positions, counted from the instance's [CLS], and ascending
+            in each instance.
+        masked_lm_ids: [M] the original tokens at these positions.
+        masked_offsets: [N + 1] the first masked position of each instance, and M.
+    """
+
+    input_ids: Ids
+    masked_lm_positions: npt.NDArray[np.uint16]
+    masked_lm_ids: Ids
+    masked_offsets: npt.NDArray[np.int32]
 
 
-def mask_run(
+def mask_instances(
     input_ids: Ids,
     offsets: npt.NDArray[np.int64],
     segment_a_length: npt.NDArray[np.uint16],
     rule: MaskingRule,
     draws: Draws,
-) -> MaskedRun:
-    """Masks N packed instances [CLS] A [SEP] B [SEP], in place.
+) -> MaskedInstances:
+    """Masks N packed instances [CLS] A [SEP] B [SEP] (docs/parity.md, section 2).
 
-    Given are [T] tokens, [N + 1] where instances start, and [N] tokens of [CLS] A [SEP].
+    Args:
+        input_ids: [T] tokens of all instances end to end; changed in place.
+        offsets: [N + 1] the first token of each instance, and T.
+        segment_a_length: [N] the number of tokens of [CLS] A [SEP].
+        rule: The rule by which instances are masked.
+        draws: The random draws.
     """
     counts = count_predictions(np.diff(offsets), rule)
     if rule.is_continuation is None:
@@ -155,11 +215,18 @@ def mask_run(
     positions_M = chosen_M - np.repeat(offsets[:-1], num_masked)
     masked_lm_ids = input_ids[chosen_M]
     input_ids[chosen_M] = _replace(masked_lm_ids, rule, draws.words(num_masked, _REPLACING))
-    return MaskedRun(input_ids, positions_M.astype(np.uint16), masked_lm_ids, masked_offsets)
+    return MaskedInstances(input_ids, positions_M.astype(np.uint16), masked_lm_ids, masked_offsets)
 
 
 def count_predictions(lengths: npt.NDArray[np.integer], rule: MaskingRule) -> npt.NDArray[np.int64]:
-    """[N] positions to mask in instances of so many tokens; half rounds to even (2.3)."""
+    """Returns [N] the number of positions to mask in each instance (docs/parity.md 2.3).
+
+    Halves are rounded to the even number. With whole words fewer may be masked.
+
+    Args:
+        lengths: [N] the number of tokens of each instance.
+        rule: The rule by which instances are masked.
+    """
     counts = np.rint(lengths * rule.masked_lm_prob)
     most = np.minimum(lengths - NUM_SPECIAL_TOKENS, rule.max_predictions)
     clipped: npt.NDArray[np.int64] = np.clip(counts, 1, most).astype(np.int64)
@@ -172,20 +239,31 @@ def _choose_tokens(
     counts: npt.NDArray[np.int64],
     draws: Draws,
 ) -> npt.NDArray[np.int64]:
-    """[M] ascending indices of the tokens with the smallest keys of each instance."""
+    """Chooses single tokens to mask: those with the smallest keys of each instance.
+
+    Args:
+        offsets: [N + 1] the first token of each instance, and T.
+        segment_a_length: [N] the number of tokens of [CLS] A [SEP].
+        counts: [N] the number of positions to mask.
+        draws: The random draws.
+
+    Returns:
+        [M] ascending indices into the T tokens.
+    """
     lengths = np.diff(offsets)
     keys = draws.keys(lengths)
     if loops:
-        chosen_M = np.empty(counts.sum() + 1, np.int64)
+        chosen_M = np.empty(counts.sum() + 1, np.int64)  # the compiled loop needs one entry more
         starts = offsets.astype(np.int64)
         loops.choose_tokens(starts, segment_a_length, counts, *keys, chosen_M)
         return chosen_M[:-1]
+
     chosen = [np.zeros(0, np.int64)]
-    ends = zip(offsets[:-1].tolist(), lengths.tolist(), segment_a_length.tolist(), strict=True)
-    for row, (start, length, a_length) in enumerate(ends):
-        numbers_W = keys.firsts[row] + np.arange(length - 1)
+    spans = zip(offsets[:-1].tolist(), lengths.tolist(), segment_a_length.tolist(), strict=True)
+    for row, (start, length, a_length) in enumerate(spans):
+        numbers_W = keys.firsts[row] + np.arange(length - 1)  # the last [SEP] gets no key
         keys_W = _draw_keys(numbers_W, keys.seeds[row : row + 1], keys.position_bits[row])
-        keys_W[[0, a_length - 1]] = _NEVER  # specials, as the last one is left out
+        keys_W[[0, a_length - 1]] = _NEVER  # [CLS] and the first [SEP]
         chosen.append(start + np.sort(keys_W.argsort()[: counts[row]]))
     return np.concatenate(chosen)
 
@@ -193,15 +271,21 @@ def _choose_tokens(
 def _draw_keys(
     numbers: npt.NDArray[np.int64], seed: Words, position_bits: np.uint8
 ) -> npt.NDArray[np.uint32]:
-    """Half-words of a seed, with the position in their low bits: no sorting can change their order.
+    """Returns the keys of an instance's tokens: half-words of a seed.
 
-    That leaves 23 random bits at 512 tokens: a tie decides one position in 16,000 instances, for
-    the earlier one.
+    The low bits of a key are replaced by the token's position. So keys differ, and every way of
+    sorting gives the same order. That leaves 23 random bits at 512 tokens: in one of 16,000
+    instances a tie decides which of two tokens is masked, and it is the earlier one.
+
+    Args:
+        numbers: [W] the numbers of the half-words.
+        seed: [1] the seed.
+        position_bits: How many low bits are replaced.
     """
     words = words_at(seed, numbers.astype(np.uint64) // 2)
-    drawn = (words >> (numbers.astype(np.uint64) % 2 * 32)).astype(np.uint32)
-    kept = drawn >> np.uint32(position_bits) << np.uint32(position_bits)
-    return kept | np.arange(len(numbers), dtype=np.uint32)
+    half_words = (words >> (numbers.astype(np.uint64) % 2 * 32)).astype(np.uint32)
+    high_bits = half_words >> np.uint32(position_bits) << np.uint32(position_bits)
+    return high_bits | np.arange(len(numbers), dtype=np.uint32)
 
 
 def _choose_words(
@@ -211,9 +295,21 @@ def _choose_words(
     counts: npt.NDArray[np.int64],
     draws: Draws,
 ) -> npt.NDArray[np.int64]:
-    """[M] ascending indices of masked words' tokens; words end with segments (docs/parity.md 5)."""
+    """Chooses whole words to mask. Words end where segments end (docs/parity.md 5).
+
+    Args:
+        continues: [T] whether each token continues a word.
+        offsets: [N + 1] the first token of each instance, and T.
+        segment_a_length: [N] the number of tokens of [CLS] A [SEP].
+        counts: [N] the most positions to mask.
+        draws: The random draws.
+
+    Returns:
+        [M] ascending indices into the T tokens.
+    """
     is_special = np.zeros(len(continues), np.bool_)
-    is_special[offsets[:-1]] = is_special[offsets[1:] - 1] = True
+    is_special[offsets[:-1]] = True
+    is_special[offsets[1:] - 1] = True
     is_special[offsets[:-1] + segment_a_length - 1] = True
     starts_word = ~is_special & ~continues
     starts_word[1:] |= is_special[:-1] & ~is_special[1:]
@@ -230,27 +326,48 @@ def _take_words(
     counts: npt.NDArray[np.int64],
     draws: Draws,
 ) -> npt.NDArray[np.bool_]:
-    """Words in random order until the count is full; one that does not fit is passed over (2.4)."""
-    num_words, left = np.diff(word_offsets), counts.copy()
+    """Takes words in random order until so many tokens are chosen (docs/parity.md 2.4).
+
+    A word that has more tokens than are left to choose is passed over.
+
+    Args:
+        word_lengths: The number of tokens of each word.
+        word_offsets: [N + 1] the first word of each instance, and the number of words.
+        counts: [N] the most tokens to choose of each instance.
+        draws: The random draws.
+
+    Returns:
+        Whether each word is chosen.
+    """
+    num_words = np.diff(word_offsets)
+    left = counts.copy()
     places = np.arange(num_words.max(initial=0))
     is_word_NW = places < num_words[:, None]
     keys_NW = np.full(is_word_NW.shape, np.iinfo(np.uint64).max)
     keys_NW[is_word_NW] = draws.words(num_words, 0)
     order_NW = keys_NW.argsort(axis=1) + word_offsets[:-1, None]
-    is_chosen, rows = np.zeros(len(word_lengths), np.bool_), np.arange(len(counts))
-    for place in places:  # one word of every instance that is not full
+
+    is_chosen = np.zeros(len(word_lengths), np.bool_)
+    rows = np.arange(len(counts))
+    for place in places:  # looks at one more word of every instance that is not full
         rows = rows[(left[rows] > 0) & (place < num_words[rows])]
         words = order_NW[rows, place]
-        is_chosen[words] = fits = word_lengths[words] <= left[rows]
+        fits = word_lengths[words] <= left[rows]
+        is_chosen[words] = fits
         left[rows] -= word_lengths[words] * fits
     return is_chosen
 
 
 def _replace(tokens_M: Ids, rule: MaskingRule, draws_M: Words) -> Ids:
-    """80 % [MASK], 10 % the token itself, 10 % any id (2.5).
+    """Returns the tokens that replace masked tokens (docs/parity.md 2.5).
 
-    A token takes 64 bits, half to say which of them and half for the id, whose bias is below
-    vocab_size / 2**32.
+    80 % of them are [MASK], 10 % the token itself, and 10 % any id of the vocabulary.
+
+    Args:
+        tokens_M: The original tokens.
+        rule: The rule by which instances are masked.
+        draws_M: A random word for each token. Its low half decides between the three, its high half
+            the id. Some ids are more likely than others, but by less than vocab_size / 2**32.
     """
     which = draws_M.astype(np.uint32)
     shown = np.where(which < _MASK_BELOW, tokens_M.dtype.type(rule.mask_id), tokens_M)

@@ -1,9 +1,9 @@
-"""Sentence pairs for next sentence prediction, as spans of a bucket's tokens.
+"""Makes sentence pairs for next sentence prediction, as spans of a bucket's tokens.
 
-The draws are those of docs/parity.md 1.2-1.8, in their order: the same generator makes the same
-pairs as google-research/bert ``create_pretraining_data.py``. A segment is a run of consecutive
-tokens of one document, also after truncation, so two offsets say all of it. What is written here is
-the definition; where the compiled loops (_instances.c) are at hand, they do the same.
+Random draws are made in the order of docs/parity.md 1.2-1.8, so the same generator makes the same
+pairs as google-research/bert `create_pretraining_data.py`. A segment is a sequence of consecutive
+tokens of one document, also after truncation, so two offsets describe it. This module is the
+definition. If the compiled loops (_instances.c) are there, they are used, and make the same pairs.
 
 Shapes: D documents, S sentences, N pairs, T packed tokens.
 """
@@ -23,19 +23,34 @@ from pipeline.seeds import draw_below
 from tokenizer.compiled import load
 
 loops: Any = load("pipeline.instances._instances")
-"""The compiled module, or None where the Python path is to be used."""
+"""The compiled module, or None if the Python code is to be used."""
 
 _DTYPES = (np.int32, np.int64, np.int64, np.int32, np.int64, np.int64, np.bool_)  # of Pairs
+
 NspBalance = Literal["reference", "exact"]
+"""How many pairs have a random B: as in the reference, 56-57 %, or exactly half."""
+
 Span = tuple[int, int]
+"""The first of some consecutive tokens of the bucket, and one past the last."""
+
 NUM_SPECIAL_TOKENS = 3  # [CLS] A [SEP] B [SEP]
 _MAX_TRIES = 10  # docs/parity.md 1.6
-_FREE_PAIRS = 64  # docs/parity.md 5: the share of one-sentence chunks begins at 0, changes slowly
+_FREE_PAIRS = 64  # docs/parity.md 5; with it the share of one-sentence chunks grows slowly from 0
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """N pairs of segments; starts and stops are offsets into the bucket's tokens, end to end."""
+    """N pairs of segments, as spans of the tokens of a bucket's documents laid end to end.
+
+    Attributes:
+        document_a: [N] the number of the document that A is from.
+        a_start: [N] the first token of A.
+        a_stop: [N] one past the last token of A.
+        document_b: [N] the number of the document that B is from.
+        b_start: [N] the first token of B.
+        b_stop: [N] one past the last token of B.
+        is_random_next: [N] whether B is from another document and does not follow A.
+    """
 
     document_a: npt.NDArray[np.int32]
     a_start: npt.NDArray[np.int64]
@@ -49,23 +64,37 @@ class Pairs:
         return len(self.a_start)
 
     def take(self, rows: npt.NDArray[np.integer] | slice) -> "Pairs":
-        """The chosen rows, in the order given."""
+        """Returns some of the pairs, in the order of `rows`."""
         return Pairs(**{name: column[rows] for name, column in vars(self).items()})
 
 
 class PackedPairs(NamedTuple):
-    """N instances [CLS] A [SEP] B [SEP] end to end, without padding and not masked yet."""
+    """N instances [CLS] A [SEP] B [SEP] end to end, without padding and not masked yet.
 
-    input_ids: npt.NDArray[np.unsignedinteger]  # [T]
-    offsets: npt.NDArray[np.int64]  # [N + 1], where instances start
-    segment_a_length: npt.NDArray[np.uint16]  # [N], tokens of type 0: [CLS] A [SEP]
+    Attributes:
+        input_ids: [T] the tokens of all instances.
+        offsets: [N + 1] the first token of each instance, and T.
+        segment_a_length: [N] the number of tokens of type 0 of each instance: [CLS] A [SEP].
+    """
+
+    input_ids: npt.NDArray[np.unsignedinteger]
+    offsets: npt.NDArray[np.int64]
+    segment_a_length: npt.NDArray[np.uint16]
 
 
 def gather_pairs(
     tokens: npt.NDArray[np.unsignedinteger], pairs: Pairs, cls_id: int, sep_id: int
 ) -> PackedPairs:
-    """[CLS] A [SEP] B [SEP] of each pair; `tokens` of the bucket's documents end to end."""
-    a_length, b_length = pairs.a_stop - pairs.a_start, pairs.b_stop - pairs.b_start
+    """Copies the tokens of pairs into instances [CLS] A [SEP] B [SEP].
+
+    Args:
+        tokens: The tokens of the bucket's documents, end to end.
+        pairs: The pairs.
+        cls_id: The id of [CLS].
+        sep_id: The id of [SEP].
+    """
+    a_length = pairs.a_stop - pairs.a_start
+    b_length = pairs.b_stop - pairs.b_start
     offsets = np.append(0, np.cumsum(a_length + b_length + NUM_SPECIAL_TOKENS))
     specials = np.array([cls_id, sep_id], tokens.dtype)
     input_ids = np.empty(offsets[-1], tokens.dtype)
@@ -73,28 +102,46 @@ def gather_pairs(
     if loops:
         loops.gather_pairs(tokens, spans, specials, input_ids)
     else:
-        cls, sep = specials[:1], specials[1:]
+        cls = specials[:1]
+        sep = specials[1:]
         parts = ((cls, tokens[a:b], sep, tokens[c:d], sep) for a, b, c, d in spans.tolist())
         np.concatenate([input_ids[:0], *chain.from_iterable(parts)], out=input_ids)
     return PackedPairs(input_ids, offsets, (a_length + 2).astype(np.uint16))
 
 
 class _Balance:
-    """The chance of a random next that makes half of a bucket's pairs random (docs/parity.md 5).
+    """Computes with which chance a chunk gets a random B, so that half of all pairs do.
 
-    A chunk of one sentence always takes a random next; the chance is for all other chunks. It
-    reaches one half at the end of the bucket if one-sentence chunks stay as frequent as they were.
+    docs/parity.md 5 has the rule. A chunk of one sentence always gets a random B; the chance is for
+    all other chunks. If one-sentence chunks stay as frequent as they were, half of the bucket's
+    pairs are random at its end.
+
+    Attributes:
+        chance: The chance for the next chunk. It may be below 0 or above 1.
     """
 
     def __init__(self, num_tokens: int, max_tokens: int) -> None:
-        """Tokens of all documents to come, each as often as it is used; most tokens of a pair."""
+        """Begins with a chance of one half.
+
+        Args:
+            num_tokens: The number of tokens of all documents, each as often as it is used.
+            max_tokens: The most tokens of a pair.
+        """
         self.chance = 0.5
         self._tokens_left = num_tokens
         self._max_tokens = max_tokens
-        self._num_pairs = self._num_forced = self._excess = 0
+        self._num_pairs = 0
+        self._num_forced = 0  # pairs of one-sentence chunks
+        self._excess = 0  # random pairs minus other pairs
 
     def count(self, is_random_next: bool, is_single: bool, num_tokens: int) -> None:
-        """Takes in one more pair, which went over so many tokens of its document."""
+        """Counts one more pair, and computes the chance for the next chunk.
+
+        Args:
+            is_random_next: Whether the pair has a random B.
+            is_single: Whether its chunk has one sentence.
+            num_tokens: The number of tokens of its document that the pair used up.
+        """
         self._tokens_left -= num_tokens
         self._num_pairs += 1
         self._num_forced += is_single
@@ -106,13 +153,23 @@ class _Balance:
 
 @dataclass(frozen=True)
 class _Sentences:
-    """Where sentences lie in the bucket's tokens, in lists: single elements are quick to read."""
+    """The places of sentences and documents in the bucket's tokens.
 
-    bounds: list[int]  # [S + 1], first token of each sentence, and the number of tokens
-    firsts: list[int]  # [D + 1], first sentence of each document, and the number of sentences
+    They are lists, because single elements of lists are read faster than those of arrays.
+
+    Attributes:
+        bounds: [S + 1] the first token of each sentence, and the number of tokens.
+        firsts: [D + 1] the first sentence of each document, and S.
+    """
+
+    bounds: list[int]
+    firsts: list[int]
 
     def stop_at(self, first: int, end: int, num_tokens: int) -> int:
-        """The sentence after those from `first` on that hold so many tokens, or `end`."""
+        """Returns where a chunk that begins with sentence `first` ends: one past its last sentence.
+
+        A chunk ends with the sentence that brings it to `num_tokens`, or before sentence `end`.
+        """
         return bisect_left(self.bounds, self.bounds[first] + num_tokens, first + 1, end)
 
 
@@ -125,21 +182,27 @@ def make_pairs(
     nsp_balance: NspBalance = "reference",
     rows: Sequence[int] | None = None,
 ) -> Pairs:
-    """Pairs of the documents of a bucket, in document order (docs/parity.md 1.2-1.8).
+    """Makes the pairs of a bucket's documents, in document order (docs/parity.md 1.2-1.8).
+
+    Every document has its own seed, so no draw for one document changes the draws for another. If
+    `nsp_balance` is "reference", the pairs of a document do not depend on documents before it.
 
     Args:
-        sentence_lengths: [S] tokens per sentence, all documents end to end; every one at least 1.
-        sentence_offsets: [D + 1], first sentence of each document and S; none without sentences.
-        seeds: One of 128 bits for each row; no draw of one document shifts those of another, nor,
-            but for an exact balance, its pairs.
+        sentence_lengths: [S] the number of tokens of each sentence, at least 1, of all documents
+            end to end.
+        sentence_offsets: [D + 1] the first sentence of each document, and S. Every document has a
+            sentence.
+        seeds: A seed of 128 bits for each of `rows`.
         seq_len: The most tokens an instance may have, the three special ones included.
-        short_seq_prob: Share of documents cut to a random shorter target.
-        nsp_balance: reference draws as the reference does; exact makes half random.
-        rows: Documents to make pairs of, any number of times; by default each once. A random B
-            comes from all documents of the bucket but A's own.
+        short_seq_prob: The share of documents whose pairs have a shorter target length, drawn at
+            random.
+        nsp_balance: "reference" draws a random B as the reference does; "exact" makes half of the
+            pairs random.
+        rows: The documents to make pairs of, each any number of times; None takes every document
+            once. A random B may come from any document of the bucket but A's.
 
     Raises:
-        ValueError: Fewer than two documents: a random B must come from another one.
+        ValueError: There are fewer than two documents, so there is no other one for a random B.
     """
     num_documents = len(sentence_offsets) - 1
     if num_documents < 2:
@@ -148,10 +211,12 @@ def make_pairs(
             f" {num_documents} document(s) in the bucket, expected at least 2; add text, or use"
             " fewer buckets"
         )
-    rows = range(num_documents) if rows is None else rows
+    if rows is None:
+        rows = range(num_documents)
     assert len(seeds) == len(rows), f"{len(seeds)} seeds for {len(rows)} documents"
     max_tokens = seq_len - NUM_SPECIAL_TOKENS
     assert max_tokens > 1, f"{seq_len} tokens leave no room for two segments"
+
     bounds = _find_bounds(sentence_lengths, sentence_offsets)
     token_counts = np.diff(bounds[sentence_offsets])
     balanced_tokens = int(token_counts[rows].sum()) if nsp_balance == "exact" else None
@@ -159,6 +224,7 @@ def make_pairs(
         return _pair_compiled(
             bounds, sentence_offsets, rows, seeds, max_tokens, short_seq_prob, balanced_tokens
         )
+
     sentences = _Sentences(bounds.tolist(), sentence_offsets.tolist())
     balance = None if balanced_tokens is None else _Balance(balanced_tokens, max_tokens)
     columns = [array("q") for _ in range(7)]
@@ -180,20 +246,41 @@ def _pair_compiled(
     short_seq_prob: float,
     balanced_tokens: int | None,
 ) -> Pairs:
-    firsts, uses = np.ascontiguousarray(sentence_offsets, np.int64), np.array(rows, np.int64)
-    room = int(np.diff(firsts)[uses].sum())  # a pair takes one sentence at least
+    """Makes pairs by the compiled loops; the arguments are those of `make_pairs`, prepared.
+
+    Args:
+        bounds: [S + 1] the first token of each sentence, and the number of tokens.
+        sentence_offsets: [D + 1] the first sentence of each document, and S.
+        rows: The documents to make pairs of.
+        seeds: A seed for each of them.
+        max_tokens: The most tokens of a pair.
+        short_seq_prob: The share of documents with a shorter target length.
+        balanced_tokens: The number of tokens of all `rows`, to make half of the pairs random; None
+            draws as the reference does.
+    """
+    firsts = np.ascontiguousarray(sentence_offsets, np.int64)
+    uses = np.array(rows, np.int64)
+    room = int(np.diff(firsts)[uses].sum())  # a pair uses at least one sentence
     columns: list[npt.NDArray[Any]] = [np.empty(room, dtype) for dtype in _DTYPES]
     digits = np.frombuffer(b"".join(seed.to_bytes(16, "little") for seed in seeds), "<u4")
     balance = -1 if balanced_tokens is None else balanced_tokens
-    rule = max_tokens, short_seq_prob, balance
-    count = loops.make_pairs(bounds, firsts, uses, digits.astype(np.uint32), *rule, *columns)
+    count = loops.make_pairs(
+        bounds,
+        firsts,
+        uses,
+        digits.astype(np.uint32),
+        max_tokens,
+        short_seq_prob,
+        balance,
+        *columns,
+    )
     return Pairs(*(column[:count] for column in columns))
 
 
 def _find_bounds(
     sentence_lengths: npt.NDArray[np.integer], sentence_offsets: npt.NDArray[np.integer]
 ) -> npt.NDArray[np.int64]:
-    """[S + 1], first token of each sentence, and the number of tokens."""
+    """Returns [S + 1] the first token of each sentence, and the number of tokens."""
     assert sentence_lengths.min() > 0, "an empty sentence reached pairing"
     assert np.diff(sentence_offsets).min() > 0, "a document without sentences reached pairing"
     assert sentence_offsets[-1] == len(sentence_lengths), "sentences and documents do not agree"
@@ -210,11 +297,21 @@ def _pair_document(
     rng: Random,
     balance: _Balance | None,
 ) -> Iterator[tuple[int, ...]]:
-    """The pairs of one document: the fields of Pairs, in their order."""
+    """Yields the pairs of one document, each as the fields of `Pairs` in their order.
+
+    Args:
+        sentences: The places of all sentences.
+        document: The number of the document.
+        max_tokens: The most tokens of a pair.
+        short_seq_prob: The chance that all pairs of the document have a shorter target length.
+        rng: The document's generator.
+        balance: Decides with which chance B is random; None draws as the reference does.
+    """
     bounds = sentences.bounds
     is_short = rng.random() < short_seq_prob
     target = 2 + draw_below(max_tokens - 1, rng.getrandbits) if is_short else max_tokens
-    sentence, end = sentences.firsts[document], sentences.firsts[document + 1]
+    sentence = sentences.firsts[document]
+    end = sentences.firsts[document + 1]
     while sentence < end:
         chunk_end = sentences.stop_at(sentence, end, target)
         is_single = chunk_end == sentence + 1
@@ -226,9 +323,10 @@ def _pair_document(
         a = bounds[sentence], bounds[a_end]
         if is_random_next:
             document_b, b = _draw_random_b(sentences, document, target - (a[1] - a[0]), rng)
-            next_sentence = a_end  # the rest of the chunk is put back
+            next_sentence = a_end  # the other sentences of the chunk are put back
         else:
-            document_b, b = document, (bounds[a_end], bounds[chunk_end])
+            document_b = document
+            b = bounds[a_end], bounds[chunk_end]
             next_sentence = chunk_end
         if balance:
             balance.count(is_random_next, is_single, bounds[next_sentence] - bounds[sentence])
@@ -240,7 +338,17 @@ def _pair_document(
 def _draw_random_b(
     sentences: _Sentences, document: int, target: int, rng: Random
 ) -> tuple[int, Span]:
-    """Another document; its sentences from a random one on that hold `target` tokens (1.6)."""
+    """Draws a random segment B from another document (docs/parity.md 1.6).
+
+    Args:
+        sentences: The places of all sentences.
+        document: The number of A's document.
+        target: B ends with the sentence that brings it to this many tokens.
+        rng: The generator of A's document.
+
+    Returns:
+        The number of B's document, and the span of B.
+    """
     num_documents = len(sentences.firsts) - 1
     for _ in range(_MAX_TRIES):
         other = draw_below(num_documents, rng.getrandbits)
@@ -249,18 +357,30 @@ def _draw_random_b(
     else:
         # docs/parity.md 5: the reference takes the document itself
         other = (document + 1) % num_documents
-    first, end = sentences.firsts[other], sentences.firsts[other + 1]
+    first = sentences.firsts[other]
+    end = sentences.firsts[other + 1]
     first += draw_below(end - first, rng.getrandbits)
-    return other, (sentences.bounds[first], sentences.bounds[sentences.stop_at(first, end, target)])
+    stop = sentences.stop_at(first, end, target)
+    return other, (sentences.bounds[first], sentences.bounds[stop])
 
 
 def _truncate(a: Span, b: Span, max_tokens: int, rng: Random) -> tuple[Span, Span]:
-    """Cuts tokens off the longer segment, each at the front or the back (docs/parity.md 1.8)."""
-    (a_start, a_stop), (b_start, b_stop) = a, b
-    while (num_a := a_stop - a_start) + (num_b := b_stop - b_start) > max_tokens:
+    """Cuts tokens off the longer segment until both fit together (docs/parity.md 1.8).
+
+    Each token is cut off at the front or at the back, at random. B counts as the longer segment if
+    both are equally long.
+
+    Returns:
+        The spans of A and of B.
+    """
+    a_start, a_stop = a
+    b_start, b_stop = b
+    while (a_stop - a_start) + (b_stop - b_start) > max_tokens:
         is_front = rng.random() < 0.5
-        if num_a > num_b:
-            a_start, a_stop = (a_start + 1, a_stop) if is_front else (a_start, a_stop - 1)
+        if a_stop - a_start > b_stop - b_start:
+            a_start += is_front
+            a_stop -= not is_front
         else:
-            b_start, b_stop = (b_start + 1, b_stop) if is_front else (b_start, b_stop - 1)
+            b_start += is_front
+            b_stop -= not is_front
     return (a_start, a_stop), (b_start, b_stop)

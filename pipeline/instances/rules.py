@@ -1,4 +1,4 @@
-"""What must hold of every instance of a dataset (docs/parity.md), which `verify --deep` asks.
+"""The rules that every instance of a dataset must keep (docs/parity.md), for `verify --deep`.
 
 Shapes: N instances, T tokens, M masked positions.
 """
@@ -15,25 +15,42 @@ from pipeline.instances.pairs import NUM_SPECIAL_TOKENS
 from pipeline.shards.block import Block
 from pipeline.shards.records import Manifest
 
-# A sound group fails once in 10^9: chi-square of 2 degrees of freedom, one side of a normal.
-MAX_CHI_SQUARE = 2 * math.log(1e9)
-MAX_DEVIATIONS = 6.0
+# Both limits refuse a sound dataset once in 10^9.
+MAX_CHI_SQUARE = 2 * math.log(1e9)  # of 2 degrees of freedom
+MAX_DEVIATIONS = 6.0  # of a normal distribution, to one side
 
 Bools = npt.NDArray[np.bool_]
 
 
 class InstanceRules(NamedTuple):
-    """What instances of one length must obey; [UNK] may stand for words of the text."""
+    """The rules for instances of one length.
+
+    Attributes:
+        seq_len: The most tokens of an instance.
+        cls_id: The id of [CLS].
+        sep_id: The id of [SEP].
+        never_in_text: Ids that no word of a text may have: those of [PAD], [CLS], [SEP] and [MASK].
+            Words may be [UNK].
+        masking: The rule by which instances are masked.
+    """
 
     seq_len: int
     cls_id: int
     sep_id: int
-    never_in_text: npt.NDArray[np.int64]  # ids of [PAD], [CLS], [SEP] and [MASK]
+    never_in_text: npt.NDArray[np.int64]
     masking: MaskingRule
 
 
 class Shares(NamedTuple):
-    """Counts of what chance decides, summed over blocks."""
+    """Counts of everything that chance decides, summed over blocks.
+
+    Attributes:
+        instances: Number of instances.
+        random_next: Number of instances with a random B.
+        masked: Number of masked positions.
+        shown_as_mask: Number of masked positions that show [MASK].
+        shown_as_original: Number of masked positions that show the original token.
+    """
 
     instances: int = 0
     random_next: int = 0
@@ -43,15 +60,19 @@ class Shares(NamedTuple):
 
 
 def rules_of(manifest: Manifest, seq_len: int, is_continuation: Bools) -> InstanceRules:
-    """The rules of a dataset's instances of one length, out of its manifest.
+    """Returns the rules of a dataset's instances of one length.
 
-    is_continuation [vocab_size] is true for pieces that begin with "##".
+    Args:
+        manifest: The manifest of the dataset.
+        seq_len: The most tokens of an instance.
+        is_continuation: [vocab_size] true for pieces that begin with "##".
 
     Raises:
-        ValueError: The manifest's settings do not say how it was masked.
+        ValueError: The manifest's settings do not say how the dataset was masked.
     """
     settings = manifest.settings
-    if missing := [name for name in SETTINGS if name not in settings]:
+    missing = [name for name in SETTINGS if name not in settings]
+    if missing:
         raise ValueError(
             f"the manifest's settings say nothing of {', '.join(missing)};"
             " instances cannot be checked"
@@ -63,9 +84,13 @@ def rules_of(manifest: Manifest, seq_len: int, is_continuation: Bools) -> Instan
 
 
 def find_violations(block: Block, rules: InstanceRules) -> Iterator[str]:
-    """Says of each broken rule how many instances break it and which is the first.
+    """Yields a message for each broken rule: how many instances break it, and the first of them.
 
-    Rules of the tokens are asked only where lengths and positions are sound.
+    Rules about tokens are checked only if all lengths and positions are sound.
+
+    Args:
+        block: A decoded block.
+        rules: The rules for its instances.
     """
     broken = list(_broken_shape(block, rules))
     if not any(rows.any() for _, rows in broken):
@@ -77,22 +102,32 @@ def find_violations(block: Block, rules: InstanceRules) -> Iterator[str]:
 
 
 def count_shares(block: Block, rules: InstanceRules) -> Shares:
-    """What of a block chance decides; a block without violations."""
+    """Counts in a block without violations everything that chance decides."""
     shown = block.input_ids[block.masked_indices]
     is_mask = shown == rules.masking.mask_id
     is_original = (shown == block.masked_lm_ids) & ~is_mask
-    num_random, *kinds = map(int, map(np.sum, (block.is_random_next, is_mask, is_original)))
-    return Shares(block.num_instances, num_random, block.num_masked, *kinds)
+    return Shares(
+        instances=block.num_instances,
+        random_next=int(np.sum(block.is_random_next)),
+        masked=block.num_masked,
+        shown_as_mask=int(np.sum(is_mask)),
+        shown_as_original=int(np.sum(is_original)),
+    )
 
 
 def find_unlikely_shares(shares: Shares, vocab_size: int) -> Iterator[str]:
-    """Shares that the rules give once in 10^9 datasets or less.
+    """Yields a message for each share that a sound dataset has at most once in 10^9.
 
-    Masked positions are drawn independently (docs/parity.md 2.5), so their three kinds have a
-    chi-square. Of pairs the rules fix a lower bound alone: a chunk of two sentences or more is
-    random next with one half, one of a single sentence always is (1.5).
+    Replacements of masked positions are drawn independently (docs/parity.md 2.5), so a chi-square
+    test applies to their three kinds. The share of random pairs has a lower bound only: a chunk of
+    two sentences or more gets a random B with one half, and a chunk of one sentence always (1.5).
+
+    Args:
+        shares: The counts of a whole dataset.
+        vocab_size: The size of its vocabulary.
     """
-    if shares.masked and (chi_square := _chi_square(shares, vocab_size)) > MAX_CHI_SQUARE:
+    chi_square = _chi_square(shares, vocab_size)
+    if shares.masked and chi_square > MAX_CHI_SQUARE:
         yield (
             f"masked positions show {_describe_masks(shares)}, expected 80, 10 and 10 %:"
             f" chi-square {chi_square:.1f}, at most {MAX_CHI_SQUARE:.1f} is chance"
@@ -108,7 +143,7 @@ def find_unlikely_shares(shares: Shares, vocab_size: int) -> Iterator[str]:
 
 
 def describe_shares(shares: Shares, vocab_size: int) -> str:
-    """One line for people."""
+    """Describes counts for people: the three kinds of masked positions, and random pairs."""
     random_next = 100 * shares.random_next / max(1, shares.instances)
     return (
         f"masked positions show {_describe_masks(shares)}"
@@ -118,18 +153,22 @@ def describe_shares(shares: Shares, vocab_size: int) -> str:
 
 
 def _describe_masks(shares: Shares) -> str:
-    """[MASK], the token itself and other tokens, in percent."""
-    mask, original, other = (100 * each / max(1, shares.masked) for each in _kinds(shares))
+    """Says how many masked positions show [MASK], the original or another token, in percent."""
+    mask, original, other = (100 * count / max(1, shares.masked) for count in _kinds(shares))
     return f"[MASK] {mask:.2f} %, the token {original:.2f} %, another {other:.2f} %"
 
 
 def _kinds(shares: Shares) -> tuple[int, int, int]:
+    """Returns how many masked positions show [MASK], the original token, and another token."""
     others = shares.masked - shares.shown_as_mask - shares.shown_as_original
     return shares.shown_as_mask, shares.shown_as_original, others
 
 
 def _chi_square(shares: Shares, vocab_size: int) -> float:
-    """Of the three kinds; a random id may be [MASK] or the token itself, never both."""
+    """Returns the chi-square of the three kinds of masked positions; 0 if there are none.
+
+    A random replacement may be [MASK] or the original token, but never both.
+    """
     by_chance = 0.1 / vocab_size
     expected = (0.8 + by_chance, 0.1 + by_chance, 0.1 - 2 * by_chance)
     return sum(
@@ -140,7 +179,7 @@ def _chi_square(shares: Shares, vocab_size: int) -> float:
 
 
 def _broken_shape(block: Block, rules: InstanceRules) -> Iterator[tuple[str, Bools]]:
-    """Lengths, segments and where positions lie: [N] rows that break each rule."""
+    """Checks lengths, segments and positions; yields each rule with [N] whether a row breaks it."""
     lengths = np.diff(block.offsets).astype(np.int64)
     middle = block.segment_a_length.astype(np.int64)
     is_empty = (middle < NUM_SPECIAL_TOKENS) | (lengths - middle < NUM_SPECIAL_TOKENS - 1)
@@ -154,32 +193,41 @@ def _broken_shape(block: Block, rules: InstanceRules) -> Iterator[tuple[str, Boo
     yield "masked positions that do not ascend", _rows(owner, falls, block)
     is_end = (positions == middle[owner] - 1) | (positions == lengths[owner] - 1)
     yield "a masked position on [CLS] or [SEP]", _rows(owner, (positions == 0) | is_end, block)
-    counts, expected = np.diff(block.masked_offsets), count_predictions(lengths, rules.masking)
+    counts = np.diff(block.masked_offsets)
+    expected = count_predictions(lengths, rules.masking)
     if rules.masking.is_continuation is None:
-        what, is_wrong = "another number of", counts != expected
+        what = "another number of"
+        is_wrong = counts != expected
     else:
-        what, is_wrong = "more", counts > expected
+        what = "more"
+        is_wrong = counts > expected
     yield f"{what} masked positions than its length gives (docs/parity.md 2.3)", is_wrong
 
 
 def _broken_tokens(block: Block, rules: InstanceRules) -> Iterator[tuple[str, Bools]]:
-    starts, ends = block.offsets[:-1].astype(np.int64), block.offsets[1:].astype(np.int64)
-    ids, middle = block.input_ids, starts + block.segment_a_length
-    owner, vocab_size = _owners(block.offsets), rules.masking.vocab_size
+    """Checks ids, [CLS], [SEP] and documents; yields each rule with [N] whether a row breaks it."""
+    starts = block.offsets[:-1].astype(np.int64)
+    ends = block.offsets[1:].astype(np.int64)
+    ids = block.input_ids
+    middle = starts + block.segment_a_length
+    owner = _owners(block.offsets)
+    vocab_size = rules.masking.vocab_size
     yield f"a token id of {vocab_size} or more", _rows(owner, ids >= vocab_size, block)
     yield "no [CLS] at its start", ids[starts] != rules.cls_id
     yield "no [SEP] at the end of A, where segment_a_length has it", ids[middle - 1] != rules.sep_id
     yield "no [SEP] at its end", ids[ends - 1] != rules.sep_id
     foreign = np.isin(ids, rules.never_in_text)
-    foreign[starts] = foreign[middle - 1] = foreign[ends - 1] = False
-    foreign[block.masked_indices] = False
+    for allowed in (starts, middle - 1, ends - 1, block.masked_indices):
+        foreign[allowed] = False
     yield "[PAD], [CLS], [SEP] or [MASK] among its words", _rows(owner, foreign, block)
     differs = block.document_a != block.document_b
     yield "is_random_next and its documents do not agree", differs != block.is_random_next
 
 
 def _broken_masks(block: Block, rules: InstanceRules) -> Iterator[tuple[str, Bools]]:
-    owner, vocab_size = _owners(block.masked_offsets), rules.masking.vocab_size
+    """Checks masked tokens and whole words; yields each rule with [N] whether a row breaks it."""
+    owner = _owners(block.masked_offsets)
+    vocab_size = rules.masking.vocab_size
     labels = block.masked_lm_ids
     yield f"a masked_lm_id of {vocab_size} or more", _rows(owner, labels >= vocab_size, block)
     is_special = np.isin(labels, rules.never_in_text)
@@ -189,28 +237,36 @@ def _broken_masks(block: Block, rules: InstanceRules) -> Iterator[tuple[str, Boo
 
 
 def _partly_masked(block: Block, is_continuation: Bools) -> Bools:
-    """[N] instances with a continuing piece masked and the piece before not, or the reverse."""
-    ids, masked = block.input_ids.copy(), block.masked_indices
+    """Returns [N] whether an instance has a word of which some pieces are masked and some not."""
+    ids = block.input_ids.copy()
+    masked = block.masked_indices
     ids[masked] = block.masked_lm_ids
     is_masked = np.zeros(len(ids), np.bool_)
     is_masked[masked] = True
     continues = is_continuation[np.minimum(ids, len(is_continuation) - 1)]
-    starts, ends = block.offsets[:-1].astype(np.int64), block.offsets[1:].astype(np.int64)
-    # A segment that begins inside a word begins a word (docs/parity.md 5).
+    starts = block.offsets[:-1].astype(np.int64)
+    ends = block.offsets[1:].astype(np.int64)
+    # The first piece of a segment begins a word, even if it begins with "##" (docs/parity.md 5).
     for first in (starts, starts + 1, starts + block.segment_a_length, ends - 1):
         continues[first] = False
-    parted = np.zeros(len(ids), np.bool_)
-    parted[1:] = continues[1:] & (is_masked[1:] != is_masked[:-1])
-    return _rows(_owners(block.offsets), parted, block)
+    is_parted = np.zeros(len(ids), np.bool_)
+    is_parted[1:] = continues[1:] & (is_masked[1:] != is_masked[:-1])
+    return _rows(_owners(block.offsets), is_parted, block)
 
 
 def _owners(offsets: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """The instance of each token or position."""
+    """Returns the number of the instance that each token, or each masked position, belongs to."""
     return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
 
 
 def _rows(owner: npt.NDArray[np.int64], is_broken: Bools, block: Block) -> Bools:
-    """[N] instances that own a broken token or position."""
+    """Returns [N] whether an instance has a broken token or position.
+
+    Args:
+        owner: The instance of each token or position.
+        is_broken: Whether each token or position breaks a rule.
+        block: The block.
+    """
     rows = np.zeros(block.num_instances, np.bool_)
     rows[owner[is_broken]] = True
     return rows

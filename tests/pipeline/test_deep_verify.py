@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pipeline.inspect.deep_verify import DeepCheck
-from pipeline.instances.masking import MaskingRule, RunDraws, mask_run
+from pipeline.instances.masking import GroupDraws, MaskingRule, mask_instances
 from pipeline.instances.rules import (
     InstanceRules,
     Shares,
@@ -39,7 +39,7 @@ def sound_block(num_instances: int, rule: MaskingRule = RULE, seed: int = 0) -> 
     ids = rng.choice([UNK, *range(5, VOCAB_SIZE)], offsets[-1]).astype(np.uint16)
     ids[offsets[:-1]] = CLS
     ids[offsets[:-1] + middle - 1] = ids[offsets[1:] - 1] = SEP
-    masked = mask_run(ids.copy(), offsets, middle, rule, RunDraws(Random(seed)))
+    masked = mask_instances(ids.copy(), offsets, middle, rule, GroupDraws(Random(seed)))
     is_random_next = rng.random(num_instances) < 0.55
     documents = rng.integers(0, 2**63, num_instances, dtype=np.uint64)
     return Block(

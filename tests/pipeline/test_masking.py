@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from pipeline.instances import masking
 from pipeline.instances.masking import (
+    GroupDraws,
     InstanceDraws,
-    MaskedRun,
+    MaskedInstances,
     MaskingRule,
-    RunDraws,
     count_predictions,
-    mask_run,
+    mask_instances,
 )
 from tests.compiled_paths import taken_path
 from tests.pipeline import reference
@@ -37,7 +37,7 @@ def make_run(shapes: list[tuple[int, int]], seed: int = 1) -> tuple[np.ndarray, 
     return np.array(list(chain(*rows)), np.uint16), np.cumsum([0, *map(len, rows)]), a_length
 
 
-def flat_positions(run: MaskedRun, offsets: np.ndarray) -> np.ndarray:
+def flat_positions(run: MaskedInstances, offsets: np.ndarray) -> np.ndarray:
     return run.masked_lm_positions + np.repeat(offsets[:-1], np.diff(run.masked_offsets))
 
 
@@ -56,9 +56,9 @@ def test_both_paths_choose_the_same(shapes, seed, probability, is_run):
     found = []
     for path in ("python", "compiled"):
         seeds = np.arange(len(shapes), dtype=np.uint64) * np.uint64(2**40) + np.uint64(seed >> 8)
-        draws = RunDraws(Random(seed)) if is_run else InstanceDraws(seeds, 9)
+        draws = GroupDraws(Random(seed)) if is_run else InstanceDraws(seeds, 9)
         with taken_path(path, "pipeline.instances._instances", masking, "loops"):
-            run = mask_run(original.copy(), offsets, a_length, rule, draws)
+            run = mask_instances(original.copy(), offsets, a_length, rule, draws)
         found.append({name: column.tolist() for name, column in vars(run).items()})
     assert found[0] == found[1]
 
@@ -109,7 +109,7 @@ def test_instances_that_do_not_fit_are_refused(changes):
 def test_properties(shapes, seed, probability, whole_words):
     original, offsets, a_length = make_run(shapes, seed)
     rule = MaskingRule(MASK, SIZE, 20, probability, CONTINUATIONS if whole_words else None)
-    run = mask_run(original.copy(), offsets, a_length, rule, RunDraws(Random(seed)))
+    run = mask_instances(original.copy(), offsets, a_length, rule, GroupDraws(Random(seed)))
     flat = flat_positions(run, offsets)
     counts = np.diff(run.masked_offsets)
     lengths = np.diff(offsets)
@@ -139,7 +139,7 @@ def test_positions_are_uniform_and_replacements_80_10_10(a, b, count, num_rows):
     """Over 300,000 masked tokens; tolerances are five standard deviations of a count."""
     original, offsets, a_length = make_run([(a, b)] * num_rows)
     rule = MaskingRule(MASK, SIZE, max_predictions=76)
-    run = mask_run(original.copy(), offsets, a_length, rule, RunDraws(Random(12345)))
+    run = mask_instances(original.copy(), offsets, a_length, rule, GroupDraws(Random(12345)))
     num_masked = len(run.masked_lm_ids)
     assert num_masked == count * num_rows >= 300_000
 
@@ -165,7 +165,7 @@ def test_positions_are_uniform_and_replacements_80_10_10(a, b, count, num_rows):
 
 def test_ragged_rows_mask_every_position_equally():
     original, offsets, a_length = make_run([(1, 4), (3, 9), (20, 41)] * 4000)
-    run = mask_run(original.copy(), offsets, a_length, RULE, RunDraws(Random(3)))
+    run = mask_instances(original.copy(), offsets, a_length, RULE, GroupDraws(Random(3)))
     row = np.repeat(np.arange(12_000), np.diff(run.masked_offsets))
     for kind, (a, b, count) in enumerate([(1, 4, 1), (3, 9, 2), (20, 41, 10)]):
         per_position = np.bincount(run.masked_lm_positions[row % 3 == kind], minlength=a + b + 3)
@@ -179,7 +179,7 @@ def test_whole_words_are_masked_whole_and_stop_at_segments():
     original, offsets, a_length = make_run([(30, 40)] * 300)
     original[a_length[0] :: offsets[1]] = 300  # every B begins with a continuation
     rule = MaskingRule(MASK, SIZE, 20, is_continuation=CONTINUATIONS)
-    run = mask_run(original.copy(), offsets, a_length, rule, RunDraws(Random(9)))
+    run = mask_instances(original.copy(), offsets, a_length, rule, GroupDraws(Random(9)))
     chosen = set(flat_positions(run, offsets).tolist())
     num_split = 0
     for row, start in enumerate(offsets[:-1].tolist()):
@@ -196,7 +196,7 @@ def test_whole_word_counts_are_those_of_the_oracle():
     """The same share of tokens, single words and positions as the reference's draws give."""
     original, offsets, a_length = make_run([(40, 50)] * 600)
     rule = MaskingRule(MASK, SIZE, 20, is_continuation=CONTINUATIONS)
-    run = mask_run(original.copy(), offsets, a_length, rule, RunDraws(Random(9)))
+    run = mask_instances(original.copy(), offsets, a_length, rule, GroupDraws(Random(9)))
     rng, rows = Random(10), [row.tolist() for row in np.split(original, offsets[1:-1])]
     pairs = [reference.Pair(row[1:41], row[42:-1], False) for row in rows]
     instances = [reference.mask_pair(pair, VOCABULARY, WHOLE, rng) for pair in pairs]
@@ -211,7 +211,7 @@ def test_the_draws_do_not_depend_on_the_dtype_of_tokens():
     for continues in (None, CONTINUATIONS):
         rule = MaskingRule(MASK, SIZE, 20, is_continuation=continues)
         one, other = (
-            mask_run(original.astype(dtype), offsets, a_length, rule, RunDraws(Random(5)))
+            mask_instances(original.astype(dtype), offsets, a_length, rule, GroupDraws(Random(5)))
             for dtype in (np.uint16, np.uint32)
         )
         assert other.input_ids.dtype == other.masked_lm_ids.dtype == np.uint32
@@ -223,8 +223,8 @@ def test_the_masks_of_a_seed_are_fixed():
     first = [CLS, *range(200, 205), SEP, *range(300, 306), SEP]
     second = [CLS, *range(400, 420), SEP, 500, SEP]
     original, offsets = np.array(first + second, np.uint16), np.array([0, 14, 38])
-    run = mask_run(
-        original.copy(), offsets, np.array([7, 22], np.uint16), RULE, RunDraws(Random(12345))
+    run = mask_instances(
+        original.copy(), offsets, np.array([7, 22], np.uint16), RULE, GroupDraws(Random(12345))
     )
     assert run.masked_lm_positions.tolist() == [2, 5, 4, 5, 14, 20]
     assert run.masked_offsets.tolist() == [0, 2, 6]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.instances.masking import InstanceDraws, mask_run
+from pipeline.instances.masking import InstanceDraws, mask_instances
 from pipeline.instances.rules import rules_of
 from pipeline.seeds import seed_of, words_at
 from pipeline.shards.block import Block, concatenate_blocks
@@ -90,7 +90,9 @@ class MaskRedraw:
             part = restore_text(block.slice(rows.start, rows.stop))
             rule = replace(self._rule, masked_lm_prob=shares_N[rows])
             draws = InstanceDraws(seeds_N[rows], self._position_bits)
-            masked = mask_run(part.input_ids, part.offsets, part.segment_a_length, rule, draws)
+            masked = mask_instances(
+                part.input_ids, part.offsets, part.segment_a_length, rule, draws
+            )
             parts.append(replace(part, **vars(masked)))
         return concatenate_blocks(parts)
 
