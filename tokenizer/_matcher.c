@@ -1,5 +1,5 @@
-/* tokenizer._matcher: words of sentences to ids, for tokenizer/compiled_encoder.py, which says what
- * the arguments are, and raw text to cleaned text, for pipeline/text/cleaning.py. */
+/* The module tokenizer._matcher. It encodes sentences to ids for tokenizer/compiled_encoder.py,
+ * which says what the arguments are, and cleans text for pipeline/text/cleaning.py. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -22,7 +22,7 @@ static void dealloc(PyObject *object) {
     Py_DECREF(type);
 }
 
-/* Pieces from a list of bytes and the buffer of their ids; NULL with an error set. */
+/* Returns pieces from a list of bytes and a buffer of their ids; NULL if an error is set. */
 static Piece *collect_pieces(PyObject *list, const Py_buffer *ids) {
     Py_ssize_t count = PyList_Size(list);
     if (ids->len != 4 * count) {
@@ -44,6 +44,7 @@ static Piece *collect_pieces(PyObject *list, const Py_buffer *ids) {
     return pieces;
 }
 
+/* Finds the id of every punctuation byte, which is a word of one byte. */
 static void find_mark_ids(Matcher *matcher) {
     const Trie *trie = &matcher->trie;
     for (size_t byte = 0; byte < 256; byte++) {
@@ -54,6 +55,7 @@ static void find_mark_ids(Matcher *matcher) {
     }
 }
 
+/* Matcher(pieces, ids, num_first, kinds, unknown_id, max_characters). */
 static PyObject *new(PyTypeObject *type, PyObject *arguments, PyObject *Py_UNUSED(keywords)) {
     PyObject *list;
     Py_buffer ids, kinds;
@@ -85,6 +87,8 @@ static PyObject *new(PyTypeObject *type, PyObject *arguments, PyObject *Py_UNUSE
     return (PyObject *)self;
 }
 
+/* Matcher.learn(code_point, form). A form that is too long is not learned: the caller goes on to
+ * get the chunks of its character. */
 static PyObject *learn(PyObject *object, PyObject *arguments) {
     unsigned int code;
     const char *form;
@@ -96,7 +100,8 @@ static PyObject *learn(PyObject *object, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
-/* [(ids before those of the chunk, its sentence, its bytes)] */
+/* Returns the chunks that are left to the caller: for each the number of ids before it, the number
+ * of its sentence, and its bytes. */
 static PyObject *list_left(const Output *output) {
     PyObject *list = PyList_New(0);
     for (size_t index = 0; list != NULL && index < output->num_left; index++) {
@@ -115,6 +120,8 @@ static PyObject *as_bytes(const uint32_t *numbers, size_t count) {
     return PyBytes_FromStringAndSize((const char *)numbers, 4 * (Py_ssize_t)count);
 }
 
+/* Matcher.encode(sentences). Returns ids, numbers of ids of the sentences, and chunks
+ * (list_left). */
 static PyObject *encode(PyObject *object, PyObject *argument) {
     const Matcher *matcher = &((MatcherObject *)object)->matcher;
     PyObject *sentences = PySequence_Tuple(argument), *result = NULL;
@@ -145,6 +152,7 @@ static PyObject *encode(PyObject *object, PyObject *argument) {
     return result;
 }
 
+/* clean(text, kinds, plain): see native/cleaning.h. */
 static PyObject *clean(PyObject *Py_UNUSED(self), PyObject *arguments) {
     Py_buffer text, kinds, plain;
     if (!PyArg_ParseTuple(arguments, "y*y*y*", &text, &kinds, &plain)) return NULL;

@@ -1,6 +1,8 @@
-/* Compiled twins of pipeline.instances.pairs and masking, whose docstrings say what is done.
+/* Compiled twins of loops in pipeline/instances/pairs.py and masking.py. The Python code is the
+ * definition, and its docstrings say what each function does.
  *
- * Arrays come as buffers of the dtypes given there. Nothing is written outside them.
+ * Arrays are passed as buffers, with the dtypes that are given there. Sizes are checked, and
+ * nothing is written outside of a buffer.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -19,22 +21,23 @@ typedef struct {
     int64_t start, stop;
 } span;
 
-/* The walk over S sentences of D documents. */
+/* The state of pairing: S sentences of D documents, and the pairs that were made so far. */
 typedef struct {
     const int64_t *bounds; /* [S + 1], first token of each sentence, and the number of tokens */
     const int64_t *firsts; /* [D + 1], first sentence of each document, and S */
     int64_t num_documents, max_tokens;
     double short_seq_prob, chance;
-    bool is_exact; /* whether _Balance changes the chance, by these numbers */
-    int64_t tokens_left, num_pairs, num_forced, excess;
-    int32_t *document_a, *document_b; /* columns of Pairs, of which `count` rows are filled */
+    bool is_exact; /* if true, the chance changes after each pair, as in _Balance of pairs.py */
+    int64_t tokens_left, num_pairs, num_forced, excess; /* the fields of _Balance */
+    int32_t *document_a, *document_b; /* the columns of Pairs, of which `count` rows are filled */
     int64_t *a_start, *a_stop, *b_start, *b_stop;
     uint8_t *is_random_next;
     int64_t count;
     twister rng;
 } walk;
 
-/* The sentence after those from `first` on that hold `target` tokens; `end` where all are fewer. */
+/* Returns where a chunk that begins with sentence `first` ends, one past its last sentence. It ends
+ * with the sentence that brings it to `target` tokens, or before sentence `end`. */
 static int64_t stop_at(const walk *w, int64_t first, int64_t end, int64_t target)
 {
     int64_t sentence = first + 1, token = w->bounds[first] + target;
@@ -43,6 +46,7 @@ static int64_t stop_at(const walk *w, int64_t first, int64_t end, int64_t target
     return sentence;
 }
 
+/* Draws a random segment B, and sets the number of its document (docs/parity.md 1.6). */
 static span draw_random_b(walk *w, int64_t document, int64_t target, int64_t *other)
 {
     for (int i = 0; i < MAX_TRIES; i++) {
@@ -57,7 +61,7 @@ static span draw_random_b(walk *w, int64_t document, int64_t target, int64_t *ot
     return (span){w->bounds[first], w->bounds[stop_at(w, first, end, target)]};
 }
 
-/* Cuts one token after the other off the longer segment, B where they are equal (1.8). */
+/* Cuts tokens off the longer segment until both fit; B counts as longer if both are equal (1.8). */
 static void truncate_pair(walk *w, span *a, span *b)
 {
     int64_t a_length = a->stop - a->start, b_length = b->stop - b->start;
@@ -71,6 +75,7 @@ static void truncate_pair(walk *w, span *a, span *b)
     }
 }
 
+/* _Balance.count of pairs.py. */
 static void count_pair(walk *w, bool is_random, bool is_forced, int64_t num_tokens)
 {
     w->tokens_left -= num_tokens;
@@ -83,6 +88,7 @@ static void count_pair(walk *w, bool is_random, bool is_forced, int64_t num_toke
     w->chance = (wanted - forced) / (1 - forced);
 }
 
+/* Appends a pair to the columns. */
 static void append(walk *w, int64_t document_a, span a, int64_t document_b, span b, bool is_random)
 {
     int64_t row = w->count++;
@@ -95,6 +101,7 @@ static void append(walk *w, int64_t document_a, span a, int64_t document_b, span
     w->is_random_next[row] = is_random;
 }
 
+/* Makes the pairs of one document (docs/parity.md 1.2-1.8). */
 static void pair_document(walk *w, int64_t document)
 {
     int64_t target = w->max_tokens;
@@ -112,7 +119,7 @@ static void pair_document(walk *w, int64_t document)
         span a = {start, w->bounds[a_end]}, b = {a.stop, w->bounds[chunk_end]};
         if (is_random)
             b = draw_random_b(w, document, target - (a.stop - a.start), &document_b);
-        sentence = is_random ? a_end : chunk_end; /* the rest of a chunk is put back */
+        sentence = is_random ? a_end : chunk_end; /* unused sentences are put back */
         truncate_pair(w, &a, &b);
         append(w, document, a, document_b, b, is_random);
         if (w->is_exact)
@@ -120,6 +127,7 @@ static void pair_document(walk *w, int64_t document)
     }
 }
 
+/* Makes the pairs of documents number `rows`, each with the generator of its own seed. */
 static void pair_rows(walk *w, const int64_t *rows, Py_ssize_t num_rows, const uint32_t *seeds)
 {
     for (Py_ssize_t row = 0; row < num_rows; row++, seeds += SEED_DIGITS) {
@@ -131,7 +139,7 @@ static void pair_rows(walk *w, const int64_t *rows, Py_ssize_t num_rows, const u
     }
 }
 
-/* Whether arrays have the sizes of each other, rows are documents, and all pairs have room. */
+/* Returns whether the sizes of arrays agree, rows are documents, and all pairs have room. */
 static bool fit(const walk *w, const Py_buffer *arrays)
 {
     static const Py_ssize_t column_bytes[] = {4, 8, 8, 4, 8, 8, 1};
@@ -146,7 +154,7 @@ static bool fit(const walk *w, const Py_buffer *arrays)
     for (Py_ssize_t i = 0; i < num_rows; i++) {
         if (rows[i] < 0 || rows[i] >= w->num_documents)
             return false;
-        room -= w->firsts[rows[i] + 1] - w->firsts[rows[i]]; /* a pair takes one sentence or more */
+        room -= w->firsts[rows[i] + 1] - w->firsts[rows[i]]; /* a pair uses a sentence or more */
     }
     return room >= 0;
 }
@@ -181,7 +189,10 @@ static PyObject *make_pairs(PyObject *self, PyObject *args)
     return PyLong_FromLongLong(w.count);
 }
 
-/* Whether all spans, of A and B in turn, lie in the tokens and fill what is written to. */
+/* Writes the instances of pairs. Returns whether all spans are inside of the tokens, and whether
+ * the instances fill `out` exactly.
+ *
+ * `spans` are those of A and B in turn, `specials` the ids of [CLS] and [SEP]. */
 static bool gather(const Py_buffer *tokens, const Py_buffer *spans, const char *specials,
                    const Py_buffer *out)
 {
@@ -202,6 +213,7 @@ static bool gather(const Py_buffer *tokens, const Py_buffer *spans, const char *
     return to == end;
 }
 
+/* Releases buffers. Returns None, or sets a ValueError and returns NULL if they did not fit. */
 static PyObject *finish(Py_buffer *arrays, int count, bool fits)
 {
     for (int i = 0; i < count; i++)
@@ -214,7 +226,7 @@ static PyObject *finish(Py_buffer *arrays, int count, bool fits)
 static PyObject *gather_pairs(PyObject *self, PyObject *args)
 {
     (void)self;
-    Py_buffer a[4]; /* tokens, [N, 4] spans, [CLS] and [SEP], what is written */
+    Py_buffer a[4]; /* tokens, [N, 4] spans, [CLS] and [SEP], and the instances to write */
     if (!PyArg_ParseTuple(args, "y*y*y*w*", &a[0], &a[1], &a[2], &a[3]))
         return NULL;
     bool fits = a[2].len == 2 * a[0].itemsize && a[1].len % 32 == 0;
@@ -227,7 +239,7 @@ static PyObject *gather_pairs(PyObject *self, PyObject *args)
 static PyObject *choose_tokens(PyObject *self, PyObject *args)
 {
     (void)self;
-    Py_buffer a[7]; /* of mask_rows, and the positions that are written */
+    Py_buffer a[7]; /* the fields of mask_rows, and the positions to write */
     if (!PyArg_ParseTuple(args, "y*y*y*y*y*y*w*", &a[0], &a[1], &a[2], &a[3], &a[4], &a[5], &a[6]))
         return NULL;
     mask_rows rows = {a[0].buf, a[1].buf, a[2].buf, a[3].buf, a[4].buf, a[5].buf};

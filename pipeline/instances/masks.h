@@ -1,4 +1,4 @@
-/* The compiled twin of pipeline.instances.masking._choose_tokens. */
+/* The compiled twin of _choose_tokens in pipeline/instances/masking.py. */
 #ifndef BEAMBERT_MASKS_H
 #define BEAMBERT_MASKS_H
 
@@ -7,17 +7,17 @@
 
 #define MAX_INSTANCE_TOKENS 65535
 
-/* N packed instances, and what their keys are drawn by. */
+/* N packed instances, and the seeds of their keys (`Keys` in masking.py). */
 typedef struct {
-    const int64_t *offsets;           /* [N + 1] */
-    const uint16_t *segment_a_length; /* [N] */
-    const int64_t *counts;            /* [N] positions to mask */
+    const int64_t *offsets;           /* [N + 1] first token of each instance */
+    const uint16_t *segment_a_length; /* [N] tokens of [CLS] A [SEP] */
+    const int64_t *counts;            /* [N] number of positions to mask */
     const uint64_t *seeds;            /* [N] */
-    const uint64_t *firsts;           /* [N] which of the seed's keys is the first of the instance */
-    const uint8_t *position_bits;     /* [N] low bits of keys that hold the position */
+    const uint64_t *firsts;           /* [N] number of the seed's key that is the first token's */
+    const uint8_t *position_bits;     /* [N] number of low bits of a key that hold the position */
 } mask_rows;
 
-/* pipeline.seeds.words_at. */
+/* `words_at` of pipeline/seeds.py, for one word. */
 static inline uint64_t word_at(uint64_t seed, uint64_t place)
 {
     uint64_t word = seed + (place + 1) * 0x9E3779B97F4A7C15u;
@@ -26,10 +26,11 @@ static inline uint64_t word_at(uint64_t seed, uint64_t place)
     return word ^ (word >> 31);
 }
 
+/* Returns whether the numbers of instance n are possible. */
 static bool is_instance(const mask_rows *rows, int64_t n)
 {
     int64_t start = rows->offsets[n], end = rows->offsets[n + 1];
-    if (start < 0 || end < start) /* before they are subtracted, which may overflow */
+    if (start < 0 || end < start) /* checked first, as the difference may overflow */
         return false;
     int64_t length = end - start, a_length = rows->segment_a_length[n];
     return length > 3 && length <= MAX_INSTANCE_TOKENS && a_length > 1 && a_length < length
@@ -37,8 +38,10 @@ static bool is_instance(const mask_rows *rows, int64_t n)
            && (length - 1) >> rows->position_bits[n] == 0;
 }
 
-/* A number that `count` of the keys are below. They differ, but for the greatest; it is searched for
- * where it would lie if they were spread evenly, which they nearly are. */
+/* Returns a limit for which exactly `count` of the keys are smaller.
+ *
+ * All keys differ, except that several may be the greatest number. The limit is searched for by
+ * interpolation, because keys are spread almost evenly. */
 static uint32_t find_limit(const uint32_t *keys, uint32_t length, uint32_t count)
 {
     uint64_t low = 0, high = UINT32_MAX;
@@ -57,8 +60,9 @@ static uint32_t find_limit(const uint32_t *keys, uint32_t length, uint32_t count
     return (uint32_t)high;
 }
 
-/* Writes where instance n's tokens with the smallest keys lie, ascending, and one number more;
- * returns the end of them. `keys` is room for those of an instance and one. */
+/* Writes the indices of instance n's tokens with the smallest keys, ascending, and returns their
+ * end. One number more may be written there. `keys` has room for the keys of an instance and
+ * one. */
 static int64_t *choose_in(const mask_rows *rows, int64_t n, uint32_t *keys, int64_t *chosen)
 {
     int64_t start = rows->offsets[n], last = rows->offsets[n + 1] - start - 1;
@@ -82,7 +86,8 @@ static int64_t *choose_in(const mask_rows *rows, int64_t n, uint32_t *keys, int6
     return chosen;
 }
 
-/* Whether all rows are instances, whose counts fill all but one of the `room` positions. */
+/* Chooses tokens of all rows. Returns whether all rows are possible instances, and whether their
+ * counts fill `room` - 1 positions. */
 static bool choose_in_rows(const mask_rows *rows, int64_t num_rows, int64_t *chosen, int64_t room)
 {
     uint32_t keys[MAX_INSTANCE_TOKENS + 1];

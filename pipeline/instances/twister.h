@@ -1,4 +1,5 @@
-/* The draws of CPython's random.Random, bit for bit: MT19937 (Matsumoto and Nishimura, 1998). */
+/* Draws the same random numbers as CPython's random.Random, bit for bit: MT19937 (Matsumoto and
+ * Nishimura, 1998). */
 #ifndef BEAMBERT_TWISTER_H
 #define BEAMBERT_TWISTER_H
 
@@ -13,12 +14,13 @@ typedef struct {
     int next;
 } twister;
 
+/* Returns word `at` - 1 mixed with its own upper bits, a step of seeding. */
 static inline uint32_t twister_mix(const uint32_t *words, int at)
 {
     return words[at - 1] ^ (words[at - 1] >> 30);
 }
 
-/* The word after word i of a seeding, which goes round and leaves out word 0. */
+/* Returns the number of the word after word i in a seeding, which goes round without word 0. */
 static inline int twister_after(uint32_t *words, int i)
 {
     if (i + 1 < TWISTER_WORDS)
@@ -27,7 +29,8 @@ static inline int twister_after(uint32_t *words, int i)
     return 1;
 }
 
-/* As random.Random(seed): key holds the 32-bit digits of the seed, the lowest first. */
+/* Seeds the generator like random.Random(seed). `key` has the 32-bit digits of the seed, the lowest
+ * first. */
 static void twister_seed(twister *state, const uint32_t *key, uint32_t num_digits)
 {
     uint32_t *words = state->words;
@@ -46,6 +49,7 @@ static void twister_seed(twister *state, const uint32_t *key, uint32_t num_digit
     state->next = TWISTER_WORDS;
 }
 
+/* Makes the next 624 words. */
 static void twister_refill(twister *state)
 {
     uint32_t *words = state->words;
@@ -58,6 +62,7 @@ static void twister_refill(twister *state)
     state->next = 0;
 }
 
+/* Returns 32 random bits: random.getrandbits(32). */
 static inline uint32_t twister_word(twister *state)
 {
     if (state->next == TWISTER_WORDS)
@@ -69,14 +74,14 @@ static inline uint32_t twister_word(twister *state)
     return word ^ (word >> 18);
 }
 
-/* random.random(). */
+/* Returns a number from 0 to 1 like random.random(). */
 static inline double twister_random(twister *state)
 {
     uint32_t high = twister_word(state) >> 5, low = twister_word(state) >> 6;
     return (high * 67108864.0 + low) * (1.0 / 9007199254740992.0);
 }
 
-/* pipeline.seeds.draw_below for 0 < limit < 2**31. */
+/* `draw_below` of pipeline/seeds.py, for 0 < limit < 2**31. */
 static inline uint32_t twister_below(twister *state, uint32_t limit)
 {
     int num_bits = 0;

@@ -1,5 +1,6 @@
-/* What each character that is not ASCII becomes in the text that is matched: its form, in UTF-8,
- * with a space wherever a word ends. Python learns forms from the `tokenizers` library. */
+/* The forms of characters that are not ASCII. A form is the text, in UTF-8, by which a character
+ * is replaced before words are matched, with a space wherever a word ends. Python learns forms
+ * from the `tokenizers` library. */
 
 #ifndef BEAMBERT_CHARACTERS_H
 #define BEAMBERT_CHARACTERS_H
@@ -9,16 +10,16 @@
 #include <string.h>
 
 #define NUM_CODE_POINTS 0x110000u
-#define NO_FORM 0u /* never met, or the character's surroundings decide */
+#define NO_FORM 0u /* not learned, or the character's neighbours decide */
 #define MAX_FORM_BYTES 255
 
 typedef struct {
-    uint32_t *places; /* by code point: where in `forms` a form's length and bytes stand */
+    uint32_t *places; /* by code point: the place in `forms` of the form's length and bytes */
     uint8_t *forms;
     size_t num_bytes, capacity;
 } Characters;
 
-/* Bytes of the character at `text`; an ASCII one is asked for where its byte names a kind. */
+/* Returns the number of bytes of the character at `text`, and sets its code point. */
 static inline size_t decode(const uint8_t *text, const uint8_t *end, uint32_t *code_point) {
     uint8_t lead = text[0];
     size_t length = lead < 0x80 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
@@ -29,7 +30,7 @@ static inline size_t decode(const uint8_t *text, const uint8_t *end, uint32_t *c
     return length;
 }
 
-/* Returns 0 when there is no memory. */
+/* Stores the form of a character. Returns 0 if there is no memory. */
 static int learn_form(Characters *characters, uint32_t code, const char *form, size_t length) {
     if (characters->places == NULL) characters->places = calloc(NUM_CODE_POINTS, sizeof(uint32_t));
     if (characters->num_bytes == NO_FORM) characters->num_bytes = 1;
@@ -49,6 +50,7 @@ static int learn_form(Characters *characters, uint32_t code, const char *form, s
     return 1;
 }
 
+/* Returns the place of a character's form, or NO_FORM. */
 static inline uint32_t find_form(const Characters *characters, uint32_t code_point) {
     return characters->places == NULL ? NO_FORM : characters->places[code_point];
 }

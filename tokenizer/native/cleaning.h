@@ -1,22 +1,24 @@
-/* The rules of pipeline/text/cleaning.py in one go over the bytes of a text.
+/* Cleans a text by the rules of pipeline/text/cleaning.py, in one pass over its bytes.
  *
- * What a character is comes as a table from there, so that the lists stand in one place. */
+ * The kinds of characters are passed as a table by that module, so that they are listed only
+ * there. */
 
 #include "characters.h"
 
-#define NUM_CODES 0x10000 /* characters beyond are all kept */
+#define NUM_CODES 0x10000 /* all characters from here on are kept */
 
 enum { CLEAN_KEPT, CLEAN_SPACE, CLEAN_LINE_END, CLEAN_DROPPED };
 
-/* Writes the cleaned text, which is never longer, and returns the number of its bytes.
+/* Writes the cleaned text, which is never longer than the text, and returns its number of bytes.
  *
- * `plain` says of each byte whether it is kept without a look at its character; a space is, behind
- * another byte. */
+ * `kinds` has the kind of each character below NUM_CODES. `plain` says of each byte whether it is
+ * kept whatever its character is. A space is plain too, but only a single one between other plain
+ * bytes is kept that way. */
 static size_t clean_bytes(
     const uint8_t *text, const uint8_t *end, const uint8_t *kinds, const uint8_t *plain,
     uint8_t *out
 ) {
-    uint8_t *cleaned = out, waiting = CLEAN_KEPT; /* what stands before the next kept character */
+    uint8_t *cleaned = out, waiting = CLEAN_KEPT; /* white space to write next */
     while (text < end) {
         const uint8_t *start = text;
         uint8_t kind = CLEAN_KEPT;

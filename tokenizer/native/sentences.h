@@ -1,20 +1,21 @@
-/* Sentences to ids: bytes go one by one through their kinds, the forms of characters and the trie.
+/* Encodes sentences byte by byte: a byte's kind says whether it ends a word, ASCII words go through
+ * the trie, and other characters are replaced by their forms first.
  *
- * A chunk is what stands between ASCII spaces and ASCII punctuation. One with a character that has
- * no form is left to the caller, with the place its ids belong to. */
+ * A chunk is the text between ASCII spaces and ASCII punctuation. A chunk that has a character
+ * without a form is left to the caller, with the place where its ids belong. */
 
 #include "characters.h"
 #include "trie.h"
 
-/* Kinds of bytes, as tokenizer/compiled_encoder.py has them; of an ASCII word's, the byte that is
- * matched. */
+/* Kinds of bytes, the same as in tokenizer/compiled_encoder.py. The kind of a byte of an ASCII word
+ * is the byte that is matched in its place, FIRST_WORD_BYTE or more. */
 enum { SPACE, MARK, DROPPED, PART, FIRST_WORD_BYTE };
 
 typedef struct {
     uint8_t kinds[256];
     uint32_t mark_ids[256];
     uint32_t unknown_id;
-    size_t max_characters; /* of a word; a longer one is unknown */
+    size_t max_characters; /* a word with more characters is unknown */
     Trie trie;
     Characters characters;
 } Matcher;
@@ -24,9 +25,10 @@ typedef struct {
     size_t length;
 } Text;
 
+/* A chunk that is left to the caller. */
 typedef struct {
-    size_t place; /* ids before those of the chunk */
-    size_t sentence;
+    size_t place;    /* number of ids before those of the chunk */
+    size_t sentence; /* number of its sentence */
     Text text;
 } Left;
 
@@ -35,16 +37,17 @@ typedef struct {
     size_t num_ids, ids_capacity;
     Left *left;
     size_t num_left, left_capacity;
-    int no_memory; /* from then on nothing is added */
+    int no_memory; /* if set, nothing is added any more */
 } Output;
 
-/* The word that is being read: NO_STATE once it is unknown, FIRST_ROOT between words. */
+/* The word that is being read. */
 typedef struct {
-    uint32_t state;
-    size_t start; /* ids before the word's */
+    uint32_t state; /* in the trie; NO_STATE if the word is unknown, FIRST_ROOT between words */
+    size_t start;   /* number of ids before those of the word */
     size_t num_characters;
 } Word;
 
+/* Makes room for twice the items that are needed. Returns NULL if there is no memory. */
 static void *grow(void *items, size_t *capacity, size_t needed, size_t item_bytes) {
     void *grown = realloc(items, 2 * needed * item_bytes);
     if (grown != NULL) *capacity = 2 * needed;
@@ -64,11 +67,13 @@ static inline void push_ids(Output *output, const uint32_t *ids, size_t count) {
     for (size_t index = 0; index < count; index++) output->ids[output->num_ids++] = ids[index];
 }
 
+/* Appends the ids of the pieces that a failure says. */
 static inline void push_pops(Output *output, const Trie *trie, Failure failure) {
     push_ids(output, trie->pops + failure.pops + 1, trie->pops[failure.pops]);
 }
 
-/* The state after a byte; NO_STATE where no pieces match. */
+/* Returns the state after a byte, or NO_STATE if no pieces match. Appends the ids of pieces that
+ * are complete. */
 static inline uint32_t advance(const Trie *trie, uint32_t state, uint8_t byte, Output *output) {
     for (;;) {
         uint32_t child = find_child(trie, state, byte);
@@ -80,6 +85,7 @@ static inline uint32_t advance(const Trie *trie, uint32_t state, uint8_t byte, O
     }
 }
 
+/* Ends a word: appends the ids of its last pieces, or replaces all of its ids if it is unknown. */
 static inline void end_word(const Matcher *matcher, Word *word, Output *output) {
     uint32_t state = word->state;
     if (state != FIRST_ROOT) {
@@ -96,7 +102,7 @@ static inline void end_word(const Matcher *matcher, Word *word, Output *output) 
     *word = (Word){FIRST_ROOT, output->num_ids, 0};
 }
 
-/* A run of ASCII word bytes; returns where it ends. */
+/* Reads consecutive ASCII bytes of a word, and returns where they end. */
 static inline const uint8_t *read_ascii(
     const Matcher *matcher, const uint8_t *text, const uint8_t *end, Word *word, Output *output
 ) {
@@ -120,6 +126,7 @@ static inline const uint8_t *read_ascii(
     return text;
 }
 
+/* Reads the form of a character as if it stood in the text. */
 static inline void read_form(const Matcher *matcher, uint32_t place, Word *word, Output *output) {
     const uint8_t *form = matcher->characters.forms + place + 1, *end = form + form[-1];
     for (; form < end; form++) {
@@ -153,6 +160,7 @@ static const uint8_t *leave_chunk(
     return text;
 }
 
+/* Appends the ids of a sentence, and the chunks that are left to the caller. */
 static void encode_sentence(const Matcher *matcher, Text sentence, size_t number, Output *output) {
     const uint8_t *text = sentence.bytes, *end = text + sentence.length;
     size_t chunk_ids = output->num_ids;

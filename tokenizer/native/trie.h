@@ -1,12 +1,14 @@
-/* Greedy longest match in linear time: LinMaxMatch of Song et al. 2021, "Fast WordPiece
- * Tokenization".
+/* Cuts words into the longest pieces from the left, in linear time: LinMaxMatch of Song et al.
+ * 2021, "Fast WordPiece Tokenization".
  *
- * A trie of bytes with two roots, one of pieces that begin a word and one of pieces that continue
- * it, "##" taken off. It is a double array: the child of state s by byte c is slot
- * edges[s].base + c, if edges[slot].parent is s. Where a state has no child for a byte, its failure
- * says which pieces the bytes up to there are (its pops), and which state of the second root stands
- * for the bytes that are left; NO_STATE says that no pieces are. A failure never leads deeper, so a
- * word of n bytes takes at most 2 n steps. */
+ * It uses a trie of bytes with two roots: one for pieces that begin a word, and one for pieces that
+ * continue it, without their "##". The trie is a double array: the child of state s by byte c is
+ * slot edges[s].base + c, if edges[slot].parent is s.
+ *
+ * If a state has no child for a byte, its failure says into which pieces the bytes before that
+ * byte are cut (its pops), and with which state below the second root the search goes on, for
+ * the bytes that are in no piece yet. NO_STATE says that the word cannot be cut. A failure never
+ * leads to a deeper state, so a word of n bytes takes at most 2 n steps. */
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -16,7 +18,7 @@
 #define OTHER_ROOT 1u
 #define NO_STATE UINT32_MAX
 #define NO_TOKEN UINT32_MAX
-#define MAX_POPS ((size_t)1 << 22) /* some 20 times those of 120,000 multilingual pieces */
+#define MAX_POPS ((size_t)1 << 22) /* about 20 times what 120,000 multilingual pieces need */
 
 typedef struct {
     uint32_t base, parent;
@@ -24,7 +26,7 @@ typedef struct {
 
 typedef struct {
     uint32_t next;
-    uint32_t pops; /* the place of a number of ids and these ids */
+    uint32_t pops; /* place in Trie.pops of the number of ids, after which the ids follow */
 } Failure;
 
 typedef struct {
@@ -41,13 +43,14 @@ typedef struct {
     uint32_t id;
 } Piece;
 
-/* A state while the trie is built: pieces low to high, which begin with its bytes. */
+/* A state while the trie is built. Pieces low to high - 1 begin with its bytes. */
 typedef struct {
     size_t low, high, depth;
     uint32_t slot, parent, token;
     uint8_t byte;
 } Node;
 
+/* Returns the child of a state by a byte, or NO_STATE. */
 static inline uint32_t find_child(const Trie *trie, uint32_t state, uint8_t byte) {
     uint32_t slot = trie->edges[state].base + byte;
     return trie->edges[slot].parent == state ? slot : NO_STATE;
@@ -59,9 +62,9 @@ static void free_trie(Trie *trie) {
     free(trie->pops);
 }
 
-/* From here on functions return 0 where there is no memory, or the trie is too large. */
+/* From here on functions return 0 if there is no memory, or the trie would be too large. */
 
-/* Slots up to `wanted` and 256 more, so that no base and byte lead outside. */
+/* Makes slots up to `wanted` and 256 more, so that no base and byte together lead outside. */
 static int reserve_slots(Trie *trie, size_t wanted) {
     if (wanted + 256 <= trie->num_slots) return 1;
     size_t size = 2 * (wanted + 256);
@@ -73,7 +76,7 @@ static int reserve_slots(Trie *trie, size_t wanted) {
     return 1;
 }
 
-/* The first base at which the slots of all these bytes, ascending, are free. */
+/* Finds the first base at which the slots of all these bytes are free. Bytes ascend. */
 static int find_base(Trie *trie, const uint8_t *bytes, size_t count, size_t *base) {
     size_t slot = trie->first_free, num_taken = 0;
     int found_free = 0;
@@ -90,7 +93,7 @@ static int find_base(Trie *trie, const uint8_t *bytes, size_t count, size_t *bas
         while (index < count && trie->edges[start + bytes[index]].parent == NO_STATE) index++;
         if (index == count) break;
     }
-    /* Where hardly a slot is free, the next search begins behind. */
+    /* If hardly any of these slots was free, the next search begins after them. */
     if (num_taken * 20 > (slot - trie->first_free + 1) * 19) trie->first_free = slot;
     *base = slot - bytes[0];
     return 1;
@@ -105,7 +108,7 @@ static int place_children(
     size_t count = 0, base, first = *num_nodes, low = node->low;
     if (low < node->high && pieces[low].length == node->depth) node->token = pieces[low++].id;
     while (low < node->high) {
-        if (pieces[low].length <= node->depth) return 0; /* not distinct, or not ascending */
+        if (pieces[low].length <= node->depth) return 0; /* not distinct or not ascending */
         uint8_t byte = pieces[low].bytes[node->depth];
         size_t high = low + 1;
         while (high < node->high && pieces[high].bytes[node->depth] == byte) high++;
@@ -135,7 +138,7 @@ static int append_pop(Trie *trie, uint32_t id) {
     return 1;
 }
 
-/* The failure of a node, from those of nodes less deep. */
+/* Computes the failure of a node, from the failures of nodes that are less deep. */
 static int link_node(Trie *trie, const Node *node) {
     uint32_t state = node->parent, next = node->token == NO_TOKEN ? NO_STATE : OTHER_ROOT;
     size_t place = trie->num_pops;
@@ -154,7 +157,8 @@ static int link_node(Trie *trie, const Node *node) {
     return 1;
 }
 
-/* From pieces, each root's in ascending order of bytes, distinct and not empty. */
+/* Builds the trie. The first `num_first` pieces begin words, the others continue them. Both must be
+ * distinct, not empty, and in ascending order of bytes. */
 static int build_trie(Trie *trie, const Piece *pieces, size_t num_first, size_t num_pieces) {
     size_t num_nodes = 2, limit = 2;
     for (size_t index = 0; index < num_pieces; index++) limit += pieces[index].length;
