@@ -1,4 +1,4 @@
-"""Turns text into wordpiece ids: vocabularies, the readable encoder and its C twin, learning.
+"""Turns text into wordpiece ids: vocabularies, encoders, learning, and export to `tokenizers`.
 
 The names below are public, as in `from tokenizer import learn_vocabulary`. Each is imported when
 it is first asked for, so `import tokenizer` takes no time. Everything else in this package is

@@ -1,8 +1,12 @@
-"""Which of two equal paths is used: the compiled modules where there are any, or plain Python.
+"""Loads compiled modules, or lets plain Python do their work.
 
-The Python path is the definition: a compiled module gives the same bytes, sooner. `pip install`
-builds the modules, in a checkout BUILD_COMMAND. With the environment variable BEAMBERT_COMPILED 0
-leaves them alone, 1 refuses to go on without; else they are used if not older than their C sources.
+The Python code is the definition. A compiled module gives the same bytes in less time. The modules
+are built by `pip install`, or in a checkout by BUILD_COMMAND. The environment variable
+BEAMBERT_COMPILED says whether they are used:
+
+- `0`: never.
+- `1`: always; it is an error if they cannot be used.
+- unset: if they are built, and not older than their C sources.
 """
 
 import importlib
@@ -16,26 +20,38 @@ BUILD_COMMAND = 'python -c "from setuptools import setup; setup()" build_ext --i
 
 
 def load(name: str) -> ModuleType | None:
-    """The compiled module of this dotted name, or None where the Python path is to be used."""
-    wanted = os.environ.get(VARIABLE, "")
-    if wanted not in ("", "0", "1"):
+    """Returns a compiled module, or None if plain Python is to be used.
+
+    Args:
+        name: The dotted name of the module.
+
+    Raises:
+        ImportError: BEAMBERT_COMPILED is 1, and the module cannot be used.
+        ValueError: BEAMBERT_COMPILED has another value than 0 and 1.
+    """
+    choice = os.environ.get(VARIABLE, "")
+    if choice not in ("", "0", "1"):
         expected = "expected 0 (plain Python), 1 (compiled modules are required) or unset"
-        raise ValueError(f"{VARIABLE}={wanted}: {expected}")
-    if wanted == "0":
+        raise ValueError(f"{VARIABLE}={choice}: {expected}")
+    if choice == "0":
         return None
-    if not (problem := _find_problem(name)):
+    problem = _find_problem(name)
+    if not problem:
         return importlib.import_module(name)
-    if wanted == "1":
+    if choice == "1":
         raise ImportError(f"{VARIABLE}=1, but {name} {problem}; build it with: {BUILD_COMMAND}")
     return None
 
 
 def _find_problem(name: str) -> str:
-    """Why a module cannot be used, if so; only in a checkout do C sources stand beside it."""
-    found = importlib.util.find_spec(name)
-    if found is None or found.origin is None:
+    """Returns why a module cannot be used, or an empty text if it can.
+
+    Its age is compared with C sources in a checkout only; an installed package has none.
+    """
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
         return "is not built"
-    module = Path(found.origin)
+    module = Path(spec.origin)
     for source in sorted(module.parent.rglob("*.[ch]")):
         if source.stat().st_mtime_ns > module.stat().st_mtime_ns:
             return f"({module}) is older than {source.name}"

@@ -1,11 +1,14 @@
-"""Text to arrays of ids by the compiled matcher: those of `LibraryEncoder`, sooner.
+"""Encodes text by the compiled matcher, to the same ids as `LibraryEncoder`, but faster.
 
-1. `Matcher.encode` takes each sentence byte by byte: ASCII by a table, other characters by their
-   forms, words by a trie with failure links (LinMaxMatch). A form is what the library, whose
-   Unicode tables are the standard here, makes of a character: of "é" "e", of "中", a word, " 中 ".
-2. A chunk (what stands between ASCII spaces and punctuation) comes back with its place if it holds
-   a character without a form. Forms of new characters are learned, and the chunks taken again.
-3. What is left then has characters whose neighbours decide: the library encodes these chunks.
+1. `Matcher.encode` reads each sentence byte by byte: ASCII by a table, other characters by their
+   forms, and words by a trie with failure links (LinMaxMatch). A form is the text by which the
+   library `tokenizers` replaces a character: "e" for "é", and " 中 " for "中", which is a word by
+   itself. The Unicode tables of the library are the standard here.
+2. A chunk is the text between ASCII spaces and punctuation. If it has a character without a form,
+   the matcher returns it with its place. The forms of new characters are learned from the library,
+   and the matcher encodes these chunks again.
+3. Chunks that are returned again have characters whose form depends on their neighbours. The
+   library encodes them.
 """
 
 import string
@@ -22,74 +25,107 @@ from tokenizer.wordpiece import MAX_WORD_CHARACTERS
 
 Encode = Callable[[Sequence[str]], tuple[IdArray, NDArray[np.uint32]]]
 
-_NEIGHBOUR, _SEPARATOR = "a", "|"  # no form holds ASCII punctuation but as the only character
-_SPACE, _MARK, _DROPPED, _PART = range(4)  # as in native/sentences.h
+# Characters are put between two of these letters to find their forms, and apart by this separator.
+# A form has ASCII punctuation only if it is that one character.
+_NEIGHBOUR = "a"
+_SEPARATOR = "|"
+
+# Kinds of bytes, the same as in native/sentences.h.
+_SPACE = 0  # ends a word
+_MARK = 1  # ASCII punctuation, a word by itself
+_DROPPED = 2
+_PART = 3  # belongs to a character that is replaced by its form
 
 
 class CompiledEncoder:
-    """Encodes sentences with one vocabulary."""
+    """Encodes sentences with one vocabulary by the compiled matcher."""
 
     def __init__(
         self, module: ModuleType, vocab: Vocabulary, rule: WordRule, encode_others: Encode
     ) -> None:
-        """Builds the trie of `tokenizer._matcher`; `encode_others` encodes the chunks it leaves.
+        """Builds the trie of the vocabulary.
 
-        Raises OverflowError where it would be too large, which takes a vocabulary made for that.
+        Args:
+            module: The compiled module `tokenizer._matcher`.
+            vocab: The vocabulary.
+            rule: The rule by which a text becomes words.
+            encode_others: Encodes chunks that the matcher cannot encode.
+
+        Raises:
+            OverflowError: The trie would be too large. That takes a vocabulary made to be so.
         """
         self._dtype = vocab.dtype
         self._rule = rule
         self._encode_others = encode_others
         pieces, ids, num_first = _sort_pieces(vocab)
-        limits = vocab.unk_id, MAX_WORD_CHARACTERS
-        self._matcher = module.Matcher(pieces, ids, num_first, _kinds(rule), *limits)
-        self._met = set(map(chr, range(0x80)))
+        self._matcher = module.Matcher(
+            pieces, ids, num_first, _kinds(rule), vocab.unk_id, MAX_WORD_CHARACTERS
+        )
+        self._known = set(map(chr, range(0x80)))  # characters whose forms have been looked for
 
     def encode_sentences(self, sentences: Sequence[str]) -> tuple[IdArray, NDArray[np.uint32]]:
-        """As `tokenizer.encode.Encoder` has it."""
+        """Encodes sentences like `tokenizer.encode.Encoder.encode_sentences`."""
         return self._match(sentences, self._learn_and_match)
 
     def _match(
         self, texts: Sequence[str], encode_left: Encode
     ) -> tuple[IdArray, NDArray[np.uint32]]:
+        """Encodes texts, and puts the ids of chunks that the matcher returns in their places.
+
+        Args:
+            texts: Sentences or chunks.
+            encode_left: Encodes the returned chunks.
+
+        Returns:
+            The ids of all texts in one array, and the number of ids of each text.
+        """
         id_bytes, length_bytes, left = self._matcher.encode(texts)
         ids = np.frombuffer(id_bytes, np.uint32).astype(self._dtype)
         lengths = np.frombuffer(length_bytes, np.uint32)
         if not left:
             return ids, lengths
+
         places, numbers, chunks = zip(*left, strict=True)
         added, counts = encode_left([chunk.decode() for chunk in chunks])
         more = np.bincount(numbers, counts, len(lengths)).astype(np.uint32)
         return np.insert(ids, np.repeat(places, counts), added), lengths + more
 
     def _learn_and_match(self, chunks: Sequence[str]) -> tuple[IdArray, NDArray[np.uint32]]:
-        """Tells the matcher the forms of characters that are met first, then encodes."""
-        new = "".join({*"".join(chunks)} - self._met)
-        self._met.update(new)
+        """Tells the matcher the forms of new characters, then encodes chunks by it."""
+        new = "".join({*"".join(chunks)} - self._known)
+        self._known.update(new)
         for character, form in zip(new, self._find_forms(new) if new else (), strict=True):
             if form is not None:
                 self._matcher.learn(ord(character), form)
         return self._match(chunks, self._encode_others)
 
     def _find_forms(self, characters: str) -> list[bytes | None]:
-        """What each character is among letters; None where its neighbours matter."""
+        """Returns the form of each character; None if it depends on the character's neighbours."""
         joined = _SEPARATOR.join(f"{_NEIGHBOUR}{character}{_NEIGHBOUR}" for character in characters)
         words = self._rule.split(joined)
         forms = [form.strip(" ") for form in " ".join(words).split(_SEPARATOR)]
         assert len(forms) == len(characters), "the normaliser made a separator"
         found: list[bytes | None] = []
         for character, form in zip(characters, forms, strict=True):
-            # Canonical ordering may move what is left, or this Python's tables lack it.
-            is_open = (
-                any(map(unicodedata.combining, form)) or unicodedata.category(character) == "Cn"
-            )
-            found.append(None if self._rule.lower_case and is_open else form[1:-1].encode())
+            # Canonical ordering may move combining characters that stay in a form. The category Cn
+            # says that this Python's Unicode tables do not know the character.
+            has_combining = any(map(unicodedata.combining, form))
+            is_uncertain = has_combining or unicodedata.category(character) == "Cn"
+            if self._rule.lower_case and is_uncertain:
+                found.append(None)
+            else:
+                found.append(form[1:-1].encode())
         return found
 
 
 def _sort_pieces(vocab: Vocabulary) -> tuple[list[bytes], NDArray[np.uint32], int]:
-    """Pieces that begin words, then those that continue them, by bytes; ids; number of the first.
+    """Sorts the pieces of a vocabulary for the matcher.
 
-    A piece longer than any word is left out, as else a word beyond the limit could be found.
+    Pieces longer than MAX_WORD_CHARACTERS are left out, because no word is that long.
+
+    Returns:
+        The pieces that begin words and then those that continue words, both sorted by their bytes
+            and without "##"; the id of each piece; and the number of pieces that begin words.
     """
     rows = []
     for index, token in enumerate(vocab.tokens):

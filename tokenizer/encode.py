@@ -1,14 +1,15 @@
-"""Encodes text to arrays of ids, for the whole corpus.
+"""Encodes text to arrays of ids.
 
 The ids are those of the library `tokenizers` with `encode_special_tokens = True`: "[MASK]" in a
-text is three words (docs/parity.md 3), or [UNK] if words are taken as they stand. `LibraryEncoder`
-is the definition, which calls that library. `compiled_encoder` gives the same ids 50 times as fast,
-if the matcher is compiled.
+text is three words (docs/parity.md 3), or [UNK] if words stay as they are. `LibraryEncoder` is the
+definition, and calls that library. `compiled_encoder` gives the same ids 50 times as fast, if the
+matcher is compiled.
 """
 
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,26 +23,31 @@ from tokenizer.word_rule import WordRule
 
 
 class LibraryEncoder:
-    """Encodes sentences by the exported tokenizer, which is made when it is first needed."""
+    """Encodes sentences by the library `tokenizers`; the definition of all encoding."""
 
     def __init__(self, vocab: Vocabulary, rule: WordRule) -> None:
+        """Takes a vocabulary and a word rule; the library's tokenizer is made at its first use."""
         self._vocab = vocab
         self._rule = rule
 
     @cached_property
     def _library(self) -> Tokenizer:
+        """The library's tokenizer, which does not look for special tokens in a text."""
         library = build_tokenizer(self._vocab, self._rule)
         library.encode_special_tokens = True
         return library
 
     def encode_sentences(self, sentences: Sequence[str]) -> tuple[IdArray, NDArray[np.uint32]]:
-        """As `Encoder` has it."""
-        "".join(sentences).encode()  # the library does not refuse half of a surrogate pair
-        # One by one: a batch is not faster on one core, and its threads do not survive a fork.
+        """Encodes sentences like `Encoder.encode_sentences`."""
+        # Raises UnicodeEncodeError for half of a surrogate pair, which the library accepts.
+        "".join(sentences).encode()
+        # Sentences are encoded one by one, because a batch is not faster on one core, and the
+        # library's threads do not survive a fork.
         encode = self._library.encode
-        found = [encode(sentence, add_special_tokens=False).ids for sentence in sentences]
-        ids = np.array([index for each in found for index in each], self._vocab.dtype)
-        lengths = np.array(list(map(len, found)), np.uint32)
+        encoded = [encode(sentence, add_special_tokens=False).ids for sentence in sentences]
+        all_ids = list(chain.from_iterable(encoded))
+        ids = np.array(all_ids, self._vocab.dtype)
+        lengths = np.array(list(map(len, encoded)), np.uint32)
         return without_specials(ids, self._vocab, self._rule), lengths
 
 
@@ -63,29 +69,55 @@ def without_specials(ids: IdArray, vocab: Vocabulary, rule: WordRule) -> IdArray
 
 
 class Encoder:
-    """Encodes sentences with one vocabulary; pickled without what it has met."""
+    """Encodes sentences with one vocabulary, by the compiled matcher if it is there.
+
+    Pickling keeps the vocabulary and the rule only; the encoder is then made anew.
+
+    Attributes:
+        vocab: The vocabulary.
+        rule: The rule by which a text becomes words.
+        path: The encoder that does the work.
+    """
 
     def __init__(self, vocab: Vocabulary, rule: WordRule) -> None:
+        """Chooses between the compiled matcher and the library (`tokenizer.compiled`).
+
+        Args:
+            vocab: The vocabulary.
+            rule: The rule by which a text becomes words.
+        """
         self.vocab = vocab
         self.rule = rule
         library = LibraryEncoder(vocab, rule)
         module = load("tokenizer._matcher")
         self.path: LibraryEncoder | CompiledEncoder = library
         if module is not None:
-            with suppress(OverflowError):  # a vocabulary made to be large as a trie
+            with suppress(OverflowError):  # the library encodes if the trie would be too large
                 self.path = CompiledEncoder(module, vocab, rule, library.encode_sentences)
 
     def __reduce__(self) -> tuple[type["Encoder"], tuple[Vocabulary, WordRule]]:
         return Encoder, (self.vocab, self.rule)
 
     def encode(self, text: str) -> IdArray:
-        """Ids of a text, of the vocabulary's dtype; no [CLS] or [SEP] added."""
+        """Returns the ids of a text, without [CLS] and [SEP], in the vocabulary's dtype.
+
+        Raises:
+            UnicodeEncodeError: The text has half of a surrogate pair.
+        """
         return self.encode_sentences([text])[0]
 
     def encode_sentences(self, sentences: Sequence[str]) -> tuple[IdArray, NDArray[np.uint32]]:
-        """Ids of all sentences in one array of the vocabulary's dtype; and how many of each.
+        """Encodes sentences, without [CLS] and [SEP].
 
-        Raises UnicodeEncodeError where a sentence holds half of a surrogate pair.
+        Args:
+            sentences: N texts.
+
+        Returns:
+            [T] the ids of all sentences, one after the other, in the vocabulary's dtype; and [N]
+                the number of ids of each sentence.
+
+        Raises:
+            UnicodeEncodeError: A sentence has half of a surrogate pair.
         """
         ids, lengths = self.path.encode_sentences(sentences)
         return without_specials(ids, self.vocab, self.rule), lengths

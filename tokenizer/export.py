@@ -1,4 +1,4 @@
-"""The files by which `tokenizers` and `transformers` open a trained model's tokenizer."""
+"""Makes the files from which `tokenizers` and `transformers` open a trained model's tokenizer."""
 
 import json
 from functools import lru_cache
@@ -51,6 +51,11 @@ def tokenizer_config_json(vocab: Vocabulary, rule: WordRule, max_length: int) ->
 
     The class that it names runs tokenizer.json unchanged. `BertTokenizer` of transformers 5 would
     build a tokenizer from the vocabulary, with the library's limit of 100 characters per word.
+
+    Args:
+        vocab: The pieces; the id of a token is its place in the list.
+        rule: How a text becomes words.
+        max_length: The most tokens of a text that the model takes.
     """
     flags = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)
     special = {"content": "", **flags, "special": True}

@@ -1,10 +1,12 @@
 """Extends a released model's vocabulary by the pieces that save most tokens of a domain's text.
 
-1. Words are cut by the old vocabulary, characters that it lacks each a piece, and byte-pair merges
-   go on from there to half as many pieces again as there is room for.
-2. The words are cut by old and new pieces together. A new piece saves, at each of its uses, the
-   pieces that it stands for less one; a character that was lacking saves one, its word was [UNK].
-3. Those that save most take the places of [unusedN], and then follow the last line.
+1. Words are cut by the old vocabulary. Characters that it lacks become pieces. From there byte-pair
+   merges make new pieces, half as many again as there is room for.
+2. The words are cut by old and new pieces together. At each of its uses, a new piece saves the
+   number of pieces that it replaces, less one. A character that was lacking saves one, because its
+   word was [UNK].
+3. The pieces that save most are kept. They take the places of [unusedN], and then follow the last
+   line of the vocabulary.
 """
 
 import math
@@ -22,7 +24,10 @@ from tokenizer.word_rule import UNCASED, WordRule
 from tokenizer.wordpiece import split_piece
 
 _CANDIDATES = 1.5
-"""Pieces tried for each that is kept: with 2 or 4, text not learned from takes more tokens."""
+"""How many pieces are tried for each one that is kept.
+
+With 2 or 4, text from which nothing was learned takes more tokens.
+"""
 
 Array = NDArray[Any]
 
@@ -35,18 +40,26 @@ def extend_vocabulary(
     num_unused: int = 0,
     rule: WordRule = UNCASED,
 ) -> Vocabulary:
-    """The old vocabulary with new pieces in the place of [unusedN] and after its last line.
+    """Returns a vocabulary with new pieces in the places of [unusedN] and after the last line.
 
-    Words and counts are those of `learn_vocabulary`. The last `num_unused` of [unusedN] stay, as
-    every other old piece does, and a longer old vocabulary than `vocab_size`.
+    All other old pieces keep their ids, also if there are more of them than `vocab_size`.
+
+    Args:
+        old: The vocabulary to extend.
+        words: Distinct words, as `learn_vocabulary` takes them.
+        counts: How often each word occurs.
+        vocab_size: The number of tokens.
+        num_unused: The number of [unusedN] that stay, the last ones.
+        rule: The rule by which a text becomes words.
     """
     places = [index for index, token in enumerate(old.tokens) if is_unused(token)]
     places = places[: max(0, len(places) - num_unused)]
     room = len(places) + max(0, vocab_size - len(old))
-    is_kept = [can_be_learned(word) for word in words]
-    kept = [word for word, keep in zip(words, is_kept, strict=True) if keep]
-    counts_W = np.asarray(counts, np.int64)[np.array(is_kept, bool)]
-    new = _choose_pieces(old, kept, counts_W, room, rule)
+    is_learned = [can_be_learned(word) for word in words]
+    learned_words = [word for word, learned in zip(words, is_learned, strict=True) if learned]
+    counts_W = np.asarray(counts, np.int64)[np.array(is_learned, bool)]
+    new = _choose_pieces(old, learned_words, counts_W, room, rule)
+
     tokens = list(old.tokens)
     for place, piece in zip(places, new, strict=False):
         tokens[place] = piece
@@ -54,14 +67,21 @@ def extend_vocabulary(
 
 
 def is_unused(token: str) -> bool:
-    """Whether a token is set aside for words of its user."""
+    """Returns whether a token is one of [unusedN], which are set aside for the user's words."""
     return token.startswith("[unused") and token.endswith("]")
 
 
 def tokens_a_word(
     vocabulary: Vocabulary, words: Sequence[str], counts: Sequence[int], rule: WordRule
 ) -> float:
-    """Mean tokens of a word of the text; an [UNK] is one."""
+    """Returns the mean number of tokens of a word in a text; an [UNK] is one token.
+
+    Args:
+        vocabulary: The vocabulary.
+        words: The distinct words of the text.
+        counts: How often each word occurs.
+        rule: The rule by which a text becomes words.
+    """
     _, lengths = Encoder(vocabulary, rule).encode_sentences(words)
     return float(np.average(lengths, weights=np.asarray(counts)))
 
@@ -69,13 +89,23 @@ def tokens_a_word(
 def _choose_pieces(
     old: Vocabulary, words: Sequence[str], counts_W: Array, num_pieces: int, rule: WordRule
 ) -> list[str]:
-    """At most so many new pieces, the one that saves most first; of equal ones by code points."""
+    """Returns the new pieces that save most tokens, best first; equal ones by code points.
+
+    Args:
+        old: The vocabulary to extend.
+        words: W distinct words.
+        counts_W: How often each word occurs.
+        num_pieces: The most pieces to return.
+        rule: The rule by which a text becomes words.
+    """
     if not words or not num_pieces:
         return []
     spelling = Vocabulary((*old.tokens, *_missing_characters(old, words, rule)))
     merger = _start_merging(spelling, words, counts_W, rule)
     saved: dict[str, int] = {}
-    target, can_merge = num_pieces, True
+    target = num_pieces
+    can_merge = True
+    # Pieces that only lead to longer ones save nothing, so more may have to be merged.
     while len(saved) < num_pieces and can_merge:
         target = math.ceil(_CANDIDATES * target)
         merger.merge_until(len(spelling) + target)
@@ -88,7 +118,15 @@ def _choose_pieces(
 def _find_saved(
     encoder: Encoder, num_old: int, spelling: Vocabulary, words: Sequence[str], counts_W: Array
 ) -> dict[str, int]:
-    """What each new piece saves at all its uses; one that only leads to longer ones is left out."""
+    """Returns how many tokens each new piece saves in all its uses; unused pieces are left out.
+
+    Args:
+        encoder: Encodes by old and new pieces.
+        num_old: The number of old pieces.
+        spelling: The old pieces and the missing characters, by which words were cut before.
+        words: W distinct words.
+        counts_W: How often each word occurs.
+    """
     ids, lengths_W = encoder.encode_sentences(words)
     pieces = encoder.vocab
     # Float sums are exact below 2^53, far beyond the words of any sample.
@@ -102,25 +140,34 @@ def _find_saved(
 
 
 def _missing_characters(old: Vocabulary, words: Sequence[str], rule: WordRule) -> list[str]:
-    """Pieces of one character that words need and the old vocabulary lacks, by code points."""
+    """Returns pieces of one character that words need and the old vocabulary lacks, sorted."""
     ids, lengths_W = Encoder(old, rule).encode_sentences(words)
     is_unknown_W = np.zeros(len(words), bool)
     is_unknown_W[np.repeat(np.arange(len(words)), lengths_W)[ids == old.unk_id]] = True
     unknown = [words[index] for index in np.flatnonzero(is_unknown_W).tolist()]
     needed = {word[:1] for word in unknown}
-    needed |= {CONTINUATION + character for word in unknown for character in word[1:]}
+    for word in unknown:
+        needed |= {CONTINUATION + character for character in word[1:]}
     return sorted(needed - old.ids.keys())
 
 
 def _start_merging(
     spelling: Vocabulary, words: Sequence[str], counts_W: Array, rule: WordRule
 ) -> PairMerger:
-    """The words as pieces of a vocabulary, a boundary before, between and after them."""
+    """Returns a merger of the words, cut into the pieces of a vocabulary.
+
+    Args:
+        spelling: The vocabulary.
+        words: W distinct words.
+        counts_W: How often each word occurs.
+        rule: The rule by which a text becomes words.
+    """
     ids, lengths_W = Encoder(spelling, rule).encode_sentences(words)
-    # The place of each piece is moved by the boundaries before it, one more than there are words
-    # before its own.
+    # Boundaries stand before, between and after the words. A piece is moved by the boundaries
+    # before it: one more than there are words before its word.
     places = np.arange(len(ids)) + np.repeat(np.arange(1, len(words) + 1), lengths_W)
     symbols_P = np.full(len(ids) + len(words) + 1, BOUNDARY, np.int32)
     weights_P = np.zeros(len(symbols_P), np.int64)
-    symbols_P[places], weights_P[places] = ids, np.repeat(counts_W, lengths_W)
+    symbols_P[places] = ids
+    weights_P[places] = np.repeat(counts_W, lengths_W)
     return PairMerger(symbols_P, weights_P, spelling.tokens)

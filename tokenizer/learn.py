@@ -1,4 +1,7 @@
-"""Learns a WordPiece vocabulary from word counts: the order of words plays no part."""
+"""Learns a WordPiece vocabulary from word counts; the order of the words does not matter.
+
+Shapes: P positions, the characters of all words with a boundary before, between and after them.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,10 +14,13 @@ from tokenizer.vocab import CLS, CONTINUATION, MASK, PAD, SEP, SPECIAL_TOKENS, U
 from tokenizer.wordpiece import MAX_WORD_CHARACTERS
 
 MAX_ALPHABET = 1000
-"""Characters kept by default, the commonest; a word with another is [UNK], and not learned from."""
+"""The default size of the alphabet, the commonest characters.
+
+A word with another character becomes [UNK], and nothing is learned from it.
+"""
 
 _NEWLINE = ord("\n")
-_OTHER = -1
+_OTHER = -1  # the number of a character that is not in the alphabet
 Array = NDArray[Any]
 
 
@@ -72,13 +78,14 @@ def learn_words(
     """
     specials = _specials(num_unused)
     pairs = zip(words, np.asarray(counts, np.int64).tolist(), strict=True)
-    kept = [(word, count) for word, count in pairs if can_be_learned(word)]
-    ordered = sorted(kept, key=lambda pair: (-pair[1], pair[0]))
+    learned = [(word, count) for word, count in pairs if can_be_learned(word)]
+    ordered = sorted(learned, key=lambda pair: (-pair[1], pair[0]))
     most = max(0, vocab_size - len(specials))
     return Vocabulary((*specials, *(word for word, _ in ordered[:most])))
 
 
 def _specials(num_unused: int) -> list[str]:
+    """Returns the tokens with which a vocabulary begins, in the order of BERT's own."""
     return [PAD, *(f"[unused{n}]" for n in range(num_unused)), UNK, CLS, SEP, MASK]
 
 
@@ -93,16 +100,25 @@ def can_be_learned(word: str) -> bool:
 
 
 def _start_merging(words: Sequence[str], counts: Array, alphabet_size: int) -> PairMerger:
-    """The words as single characters; P positions: a boundary, then each word and a boundary."""
+    """Returns a merger of the words, cut into single characters.
+
+    Args:
+        words: Distinct words.
+        counts: How often each word occurs.
+        alphabet_size: The most characters of the alphabet. Words with other characters are left
+            out.
+    """
     codes_P, weights_P = _lay_out(words, counts)
     alphabet, characters_P = _choose_alphabet(codes_P, weights_P, alphabet_size)
     is_bad_P = characters_P == _OTHER
     codes_P, weights_P, characters_P = _keep_words(is_bad_P, codes_P, weights_P, characters_P)
+
     is_boundary_P = codes_P == _NEWLINE
     continues_P = ~is_boundary_P
     continues_P[1:] &= continues_P[:-1]
     continuing = np.unique(characters_P[continues_P])
-    # Ids of first characters are their places in the alphabet, those of continuing ones follow.
+    # The id of a word's first character is its place in the alphabet. Continuing characters, with
+    # "##", have the ids after the alphabet.
     continuation_ids = np.zeros(len(alphabet), np.int32)
     continuation_ids[continuing] = len(alphabet) + np.arange(len(continuing))
     symbols_P = characters_P.astype(np.int32)
@@ -113,15 +129,20 @@ def _start_merging(words: Sequence[str], counts: Array, alphabet_size: int) -> P
 
 
 def _lay_out(words: Sequence[str], counts: Array) -> tuple[Array, Array]:
-    """[P] code points of all words, a newline first and after each; [P] their words' counts."""
+    """Lays words end to end, with a newline as boundary before the first and after each word.
+
+    Returns:
+        [P] the code points, and [P] the count of the word that each position is in.
+    """
     lengths = np.fromiter(map(len, words), np.int64, len(words))
-    is_kept = np.fromiter(map(can_be_learned, words), bool, len(words))
-    kept = [word for word, keep in zip(words, is_kept.tolist(), strict=True) if keep]
-    text = "\n".join(["", *kept, ""])
+    is_learned = np.fromiter(map(can_be_learned, words), bool, len(words))
+    learned = [word for word, keep in zip(words, is_learned.tolist(), strict=True) if keep]
+    text = "\n".join(["", *learned, ""])
     codes_P = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-    weights_P = np.concatenate([[0], np.repeat(counts[is_kept], lengths[is_kept] + 1)])
-    if len(kept) == 0:
-        codes_P, weights_P = np.array([_NEWLINE], np.uint32), weights_P[:1]
+    weights_P = np.concatenate([[0], np.repeat(counts[is_learned], lengths[is_learned] + 1)])
+    if len(learned) == 0:
+        codes_P = np.array([_NEWLINE], np.uint32)
+        weights_P = weights_P[:1]
     assert len(codes_P) == len(weights_P), "a word holds a newline"
     return codes_P, weights_P
 
@@ -129,7 +150,12 @@ def _lay_out(words: Sequence[str], counts: Array) -> tuple[Array, Array]:
 def _choose_alphabet(
     codes_P: Array, weights_P: Array, alphabet_size: int
 ) -> tuple[list[str], Array]:
-    """The commonest characters by code point; [P] each position's place among them, or _OTHER."""
+    """Chooses the alphabet: the commonest characters.
+
+    Returns:
+        The characters, sorted by code point; and [P] the place of each position's character in
+            this list, or _OTHER. Boundaries have 0.
+    """
     is_character_P = codes_P != _NEWLINE
     codes, inverse = np.unique(codes_P[is_character_P], return_inverse=True)
     # Float sums are exact below 2^53, far beyond the characters of any sample.
@@ -143,7 +169,16 @@ def _choose_alphabet(
 
 
 def _keep_words(is_bad_P: Array, codes_P: Array, *arrays_P: Array) -> tuple[Array, ...]:
-    """The arrays without the words, and their last boundaries, that have a bad position."""
+    """Removes words with a bad position, each with the boundary after it, from arrays.
+
+    Args:
+        is_bad_P: Whether a position is bad.
+        codes_P: The code points.
+        arrays_P: More arrays with one entry per position.
+
+    Returns:
+        All arrays, codes_P first.
+    """
     starts = np.concatenate([[0], np.flatnonzero(codes_P == _NEWLINE)[:-1] + 1])
     lengths = np.diff(starts, append=len(codes_P))
     is_kept_P = np.repeat(~np.logical_or.reduceat(is_bad_P, starts), lengths)

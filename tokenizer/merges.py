@@ -1,16 +1,18 @@
-"""Byte-pair merges over counted words, exact and in one order: the loop of `tokenizer.learn`.
+"""Byte-pair merges over counted words, for `tokenizer.learn`: exact, and in one definite order.
 
-1. All words lie end to end in one array of symbols (ids of pieces), a boundary around each; links
-   to the next and the previous symbol let a merge take symbols out without moving any.
-2. A dict holds the count of every pair of neighbours. A heap holds those at or above a threshold,
-   which is lowered and the heap rebuilt when it is empty. An entry may be older than its pair's
-   count, and is then put back with the present one.
-3. The commonest pair is merged wherever it stands: its neighbours' pairs lose its weight, the pairs
-   with the new symbol gain it. Where new pairs stand is kept as one `_Places` a merge; those that a
-   later merge has changed are left out when the pair is merged.
+1. All words are laid end to end in one array of symbols, which are ids of pieces, with a boundary
+   around each word. Links to the next and the previous symbol let a merge remove symbols without
+   moving any.
+2. A dict has the count of every pair of neighbouring symbols. A heap has the pairs whose count
+   reaches a threshold; when it is empty, the threshold is lowered and the heap is rebuilt. An entry
+   of the heap may be older than the count of its pair. It is then put back with the new count.
+3. The commonest pair is merged wherever it occurs. The pairs of its symbols with their neighbours
+   lose its weight, and the pairs with the new symbol gain it. The places of new pairs are kept as
+   one `_Places` for each merge. A later merge may change some of them, so places are checked again
+   when their pair is merged.
 
 Shapes: P positions (symbols and boundaries), K occurrences of one pair, F of them that do not
-follow another directly.
+directly follow another occurrence.
 """
 
 import heapq
@@ -24,23 +26,36 @@ from numpy.typing import NDArray
 from tokenizer.vocab import CONTINUATION
 
 BOUNDARY = -1
-_GONE = -2
+"""The symbol before, between and after words."""
+
+_GONE = -2  # a position whose symbol was merged into the one before it
 _HOT_SHARE = 4
-"""The heap takes pairs of at least a quarter of the commonest's count; most never get there."""
+"""The heap takes pairs with at least a quarter of the commonest pair's count.
+
+Most pairs never become so common.
+"""
+
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
 class _Places:
-    """Where pairs stand: the left symbols of `keys[i]` at `positions[starts[i]:starts[i + 1]]`."""
+    """The places of several pairs.
+
+    Attributes:
+        keys: The pairs, ascending (`_pair_keys`).
+        starts: One more than there are pairs, see positions.
+        positions: Positions of left symbols; `positions[starts[i]:starts[i + 1]]` are those of pair
+            `keys[i]`.
+    """
 
     keys: Array
     starts: Array
     positions: Array
 
     def of(self, key: int) -> Array:
-        """Positions of one pair, none where it has none."""
+        """Returns the positions of a pair's left symbols; none if the pair is not there."""
         index = int(np.searchsorted(self.keys, key))
         if index == len(self.keys) or self.keys[index] != key:
             return self.positions[:0]
@@ -48,13 +63,22 @@ class _Places:
 
 
 class PairMerger:
-    """Words as symbols, and counts of their pairs; between equal ones code points decide."""
+    """Words as symbols, and the counts of their pairs.
+
+    Of equally common pairs the first by code points is merged.
+
+    Attributes:
+        pieces: The pieces by id. Merging appends new ones.
+    """
 
     def __init__(self, symbols_P: Array, weights_P: Array, pieces: Sequence[str]) -> None:
         """Counts the pairs.
 
-        Symbols are int32 indices of `pieces`, with BOUNDARY first, last and between words; merging
-        changes them. Weights are int64, how often the symbol's word occurs.
+        Args:
+            symbols_P: int32 ids of pieces, with BOUNDARY first, last and between words. Merging
+                changes the array.
+            weights_P: int64, how often the word of each position occurs.
+            pieces: The pieces that words are cut into.
         """
         assert symbols_P[0] == symbols_P[-1] == BOUNDARY, "words lie between boundaries"
         self.pieces = list(pieces)
@@ -73,22 +97,31 @@ class PairMerger:
 
     def merge_until(self, num_pieces: int) -> None:
         """Merges until there are so many pieces, or every word is one piece."""
-        while len(self.pieces) < num_pieces and (pair := self._pop_commonest()):
+        while len(self.pieces) < num_pieces:
+            pair = self._pop_commonest()
+            if pair is None:
+                break
             self._merge(*pair)
 
     def _pop_commonest(self) -> tuple[int, int] | None:
+        """Takes the commonest pair from the heap; None if no pair is left.
+
+        Returns:
+            The ids of the left and of the right piece.
+        """
         while self._heap or self._rebuild_heap():
-            negative, left, right = heapq.heappop(self._heap)
-            pair = self._ids[left], self._ids[right]
-            count = self._pair_counts.get(pair[0] << 32 | pair[1], 0)
-            if count == -negative:
-                return pair
+            negative_count, left, right = heapq.heappop(self._heap)
+            left_id = self._ids[left]
+            right_id = self._ids[right]
+            count = self._pair_counts.get(left_id << 32 | right_id, 0)
+            if count == -negative_count:
+                return left_id, right_id
             if count >= self._threshold:
                 heapq.heappush(self._heap, (-count, left, right))
         return None
 
     def _rebuild_heap(self) -> bool:
-        """Fills the empty heap with the commonest pairs; False where no pair is left."""
+        """Fills the empty heap with the commonest pairs; returns whether there are pairs."""
         if not self._pair_counts:
             return False
         self._threshold = max(1, max(self._pair_counts.values()) // _HOT_SHARE)
@@ -98,15 +131,22 @@ class PairMerger:
         return True
 
     def _merge(self, left: int, right: int) -> None:
-        """Makes every `left right` one symbol; K-arrays hold the left one and what is around."""
+        """Merges a pair wherever it occurs, and updates the counts of all pairs.
+
+        Args:
+            left: The id of the left piece.
+            right: The id of the right piece.
+        """
         at_K = self._find(left, right)
         second_K = self._next_P[at_K]
         after_K = self._next_P[second_K]
-        self._is_merging_P[at_K] = self._is_merging_P[second_K] = True
-        # Between two occurrences that touch lies one pair, not two: it is counted as the first
-        # one's right pair.
+        self._is_merging_P[at_K] = True
+        self._is_merging_P[second_K] = True
+        # Two occurrences that touch have one pair between them, not two. It is counted as the pair
+        # to the right of the first occurrence.
         is_first_K = ~self._is_merging_P[self._previous_P[at_K]]
-        self._is_merging_P[at_K] = self._is_merging_P[second_K] = False
+        self._is_merging_P[at_K] = False
+        self._is_merging_P[second_K] = False
         first_F = at_K[is_first_K]
 
         _, lost = self._neighbour_pairs(left, right, first_F, at_K, after_K)
@@ -125,63 +165,101 @@ class PairMerger:
         places, gained = self._neighbour_pairs(merged, merged, first_F, at_K, after_K)
         self._places.setdefault(merged, []).append(places)
         for key, weight in gained.items():
-            count = self._pair_counts[key] = self._pair_counts.get(key, 0) + weight
+            count = self._pair_counts.get(key, 0) + weight
+            self._pair_counts[key] = count
             if count >= self._threshold:
                 heapq.heappush(self._heap, (-count, *self._strings(key)))
 
     def _find(self, left: int, right: int) -> Array:
-        """Positions of a pair as the words are now, without the second of two that overlap."""
+        """Finds where a pair occurs now; of two occurrences that overlap only the first.
+
+        Returns:
+            [K] the positions of its left symbols.
+        """
         key = left << 32 | right
-        kept = [self._first_places, *self._places.get(left, ())]
-        kept += self._places.get(right, ()) if right != left else ()
-        at_K = np.concatenate([places.of(key) for places in kept])
+        all_places = [self._first_places, *self._places.get(left, ())]
+        if right != left:
+            all_places += self._places.get(right, ())
+        at_K = np.concatenate([places.of(key) for places in all_places])
         next_K = self._next_P[at_K]
         at_K = at_K[(self._symbols_P[at_K] == left) & (self._symbols_P[next_K] == right)]
         return self._drop_overlaps(np.sort(at_K)) if left == right else at_K
 
     def _drop_overlaps(self, at_K: Array) -> Array:
-        """Every other one of positions that follow each other: `a a a` has one pair to merge."""
-        goes_on = self._next_P[at_K[:-1]] == at_K[1:]
+        """Keeps every second one of positions that directly follow each other.
+
+        For example, `a a a` has two pairs `a a`, of which only the first can be merged.
+
+        Args:
+            at_K: Ascending positions of a pair of equal symbols.
+        """
+        follows = np.concatenate([[False], self._next_P[at_K[:-1]] == at_K[1:]])
         indices = np.arange(len(at_K))
-        run_starts = np.maximum.accumulate(np.where(np.concatenate([[False], goes_on]), 0, indices))
-        kept: Array = at_K[(indices - run_starts) % 2 == 0]
-        return kept
+        # For each position the index of the first one of those that directly follow each other.
+        sequence_starts = np.maximum.accumulate(np.where(follows, 0, indices))
+        separate: Array = at_K[(indices - sequence_starts) % 2 == 0]
+        return separate
 
     def _neighbour_pairs(
         self, left: int, right: int, first_F: Array, at_K: Array, after_K: Array
     ) -> tuple[_Places, dict[int, int]]:
-        """Places and summed weights of pairs (before, left) and (right, after)."""
+        """Finds the pairs that occurrences of a pair have with their neighbours.
+
+        They are (symbol before, left) and (right, symbol after). Words have none at their ends.
+
+        Args:
+            left: The left symbol of an occurrence.
+            right: Its right symbol; equal to `left` after the merge.
+            first_F: Positions of occurrences that do not directly follow another one.
+            at_K: Positions of all occurrences.
+            after_K: The positions after them.
+
+        Returns:
+            The places of these pairs, and the summed weight of each pair.
+        """
         before_F = self._previous_P[first_F]
-        before_symbols, after_symbols = self._symbols_P[before_F], self._symbols_P[after_K]
-        has_before_F, has_after_K = before_symbols >= 0, after_symbols >= 0
-        left_keys = _pair_keys(before_symbols[has_before_F], left)
-        keys = np.concatenate([left_keys, _pair_keys(right, after_symbols[has_after_K])])
+        before_symbols_F = self._symbols_P[before_F]
+        after_symbols_K = self._symbols_P[after_K]
+        has_before_F = before_symbols_F >= 0
+        has_after_K = after_symbols_K >= 0
+        left_keys = _pair_keys(before_symbols_F[has_before_F], left)
+        right_keys = _pair_keys(right, after_symbols_K[has_after_K])
+        keys = np.concatenate([left_keys, right_keys])
         positions = np.concatenate([before_F[has_before_F], at_K[has_after_K]])
         weights = self._weights_P[np.concatenate([first_F[has_before_F], at_K[has_after_K]])]
         return _group(keys, positions, weights)
 
     def _intern(self, piece: str) -> int:
-        """The piece's id; two different pairs may make the same piece."""
+        """Returns the id of a piece, a new one if it is new: two pairs may make the same piece."""
         index = self._ids.setdefault(piece, len(self.pieces))
         if index == len(self.pieces):
             self.pieces.append(piece)
         return index
 
     def _strings(self, key: int) -> tuple[str, str]:
+        """Returns the left and the right piece of a pair."""
         return self.pieces[key >> 32], self.pieces[key & 0xFFFFFFFF]
 
 
 def _pair_keys(left: Array | int, right: Array | int) -> Array:
+    """Returns one int64 for each pair: the left id in the high half, the right id in the low."""
     return np.asarray(left, np.int64) << 32 | np.asarray(right, np.int64)
 
 
 def _group(keys: Array, positions: Array, weights: Array) -> tuple[_Places, dict[int, int]]:
-    """Positions sorted by their pairs, and each pair's summed weight."""
+    """Groups positions by their pairs, and sums the weights of each pair.
+
+    Args:
+        keys: The pair at each position.
+        positions: The positions.
+        weights: The weight of each position.
+    """
     if not len(keys):
         return _Places(keys, np.zeros(1, np.int32), positions), {}
     order = np.argsort(keys, kind="stable")
     sorted_keys = keys[order]
     starts = np.concatenate([[0], np.flatnonzero(sorted_keys[1:] != sorted_keys[:-1]) + 1])
-    distinct, sums = sorted_keys[starts], np.add.reduceat(weights[order], starts)
+    distinct = sorted_keys[starts]
+    sums = np.add.reduceat(weights[order], starts)
     places = _Places(distinct, np.append(starts, len(keys)).astype(np.int32), positions[order])
     return places, dict(zip(distinct.tolist(), sums.tolist(), strict=True))

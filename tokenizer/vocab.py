@@ -1,4 +1,4 @@
-"""The WordPiece vocabulary: tokens whose index is the id, stored as vocab.txt, one a line."""
+"""WordPiece vocabularies. The id of a token is its line in vocab.txt, counted from 0."""
 
 import hashlib
 from collections.abc import Mapping
@@ -21,7 +21,12 @@ _NUM_UINT16 = 1 << 16
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokens in id order, the five specials among them: whoever makes one sees to that."""
+    """A WordPiece vocabulary, whose length is its number of tokens.
+
+    Attributes:
+        tokens: The tokens in the order of their ids. The five special tokens must be among them;
+            `parse_vocab` checks this, but the class does not.
+    """
 
     tokens: tuple[str, ...]
 
@@ -30,7 +35,7 @@ class Vocabulary:
 
     @cached_property
     def ids(self) -> Mapping[str, int]:
-        """Token to id."""
+        """Ids by their tokens."""
         return {token: index for index, token in enumerate(self.tokens)}
 
     pad_id = property(lambda self: self.ids[PAD])
@@ -41,12 +46,12 @@ class Vocabulary:
 
     @cached_property
     def continues(self) -> NDArray[np.bool_]:
-        """[size] whether each token continues a word."""
+        """Whether each token continues a word: [vocab_size] bool."""
         return np.array([token.startswith(CONTINUATION) for token in self.tokens])
 
     @property
     def dtype(self) -> np.dtype[np.unsignedinteger]:
-        """The narrower of uint16 and uint32 that holds every id."""
+        """Dtype of ids: uint16, or uint32 for vocabularies over 65,536."""
         return np.dtype(np.uint16 if len(self) <= _NUM_UINT16 else np.uint32)
 
     @cached_property
@@ -55,14 +60,20 @@ class Vocabulary:
         return hashlib.sha256(self.to_text().encode()).hexdigest()
 
     def to_text(self) -> str:
-        r"""Content of vocab.txt: every token followed by "\n"."""
+        r"""Returns the content of vocab.txt: each token followed by "\n"."""
         return "".join(f"{token}\n" for token in self.tokens)
 
 
 def parse_vocab(data: bytes, where: str) -> Vocabulary:
-    r"""Reads vocab.txt, whose name is `where`; "\r\n" ends a line as "\n" does.
+    r"""Parses vocab.txt. Lines may end with "\n" or "\r\n".
 
-    Raises ValueError: empty, not UTF-8, an empty or repeated line, or no special token.
+    Args:
+        data: The content of the file.
+        where: The name of the file, for messages.
+
+    Raises:
+        ValueError: The file is empty or not UTF-8, a line is empty or repeated, or a special token
+            is missing.
     """
     try:
         text = data.decode()
@@ -82,7 +93,8 @@ def parse_vocab(data: bytes, where: str) -> Vocabulary:
             lines = f"lines {first_line[token]} and {line}"
             raise ValueError(f"{where}: token {token[:60]!r} is on {lines}; keep one of them")
         first_line[token] = line
-    if missing := [token for token in SPECIAL_TOKENS if token not in first_line]:
+    missing = [token for token in SPECIAL_TOKENS if token not in first_line]
+    if missing:
         found = f"no line is {', '.join(missing)} ({len(tokens)} lines)"
         raise ValueError(f"{where}: {found}; BERT needs all five specials")
     return Vocabulary(tokens)

@@ -29,7 +29,7 @@ class WordRule:
     words: Splitting = "bert"
 
     def __post_init__(self) -> None:
-        """Refuses to lower-case words that stay as they are.
+        """Checks that words that stay as they are shall not be lower-cased.
 
         Raises:
             ValueError: `words` is "whitespace" and `lower_case` is true.
@@ -42,7 +42,7 @@ class WordRule:
 
     @property
     def keeps_words(self) -> bool:
-        """Returns whether words stay as they are in the text."""
+        """Whether words stay as they are in the text."""
         return self.words == "whitespace"
 
     def content(self) -> dict[str, Any]:
@@ -78,8 +78,8 @@ class WordRule:
 
     def split(self, text: str) -> list[str]:
         """Returns the words of a text."""
-        found = self.pre_tokenizer().pre_tokenize_str(self.normalize(text))
-        return [word for word, _ in found]
+        words_and_spans = self.pre_tokenizer().pre_tokenize_str(self.normalize(text))
+        return [word for word, _ in words_and_spans]
 
 
 CASED = WordRule(lower_case=False)

@@ -1,15 +1,20 @@
-"""A word to wordpieces, as google-research/bert cuts it (docs/parity.md 3)."""
+"""Cuts words into wordpieces like google-research/bert (docs/parity.md 3)."""
 
 from tokenizer.vocab import CONTINUATION, UNK, Vocabulary
 
 MAX_WORD_CHARACTERS = 200
-"""A longer word is one [UNK]."""
+"""A word with more characters is one [UNK]."""
 
 
 def split_piece(piece: str, vocab: Vocabulary) -> list[str]:
-    """Longest vocabulary entries from left to right, "##" before all but the first, or [UNK].
+    """Cuts a word into the longest entries of the vocabulary, from left to right.
 
-    Of a word of any length, or of a piece that begins with "##".
+    The result is one [UNK] if a rest of the word matches no entry. Pieces after the first begin
+    with "##".
+
+    Args:
+        piece: A word of any length, or a piece of a word that begins with "##".
+        vocab: The vocabulary.
     """
     continues = piece.startswith(CONTINUATION) and piece != CONTINUATION
     word = piece.removeprefix(CONTINUATION) if continues else piece

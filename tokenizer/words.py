@@ -29,11 +29,14 @@ def count_words(texts: Iterable[str], rule: WordRule) -> Counter[str]:
     assert normalizer is not None, "words that change have a normaliser"
     normalize = normalizer.normalize_str
     split_words = rule.pre_tokenizer().pre_tokenize_str
-    # Normalised Chinese is one chunk a character, and recurs.
-    normalized, words = Counter[str](), Counter[str]()
+
+    # A normalised chunk is cut at spaces once more, because normalisation puts spaces around every
+    # Chinese character, and these parts recur often.
+    normalized: Counter[str] = Counter()
     for chunk, count in chunks.items():
         for part in normalize(chunk).split(" "):
             normalized[part] += count
+    words: Counter[str] = Counter()
     for part, count in normalized.items():
         for word, _ in split_words(part):
             words[word] += count
