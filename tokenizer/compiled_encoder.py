@@ -64,7 +64,11 @@ class CompiledEncoder:
         self._known = set(map(chr, range(0x80)))  # characters whose forms have been looked for
 
     def encode_sentences(self, sentences: Sequence[str]) -> tuple[IdArray, NDArray[np.uint32]]:
-        """Encodes sentences like `tokenizer.encode.Encoder.encode_sentences`."""
+        """Returns the ids of all sentences in one array, and the number of ids of each sentence.
+
+        Raises:
+            UnicodeEncodeError: A sentence has half of a surrogate pair.
+        """
         return self._match(sentences, self._learn_and_match)
 
     def _match(

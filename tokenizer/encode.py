@@ -38,7 +38,11 @@ class LibraryEncoder:
         return library
 
     def encode_sentences(self, sentences: Sequence[str]) -> tuple[IdArray, NDArray[np.uint32]]:
-        """Encodes sentences like `Encoder.encode_sentences`."""
+        """Returns the ids of all sentences in one array, and the number of ids of each sentence.
+
+        Raises:
+            UnicodeEncodeError: A sentence has half of a surrogate pair.
+        """
         # Raises UnicodeEncodeError for half of a surrogate pair, which the library accepts.
         "".join(sentences).encode()
         # Sentences are encoded one by one, because a batch is not faster on one core, and the

@@ -26,7 +26,8 @@ def build_tokenizer(vocab: Vocabulary, rule: WordRule) -> Tokenizer:
     limit = MAX_WORD_CHARACTERS
     model = WordPiece(dict(vocab.ids), unk_token=UNK, max_input_chars_per_word=limit)
     tokenizer = Tokenizer(model)
-    if (normalizer := rule.normalizer()) is not None:
+    normalizer = rule.normalizer()
+    if normalizer is not None:
         tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = rule.pre_tokenizer()
     tokenizer.post_processor = TemplateProcessing(

@@ -154,7 +154,7 @@ def _missing_characters(old: Vocabulary, words: Sequence[str], rule: WordRule) -
 def _start_merging(
     spelling: Vocabulary, words: Sequence[str], counts_W: Array, rule: WordRule
 ) -> PairMerger:
-    """Returns a merger of the words, cut into the pieces of a vocabulary.
+    """Returns a `PairMerger` of the words, which are cut into the pieces of a vocabulary.
 
     Args:
         spelling: The vocabulary.

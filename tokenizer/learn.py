@@ -45,7 +45,7 @@ def learn_vocabulary(
         words: Distinct words, as the normaliser and the pre-tokeniser yield them, in any order. A
             word longer than MAX_WORD_CHARACTERS is left out, because every encoder makes [UNK] of
             it. So is a word that begins like a special token or a continuation, which occurs only
-            if words are taken as they stand.
+            if words stay as they are in the text.
         counts: How often each word occurs.
         vocab_size: The number of tokens.
         num_unused: The number of [unusedN]. BERT's own vocabularies have 99.
@@ -90,17 +90,17 @@ def _specials(num_unused: int) -> list[str]:
 
 
 def can_be_learned(word: str) -> bool:
-    """Returns whether a word may be cut into pieces of a vocabulary.
+    """Returns whether a vocabulary may be learned from a word.
 
-    It may not if it is too long, or if one of its pieces could be read as a special token or as a
-    continuation.
+    It may not if the word is too long, or begins like a special token or with "##": then a piece of
+    the word could be mistaken for a special token or for a continuation.
     """
     reserved = (CONTINUATION, "[unused", *SPECIAL_TOKENS)
     return len(word) <= MAX_WORD_CHARACTERS and not word.startswith(reserved)
 
 
 def _start_merging(words: Sequence[str], counts: Array, alphabet_size: int) -> PairMerger:
-    """Returns a merger of the words, cut into single characters.
+    """Returns a `PairMerger` of the words, which are cut into single characters.
 
     Args:
         words: Distinct words.

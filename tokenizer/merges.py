@@ -1,4 +1,4 @@
-"""Byte-pair merges over counted words, for `tokenizer.learn`: exact, and in one definite order.
+"""Makes byte-pair merges over counted words, exactly and in one definite order.
 
 1. All words are laid end to end in one array of symbols, which are ids of pieces, with a boundary
    around each word. Links to the next and the previous symbol let a merge remove symbols without
@@ -63,7 +63,7 @@ class _Places:
 
 
 class PairMerger:
-    """Words as symbols, and the counts of their pairs.
+    """Merges pairs of neighbouring symbols in words, and keeps the counts of all pairs.
 
     Of equally common pairs the first by code points is merged.
 

@@ -1,4 +1,4 @@
-"""WordPiece vocabularies. The id of a token is its line in vocab.txt, counted from 0."""
+"""Defines WordPiece vocabularies. A token's id is its line in vocab.txt, counted from 0."""
 
 import hashlib
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The rule by which a text becomes the words that WordPiece cuts: BERT's, or white space alone.
+"""Defines the rules by which a text becomes words, which WordPiece then cuts into pieces.
 
 BERT's words lose control characters, case and accents, and end at every punctuation character and
 every Chinese character. The rule `whitespace` is for codes, events, k-mers, and languages that are

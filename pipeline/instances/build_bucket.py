@@ -216,7 +216,7 @@ def _shuffled_pairs(
 
 
 def _id_prefixes(documents: BucketDocuments) -> npt.NDArray[np.uint64]:
-    """Returns [D] the first 64 bits of each document's id."""
+    """Returns the first 64 bits of each document's id: [D] uint64."""
     prefixes = [int.from_bytes(document_id[:8], "big") for document_id in documents.ids]
     return np.array(prefixes, np.uint64)
 

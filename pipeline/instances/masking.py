@@ -61,7 +61,7 @@ class GroupDraws(NamedTuple):
     rng: Random
 
     def keys(self, lengths: npt.NDArray[np.int64]) -> Keys:
-        """Draws the keys of instances with one seed for every 1,024 instances, a grid.
+        """Draws the keys of instances, with one seed for every 1,024 instances.
 
         Args:
             lengths: [N] the number of tokens of each instance.
@@ -74,10 +74,13 @@ class GroupDraws(NamedTuple):
         return Keys(seeds[grid], row * widths[grid], position_bits[grid])
 
     def words(self, counts: npt.NDArray[np.int64], _first: int) -> Words:
-        """Draws random words, which all differ: [sum of counts], row after row.
+        """Draws random 64-bit words, which all differ, for each instance.
 
         Args:
-            counts: [N] the number of words of each row.
+            counts: [N] the number of words for each instance.
+
+        Returns:
+            [sum of counts] uint64, the words of one instance after those of another.
         """
         return random_words(int(counts.sum()), self.rng)
 
@@ -103,11 +106,14 @@ class InstanceDraws(NamedTuple):
         return Keys(self.seeds, zeros, np.full(len(lengths), self.position_bits, np.uint8))
 
     def words(self, counts: npt.NDArray[np.int64], first: int) -> Words:
-        """Returns random words: [sum of counts], row after row.
+        """Returns random 64-bit words for each instance, drawn from the instance's seed.
 
         Args:
-            counts: [N] the number of words of each row.
-            first: The number of the first word that is taken of each row's seed.
+            counts: [N] the number of words for each instance.
+            first: The number of the first word that is taken from each seed.
+
+        Returns:
+            [sum of counts] uint64, the words of one instance after those of another.
         """
         starts = np.cumsum(counts) - counts - first
         places = np.arange(counts.sum()) - np.repeat(starts, counts)
@@ -159,7 +165,7 @@ def masking_rule(
 
 
 def most_predictions(settings: Mapping[str, Any], seq_len: int) -> int:
-    """Returns the most positions of an instance that may be masked.
+    """Returns the largest number of positions that may be masked in an instance.
 
     Args:
         settings: The settings of a build, or those in a manifest. If `max_predictions` is not set,
@@ -219,7 +225,7 @@ def mask_instances(
 
 
 def count_predictions(lengths: npt.NDArray[np.integer], rule: MaskingRule) -> npt.NDArray[np.int64]:
-    """Returns [N] the number of positions to mask in each instance (docs/parity.md 2.3).
+    """Returns the number of positions to mask in each instance: [N] (docs/parity.md 2.3).
 
     Halves are rounded to the even number. With whole words fewer may be masked.
 
@@ -271,7 +277,7 @@ def _choose_tokens(
 def _draw_keys(
     numbers: npt.NDArray[np.int64], seed: Words, position_bits: np.uint8
 ) -> npt.NDArray[np.uint32]:
-    """Returns the keys of an instance's tokens: half-words of a seed.
+    """Returns the keys of an instance's tokens, which are half-words of its seed.
 
     The low bits of a key are replaced by the token's position. So keys differ, and every way of
     sorting gives the same order. That leaves 23 random bits at 512 tokens: in one of 16,000
@@ -326,9 +332,9 @@ def _take_words(
     counts: npt.NDArray[np.int64],
     draws: Draws,
 ) -> npt.NDArray[np.bool_]:
-    """Takes words in random order until so many tokens are chosen (docs/parity.md 2.4).
+    """Takes words of each instance in random order until enough tokens are chosen.
 
-    A word that has more tokens than are left to choose is passed over.
+    A word that has more tokens than are left to choose is passed over (docs/parity.md 2.4).
 
     Args:
         word_lengths: The number of tokens of each word.

@@ -121,7 +121,7 @@ class _Balance:
     """
 
     def __init__(self, num_tokens: int, max_tokens: int) -> None:
-        """Begins with a chance of one half.
+        """Starts with a chance of one half.
 
         Args:
             num_tokens: The number of tokens of all documents, each as often as it is used.
@@ -246,7 +246,7 @@ def _pair_compiled(
     short_seq_prob: float,
     balanced_tokens: int | None,
 ) -> Pairs:
-    """Makes pairs by the compiled loops; the arguments are those of `make_pairs`, prepared.
+    """Makes pairs by the compiled loops.
 
     Args:
         bounds: [S + 1] the first token of each sentence, and the number of tokens.
@@ -280,7 +280,7 @@ def _pair_compiled(
 def _find_bounds(
     sentence_lengths: npt.NDArray[np.integer], sentence_offsets: npt.NDArray[np.integer]
 ) -> npt.NDArray[np.int64]:
-    """Returns [S + 1] the first token of each sentence, and the number of tokens."""
+    """Returns the first token of each sentence, and at the end the number of tokens: [S + 1]."""
     assert sentence_lengths.min() > 0, "an empty sentence reached pairing"
     assert np.diff(sentence_offsets).min() > 0, "a document without sentences reached pairing"
     assert sentence_offsets[-1] == len(sentence_lengths), "sentences and documents do not agree"

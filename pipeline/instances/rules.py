@@ -1,4 +1,6 @@
-"""The rules that every instance of a dataset must keep (docs/parity.md), for `verify --deep`.
+"""Checks instances against the rules that all of them must keep (docs/parity.md).
+
+`verify --deep` asks for these checks.
 
 Shapes: N instances, T tokens, M masked positions.
 """
@@ -102,7 +104,7 @@ def find_violations(block: Block, rules: InstanceRules) -> Iterator[str]:
 
 
 def count_shares(block: Block, rules: InstanceRules) -> Shares:
-    """Counts in a block without violations everything that chance decides."""
+    """Counts everything that chance decides in a block, which must have no violations."""
     shown = block.input_ids[block.masked_indices]
     is_mask = shown == rules.masking.mask_id
     is_original = (shown == block.masked_lm_ids) & ~is_mask
@@ -179,7 +181,11 @@ def _chi_square(shares: Shares, vocab_size: int) -> float:
 
 
 def _broken_shape(block: Block, rules: InstanceRules) -> Iterator[tuple[str, Bools]]:
-    """Checks lengths, segments and positions; yields each rule with [N] whether a row breaks it."""
+    """Checks lengths, segments and positions.
+
+    Yields:
+        A rule, and [N] whether each instance breaks it.
+    """
     lengths = np.diff(block.offsets).astype(np.int64)
     middle = block.segment_a_length.astype(np.int64)
     is_empty = (middle < NUM_SPECIAL_TOKENS) | (lengths - middle < NUM_SPECIAL_TOKENS - 1)
@@ -205,7 +211,11 @@ def _broken_shape(block: Block, rules: InstanceRules) -> Iterator[tuple[str, Boo
 
 
 def _broken_tokens(block: Block, rules: InstanceRules) -> Iterator[tuple[str, Bools]]:
-    """Checks ids, [CLS], [SEP] and documents; yields each rule with [N] whether a row breaks it."""
+    """Checks ids, [CLS], [SEP] and documents.
+
+    Yields:
+        A rule, and [N] whether each instance breaks it.
+    """
     starts = block.offsets[:-1].astype(np.int64)
     ends = block.offsets[1:].astype(np.int64)
     ids = block.input_ids
@@ -225,7 +235,11 @@ def _broken_tokens(block: Block, rules: InstanceRules) -> Iterator[tuple[str, Bo
 
 
 def _broken_masks(block: Block, rules: InstanceRules) -> Iterator[tuple[str, Bools]]:
-    """Checks masked tokens and whole words; yields each rule with [N] whether a row breaks it."""
+    """Checks masked tokens and whole words.
+
+    Yields:
+        A rule, and [N] whether each instance breaks it.
+    """
     owner = _owners(block.masked_offsets)
     vocab_size = rules.masking.vocab_size
     labels = block.masked_lm_ids
@@ -237,7 +251,7 @@ def _broken_masks(block: Block, rules: InstanceRules) -> Iterator[tuple[str, Boo
 
 
 def _partly_masked(block: Block, is_continuation: Bools) -> Bools:
-    """Returns [N] whether an instance has a word of which some pieces are masked and some not."""
+    """Returns whether each instance has a word with masked and unmasked pieces: [N]."""
     ids = block.input_ids.copy()
     masked = block.masked_indices
     ids[masked] = block.masked_lm_ids
@@ -260,7 +274,7 @@ def _owners(offsets: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
 
 
 def _rows(owner: npt.NDArray[np.int64], is_broken: Bools, block: Block) -> Bools:
-    """Returns [N] whether an instance has a broken token or position.
+    """Returns whether each instance has a broken token or position: [N].
 
     Args:
         owner: The instance of each token or position.

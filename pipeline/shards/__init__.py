@@ -1,1 +1,1 @@
-"""The contract between builder and trainer, stated for other languages in docs/format.md."""
+"""Datasets of shards: the contract between builder and trainer, described in docs/format.md."""

@@ -1,4 +1,4 @@
-"""Blocks: up to 65,536 // seq_len consecutive instances, stored as one Arrow record batch.
+"""Defines blocks: up to 65,536 // seq_len consecutive instances in one Arrow record batch.
 
 The values and offsets of Arrow's list columns are the concatenated tokens and the cumulative
 lengths that variable-length attention takes, so nothing is copied between file and model. Bytes
@@ -129,7 +129,10 @@ class Block:
 
 
 def block_instances(seq_len: int) -> int:
-    """Returns how many instances every block of a shard but the last has: 512 at length 128."""
+    """Returns the number of instances in a full block, 512 at length 128.
+
+    All blocks of a shard but the last are full.
+    """
     return TOKENS_PER_BLOCK // seq_len
 
 
@@ -155,7 +158,7 @@ def block_schema(token_dtype: Any) -> pa.Schema:
 
 
 def encode_block(block: Block) -> bytes:
-    """Returns a block as one Arrow IPC stream, the bytes that a shard's tar holds of it.
+    """Returns a block as one Arrow IPC stream, which is how a shard's tar holds it.
 
     Equal blocks give equal bytes within one version of Arrow.
     """
@@ -254,7 +257,7 @@ class _ColumnReader:
     """
 
     def __init__(self, batch: BatchBuffers) -> None:
-        """Begins with the first column of a batch."""
+        """Starts with the first column of a batch."""
         is_complete = 2 * len(batch.nodes) == len(batch.buffers) == 20
         _expect(is_complete, "its batch lacks a column")
         self._num_rows = batch.num_rows
@@ -294,7 +297,7 @@ class _ColumnReader:
         return np.frombuffer(buffer, dtype, count)
 
     def _take_node(self, name: str) -> tuple[int, bytes]:
-        """Takes the next node: returns its number of values, and the buffer that holds them."""
+        """Takes the next node of the batch; returns its number of values, and their buffer."""
         length, num_nulls = next(self._nodes)
         next(self._buffers)  # which values are null
         values = next(self._buffers)
@@ -346,9 +349,12 @@ def content_hash(block_digests: Sequence[bytes]) -> str:
 
 
 def count_block(block: Block, mask_id: int) -> Counter[str]:
-    """Counts in one block what shards.parquet counts in a shard, by the names of its columns.
+    """Counts instances, tokens, masked positions and random pairs of a block.
 
-    Of the masked positions, those that show [MASK] and those that kept their token are counted.
+    Masked positions that show [MASK], and those that show the original token, are counted apart.
+
+    Returns:
+        The counts by the names that they have in shards.parquet.
     """
     shown = block.input_ids[block.masked_indices]
     is_mask = shown == mask_id

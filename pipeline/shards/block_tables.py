@@ -94,7 +94,7 @@ def open_block_tables(data: bytes, shards: Sequence[Shard], where: str) -> "Bloc
 
 
 class OpenedTables(NamedTuple):
-    """What stays in memory of blocks.parquet once it is open.
+    """The content of an open blocks.parquet that stays in memory.
 
     Attributes:
         whole: All rows of a small file. None for a large file, whose row groups are read when they
@@ -127,7 +127,7 @@ class BlockTables:
         where: str,
         opened: OpenedTables | None = None,
     ) -> None:
-        """Holds how the file is read; reads nothing yet.
+        """Keeps the arguments; nothing is read yet.
 
         Args:
             read: Reads a range of the file. `table` passes its errors on.
@@ -207,7 +207,7 @@ class BlockTables:
             return file.read_row_group(group, use_threads=False)
 
     def _reader(self, keep: Keep | None) -> Read:
-        """Returns what reads a range of the file, through the cache if there is one."""
+        """Returns the function that reads ranges of the file, through the cache if there is one."""
         if keep is None:
             return self._read
         return lambda start, stop: keep(f"{start}-{stop}", lambda: self._read(start, stop))
@@ -233,7 +233,7 @@ class BlockTables:
             raise
 
     def _count_rows(self, file: pq.ParquetFile) -> tuple[Array, Array]:
-        """Returns the first row of each shard, and that of each row group.
+        """Returns the first row of each shard, and the first row of each row group.
 
         How many blocks a shard has follows from its instances (docs/format.md, section 3).
 
@@ -289,8 +289,11 @@ def _parse_rows(table: pa.Table, index: int, shard: Shard, where: str) -> BlockT
     Raises:
         ValueError: The rows have nulls, or do not describe the shard.
     """
-    if holes := [name for name in BLOCKS_SCHEMA.names if table.column(name).null_count]:
-        raise ValueError(f"{where}: rows of {shard.name} hold no {holes[0]} in places; {_STALE}")
+    incomplete = [name for name in BLOCKS_SCHEMA.names if table.column(name).null_count]
+    if incomplete:
+        raise ValueError(
+            f"{where}: rows of {shard.name} hold no {incomplete[0]} in places; {_STALE}"
+        )
     # Columns are copied, so that the rows of other shards do not stay in memory.
     columns: dict[str, Array] = {
         name: np.from_dlpack(table.column(name).combine_chunks()).copy()  # to_numpy needs pandas
@@ -318,7 +321,13 @@ class _Ahead(SeekableFile):
     """
 
     def __init__(self, read: Read, size: int, ahead: int) -> None:
-        """Takes what reads a range, the size of the file, and the fewest bytes of a request."""
+        """Starts at the beginning of the file.
+
+        Args:
+            read: Reads a range of the file.
+            size: Size of the file in bytes.
+            ahead: The fewest bytes of a request.
+        """
         super().__init__(size, BLOCKS_TABLE)
         self._read = read
         self._ahead = ahead

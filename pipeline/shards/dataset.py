@@ -74,7 +74,7 @@ class Dataset:
         shards: Sequence[Shard],
         tables: OpenedTables | None = None,
     ) -> None:
-        """Holds what has been read of a dataset; reads nothing itself.
+        """Keeps the arguments; nothing is read yet.
 
         Args:
             folder: The folder of the dataset.
@@ -110,7 +110,7 @@ class Dataset:
         return self.folder.is_local
 
     def num_passes(self, split: str, seq_len: int) -> int:
-        """Returns the number of passes over the documents that a split has at a length.
+        """Returns how many passes the dataset has of one split and length.
 
         Each pass has its own pairs and masks (docs/format.md, section 1).
 
@@ -168,7 +168,7 @@ class Dataset:
     def blocks(
         self, shard: Shard, attempts: int = ATTEMPTS, keep: Keep | None = None
     ) -> BlockTable:
-        """Returns where each block of a shard is in the shard's tar, with its counts and crc32.
+        """Returns the block table of a shard: places, counts and checksums of its blocks.
 
         Args:
             shard: A shard of this dataset.
@@ -250,7 +250,7 @@ class Dataset:
 
     @contextlib.contextmanager
     def _named_absence(self, name: str) -> Iterator[None]:
-        """Adds the file's URL and what to do to a FileNotFoundError."""
+        """Adds the file's URL, and what to do, to the message of a FileNotFoundError."""
         try:
             yield
         except FileNotFoundError as error:
@@ -401,7 +401,7 @@ def read_block(dataset: Dataset, shard: Shard, number: int) -> Block:
 
 
 def _read_block(dataset: Dataset, shard: Shard, table: BlockTable, number: int) -> Block:
-    """Reads one block of a shard, of which the block table has been read."""
+    """Reads one block of a shard, given the shard's block table."""
     where = f"{dataset.locate(shard.name)} block {number}"
     start = int(table.offset[number])
     stop = int(table.offset[number] + table.size[number])

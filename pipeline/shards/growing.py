@@ -256,7 +256,7 @@ class GrowingDataset(Dataset):
         return self._finished
 
     def _refuse_foreign(self, settings_hash: str, where: str) -> None:
-        """Raises ValueError if a file has not the settings hash of the plan."""
+        """Raises ValueError if a file has another settings hash than the plan."""
         if settings_hash != self.manifest.settings_hash:
             raise ValueError(
                 f"{where} belongs to a build of other settings than the one that was followed"
@@ -384,5 +384,5 @@ def wait_for_pass(
 
 
 def _blocks_name(folder: str) -> str:
-    """Returns the name of the block tables that are published for the pass in a folder."""
+    """Returns the name of the file with the block tables of a pass, while the build runs."""
     return f"{RECORDS}/{folder}/{BLOCKS_TABLE}"

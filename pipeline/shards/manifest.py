@@ -99,7 +99,7 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
 
 
 def document_id_bytes(manifest: Manifest) -> int:
-    """Returns the bytes of a row of documents.ids.
+    """Returns the size of a row of documents.ids, in bytes.
 
     A row is an id of 16 bytes; if the dataset has several sources, the source's number follows as
     one byte.
@@ -191,7 +191,11 @@ def shard_row(shard: Shard) -> dict[str, Any]:
 
 
 def parse_shard_row(row: Mapping[str, Any]) -> Shard:
-    """Returns the shard whose row `shard_row` returned. Raises KeyError or TypeError otherwise."""
+    """Returns the shard of a row that `shard_row` made.
+
+    Raises:
+        AttributeError, KeyError, TypeError: The row is not that of a shard.
+    """
     source_tokens = tuple(row.get("source_tokens", ()))
     return Shard(**{**row, "seal": Seal(**row["seal"]), "source_tokens": source_tokens})
 

@@ -1,4 +1,4 @@
-"""The content of a dataset's manifest and tables as plain records (docs/format.md, section 3)."""
+"""Defines the records of which a dataset's manifest and tables consist (docs/format.md, 3)."""
 
 import dataclasses
 import hashlib

@@ -1,4 +1,4 @@
-"""Seals: a few numbers by which a set of documents is compared with what another stage saw.
+"""Defines seals: three numbers that show whether two stages saw the same set of documents.
 
 The seal of a set of documents is their number, the number of their tokens, and the exclusive or of
 their ids (docs/format.md, section 3). If two stages disagree on the seal of a bucket, documents

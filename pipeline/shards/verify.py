@@ -218,7 +218,7 @@ def _check_tokenizer(
 
 
 def _check_counters(dataset: Dataset) -> Iterator[Finding]:
-    """Checks the manifest's totals, its seal, and the counters of its sources, with each other."""
+    """Checks that the manifest's totals, seal and counters agree with the shards and each other."""
     where = dataset.locate(MANIFEST)
     manifest = dataset.manifest
     if group_totals(dataset.all_shards) != manifest.groups:
@@ -351,7 +351,7 @@ class _OtherBytesError(ValueError):
     """
 
     def __init__(self, tar: bytes) -> None:
-        """Keeps the bytes of the shard."""
+        """Keeps the bytes of the damaged shard."""
         super().__init__("its sha256 is another")
         self.tar = tar
 

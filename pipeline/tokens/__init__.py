@@ -1,1 +1,1 @@
-"""Encoded documents at rest: token parts, their index, their buckets, and where each came from."""
+"""Encoded documents between the two jobs of a build: token parts, their index, and buckets."""

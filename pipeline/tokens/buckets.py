@@ -1,4 +1,4 @@
-"""Buckets of documents: their number, the range of ids of each, and the seals they must have.
+"""Chooses buckets of documents, and adds up what must arrive for each bucket.
 
 A bucket holds the documents whose ids are in a range. Each pass makes one shard of each bucket.
 """
@@ -131,9 +131,9 @@ def choose_num_buckets(
 
 
 def num_prefixes(cleaned_bytes: int) -> int:
-    """Returns by how many prefixes of ids documents are counted: 4,096, or 65,536 for much text.
+    """Returns the number of id prefixes by which documents are counted.
 
-    Much text is more than 256 GiB.
+    It is 4,096, or 65,536 if there are more than 256 GiB of text.
     """
     return 1 << (PREFIX_BITS if cleaned_bytes <= _COARSE_BYTES else _FINE_PREFIX_BITS)
 
@@ -150,7 +150,7 @@ def _fewest_documents(documents_by_prefix: npt.NDArray[np.int64], num_buckets: i
 
 @dataclass(frozen=True)
 class BucketContents:
-    """What must arrive for a bucket before its shard may be written.
+    """The contents that must arrive for a bucket before its shard may be written.
 
     Attributes:
         seal: The seal of its distinct documents.
@@ -170,7 +170,7 @@ class BucketSums:
     """Adds up the contents of all buckets. Memory holds six numbers for each bucket."""
 
     def __init__(self, buckets: Sequence[Bucket], held_out: bytes) -> None:
-        """Begins with empty buckets.
+        """Starts with empty buckets.
 
         Args:
             buckets: All buckets.
@@ -217,7 +217,7 @@ class BucketFinder:
     """
 
     def __init__(self, buckets: Sequence[Bucket], held_out: bytes) -> None:
-        """Prepares the search.
+        """Sorts the buckets by their ids.
 
         Args:
             buckets: Some or all buckets, in any order.
@@ -233,7 +233,7 @@ class BucketFinder:
         self._validation = splits.index("validation") if "validation" in splits else self.none
 
     def find(self, documents: Rows) -> npt.NDArray[np.int64]:
-        """Returns [D] the index of each document's bucket, or `none` if it is in no bucket.
+        """Returns the index of each document's bucket: [D], `none` for those in no bucket.
 
         Args:
             documents: [D] rows of the index.

@@ -1,4 +1,4 @@
-"""The steps from a part of the input to encoded documents, as pure functions on document lists.
+"""Turns a part of the input into encoded documents, by pure functions on lists of documents.
 
 Beam moves lists of documents between its stages, because moving single documents costs more than
 handling them. Each function returns a new list, and adds the numbers of documents that it dropped
@@ -104,7 +104,7 @@ class DocumentList(Generic[DocumentKind]):
         counters: Mapping[str, int],
         empty: Iterable[tuple[str, str]] = (),
     ) -> "DocumentList[Any]":
-        """Returns this list with other documents, and with more counted.
+        """Returns this list with other documents, and with numbers added to its counters.
 
         Args:
             documents: The documents of the new list.

@@ -1,7 +1,7 @@
-"""dropped.ids: the documents that filters over all documents leave out, each with its reason.
+"""Reads dropped.ids, which lists the documents that filters over all documents leave out.
 
-A document is left out as one of another dataset, or as a near-duplicate. The file is grouped by the
-first byte of the ids (`pipeline.tokens.grouped_rows`).
+A document is left out because another dataset has it, or because it is a near-duplicate. Rows are
+grouped by the first byte of their ids (`pipeline.tokens.grouped_rows`).
 """
 
 from collections.abc import Iterator
@@ -69,7 +69,7 @@ def choose_dropped(rows: Rows, reasons: dict[str, npt.NDArray[np.bytes_]]) -> Ro
 
 
 def reason_numbers(rows: Rows, dropped: Rows) -> npt.NDArray[np.uint8]:
-    """Returns [D] the number of the reason for which each document is dropped.
+    """Returns the number of the reason for which each document is dropped: [D].
 
     The number is len(REASONS) for documents that are kept.
 

@@ -1,4 +1,4 @@
-"""Files of rows of equal size, grouped by one byte of each row into 256 groups.
+"""Writes and reads files of rows of equal size, in 256 groups by one byte of each row.
 
 A file begins with the first row of each group, so any range of groups is one read. If rows are
 grouped by the first byte of a hash, a 256th of them is in memory at a time. `open_groups` fetches
@@ -28,10 +28,10 @@ Rows = npt.NDArray[np.void]
 
 
 def is_first(*columns: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Returns [D] whether each row differs from the row before it in any column.
+    """Returns whether each row differs from the row before it in any column: [D] bool.
 
     Args:
-        columns: Columns of D rows that are sorted by them.
+        columns: Columns of D rows, which are sorted by these columns.
     """
     differs = np.zeros(len(columns[0]), np.bool_)
     differs[:1] = True
@@ -41,7 +41,7 @@ def is_first(*columns: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 
 
 def pack_rows(rows: Rows, groups: npt.NDArray[Any]) -> bytes:
-    """Returns the content of a file.
+    """Returns the content of a grouped file.
 
     Args:
         rows: [D] rows, in the order of their groups.
@@ -52,7 +52,7 @@ def pack_rows(rows: Rows, groups: npt.NDArray[Any]) -> bytes:
 
 
 def write_groups(folder: Folder, name: str, groups: Iterable[Rows]) -> None:
-    """Writes a file group by group, through a local file.
+    """Writes a grouped file group by group, through a local file.
 
     Args:
         folder: The folder of the file.
@@ -73,7 +73,7 @@ def write_groups(folder: Folder, name: str, groups: Iterable[Rows]) -> None:
 
 
 def read_bounds(folder: Folder, name: str) -> npt.NDArray[np.int64]:
-    """Returns [257] the first row of each group of a file, and at the end the number of rows.
+    """Returns the first row of each group of a file, and at the end the number of rows: [257].
 
     Raises:
         ValueError: The file is missing, cut or damaged.
@@ -106,7 +106,7 @@ def named_loss(where: str) -> Iterator[None]:
 
 
 def _parse_bounds(head: bytes, where: str) -> npt.NDArray[np.int64]:
-    """Returns [257] the bounds of the groups, which must ascend from 0."""
+    """Returns the bounds of the groups, which must ascend from 0: [257]."""
     bounds = np.frombuffer(head, _STARTS_DTYPE, NUM_GROUPS + 1).astype(np.int64)
     if bounds[0] or np.any(np.diff(bounds) < 0):
         raise ValueError(f"{where}: its groups do not ascend: damaged; {_REMEDY}")
@@ -140,7 +140,7 @@ def read_groups(folder: Folder, name: str, dtype: np.dtype[Any], first: int, las
 
 
 def parse_rows(data: bytes, dtype: np.dtype[Any], where: str) -> tuple[Rows, npt.NDArray[np.int64]]:
-    """Parses a whole file.
+    """Parses the content of a grouped file.
 
     Args:
         data: The content of the file.

@@ -190,7 +190,7 @@ def find_lowest(
 
 
 def is_held_out(rows: Rows, held_out: bytes) -> npt.NDArray[np.bool_]:
-    """Returns [D] whether each document is held out for validation.
+    """Returns whether each document is held out for validation: [D] bool.
 
     Args:
         rows: [D] rows of documents or of copies of documents.
@@ -200,7 +200,7 @@ def is_held_out(rows: Rows, held_out: bytes) -> npt.NDArray[np.bool_]:
 
 
 def split_ids(held_out: bytes) -> list[bytes]:
-    """Returns the single ids of `HeldOut.ids`, ascending."""
+    """Splits `HeldOut.ids` into single ids of 16 bytes, ascending."""
     return [held_out[start : start + ID_BYTES] for start in range(0, len(held_out), ID_BYTES)]
 
 
@@ -257,7 +257,7 @@ def _choose_numbers(
 
 
 def _choose_firsts(sums: Sequence[npt.NDArray[Any]], most_tokens: int) -> list[int]:
-    """Returns the sources that give their first document, by number.
+    """Returns the numbers of the sources that give their first document.
 
     The sources with the shortest first documents come first, as long as all of these documents
     together have at most `most_tokens`.
@@ -283,7 +283,7 @@ def _choose_firsts(sums: Sequence[npt.NDArray[Any]], most_tokens: int) -> list[i
 def _at_least_two(
     sums: Sequence[npt.NDArray[Any]], numbers: list[int], most_tokens: int
 ) -> list[int]:
-    """Returns numbers of documents that are at least two in all, or all 0.
+    """Makes sure that at least two documents are held out, or none.
 
     If only one document is held out, a second one is added: the shortest of those that are next in
     their source. If there is none that fits, nothing is held out.
@@ -292,6 +292,9 @@ def _at_least_two(
         sums: For each source the running sums of the tokens of the documents that may be held out.
         numbers: The number of documents of each source that are held out.
         most_tokens: The most tokens to hold out.
+
+    Returns:
+        The number of documents of each source that are held out then.
     """
     total = sum(numbers)
     if total >= 2:

@@ -112,23 +112,24 @@ def find_near_duplicates(banded: Rows, min_matches: int) -> Rows:
     order = np.lexsort((banded["low"], banded["high"], banded["key"]))
     order = order[is_first(*(banded[name][order] for name in ("key", "high", "low")))]
     keys = banded["key"][order]
-    found = [np.zeros(0, FOUND_DTYPE)]
+    duplicates = [np.zeros(0, FOUND_DTYPE)]
     pairs = _similar_pairs(banded["sketch"], order, np.searchsorted(keys, keys), min_matches)
     for later, earlier, matches in pairs:
-        found.append(np.empty(len(later), FOUND_DTYPE))
+        rows = np.empty(len(later), FOUND_DTYPE)
         for name in ("high", "low"):
-            found[-1][name] = banded[name][order[later]]
-            found[-1][f"other_{name}"] = banded[name][order[earlier]]
-        found[-1]["matches"] = matches
-    return keep_smallest(np.concatenate(found))
+            rows[name] = banded[name][order[later]]
+            rows[f"other_{name}"] = banded[name][order[earlier]]
+        rows["matches"] = matches
+        duplicates.append(rows)
+    return keep_smallest(np.concatenate(duplicates))
 
 
 def keep_smallest(found: Rows) -> Rows:
     """Keeps, for each near-duplicate, the row with the smallest other id; sorted by id."""
     names = ("matches", "other_low", "other_high", "low", "high")
     found = found[np.lexsort([found[name] for name in names])]
-    kept: Rows = found[is_first(found["high"], found["low"])]
-    return kept
+    smallest: Rows = found[is_first(found["high"], found["low"])]
+    return smallest
 
 
 def _similar_pairs(

@@ -1,4 +1,4 @@
-"""The index over all token parts: counts distinct documents, and finds the documents of a bucket.
+"""Builds and reads the index over all token parts, by which documents of a bucket are found.
 
 prefixes.rows says, for each prefix of ids and each part, where the part's documents with this
 prefix are. The index of all parts is read in 256 groups of ids with the same first byte, so no more
@@ -108,7 +108,7 @@ def distinct_rows(rows: Rows) -> Rows:
 def iterate_kept(
     index: LocalGroups, *, has_dropped: bool
 ) -> Iterator[tuple[Rows, npt.NDArray[np.int64], npt.NDArray[np.uint64]]]:
-    """Yields the distinct documents that are kept, in 256 groups by the first byte of their ids.
+    """Yields the distinct documents that are kept, lazily, in 256 groups by first byte of the id.
 
     Args:
         index: The index of all parts.
@@ -196,7 +196,7 @@ class _DocumentCounts:
     """
 
     def __init__(self, num_sources: int) -> None:
-        """Begins with no documents."""
+        """Starts with no documents."""
         self._num_sources = num_sources
         self._digest = hashlib.blake2b(digest_size=32)
         self._rows = np.zeros(num_sources, np.int64)
@@ -233,8 +233,8 @@ class _DocumentCounts:
         """Returns the counts of all groups.
 
         Args:
-            reasons: The reasons whose numbers of documents are told.
-            lowest: Of each source the documents that may be held out for validation.
+            reasons: The reasons for which documents may have been dropped.
+            lowest: For each source, the rows of documents that may be held out for validation.
         """
         sources = tuple(
             self._total_of_source(source, reasons, lowest[source])
@@ -268,7 +268,7 @@ class _DocumentCounts:
 
 
 def _by_name(by_reason: npt.NDArray[np.int64], reasons: Sequence[str]) -> dict[str, int]:
-    """Returns the number of documents of each of some reasons; `by_reason` has them by number."""
+    """Returns numbers of dropped documents by reason, out of numbers by the reason's number."""
     return {reason: int(by_reason[REASONS.index(reason)]) for reason in reasons}
 
 

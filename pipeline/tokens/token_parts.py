@@ -1,4 +1,4 @@
-"""Token parts: the files in which the tokens job leaves encoded documents for the shards job.
+"""Packs and unpacks token parts, in which the tokens job leaves documents for the shards job.
 
 Documents of a part are sorted by id. A bucket is a range of ids, so it is one contiguous range of
 every part. A part has these files:
@@ -46,7 +46,7 @@ INDEX_DTYPE = np.dtype(
 
 @dataclass(frozen=True)
 class TokenizedDocument:
-    """An encoded document.
+    """A document as ids of tokens.
 
     Attributes:
         id: 16 bytes, blake2b-128 of the cleaned text.
@@ -146,7 +146,7 @@ def join_id(high: int, low: int) -> bytes:
 
 
 def id_keys(rows: Rows) -> npt.NDArray[np.bytes_]:
-    """Returns [D] the ids of rows as fixed strings of 16 bytes, which sort like the ids."""
+    """Returns the ids of rows as fixed strings of 16 bytes, which sort like the ids: [D]."""
     pairs = np.stack([rows["high"], rows["low"]], axis=1).astype(">u8")
     keys: npt.NDArray[np.bytes_] = pairs.view(f"S{ID_BYTES}").reshape(len(rows))
     return keys

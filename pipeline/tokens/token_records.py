@@ -1,4 +1,4 @@
-"""Records of finished document lists: small JSON files with what was counted and dropped.
+"""Writes and reads records of finished document lists: JSON files of what was counted and dropped.
 
 The name of a record says which list of which part is finished. A build that was interrupted goes on
 with the parts that lack records.

@@ -1,4 +1,4 @@
-"""Word counts of a sample of the documents: counted for each list, added up, written as one table.
+"""Counts the words of a sample of the documents, and joins the counts in one table.
 
 Words are distributed over NUM_WORD_BUCKETS by a checksum, so that Beam does not move single words.
 The record of each list has a seal of its counts in every bucket. The seals of all lists add up to
@@ -42,7 +42,7 @@ _SCHEMA = pa.schema(
 
 
 def sample_bits(text_bytes: int) -> int:
-    """Returns k, if the sample has one of 2^k documents.
+    """Returns k for a sample of one out of 2^k documents.
 
     k is the smallest number for which text_bytes / 2^k is at most MAX_SAMPLE_BYTES (2 GiB).
     """
@@ -86,13 +86,13 @@ def choose_sample(parts: Sequence[Part]) -> dict[Part, int]:
 def sample_documents(
     documents: DocumentList[Document], bits_of: Mapping[str, int]
 ) -> DocumentList[Document]:
-    """Keeps the documents of the sample: those whose ids begin with some bits that are all ones.
+    """Keeps the documents that belong to the sample: their ids begin with a number of one bits.
 
     These are the documents with the highest ids. Those with the lowest are for validation.
 
     Args:
         documents: Cleaned documents.
-        bits_of: The number of these bits, by the key of the documents' part; 0 if it is not there.
+        bits_of: The number of these bits, by the key of the part. A part that is not there has 0.
     """
     num_bits = bits_of.get(documents.part, 0)
     assert 0 <= num_bits <= 64, f"a sample of 2^-{num_bits} of the documents"
