@@ -196,6 +196,19 @@ def decode_block(data: bytes | memoryview, where: str) -> Block:
     Raises:
         ValueError: The bytes are not one record batch with the columns of a block, a column has
             nulls, or offsets do not fit the values. The message begins with `where`.
+
+    Example:
+        The first block of a shard on a local disk, without its block table:
+
+        ```python
+        import tarfile
+
+        from pipeline import decode_block
+
+        with tarfile.open("data/train/L128/pass-00/shard-00000.tar") as tar:
+            data = tar.extractfile("000000.arrow").read()
+        block = decode_block(data, "shard-00000.tar block 0")
+        ```
     """
     try:
         return _parse_block(read_stream(data))

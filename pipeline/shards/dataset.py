@@ -3,7 +3,7 @@
 The manifest and the shard table are read at once, block tables and blocks as they are asked for.
 
 ```python
-from pipeline.shards.dataset import open_dataset, read_blocks
+from pipeline import open_dataset, read_blocks
 
 dataset = open_dataset("s3://bucket/wiki")
 for shard in dataset.shards("train", 128, 0):
@@ -285,6 +285,8 @@ def open_dataset(url: str, storage_options: Mapping[str, Any] | None = None) -> 
 
     Example:
         ```python
+        from pipeline import open_dataset
+
         dataset = open_dataset("data")
         print(dataset.vocab_size, dataset.num_passes("train", 128))
         ```
@@ -375,6 +377,8 @@ def read_blocks(dataset: Dataset, shard: Shard, at_once: int = 1) -> Iterator[Bl
 
     Example:
         ```python
+        from pipeline import open_dataset, read_blocks
+
         dataset = open_dataset("data")
         shard = dataset.shards("train", 128, 0)[0]
         lengths = [block.lengths for block in read_blocks(dataset, shard)]

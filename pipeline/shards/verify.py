@@ -5,8 +5,7 @@ the seal of the dataset (docs/format.md, section 3). All passes of a length shar
 shards.
 
 ```python
-from pipeline.shards.dataset import open_dataset
-from pipeline.shards.verify import verify_dataset
+from pipeline import open_dataset, verify_dataset
 
 for finding in verify_dataset(open_dataset("data")):
     print(finding)
@@ -149,6 +148,8 @@ def verify_dataset(
 
     Example:
         ```python
+        from pipeline import open_dataset, verify_dataset
+
         for finding in verify_dataset(open_dataset("data")):
             print(f"{finding.where}: {finding.what}")
         ```

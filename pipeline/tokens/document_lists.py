@@ -235,16 +235,16 @@ def split_documents(
             sentences = keep_lines(text, keeps_words=keeps_words)
         else:
             sentences = split_sentences(text, language)
-        pieces = cut_document(sentences)
-        if not pieces:
+        sections = cut_document(sentences)
+        if not sections:
             empty.append((document.where, text))
-        counters["dropped_empty"] += not pieces
-        counters["documents_cut"] += len(pieces) > 1
-        for piece in pieces:
+        counters["dropped_empty"] += not sections
+        counters["documents_cut"] += len(sections) > 1
+        for section in sections:
             # A document that is not cut has the id of its text, not of its sentences.
-            text_of_piece = text if len(pieces) == 1 else "\n".join(piece)
-            data = text_of_piece.encode()
-            split.append(SplitDocument(document_id(data), len(data), piece, document.where))
+            section_text = text if len(sections) == 1 else "\n".join(section)
+            data = section_text.encode()
+            split.append(SplitDocument(document_id(data), len(data), section, document.where))
     return documents.replace(split, counters, empty)
 
 

@@ -25,8 +25,8 @@ from tokenizer.word_rule import WordRule
 from tokenizer.words import count_words
 
 MAX_SAMPLE_BYTES = 2 * 2**30
-_PIECE_BYTES = 8 * 2**20
-_FEWEST_PIECES = 64
+_PART_BYTES = 8 * 2**20
+_FEWEST_PARTS = 64
 MAX_LEARNED_WORDS = 1_000_000
 """A vocabulary is learned from this many of the commonest words, which bounds the memory."""
 
@@ -53,8 +53,8 @@ def choose_sample(parts: Sequence[Part]) -> dict[Part, int]:
     """Chooses the parts from which words are counted (docs/format.md, section 1).
 
     If all text is to be counted, these are all parts. Otherwise one of 2^k documents is counted
-    (`sample_bits`). Each source is cut anew into pieces of 8 MiB. One of 2^a pieces is read, at
-    least 64 of a source, and one of 2^(k - a) of their documents is counted. A piece of more than a
+    (`sample_bits`). Each source is cut anew into parts of 8 MiB. One of 2^a parts is read, at
+    least 64 of a source, and one of 2^(k - a) of their documents is counted. A part of more than a
     64th of its source cannot be cut: it is always read, and one of 2^k of its documents counted. So
     every document has the same probability to be counted.
 
@@ -70,16 +70,16 @@ def choose_sample(parts: Sequence[Part]) -> dict[Part, int]:
         return dict.fromkeys(parts, 0)
     chosen: dict[Part, int] = {}
     for source in sorted({part.source for part in parts}):
-        pieces = cut_again([part for part in parts if part.source == source], _PIECE_BYTES)
-        most_bytes = sum(piece.text_bytes for piece in pieces) // _FEWEST_PIECES
-        long_pieces = [piece for piece in pieces if piece.text_bytes > most_bytes]
-        chosen |= dict.fromkeys(long_pieces, num_bits)
+        new_parts = cut_again([part for part in parts if part.source == source], _PART_BYTES)
+        most_bytes = sum(part.text_bytes for part in new_parts) // _FEWEST_PARTS
+        long_parts = [part for part in new_parts if part.text_bytes > most_bytes]
+        chosen |= dict.fromkeys(long_parts, num_bits)
 
-        short_pieces = [piece for piece in pieces if piece.text_bytes <= most_bytes]
-        most_piece_bits = max(0, (len(short_pieces) // _FEWEST_PIECES).bit_length() - 1)
-        piece_bits = min(num_bits, most_piece_bits)  # a of the rule above
-        step = 1 << piece_bits
-        chosen |= dict.fromkeys(short_pieces[step // 2 :: step], num_bits - piece_bits)
+        short_parts = [part for part in new_parts if part.text_bytes <= most_bytes]
+        most_part_bits = max(0, (len(short_parts) // _FEWEST_PARTS).bit_length() - 1)
+        part_bits = min(num_bits, most_part_bits)  # a of the rule above
+        step = 1 << part_bits
+        chosen |= dict.fromkeys(short_parts[step // 2 :: step], num_bits - part_bits)
     return chosen
 
 

@@ -290,7 +290,7 @@ def test_a_corpus_that_fits_is_read_as_it_is_and_each_source_has_its_pieces():
 def test_what_is_not_chosen_is_not_read(corpus, texts, tmp_path, monkeypatch, capsys):
     input_bytes = sum(path.stat().st_size for path in corpus.iterdir())
     monkeypatch.setattr(word_counts, "MAX_SAMPLE_BYTES", input_bytes // 4 + 1)
-    monkeypatch.setattr(word_counts, "_PIECE_BYTES", 256)
+    monkeypatch.setattr(word_counts, "_PART_BYTES", 256)
     counts = []
     for part_bytes in (2048, 2**20):
         output = tmp_path / str(part_bytes)
