@@ -266,8 +266,8 @@ class Dataset:
 def open_dataset(url: str, storage_options: Mapping[str, Any] | None = None) -> Dataset:
     """Opens a finished dataset, and checks that its tables belong to its manifest.
 
-    The manifest and the shard table are read at once. Block tables and blocks are read when they are
-    needed, and checked by the hashes and checksums in these tables (docs/format.md, section 3).
+    The manifest and the shard table are read at once. Block tables and blocks are read when they
+    are needed, and checked by hashes and checksums (docs/format.md, section 3).
 
     Args:
         url: The folder of the dataset, on a local disk or at any URL that fsspec knows.
