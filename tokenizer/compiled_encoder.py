@@ -143,9 +143,10 @@ def _sort_pieces(vocab: Vocabulary) -> tuple[list[bytes], NDArray[np.uint32], in
 def _kinds(rule: WordRule) -> bytes:
     """Returns the kind of each of the 256 bytes, as the matcher takes them.
 
-    For a byte of an ASCII word it is the byte to be matched in its place. If words stay as they
-    are, the four bytes whose values are used up by kinds cannot be matched, and `tokenizers`
-    encodes the words that hold them.
+    The entry of a byte of an ASCII word is no kind, but the byte that is matched in its place: "a"
+    for "A", if words are lower-cased. If words stay as they are, most bytes stand for themselves.
+    The bytes 0 to 3 cannot, because these numbers are kinds. So the library encodes words that have
+    one of them.
     """
     if rule.keeps_words:
         first_word_byte = _PART + 1

@@ -73,8 +73,13 @@ def learn_words(
     """Returns a vocabulary of whole words, the commonest first.
 
     Equally common words are in the order of their code points. WordPiece makes [UNK] of every word
-    that is not in it, because no entry continues a word. The arguments, and the words that are left
-    out, are those of `learn_vocabulary`.
+    that is not in the vocabulary, because no entry continues a word.
+
+    Args:
+        words: Distinct words, of which the same are left out as by `learn_vocabulary`.
+        counts: How often each word occurs.
+        vocab_size: The most tokens.
+        num_unused: The number of [unusedN].
     """
     specials = _specials(num_unused)
     pairs = zip(words, np.asarray(counts, np.int64).tolist(), strict=True)
@@ -85,7 +90,7 @@ def learn_words(
 
 
 def _specials(num_unused: int) -> list[str]:
-    """Returns the tokens with which a vocabulary begins, in the order of BERT's own."""
+    """Returns the special and unused tokens with which a vocabulary begins, in BERT's order."""
     return [PAD, *(f"[unused{n}]" for n in range(num_unused)), UNK, CLS, SEP, MASK]
 
 

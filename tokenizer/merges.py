@@ -96,7 +96,7 @@ class PairMerger:
         self._threshold = 0
 
     def merge_until(self, num_pieces: int) -> None:
-        """Merges until there are so many pieces, or every word is one piece."""
+        """Merges pairs until there are `num_pieces` pieces, or every word is one piece."""
         while len(self.pieces) < num_pieces:
             pair = self._pop_commonest()
             if pair is None:

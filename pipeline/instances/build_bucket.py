@@ -37,7 +37,8 @@ class InstanceRule:
         cls_id: The id of [CLS].
         sep_id: The id of [SEP].
         masking: The rule by which instances are masked.
-        nsp_balance: As for `make_pairs`.
+        nsp_balance: "reference" draws a random B as often as the reference, "exact" for half of the
+            instances.
         weights: How often a pass uses a document, in millionths, by the number of its source;
             empty if each document is used once.
     """

@@ -37,7 +37,7 @@ Ids = npt.NDArray[np.unsignedinteger]
 class Keys(NamedTuple):
     """The random keys of the tokens of N instances. Tokens with the smallest keys are masked.
 
-    The key of a token is half a word, 32 bits, of the words that SplitMix64 draws from a seed.
+    SplitMix64 draws words of 64 bits from a seed. The key of a token is one half of such a word.
 
     Attributes:
         seeds: [N] the seed of each instance's keys.

@@ -184,7 +184,7 @@ def _broken_shape(block: Block, rules: InstanceRules) -> Iterator[tuple[str, Boo
     """Checks lengths, segments and positions.
 
     Yields:
-        A rule, and [N] whether each instance breaks it.
+        The text of a rule, and [N] whether each instance breaks the rule.
     """
     lengths = np.diff(block.offsets).astype(np.int64)
     middle = block.segment_a_length.astype(np.int64)
@@ -214,7 +214,7 @@ def _broken_tokens(block: Block, rules: InstanceRules) -> Iterator[tuple[str, Bo
     """Checks ids, [CLS], [SEP] and documents.
 
     Yields:
-        A rule, and [N] whether each instance breaks it.
+        The text of a rule, and [N] whether each instance breaks the rule.
     """
     starts = block.offsets[:-1].astype(np.int64)
     ends = block.offsets[1:].astype(np.int64)
@@ -238,7 +238,7 @@ def _broken_masks(block: Block, rules: InstanceRules) -> Iterator[tuple[str, Boo
     """Checks masked tokens and whole words.
 
     Yields:
-        A rule, and [N] whether each instance breaks it.
+        The text of a rule, and [N] whether each instance breaks the rule.
     """
     owner = _owners(block.masked_offsets)
     vocab_size = rules.masking.vocab_size

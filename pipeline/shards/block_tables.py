@@ -261,7 +261,11 @@ class BlockTables:
 
 
 def _group_shards(tables: Iterable[BlockTable]) -> Iterator[tuple[int, list[BlockTable]]]:
-    """Yields the tables of each row group, with the row of its first shard in shards.parquet."""
+    """Groups block tables into row groups.
+
+    Yields:
+        The row in shards.parquet of a group's first shard, and the block tables of the group.
+    """
     first = 0
     members: list[BlockTable] = []
     num_rows = 0

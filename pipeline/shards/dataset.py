@@ -228,7 +228,7 @@ class Dataset:
         return reread_damaged(read, is_local=self.is_local, is_expected=True)
 
     def _read_checked(self, name: str) -> bytes:
-        """Reads a file once, as `read_file` does."""
+        """Makes one attempt to read a file; raises the errors that `read_file` lists."""
         with self._named_absence(name):
             data = self.folder.read(name)
         expected = self.manifest.sha256_of(name)

@@ -247,7 +247,7 @@ class GrowingDataset(Dataset):
         )
 
     def _open_finished(self) -> Dataset:
-        """Opens the finished dataset; opens it anew if its manifest has changed since."""
+        """Returns the finished dataset, opened anew if its manifest has changed."""
         where = self.locate(MANIFEST)
         read = partial(self.read_file, MANIFEST)
         manifest = reread_damaged(lambda: parse_manifest(read(), where), is_local=self.is_local)
@@ -269,7 +269,7 @@ class WaitPolicy:
 
     Attributes:
         limit_seconds: After so long without a new file of the dataset, waiting ends with an error.
-        say: Called with lines for people: for what it waits, and that it is there.
+        say: Called with messages for people: what is waited for, and that it has appeared.
         stop: Ends the waiting early when it is set.
     """
 

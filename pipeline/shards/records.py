@@ -162,7 +162,7 @@ class Manifest:
     tables_sha256: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def sha256_of(self, name: str) -> str | None:
-        """Returns the sha256 of a file of the dataset, or None if the manifest has none of it."""
+        """Returns the sha256 of a file of the dataset, or None if the manifest does not have it."""
         pinned = {"vocab.txt": self.vocab_sha256, "tokenizer.json": self.tokenizer_sha256}
         return {**pinned, **self.tables_sha256}.get(name)
 

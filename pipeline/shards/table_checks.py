@@ -202,7 +202,7 @@ def _check_number(name: str, value: Any, least: int, most: int) -> None:
 
 
 def _check_hash(name: str, value: Any, digits: int = 64) -> None:
-    """Checks that a value is a text of so many hex digits."""
+    """Checks that a value is a text of `digits` hex digits."""
     is_hash = isinstance(value, str) and re.fullmatch(f"[0-9a-f]{{{digits}}}", value) is not None
     _expect(is_hash, name, value, f"{digits} hex digits")
 

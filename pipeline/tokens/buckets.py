@@ -144,7 +144,7 @@ def prefix_of(document_id: bytes, num: int = 1 << PREFIX_BITS) -> int:
 
 
 def _fewest_documents(documents_by_prefix: npt.NDArray[np.int64], num_buckets: int) -> int:
-    """Returns the number of documents of the smallest bucket, if there are so many buckets."""
+    """Returns the number of documents of the smallest one of `num_buckets` buckets."""
     return int(documents_by_prefix.reshape(num_buckets, -1).sum(axis=1).min())
 
 

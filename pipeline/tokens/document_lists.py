@@ -334,7 +334,7 @@ def _cut_by_document(
 def _count_unknown_words(
     sentences: Sequence[str], tokens: IdArray, lengths: NDArray[np.uint32], encoder: Encoder
 ) -> Counter[str]:
-    """Counts the words that hold an [UNK], in the first sentences that have one.
+    """Counts words that were encoded with an [UNK], in the first 64 sentences that have one.
 
     Args:
         sentences: The sentences of a list.

@@ -260,7 +260,8 @@ def describe_documents(
         The lines of the description.
 
     Raises:
-        ValueError: No document has an id that begins so, or `find_documents` raised it.
+        ValueError: No document has such an id, a beginning is not 8 to 32 hex digits, or a file is
+            missing or damaged.
     """
     lines: list[str] = []
     documents_by_start = find_documents(tokens, id_starts)
