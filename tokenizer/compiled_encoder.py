@@ -25,8 +25,8 @@ from tokenizer.wordpiece import MAX_WORD_CHARACTERS
 
 Encode = Callable[[Sequence[str]], tuple[IdArray, NDArray[np.uint32]]]
 
-# Characters are put between two of these letters to find their forms, and apart by this separator.
-# A form has ASCII punctuation only if it is that one character.
+# To find the forms of characters, each is put between two neighbours, and separators between them.
+# No form contains the separator, except that of the separator itself: it is ASCII punctuation.
 _NEIGHBOUR = "a"
 _SEPARATOR = "|"
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-if TYPE_CHECKING:  # settings have a rule, and the library takes a while to import
+if TYPE_CHECKING:  # settings import this module, and the library takes long to import
     from tokenizers.normalizers import BertNormalizer
     from tokenizers.pre_tokenizers import PreTokenizer
 

@@ -80,7 +80,7 @@ def _expect_below(
     Raises:
         ValueError: A value is too large. The message names the first such value and its instance.
     """
-    if isinstance(limits, int) and values.max(initial=0) < limits:  # 20 times as fast
+    if isinstance(limits, int) and values.max(initial=0) < limits:  # usual, and 20 times as fast
         return
     is_wrong = values >= limits
     if not np.any(is_wrong):

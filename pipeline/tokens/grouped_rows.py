@@ -196,8 +196,8 @@ class LocalGroups:
             starts = self.bounds[:, group]
             counts = self.bounds[:, group + 1] - starts
             rows["file"] = np.repeat(np.arange(len(counts)), counts)
-            # Row i of the group has number i, less the group's rows of earlier files, plus the
-            # first number of the group in its own file.
+            # Row i of the group is row i - b of the group in its file, if b of the group's rows are
+            # in earlier files. Its number is that, plus the number of the file's first such row.
             rows_before = np.cumsum(counts) - counts
             rows["number"] = np.arange(len(rows)) + np.repeat(starts - rows_before, counts)
             yield rows
