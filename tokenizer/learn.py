@@ -174,10 +174,10 @@ def _choose_alphabet(
 
 
 def _keep_words(is_bad_P: Array, codes_P: Array, *arrays_P: Array) -> tuple[Array, ...]:
-    """Removes words with a bad position, each with the boundary after it, from arrays.
+    """Removes words from arrays, each with the boundary after it, if a position of it is bad.
 
     Args:
-        is_bad_P: Whether a position is bad.
+        is_bad_P: Whether a position is bad: its character is not in the alphabet.
         codes_P: The code points.
         arrays_P: More arrays with one entry per position.
 

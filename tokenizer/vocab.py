@@ -38,11 +38,30 @@ class Vocabulary:
         """Ids by their tokens."""
         return {token: index for index, token in enumerate(self.tokens)}
 
-    pad_id = property(lambda self: self.ids[PAD])
-    unk_id = property(lambda self: self.ids[UNK])
-    cls_id = property(lambda self: self.ids[CLS])
-    sep_id = property(lambda self: self.ids[SEP])
-    mask_id = property(lambda self: self.ids[MASK])
+    @property
+    def pad_id(self) -> int:
+        """Id of [PAD], which fills batches of fixed length."""
+        return self.ids[PAD]
+
+    @property
+    def unk_id(self) -> int:
+        """Id of [UNK], which stands for words that cannot be cut into pieces."""
+        return self.ids[UNK]
+
+    @property
+    def cls_id(self) -> int:
+        """Id of [CLS], with which every instance begins."""
+        return self.ids[CLS]
+
+    @property
+    def sep_id(self) -> int:
+        """Id of [SEP], which ends both segments of an instance."""
+        return self.ids[SEP]
+
+    @property
+    def mask_id(self) -> int:
+        """Id of [MASK], which most masked positions show."""
+        return self.ids[MASK]
 
     @cached_property
     def continues(self) -> NDArray[np.bool_]:

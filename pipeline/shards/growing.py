@@ -198,7 +198,7 @@ class GrowingDataset(Dataset):
             folder: The folder of the pass, such as "train/L128/pass-00".
 
         Raises:
-            FileNotFoundError: The pass is not published, or is so no longer.
+            FileNotFoundError: The pass is not published, or no longer.
             ValueError: Its files are damaged, or belong to another build.
         """
         name = f"{folder}/pass.json"
