@@ -185,9 +185,9 @@ def to_record_batch(block: Block) -> pa.RecordBatch:
 def decode_block(data: bytes | memoryview, where: str) -> Block:
     """Returns the block that `encode_block` encoded; its arrays are read-only.
 
-    That ids are in the vocabulary and positions inside their instances is not checked here, but by
-    `pipeline.shards.unpack.check_block`. `read_blocks` fetches the blocks of a shard and decodes
-    them.
+    Ids may still be outside of the vocabulary, and masked positions outside of their instances;
+    `pipeline.shards.unpack.check_block` checks them. To read the blocks of a shard, use
+    `read_blocks`, which fetches, checks and decodes them.
 
     Args:
         data: The bytes of one block, as the block table places them in the shard's tar.

@@ -325,7 +325,7 @@ def open_growing(
     storage_options: Mapping[str, Any] | None = None,
     wait_policy: WaitPolicy | None = None,
 ) -> Dataset:
-    """Opens a dataset that is finished or is being built. If neither, waits for its plan.
+    """Opens a dataset that is finished or being built; waits if its build has not begun.
 
     Args:
         url: The folder of the dataset, on a local disk or at any URL that fsspec knows.
