@@ -1,1 +1,1 @@
-"""What a dataset holds: instances for people, deep checks, and the report."""
+"""Shows people what a dataset holds: its instances, deep checks of them, and the report."""

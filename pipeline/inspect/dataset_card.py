@@ -1,6 +1,7 @@
-"""README.md of a dataset: what it holds, and of which sources and licences, for the Hub.
+"""Writes the README.md of a dataset, its card on the Hugging Face Hub: contents and licences.
 
-It ends with a mark by which a build knows its own card again: one that somebody edited stays.
+The card ends with a hash of itself. By it a later build tells whether somebody has edited the card,
+which then stays.
 """
 
 import hashlib
@@ -15,13 +16,15 @@ from pipeline.shards.dataset import Dataset
 
 CARD = "README.md"
 NOT_STATED = "not stated"
+"""Stands for the licence of a source that names none."""
 _MARK = re.compile(rb"<!-- written by build: ([0-9a-f]{16}) -->\n\Z")
 _LICENCES = re.compile(
     r"apache-2\.0|mit|odbl|odc-by|pddl|gfdl|unknown|cc0-1\.0|cc-by(-sa)?-[34]\.0"
     r"|cc-by-(nc|nc-sa|nd)-4\.0"
 )
-"""The Hub's names of licences that text often has; any other is `other` there."""
+"""Licences that the Hub has a name for; the card calls any other licence `other`."""
 _SIZES = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")
+"""Limits of the Hub's size classes."""
 _USE = """## Use
 
 ```bash
@@ -35,13 +38,22 @@ setting and count, and `report.html` shows them.
 
 
 def write_card(dataset: Dataset, report: Mapping[str, Any]) -> None:
-    """Writes README.md beside the manifest, unless there is one that somebody wrote or edited."""
+    """Writes README.md into a dataset, unless there is one that somebody wrote or edited.
+
+    Args:
+        dataset: The finished dataset.
+        report: The content of report.json.
+    """
     if not dataset.folder.exists(CARD) or is_unedited(dataset.folder.read(CARD)):
         dataset.folder.write(CARD, dataset_card(report["dataset"]))
 
 
 def dataset_card(numbers: Mapping[str, Any]) -> bytes:
-    """The card, from what `summarize_dataset` found."""
+    """Returns the text of README.md.
+
+    Args:
+        numbers: The result of `pipeline.inspect.summary.summarize_dataset`.
+    """
     metadata = yaml.safe_dump(_metadata(numbers), sort_keys=False, allow_unicode=True)
     lines = [
         f"---\n{metadata}---\n",
@@ -61,13 +73,17 @@ def dataset_card(numbers: Mapping[str, Any]) -> bytes:
 
 
 def is_unedited(card: bytes) -> bool:
-    """Whether a README.md is one that a build wrote, and nobody changed since."""
+    """Returns whether a build wrote the given README.md and nobody has changed it since."""
     found = _MARK.search(card)
     return found is not None and found[1].decode() == _digest(card[: found.start()])
 
 
 def describe_in_words(numbers: Mapping[str, Any]) -> Iterator[str]:
-    """What a dataset holds, in sentences."""
+    """Yields sentences about a dataset's documents, its instances by split, and what was dropped.
+
+    Args:
+        numbers: The result of `pipeline.inspect.summary.summarize_dataset`.
+    """
     counters = numbers["counters"]
     yield (
         f"Masked and paired instances to pretrain BERT on, from {counters['documents']:,} distinct"
@@ -83,6 +99,7 @@ def describe_in_words(numbers: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _metadata(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the card's metadata, which the Hub reads from the YAML at its head."""
     names = [row["licence"].lower().replace(" ", "-") or "unknown" for row in numbers["mixture"]]
     known = {name if _LICENCES.fullmatch(name) else "other" for name in names or ["unknown"]}
     licences = sorted(known)
@@ -98,7 +115,7 @@ def _metadata(numbers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _size(instances: int) -> str:
-    """The Hub's class of sizes, a power of ten each from a thousand on."""
+    """Returns the Hub's size class for a number of instances, such as "1K<n<10K"."""
     power = max(0, len(str(instances)) - 3)
     if power == 0:
         return f"n<{_SIZES[0]}"
@@ -106,9 +123,10 @@ def _size(instances: int) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that stays within its cell: no markup, no new line."""
+    """Returns a text for a cell of a Markdown table: on one line, its markup escaped."""
     return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", " ".join(text.split()))
 
 
 def _digest(text: bytes) -> str:
+    """Returns the hash of a card's text, without its last line: 16 hex digits of SHA-256."""
     return hashlib.sha256(text).hexdigest()[:16]

@@ -1,4 +1,7 @@
-"""`verify --deep true`: every instance is held to the rules of docs/parity.md, in the one read."""
+"""Checks every instance against the rules of docs/parity.md, for `verify --deep true`.
+
+The dataset is read only once: `verify` passes each block to a `DeepCheck` while it checks hashes.
+"""
 
 import operator
 import threading
@@ -25,103 +28,144 @@ from pipeline.tokens.buckets import plan_buckets
 
 
 class DeepCheck:
-    """Looks at blocks in any order and from several threads, and adds up what chance decides."""
+    """Checks the blocks of a dataset, and adds up the shares that chance decides.
+
+    It is called with every block, in any order and from several threads. `findings` and `describe`
+    are called after the last block.
+
+    Attributes:
+        shares: The counts that chance decides, by split and sequence length. Blocks that break a
+            rule are not counted.
+    """
 
     def __init__(self, dataset: Dataset) -> None:
-        """Learns the rules; a ValueError where vocabulary or settings cannot be read."""
+        """Reads the rules from the dataset's manifest and vocabulary.
+
+        Raises:
+            ValueError: The vocabulary or the settings cannot be read, or do not fit each other.
+        """
         manifest = dataset.manifest
         vocabulary = read_vocabulary(dataset)
         if len(vocabulary) != manifest.vocab_size:
-            said = f"{len(vocabulary)} entries, the manifest says {manifest.vocab_size}"
+            found = f"{len(vocabulary)} entries, the manifest says {manifest.vocab_size}"
             where = dataset.locate("vocab.txt")
-            raise ValueError(f"{where}: {said}; restore or rebuild the dataset")
+            raise ValueError(f"{where}: {found}; restore or rebuild the dataset")
+
         lengths = {group.seq_len for group in manifest.groups}
         continues = vocabulary.continues
         self._rules = {seq_len: rules_of(manifest, seq_len, continues) for seq_len in lengths}
-        self.shares: dict[tuple[str, int], Shares] = {}  # of blocks without violations
-        self._documents: dict[str, list[tuple[Array, Array]]] = {}  # of A and B, by shard
+        self.shares: dict[tuple[str, int], Shares] = {}
+        # By the name of a shard: the documents of A and of random B in each of its blocks so far.
+        self._documents: dict[str, list[tuple[Array, Array]]] = {}
+        # By the name of a shard: the number of instances in its blocks so far.
         self._instances: Counter[str] = Counter()
         self._sources = manifest.sources
+        # A source of a weight below 1 has documents that a pass does not use.
         self._uses_all = all(source["weight"] >= 1 for source in manifest.sources)
+        # By the folder of a pass: its shards, of which each is one bucket.
         self._num_buckets = Counter(shard.folder for shard in dataset.all_shards)
         self._lock = threading.Lock()
         self._where = dataset.locate("manifest.json")
 
     def __call__(self, shard: Shard, block: Block) -> Iterator[str]:
-        """What is wrong with a block of a shard."""
-        rules, key = self._rules[shard.seq_len], (shard.split, shard.seq_len)
-        found = list(find_violations(block, rules))
-        if not found:
-            own = count_shares(block, rules)
+        """Yields what is wrong with a block of a shard; after the shard's last block, with both."""
+        rules = self._rules[shard.seq_len]
+        key = (shard.split, shard.seq_len)
+        violations = list(find_violations(block, rules))
+        if not violations:
+            of_block = count_shares(block, rules)
             with self._lock:
                 before = self.shares.get(key, Shares())
-                self.shares[key] = Shares(*map(operator.add, before, own))
-        yield from found
+                self.shares[key] = Shares(*map(operator.add, before, of_block))
+        yield from violations
         yield from self._check_documents(shard, block)
 
     def _check_documents(self, shard: Shard, block: Block) -> Iterator[str]:
-        """After the last block of a shard: its documents are those of its seal, and of its bucket.
+        """Yields what is wrong with the documents of a shard, after its last block.
 
-        Every document that a pass uses begins an instance of it, which has the first 64 bits of the
-        document's id; segments B are of the same documents.
+        An instance holds the first 64 bits of the ids of its documents. Every document that a pass
+        uses is segment A of at least one instance, so that the ids of all segments A are compared
+        with the shard's seal. Segments B must be from the same documents, and all ids must be in
+        the range of the shard's bucket.
         """
-        others = block.document_b[block.is_random_next]
-        self._documents.setdefault(shard.name, []).append((block.document_a, others))
+        random_b = block.document_b[block.is_random_next]
+        self._documents.setdefault(shard.name, []).append((block.document_a, random_b))
         self._instances[shard.name] += block.num_instances
         if self._instances[shard.name] < shard.instances:
             return
-        ids, others = map(np.concatenate, zip(*self._documents.pop(shard.name), strict=True))
-        ids = np.unique(ids)
+
+        all_a, all_b = map(np.concatenate, zip(*self._documents.pop(shard.name), strict=True))
+        ids = np.unique(all_a)
         ids_xor = f"{int(np.bitwise_xor.reduce(ids)):016x}"
         uses_all = self._uses_all or shard.split == "validation"
-        is_own = len(ids) == shard.seal.documents and shard.seal.ids_xor.startswith(ids_xor)
-        if not is_own if uses_all else len(ids) > shard.seal.documents:
+        is_as_sealed = len(ids) == shard.seal.documents and shard.seal.ids_xor.startswith(ids_xor)
+        is_wrong = not is_as_sealed if uses_all else len(ids) > shard.seal.documents
+        if is_wrong:
             begin = f"begin with {len(ids):,} documents (xor of ids {ids_xor}...)"
             most = "" if uses_all else "at most "
             yield f"the instances of its shard {begin}, the shard's seal is of {most}{shard.seal}"
-        if uses_all and (foreign := np.count_nonzero(~np.isin(others, ids))):
+        if uses_all and (foreign := np.count_nonzero(~np.isin(all_b, ids))):
             yield f"{foreign:,} segment(s) B are of documents that begin no instance of its shard"
+
         if shard.split == "train":
-            yield from self._check_bucket(shard, np.concatenate([ids, others]))
+            yield from self._check_bucket(shard, np.concatenate([ids, all_b]))
         else:
             yield from self._check_last_ids(ids)
 
     def _check_bucket(self, shard: Shard, ids: Array) -> Iterator[str]:
-        """Ids of a train shard lie in the range of its bucket, which has the shard's number."""
+        """Yields what is wrong if ids are not in the range of ids of the shard's bucket.
+
+        Args:
+            shard: A shard of the train split. The number in its name is that of its bucket.
+            ids: [n] uint64, the first 64 bits of the ids of its documents.
+        """
         number = int(Path(shard.name).stem.removeprefix("shard-"))
         num_buckets = self._num_buckets[shard.folder]
         if number >= num_buckets:
             yield f"the number of its shard is past the {num_buckets} of its pass"
             return
         bucket = plan_buckets(num_buckets, b"")[number]
-        first, last = _first_64_bits(bucket.first_id.hex()), _first_64_bits(bucket.last_id.hex())
+        first = _first_64_bits(bucket.first_id.hex())
+        last = _first_64_bits(bucket.last_id.hex())
         if foreign := np.count_nonzero((ids < first) | (ids > last)):
             bucket_ids = f"ids of it begin with {first:016x} to {last:016x}"
             other = f"are of another bucket than {number} of {num_buckets}"
             yield f"{foreign:,} segment(s) {other}: {bucket_ids}"
 
     def _check_last_ids(self, ids: Array) -> Iterator[str]:
-        """Of the ids held out, ascending, the last of each source is there, and none past them."""
-        of_sources = (each.get("validation", {}).get("last_id") for each in self._sources)
-        found = [last_id for last_id in of_sources if last_id]
-        expected = np.array([_first_64_bits(last_id) for last_id in found], np.uint64)
+        """Yields what is wrong if the validation shard does not hold the documents held out.
+
+        Of each source, the documents with the lowest ids are held out, except very long ones. The
+        manifest has the last of these ids of each source: all must be in the shard, and no id
+        above the highest of them.
+
+        Args:
+            ids: [n] uint64, ascending: the first 64 bits of the ids of the shard's documents.
+        """
+        of_sources = (source.get("validation", {}).get("last_id") for source in self._sources)
+        in_manifest = [last_id for last_id in of_sources if last_id]
+        expected = np.array([_first_64_bits(last_id) for last_id in in_manifest], np.uint64)
         if len(expected) and not (np.isin(expected, ids).all() and ids[-1] == expected.max()):
-            last_ids = f"the last ids of sources held out are {', '.join(found)}"
+            last_ids = f"the last ids of sources held out are {', '.join(in_manifest)}"
             yield f"the manifest says that {last_ids}; its shard ends with {ids[-1]:016x}..."
 
     def findings(self) -> Iterator[Finding]:
-        """Shares that no chance explains, after all blocks."""
+        """Yields a finding for each share that is too far from its rule to be chance.
+
+        A share is, for example, that of [MASK] among the masked positions.
+        """
         for (split, seq_len), shares in sorted(self.shares.items()):
             rule = self._rules[seq_len].masking
             for what in find_unlikely_shares(shares, rule.vocab_size):
                 yield Finding(f"{self._where}, {split} L{seq_len}", what)
 
     def describe(self) -> Iterator[str]:
-        """A line for each split and length."""
+        """Yields a line about the measured shares of each split and sequence length."""
         for (split, seq_len), shares in sorted(self.shares.items()):
             rule = self._rules[seq_len].masking
             yield f"{split} L{seq_len}: {describe_shares(shares, rule.vocab_size)}"
 
 
 def _first_64_bits(document_id: str) -> np.uint64:
+    """Returns the first 64 bits of a document's id, which is given in 32 hex digits."""
     return np.uint64(int(document_id[:16], 16))

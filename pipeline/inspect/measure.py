@@ -1,8 +1,8 @@
-"""What a bounded sample of a dataset shows, for report.json: lengths, and some instances.
+"""Measures a bounded sample of a dataset for report.json: lengths, and some instances.
 
-At most SAMPLE_BLOCKS blocks of a split and length are read, spread evenly over its passes and
-shards, and of at most SAMPLE_PARTS token parts the first rows of the index (parts are sorted by a
-hash of the text, so those are a random sample).
+At most SAMPLE_BLOCKS blocks of each split and sequence length are read, spread evenly over passes
+and shards. Lengths of documents are from the first rows of the index of at most SAMPLE_PARTS token
+parts. An index is sorted by a hash of the text, so that its first rows are a random sample.
 """
 
 from bisect import bisect_right
@@ -28,22 +28,30 @@ _ROWS_OF_A_PART = 4096
 _NUM_BINS = 16
 _INSTANCES_PER_LABEL = 2
 _DOCUMENT_EDGES = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, None)
+"""Upper limits of the bins of documents' lengths in tokens; None means no limit."""
 
 
 def measure_group(dataset: Dataset, group: Group) -> dict[str, Any]:
-    """Lengths and instances of a sample of one split and length."""
-    own = (group.split, group.seq_len)
-    shards = [shard for shard in dataset.all_shards if (shard.split, shard.seq_len) == own]
+    """Measures a sample of the instances of one split and sequence length.
+
+    Returns:
+        What report.json has about the group: the size of the `sample`, the `lengths` of its
+        instances as `count_lengths` returns them, and some `sample_instances` with each label.
+    """
+    key = (group.split, group.seq_len)
+    shards = [shard for shard in dataset.all_shards if (shard.split, shard.seq_len) == key]
     chosen = choose_blocks(shards, SAMPLE_BLOCKS)
     blocks = [read_block(dataset, shard, number) for shard, number in chosen]
+
     lengths = np.concatenate([np.diff(block.offsets) for block in blocks])
     edges = [group.seq_len * (edge + 1) // _NUM_BINS for edge in range(_NUM_BINS)]
     sample = {"blocks": len(blocks), "of_blocks": sum(map(_num_blocks, shards))}
+
     vocabulary = read_vocabulary(dataset)
     instances: list[dict[str, Any]] = []
     for label in (False, True):
-        found = _instances(chosen, blocks, label, vocabulary)
-        instances += islice(found, _INSTANCES_PER_LABEL)
+        of_label = _instances(chosen, blocks, label, vocabulary)
+        instances += islice(of_label, _INSTANCES_PER_LABEL)
     return {
         "sample": {**sample, "instances": len(lengths)},
         "lengths": count_lengths(lengths, edges),
@@ -52,30 +60,55 @@ def measure_group(dataset: Dataset, group: Group) -> dict[str, Any]:
 
 
 def choose_blocks(shards: Sequence[Shard], most: int) -> list[tuple[Shard, int]]:
-    """At most so many blocks as (shard, number in the shard), evenly spread over all."""
+    """Chooses blocks that are spread evenly over all blocks of some shards.
+
+    Args:
+        shards: The shards.
+        most: The most blocks to choose.
+
+    Returns:
+        Each block as its shard and its number in the shard.
+    """
     bounds = np.cumsum([0, *map(_num_blocks, shards)]).tolist()
     count = min(most, bounds[-1])
-    found = []
+    chosen = []
     for block in (bounds[-1] * index // count for index in range(count)):
         owner = bisect_right(bounds, block) - 1
-        found.append((shards[owner], block - bounds[owner]))
-    return found
+        chosen.append((shards[owner], block - bounds[owner]))
+    return chosen
 
 
 def count_lengths(lengths: npt.NDArray[Any], edges: Sequence[int | None]) -> dict[str, Any]:
-    """A histogram, quantiles, mean; counts[i] are in (up_to[i - 1], up_to[i]] (null: no limit)."""
+    """Returns a histogram of lengths, with quantiles and the mean.
+
+    Args:
+        lengths: [n] integers.
+        edges: The upper limits of the bins, ascending. The last may be None, for no limit.
+
+    Returns:
+        A mapping with `up_to`, which are the edges; `counts`, where counts[i] lengths are above
+        up_to[i - 1] and at most up_to[i]; `quantiles` by "5%", "50%" and "95%"; and the `mean`.
+    """
     closed = [edge for edge in edges if edge is not None]
     counts = np.bincount(np.searchsorted(closed, lengths, side="left"), minlength=len(edges))
-    found = {"up_to": list(edges), "counts": counts.tolist()}
+    histogram = {"up_to": list(edges), "counts": counts.tolist()}
     if not len(lengths):
-        return {**found, "quantiles": {}, "mean": 0.0}
+        return {**histogram, "quantiles": {}, "mean": 0.0}
     quantiles = np.quantile(lengths, [0.05, 0.5, 0.95], method="nearest").astype(int).tolist()
     named = dict(zip(("5%", "50%", "95%"), quantiles, strict=True))
-    return {**found, "quantiles": named, "mean": round(float(np.mean(lengths)), 2)}
+    return {**histogram, "quantiles": named, "mean": round(float(np.mean(lengths)), 2)}
 
 
 def measure_documents(tokens: EncodedDocuments | None) -> dict[str, Any] | None:
-    """Tokens of documents by the index of the token parts; None where those are gone."""
+    """Measures the lengths of a sample of documents, from the index of their token parts.
+
+    Args:
+        tokens: The encoded documents of the dataset, or None if they are gone.
+
+    Returns:
+        What report.json has about documents: the size of the `sample`, examples of dropped
+        documents, and `document_tokens` as `count_lengths` returns them. None without `tokens`.
+    """
     if tokens is None:
         return None
     names = tokens.store["part_names"]
@@ -90,6 +123,7 @@ def measure_documents(tokens: EncodedDocuments | None) -> dict[str, Any] | None:
 
 
 def _measure_part(tokens: EncodedDocuments, name: str) -> npt.NDArray[np.uint32]:
+    """Returns [n] lengths in tokens of the first documents of a token part, at most 4,096."""
     index = f"{name}.index"
     num_rows = min(int(read_bounds(tokens.folder, index)[-1]), _ROWS_OF_A_PART)
     return read_rows(tokens.folder, index, INDEX_DTYPE, 0, num_rows)["tokens"]
@@ -101,7 +135,17 @@ def _instances(
     label: bool,
     vocabulary: Vocabulary,
 ) -> Iterator[dict[str, Any]]:
-    """The instances of a label, each with its place."""
+    """Yields the instances with one label, each with its place in the dataset, lazily.
+
+    Args:
+        chosen: The shard and the number in the shard of each block.
+        blocks: The blocks.
+        label: Whether segment B is random.
+        vocabulary: The dataset's vocabulary.
+
+    Yields:
+        What `describe_instance` returns, and the `shard` and the number of the `instance` in it.
+    """
     for (shard, number), block in zip(chosen, blocks, strict=True):
         for row in np.flatnonzero(block.is_random_next == label).tolist():
             place = number * block_instances(shard.seq_len) + row
@@ -110,4 +154,5 @@ def _instances(
 
 
 def _num_blocks(shard: Shard) -> int:
+    """Returns the number of blocks of a shard, of which only the last may be partly filled."""
     return -(-shard.instances // block_instances(shard.seq_len))

@@ -1,4 +1,4 @@
-"""The sources of a dataset: what each gives to the corpus, and to the train instances."""
+"""Measures what each source of a dataset contributes to the corpus and to the train instances."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,7 +7,12 @@ from pipeline.shards.dataset import Dataset
 
 
 def measure_mixture(dataset: Dataset, licences: Mapping[str, str]) -> list[dict[str, Any]]:
-    """A row a source, in the order of their numbers; licences are by the source's name."""
+    """Returns one row per source, in the order of the sources' numbers.
+
+    Args:
+        dataset: The dataset.
+        licences: Licence of a source by its name; a source that is missing has none.
+    """
     sources = dataset.manifest.sources
     tokens = [source["counters"]["distinct_tokens"] for source in sources]
     trained = _trained_tokens(dataset, len(sources))
@@ -20,16 +25,16 @@ def measure_mixture(dataset: Dataset, licences: Mapping[str, str]) -> list[dict[
             "documents_read": source["counters"].get("documents_read", 0),
             "documents": source["counters"]["documents"],
             "dropped": find_dropped(source["counters"]),
-            "tokens": own,
-            "share_of_corpus": share(own, sum(tokens)),
-            "share_of_instances": share(shown, sum(trained)),
+            "tokens": in_corpus,
+            "share_of_corpus": share(in_corpus, sum(tokens)),
+            "share_of_instances": share(in_instances, sum(trained)),
         }
-        for source, own, shown in zip(sources, tokens, trained, strict=True)
+        for source, in_corpus, in_instances in zip(sources, tokens, trained, strict=True)
     ]
 
 
 def format_mixture(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The rows as lines of text."""
+    """Returns the rows of `measure_mixture` as lines of text, one per source."""
     width = max((len(row["name"]) for row in rows), default=0)
     return [
         f"  {row['name']:<{width}}  {row['language']:<3} weight {row['weight']:<5g}"
@@ -41,7 +46,7 @@ def format_mixture(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def find_unused(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Sources that give nothing to the train instances, each with the reason."""
+    """Returns a line for each source that contributes nothing to the train instances: why not."""
     found = []
     for row in rows:
         dropped = ", ".join(f"{reason} {count:,}" for reason, count in row["dropped"].items())
@@ -55,7 +60,7 @@ def find_unused(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _trained_tokens(dataset: Dataset, num_sources: int) -> list[int]:
-    """Tokens of the train instances of each source."""
+    """Returns the number of tokens that each source has in all train instances of all passes."""
     train = [shard for shard in dataset.all_shards if shard.split == "train"]
     if num_sources == 1:
         return [sum(shard.tokens for shard in train)]
@@ -63,7 +68,11 @@ def _trained_tokens(dataset: Dataset, num_sources: int) -> list[int]:
 
 
 def find_dropped(counters: Mapping[str, int]) -> dict[str, int]:
-    """How many documents were dropped, by reason."""
+    """Returns the number of dropped documents by reason; reasons that dropped none are left out.
+
+    Args:
+        counters: Counters of a manifest, which begin with "dropped_" for dropped documents.
+    """
     return {
         name.removeprefix("dropped_"): count
         for name, count in counters.items()
@@ -72,5 +81,5 @@ def find_dropped(counters: Mapping[str, int]) -> dict[str, int]:
 
 
 def share(part: int, whole: int) -> float:
-    """Part of the whole, to six digits."""
+    """Returns `part / whole`, rounded to six digits; 0 if the whole is 0."""
     return round(part / whole, 6) if whole else 0.0

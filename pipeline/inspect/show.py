@@ -1,4 +1,4 @@
-"""Instances of a dataset in readable form: segments, masked words, label, documents."""
+"""Shows instances of a dataset in readable form: segments, masked words, label, documents."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,41 +15,67 @@ LABELS = {False: "next: B follows A", True: "random: B is from another document"
 
 
 def read_vocabulary(dataset: Dataset) -> Vocabulary:
-    """The dataset's own vocabulary."""
+    """Reads the vocabulary that a dataset was built with, from its vocab.txt.
+
+    Raises:
+        ValueError: The file is not a vocabulary.
+    """
     return parse_vocab(dataset.read_file("vocab.txt"), dataset.locate("vocab.txt"))
 
 
 def show_instances(
     dataset: Dataset, split: str, seq_len: int, count: int, tokens: EncodedDocuments | None = None
 ) -> Iterator[str]:
-    """The first instances of pass 0 as text; with encoded documents, also where they are from."""
+    """Yields the first instances of pass 0 as text.
+
+    Args:
+        dataset: The dataset.
+        split: "train" or "validation".
+        seq_len: The sequence length of the instances.
+        count: How many instances are shown.
+        tokens: The encoded documents, by which the text says where each document is from; None if
+            they are gone.
+    """
     vocabulary = read_vocabulary(dataset)
     dataset.num_passes(split, seq_len)
     chosen = list(itertools.islice(_rows_of(dataset, split, seq_len), count))
     described = [describe_instance(block, vocabulary) for _, block in chosen]
+
     ids = [instance[name] for instance in described for name in ("document_a", "document_b")]
     found = find_documents(tokens, ids) if tokens else {}
-    places = {start: format_place(dataset.manifest, each[0]) for start, each in found.items()}
+    places = {
+        document_id: format_place(dataset.manifest, documents[0])
+        for document_id, documents in found.items()
+    }
     for number, ((shard, _), instance) in enumerate(zip(chosen, described, strict=True)):
         yield f"{shard.name} #{number}\n{format_instance(instance, places)}"
 
 
 def _rows_of(dataset: Dataset, split: str, seq_len: int) -> Iterator[tuple[Shard, Block]]:
-    """Each instance of pass 0 as a block of its own, with its shard."""
+    """Yields each instance of pass 0 as a block of one instance, with its shard, lazily."""
     for shard in dataset.shards(split, seq_len, 0):
         for block in read_blocks(dataset, shard):
             yield from ((shard, block.slice(row, row + 1)) for row in range(block.num_instances))
 
 
 def format_instance(instance: Mapping[str, Any], places: Mapping[str, str]) -> str:
-    """What `describe_instance` said, with masked words as [shown>original]."""
+    """Returns an instance as lines of text, with masked words as [shown>original].
+
+    Args:
+        instance: The result of `describe_instance`.
+        places: Where a document is from, by its id; documents that are missing are not located.
+    """
     ids = {"A": instance["document_a"], "B": instance["document_b"]}
     lines = [
-        f"  A: {_format_runs(instance['a'])}",
-        f"  B: {_format_runs(instance['b'])}",
+        f"  A: {_format_segment(instance['a'])}",
+        f"  B: {_format_segment(instance['b'])}",
         f"  label: {LABELS[instance['is_random_next']]}; documents {ids['A']} / {ids['B']};"
         f" {instance['tokens']} tokens, {instance['masked']} masked",
-        *(f"  {name} is from {places[own]}" for name, own in ids.items() if own in places),
+        *(
+            f"  {name} is from {places[document_id]}"
+            for name, document_id in ids.items()
+            if document_id in places
+        ),
     ]
     return "\n".join(lines)
 
@@ -57,26 +83,41 @@ def format_instance(instance: Mapping[str, Any], places: Mapping[str, str]) -> s
 def format_dropped(
     examples: Sequence[Mapping[str, str]] | None, counters: Mapping[str, Any]
 ) -> Iterator[str]:
-    """The examples of dropped documents in a report, behind the number that each reason dropped."""
+    """Yields, for each reason, the number of documents that it dropped, then examples of them.
+
+    Args:
+        examples: Examples from a report, with `reason`, `where` and `text`; None if they are gone.
+        counters: Counters of a manifest, which begin with "dropped_" for dropped documents.
+    """
     for name, count in counters.items():
-        if name != (reason := name.removeprefix("dropped_")):
+        reason = name.removeprefix("dropped_")
+        if name != reason:
             yield f"{reason}: {count:,} dropped"
-            for each in examples or ():
-                if each["reason"] == reason:
-                    yield f"  {printable(each['where'])}\n    {printable(each['text'])}"
+            for example in examples or ():
+                if example["reason"] == reason:
+                    yield f"  {printable(example['where'])}\n    {printable(example['text'])}"
     if examples is None:
         yield "no examples: the encoded documents (tokens/), which held them, are gone"
 
 
 def describe_instance(block: Block, vocabulary: Vocabulary) -> dict[str, Any]:
-    """One instance as data: `a` and `b` are text and, at masked pieces, {shown, original}."""
+    """Returns one instance as plain data, for report.json and for `format_instance`.
+
+    Args:
+        block: A block that holds the instance alone.
+        vocabulary: The dataset's vocabulary.
+
+    Returns:
+        A mapping whose `a` and `b` are the segments. Each is a list of texts and, for each masked
+        piece, a mapping of what is `shown` to the model and the `original`.
+    """
     pieces = [vocabulary.tokens[token] for token in block.input_ids]
     labels = zip(block.masked_lm_positions.tolist(), block.masked_lm_ids, strict=True)
     originals = {position: vocabulary.tokens[label] for position, label in labels}
     middle = int(block.segment_a_length[0])
     return {
-        "a": _segment_runs(pieces, originals, range(1, middle - 1)),
-        "b": _segment_runs(pieces, originals, range(middle, len(pieces) - 1)),
+        "a": _split_at_masks(pieces, originals, range(1, middle - 1)),
+        "b": _split_at_masks(pieces, originals, range(middle, len(pieces) - 1)),
         "is_random_next": bool(block.is_random_next[0]),
         "document_a": f"{int(block.document_a[0]):016x}",
         "document_b": f"{int(block.document_b[0]):016x}",
@@ -85,28 +126,39 @@ def describe_instance(block: Block, vocabulary: Vocabulary) -> dict[str, Any]:
     }
 
 
-def _segment_runs(pieces: Sequence[str], originals: dict[int, str], positions: range) -> list[Any]:
-    """Pieces joined to words, and the masked pieces in between."""
-    runs: list[Any] = []
+def _split_at_masks(
+    pieces: Sequence[str], originals: dict[int, str], positions: range
+) -> list[Any]:
+    """Returns a segment as texts of joined pieces, and the masked pieces between them.
+
+    Args:
+        pieces: The pieces of the instance that the model is shown.
+        originals: The original pieces by their positions, for masked positions.
+        positions: The positions of the segment.
+    """
+    items: list[Any] = []
     text = ""
     for position in positions:
         piece = originals.get(position, pieces[position])
-        is_first, continues = position == positions.start, piece.startswith(CONTINUATION)
+        is_first = position == positions.start
+        continues = piece.startswith(CONTINUATION)
         if is_first == continues:  # a word begins, or the cut went through one
             text += CONTINUATION if is_first else " "
         if position in originals:
-            runs += [text] if text else []
-            runs.append({"shown": pieces[position], "original": piece})
+            items += [text] if text else []
+            items.append({"shown": pieces[position], "original": piece})
             text = ""
         else:
             text += piece.removeprefix(CONTINUATION)
-    return runs + ([text] if text else [])
+    return items + ([text] if text else [])
 
 
-def _format_runs(runs: Sequence[Any]) -> str:
-    return "".join(run if isinstance(run, str) else _mark(**run) for run in runs)
+def _format_segment(items: Sequence[Any]) -> str:
+    """Returns a segment of `describe_instance` as text."""
+    return "".join(item if isinstance(item, str) else _mark(**item) for item in items)
 
 
 def _mark(shown: str, original: str) -> str:
+    """Returns a masked piece as [shown>original], or as [original] if the model is shown that."""
     word = original.removeprefix(CONTINUATION)
     return f"[{word}]" if shown == original else f"[{shown}>{word}]"

@@ -1,4 +1,4 @@
-"""What a dataset holds, in numbers: report.json, and the same as text and as a page."""
+"""Summarizes a dataset in numbers: report.json, and the same as text and as an HTML page."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,24 +20,37 @@ from pipeline.storage.folder import Folder
 from pipeline.storage.json_files import expected_fields, parse_object
 from pipeline.tokens.provenance import find_tokens
 
-REPORT, REPORT_PAGE = "report.json", "report.html"
+REPORT = "report.json"
+REPORT_PAGE = "report.html"
 SOURCES = "sources.parquet"
 REPORT_VERSION = 6
+"""Version of report.json; a report of another version is made anew."""
 _NUM_SOURCES = 50
+"""How many of the input files the report names, the largest ones."""
 _MADE_AGAIN = "delete it and run `python -m pipeline report` on the dataset, which makes it anew"
 _MUCH_DROPPED = 1 / 3
+"""The share of dropped documents above which a check fails."""
 _MUCH_UNKNOWN = 0.01
+"""The share of [UNK] among all tokens above which a check fails."""
 
 
 def summarize_dataset(
     dataset: Dataset, tokens: str | None = None, options: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Totals of a finished dataset, and what a bounded sample of it shows.
+    """Returns the numbers of a finished dataset: the value of `dataset` in report.json.
 
-    `tokens` is the folder or URL of its encoded documents, by default below the dataset, and
-    `options` are of the filesystem that holds them.
+    They are totals from its manifest and tables, and measures of a bounded sample of its blocks.
+
+    Args:
+        dataset: The dataset.
+        tokens: Folder or URL of its encoded documents; None means `tokens` below the dataset.
+        options: Options of the filesystem that holds the encoded documents.
+
+    Raises:
+        ValueError: A file of the dataset is damaged.
     """
-    manifest, rows = dataset.manifest, _read_sources(dataset)
+    manifest = dataset.manifest
+    rows = _read_sources(dataset)
     licences = {row["source"]: row["licence"] for row in rows or () if "licence" in row}
     counters = manifest.counters
     copied = ("root_hash", "settings_hash", "vocab_sha256", "format_version", "vocab_size")
@@ -60,8 +73,13 @@ def summarize_dataset(
 
 
 def format_report(report: dict[str, Any]) -> str:
-    """report.json for people."""
-    dataset, build = report["dataset"], report.get("build", {})
+    """Returns report.json as text for people.
+
+    Args:
+        report: The content of report.json.
+    """
+    dataset = report["dataset"]
+    build = report.get("build", {})
     lines = [
         f"dataset     {dataset['name']}",
         f"root hash   {dataset['root_hash']}",
@@ -91,29 +109,43 @@ def format_report(report: dict[str, Any]) -> str:
 
 
 def read_report(dataset: Dataset) -> dict[str, Any]:
-    """report.json; made anew where there is none of this content and version."""
-    found = load_report(dataset)
-    if found.get("dataset", {}).get("report_version") != REPORT_VERSION:
-        found["dataset"] = summarize_dataset(dataset, tokens_url(found))
-    found["dataset"]["name"] = dataset_name(dataset)  # it may have been moved
-    return found
+    """Returns the content of report.json. It is computed anew if it is missing or out of date.
+
+    Nothing is written.
+
+    Raises:
+        ValueError: report.json, or a file that is read to compute it, is damaged.
+    """
+    report = load_report(dataset)
+    if report.get("dataset", {}).get("report_version") != REPORT_VERSION:
+        report["dataset"] = summarize_dataset(dataset, tokens_url(report))
+    report["dataset"]["name"] = dataset_name(dataset)  # the dataset may have been moved
+    return report
 
 
 def dataset_name(dataset: Dataset) -> str:
-    """The last part of the dataset's path."""
+    """Returns the name of a dataset, which is the last component of its path."""
     return dataset.folder.path.rsplit("/", 1)[-1]
 
 
 def load_report(dataset: Dataset) -> dict[str, Any]:
-    """report.json as it stands; empty where there is none, or one of another content."""
+    """Returns the content of report.json as it is stored.
+
+    The result is empty if there is no such file, or if it is about a dataset with another root
+    hash.
+
+    Raises:
+        ValueError: The file is damaged.
+    """
     if not dataset.folder.exists(REPORT):
         return {}
     where = dataset.locate(REPORT)
-    found = parse_object(dataset.read_file(REPORT), where, _MADE_AGAIN)
+    report = parse_object(dataset.read_file(REPORT), where, _MADE_AGAIN)
     with expected_fields(where, _MADE_AGAIN):
-        is_own = found.get("dataset", {}).get("root_hash") == dataset.manifest.root_hash
-        found.get("build", {}).get("settings", {}).get("tokens")
-    return found if is_own else {}
+        is_current = report.get("dataset", {}).get("root_hash") == dataset.manifest.root_hash
+        # `tokens_url` reads this later, when an error would not name the file.
+        report.get("build", {}).get("settings", {}).get("tokens")
+    return report if is_current else {}
 
 
 def write_report(dataset: Dataset, report: dict[str, Any]) -> None:
@@ -122,12 +154,16 @@ def write_report(dataset: Dataset, report: dict[str, Any]) -> None:
 
 
 def tokens_url(report: Mapping[str, Any]) -> str | None:
-    """Where report.json says that the encoded documents were kept; None for below the dataset."""
+    """Returns the folder or URL of the encoded documents, as report.json has it.
+
+    None means that they are at their usual place, below the dataset.
+    """
     url: str | None = report.get("build", {}).get("settings", {}).get("tokens")
     return url
 
 
 def _summarize_group(dataset: Dataset, group: Group) -> dict[str, Any]:
+    """Returns shares and sampled measures of one split and sequence length, for report.json."""
     shown = {"mask": group.masked_as_mask, "kept": group.masked_kept}
     shown["random"] = group.masked - sum(shown.values())
     return {
@@ -141,8 +177,13 @@ def _summarize_group(dataset: Dataset, group: Group) -> dict[str, Any]:
 
 
 def _measure_coverage(dataset: Dataset) -> dict[str, Any]:
-    """Whether every document is in one bucket of every pass, and a sentence that says so or not."""
-    manifest, shards = dataset.manifest, dataset.all_shards
+    """Checks by the shards' seals that every pass holds every document.
+
+    Returns:
+        What report.json has: whether it `is_whole`, and a sentence that is `said` about it.
+    """
+    manifest = dataset.manifest
+    shards = dataset.all_shards
     for (seq_len, pass_index), what in find_uncovered(manifest, shards):
         where = pass_folder("train", seq_len, pass_index)
         return {"is_whole": False, "said": f"{where}: {what}"}
@@ -150,7 +191,7 @@ def _measure_coverage(dataset: Dataset) -> dict[str, Any]:
 
 
 def _summarize_sources(rows: Sequence[Mapping[str, Any]] | None) -> dict[str, Any] | None:
-    """Number and bytes of the input files, and the largest of them."""
+    """Returns the number and bytes of the input files and the largest of them, for report.json."""
     if rows is None:
         return None
     largest = sorted(rows, key=lambda row: (-row["bytes"], row["url"]))[:_NUM_SOURCES]
@@ -158,7 +199,11 @@ def _summarize_sources(rows: Sequence[Mapping[str, Any]] | None) -> dict[str, An
 
 
 def _read_sources(dataset: Dataset) -> list[dict[str, Any]] | None:
-    """sources.parquet; None where there is none."""
+    """Returns the rows of sources.parquet, one per input file, or None if there is no such file.
+
+    Raises:
+        ValueError: The file is damaged, or lacks a column.
+    """
     if not dataset.folder.exists(SOURCES):
         return None
     data = dataset.read_file(SOURCES)
@@ -175,7 +220,9 @@ def _read_sources(dataset: Dataset) -> list[dict[str, Any]] | None:
 
 
 def _format_group(group: dict[str, Any]) -> list[str]:
-    sample, quantiles = group["sample"], group["lengths"]["quantiles"]
+    """Returns the lines of text about one split and sequence length."""
+    sample = group["sample"]
+    quantiles = group["lengths"]["quantiles"]
     shares = ", ".join(f"{kind} {share:.1%}" for kind, share in group["mask_shares"].items())
     lengths = ", ".join(f"{name} <= {length}" for name, length in quantiles.items())
     return [
@@ -192,7 +239,13 @@ def _format_group(group: dict[str, Any]) -> list[str]:
 
 
 class Check(NamedTuple):
-    """What is looked at of a dataset's numbers, what was found, and whether that is fine."""
+    """One check of a dataset's numbers, with its outcome.
+
+    Attributes:
+        what: Name of the check.
+        said: What was found, in words.
+        holds: Whether that is as it should be.
+    """
 
     what: str
     said: str
@@ -200,7 +253,11 @@ class Check(NamedTuple):
 
 
 def find_checks(dataset: Mapping[str, Any]) -> Iterator[Check]:
-    """All checks of what `summarize_dataset` found."""
+    """Yields the outcome of every check.
+
+    Args:
+        dataset: The numbers that `summarize_dataset` returns.
+    """
     yield _check_documents(dataset["counters"])
     unused = find_unused(dataset["mixture"])
     said = "; ".join(unused) or f"{len(dataset['mixture'])} source(s)"
@@ -214,8 +271,9 @@ def find_checks(dataset: Mapping[str, Any]) -> Iterator[Check]:
 
 
 def _check_documents(counters: Mapping[str, int]) -> Check:
-    """Documents read are kept or dropped, and most of them kept."""
-    read, kept = counters.get("documents_read", 0), counters["documents"]
+    """Checks that all documents read were kept or dropped, and that not too many were dropped."""
+    read = counters.get("documents_read", 0)
+    kept = counters["documents"]
     dropped = sum(count for name, count in counters.items() if name.startswith("dropped_"))
     said = f"{read:,} read; {kept:,} kept, {dropped:,} dropped"
     if cut := counters.get("documents_cut", 0):
@@ -227,7 +285,7 @@ def _check_documents(counters: Mapping[str, int]) -> Check:
 
 
 def render_page(report: Mapping[str, Any]) -> str:
-    """report.json as a page; the order of its keys changes nothing."""
+    """Returns report.json as an HTML page, which does not depend on the order of the keys."""
     report = json.loads(json.dumps(report, sort_keys=True))
     return render(
         Path(__file__).with_name("report.html"),
@@ -238,5 +296,11 @@ def render_page(report: Mapping[str, Any]) -> str:
 
 
 def write_page(report: Mapping[str, Any], folder: Folder, name: str) -> None:
-    """Writes the page of a report."""
+    """Writes a report as an HTML page.
+
+    Args:
+        report: The content of report.json.
+        folder: The folder of the page.
+        name: The file in it.
+    """
     folder.write(name, render_page(report).encode())

@@ -1,4 +1,4 @@
-"""The validation split by source: what each gives to it, and what a person should know of it."""
+"""Measures what each source contributes to the validation split, and warns of its weaknesses."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,13 +8,23 @@ from pipeline.inspect.mixture import share
 from pipeline.tokens.held_out import LEAST_DOCUMENTS, LEAST_SHARE, LEAST_TOKENS, MOST_SHARE
 from pipeline.tokens.limits import VALIDATION_TOKENS
 
-_MOST_NAMES = 8  # sources that a line of text names
+_MOST_NAMES = 8
+"""The most sources that a line of text names."""
 
 
 def measure_validation(
     sources: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """What is held out, in all and by source of a manifest, and warnings; None where none says."""
+    """Measures what is held out, in total and by source.
+
+    Args:
+        sources: The sources in a manifest.
+        settings: The settings in the manifest.
+
+    Returns:
+        What report.json has about it: numbers in total and by source, a sentence (`said`) and
+        `warnings`. None if the manifest does not say what each source contributes.
+    """
     if not sources or any("validation" not in source for source in sources):
         return None
     rows: list[dict[str, Any]] = [
@@ -27,54 +37,74 @@ def measure_validation(
         }
         for source in sources
     ]
-    documents, tokens = (sum(row[name] for row in rows) for name in ("documents", "tokens"))
+    documents = sum(row["documents"] for row in rows)
+    tokens = sum(row["tokens"] for row in rows)
     for row in rows:
         row["share_of_source"] = share(row["tokens"], row["of_tokens"])
         row["share_of_split"] = share(row["tokens"], tokens)
     held = share(tokens, sum(row["of_tokens"] for row in rows))
-    found = {"documents": documents, "tokens": tokens, "share": held, "sources": rows}
-    return found | {"said": _describe(found), "warnings": list(_warnings(found, settings))}
+    measured = {"documents": documents, "tokens": tokens, "share": held, "sources": rows}
+    warnings = list(_warnings(measured, settings))
+    return measured | {"said": _describe(measured), "warnings": warnings}
 
 
 def format_validation(measured: Mapping[str, Any] | None) -> list[str]:
-    """The split as lines of text, and the warnings."""
+    """Returns lines of text about the validation split, with the warnings.
+
+    Args:
+        measured: The result of `measure_validation`.
+    """
     if measured is None:
         return []
-    warnings = [f"warning: {each}" for each in measured["warnings"]]
+    warnings = [f"warning: {warning}" for warning in measured["warnings"]]
     is_said = measured["documents"] or not warnings
     return [f"validation {measured['said']}", *warnings] if is_said else warnings
 
 
 def _describe(measured: Mapping[str, Any]) -> str:
+    """Returns the rest of a sentence that begins with "validation": what the split holds."""
     rows = [row for row in measured["sources"] if row["documents"]]
     if not rows:
         return "holds no documents"
-    numbers = measured["documents"], measured["tokens"], measured["share"]
-    said = "holds {:,} documents of {:,} tokens, {:.2%} of the text".format(*numbers)
-    if (number := len(measured["sources"])) == 1:
-        return said
+    total = (
+        f"holds {measured['documents']:,} documents of {measured['tokens']:,} tokens,"
+        f" {measured['share']:.2%} of the text"
+    )
+    num_sources = len(measured["sources"])
+    if num_sources == 1:
+        return total
     if len(rows) > _MOST_NAMES:
-        return f"{said}, from {len(rows)} of {number} sources"
+        return f"{total}, from {len(rows)} of {num_sources} sources"
     shares = ", ".join(f"{row['name']} {row['share_of_split']:.1%}" for row in rows)
-    return f"{said}: {shares}"
+    return f"{total}: {shares}"
 
 
 def _warnings(measured: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
-    if not (fraction := settings["validation_fraction"]):
+    """Yields what a person should know of the validation split, and how to change it.
+
+    The split may be missing, lack sources, be small, be large, or be mostly of one source.
+    """
+    fraction = settings["validation_fraction"]
+    if not fraction:
         return
+
     rows = [row for row in measured["sources"] if row["of_documents"]]
-    if (number := sum(row["of_documents"] for row in rows)) < LEAST_DOCUMENTS:
-        yield f"{number} documents: no validation split, at least {LEAST_DOCUMENTS} are needed"
+    num_documents = sum(row["of_documents"] for row in rows)
+    if num_documents < LEAST_DOCUMENTS:
+        least = f"at least {LEAST_DOCUMENTS} are needed"
+        yield f"{num_documents} documents: no validation split, {least}"
         return
-    wanted = 1 if measured["documents"] else 2
+
+    num_needed = 1 if measured["documents"] else 2
     lacking = [row for row in rows if not row["documents"]]
-    reasons = [(row["name"], _explain(row, settings, wanted)) for row in lacking]
+    reasons = [(row["name"], _explain(row, settings, num_needed)) for row in lacking]
     if not measured["documents"]:
-        said = _join(reasons, names=len(reasons) > 1)
-        yield f"no validation split, which takes two documents: {said}"
+        explained = _join(reasons, names=len(reasons) > 1)
+        yield f"no validation split, which takes two documents: {explained}"
         return
     if reasons:
         yield f"validation holds nothing of {_join(reasons, names=True)}"
+
     if measured["tokens"] < LEAST_TOKENS:
         yield (
             f"losses on fewer than {LEAST_TOKENS:,} tokens hang on single documents: give more"
@@ -85,9 +115,12 @@ def _warnings(measured: Mapping[str, Any], settings: Mapping[str, Any]) -> Itera
             f"validation takes {measured['share']:.1%} of the text, as documents are held out"
             " whole; validation_fraction 0 trains on all of it"
         )
+
     total = sum(row["of_tokens"] for row in rows)
-    for row in rows:  # most of the split, and much less of the text
-        held, of_text = row["share_of_split"], row["of_tokens"] / max(1, total)
+    for row in rows:
+        held = row["share_of_split"]
+        of_text = row["of_tokens"] / max(1, total)
+        # The source is most of the split, and much less of the text.
         if held > 0.5 and held > 2 * of_text:
             evening = _round_up(row["share_of_source"], 3)
             yield (
@@ -97,29 +130,43 @@ def _warnings(measured: Mapping[str, Any], settings: Mapping[str, Any]) -> Itera
             )
 
 
-def _explain(row: Mapping[str, Any], settings: Mapping[str, Any], wanted: int) -> str:
-    """Why a source gives nothing, and what would make it give as many documents as are wanted."""
+def _explain(row: Mapping[str, Any], settings: Mapping[str, Any], num_needed: int) -> str:
+    """Returns why a source contributes no documents, and the flags with which it would.
+
+    Args:
+        row: The source, as `measure_validation` describes it.
+        settings: The settings in the manifest.
+        num_needed: How many documents the source should contribute.
+    """
     number = row["of_documents"]
     if number < 3:
         return f"it has {number} document(s), at least 3 are needed"
     most_share = max(MOST_SHARE, settings["validation_fraction"])
     most_tokens = settings.get("validation_tokens", VALIDATION_TOKENS)
-    tokens = -(-wanted * row["of_tokens"] // number)
-    flags = f"--validation_fraction {_round_up(wanted / number, 2)}"
+    tokens = -(-num_needed * row["of_tokens"] // number)
+    flags = f"--validation_fraction {_round_up(num_needed / number, 2)}"
     flags += f" --validation_tokens {tokens}" if tokens > most_tokens else ""
     return (
         f"its {number:,} documents are too long: at most {most_share:.0%} of a source's tokens"
-        f" are held out, and {most_tokens:,} in all; {flags} holds {wanted} out if they are"
+        f" are held out, and {most_tokens:,} in all; {flags} holds {num_needed} out if they are"
         " equally long"
     )
 
 
 def _round_up(share: float, digits: int) -> float:
+    """Returns a share rounded up to a number of decimal digits."""
     scale = 10.0**digits
     return math.ceil(round(share * scale, 6)) / scale
 
 
 def _join(reasons: Sequence[tuple[str, str]], *, names: bool) -> str:
-    said = [f"{name} ({reason})" if names else reason for name, reason in reasons]
-    more = len(said) - _MOST_NAMES
-    return ", ".join(said[:_MOST_NAMES]) + (f" and {more} more sources" if more > 0 else "")
+    """Joins the reasons of sources by commas; a long list ends in "and 3 more sources".
+
+    Args:
+        reasons: The name of each source, and why it contributes nothing.
+        names: Whether the names are written too.
+    """
+    texts = [f"{name} ({reason})" if names else reason for name, reason in reasons]
+    num_more = len(texts) - _MOST_NAMES
+    end = f" and {num_more} more sources" if num_more > 0 else ""
+    return ", ".join(texts[:_MOST_NAMES]) + end
