@@ -1,1 +1,1 @@
-"""A dataset's instances in the files that other trainers read."""
+"""Exports the instances of a dataset to files that other trainers read."""

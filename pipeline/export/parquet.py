@@ -1,4 +1,4 @@
-"""Parquet files of instances: a row each, without padding, which every reader of tables takes."""
+"""Writes instances as Parquet files: one row per instance, without padding."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 from pipeline.shards.block import Block
 
 METADATA = b"beambert"
-"""Key in a file's metadata of what was exported, as JSON."""
+"""Key of a file's metadata under which a JSON object says what was exported."""
 _BLOCKS_PER_ROW_GROUP = 16
-"""A million tokens, of which a reader holds a row group at a time."""
+"""Blocks in a row group, some million tokens: as much as a reader holds in memory at a time."""
 _LISTS = ("input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids")
 _LIST = pa.list_(pa.field("element", pa.int32(), nullable=False))
 SCHEMA = pa.schema(
@@ -29,7 +29,14 @@ _OPTIONS = {"compression": "zstd", "write_page_checksum": True, **_OFF}
 
 
 def write_rows(file: IO[bytes], blocks: Iterable[Block], plan: Mapping[str, Any]) -> None:
-    """Writes a row for each instance; the metadata are the plan without the names of all files."""
+    """Writes a Parquet file with one row for each instance.
+
+    Args:
+        file: Where to write.
+        blocks: The instances, which are taken lazily.
+        plan: What `plan_export` returned. It is kept in the file's metadata, without the names of
+            the files.
+    """
     described = {name: value for name, value in plan.items() if name != "files"}
     schema = SCHEMA.with_metadata({METADATA: json.dumps(described, sort_keys=True)})
     tables = (_table(block, schema) for block in blocks)
@@ -39,7 +46,10 @@ def write_rows(file: IO[bytes], blocks: Iterable[Block], plan: Mapping[str, Any]
 
 
 def _table(block: Block, schema: pa.Schema) -> pa.Table:
-    """The instances, their columns named as the features of run_pretraining.py."""
+    """Returns the instances of a block as a table.
+
+    Its columns have the names of the features that run_pretraining.py reads.
+    """
     lists = (
         (block.input_ids, block.offsets),
         (_segment_ids(block), block.offsets),
@@ -54,7 +64,7 @@ def _table(block: Block, schema: pa.Schema) -> pa.Table:
 
 
 def _segment_ids(block: Block) -> npt.NDArray[np.bool_]:
-    """[T] whether a token is of segment B."""
+    """Returns [T] for each token of a block whether it is in segment B."""
     lengths = np.diff(block.offsets)
     first_of_b = np.repeat(block.offsets[:-1] + block.segment_a_length, lengths)
     return np.arange(block.num_tokens) >= first_of_b

@@ -1,6 +1,7 @@
-"""TFRecord files of tf.train.Example as google-research/bert's run_pretraining.py reads them.
+"""Writes instances as TFRecord files of tf.train.Example.
 
-N instances of a block, L the sequence length, P the most masked positions.
+google-research/bert's run_pretraining.py reads them. The protocol buffers are encoded here, without
+TensorFlow. Suffixes of arrays: N instances of a block, L sequence length, P most masked positions.
 """
 
 import itertools
@@ -17,36 +18,59 @@ from pipeline.storage.tensorflow_bytes import bytes_field, masked_crc32c
 
 Array = npt.NDArray[Any]
 
-_VALUES = 1  # the field of an Int64List and of a FloatList
-_FLOATS, _INTEGERS = 2, 3  # fields of a Feature
+_VALUES = 1
+"""Number of the only field of the messages Int64List and FloatList."""
+_FLOATS = 2
+"""Number of the field of a Feature that holds a FloatList."""
+_INTEGERS = 3
+"""Number of the field of a Feature that holds an Int64List."""
 _BITS = np.arange(0, 35, 7, dtype=np.uint32)
-"""The first of the bits that each byte of a number below 2^32 holds."""
+"""The lowest bit of a number below 2^32 that each byte of its varint holds."""
 
 
 def write_records(file: IO[bytes], blocks: Iterable[Block], plan: Mapping[str, Any]) -> None:
-    """Writes a record for each instance, padded to the plan's tokens and masked positions."""
+    """Writes a TFRecord file with one record for each instance.
+
+    Args:
+        file: Where to write.
+        blocks: The instances, which are taken lazily.
+        plan: What `plan_export` returned. Instances are padded to its `seq_len` tokens and
+            `max_predictions` masked positions.
+    """
     for block in blocks:
         examples = encode_examples(block, plan["seq_len"], plan["max_predictions"])
         file.write(b"".join(part for example in examples for part in _frame(example)))
 
 
 def encode_examples(block: Block, seq_len: int, max_predictions: int) -> Iterator[bytes]:
-    """A serialized tf.train.Example for each instance, as write_instance_to_example_files makes."""
+    """Yields a serialized tf.train.Example for each instance of a block.
+
+    Its features are those of `write_instance_to_example_files` in google-research/bert.
+
+    Args:
+        block: The instances.
+        seq_len: L, to which tokens are padded with zeros.
+        max_predictions: P, to which masked positions are padded with zeros.
+    """
     input_ids_NL, is_token_NL = _pad(block.input_ids, block.offsets, seq_len)
     segment_ids_NL = is_token_NL & (np.arange(seq_len) >= block.segment_a_length[:, None])
-    masked = block.masked_offsets, max_predictions
-    positions_NP, is_masked_NP = _pad(block.masked_lm_positions, *masked)
+    positions_NP, is_masked_NP = _pad(
+        block.masked_lm_positions, block.masked_offsets, max_predictions
+    )
+    label_ids_NP, _ = _pad(block.masked_lm_ids, block.masked_offsets, max_predictions)
+
     integers = {
         "input_ids": input_ids_NL,
         "input_mask": is_token_NL,
         "segment_ids": segment_ids_NL,
         "masked_lm_positions": positions_NP,
-        "masked_lm_ids": _pad(block.masked_lm_ids, *masked)[0],
+        "masked_lm_ids": label_ids_NP,
     }
     columns = {name: (_INTEGERS, _varints(values)) for name, values in integers.items()}
     weights = [row.tobytes() for row in is_masked_NP.astype("<f4")]
     columns["masked_lm_weights"] = _FLOATS, weights
     columns["next_sentence_labels"] = _INTEGERS, _varints(block.is_random_next[:, None])
+
     for row in range(block.num_instances):
         features = [
             _head(name, kind, len(rows[row])) + rows[row] for name, (kind, rows) in columns.items()
@@ -55,7 +79,16 @@ def encode_examples(block: Block, seq_len: int, max_predictions: int) -> Iterato
 
 
 def _pad(values: Array, offsets: Array, width: int) -> tuple[Array, Array]:
-    """The values of each instance, then zeros; and where they are values."""
+    """Pads the values of each instance with zeros.
+
+    Args:
+        values: The values of all instances, one instance after another.
+        offsets: [N + 1] the place of each instance's first value, and at last the number of values.
+        width: The number of columns of the results.
+
+    Returns:
+        [N, width] uint32 padded values, and [N, width] bool whether each is a value.
+    """
     is_value = np.arange(width) < np.diff(offsets)[:, None]
     padded = np.zeros(is_value.shape, np.uint32)
     padded[is_value] = values
@@ -63,7 +96,17 @@ def _pad(values: Array, offsets: Array, width: int) -> tuple[Array, Array]:
 
 
 def _varints(values: Array) -> list[bytes]:
-    """Each row's numbers, packed: seven bits a byte, the highest bit where another byte comes."""
+    """Encodes numbers as varints of protocol buffers.
+
+    A varint has seven bits of the number in each byte, the lowest first. The highest bit of a byte
+    says that another byte follows.
+
+    Args:
+        values: [N, n] integers from 0 to 2^32 - 1, or booleans.
+
+    Returns:
+        For each row, the bytes of all its numbers one after another.
+    """
     width = max(1, -(-int(values.max()).bit_length() // 7))
     digits = values.astype(np.uint32)[..., None] >> _BITS[:width]
     is_used = digits > 0
@@ -77,7 +120,15 @@ def _varints(values: Array) -> list[bytes]:
 
 @lru_cache(maxsize=4096)
 def _head(name: str, kind: int, num_bytes: int) -> bytes:
-    """All of an entry of the map of features but its packed values, which come last."""
+    """Returns the encoded entry of a feature in the map of features, without its packed values.
+
+    The values are the last bytes of an entry, and the caller appends them.
+
+    Args:
+        name: The feature.
+        kind: The field of a Feature that holds its values, `_FLOATS` or `_INTEGERS`.
+        num_bytes: The number of bytes of its packed values.
+    """
     values = bytes(num_bytes)
     feature = bytes_field(kind, bytes_field(_VALUES, values))
     entry = bytes_field(1, bytes_field(1, name.encode()) + bytes_field(2, feature))
@@ -85,6 +136,11 @@ def _head(name: str, kind: int, num_bytes: int) -> bytes:
 
 
 def _frame(record: bytes) -> tuple[bytes, ...]:
-    """A record of a TFRecord file: its length and its bytes, each followed by its crc32c."""
-    parts = struct.pack("<Q", len(record)), record
-    return tuple(each for part in parts for each in (part, struct.pack("<I", masked_crc32c(part))))
+    """Returns a record as TFRecord files hold it, in pieces to be concatenated.
+
+    They are the record's length, its checksum, the record, and its checksum.
+    """
+    length = struct.pack("<Q", len(record))
+    length_checksum = struct.pack("<I", masked_crc32c(length))
+    record_checksum = struct.pack("<I", masked_crc32c(record))
+    return length, length_checksum, record, record_checksum

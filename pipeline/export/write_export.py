@@ -1,4 +1,7 @@
-"""Exports the instances of one split and length: a file a shard, and last one that says so."""
+"""Exports the instances of one split and sequence length, one file per shard.
+
+A last file, _export.json, says that all are there. An interrupted export is continued.
+"""
 
 import errno
 import tempfile
@@ -24,15 +27,24 @@ from pipeline.storage.local import find_temporaries
 from pipeline.storage.tensorflow_bytes import masked_crc32c
 
 STARTED = "_started.json"
-"""Says what is exported, from the first file on until all are there."""
+"""File that holds the plan of an export until all files are there."""
 FINISHED = "_export.json"
-"""Says the same, and that all files are there. Readers of folders pass over names that begin so."""
+"""File that holds the plan once all files are there.
+
+Readers of whole folders skip names that begin with an underscore.
+"""
 _READ_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
 class Format:
-    """How a file is written, and how the files are read; both take what _export.json holds."""
+    """A format of exported files.
+
+    Attributes:
+        write_file: Writes the instances of one shard to a file, by the plan of the export.
+        usage: The command or call by which the files are read. In braces it has `url` and keys of
+            the plan.
+    """
 
     write_file: Callable[[IO[bytes], Iterator[Block], Mapping[str, Any]], None]
     usage: str
@@ -51,10 +63,21 @@ FORMATS = {
 def plan_export(
     dataset: Dataset, format_name: str, split: str, seq_len: int | None
 ) -> dict[str, Any]:
-    """What _export.json will hold: which instances of all passes, and the shard of each file.
+    """Plans an export: which instances it has, and which shard becomes which file.
+
+    All passes are exported.
+
+    Args:
+        dataset: The dataset.
+        format_name: A key of FORMATS.
+        split: "train" or "validation".
+        seq_len: The sequence length of the instances; None if the dataset has only one.
+
+    Returns:
+        The content of _export.json; `files` has the name of a shard by the name of its file.
 
     Raises:
-        ValueError: The dataset has no such instances, or several lengths where none is given.
+        ValueError: The dataset has no such instances, or `seq_len` is None and there are several.
     """
     manifest = dataset.manifest
     lengths = sorted({group.seq_len for group in manifest.groups if group.split == split})
@@ -82,7 +105,12 @@ def plan_export(
 
 
 def write_export(dataset: Dataset, plan: Mapping[str, Any], output: Folder) -> None:
-    """Writes the files of a plan that are not there yet, a block in memory at a time.
+    """Writes the files of a plan that are not there yet, with few blocks in memory at a time.
+
+    Args:
+        dataset: The dataset.
+        plan: What `plan_export` returned.
+        output: The folder of the files.
 
     Raises:
         ModuleNotFoundError: The format needs a package that is not installed.
@@ -94,54 +122,66 @@ def write_export(dataset: Dataset, plan: Mapping[str, Any], output: Folder) -> N
     found = _claim(output, plan)
     if FINISHED in found:
         return
+
     shards = _shards(dataset, plan["split"], plan["seq_len"])
-    missing = [each for each in zip(plan["files"], shards, strict=True) if each[0] not in found]
+    files = zip(plan["files"], shards, strict=True)
+    missing = [(name, shard) for name, shard in files if name not in found]
     bar: dict[str, Any] = {"desc": "export", "unit": " instances", "unit_scale": True}
     total = sum(shard.instances for _, shard in missing)
     with tqdm(total=total, disable=None, **bar) as progress:
         for name, shard in missing:
             blocks = _checked_blocks(dataset, shard, plan, progress.update)
             _write_file(output, name, blocks, plan)
+
     output.write(FINISHED, json_bytes(plan))
     output.remove([STARTED])
 
 
 def describe_export(plan: Mapping[str, Any], url: str) -> str:
-    """What was written, and how it is read."""
+    """Returns a line that says what was written to a folder, and one that says how to read it."""
     usage = FORMATS[plan["format"]].usage.format(url=url, **plan)
     return f"{url}: {len(plan['files'])} files, {plan['instances']:,} instances\n{usage}"
 
 
 def _shards(dataset: Dataset, split: str, seq_len: int) -> list[Shard]:
-    """Those of all passes, in the order of their names."""
+    """Returns the shards of a split and sequence length, of all passes, ordered by name."""
     passes = range(dataset.num_passes(split, seq_len))
     return [shard for number in passes for shard in dataset.shards(split, seq_len, number)]
 
 
 def _claim(output: Folder, plan: Mapping[str, Any]) -> set[str]:
-    """The files of this very export that are there, of which _export.json says that all are.
+    """Makes a folder that of an export, or recognizes it as such.
 
-    An empty folder is claimed.
+    An empty folder gets the file _started.json. In a folder with a part of the same export,
+    leftovers of killed processes are removed.
+
+    Returns:
+        The names of the files that are there. They include _export.json only if all are.
+
+    Raises:
+        ValueError: The folder holds other files, or another export.
     """
     found = output.list()
-    left = {*find_temporaries(found)}
+    outdated = {*find_temporaries(found)}
     marker = next((name for name in (FINISHED, STARTED) if name in found), None)
     expected = {*plan["files"], STARTED, FINISHED} if marker else set()
-    if foreign := sorted(found.keys() - expected - left):
+    if foreign := sorted(found.keys() - expected - outdated):
         what = f"{foreign[0]}, which is not of this export"
         raise ValueError(f"{output.locate()} holds {what}; give an empty --output")
     if marker:
         _refuse_other_export(output, marker, plan)
+
     if marker == FINISHED and plan["files"].keys() <= found.keys():
-        left.add(STARTED)
+        outdated.add(STARTED)
     else:
         output.write(STARTED, json_bytes(plan))
-        left.add(FINISHED)  # somebody may have removed files
-    output.remove(left & found.keys())
-    return found.keys() - left
+        outdated.add(FINISHED)  # somebody may have removed files of a finished export
+    output.remove(outdated & found.keys())
+    return found.keys() - outdated
 
 
 def _refuse_other_export(output: Folder, marker: str, plan: Mapping[str, Any]) -> None:
+    """Raises ValueError if the plan in the file `marker` of a folder is not the given plan."""
     where = output.locate(marker)
     then = read_object(output, marker, "give an empty --output")
     if differing := [name for name, value in plan.items() if then.get(name) != value]:
@@ -152,7 +192,17 @@ def _refuse_other_export(output: Folder, marker: str, plan: Mapping[str, Any]) -
 def _checked_blocks(
     dataset: Dataset, shard: Shard, plan: Mapping[str, Any], report: Callable[[int], object]
 ) -> Iterator[Block]:
-    """The blocks of a shard, held to what the dataset says, then reported by their instances."""
+    """Yields the blocks of a shard that have instances, after checking them.
+
+    Args:
+        dataset: The dataset.
+        shard: The shard.
+        plan: What `plan_export` returned.
+        report: Called with the number of instances of each block, for a progress bar.
+
+    Raises:
+        ValueError: A block does not fit what the dataset says of itself.
+    """
     most = plan["max_predictions"]
     for number, block in enumerate(read_blocks(dataset, shard, _READ_AT_ONCE)):
         where = f"{dataset.locate(shard.name)} block {number}"
@@ -170,7 +220,17 @@ def _checked_blocks(
 def _write_file(
     output: Folder, name: str, blocks: Iterator[Block], plan: Mapping[str, Any]
 ) -> None:
-    """Makes a file where TMPDIR says, and stores it whole."""
+    """Writes one file of an export into a temporary file, and then stores it whole.
+
+    Args:
+        output: The folder of the export.
+        name: The file in it.
+        blocks: The instances.
+        plan: What `plan_export` returned.
+
+    Raises:
+        StorageError: The disk of temporary files is full, or the file cannot be stored.
+    """
     with tempfile.NamedTemporaryFile(prefix="beambert-export-") as file:
         try:
             FORMATS[plan["format"]].write_file(file, blocks, plan)
