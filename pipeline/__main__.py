@@ -1,4 +1,7 @@
-"""`python -m pipeline`. Defines nothing: Beam's workers do not find classes of a main module."""
+"""Runs `python -m pipeline`.
+
+Nothing is defined here, because Beam's workers do not find classes of a main module.
+"""
 
 # PYTHON_ARGCOMPLETE_OK
 import sys

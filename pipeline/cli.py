@@ -1,4 +1,7 @@
-"""`python -m pipeline`: the commands of the builder, which import what they need."""
+"""Defines the commands of `python -m pipeline`, which build a dataset and look at it.
+
+Each command imports the modules that it needs when it runs, so that `--help` appears at once.
+"""
 
 import contextlib
 import logging
@@ -15,11 +18,14 @@ if TYPE_CHECKING:
     from pipeline.settings import BuildSettings
     from pipeline.shards.dataset import Dataset
 
-_CHECKED_AT_ONCE = 4  # shards that verify holds in memory, where as much is free
+_CHECKED_AT_ONCE = 4
+"""The most shards that `verify` holds in memory at once; fewer if less memory is free."""
 _NO_PLACES = (
     "where documents come from is not known: the encoded documents (tokens/), which say it,"
     " are gone"
 )
+
+# Fields of BuildSettings that the help of a stage leaves out, because the stage does not use them.
 _OF_INSTANCES = (
     "seq_lens", "passes", "seed", "short_seq_prob", "masked_lm_prob", "max_predictions",
     "whole_word_masking", "nsp_balance", "num_buckets", "max_unknown", "max_random_next",
@@ -36,6 +42,14 @@ _NOT_OF_SHARDS = (
 
 
 def _stage(name: str, summary: str, unused: Sequence[str] = (), says: str = "") -> Command:
+    """Returns `build` or one of its stages as a command.
+
+    Args:
+        name: The command, which a function of this module has as its name.
+        summary: One line for the list of commands.
+        unused: Names of the settings that `--help` leaves out.
+        says: What `--help` says first; by default the docstring of BuildSettings.
+    """
     return Command(
         summary,
         "pipeline.settings:BuildSettings",
@@ -47,8 +61,9 @@ def _stage(name: str, summary: str, unused: Sequence[str] = (), says: str = "") 
 
 
 def _look(name: str, summary: str) -> Command:
-    own = f"pipeline.cli:{name.capitalize()}Settings"
-    return Command(summary, own, f"pipeline.cli:{name}", positionals=("data",))
+    """Returns a command that reads a finished dataset, and whose settings are a class below."""
+    settings = f"pipeline.cli:{name.capitalize()}Settings"
+    return Command(summary, settings, f"pipeline.cli:{name}", positionals=("data",))
 
 
 COMMANDS = {
@@ -80,7 +95,7 @@ COMMANDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetSettings:
-    """A dataset to look at.
+    """Settings of every command that reads a finished dataset.
 
     Attributes:
         data: Folder or URL of the dataset.
@@ -94,11 +109,11 @@ class DatasetSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifySettings(DatasetSettings):
-    """Reads a whole dataset once and says everything that is wrong with it.
+    """Settings of `verify`, which reads a whole dataset once and says all that is wrong with it.
 
     Attributes:
-        deep: Whether every instance is also held to BERT's rules (docs/parity.md), and the shares
-            that chance decides are tested.
+        deep: Whether every instance is also checked against BERT's rules (docs/parity.md), and the
+            shares that chance decides are tested.
     """
 
     deep: bool = False
@@ -106,16 +121,17 @@ class VerifySettings(DatasetSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class InspectSettings(DatasetSettings):
-    """Shows instances in readable form, masked words as [shown>original], or documents.
+    """Settings of `inspect`, which shows instances with masked words as [shown>original].
 
     Attributes:
         num_instances: How many instances are shown, from the first on.
         split: The split that the instances are from.
         seq_len: Sequence length of the instances; null means the shortest there is.
-        documents: Documents to show in place of instances, by the beginnings of their ids, such as
-            the 16 hex digits beside an instance: where each comes from and how often it is used.
-        dropped: Whether to show some dropped documents of each reason in place of instances. Copies
-            of others are only counted.
+        documents: Documents about which to say where each is from and how often it is used, in
+            place of instances. They are given by the beginnings of their ids, such as the 16 hex
+            digits beside an instance.
+        dropped: Whether to show some of the dropped documents for each reason, in place of
+            instances. Documents that are copies of others are only counted.
     """
 
     num_instances: int = 2
@@ -130,7 +146,9 @@ class InspectSettings(DatasetSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class ReportSettings(DatasetSettings):
-    """Prints what a dataset holds, and writes a page: documents, drops, lengths, masks, instances.
+    """Settings of `report`, which prints what a dataset holds and writes it as an HTML page.
+
+    The page shows documents, dropped documents, lengths, masks and some instances.
 
     Attributes:
         output: File or URL of the page; null means report.html in the dataset.
@@ -141,13 +159,15 @@ class ReportSettings(DatasetSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class ExportSettings(DatasetSettings):
-    """Writes the instances of one split and length in files that other trainers read: one a shard.
+    """Settings of `export`, which writes the instances of a dataset to files for other trainers.
+
+    The instances are those of one split and sequence length. Each shard becomes one file.
 
     Attributes:
         format: Format of the files: tfrecord is what run_pretraining.py of google-research/bert
             reads; parquet has a row for each instance, without padding.
-        output: Folder or URL of the files. It is empty, or holds a part of the same export, which
-            is continued.
+        output: Folder or URL of the files. It must be empty, or hold a part of the same export,
+            which is continued.
         split: The split that the instances are from; all of its passes are written.
         seq_len: Sequence length of the instances; null means the only one there is.
     """
@@ -159,17 +179,25 @@ class ExportSettings(DatasetSettings):
 
 
 def _run_stage(settings: "BuildSettings", beam_arguments: Sequence[str], *, name: str) -> None:
+    """Runs `build` or one of its stages.
+
+    Args:
+        settings: The settings of the build.
+        beam_arguments: The arguments after `--`, which are options of Beam.
+        name: The command: build, vocab, tokens or shards.
+    """
     with _continuing():
-        # Before Beam is imported, which takes CPU-seconds.
+        # Settings and input are checked before Beam is imported, which takes seconds of CPU.
         from pipeline.stages.corpus import check_encoded, check_given, find_corpus
 
         if name == "shards":
             check_encoded(settings)
-        found = [] if name == "shards" else [find_corpus(settings)]
+        corpus = [] if name == "shards" else [find_corpus(settings)]
         check_given(settings, name)
+
         from pipeline.stages import build
 
-        getattr(build, f"run_{name}")(settings, beam_arguments, *found)
+        getattr(build, f"run_{name}")(settings, beam_arguments, *corpus)
 
 
 build, vocab, tokens, shards = (
@@ -179,7 +207,11 @@ build, vocab, tokens, shards = (
 
 @contextlib.contextmanager
 def _continuing() -> Iterator[None]:
-    """Says of an interrupted build or export that it can go on, unless a job has said so."""
+    """Adds to an interruption that the same command continues, unless a job has said so already.
+
+    Raises:
+        Interrupted: The block was interrupted by a KeyboardInterrupt.
+    """
     try:
         yield
     except Interrupted:
@@ -190,7 +222,7 @@ def _continuing() -> Iterator[None]:
 
 
 def verify(settings: VerifySettings, _: Sequence[str]) -> int:
-    """`python -m pipeline verify DATASET`: exit code 2 and a line for each finding, or 0."""
+    """Runs `verify`: prints a line for each finding, and returns exit code 2, or 0 without any."""
     from tqdm import tqdm
 
     from pipeline.inspect.deep_verify import DeepCheck
@@ -206,6 +238,7 @@ def verify(settings: VerifySettings, _: Sequence[str]) -> int:
         findings = verify_dataset(
             dataset, threads, lambda shard: bar.update(shard.num_bytes), check or (lambda *_: ())
         )
+
     for line in check.describe() if check else ():
         say(line)
     findings += check.findings() if check else ()
@@ -217,6 +250,7 @@ def verify(settings: VerifySettings, _: Sequence[str]) -> int:
             " rebuild the dataset"
         )
         return 2
+
     instances = sum(shard.instances for shard in shards)
     say(f"{settings.data}: sound, {len(shards)} shards, {instances:,} instances")
     say(describe_coverage(dataset.manifest, shards))
@@ -225,7 +259,7 @@ def verify(settings: VerifySettings, _: Sequence[str]) -> int:
 
 
 def inspect(settings: InspectSettings, _: Sequence[str]) -> None:
-    """`python -m pipeline inspect DATASET`."""
+    """Runs `inspect`: prints instances, documents, or examples of dropped documents."""
     from pipeline.inspect.show import show_instances
     from pipeline.inspect.summary import load_report, tokens_url
     from pipeline.storage.folder import parse_storage_options
@@ -235,6 +269,7 @@ def inspect(settings: InspectSettings, _: Sequence[str]) -> None:
     if settings.dropped:
         _print_dropped(dataset)
         return
+
     report = load_report(dataset)
     options = parse_storage_options(settings.storage_options)
     tokens = find_tokens(dataset, tokens_url(report), options)
@@ -243,6 +278,7 @@ def inspect(settings: InspectSettings, _: Sequence[str]) -> None:
             raise FileNotFoundError(f"{settings.data}: {_NO_PLACES}; build again to find out")
         say("\n".join(describe_documents(dataset, tokens, settings.documents)))
         return
+
     for reading in report.get("build", {}).get("readings", ()):
         say(reading)
     seq_len = settings.seq_len or min(group.seq_len for group in dataset.manifest.groups)
@@ -253,6 +289,7 @@ def inspect(settings: InspectSettings, _: Sequence[str]) -> None:
 
 
 def _print_dropped(dataset: "Dataset") -> None:
+    """Prints the number of dropped documents for each reason, with some examples."""
     from pipeline.inspect.show import format_dropped
     from pipeline.inspect.summary import read_report
 
@@ -262,7 +299,7 @@ def _print_dropped(dataset: "Dataset") -> None:
 
 
 def report(settings: ReportSettings, _: Sequence[str]) -> None:
-    """`python -m pipeline report DATASET`."""
+    """Runs `report`: prints what a dataset holds, and writes the HTML page and report.json."""
     from pipeline.inspect.summary import (
         REPORT_PAGE,
         format_report,
@@ -276,18 +313,20 @@ def report(settings: ReportSettings, _: Sequence[str]) -> None:
     dataset = _open(settings)
     found = read_report(dataset)
     say(format_report(found))
-    folder, name = dataset.folder, REPORT_PAGE
+
+    folder = dataset.folder
+    name = REPORT_PAGE
     if settings.output is not None:
         options = parse_storage_options(settings.storage_options)
         folder, name = Folder.of_file(settings.output, options)
     elif found != load_report(dataset):
-        write_report(dataset, found)  # the page says that its numbers stand beside it
+        write_report(dataset, found)  # the page says that report.json beside it has its numbers
     write_page(found, folder, name)
     say(f"page        {settings.output or dataset.locate(REPORT_PAGE)}")
 
 
 def export(settings: ExportSettings, _: Sequence[str]) -> None:
-    """`python -m pipeline export DATASET`."""
+    """Runs `export`: writes the instances to files, and prints how they are read."""
     with _continuing():
         from pipeline.export.write_export import describe_export, plan_export, write_export
         from pipeline.storage.folder import Folder, parse_storage_options
@@ -302,6 +341,7 @@ def export(settings: ExportSettings, _: Sequence[str]) -> None:
 
 
 def _open(settings: DatasetSettings) -> "Dataset":
+    """Opens the dataset that the settings name."""
     from pipeline.shards.dataset import open_dataset
     from pipeline.storage.folder import parse_storage_options
 
@@ -324,5 +364,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def leave_out_beams_client() -> None:
-    """Leaves out what Beam says on import: that an optional client of Google's is absent."""
+    """Silences Beam's message on import that an optional client of Google's is not installed."""
     logging.getLogger().addFilter(lambda record: "apitools not found" not in record.getMessage())

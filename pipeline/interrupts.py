@@ -1,7 +1,8 @@
-"""Ctrl-C and SIGTERM end a command with one line and exit code 128 + the signal's number.
+"""Ends a command on Ctrl-C or SIGTERM with one line and exit code 128 + the signal's number.
 
-Python runs a signal's handler only when its main thread is back from C, where it may import or wait
-for minutes. So a thread hears signals too, which can end the process whatever the main thread does.
+Python runs a signal's handler only when its main thread is back from C code, where it may import or
+wait for minutes. So a second thread hears every signal at once, and can end the process whatever
+the main thread does.
 """
 
 import contextlib
@@ -13,14 +14,16 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 
 INTERRUPTED = "interrupted"
+"""The line that an interrupted command prints, unless it knows more."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 Handler = Callable[[int, FrameType | None], None]
 
 
 class Interrupted(KeyboardInterrupt):
-    """The command was told to end; the text says what is kept.
+    """The command was told to end; its text says which results are kept.
 
-    `number` is the signal where only its handler knows it, otherwise 0.
+    Attributes:
+        number: The signal, if the code that raises this has handled it; otherwise 0.
     """
 
     def __init__(self, text: str, number: int = 0) -> None:
@@ -29,12 +32,12 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interruption:
-    """Whether a command was told to end, and how it does.
+    """Handles the signals that tell a command to end.
 
     Attributes:
-        unwinds: Whether the command ends in order, by a KeyboardInterrupt in its main thread.
-            Otherwise, and when it is told again, the process ends at once.
-        number: The signal that came, 0 for none.
+        unwinds: Whether the first signal raises KeyboardInterrupt in the main thread, so that the
+            command can clean up. Otherwise, and on a second signal, the process ends at once.
+        number: The signal for which KeyboardInterrupt was raised; 0 for none.
     """
 
     def __init__(self) -> None:
@@ -44,9 +47,11 @@ class Interruption:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """While this holds, signals end the command by a KeyboardInterrupt.
+        """Handles signals while the context lasts.
 
-        Whatever else an interrupted command raises means only that.
+        Raises:
+            KeyboardInterrupt: A signal told the command to end. Any other error of a command that
+                is interrupted becomes this one, because the signal is its cause.
         """
         try:
             with heard(_SIGNALS, self._hear, self._interrupt):
@@ -59,19 +64,21 @@ class Interruption:
             raise
 
     def report(self, error: KeyboardInterrupt) -> int:
-        """Says that the command was interrupted; its exit code."""
+        """Prints that the command was interrupted, and returns the exit code of the process."""
         say_from_rank_0(str(error) or INTERRUPTED)
-        if self.number:  # nothing is left that the interpreter's end could save
+        if self.number:  # everything is saved: another Ctrl-C may end the interpreter at once
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         number = error.number if isinstance(error, Interrupted) else 0
         return 128 + (number or self.number or signal.SIGINT)
 
     def _hear(self, number: int) -> None:
+        """Ends the process, in the thread that hears signals, unless the main thread unwinds."""
         if not self.unwinds or self._heard:
             leave_interrupted(number)
         self._heard = number
 
     def _interrupt(self, number: int, _frame: FrameType | None) -> None:
+        """Raises KeyboardInterrupt on the first signal; the main thread's handler."""
         if self.unwinds and not self.number:
             self.number = number
             raise KeyboardInterrupt
@@ -79,52 +86,64 @@ class Interruption:
 
 @contextlib.contextmanager
 def heard(numbers: Iterable[int], hear: Callable[[int], None], handler: Handler) -> Iterator[None]:
-    """While this holds, a thread calls `hear` with each signal; then the main thread handles it.
+    """Hears signals in a thread of their own while the context lasts, and then in the main thread.
 
-    Signals that the process was started to ignore, as by nohup, stay ignored. Outside the main
-    thread nothing happens.
+    Signals that the process was started to ignore, as by nohup, stay ignored. Outside of the main
+    thread the context does nothing, because Python handles signals only there.
+
+    Args:
+        numbers: The signals.
+        hear: Called at once, in the second thread, with the number of each signal.
+        handler: Called in the main thread when Python gets to it, as by `signal.signal`.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+
     watched = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
 
     def listen() -> None:
-        while said := os.read(reader, 64):
-            for number in said:
+        while received := os.read(reader, 64):  # one byte for each signal
+            for number in received:
                 if number in watched:
                     hear(number)
         os.close(reader)
 
     threading.Thread(target=listen, name="signals", daemon=True).start()
+    # Python writes the number of each signal to the pipe at once, whatever the main thread does.
     wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     before = {number: signal.signal(number, handler) or signal.SIG_DFL for number in watched}
     try:
         yield
     finally:
-        for number, each in before.items():
-            signal.signal(number, each)
+        for number, previous_handler in before.items():
+            signal.signal(number, previous_handler)
         signal.set_wakeup_fd(wakeup)
         os.close(writer)
 
 
 def leave_interrupted(number: int, *_: object) -> None:
-    """Ends the process at once with a line from rank 0."""
-    after_echo = "\n" if sys.stderr.isatty() else ""  # a terminal shows ^C
+    """Ends the process at once, without cleaning up. Rank 0 prints that it was interrupted.
+
+    Args:
+        number: The signal, for the exit code.
+        *_: The frame, if this is called as a handler.
+    """
+    after_echo = "\n" if sys.stderr.isatty() else ""  # a terminal shows ^C on the line
     say_from_rank_0(f"{after_echo}{INTERRUPTED}")
     os._exit(128 + number)
 
 
 def leave_while_importing() -> None:
-    """Until a command has begun, Ctrl-C ends the process with a line instead of a traceback."""
+    """Makes Ctrl-C end the process with a line instead of a traceback, until a command begins."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, leave_interrupted)
 
 
 def say_from_rank_0(text: str) -> None:
-    """A line on standard error, where other ranks of the job say nothing."""
+    """Writes a line to standard error if this process is rank 0 of its job, or has no rank."""
     if os.environ.get("RANK", "0") == "0":
         with contextlib.suppress(OSError):  # nobody may be reading any more
             sys.stderr.write(f"{text}\n")

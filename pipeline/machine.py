@@ -1,7 +1,7 @@
-"""What this process may use of its machine, and how many workers that carries. Stdlib only.
+"""Finds how many cores and how much memory this process may use, and how many workers that allows.
 
-A container has fewer cores and less memory than its machine: its control groups, of version 2, say
-how much.
+A container may have fewer cores and less memory than its machine. Its control groups (cgroup v2)
+say how much. Only the standard library is imported here.
 """
 
 import math
@@ -10,12 +10,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-_WORKERS_PER_CORE = 4  # more than one is of use where workers wait for a slow store
-_WORKER_BYTES = 600 * 2**20  # the largest process of a build of full buckets (docs/results.md)
+_WORKERS_PER_CORE = 4  # more workers than cores help if they wait for a slow store
+_WORKER_BYTES = 600 * 2**20
+"""Memory of the largest process in a build of full buckets (docs/results.md)."""
 
 
 class Machine(NamedTuple):
-    """Cores that this process may run on, and its free memory, where the system says it."""
+    """What this process may use of its machine.
+
+    Attributes:
+        cores: Number of cores.
+        free_bytes: Free memory in bytes; None if the system does not say it.
+    """
 
     cores: int
     free_bytes: int | None
@@ -23,15 +29,26 @@ class Machine(NamedTuple):
     def limit(
         self, wanted: int, num_tasks: int, task_bytes: int = _WORKER_BYTES
     ) -> tuple[int, str]:
-        """How many of the wanted workers or threads are started; why not more, if so."""
+        """Limits the number of workers or threads by tasks, cores and memory.
+
+        Args:
+            wanted: How many the user asked for.
+            num_tasks: How many tasks there are for them.
+            task_bytes: The memory that each of them may take, in bytes.
+
+        Returns:
+            How many to start, at least 1; and if that is fewer than wanted, a sentence that says
+            why, otherwise an empty text.
+        """
         per_core = f"{_WORKERS_PER_CORE} a core are the most, of {self.cores} core(s)"
         limits = [
             (num_tasks, f"there are {num_tasks:,} task(s)"),
             (_WORKERS_PER_CORE * self.cores, per_core),
         ]
         if self.free_bytes is not None:
-            free, each = self.free_bytes / 1e9, task_bytes / 1e9
-            room = f"{free:.1f} GB of memory are free, and each may take {each:.1f} GB"
+            free_gb = self.free_bytes / 1e9
+            task_gb = task_bytes / 1e9
+            room = f"{free_gb:.1f} GB of memory are free, and each may take {task_gb:.1f} GB"
             limits.append((self.free_bytes // max(1, task_bytes), room))
         most, reason = min(limits, key=lambda limit: limit[0])
         chosen = max(1, min(wanted, most))
@@ -39,19 +56,30 @@ class Machine(NamedTuple):
 
 
 def this_machine(root: Path = Path("/")) -> Machine:
-    """The machine as it is now; proc and sys are in `root`."""
+    """Returns what this process may use now.
+
+    Args:
+        root: The folder that holds `proc` and `sys`; tests give another one.
+    """
     free = [*_free_of_system(root), *_free_of_groups(root)]
     return Machine(num_cores(root), max(0, min(free)) if free else None)
 
 
 def num_cores(root: Path = Path("/")) -> int:
-    """Cores that this process may use, by its affinity and quotas; a part of one counts as one."""
+    """Returns the number of cores that this process may use, by its CPU affinity and quotas.
+
+    A quota of a part of a core counts as a whole one.
+
+    Args:
+        root: The folder that holds `proc` and `sys`; tests give another one.
+    """
     has_affinity = hasattr(os, "sched_getaffinity")
     allowed = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     return max(1, min([allowed, *map(math.ceil, _quotas(root))]))
 
 
 def _quotas(root: Path) -> Iterator[float]:
+    """Yields the number of cores that each control group of this process allows."""
     for folder in _groups(root):
         quota, _, period = _read(folder / "cpu.max").partition(" ")
         if quota.isdigit() and period.isdigit() and int(period):
@@ -59,9 +87,13 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 def _free_of_groups(root: Path) -> Iterator[int]:
-    """The system takes back the memory of a group's files when it needs it."""
+    """Yields the free memory in bytes of each control group that has a limit.
+
+    Cached files count as free, because the system takes their memory back when it needs it.
+    """
     for folder in _groups(root):
-        limit, used = _read(folder / "memory.max"), _read(folder / "memory.current")
+        limit = _read(folder / "memory.max")
+        used = _read(folder / "memory.current")
         if limit.isdigit() and used.isdigit():
             lines = map(str.split, _read(folder / "memory.stat").splitlines())
             cached = sum(int(n) for name, n in lines if name in ("inactive_file", "active_file"))
@@ -69,21 +101,23 @@ def _free_of_groups(root: Path) -> Iterator[int]:
 
 
 def _free_of_system(root: Path) -> Iterator[int]:
+    """Yields the free memory of the whole machine in bytes, if the system says it."""
     for line in _read(root / "proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             yield int(line.split()[1]) * 1024
 
 
 def _groups(root: Path) -> Iterator[Path]:
-    """Folders of this process's control group and of those above it."""
+    """Yields the folders of this process's control group and of the groups above it."""
     top = root / "sys/fs/cgroup"
     for line in _read(root / "proc/self/cgroup").splitlines():
         if line.startswith("0::"):
             folder = top / line.removeprefix("0::").lstrip("/")
-            yield from (each for each in (folder, *folder.parents) if each.is_relative_to(top))
+            yield from (path for path in (folder, *folder.parents) if path.is_relative_to(top))
 
 
 def _read(path: Path) -> str:
+    """Returns the text of a file, or an empty text if it cannot be read."""
     try:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError):

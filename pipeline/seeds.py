@@ -1,7 +1,11 @@
-"""Keyed randomness: every draw comes from a generator seeded by what it decides.
+"""Seeds random generators from keys that say what is drawn, and draws from them.
 
-Draws are by ``getrandbits`` and ``random`` only, whose streams do not change: ``randint``,
-``shuffle`` and numpy's generators may change with a version, and the dataset with them.
+A key names the seed of the build, the purpose, the pass and the document or bucket. So a draw does
+not depend on the order in which documents are processed.
+
+Only ``getrandbits`` and ``random`` are called, whose results Python guarantees. Those of
+``randint``, ``shuffle`` and numpy's generators may change with a version, and the dataset with
+them.
 """
 
 from collections.abc import Callable
@@ -12,21 +16,40 @@ import numpy as np
 import numpy.typing as npt
 
 Words = npt.NDArray[np.uint64]
+"""Random 64-bit integers."""
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
+"""The step of SplitMix64's counter."""
 
 
 def seed_for(seed: int, purpose: str, pass_index: int, id_hex: str) -> int:
-    """The 128-bit seed of a `purpose` such as "pairs-L128"; `id_hex` of a document or bucket."""
+    """Returns the 128-bit seed for one purpose in one document or bucket.
+
+    Args:
+        seed: The seed of the build.
+        purpose: What is drawn, such as "pairs-L128".
+        pass_index: The pass.
+        id_hex: The id of the document or bucket, in hex.
+    """
     return seed_of(f"{seed}/{purpose}/{pass_index}/{id_hex}")
 
 
 def seed_of(key: str, num_bytes: int = 16) -> int:
-    """The seed of a key such as "7/weights/embeddings.weight": its blake2b, little-endian."""
+    """Returns the seed of a key: its blake2b hash as a little-endian integer.
+
+    Args:
+        key: Says what is drawn, such as "7/weights/embeddings.weight".
+        num_bytes: The size of the seed.
+    """
     return int.from_bytes(blake2b(key.encode(), digest_size=num_bytes).digest(), "little")
 
 
 def draw_below(limit: int, getrandbits: Callable[[int], int]) -> int:
-    """A uniform integer in [0, limit), by the draws of CPython's ``randint(0, limit - 1)``."""
+    """Draws a uniform integer in [0, limit), as CPython's ``randint(0, limit - 1)`` does.
+
+    Args:
+        limit: The number of possible results, 1 or more.
+        getrandbits: The method of a ``random.Random``.
+    """
     num_bits = limit.bit_length()
     value = getrandbits(num_bits)
     while value >= limit:
@@ -35,9 +58,10 @@ def draw_below(limit: int, getrandbits: Callable[[int], int]) -> int:
 
 
 def random_words(num_words: int, rng: Random) -> Words:
-    """[num_words] uniform 64-bit integers, all different: SplitMix64 from 64 bits of `rng`.
+    """Returns [num_words] uniform 64-bit integers that are all different.
 
-    (Steele, Lea and Flood, 2014.)
+    They are the first numbers of SplitMix64 (Steele, Lea and Flood, 2014). Its seed is drawn from
+    `rng`.
     """
     words = np.arange(1, num_words + 1, dtype=np.uint64)
     words *= _GAMMA
@@ -46,11 +70,17 @@ def random_words(num_words: int, rng: Random) -> Words:
 
 
 def words_at(seeds: Words, places: Words) -> Words:
-    """Words number `places` from 0 on that SplitMix64 draws from seeds, which broadcast."""
+    """Returns numbers of SplitMix64 at given places of its sequences.
+
+    Args:
+        seeds: The seeds of the sequences, of any shape.
+        places: The places in the sequences, from 0 on. The two shapes are broadcast.
+    """
     return _mix((places + np.uint64(1)) * _GAMMA + seeds)
 
 
 def _mix(words: Words) -> Words:
+    """Turns values of SplitMix64's counter into its random numbers, in place."""
     words ^= words >> np.uint64(30)
     words *= np.uint64(0xBF58476D1CE4E5B9)
     words ^= words >> np.uint64(27)
@@ -60,5 +90,8 @@ def _mix(words: Words) -> Words:
 
 
 def permutation(num_items: int, rng: Random) -> npt.NDArray[np.int64]:
-    """A uniform order of `num_items` items: the indices sorted by random keys, which are unique."""
+    """Returns [num_items] the indices of items in a uniformly random order.
+
+    They are sorted by random keys, which are all different.
+    """
     return np.argsort(random_words(num_items, rng)).astype(np.int64, copy=False)

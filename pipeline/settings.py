@@ -1,4 +1,7 @@
-"""Every setting of a build, its default and its meaning, and which of them change content."""
+"""Defines the settings of `python -m pipeline build`, and which of them change a dataset's content.
+
+The commands vocab, tokens and shards, which do one stage of a build each, take the same settings.
+"""
 
 import math
 from collections.abc import Mapping
@@ -15,19 +18,19 @@ if TYPE_CHECKING:
     from pipeline.text.filters import FilterRule
 
 OF_A_SOURCE = ("format", "text_field", "wrapping", "language")
-"""Settings that each of several sources has for itself."""
+"""Settings that each source has for itself if there are several."""
 
 _OF_INSTANCES = (
     "seed", "short_seq_prob", "masked_lm_prob", "max_predictions", "whole_word_masking",
     "validation_fraction", "num_buckets",
 )  # fmt: skip
 _UNSAID: dict[str, Any] = {"nsp_balance": "reference", "validation_tokens": VALIDATION_TOKENS}
-"""Settings that are written down only where they differ from this."""
+"""Settings that a manifest has only if they differ from these values."""
 
 
 @dataclass(frozen=True)
 class BuildSettings:
-    """Makes a dataset from raw text: a vocabulary, encoded documents, and shards of instances.
+    """Settings of `build`, which makes a vocabulary, encoded documents and shards from raw text.
 
     Input:
         input: Files, folders or quoted globs of text, at any fsspec URL. They are one source, named
@@ -39,8 +42,9 @@ class BuildSettings:
             text.
         wrapping: What ends a paragraph of plain text: every line end (none), a blank line
             (blank-lines), or a short line (hard). With auto the lines of each document decide.
-        on_bad_document: What malformed input does: stop ends the build, skip counts it, keep also
-            writes every document that is left out under OUTPUT/rejected.
+        on_bad_document: What is done about malformed input: stop ends the build, skip leaves it out
+            and counts it, keep does as skip and also writes every document that is left out under
+            OUTPUT/rejected.
         language: The code of the text's language, by which sentences are split.
 
     Filters (docs/input.md):
@@ -50,10 +54,11 @@ class BuildSettings:
         filter: Your own functions as module:function, each called with a document's text. A
             function returns None to keep the document, or a word that names the reason to drop it.
         allow_code: Whether a filter that a --config file names may run. Only the flag allows it.
-        near_duplicates: Documents at least this similar to another are dropped, at 0.8 for example.
+        near_duplicates: Documents that are at least this similar to another one are dropped; 0.8 is
+            a usual value, null keeps all.
         exclude_documents_of: Finished datasets, as folders or URLs. Documents that are in one of
             them are dropped.
-        task_files: Files of tasks that a model is tested on. Documents that share a run of 13 words
+        task_files: Files of tasks that a model is tested on. Documents that share 13 words in a row
             with one of them are listed in task_overlaps.parquet.
         task_overlap: Whether documents that share words with task_files are dropped, or only
             listed.
@@ -85,7 +90,8 @@ class BuildSettings:
         whole_word_masking: Whether all pieces of a word are masked together.
         nsp_balance: How many second segments are random: some 56 %, as in Google's program
             (reference), or half (exact).
-        num_buckets: Train shards of a pass, a power of two; null means 128 MiB of text each.
+        num_buckets: Number of train shards per pass, a power of two; null means as few as hold at
+            most 128 MiB of text each.
 
     Soundness:
         max_unknown: The build stops before it makes shards if a larger share of the tokens is
@@ -96,11 +102,11 @@ class BuildSettings:
 
     Validation split (docs/input.md):
         validation_fraction: Share of the tokens that is held out, of each source alike. At least
-            20,000 tokens are held out where these are at most 5 % of all; 0 holds out none.
+            20,000 tokens are held out if they are at most 5 % of all; 0 holds out none.
         validation_tokens: The most tokens held out; 10,000 instances of 512 take 6 million.
 
     Plan:
-        plan: Whether only to print what the build would make, from a sample.
+        plan: Whether to print only what the build would make, estimated from a sample.
 
     Running:
         output: Folder or URL of the dataset. The same command again continues a build that was
@@ -111,7 +117,7 @@ class BuildSettings:
         part_bytes: The most input in bytes that one task reads. It changes speed and memory, never
             content.
         exchange: How the documents of a bucket are collected: files reads them from the token
-            parts, shuffle is Beam's GroupByKey, auto is the latter on Dataflow and the former
+            parts, shuffle uses Beam's GroupByKey, and auto means shuffle on Dataflow and files
             elsewhere. It never changes content.
         storage_options: Options of the filesystems, as JSON or @FILE. The usual environment
             variables count too.
@@ -167,9 +173,11 @@ class BuildSettings:
         self._check_sources()
 
     def _check_ranges(self) -> None:
+        """Raises ValueError if a setting is outside of its range."""
         from pipeline.tokens.buckets import MAX_BUCKETS
 
-        lengths, least_most = self.seq_lens or [0], max(1, self.min_characters)
+        lengths = self.seq_lens or [0]
+        least_most = max(1, self.min_characters)
         powers = [None, *(1 << bits for bits in range(MAX_BUCKETS.bit_length()))]
 
         def allows(value: float | None, least: float, most: float = math.inf) -> bool:
@@ -209,10 +217,12 @@ class BuildSettings:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be {allowed}")
 
     def _check_sources(self) -> None:
+        """Raises ValueError if sources are wrong, or if settings contradict each other."""
         from pipeline.text.language_codes import check_language
 
         for source in self.corpus:
             check_language(source.language)
+
         if self.vocab and self.extend:
             cure = "vocab takes a vocabulary as it is, extend adds to one"
             raise ValueError(f"both vocab and extend are given; {cure}")
@@ -221,7 +231,8 @@ class BuildSettings:
                 "vocab_entries is words and extend is given, which adds pieces of words; give one"
                 " of them"
             )
-        _ = self.word_rule  # refuses words that stay as they are and are lower-cased
+        _ = self.word_rule  # raises ValueError if lower_case contradicts words
+
         if not self.sources:
             return
         if self.input:
@@ -231,42 +242,46 @@ class BuildSettings:
                 " --input for a single source, or make it one of the sources in the --config file"
             )
         given = {name: getattr(self, name) for name in OF_A_SOURCE}
-        if others := [name for name in given if given[name] != getattr(BuildSettings, name)]:
-            names = ", ".join(others)
+        if misplaced := [name for name in given if given[name] != getattr(BuildSettings, name)]:
+            names = ", ".join(misplaced)
             raise ValueError(f"{names}: with sources this belongs to each of them; write it there")
         check_sources(self.sources)
 
     @property
     def tokens_folder(self) -> str:
-        """Where the encoded documents lie between the jobs."""
+        """Folder or URL where the tokens job leaves the encoded documents for the shards job."""
         return self.tokens or f"{self.output.rstrip('/')}/tokens"
 
     def filesystem_options(self) -> Mapping[str, Any] | None:
-        """storage_options as a mapping; a ValueError where they are no JSON object."""
+        """Returns the parsed `storage_options`: arguments for fsspec filesystems, or None.
+
+        Raises:
+            ValueError: The setting is not a JSON object.
+        """
         from pipeline.storage.folder import parse_storage_options
 
         return parse_storage_options(self.storage_options)
 
     def open_output(self) -> "Folder":
-        """The folder of the dataset."""
+        """Returns the folder of the dataset."""
         from pipeline.storage.folder import Folder
 
         return Folder(self.output, self.filesystem_options())
 
     def open_tokens(self) -> "Folder":
-        """The folder of the encoded documents."""
+        """Returns the folder of the encoded documents."""
         from pipeline.storage.folder import Folder
 
         return Folder(self.tokens_folder, self.filesystem_options())
 
     @property
     def corpus(self) -> tuple[Source, ...]:
-        """The sources in the order of their numbers; --input is one source."""
+        """The sources in the order of their numbers; without `sources`, --input is the only one."""
         reading = {name: getattr(self, name) for name in OF_A_SOURCE}
         sources = tuple(self.sources) or (Source("input", self.input, **reading),)
         if not self.word_rule.keeps_words:
             return sources
-        # A line is a sentence, whatever its length and last character are.
+        # Every line is a sentence, so lines must not be joined to paragraphs by their lengths.
         return tuple(
             replace(source, wrapping="none") if source.wrapping == "auto" else source
             for source in sources
@@ -274,18 +289,25 @@ class BuildSettings:
 
     @property
     def weights(self) -> tuple[int, ...]:
-        """In millionths, by the source's number; none where every document is used once a pass."""
+        """Weights of the sources in millionths, by the number of the source.
+
+        Empty if every document is used once per pass, which is a weight of 1 for all sources.
+        """
         weights = tuple(source.millionths for source in self.corpus)
         return weights if set(weights) != {UNIT} else ()
 
     @property
     def word_rule(self) -> WordRule:
-        """Returns how text becomes words."""
+        """The rule by which text is cut into words.
+
+        Raises:
+            ValueError: `lower_case` contradicts `words`.
+        """
         return WordRule(self.lower_case, self.words)
 
     @property
     def filter_rule(self) -> "FilterRule":
-        """Which documents stay, each looked at alone."""
+        """The rule that drops documents one by one, without regard to other documents."""
         from pipeline.text.filters import FilterRule
 
         return FilterRule(
@@ -297,11 +319,17 @@ class BuildSettings:
 
     @property
     def has_signatures(self) -> bool:
-        """Whether near-duplicates are looked for, by signatures that the tokens job makes."""
+        """Whether near-duplicates are dropped, for which the tokens job writes signatures."""
         return self.near_duplicates is not None
 
     def tokens_content(self, vocab_sha256: str) -> dict[str, Any]:
-        """The settings that decide what the tokens job writes; loads the user's filters."""
+        """Returns the settings that decide what the tokens job writes.
+
+        The user's own filters are imported, because the result has the `__version__` of each.
+
+        Args:
+            vocab_sha256: The hash of vocab.txt.
+        """
         from pipeline.text.sentences import RULES
 
         content: dict[str, Any] = {"vocab_sha256": vocab_sha256, **self.word_rule.content()}
@@ -314,11 +342,16 @@ class BuildSettings:
     def content(
         self, vocab_sha256: str, documents_hash: str, choice: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """The settings that decide the instances of a pass: what settings_hash covers.
+        """Returns the settings that decide the instances of a pass, which `settings_hash` covers.
 
-        Lengths and passes are left out, because more of either may be added to a dataset. The hash
-        is that of the documents that are kept; the choice (`pipeline.stages.choose_documents`) says
-        what decides which are left out because of others.
+        Sequence lengths and the number of passes are left out, because a later build may add more
+        of either to the dataset.
+
+        Args:
+            vocab_sha256: The hash of vocab.txt.
+            documents_hash: The hash of the documents that are kept.
+            choice: The settings that decide which documents are dropped because of other documents
+                (`pipeline.stages.choose_documents`); None for none.
         """
         from pipeline.tokens.buckets import VALIDATION_RULES
 
@@ -327,8 +360,8 @@ class BuildSettings:
             content["nsp_balance"] = self.nsp_balance
         if len(self.corpus) > 1 or self.weights:
             content["sources"] = [
-                {"name": each.name, "weight": each.millionths / UNIT, **each.reading()}
-                for each in self.corpus
+                {"name": source.name, "weight": source.millionths / UNIT, **source.reading()}
+                for source in self.corpus
             ]
         if self.validation_fraction > 0:
             content["validation_rules"] = VALIDATION_RULES
@@ -337,7 +370,16 @@ class BuildSettings:
 
 
 def describe_changes(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """The keys whose values differ, with both values; empty where none does."""
-    before, now = {**_UNSAID, **found}, {**_UNSAID, **wanted}
+    """Returns the settings that differ between two builds, with both values, for a message.
+
+    Args:
+        found: The settings of the earlier build, as `content` returned them.
+        wanted: The settings of this build.
+
+    Returns:
+        Text such as "seed was 1 and is now 2", or an empty text if nothing differs.
+    """
+    before = {**_UNSAID, **found}
+    now = {**_UNSAID, **wanted}
     keys = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
     return ", ".join(f"{key} was {before.get(key)} and is now {now.get(key)}" for key in keys)
