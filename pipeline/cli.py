@@ -121,15 +121,15 @@ class VerifySettings(DatasetSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class InspectSettings(DatasetSettings):
-    """Settings of `inspect`, which shows instances with masked words as [shown>original].
+    """Settings of `inspect`, which shows instances, masked words as [shown>original], or documents.
 
     Attributes:
         num_instances: How many instances are shown, from the first on.
         split: The split that the instances are from.
         seq_len: Sequence length of the instances; null means the shortest there is.
-        documents: Documents about which to say where each is from and how often it is used, in
-            place of instances. They are given by the beginnings of their ids, such as the 16 hex
-            digits beside an instance.
+        documents: Documents to show in place of instances: where each is from and how often it is
+            used. They are named by the beginnings of their ids, such as the 16 hex digits beside an
+            instance.
         dropped: Whether to show some of the dropped documents for each reason, in place of
             instances. Documents that are copies of others are only counted.
     """

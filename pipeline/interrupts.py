@@ -72,13 +72,16 @@ class Interruption:
         return 128 + (number or self.number or signal.SIGINT)
 
     def _hear(self, number: int) -> None:
-        """Ends the process, in the thread that hears signals, unless the main thread unwinds."""
+        """Ends the process, unless this is the first signal and the main thread is to unwind.
+
+        It is called in the second thread.
+        """
         if not self.unwinds or self._heard:
             leave_interrupted(number)
         self._heard = number
 
     def _interrupt(self, number: int, _frame: FrameType | None) -> None:
-        """Raises KeyboardInterrupt on the first signal; the main thread's handler."""
+        """Raises KeyboardInterrupt on the first signal. It is called in the main thread."""
         if self.unwinds and not self.number:
             self.number = number
             raise KeyboardInterrupt
@@ -105,6 +108,7 @@ def heard(numbers: Iterable[int], hear: Callable[[int], None], handler: Handler)
     os.set_blocking(writer, False)
 
     def listen() -> None:
+        """Calls `hear` with each signal that arrives in the pipe, until the pipe is closed."""
         while received := os.read(reader, 64):  # one byte for each signal
             for number in received:
                 if number in watched:

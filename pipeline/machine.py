@@ -16,7 +16,7 @@ _WORKER_BYTES = 600 * 2**20
 
 
 class Machine(NamedTuple):
-    """What this process may use of its machine.
+    """The cores and the memory that this process may use.
 
     Attributes:
         cores: Number of cores.

@@ -26,7 +26,7 @@ def kind_of(hint: Any) -> Any:
 
 
 def section_of(hint: Any) -> Any:
-    """Returns the settings class of a field that is a section, or None for any other field."""
+    """Returns the settings class that a field has as its type, or None if it is not a section."""
     return next((kind for kind in alternatives(hint) if dataclasses.is_dataclass(kind)), None)
 
 

@@ -300,7 +300,7 @@ def check_least(settings: Any, **least: float) -> None:
 
     Args:
         settings: An object of a settings class.
-        **least: By the name of a field, its least value. A field that is None passes.
+        **least: The least value of each field, by the field's name. A field that is None passes.
 
     Raises:
         ValueError: A field is below its least value.

@@ -64,7 +64,7 @@ def _table(block: Block, schema: pa.Schema) -> pa.Table:
 
 
 def _segment_ids(block: Block) -> npt.NDArray[np.bool_]:
-    """Returns [T] for each token of a block whether it is in segment B."""
+    """Returns a [T] array that says of each token of a block whether it is in segment B."""
     lengths = np.diff(block.offsets)
     first_of_b = np.repeat(block.offsets[:-1] + block.segment_a_length, lengths)
     return np.arange(block.num_tokens) >= first_of_b

@@ -128,5 +128,5 @@ def _plain(text: str) -> str:
 
 
 def _digest(text: bytes) -> str:
-    """Returns the hash of a card's text, without its last line: 16 hex digits of SHA-256."""
+    """Returns the hash of a card: 16 hex digits of SHA-256. `text` is the card without its mark."""
     return hashlib.sha256(text).hexdigest()[:16]

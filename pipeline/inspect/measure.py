@@ -86,8 +86,9 @@ def count_lengths(lengths: npt.NDArray[Any], edges: Sequence[int | None]) -> dic
         edges: The upper limits of the bins, ascending. The last may be None, for no limit.
 
     Returns:
-        A mapping with `up_to`, which are the edges; `counts`, where counts[i] lengths are above
-        up_to[i - 1] and at most up_to[i]; `quantiles` by "5%", "50%" and "95%"; and the `mean`.
+        A mapping with the edges as `up_to`; the number of lengths in each bin as `counts`, where a
+        bin has the lengths above the edge before it and up to its own; `quantiles` by "5%", "50%"
+        and "95%"; and the `mean`.
     """
     closed = [edge for edge in edges if edge is not None]
     counts = np.bincount(np.searchsorted(closed, lengths, side="left"), minlength=len(edges))
@@ -123,7 +124,7 @@ def measure_documents(tokens: EncodedDocuments | None) -> dict[str, Any] | None:
 
 
 def _measure_part(tokens: EncodedDocuments, name: str) -> npt.NDArray[np.uint32]:
-    """Returns [n] lengths in tokens of the first documents of a token part, at most 4,096."""
+    """Returns an [n] array of the lengths in tokens of a token part's first 4,096 documents."""
     index = f"{name}.index"
     num_rows = min(int(read_bounds(tokens.folder, index)[-1]), _ROWS_OF_A_PART)
     return read_rows(tokens.folder, index, INDEX_DTYPE, 0, num_rows)["tokens"]

@@ -46,7 +46,11 @@ def format_mixture(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def find_unused(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns a line for each source that contributes nothing to the train instances: why not."""
+    """Returns, for each source that contributes nothing to the train instances, the reason.
+
+    Args:
+        rows: The result of `measure_mixture`.
+    """
     found = []
     for row in rows:
         dropped = ", ".join(f"{reason} {count:,}" for reason, count in row["dropped"].items())

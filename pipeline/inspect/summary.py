@@ -244,7 +244,7 @@ class Check(NamedTuple):
     Attributes:
         what: Name of the check.
         said: What was found, in words.
-        holds: Whether that is as it should be.
+        holds: Whether the check is passed.
     """
 
     what: str

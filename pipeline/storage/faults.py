@@ -200,9 +200,9 @@ class _Patience:
 
 
 def refuse_absent_bucket(what: str, filesystem: Any, path: str) -> None:
-    """Raises an error if the bucket of a path does not exist. Called when a path is not found.
+    """Raises NoBucketError if the bucket of a path does not exist.
 
-    A bucket that exists is asked for once per process.
+    It is called after a path was not found. A bucket that exists is asked for once per process.
 
     Args:
         what: The URL, for messages.
@@ -229,7 +229,13 @@ def refuse_absent_bucket(what: str, filesystem: Any, path: str) -> None:
 
 
 def _no_bucket(what: str, filesystem: Any, bucket: str | None = None) -> "NoBucketError":
-    """Returns the error about a missing bucket; None as its name means that it is not known."""
+    """Returns the error about a bucket that does not exist.
+
+    Args:
+        what: The URL that was asked for.
+        filesystem: The fsspec filesystem.
+        bucket: The name of the bucket; None if it is not known.
+    """
     named = f"bucket {bucket}" if bucket else "bucket"
     cure = "create it, or check its name and the endpoint (endpoint_url of --storage_options)"
     where = describe_endpoint(filesystem) or "the store"

@@ -10,9 +10,9 @@ _REVISION = re.compile(r"(?:models--.*)/snapshots/([0-9a-f]{40})")
 
 
 def is_hub_name(name: str) -> bool:
-    """Returns whether a name can only mean a model of the Hub: no local path has it.
+    """Returns whether a name may be that of a model on the Hub, and no local path has it.
 
-    A model is named `name` or `organization/name`. The Hub is not asked whether there is one.
+    A model is named `name` or `organization/name`. The Hub is not asked.
     """
     return not Path(name).exists() and bool(_NAME.fullmatch(name))
 

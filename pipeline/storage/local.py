@@ -21,7 +21,7 @@ _DISK_IS_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def replace_file(path: Path, data: bytes | Path) -> None:
-    """Writes a file whole or not at all, so that a loss of power afterwards does not undo it.
+    """Writes a file whole or not at all, and returns once a loss of power cannot undo it.
 
     Missing folders are created. A temporary file is written beside the target and renamed.
 
@@ -62,7 +62,7 @@ def size_of(data: bytes | Path) -> int:
 
 
 def make_folder(folder: Path) -> None:
-    """Creates a folder and its missing parents, so that a loss of power does not undo it.
+    """Creates a folder and its missing parents, and returns once a loss of power cannot undo it.
 
     Raises:
         NotADirectoryError: A file has the name of one of the folders.

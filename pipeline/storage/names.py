@@ -31,14 +31,14 @@ def stays_below(path: str) -> bool:
 
 
 def require_plain(names: Iterable[object], where: str) -> None:
-    """Checks that every name is that of a file directly inside a folder.
+    """Checks that every name can be the name of a file directly inside a folder.
 
     Args:
         names: Names that were read from a file.
         where: The file that they were read from, for the message.
 
     Raises:
-        ValueError: A name is not plain, as `is_plain` says.
+        ValueError: A name has a folder or a control character in it, or is too long (`is_plain`).
     """
     for name in names:
         if not is_plain(name):

@@ -12,7 +12,10 @@ BUFFER_BYTES = 2**20
 
 
 class SeekableFile(io.RawIOBase):
-    """A stream over a file of known size. Subclasses read the bytes at the position."""
+    """A readable stream over a file of known size, which keeps the position of the next read.
+
+    A subclass reads: it implements `readinto`.
+    """
 
     def __init__(self, size: int, name: str) -> None:
         """Starts at the beginning of the file.

@@ -111,7 +111,7 @@ def without_query(url: str) -> str:
 
 
 def _hide_query(found: re.Match[str]) -> str:
-    """Returns a URL, a match of `_WITH_QUERY`, with the values of its query hidden."""
+    """Returns a URL with the values of its query hidden; `found` is a match of `_WITH_QUERY`."""
     scheme, middle, query = found.groups()
     if scheme.lower() in _WITHOUT_QUERY:
         return found[0]
@@ -121,12 +121,12 @@ def _hide_query(found: re.Match[str]) -> str:
 
 
 def _hide_value(found: re.Match[str]) -> str:
-    """Returns one KEY=VALUE of a query, a match of `_QUERY_VALUE`, with its value hidden."""
+    """Returns KEY=VALUE of a query with the value hidden; `found` is a match of `_QUERY_VALUE`."""
     return found[0] if found[1] in _NO_SECRETS else found[1] + HIDDEN
 
 
 def _drop_signature(found: re.Match[str]) -> str:
-    """Returns a URL, a match of `_WITH_QUERY`, without the parts of its query that sign it."""
+    """Returns a URL without the keys that sign it; `found` is a match of `_WITH_QUERY`."""
     scheme, middle, query = found.groups()
     if scheme.lower() in _WITHOUT_QUERY:
         return found[0]
@@ -167,7 +167,10 @@ def _texts(value: Any) -> Iterator[str]:
 
 @cache
 def _pattern() -> re.Pattern[str] | None:
-    """Returns a pattern that matches every hidden value, plain or escaped; None without values."""
+    """Returns a pattern that matches every value to hide, plain or escaped.
+
+    It returns None if there are no values to hide.
+    """
     spellings: set[str] = set()
     for value in _values:
         spellings |= {value, json.dumps(value)[1:-1], repr(value)[1:-1], quote(value, safe="")}
@@ -186,10 +189,12 @@ def _watch_tracebacks() -> None:
     """Hides secrets in tracebacks of uncaught errors, in all threads, and in log messages."""
 
     def show(kind: Any, error: Any, trace: Any) -> None:
+        """Prints the traceback of an uncaught error without secrets."""
         if kind is not SystemExit:  # SystemExit ends a thread silently
             sys.stderr.write(hide("".join(traceback.format_exception(kind, error, trace))))
 
     def make_hidden(*arguments: Any, **options: Any) -> logging.LogRecord:
+        """Makes a log record as before, and hides the secrets in its message."""
         record = make(*arguments, **options)
         with contextlib.suppress(TypeError, ValueError):  # the message does not fit its arguments
             message = record.getMessage()

@@ -44,7 +44,7 @@ class TarMember(NamedTuple):
 
     @property
     def where(self) -> str:
-        """ARCHIVE/NAME, for messages."""
+        """The member as messages name it: ARCHIVE/NAME."""
         return f"{self.url}/{self.name}"
 
     def blocks(self) -> Iterator[bytes]:

@@ -43,7 +43,7 @@ class ZipMember(NamedTuple):
 
     @property
     def where(self) -> str:
-        """ARCHIVE/NAME, for messages."""
+        """The member as messages name it: ARCHIVE/NAME."""
         return f"{self.url}/{self.name}"
 
     def blocks(self) -> Iterator[bytes]:
@@ -56,7 +56,7 @@ class ZipMember(NamedTuple):
         return decompress(stored, self.where) if is_compressed(self.where) else stored
 
     def _inflated(self) -> Iterator[bytes]:
-        """Yields the member as it was before it was packed, and refuses a decompression bomb."""
+        """Yields the member's bytes as they were before the archive was made, lazily."""
         num_bytes = 0
         with _broken_zip(self.where), self.archive.open(self.info) as file:
             while block := file.read(_BLOCK_BYTES):
