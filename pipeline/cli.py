@@ -217,8 +217,8 @@ def _continuing() -> Iterator[None]:
     except Interrupted:
         raise
     except KeyboardInterrupt as error:
-        kept = f"{INTERRUPTED}; what is finished is kept, the same command continues"
-        raise Interrupted(kept) from error
+        message = f"{INTERRUPTED}; what is finished is kept, the same command continues"
+        raise Interrupted(message) from error
 
 
 def verify(settings: VerifySettings, _: Sequence[str]) -> int:
@@ -311,17 +311,17 @@ def report(settings: ReportSettings, _: Sequence[str]) -> None:
     from pipeline.storage.folder import Folder, parse_storage_options
 
     dataset = _open(settings)
-    found = read_report(dataset)
-    say(format_report(found))
+    content = read_report(dataset)
+    say(format_report(content))
 
     folder = dataset.folder
     name = REPORT_PAGE
     if settings.output is not None:
         options = parse_storage_options(settings.storage_options)
         folder, name = Folder.of_file(settings.output, options)
-    elif found != load_report(dataset):
-        write_report(dataset, found)  # the page says that report.json beside it has its numbers
-    write_page(found, folder, name)
+    elif content != load_report(dataset):
+        write_report(dataset, content)  # the page says that report.json beside it has its numbers
+    write_page(content, folder, name)
     say(f"page        {settings.output or dataset.locate(REPORT_PAGE)}")
 
 

@@ -241,8 +241,9 @@ class BuildSettings:
                 f"both input ({', '.join(self.input)}) and sources ({names}) are given; give"
                 " --input for a single source, or make it one of the sources in the --config file"
             )
-        given = {name: getattr(self, name) for name in OF_A_SOURCE}
-        if misplaced := [name for name in given if given[name] != getattr(BuildSettings, name)]:
+        values = {name: getattr(self, name) for name in OF_A_SOURCE}
+        misplaced = [name for name in values if values[name] != getattr(BuildSettings, name)]
+        if misplaced:
             names = ", ".join(misplaced)
             raise ValueError(f"{names}: with sources this belongs to each of them; write it there")
         check_sources(self.sources)

@@ -294,8 +294,8 @@ def make(settings_class: Any, given: Mapping[str, Given], prefix: str = "") -> A
     except ValueError as error:
         # Its message begins with the name of a field, whose place in a file is put before it.
         named = re.match(r"\w+(\[\d+\])?", str(error).removeprefix(prefix))
-        found = given.get(f"{prefix}{named[0]}") if named else None
-        raise ValueError(f"{found.where if found else ''}{error}") from error
+        given_value = given.get(f"{prefix}{named[0]}") if named else None
+        raise ValueError(f"{given_value.where if given_value else ''}{error}") from error
 
 
 def _make_item(

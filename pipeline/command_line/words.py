@@ -100,10 +100,10 @@ def _check_code(
     if "allow_code" in flags and flags["allow_code"].value:
         return
     for field in dataclasses.fields(settings_class):
-        found = in_files.get(field.name, Given([], "")) if field.name not in flags else None
-        if found and found.value and field.metadata.get("is_code"):
-            code = f"{field.name} names code that would run, {', '.join(found.value)}"
-            raise ValueError(f"{found.where}{code}; if you trust it give --allow_code true")
+        in_file = in_files.get(field.name, Given([], "")) if field.name not in flags else None
+        if in_file and in_file.value and field.metadata.get("is_code"):
+            code = f"{field.name} names code that would run, {', '.join(in_file.value)}"
+            raise ValueError(f"{in_file.where}{code}; if you trust it give --allow_code true")
 
 
 def _as_given(name: str, settings_class: Any, positionals: Sequence[str]) -> str:
@@ -181,8 +181,8 @@ class _Words:
             file = value if equals else self._next(name, "the name of a YAML file")
             path = find_config(file, self.settings_class)
             root = parse_yaml(path.read_bytes(), str(path), is_file=True)
-            for file_key, given in read_mapping(root, self.settings_class) if root else ():
-                _put(self.in_files, file_key, given)
+            for file_key, file_value in read_mapping(root, self.settings_class) if root else ():
+                _put(self.in_files, file_key, file_value)
             return
 
         hint = find_hint(self.settings_class, key) if name.startswith("--") else None
@@ -274,16 +274,16 @@ def find_config(name: str, settings_class: Any) -> Path:
     in_recipes = _RECIPES / name.removeprefix("configs/")
     if Path(name).is_file():
         return Path(name)
-    found = known.get(name) or (in_recipes in known.values() and in_recipes)
+    recipe_path = known.get(name) or (in_recipes in known.values() and in_recipes)
     of_command = [recipe for recipe, path in known.items() if _is_recipe_of(path, settings_class)]
-    if found and (found.stem in of_command or not of_command):
-        return found
+    if recipe_path and (recipe_path.stem in of_command or not of_command):
+        return recipe_path
 
-    if not found and ("." in name or "/" in name):
+    if not recipe_path and ("." in name or "/" in name):
         raise FileNotFoundError(f"no configuration file {name}")
     near = suggest(name, of_command)
     cure = f"did you mean {' or '.join(near)}?" if near else f"recipes are {', '.join(of_command)}"
-    if found:
+    if recipe_path:
         raise FileNotFoundError(f"the recipe {name} is another command's; {cure}")
     if not of_command:
         cure = "this command has no recipes; give a file"

@@ -119,13 +119,13 @@ def write_export(dataset: Dataset, plan: Mapping[str, Any], output: Folder) -> N
     """
     if plan["format"] == "tfrecord":
         masked_crc32c(b"")  # so that a missing package is named before anything is written
-    found = _claim(output, plan)
-    if FINISHED in found:
+    existing = _claim(output, plan)
+    if FINISHED in existing:
         return
 
     shards = _shards(dataset, plan["split"], plan["seq_len"])
     files = zip(plan["files"], shards, strict=True)
-    missing = [(name, shard) for name, shard in files if name not in found]
+    missing = [(name, shard) for name, shard in files if name not in existing]
     bar: dict[str, Any] = {"desc": "export", "unit": " instances", "unit_scale": True}
     total = sum(shard.instances for _, shard in missing)
     with tqdm(total=total, disable=None, **bar) as progress:
@@ -161,23 +161,23 @@ def _claim(output: Folder, plan: Mapping[str, Any]) -> set[str]:
     Raises:
         ValueError: The folder holds other files, or another export.
     """
-    found = output.list()
-    outdated = {*find_temporaries(found)}
-    marker = next((name for name in (FINISHED, STARTED) if name in found), None)
+    existing = output.list()
+    outdated = {*find_temporaries(existing)}
+    marker = next((name for name in (FINISHED, STARTED) if name in existing), None)
     expected = {*plan["files"], STARTED, FINISHED} if marker else set()
-    if foreign := sorted(found.keys() - expected - outdated):
+    if foreign := sorted(existing.keys() - expected - outdated):
         what = f"{foreign[0]}, which is not of this export"
         raise ValueError(f"{output.locate()} holds {what}; give an empty --output")
     if marker:
         _refuse_other_export(output, marker, plan)
 
-    if marker == FINISHED and plan["files"].keys() <= found.keys():
+    if marker == FINISHED and plan["files"].keys() <= existing.keys():
         outdated.add(STARTED)
     else:
         output.write(STARTED, json_bytes(plan))
         outdated.add(FINISHED)  # somebody may have removed files of a finished export
-    output.remove(outdated & found.keys())
-    return found.keys() - outdated
+    output.remove(outdated & existing.keys())
+    return existing.keys() - outdated
 
 
 def _refuse_other_export(output: Folder, marker: str, plan: Mapping[str, Any]) -> None:

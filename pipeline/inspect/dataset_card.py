@@ -74,8 +74,8 @@ def dataset_card(numbers: Mapping[str, Any]) -> bytes:
 
 def is_unedited(card: bytes) -> bool:
     """Returns whether a build wrote the given README.md and nobody has changed it since."""
-    found = _MARK.search(card)
-    return found is not None and found[1].decode() == _digest(card[: found.start()])
+    match = _MARK.search(card)
+    return match is not None and match[1].decode() == _digest(card[: match.start()])
 
 
 def describe_in_words(numbers: Mapping[str, Any]) -> Iterator[str]:

@@ -51,16 +51,18 @@ def find_unused(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     Args:
         rows: The result of `measure_mixture`.
     """
-    found = []
+    reasons = []
     for row in rows:
         dropped = ", ".join(f"{reason} {count:,}" for reason, count in row["dropped"].items())
         if not row["documents_read"] and not dropped:
-            found.append(f"{row['name']}: its input holds no documents")
+            reasons.append(f"{row['name']}: its input holds no documents")
         elif not row["documents"]:
-            found.append(f"{row['name']}: all of its documents were dropped: {dropped}")
+            reasons.append(f"{row['name']}: all of its documents were dropped: {dropped}")
         elif not row["share_of_instances"]:
-            found.append(f"{row['name']}: no pass uses its documents, at weight {row['weight']:g}")
-    return found
+            reasons.append(
+                f"{row['name']}: no pass uses its documents, at weight {row['weight']:g}"
+            )
+    return reasons
 
 
 def _trained_tokens(dataset: Dataset, num_sources: int) -> list[int]:

@@ -212,9 +212,9 @@ def _read_sources(dataset: Dataset) -> list[dict[str, Any]] | None:
         rows = open_parquet(pa.BufferReader(data)).read(use_threads=False).to_pylist()
     lacking = [name for name in ("url", "bytes", "source") if rows and name not in rows[0]]
     if lacking:
-        found = ", ".join(rows[0])
+        columns = ", ".join(rows[0])
         raise ValueError(
-            f"{dataset.locate(SOURCES)}: its columns are {found}, without {lacking[0]}; {remedy}"
+            f"{dataset.locate(SOURCES)}: its columns are {columns}, without {lacking[0]}; {remedy}"
         )
     return list(rows)
 

@@ -14,6 +14,6 @@ def refuse_one_slash(url: str) -> None:
     Raises:
         ValueError: The URL has one slash; the message proposes the URL with two.
     """
-    if found := _ONE_SLASH.fullmatch(url):
-        meant = f"{found[1]}://{found[2]}"
-        raise ValueError(f"{url}: has one slash behind {found[1]}:, expected two; give {meant}")
+    if match := _ONE_SLASH.fullmatch(url):
+        meant = f"{match[1]}://{match[2]}"
+        raise ValueError(f"{url}: has one slash behind {match[1]}:, expected two; give {meant}")

@@ -135,20 +135,20 @@ def read_frames(blocks: Iterable[bytes], url: str) -> Iterator[tuple[bytes, int]
 
     for piece in slices(blocks):
         num_stored += len(piece)
-        rest = piece
-        while rest:
+        unread = piece
+        while unread:
             if decoder is None:
-                rest = rest.lstrip(b"\0")  # Some writers fill blocks of the file with zeros.
-                if not rest:
+                unread = unread.lstrip(b"\0")  # Some writers fill blocks of the file with zeros.
+                if not unread:
                     break
                 decoder = make_decoder()
-                begin = num_stored - len(rest)
+                begin = num_stored - len(unread)
                 yield b"", begin
-            for text in feed(decoder, rest, url):
+            for text in feed(decoder, unread, url):
                 num_bytes += len(text)
                 check_ratio(num_bytes, num_stored, url)
                 yield text, begin
-            rest = decoder.unused_data
+            unread = decoder.unused_data
             decoder = None if decoder.eof else decoder
 
     if decoder is not None:
@@ -169,11 +169,11 @@ def find_bzip2_stream(blocks: Iterable[bytes], num_bytes: int) -> tuple[int, Ite
     """
     head = b""
     offset = 0
-    rest = iter(blocks)
-    for block in rest:
+    following = iter(blocks)
+    for block in following:
         data = head + block
-        if found := _BZIP2_STREAM.search(data):
-            return offset + found.start(), chain([data[found.start() :]], rest)
+        if match := _BZIP2_STREAM.search(data):
+            return offset + match.start(), chain([data[match.start() :]], following)
         # The last bytes may be the beginning of a stream that the next block completes.
         head = data[1 - _BZIP2_STREAM_BYTES :]
         offset += len(data) - len(head)

@@ -46,5 +46,5 @@ def revision_of(folder: str) -> str | None:
 
     For any other folder it returns None.
     """
-    found = _REVISION.search(folder)
-    return found[1] if found else None
+    match = _REVISION.search(folder)
+    return match[1] if match else None

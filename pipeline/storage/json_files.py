@@ -42,13 +42,13 @@ def parse_object(data: bytes | str, where: str, remedy: str) -> dict[str, Any]:
         ValueError: `data` is not JSON, or not an object; the message begins with `where` and ends
             with the remedy.
     """
-    found = parse_json(data, where, remedy)
-    if not isinstance(found, dict):
-        shown = repr(found)[:_LONGEST_SHOWN]
+    value = parse_json(data, where, remedy)
+    if not isinstance(value, dict):
+        shown = repr(value)[:_LONGEST_SHOWN]
         raise ValueError(  # noqa: TRY004 - a user's fault
             f"{where} is damaged: it holds {shown}, expected a JSON object; {remedy}"
         )
-    return found
+    return value
 
 
 def parse_names(data: bytes, where: str, remedy: str) -> list[str]:

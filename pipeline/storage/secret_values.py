@@ -66,18 +66,18 @@ def learn(options: Mapping[str, Any] | None) -> None:
         options: Options of an fsspec filesystem, which may be nested; None for no options.
     """
     texts = {*_texts(options or {})} - _SHOWN  # gcsfs takes the word anon for a token
-    found = {text for text in texts if len(text) >= _MIN_CHARACTERS}
-    if found <= _values:
+    secrets = {text for text in texts if len(text) >= _MIN_CHARACTERS}
+    if secrets <= _values:
         return
-    _values.update(found)
+    _values.update(secrets)
     _pattern.cache_clear()
     _watch_tracebacks()
 
 
 def find_password(url: str) -> str | None:
     """Returns the password in a URL such as s3://USER:PASSWORD@HOST, or None if it has none."""
-    found = _USER_INFO.search(url)
-    return found[0].removesuffix("@").partition("://")[2].partition(":")[2] if found else None
+    match = _USER_INFO.search(url)
+    return match[0].removesuffix("@").partition("://")[2].partition(":")[2] if match else None
 
 
 def hide(text: str) -> str:
@@ -110,26 +110,26 @@ def without_query(url: str) -> str:
     return url.partition("?")[0] if scheme in _WEB else url
 
 
-def _hide_query(found: re.Match[str]) -> str:
-    """Returns a URL with the values of its query hidden; `found` is a match of `_WITH_QUERY`."""
-    scheme, middle, query = found.groups()
+def _hide_query(match: re.Match[str]) -> str:
+    """Returns a URL with the values of its query hidden; `match` is a match of `_WITH_QUERY`."""
+    scheme, middle, query = match.groups()
     if scheme.lower() in _WITHOUT_QUERY:
-        return found[0]
+        return match[0]
     if scheme.lower() in _WEB:
         query = _BARE_QUERY.sub(HIDDEN, query)
     return scheme + middle + _QUERY_VALUE.sub(_hide_value, query)
 
 
-def _hide_value(found: re.Match[str]) -> str:
-    """Returns KEY=VALUE of a query with the value hidden; `found` is a match of `_QUERY_VALUE`."""
-    return found[0] if found[1] in _NO_SECRETS else found[1] + HIDDEN
+def _hide_value(match: re.Match[str]) -> str:
+    """Returns KEY=VALUE of a query with the value hidden; `match` is a match of `_QUERY_VALUE`."""
+    return match[0] if match[1] in _NO_SECRETS else match[1] + HIDDEN
 
 
-def _drop_signature(found: re.Match[str]) -> str:
-    """Returns a URL without the keys that sign it; `found` is a match of `_WITH_QUERY`."""
-    scheme, middle, query = found.groups()
+def _drop_signature(match: re.Match[str]) -> str:
+    """Returns a URL without the keys that sign it; `match` is a match of `_WITH_QUERY`."""
+    scheme, middle, query = match.groups()
     if scheme.lower() in _WITHOUT_QUERY:
-        return found[0]
+        return match[0]
     pairs = [pair for pair in query.split("&") if not _RENEWED.fullmatch(pair.partition("=")[0])]
     return (scheme + middle + "&".join(pairs)).removesuffix("?")
 
