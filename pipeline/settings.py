@@ -320,7 +320,7 @@ class BuildSettings:
 
     @property
     def has_signatures(self) -> bool:
-        """Whether near-duplicates are dropped, for which the tokens job writes signatures."""
+        """Returns whether near-duplicates are dropped, so that the tokens job writes signatures."""
         return self.near_duplicates is not None
 
     def tokens_content(self, vocab_sha256: str) -> dict[str, Any]:

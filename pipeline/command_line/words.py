@@ -127,7 +127,7 @@ class _Words:
         settings_class: The class whose fields are set.
         positionals: Names of the fields that are given without a flag.
         rest: The words that have not been read yet.
-        takers: Returns the other commands that have a flag.
+        takers: A function that returns the other commands that have a given flag.
         in_files: The values that files give, by dotted key.
         flags: The values that flags and positional words give, by dotted key.
         mistakes: One message for each mistake so far.

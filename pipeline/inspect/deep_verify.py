@@ -81,7 +81,7 @@ class DeepCheck:
         yield from self._check_documents(shard, block)
 
     def _check_documents(self, shard: Shard, block: Block) -> Iterator[str]:
-        """Yields what is wrong with the documents of a shard, after its last block.
+        """Yields, after the last block of a shard, what is wrong with the shard's documents.
 
         An instance holds the first 64 bits of the ids of its documents. Every document that a pass
         uses is segment A of at least one instance, so that the ids of all segments A are compared
@@ -113,7 +113,7 @@ class DeepCheck:
             yield from self._check_last_ids(ids)
 
     def _check_bucket(self, shard: Shard, ids: Array) -> Iterator[str]:
-        """Yields what is wrong if ids are not in the range of ids of the shard's bucket.
+        """Yields a message if ids are outside of the range of ids of the shard's bucket.
 
         Args:
             shard: A shard of the train split. The number in its name is that of its bucket.
@@ -133,7 +133,7 @@ class DeepCheck:
             yield f"{foreign:,} segment(s) {other}: {bucket_ids}"
 
     def _check_last_ids(self, ids: Array) -> Iterator[str]:
-        """Yields what is wrong if the validation shard does not hold the documents held out.
+        """Yields a message if the validation shard does not hold the documents held out.
 
         Of each source, the documents with the lowest ids are held out, except very long ones. The
         manifest has the last of these ids of each source: all must be in the shard, and no id

@@ -244,7 +244,7 @@ def _no_bucket(what: str, filesystem: Any, bucket: str | None = None) -> "NoBuck
 
 @contextlib.contextmanager
 def _reported_slowness(what: str) -> Iterator[None]:
-    """Prints a line if the block takes over SLOW_SECONDS, as drivers retry without a word."""
+    """Prints a line if the block takes over SLOW_SECONDS, because drivers retry silently."""
     line = f"{what}: no answer for {SLOW_SECONDS:.0f} s, still waiting"
     timer = threading.Timer(SLOW_SECONDS, say, (line,))
     timer.daemon = True

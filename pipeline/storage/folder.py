@@ -100,7 +100,7 @@ class Folder:
 
     @property
     def is_local(self) -> bool:
-        """Whether the files are on a disk of this machine, where a rename is atomic."""
+        """Returns whether the files are on a disk of this machine, where a rename is atomic."""
         return isinstance(self.filesystem, LocalFileSystem)
 
     def __str__(self) -> str:
@@ -154,7 +154,7 @@ class Folder:
         return self._found(name, self.ask(lambda: _is_file(self.filesystem, path), name))
 
     def _found(self, name: str, is_there: bool) -> bool:
-        """Returns `is_there`; if it is false, checks that the bucket exists.
+        """Returns `is_there` unchanged. If it is false, the bucket is checked first.
 
         Raises:
             NoBucketError: The bucket does not exist.
