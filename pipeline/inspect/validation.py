@@ -80,7 +80,7 @@ def _describe(measured: Mapping[str, Any]) -> str:
 
 
 def _warnings(measured: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
-    """Yields what a person should know of the validation split, and how to change it.
+    """Yields a warning for each weakness of the validation split, and how to mend it.
 
     The split may be missing, lack sources, be small, be large, or be mostly of one source.
     """
