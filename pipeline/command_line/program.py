@@ -90,9 +90,10 @@ def run_program(
         finally:
             print(end="", flush=True)
     except BrokenPipeError:
-        if not (lost := [stream for stream in (1, 2) if _has_no_reader(stream)]):
+        closed = [stream for stream in (1, 2) if _has_no_reader(stream)]
+        if not closed:
             raise
-        for stream in lost:  # at its end the interpreter writes what is still in the buffers
+        for stream in closed:  # at its end the interpreter writes what is still in the buffers
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
         return 128 + signal.SIGPIPE
 
@@ -155,7 +156,8 @@ def _report_missing(program: str, error: ImportError) -> int:
     """
     from pipeline.storage.missing_packages import describe_missing
 
-    if (missing := describe_missing(error)) is None:
+    missing = describe_missing(error)
+    if missing is None:
         raise error
     return _report_fault(program, ValueError(missing))
 
@@ -288,7 +290,8 @@ def parse_settings(
             if isinstance(text, str):
                 refuse_one_slash(text)
     for name in command.local:
-        if "://" in (path := getattr(settings, name) or ""):
+        path = getattr(settings, name) or ""
+        if "://" in path:
             cure = "runs are written locally; pretrain uploads checkpoints to --checkpoint.url"
             found = f"--{name}: found the URL {path}"
             raise ValueError(f"{found}, expected a folder of this machine: {cure}")
@@ -306,7 +309,8 @@ def check_least(settings: Any, **least: float) -> None:
         ValueError: A field is below its least value.
     """
     for name, bound in least.items():
-        if (value := getattr(settings, name)) is not None and value < bound:
+        value = getattr(settings, name)
+        if value is not None and value < bound:
             raise ValueError(f"{name} is {value}; it must be at least {bound}")
 
 

@@ -184,8 +184,10 @@ def _refuse_other_export(output: Folder, marker: str, plan: Mapping[str, Any]) -
     """Raises ValueError if the plan in the file `marker` of a folder is not the given plan."""
     where = output.locate(marker)
     then = read_object(output, marker, "give an empty --output")
-    if differing := [name for name, value in plan.items() if then.get(name) != value]:
-        change = f"{(name := differing[0])} is {then.get(name)!r}, now {plan[name]!r}"
+    differing = [name for name, value in plan.items() if then.get(name) != value]
+    if differing:
+        name = differing[0]
+        change = f"{name} is {then.get(name)!r}, now {plan[name]!r}"
         raise ValueError(f"{where} is of another export: {change}; give an empty --output")
 
 

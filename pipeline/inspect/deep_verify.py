@@ -129,8 +129,8 @@ class DeepCheck:
         last = _first_64_bits(bucket.last_id.hex())
         if foreign := np.count_nonzero((ids < first) | (ids > last)):
             bucket_ids = f"ids of it begin with {first:016x} to {last:016x}"
-            other = f"are of another bucket than {number} of {num_buckets}"
-            yield f"{foreign:,} segment(s) {other}: {bucket_ids}"
+            found = f"are of another bucket than {number} of {num_buckets}"
+            yield f"{foreign:,} segment(s) {found}: {bucket_ids}"
 
     def _check_last_ids(self, ids: Array) -> Iterator[str]:
         """Yields a message if the validation shard does not hold the documents held out.

@@ -260,11 +260,11 @@ def find_checks(dataset: Mapping[str, Any]) -> Iterator[Check]:
     """
     yield _check_documents(dataset["counters"])
     unused = find_unused(dataset["mixture"])
-    said = "; ".join(unused) or f"{len(dataset['mixture'])} source(s)"
-    yield Check("Every source is trained on", said, not unused)
+    found = "; ".join(unused) or f"{len(dataset['mixture'])} source(s)"
+    yield Check("Every source is trained on", found, not unused)
     if validation := dataset["validation"]:
-        said = "; ".join([f"it {validation['said']}", *validation["warnings"]])
-        yield Check("Validation split", said, not validation["warnings"])
+        found = "; ".join([f"it {validation['said']}", *validation["warnings"]])
+        yield Check("Validation split", found, not validation["warnings"])
     yield Check("Coverage", dataset["coverage"]["said"], dataset["coverage"]["is_whole"])
     rate = dataset["unknown_rate"]
     yield Check("Unknown pieces", f"{rate:.3%} of all tokens", rate < _MUCH_UNKNOWN)
@@ -275,13 +275,13 @@ def _check_documents(counters: Mapping[str, int]) -> Check:
     read = counters.get("documents_read", 0)
     kept = counters["documents"]
     dropped = sum(count for name, count in counters.items() if name.startswith("dropped_"))
-    said = f"{read:,} read; {kept:,} kept, {dropped:,} dropped"
+    found = f"{read:,} read; {kept:,} kept, {dropped:,} dropped"
     if cut := counters.get("documents_cut", 0):
-        said += f"; {cut:,} cut"
+        found += f"; {cut:,} cut"
     is_much = dropped > _MUCH_DROPPED * read
     if is_much:
-        said += ", more than a third: inspect DATASET --dropped shows examples"
-    return Check("Documents read are kept", said, read <= kept + dropped and not is_much)
+        found += ", more than a third: inspect DATASET --dropped shows examples"
+    return Check("Documents read are kept", found, read <= kept + dropped and not is_much)
 
 
 def render_page(report: Mapping[str, Any]) -> str:

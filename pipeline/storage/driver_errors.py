@@ -206,8 +206,12 @@ def _answer(error: BaseException) -> tuple[int | None, str | None]:
         if isinstance(response, dict):  # botocore's error, which s3fs keeps as the cause
             status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
             return status, str(response.get("Error", {}).get("Code"))
-        places = ((carrier, "code"), (carrier, "status"), (response, "status_code"))
-        statuses = [str(value) for owner, name in places if (value := getattr(owner, name, None))]
-        if statuses and statuses[0].isdigit():
-            return int(statuses[0]), None
+        values = (
+            getattr(carrier, "code", None),
+            getattr(carrier, "status", None),
+            getattr(response, "status_code", None),
+        )
+        status_text = next((str(value) for value in values if value), "")
+        if status_text.isdigit():
+            return int(status_text), None
     return None, None

@@ -287,7 +287,8 @@ class Folder:
                 read.
             StorageError: The store failed, or returned another number of bytes, in every attempt.
         """
-        sizes = (self.list() if names else {}) if sizes is None else sizes
+        if sizes is None:
+            sizes = self.list() if names else {}
         if missing := [name for name in names if name not in sizes]:
             what = f"{missing[0]} and {len(missing) - 1} more are missing"
             raise FileNotFoundError(f"{self.locate()}: {what}")

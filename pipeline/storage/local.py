@@ -125,15 +125,18 @@ def scratch_folder(owner: str) -> Iterator[Path]:
         with contextlib.suppress(OSError), _locked(leftover):
             shutil.rmtree(leftover)
 
-    before = tempfile.tempdir, os.environ.get("TMPDIR")
+    tempdir_before = tempfile.tempdir
+    variable_before = os.environ.get("TMPDIR")
     with tempfile.TemporaryDirectory(prefix=f"beambert-{digest}-") as folder, _locked(Path(folder)):
-        tempfile.tempdir = os.environ["TMPDIR"] = folder
+        tempfile.tempdir = folder
+        os.environ["TMPDIR"] = folder
         try:
             yield Path(folder)
         finally:
-            tempfile.tempdir = before[0]
+            tempfile.tempdir = tempdir_before
             del os.environ["TMPDIR"]
-            os.environ |= {"TMPDIR": before[1]} if before[1] is not None else {}
+            if variable_before is not None:
+                os.environ["TMPDIR"] = variable_before
 
 
 @contextlib.contextmanager
