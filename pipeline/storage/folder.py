@@ -110,7 +110,7 @@ class Folder:
         return {"url": self.url, "options": self.options}
 
     def __truediv__(self, name: str) -> "Folder":
-        """Returns the folder of a name below this one, on the same filesystem."""
+        """Returns the subfolder of a name, on the same filesystem."""
         folder = Folder(f"{self.url.rstrip('/')}/{name}", self.options)
         if "_opened" in self.__dict__:
             folder.__dict__["_opened"] = self.filesystem, self._prefix + name
