@@ -1,4 +1,7 @@
-"""What a build will make (`build --plan true`), judged by some MB of its input; writes nothing."""
+"""Estimates what a build will make (`build --plan true`) from some MB of its input.
+
+Nothing is written.
+"""
 
 import sys
 import time
@@ -48,24 +51,71 @@ from tokenizer.words import count_words
 
 _NUM_PLACES = 8
 _SAMPLE_BYTES = 4 * 2**20  # of a source
-_LONG_PARTS = 8
+_LONG_PARTS = 8  # a file that cannot be cut and is longer than this many parts is warned of
 
 RuleFor = Callable[[BuildSettings, Vocabulary, int], InstanceRule]
+"""Returns how instances of one length are made: `pipeline.stages.build_shards.instance_rule`."""
+
+
+@dataclass(frozen=True)
+class PlannedRead:
+    """One place in the input at which the sample is read.
+
+    Attributes:
+        part: The part whose beginning is read.
+        stands_for: Number of stored bytes of the input that this beginning represents.
+        num_bytes: How much to read: bytes of a plain file, characters of text of any other.
+    """
+
+    part: Part
+    stands_for: int
+    num_bytes: int
 
 
 @dataclass
 class Place:
-    """The beginning of a part: its texts, then its documents; the input has `scale` times it."""
+    """The documents that were read at one place of the input.
+
+    Attributes:
+        source: Number of their source.
+        stands_for: Number of stored bytes of the input that these documents represent.
+        scale: `stands_for` divided by the stored bytes that were read, so the number of documents
+            of the input for each one here. 0 if nothing was read.
+        cleaned: The documents, cleaned and filtered.
+        documents: The same documents encoded; empty until `_encode_places` fills it.
+    """
 
     source: int
-    stands_for: int  # stored bytes of the input
+    stands_for: int
     scale: float
     cleaned: DocumentList[Document]
     documents: list[TokenizedDocument] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class InputCounts:
+    """Estimated size of the whole input, copies included. Lists are by the source's number.
+
+    Attributes:
+        documents: Number of documents.
+        cleaned_bytes: Bytes of cleaned text as UTF-8.
+        tokens: Number of tokens.
+    """
+
+    documents: list[int]
+    cleaned_bytes: list[int]
+    tokens: list[int]
+
+
 class LengthPlan(NamedTuple):
-    """One length: train instances of a pass, their stored bytes and CPU seconds."""
+    """Estimate of the train shards of one length in one pass.
+
+    Attributes:
+        seq_len: The length.
+        instances: Number of instances.
+        num_bytes: Size of the shards.
+        seconds: CPU time that it takes to build them.
+    """
 
     seq_len: int
     instances: int
@@ -73,165 +123,279 @@ class LengthPlan(NamedTuple):
     seconds: float
 
     def describe(self, buckets: int) -> str:
-        """A line for a person."""
+        """Returns a line for the user; a pass has one shard for each of the `buckets`."""
         return (
             f"  L{self.seq_len}: {self.instances:,} train instances a pass,"
             f" {format_bytes(self.num_bytes)}, {self.instances // buckets:,} a shard"
         )
 
 
+@dataclass(frozen=True)
+class BuildEstimate:
+    """Everything that a build makes, estimated from a sample of its input.
+
+    Attributes:
+        counts: The size of the input.
+        token_bytes: Size of the token parts.
+        num_buckets: Number of train buckets.
+        lengths: The train shards of a pass, for each length.
+        shard_bytes: Size of the train shards of all lengths and passes.
+        cpu_seconds: CPU time of the build on one core. Learning a vocabulary is not included.
+        dropped: Documents that were left out of the sample, by reason, as text for the user. Empty
+            if there were none.
+    """
+
+    counts: InputCounts
+    token_bytes: float
+    num_buckets: int
+    lengths: list[LengthPlan]
+    shard_bytes: float
+    cpu_seconds: float
+    dropped: str
+
+
 def describe_plan(
     settings: BuildSettings, num_files: int, parts: Sequence[Part], rule_for: RuleFor
 ) -> str:
-    """Lines for a person: what a sample of the parts comes to, scaled to all.
+    """Returns what a build will make, as lines for the user. Reads a sample of the input for it.
+
+    Args:
+        settings: Settings of the build.
+        num_files: Number of files of the input.
+        parts: All parts of the input.
+        rule_for: Returns how instances of a length are made.
 
     Raises:
-        ValueError: Malformed input, or too few documents.
+        ValueError: The input is malformed, or holds too few documents.
     """
-    start = time.process_time()
-    places = _without_silent([_read_place(settings, *each) for each in _choose_places(parts)])
-    seconds = time.process_time() - start
+    estimate = _estimate_build(settings, parts, rule_for)
+    lines = [
+        *_describe_input(settings, num_files, parts, estimate.counts),
+        *_describe_output(settings, len(parts), estimate),
+    ]
+    if estimate.dropped:
+        lines.append(f"left out of the sample: {estimate.dropped}")
+    lines += [f"warning: {warning}" for warning in _find_warnings(settings, parts)]
+    lines.append("nothing has been written; leave --plan out to build")
+    return "\n".join(lines)
+
+
+def _estimate_build(
+    settings: BuildSettings, parts: Sequence[Part], rule_for: RuleFor
+) -> BuildEstimate:
+    """Takes a sample of the input through all stages of a build, and scales what it comes to."""
+    started = time.process_time()
+    places = _drop_empty_places([_read_place(settings, read) for read in _choose_reads(parts)])
+    sample_seconds = time.process_time() - started
+
     vocabulary = _find_vocabulary(settings, places)
-    start = time.process_time()
+
+    started = time.process_time()
     dropped = _encode_places(settings, places, vocabulary)
-    seconds += time.process_time() - start
+    sample_seconds += time.process_time() - started
+
     sample = [document for place in places for document in place.documents]
-    documents, cleaned_bytes, tokens = _scale_counts(settings, places)
-    scale = sum(tokens) / max(1, sum(len(document.tokens) for document in sample))
-    token_bytes = scale * sum(map(len, (*pack_documents(sample), pack_places(sample))))
-    held_out = wanted_tokens(sum(tokens), settings.validation_fraction, settings.validation_tokens)
-    train_share = 1 - held_out / max(1, sum(tokens))
-    buckets = _count_buckets(settings, documents, cleaned_bytes)
+    sample_tokens = sum(len(document.tokens) for document in sample)
+    part_files = (*pack_documents(sample), pack_places(sample))
+    counts = _scale_counts(settings, places)
+    num_tokens = sum(counts.tokens)
+    scale = num_tokens / max(1, sample_tokens)
+
+    held_out = wanted_tokens(num_tokens, settings.validation_fraction, settings.validation_tokens)
+    train_share = 1 - held_out / max(1, num_tokens)
+    num_buckets = _count_buckets(settings, counts)
     rules = [rule_for(settings, vocabulary, seq_len) for seq_len in settings.seq_lens]
     lengths = [_plan_length(places, rule, train_share) for rule in rules]
-    shard_bytes = settings.passes * sum(each.num_bytes for each in lengths)
-    seconds = scale * seconds + settings.passes * sum(each.seconds for each in lengths)
-    formats = Counter(each.format for part in parts for each in part.ranges)
-    stored = format_bytes(sum(map(_stored_bytes, parts)))
-    workers, _ = this_machine().limit(settings.workers, len(parts))
-    seconds /= workers
-    hours = f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 3600:,.1f} hours"
-    rows = [
-        f"input: {num_files:,} file(s), {stored} as stored; ranges read: "
-        + ", ".join(f"{count} {name}" for name, count in sorted(formats.items())),
-        f"about {sum(documents):,} documents, {format_bytes(sum(cleaned_bytes))} of text,"
-        f" {sum(tokens):,} tokens (copies too)",
-        *_describe_sources(settings, documents, tokens),
-        f"{len(parts):,} part(s) to encode, then {buckets} train bucket(s),"
-        f" x {settings.passes} pass(es)",
-        *(each.describe(buckets) for each in lengths),
-        f"storage: {format_bytes(token_bytes)} of tokens (may be deleted afterwards),"
-        f" {format_bytes(shard_bytes)} of shards",
-        f"time: some {hours} with {workers} worker(s) on as many cores as fast as this one;"
-        " a vocabulary to learn and the start come on top",
-        *([f"left out of the sample: {dropped}"] if dropped else []),
-        *(f"warning: {each}" for each in _find_warnings(settings, parts)),
-        "nothing has been written; leave --plan out to build",
-    ]
-    return "\n".join(rows)
+    pass_seconds = sum(length.seconds for length in lengths)
+    return BuildEstimate(
+        counts=counts,
+        token_bytes=scale * sum(map(len, part_files)),
+        num_buckets=num_buckets,
+        lengths=lengths,
+        shard_bytes=settings.passes * sum(length.num_bytes for length in lengths),
+        cpu_seconds=scale * sample_seconds + settings.passes * pass_seconds,
+        dropped=dropped,
+    )
 
 
-def _describe_sources(
-    settings: BuildSettings, documents: Sequence[int], tokens: Sequence[int]
+def _describe_input(
+    settings: BuildSettings, num_files: int, parts: Sequence[Part], counts: InputCounts
 ) -> Iterator[str]:
-    used = [source.millionths * own for source, own in zip(settings.corpus, tokens, strict=True)]
-    columns = (settings.corpus, documents, tokens, used)
-    for source, num_documents, own, own_used in zip(*columns, strict=True):
-        shown = f"  {source.name}: {format_mean(num_documents, own)}"
-        if len(used) > 1:
-            share = own_used / max(1, sum(used))
-            shown += f", {own:,} in all; weight {source.weight:g} makes them {share:.1%} of a pass"
-        yield shown
+    """Yields lines about the files, the documents and each source."""
+    formats = Counter(file_range.format for part in parts for file_range in part.ranges)
+    ranges = ", ".join(f"{count} {name}" for name, count in sorted(formats.items()))
+    stored = format_bytes(sum(map(_stored_bytes, parts)))
+    yield f"input: {num_files:,} file(s), {stored} as stored; ranges read: {ranges}"
+    yield (
+        f"about {sum(counts.documents):,} documents, {format_bytes(sum(counts.cleaned_bytes))} of"
+        f" text, {sum(counts.tokens):,} tokens (copies too)"
+    )
+    yield from _describe_sources(settings, counts)
 
 
-def _choose_places(parts: Sequence[Part]) -> Iterator[tuple[Part, int, int]]:
-    """Parts to begin, the stored bytes that each stands for, and how much of it to read.
+def _describe_sources(settings: BuildSettings, counts: InputCounts) -> Iterator[str]:
+    """Yields one line for each source: its documents and, among several sources, its share."""
+    weighted_tokens = [
+        source.millionths * tokens
+        for source, tokens in zip(settings.corpus, counts.tokens, strict=True)
+    ]
+    columns = (settings.corpus, counts.documents, counts.tokens, weighted_tokens)
+    for source, num_documents, tokens, weighted in zip(*columns, strict=True):
+        line = f"  {source.name}: {format_mean(num_documents, tokens)}"
+        if len(settings.corpus) > 1:
+            share = weighted / max(1, sum(weighted_tokens))
+            line += (
+                f", {tokens:,} in all; weight {source.weight:g} makes them {share:.1%} of a pass"
+            )
+        yield line
 
-    They are all parts of a small source; of another eight, far from each other in its bytes.
+
+def _describe_output(
+    settings: BuildSettings, num_parts: int, estimate: BuildEstimate
+) -> Iterator[str]:
+    """Yields lines about the parts, the shards of each length, the storage and the time."""
+    num_buckets = estimate.num_buckets
+    yield (
+        f"{num_parts:,} part(s) to encode, then {num_buckets} train bucket(s),"
+        f" x {settings.passes} pass(es)"
+    )
+    for length in estimate.lengths:
+        yield length.describe(num_buckets)
+    yield (
+        f"storage: {format_bytes(estimate.token_bytes)} of tokens (may be deleted afterwards),"
+        f" {format_bytes(estimate.shard_bytes)} of shards"
+    )
+    workers, _ = this_machine().limit(settings.workers, num_parts)
+    seconds = estimate.cpu_seconds / workers
+    hours = f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 3600:,.1f} hours"
+    yield (
+        f"time: some {hours} with {workers} worker(s) on as many cores as fast as this one;"
+        " a vocabulary to learn and the start come on top"
+    )
+
+
+def _choose_reads(parts: Sequence[Part]) -> Iterator[PlannedRead]:
+    """Yields what to read of the input, source by source.
+
+    A source of few parts or of few bytes is read in all its parts. Of a larger one, eight parts are
+    read, each in the middle of an eighth of the source's stored bytes.
     """
     for source in sorted({part.source for part in parts}):
-        own = [part for part in parts if part.source == source]
-        sizes = list(map(_stored_bytes, own))
-        if len(own) > _NUM_PLACES and sum(sizes) > _SAMPLE_BYTES:
+        chosen = [part for part in parts if part.source == source]
+        sizes = list(map(_stored_bytes, chosen))
+        if len(chosen) > _NUM_PLACES and sum(sizes) > _SAMPLE_BYTES:
             step = sum(sizes) / _NUM_PLACES
             middles = step * (np.arange(_NUM_PLACES) + 0.5)
-            found = np.searchsorted(np.cumsum(sizes), middles, side="right")
-            own, sizes = [own[place] for place in found], [round(step)] * _NUM_PLACES
-        for part, size in zip(own, sizes, strict=True):
-            yield part, size, _SAMPLE_BYTES // len(own)
+            numbers = np.searchsorted(np.cumsum(sizes), middles, side="right")
+            chosen = [chosen[number] for number in numbers]
+            sizes = [round(step)] * _NUM_PLACES
+        for part, size in zip(chosen, sizes, strict=True):
+            yield PlannedRead(part, size, _SAMPLE_BYTES // len(chosen))
 
 
 def _stored_bytes(part: Part) -> int:
-    return sum(each.num_bytes for each in part.ranges)
+    """Returns the number of bytes of a part as its files store them, compressed or not."""
+    return sum(file_range.num_bytes for file_range in part.ranges)
 
 
-def _beginning(part: Part, most: int) -> Part:
-    """The first bytes of a part, and the rest of a file that is one document."""
+def _cut_part(part: Part, num_bytes: int) -> Part:
+    """Returns the first `num_bytes` of a part of plain text, or more.
+
+    A file that is one document is not cut: it is taken whole if its beginning is.
+    """
     ranges = []
-    for each in part.ranges:
-        if most <= 0:
+    for whole in part.ranges:
+        if num_bytes <= 0:
             break
-        end = min(each.end, each.start + most) if may_be_cut(each.format, each.url) else each.end
-        ranges.append(replace(each, end=end))
-        most -= ranges[-1].num_bytes
+        end = whole.end
+        if may_be_cut(whole.format, whole.url):
+            end = min(end, whole.start + num_bytes)
+        ranges.append(replace(whole, end=end))
+        num_bytes -= ranges[-1].num_bytes
     return replace(part, ranges=tuple(ranges))
 
 
-def _read_place(settings: BuildSettings, part: Part, stands_for: int, most: int) -> Place:
-    """Reads so many bytes of plain text; of another part what its decompressor gives with them."""
-    source, meter, skipped = settings.corpus[part.source], Meter(), dict[str, int]()
-    all_plain = all(is_plain(each.format, each.url) for each in part.ranges)
-    part = _beginning(part, most) if all_plain else part
-    documents = read_part(
+def _read_place(settings: BuildSettings, read: PlannedRead) -> Place:
+    """Reads, cleans and filters the documents at one place of the input.
+
+    A part of plain text is cut to the bytes to read. Any other is read until its documents hold as
+    many characters, and further to the end of what the decompressor or reader took in with them, so
+    that the stored bytes that were read fit the documents.
+    """
+    source = settings.corpus[read.part.source]
+    all_plain = all(is_plain(each.format, each.url) for each in read.part.ranges)
+    part = _cut_part(read.part, read.num_bytes) if all_plain else read.part
+    meter = Meter()
+    skipped: dict[str, int] = {}
+    stream = read_part(
         replace(part, ranges=tuple(replace(each, meter=meter) for each in part.ranges)),
         text_field=source.text_field,
         on_bad_document=settings.on_bad_document,
         skipped=skipped,
         storage_options=settings.filesystem_options(),
     )
-    found: list[Document] = []
-    size = num_bytes = 0
-    for document in documents:
-        if size >= most and meter.num_bytes != num_bytes and not all_plain:
+
+    documents: list[Document] = []
+    num_characters = 0
+    num_bytes = 0  # taken from storage when the last document was read
+    for document in stream:
+        is_enough = num_characters >= read.num_bytes and meter.num_bytes != num_bytes
+        if is_enough and not all_plain:
             break
-        found.append(document)
-        size, num_bytes = size + len(document.text), meter.num_bytes
-    num_bytes = _stored_bytes(part) if all_plain else num_bytes
-    read = next(group_documents(part, found, skipped, sys.maxsize))
+        documents.append(document)
+        num_characters += len(document.text)
+        num_bytes = meter.num_bytes
+    if all_plain:
+        num_bytes = _stored_bytes(part)
+
+    gathered = next(group_documents(part, documents, skipped, sys.maxsize))
     cleaned = filter_documents(
-        clean_documents(read, keeps_words=settings.word_rule.keeps_words),
+        clean_documents(gathered, keeps_words=settings.word_rule.keeps_words),
         DocumentFilter(settings.filter_rule),
     )
-    return Place(part.source, stands_for, num_bytes and stands_for / num_bytes, cleaned)
+    scale = read.stands_for / num_bytes if num_bytes else 0
+    return Place(part.source, read.stands_for, scale, cleaned)
 
 
-def _without_silent(places: Sequence[Place]) -> list[Place]:
-    """The places where anything was read, which stand for the others of their source too."""
+def _drop_empty_places(places: Sequence[Place]) -> list[Place]:
+    """Drops places where nothing was read and scales the others of each source up to replace them.
+
+    The scale of a place is changed in the place itself.
+    """
     read = [place for place in places if place.scale]
     for place in read:
-        own = [each for each in places if each.source == place.source]
-        told = sum(each.stands_for for each in own if each.scale)
-        place.scale *= sum(each.stands_for for each in own) / told
+        same_source = [other for other in places if other.source == place.source]
+        total = sum(other.stands_for for other in same_source)
+        covered = sum(other.stands_for for other in same_source if other.scale)
+        place.scale *= total / covered
     return read
 
 
 def _find_vocabulary(settings: BuildSettings, places: Sequence[Place]) -> Vocabulary:
+    """Returns the vocabulary of the settings or of the output, or learns one from the sample."""
     if settings.vocab:
         return read_vocabulary(settings, settings.vocab)
     if settings.open_output().exists(VOCAB):
         return read_vocabulary(settings, f"{settings.output}/{VOCAB}")
+
     factors = count_factors([source.millionths for source in settings.corpus])
     counts: Counter[str] = Counter()
     for place in places:
         texts = (document.text for document in place.cleaned.documents)
-        found = count_words(texts, settings.word_rule)
-        counts.update({word: n * factors[place.source] for word, n in found.items()})
+        words = count_words(texts, settings.word_rule)
+        factor = factors[place.source]
+        counts.update({word: factor * count for word, count in words.items()})
     return make_vocabulary(settings, list(counts), list(counts.values()))
 
 
 def _encode_places(settings: BuildSettings, places: Sequence[Place], vocabulary: Vocabulary) -> str:
-    """Encodes what was read; which documents were dropped, by reason."""
-    encoder, texts = Encoder(vocabulary, settings.word_rule), open_task_texts(settings)
+    """Encodes the documents of all places, into their field `documents`.
+
+    Returns:
+        How many documents were dropped for each reason, as text; empty if none were.
+    """
+    encoder = Encoder(vocabulary, settings.word_rule)
+    texts = open_task_texts(settings)
     finder = WindowFinder(texts, encoder) if texts else None
     languages = [source.language for source in settings.corpus]
     counters: Counter[str] = Counter()
@@ -239,46 +403,62 @@ def _encode_places(settings: BuildSettings, places: Sequence[Place], vocabulary:
         split = split_documents(
             place.cleaned, languages, keeps_words=settings.word_rule.keeps_words
         )
-        found = encode_documents(split, encoder)
+        encoded = encode_documents(split, encoder)
         if finder:
-            found = find_task_texts(found, finder, drops=settings.task_overlap == "drop")
-        place.documents = found.documents
-        counters.update(found.counters)
-    dropped = {name: n for name, n in counters.items() if name.startswith("dropped_") and n}
+            encoded = find_task_texts(encoded, finder, drops=settings.task_overlap == "drop")
+        place.documents = encoded.documents
+        counters.update(encoded.counters)
+
     return ", ".join(
-        f"{n:,} {name.removeprefix('dropped_')}" for name, n in sorted(dropped.items())
+        f"{count:,} {name.removeprefix('dropped_')}"
+        for name, count in sorted(counters.items())
+        if name.startswith("dropped_") and count
     )
 
 
-def _scale_counts(settings: BuildSettings, places: Sequence[Place]) -> tuple[list[int], ...]:
-    """Documents, bytes of cleaned text and tokens of each source, copies included."""
-    totals = np.zeros((len(settings.corpus), 3))
+def _scale_counts(settings: BuildSettings, places: Sequence[Place]) -> InputCounts:
+    """Returns the size of the input that the documents of all places represent."""
+    totals = np.zeros((len(settings.corpus), 3))  # documents, bytes of text, tokens
     for place in places:
-        for each in place.documents:
-            totals[place.source] += place.scale * np.array(
-                (1, each.cleaned_bytes, len(each.tokens))
-            )
-    return tuple(np.rint(totals).astype(int).T.tolist())
+        for document in place.documents:
+            sizes = np.array((1, document.cleaned_bytes, len(document.tokens)))
+            totals[place.source] += place.scale * sizes
+    documents, cleaned_bytes, tokens = np.rint(totals).astype(int).T.tolist()
+    return InputCounts(documents, cleaned_bytes, tokens)
 
 
-def _count_buckets(
-    settings: BuildSettings, documents: Sequence[int], num_bytes: Sequence[int]
-) -> int:
-    prefixes = num_prefixes(sum(num_bytes))
-    spread = np.diff(-(-np.arange(prefixes + 1) * sum(documents) // prefixes))
-    used_bytes, used = apply_weights(settings.weights, documents, num_bytes)
-    return choose_num_buckets(spread, used_bytes, settings.num_buckets, "num_buckets", used)
+def _count_buckets(settings: BuildSettings, counts: InputCounts) -> int:
+    """Returns the number of train buckets, as if ids were spread evenly."""
+    prefixes = num_prefixes(sum(counts.cleaned_bytes))
+    bounds = -(-np.arange(prefixes + 1) * sum(counts.documents) // prefixes)
+    documents_by_prefix = np.diff(bounds)
+    used_bytes, used_documents = apply_weights(
+        settings.weights, counts.documents, counts.cleaned_bytes
+    )
+    return choose_num_buckets(
+        documents_by_prefix, used_bytes, settings.num_buckets, "num_buckets", used_documents
+    )
 
 
 def _plan_length(places: Sequence[Place], rule: InstanceRule, train_share: float) -> LengthPlan:
-    """Counts every document once; weights then multiply what each source gave."""
-    start = time.process_time()
-    documents = gather_documents([each for place in places for each in place.documents])
+    """Builds one shard of all documents of the sample, and scales it to a pass of the input.
+
+    Every document is used once in the shard. Then each instance counts as often as the scale of its
+    document's place and the weight of its source say.
+
+    Args:
+        places: The encoded documents.
+        rule: How instances of the length are made.
+        train_share: Share of the documents that is not held out for validation.
+    """
+    started = time.process_time()
+    documents = gather_documents([document for place in places for document in place.documents])
     blocks = list(build_bucket(documents, replace(rule, weights=()), 0, "plan"))
     seal = seal_documents(documents.ids, len(documents.tokens))
     tar, shard, _ = pack_shard(blocks, "train", rule.seq_len, 0, "plan", rule.masking.mask_id, seal)
-    seconds = time.process_time() - start
-    worth: dict[int, float] = {}
+    seconds = time.process_time() - started
+
+    worth: dict[int, float] = {}  # instances of a pass for one here, by the document's first bytes
     for place in places:
         weight = rule.weights[place.source] / UNIT if rule.weights else 1
         for document in place.documents:  # a copy belongs to the source listed first
@@ -290,12 +470,13 @@ def _plan_length(places: Sequence[Place], rule: InstanceRule, train_share: float
 
 
 def _find_warnings(settings: BuildSettings, parts: Sequence[Part]) -> Iterator[str]:
-    long = [part for part in parts if part.text_bytes > _LONG_PARTS * settings.part_bytes]
-    if long:
-        part = max(long, key=lambda part: part.text_bytes)
+    """Yields what slows the build down, or what the estimate leaves out."""
+    long_parts = [part for part in parts if part.text_bytes > _LONG_PARTS * settings.part_bytes]
+    if long_parts:
+        longest = max(long_parts, key=lambda part: part.text_bytes)
         yield (
-            f"{hide(part.ranges[0].url)} cannot be cut: one worker reads its"
-            f" {format_bytes(part.text_bytes)} of text; {len(long)} file(s) are more than"
+            f"{hide(longest.ranges[0].url)} cannot be cut: one worker reads its"
+            f" {format_bytes(longest.text_bytes)} of text; {len(long_parts)} file(s) are more than"
             f" {_LONG_PARTS} parts long, cut such into files of"
             f" {format_bytes(settings.part_bytes)} of text"
         )
