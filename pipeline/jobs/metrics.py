@@ -1,4 +1,4 @@
-"""Counters and distributions that a runner shows of a job while it runs."""
+"""Reports counters and distributions, which a runner shows while a job is at work."""
 
 from collections.abc import Mapping
 
@@ -8,12 +8,12 @@ _NAMESPACE = "beambert"
 
 
 def count(numbers: Mapping[str, int]) -> None:
-    """Adds to the job's counters of these names; outside a job nothing happens."""
+    """Adds each number to the job's counter of that name. Outside a job it does nothing."""
     for name, number in numbers.items():
         Metrics.counter(_NAMESPACE, name).inc(number)
 
 
 def observe(numbers: Mapping[str, float]) -> None:
-    """Adds a value to each distribution of these names, rounded."""
+    """Adds each number, rounded, to the job's distribution of that name."""
     for name, number in numbers.items():
         Metrics.distribution(_NAMESPACE, name).update(round(number))

@@ -1,10 +1,11 @@
-"""The near-duplicates job: signatures of token parts to the documents that others make superfluous.
+"""The near-duplicates job finds documents that are nearly equal to others, by their signatures.
 
-    runs of documents | write_bands -> files of bands
-    ranges of keys    | write_found -> files of what was found
+    BandTask | write_bands -> files of bands
+    KeyRange | write_found -> files of near-duplicates
 
-The second stage waits for the first, and reads from each of its files the one range that holds its
-keys: no shuffle, so memory is that of one range. Running again skips the files that are there.
+The second stage waits for the first. For each range of keys it reads that range from every file of
+bands, so there is no shuffle, and a worker holds one range in memory. Files that are already there
+are not written again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,25 +32,36 @@ from pipeline.tokens.near_duplicates import (
 worker_guard.watch_in_workers()
 
 WORK_FOLDER = "near_duplicates"
-RUN_DOCUMENTS = 1 << 14
+TASK_DOCUMENTS = 1 << 14
 RANGE_ROWS = 1 << 18
 
 
 @dataclass(frozen=True)
-class Run:
-    """Documents whose bands one task writes: (token part, first row, one after the last row)."""
+class BandTask:
+    """The documents whose bands one task writes into one file.
+
+    Attributes:
+        slices: (name of a token part, first row, row after the last), in rows of the part's
+            `.signatures` file.
+    """
 
     slices: tuple[tuple[str, int, int], ...]
 
     def file_name(self, rule: SimilarityRule) -> str:
-        """The file of its bands; of other documents or bands it is another."""
+        """Returns the name of the task's file: a hash of its documents and of the bands' rule."""
         digest = blake2b(f"{self.slices} {rule.bands} {rule.rows}".encode(), digest_size=16)
         return f"{WORK_FOLDER}/{digest.hexdigest()}.bands"
 
 
 @dataclass(frozen=True)
 class KeyRange:
-    """Keys whose first byte is in [first, last], and the file of what is found among them."""
+    """A range of the keys of bands, which one task searches for near-duplicates.
+
+    Attributes:
+        first: The lowest first byte of a key.
+        last: The highest first byte of a key, inclusive.
+        file_name: The file of the near-duplicates among these keys.
+    """
 
     first: int
     last: int
@@ -63,11 +75,11 @@ def run_near_duplicates_job(
     workers: int,
     beam_arguments: Sequence[str],
 ) -> list[KeyRange]:
-    """Runs the job over the runs of token parts that are not finished yet.
+    """Finds the near-duplicates among token parts; the results that are there are kept.
 
     Args:
         num_documents: The number of documents of each token part, by its name, from its index.
-        rule: Which documents are near-duplicates.
+        rule: Decides which documents are near-duplicates.
         folder: Holds the token parts; the results are written into it.
         workers: The number of local worker processes.
         beam_arguments: The user's arguments for Beam.
@@ -75,48 +87,57 @@ def run_near_duplicates_job(
     Returns:
         The ranges of keys, each with the file of its results.
     """
-    sizes = folder.list()
-    runs = plan_runs(num_documents)
-    ranges = plan_ranges(runs, rule)
-    band_files = tuple(run.file_name(rule) for run in runs)
-    names_of_all = {*band_files} | {keys.file_name for keys in ranges}
+    tasks = plan_band_tasks(num_documents)
+    ranges = plan_ranges(tasks, rule)
+    band_files = tuple(task.file_name(rule) for task in tasks)
+    found_files = {keys.file_name for keys in ranges}
+    all_files = found_files.union(band_files)
+    present = folder.list().keys()
     planned = broadcast(band_files, folder)
 
     def count() -> int:
-        return len(names_of_all & folder.list().keys())
+        return len(all_files & folder.list().keys())
 
     def build(pipeline: beam.Pipeline) -> None:
-        elements = pipeline | "Runs" >> CreateElements(runs, folder)
+        elements = pipeline | "Runs" >> CreateElements(tasks, folder)
         written = beam.pvalue.AsList(elements | "WriteBands" >> beam.Map(write_bands, rule, folder))
         keys = pipeline | "KeyRanges" >> beam.Create(ranges, reshuffle=True)
         _ = keys | "WriteFound" >> beam.Map(write_found, written, planned, rule, folder)
 
-    if not {keys.file_name for keys in ranges} <= sizes.keys():
-        found = len(names_of_all & sizes.keys())
-        outputs = Outputs("tables of near-duplicates", len(names_of_all), found, count, folder)
-        options = pipeline_options(workers, beam_arguments, len(names_of_all) - found)
+    if not found_files <= present:
+        num_present = len(all_files & present)
+        outputs = Outputs("tables of near-duplicates", len(all_files), num_present, count, folder)
+        options = pipeline_options(workers, beam_arguments, len(all_files) - num_present)
         run_graph("near-duplicates", build, options, outputs)
     return ranges
 
 
-def plan_runs(num_documents: Mapping[str, int]) -> list[Run]:
-    """Token parts, by the number of their documents, in runs of 16,384 to 32,768 documents."""
+def plan_band_tasks(num_documents: Mapping[str, int]) -> list[BandTask]:
+    """Deals out all documents to tasks of 16,384 to 32,768 documents; the last may have fewer.
+
+    Args:
+        num_documents: The number of documents of each token part, by its name.
+    """
     slices = [
-        (name, first, min(number, first + RUN_DOCUMENTS))
+        (name, first, min(number, first + TASK_DOCUMENTS))
         for name, number in sorted(num_documents.items())
-        for first in range(0, number, RUN_DOCUMENTS)
+        for first in range(0, number, TASK_DOCUMENTS)
     ]
-    runs = batch_by_size(slices, lambda each: each[2] - each[1], RUN_DOCUMENTS)
-    return [Run(tuple(run)) for run in runs]
+    batches = batch_by_size(slices, lambda rows: rows[2] - rows[1], TASK_DOCUMENTS)
+    return [BandTask(tuple(batch)) for batch in batches]
 
 
-def plan_ranges(runs: Sequence[Run], rule: SimilarityRule) -> list[KeyRange]:
-    """The fewest equal ranges of keys, up to 256, with some 262,144 rows (23 MB) each."""
-    rows = rule.bands * sum(last - first for run in runs for _, first, last in run.slices)
+def plan_ranges(tasks: Sequence[BandTask], rule: SimilarityRule) -> list[KeyRange]:
+    """Cuts the keys into equal ranges, as few as hold at most some 262,144 bands (23 MB) each.
+
+    There are at most 256, whatever they hold. The names of their files depend on all documents.
+    """
+    rows = rule.bands * sum(last - first for task in tasks for _, first, last in task.slices)
     number = 1
     while number < NUM_GROUPS and rows > number * RANGE_ROWS:
         number *= 2
-    names = " ".join(run.file_name(rule) for run in runs)
+
+    names = " ".join(task.file_name(rule) for task in tasks)
     digest = blake2b(f"{names} {rule.matches} {number}".encode(), digest_size=16).hexdigest()
     width = NUM_GROUPS // number
     return [
@@ -125,12 +146,17 @@ def plan_ranges(runs: Sequence[Run], rule: SimilarityRule) -> list[KeyRange]:
     ]
 
 
-def write_bands(run: Run, rule: SimilarityRule, folder: Folder) -> str:
-    """Writes a run's bands, unless they are there, and returns the file's name."""
-    name = run.file_name(rule)
+def write_bands(task: BandTask, rule: SimilarityRule, folder: Folder) -> str:
+    """Writes the bands of a task's documents, unless their file is there; returns its name.
+
+    Raises:
+        ValueError: A file of signatures is missing or cut short.
+    """
+    name = task.file_name(rule)
     if not folder.exists(name):
-        size, signed = SIGNED_DTYPE.itemsize, bytearray()
-        for part, first, last in run.slices:
+        size = SIGNED_DTYPE.itemsize
+        signed = bytearray()
+        for part, first, last in task.slices:
             signatures = f"{part}.signatures"
             with named_loss(folder.locate(signatures)):
                 signed += folder.read_range(signatures, first * size, last * size)
@@ -145,10 +171,17 @@ def write_found(
     rule: SimilarityRule,
     folder: Folder,
 ) -> str:
-    """Writes the near-duplicates in a range of keys, unless they are there; returns the file name.
+    """Writes the near-duplicates in a range of keys, unless their file is there; returns its name.
+
+    Args:
+        keys: The range.
+        written: Names of the files of bands that the runner reports as written.
+        planned: Holds the names of all files of bands, a tuple.
+        rule: Decides which documents are near-duplicates.
+        folder: The folder of the token parts.
 
     Raises:
-        ValueError: The files of bands that the runner reports as written are not the planned ones.
+        ValueError: `written` lacks a planned file, or a file of bands is missing or damaged.
     """
     names: tuple[str, ...] = planned.get()
     if lost := sorted({*names} - {*written}):
@@ -158,9 +191,8 @@ def write_found(
             " deliver; run the same command again, or on another runner"
         )
     if not folder.exists(keys.file_name):
-        ends = keys.first, keys.last
-        read = (read_groups(folder, name, BANDED_DTYPE, *ends) for name in names)
-        banded = np.concatenate([np.zeros(0, BANDED_DTYPE), *read])
+        tables = (read_groups(folder, name, BANDED_DTYPE, keys.first, keys.last) for name in names)
+        banded = np.concatenate([np.zeros(0, BANDED_DTYPE), *tables])
         found = find_near_duplicates(banded, rule.matches)
         folder.write(keys.file_name, pack_rows(found, found["high"] >> np.uint64(56)))
     return keys.file_name

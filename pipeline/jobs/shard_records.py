@@ -1,4 +1,8 @@
-"""The record that a finished shard leaves under _tasks/ until the dataset is published."""
+"""Reads and writes the record of a finished shard, which stays until the dataset is published.
+
+It is a JSON file under _tasks/, written after the shard. Later launches of the build take a shard
+as finished if its record is there.
+"""
 
 import json
 from dataclasses import dataclass
@@ -15,7 +19,13 @@ from pipeline.storage.folder import Folder
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """What is known of a finished shard."""
+    """The content of a finished shard's record.
+
+    Attributes:
+        settings_hash: Hash of the settings that the shard was built with.
+        shard: The shard's row of the table of shards.
+        blocks: Where the shard's blocks are.
+    """
 
     settings_hash: str
     shard: Shard
@@ -23,20 +33,26 @@ class ShardRecord:
 
 
 def record_name(name: str) -> str:
-    """Where the record of a shard lies, relative to the dataset."""
+    """Returns the path of a shard's record, relative to the dataset."""
     return f"{RECORDS}/{name}.json"
 
 
 def format_record(record: ShardRecord) -> bytes:
-    """A record as JSON."""
+    """Returns a record as JSON."""
     blocks = {name: column.tolist() for name, column in vars(record.blocks).items()}
     row = shard_row(record.shard)
-    told = {"settings_hash": record.settings_hash, "shard": row, "blocks": blocks}
-    return json.dumps(told).encode()
+    content = {"settings_hash": record.settings_hash, "shard": row, "blocks": blocks}
+    return json.dumps(content).encode()
 
 
 def parse_record(data: bytes) -> ShardRecord:
-    """What `format_record` formatted."""
+    """Returns the record that `format_record` formatted.
+
+    Raises:
+        ValueError: The bytes are not JSON.
+        KeyError: A field is missing.
+        TypeError: A field has another type, or is unknown.
+    """
     fields = json.loads(data)
     blocks: dict[str, Any] = {
         name: np.array(column, np.uint32 if name == "crc32" else np.int64)
@@ -47,7 +63,10 @@ def parse_record(data: bytes) -> ShardRecord:
 
 
 def read_record(folder: Folder, task: ShardTask, settings_hash: str) -> ShardRecord | None:
-    """The record of a finished task; None where there is none that counts (`accept_record`)."""
+    """Reads the record of a task's shard; returns None if it is missing or not valid.
+
+    `accept_record` says which records are valid.
+    """
     try:
         data = folder.read(record_name(task.name))
     except FileNotFoundError:
@@ -56,10 +75,15 @@ def read_record(folder: Folder, task: ShardTask, settings_hash: str) -> ShardRec
 
 
 def accept_record(data: bytes, task: ShardTask, settings_hash: str) -> ShardRecord | None:
-    """The record that a file holds, if whole and of the task's shard, documents and settings."""
+    """Returns the record that a file holds, or None if it is not valid for the task.
+
+    A record is valid if it is whole, and names the task's shard, the seal of its documents and the
+    hash of these settings.
+    """
     try:
         record = parse_record(data)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None  # cut short, or of an earlier version
-    own = record.settings_hash, record.shard.name, record.shard.seal
-    return record if own == (settings_hash, task.name, task.contents.seal) else None
+    identity = (record.settings_hash, record.shard.name, record.shard.seal)
+    expected = (settings_hash, task.name, task.contents.seal)
+    return record if identity == expected else None

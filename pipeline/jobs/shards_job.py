@@ -1,8 +1,8 @@
-"""The shards job: buckets of encoded documents to shards, one a (split, length, pass, bucket).
+"""The shards job makes shards of encoded documents: one per split, length, pass and bucket.
 
     ExchangeByBucket | ShardBuilder.build
 
-Running again skips a shard whose record, its last file, is there under _tasks/.
+The record of a shard, under _tasks/, is written after it. A shard that has one is not built again.
 """
 
 import dataclasses
@@ -43,7 +43,14 @@ worker_guard.watch_in_workers()
 
 @dataclass(frozen=True)
 class ShardBuilder:
-    """Builds the shards of a bucket; what a worker needs to know."""
+    """Builds the shards of a bucket on a worker.
+
+    Attributes:
+        output: The folder of the dataset.
+        rules: How instances are made, by their length.
+        num_sources: Number of sources. If there are several, tokens are counted by source.
+        settings_hash: Hash of the dataset's settings, which every record of a shard has.
+    """
 
     output: Folder
     rules: Mapping[int, InstanceRule]
@@ -53,10 +60,17 @@ class ShardBuilder:
     def build(
         self, tasks: Sequence[ShardTask], documents: DeliveredDocuments
     ) -> Iterator[tuple[str, str]]:
-        """Writes a bucket's shards that are not finished; yields the names of bucket and shard.
+        """Writes a bucket's shards that are not finished; yields (bucket's name, shard's name).
 
-        A runner may hand the same bucket over again: what is finished is not built twice, but what
-        was handed over is looked at again. Raises ValueError where that is not the bucket.
+        A runner may deliver the same bucket again. Then its documents are checked again, but its
+        finished shards are not built again.
+
+        Args:
+            tasks: The shards to build of the bucket.
+            documents: The documents that were delivered as those of the bucket.
+
+        Raises:
+            ValueError: The documents are not those that the bucket must have.
         """
         gathered = gather_documents(documents)
         seal = seal_documents(gathered.ids, len(gathered.tokens))
@@ -72,12 +86,14 @@ class ShardBuilder:
             yield task.bucket.name, task.name
 
     def _is_finished(self, task: ShardTask) -> bool:
+        """Returns whether the shard is there, with a valid record and of the size it says."""
         record = read_record(self.output, task, self.settings_hash)
         if record is None or not self.output.exists(task.name):
             return False
         return self.output.size(task.name) == record.shard.num_bytes
 
     def _write_shard(self, task: ShardTask, documents: BucketDocuments) -> None:
+        """Builds and writes one shard of these documents, then its record."""
         rule = self.rules[task.seq_len]
         if task.bucket.split == "validation":  # every document once, whatever the mixture
             rule = dataclasses.replace(rule, weights=())
@@ -85,8 +101,15 @@ class ShardBuilder:
         tokens = np.zeros(self.num_sources, np.int64)
         if self.num_sources > 1:
             blocks = count_source_tokens(blocks, documents, tokens)
-        place = task.bucket.split, task.seq_len, task.pass_index, task.name
-        tar, shard, table = pack_shard(blocks, *place, rule.masking.mask_id, task.contents.seal)
+        tar, shard, table = pack_shard(
+            blocks,
+            task.bucket.split,
+            task.seq_len,
+            task.pass_index,
+            task.name,
+            rule.masking.mask_id,
+            task.contents.seal,
+        )
         if self.num_sources > 1:
             shard = dataclasses.replace(shard, source_tokens=tuple(tokens.tolist()))
         self.output.write(task.name, tar)
@@ -105,10 +128,26 @@ def run_shards_job(
     workers: int,
     beam_arguments: Sequence[str],
 ) -> None:
-    """Builds the shards of these tasks, which may be none: a kill came after the last shard."""
+    """Builds the shards of these tasks.
+
+    There may be no task: an earlier launch was killed after the last shard, before the manifest.
+
+    Args:
+        builder: Builds the shards of a bucket.
+        tokens: How to read the token parts.
+        part_names: Names of the token parts.
+        tasks: The shards to build.
+        exchange: How the documents of a bucket are brought together (`choose_exchange`).
+        outputs: Counts the shards for the display of progress.
+        workers: The number of local worker processes.
+        beam_arguments: The user's arguments for Beam.
+
+    Raises:
+        ValueError: An option is unknown, or a group is too large for a shuffle.
+    """
     if not tasks:
         return
-    # In the shuffle the token parts are tasks too.
+    # A shuffle also reads each token part in a task.
     options = pipeline_options(workers, beam_arguments, max(len(tasks), len(part_names)))
     mode = choose_exchange(exchange, options)
     if mode == "shuffle":
@@ -128,7 +167,7 @@ def add_shards_graph(
     tasks: Sequence[ShardTask],
     mode: ExchangeMode,
 ) -> None:
-    """The whole shards job: token parts to shards."""
+    """Adds the whole shards job to a pipeline. The arguments are those of `run_shards_job`."""
     finished = (
         pipeline
         | ExchangeByBucket(mode, tokens, part_names, tasks, builder.output / RECORDS)

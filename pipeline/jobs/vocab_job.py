@@ -1,9 +1,10 @@
-"""The vocabulary job: parts of the input to word counts, a graph of thin shells over word_counts.
+"""The vocabulary job counts the words of the input, of which a vocabulary is learned afterwards.
 
     Part | read_lists | clean_documents | sample_documents | filter_lists | count_and_record
          | add_counts | write_bucket
 
-Each bucket of words leaves one sorted file, whatever the order and grouping in which a runner adds.
+The work is done by functions of pipeline.tokens.word_counts. Words are divided into buckets by a
+hash, and each bucket becomes one sorted file, in whatever order a runner adds the counts.
 """
 
 from collections import Counter
@@ -36,13 +37,22 @@ worker_guard.watch_in_workers()
 
 @dataclass(frozen=True)
 class CountingRule:
-    """How words of the input are counted."""
+    """Decides which documents are counted, and how their words are.
+
+    Attributes:
+        reading: How documents are read.
+        filter: Which documents are left out.
+        num_bits: One of 2^bits documents of a part is counted; the bits by the part's key. Of a
+            part that is not named every document is counted.
+        words: How text is divided into words.
+        factors: A number for each source, by which the counts of its words are multiplied.
+    """
 
     reading: ReadingRule
     filter: FilterRule
-    num_bits: Mapping[str, int]  # one of 2^bits documents of a part counts, bits by its key
+    num_bits: Mapping[str, int]
     words: WordRule
-    factors: Sequence[int]  # of each source's counts
+    factors: Sequence[int]
 
 
 def run_vocab_job(
@@ -52,7 +62,15 @@ def run_vocab_job(
     workers: int,
     beam_arguments: Sequence[str],
 ) -> None:
-    """Counts the words of all parts; leaves tables and records in the folder."""
+    """Counts the words of all parts, and writes one table per bucket and one record per list.
+
+    Args:
+        parts: Parts of the input.
+        rule: How words are counted.
+        folder: Receives the tables and records.
+        workers: The number of local worker processes.
+        beam_arguments: The user's arguments for Beam.
+    """
 
     def build(pipeline: beam.Pipeline) -> None:
         sampled = (
@@ -78,10 +96,10 @@ def run_vocab_job(
 
 
 def add_counts(counts: Iterable[dict[str, int]]) -> dict[str, int]:
-    """The counts of all lists together."""
+    """Returns the sums of several counts of words."""
     total: Counter[str] = Counter()
-    for each in counts:
-        total.update(each)
+    for words in counts:
+        total.update(words)
     return dict(total)
 
 
@@ -91,21 +109,28 @@ def count_and_record(
     folder: Folder,
     factors: Sequence[int] = (1,),
 ) -> Iterator[tuple[int, dict[str, int]]]:
-    """Counts the words of a list, writes the list's record, and yields the counts by bucket.
+    """Counts the words of a list, writes the list's record, and yields (bucket, counts by word).
 
-    The record holds a seal of the counts of every bucket. It is named as in the tokens job.
+    The record holds a seal of the counts of every bucket. It is named like a record of the tokens
+    job.
+
+    Args:
+        documents: The list.
+        rule: How text is divided into words.
+        folder: Receives the record.
+        factors: A number for each source, by which the counts of its words are multiplied.
     """
     counts = list(count_list(documents, rule, factors))
-    kept = documents.documents
-    counted = documents.replace(kept, {"documents_counted": len(kept)})
+    num_documents = len(documents.documents)
+    counted = documents.replace(documents.documents, {"documents_counted": num_documents})
     name = f"{documents.part}-{documents.number:05d}" + ("-last" if documents.is_last else "")
-    seals = {bucket: seal_counts(own) for bucket, own in counts}
+    seals = {bucket: seal_counts(words) for bucket, words in counts}
     folder.write(f"{name}.json", format_record(counted, seals))
     yield from counts
 
 
 def write_bucket(bucket_counts: tuple[int, dict[str, int]], folder: Folder) -> str:
-    """Writes a bucket's table and returns its name."""
+    """Writes the table of a bucket, given as (bucket, counts by word), and returns its name."""
     bucket, counts = bucket_counts
     name = bucket_name(bucket)
     folder.write(name, counts_table(counts))

@@ -175,7 +175,7 @@ CUTS = {
 def test_the_root_hash_does_not_depend_on_how_work_is_cut(
     deduplicated, similar_corpus, vocab_file, tmp_path, arguments, monkeypatch
 ):
-    monkeypatch.setattr(near_duplicates_job, "RUN_DOCUMENTS", 7)  # small runs and ranges
+    monkeypatch.setattr(near_duplicates_job, "TASK_DOCUMENTS", 7)  # small tasks and ranges
     monkeypatch.setattr(near_duplicates_job, "RANGE_ROWS", 64)
     output = tmp_path / "data"
     assert build(output, vocab_file, [similar_corpus[0]], *NEAR, *arguments) == 0
@@ -202,7 +202,7 @@ def test_a_kill_anywhere_in_between_leaves_the_same_hash(
     deduplicated, similar_corpus, vocab_file, tmp_path, monkeypatch, fatal
 ):
     output = tmp_path / "data"
-    monkeypatch.setattr(near_duplicates_job, "RUN_DOCUMENTS", 20)
+    monkeypatch.setattr(near_duplicates_job, "TASK_DOCUMENTS", 20)
     monkeypatch.setattr(near_duplicates_job, "RANGE_ROWS", 512)
     writes, write = itertools.count(1), Folder.write
     ends = ("settings.json", "dropped.ids", "prefixes.rows", "tokens.json")
