@@ -1,8 +1,9 @@
-"""What a job sends to all workers: small values in its description, large ones by a file.
+"""Sends values from a job's launcher to all workers.
 
-Dataflow refuses descriptions above 10 MB, and every worker process keeps what is in them. The hash
-of a file stands in the description, so a worker reads no other file for it; it is JSON, as what
-lies beside data must run no code.
+Small values are part of the job's description. Large ones go into a file, because Dataflow refuses
+descriptions above 10 MB, and every worker process keeps its description in memory. The description
+has the hash of the file, so that a worker does not take another file for it. The file is JSON and
+not a pickle, because a file among data must not run code.
 """
 
 import json
@@ -24,12 +25,19 @@ worker_guard.watch_in_workers()
 
 MAX_INLINE_BYTES = 2**20
 _ELEMENTS_PER_FILE = 4096
-_PACKAGES = (Path(__file__).parents[1], Path(tokenizer.__file__).parent)
+_PACKAGES = (Path(__file__).parents[1], Path(tokenizer.__file__).parent)  # hashed by hash_code
 
 
 @dataclass(frozen=True)
 class Broadcast:
-    """A value for all workers as JSON, or in a file that is named by the hash of its bytes."""
+    """A value that is sent to all workers, as JSON.
+
+    Attributes:
+        kind: Type of the value.
+        folder: The folder of the file, if the value is large.
+        digest: Hash of the JSON.
+        data: The JSON; empty if it is in the file.
+    """
 
     kind: Any
     folder: Folder
@@ -38,16 +46,27 @@ class Broadcast:
 
     @property
     def file_name(self) -> str:
-        """The file in the folder, where there is one."""
+        """Name of the file in the folder, which is there only if the value is large."""
         return f"broadcast-{self.digest}.json"
 
     def get(self) -> Any:
-        """The value, the same object at every call in a process; ValueError for another file."""
+        """Returns the value. A process reads it once and then returns the same object.
+
+        Raises:
+            FileNotFoundError: The file is missing.
+            ValueError: The file is not the one that was written.
+        """
         return _unpack(self)
 
 
 def broadcast(value: object, folder: Folder) -> Broadcast:
-    """Packs a tuple or dataclass of text, numbers, bytes and such, a large one into a file."""
+    """Packs a value for all workers. If it is large, its file is written.
+
+    Args:
+        value: A tuple of values of one type, or a dataclass. Its parts are text, numbers, bytes, or
+            again such tuples and dataclasses.
+        folder: Receives the file.
+    """
     packed = _pack(value, folder)
     sent = _without_large_data(packed)
     if not sent.data:
@@ -64,6 +83,7 @@ def describe_broadcast(value: object, folder: Folder) -> Broadcast:
 
 
 def _pack(value: object, folder: Folder) -> Broadcast:
+    """Packs a value with its JSON in `data`, however large."""
     kind: Any = type(value)
     if isinstance(value, tuple) and value:
         kind = GenericAlias(tuple, (type(value[0]), ...))
@@ -72,6 +92,7 @@ def _pack(value: object, folder: Folder) -> Broadcast:
 
 
 def _without_large_data(packed: Broadcast) -> Broadcast:
+    """Returns the packed value, without its data if these are too large for a description."""
     if len(packed.data) <= MAX_INLINE_BYTES:
         return packed
     return Broadcast(packed.kind, packed.folder, packed.digest)
@@ -80,27 +101,34 @@ def _without_large_data(packed: Broadcast) -> Broadcast:
 class CreateElements(
     beam.PTransform[beam.pvalue.PBegin, beam.PCollection[Any]]  # type: ignore[misc]
 ):
-    """The elements of a list, spread over all workers; long lists are read from files."""
+    """Creates a PCollection of the elements of a list, and spreads them over all workers.
+
+    Workers check that they have the same code as the launcher. If the list is long, they read it
+    from files.
+    """
 
     def __init__(self, elements: Sequence[Any], folder: Folder) -> None:
+        """Takes the elements, such values as `broadcast` takes, and the folder of the files."""
         super().__init__()
-        self._elements, self._folder = tuple(elements), folder
+        self._elements = tuple(elements)
+        self._folder = folder
 
     def expand(self, pipeline: beam.Pipeline) -> beam.PCollection:
-        """The graph; workers with other code than the launcher's end it."""
+        """Adds the elements to a pipeline. A worker with other code raises ValueError."""
         return self._create(pipeline) | "RefuseOtherCode" >> beam.Map(
             refuse_other_code, hash_code()
         )
 
     def _create(self, pipeline: beam.Pipeline) -> beam.PCollection:
+        """Adds the elements to a pipeline; writes the files if the list is long."""
         if len(json.dumps(self._elements, default=_to_json)) <= MAX_INLINE_BYTES:
             return pipeline | beam.Create(self._elements, reshuffle=True)
         lists = [
             broadcast(self._elements[first : first + _ELEMENTS_PER_FILE], self._folder)
             for first in range(0, len(self._elements), _ELEMENTS_PER_FILE)
         ]
-        found = pipeline | beam.Create(lists, reshuffle=True) | beam.FlatMap(Broadcast.get)
-        return found | beam.Reshuffle()
+        elements = pipeline | beam.Create(lists, reshuffle=True) | beam.FlatMap(Broadcast.get)
+        return elements | beam.Reshuffle()
 
 
 @lru_cache(maxsize=1)
@@ -118,7 +146,15 @@ def hash_code() -> str:
 
 
 def refuse_other_code(element: Any, launchers: str) -> Any:
-    """The element, where this process has the code of the launcher; ValueError elsewhere."""
+    """Returns the element unchanged, if this process has the same code as the launcher.
+
+    Args:
+        element: Any element of a PCollection.
+        launchers: The launcher's `hash_code`.
+
+    Raises:
+        ValueError: This process has other code.
+    """
     if hash_code() != launchers:
         raise ValueError(
             f"a worker has other code of this package than the launcher ({hash_code()}, expected"
@@ -129,11 +165,13 @@ def refuse_other_code(element: Any, launchers: str) -> Any:
 
 
 def _digest(data: bytes) -> str:
+    """Returns the hash that names a file of a broadcast."""
     return blake2b(data, digest_size=16).hexdigest()
 
 
 @lru_cache(maxsize=8)
 def _unpack(sent: Broadcast) -> Any:
+    """Returns the value of a broadcast, read from its data or its file; keeps the last few."""
     data = sent.data or sent.folder.read(sent.file_name)
     if _digest(data) != sent.digest:
         raise ValueError(
@@ -144,16 +182,18 @@ def _unpack(sent: Broadcast) -> Any:
 
 
 def _to_json(value: Any) -> Any:
+    """Returns bytes as hexadecimal text, and a dataclass as the list of its fields."""
     if isinstance(value, bytes):
         return value.hex()
     return [getattr(value, field.name) for field in fields(value)]
 
 
 def _from_json(data: Any, kind: Any) -> Any:
+    """Returns the value of this type of which `_to_json` and json.dumps made the data."""
     if isinstance(kind, type) and is_dataclass(kind):
         return kind(*map(_from_json, data, _field_types(kind).values()))
     if get_origin(kind) is tuple:
-        return tuple(_from_json(each, get_args(kind)[0]) for each in data)
+        return tuple(_from_json(item, get_args(kind)[0]) for item in data)
     return bytes.fromhex(data) if kind is bytes else data
 
 

@@ -1,9 +1,10 @@
-"""Bringing the encoded documents of each bucket together, in two modes with one result.
+"""Brings the encoded documents of each bucket together, in one of two ways with the same result.
 
-`files`: each task reads its bucket's range of every token part. `shuffle`: each token part is read
-once and cut at the buckets' bounds, and Beam's GroupByKey moves the pieces: the bytes of all
-documents that one part holds of one bucket, behind the part's name. What a bucket must hold travels
-in its tasks (pipeline.tokens.buckets).
+With `files`, each task reads its bucket's range of every token part. With `shuffle`, each token
+part is read once and cut at the bounds of the buckets, and Beam's GroupByKey moves the chunks. A
+chunk holds all documents that one part has of one bucket, after the part's name.
+
+Each task says what its bucket must hold (pipeline.tokens.buckets), so that a loss is found.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ from pipeline.tokens.token_parts import TokenizedDocument, unpack_documents
 ExchangeMode = Literal["files", "shuffle"]
 _NAME_BYTES = 2
 _MAX_GROUP_BYTES = 512 * 10**6
-_GROUP_COPIES = 2  # in a worker: as the runner delivers a group, and gathered
+_GROUP_COPIES = 2  # a worker holds a group as the runner delivers it, and gathered
 _RUNNER_ADVICE = (
     "the runner loses or repeats what it shuffles: run again with --exchange files, or on another"
     " runner"
@@ -41,7 +42,14 @@ _RUNNER_ADVICE = (
 
 @dataclass(frozen=True)
 class ShardTask:
-    """One shard to build."""
+    """One shard to build.
+
+    Attributes:
+        seq_len: Length of its instances.
+        pass_index: Number of its pass, from 0.
+        bucket: The bucket of its documents.
+        contents: What the bucket must hold.
+    """
 
     seq_len: int
     pass_index: int
@@ -50,22 +58,33 @@ class ShardTask:
 
     @property
     def name(self) -> str:
-        """The shard's path relative to the dataset."""
+        """Path of the shard, relative to the dataset."""
         return shard_name(self.bucket.split, self.seq_len, self.pass_index, self.bucket.number)
 
 
 def refuse_large_groups(tasks: Iterable[ShardTask], token_dtype: str) -> None:
-    """Raises ValueError where a shuffle brings more together than a worker carries.
+    """Refuses buckets that are too large for one group of a shuffle.
 
-    A bucket of at most 128 MiB of text is some 70 MB of tokens; fewer buckets are a user's.
+    Buckets hold at most 128 MiB of text, some 70 MB of tokens, unless the user asks for fewer
+    buckets or many documents have copies.
+
+    Args:
+        tasks: All tasks; at least one.
+        token_dtype: Type of a stored token, as numpy names it.
+
+    Raises:
+        ValueError: The largest bucket has more bytes of tokens, copies included, than a worker can
+            take.
     """
 
     def weigh(task: ShardTask) -> int:
-        seal, rows = task.contents.seal, task.contents.rows
+        seal = task.contents.seal
+        rows = task.contents.rows
         return seal.tokens * np.dtype(token_dtype).itemsize * rows // max(1, seal.documents)
 
     largest = max(tasks, key=weigh)
-    contents, num_bytes = largest.contents, weigh(largest)
+    contents = largest.contents
+    num_bytes = weigh(largest)
     if num_bytes > _MAX_GROUP_BYTES:
         raise ValueError(
             f"the bucket {largest.bucket.name} is {num_bytes / 1e6:,.0f} MB of tokens"
@@ -82,7 +101,10 @@ class ExchangeByBucket(
         beam.pvalue.PBegin, beam.PCollection[tuple[list[ShardTask], Iterable[TokenizedDocument]]]
     ]
 ):
-    """The start of a graph: pairs (tasks of one bucket, an iterable of its documents)."""
+    """Starts a graph with one element per bucket: (its tasks, an iterable of its documents).
+
+    With `files` there is one element per task, so that a bucket may have several.
+    """
 
     def __init__(
         self,
@@ -92,14 +114,28 @@ class ExchangeByBucket(
         tasks: Sequence[ShardTask],
         folder: Folder,
     ) -> None:
+        """Takes how to bring together what.
+
+        Args:
+            mode: "files" or "shuffle".
+            tokens: How to read the token parts.
+            part_names: Names of the token parts.
+            tasks: The shards to build.
+            folder: Receives the files of long lists (`broadcast`).
+        """
         super().__init__()
-        self._mode, self._tokens, self._folder = mode, tokens, folder
-        self._part_names, self._tasks = tuple(part_names), tasks
+        self._mode = mode
+        self._tokens = tokens
+        self._folder = folder
+        self._part_names = tuple(part_names)
+        self._tasks = tasks
 
     def display_data(self) -> dict[str, str | int]:
+        """Returns the mode and the sizes that a runner shows for this transform."""
         return {"mode": self._mode, "parts": len(self._part_names), "tasks": len(self._tasks)}
 
     def expand(self, pipeline: beam.Pipeline) -> beam.PCollection:
+        """Adds the stages of the mode."""
         if self._mode == "files":
             tasks = pipeline | "Tasks" >> CreateElements(self._tasks, self._folder)
             names = broadcast(self._part_names, self._folder)
@@ -120,12 +156,14 @@ class ExchangeByBucket(
 class RefuseRepeats(
     beam.PTransform[beam.PCollection[tuple[str, str]], beam.PCollection[None]]  # type: ignore[misc]
 ):
-    """The end of a graph that shuffles: (bucket, shard) of finished shards, none of them twice.
+    """Ends a graph that shuffles with an error if a shard was finished twice.
 
-    What a failed attempt of a bundle gave is not in the collection.
+    The elements are the names (bucket, shard) of finished shards. If a bundle fails and is tried
+    again, only the attempt that succeeds gives elements, so retries are no repeats.
     """
 
     def expand(self, finished: beam.PCollection) -> beam.PCollection:
+        """Groups the elements by shard and checks each group."""
         return (
             finished
             | "Names" >> beam.MapTuple(_encode_names).with_output_types(tuple[bytes, bytes])
@@ -135,15 +173,24 @@ class RefuseRepeats(
 
 
 def _encode_names(bucket: str, shard: str) -> tuple[bytes, bytes]:
+    """Returns the shard's name as the key of a group and the bucket's name as its value."""
     return shard.encode(), bucket.encode()
 
 
 def refuse_repeats(shard: bytes, buckets: Iterable[bytes]) -> None:
-    """Raises ValueError for a shard that several groups were delivered for."""
-    bucket, *others = buckets
-    if others:
+    """Checks that a shard was finished once.
+
+    Args:
+        shard: Name of the shard.
+        buckets: Name of its bucket, once for each time that the shard was finished.
+
+    Raises:
+        ValueError: It was finished several times, as the runner delivered its bucket again.
+    """
+    bucket, *repeats = buckets
+    if repeats:
         raise ValueError(
-            f"bucket {bucket.decode()}: the runner delivered it {1 + len(others)} times for"
+            f"bucket {bucket.decode()}: the runner delivered it {1 + len(repeats)} times for"
             f" {shard.decode()}, expected once; {_RUNNER_ADVICE}"
         )
 
@@ -154,22 +201,34 @@ def plan_tasks(
     passes: int,
     contents: Mapping[str, BucketContents],
 ) -> list[ShardTask]:
-    """Every shard of the dataset, passes in order; validation has pass 0 only."""
-    places = _places(buckets, seq_lens, passes)
-    return [ShardTask(*place, contents[place[-1].name]) for place in places]
+    """Returns the tasks of all shards of a dataset, pass after pass.
+
+    Validation has pass 0 only.
+
+    Args:
+        buckets: All buckets, of both splits.
+        seq_lens: Lengths of instances.
+        passes: Number of passes.
+        contents: What each bucket must hold, by its name.
+    """
+    return [
+        ShardTask(seq_len, pass_index, bucket, contents[bucket.name])
+        for seq_len, pass_index, bucket in _places(buckets, seq_lens, passes)
+    ]
 
 
 def plan_names(buckets: Sequence[Bucket], seq_lens: Sequence[int], passes: int) -> list[str]:
-    """The names of the shards that `plan_tasks` plans."""
+    """Returns the names of the shards that `plan_tasks` plans, in the same order."""
     return [
-        shard_name(bucket.split, seq_len, index, bucket.number)
-        for seq_len, index, bucket in _places(buckets, seq_lens, passes)
+        shard_name(bucket.split, seq_len, pass_index, bucket.number)
+        for seq_len, pass_index, bucket in _places(buckets, seq_lens, passes)
     ]
 
 
 def _places(
     buckets: Sequence[Bucket], seq_lens: Sequence[int], passes: int
 ) -> Iterator[tuple[int, int, Bucket]]:
+    """Yields (length, number of the pass, bucket) of every shard, pass after pass."""
     for pass_index, seq_len, bucket in product(range(passes), seq_lens, buckets):
         if bucket.split == "train" or pass_index == 0:
             yield seq_len, pass_index, bucket
@@ -177,27 +236,42 @@ def _places(
 
 @dataclass(frozen=True)
 class BucketTasks:
-    """All tasks of one bucket: a million tasks are too many objects for every worker."""
+    """All tasks of one bucket, in few objects, since every worker keeps those of a million tasks.
+
+    Attributes:
+        bucket: The bucket.
+        contents: What the bucket must hold.
+        places: (length, number of the pass) of each task.
+    """
 
     bucket: Bucket
     contents: BucketContents
-    places: tuple[tuple[int, int], ...]  # length and pass of each
+    places: tuple[tuple[int, int], ...]
 
 
 def group_tasks(tasks: Iterable[ShardTask]) -> tuple[BucketTasks, ...]:
-    """Tasks by their buckets, which ascend by id."""
-    found: dict[Bucket, list[ShardTask]] = {}
+    """Groups tasks by their buckets; returns the buckets in the order of their first ids."""
+    by_bucket: dict[Bucket, list[ShardTask]] = {}
     for task in sorted(tasks, key=lambda task: task.bucket.first_id):
-        found.setdefault(task.bucket, []).append(task)
-    return tuple(
-        BucketTasks(bucket, own[0].contents, tuple((each.seq_len, each.pass_index) for each in own))
-        for bucket, own in found.items()
-    )
+        by_bucket.setdefault(task.bucket, []).append(task)
+
+    groups = []
+    for bucket, bucket_tasks in by_bucket.items():
+        places = tuple((task.seq_len, task.pass_index) for task in bucket_tasks)
+        groups.append(BucketTasks(bucket, bucket_tasks[0].contents, places))
+    return tuple(groups)
 
 
 @dataclass(frozen=True)
 class StoredDocuments:
-    """The documents of one bucket, copies included, read from token parts when it is iterated."""
+    """The documents of one bucket, copies included, which iteration reads from the token parts.
+
+    Attributes:
+        tokens: How to read the token parts.
+        part_names: Names of the token parts.
+        bucket: The bucket.
+        advice: What the user should do if the documents are not those of the bucket.
+    """
 
     tokens: TokenParts
     part_names: tuple[str, ...]
@@ -207,78 +281,113 @@ class StoredDocuments:
 
     @property
     def origin(self) -> str:
-        """Begins the sentence that says what came."""
+        """Beginning of an error message, which goes on with the documents that were found."""
         return f"the token parts in {self.tokens.folder.url} hold"
 
     def __iter__(self) -> Iterator[TokenizedDocument]:
+        """Reads and yields the documents."""
         return read_bucket(self.tokens, self.part_names, self.bucket)
 
 
 @dataclass(frozen=True)
 class GroupedDocuments:
-    """The documents of one bucket, unpacked from what GroupByKey gathered when it is iterated.
+    """The documents of one bucket, which iteration unpacks from the chunks of a group.
 
-    Documents of dropped.ids are left out here: a part would have to read all of that file.
+    Documents in dropped.ids are left out here, because a bucket reads only its range of that file.
+    A token part, which has documents of all buckets, would have to read the whole file.
+
+    Attributes:
+        bucket: The bucket.
+        chunks: What GroupByKey gathered (`pack_chunk`).
+        tokens: How to read dropped.ids and the chunks.
+        origin: Beginning of an error message, which goes on with the documents that were found.
+        advice: What the user should do if the documents are not those of the bucket.
     """
 
     bucket: Bucket
     chunks: Iterable[bytes]
     tokens: TokenParts
 
-    origin, advice = "the runner delivered", _RUNNER_ADVICE
+    origin = "the runner delivered"
+    advice = _RUNNER_ADVICE
 
     def __iter__(self) -> Iterator[TokenizedDocument]:
+        """Unpacks and yields the documents.
+
+        Raises:
+            ValueError: A chunk is damaged, or the runner delivered one twice.
+        """
         seen: set[str] = set()
         dropped = self._read_dropped()
         for chunk in self.chunks:
             part, data = unpack_chunk(chunk)
             if part in seen:
-                said = f"{self.origin} what part {part} holds of it twice, expected once"
-                raise ValueError(f"bucket {self.bucket.name}: {said}; {self.advice}")
+                raise ValueError(
+                    f"bucket {self.bucket.name}: {self.origin} what part {part} holds of it twice,"
+                    f" expected once; {self.advice}"
+                )
             seen.add(part)
             where = f"bucket {self.bucket.name}, part {part}"
-            found = unpack_documents(data, self.tokens.token_dtype, where)
-            yield from (document for document in found if document.id not in dropped)
+            documents = unpack_documents(data, self.tokens.token_dtype, where)
+            yield from (document for document in documents if document.id not in dropped)
 
     def _read_dropped(self) -> frozenset[bytes]:
-        # What is held out is not dropped.
+        """Returns the ids of the bucket's documents that are left out."""
+        # Validation documents are chosen among those that are not dropped.
         if not self.tokens.has_dropped or self.bucket.split == "validation":
             return frozenset()
         return read_dropped_ids(self.tokens.folder, self.bucket.first_id, self.bucket.last_id)
 
 
 DeliveredDocuments = StoredDocuments | GroupedDocuments
-"""`origin` begins the sentence that says what came, `advice` what to do where it is wrong."""
+"""The documents of one bucket as either mode delivers them. Both have `origin` and `advice`."""
 
 
 def find_documents(
     task: ShardTask, tokens: TokenParts, part_names: Broadcast
 ) -> tuple[list[ShardTask], StoredDocuments]:
-    """A task and its bucket's documents; nothing is read yet."""
+    """Returns a task, in a list, and the documents of its bucket. They are read when iterated.
+
+    Args:
+        task: The task.
+        tokens: How to read the token parts.
+        part_names: Holds the names of the token parts.
+    """
     return [task], StoredDocuments(tokens, part_names.get(), task.bucket)
 
 
 def cut_for_tasks(
     name: str, tokens: TokenParts, buckets: Broadcast
 ) -> Iterator[tuple[bytes, bytes]]:
-    """What a token part holds of each bucket that shards are built of."""
-    return cut_part(name, tokens, [found.bucket for found in buckets.get()])
+    """Yields the chunks of a token part, as `cut_part` does, for each bucket that has tasks.
+
+    Args:
+        name: Name of the part.
+        tokens: How to read the part.
+        buckets: Holds the `BucketTasks` of all buckets.
+    """
+    return cut_part(name, tokens, [tasks.bucket for tasks in buckets.get()])
 
 
 def cut_part(
     name: str, tokens: TokenParts, buckets: Sequence[Bucket]
 ) -> Iterator[tuple[bytes, bytes]]:
-    """The bytes of the documents that a token part holds of each bucket, by the bucket's name.
+    """Yields (bucket's name, chunk) for each of the buckets that a token part has documents of.
 
-    One request reads the part. What dropped.ids leaves out is among them (`GroupedDocuments`).
+    One request reads the part's tokens. Documents in dropped.ids are not left out here;
+    `GroupedDocuments` does that.
     """
     rows = read_part_rows(tokens.folder, f"{name}.index")
     finder = BucketFinder(buckets, tokens.held_out)
-    owners = finder.find(rows)
-    rows, owners = rows[owners != finder.none], owners[owners != finder.none]
+    owners = finder.find(rows)  # [D] position of each document's bucket in `buckets`
+    has_bucket = owners != finder.none
+    rows = rows[has_bucket]
+    owners = owners[has_bucket]
     if not len(rows):
         return
-    start, stop = int(rows["offset"][0]), int(rows["offset"][-1]) + int(rows["size"][-1])
+
+    start = int(rows["offset"][0])
+    stop = int(rows["offset"][-1]) + int(rows["size"][-1])
     data = memoryview(read_tokens(tokens.folder, f"{name}.tokens", start, stop))
     order = np.argsort(owners, kind="stable")
     for chosen in np.split(order, np.flatnonzero(np.diff(owners[order])) + 1):
@@ -288,13 +397,13 @@ def cut_part(
 
 
 def pack_chunk(part: str, data: bytes) -> bytes:
-    """What a part holds of a bucket, behind the part's name."""
+    """Returns the bytes of a part's documents, preceded by the part's name and its length."""
     name = part.encode()
     return len(name).to_bytes(_NAME_BYTES, "little") + name + data
 
 
 def unpack_chunk(chunk: bytes) -> tuple[str, memoryview]:
-    """The part's name and the documents that `pack_chunk` packed, which are not copied."""
+    """Returns the part's name and the bytes of documents that `pack_chunk` packed, uncopied."""
     end = _NAME_BYTES + int.from_bytes(chunk[:_NAME_BYTES], "little")
     return chunk[_NAME_BYTES:end].decode(errors="replace"), memoryview(chunk)[end:]
 
@@ -302,15 +411,32 @@ def unpack_chunk(chunk: bytes) -> tuple[str, memoryview]:
 def unpack_group(
     group: tuple[bytes, Iterable[bytes]], tokens: TokenParts, buckets: Broadcast
 ) -> tuple[list[ShardTask], GroupedDocuments]:
-    """The tasks of a bucket and its documents; nothing is unpacked yet."""
+    """Returns the tasks of a bucket and its documents. They are unpacked when iterated.
+
+    Args:
+        group: (bucket's name, its chunks), as GroupByKey gathered them.
+        tokens: How to read dropped.ids and the chunks.
+        buckets: Holds the `BucketTasks` of all buckets.
+
+    Raises:
+        ValueError: No bucket has this name.
+    """
     name, chunks = group
-    if (own := _by_name(buckets).get(name)) is None:
-        said = f"the runner delivered a bucket {name.decode()} that no shard is built of"
-        raise ValueError(f"{said}; {_RUNNER_ADVICE}")
-    tasks = [ShardTask(*place, own.bucket, own.contents) for place in own.places]
-    return tasks, GroupedDocuments(own.bucket, chunks, tokens)
+    bucket_tasks = _by_name(buckets).get(name)
+    if bucket_tasks is None:
+        raise ValueError(
+            f"the runner delivered a bucket {name.decode()} that no shard is built of;"
+            f" {_RUNNER_ADVICE}"
+        )
+    bucket = bucket_tasks.bucket
+    tasks = [
+        ShardTask(seq_len, pass_index, bucket, bucket_tasks.contents)
+        for seq_len, pass_index in bucket_tasks.places
+    ]
+    return tasks, GroupedDocuments(bucket, chunks, tokens)
 
 
 @lru_cache(maxsize=1)
 def _by_name(buckets: Broadcast) -> dict[bytes, BucketTasks]:
-    return {each.bucket.name.encode(): each for each in buckets.get()}
+    """Returns all tasks by the encoded names of their buckets."""
+    return {tasks.bucket.name.encode(): tasks for tasks in buckets.get()}

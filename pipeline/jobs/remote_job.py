@@ -1,6 +1,6 @@
-"""A job on a cluster or a service as the launcher meets it: its page, state, end and last words.
+"""Submits a job to a runner, and follows it there: its page, its state, its end and its errors.
 
-Of a job in this machine's own processes all of this is empty.
+A job that runs in processes of this machine has no page and no state.
 """
 
 import contextlib
@@ -21,28 +21,35 @@ from pipeline.storage.secret_values import hide
 from pipeline.storage.terminal import say
 
 NO_STAGE_TIMEOUT = "--job_server_timeout=10000000"
-"""Beam takes it, in seconds, as the longest time of any stage."""
+"""Keeps Beam from ending a long job: it takes this, in seconds, as a limit for every stage."""
 _ANSWER_SECONDS = 20.0
 RECORD = "running-job.json"
-"""A file beside what a job elsewhere makes, until the launcher has seen its end."""
+"""Names the job that writes into a folder. Removed when the launcher has seen the job's end."""
 _ENDED = {"DONE", "FAILED", "CANCELLED", "UPDATED", "DRAINED"}
 
 
 class Job:
-    """One job, from before it is submitted to its end."""
+    """One job that is submitted to a runner.
+
+    Attributes:
+        describe: Name of the job, for messages.
+        folder: The folder that the job writes to.
+    """
 
     def __init__(self, describe: str, folder: Folder) -> None:
-        self.describe, self.folder = describe, folder
-        self._result: PipelineResult | None = None
+        self.describe = describe
+        self.folder = folder
+        self._result: PipelineResult | None = None  # set when the job is submitted
 
     def run(self, pipeline: beam.Pipeline) -> None:
-        """Submits a pipeline and waits for its end; cancels it where this process is told to end.
+        """Submits a pipeline and waits for its end; cancels it if this process is told to end.
 
         Raises:
-            ValueError: The job of a launcher that is gone is still at work in the folder.
+            ValueError: A job that an earlier launcher began is still at work in the folder.
         """
         self._look_for_another(pipeline.options)
-        self._result = result = pipeline.run()
+        result = pipeline.run()
+        self._result = result
         job = _job_id(result)
         if job:
             self._say(f"the runner calls this job {job}{_page(pipeline.options, job)}")
@@ -59,10 +66,18 @@ class Job:
                 self.folder.remove([RECORD])
 
     def _look_for_another(self, options: PipelineOptions) -> None:
-        """A launcher that was killed leaves its job at work, and its record."""
+        """Looks for a job in the folder that an earlier launcher has left at work.
+
+        A launcher that was killed leaves the job's record. If the runner does not know that job,
+        the user is warned.
+
+        Raises:
+            ValueError: The job is still at work, or the record is damaged.
+        """
         try:
-            found = json.loads(self.folder.read(RECORD))
-            job, began = str(found["job"]), str(found["began"])
+            record = json.loads(self.folder.read(RECORD))
+            job = str(record["job"])
+            began = str(record["began"])
         except FileNotFoundError:
             return
         except (ValueError, TypeError, KeyError, RecursionError) as error:
@@ -83,7 +98,10 @@ class Job:
         self._say(f"{where} may still be at work here: {unknown}")
 
     def state(self) -> str:
-        """What the runner says of the job now, such as RUNNING; empty where it says nothing."""
+        """Returns the job's state as its runner calls it, such as RUNNING.
+
+        It is empty for a local job, and "does not answer" if the runner raises an error.
+        """
         if self._result is None or not _job_id(self._result):
             return ""
         with contextlib.suppress(Exception):  # each runner has its own errors
@@ -91,22 +109,29 @@ class Job:
         return "does not answer"
 
     def _cancel(self, result: PipelineResult, job: str) -> bool:
-        """Whether the runner took it."""
+        """Cancels the job; returns whether the runner accepted that."""
         try:
             result.cancel()
         except Exception as error:  # noqa: BLE001 - each runner has its own
-            failed = f"job {job} could not be cancelled ({first_line(error)}) and may go on"
-            self._say(f"{failed}: cancel it where the runner shows it")
+            self._say(
+                f"job {job} could not be cancelled ({first_line(error)}) and may go on: cancel it"
+                " where the runner shows it"
+            )
             return False
         self._say(f"job {job} was told to end")
         return True
 
-    def _say(self, said: str) -> None:
-        say(f"{self.describe}: {said}", is_aside=True)
+    def _say(self, message: str) -> None:
+        """Prints a message about the job."""
+        say(f"{self.describe}: {message}", is_aside=True)
 
 
 def known_options(options: PipelineOptions) -> set[str]:
-    """Names of the options of the job server, if one is named; ValueError if it does not answer."""
+    """Returns the names of the options that the job server knows; empty if no server is named.
+
+    Raises:
+        ValueError: Nothing answers at the server's address, or what answers is no job server.
+    """
     endpoint = _endpoint(options)
     if not endpoint:
         return set()
@@ -131,14 +156,15 @@ def known_options(options: PipelineOptions) -> set[str]:
 
 
 def _endpoint(options: PipelineOptions) -> str:
-    """HOST:PORT of the job server; empty where none is named, or Beam starts its own."""
+    """Returns the job server's HOST:PORT; empty if none is named, so that Beam starts its own."""
     endpoint = str(options.view_as(options_of.PortableOptions).job_endpoint or "")
     return endpoint if endpoint.rpartition(":")[2].isdigit() else ""
 
 
 def _ask_state(options: PipelineOptions, job: str) -> str:
-    """The state of another launcher's job; empty where the runner does not know it."""
-    if endpoint := _endpoint(options):
+    """Asks the runner for the state of a job by its id; returns "" if it does not know the job."""
+    endpoint = _endpoint(options)
+    if endpoint:
         with contextlib.suppress(grpc.RpcError), grpc.insecure_channel(endpoint) as channel:
             asked = job_api.GetJobStateRequest(job_id=job)
             answer = job_grpc.JobServiceStub(channel).GetState(asked, timeout=_ANSWER_SECONDS)
@@ -147,26 +173,35 @@ def _ask_state(options: PipelineOptions, job: str) -> str:
         with contextlib.suppress(Exception):  # the client has many errors of its own
             from apache_beam.runners.dataflow.internal.apiclient import DataflowApplicationClient
 
-            found = DataflowApplicationClient(options).get_job(job)
-            return str(found.currentState).removeprefix("JOB_STATE_")
+            answer = DataflowApplicationClient(options).get_job(job)
+            return str(answer.currentState).removeprefix("JOB_STATE_")
     return ""
 
 
 def first_line(error: Exception) -> str:
-    """The first line of what a runner said; an error of gRPC keeps it apart from its own words."""
+    """Returns the first line of a runner's error, without secrets.
+
+    gRPC's errors hold the server's message in `details()`, apart from gRPC's own text.
+    """
     details = getattr(error, "details", None)
-    said = str(details() if callable(details) else error).strip()
-    return hide(said.partition("\n")[0].strip() or type(error).__name__)
+    message = str(details() if callable(details) else error).strip()
+    return hide(message.partition("\n")[0].strip() or type(error).__name__)
 
 
 def _job_id(result: PipelineResult) -> str:
-    """The runner's name of a job: a method on Dataflow, an attribute on portable runners."""
-    found = getattr(result, "job_id", None) or getattr(result, "_job_id", "")
-    return str(found() if callable(found) else found)
+    """Returns the runner's id of a job; empty for a local job.
+
+    Dataflow's result has it as a method, the results of portable runners as an attribute.
+    """
+    job_id = getattr(result, "job_id", None) or getattr(result, "_job_id", "")
+    return str(job_id() if callable(job_id) else job_id)
 
 
 def _page(options: PipelineOptions, job: str) -> str:
-    """Where Dataflow shows a job; only their users know the addresses of other runners' pages."""
+    """Returns ": " and the address of a job's page on Dataflow; empty on any other runner.
+
+    The addresses of other runners' pages are not known here.
+    """
     cloud = options.view_as(options_of.GoogleCloudOptions)
     if not (cloud.project and cloud.region):
         return ""

@@ -1,7 +1,7 @@
-"""Running a Beam graph: the runner's options, progress, and a user's fault out of a traceback.
+"""Runs a Beam graph: chooses the runner's options, shows progress, and explains its errors.
 
-Worker processes are the local default, named explicitly: plain "DirectRunner" may try to download
-another runner.
+By default a graph runs in local worker processes. Their runner is named explicitly, because plain
+"DirectRunner" may try to download another one.
 """
 
 import contextlib
@@ -51,11 +51,14 @@ _BEAM_MARK = " [while running '"
 _POLL_SECONDS = 0.25
 _SAID_SECONDS = 60.0
 WORKER_LOG = f"{RECORDS}/workers.log"
-_OWN_RUNNERS = {"FnApiRunner", "LocalRunner"}  # what they print is kept for people, not shown
-# Beam waits for ever for a worker that ends too early with code 0, so 0 is what one that was told
-# to end has here. Ctrl-C is for the launcher; where its lock is gone, it has ended meanwhile. What
-# is installed wins over files of the launcher's folder, where filters may be. What workers print
-# goes to a file: Beam raises their errors too.
+_OWN_RUNNERS = {"FnApiRunner", "LocalRunner"}  # their output goes to a log and is not shown
+# Beam waits forever for a worker that ends too early with exit code 0. So a worker that Beam told
+# to end exits with 100, of which the shell makes 0, and every other end gives another code than 0.
+# - The shell ignores Ctrl-C, which the launcher handles for all workers. If the launcher's lock
+#   file is gone, the launcher has ended, and no worker is started.
+# - The launcher's working folder is appended to sys.path, because a user's filter may be there.
+#   Installed packages come first.
+# - Output of workers goes to a file, as Beam raises their errors in the launcher anyway.
 _WORKER = (
     "import os, sys, pipeline, tokenizer; sys.path.append(os.getcwd());"
     " from apache_beam.runners.worker.sdk_worker_main import main; main([]); raise SystemExit(100)"
@@ -69,7 +72,7 @@ _WORKER_COMMAND = (
 
 
 class LocalRunner(FnApiRunner):  # type: ignore[misc]
-    """Beam's local runner of worker processes, but for what starts one."""
+    """Beam's runner of local worker processes, with our own command that starts a worker."""
 
     def __init__(self) -> None:
         super().__init__(SubprocessSDKEnvironment.from_command_string(_WORKER_COMMAND))
@@ -77,7 +80,16 @@ class LocalRunner(FnApiRunner):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a job makes, for people, and how far it is; a thread of its own calls `count`."""
+    """The files that a job makes, by which its progress is counted and shown.
+
+    Attributes:
+        noun: What they are called in messages, in the plural: "shards".
+        total: How many there are when the job is finished.
+        num_found: How many were there before the job.
+        count: Returns how many are there now. It is called from a thread.
+        folder: The folder that they are written to.
+        are_kept: Whether the next launch uses those that an interrupted job has left.
+    """
 
     noun: str
     total: int
@@ -87,7 +99,10 @@ class Outputs:
     are_kept: bool = True
 
     def leave(self) -> str:
-        """Removes what a killed worker had begun to write, and says what the next job finds."""
+        """Cleans up after an interrupted job; returns how many outputs the next launch will find.
+
+        Temporary files of killed workers are removed.
+        """
         if self.folder.is_local:  # stores hold no such files
             self.folder.remove(find_temporaries(self.folder.list()))
         if not self.are_kept:
@@ -98,59 +113,85 @@ class Outputs:
 def pipeline_options(
     workers: int, beam_arguments: Sequence[str], num_tasks: int
 ) -> PipelineOptions:
-    """The user's own arguments, or local worker processes; ValueError for an unknown argument."""
+    """Returns Beam's options for a job. If the user names no runner, they are for local workers.
+
+    Args:
+        workers: The number of local worker processes; fewer start if the machine or the number of
+            tasks allow no more.
+        beam_arguments: The user's arguments for Beam.
+        num_tasks: How many tasks the job can do at the same time.
+
+    Raises:
+        ValueError: The runner cannot be imported, an argument is unknown, or the job server that
+            the arguments name does not answer.
+    """
     if not any(argument.startswith("--runner") for argument in beam_arguments):
         chosen, why = this_machine().limit(workers, num_tasks)
-        # Of few tasks the default needs no word.
+        # Nothing is said if a default number of workers is only limited by the number of tasks.
         if why and (workers > num_cores() or chosen < num_tasks):
             _say_once(f"workers: {why}")
         beam_arguments = [*_local_runner(chosen), *beam_arguments]
     else:
-        beam_arguments = [NO_STAGE_TIMEOUT, *beam_arguments]  # the last of several counts
+        # The user's own timeout follows, and Beam takes the last one.
+        beam_arguments = [NO_STAGE_TIMEOUT, *beam_arguments]
     _import_runner(beam_arguments)
     options = PipelineOptions(list(beam_arguments))
-    given = options.get_all_options(retain_unknown_options=True).keys()
-    if unknown := given - options.get_all_options().keys() - known_options(options):
+    names = options.get_all_options(retain_unknown_options=True).keys()
+    unknown = names - options.get_all_options().keys() - known_options(options)
+    if unknown:
         endpoint = options.view_as(PortableOptions).job_endpoint
-        server = f"neither Beam nor the job server at {endpoint} knows"
-        who = server if endpoint else "Beam does not know"
+        who = "Beam does not know"
+        if endpoint:
+            who = f"neither Beam nor the job server at {endpoint} knows"
         raise ValueError(f"{who} the option(s) after --: {', '.join(sorted(unknown))}")
     return options
 
 
 @lru_cache(maxsize=64)
 def _say_once(line: str) -> None:
+    """Prints a line, unless this process has printed it already."""
     say(line, is_aside=True)
 
 
 def _local_runner(workers: int) -> list[str]:
+    """Returns Beam's arguments for local workers; a single one works in this process."""
     if workers == 1:
         return ["--runner=FnApiRunner", "--direct_running_mode=in_memory", "--direct_num_workers=1"]
     return [f"--runner={__name__}.LocalRunner", f"--direct_num_workers={workers}"]
 
 
 def _import_runner(beam_arguments: Sequence[str]) -> None:
-    """Imports a runner named by its whole class name, so that its options are known."""
+    """Imports a runner that is named by module and class, so that Beam knows its options.
+
+    Raises:
+        ValueError: The module cannot be imported.
+    """
     for argument in beam_arguments:
         module, _, name = argument.removeprefix("--runner=").rpartition(".")
         if argument.startswith("--runner=") and module:
             try:
                 importlib.import_module(module)
             except ImportError as error:
-                said = f"the runner {name} cannot be imported: {error}; install what it needs"
-                raise ValueError(said) from error
+                raise ValueError(
+                    f"the runner {name} cannot be imported: {error}; install what it needs"
+                ) from error
 
 
 def choose_exchange(
     wanted: Literal["auto", "files", "shuffle"], options: PipelineOptions
 ) -> ExchangeMode:
-    """How buckets come together: all runners but Dataflow hold a whole group in memory."""
+    """Returns how the documents of buckets are brought together.
+
+    "auto" is a shuffle on Dataflow. It is files on every other runner, since those hold a whole
+    group of a shuffle in memory.
+    """
     if wanted != "auto":
         return wanted
     return "shuffle" if _runner_name(options) == "DataflowRunner" else "files"
 
 
 def _runner_name(options: PipelineOptions) -> str:
+    """Returns the name of the runner's class, without its module."""
     return str(options.view_as(StandardOptions).runner).rpartition(".")[-1]
 
 
@@ -160,67 +201,89 @@ def run_graph(
     options: PipelineOptions,
     outputs: Outputs,
 ) -> None:
-    """Builds and runs a graph to its end, and shows what is finished.
+    """Builds and runs a graph to its end, and shows how many outputs are finished.
+
+    Args:
+        describe: Name of the job, for messages.
+        build: Adds the transforms of the job to a pipeline.
+        options: Beam's options.
+        outputs: The files that the job makes.
 
     Raises:
-        Interrupted: The process was told to end; says what is kept.
-        ValueError: A user's fault inside a worker, with the worker's message.
-        ChildProcessError: A worker process is gone: killed, or out of memory.
-        RuntimeError: Anything else that a worker or the runner raised.
+        Interrupted: The process was told to end. The message says what is kept.
+        ValueError: A worker found a fault of the user's, such as malformed input. The message is
+            the worker's. Or a job that an earlier launcher began is still at work.
+        ChildProcessError: A worker process was killed or ended too early.
+        RuntimeError: A worker or the runner raised any other error.
     """
     if outputs.num_found:
         found = f"{outputs.num_found} of {outputs.total} {outputs.noun}"
         say(f"{found} are there from an earlier run; continuing", is_aside=True)
-    is_local, job = _runner_name(options) in _OWN_RUNNERS, Job(describe, outputs.folder)
+    is_local = _runner_name(options) in _OWN_RUNNERS
+    job = Job(describe, outputs.folder)
     with tempfile.TemporaryDirectory(prefix="beambert-") as folder:
-        lock, log = f"{folder}/lock", Path(folder, "lock.log")
+        lock = f"{folder}/lock"
+        log = Path(folder, "lock.log")  # written by the workers (_WORKER_COMMAND)
         progress = Progress(describe, outputs, job.state)
         quiet = _quiet_beam() if is_local else contextlib.nullcontext()
         try:
             with quiet, progress.shown(), worker_guard.guard_workers(lock):
                 pipeline = beam.Pipeline(options=options)
                 build(pipeline)
-                gc.freeze()  # no search for garbage among Beam's modules
+                gc.freeze()  # so that the garbage collector does not search Beam's modules
                 job.run(pipeline)
         except KeyboardInterrupt as error:
             raise Interrupted(f"{INTERRUPTED}; {outputs.leave()}") from error
         except ChildProcessError as error:
             raise ChildProcessError(f"{describe}: {error}") from error
         except Exception as error:
-            if fault := _find_fault(f"{type(error).__name__}: {error}"):
+            fault = _find_fault(f"{type(error).__name__}: {error}")
+            if fault:
                 raise ValueError(fault) from error
             cause = "a worker failed" if is_local else f"the runner ended the job: {_cause(error)}"
-            said = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-            where = _keep_log(outputs.folder, hide(f"{said}{error}"))
+            output = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+            where = _keep_log(outputs.folder, hide(f"{output}{error}"))
             raise RuntimeError(f"{describe}: {cause}; all that was said is {where}") from error
 
 
 def _cause(error: Exception) -> str:
-    if found := _NO_MODULE.search(str(error)):
-        return f"a worker says: {found[0]}; {_INSTALL}"
+    """Returns one line about a runner's error, with advice if workers lack this package."""
+    missing = _NO_MODULE.search(str(error))
+    if missing:
+        return f"a worker says: {missing[0]}; {_INSTALL}"
     return first_line(error)
 
 
-def _keep_log(folder: Folder, said: str) -> str:
-    """Keeps what was said beside the outputs until the next run; says where it is."""
+def _keep_log(folder: Folder, log: str) -> str:
+    """Writes the workers' output beside the job's outputs; returns where it is, for a message.
+
+    If nothing can be written there, it goes to stderr. A later job replaces the file.
+    """
     try:
-        folder.write(WORKER_LOG, said.encode())
+        folder.write(WORKER_LOG, log.encode())
     except OSError:  # perhaps why the job failed
-        sys.stderr.write(said)
+        sys.stderr.write(log)
         return "above"
     return f"in {folder.locate(WORKER_LOG)}"
 
 
 def _find_fault(error: str) -> str | None:
-    """The message of a user's fault that a worker raised, out of Beam's error; None for others."""
+    """Returns the message of a user's fault, taken from the text of an error that Beam raised.
+
+    Beam raises a worker's traceback as text. Its last line with the name of an exception tells
+    which error it was. Returns None if that is no error by which this program reports a user's
+    fault.
+    """
     raised = error[: error.rfind(_BEAM_MARK)] if _BEAM_MARK in error else error
-    last = list(_RAISED_LINE.finditer(raised))[-1:]
-    return raised[last[0].end() :].strip() if last and last[0].group(1) in _USER_FAULTS else None
+    matches = list(_RAISED_LINE.finditer(raised))
+    if not matches or matches[-1].group(1) not in _USER_FAULTS:
+        return None
+    return raised[matches[-1].end() :].strip()
 
 
 @contextlib.contextmanager
 def _quiet_beam() -> Iterator[None]:
-    """Keeps Beam from logging, of workers on this machine, what it raises too."""
+    """Silences Beam's logger of runners, which logs the errors of local workers that Beam raises."""
     logger = logging.getLogger("apache_beam.runners")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -231,16 +294,26 @@ def _quiet_beam() -> Iterator[None]:
 
 
 class Progress:
-    """How many outputs are finished: a bar on a terminal, a line a minute in files and pipes."""
+    """Shows how many outputs are finished: as a bar on a terminal, else by one line per minute."""
 
     def __init__(self, describe: str, outputs: Outputs, state: Callable[[], str]) -> None:
-        self._describe, self._outputs, self._state = describe, outputs, state
-        self._num, self._still = outputs.num_found, ""
-        self._moved = self._said = time.perf_counter()
+        """Takes what to count.
+
+        Args:
+            describe: Name of the job, for messages.
+            outputs: The files that the job makes.
+            state: Returns the state of the job as its runner calls it, or nothing.
+        """
+        self._describe = describe
+        self._outputs = outputs
+        self._state = state
+        self._num = outputs.num_found
+        self._still = ""  # what is shown while nothing is finished for minutes
+        self._moved = self._said = time.perf_counter()  # of the last output, and the last line
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
-        """Shows it while this holds, from a thread of its own."""
+        """Shows the progress while the body of the `with` statement runs, from a thread."""
         stop = threading.Event()
         counts: dict[str, Any] = {"initial": self._num, "total": self._outputs.total}
         with tqdm(desc=self._describe, unit="task", file=sys.stderr, disable=None, **counts) as bar:
@@ -263,12 +336,13 @@ class Progress:
                 self.look(bar, time.perf_counter())
 
     def look(self, bar: "tqdm[NoReturn]", now: float) -> None:
-        """Counts and shows what is finished; `now` is a time.perf_counter()."""
+        """Counts the finished outputs and shows their number; `now` is a time.perf_counter()."""
         num = self._num
         with contextlib.suppress(OSError):  # a listing that fails once only delays the bar
             num = self._outputs.count()
         if num != self._num:
-            self._num, self._moved = num, now
+            self._num = num
+            self._moved = now
         still = self._describe_still(int((now - self._moved) / _SAID_SECONDS))
         if not bar.disable:
             bar.set_postfix_str(still, refresh=False)
@@ -280,10 +354,15 @@ class Progress:
             say(f"{self._describe}: {done}{still and '; '}{still}", is_aside=True)
 
     def _describe_still(self, minutes: int) -> str:
-        """Of so many minutes without an output; the runner is asked once a minute."""
+        """Returns what to show after so many minutes without a new output; empty for 0 minutes.
+
+        The runner is asked for the job's state once per minute.
+        """
         if not minutes:
             self._still = ""
-        elif not self._still.startswith(said := f"nothing finished for {minutes} min"):
+            return self._still
+        waited = f"nothing finished for {minutes} min"
+        if not self._still.startswith(waited):
             state = self._state()
-            self._still = said + (f", the job is {state}" if state else "")
+            self._still = waited + (f", the job is {state}" if state else "")
         return self._still

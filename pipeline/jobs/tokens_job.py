@@ -1,10 +1,11 @@
-"""The tokens job: parts of the input to token parts, a graph of thin shells over document_lists.
+"""The tokens job reads the parts of the input, and writes their documents encoded as token parts.
 
     Part | read_lists | EncodeDocuments (clean, filter, split, sign, encode, find task texts)
          | write_token_part
 
-Every stage between reading and writing takes and gives a DocumentList, so a transform of one's own
-fits between any two. Running again skips parts whose records, their last files, are all there.
+The work is done by functions of pipeline.tokens.document_lists. Every stage between reading and
+writing takes a DocumentList and returns one, so your own transform fits between any two. The record
+of a token part is written last. A part of the input is not read again if all its records are there.
 """
 
 import dataclasses
@@ -50,16 +51,22 @@ worker_guard.watch_in_workers()
 
 
 class DocumentListCoder(beam.coders.Coder):  # type: ignore[misc]
-    """Pickle, with a guess of its size: Beam would pickle lists of megabytes to measure them."""
+    """Encodes lists of documents by pickle, and guesses their size.
+
+    Without the guess, Beam would pickle lists of megabytes once more to measure them.
+    """
 
     def encode(self, value: DocumentList[Any]) -> bytes:
+        """Returns the list as a pickle."""
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
 
     def decode(self, encoded: bytes) -> DocumentList[Any]:
+        """Returns the list that `encode` encoded."""
         documents: DocumentList[Any] = pickle.loads(encoded)
         return documents
 
     def estimate_size(self, value: DocumentList[Any]) -> int:
+        """Returns a guess of the encoded size in bytes: 1,000 per document."""
         return 1000 * len(value.documents)
 
 
@@ -68,27 +75,47 @@ beam.coders.registry.register_coder(DocumentList, DocumentListCoder)
 
 @dataclass(frozen=True)
 class ReadingRule:
-    """How documents are read."""
+    """Decides how documents are read and gathered into lists.
 
-    text_fields: Sequence[str]  # by the number of the source
+    Attributes:
+        text_fields: The field or column that holds the text, by the number of the source.
+        on_bad_document: What happens to a malformed document: "stop", "skip" or "keep".
+        max_characters: A list is ended by the document that brings it to this many characters.
+        storage_options: Options of the filesystem of the input.
+    """
+
+    text_fields: Sequence[str]
     on_bad_document: str
-    max_characters: int  # of one list
+    max_characters: int
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
 class TokensRule:
-    """How documents of the input become token parts."""
+    """Decides how documents of the input become token parts.
+
+    Attributes:
+        reading: How documents are read.
+        filter: Which documents are left out.
+        languages: Language codes by the number of the source, by which sentences are split.
+        has_signatures: Whether signatures for finding near-duplicates are written.
+        vocab: The bytes of vocab.txt.
+        words: How text is divided into words.
+        task_texts: The `TaskTexts` to look for in documents; None to look for none.
+        drops_task_texts: Whether documents with such a text are dropped. Otherwise they are only
+            listed.
+        rejected: A folder that receives every document that is left out; None to write none.
+    """
 
     reading: ReadingRule
     filter: FilterRule
-    languages: Sequence[str]  # codes by the number of the source, for splitting sentences
+    languages: Sequence[str]
     has_signatures: bool
-    vocab: bytes  # of vocab.txt
+    vocab: bytes
     words: WordRule
-    task_texts: Broadcast | None = None  # TaskTexts
-    drops_task_texts: bool = True  # or only lists documents with one
-    rejected: Folder | None = None  # takes every document that is left out
+    task_texts: Broadcast | None = None
+    drops_task_texts: bool = True
+    rejected: Folder | None = None
 
 
 def run_tokens_job(
@@ -98,7 +125,18 @@ def run_tokens_job(
     workers: int,
     beam_arguments: Sequence[str],
 ) -> None:
-    """Encodes those of the parts that are not finished in the folder yet."""
+    """Encodes the parts that are not finished in the folder yet.
+
+    Args:
+        parts: All parts of the input.
+        rule: How documents become token parts.
+        folder: Receives the token parts.
+        workers: The number of local worker processes.
+        beam_arguments: The user's arguments for Beam.
+
+    Raises:
+        ValueError: A document is malformed, or an option of Beam is unknown.
+    """
     finished = finished_parts(folder.list(), parts)
     missing = [part for part in parts if part.key not in finished]
     if not missing:
@@ -115,7 +153,14 @@ def run_tokens_job(
 def add_tokens_graph(
     pipeline: beam.Pipeline, parts: Sequence[Part], rule: TokensRule, folder: Folder
 ) -> None:
-    """The whole tokens job: parts of the input to token parts."""
+    """Adds the whole tokens job to a pipeline.
+
+    Args:
+        pipeline: The pipeline.
+        parts: The parts of the input to encode.
+        rule: How documents become token parts.
+        folder: Receives the token parts.
+    """
     _ = (
         pipeline
         | "Parts" >> CreateElements(largest_first(parts), folder)
@@ -126,7 +171,10 @@ def add_tokens_graph(
 
 
 def largest_first(parts: Sequence[Part]) -> list[Part]:
-    """Runners deal parts out in turn, so the workers end together."""
+    """Returns the parts with the largest first.
+
+    Runners deal them out in this order, so that all workers end at about the same time.
+    """
     return sorted(parts, key=lambda part: -part.text_bytes)
 
 
@@ -135,18 +183,24 @@ class EncodeDocuments(
         beam.PCollection[DocumentList[Document]], beam.PCollection[DocumentList[TokenizedDocument]]
     ]
 ):
-    """Lists of documents of the input to encoded ones; what a rule does not ask for is no stage."""
+    """Turns lists of documents of the input into lists of encoded documents.
+
+    A step that the rule does not need, such as filtering, adds no stage to the graph.
+    """
 
     def __init__(self, rule: TokensRule) -> None:
+        """Takes how documents become token parts; `reading` and `rejected` are not used."""
         super().__init__()
         self._rule = rule
 
     def display_data(self) -> dict[str, Any]:
+        """Returns the settings that a runner shows for this transform."""
         return self._rule.words.content() | {"languages": " ".join(self._rule.languages)}
 
     def expand(
         self, documents: beam.PCollection[DocumentList[Document]]
     ) -> beam.PCollection[DocumentList[TokenizedDocument]]:
+        """Adds a stage for each step, from cleaning to finding the texts of tasks."""
         rule = self._rule
         keeps_words = rule.words.keeps_words
         cleaned = documents | "CleanDocuments" >> beam.Map(clean_documents, keeps_words=keeps_words)
@@ -158,42 +212,69 @@ class EncodeDocuments(
             split |= "SignDocuments" >> beam.Map(sign_documents)
         encode = _WithTool(encode_documents, _make_encoder, rule)
         encoded = split | "EncodeSentences" >> beam.ParDo(encode)
+        if not rule.task_texts:
+            return encoded
         find = _WithTool(partial(find_task_texts, drops=rule.drops_task_texts), _make_finder, rule)
-        return encoded | "FindTaskTexts" >> beam.ParDo(find) if rule.task_texts else encoded
+        return encoded | "FindTaskTexts" >> beam.ParDo(find)
 
 
 def filter_lists(documents: beam.PCollection, rule: FilterRule) -> beam.PCollection:
-    """Cleaned documents without those that a rule does not keep; no stage where it keeps all."""
+    """Adds a stage that drops the documents which a rule does not keep, unless it keeps all.
+
+    Args:
+        documents: Lists of cleaned documents.
+        rule: Which documents are kept.
+    """
     if rule.keeps_all:
         return documents
-    asked = _WithTool(filter_documents, DocumentFilter, rule)
-    return documents | "FilterDocuments" >> beam.ParDo(asked)
+    drop = _WithTool(filter_documents, DocumentFilter, rule)
+    return documents | "FilterDocuments" >> beam.ParDo(drop)
 
 
 class _WithTool(beam.DoFn):  # type: ignore[misc]
-    """Calls a function of lists with a tool that every worker makes once, by a rule."""
+    """Calls a function with each list of documents and a tool, such as an encoder.
+
+    Every worker makes its own tool, once.
+    """
 
     def __init__(self, function: Callable[..., DocumentList[Any]], make: Any, rule: Any) -> None:
-        self._function, self._make, self._rule = function, make, rule
+        """Takes what to call.
+
+        Args:
+            function: Takes a list and the tool, and returns a list.
+            make: Takes the rule and returns the tool.
+            rule: What `make` needs. It is sent to the workers.
+        """
+        self._function = function
+        self._make = make
+        self._rule = rule
 
     def setup(self) -> None:
+        """Makes the tool. Beam calls this once in each worker."""
         self._tool = self._make(self._rule)
 
     def process(self, documents: DocumentList[Any]) -> Iterator[DocumentList[Any]]:
+        """Yields the one list that the function returns."""
         yield self._function(documents, self._tool)
 
 
 def _make_encoder(rule: TokensRule) -> Encoder:
+    """Returns the encoder for the rule's vocabulary."""
     return Encoder(parse_vocab(rule.vocab, "vocab.txt"), rule.words)
 
 
 def _make_finder(rule: TokensRule) -> WindowFinder:
+    """Returns what finds the rule's task texts, which must not be None, in documents."""
     assert rule.task_texts is not None, "no texts to find"
     return WindowFinder(rule.task_texts.get(), _make_encoder(rule))
 
 
 def read_lists(part: Part, rule: ReadingRule) -> Iterator[DocumentList[Document]]:
-    """A part's lists, read lazily one after the other."""
+    """Yields the lists of a part's documents. The part is read lazily, one list at a time.
+
+    Raises:
+        ValueError: A document is malformed, and the rule says to stop.
+    """
     malformed: dict[str, int] = {}
     examples: list[DroppedDocument] = []
     without_text: list[str] = []
@@ -208,14 +289,21 @@ def read_lists(part: Part, rule: ReadingRule) -> Iterator[DocumentList[Document]
     )
     lists = group_documents(part, documents, malformed, rule.max_characters, examples, without_text)
     keeps_all = rule.on_bad_document == "keep"
-    return (dataclasses.replace(each, keeps_dropped=keeps_all) for each in lists)
+    return (dataclasses.replace(gathered, keeps_dropped=keeps_all) for gathered in lists)
 
 
 def write_token_part(
     documents: DocumentList[TokenizedDocument], folder: Folder, rule: TokensRule
 ) -> str:
-    """Writes a list's files, then the record that says they are whole; returns its name."""
-    began, name = time.monotonic(), f"{documents.part}-{documents.number:05d}"
+    """Writes a list as one token part, and its record last; returns the record's name.
+
+    Args:
+        documents: A list of encoded documents.
+        folder: Receives the files.
+        rule: Says whether signatures and dropped documents are written.
+    """
+    began = time.monotonic()
+    name = f"{documents.part}-{documents.number:05d}"
     tokens, index = pack_documents(documents.documents)
     folder.write(f"{name}.tokens", tokens)
     folder.write(f"{name}.index", index)
@@ -225,14 +313,18 @@ def write_token_part(
     if documents.overlaps:
         folder.write(f"{name}{OVERLAPS}", pack_overlaps(documents.overlaps))
     if rule.rejected and documents.dropped:
-        lines = (json.dumps(hide_in(asdict(each))) + "\n" for each in documents.dropped)
+        lines = (json.dumps(hide_in(asdict(dropped))) + "\n" for dropped in documents.dropped)
         rule.rejected.write(f"{name}.jsonl", "".join(lines).encode())
     record = f"{name}-last.json" if documents.is_last else f"{name}.json"
     folder.write(record, format_record(documents))
-    number, milliseconds = len(documents.documents), 1000 * (time.monotonic() - began)
+
+    num_documents = len(documents.documents)
+    milliseconds = 1000 * (time.monotonic() - began)
     cleaned_bytes = sum(document.cleaned_bytes for document in documents.documents)
-    metrics.count({**documents.counters, "documents": number, "cleaned_bytes": cleaned_bytes})
+    metrics.count(
+        {**documents.counters, "documents": num_documents, "cleaned_bytes": cleaned_bytes}
+    )
     metrics.observe(
-        {"documents_a_part": number, "bytes_a_part": len(tokens), "ms_a_part": milliseconds}
+        {"documents_a_part": num_documents, "bytes_a_part": len(tokens), "ms_a_part": milliseconds}
     )
     return record

@@ -31,17 +31,23 @@ _ENDED = re.compile(r"Worker subprocess exited with return code (-?\d+)")
 
 @contextlib.contextmanager
 def guard_workers(path: str) -> Iterator[None]:
-    """Worker processes started inside end with this process, and the block with any of them.
+    """Ties worker processes that start in the body of the `with` statement to this process.
+
+    They end when this process ends. If a worker ends too early, the body is interrupted.
+
+    Args:
+        path: The file to lock, which is created.
 
     Raises:
-        ChildProcessError: A signal ended a worker process, or it ended itself too early.
-        KeyboardInterrupt: This process was told to end, whatever Beam made of it.
+        ChildProcessError: A signal ended a worker process, or it ended by itself too early.
+        KeyboardInterrupt: This process was told to end, whichever error Beam made of that.
     """
-    killed: list[int] = []
-    told: list[int] = []
-    others: list[threading.ExceptHookArgs] = []
-    releasing, is_over = threading.Event(), threading.Event()
-    kept = threading.excepthook
+    killed: list[int] = []  # by which signals workers ended; 0 for one that ended by itself
+    told: list[int] = []  # by which signals this process was told to end
+    other_errors: list[threading.ExceptHookArgs] = []
+    releasing = threading.Event()
+    is_over = threading.Event()
+    hook_before = threading.excepthook
     with Path(path).open("w") as file, contextlib.ExitStack() as stack:
         fcntl.flock(file, fcntl.LOCK_EX)
 
@@ -49,45 +55,48 @@ def guard_workers(path: str) -> Iterator[None]:
             releasing.set()
             fcntl.flock(file, fcntl.LOCK_UN)
 
-        ended = (path, releasing, is_over)
-        threading.Thread(target=_end_workers, args=ended, daemon=True).start()
+        arguments = (path, releasing, is_over)
+        threading.Thread(target=_end_workers, args=arguments, daemon=True).start()
         stack.enter_context(_interruptible(told, release))
 
         def see_worker_end(arguments: threading.ExceptHookArgs) -> None:
-            # Beam waits for each worker in a thread, which raises, and tells no other thread.
-            found = _ENDED.fullmatch(str(arguments.exc_value))
-            if found is None or releasing.is_set():
-                others.append(arguments)  # what follows from a killed worker says nothing more
+            # Beam waits for each worker in a thread. That thread raises an error if the worker
+            # ends too early, of which Beam's main thread never hears.
+            end = _ENDED.fullmatch(str(arguments.exc_value))
+            if end is None or releasing.is_set():
+                other_errors.append(arguments)
             else:
-                killed.append(_signal_of(int(found[1])))
-                release()  # the others end too, or Beam would wait for them
+                killed.append(_signal_of(int(end[1])))
+                release()  # so that the other workers end, or Beam would wait for them
                 signal.pthread_kill(threading.main_thread().ident or 0, _INTERRUPT)
 
-        threading.excepthook, os.environ[VARIABLE] = see_worker_end, path
+        threading.excepthook = see_worker_end
+        os.environ[VARIABLE] = path
         try:
             yield
         except BaseException as error:
-            if told:  # perhaps as the workers were, a moment before
+            if told:  # also if a worker got the same signal a moment before, and is in `killed`
                 raise KeyboardInterrupt from error
             if killed:
                 raise ChildProcessError(_describe(killed[0])) from error
             raise
         finally:
-            # Beam may have been interrupted before it awaited all of them, and may even start one
-            # now: such a worker needs the variable to be found.
+            # Beam may have been interrupted before it awaited all workers, and may even start
+            # another one now. Such a worker is found by the variable, so it is deleted later.
             if releasing.is_set():
                 _await_worker_threads(path)
-            threading.excepthook = kept
-            for arguments in () if releasing.is_set() else others:
-                kept(arguments)
+            threading.excepthook = hook_before
+            if not releasing.is_set():  # errors after a worker was killed only follow from that
+                for error_arguments in other_errors:
+                    hook_before(error_arguments)
             del os.environ[VARIABLE]
             is_over.set()
             releasing.set()
 
 
 def watch_launcher(path: str) -> None:
-    """Waits until the launcher has released its lock, then ends this process at once."""
-    # A lock file that is gone means a launcher that ended in order.
+    """Waits until the launcher has released its lock on this file, then ends this process."""
+    # If the lock file is gone, the launcher has ended in the normal way.
     with contextlib.suppress(FileNotFoundError), Path(path).open() as file:
         fcntl.flock(file, fcntl.LOCK_SH)
     os._exit(1)
@@ -103,7 +112,10 @@ def _end_workers(path: str, releasing: threading.Event, is_over: threading.Event
 
 def _await_worker_threads(path: str) -> None:
     """Kills workers until no thread of Beam is left that starts or awaits one."""
-    while threads := [each for each in threading.enumerate() if each.name == _BEAMS_THREAD]:
+    while True:
+        threads = [thread for thread in threading.enumerate() if thread.name == _BEAMS_THREAD]
+        if not threads:
+            return
         _kill_workers(path)
         threads[0].join(_PAUSE_SECONDS)
 
@@ -111,24 +123,25 @@ def _await_worker_threads(path: str) -> None:
 def _kill_workers(path: str) -> None:
     """Kills the worker processes of the launcher with this lock.
 
-    A worker that is still starting does not watch the lock yet. On Linux it is found by its
-    environment.
+    They are found by their environment in /proc, so only on Linux. Workers that watch the lock end
+    without this, but one that is still starting does not watch it yet.
     """
     mark = f"{VARIABLE}={path}".encode()
     for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # ended meanwhile, or another user's
-            is_own = mark in Path(folder, "environ").read_bytes().split(b"\0")
-            if is_own and int(folder.name) != os.getpid():
+        with contextlib.suppress(OSError):  # the process has ended, or is another user's
+            is_worker = mark in Path(folder, "environ").read_bytes().split(b"\0")
+            if is_worker and int(folder.name) != os.getpid():
                 os.kill(int(folder.name), signal.SIGKILL)
 
 
 @contextlib.contextmanager
 def _interruptible(told: list[int], release: Callable[[], None]) -> Iterator[None]:
-    """Lets `_INTERRUPT` interrupt the main thread, which must run this, while it waits.
+    """Lets `_INTERRUPT` raise KeyboardInterrupt in the main thread, even while that waits.
 
-    Ctrl-C and SIGTERM do so too if they have a handler; they are noted in `told`. Ctrl-C in a
-    terminal may also end a worker that is starting, and so come together with `_INTERRUPT`. The
-    second signal must not interrupt Beam while it ends its workers.
+    Ctrl-C and SIGTERM release the lock first, and then call the handlers they had before, if any.
+    Ctrl-C in a terminal may also end a worker that is starting, so that both Ctrl-C and
+    `_INTERRUPT` arrive. Then `_INTERRUPT` raises nothing, so that Beam is not interrupted while it
+    ends its workers.
 
     Args:
         told: Receives the numbers of the signals by which this process was told to end.
@@ -139,7 +152,7 @@ def _interruptible(told: list[int], release: Callable[[], None]) -> Iterator[Non
     raised: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        release()  # first, as Beam waits for its workers where it is interrupted
+        release()  # first, as an interrupted Beam waits until its workers have ended
         raised.append(number)
         if number == _INTERRUPT:
             if len(raised) == 1:
@@ -159,11 +172,16 @@ def _interruptible(told: list[int], release: Callable[[], None]) -> Iterator[Non
 
 
 def _signal_of(return_code: int) -> int:
-    """The signal that ended a process, as Popen (-9) or a shell (137) says it; else 0."""
+    """Returns the signal that ended a process, or 0 if none did.
+
+    Args:
+        return_code: The process's return code, in which signal 9 is -9 (Popen) or 137 (a shell).
+    """
     return max(-return_code, return_code - 128, 0)
 
 
 def _describe(number: int) -> str:
+    """Returns the message about a worker that this signal ended, or 0 if none did."""
     how = f"was killed (signal {number})" if number else "ended by itself, in code that it called"
     if number == signal.SIGKILL:
         memory = "perhaps because memory ran out: fewer --workers need less"
@@ -173,8 +191,8 @@ def _describe(number: int) -> str:
 
 @functools.cache
 def watch_in_workers() -> None:
-    """In a worker process of a guarded launcher, starts the thread that watches it."""
-    # Beam gives the second variable to worker processes it starts itself, and to no other.
+    """Starts a thread that watches the launcher, if this is a worker of a guarded launcher."""
+    # The second variable is set only in worker processes that Beam starts itself.
     if VARIABLE in os.environ and "CONTROL_API_SERVICE_DESCRIPTOR" in os.environ:
         arguments = (os.environ[VARIABLE],)
         threading.Thread(target=watch_launcher, args=arguments, name="watch", daemon=True).start()
