@@ -283,7 +283,7 @@ def _find_fault(error: str) -> str | None:
 
 @contextlib.contextmanager
 def _quiet_beam() -> Iterator[None]:
-    """Silences Beam's logger of runners, which logs the errors of local workers that Beam raises."""
+    """Silences Beam's logger of runners, which logs errors of workers that Beam also raises."""
     logger = logging.getLogger("apache_beam.runners")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -1,7 +1,7 @@
-"""`python -m pipeline vocab`, `tokens`, `shards`, and `build`, which runs the three in order.
+"""Runs the commands `vocab`, `tokens` and `shards` of `python -m pipeline`, and `build`, all three.
 
-Each stage skips what is already there: a build that was killed ends, run again, with the same root
-hash.
+Each stage skips what is already there. If a build was killed, the same command continues it, and
+the dataset gets the same root hash.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ from pipeline.tokens.provenance import OVERLAPS_TABLE, write_overlaps
 from tokenizer.compiled import BUILD_COMMAND, load
 from tokenizer.vocab import Vocabulary, parse_vocab
 
-_LARGE_SHARE = 0.5
+_LARGE_SHARE = 0.5  # of the input's bytes, in one document
 _NO_VOCABULARY = "run `python -m pipeline tokens` with this --output first, which writes it"
 _PROBE = ".beambert-probe"
 LOCK_SECONDS = 10.0  # a build that was told to end may still be leaving
@@ -77,15 +77,26 @@ _COMPILED_MODULES = {
 def run_build(
     settings: BuildSettings, beam_arguments: Sequence[str], corpus: Corpus | None = None
 ) -> None:
-    """Runs `python -m pipeline build`; lists the input files first if `corpus` is None."""
-    seconds: dict[str, float] = {}
+    """Runs `python -m pipeline build`: makes a dataset, or only says what it would make.
+
+    Args:
+        settings: Settings of the build.
+        beam_arguments: The user's arguments for Beam.
+        corpus: The input; if it is None, it is listed first.
+
+    Raises:
+        FileExistsError: Another build writes there.
+        FileNotFoundError: A file that the settings name does not exist.
+        ValueError: The settings, the input or a file in the output is at fault.
+    """
+    seconds: dict[str, float] = {}  # of each stage
     began = time.perf_counter()
     corpus = corpus or find_corpus(settings)
     if settings.plan:
         say(describe_plan(settings, len(corpus.files), corpus.parts, instance_rule))
         return
     _say_what_is_slow()
-    open_task_texts(settings)  # a broken file is told before a vocabulary is learned for hours
+    open_task_texts(settings)  # so that a bad file is found before a vocabulary is learned
     with _writing(settings):
         _say_what_is_one_document(corpus)
         vocabulary = prepare_vocabulary(settings, corpus.files, corpus.parts, beam_arguments)
@@ -105,7 +116,7 @@ def run_build(
 def run_vocab(
     settings: BuildSettings, beam_arguments: Sequence[str], corpus: Corpus | None = None
 ) -> None:
-    """Runs `python -m pipeline vocab`; lists the input files first if `corpus` is None."""
+    """Runs `python -m pipeline vocab`: makes the vocabulary. Arguments are those of `run_build`."""
     corpus = corpus or find_corpus(settings)
     with _writing(settings):
         vocabulary = prepare_vocabulary(settings, corpus.files, corpus.parts, beam_arguments)
@@ -115,7 +126,10 @@ def run_vocab(
 def run_tokens(
     settings: BuildSettings, beam_arguments: Sequence[str], corpus: Corpus | None = None
 ) -> None:
-    """Runs `python -m pipeline tokens`; lists the input files first if `corpus` is None."""
+    """Runs `python -m pipeline tokens`: makes the vocabulary and encodes the input.
+
+    Arguments are those of `run_build`.
+    """
     corpus = corpus or find_corpus(settings)
     open_task_texts(settings)
     with _writing(settings):
@@ -128,12 +142,24 @@ def run_tokens(
 
 
 def run_shards(settings: BuildSettings, beam_arguments: Sequence[str]) -> Dataset:
-    """`python -m pipeline shards`: from finished tokens; the input is not looked at."""
+    """Runs `python -m pipeline shards`: makes a dataset of encoded documents; returns it opened.
+
+    The documents are those of `python -m pipeline tokens` or of `WriteTokens`. The input is not
+    read.
+
+    Args:
+        settings: Settings of the build.
+        beam_arguments: The user's arguments for Beam.
+
+    Raises:
+        FileNotFoundError: There are no encoded documents, or their vocabulary is missing.
+        ValueError: The documents were encoded with other settings, or are damaged.
+    """
     began = time.perf_counter()
     folder = settings.open_tokens()
     is_delivered = folder.exists(DELIVERED)
     if not is_delivered:
-        read_store(folder)  # else it is not there, which is said before anything is written
+        read_store(folder)  # raises an error if there is none, before anything is written
     where = f"{settings.output}/{VOCAB}"
     vocabulary = parse_vocab(read_present(settings.open_output(), VOCAB, _NO_VOCABULARY), where)
     with _writing(settings, only_reads_tokens=not is_delivered):
@@ -152,7 +178,7 @@ def run_shards(settings: BuildSettings, beam_arguments: Sequence[str]) -> Datase
 def _refuse_other_tokens(
     settings: BuildSettings, vocabulary: Vocabulary, store: TokenStore
 ) -> None:
-    """Compares the encoded documents with the vocabulary and the settings of this build.
+    """Checks that documents were encoded with the vocabulary and the settings of this build.
 
     Raises:
         ValueError: The documents were encoded with another vocabulary or other settings.
@@ -162,8 +188,9 @@ def _refuse_other_tokens(
             f"{settings.output}/{VOCAB} is not the vocabulary that {settings.tokens_folder} was"
             " encoded with"
         )
-    wanted = store_settings(settings, vocabulary.sha256) | choice_content(settings)
-    if changed := describe_changes({**store.settings, **store.choice}, wanted):
+    content = store_settings(settings, vocabulary.sha256) | choice_content(settings)
+    changed = describe_changes({**store.settings, **store.choice}, content)
+    if changed:
         raise ValueError(
             f"{settings.tokens_folder} holds tokens of other settings: {changed};"
             " give the same ones"
@@ -172,10 +199,11 @@ def _refuse_other_tokens(
 
 @contextlib.contextmanager
 def _writing(settings: BuildSettings, *, only_reads_tokens: bool = False) -> Iterator[None]:
-    """Locks the output while this build writes, and keeps temporary files in their own folder.
+    """Locks the output while the body of the `with` statement writes to it.
 
-    No other build can then write into the same local folders. Stores have no locks. If two builds
-    write to one store, their counts and seals differ, and one of them ends with an error.
+    No other build can then write into the same local folders. Object stores have no locks. If two
+    builds write to one store, their counts and seals differ, and one of them ends with an error.
+    Temporary files are kept in a folder of their own.
 
     Args:
         settings: Name the output and the folder of encoded documents.
@@ -186,7 +214,8 @@ def _writing(settings: BuildSettings, *, only_reads_tokens: bool = False) -> Ite
         FileExistsError: Another build writes there.
         ValueError: The output cannot be written to, which is found before any work is done.
     """
-    output, tokens = settings.open_output(), settings.open_tokens()
+    output = settings.open_output()
+    tokens = settings.open_tokens()
     try:
         output.write(_PROBE, b"")
         output.remove([_PROBE])
@@ -208,13 +237,16 @@ def _writing(settings: BuildSettings, *, only_reads_tokens: bool = False) -> Ite
 
 
 def _say_what_is_one_document(corpus: Corpus) -> None:
-    """Warns of a file of text that holds most of a corpus as one document.
+    """Warns of a text file that is one document and more than half of the input.
+
+    Probably it holds many documents, which the user should say how to divide.
 
     Raises:
-        ValueError: It is the only document.
+        ValueError: The file is the whole input.
     """
-    ranges = [each for part in corpus.parts for each in part.ranges if each.size]
-    largest = max(ranges, key=lambda each: each.num_bytes)
+    all_ranges = [file_range for part in corpus.parts for file_range in part.ranges]
+    ranges = [file_range for file_range in all_ranges if file_range.size]
+    largest = max(ranges, key=lambda file_range: file_range.num_bytes)
     if largest.format != "text" or is_archive(largest.url):
         return
     cure = (
@@ -223,12 +255,13 @@ def _say_what_is_one_document(corpus: Corpus) -> None:
     )
     if len(ranges) == 1:
         raise ValueError(f"{largest.url}: is one document, and no pairs come of one; {cure}")
-    share = largest.num_bytes / sum(each.num_bytes for each in ranges)
+    share = largest.num_bytes / sum(file_range.num_bytes for file_range in ranges)
     if share > _LARGE_SHARE:
         say(f"{show(largest.url)}: is one document, {share:.0%} of the input; {cure}")
 
 
 def _say_what_is_slow() -> None:
+    """Names the work that takes longer because a compiled module is missing, if one is."""
     slow = [factor for name, factor in _COMPILED_MODULES.items() if not load(name)]
     if slow:
         say(
@@ -238,65 +271,83 @@ def _say_what_is_slow() -> None:
 
 
 def _write_sources(dataset: Dataset, sources: Sequence[Source], corpus: Corpus) -> None:
-    """sources.parquet: the input files, which may have been moved since and change no hash."""
-    rows = [
-        (hide(file.url), file.size, sources[file.source].name, sources[file.source].licence)
-        for file in corpus.files
-    ]
-    names = ("url", "bytes", "source", "licence")
+    """Writes sources.parquet, a table of the input files: url, bytes, source and licence.
+
+    It is for people and enters no hash, as the same files may be moved elsewhere.
+    """
+    columns = {
+        "url": [hide(file.url) for file in corpus.files],
+        "bytes": [file.size for file in corpus.files],
+        "source": [sources[file.source].name for file in corpus.files],
+        "licence": [sources[file.source].licence for file in corpus.files],
+    }
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.table(dict(zip(names, zip(*rows, strict=True), strict=True))), sink)
+    pq.write_table(pa.table(columns), sink)
     dataset.folder.write(SOURCES, bytes(sink.getvalue()))
 
 
 def _write_overlaps(settings: BuildSettings, store: TokenStore) -> None:
-    """task_overlaps.parquet, where the build has task files; it changes no hash."""
+    """Writes task_overlaps.parquet if the settings name task files. It enters no hash."""
     if settings.task_files:
         output = settings.open_output()
-        number = store.num_overlaps
-        write_overlaps(settings.open_tokens(), store.part_names, output, number)
+        num_overlaps = store.num_overlaps
+        write_overlaps(settings.open_tokens(), store.part_names, output, num_overlaps)
         where = output.locate(OVERLAPS_TABLE)
-        say(f"task files: {number:,} documents are listed in {where}")
+        say(f"task files: {num_overlaps:,} documents are listed in {where}")
 
 
 def _write_report(
     dataset: Dataset, settings: BuildSettings, seconds: dict[str, float], readings: Sequence[str]
 ) -> None:
-    """What speaks of the dataset; a run that found all finished leaves the times of another."""
+    """Writes the files about a dataset that are for people: the report, its page and the card.
+
+    If there is a report already, its facts about the build are kept, such as the times, since this
+    launch may have found everything finished.
+
+    Args:
+        dataset: The finished dataset.
+        settings: Settings of the build.
+        seconds: Wall-clock time of each stage.
+        readings: Lines about how the files of each source were read.
+    """
     machine = {
         "host": platform.node(),
         "cores": num_cores(),
         "python": sys.version.split()[0],
         "compiled": ", ".join(filter(load, _COMPILED_MODULES)) or "nothing",
     }
-    run: dict[str, Any] = {
+    build: dict[str, Any] = {
         "seconds": {stage: round(value, 2) for stage, value in seconds.items()},
         "machine": machine,
         "readings": list(readings),
         "date": datetime.now(UTC).date().isoformat(),
     }
-    left_out = {"storage_options", "sources"}  # may hold secrets; have a table of their own
-    left_out |= {"input", *OF_A_SOURCE} if settings.sources else set()
+    # Options may hold secrets, and the report has a table of sources.
+    left_out = {"storage_options", "sources"}
+    if settings.sources:
+        left_out |= {"input", *OF_A_SOURCE}
     shown = {key: value for key, value in asdict(settings).items() if key not in left_out}
-    run = load_report(dataset).get("build", run | {"settings": shown})
+    build = load_report(dataset).get("build", build | {"settings": shown})
     numbers = summarize_dataset(dataset, settings.tokens_folder, settings.filesystem_options())
-    report: dict[str, Any] = json.loads(json.dumps(hide_in({"dataset": numbers, "build": run})))
+    report: dict[str, Any] = json.loads(json.dumps(hide_in({"dataset": numbers, "build": build})))
     write_report(dataset, report)
     write_page(report, dataset.folder, REPORT_PAGE)
     write_card(dataset, report)
 
 
 def _print_counts(settings: BuildSettings, store: TokenStore) -> None:
+    """Prints how many documents of each source were kept, and dropped for which reason."""
     for line in format_counts(count_documents(settings, store), store.without_text):
         say(line)
 
 
 def _print_result(dataset: Dataset, seconds: float) -> None:
+    """Prints the size of a finished dataset, its root hash, and the seconds that it took."""
     manifest = dataset.manifest
-    for each in manifest.groups:
+    for group in manifest.groups:
         say(
-            f"{each.split} L{each.seq_len}: {each.instances:,} instances of {each.tokens:,} tokens"
-            f" in {each.shards} shard(s), {each.passes} pass(es)"
+            f"{group.split} L{group.seq_len}: {group.instances:,} instances of"
+            f" {group.tokens:,} tokens in {group.shards} shard(s), {group.passes} pass(es)"
         )
     for line in format_validation(measure_validation(manifest.sources, manifest.settings)):
         say(line)

@@ -1,13 +1,14 @@
-"""The shards stage: builds the shards that are not there yet, and publishes what is finished.
+"""The shards stage builds the shards that are not there yet, and publishes what is finished.
 
-manifest.json comes after everything it speaks of; lengths and passes may be added to a finished
-dataset.
+manifest.json is written after everything that it describes. Lengths and passes may be added to a
+finished dataset.
 """
 
 import dataclasses
 import hashlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,7 @@ from pipeline.settings import BuildSettings, describe_changes
 from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.shards.growing import PLAN, UNKNOWN_HASH
 from pipeline.shards.manifest import DOCUMENT_IDS, MANIFEST
-from pipeline.shards.records import json_bytes
+from pipeline.shards.records import Manifest, Shard, json_bytes
 from pipeline.shards.seal import Seal
 from pipeline.stages.build_tokens import TokenStore
 from pipeline.stages.build_vocab import write_tokenizer
@@ -57,13 +58,42 @@ from pipeline.tokens.token_index import TokenParts, Totals, iterate_kept, open_i
 from tokenizer.vocab import Vocabulary
 
 
+@dataclass(frozen=True)
+class ShardInputs:
+    """Everything that the shards of a dataset are made of.
+
+    Attributes:
+        settings: Settings of the build.
+        vocabulary: The vocabulary that the documents were encoded with.
+        store: The encoded documents.
+        held_out: Which of them are validation documents.
+    """
+
+    settings: BuildSettings
+    vocabulary: Vocabulary
+    store: TokenStore
+    held_out: HeldOut
+
+    def describe(self, shards: Sequence[Shard], seal: Seal) -> Manifest:
+        """Returns the manifest of a dataset with these shards; `seal` covers all its documents."""
+        return describe_dataset(
+            self.settings, self.vocabulary, self.store, self.held_out, shards, seal
+        )
+
+
 def make_shards(
     settings: BuildSettings,
     vocabulary: Vocabulary,
     store: TokenStore,
     beam_arguments: Sequence[str],
 ) -> Dataset:
-    """Builds every shard that is missing and publishes the dataset.
+    """Builds every shard that is missing, publishes the dataset and opens it.
+
+    Args:
+        settings: Settings of the build.
+        vocabulary: The vocabulary that the documents were encoded with.
+        store: The encoded documents.
+        beam_arguments: The user's arguments for Beam.
 
     Raises:
         ValueError: The folder holds a dataset of other settings or documents, there are too few
@@ -74,51 +104,101 @@ def make_shards(
     held_out = choose_held_out(
         store.totals.sources, settings.validation_fraction, settings.validation_tokens
     )
+    inputs = ShardInputs(settings, vocabulary, store, held_out)
     buckets = choose_buckets(settings, store.totals, held_out)
     names = plan_names(buckets, settings.seq_lens, settings.passes)
     built = _without_lost(folder, _claim_folder(folder, settings, content), names)
     if folder.exists(MANIFEST) and built.keys() >= set(names):
         if not folder.exists(DOCUMENT_IDS):
-            _seal_buckets(settings, store, buckets, held_out, folder)
-        remove_leftovers(folder)  # a kill may have come between the manifest and this
+            _seal_buckets(inputs, buckets, folder)
+        remove_leftovers(folder)  # a launch may have been killed after it wrote the manifest
         return open_dataset(settings.output, settings.filesystem_options())
-    contents = _seal_buckets(settings, store, buckets, held_out, folder)
+
+    contents = _seal_buckets(inputs, buckets, folder)
     tasks = plan_tasks(buckets, settings.seq_lens, settings.passes, contents)
-    seal = total_seal(contents)
-    _build_missing(settings, vocabulary, store, held_out, tasks, seal, built, beam_arguments)
+    _build_missing(inputs, tasks, total_seal(contents), built, beam_arguments)
     return open_dataset(settings.output, settings.filesystem_options())
 
 
 def _build_missing(
-    settings: BuildSettings,
-    vocabulary: Vocabulary,
-    store: TokenStore,
-    held_out: HeldOut,
+    inputs: ShardInputs,
     tasks: Sequence[ShardTask],
     seal: Seal,
     built: Built,
     beam_arguments: Sequence[str],
 ) -> None:
-    """Builds those of the tasks' shards that are not there and publishes all of them."""
-    folder = settings.open_output()
-    described = describe_dataset(settings, vocabulary, store, held_out, [], seal)
-    settings_hash = described.settings_hash
-    seals = {task.name: task.contents.seal for task in tasks}
-    # Shards of other documents are built again.
-    built = {name: row for name, row in built.items() if seals.get(name) in (None, row[0].seal)}
-    built |= read_records(folder, _not_in(built, tasks), settings_hash)
+    """Builds the shards that are missing, and publishes all of them with the manifest.
+
+    Args:
+        inputs: What the shards are made of.
+        tasks: All shards of the dataset.
+        seal: Seal of all documents.
+        built: Shards of a finished dataset to which some are added; empty if there is none.
+        beam_arguments: The user's arguments for Beam.
+    """
+    folder = inputs.settings.open_output()
+    manifest = inputs.describe([], seal)
+    settings_hash = manifest.settings_hash
+    built = _find_finished(folder, tasks, built, settings_hash)
     missing = _not_in(built, tasks)
+    write_tokenizer(folder, inputs.vocabulary, inputs.settings.word_rule)
     groups = planned_groups(tasks, built)
-    write_tokenizer(folder, vocabulary, settings.word_rule)
-    plan = dataclasses.replace(described, groups=groups, root_hash=UNKNOWN_HASH)
+    plan = dataclasses.replace(manifest, groups=groups, root_hash=UNKNOWN_HASH)
     folder.write(PLAN, plan.to_json())
-    # A record whose shard is gone or cut must not tell a worker that there is nothing to do.
+    # A worker would take a shard that is lost or cut short as finished if its record stayed.
     folder.remove(sorted({record_name(task.name) for task in missing} & folder.list().keys()))
+
     publisher = PassPublisher(folder, tasks, built, settings_hash)
-    num_found = len(tasks) - len(missing)
-    outputs = Outputs("shards", len(tasks), num_found, lambda: num_found + publisher.look(), folder)
+    _run_job(inputs, missing, len(tasks), settings_hash, publisher, beam_arguments)
+
+    built = built | publisher.built
+    built |= read_records(folder, _not_in(built, missing), settings_hash)
+    built = _without_lost(folder, built, [task.name for task in tasks])
+    _refuse_lost(_not_in(built, tasks), len(tasks))
+    shards = [shard for shard, _ in built.values()]
+    check_random_next(inputs.settings, inputs.store, shards)
+    publish_dataset(folder, built, inputs.describe(shards, seal))
+
+
+def _find_finished(
+    folder: Folder, tasks: Sequence[ShardTask], built: Built, settings_hash: str
+) -> Built:
+    """Returns the shards that need not be built.
+
+    They are those of a finished dataset, unless a task wants other documents in one, and those that
+    have a record of an interrupted build.
+    """
+    seals = {task.name: task.contents.seal for task in tasks}
+    finished = {name: row for name, row in built.items() if seals.get(name) in (None, row[0].seal)}
+    return finished | read_records(folder, _not_in(finished, tasks), settings_hash)
+
+
+def _run_job(
+    inputs: ShardInputs,
+    missing: Sequence[ShardTask],
+    num_tasks: int,
+    settings_hash: str,
+    publisher: PassPublisher,
+    beam_arguments: Sequence[str],
+) -> None:
+    """Runs the Beam job that builds the missing shards; passes are published meanwhile.
+
+    Args:
+        inputs: What the shards are made of.
+        missing: The shards to build.
+        num_tasks: Number of all shards of the dataset.
+        settings_hash: Hash of the dataset's settings.
+        publisher: Publishes passes as they are complete.
+        beam_arguments: The user's arguments for Beam.
+    """
+    settings = inputs.settings
+    vocabulary = inputs.vocabulary
+    store = inputs.store
+    folder = settings.open_output()
+    num_found = num_tasks - len(missing)
+    outputs = Outputs("shards", num_tasks, num_found, lambda: num_found + publisher.look(), folder)
     tokens = TokenParts(
-        settings.open_tokens(), vocabulary.dtype.name, store.has_dropped, held_out.ids
+        settings.open_tokens(), vocabulary.dtype.name, store.has_dropped, inputs.held_out.ids
     )
     rules = {seq_len: instance_rule(settings, vocabulary, seq_len) for seq_len in settings.seq_lens}
     run_shards_job(
@@ -131,59 +211,68 @@ def _build_missing(
         settings.workers,
         beam_arguments,
     )
-    built |= publisher.built
-    built |= read_records(folder, _not_in(built, missing), settings_hash)
-    built = _without_lost(folder, built, [task.name for task in tasks])
-    _refuse_lost(_not_in(built, tasks), len(tasks))
-    shards = [shard for shard, _ in built.values()]
-    check_random_next(settings, store, shards)
-    manifest = describe_dataset(settings, vocabulary, store, held_out, shards, seal)
-    publish_dataset(folder, built, manifest)
 
 
 def _seal_buckets(
-    settings: BuildSettings,
-    store: TokenStore,
-    buckets: Sequence[Bucket],
-    held_out: HeldOut,
-    folder: Folder,
+    inputs: ShardInputs, buckets: Sequence[Bucket], folder: Folder
 ) -> dict[str, BucketContents]:
-    """What each bucket must hold, by its name; also writes documents.ids where it is not there.
+    """Returns what each bucket must hold, by its name; writes documents.ids if it is not there.
+
+    Both are made in one walk over the index of the token parts.
+
+    Args:
+        inputs: What the shards are made of.
+        buckets: All buckets, of both splits.
+        folder: The folder of the dataset.
 
     Raises:
-        ValueError: The index is not that of the documents which tokens.json counts.
+        ValueError: The index and tokens.json are of different documents.
     """
-    tokens = settings.open_tokens()
-    sums, digest = BucketSums(buckets, held_out.ids), hashlib.blake2b(digest_size=32)
+    settings = inputs.settings
+    store = inputs.store
+    sums = BucketSums(buckets, inputs.held_out.ids)
 
-    def walk() -> Iterator[bytes]:
-        with open_index(tokens, store.part_names) as index:
-            for kept in iterate_kept(index, has_dropped=store.has_dropped):
-                sums.add(*kept)
-                ids = pack_ids(kept[0], len(settings.corpus))
+    def walk_ids() -> Iterator[bytes]:
+        digest = hashlib.blake2b(digest_size=32)
+        with open_index(settings.open_tokens(), store.part_names) as index:
+            groups = iterate_kept(index, has_dropped=store.has_dropped)
+            for documents, num_rows, checksums in groups:
+                sums.add(documents, num_rows, checksums)
+                ids = pack_ids(documents, len(settings.corpus))
                 digest.update(ids)
                 yield ids
-        found = digest.hexdigest(), total_seal(sums.contents()).tokens
-        if found != (expected := (store.totals.documents_hash, store.totals.tokens)):
-            raise ValueError(
-                f"{settings.tokens_folder}: the index of its parts tells of documents of hash"
-                f" {found[0]} with {found[1]:,} tokens, tokens.json of {expected[0]} with"
-                f" {expected[1]:,}: they are of different runs, or damaged; delete that folder and"
-                " run again"
-            )
+        _refuse_other_index(inputs, digest.hexdigest(), total_seal(sums.contents()).tokens)
 
     if folder.exists(DOCUMENT_IDS):
-        deque(walk(), maxlen=0)
+        deque(walk_ids(), maxlen=0)
     else:
-        write_document_ids(folder, walk())
+        write_document_ids(folder, walk_ids())
     return sums.contents()
 
 
+def _refuse_other_index(inputs: ShardInputs, documents_hash: str, num_tokens: int) -> None:
+    """Compares the hash and the tokens of the index's documents with those in tokens.json.
+
+    Raises:
+        ValueError: They differ.
+    """
+    totals = inputs.store.totals
+    if (documents_hash, num_tokens) != (totals.documents_hash, totals.tokens):
+        raise ValueError(
+            f"{inputs.settings.tokens_folder}: the index of its parts tells of documents of hash"
+            f" {documents_hash} with {num_tokens:,} tokens, tokens.json of"
+            f" {totals.documents_hash} with {totals.tokens:,}: they are of different runs, or"
+            " damaged; delete that folder and run again"
+        )
+
+
 def _not_in(built: Built, tasks: Sequence[ShardTask]) -> list[ShardTask]:
+    """Returns the tasks whose shards are not among those that are built."""
     return [task for task in tasks if task.name not in built]
 
 
 def _refuse_lost(lost: Sequence[ShardTask], num_tasks: int) -> None:
+    """Raises ValueError if shards are missing after the job; `num_tasks` is the number of all."""
     if lost:
         raise ValueError(
             f"the job ended without an error, but {len(lost)} of {num_tasks} shards are not there,"
@@ -195,48 +284,81 @@ def _refuse_lost(lost: Sequence[ShardTask], num_tasks: int) -> None:
 
 
 def choose_buckets(settings: BuildSettings, totals: Totals, held_out: HeldOut) -> list[Bucket]:
-    """The validation bucket and the train buckets of a corpus."""
-    by_prefix = np.array(totals.documents_by_prefix, np.int64)
-    prefixes = [prefix_of(each, len(by_prefix)) for each in split_ids(held_out.ids)]
+    """Returns the buckets of a corpus: of validation, if documents are held out, then of train.
+
+    Args:
+        settings: May name the number of train buckets, and weights of sources.
+        totals: Counts of the distinct documents.
+        held_out: The validation documents.
+
+    Raises:
+        ValueError: There are too few documents for the number that the settings name.
+    """
+    by_prefix = np.array(totals.documents_by_prefix, np.int64)  # train documents, by id prefix
+    prefixes = [prefix_of(document_id, len(by_prefix)) for document_id in split_ids(held_out.ids)]
     by_prefix -= np.bincount(prefixes, minlength=len(by_prefix)).astype(np.int64)
     documents = [source.documents for source in totals.sources]
     num_bytes = [source.cleaned_bytes for source in totals.sources]
-    used_bytes, used = apply_weights(settings.weights, documents, num_bytes)
-    number = choose_num_buckets(by_prefix, used_bytes, settings.num_buckets, "num_buckets", used)
-    return plan_buckets(number, held_out.ids)
+    used_bytes, num_used = apply_weights(settings.weights, documents, num_bytes)
+    num_buckets = choose_num_buckets(
+        by_prefix, used_bytes, settings.num_buckets, "num_buckets", num_used
+    )
+    return plan_buckets(num_buckets, held_out.ids)
 
 
 def _claim_folder(folder: Folder, settings: BuildSettings, content: Mapping[str, Any]) -> Built:
-    """The shards of a finished dataset of this content; a folder of another one is refused."""
-    found: Mapping[str, Any] | None = None
+    """Claims a folder for a dataset; returns the shards of a finished one that is there already.
+
+    In a folder without a finished dataset, the content is written to settings.json under _tasks/.
+    Leftovers that have no such file are removed.
+
+    Args:
+        folder: The folder of the dataset.
+        settings: Settings of the build.
+        content: The settings and documents that decide the instances.
+
+    Raises:
+        ValueError: The folder holds shards of other settings or documents.
+    """
+    before: Mapping[str, Any] | None = None
     built: Built = {}
     cure = "give another --output"
     if folder.exists(MANIFEST):
         dataset = open_dataset(settings.output, settings.filesystem_options())
-        found, shards = dataset.manifest.settings, dataset.all_shards
-        built = {shard.name: (shard, partial(dataset.blocks, shard)) for shard in shards}
+        before = dataset.manifest.settings
+        for shard in dataset.all_shards:
+            built[shard.name] = (shard, partial(dataset.blocks, shard))
     elif folder.exists(SETTINGS):
         begin_again = f"delete {folder.locate(SETTINGS)} and run the same command again"
-        found = read_object(folder, SETTINGS, begin_again)
+        before = read_object(folder, SETTINGS, begin_again)
         cure += f"; or, as no dataset is finished there, {begin_again}, which builds shards anew"
     else:
         remove_unfinished(folder)
-    if found is not None and (changed := describe_changes(found, content)):
-        raise ValueError(f"{settings.output} holds shards of other settings: {changed}; {cure}")
+
+    if before is not None:
+        changed = describe_changes(before, content)
+        if changed:
+            raise ValueError(f"{settings.output} holds shards of other settings: {changed}; {cure}")
     if not built:
         folder.write(SETTINGS, json_bytes(content))
     return built
 
 
 def _without_lost(folder: Folder, built: Built, names: Iterable[str]) -> Built:
-    """Leaves out those of these shards that are gone or of another size; others stay."""
+    """Returns the shards without those whose file is gone or has another size.
+
+    Args:
+        folder: The folder of the dataset.
+        built: The shards.
+        names: The shards to look at. Others stay, whatever is in the folder.
+    """
     files = folder.list() if built else {}
     lost = {name for name in names if name in built and files.get(name) != built[name][0].num_bytes}
-    return {name: rows for name, rows in built.items() if name not in lost}
+    return {name: row for name, row in built.items() if name not in lost}
 
 
 def instance_rule(settings: BuildSettings, vocabulary: Vocabulary, seq_len: int) -> InstanceRule:
-    """How instances of one length are made from these settings."""
+    """Returns how instances of one length are made under these settings."""
     masking = masking_rule(vars(settings), seq_len, vocabulary.mask_id, vocabulary.continues)
     return InstanceRule(
         seq_len=seq_len,

@@ -1,6 +1,6 @@
-"""The tokens stage: encodes the parts of the input that are not finished, then indexes all.
+"""The tokens stage encodes the parts of the input that are not finished, then indexes all of them.
 
-tokens.json is written last; only the parts that it names are ever read.
+tokens.json is written last. Later stages read only the token parts that it names.
 """
 
 import hashlib
@@ -58,7 +58,9 @@ from tokenizer.vocab import Vocabulary
 from tokenizer.words import count_words
 
 REJECTED = "rejected"
+"""The folder in the output with all dropped documents, if they are kept."""
 FILES_WITHOUT_TEXT = "files_without_text"
+"""The counter of input files that gave no text."""
 _NUM_NAMED = 20
 _DELETE = "delete this folder and run the same command again"
 _INDEX_AGAIN = "delete this file and run the same command again, which keeps the token parts"
@@ -139,9 +141,10 @@ class TokenStore:
 
     @property
     def deciding(self) -> dict[str, Any]:
-        """The choice, and the task files and their rule where they left documents out."""
-        is_dropping = self.settings.get("task_overlap") == "drop"
-        return {**self.choice} | {key: self.settings[key] for key in _TASK_SETTINGS if is_dropping}
+        """All settings that left documents out: `choice`, and those of task files if these did."""
+        if self.settings.get("task_overlap") != "drop":
+            return {**self.choice}
+        return {**self.choice} | {key: self.settings[key] for key in _TASK_SETTINGS}
 
 
 def make_tokens(
@@ -151,6 +154,12 @@ def make_tokens(
     beam_arguments: Sequence[str],
 ) -> TokenStore:
     """Encodes every part that is not finished yet and returns the store of all of them.
+
+    Args:
+        settings: Settings of the build.
+        vocabulary: The vocabulary to encode with.
+        parts: All parts of the input.
+        beam_arguments: The user's arguments for Beam.
 
     Raises:
         ValueError: The folder holds tokens of other settings, the input is malformed, or all of it
@@ -164,7 +173,8 @@ def make_tokens(
             " give another --output"
         )
     key = _parts_key([part.key for part in parts], choice_content(settings))
-    if store := _find_store(folder, key):
+    store = _find_store(folder, key)
+    if store:
         return store
     rule = tokens_rule(settings, vocabulary)
     run_tokens_job(parts, rule, folder, settings.workers, beam_arguments)
@@ -175,7 +185,12 @@ def make_tokens(
 def index_delivered(
     settings: BuildSettings, vocabulary: Vocabulary, beam_arguments: Sequence[str]
 ) -> TokenStore:
-    """Returns the store of the token parts that `WriteTokens` has written.
+    """Returns the store of the token parts that `WriteTokens` has written; indexes them if needed.
+
+    Args:
+        settings: Settings of the build.
+        vocabulary: The vocabulary that the documents were encoded with.
+        beam_arguments: The user's arguments for Beam.
 
     Raises:
         FileNotFoundError: No pipeline has finished writing there.
@@ -189,11 +204,18 @@ def index_delivered(
 
 
 def _find_store(folder: Folder, key: str) -> TokenStore | None:
-    """The store of these very parts; that of others is removed."""
+    """Returns the store in a folder, or None if there is none of these parts.
+
+    A store of other parts is removed.
+
+    Args:
+        folder: The folder of token parts.
+        key: The `parts_key` that the store must have.
+    """
     if folder.exists(STORE):
         store = read_store(folder)
         if store.parts_key == key:
-            _remove_other_files(folder, store)  # a kill may have come before it
+            _remove_other_files(folder, store)  # a launch may have been killed before it did so
             return store
         folder.remove([STORE])
     return None
@@ -207,33 +229,48 @@ def _index_parts(
     key: str,
     beam_arguments: Sequence[str],
 ) -> TokenStore:
-    folder, content = settings.open_tokens(), store_settings(settings, vocabulary.sha256)
+    """Chooses documents among finished token parts, indexes the parts, and writes tokens.json.
+
+    Files that belong to none of the parts are removed.
+
+    Args:
+        settings: Settings of the build.
+        vocabulary: The vocabulary that the documents were encoded with.
+        parts: The parts of the input; none for documents that a Beam pipeline has written.
+        records: Names of the records of all token parts.
+        key: The store's `parts_key`.
+        beam_arguments: The user's arguments for Beam.
+
+    Raises:
+        ValueError: All documents were dropped.
+    """
+    folder = settings.open_tokens()
+    content = store_settings(settings, vocabulary.sha256)
     names = sorted(record_stem(record) for record in records)
     num_sources = len(settings.corpus)
     with open_index(folder, names) as index:
-        found = drop_documents(settings, names, index, beam_arguments)
-        totals = build_index(index, num_sources, found.reasons, settings.validation_tokens)
-    told = read_records(folder, records)
-    silent = find_files_without_text(told, parts)
-    by_source = count_by_source(told)
-    for source, number in Counter(source for _, source in silent).items():
+        dropped = drop_documents(settings, names, index, beam_arguments)
+        totals = build_index(index, num_sources, dropped.reasons, settings.validation_tokens)
+
+    contents = read_records(folder, records)
+    without_text = find_files_without_text(contents, parts)
+    by_source = count_by_source(contents)
+    for source, number in Counter(source for _, source in without_text).items():
         by_source[source][FILES_WITHOUT_TEXT] = number
     _refuse_empty(sum_counters(by_source), totals)
-    examples = choose_examples(told)
-    examples += describe_near_duplicates(folder, names, found.near_duplicates)
-    rows = [by_source.get(source, {}) for source in range(num_sources)]
-    named = [url for url, _ in silent[:_NUM_NAMED]]
+    examples = choose_examples(contents)
+    examples += describe_near_duplicates(folder, names, dropped.near_duplicates)
     store = TokenStore(
         settings=content,
         parts_key=key,
         part_names=tuple(names),
         counters=sum_counters(by_source),
         totals=totals,
-        source_counters=rows,
+        source_counters=[by_source.get(source, {}) for source in range(num_sources)],
         dropped_examples=examples,
         choice=choice_content(settings),
-        without_text=named,
-        unknown_words=find_unknown_words(told),
+        without_text=[url for url, _ in without_text[:_NUM_NAMED]],
+        unknown_words=find_unknown_words(contents),
     )
     folder.write(STORE, json_bytes(asdict(store)))
     _remove_other_files(folder, store)
@@ -267,7 +304,7 @@ def read_store(folder: Folder) -> TokenStore:
             )
         require_plain(fields["part_names"], where)
         totals = fields.pop("totals")
-        sources = tuple(SourceTotals(**each) for each in totals.pop("sources"))
+        sources = tuple(SourceTotals(**source) for source in totals.pop("sources"))
         return TokenStore(
             totals=Totals(**totals, sources=sources),
             part_names=tuple(fields.pop("part_names")),
@@ -276,17 +313,22 @@ def read_store(folder: Folder) -> TokenStore:
 
 
 def store_settings(settings: BuildSettings, vocab_sha256: str) -> dict[str, Any]:
-    """What decides the content of a folder of token parts, and how they are laid out.
+    """Returns what decides the content of a folder of token parts, and the layout of their files.
 
-    Task files count by their bytes; what is not used is not named, so that hashes stay.
+    Task files are identified by a hash of their bytes. Settings that are not used are left out, so
+    that the result stays the same when a later version adds a setting.
+
+    Args:
+        settings: Settings of the build.
+        vocab_sha256: Hash of the vocabulary.
     """
     content = settings.tokens_content(vocab_sha256) | {"layout": LAYOUT}
     if settings.has_signatures:
         content["signatures"] = True
     if settings.task_files:
-        found = hash_task_files(settings.task_files, settings.filesystem_options())
-        rule = found, settings.task_overlap, TASK_WORDS
-        content |= dict(zip(_TASK_SETTINGS, rule, strict=True))
+        file_hash = hash_task_files(settings.task_files, settings.filesystem_options())
+        values = (file_hash, settings.task_overlap, TASK_WORDS)
+        content |= dict(zip(_TASK_SETTINGS, values, strict=True))
     return content
 
 
@@ -302,9 +344,10 @@ def open_task_texts(settings: BuildSettings) -> TaskTexts | None:
     rule = settings.word_rule
     texts: list[tuple[str, str]] = []
     files: list[tuple[str, int]] = []
-    for url, found in read_task_files(settings.task_files, settings.filesystem_options()):
-        rows = list(found)
-        # Marks count as words here, so this is no more than what is sure before a vocabulary.
+    for url, file_texts in read_task_files(settings.task_files, settings.filesystem_options()):
+        rows = list(file_texts)
+        # Punctuation and [UNK] do not count as words of a task text, which only a vocabulary can
+        # tell. Here they do count, so that before a vocabulary is there only sure faults are found.
         if all(count_words([text], rule).total() < LEAST_WORDS for _, text in rows):
             refuse_file_without_windows(url)
         texts += rows
@@ -348,6 +391,12 @@ def tokens_rule(
 
 
 def _refuse_empty(counters: Mapping[str, int], totals: Totals) -> None:
+    """Raises ValueError if every document was dropped.
+
+    Args:
+        counters: What the records count, all sources together.
+        totals: Counts of the distinct documents.
+    """
     dropped = {
         name.removeprefix("dropped_"): count
         for name, count in counters.items()
@@ -363,13 +412,16 @@ def _refuse_empty(counters: Mapping[str, int], totals: Totals) -> None:
 
 
 def _parts_key(keys: Sequence[str], choice: Mapping[str, Any]) -> str:
+    """Returns a hash of the keys of all parts, in any order, and of `TokenStore.choice`."""
     lines = sorted(keys)
     lines += [json.dumps(choice, sort_keys=True)] if choice else []
     return hashlib.blake2b("".join(lines).encode(), digest_size=16).hexdigest()
 
 
 def claim_tokens(settings: BuildSettings, vocabulary: Vocabulary) -> Folder:
-    """Writes settings.json, or compares with it if it is there: a folder has one set of settings.
+    """Claims the folder of token parts for these settings, and returns it.
+
+    Writes settings.json if it is not there. A folder has one set of settings.
 
     Raises:
         ValueError: The folder holds tokens of other settings.
@@ -380,14 +432,26 @@ def claim_tokens(settings: BuildSettings, vocabulary: Vocabulary) -> Folder:
 
 
 def claim_folder(folder: Folder, content: Mapping[str, Any]) -> None:
-    """Does the work of `claim_tokens`, with the content that `store_settings` returned."""
+    """Writes settings.json into a folder of token parts, unless it is there with this content.
+
+    Args:
+        folder: The folder.
+        content: What `store_settings` returned.
+
+    Raises:
+        ValueError: The folder holds tokens of other settings.
+    """
     refuse_other_settings(folder, content)
     if not folder.exists(SETTINGS):
         folder.write(SETTINGS, json_bytes(content))
 
 
 def refuse_other_settings(folder: Folder, content: Mapping[str, Any]) -> None:
-    """Compares the content with settings.json if that is there; writes nothing.
+    """Compares settings.json, if it is there, with this content; writes nothing.
+
+    Args:
+        folder: The folder of token parts.
+        content: What `store_settings` returned.
 
     Raises:
         ValueError: The folder holds tokens of other settings.
@@ -403,7 +467,10 @@ def refuse_other_settings(folder: Folder, content: Mapping[str, Any]) -> None:
 
 
 def _remove_other_files(folder: Folder, store: TokenStore) -> None:
-    """Removes what an earlier input, finding near-duplicates or an interrupted task left."""
+    """Removes files that do not belong to the store.
+
+    They are of an earlier input, of the search for near-duplicates or of interrupted tasks.
+    """
     endings = (".tokens", ".index", ".places", ".signatures", OVERLAPS, ".json", "-last.json")
     kept = {STORE, SETTINGS, INDEX, DELIVERED, LOCK} | ({DROPPED} if store.has_dropped else set())
     kept |= {f"{stem}{ending}" for stem in store.part_names for ending in endings}

@@ -1,13 +1,14 @@
-"""The vocabulary stage: takes a vocabulary, or learns one from a sample of the input's documents.
+"""The vocabulary stage takes a given vocabulary, or learns one from a sample of the input.
 
-The words of the sample stay in word_counts.parquet. vocab.json beside vocab.txt says what the
-vocabulary was made of, so that running again reuses it and other input is refused.
+The words of the sample are kept in word_counts.parquet. vocab.json, beside vocab.txt, says what the
+vocabulary was made of. The same command finds the vocabulary again by it, and other input is
+refused.
 """
 
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.documents.parts import InputFile, Part
 from pipeline.documents.sources import count_factors
@@ -46,14 +47,15 @@ from tokenizer.word_rule import WordRule
 
 TOKENIZER = "tokenizer.json"
 ORIGIN = "vocab.json"
-_NUM_NAMED = 8
+_NUM_NAMED = 8  # files in one message
 TOKENS_SETTINGS = "settings.json"
-"""In the folder of encoded documents: what decides their content."""
-_FILES = "files"  # of vocab.json: says what changed, and decides nothing
-_SHA256 = "vocab_txt_sha256"  # of vocab.json: of the vocabulary that was made
+"""The file in the folder of encoded documents that says what decides their content."""
+# Keys of vocab.json that are not compared with the settings:
+_FILES = "files"  # sizes of the input files, only for messages
+_SHA256 = "vocab_txt_sha256"  # hash of the vocabulary that was made
 _REMEDY = f"delete {ORIGIN} beside it and run the same command again, which makes the vocabulary"
-_MOST_FILES = 10_000
-_COUNTING = "_words"  # what the job leaves while it runs
+_MOST_FILES = 10_000  # with more, vocab.json does not list them
+_COUNTING = "_words"  # a folder in the output, for the files of the vocabulary job
 
 
 def prepare_vocabulary(
@@ -62,7 +64,15 @@ def prepare_vocabulary(
     parts: Sequence[Part],
     beam_arguments: Sequence[str],
 ) -> Vocabulary:
-    """Reuses the dataset's vocabulary, or makes it with tokenizer.json and vocab.json.
+    """Returns the dataset's vocabulary. If there is none yet, makes it.
+
+    A vocabulary that is made is written with tokenizer.json and vocab.json.
+
+    Args:
+        settings: Settings of the build.
+        files: All files of the input.
+        parts: All parts of the input.
+        beam_arguments: The user's arguments for Beam.
 
     Raises:
         ValueError: The dataset has a vocabulary of another origin, --vocab is not a BERT
@@ -72,10 +82,11 @@ def prepare_vocabulary(
     folder = settings.open_output()
     origin = _origin(settings, files)
     if folder.exists(ORIGIN):
-        found = read_object(folder, ORIGIN, _REMEDY)
-        _refuse_other_origin(settings, found, origin, files)
-        return _read_own(folder, found)
-    _remove_counting(folder)  # a killed build may have left some
+        origin_before = read_object(folder, ORIGIN, _REMEDY)
+        _refuse_other_origin(settings, origin_before, origin, files)
+        return _read_made(folder, origin_before)
+
+    _remove_counting(folder)  # a killed build may have left files there
     if settings.vocab:
         vocabulary = read_vocabulary(settings, settings.vocab)
         check_vocabulary(vocabulary, settings.word_rule, settings.vocab)
@@ -84,20 +95,24 @@ def prepare_vocabulary(
     _remove_other_work(settings, vocabulary)
     folder.write(VOCAB, vocabulary.to_text().encode())
     write_tokenizer(folder, vocabulary, settings.word_rule)
-    told = {_FILES: _sizes(files), _SHA256: vocabulary.sha256}
-    folder.write(ORIGIN, json_bytes(origin | told))
+    notes = {_FILES: _sizes(files), _SHA256: vocabulary.sha256}
+    folder.write(ORIGIN, json_bytes(origin | notes))
     return vocabulary
 
 
-def _read_own(folder: Folder, origin: Mapping[str, Any]) -> Vocabulary:
-    """Reads the output's vocab.txt, and compares it with the hash in vocab.json.
+def _read_made(folder: Folder, origin: Mapping[str, Any]) -> Vocabulary:
+    """Reads the vocab.txt that an earlier launch made, and checks its hash.
+
+    Args:
+        folder: The folder of the dataset.
+        origin: The content of vocab.json.
 
     Raises:
-        ValueError: It is another vocabulary.
+        ValueError: vocab.txt is not the vocabulary that vocab.json describes.
     """
     where = folder.locate(VOCAB)
     vocabulary = parse_vocab(read_present(folder, VOCAB, _REMEDY), where)
-    expected = origin.get(_SHA256, vocabulary.sha256)  # earlier versions did not say it
+    expected = origin.get(_SHA256, vocabulary.sha256)  # earlier versions wrote no hash
     if vocabulary.sha256 != expected:
         raise ValueError(
             f"{where} is not the vocabulary that {ORIGIN} speaks of: its sha256 is"
@@ -107,10 +122,10 @@ def _read_own(folder: Folder, origin: Mapping[str, Any]) -> Vocabulary:
 
 
 def _remove_other_work(settings: BuildSettings, vocabulary: Vocabulary) -> None:
-    """Removes the files of an unfinished build with another vocabulary from the output.
+    """Removes shards and token parts of another vocabulary, left by an unfinished build.
 
-    Encoded documents in another folder (`--tokens`) stay, as they may belong to another dataset
-    too.
+    Encoded documents in a folder of their own (`--tokens`) stay, as they may belong to another
+    dataset too.
     """
     folder = settings.open_output()
     if folder.exists(MANIFEST) or settings.tokens:
@@ -118,25 +133,35 @@ def _remove_other_work(settings: BuildSettings, vocabulary: Vocabulary) -> None:
     tokens = settings.open_tokens()
     if not tokens.exists(TOKENS_SETTINGS):
         return
-    found = read_object(tokens, TOKENS_SETTINGS, f"delete {tokens.locate()} and run again")
-    if found.get("vocab_sha256") != vocabulary.sha256:
+    content = read_object(tokens, TOKENS_SETTINGS, f"delete {tokens.locate()} and run again")
+    if content.get("vocab_sha256") != vocabulary.sha256:
         remove_unfinished(folder)
         tokens.remove([name for name in tokens.list() if name != TOKENS_SETTINGS])
-        tokens.remove([TOKENS_SETTINGS])  # last, so that a kill loses no count of what is there
+        # Last, because after a kill this file is the sign that others may be left.
+        tokens.remove([TOKENS_SETTINGS])
 
 
 def _refuse_other_origin(
     settings: BuildSettings,
-    found: Mapping[str, Any],
+    content: Mapping[str, Any],
     origin: Mapping[str, Any],
     files: Sequence[InputFile],
 ) -> None:
-    known = {key: value for key, value in found.items() if key not in (_FILES, _SHA256)}
-    if known == origin:
+    """Raises ValueError if the dataset's vocabulary was made of something else.
+
+    Args:
+        settings: Settings of the build.
+        content: The content of vocab.json.
+        origin: What decides the vocabulary now (`_origin`).
+        files: All files of the input now.
+    """
+    before = {key: value for key, value in content.items() if key not in (_FILES, _SHA256)}
+    if before == origin:
         return
-    changed = [describe_changes(known | {"input": 0}, {**origin, "input": 0})]
-    if known.get("input") != origin.get("input"):
-        changed.append(_describe_files(found.get(_FILES) or {}, _sizes(files)))
+    # A changed hash of the input would say nothing to a person, so changed files are named.
+    changes = [describe_changes(before | {"input": 0}, {**origin, "input": 0})]
+    if before.get("input") != origin.get("input"):
+        changes.append(_describe_files(content.get(_FILES) or {}, _sizes(files)))
     remedy = "give the same settings and input, or another --output"
     output = settings.open_output()
     if not output.exists(MANIFEST):
@@ -145,40 +170,52 @@ def _refuse_other_origin(
             "; or begin again, as no dataset is finished there: delete"
             f" {output.locate(ORIGIN)}{also}, and the same command does the rest"
         )
-    said = ", ".join(filter(None, changed))
-    raise ValueError(f"{settings.output} holds a vocabulary made otherwise: {said}; {remedy}")
+    described = ", ".join(filter(None, changes))
+    raise ValueError(f"{settings.output} holds a vocabulary made otherwise: {described}; {remedy}")
 
 
 def _sizes(files: Sequence[InputFile]) -> dict[str, int]:
-    """Bytes of the files by their URLs, for messages; none where they are too many."""
-    return {hide(file.url): file.size for file in files} if len(files) <= _MOST_FILES else {}
+    """Returns the sizes of files in bytes by their URLs; an empty dict if there are too many."""
+    if len(files) > _MOST_FILES:
+        return {}
+    return {hide(file.url): file.size for file in files}
 
 
 def _describe_files(before: Mapping[str, int], now: Mapping[str, int]) -> str:
+    """Returns which input files are gone, new or of another size, for a message.
+
+    Args:
+        before: Sizes in bytes by URL; empty if they are not known.
+        now: The same of the files that are there now.
+    """
     if not (before and now):
         return "other input files"
-    said = [f"{url} is gone" for url in before.keys() - now.keys()]
-    said += [f"{url} is new" for url in now.keys() - before.keys()]
-    said += [
+    changes = [f"{url} is gone" for url in before.keys() - now.keys()]
+    changes += [f"{url} is new" for url in now.keys() - before.keys()]
+    changes += [
         f"{url} had {before[url]:,} bytes and has {now[url]:,}"
         for url in before.keys() & now.keys()
         if before[url] != now[url]
     ]
-    return ", ".join(sorted(said)[:_NUM_NAMED]) + ", ..." * (len(said) > _NUM_NAMED)
+    return ", ".join(sorted(changes)[:_NUM_NAMED]) + ", ..." * (len(changes) > _NUM_NAMED)
 
 
 def write_tokenizer(folder: Folder, vocabulary: Vocabulary, rule: WordRule) -> None:
-    """Writes tokenizer.json, unless the very bytes are there."""
+    """Writes tokenizer.json, unless it is there with the same bytes."""
     data = tokenizer_json(vocabulary, rule).encode()
     if not folder.exists(TOKENIZER) or folder.read(TOKENIZER) != data:
         folder.write(TOKENIZER, data)
 
 
 def _origin(settings: BuildSettings, files: Sequence[InputFile]) -> dict[str, Any]:
-    """What decides the vocabulary: the given file, or the input and how it is learned."""
+    """Returns what decides the vocabulary: the given file, or the input and how it is learned.
+
+    Some settings are left out at their default values, so that a vocab.json from before these
+    settings still fits.
+    """
     if settings.vocab:
-        given = read_vocabulary(settings, settings.vocab)
-        return {"vocab_sha256": given.sha256, **settings.word_rule.content()}
+        vocabulary = read_vocabulary(settings, settings.vocab)
+        return {"vocab_sha256": vocabulary.sha256, **settings.word_rule.content()}
     listing = "".join(f"{identify(file.url)} {file.size}\n" for file in files)
     origin: dict[str, Any] = {
         "input": hashlib.blake2b(listing.encode(), digest_size=16).hexdigest(),
@@ -193,59 +230,99 @@ def _origin(settings: BuildSettings, files: Sequence[InputFile]) -> dict[str, An
         origin["vocab_entries"] = settings.vocab_entries
     if settings.alphabet_size != BuildSettings.alphabet_size:
         origin["alphabet_size"] = settings.alphabet_size
-    reading = [source.reading() for source in settings.corpus]
-    for each in reading:
-        each.pop("language", None)  # which only splits sentences
-    if len(reading) == 1:
-        return origin | reading[0]
+    readings = [source.reading() for source in settings.corpus]
+    for reading in readings:
+        reading.pop("language", None)  # decides how sentences are split, which changes no word
+    if len(readings) == 1:
+        return origin | readings[0]
+
     factors = count_factors([source.millionths for source in settings.corpus])
-    numbers = Counter(file.source for file in files)
-    rows = zip(reading, factors, strict=True)
-    return origin | {
-        "sources": [
-            row | {"files": numbers[number], "counts_times": factor}
-            for number, (row, factor) in enumerate(rows)
-        ]
-    }
+    num_files = Counter(file.source for file in files)
+    sources = [
+        reading | {"files": num_files[number], "counts_times": factor}
+        for number, (reading, factor) in enumerate(zip(readings, factors, strict=True))
+    ]
+    return origin | {"sources": sources}
 
 
 def reading_rule(settings: BuildSettings) -> ReadingRule:
-    """How documents are read by these settings."""
-    text_fields = tuple(source.text_field for source in settings.corpus)
-    options = settings.filesystem_options()
-    return ReadingRule(text_fields, settings.on_bad_document, settings.part_bytes, options)
+    """Returns how documents are read under these settings."""
+    return ReadingRule(
+        text_fields=tuple(source.text_field for source in settings.corpus),
+        on_bad_document=settings.on_bad_document,
+        max_characters=settings.part_bytes,
+        storage_options=settings.filesystem_options(),
+    )
 
 
 def make_vocabulary(
     settings: BuildSettings, words: Sequence[str], counts: Sequence[int]
 ) -> Vocabulary:
-    """Learns a vocabulary from counted words, or extends the one that is given."""
-    size = settings.vocab_size, settings.num_unused
+    """Learns a vocabulary from counted words, or extends the one that `extend` names.
+
+    Args:
+        settings: Settings of the build, which say how.
+        words: Distinct words.
+        counts: How often each word occurs.
+
+    Raises:
+        ValueError: vocab_size is too small, or the vocabulary to extend is malformed.
+    """
+    vocab_size = settings.vocab_size
+    num_unused = settings.num_unused
     if settings.vocab_entries == "words":
-        return learn_words(words, counts, *size)
+        return learn_words(words, counts, vocab_size, num_unused)
     if settings.extend is None:
-        return learn_vocabulary(words, counts, *size, settings.alphabet_size)
+        return learn_vocabulary(words, counts, vocab_size, num_unused, settings.alphabet_size)
     old = read_vocabulary(settings, settings.extend)
-    return extend_vocabulary(old, words, counts, *size, settings.word_rule)
+    return extend_vocabulary(old, words, counts, vocab_size, num_unused, settings.word_rule)
+
+
+class _CountedWords(NamedTuple):
+    """What the vocabulary job has counted.
+
+    Attributes:
+        counters: Sums of the counters in the job's records, such as of documents.
+        table: All words and their counts, as a Parquet file.
+        without_text: URLs of input files that gave no text.
+    """
+
+    counters: Mapping[str, int]
+    table: bytes
+    without_text: list[str]
 
 
 def _learn(
     settings: BuildSettings, parts: Sequence[Part], folder: Folder, beam_arguments: Sequence[str]
 ) -> Vocabulary:
-    counters, table, silent = _count_words(settings, parts, folder, beam_arguments)
-    folder.write(WORD_COUNTS, table)
-    words, counts = read_commonest(table)
-    counted, read = (counters.get(f"documents_{name}", 0) for name in ("counted", "read"))
-    sampled = f"{counted:,} of {read:,} documents"
+    """Counts the words of a sample and learns a vocabulary from them; says what it comes to.
+
+    Args:
+        settings: Settings of the build.
+        parts: All parts of the input.
+        folder: The folder of the dataset, which receives word_counts.parquet.
+        beam_arguments: The user's arguments for Beam.
+
+    Raises:
+        ValueError: The input has no words, or vocab_size is too small.
+    """
+    counted = _count_words(settings, parts, folder, beam_arguments)
+    folder.write(WORD_COUNTS, counted.table)
+    words, counts = read_commonest(counted.table)
+    num_counted = counted.counters.get("documents_counted", 0)
+    num_read = counted.counters.get("documents_read", 0)
+    sample = f"{num_counted:,} of {num_read:,} documents"
     if not words:
-        said = f"; no text came from {', '.join(silent[:_NUM_NAMED])}" if silent else ""
+        urls = ", ".join(counted.without_text[:_NUM_NAMED])
+        silent = f"; no text came from {urls}" if urls else ""
         raise ValueError(
-            f"no word was found in {sampled}{said}; expected text to learn from, or --vocab FILE"
+            f"no word was found in {sample}{silent}; expected text to learn from, or --vocab FILE"
         )
-    asked = f"learning {settings.vocab_size:,} pieces"
+
+    action = f"learning {settings.vocab_size:,} pieces"
     if settings.extend:
-        asked = f"extending {settings.extend}"
-    say(f"vocabulary: {asked} from {len(words):,} words of {sampled}")
+        action = f"extending {settings.extend}"
+    say(f"vocabulary: {action} from {len(words):,} words of {sample}")
     vocabulary = make_vocabulary(settings, words, counts)
     if settings.extend:
         _say_gain(settings, read_vocabulary(settings, settings.extend), vocabulary, words, counts)
@@ -264,8 +341,19 @@ def _say_gain(
     words: Sequence[str],
     counts: Sequence[int],
 ) -> None:
-    replaced = sum(before != after for before, after in zip(old.tokens, new.tokens, strict=False))
-    before, after = (tokens_a_word(each, words, counts, settings.word_rule) for each in (old, new))
+    """Says how much better an extended vocabulary fits the words of the sample.
+
+    Args:
+        settings: Settings of the build.
+        old: The vocabulary that was extended.
+        new: The extended vocabulary.
+        words: Words of the sample.
+        counts: How often each word occurs.
+    """
+    pairs = zip(old.tokens, new.tokens, strict=False)
+    replaced = sum(old_token != new_token for old_token, new_token in pairs)
+    before = tokens_a_word(old, words, counts, settings.word_rule)
+    after = tokens_a_word(new, words, counts, settings.word_rule)
     say(
         f"vocabulary: {replaced:,} [unusedN] hold new pieces, {len(new) - len(old):,} follow the"
         f" {len(old):,} lines; a word of the sample takes {after:.3f} tokens, {before:.3f} before"
@@ -279,23 +367,30 @@ def _say_gain(
 
 def _count_words(
     settings: BuildSettings, parts: Sequence[Part], output: Folder, beam_arguments: Sequence[str]
-) -> tuple[Mapping[str, int], bytes, list[str]]:
-    """What was read and counted, the table of all words, and files without text."""
+) -> _CountedWords:
+    """Counts the words of a sample of the input by the vocabulary job."""
     folder = output / _COUNTING
     sample = choose_sample(parts)
     num_bits = {part.key: bits for part, bits in sample.items() if bits}
     factors = count_factors([source.millionths for source in settings.corpus])
-    reading, filters = reading_rule(settings), settings.filter_rule
-    rule = CountingRule(reading, filters, num_bits, settings.word_rule, factors)
+    rule = CountingRule(
+        reading=reading_rule(settings),
+        filter=settings.filter_rule,
+        num_bits=num_bits,
+        words=settings.word_rule,
+        factors=factors,
+    )
     run_vocab_job(list(sample), rule, folder, settings.workers, beam_arguments)
-    records = require_finished(folder.list(), list(sample), folder.locate())
-    told = read_records(folder, records)
-    seals = add_word_seals(read_word_seals(each, folder.locate()) for each in told)
+
+    names = require_finished(folder.list(), list(sample), folder.locate())
+    records = read_records(folder, names)
+    seals = add_word_seals(read_word_seals(record, folder.locate()) for record in records)
     table = join_tables(folder, seals)
     _remove_counting(output)
-    silent = [url for url, _ in find_files_without_text(told, list(sample))]
-    return sum_counters(count_by_source(told)), table, silent
+    without_text = [url for url, _ in find_files_without_text(records, list(sample))]
+    return _CountedWords(sum_counters(count_by_source(records)), table, without_text)
 
 
 def _remove_counting(folder: Folder) -> None:
+    """Removes the files of the vocabulary job from the folder of a dataset."""
     folder.remove([f"{_COUNTING}/{name}" for name in (folder / _COUNTING).list()])

@@ -1,7 +1,8 @@
-"""Which documents of finished token parts are left out because of what other documents there are.
+"""Chooses the documents of finished token parts that are left out because of other documents.
 
-Those of other datasets and near-duplicates are found after the tokens job and before the index, a
-256th of the ids at a time, and written as dropped.ids (pipeline.tokens.dropped_ids).
+These are near-duplicates, and documents of other datasets that the user excludes. They are found
+after the tokens job and before the index, for a 256th of the ids at a time, and are written as
+dropped.ids (pipeline.tokens.dropped_ids).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +29,13 @@ _NUM_EXAMPLES = 12
 
 
 class NearDuplicate(NamedTuple):
-    """An example: a document that was dropped, one it is like, and their estimated similarity."""
+    """An example of a document that was dropped as a near-duplicate.
+
+    Attributes:
+        document: Its id.
+        other: Id of the document that it is like.
+        similarity: Their estimated Jaccard similarity, from 0 to 1.
+    """
 
     document: bytes
     other: bytes
@@ -36,19 +43,27 @@ class NearDuplicate(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Why documents are left out, and the first few near-duplicates by id."""
+    """The result of looking for documents to leave out.
+
+    Attributes:
+        reasons: The reasons for which documents were looked for, as `dropped_ids.REASONS` has them.
+        near_duplicates: The first few near-duplicates, by id.
+    """
 
     reasons: tuple[str, ...]
     near_duplicates: list[NearDuplicate]
 
 
 def choice_content(settings: BuildSettings) -> dict[str, Any]:
-    """Settings, unless they are defaults, by which other documents leave or hold documents out.
+    """Returns the settings by which a document is left out, or held out, because of others.
+
+    Settings that have their default values are not in the result. Excluded datasets are identified
+    by the hashes of their documents.
 
     Raises:
         FileNotFoundError: A dataset to exclude is not finished, or does not say which documents it
             holds.
-        ValueError: It is the one being built, or is damaged.
+        ValueError: A dataset to exclude is the one being built, or is damaged.
     """
     content: dict[str, Any] = {}
     if settings.validation_tokens != VALIDATION_TOKENS:
@@ -56,8 +71,8 @@ def choice_content(settings: BuildSettings) -> dict[str, Any]:
     if settings.has_signatures:
         content["near_duplicates"] = settings.near_duplicates
     if settings.exclude_documents_of:
-        manifests = [each.manifest for each in _open_excluded(settings)]
-        hashes = {each.settings["documents_hash"] for each in manifests}
+        excluded = _open_excluded(settings)
+        hashes = {dataset.manifest.settings["documents_hash"] for dataset in excluded}
         content["excluded_documents"] = sorted(hashes)
     return content
 
@@ -65,62 +80,104 @@ def choice_content(settings: BuildSettings) -> dict[str, Any]:
 def drop_documents(
     settings: BuildSettings, names: Sequence[str], index: LocalGroups, beam_arguments: Sequence[str]
 ) -> Found:
-    """Finds what is left out of the token parts of these names, and writes dropped.ids.
+    """Finds the documents of token parts that are left out, and writes dropped.ids.
+
+    The file is not written if the settings leave none out.
+
+    Args:
+        settings: Settings of the build.
+        names: Names of the token parts.
+        index: The index of these parts, in the same order.
+        beam_arguments: The user's arguments for Beam.
 
     Raises:
         FileNotFoundError: A dataset to exclude is not finished, or does not say which documents it
             holds.
-        ValueError: It is damaged.
+        ValueError: A dataset to exclude is damaged.
     """
     folder = settings.open_tokens()
     examples: list[NearDuplicate] = []
-    sources: dict[str, Iterator[npt.NDArray[np.bytes_]]] = {}
+    ids_by_reason: dict[str, Iterator[npt.NDArray[np.bytes_]]] = {}  # lazily, in 256 groups
     if settings.exclude_documents_of:
-        streams = [iterate_ids(each) for each in _open_excluded(settings)]
-        sources[EXCLUDED] = map(np.concatenate, zip(*streams, strict=True))
+        streams = [iterate_ids(dataset) for dataset in _open_excluded(settings)]
+        ids_by_reason[EXCLUDED] = map(np.concatenate, zip(*streams, strict=True))
     if settings.near_duplicates is not None:
         rule = similarity_rule(settings.near_duplicates)
-        numbers = dict(zip(names, index.bounds[:, -1].tolist(), strict=True))
-        ranges = run_near_duplicates_job(numbers, rule, folder, settings.workers, beam_arguments)
-        sources[NEAR_DUPLICATE] = _read_found(folder, ranges, examples)
-    if sources:
+        num_documents = dict(zip(names, index.bounds[:, -1].tolist(), strict=True))
+        ranges = run_near_duplicates_job(
+            num_documents, rule, folder, settings.workers, beam_arguments
+        )
+        ids_by_reason[NEAR_DUPLICATE] = _read_found(folder, ranges, examples)
+    if ids_by_reason:
         rows = map(distinct_rows, iterate_index(index))
-        write_groups(folder, DROPPED, _choose_groups(rows, sources))
-    return Found(tuple(sources), examples)
+        write_groups(folder, DROPPED, _choose_groups(rows, ids_by_reason))
+    return Found(tuple(ids_by_reason), examples)
 
 
 def describe_near_duplicates(
     folder: Folder, names: Sequence[str], found: Sequence[NearDuplicate]
 ) -> list[dict[str, str]]:
-    """Examples for people: where both documents are in the input, by the folder's index."""
+    """Returns near-duplicates as examples for the report, with their places in the input.
+
+    Args:
+        folder: The folder of the token parts, whose index is written.
+        names: Names of the token parts.
+        found: The near-duplicates.
+
+    Returns:
+        For each of them "reason", "where" and "text", as other examples of dropped documents have.
+    """
+    if not found:
+        return []
     tokens = EncodedDocuments(folder, {"part_names": list(names)})
-    pairs = [(each.document.hex(), each.other.hex(), each.similarity) for each in found]
-    places = find_documents(tokens, [each for *pair, _ in pairs for each in pair]) if pairs else {}
-    return [
-        {
-            "reason": NEAR_DUPLICATE,
-            "where": places[document][0].place,
-            "text": f"some {similarity:.0%} like document {other[:16]}, {places[other][0].place}",
-        }
-        for document, other, similarity in pairs
-    ]
+    ids: list[str] = []
+    for pair in found:
+        ids += [pair.document.hex(), pair.other.hex()]
+    places = find_documents(tokens, ids)
+
+    examples = []
+    for pair in found:
+        other = pair.other.hex()
+        other_place = places[other][0].place
+        examples.append(
+            {
+                "reason": NEAR_DUPLICATE,
+                "where": places[pair.document.hex()][0].place,
+                "text": f"some {pair.similarity:.0%} like document {other[:16]}, {other_place}",
+            }
+        )
+    return examples
 
 
 def _choose_groups(
-    rows: Iterator[Rows], sources: Mapping[str, Iterator[npt.NDArray[np.bytes_]]]
+    rows: Iterator[Rows], ids_by_reason: Mapping[str, Iterator[npt.NDArray[np.bytes_]]]
 ) -> Iterator[Rows]:
-    for own in rows:
-        yield choose_dropped(own, {reason: next(groups) for reason, groups in sources.items()})
-    for groups in sources.values():  # what a source only knows at its end
-        left = next(groups, None)
-        assert left is None, f"more than {NUM_GROUPS} groups of ids"
+    """Yields the rows of dropped.ids in 256 groups, which are read and chosen lazily.
+
+    Args:
+        rows: The distinct documents of each group.
+        ids_by_reason: The ids in each group that are dropped, by the reason.
+    """
+    for documents in rows:
+        dropped_ids = {reason: next(groups) for reason, groups in ids_by_reason.items()}
+        yield choose_dropped(documents, dropped_ids)
+    # Asking for one more group lets `iterate_ids` check what it has read.
+    for groups in ids_by_reason.values():
+        group = next(groups, None)
+        assert group is None, f"more than {NUM_GROUPS} groups of ids"
 
 
 def _open_excluded(settings: BuildSettings) -> list[Dataset]:
+    """Opens the datasets whose documents are left out.
+
+    Raises:
+        FileNotFoundError: A dataset is not finished, or does not say which documents it holds.
+        ValueError: A dataset is the one being built, or is damaged.
+    """
     options = settings.filesystem_options()
-    own = settings.open_output().path
+    output = settings.open_output().path
     datasets = [open_excluded(url, options) for url in settings.exclude_documents_of]
-    if any(dataset.folder.path == own for dataset in datasets):
+    if any(dataset.folder.path == output for dataset in datasets):
         raise ValueError(
             f"exclude_documents_of: {settings.output} is the dataset being built;"
             " give another --output"
@@ -131,11 +188,19 @@ def _open_excluded(settings: BuildSettings) -> list[Dataset]:
 def _read_found(
     folder: Folder, ranges: Sequence[KeyRange], examples: list[NearDuplicate]
 ) -> Iterator[npt.NDArray[np.bytes_]]:
-    """The ids that the job found, in 256 groups; the first of them become examples."""
+    """Yields the ids of near-duplicates that the job found, in 256 groups, lazily.
+
+    Args:
+        folder: The folder of the token parts.
+        ranges: Name the files of the job.
+        examples: Receives the first near-duplicates, up to 12.
+    """
     with open_groups(folder, [keys.file_name for keys in ranges], FOUND_DTYPE) as files:
         for group in files:
             rows = keep_smallest(group)
             for row in rows[: _NUM_EXAMPLES - len(examples)]:
-                ids = join_id(row["high"], row["low"]), join_id(row["other_high"], row["other_low"])
-                examples.append(NearDuplicate(*ids, similarity_of(int(row["matches"]))))
+                document = join_id(row["high"], row["low"])
+                other = join_id(row["other_high"], row["other_low"])
+                similarity = similarity_of(int(row["matches"]))
+                examples.append(NearDuplicate(document, other, similarity))
             yield id_keys(rows)

@@ -25,17 +25,22 @@ from tokenizer.vocab import Vocabulary, parse_vocab
 VOCAB = "vocab.txt"
 STORE = "tokens.json"
 DELIVERED = "parts.json"
-"""What a Beam pipeline has written by `WriteTokens`; it is written last."""
+"""Names the token parts that a Beam pipeline has written by `WriteTokens`; it is written last."""
 _NUM_SHOWN = 8  # files named in one line
 
 
 class Corpus(NamedTuple):
-    """The input of a build: its files, each with the number of its source, and their parts."""
+    """The input of a build.
+
+    Attributes:
+        files: Its files, each with the number of its source.
+        parts: The parts that the files are cut into, source by source.
+        readings: Lines for the user about how the files of each source are read.
+    """
 
     files: list[InputFile]
     parts: list[Part]
     readings: list[str]
-    """How the files of each source are read, for people."""
 
 
 def check_given(settings: BuildSettings, command: str) -> None:
@@ -53,7 +58,7 @@ def check_given(settings: BuildSettings, command: str) -> None:
     DocumentFilter(settings.filter_rule)
     vocabularies = (settings.vocab, settings.extend) if command != "shards" else ()
     for url in filter(None, vocabularies):
-        if url.endswith(".txt") or not is_hub_name(url):  # a model of the Hub is fetched once
+        if url.endswith(".txt") or not is_hub_name(url):  # a model of the Hub is fetched later
             read_vocabulary(settings, url)
     if command == "vocab":
         return
@@ -82,12 +87,12 @@ def check_encoded(settings: BuildSettings) -> None:
 
 
 def find_corpus(settings: BuildSettings) -> Corpus:
-    """Lists the input.
+    """Lists the files of the input, cuts them into parts, and says how each source is read.
 
     Raises:
         FileNotFoundError: A pattern matches nothing.
-        ValueError: No input is named, all of a source is empty, two sources hold the same file, or
-            the output lies in the input.
+        ValueError: No input is named, all files of a source are empty, two sources hold the same
+            file, the output is inside the input, or a file does not have the field of the text.
     """
     if not (settings.input or settings.sources):
         raise ValueError(
@@ -102,29 +107,35 @@ def find_corpus(settings: BuildSettings) -> Corpus:
         for file in find_inputs(source.input, options, left_out)
     ]
     _refuse_shared_files(settings.corpus, files)
-    if left_out:
-        named = map(show, left_out[:_NUM_SHOWN])
-        shown = ", ".join(named) + ", ..." * (len(left_out) > _NUM_SHOWN)
-        say(
-            f"input: {len(left_out):,} file(s) of the folders speak of the data and are left out:"
-            f" {shown}; name a file in --input to read it"
-        )
+    _say_what_is_left_out(left_out)
     if settings.output.startswith("hf://") and not settings.output.startswith("hf://buckets/"):
         say(
             f"{settings.output}: every file becomes a commit, and the Hub takes 128 an hour;"
             " build into a folder and publish it with hf upload (docs/input.md)",
             is_aside=True,
         )
+
     part_bytes = choose_part_bytes(files, settings.part_bytes)
     parts: list[Part] = []
     for number, source in enumerate(settings.corpus):
-        own = [file for file in files if file.source == number]
-        parts += plan_parts(own, source.format, part_bytes, options, source.wrapping)
+        source_files = [file for file in files if file.source == number]
+        parts += plan_parts(source_files, source.format, part_bytes, options, source.wrapping)
     _say_what_was_detected(settings.corpus, parts)
     return Corpus(files, parts, _say_how_sources_are_read(settings, parts))
 
 
+def _say_what_is_left_out(urls: Sequence[str]) -> None:
+    """Names files in the folders of the input that are not read, such as READMEs, if any."""
+    if urls:
+        shown = ", ".join(map(show, urls[:_NUM_SHOWN])) + ", ..." * (len(urls) > _NUM_SHOWN)
+        say(
+            f"input: {len(urls):,} file(s) of the folders speak of the data and are left out:"
+            f" {shown}; name a file in --input to read it"
+        )
+
+
 def _refuse_shared_files(sources: Sequence[Source], files: Sequence[InputFile]) -> None:
+    """Raises ValueError if a file is in the input of several sources."""
     owners: dict[str, int] = {}
     for file in files:
         owner = owners.setdefault(file.url, file.source)
@@ -137,9 +148,13 @@ def _refuse_shared_files(sources: Sequence[Source], files: Sequence[InputFile]) 
 
 
 def _refuse_output_in_input(settings: BuildSettings) -> None:
-    """Running the command again would read what the first run wrote."""
+    """Raises ValueError if the input would match files of the output or the token parts.
+
+    Otherwise the same command, given again, would read what it wrote the first time.
+    """
     options = settings.filesystem_options()
-    for pattern in (pattern for source in settings.corpus for pattern in source.input):
+    patterns = [pattern for source in settings.corpus for pattern in source.input]
+    for pattern in patterns:
         for flag, folder in (("output", settings.output), ("tokens", settings.tokens_folder)):
             if would_list(pattern, folder, options):
                 raise ValueError(
@@ -161,20 +176,24 @@ def _say_how_sources_are_read(settings: BuildSettings, parts: Sequence[Part]) ->
     options = settings.filesystem_options()
     lines: list[str] = []
     for number, source in enumerate(settings.corpus):
-        own = [part for part in parts if part.source == number]
+        source_parts = [part for part in parts if part.source == number]
         is_counted = settings.on_bad_document != "stop"
-        check_text_field(own, source.text_field, options, counts_bad_lines=is_counted)
-        said = describe_readings(own, source.text_field, options)
-        lines += [f"{source.name}: {line}" for line in said]
+        check_text_field(source_parts, source.text_field, options, counts_bad_lines=is_counted)
+        readings = describe_readings(source_parts, source.text_field, options)
+        lines += [f"{source.name}: {line}" for line in readings]
     for line in lines:
         say(line)
     return lines
 
 
 def _say_what_was_detected(sources: Sequence[Source], parts: Sequence[Part]) -> None:
-    """Plain text that is taken apart is never taken apart in silence."""
+    """Tells the user if plain text was detected as one sentence per line.
+
+    Such a file becomes several documents, which the user may not expect of a text file.
+    """
     for number, source in enumerate(sources):
-        ranges = (each for part in parts if part.source == number for each in part.ranges)
+        source_parts = [part for part in parts if part.source == number]
+        ranges = [file_range for part in source_parts for file_range in part.ranges]
         urls = sorted({each.url for each in ranges if each.format == SENTENCE_LINES})
         if urls and source.format == "auto":
             say(
@@ -185,7 +204,16 @@ def _say_what_was_detected(sources: Sequence[Source], parts: Sequence[Part]) -> 
 
 
 def read_vocabulary(settings: BuildSettings, url: str) -> Vocabulary:
-    """The vocabulary that the settings name: a file, a model's folder, or a model of the Hub."""
+    """Reads a vocabulary from a vocab.txt, from the folder of a model, or from a model of the Hub.
+
+    Args:
+        settings: Give the options of the filesystem.
+        url: Path or URL of the file or folder, or the name of a model of the Hub.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: The file is not a vocabulary of BERT.
+    """
     if not url.endswith(".txt") and is_hub_name(url):
         url = str(fetch_from_hub(url, (VOCAB,)))
     if Path(url).is_dir():

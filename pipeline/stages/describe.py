@@ -1,4 +1,4 @@
-"""manifest.json of a finished build: its settings, and what was read, dropped and kept."""
+"""Makes the manifest of a finished build: its settings, and what was read, dropped and kept."""
 
 import hashlib
 import importlib.metadata
@@ -28,13 +28,24 @@ def describe_dataset(
     shards: Sequence[Shard],
     seal: Seal,
 ) -> Manifest:
-    """The manifest of a dataset of all these shards, and of documents that this is the seal of."""
+    """Returns the manifest of a dataset, without the hashes of its tables.
+
+    Args:
+        settings: Settings of the build.
+        vocabulary: The vocabulary that the documents were encoded with.
+        store: The encoded documents.
+        held_out: The validation documents.
+        shards: All shards; none for the manifest of a build that begins.
+        seal: Seal of all documents.
+    """
     totals = store.totals
     content = settings.content(vocabulary.sha256, totals.documents_hash, store.deciding)
     tokenizer = tokenizer_json(vocabulary, settings.word_rule).encode()
-    special = ("pad", "unk", "cls", "sep", "mask")
+    special_tokens = ("pad", "unk", "cls", "sep", "mask")
     software = {name: importlib.metadata.version(name) for name in ("beambert", "numpy", "pyarrow")}
-    columns = (settings.corpus, store.source_counters, totals.sources, held_out.sources)
+    sources = zip(
+        settings.corpus, store.source_counters, totals.sources, held_out.sources, strict=True
+    )
     return Manifest(
         format_version=FORMAT_VERSION,
         software=software | {"python": platform.python_version()},
@@ -43,17 +54,17 @@ def describe_dataset(
         vocab_sha256=vocabulary.sha256,
         tokenizer_sha256=hashlib.sha256(tokenizer).hexdigest(),
         vocab_size=len(vocabulary),
-        special_ids={name: getattr(vocabulary, f"{name}_id") for name in special},
+        special_ids={name: getattr(vocabulary, f"{name}_id") for name in special_tokens},
         groups=group_totals(shards),
         counters=dict(store.counters) | _count_distinct(totals),
         root_hash=root_hash(shards),
         seal=seal,
-        sources=tuple(itertools.starmap(_describe_source, zip(*columns, strict=True))),
+        sources=tuple(itertools.starmap(_describe_source, sources)),
     )
 
 
 def count_documents(settings: BuildSettings, store: TokenStore) -> dict[str, dict[str, int]]:
-    """The counters of each source, by its name."""
+    """Returns the counters of each source, by its name: documents read, dropped by reason, kept."""
     rows = zip(settings.corpus, store.source_counters, store.totals.sources, strict=True)
     return {
         source.name: dict(counters) | _count_distinct(totals) for source, counters, totals in rows
@@ -63,6 +74,14 @@ def count_documents(settings: BuildSettings, store: TokenStore) -> dict[str, dic
 def _describe_source(
     source: Source, counters: Mapping[str, int], totals: SourceTotals, validation: HeldOutSource
 ) -> dict[str, Any]:
+    """Returns a source as the manifest describes it.
+
+    Args:
+        source: The source.
+        counters: What the records count of it.
+        totals: Counts of its distinct documents.
+        validation: What it gives to validation.
+    """
     return {
         "name": source.name,
         "language": source.language,
@@ -73,6 +92,7 @@ def _describe_source(
 
 
 def _count_distinct(totals: Totals | SourceTotals) -> dict[str, int]:
+    """Returns the counts of distinct documents, of all sources or one, as counters."""
     return {f"dropped_{reason}": count for reason, count in totals.dropped.items()} | {
         "dropped_duplicate": totals.duplicates,
         "documents": totals.documents,

@@ -7,10 +7,10 @@ from tokenizer.vocab import CONTINUATION, SPECIAL_TOKENS, Vocabulary
 from tokenizer.word_rule import CASED, WordRule
 
 _NUM_SHOWN = 5
-_MOST_IMPOSSIBLE = 0.5
+_MOST_IMPOSSIBLE = 0.5  # share of entries
 _CASED = 0.05
-"""The least share of entries with capitals or accents of a cased vocabulary: of BERT's it is 31 %,
-of its uncased one 0."""
+"""A vocabulary is taken as cased if a larger share of its entries have capitals or accents. In
+BERT's cased vocabulary 31 % have them, in the uncased one none."""
 
 
 def check_vocabulary(vocabulary: Vocabulary, rule: WordRule, where: str) -> None:
@@ -32,17 +32,17 @@ def check_vocabulary(vocabulary: Vocabulary, rule: WordRule, where: str) -> None
     ]
     impossible = _find_impossible(entries, rule)
     shown = ", ".join(map(repr, impossible[:_NUM_SHOWN]))
-    said = f"{where}: {len(impossible):,} of {len(entries):,} entries"
+    counted = f"{where}: {len(impossible):,} of {len(entries):,} entries"
     if rule.lower_case:
-        cased = len(impossible) - len(_find_impossible(impossible, CASED))
-        if cased > _CASED * len(entries):
+        num_cased = len(impossible) - len(_find_impossible(impossible, CASED))
+        if num_cased > _CASED * len(entries):
             raise ValueError(
-                f"{said} have capitals or accents, such as {shown}, and the text is lower-cased;"
+                f"{counted} have capitals or accents, such as {shown}, and the text is lower-cased;"
                 " give --lower_case false, or the vocabulary of an uncased model"
             )
     if len(impossible) > _MOST_IMPOSSIBLE * len(entries):
         raise ValueError(
-            f"{said} can never be made, such as {shown}: BERT's words end at blanks and"
+            f"{counted} can never be made, such as {shown}: BERT's words end at blanks and"
             " punctuation; give --words whitespace --lower_case false where words stand between"
             " blanks, or the vocabulary of this text"
         )
@@ -56,6 +56,9 @@ def check_vocabulary(vocabulary: Vocabulary, rule: WordRule, where: str) -> None
 
 
 def _find_impossible(entries: Sequence[str], rule: WordRule) -> list[str]:
-    """Returns the entries that can never be a word of a text, in their order."""
+    """Returns the entries that the rule would change or divide, so that no text has them as words.
+
+    They are in the order of `entries`.
+    """
     split = rule.split
     return [entry for entry in entries if split(entry) != [entry]]

@@ -1,7 +1,7 @@
-"""Making shards readable: each pass as it is complete, and in the end the whole dataset.
+"""Makes shards readable: each pass when it is complete, and in the end the whole dataset.
 
-The rows of all shards are held in memory. Where their blocks lie is read again from the records
-when it is written: 76 million blocks of 80,000 shards would take 3 GB.
+The rows of all shards are held in memory. The tables of their blocks are not: they are read again
+from the records when they are written, as 76 million blocks of 80,000 shards would take 3 GB.
 """
 
 import dataclasses
@@ -43,25 +43,36 @@ SETTINGS = f"{RECORDS}/settings.json"
 _SPLIT = f"(?:{'|'.join(SPLITS)})"
 _OF_A_BUILD = re.compile(rf"{_SPLIT}/L\d+/pass-\d+/(?:shard-\d+\.tar|pass\.json)|{RECORDS}/.*")
 Built = dict[str, tuple[Shard, Callable[[], BlockTable]]]
-"""The rows of shards that are there, by their names, and what reads where their blocks lie."""
+"""Shards that are there, by their names: the row of each, and a function that reads its blocks."""
 
 
 class PassPublisher:
-    """Publishes the passes of a running job as their shards are finished, from one thread."""
+    """Publishes the passes of a job while it is at work, each when its last shard is finished.
+
+    It is not safe for use by several threads.
+
+    Attributes:
+        built: The shards that are known to be there.
+    """
 
     def __init__(
         self, folder: Folder, tasks: Sequence[ShardTask], built: Built, settings_hash: str
     ) -> None:
-        """Takes back what an earlier job published of passes that are not complete now.
+        """Removes what an earlier job published of passes that are not complete now.
 
-        `tasks` are all of the dataset, `built` the shards that are there.
+        Args:
+            folder: The folder of the dataset.
+            tasks: All shards of the dataset.
+            built: The shards that are there.
+            settings_hash: Hash of the dataset's settings.
         """
         self.built = dict(built)
-        self._folder, self._settings_hash = folder, settings_hash
+        self._folder = folder
+        self._settings_hash = settings_hash
         self._unfinished = {task.name for task in tasks if task.name not in built}
         self._num_missing = len(self._unfinished)
         self._tasks = {task.name: task for task in tasks}
-        self._waiting: dict[str, set[str]] = {}
+        self._waiting: dict[str, set[str]] = {}  # shards of each pass not published, by its folder
         for task in tasks:
             place = pass_folder(task.bucket.split, task.seq_len, task.pass_index)
             self._waiting.setdefault(place, set()).add(task.name)
@@ -69,50 +80,69 @@ class PassPublisher:
         withdraw_passes(folder, incomplete)
 
     def look(self) -> int:
-        """Publishes what became complete; how many of the job's shards are finished."""
+        """Publishes passes that are complete now; returns how many of the job's shards are done."""
         files = (self._folder / RECORDS).list()
         self._unfinished = {
             name
             for name in self._unfinished
             if record_name(name).removeprefix(f"{RECORDS}/") not in files
         }
-        for place, waiting in list(self._waiting.items()):
-            if waiting & self._unfinished:
+        for place, names in list(self._waiting.items()):
+            if names & self._unfinished:
                 continue
-            tasks = [self._tasks[name] for name in sorted(waiting - self.built.keys())]
+            tasks = [self._tasks[name] for name in sorted(names - self.built.keys())]
             self.built |= read_records(self._folder, tasks, self._settings_hash, place)
-            if self.built.keys() >= waiting:
-                shards, readers = zip(*(self.built[name] for name in sorted(waiting)), strict=True)
-                tables = map_ahead(lambda read: read(), readers)
-                rows = list(zip(shards, tables, strict=True))
-                publish_pass(self._folder, rows, self._settings_hash)
+            if self.built.keys() >= names:
+                self._publish(sorted(names))
                 del self._waiting[place]
         return self._num_missing - len(self._unfinished)
+
+    def _publish(self, names: Sequence[str]) -> None:
+        """Publishes the pass of which these are all shards."""
+        shards = [self.built[name][0] for name in names]
+        readers = [self.built[name][1] for name in names]
+        tables = map_ahead(lambda read: read(), readers)
+        publish_pass(self._folder, list(zip(shards, tables, strict=True)), self._settings_hash)
 
 
 def read_records(
     folder: Folder, tasks: Sequence[ShardTask], settings_hash: str, place: str = ""
 ) -> Built:
-    """The finished ones among the tasks: those with a record that counts, and a shard of its size.
+    """Returns the shards of the tasks that are finished.
 
-    All tasks have their shards in `place`, a folder of the dataset; by default the dataset itself.
+    A shard is finished if it has a valid record (`accept_record`) and the size that this says.
+
+    Args:
+        folder: The folder of the dataset.
+        tasks: The shards to look for.
+        settings_hash: Hash of the dataset's settings.
+        place: A folder in the dataset that holds the shards of all the tasks. Only this is listed;
+            by default the whole dataset is.
     """
-    inside = f"{place}/" if place else ""
-    shards, records = (each / place if place else each for each in (folder, folder / RECORDS))
-    shard_sizes, record_sizes = shards.list(), records.list()
-    own = {task.name.removeprefix(inside): task for task in tasks}
-    names = [name for name in own if name in shard_sizes and f"{name}.json" in record_sizes]
-    read = records.read_each([f"{name}.json" for name in names], record_sizes)
+    prefix = f"{place}/" if place else ""
+    shards_folder = folder / place if place else folder
+    records_folder = folder / RECORDS / place if place else folder / RECORDS
+    shard_sizes = shards_folder.list()
+    record_sizes = records_folder.list()
+    by_name = {task.name.removeprefix(prefix): task for task in tasks}
+    names = [name for name in by_name if name in shard_sizes and f"{name}.json" in record_sizes]
+    contents = records_folder.read_each([f"{name}.json" for name in names], record_sizes)
     built: Built = {}
-    for name, data in zip(names, read, strict=True):
-        record = accept_record(data, own[name], settings_hash)
+    for name, data in zip(names, contents, strict=True):
+        task = by_name[name]
+        record = accept_record(data, task, settings_hash)
         if record is not None and record.shard.num_bytes == shard_sizes[name]:
-            read_again = partial(_read_blocks, folder, own[name], settings_hash)
-            built[record.shard.name] = record.shard, read_again
+            read_again = partial(_read_blocks, folder, task, settings_hash)
+            built[record.shard.name] = (record.shard, read_again)
     return built
 
 
 def _read_blocks(folder: Folder, task: ShardTask, settings_hash: str) -> BlockTable:
+    """Reads where the blocks of a finished shard are, from its record.
+
+    Raises:
+        ValueError: The record is gone or not valid any more.
+    """
     record = read_record(folder, task, settings_hash)
     if record is None:
         raise ValueError(
@@ -123,23 +153,36 @@ def _read_blocks(folder: Folder, task: ShardTask, settings_hash: str) -> BlockTa
 
 
 def planned_groups(tasks: Sequence[ShardTask], built: Built) -> tuple[Group, ...]:
-    """The groups there will be, with their passes and shards; all totals are 0."""
+    """Returns the groups of a dataset that is being built, one for each split and length.
+
+    They have the numbers of passes and shards that there will be, and 0 for every total.
+
+    Args:
+        tasks: All shards that this build plans.
+        built: The shards that are there, of which some may be in no task.
+    """
     shards = {(task.bucket.split, task.seq_len, task.pass_index, task.name) for task in tasks}
-    there = (shard for shard, _ in built.values())
-    shards |= {(each.split, each.seq_len, each.pass_index, each.name) for each in there}
-    members: dict[tuple[str, int], list[int]] = {}
+    for shard, _ in built.values():
+        shards.add((shard.split, shard.seq_len, shard.pass_index, shard.name))
+    passes: dict[tuple[str, int], list[int]] = {}  # the number of the pass of every shard
     for split, seq_len, pass_index, _ in shards:
-        members.setdefault((split, seq_len), []).append(pass_index)
+        passes.setdefault((split, seq_len), []).append(pass_index)
     return tuple(
-        Group(*key, len(set(passes)), len(passes), *[0] * 6)
-        for key, passes in sorted(members.items())
+        Group(split, seq_len, len(set(indexes)), len(indexes), *[0] * 6)
+        for (split, seq_len), indexes in sorted(passes.items())
     )
 
 
 def publish_dataset(folder: Folder, built: Built, manifest: Manifest) -> None:
-    """Writes pass.json of every pass, the tables, then the manifest.
+    """Writes pass.json of every pass, the tables of shards and blocks, then the manifest.
 
-    Records of every shard stay until the manifest is there, so that a kill loses nothing.
+    If a manifest is replaced, records of all shards are written first and the old manifest is
+    removed. All records stay until the new manifest is there, so that a kill loses no shard.
+
+    Args:
+        folder: The folder of the dataset.
+        built: All its shards.
+        manifest: The manifest, without the hashes of the tables.
     """
     ordered = [built[name] for name in sorted(built)]
     shards = [shard for shard, _ in ordered]
@@ -184,8 +227,8 @@ def remove_unfinished(folder: Folder) -> None:
     A finished dataset has no records, so nothing of it is removed.
     """
     files = folder.list()
-    is_at_work = any(name.startswith(f"{RECORDS}/") for name in files)
-    if is_at_work and MANIFEST not in files:
+    has_records = any(name.startswith(f"{RECORDS}/") for name in files)
+    if has_records and MANIFEST not in files:
         names = [name for name in files if _OF_A_BUILD.fullmatch(name)]
         say(f"{folder.url}: the unfinished build there, {len(names):,} files, begins again")
         folder.remove(names)

@@ -13,8 +13,8 @@ from pipeline.stages.build_tokens import TokenStore
 from pipeline.storage.terminal import say
 from tokenizer.vocab import Vocabulary
 
-_NUM_SHOWN = 5
-_SAID_UNKNOWN = 0.01
+_NUM_SHOWN = 5  # words or characters in one message
+_SAID_UNKNOWN = 0.01  # share of [UNK] above which the user is told
 _USUAL_RANDOM_NEXT = (0.35, 0.65)
 """google-research/bert makes 56 to 57 % of all second segments random (docs/parity.md 5)."""
 
@@ -27,18 +27,24 @@ def check_tokens(settings: BuildSettings, vocabulary: Vocabulary, store: TokenSt
             sentence, so that nearly every pair would be random.
     """
     _check_unknown(settings, vocabulary, store)
-    if settings.max_random_next < 1 and _sentences_a_document(store) < 1 + _fewest(settings):
+    sentences = _sentences_a_document(store)
+    if settings.max_random_next < 1 and sentences < _fewest_sentences(settings):
         raise ValueError(
-            f"the documents hold {_sentences_a_document(store):.2f} sentences on average, so that"
-            f" nearly every second segment would be a random one; {_random_cure(settings)}"
+            f"the documents hold {sentences:.2f} sentences on average, so that nearly every second segment would be a random one; {_random_cure(settings)}"
         )
 
 
 def _check_unknown(settings: BuildSettings, vocabulary: Vocabulary, store: TokenStore) -> None:
+    """Tells the user if more than 1 % of the tokens are [UNK], with some words that are.
+
+    Raises:
+        ValueError: The share of [UNK] is above max_unknown.
+    """
     unknown = store.counters.get("unknown_tokens", 0)
     share = unknown / max(1, store.counters.get("tokens", 0))
     if share <= _SAID_UNKNOWN:
         return
+
     known = {character for token in vocabulary.tokens for character in token}
     characters = [
         character
@@ -46,28 +52,30 @@ def _check_unknown(settings: BuildSettings, vocabulary: Vocabulary, store: Token
         for character in dict.fromkeys(word)
         if character not in known
     ]
-    said = f"{share:.1%} of the tokens are [UNK]"
+    message = f"{share:.1%} of the tokens are [UNK]"
     if store.unknown_words:
-        said += f": words such as {', '.join(map(repr, store.unknown_words[:_NUM_SHOWN]))}"
+        message += f": words such as {', '.join(map(repr, store.unknown_words[:_NUM_SHOWN]))}"
     if characters:
         missing = ", ".join(map(repr, list(dict.fromkeys(characters))[:_NUM_SHOWN]))
-        said += f", with characters that no piece has: {missing}"
+        message += f", with characters that no piece has: {missing}"
     if share <= settings.max_unknown:
-        say(f"{said}; {_unknown_cure(settings)}")
+        say(f"{message}; {_unknown_cure(settings)}")
         return
     raise ValueError(
-        f"{said}, more than max_unknown {settings.max_unknown:g}; {_unknown_cure(settings)}; or"
+        f"{message}, more than max_unknown {settings.max_unknown:g}; {_unknown_cure(settings)}; or"
         f" give --max_unknown {min(1.0, share + 0.01):.2f} if it is meant"
     )
 
 
 def _unknown_cure(settings: BuildSettings) -> str:
+    """Returns what to do about many [UNK], for a message."""
     if settings.vocab:
         return "give the vocabulary of text like this, or none to learn one"
     return "raise alphabet_size (Chinese needs some 8,000) or vocab_size"
 
 
 def _sentences_a_document(store: TokenStore) -> float:
+    """Returns the average number of sentences per document, of all documents with their copies."""
     documents = sum(
         source.documents + source.duplicates + sum(source.dropped.values())
         for source in store.totals.sources
@@ -75,16 +83,17 @@ def _sentences_a_document(store: TokenStore) -> float:
     return store.counters.get("sentences", 0) / max(1, documents)
 
 
-def _fewest(settings: BuildSettings) -> float:
-    """Returns the least average number of sentences per document, less one.
+def _fewest_sentences(settings: BuildSettings) -> float:
+    """Returns the least average number of sentences per document that max_random_next allows.
 
-    With fewer, more pairs are random than max_random_next allows: among documents of one or two
-    sentences, half of those with two give a pair that is not random.
+    With fewer, too many pairs are random: among documents of one or two sentences, only half of
+    those with two give a pair that is not random.
     """
-    return 2 * (1 - settings.max_random_next)
+    return 1 + 2 * (1 - settings.max_random_next)
 
 
 def _random_cure(settings: BuildSettings) -> str:
+    """Returns what to do about many random second segments, for a message."""
     languages = ", ".join(sorted({source.language for source in settings.corpus}))
     return (
         f"look at --language (now {languages}) and at how documents are divided (--format), or give"
@@ -108,11 +117,11 @@ def check_random_next(settings: BuildSettings, store: TokenStore, shards: Sequen
         if least <= share <= most:
             continue
         tokens_a_sentence = store.counters["tokens"] / max(1, store.counters["sentences"])
-        said = (
+        message = (
             f"L{seq_len}: {share:.1%} of the second segments are random, 56 % are usual: documents"
             f" hold {_sentences_a_document(store):.1f} sentences of {tokens_a_sentence:.0f} tokens"
             f" on average; {_random_cure(settings)}"
         )
         if share > settings.max_random_next:
-            raise ValueError(said)
-        say(said)
+            raise ValueError(message)
+        say(message)
