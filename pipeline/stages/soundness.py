@@ -30,7 +30,8 @@ def check_tokens(settings: BuildSettings, vocabulary: Vocabulary, store: TokenSt
     sentences = _sentences_a_document(store)
     if settings.max_random_next < 1 and sentences < _fewest_sentences(settings):
         raise ValueError(
-            f"the documents hold {sentences:.2f} sentences on average, so that nearly every second segment would be a random one; {_random_cure(settings)}"
+            f"the documents hold {sentences:.2f} sentences on average, so that nearly every second"
+            f" segment would be a random one; {_random_cure(settings)}"
         )
 
 
