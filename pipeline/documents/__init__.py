@@ -10,14 +10,25 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Document:
-    """One article or book, and its place for messages ("FILE:LINE")."""
+    """One document of a corpus, such as an article or a book.
+
+    Attributes:
+        text: The text, with a line end after each paragraph.
+        where: The document's place for messages, such as "FILE:LINE".
+        is_split: Whether each line of the text is one sentence, so that it is not split further.
+        source: The name of a `Source`. Only documents of your own Beam pipeline have one; those of
+            files belong to the source of their file.
+
+    Examples:
+        ```python
+        Document("A first sentence. A second one.", "news.jsonl:17", source="news")
+        ```
+    """
 
     text: str
     where: str = ""
     is_split: bool = False
-    """Whether each line is a sentence."""
     source: str = ""
-    """The name of its source, where the documents are a user's own."""
 
 
 EXAMPLES_PER_REASON = 3

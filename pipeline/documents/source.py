@@ -35,7 +35,10 @@ UNIT = 1_000_000
 
 @dataclass(frozen=True)
 class Source:
-    """Text of one origin, language and licence.
+    """A named source of a corpus: documents of one origin, language and licence.
+
+    A source of files has an `input`. A source of documents that your own Beam pipeline gives to
+    `WriteTokens` has none: `Source("books", [], weight=2)`.
 
     Attributes:
         name: The name that reports show. No two sources have the same.

@@ -1,1 +1,1 @@
-"""The Beam graphs, how they are run, and the workers that run them."""
+"""Holds the Beam graphs of a build, and runs and guards them."""

@@ -1,1 +1,1 @@
-"""What `python -m pipeline build` does, a file a stage."""
+"""Runs the stages of `python -m pipeline build`, with one module for each."""

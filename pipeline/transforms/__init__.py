@@ -1,4 +1,4 @@
-"""Transforms for Beam pipelines of one's own (docs/library.md)."""
+"""Offers transforms for your own Beam pipelines (docs/library.md)."""
 
 from pipeline.documents import Document
 from pipeline.documents.source import Source

@@ -1,4 +1,4 @@
-"""Checks of a pipeline before it runs: its input ends, and each place has one writer."""
+"""Checks a pipeline before it runs: its input must be bounded, and each place has one writer."""
 
 import os
 from typing import Any, Protocol, runtime_checkable
@@ -15,11 +15,14 @@ class Writer(Protocol):
     """A transform that writes files."""
 
     def written_places(self) -> set[str]:
-        """Returns the places that no other transform may write to, as `place_of` spells them."""
+        """Returns the places that no other transform may write to, as `place_of` returns them."""
 
 
 def place_of(folder: Folder, name: str = "") -> str:
-    """Returns the URL of a folder, or of a file in it; for a local one its path without links."""
+    """Returns the URL of a folder, or of a file in it. Two spellings of a place give the same URL.
+
+    For a local folder it is the path with all symbolic links resolved.
+    """
     where = folder.locate(name)
     return os.path.realpath(where) if folder.is_local else where
 
@@ -47,7 +50,11 @@ def refuse_second_writer(pipeline: beam.Pipeline, transform: Writer, cure: str) 
 
 
 class _FindWriters(PipelineVisitor):  # type: ignore[misc]
-    """Collects the label and the places of every writer in a pipeline."""
+    """Collects the writers of a pipeline.
+
+    Attributes:
+        found: (label, places) of each.
+    """
 
     def __init__(self) -> None:
         self.found: list[tuple[str, set[str]]] = []
@@ -62,7 +69,11 @@ class _FindWriters(PipelineVisitor):  # type: ignore[misc]
 def in_one_window(
     elements: beam.PCollection[Any], transform: beam.PTransform
 ) -> beam.PCollection[Any]:
-    """Puts the elements back into one global window.
+    """Puts the elements into one global window, so that a step that gathers them gets them all.
+
+    Args:
+        elements: The elements, in any windows.
+        transform: The transform that needs this, for the message.
 
     Raises:
         ValueError: The PCollection is unbounded.

@@ -1,4 +1,7 @@
-"""Converts rows of a table to dicts, at any depth: tuples would lose the names of fields."""
+"""Converts rows of a table to dicts, also inside other values.
+
+Beam's rows are named tuples. Encoded as tuples they would lose the names of their fields.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +11,7 @@ def as_mapping(row: Any) -> Mapping[str, Any]:
     """Returns the fields of a row by their names.
 
     Raises:
-        ValueError: The value is no row.
+        ValueError: The value is neither a row nor a mapping.
     """
     if isinstance(row, Mapping):
         return row

@@ -1,6 +1,6 @@
-"""The transforms for rows, as Beam YAML calls them (configs/beam/provider.yaml).
+"""Offers the transforms for rows of tables, as Beam YAML calls them (configs/beam/provider.yaml).
 
-The values of a row are not converted: what the Python transforms refuse is refused here too.
+The values of a row are not converted, so what the Python transforms refuse is refused here too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,13 +17,13 @@ from pipeline.transforms.webdataset import WriteToWebDataset
 
 
 def write_to_webdataset(url: str, key: str = "id", **settings: Any) -> beam.PTransform:
-    """Returns WriteToWebDataset for rows.
+    """Returns a transform that writes rows as samples by `WriteToWebDataset`.
 
     Args:
         url: The folder of the shards.
         key: The field that holds the key of a sample. Every other field is an entry, whose
             extension is the field's name.
-        settings: Other arguments of WriteToWebDataset.
+        **settings: Other arguments of `WriteToWebDataset`.
     """
     return "Samples" >> beam.Map(to_sample, key) | WriteToWebDataset(url, **settings)
 
@@ -37,16 +37,16 @@ def write_tokens(
     sources: Sequence[Mapping[str, Any]] = (),
     **settings: Any,
 ) -> beam.PTransform:
-    """Returns WriteTokens for rows.
+    """Returns a transform that writes rows as documents by `WriteTokens`.
 
     Args:
         output: The folder of the dataset.
         vocab: A vocab.txt, or a model that has one.
         text: The field that holds the text of a document.
-        where: The field that holds a document's place, for messages.
-        source: The field that holds the name of a document's source.
-        sources: Fields of `pipeline.documents.source.Source` for each source, such as `name`.
-        settings: Other settings of a build.
+        where: The field that holds a document's place, for messages; None if there is none.
+        source: The field that holds the name of a document's source; None if there is none.
+        sources: For each source the fields of its `Source`, without `input`: `name`, `weight` ...
+        **settings: Other settings of a build.
     """
     read = beam.Map(row_to_document, text, where, source)
     named = {"sources": list(map(make_source, sources))} if sources else {}
@@ -54,17 +54,20 @@ def write_tokens(
 
 
 def make_source(given: Mapping[str, Any]) -> Source:
-    """Returns a source whose documents are in a PCollection.
+    """Returns a source whose documents are in a PCollection, so that it has no input.
+
+    Args:
+        given: The other fields of the source, by their names.
 
     Raises:
-        ValueError: It has no name, or a field that sources do not have.
+        ValueError: The name is missing, or sources have no such field.
     """
     choices = [field.name for field in fields(Source) if field.name != "input"]
-    odd = sorted({*given} - {*choices})
-    if odd or "name" not in given:
-        found = f"no field {odd[0]!r}" if odd else "to have a name"
+    unknown = sorted({*given} - {*choices})
+    if unknown or "name" not in given:
+        expected = f"no field {unknown[0]!r}" if unknown else "to have a name"
         raise ValueError(
-            f"sources: found {dict(given)}, expected {found}; a source has {', '.join(choices)}"
+            f"sources: found {dict(given)}, expected {expected}; a source has {', '.join(choices)}"
         )
     return Source(input=[], **given)
 
@@ -95,14 +98,19 @@ def row_to_document(row: Any, text: str, where: str | None, source: str | None) 
         ValueError: The row lacks one of these fields.
     """
     values = as_mapping(row)
-    found = _take(values, text)
+    content = _take(values, text)
     if not (where or source):
-        return found
+        return content
     place = _take(values, where) if where else ""
-    return Document(found, place, source=_take(values, source) if source else "")
+    return Document(content, place, source=_take(values, source) if source else "")
 
 
 def _take(values: Mapping[str, Any], field: str) -> Any:
+    """Returns the value of a row's field.
+
+    Raises:
+        ValueError: The row has no such field.
+    """
     if field not in values:
         raise ValueError(f"a row has no field {field!r}; it has {', '.join(map(str, values))}")
     return values[field]

@@ -1,4 +1,4 @@
-"""Writes documents of a PCollection as token parts, makes a dataset of them, reads its instances.
+"""Makes a dataset of the documents of your own Beam pipeline, and reads a dataset's instances.
 
     document | lists of some part_bytes | EncodeDocuments | write_token_part | finish_tokens
 
@@ -50,8 +50,7 @@ from pipeline.tokens.token_records import read_records
 from pipeline.transforms.input import in_one_window, place_of, refuse_second_writer
 
 _HASH_BYTES = 16
-_CALLED = "WriteTokens"
-_CALLED = "WriteTokens"
+_CALLED = "WriteTokens"  # in messages about its settings
 _RECORD = re.compile(r"(?P<digest>[0-9a-f]{32})-00000-last\.json")
 """The record of a list: its name begins with the sum of the hashes of the list's documents."""
 _ONE_WRITER = (
@@ -66,11 +65,42 @@ class WriteTokens(
         beam.PCollection[str | Document], dict[str, beam.PCollection[str | DroppedDocument]]
     ]
 ):
-    """Writes texts or `Document`s as token parts of a dataset, which `finish_build` completes.
+    """Writes the documents of a PCollection as token parts, which `finish_build` completes.
 
-    Its outputs are "parts", the names of the parts' records, and "rejected", a `DroppedDocument`
-    for each document that is left out. All documents of one dataset must go through one transform
-    of one pipeline.
+    Documents are cleaned, filtered, split into sentences and encoded, as `python -m pipeline build`
+    does with the documents of files. The same texts give a dataset with the same root hash.
+
+    The input is a bounded PCollection of `str` or `Document`. If there are several `sources`, every
+    element must be a `Document` that names its source.
+
+    The output is a dict of two PCollections:
+
+    - `"parts"`: for each token part, a `str` with the name of its record. It has no elements before
+      all parts are written.
+    - `"rejected"`: a `DroppedDocument` (`reason`, `where`, `text`) for each document that is left
+      out because of its text. Copies are not among these: `finish_build` leaves them out.
+
+    All documents of one dataset must go through one `WriteTokens` of one pipeline. Join several
+    PCollections by `beam.Flatten()`. The same pipeline may run again, to the same result.
+
+    Raises:
+        ValueError: When the transform is made, a setting is unknown or has a value of a wrong type.
+            When it is applied, the output holds a dataset of other settings, another transform
+            writes there, or the PCollection is unbounded. While the pipeline runs, an element is no
+            document or its source is unknown, the output holds documents of another pipeline, or
+            the runner lost or repeated documents.
+
+    Examples:
+        ```python
+        settings = {"seq_lens": [128], "min_characters": 20}
+
+        with beam.Pipeline() as pipeline:
+            texts = pipeline | beam.Create(["A first text. It goes on.", "Another one. And more."])
+            written = texts | WriteTokens("my-data", "vocab.txt", **settings)
+            written["rejected"] | beam.Map(print)
+
+        dataset = finish_build("my-data", "vocab.txt", **settings)
+        ```
     """
 
     def __init__(
@@ -80,14 +110,19 @@ class WriteTokens(
 
         Args:
             output: Folder or URL of the dataset.
-            vocab: A vocab.txt, or a model that has one.
-            settings: Other fields of `pipeline.settings.BuildSettings`. Its `sources` define the
-                names that `Document.source` may have.
+            vocab: A vocab.txt, the folder of a model that has one, or a model of the Hub.
+            **settings: Other settings of `python -m pipeline build` (docs/commands.md), such as
+                `min_characters=20`. `sources` is a list of `Source`, with the names that
+                `Document.source` may have.
+
+        Raises:
+            ValueError: A setting is unknown, or has a value of a wrong type.
         """
         super().__init__()
         self._settings = _make_settings(output, vocab, settings)
 
     def display_data(self) -> dict[str, Any]:
+        """Returns the settings that a runner shows for this transform."""
         return {"output": hide(self._settings.output), "vocab": hide(str(self._settings.vocab))}
 
     def written_places(self) -> set[str]:
@@ -95,7 +130,17 @@ class WriteTokens(
         return {place_of(self._settings.open_output()), place_of(self._settings.open_tokens())}
 
     def expand(self, documents: beam.PCollection[str | Document]) -> Any:
-        settings, pipeline = self._settings, documents.pipeline
+        """Adds the steps to the pipeline of the documents; returns the dict of outputs.
+
+        Reads the vocabulary and what is in the output already, and writes nothing.
+
+        Raises:
+            FileNotFoundError: The vocabulary or a task file does not exist.
+            ValueError: The PCollection is unbounded, another transform of the pipeline writes to
+                the same output, or the output holds a dataset of other settings.
+        """
+        settings = self._settings
+        pipeline = documents.pipeline
         refuse_second_writer(pipeline, self, _ONE_WRITER)
         folder = settings.open_tokens()
         claim = make_claim(settings)
@@ -106,18 +151,21 @@ class WriteTokens(
         )
         names = [source.name for source in settings.corpus]
         convert = beam.Map(to_document, names).with_output_types(Document)
-        found = in_one_window(documents, self) | "ToDocuments" >> convert
+        converted = in_one_window(documents, self) | "ToDocuments" >> convert
         size = settings.part_bytes
+        batch = beam.BatchElements(
+            size, size, element_size_fn=lambda document: 1 + len(document.text)
+        )
         encoded = (
-            found
-            | beam.BatchElements(size, size, element_size_fn=lambda each: 1 + len(each.text))
+            converted
+            | batch
             | "ToLists" >> beam.FlatMap(to_lists, names, claimed)
             | EncodeDocuments(claim.rule)
         )
         list_rejected = beam.FlatMap(lambda documents: documents.dropped)
         rejected = encoded | "Rejected" >> list_rejected.with_output_types(DroppedDocument)
         tally = (
-            found
+            converted
             | "TallyDocuments" >> beam.Map(tally_document)
             | "AddTallies" >> beam.CombineGlobally(add_tallies)
         )
@@ -140,18 +188,32 @@ def finish_build(
 ) -> Dataset:
     """Makes a dataset of the token parts that `WriteTokens` has written.
 
-    `python -m pipeline shards` does the same.
+    Copies of documents are left out, pairs and masks are made, and shards are written. What is
+    finished already is not made again, so an interrupted call can be repeated. `python -m pipeline
+    shards` does the same.
 
     Args:
         output: Folder or URL of the dataset.
         vocab: The vocabulary that `WriteTokens` was given.
-        beam_arguments: Arguments of Beam for the jobs. Without any they run in local worker
-            processes.
-        settings: The settings that `WriteTokens` was given, and settings of the instances.
+        beam_arguments: Arguments of Beam for the jobs, such as `["--runner=FlinkRunner"]`. Without
+            any they run in local worker processes.
+        **settings: The settings that `WriteTokens` was given, and settings of the instances, such
+            as `seq_lens=[128]` and `passes=2`.
+
+    Returns:
+        The finished dataset, opened.
 
     Raises:
         FileNotFoundError: No pipeline has finished writing there.
-        ValueError: The settings differ from those of `WriteTokens`, or of the dataset.
+        FileExistsError: Another build writes there.
+        ValueError: The settings differ from those of `WriteTokens`, or from those of a dataset that
+            is there, or there are too few documents.
+
+    Examples:
+        ```python
+        dataset = finish_build("my-data", "vocab.txt", seq_lens=[128], passes=2)
+        print(dataset.manifest.root_hash)
+        ```
     """
     return run_shards(_make_settings(output, vocab, settings), beam_arguments)
 
@@ -159,9 +221,13 @@ def finish_build(
 def _make_settings(
     output: str | os.PathLike[str], vocab: str | os.PathLike[str], settings: Mapping[str, Any]
 ) -> BuildSettings:
-    """Returns the settings of a build, whose values are read as a file of settings is.
+    """Returns the settings of a build. Values are converted as those of a settings file are.
 
-    A source needs no input here: its documents come from a PCollection.
+    Args:
+        output: Folder or URL of the dataset.
+        vocab: The vocabulary.
+        settings: Other settings by their names. A source needs no input, because its documents are
+            in a PCollection.
 
     Raises:
         ValueError: A setting is unknown, or a value is of another type than the setting's.
@@ -172,23 +238,23 @@ def _make_settings(
             expected = "expected pipeline.documents.source.Source(name=..., input=[])"
             raise ValueError(f"{_CALLED}: sources: found {quote(source)}, {expected}")  # noqa: TRY004
         sources.append(replace(source, input=source.input or ["-"]))
-    given: dict[str, Any] = {"sources": sources}
+    converted: dict[str, Any] = {"sources": sources}
     hints = hints_of(BuildSettings)
     for name, value in {"output": output, "vocab": vocab, **settings}.items():
         if name not in hints:
             raise ValueError(answer_unknown(name, BuildSettings, "", f"{_CALLED}: "))
         if name != "sources":
             node = plain_node(_to_plain(value), _CALLED)
-            given[name] = convert(node, hints[name], name)
-    if given["vocab"] is None:
+            converted[name] = convert(node, hints[name], name)
+    if converted["vocab"] is None:
         raise ValueError(f"{_CALLED}: vocab: found None, expected a vocab.txt or a model with one")
-    return BuildSettings(**given)
+    return BuildSettings(**converted)
 
 
 def _to_plain(value: Any) -> Any:
-    """Returns a value as a file of settings could give it: a path as text, a tuple as a list.
+    """Returns a value as a settings file would have it: a path as text, a tuple as a list.
 
-    Options of a filesystem, a mapping, become the JSON that the setting is.
+    A mapping, such as options of a filesystem, becomes JSON, since that setting is a JSON text.
     """
     if isinstance(value, os.PathLike):
         return os.fspath(value)
@@ -199,7 +265,7 @@ def _to_plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Claim:
-    """The facts that are written into an output when a pipeline begins to run.
+    """Everything that is written into an output when a pipeline starts.
 
     Attributes:
         settings: The settings of `WriteTokens`.
@@ -218,6 +284,7 @@ def make_claim(settings: BuildSettings) -> Claim:
     """Reads everything that decides the content of the token parts; writes nothing.
 
     Raises:
+        FileNotFoundError: The vocabulary or a task file does not exist.
         ValueError: The output already holds a dataset, a vocabulary or token parts that were made
             in another way.
     """
@@ -228,7 +295,8 @@ def make_claim(settings: BuildSettings) -> Claim:
     is_begun = settings.open_output().exists(ORIGIN)
     if is_begun:
         prepare_vocabulary(settings, (), (), ())  # compares what is there
-    if is_begun or settings.tokens:  # else parts of another vocabulary go when the pipeline runs
+    # Otherwise parts of another vocabulary are no fault: they are removed when the pipeline runs.
+    if is_begun or settings.tokens:
         refuse_other_settings(folder, content)
     _refuse_other_build(folder)
     rule = tokens_rule(settings, vocabulary, describe_broadcast)
@@ -236,6 +304,7 @@ def make_claim(settings: BuildSettings) -> Claim:
 
 
 def _refuse_other_build(folder: Folder) -> None:
+    """Raises ValueError if a folder of token parts holds the documents of a build from files."""
     if folder.exists(STORE) and not folder.exists(DELIVERED):
         raise ValueError(
             f"{folder.locate()} holds the documents of a build from files; give another output, or"
@@ -244,7 +313,7 @@ def _refuse_other_build(folder: Folder) -> None:
 
 
 def claim_output(_: None, claim: Claim) -> None:
-    """Writes vocabulary and settings, unless they are there, before any token part is written.
+    """Writes vocabulary and settings, unless they are there. No token part is written before.
 
     Args:
         _: The one element of the PCollection that starts this step.
@@ -253,7 +322,8 @@ def claim_output(_: None, claim: Claim) -> None:
     Raises:
         ValueError: The output was changed by another program after `make_claim`.
     """
-    settings, folder = claim.settings, claim.settings.open_tokens()
+    settings = claim.settings
+    folder = settings.open_tokens()
     output = settings.open_output()
     _refuse_other_build(folder)
     if not output.exists(ORIGIN):
@@ -267,11 +337,11 @@ def claim_output(_: None, claim: Claim) -> None:
 
 
 def to_document(document: str | Document, sources: Sequence[str]) -> Document:
-    """Converts an element to a document that names its source.
+    """Converts an element of the input to a document that names its source.
 
     Args:
-        document: A text, or a document. It must name its source if there are several.
-        sources: Names of all sources. A document that names none is of the first.
+        document: A text or a document. It must name its source if there are several sources.
+        sources: Names of all sources.
 
     Raises:
         ValueError: The element is of another type, or its source is not in the settings.
@@ -333,7 +403,7 @@ def add_tallies(tallies: Iterable[tuple[int, str]]) -> tuple[int, str]:
 def to_lists(
     documents: Sequence[Document], sources: Sequence[str], _: None = None
 ) -> Iterator[DocumentList[Document]]:
-    """Yields one list for each source. A list depends on its documents, not on their order.
+    """Yields a list of the documents of each source. The order of `documents` makes no difference.
 
     Args:
         documents: Documents as `to_document` returns them.
@@ -407,9 +477,31 @@ def _refuse_other_documents(folder: Folder, delivered: Delivered) -> None:
 class ReadInstances(
     beam.PTransform[beam.pvalue.PBegin, beam.PCollection[dict[str, Any]]]  # type: ignore[misc]
 ):
-    """Yields the instances of a dataset as dicts.
+    """Reads the instances of a dataset, as a PCollection of dicts.
 
-    The keys are split, seq_len, pass_index and the columns of docs/format.md.
+    It is applied to the pipeline itself. Each instance is one dict. Token ids are integers, and no
+    instance is padded:
+
+    - `split`: "train" or "validation".
+    - `seq_len`: the length that the instance was made for.
+    - `pass_index`: the number of its pass, from 0.
+    - `input_ids`: list of the token ids, [CLS] A [SEP] B [SEP]. Masks are already applied.
+    - `segment_a_length`: number of tokens in [CLS] A [SEP], which have type 0.
+    - `masked_lm_positions`: list of the positions to predict, ascending.
+    - `masked_lm_ids`: list of the ids to predict at these positions.
+    - `is_random_next`: `True` if B is from another document than A.
+    - `document_a`, `document_b`: the first 8 bytes of the documents' ids, as integers.
+
+    Raises:
+        ValueError: The dataset has no such split or length, or another dataset is in the folder
+            when the pipeline runs, or a block is damaged.
+
+    Examples:
+        ```python
+        with beam.Pipeline() as pipeline:
+            instances = pipeline | ReadInstances("my-data", split="train", seq_len=128)
+            instances | beam.combiners.Count.Globally() | beam.Map(print)
+        ```
     """
 
     def __init__(
@@ -419,13 +511,13 @@ class ReadInstances(
         seq_len: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Takes the dataset and the part of it to read.
+        """Takes the dataset, and which of its instances to read.
 
         Args:
-            dataset: Folder or URL of a dataset.
+            dataset: Folder or URL of a finished dataset.
             split: "train" or "validation"; None reads both.
-            seq_len: One length; None reads all.
-            storage_options: Options of the filesystem.
+            seq_len: The length of the instances; None reads all lengths.
+            storage_options: Options of the fsspec filesystem, such as keys of an object store.
         """
         super().__init__()
         self._dataset = os.fspath(dataset)
@@ -434,9 +526,16 @@ class ReadInstances(
         self._options = storage_options
 
     def display_data(self) -> dict[str, Any]:
+        """Returns the dataset, which a runner shows for this transform."""
         return {"dataset": hide(self._dataset)}
 
     def expand(self, pipeline: beam.pvalue.PBegin) -> beam.PCollection[dict[str, Any]]:
+        """Opens the dataset and adds the steps that read its shards.
+
+        Raises:
+            FileNotFoundError: There is no finished dataset.
+            ValueError: The dataset has no instances of this split and length.
+        """
         dataset = open_dataset(self._dataset, self._options)
         chosen = [
             shard.name
@@ -449,12 +548,13 @@ class ReadInstances(
         return pipeline | "Shards" >> beam.Create(chosen, reshuffle=True) | "ReadShards" >> read
 
     def _describe_absence(self, dataset: Dataset) -> str:
-        wanted = f"{self._split} instances" if self._split else "instances"
+        """Returns which instances are missing in a dataset, and which it has."""
+        missing = f"{self._split} instances" if self._split else "instances"
         if self._seq_len is not None:
-            wanted += f" of seq_len {self._seq_len!r}"
+            missing += f" of seq_len {self._seq_len!r}"
         groups = dataset.manifest.groups
         choices = ", ".join(f"{group.split} L{group.seq_len}" for group in groups)
-        return f"no {wanted}; the dataset has {choices}"
+        return f"no {missing}; the dataset has {choices}"
 
 
 def read_instances(name: str, folder: Folder, identity: str) -> Iterator[dict[str, Any]]:

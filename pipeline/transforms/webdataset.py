@@ -55,19 +55,37 @@ _ADVICE = "the runner loses, repeats or changes what it delivers: run again, or 
 
 
 class Tally(NamedTuple):
-    """How many samples there are, the bytes of their members, and the sum of their checksums."""
+    """The size of a set of samples.
+
+    Attributes:
+        samples: Number of samples.
+        num_bytes: Bytes of their members in a tar, without the end of the tar.
+        checksum: Sum of the crc32 of the encoded samples.
+    """
 
     samples: int = 0
     num_bytes: int = 0
     checksum: int = 0
 
     def add(self, other: "Tally") -> "Tally":
-        """Both together."""
-        return Tally(*(own + others for own, others in zip(self, other, strict=True)))
+        """Returns the tally of both sets together."""
+        return Tally(
+            self.samples + other.samples,
+            self.num_bytes + other.num_bytes,
+            self.checksum + other.checksum,
+        )
 
 
 class Plan(NamedTuple):
-    """The first cell of each shard, and what it must hold."""
+    """The division of all samples into shards.
+
+    A sample's cell is a number from 0 to 65,535: the first bytes of the hash of its key. Each shard
+    holds the samples of a range of cells.
+
+    Attributes:
+        firsts: The first cell of each shard, ascending.
+        expected: What each shard must hold.
+    """
 
     firsts: tuple[int, ...] = ()
     expected: tuple[Tally, ...] = ()
@@ -75,7 +93,14 @@ class Plan(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardRule:
-    """Where shards `NAME-NNNNNN.tar` go, and how large they are at most."""
+    """Decides where the shards `NAME-NNNNNN.tar` are written, and how large they may be.
+
+    Attributes:
+        folder: The folder of the shards.
+        name: The beginning of their names.
+        max_bytes: The largest size of a shard.
+        max_samples: The most samples of a shard.
+    """
 
     folder: Folder
     name: str
@@ -93,9 +118,10 @@ class ShardRule:
         return self._index_name(WIDS_INDEX)
 
     def _index_name(self, name: str) -> str:
-        """Returns the file name of an index, which begins with a dataset's name that is no default.
+        """Returns the file name of an index of this dataset.
 
-        So several datasets can share a folder.
+        It begins with the dataset's name, so that several datasets can share a folder. The dataset
+        with the default name has plain names.
         """
         return name if self.name == DEFAULT_NAME else f"{self.name}-{name}"
 
@@ -127,11 +153,34 @@ class WriteToWebDataset(
         beam.PCollection[Mapping[str, Any]], beam.PCollection[str]
     ]
 ):
-    """Writes samples as `NAME-000000.tar` ..., then two indexes of them; yields the shards' URLs.
+    """Writes the samples of a PCollection as WebDataset shards, and two indexes of them.
 
-    A sample is a dict of `__key__` and one entry per extension. An entry is bytes, or a value that
-    webdataset encodes by that extension; None means no entry. A shard that is there already with
-    the same bytes is not written again. Datasets with different names can share a folder.
+    The input is a bounded PCollection of samples. A sample is a dict. `"__key__"` is its name, a
+    `str` that no other sample has. Every other key is the extension of a file in the shard, and its
+    value is what the file holds: `bytes`, `str`, or a value that webdataset encodes by that
+    extension, such as an `int` under `"cls"` or a dict under `"json"`. `None` means no file.
+
+    The output is a PCollection of `str`: the URL of each shard, after everything is written.
+
+    The folder receives `shard-000000.tar` and so on, `shards.json`, which wids reads, and
+    `manifest.json`, with the samples, bytes and sha256 of each shard. The bytes of all files depend
+    on the samples alone, not on their order or on the runner. If the same pipeline runs again, it
+    writes only what is missing.
+
+    Raises:
+        ValueError: When the transform is made, `name` or a limit cannot be used. When it is
+            applied, the PCollection is unbounded, another transform writes there, or the folder
+            holds another dataset. While the pipeline runs, a sample cannot be written, two samples
+            have the same key, or the runner lost or repeated samples.
+
+    Examples:
+        ```python
+        samples = [{"__key__": f"sample-{n}", "txt": f"Text {n}.", "cls": n % 2} for n in range(9)]
+
+        with beam.Pipeline() as pipeline:
+            urls = pipeline | beam.Create(samples) | WriteToWebDataset("samples", max_samples=4)
+            urls | beam.Map(print)
+        ```
     """
 
     def __init__(
@@ -145,12 +194,17 @@ class WriteToWebDataset(
         """Takes the place and the limits of the shards.
 
         Args:
-            url: The folder, at any fsspec URL.
-            name: The beginning of the shards' names. The indexes are manifest.json and shards.json,
-                or NAME-manifest.json and NAME-shards.json if this is not the default.
-            max_bytes: The largest size of a shard.
+            url: Path or fsspec URL of the folder.
+            name: The beginning of the shards' names. Datasets with different names can share a
+                folder. If it is not the default, the names of the indexes begin with it too:
+                NAME-manifest.json and NAME-shards.json.
+            max_bytes: The largest size of a shard, in bytes.
             max_samples: The most samples of a shard.
-            storage_options: Options of the filesystem.
+            storage_options: Options of the fsspec filesystem, such as keys of an object store.
+
+        Raises:
+            ValueError: The name has other characters than letters, digits, '_', '-' and '.', or a
+                limit leaves no room for a sample.
         """
         super().__init__()
         if not re.fullmatch(r"[\w.-]+", name):
@@ -164,15 +218,22 @@ class WriteToWebDataset(
         self._rule = ShardRule(folder, name, max_bytes, max_samples)
 
     def display_data(self) -> dict[str, Any]:
+        """Returns the arguments that a runner shows for this transform."""
         rule = self._rule
         sizes = {"max_bytes": rule.max_bytes, "max_samples": rule.max_samples}
         return {"url": hide(rule.folder.url), "name": rule.name, **sizes}
 
     def written_places(self) -> set[str]:
-        """Returns the manifest's place: one for each folder and name."""
+        """Returns the URL of the manifest, which stands for all files of the dataset."""
         return {place_of(self._rule.folder, self._rule.manifest)}
 
     def expand(self, samples: beam.PCollection[Mapping[str, Any]]) -> beam.PCollection[str]:
+        """Adds the steps to the pipeline of the samples; looks into the folder, writes nothing.
+
+        Raises:
+            ValueError: The PCollection is unbounded, another transform of the pipeline writes the
+                same dataset, or the folder holds another dataset.
+        """
         rule = self._rule
         refuse_second_writer(samples.pipeline, self, _ONE_WRITER)
         _refuse_other_dataset(rule)
@@ -192,7 +253,7 @@ class WriteToWebDataset(
 
 
 def encode_sample(sample: Mapping[str, Any], rule: ShardRule) -> bytes:
-    """Returns the hash of a sample's key, followed by the sample as members of a tar.
+    """Returns the hash of a sample's key (16 bytes), followed by the sample as members of a tar.
 
     Raises:
         ValueError: The sample has no key, no entry, two entries with one extension, or more bytes
@@ -224,8 +285,16 @@ def encode_sample(sample: Mapping[str, Any], rule: ShardRule) -> bytes:
 
 
 def _check_extensions(key: str, extensions: Sequence[Any]) -> None:
-    """Refuses extensions that cannot be in a tar, or that webdataset would not read back."""
-    spelled: dict[str, str] = {}
+    """Refuses extensions that cannot be in a tar, or that webdataset would not read back.
+
+    Args:
+        key: Key of the sample.
+        extensions: All extensions of the sample, of any type.
+
+    Raises:
+        ValueError: There is such an extension, or two differ only in capitals.
+    """
+    spelled: dict[str, str] = {}  # each extension, by its lower-case form
     for extension in extensions:
         where = f"the sample {key!r}: the extension {extension!r}"
         if not isinstance(extension, str) or not extension:
@@ -251,6 +320,11 @@ def _check_extensions(key: str, extensions: Sequence[Any]) -> None:
 
 
 def _encode_value(key: str, extension: str, value: Any) -> bytes:
+    """Returns the bytes of an entry. Other values than bytes are encoded by the extension.
+
+    Raises:
+        ValueError: The value cannot be encoded by this extension.
+    """
     if isinstance(value, bytes):
         return value
     compressed = extension.lower().endswith(".gz")
@@ -270,6 +344,11 @@ def _encode_value(key: str, extension: str, value: Any) -> bytes:
 
 @cache
 def _encoder(extension: str) -> Any:
+    """Returns webdataset's function that encodes values by an extension.
+
+    Raises:
+        ValueError: There is none.
+    """
     from webdataset.writer import default_handlers  # imports torch where there is one
 
     if extension not in default_handlers:
@@ -278,36 +357,48 @@ def _encoder(extension: str) -> Any:
 
 
 def _cell_of(encoded: bytes) -> int:
+    """Returns the cell of an encoded sample (`Plan`)."""
     return int.from_bytes(encoded[:_CELL_BYTES], "big")
 
 
 class _PlanShards(beam.CombineFn):  # type: ignore[misc]
+    """Adds up the tally of each cell over all encoded samples, and plans shards by these."""
+
     def __init__(self, rule: ShardRule) -> None:
         self._rule = rule
 
     def create_accumulator(self) -> dict[int, Tally]:
+        """Returns the tallies by cell before any sample."""
         return {}
 
     def add_input(self, cells: dict[int, Tally], encoded: bytes) -> dict[int, Tally]:
-        cell, own = _cell_of(encoded), Tally(1, len(encoded) - _HASH_BYTES, crc32(encoded))
-        cells[cell] = cells.get(cell, Tally()).add(own)
+        """Adds a sample to the tallies, in place, and returns them."""
+        cell = _cell_of(encoded)
+        tally = Tally(1, len(encoded) - _HASH_BYTES, crc32(encoded))
+        cells[cell] = cells.get(cell, Tally()).add(tally)
         return cells
 
     def merge_accumulators(self, accumulators: Iterable[dict[int, Tally]]) -> dict[int, Tally]:
+        """Returns the sums of the tallies of several workers."""
         total: dict[int, Tally] = {}
         for cell, tally in chain.from_iterable(cells.items() for cells in accumulators):
             total[cell] = total.get(cell, Tally()).add(tally)
         return total
 
     def extract_output(self, cells: dict[int, Tally]) -> Plan:
+        """Returns the plan for the tallies of all samples."""
         return plan_shards(cells, self._rule)
 
 
 def plan_shards(cells: Mapping[int, Tally], rule: ShardRule) -> Plan:
-    """Cells in order, as many to a shard as it has room for.
+    """Divides the cells into shards, in order, with as many in each as it has room for.
+
+    Args:
+        cells: What each cell holds; cells without samples are left out.
+        rule: How large a shard may be.
 
     Raises:
-        ValueError: One has no room in a shard.
+        ValueError: A cell is too large for a shard. Cells are not divided further.
     """
     firsts: list[int] = []
     expected: list[Tally] = []
@@ -318,8 +409,8 @@ def plan_shards(cells: Mapping[int, Tally], rule: ShardRule) -> Plan:
                 " ranges of keys that are not cut further, more than a shard of max_bytes="
                 f"{rule.max_bytes:,} and max_samples={rule.max_samples:,}; give larger ones"
             )
-        if expected and rule.holds(together := expected[-1].add(tally)):
-            expected[-1] = together
+        if expected and rule.holds(expected[-1].add(tally)):
+            expected[-1] = expected[-1].add(tally)
         else:
             firsts.append(cell)
             expected.append(tally)
@@ -327,7 +418,7 @@ def plan_shards(cells: Mapping[int, Tally], rule: ShardRule) -> Plan:
 
 
 def to_shard(encoded: bytes, plan: Plan) -> tuple[int, bytes]:
-    """A sample with the number of its shard."""
+    """Returns the number of a sample's shard, and the encoded sample."""
     return bisect(plan.firsts, _cell_of(encoded)) - 1, encoded
 
 
@@ -335,6 +426,14 @@ def write_shard(
     shard: tuple[int, Iterable[bytes]], plan: Plan, rule: ShardRule
 ) -> tuple[str, int, int, str, str]:
     """Writes a shard, unless it is there; returns its row of the manifest, and the row's seal.
+
+    Args:
+        shard: The shard's number, and its encoded samples in any order.
+        plan: What each shard must hold.
+        rule: Where the shard is written.
+
+    Returns:
+        (name of the shard, number of samples, size in bytes, sha256, seal of these four).
 
     Raises:
         ValueError: The samples are not the planned ones, two have one key, or another file has the
@@ -349,10 +448,10 @@ def write_shard(
     expected = plan.expected[number] if 0 <= number < len(plan.expected) else Tally()
     if found != expected:
         raise ValueError(f"{name}: the runner delivered {found}, expected {expected}; {_ADVICE}")
-    for one, other in pairwise(ordered):
-        if one[:_HASH_BYTES] == other[:_HASH_BYTES]:
+    for sample, following in pairwise(ordered):
+        if sample[:_HASH_BYTES] == following[:_HASH_BYTES]:
             raise ValueError(
-                f"two samples have the __key__ {_key_of(one)!r}; a key names one sample"
+                f"two samples have the __key__ {_key_of(sample)!r}; a key names one sample"
             )
     tar = b"".join([memoryview(encoded)[_HASH_BYTES:] for encoded in ordered])
     tar += end_of_tar(len(tar))
@@ -364,16 +463,18 @@ def write_shard(
         rule.folder.write(name, tar)
         metrics.count({"shards": 1, "samples": len(ordered), "shard_bytes": len(tar)})
     metrics.observe({"bytes_a_shard": len(tar), "ms_a_shard": 1000 * (time.monotonic() - began)})
-    row = name, len(ordered), len(tar), hashlib.sha256(tar).hexdigest()
+    row = (name, len(ordered), len(tar), hashlib.sha256(tar).hexdigest())
     return *row, _seal(row, found)
 
 
 def _refuse_other_bytes(rule: ShardRule, name: str, data: bytes) -> None:
+    """Raises ValueError if the file that is there does not hold these bytes."""
     if rule.folder.read(name) != data:
         raise ValueError(f"{rule.folder.locate(name)} {_OTHER}")
 
 
 def _key_of(encoded: bytes) -> str:
+    """Returns the key of an encoded sample."""
     with tarfile.open(fileobj=io.BytesIO(encoded[_HASH_BYTES:])) as tar:
         return tar.getnames()[0].partition(".")[0]
 
@@ -439,6 +540,7 @@ def _find_own_temporaries(rule: ShardRule, names: Iterable[str]) -> list[str]:
 
 
 def _wids_index(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """Returns the index that wids reads, of the rows of all shards."""
     shards = [
         {"url": row["name"], "nsamples": row["samples"], "filesize": row["bytes"]} for row in rows
     ]
@@ -446,12 +548,13 @@ def _wids_index(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def _manifest(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """Returns the manifest, of the rows of all shards."""
     totals = {name: sum(row[name] for row in rows) for name in ("samples", "bytes")}
     return json_bytes({"format": _FORMAT, **totals, "shards": rows})
 
 
 def _refuse_other_dataset(rule: ShardRule) -> None:
-    """Refuses a folder that holds a dataset of another kind, before any work is done."""
+    """Raises ValueError if a folder holds a dataset of another kind, before any work is done."""
     files = rule.folder.list()
     for name in sorted({MANIFEST, rule.manifest} & files.keys()):
         if f'"format": "{_FORMAT}"'.encode() not in rule.folder.read(name):
@@ -461,10 +564,12 @@ def _refuse_other_dataset(rule: ShardRule) -> None:
 
 
 def _refuse_other_shards(rule: ShardRule, names: Iterable[str]) -> None:
+    """Raises ValueError if one of these files is named like a shard of this dataset."""
     _refuse_other_tars(rule, [name for name in names if rule.is_shard(name)])
 
 
 def _refuse_other_tars(rule: ShardRule, names: Iterable[str]) -> None:
+    """Raises ValueError if one of these files is a tar, directly in the folder."""
     others = [name for name in names if re.fullmatch(r"[^/]+\.tar", name)]
     if others:
         raise ValueError(f"{rule.folder.locate(others[0])} {_OTHER}")
