@@ -171,7 +171,7 @@ def _digest(data: bytes) -> str:
 
 @lru_cache(maxsize=8)
 def _unpack(sent: Broadcast) -> Any:
-    """Returns the value of a broadcast, read from its data or its file; keeps the last few."""
+    """Decodes the value of a broadcast from its data or its file. The last values are cached."""
     data = sent.data or sent.folder.read(sent.file_name)
     if _digest(data) != sent.digest:
         raise ValueError(
@@ -189,7 +189,7 @@ def _to_json(value: Any) -> Any:
 
 
 def _from_json(data: Any, kind: Any) -> Any:
-    """Returns the value of this type of which `_to_json` and json.dumps made the data."""
+    """Converts parsed JSON back to a value of the type `kind`; the inverse of `_to_json`."""
     if isinstance(kind, type) and is_dataclass(kind):
         return kind(*map(_from_json, data, _field_types(kind).values()))
     if get_origin(kind) is tuple:

@@ -293,8 +293,8 @@ class StoredDocuments:
 class GroupedDocuments:
     """The documents of one bucket, which iteration unpacks from the chunks of a group.
 
-    Documents in dropped.ids are left out here, because a bucket reads only its range of that file.
-    A token part, which has documents of all buckets, would have to read the whole file.
+    Documents in dropped.ids are left out here, not when a token part is cut. A bucket needs only a
+    range of that file, whereas a token part, with documents of all buckets, would need all of it.
 
     Attributes:
         bucket: The bucket.

@@ -270,9 +270,8 @@ def _keep_log(folder: Folder, log: str) -> str:
 def _find_fault(error: str) -> str | None:
     """Returns the message of a user's fault, taken from the text of an error that Beam raised.
 
-    Beam raises a worker's traceback as text. Its last line with the name of an exception tells
-    which error it was. Returns None if that is no error by which this program reports a user's
-    fault.
+    Beam raises a worker's traceback as text. The last line that names an exception tells which
+    error it was. Returns None if errors of that name do not report faults of a user.
     """
     raised = error[: error.rfind(_BEAM_MARK)] if _BEAM_MARK in error else error
     matches = list(_RAISED_LINE.finditer(raised))

@@ -80,7 +80,7 @@ class ReadingRule:
     Attributes:
         text_fields: The field or column that holds the text, by the number of the source.
         on_bad_document: What happens to a malformed document: "stop", "skip" or "keep".
-        max_characters: A list is ended by the document that brings it to this many characters.
+        max_characters: A list ends once its documents have this many characters of text.
         storage_options: Options of the filesystem of the input.
     """
 

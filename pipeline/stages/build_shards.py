@@ -165,8 +165,8 @@ def _find_finished(
 ) -> Built:
     """Returns the shards that need not be built.
 
-    They are those of a finished dataset, unless a task wants other documents in one, and those that
-    have a record of an interrupted build.
+    A shard of a finished dataset is kept, unless its task has other documents now. A shard of an
+    interrupted build is kept if its record is valid.
     """
     seals = {task.name: task.contents.seal for task in tasks}
     finished = {name: row for name, row in built.items() if seals.get(name) in (None, row[0].seal)}

@@ -469,7 +469,7 @@ def refuse_other_settings(folder: Folder, content: Mapping[str, Any]) -> None:
 def _remove_other_files(folder: Folder, store: TokenStore) -> None:
     """Removes files that do not belong to the store.
 
-    They are of an earlier input, of the search for near-duplicates or of interrupted tasks.
+    Such files are left by an earlier input, the search for near-duplicates, or interrupted tasks.
     """
     endings = (".tokens", ".index", ".places", ".signatures", OVERLAPS, ".json", "-last.json")
     kept = {STORE, SETTINGS, INDEX, DELIVERED, LOCK} | ({DROPPED} if store.has_dropped else set())

@@ -46,7 +46,8 @@ class Found(NamedTuple):
     """The result of looking for documents to leave out.
 
     Attributes:
-        reasons: The reasons for which documents were looked for, as `dropped_ids.REASONS` has them.
+        reasons: The reasons for leaving out documents that this build checks, of
+            `dropped_ids.REASONS`, even if no document was found for one.
         near_duplicates: The first few near-duplicates, by id.
     """
 
@@ -152,7 +153,7 @@ def describe_near_duplicates(
 def _choose_groups(
     rows: Iterator[Rows], ids_by_reason: Mapping[str, Iterator[npt.NDArray[np.bytes_]]]
 ) -> Iterator[Rows]:
-    """Yields the rows of dropped.ids in 256 groups, which are read and chosen lazily.
+    """Yields the rows of dropped.ids in 256 groups. The arguments are read lazily.
 
     Args:
         rows: The distinct documents of each group.

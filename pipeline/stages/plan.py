@@ -277,8 +277,8 @@ def _describe_output(
 def _choose_reads(parts: Sequence[Part]) -> Iterator[PlannedRead]:
     """Yields what to read of the input, source by source.
 
-    A source of few parts or of few bytes is read in all its parts. Of a larger one, eight parts are
-    read, each in the middle of an eighth of the source's stored bytes.
+    If a source has few parts or few bytes, the beginning of every part is read. Otherwise the
+    beginnings of eight parts are read, which are spread evenly over the bytes of the source.
     """
     for source in sorted({part.source for part in parts}):
         chosen = [part for part in parts if part.source == source]

@@ -159,7 +159,7 @@ def planned_groups(tasks: Sequence[ShardTask], built: Built) -> tuple[Group, ...
 
     Args:
         tasks: All shards that this build plans.
-        built: The shards that are there, of which some may be in no task.
+        built: The shards that are there. A finished dataset may have some that no task plans.
     """
     shards = {(task.bucket.split, task.seq_len, task.pass_index, task.name) for task in tasks}
     for shard, _ in built.values():

@@ -313,7 +313,7 @@ def _refuse_other_build(folder: Folder) -> None:
 
 
 def claim_output(_: None, claim: Claim) -> None:
-    """Writes vocabulary and settings, unless they are there. No token part is written before.
+    """Writes vocabulary and settings, unless they are there, before any token part is written.
 
     Args:
         _: The one element of the PCollection that starts this step.

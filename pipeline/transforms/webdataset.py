@@ -368,7 +368,7 @@ class _PlanShards(beam.CombineFn):  # type: ignore[misc]
         self._rule = rule
 
     def create_accumulator(self) -> dict[int, Tally]:
-        """Returns the tallies by cell before any sample."""
+        """Returns an empty dict of tallies by cell, before any sample is added."""
         return {}
 
     def add_input(self, cells: dict[int, Tally], encoded: bytes) -> dict[int, Tally]:
