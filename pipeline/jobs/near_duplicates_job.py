@@ -184,7 +184,8 @@ def write_found(
         ValueError: `written` lacks a planned file, or a file of bands is missing or damaged.
     """
     names: tuple[str, ...] = planned.get()
-    if lost := sorted({*names} - {*written}):
+    lost = sorted({*names} - {*written})
+    if lost:
         raise ValueError(
             f"near-duplicates: of {len(names)} files of bands the runner delivered"
             f" {len({*written})}, without {folder.locate(lost[0])}: it loses what it should"

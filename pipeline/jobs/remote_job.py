@@ -166,8 +166,8 @@ def _ask_state(options: PipelineOptions, job: str) -> str:
     endpoint = _endpoint(options)
     if endpoint:
         with contextlib.suppress(grpc.RpcError), grpc.insecure_channel(endpoint) as channel:
-            asked = job_api.GetJobStateRequest(job_id=job)
-            answer = job_grpc.JobServiceStub(channel).GetState(asked, timeout=_ANSWER_SECONDS)
+            request = job_api.GetJobStateRequest(job_id=job)
+            answer = job_grpc.JobServiceStub(channel).GetState(request, timeout=_ANSWER_SECONDS)
             return str(job_api.JobState.Enum.Name(answer.state))
     elif options.view_as(options_of.GoogleCloudOptions).project:
         with contextlib.suppress(Exception):  # the client has many errors of its own

@@ -217,8 +217,11 @@ def run_graph(
         RuntimeError: A worker or the runner raised any other error.
     """
     if outputs.num_found:
-        found = f"{outputs.num_found} of {outputs.total} {outputs.noun}"
-        say(f"{found} are there from an earlier run; continuing", is_aside=True)
+        say(
+            f"{outputs.num_found} of {outputs.total} {outputs.noun} are there from an earlier run;"
+            " continuing",
+            is_aside=True,
+        )
     is_local = _runner_name(options) in _OWN_RUNNERS
     job = Job(describe, outputs.folder)
     with tempfile.TemporaryDirectory(prefix="beambert-") as folder:

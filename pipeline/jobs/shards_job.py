@@ -74,12 +74,14 @@ class ShardBuilder:
         """
         gathered = gather_documents(documents)
         seal = seal_documents(gathered.ids, len(gathered.tokens))
-        found = BucketContents(seal, gathered.rows, gathered.checksum)
+        delivered = BucketContents(seal, gathered.rows, gathered.checksum)
         metrics.observe({"documents_a_bucket": seal.documents})
         for task in tasks:
-            if found != task.contents:
-                said = f"{documents.origin} {found}, expected {task.contents}; {documents.advice}"
-                raise ValueError(f"bucket {task.bucket.name}: {said}")
+            if delivered != task.contents:
+                raise ValueError(
+                    f"bucket {task.bucket.name}: {documents.origin} {delivered}, expected"
+                    f" {task.contents}; {documents.advice}"
+                )
         for task in tasks:
             if not self._is_finished(task):
                 self._write_shard(task, gathered)

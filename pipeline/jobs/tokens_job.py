@@ -264,7 +264,7 @@ def _make_encoder(rule: TokensRule) -> Encoder:
 
 
 def _make_finder(rule: TokensRule) -> WindowFinder:
-    """Returns what finds the rule's task texts, which must not be None, in documents."""
+    """Returns a finder of the rule's task texts, of which there must be some, in documents."""
     assert rule.task_texts is not None, "no texts to find"
     return WindowFinder(rule.task_texts.get(), _make_encoder(rule))
 

@@ -37,7 +37,7 @@ worker_guard.watch_in_workers()
 
 @dataclass(frozen=True)
 class CountingRule:
-    """Decides which documents are counted, and how their words are.
+    """Decides which documents are counted, and how their text is divided into words.
 
     Attributes:
         reading: How documents are read.

@@ -137,7 +137,8 @@ def run_tokens(
         store = make_tokens(settings, vocabulary, corpus.parts, beam_arguments)
         _write_overlaps(settings, store)
     _print_counts(settings, store)
-    totals, folder = store.totals, settings.tokens_folder
+    totals = store.totals
+    folder = settings.tokens_folder
     say(f"{totals.documents} distinct documents, {totals.tokens} tokens in {folder}")
 
 

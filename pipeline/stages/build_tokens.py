@@ -92,9 +92,9 @@ def read_delivered(folder: Folder) -> Delivered:
     """
     where = folder.locate(DELIVERED)
     remedy = f"delete {folder.locate()} and run the pipeline with WriteTokens again"
-    found = parse_object(folder.read(DELIVERED), where, remedy)
+    fields = parse_object(folder.read(DELIVERED), where, remedy)
     with expected_fields(where, remedy):
-        delivered = Delivered(**found)
+        delivered = Delivered(**fields)
         require_plain(delivered.records, where)
     return delivered
 
@@ -472,6 +472,8 @@ def _remove_other_files(folder: Folder, store: TokenStore) -> None:
     Such files are left by an earlier input, the search for near-duplicates, or interrupted tasks.
     """
     endings = (".tokens", ".index", ".places", ".signatures", OVERLAPS, ".json", "-last.json")
-    kept = {STORE, SETTINGS, INDEX, DELIVERED, LOCK} | ({DROPPED} if store.has_dropped else set())
-    kept |= {f"{stem}{ending}" for stem in store.part_names for ending in endings}
-    folder.remove([name for name in folder.list() if name not in kept])
+    names = {STORE, SETTINGS, INDEX, DELIVERED, LOCK}
+    if store.has_dropped:
+        names.add(DROPPED)
+    names |= {f"{stem}{ending}" for stem in store.part_names for ending in endings}
+    folder.remove([name for name in folder.list() if name not in names])

@@ -1,8 +1,8 @@
 """The vocabulary stage takes a given vocabulary, or learns one from a sample of the input.
 
 The words of the sample are kept in word_counts.parquet. vocab.json, beside vocab.txt, says what the
-vocabulary was made of. The same command finds the vocabulary again by it, and other input is
-refused.
+vocabulary was made of. If the same command is given again, the vocabulary is reused. Other input or
+settings are refused.
 """
 
 import hashlib

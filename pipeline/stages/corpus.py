@@ -74,7 +74,8 @@ def check_encoded(settings: BuildSettings) -> None:
     Raises:
         FileNotFoundError: One of them is not.
     """
-    tokens, output = settings.open_tokens(), settings.open_output()
+    tokens = settings.open_tokens()
+    output = settings.open_output()
     if not tokens.exists(DELIVERED) and not tokens.exists(STORE):
         raise FileNotFoundError(
             f"{tokens.locate()} holds no {STORE}: run `python -m pipeline tokens` first"
@@ -194,7 +195,8 @@ def _say_what_was_detected(sources: Sequence[Source], parts: Sequence[Part]) -> 
     for number, source in enumerate(sources):
         source_parts = [part for part in parts if part.source == number]
         ranges = [file_range for part in source_parts for file_range in part.ranges]
-        urls = sorted({each.url for each in ranges if each.format == SENTENCE_LINES})
+        detected = [file_range for file_range in ranges if file_range.format == SENTENCE_LINES]
+        urls = sorted({file_range.url for file_range in detected})
         if urls and source.format == "auto":
             say(
                 f"{source.name}: {len(urls):,} file(s), such as {show(urls[0])}, hold a sentence a"

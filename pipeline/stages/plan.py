@@ -79,8 +79,8 @@ class Place:
     Attributes:
         source: Number of their source.
         stands_for: Number of stored bytes of the input that these documents represent.
-        scale: `stands_for` divided by the stored bytes that were read, so the number of documents
-            of the input for each one here. 0 if nothing was read.
+        scale: `stands_for` divided by the stored bytes that were read: each document here
+            represents so many documents of the input. 0 if nothing was read.
         cleaned: The documents, cleaned and filtered.
         documents: The same documents encoded; empty until `_encode_places` fills it.
     """
@@ -323,12 +323,12 @@ def _read_place(settings: BuildSettings, read: PlannedRead) -> Place:
     that the stored bytes that were read fit the documents.
     """
     source = settings.corpus[read.part.source]
-    all_plain = all(is_plain(each.format, each.url) for each in read.part.ranges)
-    part = _cut_part(read.part, read.num_bytes) if all_plain else read.part
+    is_all_plain = all(is_plain(whole.format, whole.url) for whole in read.part.ranges)
+    part = _cut_part(read.part, read.num_bytes) if is_all_plain else read.part
     meter = Meter()
     skipped: dict[str, int] = {}
     stream = read_part(
-        replace(part, ranges=tuple(replace(each, meter=meter) for each in part.ranges)),
+        replace(part, ranges=tuple(replace(metered, meter=meter) for metered in part.ranges)),
         text_field=source.text_field,
         on_bad_document=settings.on_bad_document,
         skipped=skipped,
@@ -340,12 +340,12 @@ def _read_place(settings: BuildSettings, read: PlannedRead) -> Place:
     num_bytes = 0  # taken from storage when the last document was read
     for document in stream:
         is_enough = num_characters >= read.num_bytes and meter.num_bytes != num_bytes
-        if is_enough and not all_plain:
+        if is_enough and not is_all_plain:
             break
         documents.append(document)
         num_characters += len(document.text)
         num_bytes = meter.num_bytes
-    if all_plain:
+    if is_all_plain:
         num_bytes = _stored_bytes(part)
 
     gathered = next(group_documents(part, documents, skipped, sys.maxsize))
@@ -458,7 +458,8 @@ def _plan_length(places: Sequence[Place], rule: InstanceRule, train_share: float
     tar, shard, _ = pack_shard(blocks, "train", rule.seq_len, 0, "plan", rule.masking.mask_id, seal)
     seconds = time.process_time() - started
 
-    worth: dict[int, float] = {}  # instances of a pass for one here, by the document's first bytes
+    # How many instances of a pass one instance here represents, by the first bytes of document A.
+    worth: dict[int, float] = {}
     for place in places:
         weight = rule.weights[place.source] / UNIT if rule.weights else 1
         for document in place.documents:  # a copy belongs to the source listed first

@@ -110,7 +110,7 @@ def read_records(
 ) -> Built:
     """Returns the shards of the tasks that are finished.
 
-    A shard is finished if it has a valid record (`accept_record`) and the size that this says.
+    A shard is finished if it has a valid record (`accept_record`) and the size in that record.
 
     Args:
         folder: The folder of the dataset.

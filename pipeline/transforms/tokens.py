@@ -95,7 +95,7 @@ class WriteTokens(
         settings = {"seq_lens": [128], "min_characters": 20}
 
         with beam.Pipeline() as pipeline:
-            texts = pipeline | beam.Create(["A first text. It goes on.", "Another one. And more."])
+            texts = pipeline | beam.io.ReadFromText("documents.txt")  # one document per line
             written = texts | WriteTokens("my-data", "vocab.txt", **settings)
             written["rejected"] | beam.Map(print)
 

@@ -444,10 +444,12 @@ def write_shard(
     name = rule.shard_name(number)
     ordered = sorted(samples)
     num_bytes = sum(map(len, ordered)) - _HASH_BYTES * len(ordered)
-    found = Tally(len(ordered), num_bytes, sum(map(crc32, ordered)))
+    delivered = Tally(len(ordered), num_bytes, sum(map(crc32, ordered)))
     expected = plan.expected[number] if 0 <= number < len(plan.expected) else Tally()
-    if found != expected:
-        raise ValueError(f"{name}: the runner delivered {found}, expected {expected}; {_ADVICE}")
+    if delivered != expected:
+        raise ValueError(
+            f"{name}: the runner delivered {delivered}, expected {expected}; {_ADVICE}"
+        )
     for sample, following in pairwise(ordered):
         if sample[:_HASH_BYTES] == following[:_HASH_BYTES]:
             raise ValueError(
@@ -464,7 +466,7 @@ def write_shard(
         metrics.count({"shards": 1, "samples": len(ordered), "shard_bytes": len(tar)})
     metrics.observe({"bytes_a_shard": len(tar), "ms_a_shard": 1000 * (time.monotonic() - began)})
     row = (name, len(ordered), len(tar), hashlib.sha256(tar).hexdigest())
-    return *row, _seal(row, found)
+    return *row, _seal(row, delivered)
 
 
 def _refuse_other_bytes(rule: ShardRule, name: str, data: bytes) -> None:
@@ -498,10 +500,10 @@ def finish_dataset(
     names = [rule.shard_name(number) for number in range(len(plan.expected))]
     ordered = sorted(written)
     if [row[0] for row in ordered] != names:
-        odd = sorted({*names} ^ {row[0] for row in ordered}) or names
+        examples = sorted({*names} ^ {row[0] for row in ordered}) or names
         raise ValueError(
             f"{rule.folder.url}: {len(ordered)} shards were written, expected {len(names)}, each"
-            f" once; such as {odd[0]}; {_ADVICE}"
+            f" once; such as {examples[0]}; {_ADVICE}"
         )
     rows = [_open_row(*pair) for pair in zip(ordered, plan.expected, strict=True)]
     files = rule.folder.list()
