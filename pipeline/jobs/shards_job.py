@@ -97,7 +97,7 @@ class ShardBuilder:
     def _write_shard(self, task: ShardTask, documents: BucketDocuments) -> None:
         """Builds and writes one shard of these documents, then its record."""
         rule = self.rules[task.seq_len]
-        if task.bucket.split == "validation":  # every document once, whatever the mixture
+        if task.bucket.split == "validation":  # has every document once
             rule = dataclasses.replace(rule, weights=())
         blocks = build_bucket(documents, rule, task.pass_index, task.bucket.name)
         tokens = np.zeros(self.num_sources, np.int64)

@@ -25,7 +25,7 @@ from typing import Any
 VARIABLE = "BEAMBERT_LAUNCHER_LOCK"
 _INTERRUPT = signal.SIGUSR1  # not SIGINT, which nohup makes its children ignore
 _PAUSE_SECONDS = 0.5
-_BEAMS_THREAD = "run_worker"  # starts a worker process and awaits it; Beam's name of it
+_BEAMS_THREAD = "run_worker"  # Beam's name of its threads that start and await a worker process
 _ENDED = re.compile(r"Worker subprocess exited with return code (-?\d+)")
 
 

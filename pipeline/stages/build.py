@@ -65,7 +65,7 @@ from tokenizer.vocab import Vocabulary, parse_vocab
 _LARGE_SHARE = 0.5  # of the input's bytes, in one document
 _NO_VOCABULARY = "run `python -m pipeline tokens` with this --output first, which writes it"
 _PROBE = ".beambert-probe"
-LOCK_SECONDS = 10.0  # a build that was told to end may still be leaving
+LOCK_SECONDS = 10.0  # to wait for a lock, which an interrupted build may still hold
 # Each compiled module, and how many times as long its work takes without it (docs/results.md).
 _COMPILED_MODULES = {
     "tokenizer._matcher": "words to ids 50 times, cleaning 20 times",

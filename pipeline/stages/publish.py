@@ -190,8 +190,9 @@ def publish_dataset(folder: Folder, built: Built, manifest: Manifest) -> None:
         folder.write(SETTINGS, json_bytes(manifest.settings))
 
         def write_record(row: tuple[Shard, Callable[[], BlockTable]]) -> None:
-            record = ShardRecord(manifest.settings_hash, row[0], row[1]())
-            folder.write(record_name(record.shard.name), format_record(record))
+            shard, read_blocks = row
+            record = ShardRecord(manifest.settings_hash, shard, read_blocks())
+            folder.write(record_name(shard.name), format_record(record))
 
         deque(map_ahead(write_record, ordered), maxlen=0)
         folder.remove([MANIFEST])

@@ -42,7 +42,7 @@ WIDS_INDEX = "shards.json"
 _FORMAT = "webdataset shards 1"
 _COLUMNS = ("name", "samples", "bytes", "sha256")  # of a shard in the manifest
 _HASH_BYTES = 16
-_CELL_BYTES = 2  # hashes that begin with the same ones are in the same shard
+_CELL_BYTES = 2  # samples whose hashes begin with the same bytes are in the same shard
 _OTHER = "is of another dataset; give another folder or name, or delete what is there"
 _ONE_WRITER = "join the branches by beam.Flatten(), or give each another name= or folder"
 _NOTES_OF_WEBDATASET = {"__key__", "__url__", "__local_path__"}
@@ -349,7 +349,7 @@ def _encoder(extension: str) -> Any:
     Raises:
         ValueError: There is none.
     """
-    from webdataset.writer import default_handlers  # imports torch where there is one
+    from webdataset.writer import default_handlers  # imports torch if it is installed
 
     if extension not in default_handlers:
         raise ValueError(f"webdataset encodes no {extension!r}")
