@@ -236,7 +236,9 @@ def _places(
 
 @dataclass(frozen=True)
 class BucketTasks:
-    """All tasks of one bucket, in few objects, since every worker keeps those of a million tasks.
+    """All tasks of one bucket.
+
+    Every worker holds all tasks of a job, which may be a million. So they take few objects here.
 
     Attributes:
         bucket: The bucket.

@@ -1,4 +1,4 @@
-"""Runs the commands `vocab`, `tokens` and `shards` of `python -m pipeline`, and `build`, all three.
+"""Runs `python -m pipeline vocab`, `tokens` and `shards`, and `build`, which runs all three.
 
 Each stage skips what is already there. If a build was killed, the same command continues it, and
 the dataset gets the same root hash.

@@ -56,7 +56,9 @@ class Found(NamedTuple):
 
 
 def choice_content(settings: BuildSettings) -> dict[str, Any]:
-    """Returns the settings by which a document is left out, or held out, because of others.
+    """Returns the settings that decide which documents are left out because of other documents.
+
+    The most tokens that may be held out for validation are among them.
 
     Settings that have their default values are not in the result. Excluded datasets are identified
     by the hashes of their documents.

@@ -389,7 +389,7 @@ def _find_vocabulary(settings: BuildSettings, places: Sequence[Place]) -> Vocabu
 
 
 def _encode_places(settings: BuildSettings, places: Sequence[Place], vocabulary: Vocabulary) -> str:
-    """Encodes the documents of all places, into their field `documents`.
+    """Encodes the documents of all places and stores them in `Place.documents`.
 
     Returns:
         How many documents were dropped for each reason, as text; empty if none were.
@@ -443,8 +443,8 @@ def _count_buckets(settings: BuildSettings, counts: InputCounts) -> int:
 def _plan_length(places: Sequence[Place], rule: InstanceRule, train_share: float) -> LengthPlan:
     """Builds one shard of all documents of the sample, and scales it to a pass of the input.
 
-    Every document is used once in the shard. Then each instance counts as often as the scale of its
-    document's place and the weight of its source say.
+    Every document is used once in the shard. Each instance is then weighted by the scale of its
+    document's place and by the weight of its source.
 
     Args:
         places: The encoded documents.

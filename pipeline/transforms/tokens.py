@@ -576,7 +576,7 @@ def read_instances(name: str, folder: Folder, identity: str) -> Iterator[dict[st
 
 
 def _identity(dataset: Dataset) -> str:
-    """Returns the hash of the table of all shards, which has content and hash of each shard."""
+    """Returns the hash of a dataset's table of shards. It differs if any shard differs."""
     return str(dataset.manifest.sha256_of(SHARDS_TABLE))
 
 
