@@ -21,7 +21,9 @@ class Document:
 
     Examples:
         ```python
-        Document("A first sentence. A second one.", "news.jsonl:17", source="news")
+        from pipeline import Document
+
+        document = Document("A first sentence. A second one.", "news.jsonl:17", source="news")
         ```
     """
 

@@ -84,14 +84,19 @@ class WriteTokens(
     PCollections by `beam.Flatten()`. The same pipeline may run again, to the same result.
 
     Raises:
-        ValueError: When the transform is made, a setting is unknown or has a value of a wrong type.
-            When it is applied, the output holds a dataset of other settings, another transform
-            writes there, or the PCollection is unbounded. While the pipeline runs, an element is no
-            document or its source is unknown, the output holds documents of another pipeline, or
-            the runner lost or repeated documents.
+        FileNotFoundError: When the transform is applied, the vocabulary or a task file does not
+            exist.
+        ValueError: When the transform is applied, the output holds a dataset of other settings,
+            another transform writes there, or the PCollection is unbounded. While the pipeline
+            runs, an element is no document or its source is unknown, the output holds documents of
+            another pipeline, or the runner lost or repeated documents.
 
     Examples:
         ```python
+        import apache_beam as beam
+
+        from pipeline import WriteTokens, finish_build
+
         settings = {"seq_lens": [128], "min_characters": 20}
 
         with beam.Pipeline() as pipeline:
@@ -211,6 +216,8 @@ def finish_build(
 
     Examples:
         ```python
+        from pipeline import finish_build
+
         dataset = finish_build("my-data", "vocab.txt", seq_lens=[128], passes=2)
         print(dataset.manifest.root_hash)
         ```
@@ -493,11 +500,17 @@ class ReadInstances(
     - `document_a`, `document_b`: the first 8 bytes of the documents' ids, as integers.
 
     Raises:
-        ValueError: The dataset has no such split or length, or another dataset is in the folder
-            when the pipeline runs, or a block is damaged.
+        FileNotFoundError: When the transform is applied, there is no finished dataset.
+        ValueError: When the transform is applied, the dataset has no instances of this split and
+            length. While the pipeline runs, another dataset is in the folder by now, or a block is
+            damaged.
 
     Examples:
         ```python
+        import apache_beam as beam
+
+        from pipeline import ReadInstances
+
         with beam.Pipeline() as pipeline:
             instances = pipeline | ReadInstances("my-data", split="train", seq_len=128)
             instances | beam.combiners.Count.Globally() | beam.Map(print)

@@ -168,13 +168,17 @@ class WriteToWebDataset(
     writes only what is missing.
 
     Raises:
-        ValueError: When the transform is made, `name` or a limit cannot be used. When it is
-            applied, the PCollection is unbounded, another transform writes there, or the folder
-            holds another dataset. While the pipeline runs, a sample cannot be written, two samples
-            have the same key, or the runner lost or repeated samples.
+        ValueError: When the transform is applied, the PCollection is unbounded, another transform
+            writes there, or the folder holds another dataset. While the pipeline runs, a sample
+            cannot be written, two samples have the same key, or the runner lost or repeated
+            samples.
 
     Examples:
         ```python
+        import apache_beam as beam
+
+        from pipeline import WriteToWebDataset
+
         samples = [{"__key__": f"sample-{n}", "txt": f"Text {n}.", "cls": n % 2} for n in range(9)]
 
         with beam.Pipeline() as pipeline:
