@@ -101,9 +101,10 @@ class ExchangeByBucket(
         beam.pvalue.PBegin, beam.PCollection[tuple[list[ShardTask], Iterable[TokenizedDocument]]]
     ]
 ):
-    """Starts a graph with one element per bucket: (its tasks, an iterable of its documents).
+    """Starts a graph with elements (tasks of one bucket, an iterable of the bucket's documents).
 
-    With `files` there is one element per task, so that a bucket may have several.
+    With `shuffle`, a bucket has one element with all its tasks. With `files`, every task has an
+    element of its own.
     """
 
     def __init__(
@@ -135,7 +136,7 @@ class ExchangeByBucket(
         return {"mode": self._mode, "parts": len(self._part_names), "tasks": len(self._tasks)}
 
     def expand(self, pipeline: beam.Pipeline) -> beam.PCollection:
-        """Adds the stages of the mode."""
+        """Adds the stages that the mode needs to a pipeline."""
         if self._mode == "files":
             tasks = pipeline | "Tasks" >> CreateElements(self._tasks, self._folder)
             names = broadcast(self._part_names, self._folder)
@@ -163,7 +164,7 @@ class RefuseRepeats(
     """
 
     def expand(self, finished: beam.PCollection) -> beam.PCollection:
-        """Groups the elements by shard and checks each group."""
+        """Adds the stages that group the elements by shard and check each group."""
         return (
             finished
             | "Names" >> beam.MapTuple(_encode_names).with_output_types(tuple[bytes, bytes])

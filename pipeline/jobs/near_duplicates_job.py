@@ -128,9 +128,10 @@ def plan_band_tasks(num_documents: Mapping[str, int]) -> list[BandTask]:
 
 
 def plan_ranges(tasks: Sequence[BandTask], rule: SimilarityRule) -> list[KeyRange]:
-    """Cuts the keys into equal ranges, as few as hold at most some 262,144 bands (23 MB) each.
+    """Cuts the keys into as few equal ranges as hold at most some 262,144 bands (23 MB) each.
 
-    There are at most 256, whatever they hold. The names of their files depend on all documents.
+    There are never more than 256 ranges, even if they hold more. The names of their files depend
+    on all documents.
     """
     rows = rule.bands * sum(last - first for task in tasks for _, first, last in task.slices)
     number = 1

@@ -204,7 +204,7 @@ def index_delivered(
 
 
 def _find_store(folder: Folder, key: str) -> TokenStore | None:
-    """Returns the store in a folder, or None if there is none of these parts.
+    """Returns the store that an earlier launch made of the same parts; None if there is none.
 
     A store of other parts is removed.
 
@@ -285,7 +285,8 @@ def read_store(folder: Folder) -> TokenStore:
 
     Raises:
         FileNotFoundError: The tokens job has not finished there.
-        ValueError: It is of an earlier version, or has names that lead elsewhere.
+        ValueError: The file is damaged, is of an earlier version, or names files outside of the
+            folder.
     """
     try:
         data = folder.read(STORE)

@@ -46,8 +46,8 @@ class Found(NamedTuple):
     """The result of looking for documents to leave out.
 
     Attributes:
-        reasons: The reasons for leaving out documents that this build checks, of
-            `dropped_ids.REASONS`, even if no document was found for one.
+        reasons: Which of the reasons in `dropped_ids.REASONS` were checked, whether or not
+            documents were found for them.
         near_duplicates: The first few near-duplicates, by id.
     """
 

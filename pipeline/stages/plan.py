@@ -299,9 +299,9 @@ def _stored_bytes(part: Part) -> int:
 
 
 def _cut_part(part: Part, num_bytes: int) -> Part:
-    """Returns the first `num_bytes` of a part of plain text, or more.
+    """Returns the first `num_bytes` of a part of plain text.
 
-    A file that is one document is not cut: it is taken whole if its beginning is.
+    It has more bytes if the last file in it is one document, because such a file is not cut.
     """
     ranges = []
     for whole in part.ranges:
