@@ -1,1 +1,1 @@
-"""BERT over packed tokens: sizes, attention back ends, encoder, pretraining heads."""
+"""BERT over packed tokens: sizes, attention back ends, encoder, pretraining and task heads."""

@@ -1,8 +1,10 @@
-"""Self-attention over packed sequences: two back ends behind one function.
+"""Computes self-attention over packed sequences, by one of two back ends.
+
+"padded" is torch's scaled_dot_product_attention, on any device. "flash" is the kernel under torch's
+varlen_attn, for fp16 and bf16 on CUDA of capability 8.0 or later. "auto" is flash if it can run,
+and padded otherwise.
 
 B sequences, T packed tokens, S length, A heads, D head size, P positions of the padded buffer.
-"padded" is torch's scaled_dot_product_attention, on any device; "flash" the kernel under its
-varlen_attn, on CUDA of capability 8.0 or later in fp16 and bf16; "auto" is flash where it can run.
 """
 
 import torch
@@ -21,23 +23,50 @@ def attention(
     backend: str,
     is_causal: bool = False,
 ) -> Tensor:
-    """softmax(q k / sqrt(D)) v [T, A, D] over a token's own sequence, causal ones up to itself."""
+    """Returns softmax(q k / sqrt(D)) v [T, A, D]; a token sees only tokens of its own sequence.
+
+    Args:
+        q_TAD: Queries.
+        k_TAD: Keys.
+        v_TAD: Values.
+        inputs: The packed sequences.
+        dropout_p: Dropout on the attention probabilities.
+        backend: "auto", "padded" or "flash".
+        is_causal: Whether a token sees only itself and the tokens before it.
+    """
     if q_TAD.shape[0] == 0:
-        # Empty, and connected to all three: backward must reach every parameter.
+        # Empty, but computed from all three: the backward pass must reach every parameter.
         return q_TAD + k_TAD + v_TAD
     if choose_backend(backend, q_TAD.device, q_TAD.dtype) == "padded":
         return _padded_attention((q_TAD, k_TAD, v_TAD), inputs.padded, dropout_p, is_causal)
-    borders, length = inputs.cu_seqlens, inputs.max_seqlen
-    of_sequences = (borders, borders, length, length)
-    context_TAD: Tensor  # varlen_attn, the Python around this, fixes dropout at 0
-    context_TAD, *_ = torch.ops.aten._flash_attention_forward(
-        q_TAD, k_TAD, v_TAD, *of_sequences, dropout_p, is_causal, return_debug_mask=False
+    # torch's varlen_attn calls the same kernel, but has no dropout.
+    outputs = torch.ops.aten._flash_attention_forward(
+        q_TAD,
+        k_TAD,
+        v_TAD,
+        inputs.cu_seqlens,
+        inputs.cu_seqlens,
+        inputs.max_seqlen,
+        inputs.max_seqlen,
+        dropout_p,
+        is_causal,
+        return_debug_mask=False,
     )
+    context_TAD: Tensor = outputs[0]
     return context_TAD
 
 
 def choose_backend(backend: str, device: torch.device, dtype: torch.dtype) -> str:
-    """The back end that will run: what "auto" stands for, or `backend` itself, if it can."""
+    """Returns the back end that will run: "padded" or "flash".
+
+    Args:
+        backend: "auto", "padded" or "flash".
+        device: The device of the tensors.
+        dtype: The type of queries, keys and values.
+
+    Raises:
+        ValueError: `backend` is "flash", which cannot run on this device with this type.
+    """
     has_flash = (
         device.type == "cuda"
         and dtype in (torch.float16, torch.bfloat16)
@@ -54,6 +83,7 @@ def choose_backend(backend: str, device: torch.device, dtype: torch.dtype) -> st
 def _padded_attention(
     qkv_TAD: tuple[Tensor, ...], layout: PaddedLayout, dropout_p: float, is_causal: bool
 ) -> Tensor:
+    """Returns `attention` [T, A, D], computed over padded rows of similar lengths together."""
     buffer_PAD = qkv_TAD[0].new_zeros(layout.num_positions, *qkv_TAD[0].shape[1:])
     qkv_PAD = [buffer_PAD.index_copy(0, layout.positions, x_TAD) for x_TAD in qkv_TAD]
     contexts = []
@@ -62,7 +92,7 @@ def _padded_attention(
             x_PAD[start:][: rows * length].view(rows, length, *x_PAD.shape[1:]).transpose(1, 2)
             for x_PAD in qkv_PAD
         )
-        # Padding comes last in a row, where no real token looks when none looks ahead.
+        # Padding is at the end of a row. If no token looks ahead, no real one sees it.
         mask = None if is_causal else key_mask
         attend = F.scaled_dot_product_attention
         context_BASD = attend(q_BASD, k_BASD, v_BASD, mask, dropout_p, is_causal)

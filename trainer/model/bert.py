@@ -1,9 +1,13 @@
-"""BERT over packed tokens with its pretraining heads: no padding but, at times, in attention.
+"""Defines BERT over packed tokens, with its pretraining heads.
 
-B sequences, T tokens, H hidden, A heads, D head size, V vocabulary, M masked positions.
-Sources: BERT paper, section 3 and appendix A.2; google-research/bert modeling.py. Residual sums are
-normalised after each sub-layer (post-LN), GELU is the exact one (erf), positions are learned, the
-decoder is tied. With `pre_norm` sums are normalised once, at the end (Xiong et al. 2020).
+There is no padding but, with one back end, in attention. Residual sums are normalised after each
+sub-layer (post-LN), GELU is the exact one (erf), positions are learned, and the decoder is tied to
+the word embeddings. With `pre_norm`, inputs of sub-layers are normalised instead, and the sum once,
+at the end (Xiong et al. 2020). Sources: BERT paper, section 3 and appendix A.2;
+google-research/bert modeling.py.
+
+B sequences, T tokens, H hidden, A heads, D head size, C feed-forward width, V vocabulary, M masked
+positions.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,7 +26,7 @@ from trainer.model.packed_inputs import PackedInputs
 
 
 class Embeddings(nn.Module):
-    """Sum of word, position and token type embeddings, normalised unless the layers do it first."""
+    """Adds word, position and token type embeddings, and normalises the sum unless `pre_norm`."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -35,8 +39,8 @@ class Embeddings(nn.Module):
     def forward(
         self, input_ids_T: Tensor, token_type_ids_T: Tensor, position_ids_T: Tensor
     ) -> Tensor:
-        """Embeddings [T, H]."""
-        # Hugging Face adds in this order; another one differs in the last bit.
+        """Returns embeddings [T, H] of ids and positions, which are integers [T]."""
+        # The order in which transformers adds: another order differs in the last bit.
         embedded_TH = self.word(input_ids_T) + self.token_type(token_type_ids_T)
         embedded_TH = embedded_TH + self.position(position_ids_T)
         hidden_TH: Tensor = self.dropout(self.norm(embedded_TH))
@@ -44,7 +48,10 @@ class Embeddings(nn.Module):
 
 
 class Layer(nn.Module):
-    """Self-attention, then feed-forward; q, k, v are apart, as LAMB has a ratio a parameter."""
+    """One layer of the encoder: self-attention, then a feed-forward network.
+
+    Query, key and value are separate parameters, because LAMB has one trust ratio per parameter.
+    """
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -66,7 +73,13 @@ class Layer(nn.Module):
     def forward(
         self, hidden_TH: Tensor, inputs: PackedInputs, positions_M: Tensor | None = None
     ) -> Tensor:
-        """Returns hidden states [T, H] after this layer, or [M, H] at `positions_M` alone."""
+        """Returns the hidden states after this layer, [T, H] or [M, H].
+
+        Args:
+            hidden_TH: Hidden states before this layer.
+            inputs: The packed sequences.
+            positions_M: Tokens to return, as indices into T, int64; None returns all.
+        """
         q_TAD, k_TAD, v_TAD = self.project(hidden_TH)
         dropout_p = self.attention_dropout if self.training else 0.0
         context_TAD = attention(
@@ -78,7 +91,7 @@ class Layer(nn.Module):
         return self.finish(hidden_MH, context_TAD.index_select(0, positions_M))
 
     def project(self, hidden_TH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values [T, A, D]: what comes before attention."""
+        """Returns queries, keys and values [T, A, D]: the part of the layer before attention."""
         inputs_TH = self.attention_norm(hidden_TH) if self.pre_norm else hidden_TH
         q_TAD, k_TAD, v_TAD = (
             projection(inputs_TH).unflatten(-1, (self.num_heads, -1))
@@ -87,7 +100,12 @@ class Layer(nn.Module):
         return q_TAD, k_TAD, v_TAD
 
     def finish(self, hidden_TH: Tensor, context_TAD: Tensor) -> Tensor:
-        """Hidden states [T, H] after this layer: what comes after attention."""
+        """Returns hidden states [T, H] after this layer: the part of the layer after attention.
+
+        Args:
+            hidden_TH: Hidden states before this layer.
+            context_TAD: The result of attention.
+        """
         hidden_TH = self.dropout(self.attention_output(context_TAD.flatten(-2))) + hidden_TH
         if not self.pre_norm:
             hidden_TH = self.attention_norm(hidden_TH)
@@ -98,10 +116,21 @@ class Layer(nn.Module):
 
 
 class BertModel(nn.Module):
-    """The encoder with its pooler; `recompute_layers` keeps only each layer's input in training."""
+    """The encoder with its pooler.
+
+    Attributes:
+        recompute_layers: Whether training keeps only each layer's input, and computes the layer
+            again in the backward pass. It saves memory.
+    """
 
     def __init__(self, config: BertConfig, has_pooler: bool = True) -> None:
-        """Without the pooler only encode() may be called, as heads that read every token do."""
+        """Makes the modules.
+
+        Args:
+            config: The model's sizes.
+            has_pooler: Whether there is a pooler. Without it `forward` must not be called; heads
+                that read every token call `encode`.
+        """
         super().__init__()
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
@@ -111,13 +140,13 @@ class BertModel(nn.Module):
         self.pooler = nn.Linear(size, size) if has_pooler else nn.Identity()
 
     def forward(self, inputs: PackedInputs) -> tuple[Tensor, Tensor]:
-        """Hidden states [T, H] of the last layer and pooled [B, H] of each first token."""
+        """Returns hidden states [T, H] of the last layer, and pooled [B, H] first tokens."""
         hidden_TH = self.encode(inputs)
         first_BH = hidden_TH.index_select(0, inputs.cu_seqlens[:-1])
         return hidden_TH, torch.tanh(self.pooler(first_BH))
 
     def encode(self, inputs: PackedInputs) -> Tensor:
-        """Hidden states [T, H] of the last layer, for tasks that need no pooler."""
+        """Returns hidden states [T, H] of the last layer, without the pooler."""
         hidden_TH: Tensor = self._embed(inputs)
         for layer in self.layers:
             if self.recompute_layers and torch.is_grad_enabled():
@@ -128,10 +157,14 @@ class BertModel(nn.Module):
         return normalised_TH
 
     def encode_at(self, inputs: PackedInputs, positions_M: Tensor) -> Tensor:
-        """Returns hidden states [M, H] of the last layer at some positions (int64 [M]).
+        """Returns hidden states [M, H] of the last layer at some tokens.
 
-        They equal those of `encode`. The last layer computes these positions alone. If one token of
-        a sentence is predicted, that saves most of its work.
+        They equal those of `encode`, but the last layer computes these tokens only. If one token
+        of a sentence is predicted, that saves most of the layer's work.
+
+        Args:
+            inputs: The packed sequences.
+            positions_M: The tokens, as indices into T, int64.
         """
         hidden_TH = self._embed(inputs)
         for layer in self.layers[:-1]:
@@ -140,7 +173,10 @@ class BertModel(nn.Module):
         return hidden_MH
 
     def hidden_states(self, inputs: PackedInputs) -> list[Tensor]:
-        """[T, H] of the embeddings and of every layer, as transformers' `output_hidden_states`."""
+        """Returns the embeddings and the hidden states after every layer, each [T, H].
+
+        These are num_layers + 1 tensors, as of transformers' `output_hidden_states`.
+        """
         states_TH = [self._embed(inputs)]
         for layer in self.layers:
             states_TH.append(layer(states_TH[-1], inputs))
@@ -148,13 +184,15 @@ class BertModel(nn.Module):
         return states_TH
 
     def _embed(self, inputs: PackedInputs) -> Tensor:
-        ids = inputs.input_ids, inputs.token_type_ids, inputs.position_ids
-        embedded_TH: Tensor = self.embeddings(*ids)
+        """Returns the embeddings [T, H] of packed sequences."""
+        embedded_TH: Tensor = self.embeddings(
+            inputs.input_ids, inputs.token_type_ids, inputs.position_ids
+        )
         return embedded_TH
 
 
 class MaskedLmHead(nn.Module):
-    """Predicts masked tokens (BERT paper, section 3.1); the decoder is the word embedding."""
+    """Predicts masked tokens (BERT paper, section 3.1); its decoder is the word embedding."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -163,17 +201,22 @@ class MaskedLmHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def forward(self, hidden_MH: Tensor, word_embeddings_VH: Tensor) -> Tensor:
-        """Logits [M, V] of the hidden states of masked positions."""
+        """Returns logits [M, V] of masked tokens.
+
+        Args:
+            hidden_MH: Hidden states of the masked tokens.
+            word_embeddings_VH: The embeddings of the vocabulary.
+        """
         features_MH = self.norm(F.gelu(self.transform(hidden_MH)))
         return F.linear(features_MH, word_embeddings_VH, self.bias)
 
     def sums(self, logits_MV: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
-        """`masked_lm_sums` of its logits, for which compile_model puts a graph."""
+        """Returns `masked_lm_sums`; a method, so that `compile_model` can replace it."""
         return masked_lm_sums(logits_MV, labels_M)
 
 
 class BertForPreTraining(nn.Module):
-    """BERT with the masked language model and next sentence heads; made by build_model()."""
+    """BERT with its masked language model and next sentence heads; `build_model` makes one."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -183,10 +226,18 @@ class BertForPreTraining(nn.Module):
         self.nsp_head = nn.Linear(config.hidden_size, 2)
 
     def forward(self, inputs: PackedInputs, masked_positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits of both tasks: MLM [M, V] of the masked positions into T (int64 [M]), NSP [B, 2].
+        """Returns the logits of both tasks.
 
-        Class 1 of NSP means that B is random. Empty logits are connected to every parameter: ZeRO-2
-        needs as many backward passes on every rank. ZeRO-3's hooks look into plain tuples only.
+        Logits of empty inputs still depend on every parameter, because ZeRO-2 needs the same number
+        of backward passes on every rank. The result is a plain tuple, because ZeRO-3's hooks look
+        into no other container.
+
+        Args:
+            inputs: The packed sequences.
+            masked_positions: The masked tokens, as indices into T, int64 [M].
+
+        Returns:
+            Logits of the masked tokens [M, V], and of "B is random" [B, 2], where class 1 is yes.
         """
         hidden_TH, pooled_BH = self.bert(inputs)
         masked_MH = hidden_TH.index_select(0, masked_positions)
@@ -194,18 +245,33 @@ class BertForPreTraining(nn.Module):
 
 
 def masked_lm_sums(logits_MV: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum of -log p(label) in float32, and of how often the label is the most likely token."""
+    """Returns the sum of -log p(label), and how often the label is the most likely token.
+
+    Args:
+        logits_MV: Logits of the masked tokens.
+        labels_M: The original tokens, int64.
+
+    Returns:
+        Two scalar tensors: float32, in nats, and int64.
+    """
     nll = F.cross_entropy(logits_MV.float(), labels_M, reduction="sum")
     return nll, (logits_MV.argmax(dim=-1) == labels_M).sum()
 
 
 class PretrainingSums(NamedTuple):
-    """Sums over one micro-batch, scalars on the device; the loop divides them by global counts."""
+    """Sums over one micro-batch, as scalars on the device; the loop divides them by global counts.
 
-    mlm_nll: Tensor  # float32, differentiable: of -log p(label) over masked positions, nats
-    nsp_nll: Tensor  # float32, differentiable: of -log p(is_random_next) over sequences, nats
-    num_mlm_correct: Tensor  # int64: masked positions whose most likely token is the label
-    num_nsp_correct: Tensor  # int64: sequences whose pair was judged right
+    Attributes:
+        mlm_nll: Sum of -log p(label) over masked tokens, in nats, float32, differentiable.
+        nsp_nll: Sum of -log p(is_random_next) over sequences, in nats, float32, differentiable.
+        num_mlm_correct: Masked tokens whose label is the most likely token, int64.
+        num_nsp_correct: Sequences for which the more likely answer is right, int64.
+    """
+
+    mlm_nll: Tensor
+    nsp_nll: Tensor
+    num_mlm_correct: Tensor
+    num_nsp_correct: Tensor
 
 
 def pretraining_sums(
@@ -215,9 +281,16 @@ def pretraining_sums(
     is_random_next_B: Tensor,
     mlm_sums: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = masked_lm_sums,
 ) -> PretrainingSums:
-    """Loss sums and hits of both tasks, in float32 whatever the logits are (docs/parity.md 2.6).
+    """Returns the sums of losses and of right answers of both tasks (docs/parity.md 2.6).
 
-    Labels are int64; class 1 means a random next sentence. A compiled head has its own `mlm_sums`.
+    Losses are computed in float32, whatever the type of the logits.
+
+    Args:
+        mlm_logits_MV: Logits of the masked tokens.
+        nsp_logits_B2: Logits of "B is random".
+        masked_labels_M: The original tokens, int64.
+        is_random_next_B: 1 if B is random, else 0, int64.
+        mlm_sums: Computes the sums of masked tokens, such as the method of a compiled head.
     """
     mlm_nll, num_mlm_correct = mlm_sums(mlm_logits_MV, masked_labels_M)
     nsp_nll = F.cross_entropy(nsp_logits_B2.float(), is_random_next_B, reduction="sum")
@@ -226,17 +299,36 @@ def pretraining_sums(
 
 
 def _embedding(num_rows: int, hidden_size: int) -> nn.Embedding:
-    """One without initial weights, whose drawing on the meta device takes a second."""
+    """Returns an embedding with undefined weights.
+
+    torch would draw initial weights, which takes a second even on the meta device.
+    """
     weight = torch.empty(num_rows, hidden_size)
     return nn.Embedding(num_rows, hidden_size, _weight=weight, _freeze=False)
 
 
 def _layer_norm(config: BertConfig) -> nn.LayerNorm:
+    """Returns a LayerNorm over hidden states."""
     return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
 
 def build_model(config: BertConfig, seed: int) -> BertForPreTraining:
-    """The model with BERT's initial weights on the CPU, equal on every rank."""
+    """Returns a model with BERT's initial weights, on the CPU.
+
+    The weights depend on the seed and the names of parameters only, so they are the same on every
+    rank.
+
+    Example:
+        ```python
+        model = build_model(preset("tiny", vocab_size=30_522), seed=0)
+        inputs = pack_sequences([[101, 7592, 103, 102]], torch.device("cpu"))
+        mlm_logits, nsp_logits = model(inputs, torch.tensor([2]))  # [1, 30522] and [1, 2]
+        ```
+
+    Args:
+        config: The model's sizes.
+        seed: Seed of the initial weights.
+    """
     with torch.device("meta"):
         model = BertForPreTraining(config)
     model.to_empty(device="cpu")
@@ -246,14 +338,21 @@ def build_model(config: BertConfig, seed: int) -> BertForPreTraining:
 
 @torch.no_grad()
 def initialize_weights(module: nn.Module, initializer_range: float, seed: int) -> None:
-    """Draws matrices from a normal cut at two standard deviations (google-research/bert).
+    """Fills a module with initial weights, as google-research/bert does.
 
-    Generators are keyed by (seed, name): adding a head changes no other weight.
+    Matrices are drawn from a normal distribution cut at two standard deviations, biases are 0 and
+    the weights of LayerNorm are 1. Each matrix has a generator keyed by the seed and the matrix's
+    name, so another head changes no other weight.
+
+    Args:
+        module: The module to fill, in place.
+        initializer_range: The standard deviation.
+        seed: Seed of the weights.
     """
-    norms = {name for name, each in module.named_modules() if isinstance(each, nn.LayerNorm)}
+    norms = {name for name, child in module.named_modules() if isinstance(child, nn.LayerNorm)}
     for name, parameter in module.named_parameters():
         if parameter.ndim > 1:
-            # torch takes any 64-bit seed; one bit less keeps it positive on every path.
+            # torch takes any 64-bit seed. One of 63 bits is positive wherever it is read as signed.
             key = seed_of(f"{seed}/weights/{name}", num_bytes=8) >> 1
             generator = torch.Generator().manual_seed(key)
             _fill_truncated_normal(parameter, initializer_range, generator)
@@ -263,7 +362,11 @@ def initialize_weights(module: nn.Module, initializer_range: float, seed: int) -
 
 
 def _fill_truncated_normal(parameter: Tensor, std: float, generator: torch.Generator) -> None:
-    """Draws outliers again, as TensorFlow does; nn.init.trunc_normal_ takes five times as long."""
+    """Fills a tensor from a normal distribution cut at two standard deviations.
+
+    Values outside are drawn again, as TensorFlow does. nn.init.trunc_normal_ takes five times as
+    long.
+    """
     values = parameter.view(-1).normal_(std=std, generator=generator)
     outliers = torch.nonzero(values.abs() > 2 * std).flatten()
     while len(outliers):
@@ -273,10 +376,11 @@ def _fill_truncated_normal(parameter: Tensor, std: float, generator: torch.Gener
 
 
 def compile_model(model: BertForPreTraining) -> None:
-    """Compiles the model's training passes, in place; those of fewer than 2 tokens stay eager.
+    """Compiles five methods of a model for training, in place.
 
-    Five functions are compiled, all but attention, whose layout depends on data. Token counts are
-    symbolic and layers share graphs, so a run compiles five times however lengths vary.
+    Attention is not compiled, because its layout depends on data. Numbers of tokens are symbolic,
+    and all layers share graphs, so a run compiles five times, however lengths vary. Evaluation and
+    inputs of fewer than 2 tokens stay eager.
     """
     _compile([model.bert.embeddings], Embeddings.forward)
     _compile(model.bert.layers, Layer.project)
@@ -286,10 +390,16 @@ def compile_model(model: BertForPreTraining) -> None:
 
 
 def _compile(modules: Iterable[nn.Module], method: Callable[..., Any]) -> None:
+    """Replaces a method of modules by its compiled form, for training passes.
+
+    Args:
+        modules: The modules, of one class.
+        method: The method, as a function of the class.
+    """
     compiled = torch.compile(method, dynamic=True)
 
     def call(module: nn.Module, *tensors: torch.Tensor) -> Any:
-        # 0 and 1 are never symbolic: each would be a graph of its own.
+        # torch never makes the sizes 0 and 1 symbolic: each would compile one more graph.
         is_worth_it = module.training and tensors[0].shape[0] > 1
         return (compiled if is_worth_it else method)(module, *tensors)
 

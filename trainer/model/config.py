@@ -1,4 +1,4 @@
-"""Sizes and constants of a BERT, the sizes Google released, and what its mathematics costs."""
+"""Holds the sizes of a BERT, the sizes that Google released, and counts what training costs."""
 
 import difflib
 import math
@@ -7,36 +7,52 @@ from typing import Any, Literal
 
 HEAD_SIZE = 64
 MOST_LAYERS = 1_024
-"""The most layers that are believed: a mistyped number would build modules for hours."""
+"""The most layers that a model may have: a mistyped number would build modules for hours."""
 ATTENTION_BACKENDS = ("auto", "padded", "flash")
 
 
 @dataclass(frozen=True)
 class BertConfig:
-    """An encoder with its pretraining heads; defaults are BERT-BASE (BERT paper, section 3)."""
+    """The sizes of a BERT with its pretraining heads.
+
+    Defaults are those of BERT-BASE (BERT paper, section 3).
+
+    Example:
+        ```python
+        BertConfig(vocab_size=30_522, hidden_size=512, num_layers=8, num_heads=8,
+                   intermediate_size=2_048)
+        preset("medium", vocab_size=30_522)  # the same
+        ```
+    """
 
     vocab_size: int = 30_522
+    """Number of entries of the vocabulary."""
     hidden_size: int = 768
+    """Width of hidden states; a multiple of num_heads."""
     num_layers: int = 12
+    """Number of layers of the encoder."""
     num_heads: int = 12
+    """Number of attention heads of each layer."""
     intermediate_size: int = 3_072
     """Width of the feed-forward layer; 4 * hidden_size in every released size."""
     max_position_embeddings: int = 512
-    """The longest sequence, in tokens, the model can read."""
+    """The longest sequence, in tokens, that the model can read."""
     type_vocab_size: int = 2
+    """Number of token types: segments A and B."""
     hidden_dropout: float = 0.1
     """Dropout after the embeddings and after each sub-layer, before the residual sum."""
     attention_dropout: float = 0.1
     """Dropout on the attention probabilities."""
     layer_norm_eps: float = 1e-12
+    """Number that LayerNorm adds to the variance."""
     initializer_range: float = 0.02
     """Standard deviation of the truncated normal the weight matrices start from."""
     pre_norm: bool = False
     """Whether LayerNorm is before each sub-layer and after the last, as in MegatronBert."""
     is_causal: bool = False
-    """Whether a token attends to itself and those before it only, as in left-to-right models."""
+    """Whether a token attends only to itself and to earlier tokens, as in left-to-right models."""
     attention_backend: str = "auto"
-    """One of ATTENTION_BACKENDS. It changes speed, not what the model is."""
+    """One of ATTENTION_BACKENDS: "auto", "padded" or "flash". It changes speed only."""
 
     def __post_init__(self) -> None:
         for name, kind in BertConfig.__annotations__.items():
@@ -52,7 +68,8 @@ class BertConfig:
                 f"choose num_heads that divides it (BERT has hidden_size / {HEAD_SIZE} heads)"
             )
         for name in ("hidden_dropout", "attention_dropout"):
-            if not 0.0 <= (share := getattr(self, name)) < 1.0:
+            share = getattr(self, name)
+            if not 0.0 <= share < 1.0:
                 raise ValueError(f"model setting {name} is {share}; a dropout is in [0, 1)")
         self._check(("layer_norm_eps", "initializer_range"), "positive", math.ulp(0.0))
         if self.attention_backend not in ATTENTION_BACKENDS:
@@ -62,6 +79,7 @@ class BertConfig:
             )
 
     def _check(self, names: tuple[str, ...], kind: str, least: float) -> None:
+        """Raises a ValueError that asks for a `kind` if a field is below `least` or not finite."""
         for name in names:
             value = getattr(self, name)
             if not least <= value < math.inf:
@@ -70,7 +88,7 @@ class BertConfig:
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """Which BERT is trained.
+    """The settings that choose which BERT is trained.
 
     Attributes:
         preset: A released size of BERT.
@@ -94,7 +112,23 @@ PRESETS = {
 
 
 def preset(name: str, **overrides: Any) -> BertConfig:
-    """One of Google's sizes, with overrides; heads and feed-forward follow the hidden size."""
+    """Returns one of Google's released sizes of BERT, with some fields changed.
+
+    Unless overridden, num_heads is hidden_size / 64 and intermediate_size is 4 * hidden_size.
+
+    Example:
+        ```python
+        preset("base")
+        preset("tiny", vocab_size=8_000, max_position_embeddings=128)
+        ```
+
+    Args:
+        name: "tiny", "mini", "small", "medium", "base" or "large".
+        **overrides: Fields of `BertConfig` by name.
+
+    Raises:
+        ValueError: There is no such size or field, or a value does not fit.
+    """
     if name not in PRESETS:
         raise ValueError(f"model preset {name!r} is unknown; choose one of {', '.join(PRESETS)}")
     _check_overrides(overrides)
@@ -105,17 +139,20 @@ def preset(name: str, **overrides: Any) -> BertConfig:
 
 
 def _check_overrides(overrides: dict[str, Any]) -> None:
+    """Raises a ValueError if a name is no field of BertConfig, or a value has the wrong type."""
     fields = BertConfig.__annotations__
     for name, value in sorted(overrides.items()):
         if name not in fields:
-            near = [f"did you mean {each}?" for each in difflib.get_close_matches(name, fields)]
-            hint = near[0] if near else f"the settings are {', '.join(fields)}"
+            similar = difflib.get_close_matches(name, fields)
+            hint = f"the settings are {', '.join(fields)}"
+            if similar:
+                hint = f"did you mean {similar[0]}?"
             raise ValueError(f"model setting {name} is unknown; {hint}")
         _check_type(name, value, fields[name])
 
 
 def _check_type(name: str, value: Any, kind: type) -> None:
-    """Refuses a value of another type. A whole number is accepted for a float."""
+    """Raises a ValueError if a value is not of a type; a whole number is accepted for a float."""
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     takes = (int, float) if kind is float else kind
     if not isinstance(value, takes) or (isinstance(value, bool) and kind is not bool):
@@ -125,7 +162,13 @@ def _check_type(name: str, value: Any, kind: type) -> None:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Real tokens, their squares (for attention), masked positions: means or sums."""
+    """How long instances are: means over instances, or sums over a batch of them.
+
+    Attributes:
+        tokens: Number of tokens without padding.
+        squared_tokens: Square of the number of tokens of an instance, as attention costs.
+        masked: Number of masked tokens.
+    """
 
     tokens: float
     squared_tokens: float
@@ -133,12 +176,18 @@ class Lengths:
 
 
 def training_flops(config: BertConfig, lengths: Lengths) -> float:
-    """Operations of training on an instance or batch, where a multiply-add of a product is two.
+    """Returns the floating-point operations of training on an instance or a batch.
 
-    NVIDIA and the PaLM paper (appendix B) count so. Only real tokens count, and recomputing does
-    not.
+    As NVIDIA and the PaLM paper (appendix B) count, a multiply-add of a matrix product is two
+    operations. Padding and recomputed layers do not count.
+
+    Args:
+        config: The model's sizes.
+        lengths: Lengths of the instance, or sums over the batch.
     """
-    h, f, layers = config.hidden_size, config.intermediate_size, config.num_layers
+    h = config.hidden_size
+    f = config.intermediate_size
+    layers = config.num_layers
     dense = lengths.tokens * 2 * layers * (4 * h * h + 2 * h * f)
     attention = 4 * layers * h * lengths.squared_tokens
     head = lengths.masked * (2 * h * h + 2 * h * config.vocab_size)
@@ -147,12 +196,14 @@ def training_flops(config: BertConfig, lengths: Lengths) -> float:
 
 
 def num_parameters(config: BertConfig) -> int:
-    """Parameters of the model with both pretraining heads, tied ones once."""
-    h, f = config.hidden_size, config.intermediate_size
+    """Returns the number of parameters with both pretraining heads; tied ones count once."""
+    h = config.hidden_size
+    f = config.intermediate_size
     norm = 2 * h
     rows = config.vocab_size + config.max_position_embeddings + config.type_vocab_size
     embeddings = rows * h + norm
     layer = 4 * (h * h + h) + norm + (h * f + f) + (f * h + h) + norm
-    pooler, nsp_head = h * h + h, 2 * h + 2
+    pooler = h * h + h
+    nsp_head = 2 * h + 2
     mlm_head = h * h + h + norm + config.vocab_size
     return embeddings + config.num_layers * layer + pooler + mlm_head + nsp_head

@@ -1,4 +1,7 @@
-"""What models read: B sequences of T tokens without padding, or in P places of padded rows."""
+"""Holds the packed sequences that models read, and lays them out as padded rows for attention.
+
+B sequences, T tokens in all, P positions of the flat buffer of padded rows.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,36 +14,55 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-# Rows are padded to a multiple of this, and rows of one length run together. With lengths uniform
-# in 10..512 attention takes a third of the time of one group.
 ROW_STEP = 32
+"""Rows are padded to a multiple of this, and attention takes rows of one length together.
+
+With lengths uniform in 10..512 this takes a third of the time of padding all rows to the longest.
+"""
 
 
 class PaddedGroup(NamedTuple):
-    """Rows of one padded length, neighbours in the padded buffer."""
+    """Rows of one padded length, which are neighbours in the padded buffer.
+
+    Attributes:
+        start: Where the first row begins in the buffer.
+        num_rows: Number of rows.
+        row_length: Length of every row, padding included.
+        key_mask: False at padding, bool [num_rows, 1, 1, row_length]; None if there is no padding.
+    """
 
     start: int
     num_rows: int
     row_length: int
     key_mask: Tensor | None
-    """bool [num_rows, 1, 1, row_length], False at padding; None when no row has any."""
 
 
 class PaddedLayout(NamedTuple):
-    """Where each packed token sits in a flat buffer [P] of padded rows, shorter rows first."""
+    """Where packed tokens are in a flat buffer of padded rows, with shorter rows first.
+
+    Attributes:
+        positions: Position of each token in the buffer, int64 [T].
+        num_positions: The size P of the buffer.
+        groups: The rows, in groups of one length.
+    """
 
     positions: Tensor
-    """int64 [T], into P."""
     num_positions: int
     groups: list[PaddedGroup]
 
 
 @dataclass(frozen=True)
 class PackedInputs:
-    """Sequences one after another; without any, B = T = 0. Batches add to it what is predicted.
+    """Sequences of tokens, one after another without padding.
 
-    Ids are [T] integers: token_type_ids 0 in [CLS] A [SEP] and 1 in B [SEP], position_ids counted
-    inside each sequence. Sequence b begins at cu_seqlens[b] (int32); max_seqlen is any bound.
+    There may be none: then B = T = 0.
+
+    Attributes:
+        input_ids: Token ids, integers [T].
+        token_type_ids: 0 in [CLS] A [SEP] and 1 in B [SEP], integers [T].
+        position_ids: Place of each token in its sequence, integers [T].
+        cu_seqlens: Where each sequence begins, and where the last one ends, int32 [B+1].
+        max_seqlen: Number of tokens of the longest sequence, or any larger number.
     """
 
     input_ids: Tensor
@@ -51,17 +73,27 @@ class PackedInputs:
 
     @cached_property
     def padded(self) -> PaddedLayout:
-        """The padded layout, computed when the first layer asks."""
+        """The layout as padded rows, computed when the first layer asks for it."""
         return padded_layout(self.cu_seqlens)
 
 
 def padded_layout(cu_seqlens: Tensor, row_step: int = ROW_STEP) -> PaddedLayout:
-    """Sequences as padded rows, grouped by length; on a GPU the host waits for it once."""
-    device, starts_B1 = cu_seqlens.device, cu_seqlens.cpu().long()
+    """Returns the layout of sequences as padded rows, grouped by length.
+
+    On a GPU the host has to wait for `cu_seqlens` once.
+
+    Args:
+        cu_seqlens: Where each sequence begins, and where the last one ends, [B+1].
+        row_step: Rows are padded to a multiple of this, but not beyond the longest sequence.
+    """
+    device = cu_seqlens.device
+    starts_B1 = cu_seqlens.cpu().long()
     lengths_B = starts_B1.diff()
     rounded_B = (lengths_B + row_step - 1) // row_step * row_step
     row_lengths = rounded_B.clamp(max=int(lengths_B.max())).tolist()
-    row_starts_B, groups, start = torch.empty_like(lengths_B), [], 0
+    row_starts_B = torch.empty_like(lengths_B)
+    groups = []
+    start = 0
     by_length = sorted(range(len(row_lengths)), key=row_lengths.__getitem__)
     for row_length, members in groupby(by_length, row_lengths.__getitem__):
         rows = torch.tensor(list(members))
@@ -79,9 +111,22 @@ def pack_sequences(
     device: torch.device,
     segment_a_lengths: Sequence[int] | None = None,
 ) -> PackedInputs:
-    """int32 inputs of ids with [CLS] and [SEP], and of the tokens of [CLS] A [SEP] in each."""
-    rows = [np.asarray(each, np.int32) for each in sequences]
-    lengths = np.array([len(each) for each in rows], np.int64)
+    """Returns encoded texts as the packed inputs of a model, int32.
+
+    Example:
+        ```python
+        ids = [[101, 7592, 102], [101, 2088, 999, 102]]
+        hidden, pooled = model.bert(pack_sequences(ids, torch.device("cpu")))  # [7, H] and [2, H]
+        ```
+
+    Args:
+        sequences: The ids of each text or pair, [CLS] and [SEP] included.
+        device: The device of the model.
+        segment_a_lengths: For each pair the number of tokens of [CLS] A [SEP]; None if every
+            sequence is one segment.
+    """
+    rows = [np.asarray(sequence, np.int32) for sequence in sequences]
+    lengths = np.array([len(row) for row in rows], np.int64)
     ends = np.cumsum(lengths)
     positions_T = np.arange(lengths.sum()) - np.repeat(ends - lengths, lengths)
     in_a = lengths if segment_a_lengths is None else segment_a_lengths

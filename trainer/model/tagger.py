@@ -1,6 +1,6 @@
-"""A BiLSTM over fixed vectors of words, with a tag classifier: BERT paper, section 5.3.
+"""Tags words by a BiLSTM over fixed vectors of the words (BERT paper, section 5.3).
 
-T words of B sentences one after another, F width of a vector, L tags.
+T words of B sentences, one sentence after another; F width of a vector, L tags.
 """
 
 import numpy as np
@@ -14,40 +14,62 @@ from trainer.model.task_heads import Head
 
 
 class VectorStore:
-    """Vectors of words in several arrays, by one row number."""
+    """The vectors of words in several arrays, numbered through all of them."""
 
     def __init__(self) -> None:
         self._arrays: list[NDArray[np.float32]] = []
         self._starts = [0]
 
     def add(self, vectors: NDArray[np.float32]) -> int:
-        """Appends an array [rows, F]; the number of its first row."""
+        """Appends an array [rows, F], and returns the number of its first row."""
         self._arrays.append(vectors)
         self._starts.append(self._starts[-1] + len(vectors))
         return self._starts[-2]
 
     def take(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """[T, F]: the vectors of these rows."""
-        places = zip(np.searchsorted(self._starts, rows, side="right") - 1, rows, strict=True)
-        return np.stack([self._arrays[n][row - self._starts[n]] for n, row in places])
+        """Returns the vectors [T, F] of rows, given by their numbers [T]."""
+        array_numbers = np.searchsorted(self._starts, rows, side="right") - 1
+        return np.stack(
+            [
+                self._arrays[number][row - self._starts[number]]
+                for number, row in zip(array_numbers, rows, strict=True)
+            ]
+        )
 
 
 class BiLstmTagger(nn.Module):
-    """Tags of words from vectors that nothing changes; made by build_tagger()."""
+    """Predicts the tags of words from their fixed vectors; `build_tagger` makes one."""
 
     def __init__(
         self, store: VectorStore, width: int, hidden_size: int, num_layers: int, head: Head
     ) -> None:
+        """Makes the modules.
+
+        Args:
+            store: The vectors of the words, which training does not change.
+            width: Width F of a vector.
+            hidden_size: Width of each direction of the LSTM.
+            num_layers: Number of layers of the LSTM.
+            head: The tags, and the dropout before the classifier.
+        """
         super().__init__()
-        self.head, self.store = head, store
+        self.head = head
+        self.store = store
         dropout = 0.1 if head.dropout is None else head.dropout
+        # Dropout between the layers of the LSTM; torch warns if there is only one.
         between = dropout if num_layers > 1 else 0.0
         self.lstm = nn.LSTM(width, hidden_size, num_layers, bidirectional=True, dropout=between)
         self.dropout = nn.Dropout(dropout)
         self.task_head = nn.Linear(2 * hidden_size, head.num_outputs)
 
     def forward(self, inputs: PackedInputs) -> Tensor:
-        """Logits [T, L] of words, whose input_ids are rows of the store; connected where T = 0."""
+        """Returns the logits [T, L] of words.
+
+        Logits of no words still depend on every parameter, because ZeRO needs a backward pass.
+
+        Args:
+            inputs: The sentences; `input_ids` are row numbers of the store.
+        """
         weight = self.task_head.weight
         if not len(inputs.input_ids):
             zero = torch.stack([parameter.sum() for parameter in self.parameters()]).sum() * 0.0
@@ -63,7 +85,16 @@ class BiLstmTagger(nn.Module):
 def build_tagger(
     store: VectorStore, width: int, hidden_size: int, num_layers: int, head: Head, seed: int
 ) -> BiLstmTagger:
-    """A tagger on the CPU with weights drawn from the seed; the global generator is untouched."""
+    """Returns a tagger with initial weights, on the CPU.
+
+    Args:
+        store: The vectors of the words.
+        width: Width F of a vector.
+        hidden_size: Width of each direction of the LSTM.
+        num_layers: Number of layers of the LSTM.
+        head: The tags, and the dropout before the classifier.
+        seed: Seed of the weights. torch's global generator is not changed.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return BiLstmTagger(store, width, hidden_size, num_layers, head)

@@ -1,4 +1,4 @@
-"""The heads of fine-tuning and the sums their losses are made of (BERT paper, section 4).
+"""Defines the heads of fine-tuning, and sums their losses (BERT paper, section 4).
 
 B sequences, T packed tokens, H hidden, I items, L outputs of the head, N logits, G groups.
 
@@ -6,8 +6,8 @@ B sequences, T packed tokens, H hidden, I items, L outputs of the head, N logits
 | -------------- | ------ | --------------------- | ------------------------------ | ------------- |
 | classification | [B, L] | a sequence            | one class                      | -log p        |
 | regression     | [B, 1] | a sequence            | one number                     | squared error |
-| choice         | [B, 1] | choices of a question | which is right                 | -log p        |
-| tokens         | [T, L] | a sequence            | a class a token, or IGNORED    | -log p        |
+| choice         | [B, 1] | choices of a question | index of the right choice      | -log p        |
+| tokens         | [T, L] | a sequence            | a class per token, or IGNORED  | -log p        |
 | span           | [T, 2] | a sequence            | the answer's first, last token | mean of both  |
 
 Names, dropout and losses are those of transformers' classes, such as BertForQuestionAnswering.
@@ -26,7 +26,7 @@ from trainer.model.packed_inputs import PackedInputs
 
 HeadKind = Literal["classification", "regression", "choice", "tokens", "span"]
 IGNORED = -100
-"""Label of a token that no loss is made of."""
+"""Label of a token that has no loss."""
 
 _POOLED = ("classification", "regression", "choice")
 _NUM_OUTPUTS = {"regression": 1, "choice": 1, "span": 2}
@@ -34,7 +34,13 @@ _NUM_OUTPUTS = {"regression": 1, "choice": 1, "span": 2}
 
 @dataclass(frozen=True)
 class Head:
-    """A head: its kind, names of its classes, and the dropout before it (None: the encoder's)."""
+    """A head of fine-tuning.
+
+    Attributes:
+        kind: What the head predicts, as in the table above.
+        labels: Names of the classes, if it predicts classes.
+        dropout: Dropout before the head; None takes that of the encoder.
+    """
 
     kind: HeadKind
     labels: tuple[str, ...] = ()
@@ -42,17 +48,17 @@ class Head:
 
     @property
     def num_outputs(self) -> int:
-        """Logits a sequence, or a token."""
+        """Number of logits per sequence or per token."""
         return _NUM_OUTPUTS.get(self.kind) or len(self.labels)
 
     @property
     def reads_pooled(self) -> bool:
-        """Whether it reads the pooled first token and not every token."""
+        """Whether the head reads the pooled first token, and not every token."""
         return self.kind in _POOLED
 
 
 class BertForTask(nn.Module):
-    """BERT with one head over packed tokens; made by build_task_model()."""
+    """BERT with one head over packed tokens; `build_task_model` makes one."""
 
     def __init__(self, config: BertConfig, head: Head) -> None:
         super().__init__()
@@ -64,10 +70,11 @@ class BertForTask(nn.Module):
         self.task_head = nn.Linear(config.hidden_size, head.num_outputs)
 
     def forward(self, inputs: PackedInputs) -> Tensor:
-        """Logits [B, L], or [T, L] for heads that read every token."""
+        """Returns logits [B, L], or [T, L] for heads that read every token."""
         hidden_TH = self.bert.encode(inputs)
         if self.head.reads_pooled:
-            borders = inputs.cu_seqlens  # left to right the first token sees nothing but itself
+            borders = inputs.cu_seqlens
+            # In a left-to-right model the first token sees only itself, the last one sees all.
             pooled_B = borders[1:] - 1 if self.config.is_causal else borders[:-1]
             hidden_TH = torch.tanh(self.bert.pooler(hidden_TH.index_select(0, pooled_B)))
         logits: Tensor = self.task_head(self.dropout(hidden_TH))
@@ -75,7 +82,13 @@ class BertForTask(nn.Module):
 
 
 def build_task_model(config: BertConfig, head: Head, seed: int) -> BertForTask:
-    """A model with initial weights on the CPU, as trainer.model.bert.build_model makes one."""
+    """Returns a model with initial weights on the CPU, drawn as by `build_model`.
+
+    Args:
+        config: The model's sizes.
+        head: The head.
+        seed: Seed of the initial weights.
+    """
     with torch.device("meta"):
         model = BertForTask(config, head)
     model.to_empty(device="cpu")
@@ -86,10 +99,18 @@ def build_task_model(config: BertConfig, head: Head, seed: int) -> BertForTask:
 def task_loss_sum(
     head: Head, logits: Tensor, labels: Tensor, cu_seqlens: Tensor, item_starts: Tensor
 ) -> Tensor:
-    """Sum of an item's or token's losses over a micro-batch: a float32 scalar; 0 with no item.
+    """Returns the sum of the losses of a micro-batch, as a float32 scalar.
 
-    Labels are flat: [I] int64 or float32, [T] int64, or [2 I] int64 counted in each sequence.
-    `cu_seqlens` [B+1] are tokens of sequences, `item_starts` [I+1] sequences of items.
+    Without items it is 0, and still depends on the logits.
+
+    Args:
+        head: The head.
+        logits: The result of the model, of the shape in the table above.
+        labels: int64 [I] classes, or right choices of each question; float32 [I] numbers of a
+            regression; int64 [T] classes of tokens; or int64 [2 I] first and last tokens of
+            answers, counted in each sequence.
+        cu_seqlens: Where each sequence begins in the tokens, and where the last ends, [B+1].
+        item_starts: Where each item begins in the sequences, and where the last ends, [I+1].
     """
     if not len(labels):
         return logits.float().sum()
@@ -99,19 +120,31 @@ def task_loss_sum(
         return F.mse_loss(logits.float().squeeze(-1), labels, reduction="sum")
     if head.kind == "choice":
         return _grouped_nll(logits[:, 0], item_starts, labels)
-    both = zip(logits.unbind(1), labels.view(-1, 2).unbind(1), strict=True)  # first, last
-    return torch.stack([_grouped_nll(each, cu_seqlens, of) for each, of in both]).sum() / 2
+    first_logits, last_logits = logits.unbind(1)
+    first_labels, last_labels = labels.view(-1, 2).unbind(1)
+    first_nll = _grouped_nll(first_logits, cu_seqlens, first_labels)
+    last_nll = _grouped_nll(last_logits, cu_seqlens, last_labels)
+    return torch.stack([first_nll, last_nll]).sum() / 2
 
 
 def count_losses(head: Head, labels: Tensor) -> int:
-    """Losses in the sum that task_loss_sum() makes of these labels: what its mean is divided by."""
+    """Returns how many losses `task_loss_sum` adds for these labels.
+
+    The mean loss is the sum divided by this number.
+    """
     if head.kind == "tokens":
         return int((labels != IGNORED).sum())
     return len(labels) // 2 if head.kind == "span" else len(labels)
 
 
 def _grouped_nll(logits_N: Tensor, starts_G1: Tensor, labels_G: Tensor) -> Tensor:
-    """Sum over groups of neighbouring logits of -log softmax at the label in the group."""
+    """Returns the sum of -log softmax at the label, over G groups of neighbouring logits.
+
+    Args:
+        logits_N: The logits of all groups.
+        starts_G1: Where each group begins, and where the last one ends.
+        labels_G: For each group the index of the right logit in the group, int64.
+    """
     groups = torch.split(logits_N.float(), starts_G1.diff().tolist())
     padded_GN = nn.utils.rnn.pad_sequence(list(groups), batch_first=True, padding_value=-torch.inf)
     return F.cross_entropy(padded_GN, labels_G, reduction="sum")

@@ -1,1 +1,1 @@
-"""Optimizers over ZeRO's flat partitions, and learning rate schedules."""
+"""Optimizers that work on ZeRO's flat partitions, and schedules of learning rates."""

@@ -1,4 +1,4 @@
-"""AdamW as BERT uses it (google-research/bert `optimization.py`; Loshchilov and Hutter 2019)."""
+"""Updates weights by AdamW (Loshchilov and Hutter 2019; google-research/bert `optimization.py`)."""
 
 import math
 
@@ -9,17 +9,30 @@ from trainer.optim.sharded import ShardedOptimizer
 
 
 class AdamW(ShardedOptimizer):
-    """Adam with decoupled weight decay; Google's BERT leaves the bias correction out."""
+    """Adam with decoupled weight decay.
+
+    Google's BERT has no bias correction; `OptimizerSettings.bias_correction` turns it off.
+    """
 
     state_names = ("exp_avg", "exp_avg_sq")
 
     def _update(self, gradients: list[Tensor], divisor: Tensor | None) -> None:
-        rate: float = self.param_groups[0]["lr"]
-        everything = (self.views("fp32"), gradients, *map(self.views, self.state_names))
-        for decays, decay in ((True, self.settings.weight_decay), (False, 0.0)):
-            places = [i for i, fragment in enumerate(self.fragments) if fragment.decays == decays]
-            weights, grads, first, second = ([pieces[i] for i in places] for pieces in everything)
-            self._move(weights, grads, first, second, rate, decay, self.num_updates, divisor)
+        learning_rate: float = self.param_groups[0]["lr"]
+        weights = self.views("fp32")
+        first = self.views("exp_avg")
+        second = self.views("exp_avg_sq")
+        for decays, weight_decay in ((True, self.settings.weight_decay), (False, 0.0)):
+            chosen = [i for i, fragment in enumerate(self.fragments) if fragment.decays == decays]
+            self._move(
+                [weights[i] for i in chosen],
+                [gradients[i] for i in chosen],
+                [first[i] for i in chosen],
+                [second[i] for i in chosen],
+                learning_rate,
+                weight_decay,
+                self.num_updates,
+                divisor,
+            )
 
     def _move(
         self,
@@ -32,12 +45,23 @@ class AdamW(ShardedOptimizer):
         num_updates: int,
         divisor: Tensor | None,
     ) -> None:
-        """Moves means on, and weights by Adam's direction, in one kernel's pass; clips in place."""
+        """Updates both running means, and moves the weights, by one fused kernel.
+
+        Args:
+            weights: Tensors to move, in place.
+            gradients: Their gradients. Clipping divides them in place.
+            first: Their running means of gradients, updated in place.
+            second: Their running means of squared gradients, updated in place.
+            learning_rate: The learning rate.
+            weight_decay: Share of a weight that is subtracted, times the learning rate.
+            num_updates: Number of updates, this one included, for the bias correction.
+            divisor: Scalar tensor by which clipping divides the gradients; None means no clipping.
+        """
         if not weights:
             return
-        chosen = self.settings
-        # After infinitely many updates there is nothing to correct.
-        step = torch.full_like(weights[0][0], num_updates if chosen.bias_correction else math.inf)
+        settings = self.settings
+        # The correction divides by 1 - beta ** step, which is 1 for an infinite step.
+        step = torch.full_like(weights[0][0], num_updates if settings.bias_correction else math.inf)
         torch._fused_adamw_(
             weights,
             gradients,
@@ -46,10 +70,10 @@ class AdamW(ShardedOptimizer):
             [],
             [step] * len(weights),
             lr=learning_rate,
-            beta1=chosen.beta1,
-            beta2=chosen.beta2,
+            beta1=settings.beta1,
+            beta2=settings.beta2,
             weight_decay=weight_decay,
-            eps=chosen.eps,
+            eps=settings.eps,
             amsgrad=False,
             maximize=False,
             grad_scale=divisor,

@@ -1,4 +1,4 @@
-"""The optimizer that settings name, to pretrain and to fine-tune."""
+"""Builds the optimizer that settings name, for pretraining and fine-tuning."""
 
 from torch.nn import Module
 
@@ -12,5 +12,5 @@ OPTIMIZERS: dict[str, type[ShardedOptimizer]] = {"adamw": AdamW, "lamb": Lamb, "
 
 
 def build_optimizer(model: Module, chosen: OptimizerSettings) -> ShardedOptimizer:
-    """The optimizer of all parameters of a model."""
+    """Returns the optimizer of all parameters of a model that are not frozen."""
     return OPTIMIZERS[chosen.name](model.named_parameters(), chosen)

@@ -1,13 +1,15 @@
-"""LAMB (You et al. 2020, algorithm 2), with trust ratios of whole tensors, however split.
+"""Updates weights by LAMB (You et al. 2020, algorithm 2).
 
-As NVIDIA's BERT uses it: the gradient is clipped by its global norm first, both means are
-bias-corrected, tensors without weight decay (biases, LayerNorm) take Adam's step, and no ratio is
-clamped. `timm.optim.Lamb` does the same in one process with bias_correction, grad_averaging and
-max_grad_norm=1.0, and with trust_clip and always_adapt off.
+Trust ratios are those of whole tensors, however ZeRO splits them. The rest is as in NVIDIA's BERT:
+the gradient is first clipped by its global norm, both means are bias-corrected, tensors without
+weight decay (biases, LayerNorm) take Adam's step, and no ratio is clamped. `timm.optim.Lamb` does
+the same in one process with bias_correction, grad_averaging and max_grad_norm=1.0, and with
+trust_clip and always_adapt off.
 
-Norms of updates depend on what clips the gradient, which takes an all-reduce. So the update is
-worked out as if nothing were clipped, and its norms ride along with the gradient's. Where it is
-clipped after all, the guess is dropped and a second all-reduce adds up the right norms.
+The update depends on clipping, and clipping depends on the gradient's norm, which needs an
+all-reduce. The norms of the update need one too. To save the second, the update is computed as if
+nothing were clipped, and its norms are added up together with the gradient's. If the gradient is
+clipped after all, this guess is dropped, and a second all-reduce adds up the right norms.
 """
 
 from typing import Any, NamedTuple
@@ -19,40 +21,58 @@ from trainer.optim.adamw import AdamW
 
 
 class _Proposal(NamedTuple):
-    """An update not yet made: both means after it, and what is added to weights unscaled."""
+    """An update that has been computed but not made.
+
+    Attributes:
+        moments: The running means of gradients and of squared gradients after it, as one tensor per
+            fragment each.
+        updates: What it adds to the weights, but for learning rate and trust ratio; one tensor per
+            fragment.
+    """
 
     moments: tuple[list[Tensor], list[Tensor]]
     updates: list[Tensor]
 
 
 class Lamb(AdamW):
-    """Adam's direction with decay, scaled to the norm of each tensor that decays, if not zero."""
+    """Moves each tensor along Adam's direction with decay, by a step in proportion to its own norm.
+
+    The trust ratio is the norm of the weights over the norm of the update. It is 1 for tensors that
+    do not decay, and if one of the norms is 0.
+
+    Attributes:
+        trust_ratios_P: The trust ratios of the last update, fp32 [P].
+    """
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.trust_ratios_P = torch.ones(len(self.decays_P))
-        self._decays_P = self.decays_P  # where the norms are: a copy waits for the device
-        # With the squared norms [2, P] of weights and updates.
+        self._decays_P = self.decays_P  # moved once to the device of the norms
+        # The update without clipping, and the squared norms [2, P] of weights and of that update.
         self._guess: tuple[_Proposal, Tensor] | None = None
 
     def metrics(self) -> dict[str, float]:
-        """Smallest, middle and largest trust ratio among the tensors that decay."""
+        """Returns the least, median and largest trust ratio of the tensors that decay."""
         ratios = self.trust_ratios_P.cpu()[self.decays_P]  # one wait for a device
-        of_all = {"min": ratios.min(), "median": ratios.median(), "max": ratios.max()}
-        return {f"trust_ratio_{name}": float(ratio) for name, ratio in of_all.items()}
+        return {
+            "trust_ratio_min": float(ratios.min()),
+            "trust_ratio_median": float(ratios.median()),
+            "trust_ratio_max": float(ratios.max()),
+        }
 
     def _measure(self, gradients: list[Tensor]) -> Tensor:
         self._guess = None
         if not self.asks_other_ranks:
             return super()._measure(gradients)
-        first, second = ([each.clone() for each in self.views(name)] for name in self.state_names)
+        first, second = ([view.clone() for view in self.views(name)] for name in self.state_names)
         proposal = self._propose(first, second, gradients, self.num_updates + 1, None)
         norms = self.squared_norms(gradients, self.views("fp32"), proposal.updates)
         self._guess = proposal, norms[1:]
         return norms[0]
 
     def _update(self, gradients: list[Tensor], divisor: Tensor | None) -> None:
-        guess, self._guess = None if self.is_clipped else self._guess, None
+        guess = None if self.is_clipped else self._guess
+        self._guess = None
         weights = self.views("fp32")
         if guess is None:
             first, second = map(self.views, self.state_names)
@@ -78,16 +98,26 @@ class Lamb(AdamW):
         num_updates: int,
         divisor: Tensor | None,
     ) -> _Proposal:
-        """Moves the two running means on, and says what they would do to the weights."""
+        """Updates two running means in place, and returns the update that they give.
+
+        Args:
+            first: Running means of gradients, one tensor per fragment.
+            second: Running means of squared gradients, one tensor per fragment.
+            gradients: One tensor per fragment.
+            num_updates: Number of updates, this one included.
+            divisor: Scalar tensor by which clipping divides the gradients; None means no clipping.
+        """
         decays = [
             -self.settings.weight_decay if fragment.decays else 0.0 for fragment in self.fragments
         ]
-        # Adam with learning rate 1 takes its direction from what decay takes.
+        # Weight decay gives the start value. With a learning rate of 1, Adam then subtracts its
+        # direction from it.
         updates = list(torch._foreach_mul(self.views("fp32"), decays)) if decays else []
         self._move(updates, gradients, first, second, 1.0, 0.0, num_updates, divisor)
         return _Proposal((first, second), updates)
 
     def _trust_ratios(self, weight_norms_P: Tensor, update_norms_P: Tensor) -> Tensor:
+        """Returns the trust ratio of each parameter, fp32 [P]."""
         if self._decays_P.device != weight_norms_P.device:
             self._decays_P = self.decays_P.to(weight_norms_P.device)
         is_scaled_P = self._decays_P & (weight_norms_P > 0) & (update_norms_P > 0)

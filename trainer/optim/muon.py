@@ -1,15 +1,16 @@
-"""Muon (Jordan et al. 2024) for the matrices of the layers; AdamW for everything else.
+"""Updates the matrices of layers by Muon (Jordan et al. 2024), and all other weights by AdamW.
 
 A matrix moves along its Nesterov momentum, made nearly orthogonal by five steps of Newton-Schulz.
-Its update's root mean square is AdamW's (Moonlight, arXiv 2502.16982, 2.2), so that learning rates
-and weight decay carry over. The gradient is clipped by its global norm first. `torch.optim.Muon`
-does the same, in bf16, with adjust_lr_fn="match_rms_adamw". Query, key and value are matrices each.
+The update is scaled to the root mean square of AdamW's (Moonlight, arXiv 2502.16982, section 2.2),
+so that learning rates and weight decay carry over. The gradient is first clipped by its global
+norm. Query, key and value are separate matrices. `torch.optim.Muon` does the same, in bf16, with
+adjust_lr_fn="match_rms_adamw".
 
-Products are in fp32 always, or losses would depend on the number of ranks: a gradient changed by
-1e-7, as by another order of sums, changes an update in bf16 by 0.4 to 1.4 %, in fp32 by 2e-5.
+Products are always in fp32. In bf16 losses would depend on the number of ranks: another order of
+sums changes a gradient by 1e-7, which changes an update in bf16 by 0.4 to 1.4 %, in fp32 by 2e-5.
 
-ZeRO's partitions end within at most world_size - 1 matrices. The ranks that hold pieces of one, and
-no others, exchange them; each of these ranks works out the whole update and takes its piece of it.
+The borders of ZeRO's partitions cut at most world_size - 1 matrices. Only the ranks that hold parts
+of such a matrix exchange them. Each of these ranks computes the whole update, and takes its part.
 """
 
 import itertools
@@ -25,32 +26,55 @@ from trainer.optim.adamw import AdamW
 from trainer.optim.sharded import Fragment
 
 MOMENTUM = 0.95
-ADAMS_RMS = 0.2  # of an orthogonal matrix times sqrt(max(rows, columns)) the root mean square is 1
-STEPS, COEFFICIENTS = 5, (3.4445, -4.7750, 2.0315)
+ADAMS_RMS = 0.2
+"""Root mean square of a typical update of AdamW, to which a matrix's update is scaled.
+
+An orthogonal matrix times sqrt(max(rows, columns)) has a root mean square of 1.
+"""
+
+STEPS = 5
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Coefficients of the polynomial of each step of Newton-Schulz."""
 
 
 class Muon(AdamW):
-    """The first of AdamW's states is also the momentum of matrices, whose second stays zero."""
+    """Muon for the matrices of layers, AdamW for all other parameters.
+
+    It has AdamW's states. For matrices the first one is the momentum, and the second stays zero.
+    """
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
+        # The shapes of the matrices of layers, by the index of the parameter.
         self._shapes = {
-            index: each.shape
-            for index, (name, each) in enumerate(self._parameters.items())
-            if ".layers." in name and each.ndim == 2
+            index: parameter.shape
+            for index, (name, parameter) in enumerate(self._parameters.items())
+            if ".layers." in name and parameter.ndim == 2
         }
 
     def _update(self, gradients: list[Tensor], divisor: Tensor | None) -> None:
-        rate: float = self.param_groups[0]["lr"]
-        weights, first, second = map(self.views, ("fp32", *self.state_names))
+        learning_rate: float = self.param_groups[0]["lr"]
+        weights = self.views("fp32")
+        first = self.views("exp_avg")
+        second = self.views("exp_avg_sq")
         for weight, fragment in zip(weights, self.fragments, strict=True):
             if fragment.decays:
-                weight.mul_(1 - rate * self.settings.weight_decay)
-        places = range(len(self.fragments))
-        matrices = [i for i in places if self.fragments[i].index in self._shapes]
-        everything = (weights, gradients, first, second)
-        w, g, m, v = ([each[i] for i in places if i not in matrices] for each in everything)
-        self._move(w, g, m, v, rate, 0.0, self.num_updates, divisor)
+                weight.mul_(1 - learning_rate * self.settings.weight_decay)
+
+        is_matrix = [fragment.index in self._shapes for fragment in self.fragments]
+        matrices = [i for i, is_one in enumerate(is_matrix) if is_one]
+        others = [i for i, is_one in enumerate(is_matrix) if not is_one]
+        self._move(
+            [weights[i] for i in others],
+            [gradients[i] for i in others],
+            [first[i] for i in others],
+            [second[i] for i in others],
+            learning_rate,
+            0.0,  # they have decayed above
+            self.num_updates,
+            divisor,
+        )
+
         for i in matrices:
             if divisor is not None:
                 gradients[i].div_(divisor)
@@ -58,47 +82,73 @@ class Muon(AdamW):
             gradients[i].lerp_(first[i], MOMENTUM)
         pieces = self._gather({self.fragments[i].index: gradients[i] for i in matrices})
         for i in matrices:
-            fragment, shape = self.fragments[i], self._shapes[self.fragments[i].index]
-            update = orthogonalise(torch.cat(pieces[fragment.index]).view(shape)).reshape(-1)
+            fragment = self.fragments[i]
+            shape = self._shapes[fragment.index]
+            direction = torch.cat(pieces[fragment.index]).view(shape)
+            update = orthogonalise(direction).reshape(-1)
+            own_update = update.narrow(0, fragment.start, fragment.numel)
             scale = ADAMS_RMS * math.sqrt(max(shape))
-            weights[i].sub_(update.narrow(0, fragment.start, fragment.numel), alpha=rate * scale)
+            weights[i].sub_(own_update, alpha=learning_rate * scale)
 
     @cached_property
     def _shared(self) -> list[list[Fragment]]:
-        """Every rank's pieces of the matrices of which this rank holds a part."""
-        everyone = [self.fragments] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(everyone, self.fragments)
-        mine = [each for each in self.fragments if each.index in self._shapes]
-        split = {each.index for each in mine if each.numel < self._shapes[each.index].numel()}
-        return [[each for each in fragments if each.index in split] for fragments in everyone]
+        """For each rank: its parts of the matrices that this rank holds a part, but not all, of."""
+        fragments_of_ranks = [self.fragments] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(fragments_of_ranks, self.fragments)
+        split_matrices = {
+            fragment.index
+            for fragment in self.fragments
+            if fragment.index in self._shapes
+            and fragment.numel < self._shapes[fragment.index].numel()
+        }
+        return [
+            [fragment for fragment in fragments if fragment.index in split_matrices]
+            for fragments in fragments_of_ranks
+        ]
 
     def _gather(self, mine: dict[int, Tensor]) -> dict[int, list[Tensor]]:
-        """All pieces, in order, of the matrices that this rank has a piece of, by their index."""
-        found = {index: [piece] for index, piece in mine.items()}
+        """Exchanges parts of matrices with the ranks that hold the other parts.
+
+        Args:
+            mine: This rank's part of each matrix, by the index of the parameter.
+
+        Returns:
+            All parts of each of these matrices, in order, by the index of the parameter.
+        """
+        parts = {index: [part] for index, part in mine.items()}
         if not self.asks_other_ranks:
-            return found
+            return parts
         expected = list(itertools.chain(*self._shared))
-        sizes = [each.numel for each in expected]
+        sizes = [fragment.numel for fragment in expected]
         received = self.owned[0].new_empty(sum(sizes))
+        # A rank sends its part of a matrix once for each part that the receiver holds of it.
         torch.distributed.all_to_all_single(
             received,
-            torch.cat([received[:0], *(mine[each.index] for each in expected)]),
-            [sum(each.numel for each in pieces) for pieces in self._shared],
-            [sum(mine[each.index].numel() for each in pieces) for pieces in self._shared],
+            torch.cat([received[:0], *(mine[fragment.index] for fragment in expected)]),
+            [sum(fragment.numel for fragment in fragments) for fragments in self._shared],
+            [
+                sum(mine[fragment.index].numel() for fragment in fragments)
+                for fragments in self._shared
+            ],
         )
-        found |= {each.index: [] for each in expected}
-        for each, piece in zip(expected, received.split_with_sizes(sizes), strict=True):
-            found[each.index].append(piece)
-        return found
+        parts |= {fragment.index: [] for fragment in expected}
+        for fragment, part in zip(expected, received.split_with_sizes(sizes), strict=True):
+            parts[fragment.index].append(part)
+        return parts
 
 
 def orthogonalise(matrix: Tensor) -> Tensor:
-    """About U V^T of the singular value decomposition U S V^T, S being 0.7 to 1.2 in its place."""
+    """Returns a nearly orthogonal matrix with the singular vectors of a matrix.
+
+    Of the singular value decomposition U S V^T it keeps U and V^T, and makes the singular values
+    0.7 to 1.2.
+    """
     a, b, c = COEFFICIENTS
     is_tall = matrix.shape[0] > matrix.shape[1]
-    found = matrix.T if is_tall else matrix
-    found = found / found.norm().clamp(min=1e-7)
+    result = matrix.T if is_tall else matrix
+    result = result / result.norm().clamp(min=1e-7)
     for _ in range(STEPS):
-        gram = found @ found.T
-        found = torch.addmm(found, torch.addmm(gram, gram, gram, beta=b, alpha=c), found, beta=a)
-    return found.T if is_tall else found
+        gram = result @ result.T
+        polynomial = torch.addmm(gram, gram, gram, beta=b, alpha=c)
+        result = torch.addmm(result, polynomial, result, beta=a)
+    return result.T if is_tall else result

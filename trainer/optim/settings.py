@@ -1,4 +1,4 @@
-"""How weights are updated, as run files say it, and at which learning rate."""
+"""The settings of a run's optimizer and of its learning rate."""
 
 import math
 from dataclasses import dataclass
@@ -10,18 +10,20 @@ DecayForm = Literal["polynomial", "cosine"]
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """AdamW, LAMB or Muon. Weight decay applies to matrices, not to biases and LayerNorm.
+    """The settings of a run's optimizer.
 
     Attributes:
-        name: The optimizer: adamw, lamb for batches of many thousands, or muon, whose beta1 of
-            layers' matrices is 0.95.
+        name: The optimizer: adamw; lamb for batches of many thousands of instances; or muon, which
+            uses 0.95 instead of beta1 for the matrices of layers.
         beta1: Decay rate of the running mean of gradients.
         beta2: Decay rate of the running mean of squared gradients.
-        eps: What is added to the root of the second mean, 1e-6 as in google-research/bert.
-        weight_decay: Decoupled weight decay: weights shrink by learning rate * weight_decay a step.
-        bias_correction: Whether both means are corrected for their start at 0; google-research/bert
-            does not.
-        max_grad_norm: Largest global L2 norm of the gradient; 0 turns clipping off.
+        eps: Number that is added to the root of the second mean, 1e-6 as in google-research/bert.
+        weight_decay: Decoupled weight decay: each step shrinks matrices by learning rate *
+            weight_decay. Biases and LayerNorm do not decay.
+        bias_correction: Whether both means are corrected for their start at 0. google-research/bert
+            does not correct them.
+        max_grad_norm: Largest global L2 norm of the gradient, to which a larger gradient is
+            clipped; 0 turns clipping off.
     """
 
     name: Literal["adamw", "lamb", "muon"] = "adamw"
@@ -34,10 +36,12 @@ class OptimizerSettings:
 
     def __post_init__(self) -> None:
         for name in ("beta1", "beta2"):
-            if not 0 <= (rate := getattr(self, name)) < 1:
+            rate = getattr(self, name)
+            if not 0 <= rate < 1:
                 raise ValueError(f"optimizer.{name} is {rate}; it must be at least 0 and below 1")
         for name in ("eps", "weight_decay", "max_grad_norm"):
-            if (value := getattr(self, name)) < 0:
+            value = getattr(self, name)
+            if value < 0:
                 raise ValueError(f"optimizer.{name} is {value}; it must be at least 0")
 
 
@@ -51,9 +55,9 @@ class Schedule:
     WarmupLR, WarmupDecayLR and WarmupCosineLR: `learning_rate(n)` is their rate at iteration n.
 
     Attributes:
-        steps: Steps of the phase.
-        warmup_steps: Steps of the warm-up; the step after it has peak_lr.
-        peak_lr: The rate after the warm-up.
+        steps: Number of steps of the phase.
+        warmup_steps: Number of steps of the warm-up; the step after it has peak_lr.
+        peak_lr: The learning rate after the warm-up.
         end_lr: The rate at the end of the decay. A polynomial reaches it one step after the last
             update, a cosine at the last update.
         power: Exponent of the polynomial; 0 keeps peak_lr.
@@ -93,7 +97,7 @@ class Schedule:
         return self.end_lr + (self.peak_lr - self.end_lr) * remaining
 
     def _growing(self, step: float) -> float:
-        """Returns the rate of a step of the warm-up."""
+        """Returns the learning rate of a step of the warm-up; `step` counts from 0."""
         growth = self.peak_lr - self.start_lr
         if self.warmup_form == "log":
             return self.start_lr + growth * math.log(step + 1) / math.log(max(2, self.warmup_steps))

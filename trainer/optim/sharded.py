@@ -1,8 +1,9 @@
-"""One base for every optimizer here: it updates what this rank owns.
+"""The base class of all optimizers, which updates the weights that this rank owns.
 
-Under ZeRO DeepSpeed hands it one flat fp32 partition. Clipping, norms of single tensors and weight
-decay need the parameters back: a `Fragment` is a parameter's piece in the partition. All P
-parameters form one group, as ZeRO calls `step` once per group and a global norm must see all.
+Under ZeRO, DeepSpeed gives a rank one flat fp32 partition of all weights. Clipping, norms of single
+tensors and weight decay need to know where parameters are in it: a `Fragment` is the part of a
+parameter in the partition. All P parameters form one group, because ZeRO calls `step` once per
+group, and the global norm needs all gradients.
 """
 
 import inspect
@@ -22,9 +23,16 @@ from trainer.optim.settings import OptimizerSettings
 
 @dataclass(frozen=True)
 class Fragment:
-    """A parameter's piece that this rank updates: it begins at `start` of the flattened parameter.
+    """The part of one parameter that this rank updates.
 
-    It lies at `owner_start` of the flattened tensor number `owner` of those that this rank updates.
+    Attributes:
+        name: Name of the parameter.
+        index: Index of the parameter among the P parameters.
+        start: First number of the part, in the flattened parameter.
+        numel: Number of numbers in the part.
+        owner: Index, in `ShardedOptimizer.owned`, of the tensor that holds the part.
+        owner_start: First number of the part, in that flattened tensor.
+        decays: Whether weight decay applies to the parameter.
     """
 
     name: str
@@ -36,45 +44,73 @@ class Fragment:
     decays: bool
 
     def of(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The piece as a view [numel] into tensors shaped like those this rank updates."""
+        """Returns this part of a set of tensors, as a view [numel].
+
+        Args:
+            tensors: Tensors of the shapes of `ShardedOptimizer.owned`.
+        """
         return tensors[self.owner].view(-1).narrow(0, self.owner_start, self.numel)
 
 
 def decays(name: str, parameter: Tensor) -> bool:
-    """Whether weight decay applies, by name as in google-research/bert, and by shape."""
+    """Returns whether weight decay applies to a parameter.
+
+    It applies to matrices whose name says neither bias nor norm, as in google-research/bert.
+    """
     module, _, kind = name.rpartition(".")
     excluded = kind == "bias" or module.rpartition(".")[2].lower().endswith("norm")
     return not excluded and parameter.ndim >= 2
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
-    """Clips to a global norm; subclasses say how weights move, with states by their names."""
+    """Clips the gradient to a global norm; subclasses say how weights move.
+
+    Attributes:
+        state_names: Names of the states that a subclass keeps for each weight, in fp32.
+        settings: The settings of the run.
+        decays_P: Whether weight decay applies to each parameter, bool [P] on the CPU.
+        norm_limit: A gradient whose norm is not below this changes nothing.
+        num_updates: Number of updates so far.
+        is_clipped: Whether the gradient of the last update was clipped.
+        grad_squared_norms_P: Squared norms of the last gradient before clipping, fp32 [P].
+        grad_norm: Norm of the whole last gradient before clipping, the same on every rank.
+    """
 
     state_names: tuple[str, ...] = ()
-    # As torch wraps it, the first optimizer imports torch._dynamo, for a second, only to keep it
-    # away from here.
+    # torch wraps this method so that torch._dynamo leaves it alone. With the wrapper, the first
+    # optimizer would import torch._dynamo, which takes a second.
     add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
 
     def __init__(
         self, parameters: Iterable[tuple[str, Parameter]], settings: OptimizerSettings | None = None
     ) -> None:
-        """Takes parameters by name before DeepSpeed flattens them."""
+        """Takes the parameters before DeepSpeed flattens them.
+
+        Args:
+            parameters: The parameters with their names. Frozen ones are left out.
+            settings: The settings of the run; None takes the defaults.
+        """
         self.settings = settings or OptimizerSettings()
-        self._parameters = {name: each for name, each in parameters if each.requires_grad}
-        self.decays_P = torch.tensor([decays(*each) for each in self._parameters.items()])
-        self._partitions: list[Tensor] | None = None
+        self._parameters = {
+            name: parameter for name, parameter in parameters if parameter.requires_grad
+        }
+        self.decays_P = torch.tensor(
+            [decays(name, parameter) for name, parameter in self._parameters.items()]
+        )
+        self._partitions: list[Tensor] | None = None  # under ZeRO-3 only
         self._carried: Tensor | None = None
+        # For each name that `views` takes: addresses of the tensors, and the views into them.
         self._views: dict[str, tuple[list[int], list[Tensor]]] = {}
-        self.norm_limit = math.inf  # a gradient whose norm is not below this moves nothing
+        self.norm_limit = math.inf
         self.num_updates = 0
-        self.is_clipped = False  # the gradient of the last update
+        self.is_clipped = False
         self.grad_squared_norms_P: Tensor | None = None
-        self.grad_norm = math.nan  # of the last gradient before clipping, the same everywhere
+        self.grad_norm = math.nan
         super().__init__(list(self._parameters.values()), {"lr": 0.0})
 
     @property
     def owned(self) -> list[Tensor]:
-        """What this rank updates in fp32: a flat partition under ZeRO, else all parameters."""
+        """The fp32 tensors that this rank updates: a flat partition under ZeRO, or all weights."""
         if self._partitions is not None:
             return self._partitions
         assert len(self.param_groups) == 1, "clipping needs all parameters in one group"
@@ -84,31 +120,43 @@ class ShardedOptimizer(torch.optim.Optimizer):
     @property
     def is_partitioned(self) -> bool:
         """Whether ZeRO has replaced the parameters by this rank's partition of them."""
-        is_mapped = any(hasattr(each, "_hp_mapping") for each in self._parameters.values())
+        parameters = self._parameters.values()
+        is_mapped = any(hasattr(parameter, "_hp_mapping") for parameter in parameters)
         return is_mapped or self._partitions is not None
 
     @property
     def has_partitioned_weights(self) -> bool:
-        """Whether a rank's model holds only its part of each weight, as under ZeRO-3."""
+        """Whether the model of each rank holds only a part of each weight, as under ZeRO-3."""
         return self._partitions is not None
 
     @property
     def asks_other_ranks(self) -> bool:
-        """Whether norms of whole tensors take an all-reduce."""
+        """Whether norms of whole tensors need an all-reduce: ZeRO is on, with several ranks."""
         return self.is_partitioned and torch.distributed.get_world_size() > 1
 
     def adopt(self, partitions: Sequence[Tensor]) -> None:
-        """Takes what ZeRO-3 lets this rank update; `param_groups` has it in a step only."""
+        """Takes the partition that ZeRO-3 lets this rank update.
+
+        ZeRO-3 puts it into `param_groups` during a step only.
+        """
         assert len(partitions) == 1, "clipping needs all parameters in one sub-group"
         self._partitions = list(partitions)
 
     @cached_property
     def fragments(self) -> list[Fragment]:
-        """The pieces this rank updates, in parameters' order; fixed once DeepSpeed has started."""
+        """The parts of parameters that this rank updates, in the order of parameters.
+
+        They are fixed once DeepSpeed has started.
+        """
         return list(self._find_fragments())
 
     def tensors(self, name: str) -> list[Tensor]:
-        """A state, or the weights for "fp32", shaped like `owned`; missing states become zeros."""
+        """Returns a state, or the weights, as tensors of the shapes of `owned`.
+
+        Args:
+            name: One of `state_names`, or "fp32" for the weights. A state that does not exist yet
+                is made, of zeros.
+        """
         if name == "fp32":
             return self.owned
         assert name in self.state_names, f"{type(self).__name__} has no state {name}"
@@ -118,18 +166,23 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return [self.state[tensor][name] for tensor in self.owned]
 
     def views(self, name: str) -> list[Tensor]:
-        """The `pieces` of what `tensors` gives; kept, and made anew where a tensor has moved."""
+        """Returns a state, or the weights, as one view per fragment, in the order of `fragments`.
+
+        Args:
+            name: One of `state_names`, or "fp32" for the weights.
+        """
         tensors = self.tensors(name)
-        places = [tensor.data_ptr() for tensor in tensors]
-        if self._views.get(name, ([], []))[0] != places:
-            self._views[name] = places, self.pieces(tensors)
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        known_addresses, _ = self._views.get(name, ([], []))
+        if known_addresses != addresses:  # a tensor has moved
+            self._views[name] = (addresses, self.pieces(tensors))
         return self._views[name][1]
 
     @cached_property
     def index(self) -> Tensor:
-        """`Fragment.index` of each of `fragments`, int64 on the device."""
-        places = [fragment.index for fragment in self.fragments]
-        return torch.tensor(places, dtype=torch.int64, device=self.owned[0].device)
+        """Index of the parameter of each fragment, int64 on the device."""
+        indices = [fragment.index for fragment in self.fragments]
+        return torch.tensor(indices, dtype=torch.int64, device=self.owned[0].device)
 
     def reset(self) -> None:
         """Forgets the states and the number of updates, for a phase that starts afresh."""
@@ -138,7 +191,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.num_updates = 0
 
     def metrics(self) -> dict[str, float]:
-        """What the last update says of itself, for the log; equal on all ranks."""
+        """Returns columns of metrics.jsonl about the last update, the same on every rank."""
         return {}
 
     def set_learning_rate(self, learning_rate: float) -> None:
@@ -146,17 +199,28 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.param_groups[0]["lr"] = learning_rate
 
     def carry(self, sums: Tensor) -> None:
-        """Lets float64 sums ride along with the next step's all-reduce, which adds them up."""
+        """Adds sums over ranks in the next step's all-reduce, so that they need none of their own.
+
+        Args:
+            sums: A float64 tensor, which the next step overwrites with the totals over all ranks.
+        """
         self._carried = sums
 
     def has_arrived(self) -> bool:
-        """Whether what was carried was added up: not without a step that asked others."""
-        arrived, self._carried = self._carried is None, None
-        return arrived
+        """Returns whether the sums of the last `carry` were added up over ranks, and forgets them.
+
+        They were not if no step has made an all-reduce since.
+        """
+        has_arrived = self._carried is None
+        self._carried = None
+        return has_arrived
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Clips and updates; a norm not finite or not below `norm_limit` changes nothing."""
+        """Clips the gradient and updates the weights.
+
+        It changes nothing if the gradient's norm is not finite or not below `norm_limit`.
+        """
         assert closure is None, "DeepSpeed passes no closure"
         whole = [
             torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.contiguous()
@@ -165,10 +229,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
         gradients = self.pieces(whole)
         self.grad_squared_norms_P = self._measure(gradients)
         for name in ("fp32", *self.state_names):
-            self.views(name)  # made while a GPU is still busy: what comes next waits for it
+            self.views(name)  # made now, while the GPU is busy: the next line but one waits for it
         norm = self.grad_squared_norms_P.sum().sqrt()
         self.grad_norm = float(norm)  # the step's one wait for the device
-        if not self.grad_norm < self.norm_limit:  # NaN is below nothing
+        if not self.grad_norm < self.norm_limit:  # also if the norm is NaN
             return
         self.is_clipped = 0 < self.settings.max_grad_norm < self.grad_norm
         self.num_updates += 1
@@ -177,9 +241,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def squared_norms(self, *pieces: Sequence[Tensor]) -> Tensor:
-        """Squared L2 norms of whole parameters from every rank's pieces, with one all-reduce.
+        """Returns squared L2 norms of whole parameters, over the parts of all ranks.
 
-        Takes lists in the order of `fragments`; fp32 [P] for one, [len(pieces), P] for several.
+        All norms take one all-reduce together.
+
+        Args:
+            pieces: One or several lists of tensors, each in the order of `fragments`.
+
+        Returns:
+            fp32 [P] for one list, [number of lists, P] for several.
         """
         norms = torch.zeros(len(pieces), len(self._parameters), device=self.index.device)
         if self.fragments:
@@ -196,20 +266,30 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return norms[0] if len(pieces) == 1 else norms
 
     def pieces(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The fragments of tensors shaped like `owned`, as views, in the order of `fragments`."""
+        """Returns one view per fragment into tensors of the shapes of `owned`."""
         return [fragment.of(tensors) for fragment in self.fragments]
 
     def _measure(self, gradients: list[Tensor]) -> Tensor:
-        """[P] squared norms of the gradient before clipping; changes nothing."""
+        """Returns the squared norms of the gradient before clipping, fp32 [P]; changes no weight.
+
+        Args:
+            gradients: One tensor per fragment.
+        """
         return self.squared_norms(gradients)
 
     def _update(self, gradients: list[Tensor], divisor: Tensor | None) -> None:
-        """Moves the weights by gradients, in fragments' order, which it may overwrite."""
+        """Moves the weights.
+
+        Args:
+            gradients: One tensor per fragment, before clipping. They may be overwritten.
+            divisor: Scalar tensor by which clipping divides the gradient; None means no clipping.
+        """
         raise NotImplementedError
 
     def _find_fragments(self) -> Iterable[Fragment]:
+        """Yields the parts of parameters that this rank updates, in the order of parameters."""
         owned = self.owned
-        assert {each.dtype for each in owned} <= {torch.float32}, "fp32 weights are updated"
+        assert {tensor.dtype for tensor in owned} <= {torch.float32}, "fp32 weights are updated"
         if self._partitions is not None:
             yield from self._find_zero3_fragments(owned[0])
             return
@@ -220,15 +300,21 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 continue
             mapping: Any = parameter._hp_mapping  # type: ignore[attr-defined]
             if mapping is not None:
-                whole, partition = mapping.lp_fragment_address, mapping.get_hp_fragment_address()
+                whole = mapping.lp_fragment_address
+                partition = mapping.get_hp_fragment_address()
                 yield Fragment(name, index, whole.start, whole.numel, 0, partition.start, decay)
 
     def _find_zero3_fragments(self, partition: Tensor) -> Iterable[Fragment]:
-        """Every parameter is cut into a piece a rank, the last padded or empty."""
-        rank, offset = torch.distributed.get_rank(), 0
+        """Yields this rank's parts under ZeRO-3, which cuts every parameter into one part per rank.
+
+        The parts of a parameter have one size; the last ones may be padded or empty.
+        """
+        rank = torch.distributed.get_rank()
+        offset = 0
         for index, (name, parameter) in enumerate(self._parameters.items()):
             whole: Any = parameter
-            size, numel = whole.ds_tensor.ds_numel, whole.ds_numel
+            size = whole.ds_tensor.ds_numel
+            numel = whole.ds_numel
             start = min(rank * size, numel)
             length = min(size, numel - start)
             if length:

@@ -1,1 +1,1 @@
-"""The process a rank is: ranks, its device and GPU, and how it is told to stop."""
+"""The process of a rank: how ranks meet, their devices and GPUs, and how they are told to stop."""

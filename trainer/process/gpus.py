@@ -1,11 +1,16 @@
-"""What GPUs are said to reach, from their vendors' data sheets."""
+"""Lists the speed and memory of GPUs, from their vendors' data sheets."""
 
 import re
 from typing import NamedTuple
 
 
 class Gpu(NamedTuple):
-    """Dense bf16 TFLOP/s (of a V100 fp16) and memory in GB; 0 where they are not known."""
+    """What a data sheet says of a GPU; 0 means that it is not known.
+
+    Attributes:
+        tflops: Dense bf16 TFLOP/s of matrix products; fp16 for a V100, which has no bf16.
+        memory_gb: Memory in GB.
+    """
 
     tflops: float
     memory_gb: int
@@ -23,12 +28,19 @@ GPUS = {
     "mi300x": Gpu(1307, 192),
     "cpu": Gpu(0, 0),
 }
-# What torch calls them; variants with a lower clock come before the name they share.
+# TFLOP/s of variants with another clock, by patterns of the names that torch gives them. They are
+# tried before the names in GPUS.
 _VARIANTS = {r"H100 PCIe": 756, r"H100 NVL": 835, r"GH200|H800": 989, r"A800": 312}
 
 
 def peak_tflops_of(device_name: str) -> float | None:
-    """TFLOP/s of the GPU that torch gives this name, dense bf16; None where it is not known."""
-    names = _VARIANTS | {name.upper(): gpu.tflops for name, gpu in GPUS.items()}
-    found = (tflops for name, tflops in names.items() if re.search(rf"\b({name})\b", device_name))
-    return next(found, None)
+    """Returns the dense bf16 TFLOP/s of a GPU, or None if it is not known.
+
+    Args:
+        device_name: The name that torch gives the GPU, such as "NVIDIA H100 80GB HBM3".
+    """
+    patterns = _VARIANTS | {name.upper(): gpu.tflops for name, gpu in GPUS.items()}
+    for pattern, tflops in patterns.items():
+        if re.search(rf"\b({pattern})\b", device_name):
+            return tflops
+    return None

@@ -1,4 +1,4 @@
-"""The processes of a run and their devices: joining them, failing together, leaving."""
+"""Lets the processes of a run join each other, choose their devices, fail together and leave."""
 
 import contextlib
 import io
@@ -18,15 +18,24 @@ import torch.distributed
 
 from pipeline.machine import num_cores
 
-_GLOO_THREAD, _LOOKS_AT_REST = "pt_gloo_runloop", 3
-_alone: list[str] = []  # variables of the environment that a job without a launcher has set
+_GLOO_THREAD = "pt_gloo_runloop"
+_LOOKS_AT_REST = 3
+"""Gloo's threads are idle once so many looks in a row have seen them asleep."""
+
+_alone: list[str] = []
+"""Variables of the environment that a process without a launcher has set for itself."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among all of them.
+    """This process, and how it talks to the other processes of the run.
 
-    The counts group is Gloo's, for small facts: agreeing on a step never waits for a GPU.
+    Attributes:
+        rank: Number of this process, from 0.
+        world_size: Number of processes.
+        device: The GPU of this process, or the CPU.
+        counts_group: A process group of Gloo for small facts, so that ranks agree on a step without
+            waiting for a GPU.
     """
 
     rank: int
@@ -35,13 +44,13 @@ class Ranks:
     counts_group: Any
 
     def gather(self, value: Any) -> list[Any]:
-        """What every rank has, in order of ranks, on each of them; all have to call it."""
+        """Returns the values of all ranks, in the order of ranks; every rank has to call it."""
         values: list[Any] = [None] * self.world_size
         torch.distributed.all_gather_object(values, value, group=self.counts_group)
         return values
 
     def from_first(self, value: Any) -> Any:
-        """What rank 0 has, on each of them; all have to call it."""
+        """Returns the value of rank 0; every rank has to call it, with any value."""
         if self.world_size == 1:
             return value
         values = [value]
@@ -49,7 +58,7 @@ class Ranks:
         return values[0]
 
     def peak_memory_bytes(self) -> int:
-        """The most memory that this rank has held: tensors on a GPU, or the process on a CPU."""
+        """Returns the most memory used so far: by tensors on a GPU, or by the process on a CPU."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
         unit = 1 if sys.platform == "darwin" else 1024
@@ -57,44 +66,58 @@ class Ranks:
 
 
 def start_ranks() -> Ranks:
-    """Joins the process group that the launcher's environment describes; without one, of one.
+    """Joins the process group that the launcher describes by variables of the environment.
+
+    Without a launcher this process forms a group of one.
 
     Raises:
-        ValueError: Another job has the port where the ranks were to meet.
+        ValueError: The port where ranks should meet is in use.
     """
     if "RANK" not in os.environ:
-        alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-        os.environ.update(alone | {"MASTER_PORT": "0"})  # the system makes it one that is free
-        _alone.extend([*alone, "MASTER_PORT"])
+        variables = {
+            "RANK": "0",
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "0",  # the system chooses a free one
+        }
+        os.environ.update(variables)
+        _alone.extend(variables)
     with quiet_deepspeed():
         import deepspeed
         import deepspeed.ops
 
         if not torch.cuda.is_available():
-            # Otherwise joining compiles a C++ extension for 50 s, and a killed compile leaves a
-            # lock behind. With CUDA a look at this dictionary tries out every operation there is.
+            # Otherwise DeepSpeed compiles a C++ extension for 50 s, and a killed compiler leaves a
+            # lock behind. With CUDA this line is not needed, and reading the dictionary would try
+            # out every operation.
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         _join(deepspeed.init_distributed)
-    # DeepSpeed 0.19.8 calls what torch 2.13 renamed; nothing a user could change.
+    # DeepSpeed 0.19.8 calls functions that torch 2.13 renamed. A user cannot change that.
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     elif "OMP_NUM_THREADS" not in os.environ:
-        # Ranks on one machine share its cores; two threads a core halve the speed of both.
+        # Ranks on one machine share its cores. With two threads per core both run at half speed.
         torch.set_num_threads(max(1, num_cores() // count_local_ranks()))
-    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return Ranks(rank, world_size, device, torch.distributed.new_group(backend="gloo"))
+    return Ranks(
+        rank=torch.distributed.get_rank(),
+        world_size=torch.distributed.get_world_size(),
+        device=device,
+        counts_group=torch.distributed.new_group(backend="gloo"),
+    )
 
 
 def count_local_ranks() -> int:
-    """Ranks on this machine, as the launcher says; all ranks where it does not."""
+    """Returns the number of ranks on this machine, or of all ranks if the launcher does not say."""
     names = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "WORLD_SIZE")
     return next(int(os.environ[name]) for name in names if os.environ.get(name))
 
 
 def _join(init_distributed: Callable[..., None]) -> None:
+    """Joins the process group by DeepSpeed's function; says what to do if the port is in use."""
     try:
         init_distributed(verbose=False)
     except torch.distributed.DistNetworkError as error:
@@ -107,35 +130,42 @@ def _join(init_distributed: Callable[..., None]) -> None:
 
 
 def device_name(device: torch.device) -> str:
-    """What a person calls the device: the GPU's name, or the CPU."""
+    """Returns the name of a device for people, such as "NVIDIA H100 80GB HBM3" or "this CPU"."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "this CPU"
 
 
 def stop_ranks() -> None:
-    """Leaves the process group, so that the interpreter ends without complaint."""
+    """Leaves the process group, so that the interpreter can end without an error."""
     if torch.distributed.is_initialized():
         import deepspeed.comm
 
-        deepspeed.comm.destroy_process_group()  # with groups that DeepSpeed keeps for the next job
+        # DeepSpeed's function also forgets the groups that it keeps in variables.
+        deepspeed.comm.destroy_process_group()
         _let_gloo_rest()
-    while _alone:  # programs that this one starts have ranks and ports of their own
+    while _alone:  # programs that this process starts must not inherit them
         os.environ.pop(_alone.pop(), None)
 
 
 def _let_gloo_rest(seconds: float = 10.0) -> None:
-    """Waits until Gloo's threads, as /proc shows them, have let go of the last tensors.
+    """Waits until Gloo's threads have released their last tensors and are asleep.
 
-    DeepSpeed keeps them alive. One that lets go when the interpreter has ended aborts the process:
-    "terminate called without an active exception".
+    DeepSpeed keeps these threads alive. If one of them releases a tensor after the interpreter has
+    ended, the process aborts: "terminate called without an active exception".
+
+    Args:
+        seconds: How long to wait at most.
     """
-    deadline, looks = time.monotonic() + seconds, 0
-    while looks < _LOOKS_AT_REST and time.monotonic() < deadline:
-        looks = looks + 1 if all(state == "S" for state in _gloo_states()) else 0
-        time.sleep(0.01)  # a thread that sleeps as it waits for the interpreter's lock gets it
+    deadline = time.monotonic() + seconds
+    num_looks = 0
+    while num_looks < _LOOKS_AT_REST and time.monotonic() < deadline:
+        is_at_rest = all(state == "S" for state in _gloo_states())
+        num_looks = num_looks + 1 if is_at_rest else 0
+        # A thread may be asleep because it waits for the interpreter's lock; here it gets the lock.
+        time.sleep(0.01)
 
 
 def _gloo_states() -> Iterator[str]:
-    """The state of each of Gloo's threads of this process: S for one that sleeps, as in proc(5)."""
+    """Yields the state of each of Gloo's threads of this process: "S" is asleep, as in proc(5)."""
     for path in Path("/proc/self/task").glob("*/stat"):
         with contextlib.suppress(OSError):  # the thread has ended
             stat = path.read_text(encoding="utf-8", errors="replace")
@@ -146,7 +176,13 @@ def _gloo_states() -> Iterator[str]:
 
 @contextlib.contextmanager
 def together(ranks: Ranks) -> Iterator[None]:
-    """Raises on every rank what any rank found wrong, as none may wait for one that left."""
+    """Raises a ValueError or OSError of one rank on every rank.
+
+    Otherwise the other ranks would wait for the rank that failed. Every rank has to enter it.
+
+    Raises:
+        ValueError: Another rank failed; the message names the first one and has its message.
+    """
     fault: Exception | None = None
     try:
         yield
@@ -163,9 +199,9 @@ def together(ranks: Ranks) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_deepspeed() -> Iterator[None]:
-    """Keeps what DeepSpeed prints about itself from the user; errors come through."""
+    """Hides DeepSpeed's messages and warnings about itself; its errors still appear."""
     if not torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it warns that it found no GPU
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or it warns that it found no GPU
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from deepspeed.utils import logger
@@ -180,5 +216,5 @@ def quiet_deepspeed() -> Iterator[None]:
 
 
 def choose_device() -> torch.device:
-    """A GPU if torch finds one; CUDA_VISIBLE_DEVICES= hides them."""
+    """Returns a GPU if torch finds one, or the CPU; `CUDA_VISIBLE_DEVICES=` hides all GPUs."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")

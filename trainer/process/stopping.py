@@ -1,8 +1,8 @@
-"""When a rank is told to stop: by a signal, or because its launcher is gone.
+"""Tells a rank to stop: after a signal, or because its launcher has ended.
 
-The `deepspeed` command starts `deepspeed.launcher.launch`, which starts the ranks. A signal that
-ends the former alone reaches nobody else, so every rank watches both in Linux's /proc (torchrun
-likewise) and leaves when one of them is gone.
+The `deepspeed` command starts `deepspeed.launcher.launch`, which starts the ranks. If a signal ends
+the command, neither the launcher nor the ranks hear of it. So every rank watches both processes, or
+torchrun's, in Linux's /proc, and leaves when one of them has ended.
 """
 
 import contextlib
@@ -19,25 +19,36 @@ from pipeline.interrupts import heard, leave_interrupted
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 STOPPED = 128 + signal.SIGTERM
-"""Exit code of a run that was told to stop and saved; after Ctrl-C 128 + SIGINT."""
+"""Exit code of a run that was told to stop and saved. After Ctrl-C it is 128 + SIGINT."""
 
 OUTCOME_FILE = "BEAMBERT_OUTCOME_FILE"
+"""The variable that names the file in which a supervisor reads the outcome of a run."""
+
 LAUNCHER_PROGRAMS = {"deepspeed", "ds", "torchrun"}
 LAUNCHER_MODULES = ("deepspeed.launcher.", "torch.distributed.run", "torch.distributed.launch")
 POLL_SECONDS = 0.5
+"""Seconds between two looks at the launchers."""
+
 GRACE_SECONDS = 8.0
+"""Seconds in which a rank may save after its launcher has ended."""
+
 LAUNCHERS_GRACE_SECONDS = 30.0
-"""The seconds that launchers give their ranks after Ctrl-C before they kill them."""
+"""Seconds that launchers give their ranks after Ctrl-C before they kill them."""
 
 
 class LauncherWatch:
-    """Calls `on_loss` once when the launcher is gone, and ends the process after grace_seconds.
+    """Ends this process some time after its launcher has ended.
 
-    Without `on_loss`, as before there is something to save, it leaves at once.
+    Attributes:
+        on_loss: Called once when the launcher has ended. If it is None, for there is nothing to
+            save yet, the process ends at once.
+        grace_seconds: Seconds between the call of `on_loss` and the end of the process.
+        has_launcher: Whether this process has a launcher.
+        has_deepspeed: Whether the launcher is DeepSpeed's.
     """
 
     def __init__(self, grace_seconds: float = GRACE_SECONDS) -> None:
-        """Watches the launchers among this process's parents; without any it does nothing."""
+        """Starts to watch the launchers among this process's parents, if there are any."""
         self.on_loss: Callable[[], None] | None = None
         self.grace_seconds = grace_seconds
         self._launchers = find_launchers()
@@ -48,6 +59,7 @@ class LauncherWatch:
             threading.Thread(target=self._watch, name="launcher watch", daemon=True).start()
 
     def _watch(self) -> None:
+        """Waits for the end of a launcher, and ends this process; runs in a thread."""
         while all(_started(pid) == started for pid, started in self._launchers.items()):
             time.sleep(POLL_SECONDS)
         if self.on_loss is not None:
@@ -57,17 +69,20 @@ class LauncherWatch:
 
 
 def find_launchers() -> dict[int, str]:
-    """Process ids of this process's next parents that are launchers, and when each began."""
-    found: dict[int, str] = {}
+    """Returns the launchers that started this process: their process ids, and when each began.
+
+    It follows the chain of parents up to the first process that is no launcher.
+    """
+    launchers: dict[int, str] = {}
     pid = os.getppid()
     while (started := _started(pid)) and is_launcher(_arguments(pid)):
-        found[pid] = started
+        launchers[pid] = started
         pid = int(_stat(pid)[1])
-    return found
+    return launchers
 
 
 def is_launcher(arguments: list[str]) -> bool:
-    """Whether a command line is `python .../deepspeed` or `python -m deepspeed.launcher.launch`."""
+    """Returns whether a command line starts ranks, such as `python -m torch.distributed.run`."""
     for index, argument in enumerate(arguments[:5]):
         if argument == "-m":
             return "".join(arguments[index + 1 : index + 2]).startswith(LAUNCHER_MODULES)
@@ -77,14 +92,19 @@ def is_launcher(arguments: list[str]) -> bool:
 
 
 class StopRequest:
-    """Whether this rank was told to stop: by SIGINT after Ctrl-C, otherwise by SIGTERM."""
+    """Notes whether this rank was told to stop.
+
+    Attributes:
+        is_made: Whether it was told to stop.
+        number: The signal by which the run counts as stopped: SIGINT after Ctrl-C, else SIGTERM.
+    """
 
     def __init__(self) -> None:
         self.is_made = False
         self.number = int(signal.SIGTERM)
 
     def make(self, number: int = signal.SIGTERM, _frame: FrameType | None = None) -> None:
-        """Tells this rank to stop."""
+        """Tells this rank to stop; `number` is the signal that asks for it."""
         self.is_made = True
         if number == signal.SIGINT:
             self.number = number
@@ -94,17 +114,27 @@ class StopRequest:
 def stops_requested(
     watch: LauncherWatch, stop: StopRequest, say: Callable[[str], None], notice: str
 ) -> Iterator[None]:
-    """Makes a stop signal or the loss of the launcher a request while this holds.
+    """Turns stop signals and the end of the launcher into a request, inside a `with` block.
 
-    The first Ctrl-C says the notice; as it ends the `deepspeed` command at once, patience with a
-    lost launcher grows. A second one leaves at once, also where the main thread waits for ever.
+    The first Ctrl-C prints the notice. It also ends the `deepspeed` command at once, so a longer
+    time to save is allowed without a launcher. A second Ctrl-C ends the process at once, even while
+    the main thread waits for another rank.
+
+    Args:
+        watch: Watches the launcher.
+        stop: Takes the request.
+        say: Prints a line.
+        notice: The line to print after Ctrl-C.
     """
     interrupts: list[int] = []
 
     def hear(number: int) -> None:
-        # DeepSpeed's launcher sends SIGTERM after the first Ctrl-C, torchrun in place of another.
-        is_torchruns = number == signal.SIGTERM and watch.has_launcher and not watch.has_deepspeed
-        if interrupts and (number == signal.SIGINT or is_torchruns):
+        # torchrun sends its ranks SIGTERM for a second Ctrl-C. DeepSpeed's launcher sends SIGTERM
+        # after the first one already, so there it does not count as the second.
+        is_from_torchrun = (
+            number == signal.SIGTERM and watch.has_launcher and not watch.has_deepspeed
+        )
+        if interrupts and (number == signal.SIGINT or is_from_torchrun):
             leave_interrupted(signal.SIGINT)
         stop.make(number)
         if number == signal.SIGINT:
@@ -121,26 +151,30 @@ def stops_requested(
 
 
 def note_outcome(text: str) -> None:
-    """Tells a supervisor that asks whether the run is "running" or "finished"."""
-    if path := os.environ.get(OUTCOME_FILE):
+    """Writes "running" or "finished" for a supervisor, if there is one.
+
+    A supervisor names the file by the variable BEAMBERT_OUTCOME_FILE.
+    """
+    path = os.environ.get(OUTCOME_FILE)
+    if path:
         Path(path).write_text(text)
 
 
 def leave_at_once(code: int) -> None:
-    """Ends this process without the interpreter's own end, which takes seconds of CPU."""
+    """Ends this process without the interpreter's cleanup, which takes seconds of CPU time."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def _started(pid: int) -> str:
-    """When a process began, in the system's ticks; empty where it has ended."""
+    """Returns when a process began, in the system's clock ticks; empty if it has ended."""
     stat = _stat(pid)
     return stat[19] if stat and stat[0] != "Z" else ""
 
 
 def _stat(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat from the state on; empty where there is no such process."""
+    """Returns the fields of /proc/PID/stat from the state on; empty if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -148,6 +182,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def _arguments(pid: int) -> list[str]:
+    """Returns the command line of a process; empty if there is no such process."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
     except OSError:
