@@ -1,1 +1,1 @@
-"""Pretraining: the loop, a run and its phases, validation, and what becomes of anomalies."""
+"""Pretraining: the loop, a run and its phases, objectives, validation, and steps not taken."""

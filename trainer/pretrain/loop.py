@@ -1,4 +1,4 @@
-"""The training loop: `train_phase` is all of it; run.py puts a run together."""
+"""Trains a run: `train_phase` is the whole loop, and run.py puts together what it needs."""
 
 import contextlib
 import dataclasses
@@ -41,12 +41,20 @@ from trainer.stream.reading.settings import Reading
 from trainer.stream.step import RankStep, StepLoader
 
 WAITING_SECONDS = 0.05
+"""Seconds between two looks at whether a build has made the next step possible."""
+
 STOPPING = "stopping after this step, saving; again leaves at once"
 
 
 @dataclass(frozen=True)
 class PhaseClock:
-    """One phase's clock: `budget_seconds` is None where its steps decide."""
+    """Says how far a phase is, in steps or, if its time is limited, in seconds.
+
+    Attributes:
+        phase: The phase.
+        budget_seconds: Seconds that the phase may take; None if its steps decide when it ends.
+        spent_seconds: Seconds of the phase that the run had spent when it was opened.
+    """
 
     phase: Phase
     budget_seconds: float | None
@@ -55,27 +63,48 @@ class PhaseClock:
 
     @property
     def elapsed_seconds(self) -> float:
-        """Seconds of the phase so far, validation and saving included; 0 where steps decide."""
+        """Seconds of the phase so far, validation and saving included; 0 if steps decide."""
         if self.budget_seconds is None:
             return 0.0
         return self.spent_seconds + time.monotonic() - self._began
 
     def learning_rate(self, step: int, elapsed_seconds: float) -> float:
-        """The rate of the next step; by time, of the step that is as far as the time is."""
+        """Returns the learning rate of the next step.
+
+        If time decides, it is the rate of the step that is as far in the phase as the time.
+
+        Args:
+            step: Steps of the phase so far.
+            elapsed_seconds: Seconds of the phase so far.
+        """
         if self.budget_seconds is None:
             return self.phase.schedule.learning_rate(step)
         share = min(1.0, elapsed_seconds / self.budget_seconds)
         return self.phase.schedule.learning_rate(share * self.phase.steps)
 
     def ends(self, steps_made: int, elapsed_seconds: float) -> bool:
-        """Whether the step that began after so many seconds was the last."""
+        """Returns whether the phase ends after a step.
+
+        Args:
+            steps_made: Steps of the phase, that step included.
+            elapsed_seconds: Seconds of the phase when the step began.
+        """
         if self.budget_seconds is None:
             return steps_made == self.phase.steps
         return elapsed_seconds >= self.budget_seconds
 
 
 def pretrain(settings: PretrainSettings, remainder: object = None) -> int:
-    """Trains, or continues, the run in settings.output; the exit code is 0 when it is finished."""
+    """Trains, or continues, the run in the folder `settings.output`.
+
+    Args:
+        settings: The settings of the command.
+        remainder: What follows `--` on the command line: nothing.
+
+    Returns:
+        The exit code: 0 if the run is finished. A run that was told to stop saves, and ends the
+        process with another code.
+    """
     assert not remainder, "the command line passes nothing after --"
     settings = resolve(settings)
     chosen = passed_to_deepspeed(settings.deepspeed)
@@ -112,7 +141,7 @@ def pretrain(settings: PretrainSettings, remainder: object = None) -> int:
 
 
 def train_phase(run: Run) -> None:
-    """The loop: the steps that are left of the current phase, unless a signal stops it before."""
+    """Makes the remaining steps of the current phase; a signal may stop it earlier."""
     settings, phase_index = run.settings, run.position.phase
     phase = settings.phases[phase_index]
     run.watchdog.beat("opening the data", math.inf if run.settings.follow else FIRST_STEP_FACTOR)
@@ -148,8 +177,13 @@ def train_phase(run: Run) -> None:
 
 
 def _steps_of_phase(run: Run, phase: Phase) -> Iterator[tuple[RankStep, float, StepLoader]]:
-    """This rank's share of every step that is left, the seconds it was waited for, its source."""
-    phase_index, settings = run.position.phase, run.settings
+    """Yields this rank's share of every remaining step of a phase.
+
+    Yields:
+        The step, the seconds that were waited for it, and the loader that it comes from.
+    """
+    phase_index = run.position.phase
+    settings = run.settings
     factor = float(FIRST_STEP_FACTOR)
     same_stream = settings.phases_of(phase.seq_len)
     steps = planned_steps(
@@ -183,7 +217,7 @@ def _steps_of_phase(run: Run, phase: Phase) -> Iterator[tuple[RankStep, float, S
 
 
 def _have_step(run: Run, loader: StepLoader) -> bool:
-    """Waits until every rank has its next step; False where one was told to stop."""
+    """Waits until every rank has its next step; returns False if one was told to stop."""
     while True:
         run.watchdog.beat("waiting for the build")
         ready, stopped = agree_on_waiting(run.ranks, loader.is_ready, run.stop.is_made)
@@ -195,7 +229,14 @@ def _have_step(run: Run, loader: StepLoader) -> bool:
 def _advance(
     position: Position, ends: bool, counts: StepCounts, stream: dict[str, Any]
 ) -> Position:
-    """The position after a step; after the last of a phase it is the next one's beginning."""
+    """Returns the position after a step.
+
+    Args:
+        position: The position before the step.
+        ends: Whether the step is the last of its phase. The position is then the start of the next.
+        counts: What the step trained on, over all ranks.
+        stream: The state of the phase's stream after the step.
+    """
     before = position.drawn or [[0, 0]] * len(counts.drawn)
     pairs = zip(before, counts.drawn, strict=True)
     return Position(
@@ -213,11 +254,21 @@ def _advance(
 def _log_step(
     run: Run, phase_index: int, rank_step: RankStep, sums: Tensor, counts: StepCounts, rate: float
 ) -> None:
-    """Adds the step's row to metrics.jsonl and moves the bar."""
-    phase, has_nsp = run.settings.phases[phase_index], run.settings.objective == WITH_NSP
+    """Adds a step's row to metrics.jsonl, and moves the progress bar.
+
+    Args:
+        run: The run, after the step.
+        phase_index: The phase of the step.
+        rank_step: This rank's share of the step.
+        sums: Sums of losses and right answers over all ranks.
+        counts: What the step trained on, over all ranks.
+        rate: The learning rate of the step.
+    """
+    phase = run.settings.phases[phase_index]
+    has_nsp = run.settings.objective == WITH_NSP
     seconds = time.monotonic() - run.step_started
     steps_left = phase.steps - (run.position.phase_step or phase.steps)
-    names = [each.name for each in run.mixture]
+    names = [source.name for source in run.mixture]
     drawn = [{"instances": pair[0], "tokens": pair[1]} for pair in run.position.drawn]
     row: dict[str, Any] = {
         "step": run.position.step,
@@ -248,7 +299,7 @@ def _log_step(
 
 
 def _log_validation(run: Run, validation_sets: Sequence[ValidationSet]) -> None:
-    """Measures the model on the validation split and on minimal pairs, and logs the results."""
+    """Measures the model on validation instances and minimal pairs, and logs the results."""
     row: dict[str, Any] = {"step": run.position.step, "split": "validation"}
     lines: list[str] = []
     if validation_sets:
@@ -269,7 +320,13 @@ def _log_validation(run: Run, validation_sets: Sequence[ValidationSet]) -> None:
 def seconds_left(
     settings: PretrainSettings, phase: int, elapsed_seconds: float
 ) -> dict[str, float]:
-    """Columns of metrics.jsonl that a run by time has in place of an estimate."""
+    """Returns the columns of metrics.jsonl about time left; none unless time is limited.
+
+    Args:
+        settings: The settings of the run.
+        phase: Index of the current phase.
+        elapsed_seconds: Seconds of that phase so far.
+    """
     if settings.budget_hours is None:
         return {}
     budgets = map(settings.budget_seconds, range(phase, len(settings.phases)))
@@ -278,7 +335,7 @@ def seconds_left(
 
 
 def begin_phase(optimizer: ShardedOptimizer, phase: Phase) -> None:
-    """Does with the optimizer's state what the phase asks for."""
+    """Resets the optimizer's state as far as the phase asks for it."""
     if phase.optimizer_state == "reset":
         optimizer.reset()
     elif phase.optimizer_state == "zero_step":
@@ -288,7 +345,15 @@ def begin_phase(optimizer: ShardedOptimizer, phase: Phase) -> None:
 def finish_at_accuracy(
     position: Position, mlm_accuracy: float, settings: PretrainSettings
 ) -> Position:
-    """The position behind the last phase once a measurement has reached the accuracy asked for."""
+    """Returns the end of the run if validation has reached `stop_at_mlm_accuracy`.
+
+    Otherwise it returns the position unchanged.
+
+    Args:
+        position: The position of the run.
+        mlm_accuracy: The accuracy that was measured.
+        settings: The settings of the run.
+    """
     target = settings.validation.stop_at_mlm_accuracy
     if target is None or mlm_accuracy < target:
         return position
@@ -297,9 +362,24 @@ def finish_at_accuracy(
 
 
 def _note_gradient(run: Run, phase_index: int, rank_step: RankStep, loader: StepLoader) -> bool:
-    """Judges the gradient of the step just made; False where the run went back."""
-    guard, norm, limit = run.guard, grad_norm(run.engine, run.optimizer), run.guard.limit
-    start, stop = rank_step.first_position, rank_step.state["position"]
+    """Notes the gradient of the last step, and reports a step that was not taken.
+
+    If too many steps in a row were not taken, the run goes back to an earlier checkpoint.
+
+    Args:
+        run: The run, after the step.
+        phase_index: The phase of the step.
+        rank_step: This rank's share of the step.
+        loader: The loader that the step comes from.
+
+    Returns:
+        False if the run went back.
+    """
+    guard = run.guard
+    norm = grad_norm(run.engine, run.optimizer)
+    limit = guard.limit
+    start = rank_step.first_position
+    stop = rank_step.state["position"]
     if guard.note(norm, run.position.step, phase_index, (start, stop)):
         return True
     if run.ranks.rank == 0:
@@ -326,8 +406,17 @@ def _note_gradient(run: Run, phase_index: int, rank_step: RankStep, loader: Step
 
 
 def _roll_back(run: Run, norm: float) -> None:
-    """Returns to the checkpoint before the steps not taken, and leaves out their instances."""
-    guard, streak = run.guard, run.guard.streak
+    """Goes back to the checkpoint before the steps that were not taken, and skips their instances.
+
+    Args:
+        run: The run.
+        norm: The norm of the last gradient, for messages.
+
+    Raises:
+        ValueError: There is no such checkpoint, or the run went back too often.
+    """
+    guard = run.guard
+    streak = guard.streak
     assert streak is not None, "there were steps that were not taken"
     run.saver.finish()
     can_go = guard.num_rollbacks < MOST_ROLLBACKS

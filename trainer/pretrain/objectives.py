@@ -1,10 +1,10 @@
-"""What a model is trained to predict: pure functions on packed micro-batches.
+"""Turns packed micro-batches into those of the objective that a model is trained for.
 
     mlm+nsp        masked tokens, and whether B follows A (BERT paper, section 3.1)
     mlm            masked tokens (5.1, "No NSP")
     left-to-right  every token from those before it, nothing masked (5.1, "LTR & No NSP")
 
-The instances are the same for all three: masked pairs, whose masks the last one undoes.
+The instances are the same for all three: masked pairs. The last objective undoes their masks.
 """
 
 import dataclasses
@@ -23,7 +23,15 @@ _NSP_PREFIXES = ("bert.pooler.", "nsp_head.")
 
 
 def prepare_micro_batch(batch: MicroBatch, objective: str) -> MicroBatch:
-    """The batch, or its text before masking, every token but the last predicting the next."""
+    """Returns a micro-batch that trains an objective, on the CPU.
+
+    Left to right, its tokens are those before masking, and every token but the last of a sequence
+    predicts the next one. For other objectives it is the batch itself.
+
+    Args:
+        batch: Masked instances.
+        objective: "mlm+nsp", "mlm" or "left-to-right".
+    """
     if objective != LEFT_TO_RIGHT:
         return batch
     text_T = unmasked_text(batch)
@@ -37,26 +45,33 @@ def prepare_micro_batch(batch: MicroBatch, objective: str) -> MicroBatch:
 
 
 def prepare_step(step: RankStep, objective: str) -> RankStep:
-    """A step with its micro-batches prepared."""
+    """Returns a step with its micro-batches prepared for an objective."""
     prepared = [prepare_micro_batch(batch, objective) for batch in step.micro_batches]
     return dataclasses.replace(step, micro_batches=prepared)
 
 
 def unmasked_text(batch: MicroBatch) -> Tensor:
-    """[T] int32: the tokens as they were before masking."""
-    positions, labels = batch.masked_positions.long(), batch.masked_labels.int()
+    """Returns the tokens as they were before masking, int32 [T]."""
+    positions = batch.masked_positions.long()
+    labels = batch.masked_labels.int()
     return batch.input_ids.int().index_copy(0, positions, labels)
 
 
 def count_text(batch: MicroBatch, dataset: Dataset) -> Tensor:
-    """How often each token [V] stands in the text of instances; no [CLS], [SEP]."""
+    """Returns how often each token of the vocabulary occurs in unmasked instances, int64 [V].
+
+    [CLS] and [SEP] count as 0.
+    """
     counts_V = torch.bincount(unmasked_text(batch), minlength=dataset.manifest.vocab_size)
     counts_V[[dataset.manifest.special_ids[name] for name in ("cls", "sep")]] = 0
     return counts_V
 
 
 def freeze_unused(model: Module, objective: str) -> None:
-    """Freezes the pooler and the NSP head where nothing trains them: decay would shrink them."""
+    """Freezes the pooler and the NSP head, unless the objective trains them.
+
+    Otherwise weight decay would shrink them.
+    """
     if objective != WITH_NSP:
         for name, parameter in model.named_parameters():
             if name.startswith(_NSP_PREFIXES):

@@ -1,4 +1,4 @@
-"""Measures accuracy on minimal pairs during training; all ranks share the work."""
+"""Measures a model on minimal pairs during training; all ranks share the work."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,12 @@ from trainer.settings import PretrainSettings
 
 @dataclass(frozen=True)
 class ValidationPairs:
-    """The minimal pairs that a run is measured on, as text and as ids."""
+    """The minimal pairs that a run is measured on.
+
+    Attributes:
+        pair_set: The pairs as text.
+        encoded: The pairs as ids.
+    """
 
     pair_set: PairSet
     encoded: EncodedPairs
@@ -60,7 +65,7 @@ def load_pairs(
     name = settings.validation.pairs
     if name is None:
         return None
-    found: ValidationPairs | None = None
+    read: ValidationPairs | None = None
     with together(ranks):
         if ranks.rank == 0:
             pair_set = read_pairs(name, limit=settings.validation.pairs_limit)
@@ -71,8 +76,8 @@ def load_pairs(
                 "original",
                 is_causal=config.is_causal,
             )
-            found = ValidationPairs(pair_set, encoded)
-    pairs: ValidationPairs = ranks.from_first(found)
+            read = ValidationPairs(pair_set, encoded)
+    pairs: ValidationPairs = ranks.from_first(read)
     count = f"{len(pairs.pair_set.pairs):,} minimal pairs"
     say(f"{count}: each measurement reads {pairs.encoded.num_read:,} tokens")
     for pair in pairs.pair_set.equal_pairs:
@@ -83,12 +88,22 @@ def load_pairs(
 def measure_pairs(
     engine: Any, pairs: ValidationPairs, ranks: Ranks, micro_tokens: int
 ) -> tuple[dict[str, Any], str]:
-    """Returns columns for metrics.jsonl, and a line of output; equal on all ranks."""
+    """Measures the model on minimal pairs; all ranks call this together.
+
+    Args:
+        engine: DeepSpeed's engine around the model.
+        pairs: The pairs.
+        ranks: All ranks.
+        micro_tokens: The most tokens of a forward pass.
+
+    Returns:
+        Columns for metrics.jsonl, and a line of output; the same on every rank.
+    """
     model = engine.module
     model.eval()
 
     def predict(inputs: PackedInputs, positions_M: Tensor) -> Tensor:
-        # ZeRO-3 gathers weights where a module is called, so the whole model is.
+        # ZeRO-3 gathers weights when a module is called, so the whole model has to be called.
         logits_MV: Tensor = model(inputs, positions_M)[0]
         return logits_MV
 
@@ -100,12 +115,15 @@ def measure_pairs(
     # A token's score is 0 on all ranks but the one that predicted it.
     torch.distributed.all_reduce(scores, group=ranks.counts_group)
     sums = sentence_sums(encoded, scores)
-    found = summarize(pairs.pair_set, is_right(sums[encoded.good], sums[encoded.bad]))
-    return pair_columns(found), format_measurement(found)
+    accuracies = summarize(pairs.pair_set, is_right(sums[encoded.good], sums[encoded.bad]))
+    return pair_columns(accuracies), format_measurement(accuracies)
 
 
 def _share_of(encoded: EncodedPairs, ranks: Ranks, micro_tokens: int) -> Iterator[ScoreBatch]:
-    """Yields this rank's batches, equally many on all ranks: in ZeRO-3 a pass is a collective."""
+    """Yields this rank's batches; every rank gets the same number.
+
+    Some ranks get an empty one, because under ZeRO-3 all ranks make a forward pass together.
+    """
     cuts = cut_batches(encoded, micro_tokens)
     for group, rows in cuts[ranks.rank :: ranks.world_size]:
         yield make_batch(group, rows, encoded.mask_id)
@@ -113,20 +131,20 @@ def _share_of(encoded: EncodedPairs, ranks: Ranks, micro_tokens: int) -> Iterato
         yield empty_batch()
 
 
-def pair_columns(found: PairAccuracies) -> dict[str, Any]:
+def pair_columns(accuracies: PairAccuracies) -> dict[str, Any]:
     """Returns the columns of metrics.jsonl: accuracies of all pairs, of groups, and their mean."""
-    groups: Sequence[Any] = found.coarsest if found.columns else ()
+    groups: Sequence[Any] = accuracies.coarsest if accuracies.columns else ()
     return {
-        "pairs": found.total.pairs,
-        "pairs_accuracy": found.total.accuracy,
-        "pairs_mean_accuracy": found.mean,
-        "pairs_groups": {each.group[0]: each.accuracy for each in groups},
+        "pairs": accuracies.total.pairs,
+        "pairs_accuracy": accuracies.total.accuracy,
+        "pairs_mean_accuracy": accuracies.mean,
+        "pairs_groups": {group.group[0]: group.accuracy for group in groups},
     }
 
 
-def format_measurement(found: PairAccuracies) -> str:
+def format_measurement(accuracies: PairAccuracies) -> str:
     """Returns a measurement as one line of output."""
-    line = f"minimal pairs {found.total.accuracy:.1%} right"
-    if found.columns:
-        line += f", {describe_mean(found)} {found.mean:.1%}"
+    line = f"minimal pairs {accuracies.total.accuracy:.1%} right"
+    if accuracies.columns:
+        line += f", {describe_mean(accuracies)} {accuracies.mean:.1%}"
     return f"{line} (chance 50%)"

@@ -1,4 +1,4 @@
-"""A run in progress on one rank, put together from settings, dataset and newest checkpoint."""
+"""Puts a run together on one rank, from its settings, its datasets and its newest checkpoint."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,17 +44,26 @@ from trainer.watch.gauge import Gauge
 from trainer.watch.recorder import Recorder, open_recorder
 from trainer.watch.terminal import Progress
 
-# What does not change weights or what they mean.
 _FREE_FIELDS = ("hidden_dropout", "attention_dropout", "initializer_range", "attention_backend")
+"""Fields of BertConfig that may differ from those of the weights that a run starts from."""
 
 
 @dataclass(frozen=True)
 class Position:
-    """How far a run has come; what its checkpoints say beside tensors.
+    """How far a run has come, as its checkpoints keep it beside tensors.
 
-    Counts are of all ranks over the whole run; `phase` is that of the next step, `phase_step` the
-    steps made in it, `phase_seconds` its time, where that decides. `drawn` has instances and tokens
-    of every dataset; `streams` a state by the length in digits; `guard` is in checkpoints only.
+    Counts are over all ranks and the whole run.
+
+    Attributes:
+        step: Number of steps made.
+        phase: Index of the phase of the next step.
+        phase_step: Number of steps made in that phase.
+        tokens: Number of tokens trained on.
+        instances: Number of instances trained on.
+        drawn: Numbers of instances and tokens trained on, for each dataset of the mixture.
+        streams: The state of the stream of each length, by the length in digits.
+        phase_seconds: Seconds spent in the phase, if its time is limited; else 0.
+        guard: The state of the spike guard. It is filled in checkpoints only.
     """
 
     step: int = 0
@@ -70,7 +79,32 @@ class Position:
 
 @dataclass
 class Run:
-    """A run in progress on one rank; the loop changes what stands below `progress`."""
+    """A run in progress on one rank.
+
+    The loop changes `position`, `guard`, `step_started`, `stop` and `must_stop`.
+
+    Attributes:
+        settings: The settings of the run, with steps instead of epochs.
+        ranks: All ranks.
+        mixture: The datasets.
+        folder: The run's folder.
+        engine: DeepSpeed's engine around the model.
+        optimizer: The optimizer.
+        saver: Saves checkpoints.
+        saved: The checkpoints that were saved.
+        guard: Refuses gradients that are too large.
+        weights_check: Checks that the weights of all ranks agree and have not flipped a bit.
+        watchdog: Ends the run if it hangs.
+        wait_policy: How long to wait for passes that are being built.
+        progress: Shows the progress bar and prints lines.
+        recorder: Writes metrics.jsonl, on rank 0.
+        gauge: Measures speed for metrics.jsonl.
+        position: How far the run has come.
+        pairs: The minimal pairs to measure the model on; None if there are none.
+        step_started: When the current step began, by `time.monotonic`.
+        stop: Whether this rank was told to stop.
+        must_stop: Whether all ranks have agreed to stop.
+    """
 
     settings: PretrainSettings
     ranks: Ranks
@@ -90,8 +124,8 @@ class Run:
     position: Position
     pairs: ValidationPairs | None
     step_started: float = 0.0
-    stop: StopRequest = field(default_factory=StopRequest)  # of this rank
-    must_stop: bool = False  # agreed by all ranks
+    stop: StopRequest = field(default_factory=StopRequest)
+    must_stop: bool = False
 
     @property
     def is_finished(self) -> bool:
@@ -99,56 +133,102 @@ class Run:
         return self.position.phase == len(self.settings.phases)
 
     def close(self) -> None:
-        """Ends what watches and shows the run."""
-        for each in (self.watchdog, self.recorder, self.progress):
-            each.close()
+        """Closes the watchdog, the metrics and the progress bar."""
+        self.watchdog.close()
+        self.recorder.close()
+        self.progress.close()
 
     def save(self) -> None:
-        """Saves in the background, once the weights are known to be sound."""
+        """Saves a checkpoint in the background, after the weights were found to be sound.
+
+        Raises:
+            CorruptWeightsError: The weights are not sound.
+        """
         self.weights_check.check()
         self.recorder.flush()
         position = {**vars(self.position), "guard": self.guard.to_dict()}
         self.saver.save(position, self.engine, self.optimizer)
 
     def is_due(self, interval: int) -> bool:
-        """Whether something done every `interval` steps, and after each phase, is due now."""
+        """Returns whether something done every `interval` steps is due after this step.
+
+        It is also due after the last step of each phase; an interval of 0 means only then.
+        """
         is_multiple = interval > 0 and self.position.step % interval == 0
         return is_multiple or self.position.phase_step == 0
 
 
+@dataclass(frozen=True)
+class _Prepared:
+    """A run whose folder exists and whose settings and data were found to fit, on one rank.
+
+    Attributes:
+        settings: The settings, with steps instead of epochs and the masking of the trunk, if any.
+        storage_options: Options of the filesystems of datasets and of the checkpoint store.
+        mixture: The datasets.
+        model_config: The model, with the vocabulary of the datasets.
+        wait_policy: How long to wait for passes that are being built.
+        folder: The run's folder.
+        saved: The run's checkpoints.
+    """
+
+    settings: PretrainSettings
+    storage_options: Mapping[str, Any] | None
+    mixture: Mixture
+    model_config: BertConfig
+    wait_policy: WaitPolicy
+    folder: RunFolder
+    saved: RunCheckpoints
+
+
+@dataclass(frozen=True)
+class _Start:
+    """Where a run starts, or goes on.
+
+    Attributes:
+        checkpoint: The folder of the checkpoint to load; None at the start of a run.
+        position: How far the run has come.
+    """
+
+    checkpoint: Path | None
+    position: Position
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """The model and what trains it.
+
+    Attributes:
+        model: The model.
+        optimizer: Its optimizer.
+        engine: DeepSpeed's engine around both.
+    """
+
+    model: BertForPreTraining
+    optimizer: ShardedOptimizer
+    engine: Any
+
+
 def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks) -> Run | None:
-    """Everything a run needs, at its newest checkpoint or its start; None when it is finished."""
-    folder, position = RunFolder(Path(settings.output)), Position()
-    tell = say if ranks.rank == 0 else lambda _: None
-    wait_policy = WaitPolicy(60 * settings.follow_limit_minutes, tell)
-    with together(ranks):
-        options = parse_storage_options(settings.storage_options)
-    mixture = open_data(settings.data, options, wait_policy if settings.follow else None, ranks)
-    with together(ranks):
-        model_config = check_mixture(settings, mixture, ranks.world_size)
-        settings = resolve_epochs(settings, mixture)
-        url = settings.checkpoint.url
-        store = None if url is None else CheckpointStore(url, options)
-        if ranks.rank == 0:
-            lock_run(folder)
-            if store is not None:
-                restore_run(folder, store)
-            weights, trunk = None, dict[str, Any]()
-            if settings.init_from is not None and not folder.facts.is_file():
-                weights = resolve_model(settings.init_from)
-            elif settings.continue_from is not None and not folder.facts.is_file():
-                trunk = find_trunk(settings, mixture, options)
-            settings = follow_masking(settings, masking_of_trunk(folder, trunk))
-            prepare_run(settings, mixture, model_config, ranks.world_size, weights, trunk)
-    copy_run(folder, store, ranks)
-    with together(ranks):
-        settings = follow_masking(settings, masking_of_trunk(folder))
-    saved = RunCheckpoints(folder, store, ranks, settings.checkpoint.skip_damaged, say)
-    checkpoint = choose_checkpoint(settings, saved, options)
-    if checkpoint is not None:
-        with together(ranks):
-            position = find_position(settings, checkpoint)
-            refuse_consumed(settings, position)
+    """Opens a run at its newest checkpoint, or at its start.
+
+    Args:
+        settings: The settings of the run.
+        deepspeed: DeepSpeed's config.
+        ranks: All ranks, which must call this together.
+
+    Returns:
+        The run, or None if all its steps are made.
+
+    Raises:
+        ValueError: Settings, data and checkpoint do not fit together. Raised on every rank.
+        FileNotFoundError: A dataset or a run to go on from is missing.
+    """
+    prepared = _prepare(settings, ranks)
+    settings = prepared.settings
+    folder = prepared.folder
+    start = _find_start(prepared)
+    position = start.position
     progress = Progress(settings.num_steps, position.step, shown=ranks.rank == 0)
     if position.phase == len(settings.phases):
         progress.say(
@@ -156,54 +236,175 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
             f" give pretrain more steps, --continue_from {folder.path} and another --output"
         )
         return None
-    pairs = load_pairs(settings, folder, model_config, ranks, progress.say)
-    model = build_model(model_config, settings.seed)
-    with together(ranks):
-        for line in prepare_model(model, settings, checkpoint, folder.path / VOCAB):
-            progress.say(line)
-    optimizer = build_optimizer(model, settings.optimizer)
-    engine = start_engine(model, optimizer, deepspeed, ranks)
-    if checkpoint is not None:
-        load_checkpoint(checkpoint, engine, optimizer, ranks)
-        progress.say(f"{folder.path}: continuing after step {position.step}")
+
+    pairs = load_pairs(settings, folder, prepared.model_config, ranks, progress.say)
+    trained = _start_training(prepared, start, deepspeed, progress)
     recorder = Recorder()
     with together(ranks):
         if ranks.rank == 0:
             recorder = open_recorder(folder, settings, position.step)
-    gauge = Gauge(model_config, settings.phases, ranks, settings.peak_tflops)
-    saver = CheckpointSaver(folder, settings.checkpoint, ranks, store, progress.say)
-    saver.prepare(engine, optimizer)
-    guard, safety = SpikeGuard(settings.safety, position.guard), settings.safety
-    weights_check = WeightsCheck(model, optimizer, ranks, safety.weights_interval)
-    watchdog = Watchdog(60 * safety.watchdog_minutes, folder.stacks, ranks)
-    of_model, shown = (engine, optimizer, saver, saved), (progress, recorder, gauge)
-    guards = guard, weights_check, watchdog, wait_policy
-    return Run(settings, ranks, mixture, folder, *of_model, *guards, *shown, position, pairs)
+    gauge = Gauge(prepared.model_config, settings.phases, ranks, settings.peak_tflops)
+    saver = CheckpointSaver(folder, settings.checkpoint, ranks, prepared.saved.store, progress.say)
+    saver.prepare(trained.engine, trained.optimizer)
+    safety = settings.safety
+    return Run(
+        settings=settings,
+        ranks=ranks,
+        mixture=prepared.mixture,
+        folder=folder,
+        engine=trained.engine,
+        optimizer=trained.optimizer,
+        saver=saver,
+        saved=prepared.saved,
+        guard=SpikeGuard(safety, position.guard),
+        weights_check=WeightsCheck(
+            trained.model, trained.optimizer, ranks, safety.weights_interval
+        ),
+        watchdog=Watchdog(60 * safety.watchdog_minutes, folder.stacks, ranks),
+        wait_policy=prepared.wait_policy,
+        progress=progress,
+        recorder=recorder,
+        gauge=gauge,
+        position=position,
+        pairs=pairs,
+    )
+
+
+def _prepare(settings: PretrainSettings, ranks: Ranks) -> _Prepared:
+    """Opens the data, checks the settings against them, and makes or checks the run's folder.
+
+    All ranks call this together.
+    """
+    folder = RunFolder(Path(settings.output))
+    tell = say if ranks.rank == 0 else lambda _: None
+    wait_policy = WaitPolicy(60 * settings.follow_limit_minutes, tell)
+    with together(ranks):
+        storage_options = parse_storage_options(settings.storage_options)
+    mixture = open_data(
+        settings.data, storage_options, wait_policy if settings.follow else None, ranks
+    )
+    with together(ranks):
+        model_config = check_mixture(settings, mixture, ranks.world_size)
+        settings = resolve_epochs(settings, mixture)
+        store = None
+        if settings.checkpoint.url is not None:
+            store = CheckpointStore(settings.checkpoint.url, storage_options)
+        if ranks.rank == 0:
+            lock_run(folder)
+            if store is not None:
+                restore_run(folder, store)
+            _make_folder(settings, folder, mixture, model_config, ranks.world_size, storage_options)
+    copy_run(folder, store, ranks)
+    with together(ranks):
+        settings = follow_masking(settings, masking_of_trunk(folder))
+    return _Prepared(
+        settings=settings,
+        storage_options=storage_options,
+        mixture=mixture,
+        model_config=model_config,
+        wait_policy=wait_policy,
+        folder=folder,
+        saved=RunCheckpoints(folder, store, ranks, settings.checkpoint.skip_damaged, say),
+    )
+
+
+def _make_folder(
+    settings: PretrainSettings,
+    folder: RunFolder,
+    mixture: Mixture,
+    model_config: BertConfig,
+    world_size: int,
+    storage_options: Mapping[str, Any] | None,
+) -> None:
+    """Makes the run's folder, or checks that the run in it may be continued; on rank 0 only.
+
+    A new run that starts from weights, or from a checkpoint of another run, finds these first.
+    """
+    is_new = not folder.facts.is_file()
+    weights: str | None = None
+    trunk: dict[str, Any] = {}
+    if is_new and settings.init_from is not None:
+        weights = resolve_model(settings.init_from)
+    elif is_new and settings.continue_from is not None:
+        trunk = find_trunk(settings, mixture, storage_options)
+    settings = follow_masking(settings, masking_of_trunk(folder, trunk))
+    prepare_run(settings, mixture, model_config, world_size, weights, trunk)
+
+
+def _find_start(prepared: _Prepared) -> _Start:
+    """Returns where the run starts or goes on; all ranks call this together."""
+    settings = prepared.settings
+    checkpoint = choose_checkpoint(settings, prepared.saved, prepared.storage_options)
+    position = Position()
+    if checkpoint is not None:
+        with together(prepared.saved.ranks):
+            position = find_position(settings, checkpoint)
+            refuse_consumed(settings, position)
+    return _Start(checkpoint, position)
+
+
+def _start_training(
+    prepared: _Prepared, start: _Start, deepspeed: dict[str, Any], progress: Progress
+) -> _Trained:
+    """Builds the model, its optimizer and DeepSpeed's engine, and loads the checkpoint into them.
+
+    All ranks call this together.
+    """
+    settings = prepared.settings
+    ranks = prepared.saved.ranks
+    model = build_model(prepared.model_config, settings.seed)
+    with together(ranks):
+        for line in prepare_model(model, settings, start.checkpoint, prepared.folder.path / VOCAB):
+            progress.say(line)
+    optimizer = build_optimizer(model, settings.optimizer)
+    engine = start_engine(model, optimizer, deepspeed, ranks)
+    if start.checkpoint is not None:
+        load_checkpoint(start.checkpoint, engine, optimizer, ranks)
+        progress.say(f"{prepared.folder.path}: continuing after step {start.position.step}")
+    return _Trained(model, optimizer, engine)
 
 
 def open_data(
-    entries: Sequence[str], options: Mapping[str, Any] | None, wait: WaitPolicy | None, ranks: Ranks
+    entries: Sequence[str],
+    options: Mapping[str, Any] | None,
+    wait_policy: WaitPolicy | None,
+    ranks: Ranks,
 ) -> Mixture:
-    """The datasets, whose tables rank 0 reads for all, if no rank has to follow a build."""
+    """Opens the datasets; all ranks call this together.
+
+    Rank 0 reads the tables of finished datasets for all ranks. If builds are followed, every rank
+    opens the datasets itself, as it has to look for new passes.
+
+    Args:
+        entries: One `[NAME=]URL[:WEIGHT]` per dataset.
+        options: Options of the datasets' filesystems.
+        wait_policy: How long to wait for builds; None if they are not followed.
+        ranks: All ranks.
+    """
     mixture: Mixture = ()
     with together(ranks):
-        if ranks.rank == 0 or wait:
-            mixture = open_mixture(entries, options, wait)
-        opened = () if wait else opened_mixture(mixture)
-    if wait:
+        if ranks.rank == 0 or wait_policy:
+            mixture = open_mixture(entries, options, wait_policy)
+        opened = () if wait_policy else opened_mixture(mixture)
+    if wait_policy:
         return mixture
     opened = ranks.from_first(opened)
     return mixture or open_mixture_again(opened, options)
 
 
 def read_position(checkpoint: Path) -> Position:
-    """How far a run had come at a checkpoint."""
+    """Returns how far a run had come at a checkpoint."""
     state = read_state(checkpoint)
-    return Position(**{each.name: state[each.name] for each in dataclasses.fields(Position)})
+    names = [column.name for column in dataclasses.fields(Position)]
+    return Position(**{name: state[name] for name in names})
 
 
 def find_position(settings: PretrainSettings, checkpoint: Path) -> Position:
-    """How far the settings' run had come at a checkpoint, which may be that of its trunk."""
+    """Returns how far a run had come at a checkpoint, which may be that of its trunk.
+
+    The trunk is the run that `continue_from` names. The step of its checkpoint is placed in the
+    phases of this run.
+    """
     position = read_position(checkpoint)
     facts = RunFolder(Path(settings.output)).read_facts() if settings.continue_from else {}
     is_trunk = facts.get("trunk", {}).get("step") == position.step
@@ -213,31 +414,53 @@ def find_position(settings: PretrainSettings, checkpoint: Path) -> Position:
 def choose_checkpoint(
     settings: PretrainSettings, saved: RunCheckpoints, options: Mapping[str, Any] | None
 ) -> Path | None:
-    """The run's newest checkpoint; before it has any, a copy of its trunk's, with its metrics."""
-    found = saved.choose()
-    if found is not None or settings.continue_from is None:
-        return found
+    """Returns the checkpoint to load, or None at the start of a run; all ranks call it together.
+
+    It is the run's newest checkpoint. A run that goes on from another run, and has none yet, takes
+    that run's checkpoint, which is copied to this node.
+
+    Args:
+        settings: The settings of the run.
+        saved: The run's checkpoints.
+        options: Options of the filesystem of the other run.
+    """
+    newest = saved.choose()
+    if newest is not None or settings.continue_from is None:
+        return newest
     with together(saved.ranks):
         step = saved.run.read_facts()["trunk"]["step"]
-        there, _ = find_run(f"{split_step(settings.continue_from)[0]}@{step}", options)
-    return dataclasses.replace(saved, store=there, skip_damaged=False).choose(before=step + 1)
+        trunk_name, _ = split_step(settings.continue_from)
+        trunk_store, _ = find_run(f"{trunk_name}@{step}", options)
+    of_trunk = dataclasses.replace(saved, store=trunk_store, skip_damaged=False)
+    return of_trunk.choose(before=step + 1)
 
 
 def find_trunk(
     settings: PretrainSettings, mixture: Mixture, options: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """What run.json says of the run that `continue_from` names, once it is known to fit."""
+    """Returns what run.json will say of the run that `continue_from` names, the trunk.
+
+    Args:
+        settings: The settings of the new run.
+        mixture: The datasets of the new run.
+        options: Options of the trunk's filesystem.
+
+    Raises:
+        FileNotFoundError: There is no such run or checkpoint.
+        ValueError: The new run does not fit the trunk.
+    """
     store, names = find_run(settings.continue_from or "", options)
     with store.opened(names[-1], [STATE]) as (run, checkpoint):
         step = place_position(read_position(checkpoint), settings.phases).step
         masking = masking_of(run)
         check_trunk(run, follow_masking(settings, masking), mixture)
         facts = run.read_facts()
-    roots = [each["root_hash"] for each in facts["datasets"]]
-    trunk = {"run": store.url, "step": step, "root_hashes": roots, "id": facts["id"]}
-    trunk |= {"masking": masking} if "@" in masking else {}
-    begin = ("base_model", "init_from_revision")
-    return {key: facts[key] for key in begin if key in facts} | {"trunk": trunk}
+    root_hashes = [dataset["root_hash"] for dataset in facts["datasets"]]
+    trunk = {"run": store.url, "step": step, "root_hashes": root_hashes, "id": facts["id"]}
+    if "@" in masking:
+        trunk["masking"] = masking
+    inherited = ("base_model", "init_from_revision")
+    return {key: facts[key] for key in inherited if key in facts} | {"trunk": trunk}
 
 
 def masking_of_trunk(folder: RunFolder, found: Mapping[str, Any] | None = None) -> str | None:
@@ -253,49 +476,64 @@ def masking_of_trunk(folder: RunFolder, found: Mapping[str, Any] | None = None) 
 
 
 def place_position(position: Position, phases: Sequence[Phase]) -> Position:
-    """The position of a trunk in the phases of a run that goes on from it; they have to fit."""
-    plan = [index for index, phase in enumerate(phases) for _ in range(phase.steps)]
-    made = plan[: position.step]
+    """Returns a position of the trunk with the phase and the step of the run that goes on from it.
+
+    Args:
+        position: The trunk's position.
+        phases: The phases of the new run.
+
+    Raises:
+        ValueError: The phases do not begin with the trunk's steps and batches, or end there.
+    """
+    phase_of_step = [index for index, phase in enumerate(phases) for _ in range(phase.steps)]
+    made = phase_of_step[: position.step]
     instances = sum(phases[index].global_batch for index in made)
-    if len(plan) <= position.step or instances != position.instances:
+    if len(phase_of_step) <= position.step or instances != position.instances:
         raise ValueError(
             f"continue_from names a checkpoint of {position.step:,} steps with"
             f" {position.instances:,} instances; the first {len(made):,} steps of phases have"
-            f" {instances:,}, and {len(plan) - len(made):,} follow. Phases begin with the steps and"
-            " batches of the run gone on from, and have more"
+            f" {instances:,}, and {len(phase_of_step) - len(made):,} follow. Phases begin with the"
+            " steps and batches of the run gone on from, and have more"
         )
-    phase = plan[position.step]
+    phase = phase_of_step[position.step]
     phase_step = made.count(phase)
     return dataclasses.replace(position, phase=phase, phase_step=phase_step, phase_seconds=0.0)
 
 
 def refuse_consumed(settings: PretrainSettings, position: Position) -> None:
-    """Refuses a `skip` of what was consumed already, of any stream that was begun."""
+    """Raises a ValueError if `skip` names positions that a stream has consumed already."""
     for seq_len, state in position.streams.items():
         parse_state(state).skipping(settings.skipped(*settings.phases_of(int(seq_len))))
 
 
 def resolve_epochs(settings: PretrainSettings, mixture: Mixture) -> PretrainSettings:
-    """The settings with steps in the place of epochs."""
+    """Returns settings whose phases have the steps that `epochs` asks for, if it is set."""
     if settings.epochs is None:
         return settings
-    a_pass = [instances_a_pass(mixture, phase.seq_len) for phase in settings.phases]
-    return dataclasses.replace(settings, phases=lengthen_phases(settings, a_pass), epochs=None)
+    pass_sizes = [instances_a_pass(mixture, phase.seq_len) for phase in settings.phases]
+    phases = lengthen_phases(settings, pass_sizes)
+    return dataclasses.replace(settings, phases=phases, epochs=None)
 
 
 def check_mixture(settings: PretrainSettings, mixture: Mixture, world_size: int) -> BertConfig:
-    """The model's config with the datasets' vocabulary; settings and datasets are held to fit."""
+    """Returns the config of the model, with the size of the datasets' vocabulary.
+
+    Raises:
+        ValueError: A dataset lacks the length of a phase, the model cannot read that length, or a
+            batch is smaller than the number of ranks.
+    """
     config = settings.model_config(mixture[0].dataset.manifest.vocab_size)
-    wanted = {phase.seq_len for phase in settings.phases}
-    for each in mixture:
-        groups = each.dataset.manifest.groups
-        found = {group.seq_len for group in groups if group.split == "train"}
-        if lacking := sorted(wanted - found):
-            there = ", ".join(f"train L{length}" for length in sorted(found))
+    needed = {phase.seq_len for phase in settings.phases}
+    for source in mixture:
+        groups = source.dataset.manifest.groups
+        existing = {group.seq_len for group in groups if group.split == "train"}
+        missing = sorted(needed - existing)
+        if missing:
+            there = ", ".join(f"train L{length}" for length in sorted(existing))
             raise ValueError(
-                f"{each.dataset.url}: no train instances of seq_len "
-                f"{', '.join(map(str, lacking))}; the dataset has {there}; build it with --seq_lens"
-                f" {' '.join(map(str, sorted(wanted | found)))}, or choose other phases"
+                f"{source.dataset.url}: no train instances of seq_len "
+                f"{', '.join(map(str, missing))}; the dataset has {there}; build it with --seq_lens"
+                f" {' '.join(map(str, sorted(needed | existing)))}, or choose other phases"
             )
     for index, phase in enumerate(settings.phases):
         if phase.seq_len > config.max_position_embeddings:
@@ -315,14 +553,30 @@ def check_mixture(settings: PretrainSettings, mixture: Mixture, world_size: int)
 def prepare_model(
     model: BertForPreTraining, settings: PretrainSettings, checkpoint: Path | None, vocabulary: Path
 ) -> Iterator[str]:
-    """Freezes, fills and compiles the model as asked; says which weights came from elsewhere."""
+    """Freezes, fills and compiles a new model as the settings ask.
+
+    It is lazy: the model is ready when the iterator ends.
+
+    Args:
+        model: The model, with initial weights.
+        settings: The settings of the run.
+        checkpoint: The checkpoint that will be loaded; None at the start of a run.
+        vocabulary: The run's vocab.txt.
+
+    Yields:
+        Lines of output that say which weights the model starts with, if they are not new ones.
+
+    Raises:
+        ValueError: The weights to start with, or the checkpoint, are those of another model.
+    """
     freeze_unused(model, settings.objective)
     model.bert.recompute_layers = settings.activation_checkpointing
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     if checkpoint is not None and frozen:
-        # No optimizer has them, so they are in no fragment.
+        # The optimizer has no frozen parameters, so `load_checkpoint` will not fill them.
         weights = read_weights(checkpoint)
-        if lacking := ", ".join(sorted(frozen - weights.keys())[:3]):
+        lacking = ", ".join(sorted(frozen - weights.keys())[:3])
+        if lacking:
             raise ValueError(f"{checkpoint} does not hold {lacking}; it is of another model")
         model.load_state_dict({name: weights[name].float() for name in frozen}, strict=False)
     elif checkpoint is None and settings.init_from is not None:
@@ -332,24 +586,38 @@ def prepare_model(
 
 
 def _start_from(folder: str, model: BertForPreTraining, vocabulary: Path) -> Iterator[str]:
-    found, num_new = read_initial_weights(folder), 0
+    """Loads the weights that a run starts from, and yields lines of output about them.
+
+    Args:
+        folder: The folder with the weights.
+        model: The model to fill.
+        vocabulary: The run's vocab.txt, which may have more pieces than that of the weights.
+    """
+    initial = read_initial_weights(folder)
+    num_new = 0
     refuse_other_words(folder, str(vocabulary.parent))
-    if found.vocab is not None:
-        found, num_new = extend_rows(found, vocabulary.read_bytes(), folder)
-    _check_config(found.config, model.config, folder)
-    missing = model.load_state_dict(found.state, strict=False).missing_keys
+    if initial.vocab is not None:
+        initial, num_new = extend_rows(initial, vocabulary.read_bytes(), folder)
+    _check_config(initial.config, model.config, folder)
+    missing = model.load_state_dict(initial.state, strict=False).missing_keys
     yield f"weights are those of {folder}"
     if num_new:
         begin = "each begins as the mean of the old pieces that it was cut into"
         yield f"  {num_new:,} pieces are new to it: {begin}"
     if missing:
         yield f"  it lacks {', '.join(sorted(missing))}, which begin as new"
-    if found.vocab is None:
+    if initial.vocab is None:
         yield "  it has no vocab.txt: only the size says that its vocabulary is the dataset's"
 
 
 def _check_config(found: BertConfig, expected: BertConfig, folder: str) -> None:
-    """Refuses weights of another model by the name of the setting that would fit them."""
+    """Raises a ValueError that names the settings in which weights differ from the model.
+
+    Args:
+        found: The config of the weights.
+        expected: The config of the model.
+        folder: The folder of the weights, for the message.
+    """
     ours = vars(expected)
     wrong = [
         f"{name} {value} (this run: {ours[name]})"

@@ -1,4 +1,4 @@
-"""Validation loss of the same instances each time, whatever the number of ranks."""
+"""Measures validation loss, of the same instances each time, for any number of ranks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,9 +22,14 @@ from trainer.stream.reading.settings import Reading
 
 @dataclass(frozen=True)
 class ValidationSet:
-    """The first instances of the validation split's first pass of one dataset, this rank's share.
+    """This rank's share of the validation instances of one dataset.
 
-    `facts` are columns of all ranks: what guesses reach (`trainer.runs.metrics`) and counts.
+    Attributes:
+        name: Name of the dataset in the mixture.
+        weight: Weight of the dataset in the mixture.
+        micro_batches: This rank's instances; every rank has the same number of micro-batches.
+        facts: Columns of metrics.jsonl that no model changes, over all ranks: the losses and
+            accuracies that constant guesses reach, and the numbers of instances and masked tokens.
     """
 
     name: str
@@ -41,12 +46,27 @@ def load_validation_sets(
     wait: WaitPolicy,
     say: Callable[[str], None],
 ) -> list[ValidationSet]:
-    """Reads this rank's shares into memory; datasets may hold none out."""
-    split = "validation", seq_len
+    """Reads this rank's share of the validation instances of every dataset that has some.
+
+    All ranks call this together.
+
+    Args:
+        mixture: The datasets. A dataset without validation instances is left out, and named.
+        seq_len: The length of the instances.
+        settings: The settings of the run.
+        ranks: All ranks.
+        wait: How long to wait for validation instances that are being built.
+        say: Prints a line.
+
+    Raises:
+        ValueError: The run should stop at an accuracy, and there are too few instances to
+            measure it.
+    """
+    split = ("validation", seq_len)
     held_out = [
-        each
-        for each in mixture
-        if split in {(group.split, group.seq_len) for group in each.dataset.manifest.groups}
+        source
+        for source in mixture
+        if split in {(group.split, group.seq_len) for group in source.dataset.manifest.groups}
     ]
     if settings.validation.stop_at_mlm_accuracy is not None and not held_out:
         raise ValueError(
@@ -54,28 +74,37 @@ def load_validation_sets(
             "validation.stop_at_mlm_accuracy ends the run by an accuracy on them; build with "
             "documents held out, or leave it away"
         )
-    found = {each.name for each in held_out}
-    if missing := ", ".join(each.name for each in mixture if each.name not in found):
+    names = {source.name for source in held_out}
+    missing = ", ".join(source.name for source in mixture if source.name not in names)
+    if missing:
         say(f"no validation loss of {missing}: no documents are held out at {seq_len} tokens")
     with together(ranks):
-        for each in held_out:
-            wait_for_pass(each.dataset, *split, 0, wait)
-    return [_load(each, seq_len, settings, ranks) for each in held_out]
+        for source in held_out:
+            wait_for_pass(source.dataset, "validation", seq_len, 0, wait)
+    return [_load(source, seq_len, settings, ranks) for source in held_out]
 
 
 def _load(
     source: WeightedDataset, seq_len: int, settings: PretrainSettings, ranks: Ranks
 ) -> ValidationSet:
+    """Reads this rank's share of the validation instances of one dataset.
+
+    All ranks call this together, because it counts over all of them.
+
+    Raises:
+        ValueError: The run should stop at an accuracy, and there are too few instances.
+    """
     dataset = source.dataset
     size = sum(shard.instances for shard in dataset.shards("validation", seq_len, 0))
-    wanted = settings.validation.num_instances or size
-    if settings.validation.stop_at_mlm_accuracy is not None and size < wanted:
+    requested = settings.validation.num_instances or size
+    if settings.validation.stop_at_mlm_accuracy is not None and size < requested:
         raise ValueError(
             f"{dataset.url} holds out {size} instances of {seq_len} tokens, "
-            f"validation.num_instances is {wanted} and the run stops at an accuracy on all of them;"
-            " build with more --validation_tokens (and --validation_fraction), or ask for fewer"
+            f"validation.num_instances is {requested} and the run stops at an accuracy on all of"
+            " them; build with more --validation_tokens (and --validation_fraction), or ask for"
+            " fewer"
         )
-    instances = min(size, wanted)
+    instances = min(size, requested)
     share = iterate_validation(
         dataset,
         seq_len,
@@ -85,27 +114,37 @@ def _load(
         max_instances=instances,
         reading=Reading(cache_dir=settings.cache_dir, cache_bytes=settings.cache_bytes),
     )
-    read = list(share)
-    micro_batches = [prepare_micro_batch(batch, settings.objective) for batch in read]
-    masked = sum(len(batch.masked_labels) for batch in micro_batches)
-    num_random = sum(int(batch.is_random_next.sum()) for batch in read)
-    counts = list(zip(*ranks.gather((masked, num_random, len(read))), strict=True))
-    # Under ZeRO-3 a forward pass is a collective: every rank makes as many.
-    micro_batches += [empty_micro_batch()] * (max(counts[2]) - len(read))
+    stored_batches = list(share)
+    micro_batches = [prepare_micro_batch(batch, settings.objective) for batch in stored_batches]
+    num_masked = sum(len(batch.masked_labels) for batch in micro_batches)
+    num_random = sum(int(batch.is_random_next.sum()) for batch in stored_batches)
+    counts_of_ranks = ranks.gather((num_masked, num_random, len(stored_batches)))
+    masked_of_ranks, random_of_ranks, batches_of_ranks = zip(*counts_of_ranks, strict=True)
+    # Under ZeRO-3 all ranks make a forward pass together, so they need the same number of batches.
+    micro_batches += [empty_micro_batch()] * (max(batches_of_ranks) - len(stored_batches))
+
     text_V = torch.zeros(dataset.manifest.vocab_size, dtype=torch.int64)
-    for batch in read:
+    for batch in stored_batches:
         text_V += count_text(batch, dataset)
     torch.distributed.all_reduce(text_V, group=ranks.counts_group)
     facts: dict[str, Any] = {"unigram_entropy": unigram_entropy(text_V.numpy())}
     if settings.objective == WITH_NSP:
-        facts["nsp_majority_share"] = majority_share(sum(counts[1]), instances)
-    facts |= {"instances": instances, "masked": sum(counts[0])}
+        facts["nsp_majority_share"] = majority_share(sum(random_of_ranks), instances)
+    facts |= {"instances": instances, "masked": sum(masked_of_ranks)}
     return ValidationSet(source.name, source.weight, micro_batches, facts)
 
 
 @torch.no_grad()
 def validate(engine: Any, validation_set: ValidationSet, ranks: Ranks) -> dict[str, float]:
-    """Losses and accuracies over the whole set, beside what guesses reach; equal on all ranks."""
+    """Returns losses and accuracies over one dataset, the same on every rank.
+
+    All ranks call this together. The result also has the set's `facts`.
+
+    Args:
+        engine: DeepSpeed's engine around the model.
+        validation_set: This rank's share of the instances.
+        ranks: All ranks.
+    """
     model = engine.module
     model.eval()
     totals = sum_losses(model, validation_set.micro_batches, ranks.device)
@@ -117,7 +156,7 @@ def validate(engine: Any, validation_set: ValidationSet, ranks: Ranks) -> dict[s
 
 
 def sum_losses(model: Any, batches: Sequence[MicroBatch], device: torch.device) -> Tensor:
-    """`stack_sums` of all micro-batches."""
+    """Returns `stack_sums` added over micro-batches, float64 [4] on the device."""
     totals = torch.zeros(4, dtype=torch.float64, device=device)
     for batch in batches:
         totals += stack_sums(forward_sums(model, batch, device))
@@ -127,31 +166,50 @@ def sum_losses(model: Any, batches: Sequence[MicroBatch], device: torch.device) 
 def measure(
     engine: Any, sets: Sequence[ValidationSet], ranks: Ranks, step: int
 ) -> tuple[dict[str, Any], list[str]]:
-    """The row of metrics.jsonl after a step, and lines for people."""
-    parts = {each.name: validate(engine, each, ranks) for each in sets}
-    row = {"step": step, "split": "validation", **join_columns(parts, sets)}
+    """Measures the model on all datasets; all ranks call this together.
+
+    Args:
+        engine: DeepSpeed's engine around the model.
+        sets: The validation sets, at least one.
+        ranks: All ranks.
+        step: Number of steps made.
+
+    Returns:
+        A row of metrics.jsonl, and lines of output.
+    """
+    columns_of = {part.name: validate(engine, part, ranks) for part in sets}
+    row = {"step": step, "split": "validation", **join_columns(columns_of, sets)}
     lines = [f"step {step}: {format_validation(row)}"]
-    if len(parts) > 1:
-        row["datasets"] = parts
-        lines += [f"  {name}: {format_validation(columns)}" for name, columns in parts.items()]
+    if len(columns_of) > 1:
+        row["datasets"] = columns_of
+        lines += [f"  {name}: {format_validation(columns)}" for name, columns in columns_of.items()]
     return row, lines
 
 
 def join_columns(
     parts: Mapping[str, Mapping[str, float]], sets: Sequence[ValidationSet]
 ) -> dict[str, Any]:
-    """The mixture's columns: means weighted as the datasets are, and sums of what is counted."""
-    first, total = parts[sets[0].name], sum(each.weight for each in sets)
+    """Returns the columns of a mixture: weighted means of measures, and sums of counts.
+
+    Args:
+        parts: The columns of each dataset, by its name.
+        sets: The validation sets, which have the weights.
+    """
+    first = parts[sets[0].name]
     if len(sets) == 1:
         return dict(first)
-    means = {
-        key: sum(each.weight * parts[each.name][key] for each in sets) / total for key in first
+    total_weight = sum(part.weight for part in sets)
+    joined = {
+        key: sum(part.weight * parts[part.name][key] for part in sets) / total_weight
+        for key in first
     }
-    return means | {k: sum(part[k] for part in parts.values()) for k in ("instances", "masked")}
+    for key in ("instances", "masked"):
+        joined[key] = sum(columns[key] for columns in parts.values())
+    return joined
 
 
 def format_validation(columns: Mapping[str, Any]) -> str:
-    """One line for people."""
+    """Returns a row of validation as one line of output."""
     line = (
         f"validation MLM loss {columns['mlm_loss']:.3f} nats (unigram entropy of the text "
         f"{columns['unigram_entropy']:.3f}), accuracy {columns['mlm_accuracy']:.3f}"
