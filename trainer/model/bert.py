@@ -1,9 +1,9 @@
 """Defines BERT over packed tokens, with its pretraining heads.
 
-There is no padding but, with one back end, in attention. Residual sums are normalised after each
-sub-layer (post-LN), GELU is the exact one (erf), positions are learned, and the decoder is tied to
-the word embeddings. With `pre_norm`, inputs of sub-layers are normalised instead, and the sum once,
-at the end (Xiong et al. 2020). Sources: BERT paper, section 3 and appendix A.2;
+Nothing is padded, except in attention by the padded back end. Residual sums are normalised after
+each sub-layer (post-LN), GELU is the exact one (erf), positions are learned, and the decoder is
+tied to the word embeddings. With `pre_norm`, inputs of sub-layers are normalised instead, and the
+sum once, at the end (Xiong et al. 2020). Sources: BERT paper, section 3 and appendix A.2;
 google-research/bert modeling.py.
 
 B sequences, T tokens, H hidden, A heads, D head size, C feed-forward width, V vocabulary, M masked

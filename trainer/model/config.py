@@ -79,7 +79,13 @@ class BertConfig:
             )
 
     def _check(self, names: tuple[str, ...], kind: str, least: float) -> None:
-        """Raises a ValueError that asks for a `kind` if a field is below `least` or not finite."""
+        """Raises a ValueError if a field is below a bound or not finite.
+
+        Args:
+            names: Names of the fields to check.
+            kind: Says in the message what a field must be, such as "at least 1".
+            least: The bound.
+        """
         for name in names:
             value = getattr(self, name)
             if not least <= value < math.inf:
@@ -166,7 +172,7 @@ class Lengths:
 
     Attributes:
         tokens: Number of tokens without padding.
-        squared_tokens: Square of the number of tokens of an instance, as attention costs.
+        squared_tokens: Square of the number of tokens of an instance, as the cost of attention.
         masked: Number of masked tokens.
     """
 

@@ -17,6 +17,7 @@ class AdamW(ShardedOptimizer):
     state_names = ("exp_avg", "exp_avg_sq")
 
     def _update(self, gradients: list[Tensor], divisor: Tensor | None) -> None:
+        """Moves the parameters that decay, and then those that do not."""
         learning_rate: float = self.param_groups[0]["lr"]
         weights = self.views("fp32")
         first = self.views("exp_avg")

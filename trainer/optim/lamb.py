@@ -61,6 +61,7 @@ class Lamb(AdamW):
         }
 
     def _measure(self, gradients: list[Tensor]) -> Tensor:
+        """Returns the squared norms of the gradient, and guesses the update (see the module)."""
         self._guess = None
         if not self.asks_other_ranks:
             return super()._measure(gradients)
@@ -71,6 +72,7 @@ class Lamb(AdamW):
         return norms[0]
 
     def _update(self, gradients: list[Tensor], divisor: Tensor | None) -> None:
+        """Makes the guessed update, or computes the right one if the gradient is clipped."""
         guess = None if self.is_clipped else self._guess
         self._guess = None
         weights = self.views("fp32")

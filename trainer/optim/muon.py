@@ -53,6 +53,7 @@ class Muon(AdamW):
         }
 
     def _update(self, gradients: list[Tensor], divisor: Tensor | None) -> None:
+        """Moves matrices of layers by Muon, and all other parameters by AdamW."""
         learning_rate: float = self.param_groups[0]["lr"]
         weights = self.views("fp32")
         first = self.views("exp_avg")
@@ -92,7 +93,10 @@ class Muon(AdamW):
 
     @cached_property
     def _shared(self) -> list[list[Fragment]]:
-        """For each rank: its parts of the matrices that this rank holds a part, but not all, of."""
+        """The parts, on every rank, of the matrices that this rank shares with other ranks.
+
+        There is one list per rank, in the order of ranks.
+        """
         fragments_of_ranks = [self.fragments] * torch.distributed.get_world_size()
         torch.distributed.all_gather_object(fragments_of_ranks, self.fragments)
         split_matrices = {

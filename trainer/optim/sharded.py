@@ -28,10 +28,10 @@ class Fragment:
     Attributes:
         name: Name of the parameter.
         index: Index of the parameter among the P parameters.
-        start: First number of the part, in the flattened parameter.
-        numel: Number of numbers in the part.
+        start: Index of the part's first value in the flattened parameter.
+        numel: Number of values in the part.
         owner: Index, in `ShardedOptimizer.owned`, of the tensor that holds the part.
-        owner_start: First number of the part, in that flattened tensor.
+        owner_start: Index of the part's first value in that tensor, flattened.
         decays: Whether weight decay applies to the parameter.
     """
 

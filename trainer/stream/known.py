@@ -91,7 +91,7 @@ class KnownPasses:
                 pass
 
     def shard_index(self, rows: Rows) -> Array:
-        """Returns the index in `shards` of the shard of each of the rows, int64 [R]."""
+        """Returns the shard of each range of rows, as an index into `shards`, int64 [R]."""
         most_passes = max(map(len, self._first_shard))
         first_DP = np.array(
             [[*starts, *[0] * (most_passes - len(starts))] for starts in self._first_shard]

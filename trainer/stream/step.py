@@ -374,35 +374,31 @@ def _close(
 
 
 @dataclass(frozen=True)
-class _PlannedShare(PlannedStep):
-    """The rows that one rank takes of a step, with what its `RankStep` needs.
-
-    Attributes:
-        step: Number of the step.
-        first_position: Stream position of the global batch's first instance.
-        position_after: Stream position after the global batch's last instance.
-        dataset: Index of the dataset of each range of rows, int64 [R].
-    """
-
-    step: int
-    first_position: int
-    position_after: int
-    dataset: Array
-
-
-@dataclass(frozen=True)
 class _StepPlace:
     """Where one step is in the stream.
 
     Attributes:
         step: Number of the step.
-        first_position: Stream position of its first instance.
-        position_after: Stream position after its last instance.
+        first_position: Stream position of the global batch's first instance.
+        position_after: Stream position after the global batch's last instance.
     """
 
     step: int
     first_position: int
     position_after: int
+
+
+@dataclass(frozen=True)
+class _PlannedShare(PlannedStep):
+    """The rows that one rank takes of a step, with what its `RankStep` needs.
+
+    Attributes:
+        place: Where the step is in the stream.
+        dataset: Index of the dataset of each range of rows, int64 [R].
+    """
+
+    place: _StepPlace
+    dataset: Array
 
 
 class _Steps:
@@ -467,9 +463,7 @@ class _Steps:
                     start=start,
                     stop=stop,
                     num_rows=int((stop - start).sum()),
-                    step=place.step,
-                    first_position=place.first_position,
-                    position_after=place.position_after,
+                    place=place,
                     dataset=rows.dataset[first:last],
                 )
 
@@ -521,9 +515,9 @@ class _Steps:
         micro_batches = iter(pack_micro_batches(block, all_cuts, pin_memory))
         return [
             RankStep(
-                step=share.step,
-                first_position=share.first_position,
-                position_after=share.position_after,
+                step=share.place.step,
+                first_position=share.place.first_position,
+                position_after=share.place.position_after,
                 micro_batches=list(islice(micro_batches, len(cuts_of_steps[index]))),
                 num_instances=share.num_rows,
                 num_tokens=num_tokens[index],
@@ -544,7 +538,11 @@ class _Steps:
         sizes = self._sizes
         first_slot, _ = rank_slots(sizes.global_batch, sizes.rank, sizes.world_size)
         return [
-            StepInstances(share.step, share.first_position + first_slot, share.num_rows)
+            StepInstances(
+                step=share.place.step,
+                first_number=share.place.first_position + first_slot,
+                num_instances=share.num_rows,
+            )
             for share in planned
         ]
 

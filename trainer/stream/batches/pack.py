@@ -125,6 +125,7 @@ def pack_micro_batches(
     masked_positions = block.masked_lm_positions + np.repeat(batch_starts, block.masked_lengths)
 
     def split(values: Array, counts: Array) -> Sequence[Tensor]:
+        """Cuts a column into one view per micro-batch."""
         tensor = torch.from_numpy(values)
         if pin_memory:
             tensor = tensor.pin_memory()
@@ -210,9 +211,9 @@ def balance_micro_batches(
 ) -> list[tuple[int, int]]:
     """Returns as many micro-batches as `cut_micro_batches`, with the largest as small as possible.
 
-    This is rule 5 of docs/order.md. If each micro-batch were filled before the next, the last would
-    be a small rest that still costs a whole pass of kernels and reductions. And ranks wait for each
-    other in every pass, so equal sizes are faster for all.
+    This is rule 5 of docs/order.md. If each micro-batch were filled before the next, the last could
+    be small, and still need as many kernels and reductions as a full one. And after each
+    micro-batch ranks wait for the slowest of them, so equal sizes are faster for all.
 
     Args:
         offsets: Cumulative tokens of N instances, integers [N+1]; none exceeds `micro_tokens`.

@@ -100,7 +100,7 @@ class MaskRedraw:
 def restore_text(block: Block) -> Block:
     """Returns a block with the original tokens at its masked positions.
 
-    The positions and ids of the masks stay in their columns.
+    The columns that list the masks are not changed.
     """
     input_ids = block.input_ids.copy()
     input_ids[block.masked_indices] = block.masked_lm_ids

@@ -210,7 +210,11 @@ class BlockReader:
         return self._tables[shard]
 
     def ask(self, keys: Iterable[int]) -> None:
-        """Requests blocks, in order of need, unless they are held; consecutive ones together."""
+        """Requests those of some blocks that are not held; consecutive ones are read together.
+
+        Args:
+            keys: Keys of blocks, in the order in which they are needed.
+        """
         new_keys = [key for key in keys if key not in self._held]
         for shard in dict.fromkeys(key >> _BLOCK_BITS for key in new_keys):
             self.table(shard)  # of all shards at once: each is a round trip
@@ -377,7 +381,7 @@ class BlockReader:
                 job()
 
     def _attempts(self, what: object) -> Attempts:
-        """Returns the attempts at one request; `what` names it in messages."""
+        """Returns a new `Attempts` for one request, which `what` names in messages."""
         return Attempts(what, self._settings, self._stop, self._rate_limit)
 
     def _read_table(self, number: int) -> BlockTable:
