@@ -152,7 +152,7 @@ class Run:
     def is_due(self, interval: int) -> bool:
         """Returns whether something done every `interval` steps is due after this step.
 
-        It is also due after the last step of each phase; an interval of 0 means only then.
+        It is also due after the last step of each phase; with an interval of 0, only then.
         """
         is_multiple = interval > 0 and self.position.step % interval == 0
         return is_multiple or self.position.phase_step == 0
@@ -476,7 +476,9 @@ def masking_of_trunk(folder: RunFolder, found: Mapping[str, Any] | None = None) 
 
 
 def place_position(position: Position, phases: Sequence[Phase]) -> Position:
-    """Returns a position of the trunk with the phase and the step of the run that goes on from it.
+    """Returns the trunk's position, with its phase and step counted in the new run's phases.
+
+    The trunk is the run that the new run goes on from.
 
     Args:
         position: The trunk's position.

@@ -41,7 +41,7 @@ class StepInstances(NamedTuple):
 
 
 class MaskRedraw:
-    """Masks the instances of a stream of one length anew."""
+    """Draws new masks for the instances of a stream, whose length is fixed."""
 
     def __init__(
         self, datasets: Sequence[Dataset], seq_len: int, seed: int, share_at: ShareAt

@@ -128,7 +128,7 @@ def parse_entries(entries: Sequence[str]) -> list[tuple[str, str, int]]:
 def refuse_disagreement(mixture: Mixture) -> None:
     """Raises a ValueError if one model cannot be trained on all datasets of a mixture.
 
-    Vocabulary, special ids, lower-casing and the rule of whole words have to be the same.
+    Vocabulary, special ids, lower-casing and the setting `words` have to be the same.
     """
     first = mixture[0].dataset
     expected = _shared_facts(first)

@@ -210,7 +210,7 @@ class BlockReader:
         return self._tables[shard]
 
     def ask(self, keys: Iterable[int]) -> None:
-        """Requests those of some blocks that are not held; consecutive ones are read together.
+        """Requests blocks, unless they are held already; consecutive ones are read together.
 
         Args:
             keys: Keys of blocks, in the order in which they are needed.
