@@ -1,6 +1,6 @@
-"""Items to packed micro-batches: what makes a step, which rank reads it, and its tensors.
+"""Forms optimizer steps from items, deals them out to ranks, and packs them into micro-batches.
 
-Everything is in memory on every rank, so every rank knows every count.
+Every rank has all items in memory, so that each knows every step of the others without asking.
 """
 
 import math
@@ -20,7 +20,14 @@ from trainer.model.packed_inputs import PackedInputs, pack_sequences
 
 @dataclass(frozen=True)
 class Recipe:
-    """What one run of a search is trained with; a global batch is items of a step, of all ranks."""
+    """The searched settings of one run.
+
+    Attributes:
+        global_batch: Number of items of an optimizer step, over all ranks.
+        peak_lr: The learning rate after the warm-up.
+        epochs: How often every item is seen.
+        seed: The seed of new weights, of the order of items, and of dropout.
+    """
 
     global_batch: int
     peak_lr: float
@@ -29,19 +36,22 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """The run's name for files and people."""
+        """Name of the run in file names and in output, such as "batch32-lr5e-05-epochs3-seed0"."""
         return f"batch{self.global_batch}-lr{self.peak_lr:g}-epochs{self.epochs}-seed{self.seed}"
 
     def num_steps(self, num_items: int) -> int:
-        """Optimizer steps of the run."""
+        """Returns the number of optimizer steps for so many training items."""
         return self.epochs * math.ceil(num_items / self.global_batch)
 
 
 @dataclass(frozen=True)
 class TaskBatch(PackedInputs):
-    """Packed sequences of items: item i is sequences item_starts[i] to item_starts[i + 1] - 1.
+    """A micro-batch: the packed sequences of some items, with their labels.
 
-    Labels are flat, item after item, int64 or float32.
+    Attributes:
+        item_starts: [items + 1], integers. Sequences item_starts[i] to item_starts[i + 1] - 1
+            belong to item i.
+        labels: The labels of all items, one item after another: int64, or float32 for numbers.
     """
 
     item_starts: Tensor
@@ -49,25 +59,38 @@ class TaskBatch(PackedInputs):
 
 
 class Step(NamedTuple):
-    """The items of a global batch, and as many micro-batches for each rank; some are empty."""
+    """The items of one optimizer step.
+
+    Attributes:
+        items: The items of all ranks.
+        ranks: The micro-batches of each rank, as lists of items. All ranks have the same number of
+            micro-batches, so that no rank waits for another; some micro-batches are empty.
+    """
 
     items: list[Item]
     ranks: list[list[list[Item]]]
 
 
 def pack_items(items: Sequence[Item], device: torch.device) -> TaskBatch:
-    """The items as one micro-batch on the device."""
+    """Packs items into one micro-batch on the device. There may be no items."""
     sequences = [sequence for item in items for sequence in item.sequences]
-    in_a = [each.segment_a_length for each in sequences]
-    inputs = pack_sequences([each.input_ids for each in sequences], device, in_a)
+    segment_a_lengths = [sequence.segment_a_length for sequence in sequences]
+    ids = [sequence.input_ids for sequence in sequences]
+    inputs = pack_sequences(ids, device, segment_a_lengths)
     starts = np.cumsum([0, *(len(item.sequences) for item in items)])
     labels = np.concatenate([item.labels for item in items] or [np.zeros(0, np.int64)])
-    starts_I1, labels_N = (torch.from_numpy(each).to(device) for each in (starts, labels))
-    return TaskBatch(**vars(inputs), item_starts=starts_I1, labels=labels_N)
+    return TaskBatch(
+        **vars(inputs),
+        item_starts=torch.from_numpy(starts).to(device),
+        labels=torch.from_numpy(labels).to(device),
+    )
 
 
 def cut_items(items: Sequence[Item], micro_tokens: int) -> list[list[Item]]:
-    """Neighbouring items together while they fit into micro_tokens; an item is never cut."""
+    """Cuts a list of items into lists of at most `micro_tokens` tokens, in order.
+
+    An item is never cut. One with more tokens is in a list of its own.
+    """
     cuts: list[list[Item]] = []
     room = 0
     for item in items:
@@ -81,14 +104,17 @@ def cut_items(items: Sequence[Item], micro_tokens: int) -> list[list[Item]]:
 
 
 def shuffled_order(num_items: int, seed: int, epoch: int) -> list[int]:
-    """A permutation that depends on its arguments only, whatever a library's generator does."""
+    """Returns the indices 0 to num_items - 1 in a random order that depends on seed and epoch.
+
+    It does not depend on the generators of numpy or torch, which may change with their versions.
+    """
     draw = random.Random(seed_of(f"{seed}/order/{epoch}")).getrandbits
     keys = [draw(64) for _ in range(num_items)]
     return sorted(range(num_items), key=lambda index: (keys[index], index))
 
 
 def make_step(items: list[Item], world_size: int, micro_tokens: int) -> Step:
-    """Deals a global batch over ranks and cuts each share into micro-batches."""
+    """Deals the items of a step out to the ranks, and cuts each share into micro-batches."""
     shares = [cut_items(items[rank::world_size], micro_tokens) for rank in range(world_size)]
     most = max(map(len, shares))
     empty: list[Item] = []
@@ -98,7 +124,11 @@ def make_step(items: list[Item], world_size: int, micro_tokens: int) -> Step:
 def iterate_steps(
     items: Sequence[Item], recipe: Recipe, world_size: int, micro_tokens: int
 ) -> Iterator[Step]:
-    """All steps of a run: every epoch has an order of its own and a shorter last batch."""
+    """Yields the steps of a run.
+
+    Every epoch has another order of items. Its last step has fewer items if their number is not a
+    multiple of the global batch.
+    """
     for epoch in range(recipe.epochs):
         order = shuffled_order(len(items), recipe.seed, epoch)
         for start in range(0, len(order), recipe.global_batch):

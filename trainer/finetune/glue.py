@@ -1,6 +1,7 @@
-"""The nine tasks of GLUE: columns of its tsv files, labels, metrics, and what its server takes.
+"""Implements the nine tasks of GLUE: how their files are read, measured, and submitted.
 
-The first metric is the one that the BERT paper reports (table 1); it chooses the best run.
+The first metric of a task is the one that the BERT paper reports (table 1). It chooses the best
+run.
 """
 
 from dataclasses import dataclass
@@ -18,10 +19,19 @@ ENTAILMENT = ("entailment", "not_entailment")
 
 @dataclass(frozen=True)
 class Layout:
-    """Columns of one task's files, its classes in order (none for a number), and its metrics.
+    """The layout of one task's files, its classes and its metrics.
 
-    `name` is what GLUE's server wants predictions called, `id` the column of the row's number in
-    test files, `header` are the columns of labelled files that have none.
+    Attributes:
+        name: The file name, without extension, that GLUE's server expects of predictions.
+        text: The column of the text, or of the first text of a pair.
+        text_b: The column of the second text; None if the task is about single texts.
+        label: The column of the label.
+        labels: The classes in order; empty if the label is a number.
+        metrics: The metrics, with the one that chooses the best run first.
+        id: The column of the row's number in test files.
+        header: The columns of the labelled files if these have no line with names; None if they
+            have.
+        skips_short_rows: Whether labelled rows with too few columns are left out.
     """
 
     name: str
@@ -54,7 +64,7 @@ LAYOUTS = {
 
 
 def open_glue(settings: FinetuneSettings) -> PairTask:
-    """The task of GLUE that the settings name."""
+    """Creates the task of GLUE that the settings name."""
     layout = LAYOUTS[settings.task]
     return PairTask(
         kind="classification" if layout.labels else "regression",
@@ -66,9 +76,20 @@ def open_glue(settings: FinetuneSettings) -> PairTask:
 
 
 def read_glue(layout: Layout, path: str, split: Split) -> ReadSet:
-    """Examples of one file of GLUE; the rows of files without ids are numbered."""
-    is_test, names = split == "test", (layout.text, layout.text_b, layout.label)
-    columns = ColumnSettings(*names, id=layout.id if is_test else None)
+    """Reads the examples of one file of GLUE.
+
+    Ids are read in test files alone. If a test file has none, its rows are numbered.
+
+    Raises:
+        ValueError: The file is malformed. The message names file and line.
+    """
+    is_test = split == "test"
+    columns = ColumnSettings(
+        text=layout.text,
+        text_b=layout.text_b,
+        label=layout.label,
+        id=layout.id if is_test else None,
+    )
     if is_test:
         return read_pairs(columns, (), path, split, needs_id=False)
     return read_pairs(columns, (), path, split, layout.header, layout.skips_short_rows)
@@ -77,14 +98,23 @@ def read_glue(layout: Layout, path: str, split: Split) -> ReadSet:
 def _submission(
     layout: Layout, path: str, examples: Examples, predictions: Predictions
 ) -> tuple[str, str]:
-    """The file of GLUE's server: index and prediction, scores between 0 and 5."""
+    """Returns name and content of the table of predictions that GLUE's server takes.
+
+    Its columns are index and prediction. Numbers are limited to 0 to 5, the scale of STS-B.
+    """
     rows = [
-        (example.id, f"{min(5.0, max(0.0, each)):.3f}" if isinstance(each, float) else each)
-        for example, each in zip(examples, predictions, strict=True)
+        (example.id, _limited(value) if isinstance(value, float) else value)
+        for example, value in zip(examples, predictions, strict=True)
     ]
-    stem, name = file_stem(path).lower(), layout.name
-    if "diagnostic" in stem or stem == "ax":  # judged by MNLI's model
+    stem = file_stem(path).lower()
+    name = layout.name
+    if "diagnostic" in stem or stem == "ax":  # the model of MNLI predicts GLUE's diagnostic set
         name = "AX"
     elif name == "MNLI":
         name = "MNLI-mm" if "mismatched" in stem else "MNLI-m"
     return f"{name}.tsv", tab_separated(("index", "prediction"), rows)
+
+
+def _limited(score: float) -> str:
+    """Returns a score of STS-B, limited to 0 to 5, with three decimals."""
+    return f"{min(5.0, max(0.0, score)):.3f}"

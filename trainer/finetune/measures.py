@@ -1,4 +1,7 @@
-"""The metrics of classification and regression, from their definitions. Shapes: N examples."""
+"""Computes the metrics of classification and regression from their definitions.
+
+In every function `found` are the predictions and `expected` the labels of the same N examples.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -8,39 +11,53 @@ import numpy as np
 
 
 def accuracy(found: Sequence[str], expected: Sequence[str]) -> float:
-    """Share of examples whose class is right."""
+    """Returns the share of examples whose class was predicted right."""
     return sum(a == b for a, b in zip(found, expected, strict=True)) / len(expected)
 
 
 def f1(found: Sequence[str], expected: Sequence[str], label: str) -> float:
-    """Harmonic mean of precision and recall of one class; 0 where neither side has it."""
+    """Returns the harmonic mean of precision and recall of one class.
+
+    It is 0 if no prediction and no label is of this class.
+    """
     hits = sum(a == b == label for a, b in zip(found, expected, strict=True))
     total = sum(a == label for a in found) + sum(b == label for b in expected)
     return 2 * hits / total if total else 0.0
 
 
 def macro_f1(found: Sequence[str], expected: Sequence[str]) -> float:
-    """Mean of F1 over all classes that either side has."""
+    """Returns the mean of F1 over all classes that are predicted or are labels."""
     labels = sorted({*found, *expected})
     return sum(f1(found, expected, label) for label in labels) / len(labels)
 
 
 def matthews(found: Sequence[str], expected: Sequence[str]) -> float:
-    """Matthews correlation of any classes (Gorodkin 2004); 0 where a side has one class."""
+    """Returns the Matthews correlation for any number of classes (Gorodkin 2004).
+
+    It is 0 if all predictions, or all labels, are of one class.
+    """
     labels = np.array(sorted({*found, *expected}))
-    return pearson(*(np.array(each)[:, None] == labels for each in (found, expected)))
+    found_is_label = np.array(found)[:, None] == labels
+    expected_is_label = np.array(expected)[:, None] == labels
+    return pearson(found_is_label, expected_is_label)
 
 
 def pearson(found: Any, expected: Any) -> float:
-    """Linear correlation; 0 where one side is constant. Columns of [N, ...] are added up."""
-    x, y = (np.asarray(values, dtype=np.float64) for values in (found, expected))
-    x, y = x - x.mean(axis=0), y - y.mean(axis=0)
+    """Returns the linear correlation of two arrays [N] or [N, columns].
+
+    The covariances and variances of several columns are added up. The result is 0 if one of the
+    arrays is constant.
+    """
+    x = np.asarray(found, dtype=np.float64)
+    y = np.asarray(expected, dtype=np.float64)
+    x = x - x.mean(axis=0)
+    y = y - y.mean(axis=0)
     spread = float(np.sqrt((x**2).sum() * (y**2).sum()))
     return float((x * y).sum()) / spread if spread > 0 else 0.0
 
 
 def spearman(found: Sequence[float], expected: Sequence[float]) -> float:
-    """Pearson correlation of ranks; equal values share the mean of their ranks."""
+    """Returns the Pearson correlation of ranks. Equal values share the mean of their ranks."""
 
     def rank(values: Sequence[float]) -> Any:
         _, inverse_N, counts = np.unique(values, return_inverse=True, return_counts=True)
@@ -50,7 +67,7 @@ def spearman(found: Sequence[float], expected: Sequence[float]) -> float:
 
 
 def mean_squared_error(found: Sequence[float], expected: Sequence[float]) -> float:
-    """Mean of squared differences."""
+    """Returns the mean of the squared differences between predictions and labels."""
     return float(np.mean((np.array(found, dtype=np.float64) - np.array(expected)) ** 2))
 
 
@@ -63,4 +80,4 @@ METRICS: Mapping[str, Callable[[Any, Any], float]] = {
     "spearman": spearman,
     "mean_squared_error": mean_squared_error,
 }
-"""Metrics by name, of predictions and what is right; f1 is that of the class 1, as in GLUE."""
+"""The metrics by name, as functions of predictions and labels. "f1" is for the class 1 of GLUE."""

@@ -1,4 +1,4 @@
-"""Tasks that judge a text or a pair of texts, or choose one of several pairs."""
+"""Implements the tasks that classify or rate a text or a pair, or choose one of several pairs."""
 
 import math
 from collections import Counter
@@ -16,14 +16,21 @@ from trainer.finetune.task import EncodedSet, Item, Labels, Metrics, Outputs, Re
 from trainer.finetune.text import TextEncoder
 
 Prediction = str | float
+"""A class, the number of a choice written as text, or the number that a regression predicts."""
 Predictions = Sequence[Prediction]
 
 
 class PairExample(NamedTuple):
-    """A text, a pair of texts, or several pairs of which one is right.
+    """A text, a pair of texts, or several pairs with one first text, of which one is right.
 
-    `seconds` are the second text of the pair, None for a single text, or each choice's. The label
-    is a class, a number, or the number of the right choice as it is written; None in a test file.
+    Attributes:
+        place: File and line, for messages.
+        id: What the row is called in a table of predictions.
+        text: The text, or the first text of every pair.
+        seconds: The second text of each pair: one for a pair, several for a choice. A single text
+            has (None,).
+        label: The class, the number, or the number of the right choice, as it is written in the
+            file; None in a test file.
     """
 
     place: str
@@ -38,11 +45,19 @@ Examples = Sequence[PairExample]
 
 @dataclass(frozen=True)
 class PairTask:
-    """A `Task` over texts or pairs; benchmarks differ in files, labels and metrics only.
+    """A `Task` over texts or pairs. Benchmarks differ only in the fields of this class.
 
-    Every choice is a sequence of its own, and the softmax runs over the choices (BERT paper,
-    section 4.4). Labels are the classes where the benchmark fixes them, or numbers of choices; the
-    first metric chooses the best run.
+    In a multiple choice every pair is encoded as a sequence, and the softmax runs over the choices
+    (BERT paper, section 4.4).
+
+    Attributes:
+        kind: The kind of head: "classification", "regression" or "choice".
+        read: Reads the examples of a file, from its path and its split.
+        metrics: Names in `METRICS`. The first metric chooses the best run.
+        write: Makes the table of predictions from the path of the file, its examples and their
+            predictions; returns the table's file name and content.
+        labels: The classes if the benchmark fixes them, or the numbers of the choices. If it is
+            empty, the classes are those of the training files.
     """
 
     kind: str
@@ -53,7 +68,7 @@ class PairTask:
 
     @property
     def main_metric(self) -> str:
-        """The first one."""
+        """The first metric."""
         return self.metrics[0]
 
     def count_labels(self, examples: Examples) -> Counter[str]:
@@ -63,7 +78,7 @@ class PairTask:
         return Counter(str(example.label) for example in examples)
 
     def find_labels(self, examples: Examples) -> Labels:
-        """Returns the benchmark's classes, or otherwise the classes in the examples, sorted.
+        """Returns the classes of the benchmark, or the sorted classes of the training examples.
 
         Raises:
             ValueError: A label cannot be a class, or all examples have one class.
@@ -72,16 +87,22 @@ class PairTask:
             return ()
         for example in examples:
             _check_class(example)
-        found = self.labels or tuple(sorted({str(example.label) for example in examples}))
-        if len(found) < 2:
-            says = f"every training example has the label {quote(found[0])}; at least 2 differ"
+        labels = self.labels or tuple(sorted({str(example.label) for example in examples}))
+        if len(labels) < 2:
+            says = f"every training example has the label {quote(labels[0])}; at least 2 differ"
             raise ValueError(f"{examples[0].place}: {says}")
-        return found
+        return labels
 
     def encode(
         self, examples: Examples, labels: Labels, encoder: TextEncoder, split: Split
     ) -> EncodedSet:
-        """An item an example; the longer text of a pair is cut, and counted."""
+        """Encodes every example as one item, and counts the texts that were cut or are empty.
+
+        The longer text of a pair is cut (`TextEncoder.truncate`).
+
+        Raises:
+            ValueError: The label of an example is not one of `labels`, or no number.
+        """
         firsts = encoder.encode_texts([example.text for example in examples])
         texts = [text or "" for example in examples for text in example.seconds]
         seconds = iter(encoder.encode_texts(texts))
@@ -89,11 +110,12 @@ class PairTask:
         counts = Counter(truncated_examples=0, truncated_tokens=0, examples_with_empty_text=0)
         for index, (example, a) in enumerate(zip(examples, firsts, strict=True)):
             pairs = [(text, next(seconds)) for text in example.seconds]
-            kept = [encoder.truncate(a, None if text is None else b) for text, b in pairs]
-            sequences = tuple(encoder.join(a, b) for a, b, _ in kept)
+            fitting = [encoder.truncate(a, None if text is None else b) for text, b in pairs]
+            sequences = tuple(encoder.join(a, b) for a, b, _ in fitting)
             items.append(Item(index, sequences, self._encode_label(example, labels, split)))
-            removed = sum(count for *_, count in kept)
-            counts.update(truncated_examples=removed > 0, truncated_tokens=removed)
+
+            num_removed = sum(count for *_, count in fitting)
+            counts.update(truncated_examples=num_removed > 0, truncated_tokens=num_removed)
             is_empty = not len(a) or any(text is not None and not len(b) for text, b in pairs)
             counts.update(examples_with_empty_text=is_empty)
         return EncodedSet(items, dict(counts))
@@ -101,13 +123,13 @@ class PairTask:
     def decode(
         self, examples: Examples, items: Sequence[Item], outputs: Outputs, labels: Labels
     ) -> list[Prediction]:
-        """The likeliest class or choice, or the number."""
+        """Returns the most probable class or choice of each example, or its number."""
         if self.kind == "regression":
             return [float(output[0]) for output in outputs]
         return [(labels or self.labels)[int(output.argmax())] for output in outputs]
 
     def score(self, examples: Examples, predictions: Predictions) -> dict[str, float]:
-        """Metrics of the predictions."""
+        """Returns the task's metrics by name."""
         convert = float if self.kind == "regression" else str
         expected = [convert(str(example.label)) for example in examples]
         return {name: METRICS[name](predictions, expected) for name in self.metrics}
@@ -115,10 +137,16 @@ class PairTask:
     def prediction_files(
         self, path: str, examples: Examples, predictions: Predictions, tuned: Metrics
     ) -> dict[str, str]:
-        """One table."""
-        return dict([self.write(path, examples, predictions)])
+        """Returns one table of predictions."""
+        name, content = self.write(path, examples, predictions)
+        return {name: content}
 
     def _encode_label(self, example: PairExample, labels: Labels, split: Split) -> NDArray[Any]:
+        """Returns the label of an example in the form of `Item.labels`.
+
+        Raises:
+            ValueError: The label is not one of the labels, or no number in a regression.
+        """
         if split == "test":
             return np.zeros(0, np.int64)
         if self.kind == "regression":
@@ -135,7 +163,11 @@ class PairTask:
 
 
 def _check_class(example: PairExample) -> None:
-    """Refuses a label that is empty, has blanks around it, or would break a table."""
+    """Refuses a class that is empty, has white space around it, or would break a table.
+
+    Raises:
+        ValueError: The example has such a class. The message names file and line.
+    """
     label = str(example.label)
     if not label.strip():
         raise ValueError(f"{example.place}: the label is empty; give one, or remove the row")
@@ -148,12 +180,14 @@ def _check_class(example: PairExample) -> None:
 
 
 def _read_number(example: PairExample) -> float:
+    """Returns the label of an example as a finite number, or raises ValueError."""
     with suppress(ValueError):
-        if math.isfinite(number := float(str(example.label))):
+        number = float(str(example.label))
+        if math.isfinite(number):
             return number
     raise ValueError(f"{example.place}: label {quote(example.label)}, expected a number")
 
 
 def tab_separated(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Content of a .tsv file."""
+    """Returns the content of a .tsv file with a header and rows of cells."""
     return "".join("\t".join(row) + "\n" for row in [header, *rows])

@@ -1,4 +1,4 @@
-"""What a fine-tuning command works on: encoded files, the model, and the head it is to have."""
+"""Prepares what a fine-tuning command works on: the encoded files, the model, and its head."""
 
 import dataclasses
 import hashlib
@@ -19,12 +19,20 @@ from trainer.model.config import BertConfig
 from trainer.model.task_heads import BertForTask, Head, build_task_model
 
 _SIZES = ("file", "sha256", "examples", "items", "tokens", "words")
-"""Facts of a file that say how large it is, not what became of it."""
+"""Facts of a file that only identify it or say how large it is; the others say what was cut."""
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file, encoded; facts are for results.json: sizes, sha256, what was cut."""
+    """One file of examples, read and encoded.
+
+    Attributes:
+        path: Path or URL of the file.
+        name: The file's name without folders and extensions. Results and predictions use it.
+        examples: The examples in order, of the task's own type.
+        items: The items that the examples became.
+        facts: Sizes, sha256, and counts of what was cut or left out, for results.json.
+    """
 
     path: str
     name: str
@@ -35,9 +43,18 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Everything that the runs of a command share; notes are what people should know.
+    """Everything that the runs of one fine-tuning command share.
 
-    The head may be the opened model's (`keeps_head`), the config has the dropout asked for.
+    Attributes:
+        settings: The settings of the command.
+        task: The task that the settings name.
+        opened: The model to begin with.
+        config: The configuration of that model, with the dropout of the settings.
+        head: The head that is trained, or that predicts.
+        keeps_head: Whether the weights of the head are those of the opened model. Otherwise they
+            begin as new.
+        files: The encoded files of each split.
+        notes: Lines for people to read before training begins.
     """
 
     settings: FinetuneSettings
@@ -51,74 +68,111 @@ class Prepared:
 
     @property
     def train_items(self) -> list[Item]:
-        """Items of all training files together."""
+        """Items of all training files, one file after another."""
         return [item for file in self.files["train"] for item in file.items]
 
 
 def prepare_data(settings: FinetuneSettings, finetuned: OpenedModel | None = None) -> Prepared:
-    """Reads the files, the model (or a finetuned one that predicts), and encodes everything."""
+    """Reads the files, opens the model, chooses the head, and encodes all examples.
+
+    Args:
+        settings: The settings of the command. For `predict` they have no training files.
+        finetuned: The fine-tuned model that is to predict; None opens `settings.model`, to be
+            trained.
+
+    Raises:
+        ValueError: A file is malformed, the model does not fit the task or is too short for
+            `seq_len`, two files to be predicted have one name, or there is nothing to train on.
+        FileNotFoundError: A file or the model is not there.
+    """
     task = open_task(settings)
     if finetuned and isinstance(task, OwnModel):
         advice = "predicts within finetune alone; give its files there as --test"
         raise ValueError(f"task {settings.task} {advice}")
-    counts = Counter(map(file_stem, [*settings.validation, *settings.test]))
-    if repeated := ", ".join(name for name, count in counts.items() if count > 1):
-        raise ValueError(
-            f"two files to be predicted are called {repeated}; rename one, or run twice"
-        )
-    paths: dict[Split, list[str]] = {"train": settings.train, "validation": settings.validation}
-    paths["test"] = settings.test
-    read = {split: [task.read(path, split) for path in each] for split, each in paths.items()}
+    _refuse_equal_names(settings)
+    paths: dict[Split, list[str]] = {
+        "train": settings.train,
+        "validation": settings.validation,
+        "test": settings.test,
+    }
+    read_sets = {
+        split: [task.read(path, split) for path in split_paths]
+        for split, split_paths in paths.items()
+    }
+
     opened = finetuned or open_model(settings.model)
     if finetuned and opened.head is None:
         advice = "fine-tune it first, and give OUTPUT/best of that"
         raise ValueError(f"{opened.where} has no head for a task; {advice}")
-    examples = [each for rows in read["train"] for each in rows.examples]
-    labels = () if finetuned else task.find_labels(examples)
+    train_examples = [example for rows in read_sets["train"] for example in rows.examples]
+    labels = () if finetuned else task.find_labels(train_examples)
     head, keeps_head, note = choose_head(task, labels, opened, settings.replace_head)
     limit = opened.config.max_position_embeddings
     if settings.seq_len > limit:
         says = f"{opened.where} reads {limit} tokens at most; give a smaller one"
         raise ValueError(f"seq_len is {settings.seq_len}, {says}")
-    notes, config = [note], opened.config
-    if (dropout := settings.dropout) is not None:
+    config = opened.config
+    dropout = settings.dropout
+    if dropout is not None:
         config = dataclasses.replace(config, hidden_dropout=dropout, attention_dropout=dropout)
         head = dataclasses.replace(head, dropout=dropout)
-    if not isinstance(task, OwnModel):
-        notes += _describe_new(opened, head)
+
     encoder = TextEncoder(opened.vocabulary(), opened.word_rule, settings.seq_len)
     files = {
         split: [
             _encode_file(task, path, split, rows, head, encoder)
-            for path, rows in zip(each, read[split], strict=True)
+            for path, rows in zip(split_paths, read_sets[split], strict=True)
         ]
-        for split, each in paths.items()
+        for split, split_paths in paths.items()
     }
-    shown = [*files["train"], *files["validation"]]
-    described = [describe_file(file, task.count_labels(file.examples)) for file in shown]
+
+    notes = [note]
+    if not isinstance(task, OwnModel):
+        notes += _describe_new(opened, head)
+    labelled = [*files["train"], *files["validation"]]
+    described = [describe_file(file, task.count_labels(file.examples)) for file in labelled]
     if settings.train and not any(file.items for file in files["train"]):
         raise ValueError(f"nothing to train on: {'; '.join(described[: len(files['train'])])}")
     notes += described
     return Prepared(settings, task, opened, config, head, keeps_head, files, notes)
 
 
+def _refuse_equal_names(settings: FinetuneSettings) -> None:
+    """Raises ValueError if the predictions of two files would be written to one folder."""
+    counts = Counter(map(file_stem, [*settings.validation, *settings.test]))
+    repeated = ", ".join(name for name, count in counts.items() if count > 1)
+    if repeated:
+        raise ValueError(
+            f"two files to be predicted are called {repeated}; rename one, or run twice"
+        )
+
+
 def _encode_file(
     task: Task, path: str, split: Split, rows: ReadSet, head: Head, encoder: TextEncoder
 ) -> DataFile:
-    items, cut = task.encode(rows.examples, head.labels, encoder, split)
+    """Encodes the examples of a file that has been read, and gathers its facts."""
+    items, encoding_counts = task.encode(rows.examples, head.labels, encoder, split)
     folder, name = Folder.of_file(path)
     facts = {
         "file": path,
         "sha256": hashlib.sha256(folder.read(name)).hexdigest(),
         "examples": len(rows.examples),
         "items": len(items),
-        "tokens": sum(len(each.input_ids) for item in items for each in item.sequences),
+        "tokens": sum(len(sequence.input_ids) for item in items for sequence in item.sequences),
+        **rows.counts,
+        **encoding_counts,
     }
-    return DataFile(path, file_stem(path), rows.examples, items, {**facts, **rows.counts, **cut})
+    return DataFile(path, file_stem(path), rows.examples, items, facts)
 
 
 def describe_file(file: DataFile, labels: Mapping[str, int]) -> str:
-    """Returns a line of output: the number of examples, each label's count, and what was cut."""
+    """Returns a line for people: the number of examples, each label's count, and what was cut.
+
+    Args:
+        file: The file.
+        labels: The number of examples of each class, or of entities of each type; empty for a
+            task without classes.
+    """
     parts = [f"{file.facts['examples']:,} examples"]
     if labels:
         ranked = sorted(labels.items(), key=lambda pair: (-pair[1], pair[0]))
@@ -135,20 +189,40 @@ def describe_losses(file: DataFile) -> list[str]:
 def choose_head(
     task: Task, labels: Labels, opened: OpenedModel, replace_head: bool
 ) -> tuple[Head, bool, str]:
-    """The head that the model gets, whether it is the one it has, and what to tell people."""
-    fresh, old, where = Head(task.kind, labels), opened.head, opened.where
+    """Decides whether a model keeps the head that it has, or gets a new one.
+
+    Args:
+        task: The task that the head is for.
+        labels: The classes of the training files; empty without classes, and to predict.
+        opened: The model to begin with.
+        replace_head: Whether a head that the model has is replaced.
+
+    Returns:
+        The head, whether it is the one that the model has, and a line for people about it.
+
+    Raises:
+        ValueError: The model's head is of another kind or lacks a class, and is not to be replaced.
+    """
+    new = Head(task.kind, labels)
+    old = opened.head
+    where = opened.where
     if old is None:
-        return fresh, False, f"{where} has no head for this task: it begins with a new one"
+        return new, False, f"{where} has no head for this task: it begins with a new one"
     if replace_head:
-        return fresh, False, f"the head of {where} ({_describe(old)}) is replaced by a new one"
-    if old.kind == fresh.kind and set(labels) <= set(old.labels):
+        return new, False, f"the head of {where} ({_describe(old)}) is replaced by a new one"
+    if old.kind == new.kind and set(labels) <= set(old.labels):
         return old, True, f"{where} goes on with its head ({_describe(old)})"
-    says = f"has a head for {_describe(old)}, this task needs one for {_describe(fresh)}"
+    says = f"has a head for {_describe(old)}, this task needs one for {_describe(new)}"
     raise ValueError(f"{where} {says}; give another model, or finetune with --replace_head true")
 
 
 def begin_model(prepared: Prepared, seed: int) -> Any:
-    """The model that a run trains."""
+    """Returns the model that a run begins with: the task's own, or BERT with a head.
+
+    Args:
+        prepared: The task, the opened model and the head.
+        seed: The seed of the weights that begin as new.
+    """
     if isinstance(prepared.task, OwnModel):
         return prepared.task.build_model(prepared.head, seed)
     return start_model(prepared.opened, prepared.config, prepared.head, seed, prepared.keeps_head)
@@ -157,7 +231,15 @@ def begin_model(prepared: Prepared, seed: int) -> Any:
 def start_model(
     opened: OpenedModel, config: BertConfig, head: Head, seed: int, keeps_head: bool
 ) -> BertForTask:
-    """A model with the opened one's weights, and ones of the seed where that has none to keep."""
+    """Returns BERT with a head, on the CPU, with the weights of an opened model.
+
+    Args:
+        opened: The model whose weights are copied.
+        config: The configuration of the new model; it may have other dropout than the opened one.
+        head: The head.
+        seed: The seed of the weights that the opened model lacks.
+        keeps_head: Whether the weights of the head are copied too. Otherwise they begin as new.
+    """
     model = build_task_model(config, head, seed)
     names = {name for name, _ in model.named_parameters() if name in opened.state}
     if not keeps_head:
@@ -167,7 +249,7 @@ def start_model(
 
 
 def _describe_new(opened: OpenedModel, head: Head) -> list[str]:
-    """A word for people about parameters besides the head that begin as new, if there are any."""
+    """Returns a line for people about weights of BERT that the model lacks; none if it has all."""
     with torch.device("meta"):
         names = [name for name, _ in BertForTask(opened.config, head).bert.named_parameters()]
     new = [f"bert.{name}" for name in names if f"bert.{name}" not in opened.state]
@@ -175,5 +257,9 @@ def _describe_new(opened: OpenedModel, head: Head) -> list[str]:
 
 
 def _describe(head: Head) -> str:
-    names = ", ".join(head.labels[:8]) + (", ..." if len(head.labels) > 8 else "")
-    return f"{head.kind} with {len(head.labels)} labels: {names}" if head.labels else head.kind
+    """Returns the kind of a head and its first labels, for a message."""
+    if not head.labels:
+        return head.kind
+    names = ", ".join(head.labels[:8])
+    more = ", ..." if len(head.labels) > 8 else ""
+    return f"{head.kind} with {len(head.labels)} labels: {names}{more}"

@@ -1,4 +1,4 @@
-"""The runs of a search: means over seeds, the best one, and what OUTPUT says of them."""
+"""Lists the runs of a search, reads the finished ones, and summarizes them for OUTPUT."""
 
 import json
 import statistics
@@ -17,32 +17,41 @@ from trainer.runs.continuing import Continuable
 from trainer.runs.json_files import parse_object, to_json
 
 Run = dict[str, Any]
-"""A finished run: name, recipe, steps, train_loss and metrics."""
+"""A finished run as it is written to OUTPUT/runs.
+
+Its keys are "name", the fields of its `Recipe`, "steps", "train_loss" (the mean of the last epoch),
+"metrics" (by validation file, then by name), "train_seconds" and "made_with".
+"""
 
 FINETUNING = Continuable(
     kind="a fine-tuning",
     marker="runs",
-    # The search may grow; files and models are known by their hashes.
+    # The search may grow. Files and the model may move, because their hashes are compared.
     free=("model", "train", "validation", "test", "output", "micro_tokens", *SEARCHED),
 )
 _SETTING = ("global_batch", "peak_lr", "epochs")
-_SPEED = ("train_seconds", "made_with")
+"""What the runs that differ only in their seed have in common."""
+_UNREPRODUCIBLE = ("train_seconds", "made_with")
+"""Facts of a run that are not written to results.json."""
 
 
 def list_recipes(settings: FinetuneSettings) -> list[Recipe]:
-    """Every run of the search, in order: settings outside, seeds inside."""
+    """Returns every combination of the searched settings, the seeds of one combination together."""
     values = product(*(dict.fromkeys(getattr(settings, name)) for name in SEARCHED))
-    return [Recipe(*each) for each in values]
+    return [Recipe(*combination) for combination in values]
 
 
 def describe_work(prepared: Prepared) -> dict[str, Any]:
-    """What all runs of a folder are made with, as plain values."""
-    files = prepared.files.items()
+    """Returns, as plain JSON values, what all runs of one output folder must have in common."""
+    hashes = {
+        split: {file.name: file.facts["sha256"] for file in files}
+        for split, files in prepared.files.items()
+    }
     facts = {
         **FINETUNING.bound_settings(prepared.settings),
         "model_sha256": hash_state(prepared.opened.state),
         "labels": prepared.head.labels,
-        "data_sha256": {split: {f.name: f.facts["sha256"] for f in each} for split, each in files},
+        "data_sha256": hashes,
     }
     return dict(json.loads(to_json(facts)))
 
@@ -50,7 +59,19 @@ def describe_work(prepared: Prepared) -> dict[str, Any]:
 def read_finished(
     output: Path, recipes: Sequence[Recipe], prepared: Prepared, made_with: Mapping[str, Any]
 ) -> dict[str, Run]:
-    """Finished runs by name; the best one is made again where its model is not in OUTPUT/best."""
+    """Returns the finished runs of earlier launches, by name.
+
+    The best run is left out, so that it is made again, if its model is not in OUTPUT/best.
+
+    Args:
+        output: The output folder.
+        recipes: The runs of the search.
+        prepared: The files, the model and the task of this launch.
+        made_with: The result of `describe_work`.
+
+    Raises:
+        ValueError: A run is damaged, or was made with other settings, files or another model.
+    """
     finished: dict[str, Run] = {}
     for recipe in recipes:
         path = output / "runs" / f"{recipe.name}.json"
@@ -59,67 +80,99 @@ def read_finished(
             run = parse_object(path.read_bytes(), str(path), remedy)
             FINETUNING.check_settings(str(path), run.get("made_with", {}), made_with)
             finished[recipe.name] = run
-    best, kept = best_run(list(finished.values()), prepared), None
+    best = best_run(list(finished.values()), prepared)
+    exported_name = None
     if (output / "best" / CONFIG).is_file():
         provenance = read_json(str(output / "best"), CONFIG).get(PROVENANCE_KEY, {})
-        kept = provenance.get("finetuned", {}).get("run")
-    if best is not None and best["name"] != kept:
+        exported_name = provenance.get("finetuned", {}).get("run")
+    if best is not None and best["name"] != exported_name:
         del finished[best["name"]]
     return finished
 
 
 def best_run(runs: Sequence[Run], prepared: Prepared) -> Run | None:
-    """The first run with the best main metric on the first validation file; None without runs."""
-    file, metric = prepared.files["validation"][0].name, prepared.task.main_metric
+    """Returns the first run with the best main metric on the first validation file.
+
+    The result is None if there are no runs.
+    """
+    file = prepared.files["validation"][0].name
+    metric = prepared.task.main_metric
     return max(runs, key=lambda run: run["metrics"][file][metric], default=None)
 
 
 def make_results(prepared: Prepared, runs: Sequence[Run]) -> dict[str, Any]:
-    """Content of results.json: nothing in it depends on when or how often the command ran."""
-    timeless = [{name: run[name] for name in run if name not in _SPEED} for run in runs]
+    """Returns the content of results.json.
+
+    Nothing in it depends on when, or how often, the command was launched.
+    """
+    reproducible_runs = [
+        {name: value for name, value in run.items() if name not in _UNREPRODUCIBLE} for run in runs
+    ]
     return {
         "task": prepared.settings.task,
         "main_metric": prepared.task.main_metric,
         "model": prepared.settings.model,
         "head": {"kind": prepared.head.kind, "labels": prepared.head.labels},
-        "data": {split: [each.facts for each in of] for split, of in prepared.files.items()},
-        "best": best_run(timeless, prepared),
+        "data": {split: [file.facts for file in files] for split, files in prepared.files.items()},
+        "best": best_run(reproducible_runs, prepared),
         "settings": summarize(runs),
-        "runs": timeless,
+        "runs": reproducible_runs,
     }
 
 
 def summarize(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Mean and standard deviation (of the sample; None for one) over the seeds of each setting."""
+    """Returns the metrics of each setting, as mean and standard deviation over its seeds.
+
+    Returns:
+        One dict per setting with the keys "global_batch", "peak_lr", "epochs", "num_seeds", "mean"
+        and "standard_deviation". The last two have values by validation file, then by metric. The
+        standard deviation is that of a sample, and None if there is one seed.
+    """
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault(tuple(run[name] for name in _SETTING), []).append(run)
 
-    def fold(group: list[Run], by: Callable[[list[float]], float | None]) -> dict[str, Any]:
-        return {
-            file: {name: by([run["metrics"][file][name] for run in group]) for name in metrics}
-            for file, metrics in group[0]["metrics"].items()
-        }
-
-    def deviation(values: list[float]) -> float | None:
-        return statistics.stdev(values) if len(values) > 1 else None
-
     summary = []
     for key, group in groups.items():
-        means = {
-            "mean": fold(group, statistics.fmean),
-            "standard_deviation": fold(group, deviation),
-        }
         setting = dict(zip(_SETTING, key, strict=True))
-        summary.append({**setting, "num_seeds": len(group), **means})
+        summary.append(
+            {
+                **setting,
+                "num_seeds": len(group),
+                "mean": _over_seeds(group, statistics.fmean),
+                "standard_deviation": _over_seeds(group, _deviation),
+            }
+        )
     return summary
 
 
+def _over_seeds(
+    runs: Sequence[Run], statistic: Callable[[list[float]], float | None]
+) -> dict[str, dict[str, float | None]]:
+    """Returns a statistic of every metric over some runs, by validation file and by metric."""
+    return {
+        file: {
+            metric: statistic([run["metrics"][file][metric] for run in runs]) for metric in metrics
+        }
+        for file, metrics in runs[0]["metrics"].items()
+    }
+
+
+def _deviation(values: list[float]) -> float | None:
+    """Returns the standard deviation of a sample, or None for a single value."""
+    return statistics.stdev(values) if len(values) > 1 else None
+
+
 def format_table(summary: Sequence[Mapping[str, Any]], best: Run) -> str:
-    """A line for each setting, its metrics as mean +- standard deviation over seeds."""
+    """Formats a search as a table: one line per setting, with mean +- deviation of each metric.
+
+    Args:
+        summary: The result of `summarize`.
+        best: The best run, whose setting is marked with a star.
+    """
     columns = [(file, metric) for file, metrics in summary[0]["mean"].items() for metric in metrics]
-    several = len(summary[0]["mean"]) > 1
-    names = [f"{file} {metric}" if several else metric for file, metric in columns]
+    has_several_files = len(summary[0]["mean"]) > 1
+    names = [f"{file} {metric}" if has_several_files else metric for file, metric in columns]
     rows = [["batch", "learning rate", "epochs", "seeds", *names]]
     for entry in summary:
         mark = " *" if all(entry[name] == best[name] for name in _SETTING) else ""

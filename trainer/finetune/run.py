@@ -1,6 +1,9 @@
-"""`python -m trainer finetune`, which keeps the best model of a search, and `predict`.
+"""Runs the commands `python -m trainer finetune` and `predict`.
 
-All ranks call everything and share the items of each file; rank 0 writes and prints.
+`finetune` trains a model with every combination of the searched settings and keeps the best one.
+`predict` writes the predictions of a fine-tuned model for files without labels.
+
+All ranks call every function here, and share the items of each file. Rank 0 writes and prints.
 """
 
 import contextlib
@@ -8,7 +11,7 @@ import dataclasses
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +38,12 @@ from trainer.watch.terminal import StepCount
 
 
 def finetune(settings: FinetuneSettings, _remainder: object = None) -> None:
-    """Fine-tunes, or goes on with, what the settings ask for."""
+    """Fine-tunes a model by the settings, or continues an earlier launch of the same command.
+
+    Raises:
+        ValueError: A setting, a file or the model does not fit the task.
+        FileExistsError: The output folder holds something else, or another job works in it.
+    """
     check_settings(settings)
     LauncherWatch()
     ranks = start_ranks()
@@ -46,7 +54,11 @@ def finetune(settings: FinetuneSettings, _remainder: object = None) -> None:
 
 
 def predict(settings: PredictSettings, _remainder: object = None) -> None:
-    """Writes what a fine-tuned model says of files without labels."""
+    """Writes the predictions of a fine-tuned model for files without labels.
+
+    Raises:
+        ValueError: A setting, a file or the model does not fit the task.
+    """
     ranks = start_ranks()
     try:
         with together(ranks):
@@ -54,9 +66,10 @@ def predict(settings: PredictSettings, _remainder: object = None) -> None:
             prepared = prepare_data(_as_finetuned(settings, opened), opened)
         model = begin_model(prepared, seed=0)
         model.to(ranks.device, torch.bfloat16 if settings.precision == "bf16" else torch.float32)
-        # Of the first validation file, with the thresholds that were tuned there.
-        measured = opened.provenance.get("finetuned", {}).get("metrics", {})
-        tuned: Metrics = next(iter(measured.values()), {})
+
+        # The first validation file is the one whose metrics contain the tuned thresholds.
+        metrics_by_file = opened.provenance.get("finetuned", {}).get("metrics", {})
+        tuned: Metrics = next(iter(metrics_by_file.values()), {})
         for file in tqdm(prepared.files["test"], unit="file", disable=ranks.rank > 0 or None):
             _say(_write_predictions(model, file, prepared, tuned, ranks), ranks)
     finally:
@@ -64,35 +77,43 @@ def predict(settings: PredictSettings, _remainder: object = None) -> None:
 
 
 def finetune_on(ranks: Ranks, settings: FinetuneSettings) -> None:
-    """Fine-tunes by processes that have joined each other; may be called again and again.
+    """Does the work of `finetune` on ranks that have already joined a process group.
 
-    What does not fit raises ValueError or FileExistsError, the same on every rank.
+    It may be called several times in one process. If one rank finds a fault, all ranks raise.
+
+    Raises:
+        ValueError: A setting, a file or the model does not fit the task.
+        FileExistsError: The output folder holds something else, or another job works in it. Only
+            rank 0 looks there, so the other ranks raise it as a ValueError.
     """
     output = Path(settings.output)
     with contextlib.ExitStack() as stack:
         finished: dict[str, results.Run] = {}
         with together(ranks):
             prepared = prepare_data(settings)
-            recipes, made_with = results.list_recipes(settings), results.describe_work(prepared)
+            recipes = results.list_recipes(settings)
+            made_with = results.describe_work(prepared)
             if ranks.rank == 0:
                 stack.enter_context(lock_folder(output))
                 results.FINETUNING.refuse_foreign(output)
                 make_folder(output / "runs")
                 finished = results.read_finished(output, recipes, prepared, made_with)
         finished = ranks.from_first(finished)
-        left = [recipe for recipe in recipes if recipe.name not in finished]
-        num_steps = sum(recipe.num_steps(len(prepared.train_items)) for recipe in left)
+
+        unfinished = [recipe for recipe in recipes if recipe.name not in finished]
+        num_steps = sum(recipe.num_steps(len(prepared.train_items)) for recipe in unfinished)
         progress = StepCount(num_steps, shown=ranks.rank == 0)
         stack.callback(progress.close)
-        were = [f"{len(finished)} of {len(recipes)} runs were finished before"] if finished else []
-        for note in [*prepared.notes, *were]:
+        for note in prepared.notes:
             _say(note, ranks)
-        for recipe in left:
+        if finished:
+            _say(f"{len(finished)} of {len(recipes)} runs were finished before", ranks)
+
+        for recipe in unfinished:
             progress.begin_run(recipe.name)
             engine, run = train_run(recipe, prepared, ranks, progress.advance)
             finished[recipe.name] = run
-            runs = [finished[each.name] for each in recipes if each.name in finished]
-            if results.best_run(runs, prepared) is run:
+            if results.best_run(_in_order(recipes, finished), prepared) is run:
                 _keep_best(engine, run, prepared, ranks)
             if ranks.rank == 0:
                 content = to_json({**run, "made_with": made_with})
@@ -100,35 +121,48 @@ def finetune_on(ranks: Ranks, settings: FinetuneSettings) -> None:
             engine.destroy()
             del engine
             gc.collect()  # engines are cycles: large ones would fill a GPU before they are found
-        found = results.make_results(prepared, [finished[recipe.name] for recipe in recipes])
-        if ranks.rank == 0:
-            replace_file(output / "results.json", to_json(found))
-        where = f"{output}: results.json, predictions, and the best model in {output / 'best'}"
-        _say(f"{results.format_table(found['settings'], found['best'])}\n{where}", ranks)
+        _write_results(prepared, _in_order(recipes, finished), ranks)
 
 
 def train_run(
     recipe: Recipe, prepared: Prepared, ranks: Ranks, tell_step: Callable[[], object]
 ) -> tuple[Any, results.Run]:
-    """Trains and measures; the engine, whose module is the trained model, and the run's facts."""
+    """Trains a model by one recipe and measures it on every validation file.
+
+    Args:
+        recipe: The searched settings of this run.
+        prepared: The encoded files and the model to begin with.
+        ranks: The ranks that train together.
+        tell_step: It is called after every optimizer step.
+
+    Returns:
+        The DeepSpeed engine, whose attribute `module` is the trained model, and the facts of the
+        run for `OUTPUT/runs`.
+    """
     model = begin_model(prepared, recipe.seed)
-    began, losses = time.monotonic(), list[float]()
+    start_time = time.monotonic()
+    losses = list[float]()
 
     def report(loss: float) -> None:
         losses.append(loss)
         tell_step()
 
     engine = train_task(model, prepared.train_items, recipe, prepared.settings, ranks, report)
-    seconds = time.monotonic() - began
-    measured = prepared.files["validation"]
-    metrics = {file.name: measure(engine.module, file, prepared, ranks) for file in measured}
-    file, metric = measured[0].name, prepared.task.main_metric
-    _say(f"{recipe.name}: {file} {metric} {metrics[file][metric]:.4f}", ranks)
+    seconds = time.monotonic() - start_time
+
+    validation_files = prepared.files["validation"]
+    metrics = {
+        file.name: measure(engine.module, file, prepared, ranks) for file in validation_files
+    }
+    file_name = validation_files[0].name
+    metric = prepared.task.main_metric
+    _say(f"{recipe.name}: {file_name} {metric} {metrics[file_name][metric]:.4f}", ranks)
+    last_epoch = losses[-(len(losses) // recipe.epochs) :]
     return engine, {
         "name": recipe.name,
         **dataclasses.asdict(recipe),
         "steps": len(losses),
-        "train_loss": statistics.fmean(losses[-(len(losses) // recipe.epochs) :]),
+        "train_loss": statistics.fmean(last_epoch),
         "metrics": metrics,
         "train_seconds": seconds,
     }
@@ -137,12 +171,12 @@ def train_run(
 def measure(
     model: BertForTask, file: DataFile, prepared: Prepared, ranks: Ranks
 ) -> dict[str, float]:
-    """Metrics of a model's predictions for a file."""
+    """Returns the metrics, by name, of a model's predictions for a labelled file."""
     return prepared.task.score(file.examples, _predict(model, file, prepared, ranks))
 
 
 def _predict(model: BertForTask, file: DataFile, prepared: Prepared, ranks: Ranks) -> list[Any]:
-    """A prediction for each example of a file."""
+    """Returns a model's prediction for each example of a file."""
     outputs = predict_items(model, file.items, prepared.settings.micro_tokens, ranks)
     return prepared.task.decode(file.examples, file.items, outputs, prepared.head.labels)
 
@@ -150,29 +184,66 @@ def _predict(model: BertForTask, file: DataFile, prepared: Prepared, ranks: Rank
 def _write_predictions(
     model: BertForTask, file: DataFile, prepared: Prepared, tuned: Metrics, ranks: Ranks
 ) -> str:
-    """Writes OUTPUT/predictions/FILE/; says what is there, and what of the file was cut."""
+    """Writes a model's predictions for a file to OUTPUT/predictions/FILE/.
+
+    Args:
+        model: A model that was trained on the task.
+        file: The file whose examples it predicts.
+        prepared: The task, the head and the settings.
+        tuned: The metrics on the first validation file, with the thresholds tuned there.
+        ranks: The ranks that predict together; rank 0 writes.
+
+    Returns:
+        A line for people: the folder, the names of its files, the number of predictions, and how
+        much of the input was cut.
+    """
     predictions = _predict(model, file, prepared, ranks)
     contents = prepared.task.prediction_files(file.path, file.examples, predictions, tuned)
     folder = Path(prepared.settings.output) / "predictions" / file.name
     with together(ranks):
-        for name, text in contents.items() if ranks.rank == 0 else ():
-            replace_file(folder / name, text.encode())
-    others = "".join(f", {each}" for each in describe_losses(file))
-    return f"{folder}: {', '.join(contents)}, {len(predictions):,} rows{others}"
+        if ranks.rank == 0:
+            for name, text in contents.items():
+                replace_file(folder / name, text.encode())
+    losses = "".join(f", {loss}" for loss in describe_losses(file))
+    return f"{folder}: {', '.join(contents)}, {len(predictions):,} rows{losses}"
 
 
 def _as_finetuned(settings: PredictSettings, opened: OpenedModel) -> FinetuneSettings:
-    """Those of a fine-tuning: what is given, then what the model says of itself, then defaults."""
-    facts = opened.provenance.get("finetuned", {})
-    task = settings.task or facts.get("task")
+    """Returns the settings for `predict` in the form of those for `finetune`.
+
+    For the task and the sequence length, a flag wins over the model's record of its fine-tuning,
+    which wins over the default.
+
+    Raises:
+        ValueError: Neither a flag nor the model names the task.
+    """
+    record = opened.provenance.get("finetuned", {})
+    task = settings.task or record.get("task")
     if task is None:
         says = "does not say which task it was fine-tuned on; give --task"
         raise ValueError(f"{opened.where} {says}")
     names = {field.name for field in dataclasses.fields(FinetuneSettings)} - {"seq_len", "task"}
-    given = {name: value for name, value in vars(settings).items() if name in names}
-    if seq_len := settings.seq_len or facts.get("seq_len"):
-        given["seq_len"] = seq_len
-    return FinetuneSettings(**given, task=task, train=[], validation=[], test=settings.input)
+    values = {name: value for name, value in vars(settings).items() if name in names}
+    seq_len = settings.seq_len or record.get("seq_len")
+    if seq_len:
+        values["seq_len"] = seq_len
+    return FinetuneSettings(**values, task=task, train=[], validation=[], test=settings.input)
+
+
+def _in_order(recipes: Sequence[Recipe], finished: Mapping[str, results.Run]) -> list[results.Run]:
+    """Returns the finished runs in the order of the recipes, so that the same run wins a tie."""
+    return [finished[recipe.name] for recipe in recipes if recipe.name in finished]
+
+
+def _write_results(prepared: Prepared, runs: Sequence[results.Run], ranks: Ranks) -> None:
+    """Writes OUTPUT/results.json and prints a table of the search."""
+    output = Path(prepared.settings.output)
+    content = results.make_results(prepared, runs)
+    if ranks.rank == 0:
+        replace_file(output / "results.json", to_json(content))
+    table = results.format_table(content["settings"], content["best"])
+    where = f"{output}: results.json, predictions, and the best model in {output / 'best'}"
+    _say(f"{table}\n{where}", ranks)
 
 
 def _say(text: str, ranks: Ranks) -> None:
@@ -181,18 +252,28 @@ def _say(text: str, ranks: Ranks) -> None:
 
 
 def _keep_best(engine: Any, run: results.Run, prepared: Prepared, ranks: Ranks) -> None:
-    """Writes the model that is the best so far, and its predictions."""
-    settings, task, opened = prepared.settings, prepared.task, prepared.opened
+    """Writes the best model of all runs so far to OUTPUT/best, and its predictions."""
+    settings = prepared.settings
+    task = prepared.task
+    opened = prepared.opened
     best = str(Path(settings.output) / "best")
     state = dict(iterate_weights(engine, ranks))
-    facts = {"task": settings.task, "run": run["name"], "seq_len": settings.seq_len}
-    provenance = {**opened.provenance, "finetuned": {**facts, "metrics": run["metrics"]}}
+    record = {"task": settings.task, "run": run["name"], "seq_len": settings.seq_len}
+    provenance = {**opened.provenance, "finetuned": {**record, "metrics": run["metrics"]}}
     if ranks.rank == 0 and isinstance(task, OwnModel):
         write_export(task.model_files(state, prepared.head, provenance), best)
     elif ranks.rank == 0:
         vocab = opened.vocabulary().to_text().encode()
-        known = {"rule": opened.word_rule, "provenance": provenance, "head": prepared.head}
-        export_hf(state, opened.config, vocab, best, **known)
+        export_hf(
+            state,
+            opened.config,
+            vocab,
+            best,
+            rule=opened.word_rule,
+            provenance=provenance,
+            head=prepared.head,
+        )
+
     tuned = run["metrics"][prepared.files["validation"][0].name]
     for file in [*prepared.files["validation"], *prepared.files["test"]]:
         _write_predictions(engine.module, file, prepared, tuned, ranks)

@@ -1,4 +1,4 @@
-"""Settings of `python -m trainer finetune` and `predict`."""
+"""Settings of the commands `python -m trainer finetune` and `predict`, and the list of tasks."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -9,19 +9,19 @@ from pipeline.storage.quoting import quote
 from trainer.inference.settings import BatchesToAskSettings
 
 SEARCHED = ("search_global_batch", "search_peak_lr", "search_epochs", "search_seeds")
-"""Settings of which every combination is a run."""
+"""Settings with several values; every combination of their values is trained once."""
 
 
 @dataclass(frozen=True)
 class ColumnSettings:
-    """Names of the columns of a table: for classification, regression and multiple-choice.
+    """The columns of a table, for the tasks classification, regression and multiple-choice.
 
     Attributes:
         text: The column of the text, or of the context of a multiple choice.
-        text_b: The column of a pair's second text, or of what begins every ending.
+        text_b: The column of a pair's second text, or of a text that every choice begins with.
         label: The column of the class, of the number, or of the right choice, counted from 0.
         choices: The columns of the choices.
-        id: The column that a row of the predictions begins with; null means the row's number.
+        id: The column whose value identifies a row in the predictions; null means its number.
     """
 
     text: str = "text"
@@ -36,10 +36,11 @@ class SquadSettings:
     """Windows and answers, for the tasks squad (1.1) and squad2 (2.0).
 
     Attributes:
-        stride: Pieces from the beginning of one window of a context to that of the next.
-        max_query_pieces: The most pieces of a question that are read. Longer ones are cut.
-        null_threshold: A question of squad2 stays unanswered where no answer scores higher than the
-            best by more than this; null tunes it on the first validation file.
+        stride: Number of pieces from the beginning of a window to the beginning of the next one.
+        max_query_pieces: The most pieces of a question that are read. Longer questions are cut.
+        null_threshold: A question of squad2 is left unanswered if the score of giving no answer
+            exceeds the score of the best answer by more than this. Null tunes it on the first
+            validation file.
     """
 
     stride: int = 128
@@ -56,8 +57,8 @@ class TokenSettings:
 
     Attributes:
         token_column: The column of the words, counted from 0; from the end if negative.
-        tag_column: The column of the tags. It is not read in test files.
-        feature_layers: Layers whose states, side by side, are a word's vector in ner-features.
+        tag_column: The column of the tags, counted likewise. It is not read in test files.
+        feature_layers: Layers whose states are concatenated to a word's vector in ner-features.
     """
 
     token_column: int = 0
@@ -67,13 +68,13 @@ class TokenSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSettings(BatchesToAskSettings):
-    """How the files of a task are read, and a model for them.
+    """Settings that `finetune` and `predict` share.
 
     Attributes:
         columns: Names of the columns of a table.
         squad: Windows and answers of squad and squad2.
-        tokens: Columns of ner, layers and sizes of ner-features.
-        precision: The numbers of weights and activations. Training updates 32 bits either way.
+        tokens: Columns of the files of ner and ner-features, and layers of ner-features.
+        precision: Data type of weights and activations. Training updates fp32 weights either way.
     """
 
     columns: ColumnSettings = field(default_factory=ColumnSettings)
@@ -84,27 +85,27 @@ class TaskSettings(BatchesToAskSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneSettings(TaskSettings):
-    """Fine-tunes a pretrained model on a task, over settings and seeds, and keeps the best.
+    """Fine-tunes a pretrained model on a task over settings and seeds, and keeps the best result.
 
     Files:
         task: The task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, swag, squad (1.1),
             squad2, ner, ner-features; or classification, regression, multiple-choice of any table.
-        train: Files to train on, together.
+        train: Files to train on, all together.
         validation: Files to measure on, each by itself. The first one chooses the best run.
-        output: Folder for results and the best model. The same command again continues.
-        test: Files without labels that the best model predicts, in the benchmark's format.
+        output: Folder for results and the best model. The same command again continues there.
+        test: Files without labels, for which the best model's predictions are written.
 
     Search:
-        search_global_batch: Items of one optimizer step, over all ranks. All of several are tried.
-        search_peak_lr: The learning rate after the warm-up. All of several are tried.
-        search_epochs: How often the training items are seen. All of several are tried.
-        search_seeds: Random seeds of new weights, order and dropout. All of several are tried.
+        search_global_batch: Items of one optimizer step, over all ranks. Every value is tried.
+        search_peak_lr: The learning rate after the warm-up. Every value is tried.
+        search_epochs: How often the training items are seen. Every value is tried.
+        search_seeds: Random seeds of new weights, order and dropout. Every value is tried.
 
     Training:
-        seq_len: Sequence length in tokens, with [CLS] and [SEP]. What is longer is cut and counted.
+        seq_len: Most tokens of a sequence, with [CLS] and [SEP]. Longer texts are cut and counted.
         warmup_fraction: Share of the steps in which the learning rate grows, before it falls to 0.
         dropout: Dropout of hidden states, attention and the head; null means the model's own.
-        replace_head: Whether a model whose head is of other labels or kind gets a new one.
+        replace_head: Whether a model whose head has other labels or another kind gets a new head.
         bias_correction: Whether AdamW corrects its means for their start at 0; BERT's own does not.
     """
 
@@ -126,15 +127,15 @@ class FinetuneSettings(TaskSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class PredictSettings(TaskSettings):
-    """Writes what a fine-tuned model says of files, in the form of the task's predictions.
+    """Writes the predictions of a fine-tuned model for files, in the format of the task.
 
     Files:
-        input: Files without labels, of the layout of the task's test files.
+        input: Files without labels, in the layout of the task's test files.
         output: Folder for the predictions, which are written to OUTPUT/predictions/FILE/.
 
     Model:
-        task: The task; null means the one that the model was fine-tuned on here.
-        seq_len: Sequence length in tokens; null means that of the fine-tuning.
+        task: The task. Null means the one that the model was fine-tuned on by `finetune`.
+        seq_len: Most tokens of a sequence, with [CLS] and [SEP]. Null means as in fine-tuning.
     """
 
     input: list[str]
@@ -158,11 +159,11 @@ TASKS = {
     "ner": "trainer.finetune.tokens.task:open_ner",
     "ner-features": "trainer.finetune.tokens.features:open_ner_features",
 }
-"""Name -> "module:function", called with the settings and returning the task."""
+"""The tasks: the "module:function" by name. The function makes the task from the settings."""
 
 
 def check_task(task: str) -> None:
-    """Refuses an unknown task, and proposes the known ones.
+    """Refuses the name of an unknown task, and proposes a similar known one.
 
     Raises:
         ValueError: There is no task of this name.
@@ -174,7 +175,11 @@ def check_task(task: str) -> None:
 
 
 def check_settings(settings: FinetuneSettings) -> None:
-    """Refuses numbers that make no sense, before anything is read."""
+    """Refuses settings that make no sense, before any file is read.
+
+    Raises:
+        ValueError: A list is empty, or a number is outside its range.
+    """
     for name in ("train", "validation", *SEARCHED):
         if not getattr(settings, name):
             raise ValueError(f"{name} is empty; give at least one")

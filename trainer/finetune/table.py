@@ -1,4 +1,8 @@
-"""Any table by the names of its columns: classes, numbers and choices; and SWAG's."""
+"""Implements the tasks over tables whose columns the user names, and SWAG, whose columns are fixed.
+
+A table is a .tsv, .csv or .jsonl file. The tasks are classification, regression and multiple
+choice.
+"""
 
 import json
 import math
@@ -26,22 +30,32 @@ KINDS = {
 }
 """The kind of head and the metrics of each task."""
 
-# rowanz/swagaf: the first sentence, the beginning of the second, four ends of it; the first column
-# has no name.
+# In SWAG's files (rowanz/swagaf) sent1 is the first sentence and sent2 the beginning of the second,
+# which four columns continue. The first column has no name.
 SWAG = ColumnSettings(text="sent1", text_b="sent2", label="label")
 
 Names = Sequence[str]
+"""Names of columns."""
 
 
 class Record(NamedTuple):
-    """One row of a table: file and line, for messages, and cells by column."""
+    """One row of a table.
+
+    Attributes:
+        place: File and line, for messages.
+        fields: The cells by the names of their columns. A .jsonl file's values are texts too.
+    """
 
     place: str
     fields: dict[str, str]
 
 
 def open_table(settings: FinetuneSettings) -> PairTask:
-    """The tasks classification, regression, multiple-choice, and swag with its own columns."""
+    """Creates the task classification, regression, multiple-choice or swag.
+
+    Raises:
+        ValueError: `columns.choices` has a single column.
+    """
     kind, metrics = KINDS[settings.task]
     columns = SWAG if settings.task == "swag" else settings.columns
     choices = columns.choices if kind == "choice" else ()
@@ -65,33 +79,58 @@ def read_pairs(
     skips_short_rows: bool = False,
     needs_id: bool = True,
 ) -> ReadSet:
-    """Examples of a table; a row's number stands for an id that it lacks."""
+    """Reads the examples of a table.
+
+    Args:
+        columns: The columns to read.
+        choices: The columns of the choices; empty if the examples are texts or pairs.
+        path: Path or URL of the table.
+        split: The use of the file. The label column of a "test" file is not read.
+        header: The names of the columns if the file has no line with them; None if it has.
+        skips_short_rows: Whether rows with too few columns are left out and counted as
+            "skipped_rows".
+        needs_id: Whether a table must have the column `columns.id`. If it lacks the column, or if
+            `columns.id` is None, a row's id is its number.
+
+    Raises:
+        ValueError: The table is malformed. The message names file and line.
+    """
     label = None if split == "test" else columns.label
     needed = [columns.text, *choices, columns.text_b, label, columns.id if needs_id else None]
     skipped: list[str] | None = [] if skips_short_rows else None
     examples = []
     records = read_table(path, [name for name in needed if name], header, skipped)
     for number, (place, fields) in enumerate(records):
+        text = fields[columns.text]
         second = None if columns.text_b is None else fields[columns.text_b]
         endings = tuple(f"{second or ''} {fields[name]}".strip() for name in choices)
-        row_id, right = fields.get(columns.id or "", str(number)), label and fields[label]
+        row_id = fields.get(columns.id or "", str(number))
         _check_id(place, columns.id, row_id)
-        text = fields[columns.text]
-        examples.append(PairExample(place, row_id, text, endings or (second,), right))
+        row_label = label and fields[label]
+        examples.append(PairExample(place, row_id, text, endings or (second,), row_label))
     return ReadSet(examples, {} if skipped is None else {"skipped_rows": len(skipped)})
 
 
 def read_table(
     path: str, needed: Names, header: Names | None = None, skipped: list[str] | None = None
 ) -> list[Record]:
-    """Rows of a .tsv, .csv or .jsonl file, compressed or not; malformed ones are a ValueError.
+    """Reads the rows of a .tsv, .csv or .jsonl file, compressed or not.
 
-    In .tsv files quotes mean nothing. `skipped`, where given, gets places of rows with too few
-    columns, which are left out.
+    In .tsv files quotes have no meaning.
+
+    Args:
+        path: Path or URL of the table.
+        needed: The columns that the table must have.
+        header: The names of the columns if the file has no line with them; None if it has.
+        skipped: The places of rows with too few columns are appended to this list, and the rows
+            are left out. None means that such a row is an error.
+
+    Raises:
+        ValueError: The file has another extension, is malformed, lacks a column or has no rows.
     """
     extension = plain_name(path).rpartition(".")[2].lower()
     if extension == "jsonl":
-        records = [_from_json(place, found, needed) for place, found in read_json_lines(path)]
+        records = [_from_json(place, values, needed) for place, values in read_json_lines(path)]
     elif extension in ("tsv", "csv"):
         lines = ((place, line.split("\t")) for place, line in read_text_lines(path) if line)
         rows = lines if extension == "tsv" else read_csv_rows(path)
@@ -109,6 +148,16 @@ def read_table(
 def _by_name(
     rows: Iterator[tuple[str, list[str]]], header: Names, skipped: list[str] | None
 ) -> Iterator[Record]:
+    """Yields a record for each row, lazily.
+
+    Args:
+        rows: Place and cells of each row.
+        header: The names of the columns.
+        skipped: As in `read_table`.
+
+    Raises:
+        ValueError: A row has more cells than the header, or fewer and `skipped` is None.
+    """
     for place, cells in rows:
         if len(cells) < len(header) and skipped is not None:
             skipped.append(place)
@@ -120,14 +169,16 @@ def _by_name(
 
 
 def _check_id(place: str, column: str | None, row_id: str) -> None:
-    """Refuses an id that would break the rows of a table of predictions."""
+    """Raises ValueError for an id that would break a table of predictions."""
     if any(sign in row_id for sign in "\t\r\n"):
         says = f"the id {quote(row_id)} in the column {column} has a tab or a line end"
         raise ValueError(f"{place}: {says}, which a .tsv of predictions cannot hold; mend it")
 
 
 def _check_columns(place: str, found: Names, needed: Names) -> None:
-    if missing := [name for name in needed if name not in found]:
+    """Raises ValueError if a needed column is missing, or if two columns have one name."""
+    missing = [name for name in needed if name not in found]
+    if missing:
         says = f"no column {join_names(missing)}; the columns are {join_names(found)}"
         raise ValueError(f"{place}: {says}")
     if len(set(found)) != len(found):
@@ -135,24 +186,37 @@ def _check_columns(place: str, found: Names, needed: Names) -> None:
 
 
 def _from_json(place: str, values: dict[str, Any], needed: Names) -> Record:
+    """Returns the JSON object of a line as a record. Values other than texts are written as JSON.
+
+    Raises:
+        ValueError: A needed value is missing, or is neither a text nor a finite number.
+    """
     _check_columns(place, list(values), needed)
-    if wrong := [name for name in needed if isinstance(values[name], (dict, list, type(None)))]:
+    wrong = [name for name in needed if isinstance(values[name], (dict, list, type(None)))]
+    if wrong:
         raise ValueError(f"{place}: {join_names(wrong)} is no text and no number")
     for name in needed:
         value = values[name]
         if isinstance(value, float) and not math.isfinite(value):
             says = f"{name} is {value}, which is no JSON value; give one, or remove the row"
             raise ValueError(f"{place}: {says}")
-    written = {k: v if isinstance(v, str) else json.dumps(v) for k, v in values.items()}
-    return Record(place, written)
+    fields = {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in values.items()
+    }
+    return Record(place, fields)
 
 
 def _write_table(path: str, examples: Examples, predictions: Predictions) -> tuple[str, str]:
+    """Returns name and content of a table with the columns id and prediction."""
     rows = [(example.id, str(value)) for example, value in zip(examples, predictions, strict=True)]
     return f"{file_stem(path)}.tsv", tab_separated(("id", "prediction"), rows)
 
 
 def _write_swag(path: str, _examples: Examples, predictions: Predictions) -> tuple[str, str]:
-    """As SWAG's own program does (csv_predict.py of rowanz/swagaf): the row, from 0, and `pred`."""
+    """Returns name and content of a table as csv_predict.py of rowanz/swagaf writes it.
+
+    Its columns are the number of the row, counted from 0, and `pred`, the number of the choice.
+    """
     lines = [f"{row},{choice}\n" for row, choice in enumerate(predictions)]
     return f"{file_stem(path)}.csv", "".join([",pred\n", *lines])

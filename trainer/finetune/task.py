@@ -1,9 +1,10 @@
-"""What a task is: how files become items, and outputs predictions, metrics and files.
+"""Defines the protocol that every fine-tuning task follows, and the records it passes around.
 
     files --read--> examples --encode--> items --[BertForTask]--> outputs --decode--> predictions
     --score--> metrics
 
-Losses are the head's (trainer.model.task_heads).
+A task reads its files, turns examples into items that a model can batch, and turns the model's
+outputs into predictions, metrics and files. Losses belong to the head (trainer.model.task_heads).
 """
 
 import importlib
@@ -18,26 +19,35 @@ from trainer.finetune.settings import TASKS, FinetuneSettings, check_task
 from trainer.finetune.text import TextEncoder, TokenSequence
 
 Split = Literal["train", "validation", "test"]
-"""Examples of "test" need no labels."""
+"""The use of a file. The examples of a "test" file need no labels."""
 
 Output = NDArray[np.float32]
-"""Logits of an item: [labels], [1] (a number), [choices], [tokens, labels], [tokens, 2] (spans)."""
+"""The logits of one item.
+
+Their shape depends on the kind of head: [labels] for classification, [1] for regression, [choices]
+for a multiple choice, [tokens, labels] for tags of tokens, and [tokens, 2] for spans, whose columns
+are scores of the first and of the last token.
+"""
 
 Outputs = Sequence[Output]
 Labels = tuple[str, ...]
-"""Names of the classes, in order."""
+"""The names of the classes. A class's number is its position in this tuple."""
 Metrics = Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class Item:
-    """What one loss is made of and one row of a batch.
+    """The smallest unit that a model is trained on or predicts: it is never split over batches.
 
     Attributes:
-        example: Index of the example; several items may be windows of one.
-        sequences: A single sequence, or one for each choice.
-        labels: [1] int64 class or choice; [1] float32; [tokens] int64 classes with IGNORED; [2]
-            int64 first and last token of a span, counted in the sequence. Of a test file: empty.
+        example: The index of the example that the item was made from. A long example becomes
+            several items, one for each of its windows.
+        sequences: The token sequences: one for each choice of a multiple choice, otherwise one.
+        labels: What the model should predict. Its form depends on the kind of head: int64 [1], the
+            number of the class or of the right choice; float32 [1], the number to be predicted;
+            int64 [tokens], a class for each token or IGNORED; int64 [2], the first and the last
+            token of the right span, counted from the start of the sequence. Items of a test file
+            have int64 [0].
     """
 
     example: int
@@ -46,14 +56,24 @@ class Item:
 
 
 class ReadSet(NamedTuple):
-    """A file's examples in order, records of the task's own, and counts of what was left out."""
+    """The examples of one file.
+
+    Attributes:
+        examples: The examples in the order of the file. Their type is the task's own.
+        counts: How much of the file was left out, by reason, such as {"skipped_rows": 3}.
+    """
 
     examples: list[Any]
     counts: dict[str, int]
 
 
 class EncodedSet(NamedTuple):
-    """Items of a file's examples in order, and counts of what was done to the text."""
+    """The items of one file.
+
+    Attributes:
+        items: The items in the order of the examples that they were made from.
+        counts: What encoding did to the text, such as {"truncated_examples": 3}.
+    """
 
     items: list[Item]
     counts: dict[str, int]
@@ -61,58 +81,94 @@ class EncodedSet(NamedTuple):
 
 @runtime_checkable
 class OwnModel(Protocol):
-    """What a task has besides where the trained model is not BERT with a head."""
+    """Further methods of a task that trains a model of its own instead of BERT with a head."""
 
     def build_model(self, head: Any, seed: int) -> Any:
-        """A new model, called as trainer.model.task_heads.BertForTask is."""
+        """Returns an untrained model with random weights drawn from the seed.
+
+        It is called in the same way as `trainer.model.task_heads.BertForTask`.
+        """
 
     def model_files(
         self, state: Mapping[str, Any], head: Any, provenance: Mapping[str, Any]
     ) -> dict[str, bytes]:
-        """What OUTPUT/best holds, by file name; config.json, with the provenance, is last."""
+        """Returns the contents of the files for OUTPUT/best by file name.
+
+        The last file is config.json, and it contains the provenance.
+        """
 
 
 class Task(Protocol):
-    """The steps of a task. Malformed input raises ValueError with file and line.
+    """The steps of a fine-tuning task.
+
+    All methods that look at user data raise ValueError for malformed input. Its message names the
+    file and the line.
 
     Attributes:
-        kind: A trainer.model.task_heads.HeadKind.
-        main_metric: The key of `score` that chooses the best run; higher is better.
+        kind: The kind of head that the task needs, one of `trainer.model.task_heads.HeadKind`.
+        main_metric: The metric, a key of the result of `score`, by which runs are compared. A
+            higher value is better.
     """
 
     kind: Any
     main_metric: str
 
     def read(self, path: str, split: Split) -> ReadSet:
-        """Examples of one file, at least one."""
+        """Reads the examples of one file. There is at least one."""
 
     def count_labels(self, examples: Sequence[Any]) -> Mapping[str, int]:
-        """Counts the classes or types of entities, to be shown before training."""
+        """Counts the examples of each class, or the entities of each type, to be shown to people.
+
+        The result is empty for a task without classes.
+        """
 
     def find_labels(self, examples: Sequence[Any]) -> Labels:
-        """The classes, from the training examples; empty without classes."""
+        """Returns the classes that the training examples have; none for a task without classes."""
 
     def encode(
         self, examples: Sequence[Any], labels: Labels, encoder: TextEncoder, split: Split
     ) -> EncodedSet:
-        """Items of the examples, called once for each file."""
+        """Encodes the examples of one file as items."""
 
     def decode(
         self, examples: Sequence[Any], items: Sequence[Item], outputs: Outputs, labels: Labels
     ) -> list[Any]:
-        """One prediction for each example, from one output for each item."""
+        """Returns one prediction for each example.
+
+        Args:
+            examples: The examples of a file.
+            items: The items that `encode` made from these examples.
+            outputs: The model's output for each item.
+            labels: The classes that the model was trained on.
+        """
 
     def score(self, examples: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
-        """Metrics by name, `main_metric` among them, and what is tuned on these examples."""
+        """Returns metrics by name.
+
+        `main_metric` is one of them. Values that are tuned on these examples, such as a threshold,
+        are among them too.
+        """
 
     def prediction_files(
         self, path: str, examples: Sequence[Any], predictions: Sequence[Any], tuned: Metrics
     ) -> dict[str, str]:
-        """Contents by name; `tuned` is score() of the first validation file."""
+        """Returns the contents of the files of predictions by file name.
+
+        Args:
+            path: The file that the examples were read from.
+            examples: The examples.
+            predictions: One prediction for each example, from `decode`.
+            tuned: The result of `score` for the first validation file. It contains the tuned
+                values that predictions depend on.
+        """
 
 
 def open_task(settings: FinetuneSettings) -> Task:
-    """The task that the settings name; a ValueError names those that there are."""
+    """Creates the task that the settings name.
+
+    Raises:
+        ValueError: There is no task of this name; the message lists the tasks.
+    """
     check_task(settings.task)
     module, _, name = TASKS[settings.task].partition(":")
     return cast("Task", getattr(importlib.import_module(module), name)(settings))

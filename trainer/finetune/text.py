@@ -1,4 +1,4 @@
-"""Texts to the sequences that a model reads."""
+"""Turns texts and pairs of texts into the token sequences that a model reads."""
 
 from collections.abc import Sequence
 from pathlib import PurePosixPath
@@ -13,14 +13,19 @@ from tokenizer.word_rule import WordRule
 
 
 class TokenSequence(NamedTuple):
-    """[CLS] A [SEP] or [CLS] A [SEP] B [SEP]; segment A has [CLS] and the first [SEP]."""
+    """The ids of [CLS] A [SEP], or of [CLS] A [SEP] B [SEP].
+
+    Attributes:
+        input_ids: The ids, with those of [CLS] and [SEP].
+        segment_a_length: The number of tokens of [CLS] A [SEP].
+    """
 
     input_ids: IdArray
     segment_a_length: int
 
 
 class TextEncoder:
-    """The model's tokenizer, and the longest sequence that is made, with [CLS] and [SEP]."""
+    """Encodes texts for a model, as sequences of at most `seq_len` tokens with [CLS] and [SEP]."""
 
     def __init__(self, vocab: Vocabulary, rule: WordRule, seq_len: int) -> None:
         self.vocab = vocab
@@ -29,12 +34,15 @@ class TextEncoder:
         self.encoder = Encoder(vocab, rule)
 
     def encode_texts(self, texts: Sequence[str]) -> list[IdArray]:
-        """Ids of each text, without [CLS] and [SEP], of any length."""
+        """Returns the ids of each text, without [CLS] and [SEP], however long the text is."""
         ids, lengths = self.encoder.encode_sentences(texts)
         return np.split(ids, np.cumsum(lengths)[:-1]) if len(texts) else []
 
     def join(self, a: IdArray, b: IdArray | None = None) -> TokenSequence:
-        """The sequence of one text or of a pair."""
+        """Adds [CLS] and [SEP] to the ids of one text, or of a pair of texts.
+
+        The result must not exceed `seq_len`; `truncate` shortens texts that would.
+        """
         cls, sep = self.vocab.cls_id, self.vocab.sep_id
         second = [] if b is None else [*b.tolist(), sep]
         input_ids = np.array([cls, *a.tolist(), sep, *second], self.vocab.dtype)
@@ -42,14 +50,18 @@ class TextEncoder:
         return TokenSequence(input_ids, len(a) + 2)
 
     def truncate(self, a: IdArray, b: IdArray | None = None) -> tuple[IdArray, IdArray | None, int]:
-        """What fits of A and B, and how many tokens were taken off.
+        """Shortens one text, or a pair of texts, so that `join` makes at most `seq_len` tokens.
 
-        The longer text, B of equal ones, loses its last tokens (`_truncate_seq_pair` of
-        google-research/bert run_classifier.py).
+        Tokens are taken from the end of the longer text, one at a time; from B if both are equally
+        long (`_truncate_seq_pair` of google-research/bert run_classifier.py).
+
+        Returns:
+            The ids of A and of B that are left, and the number of tokens that were taken away.
         """
         if b is None:
             room = self.seq_len - 2
             return a[:room], None, max(0, len(a) - room)
+
         room = self.seq_len - 3
         excess = len(a) + len(b) - room
         if excess <= 0:
@@ -59,5 +71,8 @@ class TextEncoder:
 
 
 def file_stem(path: str) -> str:
-    """A file's name without folders, compression and extension: train of data/train.tsv.zst."""
+    """Returns a file's name without folders, extension and suffix of compression.
+
+    For example, "data/train.tsv.zst" becomes "train".
+    """
     return plain_name(PurePosixPath(path.replace("\\", "/")).name).rsplit(".", 1)[0]

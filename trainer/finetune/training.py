@@ -1,4 +1,4 @@
-"""One fine-tuning run and the outputs of a model: what happens between items and numbers."""
+"""Trains a model on the items of a task, and computes a model's outputs for items."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,9 +29,21 @@ def train_task(
     ranks: Ranks,
     report: Callable[[float], None],
 ) -> Any:
-    """Trains a model that begins on the CPU; the engine, whose `module` is the trained model."""
+    """Trains a model by one recipe.
+
+    Args:
+        model: The model to train, on the CPU.
+        items: The items of all training files; every rank has all of them.
+        recipe: The searched settings of this run.
+        settings: The settings of the command.
+        ranks: The ranks that train together.
+        report: It is called with the loss of each step.
+
+    Returns:
+        The DeepSpeed engine, whose attribute `module` is the trained model.
+    """
     optimizer = build_optimizer(model, OptimizerSettings(bias_correction=settings.bias_correction))
-    # fp32 gradients of bf16 weights need a stage.
+    # DeepSpeed keeps fp32 gradients of bf16 weights only under a stage of ZeRO.
     zero_stage = 0 if settings.precision == "fp32" else 1
     config = deepspeed_config({}, zero_stage, settings.precision)
     engine = start_engine(model, optimizer, config, ranks)
@@ -47,7 +59,20 @@ def train_task(
 
 
 def task_step(engine: Any, head: Head, step: Step, ranks: Ranks) -> float:
-    """One optimizer step, exact for any split over ranks and micro-batches; the loss."""
+    """Makes one optimizer step. Its result does not depend on ranks and micro-batches.
+
+    Losses and gradients are sums over the micro-batches of all ranks, divided by the number of
+    losses in the whole step.
+
+    Args:
+        engine: The DeepSpeed engine.
+        head: The head of its model.
+        step: The items of the step.
+        ranks: The ranks that share the step.
+
+    Returns:
+        The mean loss of the step, over all ranks.
+    """
     count = max(1, sum(count_losses(head, torch.from_numpy(item.labels)) for item in step.items))
     total = torch.zeros(1, dtype=torch.float64, device=ranks.device)
     for items in step.ranks[ranks.rank]:
@@ -68,20 +93,37 @@ def task_step(engine: Any, head: Head, step: Step, ranks: Ranks) -> float:
 def predict_items(
     model: BertForTask, items: Sequence[Item], micro_tokens: int, ranks: Ranks
 ) -> list[Output]:
-    """The head's outputs for each item, in order, on all ranks, which compute them together."""
+    """Returns the model's output for each item. The ranks share the work, and all get all outputs.
+
+    Args:
+        model: The model. It computes without dropout, and is left in the mode that it is in.
+        items: The items; every rank has all of them.
+        micro_tokens: The most tokens of one forward pass.
+        ranks: The ranks that share the items.
+    """
     was_training = model.training
     model.eval()
-    mine: list[Output] = []
+    outputs: list[Output] = []
     for chunk in cut_items(items[ranks.rank :: ranks.world_size], micro_tokens):
         batch = pack_items(chunk, ranks.device)
-        mine += split_outputs(model.head, model(batch), batch)
+        outputs += split_outputs(model.head, model(batch), batch)
     model.train(was_training)
-    shares = ranks.gather(mine)
+    shares = ranks.gather(outputs)
     return [shares[n % ranks.world_size][n // ranks.world_size] for n in range(len(items))]
 
 
 def split_outputs(head: Head, logits: Tensor, batch: TaskBatch) -> list[Output]:
-    """The logits of each item, as trainer.finetune.task describes them."""
+    """Splits the logits of a micro-batch into the outputs of its items.
+
+    Args:
+        head: The head that computed the logits.
+        logits: [sequences, outputs of the head], or [tokens, outputs] from a head that reads every
+            token.
+        batch: The micro-batch that the head read.
+
+    Returns:
+        One array for each item, with a shape that `trainer.finetune.task.Output` describes.
+    """
     rows = logits.float().cpu().numpy()
     if head.kind == "choice":
         return np.split(rows[:, 0], batch.item_starts[1:-1].cpu().numpy())

@@ -1,7 +1,7 @@
-"""Exact match and F1 of answers, in percent, as SQuAD's official evaluators define them.
+"""Computes exact match and F1 of answers as SQuAD's official evaluators define them.
 
-They differ where nothing of an answer is left: 2.0 does not count such answers, and its F1 of two
-empty texts is 1, which is 0 in 1.1.
+The evaluators of 1.1 and 2.0 differ for right answers of which normalization leaves nothing. 2.0
+ignores such answers. The F1 of two empty texts is 1 in 2.0, and 0 in 1.1.
 """
 
 import math
@@ -16,14 +16,26 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class Marks(NamedTuple):
-    """How good an answer is: 1 if it is a right one, and its best overlap of words."""
+    """How good a predicted answer is, compared with the best-fitting right answer.
+
+    Attributes:
+        exact: 1 if the texts are equal after normalization, otherwise 0.
+        f1: F1 over the words that the texts share, from 0 to 1.
+    """
 
     exact: float
     f1: float
 
 
 class Judged(NamedTuple):
-    """An answer's marks, its null score, and whether there is a right answer, and a text."""
+    """A predicted answer to a question of 2.0, with all that a threshold for it depends on.
+
+    Attributes:
+        marks: How good the answer is if it is given.
+        null_score: How much the score of giving no answer exceeds the score of this answer.
+        has_answer: Whether the question has a right answer.
+        has_text: Whether the predicted answer is not empty.
+    """
 
     marks: Marks
     null_score: float
@@ -32,64 +44,86 @@ class Judged(NamedTuple):
 
 
 def normalize_answer(text: str) -> str:
-    """What of an answer is compared."""
+    """Returns an answer in the form that is compared.
+
+    It has lower case, single spaces, no ASCII punctuation, and none of the words a, an and the.
+    """
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
 def mark_v1(prediction: str, answers: Sequence[str]) -> Marks:
-    """Marks by the evaluator of SQuAD 1.1."""
+    """Returns an answer's marks by the rules of SQuAD 1.1."""
     return _best_mark(prediction, answers, both_empty=0.0)
 
 
 def mark_v2(prediction: str, answers: Sequence[str]) -> Marks:
-    """Marks by the evaluator of SQuAD 2.0; without answers only the empty prediction is right."""
-    counted = [answer for answer in answers if normalize_answer(answer)] or [""]
-    return _best_mark(prediction, counted, both_empty=1.0)
+    """Returns an answer's marks by the rules of SQuAD 2.0.
+
+    If the question has no right answer, only the empty prediction is right.
+    """
+    counted_answers = [answer for answer in answers if normalize_answer(answer)] or [""]
+    return _best_mark(prediction, counted_answers, both_empty=1.0)
 
 
 def average(marks: Sequence[Marks]) -> dict[str, float]:
-    """The means in percent, under the evaluators' names."""
+    """Returns the means of `exact` and `f1` in percent, as the official evaluators name them."""
     sums = (sum(values) for values in zip(*marks, strict=True))
-    return {name: 100.0 * each / len(marks) for name, each in zip(Marks._fields, sums, strict=True)}
+    return {
+        name: 100.0 * total / len(marks) for name, total in zip(Marks._fields, sums, strict=True)
+    }
 
 
 def apply_threshold(judged: Sequence[Judged], threshold: float) -> list[Marks]:
-    """Marks where questions whose null score is above the threshold are left unanswered."""
-    unanswered = {True: Marks(0.0, 0.0), False: Marks(1.0, 1.0)}
+    """Returns the marks if every question with a null score above the threshold gets no answer."""
+    without_answer = {True: Marks(0.0, 0.0), False: Marks(1.0, 1.0)}
     return [
-        unanswered[each.has_answer] if each.null_score > threshold else each.marks
-        for each in judged
+        without_answer[answer.has_answer] if answer.null_score > threshold else answer.marks
+        for answer in judged
     ]
 
 
 def find_threshold(judged: Sequence[Judged]) -> float:
-    """The threshold with the best mean F1, halfway to the next null score.
+    """Returns the threshold of the null score that gives the best mean F1.
 
-    Unlike with the official evaluator questions of equal null score are answered together. Where it
-    is best to answer nothing the threshold lies below every null score.
+    It is halfway between two neighbouring null scores. If it is best to give no answer at all, it
+    is below every null score. Questions with the same null score are answered together, unlike in
+    the official evaluator.
     """
-    ranked = sorted(judged, key=lambda each: each.null_score)
-    score = best = float(sum(not each.has_answer for each in judged))
+    ranked = sorted(judged, key=lambda answer: answer.null_score)
+    # The sum of F1 if the answers up to here are given and those after it are not.
+    score = float(sum(not answer.has_answer for answer in judged))
+    best = score
     threshold = math.nextafter(ranked[0].null_score, -math.inf)
-    for each, following in zip(ranked, [*ranked[1:], None], strict=True):
-        score += each.marks.f1 if each.has_answer else -float(each.has_text)
-        is_last_of_equals = following is None or following.null_score != each.null_score
+    for answer, following in zip(ranked, [*ranked[1:], None], strict=True):
+        score += answer.marks.f1 if answer.has_answer else -float(answer.has_text)
+        is_last_of_equals = following is None or following.null_score != answer.null_score
         if is_last_of_equals and score > best:
-            best, above = score, following.null_score if following else each.null_score + 2.0
-            threshold = (each.null_score + above) / 2
+            best = score
+            next_score = following.null_score if following else answer.null_score + 2.0
+            threshold = (answer.null_score + next_score) / 2
     return threshold
 
 
 def _best_mark(prediction: str, answers: Iterable[str], both_empty: float) -> Marks:
-    found = normalize_answer(prediction)
-    pairs = [(found, normalize_answer(answer)) for answer in answers]
+    """Returns the best `exact` and the best `f1` of a prediction over all right answers.
+
+    Args:
+        prediction: The predicted answer.
+        answers: The right answers, at least one.
+        both_empty: F1 if nothing is left of both texts.
+    """
+    predicted = normalize_answer(prediction)
+    expected_texts = [normalize_answer(answer) for answer in answers]
     return Marks(
-        max(float(found == expected) for found, expected in pairs),
-        max(_word_f1(found.split(), expected.split(), both_empty) for found, expected in pairs),
+        exact=max(float(predicted == expected) for expected in expected_texts),
+        f1=max(
+            _word_f1(predicted.split(), expected.split(), both_empty) for expected in expected_texts
+        ),
     )
 
 
 def _word_f1(found: Sequence[str], expected: Sequence[str], both_empty: float) -> float:
+    """Returns F1 over the words that two answers share, or `both_empty` if neither has words."""
     if not found and not expected:
         return both_empty
     num_same = (Counter(found) & Counter(expected)).total()

@@ -1,6 +1,6 @@
-"""Contexts to pieces with their places, and a question's windows of them as items.
+"""Encodes contexts as pieces with their positions, and makes items from windows of a context.
 
-The rules of windows are those of google-research/bert run_squad.py.
+The windows are those of google-research/bert run_squad.py. Shapes: N pieces of a context.
 """
 
 import unicodedata
@@ -22,7 +22,13 @@ from trainer.finetune.text import TextEncoder
 class Pieces(NamedTuple):
     """The N pieces of one text, without [CLS] and [SEP].
 
-    Piece n is characters starts[n] to ends[n] - 1 of the text as written, with combined accents.
+    Piece n is made of the characters starts[n] to ends[n] - 1 of the text as it was written. A
+    letter's combining accents belong to its piece.
+
+    Attributes:
+        ids: [N].
+        starts: [N], the position of each piece's first character.
+        ends: [N], the position after its last character.
     """
 
     ids: IdArray
@@ -30,14 +36,17 @@ class Pieces(NamedTuple):
     ends: NDArray[np.int64]
 
     def find_span(self, start: int, end: int) -> tuple[int, int] | None:
-        """The first and last piece that have a character of start to end - 1; None if none has."""
+        """Returns the first and last piece that overlap the characters start to end - 1.
+
+        The result is None if no piece overlaps them.
+        """
         first = int(np.searchsorted(self.ends, start, side="right"))
         last = int(np.searchsorted(self.starts, end, side="left")) - 1
         return (first, last) if first <= last else None
 
 
 class Window(NamedTuple):
-    """Pieces start to start + length - 1 of a context."""
+    """The pieces start to start + length - 1 of a context."""
 
     start: int
     length: int
@@ -45,7 +54,14 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True)
 class WindowItem(Item):
-    """Some pieces of a context; may_start, bool [length], are those with most context here."""
+    """A question with one window of its context.
+
+    Attributes:
+        pieces: All pieces of the context.
+        window: The pieces that this item has.
+        may_start: bool [window.length], whether an answer may start at a piece. It may if no other
+            window has more context around the piece, so that each answer counts in one window.
+    """
 
     pieces: Pieces
     window: Window
@@ -53,17 +69,20 @@ class WindowItem(Item):
 
 
 def find_pieces(texts: Sequence[str], encoder: TextEncoder) -> list[Pieces]:
-    """Pieces of each text, of any length, by an export's tokenizer; "[SEP]" in a text is a word."""
+    """Encodes texts of any length. "[SEP]" in a text is encoded as text.
+
+    It uses the tokenizer of an exported model, because that one knows the positions of pieces.
+    """
     tokenizer = build_tokenizer(encoder.vocab, encoder.rule)
     tokenizer.encode_special_tokens = True
     all_pieces = []
     encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
     for text, encoding in zip(texts, encodings, strict=True):
-        places = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
-        ends = np.array([_skip_accents(text, end) for end in places[:, 1].tolist()], np.int64)
+        offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+        ends = np.array([_skip_accents(text, end) for end in offsets[:, 1].tolist()], np.int64)
         ids = np.array(encoding.ids, encoder.vocab.dtype)
         ids = without_specials(ids, encoder.vocab, encoder.rule)
-        all_pieces.append(Pieces(ids, places[:, 0].copy(), ends))
+        all_pieces.append(Pieces(ids, offsets[:, 0].copy(), ends))
     return all_pieces
 
 
@@ -76,25 +95,41 @@ def cut_question(
     split: Split,
     stride: int,
 ) -> list[WindowItem]:
-    """The windows of one question as items: [CLS] question [SEP] pieces of the context [SEP]."""
+    """Makes one item per window of a question's context: [CLS] question [SEP] window [SEP].
+
+    The label is the first answer if the window has all of it. Otherwise, and for a question without
+    answer, it is [CLS], which is token 0.
+
+    Args:
+        index: The index of the question among the examples.
+        question: The question.
+        query: The ids of the question.
+        pieces: The pieces of its context.
+        encoder: The model's tokenizer, with the length of a sequence.
+        split: The use of the file. Items of a "test" file have no labels.
+        stride: Number of pieces from the beginning of a window to the beginning of the next one.
+    """
     windows = cut_windows(len(pieces.ids), encoder.seq_len - len(query) - 3, stride)
     best_N = find_best_windows(windows, len(pieces.ids))
     span = find_answer(question, pieces) if split != "test" and question.answers else None
     items = []
     for number, window in enumerate(windows):
-        read = slice(window.start, window.start + window.length)
-        sequence = encoder.join(query, pieces.ids[read])
-        labels = np.zeros(0 if split == "test" else 2, np.int64)  # no answer begins, ends at [CLS]
-        if span is not None and read.start <= span[0] and span[1] < read.stop:
+        in_window = slice(window.start, window.start + window.length)
+        sequence = encoder.join(query, pieces.ids[in_window])
+        labels = np.zeros(0 if split == "test" else 2, np.int64)
+        if span is not None and in_window.start <= span[0] and span[1] < in_window.stop:
             labels[:] = np.array(span) + sequence.segment_a_length - window.start
-        items.append(WindowItem(index, (sequence,), labels, pieces, window, best_N[read] == number))
+        may_start = best_N[in_window] == number
+        items.append(WindowItem(index, (sequence,), labels, pieces, window, may_start))
     return items
 
 
 def cut_windows(num_pieces: int, room: int, stride: int) -> list[Window]:
-    """Windows of `room` pieces, one every `stride` pieces, until one reaches the end.
+    """Returns windows of at most `room` pieces that together have all pieces of a context.
 
-    A stride above the room is cut to it: no piece is passed over.
+    Windows begin `stride` pieces apart, and the last one is the first that reaches the end of the
+    context. A stride above `room` is reduced to `room`, so that no piece is left out. A context
+    without pieces has no window.
     """
     stride = min(room, stride)
     starts = range(0, max(0, num_pieces - room) + stride, stride) if num_pieces else ()
@@ -102,10 +137,10 @@ def cut_windows(num_pieces: int, room: int, stride: int) -> list[Window]:
 
 
 def find_best_windows(windows: list[Window], num_pieces: int) -> NDArray[np.int64]:
-    """Index of the window where each piece has most context, [N].
+    """Returns the index of the window in which each piece has most context, int64 [N].
 
-    Context is the smaller of what is left and right of the piece, plus a hundredth of the window's
-    length; the first window wins where it is equal.
+    A piece's context is the number of pieces to its left or to its right, whichever is smaller,
+    plus a hundredth of the window's length. The first window wins a tie.
     """
     pieces_N = np.arange(num_pieces)
     best_N = np.full(num_pieces, -1, dtype=np.int64)
@@ -115,18 +150,26 @@ def find_best_windows(windows: list[Window], num_pieces: int) -> NDArray[np.int6
         right_N = window.length - 1 - left_N
         context_N = np.minimum(left_N, right_N) + 0.01 * window.length
         is_better_N = (left_N >= 0) & (right_N >= 0) & (context_N > most_N)
-        best_N[is_better_N], most_N[is_better_N] = index, context_N[is_better_N]
+        best_N[is_better_N] = index
+        most_N[is_better_N] = context_N[is_better_N]
     return best_N
 
 
 def find_answer(question: Question, pieces: Pieces) -> tuple[int, int] | None:
-    """First and last piece of the first answer; the others are for scores only."""
+    """Returns the first and last piece of a question's first answer, or None if it has no piece.
+
+    Only the first answer is trained; the others are used in scores.
+    """
     answer = question.answers[0]
     return pieces.find_span(answer.start, answer.start + len(answer.text))
 
 
 def _skip_accents(text: str, end: int) -> int:
-    """Where combining characters from `end` on end: the normalizer drops a last letter's."""
+    """Returns the position after the combining accents that begin at `end`.
+
+    The tokenizer's normalizer drops accents, so the offsets of a piece do not include those of its
+    last letter.
+    """
     while end < len(text) and unicodedata.category(text[end]) == "Mn":
         end += 1
     return end

@@ -1,7 +1,9 @@
-"""The tasks squad (1.1) and squad2 (2.0): answers are passages (BERT paper, sections 4.2, 4.3).
+"""Implements the tasks squad (1.1) and squad2 (2.0) (BERT paper, sections 4.2 and 4.3).
 
-Unlike google-research/bert run_squad.py every pair of a start and an end is looked at, and an
-answer is cut out of the context as written. N pieces of a window's context, L lengths of an answer.
+An answer is a passage of a context. Unlike google-research/bert run_squad.py, every pair of a start
+and an end is ranked, and an answer is cut out of the context as it was written.
+
+Shapes: N pieces of a window, L lengths of an answer in pieces.
 """
 
 import json
@@ -25,7 +27,13 @@ MAX_ANSWER_PIECES = 30  # as in run_squad.py
 
 
 class Prediction(NamedTuple):
-    """The best answer to a question; the null score is how much higher that of no answer is."""
+    """The best answer to a question.
+
+    Attributes:
+        id: The question's id.
+        text: The answer; empty if no answer is possible.
+        null_score: How much the score of giving no answer exceeds the score of this answer.
+    """
 
     id: str
     text: str
@@ -34,7 +42,14 @@ class Prediction(NamedTuple):
 
 @dataclass(frozen=True)
 class SquadTask:
-    """A `Task` whose examples are questions, `with_impossible` (2.0) ones without answer."""
+    """A `Task` whose examples are questions about contexts.
+
+    Attributes:
+        settings: Windows and answers.
+        with_impossible: Whether a question may have no answer, as in SQuAD 2.0.
+        kind: The kind of head.
+        main_metric: The metric that chooses the best run.
+    """
 
     settings: SquadSettings
     with_impossible: bool
@@ -42,7 +57,11 @@ class SquadTask:
     main_metric: str = "f1"
 
     def read(self, path: str, split: Split) -> ReadSet:
-        """Questions of a SQuAD file."""
+        """Reads the questions of a SQuAD file.
+
+        Raises:
+            ValueError: The file is malformed. The message names file, article and question.
+        """
         text = read_text(path)
         return ReadSet(read_squad(text, path, self.with_impossible, split == "test"), {})
 
@@ -51,7 +70,7 @@ class SquadTask:
         return {}
 
     def find_labels(self, examples: Sequence[Question]) -> Labels:
-        """None: the classes are the pieces of the context."""
+        """Returns no classes: the head chooses among the pieces of the context."""
         return ()
 
     def encode(
@@ -90,48 +109,75 @@ class SquadTask:
     def decode(
         self, examples: Sequence[Question], items: Sequence[Item], outputs: Outputs, labels: Labels
     ) -> list[Prediction]:
-        """The best answer to each question; of a context without pieces there is none."""
+        """Returns the best answer to each question; it is empty if the context has no pieces."""
         windows: list[list[tuple[WindowItem, Output]]] = [[] for _ in examples]
         for item, output in zip(items, outputs, strict=True):
             assert isinstance(item, WindowItem), "items are those that encode() made"
             windows[item.example].append((item, output))
-        return [_predict(*each) for each in zip(examples, windows, strict=True)]
+        return [
+            _predict(question, of_question)
+            for question, of_question in zip(examples, windows, strict=True)
+        ]
 
     def score(
         self, examples: Sequence[Question], predictions: Sequence[Prediction]
     ) -> dict[str, float]:
-        """Exact match and F1 in percent, under the names of the official evaluators."""
-        answers = [[answer.text for answer in each.answers] for each in examples]
+        """Returns exact match and F1 in percent, under the names of the official evaluators.
+
+        For 2.0 it adds both metrics over the questions with answer and over those without, and
+        `null_threshold`, the threshold that they were computed with.
+        """
+        answers = [[answer.text for answer in question.answers] for question in examples]
         pairs = list(zip(predictions, answers, strict=True))
         if not self.with_impossible:
-            return evaluate.average([evaluate.mark_v1(each.text, right) for each, right in pairs])
+            return evaluate.average(
+                [evaluate.mark_v1(prediction.text, right) for prediction, right in pairs]
+            )
         judged = [
             evaluate.Judged(
-                evaluate.mark_v2(each.text, right), each.null_score, bool(right), bool(each.text)
+                marks=evaluate.mark_v2(prediction.text, right),
+                null_score=prediction.null_score,
+                has_answer=bool(right),
+                has_text=bool(prediction.text),
             )
-            for each, right in pairs
+            for prediction, right in pairs
         ]
         threshold = self.settings.null_threshold
-        threshold = evaluate.find_threshold(judged) if threshold is None else threshold
+        if threshold is None:
+            threshold = evaluate.find_threshold(judged)
+
         marks = evaluate.apply_threshold(judged, threshold)
         metrics = evaluate.average(marks) | {"null_threshold": threshold}
-        for kind, has in (("HasAns", True), ("NoAns", False)):
-            chosen = [m for m, each in zip(marks, judged, strict=True) if each.has_answer == has]
-            of_kind = evaluate.average(chosen) if chosen else {}
-            metrics |= {f"{kind}_{name}": value for name, value in of_kind.items()}
+        for prefix, has_answer in (("HasAns", True), ("NoAns", False)):
+            of_kind = [
+                mark
+                for mark, answer in zip(marks, judged, strict=True)
+                if answer.has_answer == has_answer
+            ]
+            means = evaluate.average(of_kind) if of_kind else {}
+            metrics |= {f"{prefix}_{name}": value for name, value in means.items()}
         return metrics
 
     def prediction_files(
         self, path: str, examples: Any, predictions: Sequence[Prediction], tuned: Metrics
     ) -> dict[str, str]:
-        """Answers by id, and of squad2 null scores, for --na-prob-file of its evaluator."""
-        texts = {each.id: each.text for each in predictions}
+        """Returns a file of answers by id, and for 2.0 also a file of null scores.
+
+        In 2.0 an answer is empty if its null score is above the threshold. The official evaluator
+        takes the null scores as --na-prob-file.
+        """
+        texts = {prediction.id: prediction.text for prediction in predictions}
         files: dict[str, dict[str, Any]] = {"predictions.json": texts}
         if self.with_impossible:
-            given = self.settings.null_threshold
-            threshold = tuned.get("null_threshold", 0.0) if given is None else given
-            files["null_odds.json"] = {each.id: each.null_score for each in predictions}
-            texts |= {each.id: "" for each in predictions if each.null_score > threshold}
+            threshold = self.settings.null_threshold
+            if threshold is None:
+                threshold = tuned.get("null_threshold", 0.0)
+            files["null_odds.json"] = {
+                prediction.id: prediction.null_score for prediction in predictions
+            }
+            texts |= {
+                prediction.id: "" for prediction in predictions if prediction.null_score > threshold
+            }
         return {
             name: json.dumps(content, indent=2, ensure_ascii=False) + "\n"
             for name, content in files.items()
@@ -139,37 +185,61 @@ class SquadTask:
 
 
 def open_squad(settings: FinetuneSettings) -> SquadTask:
-    """The tasks squad and squad2."""
-    chosen, seq_len = settings.squad, settings.seq_len
-    if chosen.max_query_pieces + 4 > seq_len:
+    """Creates the task squad or squad2.
+
+    Raises:
+        ValueError: The longest question would leave no room for the context in `seq_len`.
+    """
+    squad = settings.squad
+    seq_len = settings.seq_len
+    if squad.max_query_pieces + 4 > seq_len:
         says = "and [CLS], two [SEP] and a piece of the context leave no room in seq_len"
-        raise ValueError(f"squad.max_query_pieces {chosen.max_query_pieces} {says} {seq_len}")
-    return SquadTask(chosen, with_impossible=settings.task == "squad2")
+        raise ValueError(f"squad.max_query_pieces {squad.max_query_pieces} {says} {seq_len}")
+    return SquadTask(squad, with_impossible=settings.task == "squad2")
 
 
 def find_best_span(
     starts_N: Output, ends_N: Output, may_start_N: NDArray[np.bool_], max_pieces: int
 ) -> tuple[float, int, int]:
-    """Score, first and last piece of the best span, of equal ones the first; -inf without one."""
+    """Finds the span of pieces with the highest sum of start and end score.
+
+    Args:
+        starts_N: float32 [N], the score of each piece as the first one of the answer.
+        ends_N: float32 [N], the score of each piece as the last one.
+        may_start_N: Whether a span may start at each piece.
+        max_pieces: The most pieces of a span.
+
+    Returns:
+        The score of the best span, its first and its last piece. The first span wins a tie. The
+        score is -inf if no span is possible.
+    """
     num_pieces = len(starts_N)
-    lengths_L = np.arange(min(max_pieces, num_pieces))
+    lengths_L = np.arange(min(max_pieces, num_pieces))  # of pieces after the first one
     ends_NL = np.arange(num_pieces)[:, None] + lengths_L
     end_scores_NL = np.append(ends_N, 0.0)[np.minimum(ends_NL, num_pieces)]
     scores_NL = starts_N[:, None].astype(np.float64) + end_scores_NL
     scores_NL[(ends_NL >= num_pieces) | ~may_start_N[:, None]] = -np.inf
-    first, more = divmod(int(scores_NL.argmax()), len(lengths_L))
-    return float(scores_NL[first, more]), first, first + more
+    first, num_more = divmod(int(scores_NL.argmax()), len(lengths_L))
+    return float(scores_NL[first, num_more]), first, first + num_more
 
 
 def _predict(question: Question, windows: Sequence[tuple[WindowItem, Output]]) -> Prediction:
-    """The best answer in all windows of a question; no answer where it is least likely."""
-    best, text = -np.inf, ""
+    """Returns the best answer to a question in all of its windows, and its null score.
+
+    The score of giving no answer is the sum of the scores of [CLS], in the window where that sum is
+    lowest.
+    """
+    best_score = -np.inf
+    text = ""
     for item, output in windows:
         offset = item.sequences[0].segment_a_length
         starts_N, ends_N = output[offset : offset + item.window.length].T
-        score, *span = find_best_span(starts_N, ends_N, item.may_start, MAX_ANSWER_PIECES)
-        if score > best:
-            first, last = (item.window.start + each for each in span)
-            best, text = score, question.context[item.pieces.starts[first] : item.pieces.ends[last]]
-    null = min((float(output[0, 0]) + float(output[0, 1]) for _, output in windows), default=0.0)
-    return Prediction(question.id, text, null - best if windows else 0.0)
+        score, first, last = find_best_span(starts_N, ends_N, item.may_start, MAX_ANSWER_PIECES)
+        if score > best_score:
+            best_score = score
+            start = item.pieces.starts[item.window.start + first]
+            end = item.pieces.ends[item.window.start + last]
+            text = question.context[start:end]
+    null_scores = (float(output[0, 0]) + float(output[0, 1]) for _, output in windows)
+    null = min(null_scores, default=0.0)
+    return Prediction(question.id, text, null - best_score if windows else 0.0)

@@ -1,7 +1,7 @@
-"""The task ner-features: entities by a BiLSTM over states of a model that is not trained.
+"""Implements the task ner-features: a BiLSTM finds entities from the states of a fixed model.
 
-BERT paper, section 5.3 and table 7: the last four layers of each word's first piece, side by side,
-and two layers of BiLSTM before the classifier.
+The vector of a word is made of the last four layers at its first piece, concatenated. Two layers of
+BiLSTM read the vectors, and a classifier follows (BERT paper, section 5.3 and table 7).
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,14 +25,22 @@ from trainer.model.task_heads import Head
 from trainer.process.ranks import choose_device
 from trainer.runs.json_files import to_json
 
-NUM_LSTM_LAYERS, LSTM_SIZE = 2, 768  # BERT paper, section 5.3
+# BERT paper, section 5.3.
+NUM_LSTM_LAYERS = 2
+LSTM_SIZE = 768
 
 
 class FeatureTask(TokenTask):
-    """A task with a model of its own (`trainer.finetune.task.OwnModel`)."""
+    """A task that trains a BiLSTM instead of BERT (`trainer.finetune.task.OwnModel`)."""
 
     def __init__(self, settings: TokenSettings, opened: OpenedModel, micro_tokens: int) -> None:
-        """Builds the model that gives the states."""
+        """Builds the model that computes the states.
+
+        Args:
+            settings: Columns of the files, and the layers whose states are read.
+            opened: The model.
+            micro_tokens: The most tokens of one forward pass.
+        """
         super().__init__(settings)
         self._extractor = FeatureExtractor(
             opened,
@@ -48,31 +56,45 @@ class FeatureTask(TokenTask):
     def encode(
         self, examples: Sequence[Sentence], labels: Labels, encoder: TextEncoder, split: Split
     ) -> EncodedSet:
-        """One item for each sentence; its words are rows of the vectors."""
-        sentences = enumerate(each.words for each in examples)
-        texts = (InputText(n, n + 1, " ".join(words), words) for n, words in sentences)
-        read = self._extractor.iterate(map(self._extractor.encode, texts))
-        vectors = np.concatenate([rows.vectors.reshape(len(rows.index), -1) for rows in read])
+        """Computes the vectors of all words, and makes one item for each sentence.
+
+        The ids of an item are numbers of rows in the store of vectors, one for each word.
+
+        Raises:
+            ValueError: A sentence has a tag that is not one of `labels`.
+        """
+        texts = (
+            InputText(number, number + 1, " ".join(sentence.words), sentence.words)
+            for number, sentence in enumerate(examples)
+        )
+        features = self._extractor.iterate(map(self._extractor.encode, texts))
+        vectors = np.concatenate([rows.vectors.reshape(len(rows.index), -1) for rows in features])
         items: list[Item] = []
-        row = self._store.add(vectors)
+        first_row = self._store.add(vectors)
         for example, sentence in enumerate(examples):
-            count = len(sentence.words)
+            num_words = len(sentence.words)
             classes = [] if split == "test" else number_tags(sentence, labels)
-            sequence = TokenSequence(np.arange(row, row + count, dtype=np.uint32), count)
-            of_words = np.array(classes, np.int64)
-            items.append(WordItem(example, (sequence,), of_words, 0, np.arange(count)))
-            row += count
+            word_rows = np.arange(first_row, first_row + num_words, dtype=np.uint32)
+            sequence = TokenSequence(word_rows, num_words)
+            word_labels = np.array(classes, np.int64)
+            items.append(WordItem(example, (sequence,), word_labels, 0, np.arange(num_words)))
+            first_row += num_words
         return EncodedSet(items, {"words": len(vectors)})
 
     def build_model(self, head: Head, seed: int) -> BiLstmTagger:
-        """A new tagger."""
+        """Returns an untrained tagger with random weights drawn from the seed."""
         return build_tagger(self._store, self._width, LSTM_SIZE, NUM_LSTM_LAYERS, head, seed)
 
     def model_files(
         self, state: Mapping[str, Tensor], head: Head, provenance: Mapping[str, Any]
     ) -> dict[str, bytes]:
-        """The tagger's weights and what they are; the provenance names the model of the states."""
-        tensors = {name: each.detach().float().cpu().contiguous() for name, each in state.items()}
+        """Returns the contents of the tagger's files by name: its weights and config.json.
+
+        config.json also has the provenance, and the hash of the model that computed the states.
+        """
+        tensors = {
+            name: tensor.detach().float().cpu().contiguous() for name, tensor in state.items()
+        }
         facts = {
             "model_type": "bilstm-tagger",
             "labels": head.labels,
@@ -87,5 +109,10 @@ class FeatureTask(TokenTask):
 
 
 def open_ner_features(settings: FinetuneSettings) -> FeatureTask:
-    """The task ner-features."""
+    """Creates the task ner-features, with the model that the settings name.
+
+    Raises:
+        ValueError: The model cannot be opened, or `tokens.feature_layers` names no layers of it.
+        FileNotFoundError: The model is not there.
+    """
     return FeatureTask(settings.tokens, open_model(settings.model), settings.micro_tokens)

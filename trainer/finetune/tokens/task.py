@@ -1,4 +1,7 @@
-"""The task ner: entities by the tag of each word's first piece (BERT paper, section 5.3)."""
+"""Implements the task ner: the tag of a word is predicted at its first piece.
+
+The source is the BERT paper, section 5.3.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,6 +13,7 @@ from numpy.typing import NDArray
 
 from pipeline.documents.text_files import read_text
 from pipeline.storage.quoting import join_names, quote
+from tokenizer.vocab import IdArray
 from trainer.conll.read import Columns, Sentence, add_column, read_conll
 from trainer.conll.tags import OUTSIDE, Scheme, find_entities, label_names, write_tags
 from trainer.finetune.settings import FinetuneSettings, TokenSettings
@@ -21,11 +25,24 @@ from trainer.model.task_heads import IGNORED
 Tags = Sequence[str]
 """The tag of each word of a sentence."""
 
-MAX_CONTEXT = 32  # pieces that a predicted word has on each side at the edge of a window
+MAX_CONTEXT = 32
+"""The number of pieces on each side of a word's first piece in the window that predicts it.
+
+There are fewer at the ends of the sentence, and a quarter of the window if that is less.
+"""
 
 
 class Score(NamedTuple):
-    """Right ones of the predicted entities, right ones of the true ones, and the harmonic mean."""
+    """Precision, recall and F1 over entities.
+
+    An entity is right if its type and its first and last word are right.
+
+    Attributes:
+        precision: The share of the predicted entities that are right.
+        recall: The share of the true entities that were predicted.
+        f1: The harmonic mean of precision and recall.
+        num_true: The number of true entities.
+    """
 
     precision: float
     recall: float
@@ -35,7 +52,13 @@ class Score(NamedTuple):
 
 @dataclass(frozen=True)
 class WordItem(Item):
-    """A window of a sentence: its first predicted word, and where in the sequence those begin."""
+    """A window of a sentence, some words of which are predicted in this window.
+
+    Attributes:
+        first_word: The number of the first predicted word in the sentence; the others follow it.
+        first_pieces: int64 [predicted words], the position of each word's first piece in the
+            sequence.
+    """
 
     first_word: int
     first_pieces: NDArray[np.int64]
@@ -43,14 +66,24 @@ class WordItem(Item):
 
 @dataclass(frozen=True)
 class TokenTask:
-    """A `Task` whose examples are sentences and whose predictions are the tags of their words."""
+    """A `Task` whose examples are sentences and whose predictions are the tags of their words.
+
+    Attributes:
+        settings: Columns of CoNLL files.
+        kind: The kind of head.
+        main_metric: The metric that chooses the best run.
+    """
 
     settings: TokenSettings
     kind: str = "tokens"
     main_metric: str = "f1"
 
     def read(self, path: str, split: Split) -> ReadSet:
-        """Sentences of a CoNLL file; those of a test file have no tags."""
+        """Reads the sentences of a CoNLL file. Sentences of a test file have no tags.
+
+        Raises:
+            ValueError: The file is malformed. The message names file and line.
+        """
         tag_column = None if split == "test" else self.settings.tag_column
         columns = Columns(self.settings.token_column, tag_column)
         return ReadSet(read_conll(read_text(path), path, columns), {})
@@ -62,11 +95,19 @@ class TokenTask:
         )
 
     def find_labels(self, examples: Sequence[Sentence]) -> Labels:
-        """All tags of the types in the training sentences; those of IOB1 files as IOB2."""
+        """Returns every tag that the types of entities in the training sentences can have.
+
+        The tags of IOB1 files are those of IOB2.
+
+        Raises:
+            ValueError: The training files have several schemes, or no entity.
+        """
         schemes = {_model_scheme(sentence): sentence.path for sentence in examples}
         if len(schemes) > 1:
-            found = " and ".join(f"{path} is {scheme}" for scheme, path in schemes.items())
-            raise ValueError(f"training files are of several schemes, {found}; write them in one")
+            described = " and ".join(f"{path} is {scheme}" for scheme, path in schemes.items())
+            raise ValueError(
+                f"training files are of several schemes, {described}; write them in one"
+            )
         types = {tag[2:] for sentence in examples for tag in sentence.tags if tag != OUTSIDE}
         if not types:
             raise ValueError(f"{examples[0].path}: every tag is O, so there is no entity to learn")
@@ -75,104 +116,167 @@ class TokenTask:
     def encode(
         self, examples: Sequence[Sentence], labels: Labels, encoder: TextEncoder, split: Split
     ) -> EncodedSet:
-        """An item for each window of a sentence; a word without pieces is [UNK], and counted."""
+        """Encodes every window of a sentence as one item.
+
+        Each word is predicted in exactly one window. A word of which the tokenizer leaves no piece
+        is encoded as [UNK], and counted.
+
+        Raises:
+            ValueError: A sentence has a tag that is not one of `labels`.
+        """
         words = list(dict.fromkeys(word for sentence in examples for word in sentence.words))
         pieces = dict(zip(words, encoder.encode_texts(words), strict=True))
-        room = encoder.seq_len - 2
-        stride = room - 2 * min(MAX_CONTEXT, room // 4)
         unknown = np.array([encoder.vocab.unk_id], dtype=encoder.vocab.dtype)
         items: list[Item] = []
         counts = Counter(words=0, words_without_pieces=0, sentences_in_windows=0)
         for example, sentence in enumerate(examples):
             classes = [] if split == "test" else number_tags(sentence, labels)
-            found = [pieces[word] for word in sentence.words]
-            of_words = [ids if len(ids) else unknown for ids in found]
-            starts = np.cumsum([0, *map(len, of_words)])
-            ids, windows = np.concatenate(of_words), cut_windows(int(starts[-1]), room, stride)
-            for window in windows:
-                first, last = np.searchsorted(starts[:-1], (window.keep_start, window.keep_stop))
-                sequence = encoder.join(ids[window.start : window.stop])
-                places = 1 + starts[first:last] - window.start
-                size = len(sequence.input_ids) if classes else 0
-                of_tokens = np.full(size, IGNORED, dtype=np.int64)
-                if classes:
-                    of_tokens[places] = classes[first:last]
-                items.append(WordItem(example, (sequence,), of_tokens, int(first), places))
-            num_unknown = sum(not len(ids) for ids in found)
-            counts.update(words=len(found), words_without_pieces=num_unknown)
+            word_pieces = [pieces[word] for word in sentence.words]
+            filled_pieces = [ids if len(ids) else unknown for ids in word_pieces]
+            windows = _sentence_windows(example, filled_pieces, classes, encoder)
+            items += windows
+
+            num_unknown = sum(not len(ids) for ids in word_pieces)
+            counts.update(words=len(word_pieces), words_without_pieces=num_unknown)
             counts.update(sentences_in_windows=len(windows) > 1)
         return EncodedSet(items, dict(counts))
 
     def decode(
         self, examples: Sequence[Sentence], items: Sequence[Item], outputs: Outputs, labels: Labels
     ) -> list[Tags]:
-        """The most probable tag of each word."""
+        """Returns the most probable tag of each word, a tuple for each sentence."""
         tags = [[""] * len(sentence.words) for sentence in examples]
         for item, output in zip(items, outputs, strict=True):
             assert isinstance(item, WordItem), "items are those that encode() made"
-            for word, best in enumerate(output[item.first_pieces].argmax(axis=1), item.first_word):
-                tags[item.example][word] = labels[best]
-        return [tuple(of_sentence) for of_sentence in tags]
+            best_labels = output[item.first_pieces].argmax(axis=1)
+            for word, label in enumerate(best_labels, item.first_word):
+                tags[item.example][word] = labels[label]
+        return [tuple(sentence_tags) for sentence_tags in tags]
 
     def score(self, examples: Sequence[Sentence], predictions: Sequence[Tags]) -> dict[str, float]:
-        """Scores of entities, of all and of each type that is labelled; the share of right tags."""
-        true = [sentence.tags_in(_model_scheme(sentence)) for sentence in examples]
-        every, by_type = score_entities(true, predictions)
-        scores = {name: getattr(every, name) for name in ("f1", "precision", "recall")}
-        scores["tag_accuracy"] = tag_accuracy(true, predictions)
-        return scores | {f"f1_{name}": of.f1 for name, of in by_type.items() if of.num_true}
+        """Returns F1, precision and recall over all entities, F1 of each type, and tag accuracy.
+
+        Types that no sentence is labelled with are left out.
+        """
+        true_tags = [sentence.tags_in(_model_scheme(sentence)) for sentence in examples]
+        total, by_type = score_entities(true_tags, predictions)
+        metrics = {
+            "f1": total.f1,
+            "precision": total.precision,
+            "recall": total.recall,
+            "tag_accuracy": tag_accuracy(true_tags, predictions),
+        }
+        return metrics | {f"f1_{name}": of.f1 for name, of in by_type.items() if of.num_true}
 
     def prediction_files(
         self, path: str, examples: Sequence[Sentence], predictions: Sequence[Tags], tuned: Metrics
     ) -> dict[str, str]:
-        """The file's lines with a column of predicted tags."""
-        written = list(predictions)
+        """Returns the lines of the file with a further column of predicted tags.
+
+        The tags are written in the scheme of the file.
+        """
+        tags = list(predictions)
         if examples[0].scheme == "iob1":
-            written = [tuple(write_tags(find_entities(t), len(t), "iob1")) for t in predictions]
-        return {"predictions.conll": add_column(examples, written)}
+            tags = [
+                tuple(write_tags(find_entities(iob2_tags), len(iob2_tags), "iob1"))
+                for iob2_tags in predictions
+            ]
+        return {"predictions.conll": add_column(examples, tags)}
 
 
 def open_ner(settings: FinetuneSettings) -> TokenTask:
-    """The task ner."""
+    """Creates the task ner."""
     return TokenTask(settings.tokens)
+
+
+def _sentence_windows(
+    example: int, pieces: Sequence[IdArray], classes: Sequence[int], encoder: TextEncoder
+) -> list[WordItem]:
+    """Makes the items of one sentence, one for each of its windows.
+
+    Args:
+        example: The number of the sentence among the examples.
+        pieces: The ids of the pieces of each word, at least one for each.
+        classes: The class of each word; empty in a test file, whose items have no labels.
+        encoder: The model's tokenizer, with the length of a sequence.
+    """
+    room = encoder.seq_len - 2
+    stride = room - 2 * min(MAX_CONTEXT, room // 4)
+    ids = np.concatenate(pieces)
+    word_starts = np.cumsum([0, *map(len, pieces)])
+    items = []
+    for window in cut_windows(int(word_starts[-1]), room, stride):
+        first, last = np.searchsorted(word_starts[:-1], (window.keep_start, window.keep_stop))
+        sequence = encoder.join(ids[window.start : window.stop])
+        first_pieces = 1 + word_starts[first:last] - window.start  # [CLS] is in front of them
+        num_labels = len(sequence.input_ids) if classes else 0
+        labels = np.full(num_labels, IGNORED, dtype=np.int64)
+        if classes:
+            labels[first_pieces] = classes[first:last]
+        items.append(WordItem(example, (sequence,), labels, int(first), first_pieces))
+    return items
 
 
 def score_entities(
     labels: Sequence[Tags], predictions: Sequence[Tags]
 ) -> tuple[Score, dict[str, Score]]:
-    """The score of all entities together, and each type's by name."""
-    num_true, num_predicted, num_right = Counter[str](), Counter[str](), Counter[str]()
+    """Scores predicted entities.
+
+    Args:
+        labels: The right tags of each sentence.
+        predictions: The predicted tags of each sentence.
+
+    Returns:
+        The score of all entities, and the score of each type by name.
+    """
+    num_true = Counter[str]()
+    num_predicted = Counter[str]()
+    num_right = Counter[str]()
     for label, prediction in zip(labels, predictions, strict=True):
-        true, predicted = set(find_entities(label)), set(find_entities(prediction))
+        true = set(find_entities(label))
+        predicted = set(find_entities(prediction))
         num_true.update(entity.type for entity in true)
         num_predicted.update(entity.type for entity in predicted)
         num_right.update(entity.type for entity in true & predicted)
-    counts = (num_right, num_predicted, num_true)
+    total = _score_counts(num_right.total(), num_predicted.total(), num_true.total())
     by_type = {
-        name: _score_counts(*(each[name] for each in counts))
+        name: _score_counts(num_right[name], num_predicted[name], num_true[name])
         for name in sorted(num_true | num_predicted)
     }
-    return _score_counts(*(each.total() for each in counts)), by_type
+    return total, by_type
 
 
 def tag_accuracy(labels: Sequence[Tags], predictions: Sequence[Tags]) -> float:
-    """Share of words whose tag is right."""
-    sentences = zip(labels, predictions, strict=True)
-    pairs = [pair for each in sentences for pair in zip(*each, strict=True)]
-    return _divide(sum(label == prediction for label, prediction in pairs), len(pairs))
+    """Returns the share of words whose predicted tag is right; 0 without words."""
+    num_right = 0
+    num_words = 0
+    for label, prediction in zip(labels, predictions, strict=True):
+        num_right += sum(tag == guess for tag, guess in zip(label, prediction, strict=True))
+        num_words += len(label)
+    return _divide(num_right, num_words)
 
 
 def _score_counts(num_right: int, num_predicted: int, num_true: int) -> Score:
-    precision, recall = _divide(num_right, num_predicted), _divide(num_right, num_true)
-    return Score(precision, recall, _divide(2 * num_right, num_predicted + num_true), num_true)
+    """Returns the score for so many right, predicted and true entities."""
+    return Score(
+        precision=_divide(num_right, num_predicted),
+        recall=_divide(num_right, num_true),
+        f1=_divide(2 * num_right, num_predicted + num_true),
+        num_true=num_true,
+    )
 
 
 def _divide(numerator: float, denominator: float) -> float:
+    """Returns the quotient, or 0 if the denominator is 0."""
     return numerator / denominator if denominator else 0.0
 
 
 def number_tags(sentence: Sentence, labels: Labels) -> list[int]:
-    """The class of each word; a ValueError if training does not know a tag, or the scheme."""
+    """Returns the class of each word.
+
+    Raises:
+        ValueError: A tag is not one of the labels, or the sentence has another scheme than they.
+    """
     number = {label: index for index, label in enumerate(labels)}
     scheme = _model_scheme(sentence)
     known = "bioes" if any(label[0] in "ES" for label in labels) else "iob2"
@@ -189,5 +293,5 @@ def number_tags(sentence: Sentence, labels: Labels) -> list[int]:
 
 
 def _model_scheme(sentence: Sentence) -> Scheme:
-    """The scheme of the model's labels: IOB2 says all that IOB1 does."""
+    """Returns the scheme of the model's labels for a sentence's scheme: IOB1 becomes IOB2."""
     return "bioes" if sentence.scheme == "bioes" else "iob2"
