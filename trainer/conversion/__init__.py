@@ -1,1 +1,1 @@
-"""Models in the forms of others: Hugging Face's folders, Google's checkpoints to read."""
+"""Converts models to and from the formats of others: Hugging Face, Google and DeepSpeed."""

@@ -1,4 +1,7 @@
-"""A trained model as a folder or fsspec URL that Hugging Face transformers opens, and back."""
+"""Writes a model as a folder that Hugging Face transformers opens, and reads such a folder.
+
+The folder may be local or at an fsspec URL.
+"""
 
 import json
 from collections.abc import Mapping
@@ -28,10 +31,44 @@ from trainer.model.task_heads import Head
 
 
 def export_hf(
-    state: Mapping[str, Tensor], config: BertConfig, vocab: bytes, folder: str, **facts: Any
+    state: Mapping[str, Tensor],
+    config: BertConfig,
+    vocab: bytes,
+    folder: str,
+    *,
+    rule: WordRule,
+    provenance: Mapping[str, Any],
+    head: Head | None = None,
 ) -> None:
-    """Writes `model_files` into a folder; raises as both functions."""
-    write_export(model_files(state, config, vocab, **facts), folder)
+    """Writes a model as a folder that transformers opens.
+
+    ```python
+    from trainer.conversion.export import export_hf
+    from trainer.inference.open_model import open_model
+
+    opened = open_model("runs/base")
+    export_hf(
+        opened.state, opened.config, opened.vocab, "hf",
+        rule=opened.word_rule, provenance=opened.provenance,
+    )
+    # AutoModelForMaskedLM.from_pretrained("hf") opens it.
+    ```
+
+    Args:
+        state: All parameters of the model, by our names.
+        config: The configuration of the model.
+        vocab: The content of vocab.txt.
+        folder: A local folder or an fsspec URL. An earlier export there is replaced.
+        rule: The rule by which text becomes words.
+        provenance: What is known of the training, as in `OpenedModel.provenance`.
+        head: The head of a fine-tuned model; None for a model that is only pretrained.
+
+    Raises:
+        ValueError: The vocabulary has another size than the model's, or the folder holds something
+            else than an export.
+    """
+    files = model_files(state, config, vocab, rule=rule, provenance=provenance, head=head)
+    write_export(files, folder)
 
 
 def model_files(
@@ -43,16 +80,29 @@ def model_files(
     provenance: Mapping[str, Any],
     head: Head | None = None,
 ) -> dict[str, bytes]:
-    """Weights in float32, the tokenizer's files, the model's card and config.json, by name.
+    """Returns the contents of the files of an export by file name, config.json last.
 
-    Takes all parameters of BertForPreTraining, or with a head of BertForTask. `provenance` are JSON
-    values for config.json's key "beambert" and the card, such as "steps" and "tokens_seen".
+    The others are the weights in float32, the files of the tokenizer, and the model's card.
+
+    Args:
+        state: All parameters of a `BertForPreTraining`, or of a `BertForTask` with the head.
+        config: The configuration of the model.
+        vocab: The content of vocab.txt.
+        rule: The rule by which text becomes words.
+        provenance: What is known of the training, such as "steps" and "tokens_seen". The JSON
+            values are shown in the card, and written under the key "beambert" of config.json.
+        head: The head of a fine-tuned model; None for a model that is only pretrained.
+
+    Raises:
+        ValueError: The vocabulary has another size than the model's, or is malformed.
     """
-    vocabulary, size = parse_vocab(vocab, VOCAB), config.vocab_size
+    vocabulary = parse_vocab(vocab, VOCAB)
+    size = config.vocab_size
     if len(vocabulary) != size:
         advice = "export with the vocabulary the model was trained with"
         raise ValueError(f"{VOCAB} has {len(vocabulary)} tokens, the model {size}; {advice}")
-    # Under ZeRO parameters are views of one flat buffer, and safetensors wants each by itself.
+    # Under ZeRO the parameters are views of one flat buffer, but safetensors refuses tensors that
+    # share memory.
     tensors = {
         name: tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
         for name, tensor in huggingface.to_hf_state(state, config, head).items()
@@ -72,23 +122,40 @@ def model_files(
 
 
 def load_hf(folder: str) -> tuple[BertConfig, dict[str, Tensor], Head | None]:
-    """Config, parameters (our names, fp32; heads may be absent) and head of a fine-tuned BERT."""
-    settings, where = read_json(folder, CONFIG), f"{folder}/{CONFIG}"
-    config, head = (
-        huggingface.from_hf_config(settings, where),
-        huggingface.head_of_hf_config(settings, where),
-    )
+    """Reads a model from a folder that transformers or an export wrote.
+
+    Args:
+        folder: A local folder or an fsspec URL.
+
+    Returns:
+        The configuration; the parameters under our names, fp32, on the CPU, without those of heads
+        that the folder lacks; and the head of a fine-tuned model, or None.
+
+    Raises:
+        ValueError: The model is no BERT that is supported, or a file is damaged.
+        FileNotFoundError: A file is missing.
+    """
+    settings = read_json(folder, CONFIG)
+    where = f"{folder}/{CONFIG}"
+    config = huggingface.from_hf_config(settings, where)
+    head = huggingface.head_of_hf_config(settings, where)
     data = _read_file(folder, WEIGHTS)
     try:
         tensors = safetensors.torch.load(data)
     except (SafetensorError, KeyError, RuntimeError, ValueError) as error:
         says = f"{folder}/{WEIGHTS}: damaged ({error}); copy or export it again"
         raise ValueError(says) from error
-    return config, huggingface.from_hf_state(tensors, config, f"{folder}/{WEIGHTS}", head), head
+    state = huggingface.from_hf_state(tensors, config, f"{folder}/{WEIGHTS}", head)
+    return config, state, head
 
 
 def read_json(folder: str, name: str) -> dict[str, Any]:
-    """A JSON object of a model folder; a FileNotFoundError names what else is there."""
+    """Returns the JSON object in a file of a model folder.
+
+    Raises:
+        FileNotFoundError: The file is not there; the message lists the files that are.
+        ValueError: The file is not a JSON object.
+    """
     return parse_settings(_read_file(folder, name), f"{folder}/{name}")
 
 
@@ -110,11 +177,20 @@ def parse_settings(data: bytes, where: str) -> dict[str, Any]:
 
 
 def write_export(files: Mapping[str, bytes], folder: str) -> None:
-    """Writes an export in the place of an earlier one of the same form; refuses any other folder.
+    """Writes the files of an export into a folder. An earlier export there is replaced.
 
-    The card comes first, as it says whose folder this is; the settings, last, mark it as whole.
+    The card is written first, because it marks the folder as that of an export. The last file is
+    written last, because it marks the export as complete.
+
+    Args:
+        files: The contents by file name, from `model_files`. The last one is config.json.
+        folder: A local folder or an fsspec URL.
+
+    Raises:
+        ValueError: The folder is a file, or holds files that no export wrote.
     """
-    target, names = Folder(folder), list(files)
+    target = Folder(folder)
+    names = list(files)
     _refuse_foreign_folder(target, names)
     target.remove(names[-1:])
     for name in sorted(names[:-1], key=lambda name: name != CARD) + names[-1:]:
@@ -122,10 +198,15 @@ def write_export(files: Mapping[str, bytes], folder: str) -> None:
 
 
 def _read_file(folder: str, name: str) -> bytes:
+    """Returns the content of a file in a model folder.
+
+    Raises:
+        FileNotFoundError: The file is not there; the message lists the files that are.
+    """
     files = Folder(folder)
-    found = files.list()
-    if name not in found:
-        listing = ", ".join(sorted(found)[:10]) or "nothing"
+    names = files.list()
+    if name not in names:
+        listing = ", ".join(sorted(names)[:10]) or "nothing"
         expected = "a folder written by export, or by transformers' save_pretrained"
         says = f"no {name}, found {listing}; expected {expected} (safetensors only, in one file)"
         raise FileNotFoundError(f"{folder}: {says}")
@@ -133,17 +214,23 @@ def _read_file(folder: str, name: str) -> bytes:
 
 
 def _refuse_foreign_folder(folder: Folder, names: list[str]) -> None:
-    """Refuses a folder that holds anything but an export of ours."""
+    """Raises ValueError if a folder holds anything but an earlier export.
+
+    Args:
+        folder: The folder to export to.
+        names: The files of the new export, config.json last.
+    """
     if folder.is_file():
         raise ValueError(f"{folder.url}: is a file; name a folder to export to")
-    found = folder.list()
-    foreign = sorted(found.keys() - names)
-    if CARD in found and not is_unedited(folder.read(CARD)):
+    present = folder.list()
+    foreign = sorted(present.keys() - names)
+    if CARD in present and not is_unedited(folder.read(CARD)):
         foreign.append(CARD)
-    is_export = CARD in found  # if there are no settings yet: its program was killed
-    if names[-1] in found:
+    # An export that was killed has written the card, but not the settings.
+    is_export = CARD in present
+    if names[-1] in present:
         is_export = PROVENANCE_KEY in read_json(folder.url, names[-1])
-    if found and (foreign or not is_export):
+    if present and (foreign or not is_export):
         what = ", ".join(foreign[:5]) or f"{names[-1]} without the key {PROVENANCE_KEY!r}"
         says = f"holds {what}, which no export wrote; empty it or name another folder"
         raise ValueError(f"{folder.url}: {says}")

@@ -1,10 +1,11 @@
-"""google-research/bert's TensorFlow checkpoints, read without TensorFlow: weights under our names.
+"""Reads the TensorFlow checkpoints of google-research/bert without TensorFlow.
 
     NAME.index                  a LevelDB table: name -> dtype, shape, shard, offset, size, crc
-    NAME.data-00000-of-00001    the tensors' bytes, little endian
+    NAME.data-00000-of-00001    the bytes of the tensors, little endian
 
-Written from tensorflow/core/protobuf/tensor_bundle.proto and leveldb/doc/table_format.md (format
-V2). Dense kernels are stored transposed. Ours is the exact GELU of Google's code of 2018.
+The formats are defined by tensorflow/core/protobuf/tensor_bundle.proto (V2) and
+leveldb/doc/table_format.md. The kernels of dense layers are stored transposed. Our model computes
+the exact GELU, as Google's code of 2018 did.
 """
 
 import math
@@ -33,18 +34,37 @@ _HEADS = {
 }
 MAGIC = 0xDB4775248B80FB57
 FOOTER_BYTES = 48
-TRAILER_BYTES = 5  # one of compression, four of crc32c
+TRAILER_BYTES = 5
+"""The end of a block: a byte that names its compression, and four bytes of crc32c."""
 DTYPES = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", 19: "<f2"}
-_DTYPE, _SHAPE, _SHARD, _OFFSET, _SIZE, _CRC, _SLICES = range(1, 8)  # fields of an entry
+"""numpy's name of the data types that can be read, by TensorFlow's number."""
+# Numbers of the fields of a BundleEntryProto.
+_DTYPE, _SHAPE, _SHARD, _OFFSET, _SIZE, _CRC, _SLICES = range(1, 8)
 
 Fields = dict[int, list[Any]]
+"""The values of a protocol buffer by field number. A repeated field has several."""
 
 
 class TensorBundle:
-    """A checkpoint's tensors by name, by a function that reads the file called NAME + a suffix."""
+    """The tensors of a checkpoint.
+
+    Attributes:
+        where: The checkpoint, for messages.
+        names: The names of all tensors.
+    """
 
     def __init__(self, where: str, read: Callable[[str], bytes]) -> None:
-        self.where, self._read = where, lru_cache(read)
+        """Reads the index of the checkpoint.
+
+        Args:
+            where: The checkpoint, for messages.
+            read: Returns the content of the checkpoint's file with a suffix such as ".index".
+
+        Raises:
+            ValueError: The index is damaged.
+        """
+        self.where = where
+        self._read = lru_cache(read)
         try:
             table = dict(_table_entries(read(".index")))
             header = _fields(table.pop(b""))
@@ -57,15 +77,22 @@ class TensorBundle:
         self.names = frozenset(self._entries)
 
     def read(self, name: str) -> NDArray[Any]:
-        """One tensor; strings, bfloat16 and sliced variables are not read."""
-        entry, shape = self._entries[name], self._shapes[name]
+        """Reads one tensor.
+
+        Raises:
+            ValueError: The tensor is damaged, is cut into slices, or has a type that is not
+                supported, such as strings or bfloat16.
+        """
+        entry = self._entries[name]
+        shape = self._shapes[name]
         kind = _number(entry, _DTYPE)
         if kind not in DTYPES or _SLICES in entry:
             says = f"{name} has dtype {kind} or is cut into slices; not read here"
             raise ValueError(f"{self.where}: {says}")
         dtype: np.dtype[Any] = np.dtype(DTYPES[kind])
         suffix = f".data-{_number(entry, _SHARD):05d}-of-{self._num_shards:05d}"
-        offset, size = _number(entry, _OFFSET), _number(entry, _SIZE)
+        offset = _number(entry, _OFFSET)
+        size = _number(entry, _SIZE)
         data = self._read(suffix)[offset : offset + size]
         expected = math.prod(shape) * dtype.itemsize
         is_whole = len(data) == size == expected
@@ -76,16 +103,27 @@ class TensorBundle:
 
 
 def _table_entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of a LevelDB table."""
+    """Yields the keys and values of a LevelDB table.
+
+    Raises:
+        ValueError: The table is damaged or compressed.
+    """
     footer = data[-FOOTER_BYTES:]
     if len(footer) < FOOTER_BYTES or struct.unpack("<Q", footer[-8:])[0] != MAGIC:
         raise ValueError("it does not end as an index does")
-    _, _, start, size, _ = _varints(footer, 4)  # of the table's metadata, and of its index
-    for _, place in _block_entries(_block(data, start, size)):
-        yield from _block_entries(_block(data, *_varints(place, 2)[:2]))
+    # The footer has start and size of the block of metadata, then those of the block of the index.
+    _, _, index_start, index_size, _ = _varints(footer, 4)
+    for _, handle in _block_entries(_block(data, index_start, index_size)):
+        start, size, _ = _varints(handle, 2)
+        yield from _block_entries(_block(data, start, size))
 
 
 def _block(data: bytes, start: int, size: int) -> bytes:
+    """Returns a block of a LevelDB table without its trailer, after checking its crc32c.
+
+    Raises:
+        ValueError: The block is damaged or compressed.
+    """
     block = data[start : start + size + TRAILER_BYTES]
     is_whole = len(block) == size + TRAILER_BYTES
     if not is_whole or masked_crc32c(block[:-4]) != struct.unpack("<I", block[-4:])[0]:
@@ -96,28 +134,42 @@ def _block(data: bytes, start: int, size: int) -> bytes:
 
 
 def _block_entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Entries share a prefix with the key before; their end is a list of restart points."""
-    end = len(block) - 4 - 4 * int(struct.unpack("<I", block[-4:])[0])
-    position, key = 0, b""
+    """Yields the keys and values of a block.
+
+    A key is stored as the length of the prefix that it shares with the key before, and the bytes
+    after this prefix. A list of restart points, which is not needed here, ends the block.
+    """
+    num_restarts = int(struct.unpack("<I", block[-4:])[0])
+    end = len(block) - 4 - 4 * num_restarts
+    position = 0
+    key = b""
     while position < end:
-        shared, fresh, size, position = _varints(block, 3, position)
-        key = key[:shared] + block[position : position + fresh]
-        position += fresh
+        num_shared, num_new, size, position = _varints(block, 3, position)
+        key = key[:num_shared] + block[position : position + num_new]
+        position += num_new
         yield key, block[position : position + size]
         position += size
 
 
 def _shape(entry: Fields) -> tuple[int, ...]:
+    """Returns the shape of a tensor from its entry in the index."""
     sizes = [size for shape in entry.get(_SHAPE, []) for size in _fields(shape).get(2, [])]
     return tuple(_number(_fields(size), 1) for size in sizes)
 
 
 def _number(fields: Fields, field: int, default: int = 0) -> int:
+    """Returns the first value of a field, or the default if the field is absent."""
     return int(fields.get(field, [default])[0])
 
 
 def _fields(data: bytes) -> Fields:
-    """Fields of a protocol buffer by number: numbers as int, everything else as bytes."""
+    """Parses the fields of a protocol buffer.
+
+    Values are int for varints and 32-bit numbers, and bytes for strings and embedded messages.
+
+    Raises:
+        ValueError: A field has another wire type.
+    """
     fields: Fields = {}
     position = 0
     while position < len(data):
@@ -128,9 +180,11 @@ def _fields(data: bytes) -> Fields:
                 value, position = _varints(data, 1, position)
             case 2:
                 size, position = _varints(data, 1, position)
-                value, position = data[position : position + size], position + size
+                value = data[position : position + size]
+                position += size
             case 5:
-                value, position = struct.unpack_from("<I", data, position)[0], position + 4
+                value = struct.unpack_from("<I", data, position)[0]
+                position += 4
             case kind:
                 raise ValueError(f"a protocol buffer has a field of unknown kind {kind}")
         fields.setdefault(key >> 3, []).append(value)
@@ -138,41 +192,62 @@ def _fields(data: bytes) -> Fields:
 
 
 def _varints(data: bytes, count: int, position: int = 0) -> list[int]:
-    """So many numbers, and where they end."""
+    """Returns `count` numbers that are stored as varints, and then the position after them.
+
+    A varint has 7 bits of the number in each byte, the lowest first; the highest bit of a byte says
+    whether another byte follows.
+    """
     values = []
     for _ in range(count):
-        value = shift = 0
+        value = 0
+        shift = 0
         while (byte := data[position]) >= 0x80:
             value |= (byte & 0x7F) << shift
-            position, shift = position + 1, shift + 7
+            position += 1
+            shift += 7
         values.append(value | byte << shift)
         position += 1
     return [*values, position]
 
 
 def load_google(folder: str, name: str) -> tuple[BertConfig, dict[str, Tensor]]:
-    """Config and parameters (fp32) of a checkpoint, without the optimizer's slots and the step."""
-    where, files = f"{folder}/{name}", Folder(folder)
+    """Reads the model in a checkpoint, without the states of its optimizer.
+
+    Args:
+        folder: A local folder or an fsspec URL.
+        name: The checkpoint in the folder, such as "bert_model.ckpt".
+
+    Returns:
+        The configuration, and the parameters under our names, fp32, on the CPU.
+
+    Raises:
+        ValueError: The checkpoint is damaged, or its variables are not those of a BERT of this
+            configuration.
+    """
+    where = f"{folder}/{name}"
+    files = Folder(folder)
     config = from_hf_config(read_json(folder, GOOGLE_CONFIG), f"{folder}/{GOOGLE_CONFIG}")
     bundle = TensorBundle(where, lambda suffix: files.read(name + suffix))
-    known = {theirs: _google_name(theirs) for theirs in hf_names(config).values()}
-    others = sorted(bundle.names.difference(known.values()))
-    ours = [each for each in others if each.startswith(("bert/", "cls/"))]
-    # An optimizer's slot is called VARIABLE/adam_m, for example.
-    unknown = [each for each in ours if each.rpartition("/")[0] not in known.values()]
+    variables = {hf_name: _google_name(hf_name) for hf_name in hf_names(config).values()}
+    others = sorted(bundle.names.difference(variables.values()))
+    of_model = [name for name in others if name.startswith(("bert/", "cls/"))]
+    # The states of the optimizer are called VARIABLE/adam_m, for example.
+    unknown = [name for name in of_model if name.rpartition("/")[0] not in variables.values()]
     if unknown:
         says = f"variables {', '.join(unknown[:5])} belong to no BERT of {config.num_layers} layers"
         raise ValueError(f"{where}: {says}")
-    found = {}
-    for theirs, variable in known.items():
+
+    tensors = {}
+    for hf_name, variable in variables.items():
         if variable in bundle.names:
             values = bundle.read(variable)
             values = values.T if variable.endswith("/kernel") else values
-            found[theirs] = torch.from_numpy(np.array(values, order="C"))
-    return config, from_hf_state(found, config, where)
+            tensors[hf_name] = torch.from_numpy(np.array(values, order="C"))
+    return config, from_hf_state(tensors, config, where)
 
 
 def _google_name(name: str) -> str:
+    """Returns the name in google-research/bert of a parameter, from its name in transformers."""
     if name in _HEADS:
         return _HEADS[name]
     path = re.sub(r"\.layer\.(\d+)\.", r"/layer_\1/", name).replace(".", "/")

@@ -1,7 +1,7 @@
-"""Names and settings of transformers' BERTs, pretrained and fine-tuned, to and from ours.
+"""Translates names of parameters and settings between our BERT and the classes of transformers.
 
-Every tensor keeps its shape. A model with `pre_norm` is transformers' MegatronBert, one that
-`is_causal` has its `is_decoder`.
+The models may be pretrained or fine-tuned. Every tensor keeps its shape. Our setting `pre_norm`
+means a MegatronBert in transformers, and `is_causal` is called `is_decoder` there.
 """
 
 from collections.abc import Mapping
@@ -37,13 +37,14 @@ _HEADS = {
     "mlm_head.bias": "cls.predictions.bias",
     "nsp_head": "cls.seq_relationship",
 }
-# What a file may hold beside the parameters: the tied decoder, and an old buffer of positions.
+# Tensors that a file may have although they are no parameters of ours: copies for the tied decoder,
+# and a buffer of positions that old versions wrote.
 _TIED = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
 _IGNORED = frozenset({"bert.embeddings.position_ids"})
-# Left out by models saved without one of the heads; every other parameter must be there.
+# Parameters that a file may lack: those of heads. Every other parameter must be there.
 OPTIONAL_PREFIXES = ("bert.pooler.", "mlm_head.", "nsp_head.")
 
 _SAME = ("vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings")
@@ -54,7 +55,7 @@ _SETTINGS = {
     "hidden_dropout": "hidden_dropout_prob",
     "attention_dropout": "attention_probs_dropout_prob",
 }
-# Settings that would make it another model than ours, and what they must be if given.
+# Settings that our model does not have, and the only value with which it is the same model.
 _FIXED = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
 _CLASSES: dict[HeadKind, str] = {
     "classification": "ForSequenceClassification",
@@ -69,7 +70,12 @@ _MODEL_TYPES = {"bert": "Bert", "megatron-bert": "MegatronBert"}
 
 
 def hf_names(config: BertConfig, head: Head | None = None) -> dict[str, str]:
-    """Our name of every parameter, of a pretrained model or one with a head -> Hugging Face's."""
+    """Returns the name in transformers of every parameter, by our name.
+
+    Args:
+        config: The configuration of the model.
+        head: The head of a fine-tuned model; None for a pretrained model with its two heads.
+    """
     modules = dict(_EMBEDDINGS)
     if config.pre_norm:
         modules["bert.final_norm"] = "bert.encoder.ln"
@@ -93,56 +99,110 @@ def hf_names(config: BertConfig, head: Head | None = None) -> dict[str, str]:
 def to_hf_state(
     state: Mapping[str, Tensor], config: BertConfig, head: Head | None = None
 ) -> dict[str, Tensor]:
-    """Our parameters under Hugging Face's names; the tied decoder is left out, as there."""
+    """Returns our parameters under the names of transformers.
+
+    Copies for the tied decoder are left out, as transformers does in safetensors.
+
+    Args:
+        state: All parameters of the model, by our names.
+        config: The configuration of the model.
+        head: The head of a fine-tuned model; None for a pretrained model with its two heads.
+    """
     names = hf_names(config, head)
-    wrong = sorted(set(state) ^ set(names))
-    assert not wrong, f"parameters differ from the model's: {wrong}"
+    differing = sorted(set(state) ^ set(names))
+    assert not differing, f"parameters differ from the model's: {differing}"
     return {names[name]: tensor for name, tensor in state.items()}
 
 
 def from_hf_state(
     tensors: Mapping[str, Tensor], config: BertConfig, where: str, head: Head | None = None
 ) -> dict[str, Tensor]:
-    """Returns Hugging Face's tensors under our names, in float32.
+    """Returns the tensors of a transformers model under our names, in float32.
 
-    The file may be of BertForPreTraining, BertForMaskedLM or BertModel, or of the class with this
-    head. Heads that the file does not have are not in the result.
+    The model may be a BertForPreTraining, BertForMaskedLM or BertModel, or of the class that has
+    this head. Heads that the file does not have are not in the result.
+
+    Args:
+        tensors: The tensors of the file, by their names there.
+        config: The configuration from the model's config.json.
+        where: The file, for messages.
+        head: The head from config.json; None for a model that is only pretrained.
 
     Raises:
-        ValueError: The tensors are those of another model, or hold a NaN.
+        ValueError: The tensors are not those of such a model, have other shapes, or hold a NaN.
     """
-    found = {
-        modern: tensor
-        for name, tensor in tensors.items()
-        if (modern := _modern_name(name)) not in _IGNORED
-    }
-    check_weights(found, where)
+    renamed = {_modern_name(name): tensor for name, tensor in tensors.items()}
+    named = {name: tensor for name, tensor in renamed.items() if name not in _IGNORED}
+    check_weights(named, where)
+    _check_tied(named, where)
+
+    names = hf_names(config) | (hf_names(config, head) if head else {})
+    our_names = {theirs: ours for ours, theirs in names.items()}
+    _check_complete(named, our_names, config, head, where)
+    state = {ours: named[theirs].float() for theirs, ours in our_names.items() if theirs in named}
+    _check_shapes(state, config, head, where)
+    return state
+
+
+def _check_tied(tensors: Mapping[str, Tensor], where: str) -> None:
+    """Raises ValueError if a file's copy for the tied decoder differs from its original."""
     for copy, original in _TIED.items():
-        if {copy, original} <= found.keys() and not torch.equal(found[copy], found[original]):
+        has_both = copy in tensors and original in tensors
+        if has_both and not torch.equal(tensors[copy], tensors[original]):
             says = f"{copy} differs from {original}; a BERT whose decoder is not tied is not read"
             raise ValueError(f"{where}: {says}")
-    names = hf_names(config) | (hf_names(config, head) if head else {})
-    ours = {theirs: name for name, theirs in names.items()}
-    unknown = sorted(set(found) - set(ours) - set(_TIED))
-    needed = [theirs for theirs, name in ours.items() if not name.startswith(OPTIONAL_PREFIXES)]
-    missing = [name for name in needed if name not in found]
+
+
+def _check_complete(
+    tensors: Mapping[str, Tensor],
+    our_names: Mapping[str, str],
+    config: BertConfig,
+    head: Head | None,
+    where: str,
+) -> None:
+    """Raises ValueError if tensors are missing, or if there are some that the model does not have.
+
+    Args:
+        tensors: The tensors of the file, by their names in transformers.
+        our_names: Our name of each parameter, by its name in transformers.
+        config: The configuration of the model.
+        head: The head of a fine-tuned model, or None.
+        where: The file, for messages.
+    """
+    unknown = sorted(set(tensors) - set(our_names) - set(_TIED))
+    required = [
+        theirs for theirs, ours in our_names.items() if not ours.startswith(OPTIONAL_PREFIXES)
+    ]
+    missing = [name for name in required if name not in tensors]
     if unknown or missing:
         kind = f"Bert{_CLASSES[head.kind] if head else 'ForPreTraining'}"
         says = f"not the weights of a {kind} of {config.num_layers} layers, as config.json says"
         raise ValueError(f"{where}: {says}: unknown {unknown[:5]}, missing {missing[:5]}")
-    state = {name: found[theirs].float() for theirs, name in ours.items() if theirs in found}
+
+
+def _check_shapes(
+    state: Mapping[str, Tensor], config: BertConfig, head: Head | None, where: str
+) -> None:
+    """Raises ValueError if a parameter has another shape than the configuration gives it."""
     with torch.device("meta"):
         expected = BertForPreTraining(config).state_dict()
-        expected |= BertForTask(config, head).state_dict() if head else {}
+        if head:
+            expected |= BertForTask(config, head).state_dict()
     for name, tensor in state.items():
-        if (shape := tuple(expected[name].shape)) != tuple(tensor.shape):
+        shape = tuple(expected[name].shape)
+        if shape != tuple(tensor.shape):
             says = f"{name} has shape {tuple(tensor.shape)}, config.json says {shape}"
             raise ValueError(f"{where}: {says}; the two files belong to different models")
-    return state
 
 
 def to_hf_config(config: BertConfig, pad_id: int, head: Head | None = None) -> dict[str, Any]:
-    """Content of config.json, for transformers' BERT to pretrain or the head's class."""
+    """Returns the content of config.json for transformers.
+
+    Args:
+        config: The configuration of the model.
+        pad_id: The id of [PAD].
+        head: The head of a fine-tuned model; None for a BertForPreTraining.
+    """
     model_type = "megatron-bert" if config.pre_norm else "bert"
     suffix = "ForPreTraining" if head is None else _CLASSES[head.kind]
     settings = {
@@ -160,7 +220,8 @@ def to_hf_config(config: BertConfig, pad_id: int, head: Head | None = None) -> d
     settings["classifier_dropout"] = head.dropout
     if head.kind in _PROBLEM_TYPES:
         settings["problem_type"] = _PROBLEM_TYPES[head.kind]
-    if labels := ("LABEL_0",) if head.kind == "regression" else head.labels:
+    labels = ("LABEL_0",) if head.kind == "regression" else head.labels
+    if labels:
         settings["id2label"] = {str(index): label for index, label in enumerate(labels)}
         settings["label2id"] = {label: index for index, label in enumerate(labels)}
     return settings
@@ -178,12 +239,14 @@ def from_hf_config(settings: Mapping[str, Any], where: str) -> BertConfig:
         choices = ", ".join(_MODEL_TYPES)
         raise ValueError(f"{where}: model_type is {quote(model_type)}, expected one of {choices}")
     for name, expected in _FIXED.items():
-        if (found := settings.get(name, expected)) != expected:
-            says = f"{name} is {quote(found)}, expected {expected!r}"
+        value = settings.get(name, expected)
+        if value != expected:
+            says = f"{name} is {quote(value)}, expected {expected!r}"
             raise ValueError(f"{where}: {says}; this model cannot be read here")
     sizes = {ours: settings[theirs] for ours, theirs in _SETTINGS.items() if theirs in settings}
-    given = settings.get("is_decoder")
-    is_causal = False if given is None else given
+    is_causal = settings.get("is_decoder")
+    if is_causal is None:
+        is_causal = False
     try:
         return BertConfig(**sizes, pre_norm=model_type == "megatron-bert", is_causal=is_causal)
     except ValueError as error:
@@ -223,16 +286,18 @@ def head_of_hf_config(settings: Mapping[str, Any], where: str) -> Head | None:
 
 
 def _labels_of(settings: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    """Returns the classes of a head in the order of their ids. Without id2label there are two.
+    """Returns the classes of a head in the order of their ids.
+
+    As in transformers, a model without id2label has the classes LABEL_0 and LABEL_1.
 
     Raises:
         ValueError: id2label is malformed.
     """
-    given = settings.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
-    if not (isinstance(given, dict) and all(str(number).isdecimal() for number in given)):
-        says = f"id2label is {quote(given)}, expected names by their numbers"
+    id2label = settings.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+    if not (isinstance(id2label, dict) and all(str(number).isdecimal() for number in id2label)):
+        says = f"id2label is {quote(id2label)}, expected names by their numbers"
         raise ValueError(f"{where}: {says}")
-    labels = {int(number): str(label) for number, label in given.items()}
+    labels = {int(number): str(label) for number, label in id2label.items()}
     if sorted(labels) != list(range(len(labels))):
         says = f"id2label has the ids {quote(sorted(labels))}, expected 0 to {len(labels) - 1}"
         raise ValueError(f"{where}: {says}")
@@ -240,6 +305,10 @@ def _labels_of(settings: Mapping[str, Any], where: str) -> tuple[str, ...]:
 
 
 def _modern_name(name: str) -> str:
-    """Today's name of a tensor: files of 2018 say gamma and beta, BertModel lacks the prefix."""
+    """Returns the name that BertForPreTraining of today's transformers has for a tensor.
+
+    Files of 2018 call weight and bias of a norm gamma and beta. The names of a bare BertModel lack
+    the prefix "bert.".
+    """
     name = name.replace("Norm.gamma", "Norm.weight").replace("Norm.beta", "Norm.bias")
     return f"bert.{name}" if name.startswith(("embeddings.", "encoder.", "pooler.")) else name

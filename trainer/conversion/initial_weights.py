@@ -1,4 +1,7 @@
-"""Weights of models trained elsewhere, without unpickling code: what `--init_from` names."""
+"""Reads the weights of models that were trained elsewhere, without unpickling code.
+
+`--init_from` names such a model, and every tool that opens a model reads it here.
+"""
 
 import hashlib
 from collections.abc import Mapping
@@ -10,7 +13,7 @@ from torch import Tensor
 from pipeline.storage.folder import Folder
 from pipeline.storage.hub import fetch_from_hub, is_hub_name
 from tokenizer.extend import is_unused
-from tokenizer.vocab import parse_vocab
+from tokenizer.vocab import Vocabulary, parse_vocab
 from tokenizer.wordpiece import split_piece
 from trainer.conversion.export import load_hf
 from trainer.conversion.google import load_google
@@ -31,11 +34,19 @@ from trainer.model.task_heads import Head
 
 PICKLED_WEIGHTS = "pytorch_model.bin"
 _ROWS_BY_TOKEN = frozenset({"bert.embeddings.word.weight", "mlm_head.bias"})
+"""Parameters with one row, or one value, for each token of the vocabulary."""
 
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """Sizes, parameters under our names (fp32), vocab.txt, and the head of a fine-tuned model."""
+    """A model that was trained elsewhere.
+
+    Attributes:
+        config: The configuration of the model.
+        state: The parameters under our names, fp32, on the CPU.
+        vocab: The content of vocab.txt; None if the folder has none.
+        head: The head of a fine-tuned model; None for a model that is only pretrained.
+    """
 
     config: BertConfig
     state: dict[str, Tensor]
@@ -44,7 +55,11 @@ class InitialWeights:
 
 
 def resolve_model(name: str) -> str:
-    """The folder of a model: the name itself, or where a model of the Hub by that name was put."""
+    """Returns the folder of a model. A model of the Hugging Face Hub is downloaded first.
+
+    Args:
+        name: A folder, an fsspec URL, or the name of a model of the Hub.
+    """
     if not is_hub_name(name):
         return name
     folder = fetch_from_hub(name, (CARD, CONFIG, VOCAB, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS))
@@ -54,7 +69,15 @@ def resolve_model(name: str) -> str:
 
 
 def read_initial_weights(folder: str) -> InitialWeights:
-    """Reads a model folder, local or an fsspec URL; refuses what is no BERT, or a pickle."""
+    """Reads a model folder of Hugging Face, DeepSpeed (universal checkpoint) or Google.
+
+    Args:
+        folder: A local folder or an fsspec URL.
+
+    Raises:
+        ValueError: The model is no BERT that is supported, is damaged, or has pickled weights.
+        FileNotFoundError: The folder holds no model.
+    """
     files = Folder(folder)
     names = set(files.list())
     vocab = files.read(VOCAB) if VOCAB in names else None
@@ -78,42 +101,71 @@ def read_initial_weights(folder: str) -> InitialWeights:
 
 
 def extend_rows(found: InitialWeights, vocab: bytes, folder: str) -> tuple[InitialWeights, int]:
-    """The weights for a vocab.txt that extends theirs, and how many of its pieces are new.
+    """Extends a model's weights to a larger vocabulary.
 
-    Old pieces keep their rows to the bit. A new one's row of the embeddings, and its bias in the
-    masked-LM head, begin as the means of those of the pieces that the old vocabulary cuts it into.
+    Tokens of the old vocabulary keep their rows to the bit. A new token's row of the embeddings is
+    the mean of the rows of the pieces that the old vocabulary splits it into. So is its bias in the
+    masked language model head.
+
+    Args:
+        found: The model, which must have a vocab.txt.
+        vocab: The content of a vocab.txt that begins with the tokens of the model's. New tokens may
+            also replace tokens such as [unused7].
+        folder: The folder of the model, for messages.
+
+    Returns:
+        The model with weights for the new vocabulary, and the number of new tokens. The model is
+        `found` itself if there are none.
+
+    Raises:
+        ValueError: The new vocabulary does not extend the model's.
     """
     assert found.vocab is not None
     old = parse_vocab(found.vocab, f"{folder}/{VOCAB}")
     vocabulary = parse_vocab(vocab, "the dataset's vocabulary")
-    kept = list(zip(old.tokens, vocabulary.tokens, strict=False))
-    moved = [(before, after) for before, after in kept if before != after and not is_unused(before)]
-    if moved or len(vocabulary) < len(old):
-        shown = f"{len(old)} lines, there {len(vocabulary)}"
-        if moved:
-            shown = "{!r} of it is {!r} there".format(*moved[0])
-        raise ValueError(
-            f"{folder}/{VOCAB} differs from the dataset's vocabulary, so ids mean other words "
-            f"({shown}); build the dataset with --vocab or --extend of that file, or leave "
-            "init_from out"
-        )
-    new = [index for index, (before, after) in enumerate(kept) if before != after]
-    new += range(len(old), len(vocabulary))
-    if not new:
+    new_ids = _new_ids(old, vocabulary, folder)
+    if not new_ids:
         return found, 0
-    tokens, state = vocabulary.tokens, dict(found.state)
-    pieces = {index: [old.ids[piece] for piece in split_piece(tokens[index], old)] for index in new}
+
+    tokens = vocabulary.tokens
+    state = dict(found.state)
+    piece_ids = {
+        new_id: [old.ids[piece] for piece in split_piece(tokens[new_id], old)] for new_id in new_ids
+    }
     for name in _ROWS_BY_TOKEN & state.keys():
         rows = state[name][: len(old)]
         state[name] = torch.cat([rows, rows.new_zeros(len(tokens) - len(old), *rows.shape[1:])])
-        for index in new:
-            state[name][index] = rows[pieces[index]].mean(0)
+        for new_id in new_ids:
+            state[name][new_id] = rows[piece_ids[new_id]].mean(0)
     config = replace(found.config, vocab_size=len(vocabulary))
-    return replace(found, config=config, state=state), len(new)
+    return replace(found, config=config, state=state), len(new_ids)
+
+
+def _new_ids(old: Vocabulary, new: Vocabulary, folder: str) -> list[int]:
+    """Returns the ids whose token is not that of the old vocabulary, in order.
+
+    Raises:
+        ValueError: The new vocabulary is shorter, or another token has the id of a token that is in
+            use.
+    """
+    both = list(zip(old.tokens, new.tokens, strict=False))
+    moved = [(before, after) for before, after in both if before != after and not is_unused(before)]
+    if moved or len(new) < len(old):
+        difference = f"{len(old)} lines, there {len(new)}"
+        if moved:
+            before, after = moved[0]
+            difference = f"{before!r} of it is {after!r} there"
+        raise ValueError(
+            f"{folder}/{VOCAB} differs from the dataset's vocabulary, so ids mean other words "
+            f"({difference}); build the dataset with --vocab or --extend of that file, or leave "
+            "init_from out"
+        )
+    replaced = [index for index, (before, after) in enumerate(both) if before != after]
+    return [*replaced, *range(len(old), len(new))]
 
 
 def hash_state(state: Mapping[str, Tensor]) -> str:
-    """Hex digest of parameters by name."""
+    """Returns the SHA-256 of parameters, their names and their shapes, in hexadecimal digits."""
     digest = hashlib.sha256()
     for name in sorted(state):
         digest.update(f"{name} {tuple(state[name].shape)}\n".encode())

@@ -1,4 +1,8 @@
-"""README.md of an exported model, which ends with a mark by which an export knows it again."""
+"""Writes the model card, README.md, of an exported model.
+
+The card ends with a mark that contains its hash. By the mark a later export recognizes a card that
+an export wrote and nobody has edited, and may replace it.
+"""
 
 import hashlib
 import re
@@ -11,7 +15,9 @@ from trainer.model.task_heads import Head
 
 CARD = "README.md"
 _MARK = re.compile(rb"<!-- written by export: ([0-9a-f]{16}) -->\n\Z")
-_USES = {  # the task of Hugging Face's hub, and transformers' class
+# By kind of head: the name of the task on the Hugging Face Hub, and the end of the class's name in
+# transformers. "" is a model that is only pretrained.
+_USES = {
     "": ("fill-mask", "MaskedLM"),
     "classification": ("text-classification", "SequenceClassification"),
     "regression": ("text-classification", "SequenceClassification"),
@@ -28,6 +34,7 @@ model = AutoModelFor{model}.from_pretrained(FOLDER)
 _OF_DATA = ("dataset", "weight", "root hash", "licences")
 
 Rows = Iterator[tuple[Any, ...]]
+"""Rows of a table: the name of a fact, and its value. Rows whose values are None are left out."""
 
 
 def model_card(
@@ -37,14 +44,21 @@ def model_card(
     rule: WordRule,
     head: Head | None = None,
 ) -> bytes:
-    """The card of a model; what `provenance` does not say is left out."""
+    """Returns the card of a model as Markdown. Facts that `provenance` lacks are left out.
+
+    Args:
+        config: The configuration of the model.
+        provenance: What is known of the training, as in `OpenedModel.provenance`.
+        rule: The rule by which text becomes words.
+        head: The head of a fine-tuned model; None for a model that is only pretrained.
+    """
     pipeline, model = _USES[head.kind if head else ""]
-    metadata = {"library_name": "transformers"}
-    metadata |= {"pipeline_tag": pipeline, "tags": "[bert]"}
+    metadata = {"library_name": "transformers", "pipeline_tag": pipeline, "tags": "[bert]"}
     base = provenance.get("base_model", {})
-    metadata |= {"base_model": base["name"]} if base else {}
+    if base:
+        metadata["base_model"] = base["name"]
     lines = ["---", *(f"{key}: {value}" for key, value in metadata.items()), "---", ""]
-    # The pretraining heads are among these parameters, which a fine-tuned model lacks.
+    # num_parameters counts the pretraining heads, which a fine-tuned model lacks.
     size = "" if head else f" and {num_parameters(config) / 1e6:,.1f} M parameters"
     lines += [f"# BERT of {config.num_layers} layers{size}", ""]
     lines += _table(("model", ""), _describe_model(config, rule, head))
@@ -58,16 +72,18 @@ def model_card(
 
 
 def is_unedited(card: bytes) -> bool:
-    """Whether a README.md is one that an export wrote, and nobody changed since."""
-    found = _MARK.search(card)
-    return found is not None and found[1].decode() == _digest(card[: found.start()])
+    """Returns whether a README.md was written by an export and has not been edited since."""
+    mark = _MARK.search(card)
+    return mark is not None and mark[1].decode() == _digest(card[: mark.start()])
 
 
 def _digest(text: bytes) -> str:
+    """Returns 16 hexadecimal digits of the SHA-256 of a text."""
     return hashlib.sha256(text).hexdigest()[:16]
 
 
 def _describe_model(config: BertConfig, rule: WordRule, head: Head | None) -> Rows:
+    """Yields the sizes of the model, its vocabulary and its head."""
     yield "layers, width, heads", f"{config.num_layers}, {config.hidden_size}, {config.num_heads}"
     yield "longest input", f"{config.max_position_embeddings} tokens"
     case = "lower-cased" if rule.lower_case else "cased"
@@ -79,6 +95,7 @@ def _describe_model(config: BertConfig, rule: WordRule, head: Head | None) -> Ro
 
 
 def _describe_training(provenance: Mapping[str, Any]) -> Rows:
+    """Yields how the model was pretrained, for how long, and with which hardware and software."""
     training = provenance.get("training", {})
     yield "objective", provenance.get("objective")
     for key in ("steps", "tokens_seen", "instances_seen"):
@@ -89,35 +106,38 @@ def _describe_training(provenance: Mapping[str, Any]) -> Rows:
     yield "software", training.get("software")
     for number, phase in enumerate(training.get("phases", []), 1):
         yield f"phase {number}", phase
-    if trunk := provenance.get("trunk"):
+    trunk = provenance.get("trunk")
+    if trunk:
         yield "went on from", f"{trunk['run']} at step {trunk['step']:,}"
     yield "mean of steps", ", ".join(map(str, provenance.get("mean_of_steps", ())))
 
 
 def _describe_data(dataset: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Returns the row of a dataset: its name, weight, root hash and licences."""
     licences = ", ".join(dataset.get("licences", ())) or "not stated"
     return dataset.get("name"), dataset.get("weight"), f"`{dataset.get('root_hash')}`", licences
 
 
 def _describe_base(base: Mapping[str, Any]) -> Rows:
-    """The model whose weights training began with, and the one that it began with itself."""
+    """Yields the model that training began with, then the model that this one began with, etc."""
     if not base:
         return
     yield "training began with", base["name"]
     yield "licence", base.get("licence") or "not stated"
-    own = base.get("provenance", {})
+    provenance = base.get("provenance", {})
     for key in ("steps", "tokens_seen", "objective"):
-        yield f"its {key.replace('_', ' ')}", _count(own.get(key)) or own.get(key)
-    for each in own.get("datasets", ()):
-        licences = ", ".join(each.get("licences", ())) or "licence not stated"
-        yield "its data", f"{each.get('name')} ({licences})"
-    if "base_model" in own:
-        yield from _describe_base(own["base_model"])
+        yield f"its {key.replace('_', ' ')}", _count(provenance.get(key)) or provenance.get(key)
+    for dataset in provenance.get("datasets", ()):
+        licences = ", ".join(dataset.get("licences", ())) or "licence not stated"
+        yield "its data", f"{dataset.get('name')} ({licences})"
+    if "base_model" in provenance:
+        yield from _describe_base(provenance["base_model"])
     else:
         yield "its base model", base.get("base_model")
 
 
 def _describe_task(finetuned: Mapping[str, Any]) -> Rows:
+    """Yields the task that the model was fine-tuned on, and the metrics of every file."""
     for key, name in (("task", "task"), ("run", "run"), ("seq_len", "sequence length")):
         yield name, finetuned.get(key)
     for file, metrics in finetuned.get("metrics", {}).items():
@@ -126,16 +146,24 @@ def _describe_task(finetuned: Mapping[str, Any]) -> Rows:
 
 
 def _count(value: Any) -> str | None:
+    """Returns a whole number with separators of thousands; None for anything else."""
     return f"{value:,}" if isinstance(value, int) else None
 
 
 def _section(title: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
-    """A table under its title, of the rows that say something; nothing without any."""
-    found = [row for row in rows if any(cell not in (None, "") for cell in row[1:])]
-    return [f"## {title}", "", *_table(head, found)] if found else []
+    """Returns the lines of a section with a table; none if no row has a value.
+
+    Args:
+        title: The title of the section.
+        head: The names of the columns.
+        rows: The rows. A row without a value after its first cell is left out.
+    """
+    filled = [row for row in rows if any(cell not in (None, "") for cell in row[1:])]
+    return [f"## {title}", "", *_table(head, filled)] if filled else []
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+    """Returns the lines of a table in Markdown, and an empty line."""
     shown = (
         ["" if cell is None else str(cell).replace("|", "\\|").replace("\n", " ") for cell in row]
         for row in rows

@@ -1,9 +1,11 @@
-"""DeepSpeed's universal checkpoints, for any number of its ranks, by names of transformers.
+"""Writes and reads DeepSpeed's universal checkpoints, with the parameter names of transformers.
 
-latest_universal                                        the name of the folder beside it
-universal/zero/NAME/fp32.pt, exp_avg.pt, exp_avg_sq.pt  a parameter and its states, whole
-universal/zero/NAME/step.pt, zero/optimizer_state.pt    updates that were made
-universal/*mp_rank_00_model_states.pt                   counts, read before the others
+DeepSpeed continues from such a checkpoint on any number of ranks. Its files are:
+
+    latest_universal                                        the name of the folder beside it
+    universal/zero/NAME/fp32.pt, exp_avg.pt, exp_avg_sq.pt  a whole parameter and its states
+    universal/zero/NAME/step.pt, zero/optimizer_state.pt    the number of updates
+    universal/*mp_rank_00_model_states.pt                   counts, which DeepSpeed reads first
 """
 
 import io
@@ -24,15 +26,23 @@ from trainer.model.config import BertConfig
 
 TAG = "universal"
 _KINDS = ("fp32", "exp_avg", "exp_avg_sq")
-_MOST_GROUPS = 64  # DeepSpeed reads no more than were written; their settings stay the reader's
+_MOST_GROUPS = 64
+"""How many groups of parameters are written. DeepSpeed reads at most as many as were written, and
+takes their settings from the job that reads them."""
 
 
 def universal_files(
     states: Mapping[str, Mapping[str, Tensor]], config: BertConfig, steps: int, updates: int
 ) -> dict[str, bytes]:
-    """The files of a checkpoint, without config.json, from `trainer.checkpoints.read.read_states`.
+    """Returns the contents of a checkpoint's files by path in its folder, without config.json.
 
-    Running means that a parameter lacks, as nothing trained it, are zeros.
+    Args:
+        states: The result of `trainer.checkpoints.read.read_states`: tensors by our names, for
+            each of "fp32", "exp_avg" and "exp_avg_sq". Running means that are absent, because the
+            parameter was not trained, are written as zeros.
+        config: The configuration of the model.
+        steps: The number of training steps.
+        updates: The number of steps in which the weights were updated.
     """
     step = torch.tensor(float(updates))
     whole = {"state": {0: {"step": step}}, "param_groups": [{}]}
@@ -47,27 +57,33 @@ def universal_files(
     }
     for ours, theirs in hf_names(config).items():
         for kind in _KINDS:
-            found = states[kind].get(ours)
-            tensor = torch.zeros_like(states["fp32"][ours]) if found is None else found
+            tensor = states[kind].get(ours)
+            if tensor is None:
+                tensor = torch.zeros_like(states["fp32"][ours])
             files[f"{TAG}/zero/{theirs}/{kind}.pt"] = _pickled({"param": tensor})
         files[f"{TAG}/zero/{theirs}/step.pt"] = _pickled(step)
     return files
 
 
 def load_universal(folder: str) -> tuple[BertConfig, dict[str, Tensor]]:
-    """Loads a universal checkpoint of DeepSpeed that has a config.json in its folder.
+    """Reads the model in a universal checkpoint of DeepSpeed, whose folder must have a config.json.
+
+    Args:
+        folder: A local folder or an fsspec URL.
 
     Returns:
-        The config, and the parameters under our names, in fp32.
+        The configuration, and the parameters under our names, fp32, on the CPU.
 
     Raises:
         ValueError: A file is not one that DeepSpeed writes, or the weights are another model's.
     """
-    config, files = from_hf_config(read_json(folder, CONFIG), f"{folder}/{CONFIG}"), Folder(folder)
+    config = from_hf_config(read_json(folder, CONFIG), f"{folder}/{CONFIG}")
+    files = Folder(folder)
     tag = files.read(LATEST).decode(errors="replace").strip()
     tensors: dict[str, Tensor] = {}
     for name in files.list():
-        if match := re.fullmatch(rf"{re.escape(tag)}/zero/(.+)/fp32\.pt", name):
+        match = re.fullmatch(rf"{re.escape(tag)}/zero/(.+)/fp32\.pt", name)
+        if match:
             tensors[match[1]] = _read_parameter(files.read(name), f"{folder}/{name}")
     if not tensors:
         says = f"{folder}/{LATEST} names the folder {quote(tag)}, which holds no zero/NAME/fp32.pt"
@@ -83,18 +99,20 @@ def _read_parameter(data: bytes, file: str) -> Tensor:
     """
     cure = "convert the checkpoint again with DeepSpeed's ds_to_universal"
     try:
-        found = torch.load(io.BytesIO(data), "cpu", weights_only=True)
+        content = torch.load(io.BytesIO(data), "cpu", weights_only=True)
     except Exception as error:  # a file that is no pickle fails in a dozen ways
-        said = str(error).partition("\n")[0][:200] or type(error).__name__
-        raise ValueError(f"{file}: cannot be read ({said}); {cure}") from error
-    parameter = found.get("param") if isinstance(found, dict) else None
+        reason = str(error).partition("\n")[0][:200] or type(error).__name__
+        raise ValueError(f"{file}: cannot be read ({reason}); {cure}") from error
+    parameter = content.get("param") if isinstance(content, dict) else None
     if isinstance(parameter, Tensor):
         return parameter
-    what = join_names(map(repr, found)) if isinstance(found, dict) else type(found).__name__
+    is_dict = isinstance(content, dict)
+    what = join_names(map(repr, content)) if is_dict else type(content).__name__
     raise ValueError(f"{file}: holds {what or 'nothing'}, expected a tensor 'param'; {cure}")
 
 
 def _pickled(value: Any) -> bytes:
+    """Returns the bytes of a file that torch.load reads as the value."""
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return buffer.getvalue()
