@@ -149,11 +149,11 @@ def export(settings: ExportSettings, _remainder: object = None) -> None:
     from trainer.conversion.export import model_files, write_export
     from trainer.conversion.huggingface import OPTIONAL_PREFIXES
     from trainer.conversion.names import CONFIG
-    from trainer.inference.open_model import open_model, open_run
+    from trainer.inference.open_model import open_model, open_run_model
 
     options = parse_storage_options(settings.storage_options)
     is_model = Folder(settings.run, options).exists(CONFIG)
-    opened = open_model(settings.run) if is_model else open_run(settings.run, options)
+    opened = open_model(settings.run) if is_model else open_run_model(settings.run, options)
     if opened.head is None:
         opened.check_has(OPTIONAL_PREFIXES, "the heads of pretraining, which an export has")
     known: dict[str, Any] = {"rule": opened.word_rule, "provenance": opened.provenance}

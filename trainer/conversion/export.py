@@ -43,8 +43,8 @@ def export_hf(
     """Writes a model as a folder that transformers opens.
 
     ```python
+    from trainer import open_model
     from trainer.conversion.export import export_hf
-    from trainer.inference.open_model import open_model
 
     opened = open_model("runs/base")
     export_hf(

@@ -1,1 +1,1 @@
-"""What a trained model is used for: opened, evaluated, asked for words and next sentences."""
+"""Uses trained models: opens them, measures them, and asks them for words and vectors."""

@@ -1,10 +1,12 @@
-"""How well a model predicts a set of shards: the numbers of a validation in a run."""
+"""Measures how well a trained model predicts the instances of a dataset."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from pipeline.shards.dataset import Dataset
@@ -13,6 +15,7 @@ from trainer.inference.open_model import OpenedModel
 from trainer.pretrain.objectives import LEFT_TO_RIGHT, WITH_NSP, count_text, prepare_micro_batch
 from trainer.pretrain.validation import sum_losses
 from trainer.runs.metrics import loss_columns, majority_share, unigram_entropy
+from trainer.stream.batches.pack import MicroBatch
 from trainer.stream.held_out import iterate_validation
 
 
@@ -27,54 +30,130 @@ def evaluate(
     micro_tokens: int = 8_192,
     device: torch.device | None = None,
 ) -> dict[str, Any]:
-    """The numbers of a validation in a run, and the perplexity.
+    """Measures a model on one split of a dataset, as a run's validation does.
 
-    Reads the first `num_instances` (0: all) of a split's pass 0 once, without dropout, in fp32. A
-    model trained left to right predicts every token.
+    The instances of the split's first pass are read once, in fp32 and without dropout. A model that
+    was trained left to right predicts every token, another one the masked tokens.
+
+    ```python
+    from pipeline import open_dataset
+    from trainer import evaluate, open_model
+
+    opened = open_model("runs/base")
+    dataset = open_dataset("data/wiki")
+    numbers = evaluate(opened, dataset, "validation", 128)
+    numbers["mlm_loss"], numbers["nsp_accuracy"]    # 1.5123, 0.9871
+    ```
+
+    Args:
+        opened: The model, from `open_model`.
+        dataset: A dataset that was built with the model's vocabulary.
+        split: "train" or "validation".
+        seq_len: The length of the instances, in tokens; the split must have this length.
+        num_instances: The number of instances to read, from the first one; 0 reads all.
+        micro_tokens: The most tokens of a forward pass. It bounds memory and changes no result.
+        device: The device that the model runs on; None means the CPU.
+
+    Returns:
+        Numbers by name: "mlm_loss" and "unigram_entropy" (the loss of a guess by frequency alone)
+        in nats, "mlm_accuracy", "perplexity", "instances" and "masked" (the number of predicted
+        tokens). A model that judges next sentences also has "nsp_loss", "nsp_accuracy" and
+        "nsp_majority_share" (the accuracy of always giving the more frequent answer). "loss" is the
+        sum of both losses.
+
+    Raises:
+        ValueError: The dataset has another vocabulary or not this length, the model reads fewer
+            tokens or has no masked language model head, or a shard is damaged.
     """
     _check_fits(opened, dataset, seq_len)
     device = device or torch.device("cpu")
-    is_judge = opened.provenance.get("objective", WITH_NSP) == WITH_NSP
-    has_nsp = is_judge and "nsp_head.weight" in opened.state
+    was_trained_with_nsp = opened.provenance.get("objective", WITH_NSP) == WITH_NSP
+    has_nsp = was_trained_with_nsp and "nsp_head.weight" in opened.state
     total = sum(shard.instances for shard in dataset.shards(split, seq_len, 0))
     instances = min(total, num_instances or total)
-    limits: dict[str, Any] = {
-        "micro_tokens": max(micro_tokens, seq_len),
-        "max_instances": instances,
+    batches = iterate_validation(
+        dataset,
+        seq_len,
+        rank=0,
+        world_size=1,
+        split=split,
+        micro_tokens=max(micro_tokens, seq_len),
+        max_instances=instances,
+    )
+    sums = _sum_batches(opened, batches, dataset, device)
+    columns: dict[str, Any] = loss_columns(sums.losses, sums.masked, instances, has_nsp)
+    columns |= {
+        "perplexity": math.exp(columns["mlm_loss"]),
+        "instances": instances,
+        "masked": sums.masked,
+        "unigram_entropy": unigram_entropy(sums.token_counts.numpy()),
     }
-    batches = iterate_validation(dataset, seq_len, rank=0, world_size=1, split=split, **limits)
-    model, objective = opened.build(device), LEFT_TO_RIGHT if opened.config.is_causal else WITH_NSP
-    sums, masked, num_random = torch.zeros(4, dtype=torch.float64), 0, 0
-    text_V = torch.zeros(dataset.manifest.vocab_size, dtype=torch.int64)
-    for read in tqdm(batches, unit="batch", disable=None):
-        batch = prepare_micro_batch(read, objective)
-        sums += sum_losses(model, [batch], device).cpu()
-        text_V += count_text(read, dataset)
+    if has_nsp:
+        columns["nsp_majority_share"] = majority_share(sums.num_random, instances)
+    return columns
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Sums over all instances of an evaluation.
+
+    Attributes:
+        losses: The sums that `trainer.runs.metrics.loss_columns` takes.
+        masked: The number of predicted tokens.
+        num_random: The number of instances whose second segment is random.
+        token_counts: int64 [V], how often each token of the vocabulary occurs in the text.
+    """
+
+    losses: list[float]
+    masked: int
+    num_random: int
+    token_counts: Tensor
+
+
+def _sum_batches(
+    opened: OpenedModel, batches: Iterable[MicroBatch], dataset: Dataset, device: torch.device
+) -> _Sums:
+    """Runs the model on all batches, and adds up losses and counts. Shows a progress bar."""
+    model = opened.build(device)
+    objective = LEFT_TO_RIGHT if opened.config.is_causal else WITH_NSP
+    losses = torch.zeros(4, dtype=torch.float64)
+    masked = 0
+    num_random = 0
+    token_counts_V = torch.zeros(dataset.manifest.vocab_size, dtype=torch.int64)
+    for masked_batch in tqdm(batches, unit="batch", disable=None):
+        batch = prepare_micro_batch(masked_batch, objective)
+        losses += sum_losses(model, [batch], device).cpu()
+        token_counts_V += count_text(masked_batch, dataset)
         masked += len(batch.masked_labels)
         num_random += int(batch.is_random_next.sum())
-    columns: dict[str, Any] = loss_columns(sums.tolist(), masked, instances, has_nsp)
-    columns |= {"perplexity": math.exp(columns["mlm_loss"]), "instances": instances}
-    columns |= {"masked": masked, "unigram_entropy": unigram_entropy(text_V.numpy())}
-    if has_nsp:
-        columns["nsp_majority_share"] = majority_share(num_random, instances)
-    return columns
+    return _Sums(losses.tolist(), masked, num_random, token_counts_V)
 
 
 def choose_lengths(
     opened: OpenedModel, dataset: Dataset, split: str, seq_len: int | None
 ) -> list[int]:
-    """The length that is asked for, or all of the split that the model reads."""
+    """Returns the lengths of instances to evaluate: `seq_len`, or all that the model can read.
+
+    Args:
+        opened: The model.
+        dataset: The dataset.
+        split: "train" or "validation".
+        seq_len: The only length to evaluate; None takes every length of the split.
+
+    Raises:
+        ValueError: The split has no instances, or the model cannot read the shortest ones.
+    """
     lengths = sorted(group.seq_len for group in dataset.manifest.groups if group.split == split)
     if seq_len is not None:
         return [seq_len]
     if not lengths:
         raise ValueError(f"{dataset.url}: there are no {split} instances of any length")
     _check_fits(opened, dataset, lengths[0])
-    return [each for each in lengths if each <= opened.config.max_position_embeddings]
+    return [length for length in lengths if length <= opened.config.max_position_embeddings]
 
 
 def format_evaluation(found: Mapping[str, Any]) -> str:
-    """A few lines for people."""
+    """Formats the result of `evaluate` as a few lines for people."""
     lines = [
         "{instances:,} instances, {masked:,} masked tokens",
         "MLM loss {mlm_loss:.4f} nats (unigram entropy of the text {unigram_entropy:.4f}), "
@@ -87,8 +166,15 @@ def format_evaluation(found: Mapping[str, Any]) -> str:
 
 
 def _check_fits(opened: OpenedModel, dataset: Dataset, seq_len: int) -> None:
-    manifest, config, where = dataset.manifest, opened.config, opened.where
-    size, limit = config.vocab_size, config.max_position_embeddings
+    """Raises ValueError if the model cannot be measured on instances of this length.
+
+    The vocabulary may differ, the model may read fewer tokens, or it may lack the masked language
+    model head.
+    """
+    manifest = dataset.manifest
+    where = opened.where
+    size = opened.config.vocab_size
+    limit = opened.config.max_position_embeddings
     sha256 = opened.vocab and parse_vocab(opened.vocab, where).sha256
     if size != manifest.vocab_size or sha256 not in (None, manifest.vocab_sha256):
         says = f"has another vocabulary ({manifest.vocab_size} tokens) than {where} ({size})"

@@ -32,10 +32,19 @@ def evaluate_pairs(
     micro_tokens: int = 8_192,
     device: torch.device | None = None,
 ) -> PairAccuracies:
-    """Measures a model on minimal pairs, in fp32 and without dropout.
+    """Measures how often a model scores the acceptable sentence of a minimal pair higher.
+
+    It computes in fp32 and without dropout.
+
+    ```python
+    from trainer import evaluate_pairs, open_model, read_pairs
+
+    accuracies = evaluate_pairs(open_model("runs/base"), read_pairs("blimp"))
+    accuracies.total.accuracy    # 0.78
+    ```
 
     Args:
-        opened: A masked model, or one that was trained left to right.
+        opened: A masked model, or one that was trained left to right, from `open_model`.
         pair_set: The pairs, from `read_pairs`.
         pll: How a masked model scores a sentence (trainer/minimal_pairs/score.py).
         micro_tokens: The most tokens of a forward pass. It bounds memory and changes no result.

@@ -1,10 +1,14 @@
-"""How every tool opens a trained model: folders and runs, local or at any fsspec URL.
+"""Opens a trained model, for every tool that uses one.
 
-RUN         a run's folder or its --checkpoint.url: the newest committed checkpoint
-RUN@STEP    the checkpoint after that many optimizer steps
-RUN@mean5   the mean of the newest 5 checkpoints' weights, and RUN@STEP@mean5 of the 5 up to a step
-FOLDER      an export, a folder of transformers' save_pretrained, or a checkpoint released by Google
-NAME        a model of the Hugging Face Hub, as bert-base-uncased or org/name
+A model has one of these names, in which RUN and FOLDER are local folders or fsspec URLs:
+
+    RUN             the newest checkpoint of a run, by its folder or its --checkpoint.url
+    RUN@STEP        the checkpoint after that many optimizer steps
+    RUN@mean5       the mean of the weights of the newest 5 checkpoints
+    RUN@STEP@mean5  the mean of the weights of the 5 checkpoints up to a step
+    FOLDER          an export, a folder of transformers' save_pretrained, or a checkpoint that
+                    Google released
+    NAME            a model of the Hugging Face Hub, such as bert-base-uncased or org/name
 """
 
 import dataclasses
@@ -43,13 +47,21 @@ _MEAN = re.compile("(.+)@mean([0-9]+)", re.DOTALL)
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """A model as it was found, at `where`; the head is that of a fine-tuned one.
+    """A trained model: its configuration, weights, vocabulary and history.
+
+    `open_model` returns it.
 
     Attributes:
-        state: Parameters under our names, fp32, on the CPU; heads that the folder lacks are absent.
-            Those of `head` are task_head.weight and task_head.bias.
-        vocab: Content of vocab.txt, and `tokenizer_file` of tokenizer.json; one of them may lack.
-        provenance: What is known of its training, "steps", "tokens_seen", "objective" and others.
+        where: The folder, checkpoint or name that the model was opened from, for messages.
+        config: The configuration of the model.
+        state: The parameters under our names, fp32, on the CPU. Parameters of heads that the model
+            lacks are absent. Those of `head` are task_head.weight and task_head.bias.
+        vocab: The content of vocab.txt; None if the model has none.
+        tokenizer_file: The content of tokenizer.json; None if the model has none.
+        word_rule: The rule by which text becomes words.
+        provenance: What is known of the training, such as "steps", "tokens_seen" and "objective";
+            empty if nothing is known.
+        head: The head of a fine-tuned model; None for a model that is only pretrained.
     """
 
     where: str
@@ -62,7 +74,14 @@ class OpenedModel:
     head: Head | None = None
 
     def tokenizer(self) -> Tokenizer:
-        """A tokenizer that adds [CLS] and [SEP], never cuts or pads, and knows "[MASK]"."""
+        """Returns the model's tokenizer, of the library tokenizers.
+
+        It adds [CLS] and [SEP], neither truncates nor pads, and reads "[MASK]" in a text as the
+        mask.
+
+        Raises:
+            ValueError: The model has no vocabulary, or one of another size than its embeddings.
+        """
         if self.tokenizer_file is None:
             return build_tokenizer(self.vocabulary(), self.word_rule)
         tokenizer = _parse_tokenizer(self.tokenizer_file, f"{self.where}/{TOKENIZER}")
@@ -72,7 +91,12 @@ class OpenedModel:
         return tokenizer
 
     def vocabulary(self) -> Vocabulary:
-        """The vocabulary of vocab.txt, or of tokenizer.json where that is all a folder has."""
+        """Returns the vocabulary of vocab.txt, or of tokenizer.json if there is no vocab.txt.
+
+        Raises:
+            ValueError: The model has no WordPiece vocabulary, or one of another size than its
+                embeddings.
+        """
         if self.vocab is not None:
             vocab = parse_vocab(self.vocab, f"{self.where}/{VOCAB}")
         elif self.tokenizer_file is not None:
@@ -84,21 +108,39 @@ class OpenedModel:
         return vocab
 
     def build(self, device: torch.device | str = "cpu") -> BertForPreTraining:
-        """The model in evaluation mode; parts without weights stay on the meta device."""
+        """Builds the model on a device, in evaluation mode.
+
+        Parts for which there are no weights stay on torch's meta device; `check_has` refuses a
+        model that lacks parts that are needed.
+        """
         with torch.device("meta"):
             model = BertForPreTraining(self.config)
-        state = {name: each.to(device) for name, each in self.state.items()}
+        state = {name: tensor.to(device) for name, tensor in self.state.items()}
         model.load_state_dict(state, strict=False, assign=True)
         return model.eval()
 
     def check_has(self, prefixes: tuple[str, ...], what: str) -> None:
-        """Refuses a model without parts of these prefixes; `what` says who wants them."""
-        missing = [p for p in prefixes if not any(name.startswith(p) for name in self.state)]
-        if names := ", ".join(missing):
+        """Raises ValueError if the model lacks a part that the caller needs.
+
+        Args:
+            prefixes: The beginnings of the names of the parameters, such as "mlm_head.".
+            what: The part and what it is needed for, for the message.
+        """
+        missing = [
+            prefix for prefix in prefixes if not any(name.startswith(prefix) for name in self.state)
+        ]
+        if missing:
+            names = ", ".join(missing)
             says = f"saved without {what} ({names} missing); give another model"
             raise ValueError(f"{self.where}: {says}")
 
     def _check_size(self, num_tokens: int, is_whole: bool) -> None:
+        """Raises ValueError if the number of tokens does not fit the model's embeddings.
+
+        Args:
+            num_tokens: The number of tokens of the vocabulary.
+            is_whole: Whether every embedding must have a token; otherwise some may have none.
+        """
         size = self.config.vocab_size
         if num_tokens > size or (is_whole and num_tokens < size):
             says = f"the tokenizer has {num_tokens} tokens, the model embeddings for {size}"
@@ -107,37 +149,63 @@ class OpenedModel:
 
 
 def open_model(name: str, storage_options: Mapping[str, Any] | None = None) -> OpenedModel:
-    """Opens what the module's docstring lists.
+    """Opens a trained model: a run, an export, or a model that was trained elsewhere.
+
+    ```python
+    from trainer import open_model
+
+    opened = open_model("runs/base@mean5")
+    opened.provenance["steps"]                      # 100000
+    tokenizer = opened.tokenizer()                  # tokenizers.Tokenizer
+    model = opened.build("cuda")                    # BertForPreTraining, in evaluation mode
+    opened.state["bert.embeddings.word.weight"]     # float32 [vocabulary, hidden]
+    ```
 
     Args:
-        name: The model.
-        storage_options: Options of the filesystem, where it is a run at a URL.
+        name: RUN, RUN@STEP, RUN@mean5 or RUN@STEP@mean5 for the checkpoint of a run after so many
+            steps, or for the mean of several; the folder of an export, of transformers'
+            save_pretrained or of a checkpoint that Google released; or the name of a model of the
+            Hugging Face Hub. RUN and folders may be fsspec URLs.
+        storage_options: Options of the filesystem of a run at a URL.
 
     Raises:
-        FileNotFoundError, ValueError: It cannot be opened.
+        FileNotFoundError: There is no model, or no checkpoint after so many steps.
+        ValueError: A file is damaged, or the model is not a BERT that is supported.
     """
     folder, step = split_step(name)
     is_run = step is not None or _MEAN.fullmatch(name) is not None
     if is_run or Folder(folder, storage_options).exists(RUN_FACTS):
-        return open_run(name, storage_options)
-    found = resolve_model(folder)
-    opened, revision = _open_folder(found), revision_of(found)
-    where = found if revision is None else f"{name} at revision {revision}"
+        return open_run_model(name, storage_options)
+    model_folder = resolve_model(folder)
+    opened = _open_folder(model_folder)
+    revision = revision_of(model_folder)
+    where = model_folder if revision is None else f"{name} at revision {revision}"
     return dataclasses.replace(opened, where=where)
 
 
-def open_run(name: str, storage_options: Mapping[str, Any] | None = None) -> OpenedModel:
-    """Opens RUN, RUN@STEP or the mean of several checkpoints, in a folder or at a URL."""
+def open_run_model(name: str, storage_options: Mapping[str, Any] | None = None) -> OpenedModel:
+    """Opens the model of a run: of one checkpoint, or the mean of several.
+
+    Args:
+        name: RUN, RUN@STEP, RUN@mean5 or RUN@STEP@mean5, as `open_model` takes it.
+        storage_options: Options of the filesystem of a run at a URL.
+
+    Raises:
+        FileNotFoundError: There is no run, or no such checkpoint.
+        ValueError: A file is damaged, or there are fewer checkpoints than the mean is to be of.
+    """
     match = _MEAN.fullmatch(name)
     store, names = find_run(match[1] if match else name, storage_options)
     count = int(match[2]) if match else 1
     if not 1 <= count <= len(names):
         raise ValueError(f"{name}: {len(names)} checkpoints are there; checkpoint.keep keeps more")
-    models = (_open_checkpoint(store, each) for each in names[-count:])
+    models = (_open_checkpoint(store, checkpoint) for checkpoint in names[-count:])
     opened = next(models)
     if match is None:
         return opened
-    sums, steps = opened.state, [step_of(each) for each in names[-count:]]
+
+    sums = opened.state
+    steps = [step_of(checkpoint) for checkpoint in names[-count:]]
     for opened in models:
         sums = {key: sums[key] + tensor for key, tensor in opened.state.items()}
     means = {key: tensor / count for key, tensor in sums.items()}
@@ -146,6 +214,7 @@ def open_run(name: str, storage_options: Mapping[str, Any] | None = None) -> Ope
 
 
 def _open_checkpoint(store: CheckpointStore, name: str) -> OpenedModel:
+    """Opens one checkpoint of a run, which is downloaded if the run is at a URL."""
     with store.opened(name, [MODEL, STATE]) as (run, checkpoint):
         opened = _read_run(run, checkpoint)
     where = opened.where if store.folder.is_local else f"{store.url}/{CHECKPOINTS}/{name}"
@@ -153,7 +222,13 @@ def _open_checkpoint(store: CheckpointStore, name: str) -> OpenedModel:
 
 
 def _read_run(run: RunFolder, checkpoint: Path) -> OpenedModel:
-    facts, settings = run.read_facts(), run.read_config()
+    """Reads the model in a local checkpoint, and what the run's files say of its training.
+
+    Raises:
+        ValueError: A file of the run or of the checkpoint is damaged.
+    """
+    facts = run.read_facts()
+    settings = run.read_config()
     if "objective" not in settings:
         raise ValueError(f"{run.config} lacks objective: it was cut or edited; {REMEDY}")
     try:
@@ -161,11 +236,15 @@ def _read_run(run: RunFolder, checkpoint: Path) -> OpenedModel:
     except (TypeError, ValueError) as error:
         says = f"{run.facts} is damaged: its model is not one, {error}; {REMEDY}"
         raise ValueError(says) from error
-    state, weights = read_state(checkpoint), read_weights(checkpoint)
+    state = read_state(checkpoint)
+    weights = read_weights(checkpoint)
     check_weights(weights, str(checkpoint / MODEL))
     _refuse_other_weights(weights, config, str(checkpoint))
-    shown = ("name", "weight", "root_hash", "licences")
-    datasets = [{k: each[k] for k in shown if each.get(k)} for each in facts["datasets"]]
+
+    keys = ("name", "weight", "root_hash", "licences")
+    datasets = [
+        {key: dataset[key] for key in keys if dataset.get(key)} for dataset in facts["datasets"]
+    ]
     provenance = {
         "steps": state["step"],
         "tokens_seen": state["tokens"],
@@ -174,8 +253,10 @@ def _read_run(run: RunFolder, checkpoint: Path) -> OpenedModel:
         "datasets": datasets,
         "training": training_facts(settings, facts),
     }
-    provenance |= {"base_model": facts["base_model"]} if "base_model" in facts else {}
-    if trunk := facts.get("trunk"):
+    if "base_model" in facts:
+        provenance["base_model"] = facts["base_model"]
+    trunk = facts.get("trunk")
+    if trunk:
         provenance["trunk"] = trunk | {"run": PurePath(trunk["run"]).name}
     return OpenedModel(
         where=str(checkpoint),
@@ -189,7 +270,7 @@ def _read_run(run: RunFolder, checkpoint: Path) -> OpenedModel:
 
 
 def _refuse_other_weights(weights: Mapping[str, Tensor], config: BertConfig, where: str) -> None:
-    """Refuses weights that are not those of the whole model: a half would begin as new."""
+    """Raises ValueError if weights are missing, or are not those of the run's model."""
     with torch.device("meta"):
         model = BertForPreTraining(config)
     try:
@@ -200,19 +281,28 @@ def _refuse_other_weights(weights: Mapping[str, Tensor], config: BertConfig, whe
 
 
 def _open_folder(folder: str) -> OpenedModel:
-    files, weights = Folder(folder), read_initial_weights(folder)
-    tokenizer = files.read(TOKENIZER) if files.exists(TOKENIZER) else None
-    settings, asked = (
-        read_json(folder, name) if files.exists(name) else {} for name in (CONFIG, TOKENIZER_CONFIG)
-    )
-    described = None if tokenizer is None else parse_settings(tokenizer, f"{folder}/{TOKENIZER}")
+    """Opens a model folder that no run wrote: an export, or a model that was trained elsewhere.
+
+    Raises:
+        FileNotFoundError: The folder holds no model.
+        ValueError: A file is damaged, or the model is not supported.
+    """
+    files = Folder(folder)
+    weights = read_initial_weights(folder)
+    tokenizer_file = files.read(TOKENIZER) if files.exists(TOKENIZER) else None
+    settings = read_json(folder, CONFIG) if files.exists(CONFIG) else {}
+    tokenizer_config = read_json(folder, TOKENIZER_CONFIG) if files.exists(TOKENIZER_CONFIG) else {}
+    tokenizer = None
+    if tokenizer_file is not None:
+        tokenizer = parse_settings(tokenizer_file, f"{folder}/{TOKENIZER}")
+    word_rule = said_word_rule(tokenizer, tokenizer_config) or guess_word_rule(weights.vocab)
     return OpenedModel(
-        folder,
-        weights.config,
-        weights.state,
-        weights.vocab,
-        tokenizer,
-        word_rule=said_word_rule(described, asked) or guess_word_rule(weights.vocab),
+        where=folder,
+        config=weights.config,
+        state=weights.state,
+        vocab=weights.vocab,
+        tokenizer_file=tokenizer_file,
+        word_rule=word_rule,
         provenance=_read_provenance(settings.get(PROVENANCE_KEY), f"{folder}/{CONFIG}"),
         head=weights.head,
     )

@@ -1,4 +1,4 @@
-"""Settings of the commands that ask a trained model, or export it."""
+"""Settings of the commands that use a trained model: fill-mask, evaluate, features and export."""
 
 from dataclasses import dataclass, field, fields
 from typing import Literal
@@ -7,22 +7,29 @@ from pipeline.command_line.program import check_least
 from pipeline.storage.quoting import quote
 
 Rows = Literal["token", "word", "cls", "mean", "pooler"]
+"""What a vector of features stands for."""
 _OF_DATA = ("split", "seq_len", "num_instances", "storage_options")
+"""Settings of `evaluate` that only apply to a dataset."""
 _OF_PAIRS = ("group_by", "pairs_limit", "pll")
+"""Settings of `evaluate` that only apply to minimal pairs."""
 
 
 _MASK = "[MASK]"  # tokenizer.vocab.MASK; importing it takes numpy
 
 
 def check_text(text: str) -> None:
-    """Refuses a text without [MASK]."""
+    """Raises ValueError for a text without [MASK]."""
     if _MASK not in text:
         advice = f"write {_MASK} where the model is to put a word"
         raise ValueError(f"the text has no {_MASK}: {quote(text)}; {advice}")
 
 
 def parse_layers(text: str) -> list[int] | None:
-    """Returns the numbers of layers in a text such as "-1,-2", or None for "all"."""
+    """Returns the numbers of layers in a text such as "-1,-2", or None for "all".
+
+    Raises:
+        ValueError: The text is neither.
+    """
     if text == "all":
         return None
     try:
@@ -34,7 +41,7 @@ def parse_layers(text: str) -> list[int] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelToAskSettings:
-    """A model to ask.
+    """The model that a command uses.
 
     Attributes:
         model: A run, RUN@STEP for an earlier checkpoint, a model's folder or URL, or its name on
@@ -46,7 +53,7 @@ class ModelToAskSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchesToAskSettings(ModelToAskSettings):
-    """A model to ask of many texts.
+    """The model that a command uses, and how many tokens it reads at a time.
 
     Attributes:
         micro_tokens: The most real tokens of one forward pass on one rank. It bounds memory and
@@ -58,7 +65,7 @@ class BatchesToAskSettings(ModelToAskSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class FillMaskSettings(ModelToAskSettings):
-    """Prints what a trained model would put in the place of [MASK].
+    """Prints the words that a trained model finds most probable at [MASK].
 
     Attributes:
         texts: Texts, each with one or several [MASK].
@@ -81,21 +88,21 @@ class EvaluateSettings(BatchesToAskSettings):
     Dataset:
         data: Folder or URL of a built dataset with the model's vocabulary.
         split: The split whose first pass is read.
-        seq_len: Length of the instances; null means each that the split has and the model reads.
-        num_instances: How many instances are read, from the first on; 0 takes all.
+        seq_len: Length of the instances; null means every length that the split has and the model
+            can read.
+        num_instances: How many instances are read, from the first one; 0 takes all.
         storage_options: Options of the filesystem of the data, and of a run at a URL, as JSON or
             @FILE.
 
     Minimal pairs:
         pairs: A file of JSON lines with sentence_good and sentence_bad, or a folder or glob of
-            such files. It takes the place of data.
+            such files. Give either data or pairs.
         group_by: Columns of the pairs by which accuracies are grouped, the coarsest first. The
             default is linguistics_term and UID, BLiMP's phenomena and paradigms, if the pairs have
             them.
-        pairs_limit: The most pairs of one group of the finest column; the first ones are taken, 0
-            takes all.
-        pll: Which tokens are masked while one is predicted: original masks that token alone,
-            word-l2r the later tokens of its word too.
+        pairs_limit: How many pairs of each group are read, from the first one; 0 takes all.
+        pll: Which tokens are masked while a token is predicted. With original it is that token
+            alone, with word-l2r also the later tokens of its word.
 
     Output:
         output: File or URL for the same numbers as JSON; null writes none.
@@ -117,7 +124,7 @@ class EvaluateSettings(BatchesToAskSettings):
         if (self.data is None) == (self.pairs is None):
             raise ValueError("give either --data, a dataset, or --pairs, a file of minimal pairs")
         unused = _OF_PAIRS if self.pairs is None else _OF_DATA
-        defaults = {each.name: each.default for each in fields(self)} | {"group_by": []}
+        defaults = {setting.name: setting.default for setting in fields(self)} | {"group_by": []}
         changed = [name for name in unused if getattr(self, name) != defaults[name]]
         if changed:
             other = "--pairs" if self.pairs is None else "--data"
@@ -130,19 +137,20 @@ class FeaturesSettings(BatchesToAskSettings):
 
     Input:
         input: A file at any fsspec URL, also as .gz, .bz2, .xz and .zst.
-        format: What a line of the input is: the content itself (text), a JSON object with the
-            content in a field (jsonl), or a word (conll). auto decides by the file's name and first
-            bytes, and also reads CSV.
+        format: What a line of the input is: a text (text), a JSON object with the text in a field
+            (jsonl), or a word (conll). auto decides by the file's name and first bytes, and also
+            reads CSV.
         text_field: The field of a JSON object that holds the text.
         token_column: The column of a CoNLL file that holds the words, counted from 0.
 
     Vectors:
-        layers: Numbers of layers, separated by commas: 0 the embeddings, -1 the last layer; or all.
-        rows: What a row is for: a token; a word, with the vector of its first piece; or a text,
+        layers: Numbers of layers, separated by commas: 0 is the embeddings, -1 the last layer; or
+            all.
+        rows: What a row stands for: a token; a word, with the vector of its first piece; or a text,
             with the vector of [CLS] (cls), the average over its tokens (mean) or the output of the
-            model's pooler.
-        seq_len: Tokens of a window, with [CLS] and [SEP]; null means all that the model reads. A
-            longer text is read in windows that overlap by half.
+            model's pooler (pooler).
+        seq_len: Most tokens of a window, with [CLS] and [SEP]; null means as many as the model can
+            read. A longer text is read in windows that overlap by half.
 
     Running:
         output: The Parquet file to write, at any fsspec URL. It appears whole or not at all.
@@ -170,10 +178,10 @@ class ExportSettings:
 
     Attributes:
         run: The run's folder or its --checkpoint.url; RUN@STEP for an earlier checkpoint,
-            RUN@mean5 for the mean of the newest 5. The folder of a model will do too.
+            RUN@mean5 for the mean of the newest 5. The folder of a model can be given too.
         output: Folder or fsspec URL to write. Only an earlier export there is replaced.
-        output_format: Who reads it: huggingface, or deepspeed-universal, with the optimizer's
-            state in place of the weights.
+        output_format: The format: huggingface for transformers, or deepspeed-universal, which has
+            the optimizer's state too.
         storage_options: Options of the run's filesystem, as JSON or @FILE.
     """
 

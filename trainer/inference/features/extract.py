@@ -1,6 +1,9 @@
-"""Texts to vectors: encoded, cut into windows, packed, and states of chosen layers taken out.
+"""Computes vectors for texts from the hidden states of a model.
 
-R rows of a micro-batch, C columns (a layer each, or the pooler), H hidden.
+A text is encoded and cut into windows that the model can read. Windows are packed into
+micro-batches, and the states of the chosen layers become rows of vectors.
+
+Shapes: R rows of a micro-batch, C columns (one per layer, or one for the pooler), H hidden size.
 """
 
 from bisect import bisect_left
@@ -20,7 +23,14 @@ from trainer.model.packed_inputs import pack_sequences
 
 
 class InputText(NamedTuple):
-    """A text, its number from 0 and line from 1; words are those of a CoNLL sentence."""
+    """A text, or a sentence that is already split into words.
+
+    Attributes:
+        number: The number of the text in its file, from 0.
+        line: The line where it begins, from 1.
+        text: The text. For a sentence of words it is not encoded.
+        words: The words of a CoNLL sentence; None for a text.
+    """
 
     number: int
     line: int
@@ -29,13 +39,23 @@ class InputText(NamedTuple):
 
 
 def plain_texts(texts: Iterable[str]) -> Iterator[InputText]:
-    """Texts that are a line each."""
+    """Yields texts in the form that `FeatureExtractor.encode` takes, lazily.
+
+    They are numbered from 0, and their lines from 1.
+    """
     for number, text in enumerate(texts):
         yield InputText(number, number + 1, text)
 
 
 class Window(NamedTuple):
-    """Tokens start to stop - 1 that the model reads together, and those whose vectors it gives."""
+    """A range of the tokens of a text that the model reads together.
+
+    Attributes:
+        start: The first token.
+        stop: The token after the last one.
+        keep_start: The first token whose vector is taken from this window.
+        keep_stop: The token after the last such one. Each token is kept in exactly one window.
+    """
 
     start: int
     stop: int
@@ -44,7 +64,14 @@ class Window(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A piece of the vocabulary: characters start to end - 1 of the text, or of the word."""
+    """A token of a text.
+
+    Attributes:
+        id: The token's id.
+        token: The token as the vocabulary spells it.
+        start: Its first character in the text, or in its word if the text is given as words.
+        end: The character after its last one.
+    """
 
     id: int
     token: str
@@ -53,7 +80,16 @@ class Piece(NamedTuple):
 
 
 class EncodedText(NamedTuple):
-    """A text as pieces; words without any, such as control characters, are [UNK] and counted."""
+    """A text as tokens, cut into windows.
+
+    Attributes:
+        origin: The text.
+        pieces: Its tokens, without [CLS] and [SEP]. A word of which the tokenizer leaves nothing,
+            such as a control character, is [UNK].
+        first_pieces: The number of the first token of each word, or [0] for a text without words.
+        unknown_words: The number of words of which the tokenizer left nothing.
+        windows: The windows that the model reads.
+    """
 
     origin: InputText
     pieces: list[Piece]
@@ -64,18 +100,39 @@ class EncodedText(NamedTuple):
 
 @dataclass(frozen=True)
 class FeatureRows:
-    """Rows of a micro-batch: text, number of the token or word in it, and vectors [R, C, H]."""
+    """The R rows of one micro-batch.
+
+    Attributes:
+        texts: [R], the text that each row belongs to.
+        index: [R], the number of the row's token or word in its text; 0 for the row of a text.
+        vectors: float32 [R, C, H], a vector for each layer of `FeatureExtractor.layers`, in that
+            order; [R, 1, H] for the pooler.
+    """
 
     texts: list[EncodedText]
     index: list[int]
     vectors: NDArray[np.float32]
 
 
-_Read = tuple[EncodedText, Window]
+_TextWindow = tuple[EncodedText, Window]
 
 
 class FeatureExtractor:
-    """A model that gives vectors for texts, of `layers` (0: the embeddings; none: the pooler)."""
+    """Computes vectors for texts with a model.
+
+    ```python
+    from trainer import FeatureExtractor, open_model, plain_texts
+
+    extractor = FeatureExtractor(open_model("runs/base"), layers="-1,-2", rows="mean")
+    texts = map(extractor.encode, plain_texts(["a sentence", "another one"]))
+    for features in extractor.iterate(texts):
+        features.vectors    # float32 [rows, 2 layers, hidden]; here one row per text
+    ```
+
+    Attributes:
+        layers: The numbers of the layers, 0 for the embeddings; empty for the pooler.
+        columns: The name of each vector of a row, such as "layer_12" or "pooler".
+    """
 
     def __init__(
         self,
@@ -87,7 +144,24 @@ class FeatureExtractor:
         micro_tokens: int = 8_192,
         device: torch.device | None = None,
     ) -> None:
-        """Builds the model; see `FeaturesSettings` for what the arguments mean."""
+        """Builds the model.
+
+        Args:
+            opened: The model, from `open_model`.
+            layers: Numbers of layers, separated by commas: 0 is the embeddings, -1 the last layer;
+                or "all". It is not used for the pooler.
+            rows: What a row stands for: "token"; "word", with the vector of its first token; or a
+                text, with the vector of [CLS] ("cls"), the mean over its tokens ("mean") or the
+                output of the model's pooler ("pooler").
+            seq_len: The most tokens of a window, with [CLS] and [SEP]; None means as many as the
+                model can read. A longer text is read in windows that overlap by half.
+            micro_tokens: The most tokens of a forward pass. It bounds memory and changes no result.
+            device: The device that the model runs on; None means the CPU.
+
+        Raises:
+            ValueError: The model has no such layer or no pooler, cannot read windows of this
+                length, or has not BERT's tokenizer.
+        """
         config = opened.config
         self.layers: tuple[int, ...] = ()
         if rows == "pooler":
@@ -101,29 +175,41 @@ class FeatureExtractor:
         if not 3 <= length <= limit:
             raise ValueError(f"seq_len is {length}; {opened.where} reads 3 to {limit} tokens")
         self._size = length - 2
-        self._rows, self._micro_tokens = rows, micro_tokens
+        self._rows = rows
+        self._micro_tokens = micro_tokens
         self._device = device or torch.device("cpu")
         self._tokenizer = opened.tokenizer()
         self._tokenizer.encode_special_tokens = True
-        known = self._tokenizer.get_vocab()
-        if missing := {CLS, SEP, UNK} - known.keys():
+        ids = self._tokenizer.get_vocab()
+        missing = {CLS, SEP, UNK} - ids.keys()
+        if missing:
             says = f"its tokenizer has no {', '.join(missing)}, as BERT's has"
             raise ValueError(f"{opened.where}: {says}")
-        self._ids = {token: known[token] for token in (CLS, SEP, UNK)}
+        self._ids = {token: ids[token] for token in (CLS, SEP, UNK)}
         self._bert = opened.build(self._device).bert
 
     def encode(self, text: InputText) -> EncodedText:
-        """A text's pieces; "[MASK]" and the like in it are plain text, as in pretraining."""
+        """Encodes a text, of any length.
+
+        "[MASK]" and the like in the text are encoded as plain text, as in pretraining.
+
+        Args:
+            text: The text, such as one of `plain_texts`.
+
+        Raises:
+            ValueError: The rows are words, and the text is not given as words.
+        """
         if text.words is None and self._rows == "word":
             raise ValueError("rows word asks for words; give a CoNLL file, or rows token")
         units = [text.text] if text.words is None else list(text.words)
         pieces: list[Piece] = []
-        first_pieces, num_unknown = [], 0
+        first_pieces = []
+        num_unknown = 0
         encodings = self._tokenizer.encode_batch(units, add_special_tokens=False)
         for encoding, unit in zip(encodings, units, strict=True):
             first_pieces.append(len(pieces))
-            found = zip(encoding.ids, encoding.tokens, encoding.offsets, strict=True)
-            pieces += [Piece(number, token, *place) for number, token, place in found]
+            tokens = zip(encoding.ids, encoding.tokens, encoding.offsets, strict=True)
+            pieces += [Piece(token_id, token, *offsets) for token_id, token, offsets in tokens]
             if text.words is not None and not encoding.ids:
                 num_unknown += 1
                 pieces.append(Piece(self._ids[UNK], UNK, 0, len(unit)))
@@ -131,78 +217,123 @@ class FeatureExtractor:
         return EncodedText(text, pieces, first_pieces, num_unknown, windows)
 
     def iterate(self, texts: Iterable[EncodedText]) -> Iterator[FeatureRows]:
-        """Rows of the texts, in order; memory is that of one micro-batch."""
+        """Yields the rows of the texts, in order, one micro-batch at a time.
+
+        Texts are read lazily, so memory does not grow with their number.
+
+        Args:
+            texts: The texts, encoded by `encode`.
+        """
         sums: dict[int, NDArray[np.float64]] = {}
-        pending: list[_Read] = []
+        batch: list[_TextWindow] = []
         num_tokens = 0
         count = 1 if self._rows in ("cls", "pooler") else None
-        read = ((each, window) for each in texts for window in each.windows[:count])
-        for text, window in read:
+        text_windows = ((text, window) for text in texts for window in text.windows[:count])
+        for text, window in text_windows:
             size = window.stop - window.start + 2
-            if pending and num_tokens + size > self._micro_tokens:
-                yield self._run(pending, sums)
-                pending, num_tokens = [], 0
-            pending.append((text, window))
+            if batch and num_tokens + size > self._micro_tokens:
+                yield self._read_batch(batch, sums)
+                batch = []
+                num_tokens = 0
+            batch.append((text, window))
             num_tokens += size
-        if pending:
-            yield self._run(pending, sums)
+        if batch:
+            yield self._read_batch(batch, sums)
 
     @torch.inference_mode()
-    def _run(self, read: Sequence[_Read], sums: dict[int, NDArray[np.float64]]) -> FeatureRows:
-        first, last = self._ids[CLS], self._ids[SEP]
-        parts = [text.pieces[window.start : window.stop] for text, window in read]
-        sequences = [[first, *(piece.id for piece in part), last] for part in parts]
+    def _read_batch(
+        self, batch: Sequence[_TextWindow], sums: dict[int, NDArray[np.float64]]
+    ) -> FeatureRows:
+        """Runs the model on some windows and returns their rows.
+
+        Args:
+            batch: The windows, with their texts.
+            sums: The sums of vectors of a text whose windows are in several micro-batches, by the
+                number of the text. They are carried over from call to call for rows "mean".
+        """
+        cls_id = self._ids[CLS]
+        sep_id = self._ids[SEP]
+        pieces = [text.pieces[window.start : window.stop] for text, window in batch]
+        sequences = [[cls_id, *(piece.id for piece in part), sep_id] for part in pieces]
         packed = pack_sequences(sequences, self._device)
         if self._rows == "pooler":
             pooled = self._bert(packed)[1][:, None].float().cpu().numpy()
-            return FeatureRows([text for text, _ in read], [0] * len(read), pooled)
+            return FeatureRows([text for text, _ in batch], [0] * len(batch), pooled)
+
         states = self._bert.hidden_states(packed)
-        texts, indices, places = [], [], []
-        for start, (text, window) in zip(packed.cu_seqlens.tolist(), read, strict=False):
-            for index, token in self._wanted(text, window):
+        texts = []
+        indices = []
+        positions = []
+        for start, (text, window) in zip(packed.cu_seqlens.tolist(), batch, strict=False):
+            for index, token in self._rows_of(text, window):
                 texts.append(text)
                 indices.append(index)
-                places.append(start + 1 + token - window.start)
-        places_R = torch.tensor(places, dtype=torch.int64, device=self._device)
-        chosen_RCH = torch.stack([states[n].index_select(0, places_R) for n in self.layers], dim=1)
+                positions.append(start + 1 + token - window.start)
+        positions_R = torch.tensor(positions, dtype=torch.int64, device=self._device)
+        chosen_RCH = torch.stack(
+            [states[layer].index_select(0, positions_R) for layer in self.layers], dim=1
+        )
         vectors = chosen_RCH.float().cpu().numpy()
         if self._rows == "mean":
-            return _mean_rows(read, vectors, sums)
+            return _mean_rows(batch, vectors, sums)
         return FeatureRows(texts, indices, vectors)
 
-    def _wanted(self, text: EncodedText, window: Window) -> list[tuple[int, int]]:
-        """Row index and token of every row of a window; [CLS] is the token before the first."""
+    def _rows_of(self, text: EncodedText, window: Window) -> list[tuple[int, int]]:
+        """Returns the rows of a window: for each, the value of `index`, and the token to read.
+
+        [CLS] counts as the token before the first one.
+        """
         if self._rows == "cls":
             return [(0, window.start - 1)]
         if self._rows == "word":
-            firsts, kept = text.first_pieces, (window.keep_start, window.keep_stop)
-            words = range(*(bisect_left(firsts, each) for each in kept))
-            return [(word, firsts[word]) for word in words]
+            first_pieces = text.first_pieces
+            first_word = bisect_left(first_pieces, window.keep_start)
+            stop_word = bisect_left(first_pieces, window.keep_stop)
+            return [(word, first_pieces[word]) for word in range(first_word, stop_word)]
         return [(token, token) for token in range(window.keep_start, window.keep_stop)]
 
 
 def cut_windows(num_tokens: int, size: int, stride: int) -> list[Window]:
-    """Windows of `size` tokens at most, one every `stride`; at least one, also of an empty text.
+    """Cuts a text into windows, of which there is at least one, even if the text is empty.
 
-    A token's vector is that of the window in which the nearer of its two ends is farthest from it;
-    of two such windows, the earlier one's.
+    A token is kept in the window where it is farthest from the nearer end of the window. The
+    earlier window wins a tie.
+
+    Args:
+        num_tokens: The number of tokens of the text, without [CLS] and [SEP].
+        size: The most tokens of a window.
+        stride: The number of tokens from the beginning of a window to the beginning of the next
+            one. The last window begins earlier, so that it ends with the text.
     """
     assert 1 <= stride <= size, f"stride {stride} must be between 1 and the window's {size} tokens"
-    last = max(0, num_tokens - size)
-    starts = [*range(0, last, stride), last]
-    # The token in the middle of what two windows share belongs to the earlier one.
+    last_start = max(0, num_tokens - size)
+    starts = [*range(0, last_start, stride), last_start]
+    # Two windows share tokens. The earlier one keeps the first half of them, and the middle one.
     middles = [(start + size + following + 1) // 2 for start, following in pairwise(starts)]
-    kept = pairwise([0, *middles, num_tokens])
-    pairs = zip(starts, kept, strict=True)
-    return [Window(start, min(start + size, num_tokens), *ends) for start, ends in pairs]
+    kept_ranges = pairwise([0, *middles, num_tokens])
+    return [
+        Window(start, min(start + size, num_tokens), *kept_range)
+        for start, kept_range in zip(starts, kept_ranges, strict=True)
+    ]
 
 
 def choose_layers(text: str, num_layers: int) -> tuple[int, ...]:
-    """Numbers of layers, 0 the embeddings, from "-1,-2" or "all"."""
+    """Returns the numbers of layers that a text such as "-1,-2" or "all" names.
+
+    Number 0 is the embeddings, and negative numbers become the positive ones.
+
+    Args:
+        text: Numbers separated by commas, or "all".
+        num_layers: The number of layers of the model.
+
+    Raises:
+        ValueError: The text is malformed, names a layer twice, or one that the model has not.
+    """
     named = parse_layers(text)
     if named is None:
         return tuple(range(num_layers + 1))
-    if wrong := [layer for layer in named if not -num_layers - 1 <= layer <= num_layers]:
+    wrong = [layer for layer in named if not -num_layers - 1 <= layer <= num_layers]
+    if wrong:
         limits = f"0 (embeddings) to {num_layers}, or -{num_layers + 1} to -1"
         raise ValueError(f"layers names {wrong[0]}; the model has {limits}")
     chosen = tuple(layer % (num_layers + 1) for layer in named)
@@ -212,17 +343,27 @@ def choose_layers(text: str, num_layers: int) -> tuple[int, ...]:
 
 
 def _mean_rows(
-    read: Sequence[_Read], vectors: NDArray[np.float32], sums: dict[int, NDArray[np.float64]]
+    batch: Sequence[_TextWindow], vectors: NDArray[np.float32], sums: dict[int, NDArray[np.float64]]
 ) -> FeatureRows:
-    """Means of the texts that end in this micro-batch; `sums` keeps that of one that goes on."""
-    texts, means = [], []
+    """Returns the mean vector of every text whose last window is in this micro-batch.
+
+    Args:
+        batch: The windows, with their texts.
+        vectors: [kept tokens, C, H], the vectors of the tokens that the windows keep, in order.
+        sums: The sums of vectors, by the number of the text, of texts that are not at their end.
+            The sum of a text that ends here is removed, the sum of one that continues is added.
+    """
+    texts = []
+    means = []
     stop = 0
-    for text, window in read:
-        start, stop = stop, stop + window.keep_stop - window.keep_start
-        key, size = text.origin.number, len(text.pieces)
-        total = sums.pop(key, 0.0) + vectors[start:stop].sum(axis=0, dtype=np.float64)
+    for text, window in batch:
+        start = stop
+        stop = start + window.keep_stop - window.keep_start
+        number = text.origin.number
+        size = len(text.pieces)
+        total = sums.pop(number, 0.0) + vectors[start:stop].sum(axis=0, dtype=np.float64)
         if window.stop < size:
-            sums[key] = total
+            sums[number] = total
         else:
             texts.append(text)
             means.append(total / max(1, size))

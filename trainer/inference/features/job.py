@@ -1,7 +1,8 @@
-"""`python -m trainer features`: the texts of a file to a Parquet file of features.
+"""Runs `python -m trainer features`, which writes vectors for the texts of a file as Parquet.
 
-A row has `text`, `line`; of a token or word `token`, `piece`, `start`, `end`, of a word also `word`
-and `form`; and the vectors. The file's metadata (key "beambert", JSON) has the model and counts.
+Every row has the columns `text` and `line`, and a column for each vector. A row of a token or a
+word also has `token`, `piece`, `start` and `end`, and that of a word `word` and `form`. The file's
+metadata (key "beambert", JSON) contains the model and counts.
 """
 
 import json
@@ -34,15 +35,30 @@ from trainer.inference.settings import FeaturesSettings
 from trainer.process.ranks import choose_device
 
 METADATA = b"beambert"
+"""The key of the Parquet file's metadata."""
 CONLL_SUFFIXES = (".conll", ".iob2", ".bio", ".conllu")
 
 
 def write_features(settings: FeaturesSettings) -> dict[str, Any]:
-    """Writes the features of the input's texts; what the file's metadata says of them."""
+    """Writes the Parquet file that the settings ask for.
+
+    Returns:
+        The content of the file's metadata: the model, its hash, and counts of texts, tokens and
+        rows.
+
+    Raises:
+        ValueError: The input is malformed or holds no text, or the model cannot be used.
+        FileNotFoundError: The input or the model is not there.
+    """
     opened = open_model(settings.model, parse_storage_options(settings.storage_options))
-    names = ("layers", "rows", "seq_len", "micro_tokens")
-    asked: dict[str, Any] = {name: getattr(settings, name) for name in names}
-    extractor = FeatureExtractor(opened, **asked, device=choose_device())
+    extractor = FeatureExtractor(
+        opened,
+        layers=settings.layers,
+        rows=settings.rows,
+        seq_len=settings.seq_len,
+        micro_tokens=settings.micro_tokens,
+        device=choose_device(),
+    )
     counts: Counter[str] = Counter()
     texts = tqdm(read_texts(settings), unit="text", unit_scale=True, disable=None)
     rows = extractor.iterate(_count(map(extractor.encode, texts), counts))
@@ -69,23 +85,25 @@ def read_texts(settings: FeaturesSettings) -> Iterator[InputText]:
         ValueError: The input is malformed, or of a format from which no texts can be read.
     """
     url = settings.input
-    chosen = _detect(url) if settings.format == "auto" else settings.format
-    if chosen == "conll":
+    input_format = _detect(url) if settings.format == "auto" else settings.format
+    if input_format == "conll":
         columns = Columns(settings.token_column, None)
         for number, sentence in enumerate(read_conll(read_text(url), url, columns)):
             line = sentence.first_line + sentence.rows[0]
             yield InputText(number, line, " ".join(sentence.words), sentence.words)
         return
     texts = read_text_lines(url)
-    if chosen in ("jsonl", "csv"):
-        records = read_json_lines(url) if chosen == "jsonl" else _read_rows(url)
-        texts = ((place, _field_of(each, settings.text_field, place)) for place, each in records)
+    if input_format in ("jsonl", "csv"):
+        records = read_json_lines(url) if input_format == "jsonl" else _read_rows(url)
+        texts = (
+            (place, _field_of(record, settings.text_field, place)) for place, record in records
+        )
     for number, (place, text) in enumerate(texts):
         yield InputText(number, int(place.rpartition(":")[2]), text)
 
 
 def _detect(url: str) -> str:
-    """Returns conll, jsonl, csv or text, from a file's name and first bytes, as a build does.
+    """Detects the format of a file by its name and first bytes: conll, jsonl, csv or text.
 
     Raises:
         ValueError: The file is of another format.
@@ -93,13 +111,13 @@ def _detect(url: str) -> str:
     if plain_name(url).lower().endswith(CONLL_SUFFIXES):
         return "conll"
     file = whole_file(url)
-    found = detect_format(url, read_head(url, file.size))
-    if found not in ("jsonl", "csv", "text"):
+    detected = detect_format(url, read_head(url, file.size))
+    if detected not in ("jsonl", "csv", "text"):
         expected = "expected a text in each line, JSON lines, CSV or CoNLL"
         raise ValueError(
-            f"{url}: found a file of the format {found}, {expected}; --format names it"
+            f"{url}: found a file of the format {detected}, {expected}; --format names it"
         )
-    return found
+    return detected
 
 
 def _read_rows(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -117,26 +135,46 @@ def _read_rows(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _field_of(record: dict[str, Any], name: str, place: str) -> str:
+    """Returns the text in a field of a record.
+
+    Raises:
+        ValueError: The record has no such field, or its value is no string.
+    """
     if name not in record:
-        found = f"no field {name!r}, found {join_names(record)}"
-        raise ValueError(f"{place}: {found}; --text_field names it")
-    if not isinstance(text := record[name], str):
+        says = f"no field {name!r}, found {join_names(record)}"
+        raise ValueError(f"{place}: {says}; --text_field names it")
+    text = record[name]
+    if not isinstance(text, str):
         kind = type(text).__name__
         raise ValueError(f"{place}: field {name!r} is {kind}, expected a string")  # noqa: TRY004
     return text
 
 
 def _count(texts: Iterable[EncodedText], counts: Counter[str]) -> Iterator[EncodedText]:
-    """Passes texts on and counts what became of them."""
+    """Yields the texts unchanged, and adds their tokens, windows and unknown words to `counts`."""
     for text in texts:
-        windows, is_empty = len(text.windows), not text.pieces
-        counts.update(texts=1, tokens=len(text.pieces), empty_texts=is_empty)
-        counts.update(long_texts=windows > 1, windows=windows, unknown_words=text.unknown_words)
+        num_windows = len(text.windows)
+        counts.update(
+            texts=1,
+            tokens=len(text.pieces),
+            empty_texts=not text.pieces,
+            long_texts=num_windows > 1,
+            windows=num_windows,
+            unknown_words=text.unknown_words,
+        )
         yield text
 
 
 def _schema(settings: FeaturesSettings, columns: list[str], width: int) -> pa.Schema:
-    number, string = pa.int32(), pa.string()
+    """Returns the columns of the Parquet file.
+
+    Args:
+        settings: The settings, whose `rows` decide which columns describe a row.
+        columns: The names of the columns of vectors.
+        width: The number of values of a vector.
+    """
+    number = pa.int32()
+    string = pa.string()
     fields = {"text": pa.int64(), "line": pa.int64()}
     if settings.rows == "word":
         fields |= {"word": number, "form": string}
@@ -147,19 +185,23 @@ def _schema(settings: FeaturesSettings, columns: list[str], width: int) -> pa.Sc
 
 
 def _to_table(rows: FeatureRows, schema: pa.Schema) -> pa.Table:
+    """Converts the rows of a micro-batch to a table with the schema."""
     index = rows.index
     columns: dict[str, Any] = {
         "text": [text.origin.number for text in rows.texts],
         "line": [text.origin.line for text in rows.texts],
     }
     if "word" in schema.names:
-        places = list(zip(rows.texts, index, strict=True))
-        columns |= {"word": index, "form": [(t.origin.words or ())[word] for t, word in places]}
-        index = [text.first_pieces[word] for text, word in places]
+        words = list(zip(rows.texts, index, strict=True))
+        columns["word"] = index
+        columns["form"] = [(text.origin.words or ())[word] for text, word in words]
+        index = [text.first_pieces[word] for text, word in words]
     if "token" in schema.names:
         pieces = [text.pieces[token] for text, token in zip(rows.texts, index, strict=True)]
-        columns |= {"token": index, "piece": [piece.token for piece in pieces]}
-        columns |= {name: [getattr(piece, name) for piece in pieces] for name in ("start", "end")}
+        columns["token"] = index
+        columns["piece"] = [piece.token for piece in pieces]
+        columns["start"] = [piece.start for piece in pieces]
+        columns["end"] = [piece.end for piece in pieces]
     for number, name in enumerate(schema.names[len(columns) :]):
         vectors = rows.vectors[:, number]
         columns[name] = pa.FixedSizeListArray.from_arrays(vectors.reshape(-1), vectors.shape[1])
