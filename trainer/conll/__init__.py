@@ -1,1 +1,1 @@
-"""Files of a word and its label a line, and what their labels say."""
+"""Reads and writes files with one word and its tag per line, and the entities in the tags."""

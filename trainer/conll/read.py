@@ -15,12 +15,17 @@ from trainer.conll.tags import OUTSIDE, Scheme, find_entities, find_scheme, is_t
 
 DOCUMENT_START = "-DOCSTART-"
 _BLANK = " \t"
-"""The characters that stand between columns, and alone in a line that ends a sentence."""
+"""The characters that separate columns. A line of these characters alone ends a sentence."""
 _BLANKS = re.compile(f"[{_BLANK}]+")
 
 
 class Columns(NamedTuple):
-    """Where words and tags stand, from 0, from the end if negative; None where no tags are read."""
+    """The columns to read, counted from 0, or from the end if negative.
+
+    Attributes:
+        token: The column of the words.
+        tag: The column of the tags; None if tags are not read.
+    """
 
     token: int = 0
     tag: int | None = -1
@@ -28,11 +33,19 @@ class Columns(NamedTuple):
 
 @dataclass(frozen=True)
 class Sentence:
-    """Words with their tags, and the lines they stand in.
+    """A sentence of a CoNLL file, with the lines that it was read from.
 
-    `lines` begin after the sentence before, at line `first_line` of the file, and end with the last
-    word's, or the file; `rows` of them hold the words. Where tags are not read there are none, and
-    no scheme.
+    Attributes:
+        path: Path or URL of the file, for messages.
+        words: The words.
+        tags: The tag of each word; empty if tags are not read.
+        scheme: The scheme of the tags in this file; None if tags are not read.
+        lines: The lines of the file after the last word of the sentence before, up to the last word
+            of this sentence, with blank lines and comments. The last sentence of a file has all
+            lines up to its end.
+        rows: The index in `lines` of each word's line.
+        first_line: The number of the first line in the file, from 1.
+        separator: What separates the columns: a tab or a space.
     """
 
     path: str
@@ -45,40 +58,58 @@ class Sentence:
     separator: str
 
     def locate(self, index: int) -> str:
-        """Where a word stands: file and line."""
+        """Returns file and line of a word, for a message."""
         return f"{self.path}:{self.first_line + self.rows[index]}"
 
     def tags_in(self, scheme: Scheme) -> tuple[str, ...]:
-        """The sentence's entities as tags of another scheme."""
+        """Returns the tags of the sentence's entities in another scheme."""
         if scheme == self.scheme:
             return self.tags
         return tuple(write_tags(find_entities(self.tags), len(self.tags), scheme))
 
 
+class _Layout(NamedTuple):
+    """How the lines of a file are divided.
+
+    Attributes:
+        separator: The separator of columns; None means any number of spaces and tabs.
+        num_columns: The number of columns that most lines have.
+    """
+
+    separator: str | None
+    num_columns: int
+
+
 def read_conll(text: str, path: str, columns: Columns) -> list[Sentence]:
-    """Sentences of a file's text, in order; a ValueError names file and line of a fault."""
+    """Parses the sentences of a file, in order.
+
+    Args:
+        text: The content of the file.
+        path: Path or URL of the file, for messages.
+        columns: The columns to read.
+
+    Raises:
+        ValueError: The file has no sentence, a line has other columns than most lines, or the tags
+            are of no scheme. The message names file and line.
+    """
     lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
-    separator, count = _find_layout(lines, path, columns)
-    groups: list[dict[int, tuple[str, str]]] = [{}]  # words and tags by line, of each sentence
-    firsts = [0]
-    for index, line in enumerate(lines):
-        cells = _split(line, separator)
-        if _is_comment(line, cells, separator, count, columns.tag):
-            continue
-        if cells and cells[columns.token % len(cells)] != DOCUMENT_START:
-            groups[-1][index] = _read_row(f"{path}:{index + 1}", line, cells, count, columns)
-        elif groups[-1]:
-            groups.append({})
-            firsts.append(index)
-    if not groups[-1]:
-        del groups[-1], firsts[-1]
+    layout = _find_layout(lines, path, columns)
+    groups = _group_lines(lines, path, columns, layout)
+    starts = list(groups)
     sentences = []
-    for first, found, end in zip(firsts, groups, [*firsts[1:], len(lines)], strict=True):
-        words, tags = zip(*found.values(), strict=True)
-        rows, around = tuple(row - first for row in found), tuple(lines[first:end])
-        place = (around, rows, first + 1, separator or " ")
+    for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+        words, tags = zip(*groups[start].values(), strict=True)
         sentences.append(
-            Sentence(path, words, tags if columns.tag is not None else (), None, *place)
+            Sentence(
+                path=path,
+                words=words,
+                tags=tags if columns.tag is not None else (),
+                scheme=None,
+                lines=tuple(lines[start:end]),
+                rows=tuple(row - start for row in groups[start]),
+                first_line=start + 1,
+                separator=layout.separator or " ",
+            )
         )
     if columns.tag is None:
         return sentences
@@ -86,16 +117,52 @@ def read_conll(text: str, path: str, columns: Columns) -> list[Sentence]:
     return [replace(sentence, scheme=scheme) for sentence in sentences]
 
 
+def _group_lines(
+    lines: Sequence[str], path: str, columns: Columns, layout: _Layout
+) -> dict[int, dict[int, tuple[str, str]]]:
+    """Reads the lines with words, and groups them by sentence.
+
+    Returns:
+        For each sentence, word and tag by the index of their line. The key of a sentence is the
+        index of the line that ended the sentence before; it is 0 for the first sentence.
+
+    Raises:
+        ValueError: A line is malformed.
+    """
+    start = 0
+    groups: dict[int, dict[int, tuple[str, str]]] = {start: {}}
+    for index, line in enumerate(lines):
+        cells = _split(line, layout.separator)
+        if _is_comment(line, cells, layout, columns.tag):
+            continue
+        if cells and cells[columns.token % len(cells)] != DOCUMENT_START:
+            place = f"{path}:{index + 1}"
+            groups[start][index] = _read_row(place, line, cells, layout.num_columns, columns)
+        elif groups[start]:
+            start = index
+            groups[start] = {}
+    if not groups[start]:
+        del groups[start]
+    return groups
+
+
 def add_column(sentences: Sequence[Sentence], tags: Sequence[Sequence[str]]) -> str:
-    """The file's lines, each word's with its tag as a further column; -DOCSTART- has O."""
-    written = []
-    for sentence, column in zip(sentences, tags, strict=True):
-        of_row = dict(zip(sentence.rows, column, strict=True))
+    """Returns the text of a file with a further column of tags.
+
+    Blank lines and comments stay as they are. A line of -DOCSTART- gets the tag O.
+
+    Args:
+        sentences: All sentences of the file, from `read_conll`.
+        tags: The new tags of each sentence.
+    """
+    new_lines = []
+    for sentence, sentence_tags in zip(sentences, tags, strict=True):
+        tag_of_row = dict(zip(sentence.rows, sentence_tags, strict=True))
         for row, line in enumerate(sentence.lines):
-            has_columns = row in of_row or DOCUMENT_START in _split(line, None)
-            tag = f"{sentence.separator}{of_row.get(row, OUTSIDE)}"
-            written.append(line + tag if has_columns else line)
-    return "\n".join(written) + "\n"
+            has_columns = row in tag_of_row or DOCUMENT_START in _split(line, None)
+            cell = f"{sentence.separator}{tag_of_row.get(row, OUTSIDE)}"
+            new_lines.append(line + cell if has_columns else line)
+    return "\n".join(new_lines) + "\n"
 
 
 def _split(line: str, separator: str | None) -> list[str]:
@@ -103,18 +170,19 @@ def _split(line: str, separator: str | None) -> list[str]:
 
     Args:
         line: The line.
-        separator: The separator of cells; None separates them by blanks.
+        separator: The separator of cells; None means any number of spaces and tabs.
     """
-    if not (filled := line.strip(_BLANK)):
+    stripped = line.strip(_BLANK)
+    if not stripped:
         return []
-    return line.split(separator) if separator else _BLANKS.split(filled)
+    return line.split(separator) if separator else _BLANKS.split(stripped)
 
 
-def _find_layout(lines: Sequence[str], path: str, columns: Columns) -> tuple[str | None, int]:
-    """Returns the separator of columns (None means blanks), and the columns that most lines have.
+def _find_layout(lines: Sequence[str], path: str, columns: Columns) -> _Layout:
+    """Finds out how the lines of a file are divided.
 
     Raises:
-        ValueError: The file has no sentence, or too few columns for the ones that are asked for.
+        ValueError: The file has no sentence, or lacks a column that is to be read.
     """
     filled = [
         (number, line)
@@ -129,31 +197,48 @@ def _find_layout(lines: Sequence[str], path: str, columns: Columns) -> tuple[str
     sizes = [len(_split(line, separator)) for _, line in rows]
     count = Counter(sizes).most_common(1)[0][0]
     number = rows[sizes.index(count)][0]
-    found = f"{path}:{number}: {count} columns"
+    place = f"{path}:{number}: {count} columns"
     token, tag = columns
     for name, column in (("token_column", token), ("tag_column", tag)):
         if column is not None and not -count <= column < count:
-            raise ValueError(f"{found}, {name} is {column}, counted from 0")
+            raise ValueError(f"{place}, {name} is {column}, counted from 0")
     if tag is not None and (tag - token) % count == 0:
         same = f"so token_column {token} and tag_column {tag} are the same"
-        raise ValueError(f"{found}, {same}; expected a word and its tag")
-    return separator, count
+        raise ValueError(f"{place}, {same}; expected a word and its tag")
+    return _Layout(separator, count)
 
 
-def _is_comment(
-    line: str, cells: Sequence[str], separator: str | None, count: int, tag: int | None
-) -> bool:
+def _is_comment(line: str, cells: Sequence[str], layout: _Layout, tag: int | None) -> bool:
+    """Returns whether a line is a comment: it begins with "#" and is not a row of the columns.
+
+    Args:
+        line: The line.
+        cells: Its cells.
+        layout: The layout of the file.
+        tag: The column of the tags; None if tags are not read.
+    """
     if not line.startswith("#"):
         return False
-    if separator == "\t":
+    if layout.separator == "\t":
         return "\t" not in line
-    return len(cells) != count or (tag is not None and not is_tag(cells[tag]))
+    return len(cells) != layout.num_columns or (tag is not None and not is_tag(cells[tag]))
 
 
 def _read_row(
     where: str, line: str, cells: Sequence[str], count: int, columns: Columns
 ) -> tuple[str, str]:
-    """Word and tag of a line; the tag is "O" where tags are not read."""
+    """Returns word and tag of a line; the tag is "O" if tags are not read.
+
+    Args:
+        where: File and line, for messages.
+        line: The line.
+        cells: Its cells.
+        count: The number of columns that the line must have.
+        columns: The columns to read.
+
+    Raises:
+        ValueError: The line has another number of columns, no word, or no valid tag.
+    """
     if len(cells) != count:
         says = f"{len(cells)} columns in {quote(line)}, most lines have {count}"
         raise ValueError(f"{where}: {says}; separate columns by one tab, or by spaces")

@@ -1,8 +1,11 @@
-"""Tags of words and the entities they spell: IOB1, IOB2 and BIOES.
+"""Converts between entities and the tags of words, in the schemes IOB1, IOB2 and BIOES.
 
-A tag is "O" or one of B, I, E, S, a hyphen and a type. IOB2 begins every entity with B; IOB1 only
-one that follows another of its type at once; BIOES also ends entities of several words with E and
-writes those of one as S.
+A tag is "O" for a word outside of entities, or one of the letters B, I, E, S with a hyphen and a
+type, such as "B-PER". The first word of an entity has B and the others have I, with these rules:
+
+- In IOB2 the first word of every entity has B.
+- In IOB1 it has B only if the word before it ends an entity of the same type, and otherwise I.
+- In BIOES the last word of an entity has E, and an entity of one word has S.
 """
 
 import re
@@ -14,13 +17,13 @@ OUTSIDE = "O"
 Scheme = Literal["iob1", "iob2", "bioes"]
 
 TaggedSentence = tuple[Sequence[str], Callable[[int], str]]
-"""Tags of a sentence, and where its words stand."""
+"""The tags of a sentence, and a function that returns file and line of its word by number."""
 
 _TAG = re.compile(r"O|[BIES]-.+", re.DOTALL)
 
 
 class Entity(NamedTuple):
-    """Words start to end - 1 of a sentence."""
+    """An entity: the words start to end - 1 of a sentence."""
 
     type: str
     start: int
@@ -28,14 +31,15 @@ class Entity(NamedTuple):
 
 
 def is_tag(text: str) -> bool:
-    """Whether the text is a tag of any of the schemes."""
+    """Returns whether the text is a tag of any of the schemes."""
     return _TAG.fullmatch(text) is not None
 
 
 def find_entities(tags: Sequence[str]) -> list[Entity]:
-    """Entities of any tags, as conlleval reads them.
+    """Finds the entities that tags of any scheme describe, as the program conlleval does.
 
-    A tag goes on with the entity before it if it is I or E, of its type, and that has not ended.
+    A tag I or E continues the entity of the word before if it has the same type, and if that word
+    has B or I. Every other tag except "O" begins an entity.
     """
     entities: list[Entity] = []
     start: int | None = None
@@ -49,7 +53,13 @@ def find_entities(tags: Sequence[str]) -> list[Entity]:
 
 
 def write_tags(entities: Iterable[Entity], num_words: int, scheme: Scheme) -> list[str]:
-    """Tags of a sentence with these entities, which do not overlap and are in order."""
+    """Returns the tags of a sentence.
+
+    Args:
+        entities: The entities of the sentence, in order. They must not overlap.
+        num_words: The number of words of the sentence.
+        scheme: The scheme of the tags.
+    """
     tags = [OUTSIDE] * num_words
     for name, start, end in entities:
         tags[start:end] = [f"I-{name}"] * (end - start)
@@ -61,12 +71,19 @@ def write_tags(entities: Iterable[Entity], num_words: int, scheme: Scheme) -> li
 
 
 def find_scheme(sentences: Sequence[TaggedSentence]) -> Scheme:
-    """The scheme that all tags are of: bioes if there is an E or S, else iob2, or iob1."""
+    """Returns the scheme that all tags of a file follow.
+
+    It is BIOES if there is a tag E or S, otherwise IOB2, or IOB1 if the tags do not follow IOB2.
+
+    Raises:
+        ValueError: The tags follow no scheme. The message names the first faulty tag.
+    """
     is_bioes = any(tag[0] in "ES" for tags, _ in sentences for tag in tags)
     schemes: tuple[Scheme, ...] = ("bioes",) if is_bioes else ("iob2", "iob1")
     faults = []
     for scheme in schemes:
-        fault = next(filter(None, (_find_fault(*each, scheme) for each in sentences)), None)
+        sentence_faults = (_find_fault(tags, locate, scheme) for tags, locate in sentences)
+        fault = next(filter(None, sentence_faults), None)
         if fault is None:
             return scheme
         faults.append(fault)
@@ -74,15 +91,15 @@ def find_scheme(sentences: Sequence[TaggedSentence]) -> Scheme:
 
 
 def label_names(types: Iterable[str], scheme: Scheme) -> tuple[str, ...]:
-    """Every tag of these types that the scheme has, "O" first: a type seen with B has I too."""
+    """Returns every tag that entities of these types can have in a scheme, "O" first."""
     prefixes = "BIES" if scheme == "bioes" else "BI"
     return (OUTSIDE, *(f"{prefix}-{name}" for name in sorted(set(types)) for prefix in prefixes))
 
 
 def _find_fault(tags: Sequence[str], locate: Callable[[int], str], scheme: Scheme) -> str | None:
-    """The first tag that the scheme would have otherwise, for a message; None if there is none."""
-    right = write_tags(find_entities(tags), len(tags), scheme)
-    for index, (found, wanted) in enumerate(zip(tags, right, strict=True)):
-        if found != wanted:
-            return f"{locate(index)}: {found} stands where {scheme} has {wanted}"
+    """Describes the first tag of a sentence that does not follow the scheme; None if all do."""
+    right_tags = write_tags(find_entities(tags), len(tags), scheme)
+    for index, (tag, right_tag) in enumerate(zip(tags, right_tags, strict=True)):
+        if tag != right_tag:
+            return f"{locate(index)}: {tag} stands where {scheme} has {right_tag}"
     return None

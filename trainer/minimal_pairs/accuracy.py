@@ -1,4 +1,4 @@
-"""Accuracies on minimal pairs: of all pairs, of each group, and the mean over groups.
+"""Computes accuracies on minimal pairs: over all pairs, in each group, and the mean over groups.
 
 Shapes: P pairs.
 """
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from trainer.minimal_pairs.read import PairSet
 
 TIE_NATS = 1e-4
-"""Sums that differ by no more are equal: float32 does not tell them apart."""
+"""Scores that differ by no more than this are taken as equal, because float32 is not more exact."""
 
 
 def is_right(good: NDArray[np.float64], bad: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -70,29 +70,29 @@ class PairAccuracies:
     @property
     def coarsest(self) -> list[Accuracy]:
         """Returns the groups of the first column. Without columns, all pairs are one group."""
-        return [each for each in self.groups if len(each.group) == 1] or [self.total]
+        return [group for group in self.groups if len(group.group) == 1] or [self.total]
 
     @property
     def mean(self) -> float:
         """Returns the mean accuracy of the coarsest groups, not weighted by their sizes."""
-        return sum(each.accuracy for each in self.coarsest) / len(self.coarsest)
+        return sum(group.accuracy for group in self.coarsest) / len(self.coarsest)
 
     @property
     def standard_error_of_mean(self) -> float:
         """Returns the standard error of `mean`; groups are taken as independent."""
-        squares = sum(each.standard_error**2 for each in self.coarsest)
+        squares = sum(group.standard_error**2 for group in self.coarsest)
         return math.sqrt(squares) / len(self.coarsest)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all numbers for JSON: first those of all pairs, then a list of groups."""
         groups = [
             {
-                **dict(zip(self.columns, each.group, strict=False)),
-                "pairs": each.pairs,
-                "accuracy": each.accuracy,
-                "standard_error": each.standard_error,
+                **dict(zip(self.columns, group.group, strict=False)),
+                "pairs": group.pairs,
+                "accuracy": group.accuracy,
+                "standard_error": group.standard_error,
             }
-            for each in self.groups
+            for group in self.groups
         ]
         return {
             "num_pairs": self.total.pairs,
@@ -106,12 +106,12 @@ class PairAccuracies:
 
 
 def summarize(pair_set: PairSet, right: NDArray[np.bool_]) -> PairAccuracies:
-    """Counts right pairs, of all pairs and in the groups of each column.
+    """Counts the right pairs: among all pairs, and in the groups of each column.
 
     Args:
-        pair_set: The pairs and their columns. A group of a finer column is within one of the
-            coarser.
-        right: [P] whether each pair is right.
+        pair_set: The pairs and their columns. Each group of a finer column is part of one group of
+            the coarser column.
+        right: [P], whether each pair is right.
     """
     counts: dict[tuple[str, ...], list[int]] = {}
     for pair, hit in zip(pair_set.pairs, right.tolist(), strict=True):
@@ -124,8 +124,8 @@ def summarize(pair_set: PairSet, right: NDArray[np.bool_]) -> PairAccuracies:
 
 
 def format_accuracies(found: PairAccuracies) -> str:
-    """Returns a table in percent to be printed; its last row is for all pairs."""
-    rows = [*_rows(found)]
+    """Returns a table in percent to be printed. Its last row is for all pairs."""
+    rows = list(_rows(found))
     head = " / ".join(found.columns)
     width = max(len(head), *(len(name) for name, *_ in rows))
     lines = [f"{head:<{width}}  {'pairs':>7}  accuracy  std. error"] if found.columns else []
@@ -135,9 +135,10 @@ def format_accuracies(found: PairAccuracies) -> str:
 
 
 def _rows(found: PairAccuracies) -> Iterator[tuple[str, int, float, float]]:
-    for each in found.groups:
-        name = "  " * (len(each.group) - 1) + each.group[-1]
-        yield name, each.pairs, each.accuracy, each.standard_error
+    """Yields the rows of the table: name, number of pairs, accuracy and its standard error."""
+    for group in found.groups:
+        name = "  " * (len(group.group) - 1) + group.group[-1]
+        yield name, group.pairs, group.accuracy, group.standard_error
     total = found.total
     if found.columns:
         name = describe_mean(found)
@@ -146,5 +147,5 @@ def _rows(found: PairAccuracies) -> Iterator[tuple[str, int, float, float]]:
 
 
 def describe_mean(found: PairAccuracies) -> str:
-    """Returns the name of the mean, such as "mean of 12 linguistics_term"."""
+    """Returns the name of the mean over groups, such as "mean of 12 linguistics_term"."""
     return f"mean of {len(found.coarsest)} {found.columns[0]}" if found.columns else "all pairs"

@@ -32,7 +32,7 @@ class Pair:
         place: Where the pair was read, as "FILE:LINE".
         good: The sentence that speakers accept.
         bad: The sentence that they do not accept.
-        groups: The pair's value in each column to group by, from the coarsest column on.
+        groups: The pair's value in each column to group by, beginning with the coarsest column.
     """
 
     place: str
@@ -43,7 +43,12 @@ class Pair:
 
 @dataclass(frozen=True)
 class PairSet:
-    """Minimal pairs of one or several files, and the columns that they are grouped by."""
+    """Minimal pairs of one or several files.
+
+    Attributes:
+        columns: The columns that pairs are grouped by, the coarsest first.
+        pairs: The pairs in order.
+    """
 
     columns: tuple[str, ...]
     pairs: list[Pair]
@@ -55,20 +60,30 @@ class PairSet:
 
 
 def read_pairs(name: str, group_by: Sequence[str] = (), limit: int = 0) -> PairSet:
-    """Reads every pair of a file, of a folder, or of the files that match a glob.
+    """Reads the minimal pairs of a file, of a folder, or of the files that match a glob.
+
+    A line is a JSON object with the fields sentence_good and sentence_bad. Other fields can be used
+    to group pairs.
+
+    ```python
+    from trainer import read_pairs
+
+    pair_set = read_pairs("blimp/data", limit=100)
+    pair_set.columns          # ("linguistics_term", "UID")
+    pair_set.pairs[0].good    # "Who should Derek hug after shocking Richard?"
+    ```
 
     Args:
         name: A local path or an fsspec URL; files may be compressed. In a folder, files named
             *.jsonl and *.ndjson are read.
-        group_by: Columns to group pairs by, the coarsest first. Without any, BLiMP's columns are
-            used if the first pair has them.
-        limit: The most pairs of one group of the finest column; the first ones are taken, 0 takes
-            all.
+        group_by: Columns to group pairs by, the coarsest first. If it is empty, BLiMP's columns are
+            used as far as the first pair has them.
+        limit: The most pairs of each group of the finest column, from the first one; 0 takes all.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: A line is no pair or has no value in a column, too many pairs have equal
-            sentences, or there is no line. The message names file and line.
+        ValueError: A line is no pair or has no value in a column, there is no pair, or in too many
+            pairs both sentences are equal. The message names file and line.
     """
     columns = tuple(group_by)
     pairs: list[Pair] = []
@@ -89,6 +104,7 @@ def read_pairs(name: str, group_by: Sequence[str] = (), limit: int = 0) -> PairS
 
 
 def _refuse_equal(pair_set: PairSet) -> None:
+    """Raises ValueError if in too many pairs both sentences are equal."""
     equal = pair_set.equal_pairs
     if len(equal) > _MOST_EQUAL * len(pair_set.pairs):
         first = equal[0]
@@ -100,9 +116,15 @@ def _refuse_equal(pair_set: PairSet) -> None:
 
 
 def _records(name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yields place and JSON object of every line.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: A line is no JSON object.
+    """
     files = list(list_matches(name).sizes)
-    place = Folder(name)
-    if place.exists() and not place.is_file():
+    folder = Folder(name)
+    if folder.exists() and not folder.is_file():
         files = [file for file in files if plain_name(file).endswith(_SUFFIXES)]
     if not files:
         expected = f"a file of pairs, a folder of files named *{' or *'.join(_SUFFIXES)}, or a glob"
@@ -112,11 +134,17 @@ def _records(name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _parse_pair(place: str, record: Mapping[str, Any], columns: Sequence[str]) -> Pair:
+    """Returns the pair in the JSON object of a line.
+
+    Raises:
+        ValueError: A sentence or a column is missing or malformed.
+    """
     good, bad = (_sentence(place, record, name) for name in SENTENCES)
     return Pair(place, good, bad, tuple(_group(place, record, column) for column in columns))
 
 
 def _sentence(place: str, record: Mapping[str, Any], name: str) -> str:
+    """Returns the sentence in a field of a line, or raises ValueError if there is none."""
     if name not in record:
         expected = f"expected {' and '.join(SENTENCES)}"
         raise ValueError(f"{place}: has no {name}, found {_names(record)}; {expected}")
@@ -127,6 +155,11 @@ def _sentence(place: str, record: Mapping[str, Any], name: str) -> str:
 
 
 def _group(place: str, record: Mapping[str, Any], column: str) -> str:
+    """Returns the value of a column to group by.
+
+    Raises:
+        ValueError: The column is missing, or its value is neither a text nor a whole number.
+    """
     if column not in record:
         cure = "name the columns to group by with --group_by"
         raise ValueError(f"{place}: has no column {column}, found {_names(record)}; {cure}")
@@ -140,4 +173,5 @@ def _group(place: str, record: Mapping[str, Any], column: str) -> str:
 
 
 def _names(record: Mapping[str, Any]) -> str:
+    """Returns the names of the fields of a JSON object, for a message."""
     return ", ".join(record) or "an empty object"

@@ -1,4 +1,4 @@
-"""Scores sentences with a model: the sum of the log-probabilities of their tokens.
+"""Scores sentences with a model. A score is the sum of the log-probabilities of all tokens.
 
 A masked model reads n copies of a sentence of n tokens. In each copy another token is masked, and
 the model predicts it from all others (pseudo-log-likelihood, Salazar et al. 2020). With `word-l2r`
@@ -11,14 +11,14 @@ that it predicts, V vocabulary, P pairs.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -32,9 +32,10 @@ Predict = Callable[[PackedInputs, Tensor], Tensor]
 """Logits [M, V] of a model at positions [M] of packed inputs."""
 
 _Sentence = tuple[bytes, bytes]
-"""Token ids and numbers of words of a sentence, int32 both."""
+"""The ids of a sentence's tokens, and the number of each token's word: bytes of int32 arrays."""
 
 _NO_WORD = -1
+"""The word of [CLS] and [SEP]."""
 
 
 @dataclass(frozen=True)
@@ -133,8 +134,9 @@ def encode_pairs(
         raise ValueError(f"pll {pll} is about masks, and the model was trained left to right")
     ids = _special_ids(tokenizer, [CLS, SEP] if is_causal else [CLS, SEP, MASK])
     tokenizer.encode_special_tokens = True
-    numbers: dict[_Sentence, int] = {}
-    columns: list[list[int]] = []
+
+    numbers: dict[_Sentence, int] = {}  # of the distinct sentences, in the order of their reading
+    columns: list[list[int]] = []  # the number of every good sentence, then of every bad one
     for name in SENTENCES:
         texts = [pair.good if name == SENTENCES[0] else pair.bad for pair in pairs]
         encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
@@ -143,28 +145,42 @@ def encode_pairs(
             size = len(encoding.ids) + 2
             if not 2 < size <= limit:
                 raise ValueError(f"{pair.place}: {_wrong_size(name, size, limit)}")
-            tokens = np.array([ids[CLS], *encoding.ids, ids[SEP]], np.int32)
-            words = np.arange(size, dtype=np.int32)
-            if pll == "word-l2r":
-                words[[0, -1]] = _NO_WORD
-                words[1:-1] = np.array(encoding.word_ids, np.int32)
-            sentence = (tokens.tobytes(), words.tobytes())
+            sentence = _encoded_sentence(encoding, ids, pll)
             column.append(numbers.setdefault(sentence, len(numbers)))
         columns.append(column)
+
     groups, ranks = _group_by_length(list(numbers))
     good, bad = (ranks[column] for column in columns)
     return EncodedPairs(groups, good, bad, ids.get(MASK))
 
 
+def _encoded_sentence(encoding: Encoding, ids: Mapping[str, int], pll: Pll) -> _Sentence:
+    """Returns the ids of a sentence with [CLS] and [SEP], and the number of each token's word.
+
+    Args:
+        encoding: The sentence, encoded without [CLS] and [SEP].
+        ids: The ids of [CLS] and [SEP].
+        pll: By the original rule every token is its own word.
+    """
+    tokens = np.array([ids[CLS], *encoding.ids, ids[SEP]], np.int32)
+    words = np.arange(len(tokens), dtype=np.int32)
+    if pll == "word-l2r":
+        words[[0, -1]] = _NO_WORD
+        words[1:-1] = np.array(encoding.word_ids, np.int32)
+    return tokens.tobytes(), words.tobytes()
+
+
 def _special_ids(tokenizer: Tokenizer, names: Sequence[str]) -> dict[str, int]:
-    known = tokenizer.get_vocab()
-    missing = ", ".join(name for name in names if name not in known)
+    """Returns the ids of special tokens, or raises ValueError if the tokenizer lacks one."""
+    ids = tokenizer.get_vocab()
+    missing = ", ".join(name for name in names if name not in ids)
     if missing:
         raise ValueError(f"the model's tokenizer has no {missing}, as BERT's has")
-    return {name: known[name] for name in names}
+    return {name: ids[name] for name in names}
 
 
 def _wrong_size(name: str, size: int, limit: int) -> str:
+    """Returns what is wrong with a sentence of so many tokens, for a message."""
     if size == 2:
         return f"{name} has no token of the vocabulary, expected a sentence"
     found = f"{name} has {size} tokens with [CLS] and [SEP], and the model reads {limit}"
@@ -174,7 +190,12 @@ def _wrong_size(name: str, size: int, limit: int) -> str:
 def _group_by_length(
     sentences: Sequence[_Sentence],
 ) -> tuple[list[SentenceGroup], NDArray[np.int64]]:
-    """Returns the groups, and the number of each sentence among the sentences of all groups."""
+    """Groups sentences by their length.
+
+    Returns:
+        The groups, the shortest sentences first; and int64 [sentences], the number of each sentence
+        among the sentences of all groups.
+    """
     by_length: dict[int, list[int]] = {}
     for number, (tokens, _) in enumerate(sentences):
         by_length.setdefault(len(tokens), []).append(number)
@@ -198,9 +219,12 @@ def _group_by_length(
 def cut_batches(encoded: EncodedPairs, micro_tokens: int) -> list[tuple[SentenceGroup, range]]:
     """Cuts the rows of all groups into batches of at most `micro_tokens`, the longest rows first.
 
-    A longer row is a batch of its own. The rows of a masked model are the masked copies of a
-    group's sentences, the copies of one sentence together. For another model they are the
-    sentences.
+    A row with more tokens is alone in its batch. A masked model reads a row for every masked copy
+    of a sentence; the copies of one sentence follow each other. A left-to-right model reads every
+    sentence as one row.
+
+    Returns:
+        For each batch its group, and the numbers of its rows in the group.
     """
     cuts = []
     for group in reversed(encoded.groups):
@@ -213,13 +237,13 @@ def cut_batches(encoded: EncodedPairs, micro_tokens: int) -> list[tuple[Sentence
 
 
 def empty_batch() -> ScoreBatch:
-    """Makes a batch without rows, for a rank that has fewer batches than others."""
+    """Returns a batch without rows, for a rank that has fewer batches than others."""
     nothing = np.zeros(0, np.int64)
     return ScoreBatch(np.zeros((0, 0), np.int32), nothing, nothing, 0)
 
 
 def make_batch(group: SentenceGroup, rows: range, mask_id: int | None) -> ScoreBatch:
-    """Makes the batch of some rows of a group.
+    """Makes a batch from some rows of a group.
 
     Args:
         group: A group that `cut_batches` returned.
@@ -232,8 +256,12 @@ def make_batch(group: SentenceGroup, rows: range, mask_id: int | None) -> ScoreB
 
 
 def _masked_copies(group: SentenceGroup, rows: range, mask_id: int) -> ScoreBatch:
+    """Makes a batch for a masked model: each row is a copy of a sentence with one token masked.
+
+    The later tokens of the masked token's word are masked too.
+    """
     sentences, places = np.divmod(np.array(rows), group.num_tokens)
-    places = places + 1
+    places = places + 1  # [CLS] is not predicted
     input_ids = group.input_ids[sentences]
     words = group.words[sentences]
     length = input_ids.shape[1]
@@ -246,6 +274,7 @@ def _masked_copies(group: SentenceGroup, rows: range, mask_id: int) -> ScoreBatc
 
 
 def _sentence_rows(group: SentenceGroup, rows: range) -> ScoreBatch:
+    """Makes a batch for a left-to-right model: each row is a sentence."""
     input_ids = group.input_ids[rows.start : rows.stop]
     length = input_ids.shape[1]
     starts = length * np.arange(len(rows))
@@ -263,8 +292,8 @@ def token_scores(
     A model in evaluation mode draws no random numbers here.
 
     Args:
-        predict: The model.
-        batches: The batches, of which one is in memory at a time.
+        predict: The model; it returns logits at the positions of a batch.
+        batches: The batches. They are read lazily, so one is in memory at a time.
         num_scores: The number of tokens that all batches predict.
         device: The device that the model runs on.
 
@@ -282,11 +311,22 @@ def token_scores(
 
 
 def sentence_sums(encoded: EncodedPairs, scores: Tensor) -> NDArray[np.float64]:
-    """Sums the scores of each sentence. The sum does not depend on the order of the scores."""
+    """Adds up the scores of the tokens of each sentence.
+
+    The sums are exact, so they do not depend on the order of the tokens.
+
+    Args:
+        encoded: The sentences.
+        scores: The result of `token_scores`.
+
+    Returns:
+        float64 [sentences], in nats, in the order of the groups.
+    """
     return np.fromiter(_sums(encoded, scores), np.float64)
 
 
 def _sums(encoded: EncodedPairs, scores: Tensor) -> Iterator[float]:
+    """Yields the sum of each sentence's scores."""
     for group in encoded.groups:
         stop = group.first_score + group.num_scores
         rows = scores[group.first_score : stop].view(-1, group.num_tokens)
