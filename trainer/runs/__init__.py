@@ -1,1 +1,1 @@
-"""A run's folder: its settings, its lock, its metrics, and what a continued run may change."""
+"""Manages the folder of a run: its settings, lock and metrics, and how it may be continued."""

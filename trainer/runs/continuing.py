@@ -1,4 +1,8 @@
-"""Whether a command may work in its output folder: nothing else is there, and no other job."""
+"""Decides whether a command may work in its output folder.
+
+The folder must be empty, or have earlier work of the same command with the same settings, and no
+other job may work in it.
+"""
 
 import dataclasses
 import secrets
@@ -11,19 +15,20 @@ from pipeline.storage.locks import wait_for_lock
 from pipeline.storage.secret_values import hide_in
 
 LOCK = ".lock"
-"""Held by the job that works in a folder; it may be there before anything else is."""
+"""The file that the job working in a folder holds locked. It is written before all others."""
 PATIENCE_SECONDS = 60.0
+"""How long a job waits for another one to leave the folder."""
 
 
 @dataclass(frozen=True)
 class Continuable:
-    """How a command knows its own earlier work again.
+    """How a command recognizes earlier work of its own, and which settings must not have changed.
 
     Attributes:
         kind: What the work is called in messages, with its article.
-        marker: The file that is written first and says what the work was begun with.
-        free: Settings that may change: they move work and files around, not what is computed.
-        advice: What a person may do who wants other settings, in words.
+        marker: The file or folder that is written first, by which the work is recognized.
+        free: Settings that may change, because they do not affect what is computed.
+        advice: The end of the message about changed settings: what else a person can do.
     """
 
     kind: str
@@ -32,14 +37,22 @@ class Continuable:
     advice: str = ", or another --output"
 
     def is_foreign(self, path: Path) -> bool:
-        """Whether something else is there."""
+        """Returns whether something is at a path that is not earlier work of the command."""
         if not path.is_dir():
             return path.exists()
-        names = {each.name for each in path.iterdir()}
+        names = {entry.name for entry in path.iterdir()}
         return self.marker not in names and bool(names - {LOCK})
 
     def refuse_foreign(self, path: Path, where: str = "") -> None:
-        """Raises FileExistsError where something else is there."""
+        """Refuses a path where something else is.
+
+        Args:
+            path: The output folder.
+            where: What the message calls the folder; "" means its path.
+
+        Raises:
+            FileExistsError: Something is there that is not earlier work of the command.
+        """
         if self.is_foreign(path):
             raise FileExistsError(
                 f"{where or path} exists and is not {self.kind}, it has no {self.marker}; give"
@@ -47,37 +60,48 @@ class Continuable:
             )
 
     def bound_settings(self, settings: Any) -> dict[str, Any]:
-        """The fields of a settings class that have to stay, without secrets."""
+        """Returns the fields of a settings class that must not change, as plain values.
+
+        Secrets in them are replaced.
+        """
         fields = dataclasses.asdict(settings).items()
         return dict(hide_in({name: value for name, value in fields if name not in self.free}))
 
     def check_settings(
         self, where: str, old: Mapping[str, Any], new: Mapping[str, Any], others: Sequence[str] = ()
     ) -> None:
-        """Compares plain values that earlier work was begun with and is to continue with.
+        """Refuses to continue earlier work with other settings.
+
+        Args:
+            where: The output folder, for the message.
+            old: The settings that the work was begun with, as plain values.
+            new: The settings to continue with, as plain values.
+            others: Further changes that are not allowed, in words.
 
         Raises:
-            ValueError: Something differs that has to stay, or `others` say so in words; names each
-                with its old and its new value.
+            ValueError: A setting has changed that must not, or there are `others`. The message has
+                the old and the new value of each.
         """
-        found = [
+        changes = [
             f"{key} was {before!r} and is now {after!r}"
             for key, before, after in _changes("", dict(old), dict(new))
             if key.partition(".")[0] not in self.free
         ]
-        if changes := "; ".join([*found, *others]):
+        changes += others
+        if changes:
             raise ValueError(
-                f"{where} holds {self.kind} with other settings: {changes}. Give the settings"
+                f"{where} holds {self.kind} with other settings: {'; '.join(changes)}. Give"
+                " the settings"
                 f" it was started with to continue it{self.advice}"
             )
 
 
 def complete_sections(old: Mapping[str, Any], settings: Any) -> dict[str, Any]:
-    """Returns the settings that a run was begun with, completed by the defaults of newer settings.
+    """Returns the settings that a run was begun with, and defaults for settings added since then.
 
-    A run of an earlier version does not have the settings that were added later. It behaved as
-    their defaults do. Only settings inside sections, and inside items of lists, are completed: if a
-    whole section is missing, the file was cut.
+    A run of an earlier version lacks the settings that were added later; it behaved as if they had
+    their defaults. Only settings inside sections, and inside items of lists, are completed, because
+    a file that lacks a whole section was cut.
 
     Args:
         old: The plain values of the run's config.yaml.
@@ -94,19 +118,25 @@ def with_defaults(old: Mapping[str, Any], settings: Any) -> dict[str, Any]:
         settings: The section to continue with, a dataclass.
     """
     completed = dict(old)
-    for each in dataclasses.fields(settings):
-        value = getattr(settings, each.name)
-        if each.name not in old:
-            if each.default is not dataclasses.MISSING:
-                completed[each.name] = _as_plain(each.default)
-            elif each.default_factory is not dataclasses.MISSING:
-                completed[each.name] = _as_plain(each.default_factory())
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if field.name not in old:
+            if field.default is not dataclasses.MISSING:
+                completed[field.name] = _as_plain(field.default)
+            elif field.default_factory is not dataclasses.MISSING:
+                completed[field.name] = _as_plain(field.default_factory())
         else:
-            completed[each.name] = _complete(old[each.name], value)
+            completed[field.name] = _complete(old[field.name], value)
     return completed
 
 
 def _complete(old: Any, value: Any) -> Any:
+    """Returns an old value with defaults for settings that it lacks, in all sections inside it.
+
+    Args:
+        old: The plain value from the run's config.yaml.
+        value: The value of the same setting to continue with.
+    """
     if dataclasses.is_dataclass(value) and isinstance(old, Mapping):
         return with_defaults(old, value)
     if isinstance(value, list) and isinstance(old, list) and len(old) == len(value):
@@ -115,12 +145,23 @@ def _complete(old: Any, value: Any) -> Any:
 
 
 def _as_plain(value: Any) -> Any:
+    """Returns a section of settings as a dict, and every other value as it is."""
     is_record = dataclasses.is_dataclass(value) and not isinstance(value, type)
     return dataclasses.asdict(value) if is_record else value
 
 
 def _changes(key: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Leaves of plain values that differ: dotted key, old value, new value."""
+    """Yields what differs between two plain values.
+
+    Args:
+        key: The dotted key of the values; "" for the whole settings.
+        old: The old value.
+        new: The new value.
+
+    Yields:
+        The dotted key of each value that differs, such as "phases.0.steps", the old and the new
+        value. Dicts, and lists of one length, are compared value by value.
+    """
     if isinstance(old, dict) and isinstance(new, dict):
         for name in sorted({*old, *new}):
             yield from _changes(f"{key}.{name}" if key else name, old.get(name), new.get(name))
@@ -132,13 +173,22 @@ def _changes(key: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def lock_folder(folder: Path, patience_seconds: float = PATIENCE_SECONDS) -> IO[bytes]:
-    """Makes the folder, and keeps other jobs out as long as the file that this returns is open.
+    """Makes a folder and locks it, so that no other job works in it.
 
-    Ranks of a killed launcher may still be leaving, so it waits. The lock's content is drawn by the
-    job that holds it: a rank that reads it there sees the folder of rank 0.
+    It waits for another job to leave, because ranks of a killed launcher may still be ending. The
+    content of the lock file is random. A rank that finds it on its own disk sees the same folder as
+    rank 0.
+
+    Args:
+        folder: The folder.
+        patience_seconds: How long to wait for another job.
+
+    Returns:
+        The open lock file. The lock is held until it is closed, at the latest when the process
+        ends.
 
     Raises:
-        FileExistsError: It is a file, or another job is still there after so many seconds.
+        FileExistsError: The folder is a file, or another job is still there after the wait.
     """
     if folder.is_file():
         raise FileExistsError(f"{folder} is a file, expected a folder; give another --output")

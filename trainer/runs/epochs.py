@@ -1,4 +1,4 @@
-"""Steps for passes over the data, for the plan and for a run."""
+"""Converts a number of epochs over the data to steps of phases."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,13 +8,21 @@ from trainer.stream.order.source import Mixture, WeightedDataset
 
 
 def main_of(mixture: Mixture) -> tuple[WeightedDataset, float]:
-    """The dataset of the greatest weight, and its share of a mixture's instances."""
-    main = max(mixture, key=lambda each: each.weight)
-    return main, main.weight / sum(each.weight for each in mixture)
+    """Returns the dataset with the greatest weight, and its share of the mixture's instances."""
+    main = max(mixture, key=lambda source: source.weight)
+    return main, main.weight / sum(source.weight for source in mixture)
 
 
 def instances_a_pass(mixture: Mixture, seq_len: int) -> int:
-    """Train instances of a length in a pass of the main dataset; a ValueError without any."""
+    """Returns how many instances of a mixture are read during one pass over its main dataset.
+
+    Args:
+        mixture: The datasets with their weights.
+        seq_len: The length of the instances.
+
+    Raises:
+        ValueError: The main dataset has no train instances of this length.
+    """
     main, share = main_of(mixture)
     main.dataset.num_passes("train", seq_len)
     shards = main.dataset.shards("train", seq_len, 0)
@@ -22,9 +30,15 @@ def instances_a_pass(mixture: Mixture, seq_len: int) -> int:
 
 
 def lengthen_phases(settings: PretrainSettings, a_pass: Sequence[int]) -> list[Phase]:
-    """Phases with steps for `epochs`, in proportion to their own, by `instances_a_pass` of each."""
+    """Returns the phases with their steps scaled so that together they make `settings.epochs`.
+
+    Args:
+        settings: The settings of the run. If `epochs` is None, the phases are not changed.
+        a_pass: The result of `instances_a_pass` for each phase.
+    """
     if settings.epochs is None:
         return settings.phases
     pairs = zip(settings.phases, a_pass, strict=True)
-    factor = settings.epochs / sum(each.steps * each.global_batch / size for each, size in pairs)
-    return [replace(each, steps=max(1, round(each.steps * factor))) for each in settings.phases]
+    epochs = sum(phase.steps * phase.global_batch / size for phase, size in pairs)
+    factor = settings.epochs / epochs
+    return [replace(phase, steps=max(1, round(phase.steps * factor))) for phase in settings.phases]

@@ -1,4 +1,7 @@
-"""Files of runs and of other commands' output: written for people, and named where damaged."""
+"""Writes JSON files that people can read, and parses JSON and YAML files of runs.
+
+The message about a damaged file names the file.
+"""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -12,7 +15,7 @@ _LONGEST_SHOWN = 60
 
 
 def to_json(values: Mapping[str, Any]) -> bytes:
-    """A JSON file that a person can read."""
+    """Returns the content of a JSON file that is indented for people."""
     return (json.dumps(values, indent=2) + "\n").encode()
 
 
@@ -24,23 +27,25 @@ def parse_yaml_object(data: bytes, where: str, remedy: str) -> dict[str, Any]:
             remedy.
     """
     try:
-        found = yaml.safe_load(data)
+        content = yaml.safe_load(data)
     except (ValueError, RecursionError, yaml.YAMLError) as error:
-        said = " ".join(str(error).split())  # YAML's errors have lines
-        raise ValueError(f"{where} is damaged, it is not YAML: {said}; {remedy}") from error
-    if not isinstance(found, dict):
-        shown = f"{str(found)[:60]!r}, expected keys and values"
+        reason = " ".join(str(error).split())  # YAML's errors have lines
+        raise ValueError(f"{where} is damaged, it is not YAML: {reason}; {remedy}") from error
+    if not isinstance(content, dict):
+        shown = f"{str(content)[:60]!r}, expected keys and values"
         raise ValueError(f"{where} is damaged: it holds {shown}; {remedy}")  # noqa: TRY004
-    return found
+    return content
 
 
 def wrong_types(value: Any, shape: Any, name: str) -> Iterator[str]:
-    """Yields what is wrong with the types inside a parsed file, such as "launches is 3, ...".
+    """Yields a message for every value of a parsed file that has a wrong type.
+
+    A message is such as "launches is 3, expected a list".
 
     Args:
-        value: What was read.
-        shape: What is expected: a type; a list of one shape, which every item has; or shapes by
-            key, of which any may be absent, beside keys that are not looked at.
+        value: The parsed value.
+        shape: The expected types: a type; a list of one shape, which every item must have; or a
+            dict of shapes by key. A key may be absent, and keys without a shape are not checked.
         name: The value's key in the file, for the message.
     """
     kind: Any = shape if isinstance(shape, type) else type(shape)

@@ -1,4 +1,4 @@
-"""Facts of a launch, which run.json keeps: when, where, with which software and arguments."""
+"""Collects the facts of a launch for run.json: time, host, hardware, software and arguments."""
 
 import importlib.metadata
 import os
@@ -16,7 +16,7 @@ SOFTWARE = ("beambert", "torch", "deepspeed", "numpy", "pyarrow", "safetensors",
 
 
 def launch_facts(world_size: int) -> dict[str, Any]:
-    """When, where, with which software and arguments the run was started."""
+    """Returns when, where, with which software and with which arguments a run was launched."""
     import torch
 
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
@@ -33,16 +33,19 @@ def launch_facts(world_size: int) -> dict[str, Any]:
 
 
 def software_versions(distributions: Sequence[str]) -> dict[str, str | None]:
-    """Installed versions by name; None for what is not installed."""
-    found: dict[str, str | None] = dict.fromkeys(distributions)
+    """Returns the installed version of each distribution by name; None if it is not installed."""
+    versions: dict[str, str | None] = dict.fromkeys(distributions)
     for name in distributions:
-        for each in importlib.metadata.distributions(name=name):
-            found[name] = found[name] or each.version
-    return found
+        for distribution in importlib.metadata.distributions(name=name):
+            versions[name] = versions[name] or distribution.version
+    return versions
 
 
 def _git_commit() -> str | None:
-    """The commit of this source tree, "+changes" if files differ from it; None outside git."""
+    """Returns the commit of this source tree, with "+changes" if files differ from the commit.
+
+    The result is None if the source tree is not a git repository.
+    """
     source = Path(__file__).resolve().parents[2]
 
     def git(*arguments: str) -> str:
@@ -51,7 +54,7 @@ def _git_commit() -> str | None:
         ).strip()
 
     try:
-        # An installed copy may lie inside somebody else's repository.
+        # An installed copy may be inside another project's repository.
         if Path(git("rev-parse", "--show-toplevel")) != source:
             return None
         changes = "+changes" if git("status", "--porcelain") else ""

@@ -1,4 +1,4 @@
-"""Rows of metrics.jsonl and what stands in them."""
+"""Computes the numbers of metrics.jsonl, and writes its rows."""
 
 import json
 import math
@@ -11,18 +11,26 @@ import numpy.typing as npt
 
 from pipeline.storage.local import replace_file
 
-# Order of the sums that `trainer.engine.train_step.train_step` returns.
+# The order of the sums that `trainer.engine.train_step.train_step` returns.
 MLM_LOSS, NSP_LOSS, MLM_HITS, NSP_HITS = range(4)
 
 
 def loss_columns(
     sums: list[float], masked: int, instances: int, has_nsp: bool = True
 ) -> dict[str, float]:
-    """Mean losses in nats and accuracies from sums over a global batch or a validation set.
+    """Returns mean losses in nats and accuracies, by the names of their columns.
 
-    `masked` counts positions predicted; left to right they are in the columns called mlm as well.
+    The columns of a model that is trained left to right are called mlm as well.
+
+    Args:
+        sums: Sums over a global batch or a validation set: the losses of predicted tokens, the
+            losses of next-sentence prediction, and the numbers of right answers to both.
+        masked: The number of predicted tokens.
+        instances: The number of instances.
+        has_nsp: Whether there is next-sentence prediction. Otherwise its columns are left out.
     """
-    mlm_loss, nsp_loss = sums[MLM_LOSS] / masked, sums[NSP_LOSS] / instances
+    mlm_loss = sums[MLM_LOSS] / masked
+    nsp_loss = sums[NSP_LOSS] / instances
     columns = {"loss": mlm_loss, "mlm_loss": mlm_loss, "mlm_accuracy": sums[MLM_HITS] / masked}
     if has_nsp:
         columns |= {"loss": mlm_loss + nsp_loss, "nsp_loss": nsp_loss}
@@ -31,44 +39,61 @@ def loss_columns(
 
 
 def unigram_entropy(counts_V: npt.NDArray[np.int64]) -> float:
-    """Entropy, in nats, of tokens counted in a text: no guess without the context has a lower loss.
+    """Returns the entropy, in nats, of the distribution of tokens in a text.
 
-    It is too low by about V / 2N for V kinds among N tokens.
+    A model that ignores the context cannot have a lower loss on this text. As an estimate for the
+    language it is too low by about V / 2N, for V different tokens among N.
+
+    Args:
+        counts_V: [V], how often each token of the vocabulary occurs in the text.
     """
     counts = counts_V[counts_V > 0]
     return math.log(counts.sum()) - float((counts * np.log(counts)).sum() / counts.sum())
 
 
 def majority_share(num_random: int, instances: int) -> float:
-    """NSP accuracy of the commoner answer: 56 % are random in BERT (docs/parity.md 5)."""
+    """Returns the accuracy in next-sentence prediction of always giving the more frequent answer.
+
+    In data built as BERT's 56 % of the second segments are random (docs/parity.md 5).
+
+    Args:
+        num_random: The number of instances whose second segment is random.
+        instances: The number of all instances.
+    """
     return max(num_random, instances - num_random) / instances
 
 
 class MetricsFile:
-    """metrics.jsonl: a row a line, on disk as soon as it is known, so that a kill loses nothing."""
+    """The file metrics.jsonl, with one row per line.
+
+    Rows are written as soon as they are known, so that none is lost if the job is killed.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Adds a row."""
+        """Appends a row to the file."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
     def cut_after(self, step: int) -> None:
-        """Drops rows after `step` and a torn last line.
+        """Removes the rows after a step, and a last line that was not written completely.
 
         Raises:
-            ValueError: Another line is no row; the file stays as it is.
+            ValueError: Another line is no row. The file is not changed then.
         """
         lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
-        whole = [line for line in lines if line.endswith(b"\n")]
-        steps = [self._step_of(line, number) for number, line in enumerate(whole, start=1)]
-        kept = [line for line, found in zip(whole, steps, strict=True) if found <= step]
-        if kept != lines or not lines:
-            replace_file(self.path, b"".join(kept))
+        whole_lines = [line for line in lines if line.endswith(b"\n")]
+        steps = [self._step_of(line, number) for number, line in enumerate(whole_lines, start=1)]
+        kept_lines = [
+            line for line, row_step in zip(whole_lines, steps, strict=True) if row_step <= step
+        ]
+        if kept_lines != lines or not lines:
+            replace_file(self.path, b"".join(kept_lines))
 
     def _step_of(self, line: bytes, number: int) -> int:
+        """Returns the step of the row in a line, or raises ValueError if the line is no row."""
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):

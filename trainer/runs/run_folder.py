@@ -1,4 +1,7 @@
-"""The folder of a run: its resolved settings (config.yaml), launches and datasets (run.json)."""
+"""Writes and reads the folder of a run, and checks whether the run may be continued.
+
+config.yaml has the settings of the run. run.json has its model, launches and datasets.
+"""
 
 import hashlib
 import secrets
@@ -26,16 +29,19 @@ CONFIG = "config.yaml"
 RUN_FACTS = "run.json"
 NEWEST = "newest.json"
 VOCABULARY_HASHES = {"vocab.txt": "vocab_sha256", "tokenizer.json": "tokenizer_sha256"}
-"""Key of the sha256 of each vocabulary file in what run.json says of a dataset."""
+"""The key, in run.json's facts of a dataset, of the sha256 of each vocabulary file."""
 _UNWRITTEN = (*OF_PHASES, "storage_options")
-"""Settings that config.yaml does not hold: phases say the first, the last may hold secrets."""
+"""Settings that are not written to config.yaml.
+
+Those of `OF_PHASES` are part of the phases, and storage_options may contain secrets.
+"""
 RUN_KEYS = ("id", "model", "launches", "datasets")
 FACTS_TYPES: dict[str, Any] = {
     "model": {},
     "launches": [{"hardware": {"machine": str, "gpus": [str]}, "software": {}}],
     "datasets": [{}],
 }
-"""Types in run.json, as `wrong_types` takes them."""
+"""The types of values in run.json, as `wrong_types` takes them."""
 DATASET_KEYS = (
     "name", "url", "weight", "root_hash", "settings_hash", "lower_case",
     *VOCABULARY_HASHES.values(),
@@ -46,7 +52,8 @@ REMEDY = (
 PRETRAINING = Continuable(
     kind="a run",
     marker=RUN_FACTS,
-    # The data and what was skipped are checked by content, by run.json and the stream's state.
+    # `data` and `skip` may change because their content is compared: that of data with run.json,
+    # that of skip with the state of the stream.
     free=(
         "data", "output", "validation", "checkpoint", "safety", "zero_stage", "deepspeed", "skip",
         "micro_tokens", "follow", "follow_limit_minutes", "cache_dir", "cache_bytes", "wandb",
@@ -54,7 +61,7 @@ PRETRAINING = Continuable(
     ),
 )  # fmt: skip
 _SCHEDULE = {"phases", "epochs"}
-"""Settings that a run which goes on from another may have otherwise."""
+"""The schedule. A run cannot change it, but a run that branches off with continue_from can."""
 BRANCHING = replace(
     PRETRAINING,
     free=(*PRETRAINING.free, "phases", "epochs", "budget_hours", "init_from", "continue_from"),
@@ -63,28 +70,46 @@ BRANCHING = replace(
 
 
 class RunFolder:
-    """Paths inside a run's folder.
+    """The paths of the files in a run's folder.
 
-    `newest` names the checkpoint that was committed last. `anomalies` has a row for each step whose
-    gradient was not used, and `stacks` what a watchdog wrote about a job that hung. `downloads` is
-    used on a node that does not see the disk of rank 0: it has the checkpoint that the node began
-    with.
+    Attributes:
+        path: The folder.
+        config: The settings of the run, config.yaml.
+        facts: The facts of the run, run.json.
+        lock: The file that the job working in the folder holds locked.
+        checkpoints: The folder of the checkpoints.
+        downloads: A folder for the checkpoint that a launch begins with, on a node that does not
+            see the disk of rank 0.
+        metrics: One row for each step, metrics.jsonl.
+        anomalies: One row for each step whose gradient was not used.
+        stacks: The stacks that a watchdog wrote about a job that hung.
+        newest: The file that names the checkpoint that was committed last.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config, self.facts, self.lock = path / CONFIG, path / RUN_FACTS, path / LOCK
-        self.checkpoints, self.downloads = path / "checkpoints", path / "downloads"
-        self.metrics, self.anomalies = path / "metrics.jsonl", path / "anomalies.jsonl"
-        self.stacks, self.newest = path / "stacks", path / NEWEST
+        self.config = path / CONFIG
+        self.facts = path / RUN_FACTS
+        self.lock = path / LOCK
+        self.checkpoints = path / "checkpoints"
+        self.downloads = path / "downloads"
+        self.metrics = path / "metrics.jsonl"
+        self.anomalies = path / "anomalies.jsonl"
+        self.stacks = path / "stacks"
+        self.newest = path / NEWEST
 
     @property
     def is_foreign(self) -> bool:
-        """Whether something that is not a run is there."""
+        """Whether the folder holds something that is not a run."""
         return PRETRAINING.is_foreign(self.path)
 
     def read_facts(self) -> dict[str, Any]:
-        """run.json; a FileNotFoundError where there is no run, a ValueError if it is damaged."""
+        """Returns the content of run.json.
+
+        Raises:
+            FileNotFoundError: There is no run in the folder.
+            ValueError: run.json is damaged, or was written by an earlier version.
+        """
         if not self.facts.is_file():
             raise FileNotFoundError(
                 f"{self.path} holds no {RUN_FACTS}; give the --output of a pretrain command"
@@ -92,33 +117,54 @@ class RunFolder:
         return parse_facts(self.facts.read_bytes(), str(self.facts))
 
     def read_config(self) -> dict[str, Any]:
-        """config.yaml, as plain values; raises as `read_facts`."""
+        """Returns the content of config.yaml as plain values.
+
+        Raises:
+            FileNotFoundError: The file is missing.
+            ValueError: The file is damaged.
+        """
         if not self.config.is_file():
             raise FileNotFoundError(f"{self.config} is missing; {REMEDY}")
         return parse_yaml_object(self.config.read_bytes(), str(self.config), REMEDY)
 
     def read_vocabulary(self, name: str) -> bytes:
-        """vocab.txt or tokenizer.json, as the dataset had them; raises as `read_facts`."""
-        path, expected = self.path / name, self.read_facts()["datasets"][0][VOCABULARY_HASHES[name]]
+        """Returns the content of vocab.txt or tokenizer.json, which were copied from the dataset.
+
+        Raises:
+            FileNotFoundError: The file is missing, or there is no run.
+            ValueError: The file is not the one that the run was trained with.
+        """
+        path = self.path / name
+        expected = self.read_facts()["datasets"][0][VOCABULARY_HASHES[name]]
         if not path.is_file():
             raise FileNotFoundError(
                 f"{path} is missing; copy it from the dataset that the run was trained on"
             )
         data = path.read_bytes()
-        if (found := hashlib.sha256(data).hexdigest()) != expected:
+        actual = hashlib.sha256(data).hexdigest()
+        if actual != expected:
             raise ValueError(
-                f"{path} is not what the run was trained with: its sha256 is {found}, {RUN_FACTS}"
+                f"{path} is not what the run was trained with: its sha256 is {actual}, {RUN_FACTS}"
                 f" says {expected}; copy it from the dataset again"
             )
         return data
 
 
 def parse_facts(data: bytes, where: str) -> dict[str, Any]:
-    """What run.json holds; a ValueError where it is damaged, or of an earlier version."""
+    """Returns the content of a run.json.
+
+    Args:
+        data: The bytes of the file.
+        where: The file, for messages.
+
+    Raises:
+        ValueError: The file is damaged, or was written by an earlier version.
+    """
     facts = parse_object(data, where, REMEDY)
     for key, types in FACTS_TYPES.items():
-        for wrong in wrong_types(facts[key], types, key) if key in facts else ():
-            raise ValueError(f"{where} is damaged: {wrong}; {REMEDY}")
+        wrong_type = next(wrong_types(facts[key], types, key), None) if key in facts else None
+        if wrong_type:
+            raise ValueError(f"{where} is damaged: {wrong_type}; {REMEDY}")
     lacking = [key for key in RUN_KEYS if key not in facts]
     lacking += [
         f"{key} of a dataset"
@@ -132,12 +178,19 @@ def parse_facts(data: bytes, where: str) -> dict[str, Any]:
     return facts
 
 
-_held: list[IO[bytes]] = []  # kept open: the system lets go when the process ends, however it does
+_held: list[IO[bytes]] = []
+"""The open lock files. The system unlocks them when the process ends, even if it is killed."""
 
 
 def lock_run(run: RunFolder) -> None:
-    """Waits until no other job trains in the folder, and keeps it until this process ends."""
-    if not run.is_foreign:  # else `prepare_run` refuses it
+    """Waits until no other job trains in the folder, and locks it until this process ends.
+
+    A folder that holds something else is left alone; `prepare_run` refuses it.
+
+    Raises:
+        FileExistsError: Another job is still there after a minute, or the folder is a file.
+    """
+    if not run.is_foreign:
         _held.append(lock_folder(run.path))
 
 
@@ -149,21 +202,29 @@ def prepare_run(
     weights: str | None = None,
     trunk: Mapping[str, Any] | None = None,
 ) -> None:
-    """Makes the run's folder, or checks that the one there may be continued. Rank 0 only.
+    """Makes the run's folder, or checks that the run there may be continued. Rank 0 calls it.
 
-    A new run begins with the `weights` in a folder, which is where init_from was found, or at a
-    checkpoint of another run, with what `trunk` says of it.
+    Args:
+        settings: The settings of the run.
+        mixture: Its datasets.
+        model: The configuration of its model.
+        world_size: The number of ranks of this launch.
+        weights: The folder where init_from was found, if a new run begins with the weights of a
+            model; otherwise None.
+        trunk: Facts for run.json about the other run, if a new run begins at a checkpoint of
+            another run; otherwise None.
 
     Raises:
         FileExistsError: The folder holds something that is not a run.
-        ValueError: Its run has other settings or another dataset, or is damaged; or a dataset's
-            vocabulary is not the one of its manifest.
+        ValueError: The run there has other settings or other datasets, or is damaged; or a
+            dataset's vocabulary does not match its manifest.
     """
     run = RunFolder(Path(settings.output))
     PRETRAINING.refuse_foreign(run.path)
-    datasets = [dataset_facts(each) for each in mixture]
+    datasets = [dataset_facts(source) for source in mixture]
+    # Reading a vocabulary checks it, so those of all datasets are read although one is written.
     vocabularies = [
-        {name: each.dataset.read_file(name) for name in VOCABULARY_HASHES} for each in mixture
+        {name: source.dataset.read_file(name) for name in VOCABULARY_HASHES} for source in mixture
     ]
     model_facts = asdict(model)
     facts: dict[str, Any] = {"id": secrets.token_hex(8), "model": model_facts, "launches": []}
@@ -172,13 +233,17 @@ def prepare_run(
         _check_unchanged(run, settings, datasets)
     elif weights is not None:
         facts["base_model"] = base_model_facts(str(settings.init_from), weights)
-        facts |= {"init_from_revision": known} if (known := revision_of(weights)) else {}
+        revision = revision_of(weights)
+        if revision:
+            facts["init_from_revision"] = revision
     facts |= trunk or {}
     facts["masking"] = settings.masking
-    facts["datasets"] = datasets  # a followed build may have ended, which gives its root hash
+    # They are written at every launch: a build that the run follows gets its root hash at its end.
+    facts["datasets"] = datasets
+
     run.checkpoints.mkdir(parents=True, exist_ok=True)
     facts["launches"].append(launch_facts(world_size))
-    # First, as it says that this folder is a run.
+    # run.json is written first, because it marks the folder as that of a run.
     replace_file(run.facts, to_json(hide_in(facts)))
     for name, data in vocabularies[0].items():
         replace_file(run.path / name, data)
@@ -186,13 +251,16 @@ def prepare_run(
 
 
 def to_yaml(settings: PretrainSettings) -> str:
-    """The settings as a file that `--config` reads."""
-    fields = {name: each for name, each in asdict(settings).items() if name not in _UNWRITTEN}
+    """Returns the settings, without secrets, as a YAML file that `--config` can read."""
+    fields = {name: value for name, value in asdict(settings).items() if name not in _UNWRITTEN}
     return str(yaml.safe_dump(hide_in(fields), sort_keys=False))
 
 
 def dataset_facts(source: WeightedDataset) -> dict[str, Any]:
-    """What run.json says of a dataset; the root hash of one that is still being built is None."""
+    """Returns the facts of a dataset for run.json.
+
+    The root hash of a dataset that is still being built is None.
+    """
     manifest = source.dataset.manifest
     return {
         "name": source.name,
@@ -208,41 +276,66 @@ def dataset_facts(source: WeightedDataset) -> dict[str, Any]:
 
 
 def _changed_datasets(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> list[str]:
-    """What differs between the datasets of two launches; their places and names may."""
+    """Returns what differs between the datasets of two launches, in words for a message.
+
+    URLs and names may differ. A root hash that is not known yet counts as equal to any other.
+
+    Args:
+        old: The facts of the datasets that the run was begun with, from run.json.
+        new: The facts of the datasets to continue with.
+    """
     if len(old) != len(new):
-        names = [", ".join(each["name"] for each in side) for side in (old, new)]
-        return [f"data was {len(old)} dataset(s), {names[0]}, and is now {len(new)}, {names[1]}"]
-    found = []
-    for was, now in zip(old, new, strict=True):
+        old_names = ", ".join(dataset["name"] for dataset in old)
+        new_names = ", ".join(dataset["name"] for dataset in new)
+        return [f"data was {len(old)} dataset(s), {old_names}, and is now {len(new)}, {new_names}"]
+    changes = []
+    for before, now in zip(old, new, strict=True):
         for key in ("weight", "root_hash", "settings_hash"):
-            if was[key] != now[key] and None not in (was[key], now[key]):
-                place = f"{key.replace('_', ' ')} of data {was['name']} ({was['url']})"
-                before, after = (str(side[key])[:16] for side in (was, now))
-                found.append(f"{place} was {before} and is now {after}")
-    return found
+            if before[key] != now[key] and None not in (before[key], now[key]):
+                place = f"{key.replace('_', ' ')} of data {before['name']} ({before['url']})"
+                old_value = str(before[key])[:16]
+                new_value = str(now[key])[:16]
+                changes.append(f"{place} was {old_value} and is now {new_value}")
+    return changes
 
 
 def check_trunk(run: RunFolder, settings: PretrainSettings, mixture: Mixture) -> None:
-    """Holds a run that goes on from another's checkpoint to all but the other's schedule."""
-    _check_unchanged(run, settings, [dataset_facts(each) for each in mixture], BRANCHING)
+    """Checks that a new run may begin at a checkpoint of another run.
+
+    Args:
+        run: The other run.
+        settings: The settings of the new run. Only the schedule may differ from the other run's.
+        mixture: The datasets of the new run.
+
+    Raises:
+        ValueError: Other settings or the datasets differ.
+    """
+    datasets = [dataset_facts(source) for source in mixture]
+    _check_unchanged(run, settings, datasets, BRANCHING)
 
 
 def masking_of(run: RunFolder) -> str:
-    """Returns the masking of a run. If its share moves, the number of steps is included."""
+    """Returns the setting `masking` of a run, with the steps over which its mask share moves.
+
+    If the setting names a first and a last share but no number of steps, such as "0.3-0.15", the
+    steps of all phases are added: "0.3-0.15@1000000".
+    """
     config = run.read_config()
     masking = str(config["masking"])
-    is_open = "-" in masking and "@" not in masking
-    return f"{masking}@{sum(each['steps'] for each in config['phases'])}" if is_open else masking
+    if "-" in masking and "@" not in masking:
+        num_steps = sum(phase["steps"] for phase in config["phases"])
+        return f"{masking}@{num_steps}"
+    return masking
 
 
 def follow_masking(settings: PretrainSettings, of_trunk: str | None) -> PretrainSettings:
-    """Returns the settings of a run that continues another, with that run's mask shares.
+    """Returns the settings of a run that begins at a checkpoint of another, with its mask shares.
 
-    A share that moves "along the run" would jump otherwise, because the two runs have different
-    numbers of steps. Settings that give the number of steps are not changed.
+    Otherwise a mask share that moves from the first to the last step would jump, because the runs
+    have different numbers of steps. Settings that give the number of steps are not changed.
 
     Args:
-        settings: The settings of the run that continues.
+        settings: The settings of the new run.
         of_trunk: The result of `masking_of` for the other run; None if there is no other run.
     """
     if of_trunk is None or of_trunk.partition("@")[0] != settings.masking:
@@ -256,20 +349,27 @@ def _check_unchanged(
     datasets: Sequence[dict[str, Any]],
     rule: Continuable = PRETRAINING,
 ) -> None:
-    """Compares a run's settings and datasets with those that it was begun with.
+    """Compares settings and datasets with those that a run was begun with.
+
+    Args:
+        run: The run.
+        settings: The settings to continue with.
+        datasets: The facts of the datasets to continue with.
+        rule: Which settings may change.
 
     Raises:
-        ValueError: Some differ that may not change.
+        ValueError: A setting has changed that may not, or the datasets have. If only the schedule
+            has changed, the message proposes a new run with continue_from.
     """
     new = yaml.safe_load(to_yaml(settings))
-    # A first launch may have been killed between run.json and config.yaml: nothing was trained yet.
+    # If the first launch was killed between writing run.json and config.yaml, nothing was trained.
     was_killed_at_once = not run.config.exists() and not any(run.checkpoints.glob("step-*"))
     old = new if was_killed_at_once else complete_sections(run.read_config(), settings)
     changed = _changed_datasets(run.read_facts()["datasets"], datasets)
-    others = {key for key in {*old, *new} if old.get(key) != new.get(key)} - {*rule.free}
-    if rule is BRANCHING and "masking" in others:
+    names = {name for name in {*old, *new} if old.get(name) != new.get(name)} - {*rule.free}
+    if rule is BRANCHING and "masking" in names:
         old = {**old, "masking": masking_of(run)}
-    if others and others <= _SCHEDULE and not changed:
+    if names and names <= _SCHEDULE and not changed:
         cure = f"a new run in another --output goes on from it with --continue_from {run.path}"
         rule = replace(rule, advice=f", or {cure}")
     rule.check_settings(str(run.path), old, new, changed)

@@ -1,4 +1,7 @@
-"""How a run's model came about, for those who get it alone: training, base model, licences."""
+"""Collects how the model of a run was made: training, base model, and licences of the data.
+
+The facts go into the exported model, for people who get the model without the run.
+"""
 
 import json
 from collections.abc import Mapping
@@ -15,27 +18,41 @@ from pipeline.storage.hub import is_hub_name
 
 _SOURCES = "sources.parquet"
 
+# The settings of a phase that are described, and the words for them.
 _PHASE = {"seq_len": "length", "global_batch": "batches of", "steps": "steps", "peak_lr": "rate"}
 
 
 def training_facts(config: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run's settings and run.json say: optimizer, precision, seed, phases, last launch."""
-    launches, phases = facts.get("launches") or [{}], config.get("phases") or []
-    found = {
+    """Returns optimizer, precision, seed, masking and phases of a run, and its last hardware.
+
+    Facts that are not known are left out.
+
+    Args:
+        config: The content of the run's config.yaml.
+        facts: The content of its run.json.
+    """
+    launches = facts.get("launches") or [{}]
+    phases = config.get("phases") or []
+    known_facts = {
         "optimizer": (config.get("optimizer") or {}).get("name"),
         "precision": config.get("precision"),
         "seed": config.get("seed"),
         "masking": _describe_masking(config),
-        "phases": [_describe_phase(each) for each in phases],
+        "phases": [_describe_phase(phase) for phase in phases],
         **_describe_launch(launches[-1]),
     }
-    return {name: value for name, value in found.items() if value not in (None, [], "")}
+    return {name: value for name, value in known_facts.items() if value not in (None, [], "")}
 
 
 def base_model_facts(name: str, where: str | None = None) -> dict[str, Any]:
-    """What a model of the Hub put into a folder, or a folder, says of itself: licence, training.
+    """Returns name, licence, base model and provenance of a model that training begins with.
 
-    A file that is damaged says nothing here: reading the weights names it.
+    Facts that its files do not state are left out. A damaged file is taken as empty here; reading
+    the model's weights raises an error about it.
+
+    Args:
+        name: The folder of the model, or its name on the Hugging Face Hub.
+        where: The folder that a model of the Hub was downloaded to; None if `name` is the folder.
     """
     folder = Folder(where or name)
     card = _front_matter(_read(folder, "README.md"))
@@ -43,18 +60,21 @@ def base_model_facts(name: str, where: str | None = None) -> dict[str, Any]:
         config = json.loads(_read(folder, "config.json"))
     except (ValueError, RecursionError):
         config = {}
-    own = config.get("beambert", {}) if isinstance(config, dict) else {}
-    found = {
+    facts = {
         "name": name if is_hub_name(name) else PurePath(name.rstrip("/")).name,
         "licence": card.get("license"),
         "base_model": card.get("base_model"),
-        "provenance": own,
+        "provenance": config.get("beambert", {}) if isinstance(config, dict) else {},
     }
-    return {key: value for key, value in found.items() if value}
+    return {key: value for key, value in facts.items() if value}
 
 
 def source_licences(dataset: Dataset) -> list[str]:
-    """Licences that the dataset's sources state, sorted."""
+    """Returns the different licences that the sources of a dataset state, sorted.
+
+    Raises:
+        ValueError: The dataset's table of sources is damaged.
+    """
     if not dataset.folder.exists(_SOURCES):
         return []
     data = dataset.read_file(_SOURCES)
@@ -66,35 +86,43 @@ def source_licences(dataset: Dataset) -> list[str]:
 
 
 def _read(folder: Folder, name: str) -> bytes:
+    """Returns the content of a file, or no bytes if it is not there."""
     return folder.read(name) if folder.exists(name) else b""
 
 
 def _front_matter(card: bytes) -> dict[str, Any]:
-    """The metadata at the head of a model card; empty where there are none."""
-    start, _, rest = card.decode(errors="replace").partition("---\n")
+    """Returns the metadata at the beginning of a model card; empty if it has none."""
+    before, _, text = card.decode(errors="replace").partition("---\n")
     try:
-        found = yaml.safe_load(rest.partition("\n---")[0]) if not start.strip() else None
+        metadata = yaml.safe_load(text.partition("\n---")[0]) if not before.strip() else None
     except (yaml.YAMLError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {}
+        metadata = None
+    return metadata if isinstance(metadata, dict) else {}
 
 
 def _describe_phase(phase: Mapping[str, Any]) -> str:
+    """Returns a phase in words, such as "length 128, batches of 256, steps 900000, rate 0.0001"."""
     known = {name: word for name, word in _PHASE.items() if phase.get(name) is not None}
     return ", ".join(f"{word} {phase[name]}" for name, word in known.items())
 
 
 def _describe_masking(config: Mapping[str, Any]) -> str | None:
+    """Returns how tokens were masked, in words; None for a model trained left to right."""
     masking = None if config.get("objective") == "left-to-right" else config.get("masking")
     return masking if masking in (None, "static") else f"drawn anew at every reading, {masking}"
 
 
 def _describe_launch(launch: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the software and the hardware of a launch, in words.
+
+    Args:
+        launch: An item of "launches" in run.json.
+    """
     hardware = launch.get("hardware") or {}
     devices = sorted(set(hardware.get("gpus") or [])) or [hardware.get("machine")]
     software = {"Python": launch.get("python"), **(launch.get("software") or {})}
     names = [name for name in ("Python", "torch", "deepspeed") if software.get(name)]
-    found = {"software": ", ".join(f"{name} {software[name]}" for name in names)}
+    described = {"software": ", ".join(f"{name} {software[name]}" for name in names)}
     if launch.get("world_size") and all(devices):
-        found["hardware"] = f"{launch['world_size']} rank(s) on {' and '.join(devices)}"
-    return found
+        described["hardware"] = f"{launch['world_size']} rank(s) on {' and '.join(devices)}"
+    return described
