@@ -1,4 +1,4 @@
-"""Finds the rule by which a model's text becomes words, from the files in the model's folder."""
+"""Finds out by which rule a model's text is split into words, from the files in its folder."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -40,7 +40,7 @@ def guess_word_rule(vocab: bytes | None) -> WordRule:
 
 
 def refuse_other_words(model: str, run: str) -> None:
-    """Refuses to start from a model whose text became words by another rule than the run's.
+    """Refuses to start from a model whose text was split into words by another rule.
 
     Args:
         model: The folder of the model. A model that does not state its rule is accepted.
@@ -62,18 +62,20 @@ def refuse_other_words(model: str, run: str) -> None:
 
 
 def _describe(rule: WordRule) -> str:
+    """Returns what a word rule does to text, in words for a message."""
     if rule.keeps_words:
         return "cut at blanks alone"
     return "lower-cased" if rule.lower_case else "cased"
 
 
 def _read_word_rule(folder: str) -> WordRule | None:
+    """Returns the word rule that the files in a folder state, or None if they state none."""
     files = Folder(folder)
     tokenizer = read_json(folder, TOKENIZER) if files.exists(TOKENIZER) else None
     settings = read_json(folder, TOKENIZER_CONFIG) if files.exists(TOKENIZER_CONFIG) else {}
     return said_word_rule(tokenizer, settings)
 
 
-def _get(found: Any, key: str) -> Any:
-    """Returns the value of a key, or None if `found` is no JSON object."""
-    return found.get(key) if isinstance(found, dict) else None
+def _get(value: Any, key: str) -> Any:
+    """Returns the value of a key of a JSON object; None for a value that is no object."""
+    return value.get(key) if isinstance(value, dict) else None

@@ -1,1 +1,1 @@
-"""Fine-tuning on labelled tasks: files to items, items to a model, predictions to metrics."""
+"""Fine-tunes models on labelled tasks, and writes predictions and metrics."""

@@ -103,7 +103,7 @@ def best_run(runs: Sequence[Run], prepared: Prepared) -> Run | None:
 def make_results(prepared: Prepared, runs: Sequence[Run]) -> dict[str, Any]:
     """Returns the content of results.json.
 
-    Nothing in it depends on when, or how often, the command was launched.
+    It does not depend on when, or how often, the command was launched.
     """
     reproducible_runs = [
         {name: value for name, value in run.items() if name not in _UNREPRODUCIBLE} for run in runs

@@ -247,6 +247,7 @@ def _write_results(prepared: Prepared, runs: Sequence[results.Run], ranks: Ranks
 
 
 def _say(text: str, ranks: Ranks) -> None:
+    """Prints a line on rank 0."""
     if ranks.rank == 0:
         say(text)
 

@@ -308,13 +308,17 @@ def _open_folder(folder: str) -> OpenedModel:
     )
 
 
-def _read_provenance(found: Any, where: str) -> dict[str, Any]:
-    """Returns the record of the training under config.json's key "beambert".
+def _read_provenance(value: Any, where: str) -> dict[str, Any]:
+    """Returns what config.json says of the training; nothing if an export did not write it.
+
+    Args:
+        value: The value of the key "beambert", or None.
+        where: The file, for messages.
 
     Raises:
         ValueError: A value in it has a wrong type.
     """
-    provenance = {} if found is None else found
+    provenance = {} if value is None else value
     kinds = {"steps": int, "tokens_seen": int, "datasets": list}
     kinds |= dict.fromkeys(("finetuned", "training", "base_model"), dict)
     wrong = not isinstance(provenance, dict) or any(

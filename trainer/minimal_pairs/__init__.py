@@ -1,1 +1,1 @@
-"""Minimal pairs of sentences, such as BLiMP: reads files, scores sentences, counts right pairs."""
+"""Scores minimal pairs of sentences, such as BLiMP's, and counts how often a model is right."""

@@ -100,7 +100,7 @@ class RunFolder:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether the folder holds something that is not a run."""
+        """Returns whether the folder holds something that is not a run."""
         return PRETRAINING.is_foreign(self.path)
 
     def read_facts(self) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Question answering: SQuAD files to windows of pieces, span logits to answers and scores."""
+"""Implements question answering: finds the answer to a question in a context."""

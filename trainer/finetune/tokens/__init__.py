@@ -1,1 +1,1 @@
-"""Token classification: CoNLL columns to labelled pieces, predicted tags to entities."""
+"""Implements token classification: finds the entities in sentences of words."""

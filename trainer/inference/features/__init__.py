@@ -1,1 +1,1 @@
-"""Hidden states of a trained model for text, in files or in memory."""
+"""Computes vectors for texts from the hidden states of a trained model."""

@@ -350,8 +350,8 @@ def _mean_rows(
     Args:
         batch: The windows, with their texts.
         vectors: [kept tokens, C, H], the vectors of the tokens that the windows keep, in order.
-        sums: The sums of vectors, by the number of the text, of texts that are not at their end.
-            The sum of a text that ends here is removed, the sum of one that continues is added.
+        sums: By the number of a text, the sum of its vectors in earlier micro-batches. The sum of
+            a text that continues in the next micro-batch is added; that of one that ends is removed.
     """
     texts = []
     means = []
