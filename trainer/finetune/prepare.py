@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,10 +107,7 @@ def prepare_data(settings: FinetuneSettings, finetuned: OpenedModel | None = Non
     train_examples = [example for rows in read_sets["train"] for example in rows.examples]
     labels = () if finetuned else task.find_labels(train_examples)
     head, keeps_head, note = choose_head(task, labels, opened, settings.replace_head)
-    limit = opened.config.max_position_embeddings
-    if settings.seq_len > limit:
-        says = f"{opened.where} reads {limit} tokens at most; give a smaller one"
-        raise ValueError(f"seq_len is {settings.seq_len}, {says}")
+    _check_length(settings, opened)
     config = opened.config
     dropout = settings.dropout
     if dropout is not None:
@@ -129,11 +126,7 @@ def prepare_data(settings: FinetuneSettings, finetuned: OpenedModel | None = Non
     notes = [note]
     if not isinstance(task, OwnModel):
         notes += _describe_new(opened, head)
-    labelled = [*files["train"], *files["validation"]]
-    described = [describe_file(file, task.count_labels(file.examples)) for file in labelled]
-    if settings.train and not any(file.items for file in files["train"]):
-        raise ValueError(f"nothing to train on: {'; '.join(described[: len(files['train'])])}")
-    notes += described
+    notes += _describe_labelled(task, files)
     return Prepared(settings, task, opened, config, head, keeps_head, files, notes)
 
 
@@ -145,6 +138,27 @@ def _refuse_equal_names(settings: FinetuneSettings) -> None:
         raise ValueError(
             f"two files to be predicted are called {repeated}; rename one, or run twice"
         )
+
+
+def _check_length(settings: FinetuneSettings, opened: OpenedModel) -> None:
+    """Raises ValueError if the model cannot read sequences of `seq_len` tokens."""
+    limit = opened.config.max_position_embeddings
+    if settings.seq_len > limit:
+        says = f"{opened.where} reads {limit} tokens at most; give a smaller one"
+        raise ValueError(f"seq_len is {settings.seq_len}, {says}")
+
+
+def _describe_labelled(task: Task, files: Mapping[Split, Sequence[DataFile]]) -> list[str]:
+    """Returns a line for people about each file for training and validation.
+
+    Raises:
+        ValueError: There are training files, but none of them has an item to train on.
+    """
+    train = [describe_file(file, task.count_labels(file.examples)) for file in files["train"]]
+    if train and not any(file.items for file in files["train"]):
+        raise ValueError(f"nothing to train on: {'; '.join(train)}")
+    validation = files["validation"]
+    return train + [describe_file(file, task.count_labels(file.examples)) for file in validation]
 
 
 def _encode_file(

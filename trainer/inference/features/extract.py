@@ -351,7 +351,7 @@ def _mean_rows(
         batch: The windows, with their texts.
         vectors: [kept tokens, C, H], the vectors of the tokens that the windows keep, in order.
         sums: By the number of a text, the sum of its vectors in earlier micro-batches. The sum of
-            a text that continues in the next micro-batch is added; that of one that ends is removed.
+            a text that goes on in the next micro-batch is added; that of one that ends is removed.
     """
     texts = []
     means = []
