@@ -42,18 +42,6 @@ def export_hf(
 ) -> None:
     """Writes a model as a folder that transformers opens.
 
-    ```python
-    from trainer import open_model
-    from trainer.conversion.export import export_hf
-
-    opened = open_model("runs/base")
-    export_hf(
-        opened.state, opened.config, opened.vocab, "hf",
-        rule=opened.word_rule, provenance=opened.provenance,
-    )
-    # AutoModelForMaskedLM.from_pretrained("hf") opens it.
-    ```
-
     Args:
         state: All parameters of the model, by our names.
         config: The configuration of the model.
@@ -66,6 +54,19 @@ def export_hf(
     Raises:
         ValueError: The vocabulary has another size than the model's, or the folder holds something
             else than an export.
+
+    Example:
+        ```python
+        from trainer import open_model
+        from trainer.conversion.export import export_hf
+
+        opened = open_model("runs/base")
+        export_hf(
+            opened.state, opened.config, opened.vocab, "hf",
+            rule=opened.word_rule, provenance=opened.provenance,
+        )
+        # AutoModelForMaskedLM.from_pretrained("hf") opens it.
+        ```
     """
     files = model_files(state, config, vocab, rule=rule, provenance=provenance, head=head)
     write_export(files, folder)

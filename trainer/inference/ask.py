@@ -39,13 +39,6 @@ def fill_mask(
 
     Several masks of one text are filled independently of each other.
 
-    ```python
-    from trainer import fill_mask, open_model
-
-    filled = fill_mask(open_model("runs/base"), ["the capital of [MASK] is paris ."], top_k=2)
-    filled[0][0]    # [Candidate("france", 0.9), Candidate("algeria", 0.01)]
-    ```
-
     Args:
         opened: A masked model, from `open_model`.
         texts: Texts, each with at least one [MASK].
@@ -57,6 +50,14 @@ def fill_mask(
     Raises:
         ValueError: The model was trained left to right or has no masked language model head, a text
             has no [MASK] or is too long for the model, or `top_k` is out of range.
+
+    Example:
+        ```python
+        from trainer import fill_mask, open_model
+
+        filled = fill_mask(open_model("runs/base"), ["the capital of [MASK] is paris ."], top_k=2)
+        filled[0][0]    # [Candidate("france", 0.9), Candidate("algeria", 0.01)]
+        ```
     """
     config = opened.config
     if config.is_causal:

@@ -35,16 +35,6 @@ def evaluate(
     The instances of the split's first pass are read once, in fp32 and without dropout. A model that
     was trained left to right predicts every token, another one the masked tokens.
 
-    ```python
-    from pipeline import open_dataset
-    from trainer import evaluate, open_model
-
-    opened = open_model("runs/base")
-    dataset = open_dataset("data/wiki")
-    numbers = evaluate(opened, dataset, "validation", 128)
-    numbers["mlm_loss"], numbers["nsp_accuracy"]    # 1.5123, 0.9871
-    ```
-
     Args:
         opened: The model, from `open_model`.
         dataset: A dataset that was built with the model's vocabulary.
@@ -64,6 +54,17 @@ def evaluate(
     Raises:
         ValueError: The dataset has another vocabulary or not this length, the model reads fewer
             tokens or has no masked language model head, or a shard is damaged.
+
+    Example:
+        ```python
+        from pipeline import open_dataset
+        from trainer import evaluate, open_model
+
+        opened = open_model("runs/base")
+        dataset = open_dataset("data/wiki")
+        numbers = evaluate(opened, dataset, "validation", 128)
+        numbers["mlm_loss"], numbers["nsp_accuracy"]    # 1.5123, 0.9871
+        ```
     """
     _check_fits(opened, dataset, seq_len)
     device = device or torch.device("cpu")

@@ -36,13 +36,6 @@ def evaluate_pairs(
 
     It computes in fp32 and without dropout.
 
-    ```python
-    from trainer import evaluate_pairs, open_model, read_pairs
-
-    accuracies = evaluate_pairs(open_model("runs/base"), read_pairs("blimp"))
-    accuracies.total.accuracy    # 0.78
-    ```
-
     Args:
         opened: A masked model, or one that was trained left to right, from `open_model`.
         pair_set: The pairs, from `read_pairs`.
@@ -50,8 +43,19 @@ def evaluate_pairs(
         micro_tokens: The most tokens of a forward pass. It bounds memory and changes no result.
         device: The device that the model runs on; None means the CPU.
 
+    Returns:
+        The accuracies over all pairs, in each group, and the mean over the coarsest groups.
+
     Raises:
         ValueError: The model cannot score a sentence, or its scores are not finite.
+
+    Example:
+        ```python
+        from trainer import evaluate_pairs, open_model, read_pairs
+
+        accuracies = evaluate_pairs(open_model("runs/base"), read_pairs("blimp"))
+        accuracies.total.accuracy    # 0.78
+        ```
     """
     good_P, bad_P = score_pairs(opened, pair_set, pll=pll, micro_tokens=micro_tokens, device=device)
     return summarize(pair_set, is_right(good_P, bad_P))

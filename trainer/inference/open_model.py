@@ -62,6 +62,16 @@ class OpenedModel:
         provenance: What is known of the training, such as "steps", "tokens_seen" and "objective";
             empty if nothing is known.
         head: The head of a fine-tuned model; None for a model that is only pretrained.
+
+    Example:
+        ```python
+        from trainer import open_model
+
+        opened = open_model("hf")
+        opened.config.hidden_size                       # 768
+        opened.tokenizer().encode("A text.").tokens     # ["[CLS]", "a", "text", ".", "[SEP]"]
+        model = opened.build("cuda")                    # BertForPreTraining, in evaluation mode
+        ```
     """
 
     where: str
@@ -151,16 +161,6 @@ class OpenedModel:
 def open_model(name: str, storage_options: Mapping[str, Any] | None = None) -> OpenedModel:
     """Opens a trained model: a run, an export, or a model that was trained elsewhere.
 
-    ```python
-    from trainer import open_model
-
-    opened = open_model("runs/base@mean5")
-    opened.provenance["steps"]                      # 100000
-    tokenizer = opened.tokenizer()                  # tokenizers.Tokenizer
-    model = opened.build("cuda")                    # BertForPreTraining, in evaluation mode
-    opened.state["bert.embeddings.word.weight"]     # float32 [vocabulary, hidden]
-    ```
-
     Args:
         name: RUN, RUN@STEP, RUN@mean5 or RUN@STEP@mean5 for the checkpoint of a run after so many
             steps, or for the mean of several; the folder of an export, of transformers'
@@ -171,6 +171,15 @@ def open_model(name: str, storage_options: Mapping[str, Any] | None = None) -> O
     Raises:
         FileNotFoundError: There is no model, or no checkpoint after so many steps.
         ValueError: A file is damaged, or the model is not a BERT that is supported.
+
+    Example:
+        ```python
+        from trainer import open_model
+
+        opened = open_model("runs/base@mean5")
+        opened.provenance["steps"]                      # 100000
+        opened.state["bert.embeddings.word.weight"]     # float32 [vocabulary, hidden]
+        ```
     """
     folder, step = split_step(name)
     is_run = step is not None or _MEAN.fullmatch(name) is not None

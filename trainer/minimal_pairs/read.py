@@ -65,14 +65,6 @@ def read_pairs(name: str, group_by: Sequence[str] = (), limit: int = 0) -> PairS
     A line is a JSON object with the fields sentence_good and sentence_bad. Other fields can be used
     to group pairs.
 
-    ```python
-    from trainer import read_pairs
-
-    pair_set = read_pairs("blimp/data", limit=100)
-    pair_set.columns          # ("linguistics_term", "UID")
-    pair_set.pairs[0].good    # "Who should Derek hug after shocking Richard?"
-    ```
-
     Args:
         name: A local path or an fsspec URL; files may be compressed. In a folder, files named
             *.jsonl and *.ndjson are read.
@@ -84,6 +76,15 @@ def read_pairs(name: str, group_by: Sequence[str] = (), limit: int = 0) -> PairS
         FileNotFoundError: There is no such file.
         ValueError: A line is no pair or has no value in a column, there is no pair, or in too many
             pairs both sentences are equal. The message names file and line.
+
+    Example:
+        ```python
+        from trainer import read_pairs
+
+        pair_set = read_pairs("blimp/data", limit=100)
+        pair_set.columns          # ("linguistics_term", "UID")
+        pair_set.pairs[0].good    # "Who should Derek hug after shocking Richard?"
+        ```
     """
     columns = tuple(group_by)
     pairs: list[Pair] = []

@@ -41,7 +41,19 @@ class InputText(NamedTuple):
 def plain_texts(texts: Iterable[str]) -> Iterator[InputText]:
     """Yields texts in the form that `FeatureExtractor.encode` takes, lazily.
 
-    They are numbered from 0, and their lines from 1.
+    The texts are numbered from 0, and count as one line each.
+
+    Args:
+        texts: The texts; they may be an iterator.
+
+    Example:
+        ```python
+        from trainer import FeatureExtractor, open_model, plain_texts
+
+        extractor = FeatureExtractor(open_model("hf"))
+        encoded = [extractor.encode(text) for text in plain_texts(["A text.", "Another one."])]
+        encoded[1].origin.number    # 1
+        ```
     """
     for number, text in enumerate(texts):
         yield InputText(number, number + 1, text)
@@ -120,18 +132,19 @@ _TextWindow = tuple[EncodedText, Window]
 class FeatureExtractor:
     """Computes vectors for texts with a model.
 
-    ```python
-    from trainer import FeatureExtractor, open_model, plain_texts
-
-    extractor = FeatureExtractor(open_model("runs/base"), layers="-1,-2", rows="mean")
-    texts = map(extractor.encode, plain_texts(["a sentence", "another one"]))
-    for features in extractor.iterate(texts):
-        features.vectors    # float32 [rows, 2 layers, hidden]; here one row per text
-    ```
-
     Attributes:
         layers: The numbers of the layers, 0 for the embeddings; empty for the pooler.
         columns: The name of each vector of a row, such as "layer_12" or "pooler".
+
+    Example:
+        ```python
+        from trainer import FeatureExtractor, open_model, plain_texts
+
+        extractor = FeatureExtractor(open_model("runs/base"), layers="-1,-2", rows="mean")
+        texts = map(extractor.encode, plain_texts(["a sentence", "another one"]))
+        for features in extractor.iterate(texts):
+            features.vectors    # float32 [rows, 2 layers, hidden]; here one row per text
+        ```
     """
 
     def __init__(
