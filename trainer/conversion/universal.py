@@ -27,8 +27,11 @@ from trainer.model.config import BertConfig
 TAG = "universal"
 _KINDS = ("fp32", "exp_avg", "exp_avg_sq")
 _MOST_GROUPS = 64
-"""How many groups of parameters are written. DeepSpeed reads at most as many as were written, and
-takes their settings from the job that reads them."""
+"""The number of parameter groups that are written.
+
+DeepSpeed reads at most as many groups as were written, and takes their settings from the job that
+reads them.
+"""
 
 
 def universal_files(

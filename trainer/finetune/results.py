@@ -30,7 +30,7 @@ FINETUNING = Continuable(
     free=("model", "train", "validation", "test", "output", "micro_tokens", *SEARCHED),
 )
 _SETTING = ("global_batch", "peak_lr", "epochs")
-"""What the runs that differ only in their seed have in common."""
+"""The searched settings without the seed. The metrics of runs with equal ones are averaged."""
 _UNREPRODUCIBLE = ("train_seconds", "made_with")
 """Facts of a run that are not written to results.json."""
 

@@ -7,7 +7,7 @@ from pipeline.command_line.program import check_least
 from pipeline.storage.quoting import quote
 
 Rows = Literal["token", "word", "cls", "mean", "pooler"]
-"""What a vector of features stands for."""
+"""The kinds of rows of features: one for each token, word or text."""
 _OF_DATA = ("split", "seq_len", "num_instances", "storage_options")
 """Settings of `evaluate` that only apply to a dataset."""
 _OF_PAIRS = ("group_by", "pairs_limit", "pll")
