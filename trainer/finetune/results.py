@@ -1,4 +1,4 @@
-"""Lists the runs of a search, reads the finished ones, and summarizes them for OUTPUT."""
+"""Lists the runs of a search, reads the finished ones, and summarizes them for people."""
 
 import json
 import statistics

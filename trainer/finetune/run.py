@@ -253,7 +253,7 @@ def _say(text: str, ranks: Ranks) -> None:
 
 
 def _keep_best(engine: Any, run: results.Run, prepared: Prepared, ranks: Ranks) -> None:
-    """Writes the best model of all runs so far to OUTPUT/best, and its predictions."""
+    """Writes a run's model, the best so far, to OUTPUT/best, and its predictions beside it."""
     settings = prepared.settings
     task = prepared.task
     opened = prepared.opened

@@ -261,8 +261,8 @@ class FeatureExtractor:
 
         Args:
             batch: The windows, with their texts.
-            sums: The sums of vectors of a text whose windows are in several micro-batches, by the
-                number of the text. They are carried over from call to call for rows "mean".
+            sums: By the number of a text, the sum of its vectors in earlier micro-batches. It is
+                kept from call to call, for means over texts that are longer than a micro-batch.
         """
         cls_id = self._ids[CLS]
         sep_id = self._ids[SEP]
