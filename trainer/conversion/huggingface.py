@@ -44,7 +44,7 @@ _TIED = {
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
 _IGNORED = frozenset({"bert.embeddings.position_ids"})
-# Parameters that a file may lack: those of heads. Every other parameter must be there.
+# Parameters that a file may lack: those of the pooler and of heads. All others must be there.
 OPTIONAL_PREFIXES = ("bert.pooler.", "mlm_head.", "nsp_head.")
 
 _SAME = ("vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings")

@@ -135,7 +135,7 @@ def encode_pairs(
     ids = _special_ids(tokenizer, [CLS, SEP] if is_causal else [CLS, SEP, MASK])
     tokenizer.encode_special_tokens = True
 
-    numbers: dict[_Sentence, int] = {}  # of the distinct sentences, in the order of their reading
+    numbers: dict[_Sentence, int] = {}  # distinct sentences, numbered as they appear
     columns: list[list[int]] = []  # the number of every good sentence, then of every bad one
     for name in SENTENCES:
         texts = [pair.good if name == SENTENCES[0] else pair.bad for pair in pairs]

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.storage.json_files import parse_object as parse_object  # for the rooms above
+from pipeline.storage.json_files import parse_object as parse_object  # re-exported
 
 _LONGEST_SHOWN = 60
 

@@ -36,6 +36,7 @@ _UNWRITTEN = (*OF_PHASES, "storage_options")
 Those of `OF_PHASES` are part of the phases, and storage_options may contain secrets.
 """
 RUN_KEYS = ("id", "model", "launches", "datasets")
+"""The keys that run.json must have."""
 FACTS_TYPES: dict[str, Any] = {
     "model": {},
     "launches": [{"hardware": {"machine": str, "gpus": [str]}, "software": {}}],
@@ -46,6 +47,7 @@ DATASET_KEYS = (
     "name", "url", "weight", "root_hash", "settings_hash", "lower_case",
     *VOCABULARY_HASHES.values(),
 )  # fmt: skip
+"""The keys that run.json must have for each dataset."""
 REMEDY = (
     "restore it, from --checkpoint.url if the run has one, or give another --output for a new run"
 )
