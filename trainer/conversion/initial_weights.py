@@ -142,11 +142,12 @@ def extend_rows(found: InitialWeights, vocab: bytes, folder: str) -> tuple[Initi
 
 
 def _new_ids(old: Vocabulary, new: Vocabulary, folder: str) -> list[int]:
-    """Returns the ids whose token is not that of the old vocabulary, in order.
+    """Returns the ids of the tokens that are new, in order.
+
+    A new token may follow the old vocabulary, or replace an unused token such as [unused7].
 
     Raises:
-        ValueError: The new vocabulary is shorter, or another token has the id of a token that is in
-            use.
+        ValueError: The new vocabulary is shorter than the old one, or replaces a token in use.
     """
     both = list(zip(old.tokens, new.tokens, strict=False))
     moved = [(before, after) for before, after in both if before != after and not is_unused(before)]

@@ -72,7 +72,7 @@ class PairTask:
         return self.metrics[0]
 
     def count_labels(self, examples: Examples) -> Counter[str]:
-        """Counts the classes, or the right choices; empty if the labels are numbers."""
+        """Counts the examples of each class or right choice; empty if the labels are numbers."""
         if self.kind == "regression":
             return Counter()
         return Counter(str(example.label) for example in examples)
