@@ -74,7 +74,7 @@ class TaskSettings(BatchesToAskSettings):
         columns: Names of the columns of a table.
         squad: Windows and answers of squad and squad2.
         tokens: Columns of the files of ner and ner-features, and layers of ner-features.
-        precision: Data type of weights and activations. Training updates fp32 weights either way.
+        precision: Data type of weights and activations. Training updates 32-bit weights either way.
     """
 
     columns: ColumnSettings = field(default_factory=ColumnSettings)

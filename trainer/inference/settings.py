@@ -137,9 +137,9 @@ class FeaturesSettings(BatchesToAskSettings):
 
     Input:
         input: A file at any fsspec URL, also as .gz, .bz2, .xz and .zst.
-        format: What a line of the input is: a text (text), a JSON object with the text in a field
-            (jsonl), or a word (conll). auto decides by the file's name and first bytes, and also
-            reads CSV.
+        format: What a line of the input is: the content itself (text), a JSON object with the
+            content in a field (jsonl), or a word (conll). auto decides by the file's name and first
+            bytes, and also reads CSV.
         text_field: The field of a JSON object that holds the text.
         token_column: The column of a CoNLL file that holds the words, counted from 0.
 
@@ -148,7 +148,7 @@ class FeaturesSettings(BatchesToAskSettings):
             all.
         rows: What a row stands for: a token; a word, with the vector of its first piece; or a text,
             with the vector of [CLS] (cls), the average over its tokens (mean) or the output of the
-            model's pooler (pooler).
+            model's pooler.
         seq_len: Most tokens of a window, with [CLS] and [SEP]; null means as many as the model can
             read. A longer text is read in windows that overlap by half.
 
