@@ -43,8 +43,7 @@ class BuildSettings:
         wrapping: What ends a paragraph of plain text: every line end (none), a blank line
             (blank-lines), or a short line (hard). With auto the lines of each document decide.
         on_bad_document: What is done about malformed input: stop ends the build, skip leaves it out
-            and counts it, keep does as skip and also writes every document that is left out under
-            OUTPUT/rejected.
+            and counts it, keep also writes every document that is left out under OUTPUT/rejected.
         language: The code of the text's language, by which sentences are split.
 
     Filters (docs/input.md):
