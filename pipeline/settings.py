@@ -116,8 +116,8 @@ class BuildSettings:
         part_bytes: The most input in bytes that one task reads. It changes speed and memory, never
             content.
         exchange: How the documents of a bucket are collected: files reads them from the token
-            parts, shuffle uses Beam's GroupByKey, and auto means shuffle on Dataflow and files
-            elsewhere. It never changes content.
+            parts, shuffle uses Beam's GroupByKey, and auto uses GroupByKey on Dataflow alone. It
+            never changes content.
         storage_options: Options of the filesystems, as JSON or @FILE. The usual environment
             variables count too.
     """
