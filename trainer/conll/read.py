@@ -190,8 +190,8 @@ def _find_layout(lines: Sequence[str], path: str, columns: Columns) -> _Layout:
         if line.strip(_BLANK) and line[0] != "#"
     ]
     if not filled:
-        wanted = "expected a word and its tag in columns, one word a line"
-        raise ValueError(f"{path}: has no sentence; {wanted}")
+        expected = "expected a word and its tag in columns, one word a line"
+        raise ValueError(f"{path}: has no sentence; {expected}")
     separator = "\t" if any("\t" in line for _, line in filled) else None
     rows = [(number, line) for number, line in filled if DOCUMENT_START not in line] or filled
     sizes = [len(_split(line, separator)) for _, line in rows]

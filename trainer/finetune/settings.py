@@ -14,7 +14,7 @@ SEARCHED = ("search_global_batch", "search_peak_lr", "search_epochs", "search_se
 
 @dataclass(frozen=True)
 class ColumnSettings:
-    """The columns of a table, for the tasks classification, regression and multiple-choice.
+    """Settings of classification, regression and multiple-choice: the columns of a table.
 
     Attributes:
         text: The column of the text, or of the context of a multiple choice.
@@ -33,7 +33,7 @@ class ColumnSettings:
 
 @dataclass(frozen=True)
 class SquadSettings:
-    """Windows and answers, for the tasks squad (1.1) and squad2 (2.0).
+    """Settings of the tasks squad (1.1) and squad2 (2.0), for windows and answers.
 
     Attributes:
         stride: Number of pieces from the beginning of a window to the beginning of the next one.
@@ -53,7 +53,7 @@ class SquadSettings:
 
 @dataclass(frozen=True)
 class TokenSettings:
-    """Columns of CoNLL files, for the tasks ner and ner-features.
+    """Settings of the tasks ner and ner-features, which read CoNLL files.
 
     Attributes:
         token_column: The column of the words, counted from 0; from the end if negative.

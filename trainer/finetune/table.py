@@ -138,8 +138,8 @@ def read_table(
         _check_columns(path, header, needed)
         records = list(_by_name(rows, header, skipped))
     else:
-        wanted = ".tsv, .csv or .jsonl (also .gz or .zst after it)"
-        raise ValueError(f"{path}: ends in .{extension}, expected {wanted}")
+        expected = ".tsv, .csv or .jsonl (also .gz or .zst after it)"
+        raise ValueError(f"{path}: ends in .{extension}, expected {expected}")
     if not records:
         raise ValueError(f"{path}: has no rows")
     return records

@@ -43,9 +43,9 @@ class TextEncoder:
 
         The result must not exceed `seq_len`; `truncate` shortens texts that would.
         """
-        cls, sep = self.vocab.cls_id, self.vocab.sep_id
-        second = [] if b is None else [*b.tolist(), sep]
-        input_ids = np.array([cls, *a.tolist(), sep, *second], self.vocab.dtype)
+        sep_id = self.vocab.sep_id
+        second = [] if b is None else [*b.tolist(), sep_id]
+        input_ids = np.array([self.vocab.cls_id, *a.tolist(), sep_id, *second], self.vocab.dtype)
         assert len(input_ids) <= self.seq_len, f"{len(input_ids)} tokens, seq_len is {self.seq_len}"
         return TokenSequence(input_ids, len(a) + 2)
 

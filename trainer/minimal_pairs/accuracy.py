@@ -119,6 +119,7 @@ def summarize(pair_set: PairSet, right: NDArray[np.bool_]) -> PairAccuracies:
             count = counts.setdefault(pair.groups[:depth], [0, 0])
             count[0] += 1
             count[1] += hit
+    # The empty tuple, the group of all pairs, sorts first.
     total, *groups = (Accuracy(group, *count) for group, count in sorted(counts.items()))
     return PairAccuracies(pair_set.columns, total, groups)
 

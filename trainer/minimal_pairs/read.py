@@ -140,8 +140,10 @@ def _parse_pair(place: str, record: Mapping[str, Any], columns: Sequence[str]) -
     Raises:
         ValueError: A sentence or a column is missing or malformed.
     """
-    good, bad = (_sentence(place, record, name) for name in SENTENCES)
-    return Pair(place, good, bad, tuple(_group(place, record, column) for column in columns))
+    good = _sentence(place, record, SENTENCES[0])
+    bad = _sentence(place, record, SENTENCES[1])
+    groups = tuple(_group(place, record, column) for column in columns)
+    return Pair(place, good, bad, groups)
 
 
 def _sentence(place: str, record: Mapping[str, Any], name: str) -> str:

@@ -150,8 +150,8 @@ def encode_pairs(
         columns.append(column)
 
     groups, ranks = _group_by_length(list(numbers))
-    good, bad = (ranks[column] for column in columns)
-    return EncodedPairs(groups, good, bad, ids.get(MASK))
+    good_column, bad_column = columns
+    return EncodedPairs(groups, ranks[good_column], ranks[bad_column], ids.get(MASK))
 
 
 def _encoded_sentence(encoding: Encoding, ids: Mapping[str, int], pll: Pll) -> _Sentence:
@@ -204,11 +204,9 @@ def _group_by_length(
     num_before = 0
     first_score = 0
     for _, members in sorted(by_length.items()):
-        input_ids, words = (
-            np.stack([np.frombuffer(sentences[number][column], np.int32) for number in members])
-            for column in (0, 1)
-        )
-        group = SentenceGroup(input_ids, words, first_score)
+        input_ids = [np.frombuffer(sentences[number][0], np.int32) for number in members]
+        words = [np.frombuffer(sentences[number][1], np.int32) for number in members]
+        group = SentenceGroup(np.stack(input_ids), np.stack(words), first_score)
         groups.append(group)
         ranks[members] = num_before + np.arange(len(members))
         num_before += len(members)

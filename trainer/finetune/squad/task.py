@@ -85,7 +85,8 @@ class SquadTask:
         contexts = list(dict.fromkeys(question.context for question in examples))
         pieces_of = dict(zip(contexts, find_pieces(contexts, encoder), strict=True))
         queries = encoder.encode_texts([question.text for question in examples])
-        limit, stride = self.settings.max_query_pieces, self.settings.stride
+        limit = self.settings.max_query_pieces
+        stride = self.settings.stride
         items: list[Item] = []
         num_without_pieces = 0
         for index, (question, query) in enumerate(zip(examples, queries, strict=True)):
