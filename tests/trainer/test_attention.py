@@ -45,6 +45,20 @@ def test_padded_equals_attention_written_out(lengths, is_causal):
     torch.testing.assert_close(gradients, expected_gradients, rtol=0, atol=2e-6)
 
 
+def test_bf16_on_a_cpu_is_fp32_rounded_once():
+    lengths = [3, 40, 7, 64]
+    qkv = random_qkv(sum(lengths), size=64, dtype=torch.bfloat16)
+    qkv_fp32 = [each.detach().float().requires_grad_() for each in qkv]
+    context = attention(*qkv, sequences_of(lengths), 0.0, "padded")
+    expected = attention(*qkv_fp32, sequences_of(lengths), 0.0, "padded")
+    assert context.dtype == torch.bfloat16
+    assert torch.equal(context, expected.bfloat16())
+    gradients = torch.autograd.grad(context.float().sum(), qkv)
+    expected_gradients = torch.autograd.grad(expected.sum(), qkv_fp32)
+    for found, wanted in zip(gradients, expected_gradients, strict=True):
+        assert torch.equal(found, wanted.bfloat16())
+
+
 def test_layout_groups_rows_by_length():
     layout = padded_layout(sequences_of([30, 3, 64, 31]).cu_seqlens, row_step=32)
     found = [(each.start, each.num_rows, each.row_length) for each in layout.groups]
