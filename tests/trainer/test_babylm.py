@@ -1,0 +1,81 @@
+"""scripts/bench/babylm.py: words, the mean of phenomena, the bill."""
+
+import pytest
+import yaml
+import zstandard
+
+from scripts.bench.babylm import (
+    count_sources,
+    count_words,
+    format_price,
+    is_finished,
+    mean_of_phenomena,
+    read_bill,
+    sum_bill,
+)
+
+
+def test_words_are_counted_across_blocks():
+    assert count_words([]) == 0
+    assert count_words([b" \n"]) == 0
+    assert count_words([b"one two"]) == 2
+    assert count_words([b"one t", b"wo thr", b"", b"ee ", b"four", b"\n", b"five"]) == 5
+    assert count_words([b"a", b"b", b"c d"]) == 2
+    text = " A na\u00efve  caf\u00e9,\tno\n\nmore \u2014 ".encode()
+    blocks = [text[place : place + 1] for place in range(len(text))]
+    assert count_words(blocks) == len(text.split()) == 6
+
+
+def test_a_track_has_no_more_words_than_it_may(tmp_path):
+    (tmp_path / "a.txt").write_text("one two\nthree\n")
+    (tmp_path / "b.txt.zst").write_bytes(zstandard.compress(b"four five"))
+    sources = [{"name": "plain", "input": ["a.txt"]}, {"name": "packed", "input": ["*.zst"]}]
+    config = tmp_path / "data.yaml"
+    config.write_text(yaml.safe_dump({"sources": sources}))
+    assert count_sources(config, tmp_path, 5) == {"plain": 3, "packed": 2}
+    expected = r"data\.yaml: its sources in .* have 5 words, expected at most 4; name fewer files"
+    with pytest.raises(ValueError, match=expected):
+        count_sources(config, tmp_path, 4)
+    (tmp_path / "a.txt").unlink()
+    with pytest.raises(FileNotFoundError, match=r"a\.txt: found no file"):
+        count_sources(config, tmp_path, 5)
+
+
+def group(name, accuracy, **more):
+    return {"linguistics_term": name, "pairs": 1, "accuracy": accuracy} | more
+
+
+def test_the_score_is_the_mean_of_twelve_phenomena_whatever_their_sizes():
+    groups = [group(f"p{number}", 0.5) for number in range(11)] + [group("p11", 0.98)]
+    paradigms = [group("p0", 0.0, UID="x"), group("p0", 1.0, UID="y")]
+    score, phenomena = mean_of_phenomena({"groups": groups + paradigms})
+    assert score == pytest.approx((11 * 50 + 98) / 12)
+    assert phenomena["p0"] == 50
+    assert phenomena["p11"] == 98
+    expected = r"the pairs have 1 phenomena \(p0\), expected BLiMP's 12; give all of its files"
+    with pytest.raises(ValueError, match=expected):
+        mean_of_phenomena({"groups": groups[:1]})
+    with pytest.raises(ValueError, match=r"have 0 phenomena \(none\)"):
+        mean_of_phenomena({"groups": []})
+
+
+def test_a_bill_adds_up_every_attempt(tmp_path):
+    assert read_bill(tmp_path / "none.jsonl") == []
+    begun, stopped, ended = (
+        {"stage": "train"},
+        {"stage": "train", "exit": 143, "cpu_seconds": 20.5},
+        {"stage": "train", "exit": 0, "cpu_seconds": 40.0},
+    )
+    build = [{"stage": "build"}, {"stage": "build", "exit": 0, "cpu_seconds": 7.0}]
+    lines = [*build, begun, stopped, begun, ended]
+    assert sum_bill(lines) == {"build": 7.0, "train": 60.5}
+    assert is_finished(lines, "train")
+    assert not is_finished(lines[:4], "train")
+    for unknown in (lines[:3], [*build, begun, begun, ended]):
+        with pytest.raises(ValueError, match=r"an attempt of train was killed and its CPU is not"):
+            sum_bill(unknown)
+
+
+def test_a_price_has_its_machine_and_date():
+    price = {"machine": "box", "usd_per_hour": 0.3, "vcpus": 3, "date": "2026-11"}
+    assert format_price(300, price) == "0.50 USD (box, 2026-11)"
