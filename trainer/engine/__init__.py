@@ -1,1 +1,1 @@
-"""DeepSpeed around the model: it partitions and reduces, what a step is we say."""
+"""Runs training steps on DeepSpeed, and translates a ds_config.json into settings of a run."""

@@ -1,7 +1,7 @@
-"""Reads a ds_config.json as DeepSpeed does: values by their keys, each in its type.
+"""Reads a ds_config.json as DeepSpeed does, and checks every value by the rules of `KEYS`.
 
-Values pass through the parser of settings files (pipeline/command_line/values.py). So a number may
-be written as text, a whole number as 24.0, and NaN is refused. `"auto"` and null count as not
+Values are converted by the parser of settings files (pipeline/command_line/values.py). So a number
+may be written as text, a whole number as 24.0, and NaN is refused. `"auto"` and null count as not
 given.
 """
 
@@ -21,8 +21,9 @@ from trainer.engine.deepspeed_keys import ALIASES, KEYS, SECTIONS, SWITCHED, Key
 _ZERO = "zero_optimization"
 _TRUE, _FALSE = (True, 1, "1"), (False, 0, "0")
 _COMMENTS = ("_", "//", "#")
-"""How keys begin that are there for a reader: none of DeepSpeed's does."""
+"""Beginnings of keys that hold a comment; no key of DeepSpeed begins like this."""
 _LONGEST_SHOWN = 60
+"""The most characters of a value in a message."""
 
 
 @dataclass
@@ -31,7 +32,7 @@ class DeepSpeedFile:
 
     Attributes:
         path: The file's path.
-        values: Values by dotted keys, such as optimizer.params.lr, in the types of `KEYS`.
+        values: Values by dotted keys, such as optimizer.params.lr, in the types that `KEYS` says.
         sections: Dotted names of the sections in the file.
         autos: Dotted keys whose value is "auto".
     """
@@ -42,18 +43,26 @@ class DeepSpeedFile:
     autos: set[str] = field(default_factory=set)
 
     def passed_on(self) -> dict[str, Any]:
-        """Returns the values that DeepSpeed is given, nested in sections."""
+        """Returns the values that are passed on to DeepSpeed, as nested dicts like the file's."""
         passed: dict[str, Any] = {}
         for name, value in self.values.items():
             key = KEYS[name]
             if isinstance(key, Key) and key.is_passed:
                 section, _, leaf = name.rpartition(".")
-                (passed.setdefault(section, {}) if section else passed)[leaf] = value
+                target = passed.setdefault(section, {}) if section else passed
+                target[leaf] = value
         return passed
 
 
 def passed_to_deepspeed(path: str | None) -> dict[str, Any]:
-    """Returns the values of a ds_config.json that DeepSpeed is given; empty without a file."""
+    """Returns the values of a ds_config.json that are passed on to DeepSpeed, as nested dicts.
+
+    Args:
+        path: The file; None returns an empty dict.
+
+    Raises:
+        ValueError: The file has a mistake, as in `read_deepspeed_file`.
+    """
     return {} if path is None else read_deepspeed_file(path).passed_on()
 
 
@@ -61,13 +70,14 @@ def read_deepspeed_file(path: str) -> DeepSpeedFile:
     """Reads a ds_config.json: JSON, or Hjson with comments and trailing commas, as DeepSpeed does.
 
     Raises:
-        ValueError: The file is neither, has a key twice or a value of a wrong type, or asks for
-            something that is not supported. The message has one line for each mistake.
+        ValueError: The file is neither JSON nor Hjson, has a key twice, has a value of a wrong
+            type, or asks for something that is not supported. The message has one line for each
+            mistake.
     """
     root = _parse(path)
     if not isinstance(root, dict):
         raise ValueError(f"{path}: found {_shown(root)}, expected the settings of DeepSpeed")  # noqa: TRY004
-    if isinstance(root.get(_ZERO), bool):  # the old form
+    if isinstance(root.get(_ZERO), bool):  # the old form of this section
         root[_ZERO] = {"stage": int(root[_ZERO])}
         if root.get("allgather_size") not in (None, "auto"):
             root[_ZERO]["allgather_bucket_size"] = root["allgather_size"]
@@ -83,20 +93,19 @@ def _parse(path: str) -> Any:
     Raises:
         ValueError: The file is empty, is neither JSON nor Hjson, or has a key twice.
     """
-    text = Path(path).read_bytes()
-    if not text.strip():
+    data = Path(path).read_bytes()
+    if not data.strip():
         raise ValueError(f"{path} is empty, expected the settings of DeepSpeed")
-    hook = _Pairs
     try:
-        decoded = text.decode("utf-8-sig")
+        text = data.decode("utf-8-sig")
         try:
-            root = json.loads(decoded, object_pairs_hook=hook)
-        except json.JSONDecodeError as of_json:
+            root = json.loads(text, object_pairs_hook=_Pairs)
+        except json.JSONDecodeError as json_error:
             try:
-                root = hjson.loads(decoded, object_pairs_hook=hook)
-            except hjson.HjsonDecodeError as of_hjson:
-                both = f"JSON ({of_json}) nor Hjson ({of_hjson})"
-                raise ValueError(f"{path} is neither {both}") from of_hjson
+                root = hjson.loads(text, object_pairs_hook=_Pairs)
+            except hjson.HjsonDecodeError as hjson_error:
+                both = f"JSON ({json_error}) nor Hjson ({hjson_error})"
+                raise ValueError(f"{path} is neither {both}") from hjson_error
         return _as_dicts(root, path, "")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: {error}") from error
@@ -105,29 +114,42 @@ def _parse(path: str) -> Any:
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """The keys and values of an object, in which a key may occur twice."""
+    """The keys and values of one JSON object, in which a key may occur twice."""
 
 
 def _as_dicts(value: Any, path: str, name: str) -> Any:
-    """Converts parsed objects to dicts.
+    """Returns a parsed value with a dict for every object in it.
+
+    Args:
+        value: The value, with a `_Pairs` for every object in it.
+        path: The file, for messages.
+        name: The dotted key of the value; "" for the whole file.
 
     Raises:
         ValueError: An object has a key twice.
     """
     if isinstance(value, _Pairs):
-        dotted = [(key, f"{name}.{key}" if name else key) for key, _ in value]
-        for (_, whole), count in Counter(dotted).items():
+        prefix = f"{name}." if name else ""
+        for key, count in Counter(key for key, _ in value).items():
             if count > 1:
-                raise ValueError(f"{path} says {whole} {count} times; leave one")
-        return {
-            key: _as_dicts(each, path, whole)
-            for (key, whole), (_, each) in zip(dotted, value, strict=True)
-        }
-    return [_as_dicts(each, path, name) for each in value] if isinstance(value, list) else value
+                raise ValueError(f"{path} says {prefix}{key} {count} times; leave one")
+        return {key: _as_dicts(item, path, f"{prefix}{key}") for key, item in value}
+    if isinstance(value, list):
+        return [_as_dicts(item, path, name) for item in value]
+    return value
 
 
 def _read_section(file: DeepSpeedFile, section: Mapping[str, Any], prefix: str) -> Iterator[str]:
-    """Stores the values of a section and its subsections in `file`; yields its mistakes."""
+    """Stores the values of a section and its subsections in `file`, and yields its mistakes.
+
+    Args:
+        file: The result, which is filled only as far as the iterator is read.
+        section: The keys and values of the section.
+        prefix: The section's dotted name and a dot; "" for the whole file.
+
+    Yields:
+        One message for each mistake.
+    """
     for leaf, value in section.items():
         name = ALIASES.get(f"{prefix}{leaf}", f"{prefix}{leaf}")
         key = KEYS.get(name)
@@ -154,49 +176,71 @@ def _read_section(file: DeepSpeedFile, section: Mapping[str, Any], prefix: str) 
 
 
 def _used(name: str, section: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the keys of a section that DeepSpeed reads: only the switch if it is off."""
+    """Returns the keys and values of a section that DeepSpeed reads.
+
+    They are all, or only `enabled` if the section is one of `SWITCHED` and is off.
+    """
     is_off = name in SWITCHED and section.get("enabled", False) in _FALSE
-    return {key: section[key] for key in section if key == "enabled"} if is_off else section
+    if is_off:
+        return {key: section[key] for key in section if key == "enabled"}
+    return section
 
 
 def _convert(path: str, name: str, value: Any, key: Key) -> Any:
-    """Converts a value to the type of its key.
+    """Returns a value in the type that the rule of its key says.
+
+    Args:
+        path: The file, for messages.
+        name: The dotted key of the value.
+        value: The value as it was parsed.
+        key: The rule of the key.
 
     Raises:
-        ValueError: The value is of another type, or is not allowed.
+        ValueError: The value is of another type, or the rule does not allow it.
     """
     if key.hint is bool and value in (*_TRUE, *_FALSE):
-        found = value in _TRUE  # 1 and 0 are switches for DeepSpeed too
+        converted = value in _TRUE  # DeepSpeed takes 1 and 0 for true and false as well
     elif key.hint is Any:
-        found = value
+        converted = value
     else:
-        found = convert(plain_node(value, path), key.hint, name)
-    if key.least is not None and found < key.least:
+        converted = convert(plain_node(value, path), key.hint, name)
+    if key.least is not None and converted < key.least:
         raise ValueError(f"{path}: {name}: found {_shown(value)}, expected at least {key.least:g}")
-    if key.only and found not in key.only:
+    if key.only and converted not in key.only:
         raise ValueError(_refusal(path, name, value, key.reason))
-    return found
+    return converted
 
 
 def _refusal(path: str, name: str, value: Any, reason: str) -> str:
+    """Returns the message about a key or value that this trainer does not support."""
     shown = "" if isinstance(value, dict) else f" to {_shown(value)}"
     return f"{path} sets {name}{shown}, which has no place here: {reason}"
 
 
 def _unknown(leaf: str, prefix: str) -> str:
-    """Returns the message about a key that DeepSpeed does not have in this section."""
-    elsewhere = [name for name in (*KEYS, *SECTIONS) if name.rpartition(".")[2] == leaf]
-    there = [
+    """Returns what to say about a key that DeepSpeed does not have, with up to two suggestions.
+
+    The suggestions are keys of the same name in other sections, or else keys of this section that
+    are spelled alike.
+
+    Args:
+        leaf: The key, without its section.
+        prefix: The section's dotted name and a dot; "" for the whole file.
+    """
+    same_keys = [name for name in (*KEYS, *SECTIONS) if name.rpartition(".")[2] == leaf]
+    siblings = [
         name.removeprefix(prefix).partition(".")[0] for name in KEYS if name.startswith(prefix)
     ]
-    near = [prefix + each for each in suggest(leaf, dict.fromkeys(there))]
-    if names := (elsewhere or near)[:2]:
-        return f"no such key is known; did you mean {' or '.join(names)}? Otherwise leave it out"
+    similar_keys = [prefix + name for name in suggest(leaf, dict.fromkeys(siblings))]
+    suggestions = (same_keys or similar_keys)[:2]
+    if suggestions:
+        names = " or ".join(suggestions)
+        return f"no such key is known; did you mean {names}? Otherwise leave it out"
     return "no such key is known; leave it out"
 
 
 def _is_off(value: Any, key: Refused) -> bool:
-    """Returns whether a value switches off what its key refuses."""
+    """Returns whether the value of a refused key is switched off, so that it does no harm."""
     if isinstance(value, dict):
         switches = key.switches or tuple(value)
         return all(_is_off(value[name], key) for name in switches if name in value)
@@ -204,6 +248,6 @@ def _is_off(value: Any, key: Refused) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """Returns a value as JSON for a message; a long one is cut."""
-    shown = json.dumps(value)
-    return shown if len(shown) <= _LONGEST_SHOWN else f"{shown[:_LONGEST_SHOWN]}..."
+    """Returns a value as JSON for a message, cut if it is longer than `_LONGEST_SHOWN`."""
+    text = json.dumps(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."

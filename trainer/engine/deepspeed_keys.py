@@ -1,8 +1,14 @@
-"""A table of every key that a ds_config.json may have, and how the trainer treats it.
+"""Lists every key that a ds_config.json may have, and how the trainer treats it.
 
-`KEYS` has the type of each key's value, whether the value is passed on to DeepSpeed, and the only
-values that are allowed, if this trainer fixes them. Keys that are settings of the run as well are
-handled in trainer/engine/deepspeed_settings.py. Keys of sections are written with dots.
+A key is treated in one of these ways. The rule of each key is an entry of `KEYS`.
+
+- It sets a setting of the run, such as the global batch (trainer/engine/deepspeed_settings.py).
+- It is passed on to DeepSpeed (`is_passed`).
+- It is accepted and ignored, because it cannot change what is trained.
+- It may only have the value that this trainer uses anyway (`only`).
+- It is refused unless it is switched off (`Refused`).
+
+The key of a section's value is written with dots: `optimizer.params.lr`.
 `tests/trainer/test_deepspeed_files.py` compares the table with the fields of the installed
 DeepSpeed.
 """
@@ -10,6 +16,7 @@ DeepSpeed.
 from dataclasses import dataclass
 from typing import Any, Literal
 
+# Reasons that several keys share: why a value is refused, and what to do. They end error messages.
 _ANY_RANKS = "every number of ranks continues a run; leave it out"
 _WHOLE = "gradients are summed and reduced in fp32, whole; leave it out"
 _ON_DEVICE = (
@@ -34,16 +41,17 @@ _OF_COMPILING = (
     "sync_after_reduce", "sync_before_allgather", "sync_after_allgather", "keep_int_input_tensors",
     "keep_all_input_tensors", "passes",
 )  # fmt: skip
-"""Keys that say how DeepSpeed compiles, where it does."""
+"""Keys of the section `compile` that matter only if DeepSpeed compiles, which is refused."""
 _CHECKPOINTS = "checkpoints are ours, and any number of ranks continues them; leave it out"
 
 
 @dataclass(frozen=True)
 class Key:
-    """The rules for the value of a key.
+    """The rule for a key that may have a value.
 
     Attributes:
-        hint: The type of the value, as classes of settings declare types.
+        hint: The type of the value, written as the annotation of a settings class; Any accepts
+            every value.
         least: The least number allowed; None if there is no limit.
         is_passed: Whether the value is passed on to DeepSpeed.
         only: The only values allowed, because this trainer fixes them; empty allows every value.
@@ -59,12 +67,13 @@ class Key:
 
 @dataclass(frozen=True)
 class Refused:
-    """A section or value that must be switched off: false, null, 0, "none", or empty.
+    """The rule for a key that must be switched off: false, null, 0, "none", or empty.
 
     Attributes:
-        reason: Why it is refused, and what to do.
-        switches: Keys that switch the section on; without any of them in the file it is off. If
-            this is empty, the section is off if all its keys are.
+        reason: Why it is refused, and what to do; the end of an error message.
+        switches: If the value is a section, the keys in it that switch the section on. The section
+            is off if each of them is off or left out. Without switches here, a section is off if
+            every key in it is off.
     """
 
     reason: str
@@ -72,7 +81,7 @@ class Refused:
 
 
 _FREE = Key(Any)
-"""A value that changes nothing that is trained."""
+"""The rule for a key that is accepted with any value and ignored: it changes nothing trained."""
 _PASSED_SWITCH = Key(bool, is_passed=True)
 _PASSED_COUNT = Key(int, least=1, is_passed=True)
 _PASSED_SIZE = Key(int, least=0, is_passed=True)
@@ -80,24 +89,30 @@ _FREE_SWITCH = Key(bool)
 
 
 def _only(value: Any, reason: str) -> Key:
+    """Returns the rule for a key that may have a single value.
+
+    Args:
+        value: The value.
+        reason: Why any other value is refused, and what to do.
+    """
     hint = float if isinstance(value, float) else type(value)
     return Key(hint, only=(value,), reason=reason)
 
 
 _TOP: dict[str, Key | Refused] = {
-    # Batches and the update, which settings say.
+    # Sizes of batches, and clipping: they become settings of the run.
     "train_batch_size": Key(int, least=1),
     "train_micro_batch_size_per_gpu": Key(int, least=1),
     "gradient_accumulation_steps": Key(int, least=1),
     "gradient_clipping": Key(float, least=0),
-    # What DeepSpeed prints.
+    # Messages of DeepSpeed.
     "wall_clock_breakdown": _PASSED_SWITCH,
     "memory_breakdown": _PASSED_SWITCH,
     "dump_state": _PASSED_SWITCH,
     "steps_per_print": _FREE,
     "log_level": _FREE,
     "timers": _FREE,
-    # Of gradients.
+    # How gradients are summed and reduced.
     "communication_data_type": _only("fp32", _WHOLE),
     "prescale_gradients": _only(False, _WHOLE),
     "gradient_predivide_factor": _only(1.0, _WHOLE),
@@ -110,7 +125,7 @@ _TOP: dict[str, Key | Refused] = {
     "data_types.param_dtype": Refused("--precision says it; leave it out"),
     "data_types.buffer_dtype": Refused("--precision says it; leave it out"),
     "data_types.keep_in_fp32_modules": Refused("--precision says it; leave it out"),
-    # DeepSpeed 0.19 reads these and does nothing with them, or nothing that is used here.
+    # DeepSpeed 0.19 reads these keys without effect, or for parts of it that are not used here.
     "disable_allgather": _FREE_SWITCH,
     "managed_gradient_accumulation": _FREE_SWITCH,
     "vocabulary_size": _FREE,
@@ -119,8 +134,8 @@ _TOP: dict[str, Key | Refused] = {
     "zero_force_ds_cpu_optimizer": _FREE_SWITCH,
     "disable_python_gc": Refused("memory would grow for as long as a run takes; leave it out"),
     "dataloader_drop_last": _only(False, "the stream leaves no instance out; leave it out"),
-    "aio": _FREE,  # for offloading to NVMe alone
-    # What else watches a run.
+    "aio": _FREE,  # used for offloading to NVMe only, which is refused
+    # Curves, logs and profiles.
     "tensorboard.enabled": _FREE_SWITCH,
     "tensorboard.output_path": Refused("curves are written into the run's folder; leave it out"),
     "tensorboard.job_name": Refused("curves are written into the run's folder; leave it out"),
@@ -142,7 +157,7 @@ _TOP: dict[str, Key | Refused] = {
     "comms_logger.prof_all": _PASSED_SWITCH,
     "comms_logger.prof_ops": Key(list[str], is_passed=True),
     "comms_logger.debug": _PASSED_SWITCH,
-    # Other ways to train.
+    # Methods of training other than BERT's on ranks that share the data.
     "amp": Refused(_HALF, ("enabled",)),
     "torch_autocast": Refused("--precision bf16 does it; leave it out", ("enabled",)),
     "curriculum_learning": Refused(_DATASETS, ("enabled",)),
@@ -184,7 +199,7 @@ _TOP: dict[str, Key | Refused] = {
     "checkpoint.writer": Refused(_CHECKPOINTS),
     "nebula": Refused(_CHECKPOINTS, ("enabled",)),
     "datastates": Refused(_CHECKPOINTS),
-    # The old form of ZeRO, where "zero_optimization" is true or false.
+    # The old form of the section zero_optimization was true or false, with this key beside it.
     "allgather_size": Key(int, least=1),
 }  # fmt: skip
 
@@ -210,19 +225,19 @@ _ZERO: dict[str, Key | Refused] = {
     "override_module_apply": _PASSED_SWITCH,
     "log_trace_cache_warnings": _PASSED_SWITCH,
     "enable_sanity_checks": _PASSED_SWITCH,
-    # One group of all tensors, so that clipping sees all gradients at once.
+    # Ignored: clipping has to see all gradients at once, so all tensors form one group.
     "sub_group_size": Key(int, least=0),
-    # It only spreads copies to the CPU over ranks, and nothing is copied there.
+    # Ignored: it balances copies of gradients to the CPU over ranks, and nothing is copied there.
     "round_robin_gradients": _FREE_SWITCH,
-    "allgather_partitions": _FREE_SWITCH,  # read and not used
-    "compute_grad_norm": _FREE_SWITCH,  # the optimizer's own is logged
-    # Of DeepSpeed's checkpoints, of which none is written.
+    "allgather_partitions": _FREE_SWITCH,  # DeepSpeed reads it and does not use it
+    "compute_grad_norm": _FREE_SWITCH,  # our optimizer computes the norm that is logged
+    # Ignored: DeepSpeed's own checkpoints, which are never written.
     "load_from_fp32_weights": _FREE_SWITCH,
     "elastic_checkpoint": _FREE_SWITCH,
     "pipeline_loading_checkpoint": _FREE_SWITCH,
     "stage3_gather_16bit_weights_on_model_save": _FREE_SWITCH,
     "stage3_gather_fp16_weights_on_model_save": _FREE_SWITCH,
-    # Of offloading, where all of it is off.
+    # Offloading to CPUs or disks, all of which is refused.
     "cpu_offload_use_pin_memory": _FREE_SWITCH,
     "save_muon_momentum_buffer_in_memory": _FREE_SWITCH,
     "offload_param": Refused(_ON_DEVICE, ("device",)),
@@ -251,7 +266,7 @@ ALIASES = {
         "module_granularity_threshold", "use_all_reduce_for_fetch_params", "allgather_sequential",
     )
 } | {"bfloat16.enabled": "bf16.enabled"}  # fmt: skip
-"""Other names that DeepSpeed takes for a key."""
+"""Other names that DeepSpeed accepts for a key, and the name of the key."""
 
 _LOSS_SCALING = (
     "auto_cast", "loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis",
@@ -265,7 +280,7 @@ _FP16: dict[str, Key | Refused] = {
 _BF16: dict[str, Key | Refused] = {
     "enabled": Key(bool),
     "immediate_grad_update": _FREE_SWITCH,
-    # A gradient that is not finite moves nothing in any case.
+    # Ignored: our optimizer takes no step in any case if the gradient is not finite.
     "check_grad_overflow": _FREE_SWITCH,
     "check_overflow": _FREE_SWITCH,
     "accumulate_grads_via_hooks": _FREE_SWITCH,
@@ -276,7 +291,7 @@ _BF16: dict[str, Key | Refused] = {
 _OPTIMIZER: dict[str, Key | Refused] = {
     "type": Key(str),
     "legacy_fusion": _FREE_SWITCH,
-    "adam_w_mode": _FREE_SWITCH,  # which DeepSpeed reads among params alone
+    "adam_w_mode": _FREE_SWITCH,  # DeepSpeed reads this key in params only
     "params.lr": Key(float, least=0),
     "params.betas": Key(list[float]),
     "params.eps": Key(float, least=0),
@@ -286,7 +301,7 @@ _OPTIMIZER: dict[str, Key | Refused] = {
     "params.adam_w_mode": Key(bool),
     "params.amsgrad": _only(False, "there is no such variant; leave it out"),
     "params.maximize": _only(False, "a loss is made smaller; leave it out"),
-    # How, not what, is computed.
+    # Ignored: they choose between implementations of the same update.
     "params.torch_adam": _FREE_SWITCH,
     "params.fused": _FREE_SWITCH,
     "params.foreach": _FREE_SWITCH,
@@ -294,11 +309,12 @@ _OPTIMIZER: dict[str, Key | Refused] = {
     "params.set_grad_none": _FREE_SWITCH,
     "params.ns_method": _FREE,
     "params.fp32_optimizer_states": _only(True, "moments are kept in fp32; leave it out"),
-    # LAMB's, whose ratios have no bounds here; DeepSpeed's default ones may be written out.
+    # LAMB only. Its trust ratios have no bounds here, but files that write DeepSpeed's default
+    # bounds are accepted.
     "params.max_coeff": _only(10.0, "Lamb has no such setting here; leave it out"),
     "params.min_coeff": _only(0.01, "Lamb has no such setting here; leave it out"),
     "params.eps_inside_sqrt": _only(False, "eps is added to the root; leave it out"),
-    # Muon's.
+    # Muon only.
     "params.adam_lr": Key(float, least=0),
     "params.muon_lr": Key(float, least=0),
     "params.momentum": _only(0.95, "Muon has 0.95 here; leave it out"),
@@ -328,7 +344,8 @@ _SECTIONS = {
 KEYS: dict[str, Key | Refused] = _TOP | {
     f"{section}.{name}": key for section, keys in _SECTIONS.items() for name, key in keys.items()
 }
+"""The rule of every key, by dotted names."""
 SECTIONS = {name[:place] for name in KEYS for place in range(len(name)) if name[place] == "."}
-"""Names of all keys that hold others."""
+"""Dotted names of all sections: the keys whose values hold keys again."""
 SWITCHED = ("tensorboard", "wandb")
-"""Sections of which DeepSpeed reads nothing else where `enabled` is not true."""
+"""Sections whose other keys DeepSpeed reads only if their key `enabled` is true."""

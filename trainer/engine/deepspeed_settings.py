@@ -1,8 +1,8 @@
 """Takes settings of a run from a ds_config.json: batches, ZeRO, precision, optimizer, schedule.
 
 A value in the file counts like a setting in a `--config` file, so the two may not differ. If a
-section leaves a key out, DeepSpeed has a default for it. That default is used only if nothing else
-gives the setting.
+section of the file leaves a key out, DeepSpeed would use its default for the key. Such a default
+becomes the setting only if no `--config` file gives the setting. Flags win over all of these.
 """
 
 import os
@@ -13,30 +13,35 @@ from typing import Any
 from pipeline.command_line.values import Given
 from trainer.engine.deepspeed_file import DeepSpeedFile, read_deepspeed_file
 
-_OF_PHASES = (
+_PHASE_SETTINGS = (
     "global_batch", "peak_lr", "steps", "warmup_steps", "warmup_form", "start_lr", "decay_form",
     "decay_power", "decay_from", "end_lr",
 )  # fmt: skip
-_FLAGS_OF_PHASES = ("global_batch", "peak_lr", "steps", "warmup_steps")
-"""Of them those that have a flag of their own, beside --phases.NAME."""
-_BATCH, _MICRO = "train_batch_size", "train_micro_batch_size_per_gpu"
+"""Settings that a ds_config.json can give and that belong to a phase of the training."""
+_PHASE_SETTINGS_WITH_FLAG = ("global_batch", "peak_lr", "steps", "warmup_steps")
+"""Settings of phases that have the flag --NAME; the others have --phases.NAME only."""
+_BATCH = "train_batch_size"
+_MICRO = "train_micro_batch_size_per_gpu"
 _ACCUMULATED = "gradient_accumulation_steps"
 _OPTIMIZERS = {"adamw": "adamw", "adam": "adamw", "lamb": "lamb", "muon": "muon"}
-_RATE, _PEAK = "optimizer.params.lr", "scheduler.params.warmup_max_lr"
+"""Our name of the optimizer for each of DeepSpeed's, in lower case."""
+_RATE = "optimizer.params.lr"
+_PEAK = "scheduler.params.warmup_max_lr"
 _DEFAULT_RATE = 1e-3
+"""DeepSpeed's default for both learning rates."""
 _LEAST_WARMUP_STEPS = 2
-"""DeepSpeed warms up for two steps where one is asked for."""
+"""The fewest steps of a warm-up: DeepSpeed makes two steps of a warm-up of one."""
 
 
 @dataclass(frozen=True)
 class ScheduleClass:
-    """One of DeepSpeed's classes of schedules, as the settings of a phase.
+    """One of DeepSpeed's classes of learning-rate schedules, translated to settings of a phase.
 
     Attributes:
-        shape: Settings that the class itself decides.
-        params: For each setting, the class's parameter that gives it, and DeepSpeed's default for
-            the parameter; None if there is no default.
-        shares: Settings of `params` whose parameters are shares of peak_lr.
+        shape: Values of the settings that follow from the class alone.
+        params: For each other setting, the name of the class's parameter that gives it, and
+            DeepSpeed's default for the parameter; None if there is no default.
+        shares: Settings of `params` whose parameters are fractions of peak_lr.
     """
 
     shape: dict[str, Any]
@@ -48,6 +53,7 @@ _WARMUP: dict[str, tuple[str, Any]] = {
     "warmup_steps": ("warmup_num_steps", 1_000),
     "warmup_form": ("warmup_type", "log"),
 }
+"""Entries of `ScheduleClass.params` that all classes share."""
 _SCHEDULES = {
     "WarmupLR": ScheduleClass(
         {"decay_form": "polynomial", "decay_power": 0.0},
@@ -78,15 +84,15 @@ _SCHEDULES = {
 
 @dataclass(frozen=True)
 class Statement:
-    """One setting of the run as the file gives it.
+    """One setting of the run that follows from a ds_config.json.
 
     Attributes:
         setting: The setting's name; for a setting of a phase, the last part of the name.
         value: The setting's value.
-        key: The file's key.
-        is_stated: Whether the file states it. Otherwise it is DeepSpeed's default in a section of
-            the file.
-        of_peak: Whether the value is a share of the phase's peak_lr.
+        key: The dotted key, or words for the keys, of the file that give the value, for messages.
+        is_stated: Whether the file gives the value itself. Otherwise the file has the section but
+            not the key, and the value is DeepSpeed's default.
+        of_peak: Whether the value is a fraction of the phase's peak_lr.
     """
 
     setting: str
@@ -97,76 +103,95 @@ class Statement:
 
     @property
     def source(self) -> str:
-        """Returns what messages call the source of the value."""
+        """Words for messages that say where the value is from."""
         return self.key if self.is_stated else f"{self.key}, DeepSpeed's where the file has none"
 
 
 def settings_of_file(
     path: str, in_files: Mapping[str, Given], flags: Mapping[str, Given]
 ) -> dict[str, Given]:
-    """Returns the settings that a ds_config.json gives in addition to flags and `--config` files.
+    """Returns settings from a ds_config.json that neither flags nor `--config` files give.
 
     Args:
         path: The ds_config.json.
-        in_files: Settings in `--config` files, by dotted keys.
-        flags: Settings given as flags. A flag wins over both files.
+        in_files: Settings in `--config` files, by dotted keys such as phases[0].steps.
+        flags: Settings given as flags, by dotted keys. A flag wins over both files.
+
+    Returns:
+        The settings by dotted keys, each with its place for messages.
 
     Raises:
         ValueError: The ds_config.json is malformed, or differs from a `--config` file. The message
             has one line for each difference.
     """
     num_phases = in_files["phases"].value if "phases" in in_files else 1
-    phases = [f"phases[{index}]." for index in range(num_phases)]
-    lengths = [in_files[f"{each}seq_len"].value for each in phases if f"{each}seq_len" in in_files]
-    statements = _unite(path, _find(read_deepspeed_file(path), _world_size(flags), lengths))
+    prefixes = [f"phases[{index}]." for index in range(num_phases)]
+    length_keys = [f"{prefix}seq_len" for prefix in prefixes]
+    lengths = [in_files[key].value for key in length_keys if key in in_files]
+    statements = _find(read_deepspeed_file(path), _world_size(flags), lengths)
+
     filled: dict[str, Given] = {}
     faults = []
-    for statement in statements:
+    for statement in _unite(path, statements):
         name = statement.setting
         if _flags_of(name) & flags.keys():
             continue
-        of_phases = name in _OF_PHASES and name not in in_files
-        for index, phase in enumerate(phases if of_phases else [""]):
+        # A --config file may give a setting for all phases at once: then there is one to compare.
+        is_per_phase = name in _PHASE_SETTINGS and name not in in_files
+        for index, prefix in enumerate(prefixes if is_per_phase else [""]):
             value = statement.value
             if statement.of_peak:
                 peak = _peak_lr(index, filled, in_files, flags)
-                if peak is None:  # which is missing, and will be said so
+                if peak is None:  # the phase has no peak_lr, which is refused later
                     continue
-                filled[f"{phase}peak_lr"] = Given(peak, "")  # a phase is checked with both
+                # Phase checks the two against each other before --peak_lr is written into it.
+                filled[f"{prefix}peak_lr"] = Given(peak, "")
                 value *= peak
-            target = f"{phase}{name}"
-            found, where = _given(target, in_files)
-            if found is None:
+            target = f"{prefix}{name}"
+            config_value, where = _given(target, in_files)
+            if config_value is None:
                 filled[target] = Given(value, f"{path}, {statement.source}: ")
-            elif statement.is_stated and found not in (value, [value]):
-                said = f"{target} is {found}, {path} says {value} by {statement.key}"
-                faults.append(f"{where}{said}; give {_flag_of(name)} to choose")
+            elif statement.is_stated and config_value not in (value, [value]):
+                fault = f"{target} is {config_value}, {path} says {value} by {statement.key}"
+                faults.append(f"{where}{fault}; give {_flag_of(name)} to choose")
     if faults:
         raise ValueError("\n".join(faults))
     return filled
 
 
 def _world_size(flags: Mapping[str, Given]) -> int:
-    """Returns the number of ranks: the one that is being planned for, or this job's."""
-    of_plan = flags.get("world_size")
-    return int(of_plan.value if of_plan else os.environ.get("WORLD_SIZE", "1"))
+    """Returns the number of ranks: that of the command `plan`, or that of this job."""
+    planned = flags.get("world_size")
+    return int(planned.value if planned else os.environ.get("WORLD_SIZE", "1"))
 
 
 def _flags_of(name: str) -> set[str]:
-    """Returns the flags that give a setting."""
+    """Returns the names of all flags, without dashes, that can give a setting.
+
+    warmup_fraction gives the same setting as warmup_steps.
+    """
     share = name.replace("warmup_steps", "warmup_fraction")
     return {name, share, f"phases.{name}", f"phases.{share}"}
 
 
 def _flag_of(name: str) -> str:
-    has_none = name in _OF_PHASES and name not in _FLAGS_OF_PHASES
-    return f"--phases.{name}" if has_none else f"--{name}"
+    """Returns the flag that a message tells the user to give for a setting."""
+    is_under_phases = name in _PHASE_SETTINGS and name not in _PHASE_SETTINGS_WITH_FLAG
+    return f"--phases.{name}" if is_under_phases else f"--{name}"
 
 
 def _given(target: str, in_files: Mapping[str, Given]) -> tuple[Any, str]:
-    """Returns the value of a setting in `--config` files, and its place; None and "" without one.
+    """Returns the value that `--config` files give to a setting, and its place for messages.
 
-    A warm-up given as a share of the steps is converted to steps.
+    A warm-up given as a fraction of the steps is converted to steps. If their number is not known,
+    the value is words for messages.
+
+    Args:
+        target: The setting's dotted key.
+        in_files: Settings in `--config` files, by dotted keys.
+
+    Returns:
+        The value and "FILE:LINE: "; None and "" if no file gives the setting.
     """
     if target in in_files:
         return in_files[target].value, in_files[target].where
@@ -185,24 +210,45 @@ def _peak_lr(
     in_files: Mapping[str, Given],
     flags: Mapping[str, Given],
 ) -> float | None:
-    """Returns the peak_lr of a phase, from flags, a `--config` file or the ds_config.json."""
-    of_phase = f"phases[{index}].peak_lr"
-    places = [(flags, "phases.peak_lr"), (flags, "peak_lr"), (in_files, "peak_lr")]
-    for given, key in [*places, (in_files, of_phase), (filled, of_phase), (filled, "peak_lr")]:
-        if key in given and (value := given[key].value) not in (None, []):
+    """Returns the peak_lr of a phase; None if nothing gives it.
+
+    Flags win over `--config` files, which win over the ds_config.json.
+
+    Args:
+        index: Index of the phase.
+        filled: Settings taken from the ds_config.json so far.
+        in_files: Settings in `--config` files, by dotted keys.
+        flags: Settings given as flags, by dotted keys.
+    """
+    phase_key = f"phases[{index}].peak_lr"
+    places = [
+        (flags, "phases.peak_lr"),
+        (flags, "peak_lr"),
+        (in_files, "peak_lr"),
+        (in_files, phase_key),
+        (filled, phase_key),
+        (filled, "peak_lr"),
+    ]
+    for settings, key in places:
+        value = settings[key].value if key in settings else None
+        if value not in (None, []):
             values = value if isinstance(value, list) else [value]
             return float(values[index if len(values) > 1 else 0])
     return None
 
 
-def _unite(path: str, found: Iterable[Statement]) -> list[Statement]:
+def _unite(path: str, statements: Iterable[Statement]) -> list[Statement]:
     """Returns one statement for each setting; a stated value wins over a default.
+
+    Args:
+        path: The ds_config.json, for messages.
+        statements: All statements of the file.
 
     Raises:
         ValueError: The file states two values for one setting.
     """
     united: dict[str, Statement] = {}
-    for statement in found:
+    for statement in statements:
         before = united.get(statement.setting)
         if before is None or not before.is_stated:
             united[statement.setting] = statement
@@ -213,7 +259,16 @@ def _unite(path: str, found: Iterable[Statement]) -> list[Statement]:
 
 
 def _find(file: DeepSpeedFile, world_size: int, lengths: list[int]) -> Iterator[Statement]:
-    """Yields the settings in a file, peak_lr before the settings that are shares of it."""
+    """Yields the settings in a file; peak_lr is before the settings that are fractions of it.
+
+    Args:
+        file: The ds_config.json.
+        world_size: The number of ranks.
+        lengths: The lengths of the phases in tokens, as far as they are known.
+
+    Raises:
+        ValueError: Values of the file contradict each other, or name what this trainer lacks.
+    """
     yield from _find_batches(file, world_size, max(lengths, default=0))
     yield from _find_switches(file)
     yield from _find_optimizer(file)
@@ -221,14 +276,22 @@ def _find(file: DeepSpeedFile, world_size: int, lengths: list[int]) -> Iterator[
 
 
 def _find_batches(file: DeepSpeedFile, world_size: int, seq_len: int) -> Iterator[Statement]:
-    """Yields the global batch and micro_tokens. Two of DeepSpeed's three numbers give the third.
+    """Yields the global batch and micro_tokens.
+
+    DeepSpeed's three numbers are tied: batch = instances of a micro-batch * accumulation steps *
+    ranks. Two of them give the third.
 
     Args:
         file: The ds_config.json.
         world_size: The number of ranks.
         seq_len: The longest length of the phases, in tokens; 0 if it is not known.
+
+    Raises:
+        ValueError: The file has all three numbers, and they do not fit each other.
     """
-    batch, micro, accumulated = (file.values.get(name) for name in (_BATCH, _MICRO, _ACCUMULATED))
+    batch = file.values.get(_BATCH)
+    micro = file.values.get(_MICRO)
+    accumulated = file.values.get(_ACCUMULATED)
     if micro and accumulated:
         product = micro * accumulated * world_size
         if batch not in (None, product):
@@ -242,14 +305,14 @@ def _find_batches(file: DeepSpeedFile, world_size: int, seq_len: int) -> Iterato
     elif micro and not file.autos & {_BATCH, _ACCUMULATED}:
         yield Statement("global_batch", micro * world_size, _ACCUMULATED, is_stated=False)
     if not micro and batch and accumulated:
-        micro = -(-batch // (accumulated * world_size))
+        micro = -(-batch // (accumulated * world_size))  # rounded up
     if micro and seq_len:
-        by = f"{_MICRO}, {micro} of {seq_len} tokens"
-        yield Statement("micro_tokens", micro * seq_len, by)
+        key = f"{_MICRO}, {micro} of {seq_len} tokens"
+        yield Statement("micro_tokens", micro * seq_len, key)
 
 
 def _find_switches(file: DeepSpeedFile) -> Iterator[Statement]:
-    """Yields the settings that a single key of the file gives."""
+    """Yields zero_stage, precision, the limit of gradient norms, and the project of wandb."""
     values = file.values
     if "zero_optimization.stage" in values:
         yield Statement("zero_stage", values["zero_optimization.stage"], "zero_optimization.stage")
@@ -269,7 +332,10 @@ def _find_switches(file: DeepSpeedFile) -> Iterator[Statement]:
 def _find_optimizer(file: DeepSpeedFile) -> Iterator[Statement]:
     """Yields the optimizer's settings, with the defaults of DeepSpeed's FusedAdam or FusedLamb.
 
-    peak_lr is left out if the schedule gives it.
+    The optimizer's learning rate is yielded as peak_lr, unless the schedule has a rate.
+
+    Raises:
+        ValueError: The optimizer is unknown, is not named, or does not have one of the parameters.
     """
     prefix = "optimizer.params."
     params = {key.removeprefix(prefix): key for key in file.values if key.startswith(prefix)}
@@ -284,24 +350,27 @@ def _find_optimizer(file: DeepSpeedFile) -> Iterator[Statement]:
         raise ValueError(f"{file.path}: optimizer.type is {kind}; choose {choices}")
     _check_params(file, kind, params)
     yield Statement("optimizer.name", name, "optimizer.type")
-    is_torchs = bool(file.values.get("optimizer.params.torch_adam")) and name == "adamw"
+
+    uses_torch_adam = bool(file.values.get("optimizer.params.torch_adam")) and name == "adamw"
     defaults = {
         "betas": [0.9, 0.999],
         "eps": 1e-8,
-        "weight_decay": 0.01 if is_torchs else 0.0,
+        "weight_decay": 0.01 if uses_torch_adam else 0.0,
         "bias_correction": True,
     }
     for leaf, default in defaults.items():
         key = f"{prefix}{leaf}"
         if key in file.autos:
             continue
-        value, is_stated = file.values.get(key, default), leaf in params
+        value = file.values.get(key, default)
+        is_stated = leaf in params
         if leaf == "betas":
             for index, beta in enumerate(value):
                 setting = f"optimizer.beta{index + 1}"
                 yield Statement(setting, beta, f"{key}.{index}", is_stated)
         else:
             yield Statement(f"optimizer.{leaf}", value, key, is_stated)
+
     if "max_grad_norm" in params:
         key = params["max_grad_norm"]
         yield Statement("optimizer.max_grad_norm", file.values[key], key)
@@ -311,16 +380,31 @@ def _find_optimizer(file: DeepSpeedFile) -> Iterator[Statement]:
 
 
 def _check_params(file: DeepSpeedFile, kind: str, params: Mapping[str, str]) -> None:
-    """Refuses parameters that this optimizer does not have."""
+    """Checks that an optimizer has all parameters that the file gives it.
+
+    Args:
+        file: The ds_config.json.
+        kind: The optimizer as the file names it.
+        params: The file's dotted key of each parameter, by the parameter's name.
+
+    Raises:
+        ValueError: A parameter belongs to another optimizer or has no counterpart here, `betas` are
+            not two numbers, or weight decay is not decoupled.
+    """
     name = _OPTIMIZERS[kind.lower()]
     values = {leaf: file.values[key] for leaf, key in params.items()}
-    of_muon = ("adam_lr", "muon_lr", "momentum", "nesterov", "ns_steps", "ns_method")
-    of_lamb = ("max_coeff", "min_coeff", "eps_inside_sqrt")
+    muon_params = ("adam_lr", "muon_lr", "momentum", "nesterov", "ns_steps", "ns_method")
+    lamb_params = ("max_coeff", "min_coeff", "eps_inside_sqrt")
     for leaf, value in values.items():
-        is_other = (leaf in of_muon and name != "muon") or (leaf in of_lamb and name != "lamb")
-        is_rate = name == "muon" and leaf in ("lr", "muon_lr")
-        if is_other or is_rate:  # Muon's updates had another root mean square
-            cure = "Muon's updates have AdamW's size, give adam_lr" if is_rate else "leave it out"
+        is_foreign_muon = leaf in muon_params and name != "muon"
+        is_foreign_lamb = leaf in lamb_params and name != "lamb"
+        # DeepSpeed's Muon scales its updates in another way than ours, so its rate does not carry
+        # over.
+        is_muon_rate = name == "muon" and leaf in ("lr", "muon_lr")
+        if is_foreign_muon or is_foreign_lamb or is_muon_rate:
+            cure = "leave it out"
+            if is_muon_rate:
+                cure = "Muon's updates have AdamW's size, give adam_lr"
             found = f"{file.path}: {params[leaf]} is {value}"
             raise ValueError(f"{found}; {kind} has no such setting here: {cure}")
     if len(values.get("betas", [0.0, 0.0])) != 2:
@@ -334,26 +418,38 @@ def _check_params(file: DeepSpeedFile, kind: str, params: Mapping[str, str]) -> 
 
 
 def _says_a_schedule(file: DeepSpeedFile) -> bool:
-    """Returns whether the file has a scheduler that is not left to the run by "auto" alone."""
+    """Returns whether the file decides the schedule.
+
+    It does not if it has no scheduler, or if the scheduler's parameters are "auto" and values that
+    a run has anyway. Then the run's settings decide.
+    """
     prefix = "scheduler.params."
     neutral = {"warmup_min_lr": 0.0, "warmup_min_ratio": 0.0, "last_batch_iteration": -1}
-    said = [
+    deciding_keys = [
         key
         for key, value in file.values.items()
         if key.startswith(prefix) and neutral.get(key.removeprefix(prefix)) != value
     ]
     has_auto = any(key.startswith(prefix) for key in file.autos)
-    return "scheduler.type" in file.values and (bool(said) or not has_auto)
+    return "scheduler.type" in file.values and (bool(deciding_keys) or not has_auto)
 
 
 def _has_own_rate(file: DeepSpeedFile) -> bool:
-    """Returns whether the schedule states a rate. DeepSpeed prefers it to the optimizer's."""
+    """Returns whether the schedule has a learning rate, which DeepSpeed prefers to the optimizer's.
+
+    WarmupCosineLR has none: it scales the optimizer's rate.
+    """
     is_cosine = file.values.get("scheduler.type") == "WarmupCosineLR"
     return _PEAK in file.values and not is_cosine
 
 
 def _find_schedule(file: DeepSpeedFile) -> Iterator[Statement]:
-    """Yields the schedule's settings, with DeepSpeed's defaults for keys that are left out."""
+    """Yields the schedule's settings, with DeepSpeed's defaults for keys that are left out.
+
+    Raises:
+        ValueError: The schedule is unknown, does not have one of the parameters, or would silently
+            ignore the optimizer's learning rate.
+    """
     schedule = _schedule_of(file)
     if schedule is None or not _says_a_schedule(file):
         return
@@ -366,13 +462,19 @@ def _find_schedule(file: DeepSpeedFile) -> Iterator[Statement]:
             continue
         if setting == "warmup_steps":
             value = max(_LEAST_WARMUP_STEPS, value)
-        yield Statement(setting, value, key, key in file.values, setting in schedule.shares)
+        yield Statement(
+            setting,
+            value,
+            key,
+            is_stated=key in file.values,
+            of_peak=setting in schedule.shares,
+        )
     for setting, value in schedule.shape.items():
         yield Statement(setting, value, "scheduler.type")
 
 
 def _schedule_of(file: DeepSpeedFile) -> ScheduleClass | None:
-    """Returns the class of the file's schedule, or None.
+    """Returns the class of the file's schedule; None if the file has no scheduler.
 
     Raises:
         ValueError: The class is unknown, or does not have one of the parameters.
@@ -384,21 +486,29 @@ def _schedule_of(file: DeepSpeedFile) -> ScheduleClass | None:
         if stated:
             raise ValueError(f"{file.path}: scheduler has params and no type; say WarmupDecayLR")
         return None
+
     if kind not in _SCHEDULES:
         choices = ", ".join(_SCHEDULES)
         raise ValueError(f"{file.path}: scheduler.type is {kind}; choose {choices}")
     schedule = _SCHEDULES[kind]
     taken = {leaf for leaf, _ in schedule.params.values()} | {"last_batch_iteration"}
-    if wrong := sorted(stated - taken):
-        found = f"{file.path} sets {prefix}{wrong[0]}, which {kind} does not take"
+    unknown = sorted(stated - taken)
+    if unknown:
+        found = f"{file.path} sets {prefix}{unknown[0]}, which {kind} does not take"
         raise ValueError(f"{found}; it takes {', '.join(sorted(taken))}")
     return schedule
 
 
 def _check_rate(file: DeepSpeedFile) -> None:
-    """Refuses a rate of the optimizer that DeepSpeed would silently not use."""
-    is_unsaid = _PEAK not in file.values and _PEAK not in file.autos
-    if is_unsaid and file.values.get(_RATE, _DEFAULT_RATE) != _DEFAULT_RATE:
+    """Checks that DeepSpeed would not silently ignore the optimizer's learning rate.
+
+    WarmupDecayLR has a default for its own rate, which wins over the optimizer's.
+
+    Raises:
+        ValueError: The file gives the optimizer another rate and the schedule none.
+    """
+    is_left_out = _PEAK not in file.values and _PEAK not in file.autos
+    if is_left_out and file.values.get(_RATE, _DEFAULT_RATE) != _DEFAULT_RATE:
         raise ValueError(
             f"{file.path}: {_RATE} is {file.values[_RATE]}, but WarmupDecayLR's {_PEAK} is"
             f" {_DEFAULT_RATE} where it is left out, and DeepSpeed takes that; say {_PEAK}"

@@ -1,4 +1,7 @@
-"""One optimizer step: what all ranks agree on before it, its passes, its loss."""
+"""Makes one optimizer step: ranks agree on its counts, then compute, sum and apply its gradients.
+
+Letters in shapes: B instances, T tokens and M masked tokens of a micro-batch.
+"""
 
 import math
 from collections.abc import Sequence
@@ -18,11 +21,21 @@ from trainer.stream.batches.pack import MicroBatch, empty_micro_batch, to_device
 
 @dataclass(frozen=True)
 class StepCounts:
-    """What all ranks must know of a step before its first backward pass.
+    """Facts about one step that all ranks share before its first backward pass.
 
-    Counts are of the global batch, but `num_micro_batches` are the backward passes of every rank.
-    Seconds, bytes and `most_tokens` are the most of any rank; `drawn` has instances and tokens of
-    every dataset.
+    Attributes:
+        num_micro_batches: Number of backward passes that every rank makes: the most micro-batches
+            of any rank.
+        instances: Number of instances of the global batch.
+        masked: Number of masked tokens of the global batch.
+        tokens: Number of tokens of the global batch.
+        squared_tokens: Sum of the squared lengths of its instances, which attention costs.
+        most_tokens: Number of tokens of the rank that has the most.
+        wait_seconds: The longest time that a rank has waited for its instances.
+        must_stop: Whether any rank was told to stop after this step.
+        elapsed_seconds: The longest time that any rank counts for the phase so far.
+        memory_bytes: The most memory that any rank has used so far.
+        drawn: Instances and tokens of the global batch from each dataset of a mixture.
     """
 
     num_micro_batches: int
@@ -46,8 +59,19 @@ def agree_on_step(
     drawn: Sequence[tuple[int, int]] = (),
     elapsed_seconds: float = 0.0,
 ) -> StepCounts:
-    """Exchanges this rank's counts for those of the step, in one small collective on the CPU."""
-    mine = [
+    """Returns the counts of a step over all ranks; every rank has to call it.
+
+    Ranks exchange their counts in one small collective on the CPU, which does not wait for a GPU.
+
+    Args:
+        ranks: This process and the others of the run.
+        micro_batches: This rank's micro-batches of the step.
+        wait_seconds: How long this rank has waited for them.
+        must_stop: Whether this rank was told to stop.
+        drawn: Instances and tokens of `micro_batches` from each dataset of a mixture.
+        elapsed_seconds: Seconds of the phase so far; 0 if steps decide when it ends.
+    """
+    counts = [
         len(micro_batches),
         sum(len(batch.is_random_next) for batch in micro_batches),
         sum(len(batch.masked_labels) for batch in micro_batches),
@@ -59,9 +83,10 @@ def agree_on_step(
         elapsed_seconds,
         *(number for pair in drawn for number in pair),
     ]
-    row = torch.tensor(mine, dtype=torch.float64)  # whole numbers stay exact to 2^53
+    row = torch.tensor(counts, dtype=torch.float64)  # whole numbers stay exact to 2^53
     rows = [torch.zeros_like(row) for _ in range(ranks.world_size)]
     torch.distributed.all_gather(rows, row, group=ranks.counts_group)
+
     batches, instances, masked, tokens, squares, waits, stops, memory, elapsed, *draws = (
         torch.stack(rows).T
     )
@@ -82,10 +107,19 @@ def agree_on_step(
 
 
 def agree_on_waiting(ranks: Ranks, is_ready: bool, must_stop: bool) -> tuple[bool, bool]:
-    """Whether every rank has its next step, and whether any rank was told to stop."""
-    both = torch.tensor([is_ready, not must_stop], dtype=torch.int64)
-    torch.distributed.all_reduce(both, torch.distributed.ReduceOp.MIN, group=ranks.counts_group)
-    return bool(both[0]), not both[1]
+    """Returns what all ranks know together while they wait for data; every rank has to call it.
+
+    Args:
+        ranks: This process and the others of the run.
+        is_ready: Whether this rank has its next step.
+        must_stop: Whether this rank was told to stop.
+
+    Returns:
+        Whether every rank has its next step, and whether any rank was told to stop.
+    """
+    flags = torch.tensor([is_ready, not must_stop], dtype=torch.int64)
+    torch.distributed.all_reduce(flags, torch.distributed.ReduceOp.MIN, group=ranks.counts_group)
+    return bool(flags[0]), not flags[1]
 
 
 def train_step(
@@ -95,12 +129,23 @@ def train_step(
     counts: StepCounts,
     nsp_weight: float = 1.0,
 ) -> Tensor:
-    """One optimizer step, exact for any split of the global batch over ranks and micro-batches.
+    """Makes one optimizer step; every rank has to call it.
 
-    The loss is MLM sum / masked positions of the global batch + nsp_weight * NSP sum / its
-    instances. DeepSpeed averages over ranks, hence the factor; every rank makes the same number of
-    backward passes, or ZeRO-2 would stop. Returns `stack_sums` over all ranks.
+    The loss is the sum of MLM losses / masked tokens + nsp_weight * sum of NSP losses / instances,
+    with sums and counts over the whole global batch. So the step is the same however the global
+    batch is split over ranks and micro-batches.
+
+    Args:
+        engine: DeepSpeed's engine around a BertForPreTraining, from `start_engine`.
+        ranks: This process and the others of the run.
+        micro_batches: This rank's micro-batches of the step.
+        counts: The counts of the step, from `agree_on_step`.
+        nsp_weight: The weight of the loss of next sentence prediction; 0 leaves it out.
+
+    Returns:
+        Sums over the global batch, float64 [4], as `stack_sums` orders them.
     """
+    # ZeRO-2 reduces gradients during every backward pass, so all ranks must make equally many.
     missing = counts.num_micro_batches - len(micro_batches)
     totals = torch.zeros(4, dtype=torch.float64, device=ranks.device)
     for batch in [*micro_batches, *[empty_micro_batch()] * missing]:
@@ -108,8 +153,10 @@ def train_step(
         loss = sums.mlm_nll / counts.masked
         if nsp_weight:
             loss = loss + nsp_weight * sums.nsp_nll / counts.instances
+        # DeepSpeed averages gradients over ranks, but the counts are already of all ranks.
         engine.backward(loss * ranks.world_size, scale_wrt_gas=False)
         totals += stack_sums(sums)
+
     optimizer: ShardedOptimizer = engine.basic_optimizer
     optimizer.carry(totals)
     engine.step()
@@ -119,24 +166,59 @@ def train_step(
 
 
 def forward_sums(module: Any, batch: MicroBatch, device: torch.device) -> PretrainingSums:
-    """Loss sums and hits of a micro-batch, by a BertForPreTraining or DeepSpeed's engine of it."""
+    """Returns a model's loss sums and numbers of right answers for one micro-batch.
+
+    Divide the sums by the number of masked tokens, or instances, for the mean losses of the BERT
+    paper. The sums are differentiable, so that the model can be trained on them.
+
+    Args:
+        module: A BertForPreTraining, or DeepSpeed's engine around one.
+        batch: The micro-batch: B instances with T tokens in all, M of them masked. Its columns may
+            be on any device.
+        device: The device of the module, to which the columns are copied.
+
+    Returns:
+        Four scalars on the device: MLM loss over the M masked tokens and NSP loss over the B
+        instances, in nats, float32; and the numbers of right answers of MLM and NSP, int64.
+    """
     batch = to_device(batch, device)
     mlm_logits, nsp_logits = module(batch, batch.masked_positions)
-    labels = batch.masked_labels, batch.is_random_next
-    return pretraining_sums(mlm_logits, nsp_logits, *labels, module.mlm_head.sums)
+    return pretraining_sums(
+        mlm_logits,
+        nsp_logits,
+        batch.masked_labels,
+        batch.is_random_next,
+        module.mlm_head.sums,
+    )
 
 
 def stack_sums(sums: PretrainingSums) -> Tensor:
-    """float64 [4] on the device: MLM loss, NSP loss, MLM hits, NSP hits."""
+    """Returns the sums as one tensor, float64 [4], without gradients.
+
+    The order is MLM loss, NSP loss, right answers of MLM, right answers of NSP.
+    """
     values = (sums.mlm_nll, sums.nsp_nll, sums.num_mlm_correct, sums.num_nsp_correct)
     return torch.stack([value.detach().double() for value in values])
 
 
 def seed_dropout(seed: int, phase: int, step: int, rank: int) -> None:
-    """Keys torch's generators to a step, so that dropout needs no saved state."""
+    """Seeds torch's generators for the dropout of one step on one rank.
+
+    As the seed depends only on the arguments, a continued run needs no saved generator state.
+
+    Args:
+        seed: The seed of the run.
+        phase: Index of the phase, from 0.
+        step: Number of steps before this one in the phase.
+        rank: Number of this process.
+    """
+    # torch takes seeds below 2^63: the shift drops one of 64 bits.
     torch.manual_seed(seed_of(f"{seed}/dropout/{phase}/{step}/{rank}", num_bytes=8) >> 1)
 
 
 def grad_norm(engine: Any, optimizer: ShardedOptimizer) -> float:
-    """Global L2 norm of the last gradient before clipping; infinite if that was not finite."""
+    """Returns the L2 norm of the whole last gradient before clipping, the same on every rank.
+
+    It is infinite if DeepSpeed found the gradient to overflow, and then took no step.
+    """
     return math.inf if getattr(engine.optimizer, "overflow", False) else optimizer.grad_norm

@@ -1,4 +1,9 @@
-"""DeepSpeed's engine around a model, and whole weights out of what its ZeRO has partitioned."""
+"""Starts DeepSpeed's engine around a model, and reads and refreshes weights that ZeRO partitions.
+
+ZeRO is DeepSpeed's way of sharing out the training state: each rank updates only its own part of
+the weights. ZeRO-1 partitions the optimizer's state, ZeRO-2 the gradients as well, and ZeRO-3 the
+weights as well.
+"""
 
 import importlib
 from collections.abc import Iterator
@@ -21,40 +26,68 @@ _REMEDY = "this version of DeepSpeed partitions in another way; install that of 
 def start_engine(
     model: Module, optimizer: ShardedOptimizer, config: dict[str, Any], ranks: Ranks
 ) -> Any:
-    """A DeepSpeed engine around the model, whose optimizer updates this rank's partition of it."""
+    """Returns a DeepSpeed engine that trains the model; every rank has to call it.
+
+    Args:
+        model: The model, which is moved to the device of this rank.
+        optimizer: The optimizer, made from the model's parameters. Afterwards it updates only what
+            ZeRO lets this rank update.
+        config: DeepSpeed's settings, from `deepspeed_config`.
+        ranks: This process and the others of the run.
+
+    Raises:
+        ValueError: The optimizer would not update exactly the elements that it should
+            (`check_partitions`).
+    """
     with quiet_deepspeed():
         import deepspeed
 
-        # Every engine asks for Muon, whose compiled kernels would load torch's compiler: a second.
+        # DeepSpeed imports its Muon for every engine. That module decorates its kernels with
+        # torch.compile, which would load torch's compiler and take a second. We do not use them.
         with mock.patch.object(torch, "compile", lambda kernel: kernel):
             importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
         sizes = bucket_sizes(model)
         config = {**config, "zero_optimization": {**sizes, **config["zero_optimization"]}}
+
         model.to(ranks.device)
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
-    # Without ZeRO, and under ZeRO-1 in bf16, DeepSpeed takes this number and not the settings'.
+
+    # Without ZeRO, and under ZeRO-1 in bf16, DeepSpeed ignores the bucket size of its settings and
+    # uses the default of this method.
     size = sizes["reduce_bucket_size"]
     engine.allreduce_gradients = partial(engine.allreduce_gradients, bucket_size=size)
-    if is_zero3(engine):  # no group has it yet
+
+    if is_zero3(engine):  # it puts the partition into the optimizer's groups during a step only
         optimizer.adopt(engine.optimizer.fp32_partitioned_groups_flat)
     check_partitions(engine, optimizer, ranks)
     return engine
 
 
 def bucket_sizes(model: Module) -> dict[str, int]:
-    """How much DeepSpeed reduces and gathers at once by default: at least one tensor."""
+    """Returns defaults for how many elements DeepSpeed reduces, and gathers, at once.
+
+    Args:
+        model: The model. A bucket can hold its largest tensor.
+
+    Returns:
+        Values of two keys in the section zero_optimization of DeepSpeed's settings.
+    """
     sizes = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
     size = bucket_elements(sum(sizes), max(sizes))
     return {"reduce_bucket_size": size, "allgather_bucket_size": size}
 
 
 def is_zero3(engine: Any) -> bool:
-    """Whether the weights themselves are partitioned."""
+    """Returns whether the engine partitions the weights as well, which is ZeRO stage 3."""
     return int(engine.zero_optimization_stage()) == 3
 
 
 def iterate_weights(engine: Any, ranks: Ranks) -> Iterator[tuple[str, Tensor]]:
-    """Names and whole weights on rank 0, each to be copied at once; all ranks go through all."""
+    """Yields the name and the whole tensor of each weight on rank 0, and nothing on other ranks.
+
+    Every rank has to iterate to the end, because ZeRO-3 gathers each weight from all ranks. A
+    gathered weight is freed when the next one is asked for, so copy it before.
+    """
     if not is_zero3(engine):
         yield from engine.module.state_dict().items() if ranks.rank == 0 else ()
         return
@@ -67,8 +100,13 @@ def iterate_weights(engine: Any, ranks: Ranks) -> Iterator[tuple[str, Tensor]]:
 
 
 def refresh_weights(engine: Any, optimizer: ShardedOptimizer) -> None:
-    """Brings the model's weights in line with fp32 partitions that a checkpoint was loaded into."""
+    """Copies the optimizer's fp32 weights into the model, after a checkpoint was loaded into them.
+
+    Without ZeRO there is nothing to do: the optimizer updates the model's own tensors.
+    """
     if is_zero3(engine):
+        # DeepSpeed has no public function for this. Its own loading of checkpoints, which we do not
+        # use, ends with the same calls.
         zero = engine.optimizer
         zero._partition_all_parameters()
         for group in range(len(zero.fp16_groups)):
@@ -81,20 +119,39 @@ def refresh_weights(engine: Any, optimizer: ShardedOptimizer) -> None:
 
 @torch.no_grad()
 def check_partitions(engine: Any, optimizer: ShardedOptimizer, ranks: Ranks) -> None:
-    """Refuses fragments, on which norms rest, that miss an element or hold another's."""
-    everything = engine.module.named_parameters()
-    parameters = {name: each for name, each in everything if each.requires_grad}
+    """Checks that the optimizer's fragments are where DeepSpeed has put the weights.
+
+    Norms and clipping rely on it, and DeepSpeed's layout is not documented. Every rank has to call
+    it, before the first step.
+
+    Raises:
+        ValueError: A fragment holds other values than the model, or the fragments of all ranks
+            together miss an element or hold it twice.
+    """
+    parameters = {
+        name: parameter
+        for name, parameter in engine.module.named_parameters()
+        if parameter.requires_grad
+    }
     covered = torch.zeros(len(parameters), dtype=torch.int64)
     with together(ranks):
-        for piece in optimizer.fragments:
-            covered[piece.index] += piece.numel
-            found, whole = piece.of(optimizer.owned), parameters[piece.name]
-            # Under ZeRO-3 ds_tensor is this rank's share, padding after it.
-            expected, start = (whole.ds_tensor, 0) if is_zero3(engine) else (whole, piece.start)
-            expected = expected.detach().view(-1).narrow(0, start, piece.numel)
-            if found.shape != expected.shape or (found.to(whole.dtype) != expected).any():
-                what = f"rank {ranks.rank} does not update the elements of {piece.name} it should"
+        for fragment in optimizer.fragments:
+            covered[fragment.index] += fragment.numel
+            parameter = parameters[fragment.name]
+            if is_zero3(engine):  # ds_tensor is this rank's share, perhaps with padding at its end
+                weights = parameter.ds_tensor
+                start = 0
+            else:
+                weights = parameter
+                start = fragment.start
+            expected = weights.detach().view(-1).narrow(0, start, fragment.numel)
+            values = fragment.of(optimizer.owned)
+            if values.shape != expected.shape or (values.to(parameter.dtype) != expected).any():
+                what = (
+                    f"rank {ranks.rank} does not update the elements of {fragment.name} it should"
+                )
                 raise ValueError(f"{what}; {_REMEDY}")
+
     if optimizer.is_partitioned:
         torch.distributed.all_reduce(covered, group=ranks.counts_group)
     for (name, parameter), count in zip(parameters.items(), covered.tolist(), strict=True):
