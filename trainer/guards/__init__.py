@@ -1,1 +1,1 @@
-"""What keeps a run from going wrong unseen (docs/resilience.md)."""
+"""Guards a run against spikes of the gradient, hung ranks and flipped bits (docs/resilience.md)."""

@@ -1,6 +1,8 @@
-"""Which gradients are taken: not those that are not finite, nor those far above the running median.
+"""Decides which gradients may update the weights, and when a run must go back to a checkpoint.
 
-All ranks see the same norms, so they decide alike, and a continued run as an undisturbed one.
+A gradient is refused if its norm is not finite, or far above the median of earlier norms. All ranks
+see the same norms, so they decide alike. The state is saved in checkpoints, so a continued run
+decides like one that was never interrupted.
 """
 
 import math
@@ -12,17 +14,27 @@ from typing import Any
 
 from trainer.settings import SafetySettings
 
-FEWEST_NORMS, MOST_NORMS = 16, 64
-"""The fewest norms before any counts as a spike, and the most that the median looks back on."""
+FEWEST_NORMS = 16
+"""The number of norms that must be known before a finite norm can count as a spike."""
+MOST_NORMS = 64
+"""The number of newest norms of which the median is taken."""
 MOST_SKIPPED = 5
-"""Steps in a row not taken that send the run back to the checkpoint before them."""
+"""The number of refused steps in a row that sends the run back to the checkpoint before them."""
 MOST_ROLLBACKS = 3
-"""Times that the run may go back before it stops with an error."""
+"""The number of times that the run may go back; the next time it stops with an error."""
 
 
 @dataclass(frozen=True)
 class Streak:
-    """Steps in a row whose gradient was not taken, with the stream positions of their instances."""
+    """Steps in a row whose gradients were refused, with the stream positions of their instances.
+
+    Attributes:
+        length: Number of steps.
+        first_step: Number of the first of these steps, over the whole run.
+        phase: Index of the phase.
+        start: Position of their first instance in the stream.
+        stop: One past the position of their last instance.
+    """
 
     length: int
     first_step: int
@@ -32,14 +44,23 @@ class Streak:
 
 
 class SpikeGuard:
-    """Judges the norm of every step's gradient.
+    """Judges the gradient of every step by its norm.
 
-    `streak` are the steps just now not taken, `left_out` (phase, start, stop) of positions that no
-    step takes since.
+    Attributes:
+        streak: The newest steps, if their gradients were refused; None if the last one was taken.
+        num_skipped: Number of steps refused in the whole run.
+        num_rollbacks: How often the run has gone back to a checkpoint.
+        left_out: Ranges of positions that the run leaves out since it went back, as (index of the
+            phase, first position, one past the last position).
     """
 
     def __init__(self, settings: SafetySettings, state: Mapping[str, Any]) -> None:
-        """Goes on from what `to_dict` returned; empty at the beginning of a run."""
+        """Continues from a saved state.
+
+        Args:
+            settings: The settings of the run's guards.
+            state: The value of `to_dict` in a checkpoint; empty at the beginning of a run.
+        """
         self._settings = settings
         self._norms: deque[float] = deque(state.get("norms", ()), maxlen=MOST_NORMS)
         self.streak = Streak(**state["streak"]) if state.get("streak") else None
@@ -49,19 +70,26 @@ class SpikeGuard:
 
     @property
     def limit(self) -> float:
-        """Norms from here on are not taken."""
+        """The limit below which a norm must be to be taken; infinite if every finite norm is."""
         if not self._settings.spike_factor or len(self._norms) < FEWEST_NORMS:
             return math.inf
         return float(self._settings.spike_factor * median(self._norms))
 
     @property
     def has_enough(self) -> bool:
-        """Whether so many steps in a row were not taken that the run must go back."""
+        """Whether so many steps in a row were refused that the run must go back."""
         return self.streak is not None and self.streak.length >= MOST_SKIPPED
 
     def note(self, norm: float, step: int, phase: int, positions: tuple[int, int]) -> bool:
-        """Takes in a step's norm before clipping, and its positions; whether it was taken."""
-        if norm < self.limit:  # false for NaN
+        """Records the gradient norm of a step, and returns whether the gradient is taken.
+
+        Args:
+            norm: The norm of the whole gradient before clipping.
+            step: Number of the step, over the whole run.
+            phase: Index of the phase.
+            positions: The first position of its instances in the stream, and one past the last.
+        """
+        if norm < self.limit:  # NaN is below no limit
             self._norms.append(norm)
             self.streak = None
             return True
@@ -72,22 +100,36 @@ class SpikeGuard:
         return False
 
     def went_back(self, then: "SpikeGuard") -> "SpikeGuard":
-        """The guard back where it was `then`, with the streak's positions left out."""
+        """Returns the guard with which the run continues from an earlier checkpoint.
+
+        It leaves out the positions of the streak, and counts this return.
+
+        Args:
+            then: The guard as that checkpoint has it. It is changed and returned.
+        """
         assert self.streak is not None, "there is a reason to go back"
         then.left_out = [*self.left_out, (self.streak.phase, self.streak.start, self.streak.stop)]
-        then.num_rollbacks, then.num_skipped = self.num_rollbacks + 1, self.num_skipped
+        then.num_rollbacks = self.num_rollbacks + 1
+        then.num_skipped = self.num_skipped
         return then
 
     def skipped(self, *phases: int) -> list[tuple[int, int]]:
-        """Positions of the stream of these phases that no step takes, one after the other."""
+        """Returns the ranges of positions that the run leaves out of some phases.
+
+        Args:
+            phases: Indices of the phases.
+
+        Returns:
+            For each range its first position in the stream, and one past the last.
+        """
         return [(start, stop) for index, start, stop in self.left_out if index in phases]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for a checkpoint."""
+        """Returns the state of the guard as values for the JSON of a checkpoint."""
         return {
             "norms": list(self._norms),
             "streak": asdict(self.streak) if self.streak else None,
             "num_skipped": self.num_skipped,
             "num_rollbacks": self.num_rollbacks,
-            "left_out": [list(each) for each in self.left_out],
+            "left_out": [list(entry) for entry in self.left_out],
         }

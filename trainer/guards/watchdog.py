@@ -1,8 +1,10 @@
-"""Ends a job in which a rank hangs, names it, and leaves all stacks in RUN/stacks.
+"""Ends a job in which a rank hangs, names the rank, and leaves all stacks in RUN/stacks.
 
-Each rank notes when its loop last came by; where that is too long ago its watchdog thread writes
-down all stacks. The first rank that is alive then asks the others over sockets of their own: who
-does not answer is stopped or gone, who answers from an earlier place holds the others up.
+The training loop of each rank calls `Watchdog.beat` at every step. If the last call is too long
+ago, the rank's watchdog thread writes the stacks of all its threads to a file. Then the first rank
+that still answers asks every rank over a socket, which the collectives do not use. A rank that does
+not answer is stopped, or its machine is gone. A rank that answers with fewer beats than the others
+holds them up.
 """
 
 import contextlib
@@ -26,12 +28,22 @@ HUNG = 75
 """Exit code of a job that the watchdog ended."""
 
 ANSWER_SECONDS = 5.0
+"""How long a rank that is asked may take to answer."""
 KILL_SECONDS = 3
+"""Seconds between the end of the reporting rank and the killing of ranks that do not answer."""
 FIRST_STEP_FACTOR = 3
+"""How many times the limit a first step may take; some other slow places may take as long."""
 
 
 class Peer(NamedTuple):
-    """Where a rank answers: its number, machine and process, with IP address and port."""
+    """The address of one rank's watchdog.
+
+    Attributes:
+        rank: Number of the rank.
+        host: Name of its machine.
+        pid: Number of its process on that machine.
+        address: IP address and port at which it answers.
+    """
 
     rank: int
     host: str
@@ -43,48 +55,67 @@ class Peer(NamedTuple):
 
 
 class Watchdog:
-    """Threads of one rank: one answers the others, one looks at the clock."""
+    """The watchdog of one rank, with two threads: one answers other ranks, one watches the time."""
 
     def __init__(self, limit_seconds: float, folder: Path, ranks: Ranks) -> None:
-        """Exchanges addresses, called by all ranks; a limit of 0 watches nothing."""
-        self._limit, self._folder, self._rank = limit_seconds, folder, ranks.rank
-        self._beats, self._place = 0, "start"
+        """Exchanges addresses with the other ranks and starts to watch; all ranks have to call it.
+
+        Args:
+            limit_seconds: The longest time between two beats; 0 watches nothing.
+            folder: The folder for stacks and the report.
+            ranks: This process and the others of the run.
+        """
+        self._limit = limit_seconds
+        self._folder = folder
+        self._rank = ranks.rank
+        self._beats = 0
+        self._place = "start"
         self._deadline = float("inf")
         self._closed = threading.Event()
         if not limit_seconds:
             return
         self._listener = socket.create_server((_own_address(), 0), backlog=128)
-        mine = Peer(ranks.rank, platform.node(), os.getpid(), self._listener.getsockname())
-        self._peers: list[Peer] = ranks.gather(mine)
+        this_rank = Peer(ranks.rank, platform.node(), os.getpid(), self._listener.getsockname())
+        self._peers: list[Peer] = ranks.gather(this_rank)
         self.beat("start", FIRST_STEP_FACTOR)
         for target in (self._answer, self._watch):
             threading.Thread(target=target, name=f"watchdog {target.__name__}", daemon=True).start()
 
     def beat(self, place: str, factor: float = 1.0) -> None:
-        """Says that the loop came by; what comes next may take `factor` times the limit."""
+        """Tells the watchdog that the rank has reached a place, and is alive.
+
+        Args:
+            place: The place, in words for messages.
+            factor: How many times the limit the rank may take until the next beat.
+        """
         self._beats += 1
         self._place = place
         if self._limit:
             self._deadline = time.monotonic() + factor * self._limit
 
     def close(self) -> None:
-        """Stops watching."""
+        """Stops to watch and to answer."""
         self._closed.set()
         if self._limit:
             self._listener.close()
 
     def _watch(self) -> None:
+        """Waits until the rank is late, then leaves its stacks and ends the process.
+
+        The first rank that still answers reports to the user.
+        """
         while time.monotonic() < self._deadline:
             if self._closed.wait(min(1.0, self._limit / 10)):
                 return
         self._write_stacks()
         if any(_ask(peer) for peer in self._peers[: self._rank]):
-            time.sleep(3 * ANSWER_SECONDS)  # the reporter asks meanwhile
+            time.sleep(3 * ANSWER_SECONDS)  # an earlier rank reports, and needs our answer for it
         else:
             self._report()
         os._exit(HUNG)
 
     def _report(self) -> None:
+        """Asks all ranks, says which is at fault, and has silent ones on this machine killed."""
         with ThreadPoolExecutor(32) as pool:
             answers = list(pool.map(_ask, self._peers))
         text = describe_hang(self._peers, answers)
@@ -93,10 +124,11 @@ class Watchdog:
         say(message, is_aside=True)
         with contextlib.suppress(OSError):
             (self._folder / "report.txt").write_text(message + "\n")
-        here = [peer for peer in self._peers if peer.host == platform.node()]
-        _kill_later([peer.pid for peer in here if answers[peer.rank] is None])
+        local_peers = [peer for peer in self._peers if peer.host == platform.node()]
+        _kill_later([peer.pid for peer in local_peers if answers[peer.rank] is None])
 
     def _write_stacks(self) -> None:
+        """Writes the stacks of this process's threads to a file; does nothing if that fails."""
         with contextlib.suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
             with (self._folder / f"rank-{self._rank:05d}.txt").open("w") as file:
@@ -106,6 +138,7 @@ class Watchdog:
                 faulthandler.dump_traceback(file, all_threads=True)
 
     def _answer(self) -> None:
+        """Answers every connection with the number of beats and the last place, until closed."""
         while not self._closed.is_set():
             try:
                 connection, _ = self._listener.accept()
@@ -118,28 +151,40 @@ class Watchdog:
 
 
 def describe_hang(peers: Sequence[Peer], answers: Sequence[dict[str, Any] | None]) -> str:
-    """Who is at fault, by who answered and from where."""
+    """Returns a message about which ranks hold up the job.
+
+    Args:
+        peers: All ranks.
+        answers: For each rank the beats and the place that it answered; None if it did not answer.
+    """
     pairs = list(zip(peers, answers, strict=True))
-    if silent := [f"{peer} (process {peer.pid})" for peer, answer in pairs if answer is None]:
+    silent = [f"{peer} (process {peer.pid})" for peer, answer in pairs if answer is None]
+    if silent:
         return f"No answer from {', '.join(silent)}: stopped, or its machine is gone."
-    found = [(peer, answer["beats"], answer["place"]) for peer, answer in pairs if answer]
-    behind = min(beats for _, beats, _ in found)
-    if any(beats > behind for _, beats, _ in found):
-        slow = [f"{peer} (at {place})" for peer, beats, place in found if beats == behind]
+    states = [(peer, answer["beats"], answer["place"]) for peer, answer in pairs if answer]
+    fewest_beats = min(beats for _, beats, _ in states)
+    if any(beats > fewest_beats for _, beats, _ in states):
+        slow = [f"{peer} (at {place})" for peer, beats, place in states if beats == fewest_beats]
         return f"All ranks answer; behind the others is {', '.join(slow)}."
-    place = found[0][2]
+    place = states[0][2]
     return f"All ranks answer from the same place ({place}); their stacks tell where each waits."
 
 
 def _kill_later(pids: Sequence[int]) -> None:
-    """Kills stopped processes before their launchers do, but after those saw this one's code."""
+    """Starts a shell that kills processes of this machine after some seconds.
+
+    A stopped process does not end when its launcher asks, and launchers wait long before they kill
+    it. But the launcher should see this process end first, because it then exits with this
+    process's code.
+    """
     if pids:
-        words = ["/bin/sh", "-c", f"sleep {KILL_SECONDS}; kill -KILL {' '.join(map(str, pids))}"]
-        subprocess.Popen(words, start_new_session=True, stderr=subprocess.DEVNULL)
+        numbers = " ".join(map(str, pids))
+        command = ["/bin/sh", "-c", f"sleep {KILL_SECONDS}; kill -KILL {numbers}"]
+        subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
 
 
 def _ask(peer: Peer) -> dict[str, Any] | None:
-    """A rank's answer; None where none comes."""
+    """Returns the beats and the place that a rank answers; None if it does not answer."""
     try:
         with socket.create_connection(peer.address, timeout=ANSWER_SECONDS) as connection:
             data = b"".join(iter(lambda: connection.recv(4096), b""))
@@ -149,7 +194,10 @@ def _ask(peer: Peer) -> dict[str, Any] | None:
 
 
 def _own_address() -> str:
-    """This machine's address towards the others."""
+    """Returns the IP address of this machine in the network of the other ranks.
+
+    It is the one from which a packet to MASTER_ADDR would be sent. None is sent.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((os.environ["MASTER_ADDR"], 9))
         return str(probe.getsockname()[0])

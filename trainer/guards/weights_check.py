@@ -1,7 +1,8 @@
-"""Finds weights that changed by themselves, as no hardware catches every flipped bit.
+"""Finds weights in which a bit has flipped: no hardware catches every such fault.
 
-Two things must hold before an update: the model's weights are the same on all ranks, and what a
-rank updates (its fp32 weights and moments) is what the update before left.
+Two facts are checked before an update. The model's weights must be equal on all ranks. And the
+tensors that a rank updates (its fp32 weights and the optimizer's moments) must be as the previous
+update left them.
 """
 
 import platform
@@ -21,82 +22,129 @@ CORRUPTED = 76
 
 
 class CorruptWeightsError(Exception):
-    """Ranks hold different weights; names those at fault. The newest checkpoint is still good."""
+    """An error that names the ranks whose weights have changed without an update.
+
+    Weights are checked before they are saved, so the newest checkpoint is still good.
+    """
 
 
 class WeightsCheck:
-    """Compares weights every `interval` updates, on the way into the optimizer's step."""
+    """Checks the weights every `interval` updates, just before the optimizer's step."""
 
     def __init__(
         self, model: Module, optimizer: ShardedOptimizer, ranks: Ranks, interval: int
     ) -> None:
-        """Hooks into the optimizer; an interval of 0 checks never."""
+        """Registers the check with the optimizer's step.
+
+        Args:
+            model: The model that is trained.
+            optimizer: Its optimizer.
+            ranks: This process and the others of the run.
+            interval: Number of updates between two checks; 0 never checks.
+        """
         self._parameters = list(model.parameters())
-        self._optimizer, self._ranks, self._interval = optimizer, ranks, interval
+        self._optimizer = optimizer
+        self._ranks = ranks
+        self._interval = interval
         self._calls = 0
-        self._left: int | None = None  # checksum of what this rank updates after its last update
+        # The checksum of this rank's updated tensors after the update before the next check.
+        self._left: int | None = None
         if interval:
             optimizer.register_step_pre_hook(self._before_step)
             optimizer.register_step_post_hook(self._after_step)
 
     def forget(self) -> None:
-        """Says that something else than an update is about to change what this rank updates."""
+        """Forgets the checksum of the last update.
+
+        Call it before anything other than an update changes the tensors that this rank updates,
+        such as a new phase that resets the optimizer.
+        """
         self._left = None
 
     def check(self) -> None:
-        """Compares now, called by all ranks; a CorruptWeightsError is raised on all alike."""
+        """Checks the weights now; every rank has to call it.
+
+        Raises:
+            CorruptWeightsError: Weights of some rank have changed without an update. It is raised
+                on all ranks.
+        """
         if not self._interval:
             return
-        has_drifted = self._left is not None and self._left != self._own()
+        has_drifted = self._left is not None and self._left != self._checksum()
         # Under ZeRO-3 no two ranks hold the same weights.
         bits = 0 if self._optimizer.has_partitioned_weights else int(checksum(self._parameters))
-        mine = torch.tensor([bits, has_drifted], dtype=torch.int64)
-        rows = [torch.zeros_like(mine) for _ in range(self._ranks.world_size)]
-        torch.distributed.all_gather(rows, mine, group=self._ranks.counts_group)
-        suspects = find_suspects([(int(row[0]), bool(row[1])) for row in rows])
+        row = torch.tensor([bits, has_drifted], dtype=torch.int64)
+        rows = [torch.zeros_like(row) for _ in range(self._ranks.world_size)]
+        torch.distributed.all_gather(rows, row, group=self._ranks.counts_group)
+        suspects = find_suspects([(int(value), bool(drifted)) for value, drifted in rows])
         if suspects:
             hosts = self._ranks.gather(platform.node())
-            named = " and ".join(f"rank {rank} on {hosts[rank]}" for rank in suspects)
+            names = " and ".join(f"rank {rank} on {hosts[rank]}" for rank in suspects)
             raise CorruptWeightsError(
-                f"the weights of {named} changed by themselves: memory or the device is at fault."
+                f"the weights of {names} changed by themselves: memory or the device is at fault."
                 " Nothing was saved since; take that node out, then the same command goes back to"
                 " the newest checkpoint"
             )
 
     def _before_step(self, *_: object) -> None:
+        """Checks the weights if the next update is one of those to be checked."""
         self._calls += 1
         if self._calls % self._interval == 0:
             self.check()
 
     def _after_step(self, *_: object) -> None:
-        self._left = self._own() if (self._calls + 1) % self._interval == 0 else None
+        """Remembers the checksum of this rank's updated tensors if the next update is checked."""
+        self._left = self._checksum() if (self._calls + 1) % self._interval == 0 else None
 
-    def _own(self) -> int:
+    def _checksum(self) -> int:
+        """Returns the checksum of the tensors that this rank updates: fp32 weights and moments."""
         kinds = ("fp32", *self._optimizer.state_names)
         return int(checksum(tensor for kind in kinds for tensor in self._optimizer.tensors(kind)))
 
 
 def checksum(tensors: Iterable[Tensor]) -> Tensor:
-    """Sum of all bits read as integers, int64 with wrap-around: any one flipped bit changes it."""
+    """Returns the sum of the bits of all tensors, read as integers; a scalar, int64.
+
+    It wraps around, and any single flipped bit changes it.
+
+    Args:
+        tensors: Tensors of 2-byte or 4-byte numbers.
+    """
     return torch.stack([_sum_words(tensor.detach().view(-1)) for tensor in tensors]).sum()
 
 
 def _sum_words(flat: Tensor) -> Tensor:
-    """Eight bytes at a time, 20 times as fast as smaller words; unaligned ends are summed apart."""
+    """Returns the sum of a tensor's bits, read as integers; a scalar, int64.
+
+    Words of 8 bytes are 20 times as fast as smaller ones. Elements before the first and after the
+    last whole word are summed as integers of their own size.
+
+    Args:
+        flat: One-dimensional, of 2-byte or 4-byte numbers.
+    """
     per_word, small = {2: (4, torch.int16), 4: (2, torch.int32)}[flat.element_size()]
     start = min(-flat.storage_offset() % per_word, flat.numel())
     stop = start + (flat.numel() - start) // per_word * per_word
     ends = torch.cat([flat[:start].view(small), flat[stop:].view(small)]).sum(dtype=torch.int64)
-    return flat[start:stop].view(torch.int64).sum() + ends if start < stop else ends
+    if start >= stop:
+        return ends
+    return flat[start:stop].view(torch.int64).sum() + ends
 
 
 def find_suspects(rows: Sequence[tuple[int, bool]]) -> list[int]:
-    """Ranks at fault, by every rank's checksum and whether it drifted.
+    """Returns the ranks whose weights are at fault; none if all is well.
 
-    They are those that drifted; else those outside the majority; all where there is none.
+    If a rank's tensors changed between two updates, it is at fault. If there is no such rank, the
+    ranks whose checksum differs from that of the majority are. Without a majority, any rank may be
+    at fault, so all are returned.
+
+    Args:
+        rows: For each rank, the checksum of its model's weights, and whether the tensors that it
+            updates have changed since its last update.
     """
-    if drifted := [rank for rank, (_, has_drifted) in enumerate(rows) if has_drifted]:
+    drifted = [rank for rank, (_, has_drifted) in enumerate(rows) if has_drifted]
+    if drifted:
         return drifted
     (common, votes), *others = Counter(value for value, _ in rows).most_common()
-    is_common = votes > len(rows) / 2 or not others
-    return [rank for rank, (value, _) in enumerate(rows) if not is_common or value != common]
+    has_majority = votes > len(rows) / 2 or not others
+    return [rank for rank, (value, _) in enumerate(rows) if not has_majority or value != common]
