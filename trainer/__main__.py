@@ -1,4 +1,4 @@
-"""`python -m trainer`; defines nothing, see trainer.cli."""
+"""Runs `python -m trainer`. Everything is defined in trainer/cli.py."""
 
 # PYTHON_ARGCOMPLETE_OK
 import sys

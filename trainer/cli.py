@@ -1,4 +1,7 @@
-"""`python -m trainer COMMAND`: how each is called. Heavy imports stay inside the functions."""
+"""Defines the commands of `python -m trainer`.
+
+Modules that import torch are imported inside of functions, so that `--help` answers at once.
+"""
 
 import json
 from collections.abc import Mapping
@@ -33,12 +36,12 @@ COMMANDS = {
         unwinds=False, local=("output",), check="trainer.first_checks:check_finetune",
     ),
     "predict": Command(
-        "write what a fine-tuned model says of files",
+        "write a fine-tuned model's predictions for the items of files",
         "trainer.finetune.settings:PredictSettings", "trainer.finetune.run:predict",
         unwinds=False, local=("output",), check="trainer.first_checks:check_predict",
     ),
     "plan": Command(
-        "what a run will take: hours, memory, bandwidth",
+        "estimate a run's hours, memory and bandwidth",
         "trainer.preflight.settings:PlanSettings", "trainer.cli:plan", unused=("output",),
     ),
     "doctor": Command(
@@ -56,7 +59,7 @@ COMMANDS = {
         check="trainer.first_checks:check_export",
     ),
     "fill-mask": Command(
-        "see what a model puts in the place of [MASK]",
+        "show the most likely words in the place of [MASK]",
         "trainer.inference.settings:FillMaskSettings", "trainer.cli:fill_mask",
         positionals=("texts",), check="trainer.first_checks:check_fill_mask",
     ),
@@ -75,7 +78,7 @@ COMMANDS = {
 
 @dataclass(frozen=True)
 class ReportSettings:
-    """Writes the curves of one run, or of several over one another, as a page of its own.
+    """Writes a page with the curves of one or several runs, drawn over one another.
 
     Attributes:
         runs: Folders of runs, or their --checkpoint.url, which has the rows up to the newest
@@ -93,18 +96,24 @@ class ReportSettings:
 def main(argv: list[str] | None = None) -> int:
     """Runs a command of `python -m trainer`, such as `["plan", "--config", "run.yaml"]`.
 
+    Errors that a user can correct are not raised: they are printed as one line on stderr.
+
     Args:
-        argv: The command and its flags; None takes those of this process.
+        argv: The command and its flags; None takes the arguments of this process.
 
     Returns:
-        The exit code: 0 if the command succeeded. Errors that a user can mend are printed in one
-        line.
+        The exit code: 0 if the command succeeded, and another number if it failed or was
+        interrupted (docs/resilience.md).
     """
     return run_program("python -m trainer", DESCRIPTION, COMMANDS, argv)
 
 
 def doctor(settings: DoctorSettings, _remainder: object = None) -> int:
-    """`python -m trainer doctor`, on every rank."""
+    """Runs `python -m trainer doctor` on this rank, and prints what is wrong with it.
+
+    Returns:
+        The exit code.
+    """
     from trainer.preflight.doctor import examine
 
     text, code = examine(settings)
@@ -114,14 +123,18 @@ def doctor(settings: DoctorSettings, _remainder: object = None) -> int:
 
 
 def plan(settings: PlanSettings, _remainder: object = None) -> None:
-    """`python -m trainer plan --config FILE --world_size 64 --gpu h200`."""
+    """Runs `python -m trainer plan --config FILE --world_size 64 --gpu h200`."""
     from trainer.preflight.plan import describe_plan
 
     say("\n".join(describe_plan(settings)))
 
 
 def report(settings: ReportSettings, _remainder: object = None) -> None:
-    """`python -m trainer report RUN ...`."""
+    """Runs `python -m trainer report RUN ...`.
+
+    Raises:
+        ValueError: The first run is at a URL, and --output does not say where the page goes.
+    """
     from pipeline.storage.folder import parse_storage_options
     from pipeline.storage.local import replace_file
     from trainer.watch.fetch_run import fetched_runs
@@ -143,7 +156,7 @@ def report(settings: ReportSettings, _remainder: object = None) -> None:
 
 
 def export(settings: ExportSettings, _remainder: object = None) -> None:
-    """`python -m trainer export RUN --output DIR`."""
+    """Runs `python -m trainer export RUN --output DIR`, of a run or of an exported model."""
     from pipeline.storage.folder import Folder, parse_storage_options
     from pipeline.storage.secret_values import hide_in
     from trainer.conversion.export import model_files, write_export
@@ -156,8 +169,14 @@ def export(settings: ExportSettings, _remainder: object = None) -> None:
     opened = open_model(settings.run) if is_model else open_run_model(settings.run, options)
     if opened.head is None:
         opened.check_has(OPTIONAL_PREFIXES, "the heads of pretraining, which an export has")
-    known: dict[str, Any] = {"rule": opened.word_rule, "provenance": opened.provenance}
-    files = model_files(opened.state, opened.config, opened.vocab or b"", head=opened.head, **known)
+    files = model_files(
+        opened.state,
+        opened.config,
+        opened.vocab or b"",
+        head=opened.head,
+        rule=opened.word_rule,
+        provenance=opened.provenance,
+    )
     if settings.output_format == "deepspeed-universal":
         files = _universal_files(opened, files)
     write_export(files, settings.output)
@@ -166,7 +185,16 @@ def export(settings: ExportSettings, _remainder: object = None) -> None:
 
 
 def _universal_files(opened: Any, files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """A universal checkpoint in the place of an export's weights."""
+    """Returns the files of an export with a universal checkpoint of DeepSpeed as its weights.
+
+    Args:
+        opened: The model, from a checkpoint of a run.
+        files: The files of an export for Hugging Face, by name. The other ones are kept.
+
+    Raises:
+        ValueError: There is no checkpoint on this machine, or it has no moments that DeepSpeed's
+            optimizers could use.
+    """
     from trainer.checkpoints.read import COMMITTED, read_state, read_states
     from trainer.conversion.names import WEIGHTS
     from trainer.conversion.universal import universal_files
@@ -179,24 +207,27 @@ def _universal_files(opened: Any, files: Mapping[str, bytes]) -> dict[str, bytes
         cure = "give --output_format huggingface"
         raise ValueError(f"{checkpoint} is Muon's, which keeps no second moments: {cure}")
     state = read_state(checkpoint)
-    others = {name: each for name, each in files.items() if name != WEIGHTS}
-    steps, updates = state["step"], state["num_updates"]
-    return universal_files(read_states(checkpoint), opened.config, steps, updates) | others
+    converted = universal_files(
+        read_states(checkpoint), opened.config, state["step"], state["num_updates"]
+    )
+    other_files = {name: data for name, data in files.items() if name != WEIGHTS}
+    return converted | other_files
 
 
 def fill_mask(settings: FillMaskSettings, _remainder: object = None) -> None:
-    """`python -m trainer fill-mask --model DIR "The capital of France is [MASK]."`."""
+    """Runs `python -m trainer fill-mask --model DIR "The capital of France is [MASK]."`."""
     from trainer.inference.ask import fill_mask as fill
     from trainer.inference.ask import format_candidates
     from trainer.inference.open_model import open_model
 
     opened = open_model(settings.model)
-    filled = zip(settings.texts, fill(opened, settings.texts, settings.top_k), strict=True)
-    say(format_candidates(dict(filled), opened.provenance.get("tokens_seen")))
+    candidates = fill(opened, settings.texts, settings.top_k)
+    by_text = dict(zip(settings.texts, candidates, strict=True))
+    say(format_candidates(by_text, opened.provenance.get("tokens_seen")))
 
 
 def features(settings: FeaturesSettings, _remainder: object = None) -> None:
-    """`python -m trainer features --model DIR --input FILE --output FILE`."""
+    """Runs `python -m trainer features --model DIR --input FILE --output FILE`."""
     from pipeline.storage.secret_values import hide_in
     from trainer.inference.features.job import write_features
 
@@ -210,17 +241,25 @@ def evaluate(settings: EvaluateSettings, _remainder: object = None) -> None:
     from trainer.runs.json_files import to_json
 
     if settings.pairs is not None:
-        found = _evaluate_pairs(settings, settings.pairs)
+        results = _evaluate_pairs(settings, settings.pairs)
     else:
         assert settings.data is not None, "the settings have a dataset or pairs"
-        found = _evaluate_dataset(settings, settings.data)
+        results = _evaluate_dataset(settings, settings.data)
     if settings.output:
         folder, name = Folder.of_file(settings.output)
-        folder.write(name, to_json(hide_in(found)))
+        folder.write(name, to_json(hide_in(results)))
 
 
 def _evaluate_dataset(settings: EvaluateSettings, data: str) -> dict[str, Any]:
-    """Measures a model on a dataset and prints the numbers; returns them for --output."""
+    """Measures a model on a dataset, prints the numbers, and returns them for --output.
+
+    Args:
+        settings: The settings of the command.
+        data: The dataset, a folder or a URL.
+
+    Returns:
+        The model, the dataset and the split, and under "lengths" the numbers of each length.
+    """
     from pipeline.shards.dataset import open_dataset
     from pipeline.storage.folder import parse_storage_options
     from trainer.inference.evaluate import choose_lengths, format_evaluation
@@ -229,21 +268,42 @@ def _evaluate_dataset(settings: EvaluateSettings, data: str) -> dict[str, Any]:
     from trainer.process.ranks import choose_device
 
     options = parse_storage_options(settings.storage_options)
-    dataset, opened = open_dataset(data, options), open_model(settings.model, options)
-    found, limits = [], dict[str, Any](device=choose_device(), micro_tokens=settings.micro_tokens)
+    dataset = open_dataset(data, options)
+    opened = open_model(settings.model, options)
+    device = choose_device()
+    results = []
     for seq_len in choose_lengths(opened, dataset, settings.split, settings.seq_len):
         numbers = measure(
-            opened, dataset, settings.split, seq_len, num_instances=settings.num_instances, **limits
+            opened,
+            dataset,
+            settings.split,
+            seq_len,
+            num_instances=settings.num_instances,
+            device=device,
+            micro_tokens=settings.micro_tokens,
         )
-        found.append({"seq_len": seq_len, **numbers})
+        results.append({"seq_len": seq_len, **numbers})
         place = f"{opened.where} on {dataset.url}, {settings.split}, {seq_len} tokens"
         say(f"{place}\n{format_evaluation(numbers)}")
-    facts = {"model": opened.where, "data": dataset.url, "split": settings.split}
-    return facts | {"lengths": found}
+    return {
+        "model": opened.where,
+        "data": dataset.url,
+        "split": settings.split,
+        "lengths": results,
+    }
 
 
 def _evaluate_pairs(settings: EvaluateSettings, name: str) -> dict[str, Any]:
-    """Measures a model on minimal pairs and prints the accuracies; returns them for --output."""
+    """Measures a model on minimal pairs, prints the accuracies, and returns them for --output.
+
+    Args:
+        settings: The settings of the command.
+        name: The file of pairs, or a folder or glob of such files.
+
+    Returns:
+        The model, the pairs, the kind of score, the number of pairs whose sentences are equal, and
+        the accuracies.
+    """
     from trainer.inference.evaluate_pairs import evaluate_pairs
     from trainer.inference.open_model import open_model
     from trainer.minimal_pairs.accuracy import format_accuracies
@@ -254,15 +314,20 @@ def _evaluate_pairs(settings: EvaluateSettings, name: str) -> dict[str, Any]:
     opened = open_model(settings.model)
     score = "left-to-right" if opened.config.is_causal else settings.pll
     say(f"{opened.where} on {name}, {score} scores")
-    found = evaluate_pairs(
+    accuracies = evaluate_pairs(
         opened,
         pair_set,
         pll=settings.pll,
         micro_tokens=settings.micro_tokens,
         device=choose_device(),
     )
-    say(format_accuracies(found))
+    say(format_accuracies(accuracies))
     for pair in pair_set.equal_pairs:
         say(f"{pair.place}: {EQUAL_PAIR}")
-    facts = {"model": opened.where, "pairs": name, "score": score}
-    return {**facts, "equal_pairs": len(pair_set.equal_pairs), **found.to_dict()}
+    return {
+        "model": opened.where,
+        "pairs": name,
+        "score": score,
+        "equal_pairs": len(pair_set.equal_pairs),
+        **accuracies.to_dict(),
+    }

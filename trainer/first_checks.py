@@ -1,8 +1,8 @@
-"""Checks settings before torch and DeepSpeed are imported, which takes seconds.
+"""Checks settings before torch and DeepSpeed are imported, because their import takes seconds.
 
-Values that make no sense are refused on every rank. Files and folders are only looked for if there
-is one process. If there are several, a folder may be on some nodes only, and all ranks have to
-agree on what is wrong after they have joined. Everything is checked again where it is used.
+Values that make no sense are refused on every rank. Files and folders are looked for only if the
+run has a single process: with several, a folder may be on some nodes only, and the ranks have to
+join first and agree on what is wrong. Everything is checked again when it is used.
 """
 
 import os
@@ -26,12 +26,18 @@ from trainer.inference.settings import (
 )
 from trainer.settings import PretrainSettings, resolve
 
-_VOCAB_SIZE = 30_522  # of any dataset: the settings are checked before one is opened
+_VOCAB_SIZE = 30_522
+"""Stands for the size of the dataset's vocabulary, which is not known yet."""
 _RUN = re.compile(r"(?P<folder>.+?)(@\d+)?(@mean\d+)?", re.DOTALL)
 
 
 def check_pretrain(settings: PretrainSettings) -> None:
-    """Refuses settings that fit no dataset, and a dataset or model that does not exist."""
+    """Refuses settings that are wrong for any dataset, and a dataset or model that does not exist.
+
+    Raises:
+        ValueError: A setting is wrong.
+        FileNotFoundError: The dataset or the model of `init_from` does not exist.
+    """
     resolve(settings).model_config(_VOCAB_SIZE)
     if _has_several_ranks():
         return
@@ -43,7 +49,12 @@ def check_pretrain(settings: PretrainSettings) -> None:
 
 
 def check_finetune(settings: FinetuneSettings) -> None:
-    """Refuses an unknown task, settings that do not fit it, and a missing file or model."""
+    """Refuses an unknown task, settings that are wrong, and a file or model that does not exist.
+
+    Raises:
+        ValueError: The task or a setting is wrong.
+        FileNotFoundError: A file or the model does not exist.
+    """
     check_settings(settings)
     check_task(settings.task)
     if _has_several_ranks():
@@ -54,7 +65,12 @@ def check_finetune(settings: FinetuneSettings) -> None:
 
 
 def check_predict(settings: PredictSettings) -> None:
-    """Refuses an unknown task, and missing files or a missing model."""
+    """Refuses an unknown task, and a file or model that does not exist.
+
+    Raises:
+        ValueError: The task is unknown.
+        FileNotFoundError: A file or the model does not exist.
+    """
     if settings.task is not None:
         check_task(settings.task)
     if not _has_several_ranks():
@@ -63,7 +79,7 @@ def check_predict(settings: PredictSettings) -> None:
 
 
 def check_export(settings: ExportSettings) -> None:
-    """Refuses a run that does not exist."""
+    """Refuses a run that does not exist, by a FileNotFoundError."""
     folder = _folder_of(settings.run)
     if _is_absent(folder):
         cure = "give the --output of a pretrain command"
@@ -71,29 +87,36 @@ def check_export(settings: ExportSettings) -> None:
 
 
 def check_fill_mask(settings: FillMaskSettings) -> None:
-    """Refuses a model that does not exist."""
+    """Refuses a model that does not exist, by a FileNotFoundError."""
     _check_model(settings.model)
 
 
 def check_evaluate(settings: EvaluateSettings) -> None:
-    """Refuses a dataset or model that does not exist."""
+    """Refuses a dataset or model that does not exist, by a FileNotFoundError."""
     if settings.data is not None:
         _check_data([settings.data])
     _check_model(settings.model)
 
 
 def check_features(settings: FeaturesSettings) -> None:
-    """Refuses an input or a model that does not exist."""
+    """Refuses an input file or a model that does not exist, by a FileNotFoundError."""
     _check_files("--input", [settings.input])
     _check_model(settings.model)
 
 
 def _has_several_ranks() -> bool:
+    """Returns whether a launcher has started several processes for this command."""
     return os.environ.get("WORLD_SIZE", "1") != "1"
 
 
 def _check_data(entries: Iterable[str]) -> None:
-    """Opens datasets without a manifest, so that the error of `open_dataset` says what is there."""
+    """Refuses datasets in local folders that have no manifest.
+
+    `open_dataset` raises the error, because it says what the folder has instead.
+
+    Args:
+        entries: The datasets as `--data` names them: [NAME=]URL[:WEIGHT].
+    """
     from pipeline.shards.dataset import open_dataset
     from pipeline.shards.manifest import MANIFEST
     from trainer.stream.order.source import parse_entries
@@ -104,26 +127,30 @@ def _check_data(entries: Iterable[str]) -> None:
 
 
 def _check_files(flag: str, paths: Iterable[str]) -> None:
+    """Refuses local files that do not exist, by a FileNotFoundError that names the flag."""
     for path in paths:
         if _is_absent(path):
             raise FileNotFoundError(f"{path}: found no file; {flag} names files that are there")
 
 
 def _check_model(name: str) -> None:
+    """Refuses a model that is neither a local file or folder, nor a URL, nor a name of the Hub."""
     folder = _folder_of(name)
     if _is_absent(folder) and not is_hub_name(name):
         raise FileNotFoundError(f"{folder} holds nothing; {expected_files()}")
 
 
 def _folder_of(name: str) -> str:
-    """Returns the folder in RUN, RUN@STEP or RUN@mean5; a folder of the whole name wins."""
+    """Returns RUN of RUN@STEP or RUN@mean5; the whole name if a folder has exactly that name."""
     match = _RUN.fullmatch(name)
     return name if Path(name).exists() or match is None else match["folder"]
 
 
 def _is_local(path: str) -> bool:
+    """Returns whether a path is no URL, not even a chained one such as `zip::FILE`."""
     return "://" not in path and "::" not in path
 
 
 def _is_absent(path: str) -> bool:
+    """Returns whether a path is local and does not exist; a URL is never called absent here."""
     return _is_local(path) and not Path(path).exists()

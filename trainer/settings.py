@@ -1,4 +1,4 @@
-"""Settings of a pretraining run: every default, meaning and unit in one place."""
+"""Settings of the command `python -m trainer pretrain`: every default, meaning and unit."""
 
 import dataclasses
 import math
@@ -10,32 +10,32 @@ from trainer.model.config import BertConfig, ModelSettings, preset
 from trainer.optim.settings import DecayForm, OptimizerSettings, Schedule, WarmupForm
 
 OF_PHASES = ("steps", "global_batch", "peak_lr", "warmup_fraction", "warmup_steps")
-"""Fields of a phase that PretrainSettings can give for all phases, or for each."""
+"""Fields of Phase that PretrainSettings has too, with one value for all phases or one for each."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of the training with instances of one length; it continues the previous phase.
+    """Settings of one phase: a part of a pretraining run with instances of one length.
+
+    A phase continues with the weights of the previous one.
 
     Attributes:
         seq_len: Sequence length in tokens of the longest instance. The dataset must hold this
             length.
         global_batch: Instances of one optimizer step, over all ranks.
-        steps: How many optimizer steps the phase has.
+        steps: Number of optimizer steps of the phase.
         peak_lr: The learning rate after the warm-up.
-        warmup_fraction: Share of the steps in which the learning rate grows from 0 to peak_lr.
+        warmup_fraction: Share of the steps in which the learning rate grows to peak_lr.
         warmup_steps: Steps in which the learning rate grows, in place of warmup_fraction.
-        warmup_form: How the learning rate grows: linear; or log, the default of DeepSpeed's
-            WarmupLR.
+        warmup_form: The curve of the warm-up: linear; or log, the default of DeepSpeed's WarmupLR.
         start_lr: The learning rate of the first step of a warm-up.
         end_lr: The learning rate at the end of the decay.
-        decay_form: How the learning rate falls: polynomial, or cosine as in DeepSpeed's
-            WarmupCosineLR.
+        decay_form: The curve of the decay: polynomial, or cosine as in DeepSpeed's WarmupCosineLR.
         decay_power: Exponent of the polynomial decay: 1 is linear, 0 keeps peak_lr.
-        decay_from: Where the decay begins: at the end of the warmup, as in Hugging Face's
-            schedules, or at the start of the phase, as in google-research/bert.
-        optimizer_state: What becomes of the moments of the previous phase: keep, reset, or
-            zero_step, which keeps them and counts updates anew, as NVIDIA does.
+        decay_from: The beginning of the decay: the end of the warmup, as in Hugging Face's
+            schedules, or the start of the phase, as in google-research/bert.
+        optimizer_state: The treatment of the optimizer's moments when the phase begins: keep,
+            reset, or zero_step, which keeps them and counts updates anew, as NVIDIA does.
     """
 
     seq_len: int
@@ -73,12 +73,12 @@ class Phase:
 
     @property
     def num_warmup_steps(self) -> int:
-        """Warm-up in steps, rounded to the nearest."""
+        """Number of warm-up steps: warmup_steps, or warmup_fraction rounded to whole steps."""
         return self.warmup_steps or round((self.warmup_fraction or 0.0) * self.steps)
 
     @property
     def schedule(self) -> Schedule:
-        """The learning rate of each step of the phase."""
+        """The schedule that gives the learning rate of each step of the phase."""
         return Schedule(
             steps=self.steps,
             warmup_steps=self.num_warmup_steps,
@@ -94,11 +94,11 @@ class Phase:
 
 @dataclass(frozen=True)
 class ValidationSettings:
-    """When and on what the model is measured while it trains.
+    """Settings of a pretraining run's measurements on validation instances and minimal pairs.
 
     Attributes:
         interval: Optimizer steps between two measurements; 0 measures at the ends of phases only.
-        num_instances: How many instances of the validation split are read; 0 takes all.
+        num_instances: Number of instances of the validation split that are read; 0 takes all.
         stop_at_mlm_accuracy: A masked-LM accuracy that ends the run when a measurement reaches it,
             0.72 in MLPerf.
         pairs: A file of minimal pairs such as BLiMP's, or a folder or glob of such files, on which
@@ -121,11 +121,11 @@ class ValidationSettings:
 
 @dataclass(frozen=True)
 class CheckpointSettings:
-    """When the run is saved.
+    """Settings of a pretraining run's checkpoints.
 
     Attributes:
         interval: Optimizer steps between two checkpoints; 0 saves at the ends of phases only.
-        keep: How many of the newest checkpoints stay; 0 keeps all.
+        keep: Number of checkpoints that stay, the newest ones; 0 keeps all.
         url: Folder at an fsspec URL that checkpoints of this run alone are uploaded to. A run whose
             disk is lost continues from it; null keeps them in `output` only.
         skip_damaged: Whether the run goes back to the newest checkpoint that is whole. Otherwise a
@@ -145,17 +145,17 @@ class CheckpointSettings:
 
 @dataclass(frozen=True)
 class SafetySettings:
-    """What is done about bad gradients, hung ranks and corrupted memory.
+    """Settings of a pretraining run's guards: bad gradients, hung ranks and corrupted memory.
 
     Attributes:
-        spike_factor: A step is not taken where its gradient norm is not finite or this many times
-            the running median; 0 takes every finite one. Five such steps in a row send the run back
-            to the checkpoint before them, without their instances.
+        spike_factor: A step changes nothing if its gradient norm is not finite, or is this many
+            times the running median or more; 0 takes every finite one. After five such steps in a
+            row, the run goes back to the checkpoint before them and leaves out their instances.
         weights_interval: Steps between two comparisons of all ranks' weights, which find flipped
             bits; 1 finds most, at some 4 % of a small model's step; 0 never compares.
         watchdog_minutes: The longest time a step, a validation or a wait for a checkpoint may take.
-            A first step may take three times as long. Then the job ends with the stacks of all
-            ranks; 0 waits for ever.
+            A first step may take three times as long. If it takes longer, the job ends and leaves
+            the stacks of all ranks; 0 waits for ever.
     """
 
     spike_factor: float = 10.0
@@ -180,8 +180,8 @@ class PretrainSettings:
     Data:
         data: The dataset, a folder or an fsspec URL. Several are mixed, `wiki=s3://bucket/wiki:3
             books:1`: each is [NAME=]URL[:WEIGHT], and weights are shares of the instances.
-        follow: Whether to train while the dataset is still being built, as far as its passes are
-            there.
+        follow: Whether to train while the dataset is still being built, on the passes that are
+            complete so far.
         follow_limit_minutes: Minutes to wait for a new file of the dataset before the run stops.
         skip: Stream positions that are never trained on, as PHASE:START-STOP; 0:51200-51456 is in
             the first phase. If data are bad, go back to a checkpoint before them and continue with
@@ -194,54 +194,59 @@ class PretrainSettings:
 
     Schedule:
         phases: The phases of the training in order, as a list in the --config file.
-        steps: Optimizer steps in place of the phases' own, one number or one for each.
-        global_batch: Instances of a step in place of the phases' own.
-        peak_lr: Learning rates in place of the phases' own.
-        warmup_fraction: Shares of the steps to warm up in, in place of the phases' own.
-        warmup_steps: Steps to warm up in, in place of the phases' own.
-        epochs: Passes over the data by all phases together, which share them in proportion to their
-            steps. null trains for the steps themselves.
-        budget_hours: Hours of training, which the phases share in proportion to their steps. The
-            learning rate follows the time. null trains for the steps.
+        steps: Optimizer steps that replace those of the phases: one number for all, or one for
+            each.
+        global_batch: Instances of one step that replace those of the phases, one number or one for
+            each.
+        peak_lr: Learning rates that replace those of the phases, one number or one for each.
+        warmup_fraction: Shares of the steps to warm up in that replace those of the phases, one
+            number or one for each.
+        warmup_steps: Numbers of warm-up steps that replace those of the phases, one number or one
+            for each.
+        epochs: Passes over the data by all phases together. The phases divide them in proportion to
+            their steps. null trains for the steps themselves.
+        budget_hours: Hours of training, which the phases divide in proportion to their steps. The
+            learning rate then follows the time. null trains for the steps.
         seed: Random seed of new weights, of dropout and of the order of instances.
 
     Model:
-        objective: What is learned: mlm+nsp as in BERT; mlm alone; or left-to-right, every token
-            from those before it. A head that is not trained stays as it was.
+        objective: The task that is learned: mlm+nsp as in BERT; mlm alone; or left-to-right, which
+            predicts every token from the tokens before it. A head that is not trained stays as it
+            was.
         nsp_weight: Weight of NSP's loss in training, 1 in BERT; metrics hold the loss unweighted.
-        masking: Which tokens are masked: static, those of the dataset; or, drawn anew at every
-            reading, a share such as 0.15, one that moves along the run (0.3-0.15), or one that
-            moves in 9,000 steps (0.3-0.15@9000).
+        masking: The choice of masked tokens: static takes those of the dataset. A share such as
+            0.15 draws them anew whenever an instance is read. 0.3-0.15 moves the share along the
+            run, and 0.3-0.15@9000 moves it within 9,000 steps.
         init_from: Weights to start from: a model of Hugging Face, a released Google checkpoint, an
             export, or a universal checkpoint of DeepSpeed. Sizes and vocabulary must be equal,
             except that the dataset's vocabulary may extend the model's (docs/training.md).
         continue_from: A run, or RUN@STEP, that this new run continues exactly. The phases of this
             run include the steps made there. Apart from the schedule, the settings of the training
             must be equal.
-        model: Which BERT is trained.
-        optimizer: How weights are updated.
+        model: The BERT that is trained: a released size, and what differs from it.
+        optimizer: The optimizer that updates the weights.
 
     Machine:
         precision: The number format of weights and activations in forward and backward passes.
-            Gradients are summed, and weights updated, in 32 bits in any case.
-        zero_stage: What DeepSpeed partitions over ranks: 0 nothing, 1 the optimizer's state, 2
-            gradients as well, 3 weights as well (adamw only).
+            Gradients are summed, and weights updated, in 32 bits either way.
+        zero_stage: The stage of ZeRO, with which DeepSpeed partitions the training over ranks: 0
+            nothing, 1 the optimizer's state, 2 gradients as well, 3 weights as well (adamw only).
         deepspeed: A ds_config.json for settings that no flag and no --config file gives.
         micro_tokens: The most real tokens of one forward pass on one rank. It bounds memory and
             changes no result.
-        activation_checkpointing: Whether only each layer's input is kept, and the rest is computed
-            again.
+        activation_checkpointing: Whether only each layer's input is kept for the backward pass,
+            which then computes the other activations again. It saves memory and takes time.
         compile: Whether torch.compile compiles the model around attention, once for all lengths. It
             does not work with zero_stage 3.
 
     Output:
         output: The run's folder, which holds settings, metrics and checkpoints.
         wandb: Weights & Biases project that the curves also go to. It needs the package wandb.
-        peak_tflops: TFLOP/s of one rank's device, of which MFU is the share. null takes them from
-            the device's data sheet.
-        validation: When and on what the model is measured while it trains.
-        checkpoint: When the run is saved.
-        safety: What is done about bad gradients, hung ranks and corrupted memory.
+        peak_tflops: The peak TFLOP/s of one rank's device; MFU is the share of them that a run
+            reaches. null takes them from the device's data sheet.
+        validation: Measurements of the model while it trains.
+        checkpoint: The interval, number and place of checkpoints.
+        safety: Guards against bad gradients, hung ranks and corrupted memory.
     """
 
     data: list[str]
@@ -284,19 +289,23 @@ class PretrainSettings:
 
     @property
     def num_steps(self) -> int | None:
-        """Optimizer steps of the whole run; None where time decides."""
+        """Number of optimizer steps of the whole run; None if time decides when it ends."""
         return sum(phase.steps for phase in self.phases) if self.budget_hours is None else None
 
     def budget_seconds(self, phase: int) -> float | None:
-        """A phase's share of the time budget; None where steps decide."""
+        """Returns the seconds of the time budget that a phase has; None if steps decide.
+
+        Args:
+            phase: Index of the phase.
+        """
         if self.budget_hours is None:
             return None
-        share = self.phases[phase].steps / sum(each.steps for each in self.phases)
+        share = self.phases[phase].steps / sum(phase.steps for phase in self.phases)
         return 3_600 * self.budget_hours * share
 
     @property
     def mask_shares(self) -> tuple[float, float] | None:
-        """Returns the first and the last share of masked tokens, or None for static masks."""
+        """The share of masked tokens at the first and at the last step; None for static masks."""
         if self.masking == "static":
             return None
         first, last, _ = self._mask_line()
@@ -304,11 +313,21 @@ class PretrainSettings:
 
     @property
     def mask_steps(self) -> int:
-        """Returns the steps that a moving share takes: the number after @, or all of the run."""
+        """Number of steps in which the share of masked tokens moves from the first to the last.
+
+        It is the number after @ in `masking`, or the number of steps of the run.
+        """
         return self._mask_line()[2] or sum(phase.steps for phase in self.phases)
 
     def _mask_line(self) -> tuple[float, float, int | None]:
-        """Returns the first share, the last, and the steps between; None means the run's."""
+        """Returns the numbers in `masking`.
+
+        Returns:
+            The first share, the last share, and the number of steps after @; None if it has no @.
+
+        Raises:
+            ValueError: `masking` has another form, or a share is not above 0 and at most 0.5.
+        """
         match = re.fullmatch(r"(0?\.\d+)(?:-(0?\.\d+)(?:@([1-9]\d*))?)?", self.masking)
         first, last = (float(match[1]), float(match[2] or match[1])) if match else (0.0, 0.0)
         if match is None or not 0 < min(first, last) <= max(first, last) <= 0.5:
@@ -323,19 +342,24 @@ class PretrainSettings:
         """Returns the share of masked tokens at a step of a phase (docs/order.md).
 
         Args:
-            phase: The number of the phase, from 0.
-            step: The number of steps before it in the phase.
+            phase: Index of the phase.
+            step: Number of steps before this one in the phase.
         """
         first, last = self.mask_shares or (0.0, 0.0)
         total = self.mask_steps
-        done = min(sum(each.steps for each in self.phases[:phase]) + step, total)
+        steps_before = sum(earlier.steps for earlier in self.phases[:phase])
+        done = min(steps_before + step, total)
         return first + (last - first) * done / total
 
     def model_config(self, vocab_size: int) -> BertConfig:
-        """The model, with the dataset's vocabulary.
+        """Returns the sizes of the model that the run trains.
+
+        Args:
+            vocab_size: Number of entries of the dataset's vocabulary.
 
         Raises:
-            ValueError: An override that is decided elsewhere, or sizes that do not fit each other.
+            ValueError: model.overrides sets a field that the dataset or the objective decides, or
+                the sizes do not fit each other.
         """
         deciders = {"vocab_size": "the dataset's vocabulary", "is_causal": "objective"}
         for name, decider in deciders.items():
@@ -345,31 +369,49 @@ class PretrainSettings:
         return preset(self.model.preset, **decided, **self.model.overrides)
 
     def phases_of(self, seq_len: int) -> list[int]:
-        """Indices of the phases of one length, which go on in one stream."""
+        """Returns the indices of all phases of one length, which read one stream one after another.
+
+        Args:
+            seq_len: The length in tokens.
+        """
         return [index for index, phase in enumerate(self.phases) if phase.seq_len == seq_len]
 
     def skipped(self, *phases: int) -> list[tuple[int, int]]:
-        """Positions to leave out of the stream of these phases, from START to before STOP."""
-        found = []
+        """Returns the ranges of positions that `skip` leaves out of the stream of some phases.
+
+        Args:
+            phases: Indices of the phases.
+
+        Returns:
+            For each range its first position, and one past its last position.
+
+        Raises:
+            ValueError: An entry of `skip`, of whichever phase, is malformed.
+        """
+        ranges = []
         for entry in self.skip:
             match = re.fullmatch(r"(\d+):(\d+)-(\d+)", entry)
             index, start, stop = map(int, match.groups()) if match else (0, 0, 0)
             if index >= len(self.phases) or start >= stop:
                 most = len(self.phases) - 1
-                wanted = f"PHASE:START-STOP, with a PHASE from 0 to {most} and START below STOP"
-                raise ValueError(f"skip: {entry!r} is not {wanted}")
-            found += [(start, stop)] if index in phases else []
-        return found
+                form = f"PHASE:START-STOP, with a PHASE from 0 to {most} and START below STOP"
+                raise ValueError(f"skip: {entry!r} is not {form}")
+            if index in phases:
+                ranges.append((start, stop))
+        return ranges
 
 
 Settings = TypeVar("Settings", bound=PretrainSettings)
 
 
 def resolve(settings: Settings) -> Settings:
-    """The settings, checked, with all that is given for phases written into them.
+    """Returns the settings after checks, with the values of `OF_PHASES` written into the phases.
+
+    Args:
+        settings: The settings as the user gave them. `PretrainSettings` or a subclass.
 
     Raises:
-        ValueError: Numbers that do not fit each other.
+        ValueError: Settings contradict each other, or a value is malformed.
     """
     if not settings.phases:
         raise ValueError("phases is empty; give at least one phase (see configs/pretrain)")
@@ -385,23 +427,35 @@ def resolve(settings: Settings) -> Settings:
 
 
 def _change_phase(settings: PretrainSettings, index: int) -> Phase:
-    """A phase with what is given for all phases or for each of them."""
+    """Returns a phase in which the values of `OF_PHASES` replace its own.
+
+    Args:
+        settings: The settings of the run.
+        index: Index of the phase.
+
+    Raises:
+        ValueError: A setting has neither one value nor one for each phase, or the changed phase is
+            contradictory.
+    """
+    num_phases = len(settings.phases)
     changed: dict[str, Any] = {}
     for name in OF_PHASES:
-        values, phases = getattr(settings, name), len(settings.phases)
-        if (count := len(values)) not in (0, 1, phases):
-            there = "there is 1 phase" if phases == 1 else f"there are {phases} phases"
+        values = getattr(settings, name)
+        if len(values) not in (0, 1, num_phases):
+            phases = "there is 1 phase" if num_phases == 1 else f"there are {num_phases} phases"
             raise ValueError(
-                f"--{name} has {count} values and {there}; give one for all, or {phases}"
+                f"--{name} has {len(values)} values and {phases}; give one for all, or {num_phases}"
             )
         if values:
             changed[name] = values[index if len(values) > 1 else 0]
+    # Either way to give the warm-up replaces both: a phase may have only one of them.
     if changed.keys() & {"warmup_fraction", "warmup_steps"}:
         changed = {"warmup_fraction": None, "warmup_steps": None} | changed
     return dataclasses.replace(settings.phases[index], **changed)
 
 
 def _check_epochs(settings: PretrainSettings) -> None:
+    """Refuses a number of epochs that is senseless, or does not go with the other settings."""
     if settings.epochs is None:
         return
     if not 0 < settings.epochs < math.inf:
@@ -415,7 +469,7 @@ def _check_epochs(settings: PretrainSettings) -> None:
 
 
 def _check_training(settings: PretrainSettings) -> None:
-    """Refuses combinations that would train something else than was asked."""
+    """Refuses combinations of settings that would not train what the user asked for."""
     if settings.zero_stage == 3 and (name := settings.optimizer.name) != "adamw":
         raise ValueError(
             f"optimizer {name} cannot run under zero_stage 3: its updates of whole tensors were"
