@@ -5,6 +5,7 @@ a heading, and under it each field with its text.
 """
 
 import dataclasses
+import inspect
 import re
 import shutil
 import textwrap
@@ -17,8 +18,8 @@ from pipeline.command_line.hints import choices_of, hints_of, is_needed, item_of
 
 _INDENT = 24
 """The column at which the texts of flags begin."""
-_SECTION = re.compile(r"^ {4}([A-Z][^\n]*):\n(?= {8})", re.MULTILINE)
-_FIELD = re.compile(r"^ {8}(\w+): ", re.MULTILINE)
+_SECTION = re.compile(r"^([A-Z][^\n]*):\n(?= {4})", re.MULTILINE)
+_FIELD = re.compile(r"^ {4}(\w+): ", re.MULTILINE)
 ANY_FLAGS = "Attributes"
 """Heading of the section in a docstring that does not divide its fields into groups."""
 _NO_BREAK = "\N{NO-BREAK SPACE}"
@@ -139,7 +140,9 @@ def _read_docstring(settings_class: Any) -> tuple[str, dict[str, dict[str, str]]
         The text before the first section; and by the heading of each section, the text of each of
         its fields by name.
     """
-    before, *sections = _SECTION.split(settings_class.__doc__ or "")
+    # From Python 3.13 on the compiler removes the indentation of docstrings.
+    docstring = inspect.cleandoc(settings_class.__doc__ or "")
+    before, *sections = _SECTION.split(docstring)
     groups = {}
     for heading, section in zip(sections[::2], sections[1::2], strict=True):
         _, *fields = _FIELD.split(section)

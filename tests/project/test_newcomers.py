@@ -150,7 +150,7 @@ MISTAKES = [
     # Recipes.
     ("pretrain --config bert-bsae --data D --output R", "bert-bsae; did you mean bert-base?"),
     ("pretrain --config bert --data D --output R", "the recipe bert is another command's; did you"),
-    ("pretrain --config glue --data D --output R", "another command's; recipes are bert-base-half"),
+    ("pretrain --config glue --data D --output R", "another command's; recipes are bert-babylm"),
     (
         f"{BUILD} --config bert-base",
         "the recipe bert-base is another command's; did you mean bert?",
