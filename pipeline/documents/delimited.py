@@ -1,10 +1,15 @@
-"""CSV, TSV and similar files: rows of cells, in a dialect that is found from the first rows.
+"""Reads CSV, TSV and similar files: rows of cells, in a dialect that the first rows decide.
 
-A dialect is the delimiter between cells and the meaning of quotes. A quote inside of quotes is
-doubled (RFC 4180) or has a backslash before it (Spark), or quotes are ordinary characters (TSV). In
-the last case MySQL writes a backslash before tabs and line ends. The dialect of a file is the first
-one in which all of the first rows have as many cells as the header, which has at least two. Every
-later row must fit it.
+A dialect says which character separates cells, and what quotes and backslashes mean. There are four
+ways to write quotes:
+
+- RFC 4180 puts quotes around a cell, and doubles a quote within the cell.
+- Spark puts quotes around a cell, and writes a backslash before a quote within the cell.
+- Most TSV files have no quoting: a quote is an ordinary character.
+- MySQL has no quoting either, and writes a backslash before tabs and line ends within a cell.
+
+The dialect of a file is the first in which all of the first rows have as many cells as the header,
+which must have at least two. Every later row must follow this dialect.
 """
 
 import csv
@@ -27,18 +32,22 @@ _NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 _SUFFIXES = {".csv": "", ".tsv": "\t", ".tab": "\t", ".psv": "|"}
 _NULL_CELL = re.compile(r"(?:^|(?<=\t))\\N(?=\t|\r?\n?$)")
 _BACKSLASHED = re.compile(r"\\(.)", re.DOTALL)
-_MOST_ROWS = 1000
-_FEW_ROWS = 3
+_MOST_ROWS = 1000  # rows that are read to find the dialect
+_FEW_ROWS = 3  # rows, with the header, that are too few to conclude anything from quotes
 
 
 class Dialect(NamedTuple):
-    """The delimiter, quotes and escapes of a file's rows."""
+    """How the rows of a file are written: delimiter, quotes and escapes.
+
+    Attributes:
+        delimiter: The character between two cells.
+        has_quotes: Whether a cell may be written in double quotes, which are no part of its text.
+        has_backslashes: Whether a backslash escapes the next character.
+    """
 
     delimiter: str = ","
     has_quotes: bool = True
-    """Whether double quotes around a cell are no part of it."""
     has_backslashes: bool = False
-    """Whether a backslash stands before what is meant as it is."""
 
     @property
     def has_nulls(self) -> bool:
@@ -55,7 +64,7 @@ class Dialect(NamedTuple):
         return f"{_NAMES[self.delimiter]} between cells, {quotes}"
 
     def options(self) -> dict[str, Any]:
-        """Returns the keyword arguments of `csv.reader` for lines that `prepare` has changed."""
+        """Returns the keyword arguments of `csv.reader` for lines that `prepare` has rewritten."""
         return {
             "delimiter": self.delimiter,
             "quoting": csv.QUOTE_MINIMAL if self.has_quotes else csv.QUOTE_NONE,
@@ -64,7 +73,7 @@ class Dialect(NamedTuple):
         }
 
     def prepare(self, line: str) -> str:
-        """Rewrites the backslashes of a line, because `csv.reader` itself is too lax about them."""
+        """Rewrites the backslashes of a line so that `csv.reader` reads what the writer meant."""
         if not self.has_backslashes or "\\" not in line:
             return line
         if self.has_quotes:
@@ -73,7 +82,11 @@ class Dialect(NamedTuple):
 
 
 def _double_quote(found: re.Match[str]) -> str:
-    r"""Returns \" as "" and \\ as \. A backslash that escapes nothing stays: the \n of C:\new."""
+    r"""Rewrites one backslash and its next character as RFC 4180 writes them.
+
+    The pair \" becomes "", and \\ becomes \. A backslash before another character escapes nothing
+    and stays, as in C:\new.
+    """
     character = found[1]
     if character == '"':
         return '""'
@@ -81,10 +94,11 @@ def _double_quote(found: re.Match[str]) -> str:
 
 
 def _unescape_letter(found: re.Match[str]) -> str:
-    r"""Returns PostgreSQL's \n as a backslash and a line end, and \t and \r as spaces."""
+    r"""Rewrites PostgreSQL's \n as an escaped line end, and \t and \r as spaces."""
     return {"n": "\\\n", "t": " ", "r": " "}.get(found[1], found[0])
 
 
+_QUOTED_TABS = Dialect("\t")
 _PLAIN_TABS = Dialect("\t", has_quotes=False)
 _ESCAPED_TABS = Dialect("\t", has_quotes=False, has_backslashes=True)
 _DIALECTS = (
@@ -96,33 +110,38 @@ _DIALECTS = (
 
 
 class Row(NamedTuple):
-    """One row of a file."""
+    """One row of a file.
+
+    Attributes:
+        number: Number of the row's first line, from 1.
+        cells: The texts of the cells; empty if the row cannot be read.
+        error: Why the row cannot be read, or None.
+        data: The row's first line, for messages about a bad row.
+    """
 
     number: int
-    """Of its first line, from 1."""
     cells: list[str]
     error: BadDocumentError | None = None
     data: bytes = b""
-    """The first line of a row with an error."""
 
 
 def split_rows(lines: Iterable[Line], url: str, *, checks_width: bool = True) -> Iterator[Row]:
-    """Yields the rows of a file, lazily; the first row has the names of the columns.
+    """Yields the rows of a file, lazily. The first row has the names of the columns.
 
-    A row that breaks the dialect is reported as its first line alone, and the next line begins
-    another row.
+    If a row does not follow the dialect, only its first line is reported as a bad row, and reading
+    goes on with the next line.
 
     Args:
         lines: The lines of the whole file.
         url: The file; its extension may decide the delimiter.
-        checks_width: Whether a row with another number of cells than the first row has an error.
+        checks_width: Whether a row is bad if it has more or fewer cells than the first row.
 
     Raises:
         ValueError: The first row cannot be read.
     """
-    beginning, others = _take_beginning(lines)
-    dialect = find_dialect(beginning, url, is_whole=others is None)
-    rows = _read_rows(chain(beginning, others or ()), dialect)
+    beginning, later_lines = _take_beginning(lines)
+    dialect = find_dialect(beginning, url, is_whole=later_lines is None)
+    rows = _read_rows(chain(beginning, later_lines or ()), dialect)
     header = next(rows, None)
     if header is None:
         return
@@ -139,9 +158,13 @@ def split_rows(lines: Iterable[Line], url: str, *, checks_width: bool = True) ->
 
 
 def _read_rows(lines: Iterable[Line], dialect: Dialect, *, is_whole: bool = True) -> Iterator[Row]:
-    """Yields rows with any number of cells.
+    """Yields the rows in some lines, whatever their number of cells.
 
-    Unless the lines are the whole file, the last row is left out, as it may be cut.
+    Args:
+        lines: Lines from the beginning of a file.
+        dialect: How the rows are written.
+        is_whole: Whether these are all lines of the file. If not, the last row may be cut off in
+            the middle, and is left out.
     """
     csv.field_size_limit(records.MAX_DOCUMENT_BYTES)
     source = _Source(iter(lines), dialect)
@@ -153,7 +176,12 @@ def _read_rows(lines: Iterable[Line], dialect: Dialect, *, is_whole: bool = True
 
 
 def _read_row(reader: Any, source: "_Source") -> Row | None:
-    """Returns the next row that is not blank, or None at the end."""
+    """Returns the next row that is not blank, or None at the end.
+
+    Args:
+        reader: The `csv.reader` that reads from `source`.
+        source: The lines of the file.
+    """
     while True:
         source.begin_row()
         cells: list[str] = []
@@ -172,7 +200,14 @@ def _read_row(reader: Any, source: "_Source") -> Row | None:
 
 
 class _Source:
-    """Gives the lines of a file to `csv.reader`, and keeps those of the current row."""
+    """Gives the lines of a file to `csv.reader`, and remembers those of the current row.
+
+    Attributes:
+        dialect: How the rows are written.
+        is_at_end: Whether the last line was given.
+        taken: The lines of the current row so far.
+        fault: What is wrong with the first bad line of the current row, or None.
+    """
 
     def __init__(self, lines: Iterator[Line], dialect: Dialect) -> None:
         self._lines = lines
@@ -180,15 +215,17 @@ class _Source:
         self._given_back: deque[Line] = deque()
         self.dialect = dialect
         self.is_at_end = False
-        """Whether all lines were taken."""
         self.taken: list[Line] = []
         self.fault: BadDocumentError | None = None
-        """The first fault of a line of the row."""
 
     def __iter__(self) -> "_Source":
         return self
 
     def __next__(self) -> str:
+        """Returns the next line as text with its line end, its backslashes rewritten.
+
+        If the line is too long or is not UTF-8, `fault` says so.
+        """
         line = self._given_back.popleft() if self._given_back else self._next_line()
         self.taken.append(line)
         if line.is_too_long:
@@ -202,6 +239,7 @@ class _Source:
         return self.dialect.prepare(f"{text}\n")
 
     def _next_line(self) -> Line:
+        """Returns the next line of the file; raises StopIteration at the end."""
         line = self._ahead
         if line is None:
             raise StopIteration
@@ -215,11 +253,12 @@ class _Source:
         self.fault = None
 
     def give_back(self) -> None:
-        """Puts the lines of the current row, except for its first, back to be read again."""
+        """Puts back all lines of the current row but the first, so that they are read again."""
         self._given_back.extendleft(reversed(self.taken[1:]))
 
 
 def _decoding_error(data: bytes) -> BadDocumentError:
+    """Returns the error of `decode` for a line that is not UTF-8."""
     try:
         decode(data)
     except BadDocumentError as error:
@@ -228,10 +267,11 @@ def _decoding_error(data: bytes) -> BadDocumentError:
 
 
 def _take_beginning(lines: Iterable[Line]) -> tuple[list[Line], Iterator[Line] | None]:
-    """Splits off the first lines, at least TAIL_BLOCK_BYTES of them if the file has so many bytes.
+    """Splits off the first lines of a file, TAIL_BLOCK_BYTES of text or a little more.
 
     Returns:
-        The first lines, and an iterator over the later ones; None if the file has ended.
+        The first lines, and an iterator over the later lines. It is None if the file has fewer
+        bytes, so that the first lines are the whole file.
     """
     stream = iter(lines)
     beginning: list[Line] = []
@@ -247,74 +287,107 @@ def _take_beginning(lines: Iterable[Line]) -> tuple[list[Line], Iterator[Line] |
 def find_dialect(lines: Sequence[Line], url: str, *, is_whole: bool) -> Dialect:
     """Finds the dialect of a file from its first lines and its name.
 
-    It is the first dialect in which every row has as many cells as the first row, or otherwise the
-    dialect with the most such rows.
+    It is the first dialect in which every row has as many cells as the header. If there is none, it
+    is the dialect with the most such rows.
 
     Args:
         lines: The first lines.
         url: The file: .tsv means tabs, .psv bars; for .csv the rows decide.
-        is_whole: Whether these are all lines. Otherwise the last row may be cut.
+        is_whole: Whether these are all lines of the file. If not, the last row may be cut off in
+            the middle, and does not count.
     """
     delimiter = _SUFFIXES.get(plain_suffix(url), "")
+    if delimiter == "\t":
+        tab_dialect = _find_tab_dialect(lines, is_whole)
+        if tab_dialect:
+            return tab_dialect
+
     choices = [dialect for dialect in _DIALECTS if delimiter in ("", dialect.delimiter)]
-    if delimiter == "\t" and (tabs := _find_tab_dialect(lines, is_whole)):
-        return tabs
-    tried: dict[Dialect, _Tried] = {}
+    trials: dict[Dialect, _Trial] = {}
     for dialect in choices:
-        tried[dialect] = _Tried.of(lines, dialect, is_whole)
-        if tried[dialect].num_good and not tried[dialect].num_bad:
+        trials[dialect] = _try_dialect(lines, dialect, is_whole)
+        if trials[dialect].num_good and not trials[dialect].num_bad:
             return dialect
-    return max(choices, key=lambda dialect: tried[dialect].num_good)
+    return max(choices, key=lambda dialect: trials[dialect].num_good)
 
 
-class _Tried(NamedTuple):
-    """The first rows of a file as one dialect reads them."""
+class _Trial(NamedTuple):
+    """The first rows of a file as one dialect reads them.
+
+    Attributes:
+        rows: The cells of each row.
+        num_good: Number of rows with as many cells as the header, the header included; 0 if the
+            header has a single cell.
+        num_bad: Number of rows with more or fewer cells than the header, or with an error.
+    """
 
     rows: list[list[str]]
     num_good: int
-    """Rows with as many cells as the first one has, none if that has a single cell."""
     num_bad: int
 
-    @classmethod
-    def of(cls, lines: Sequence[Line], dialect: Dialect, is_whole: bool) -> "_Tried":
-        """Reads the first rows of lines in a dialect."""
-        found = list(islice(_read_rows(lines, dialect, is_whole=is_whole), _MOST_ROWS))
-        rows = [row.cells for row in found]
-        width = len(rows[0]) if rows else 0
-        num_good = sum(not row.error and len(row.cells) == width for row in found)
-        return cls(rows, num_good if width > 1 else 0, len(found) - num_good)
+
+def _try_dialect(lines: Sequence[Line], dialect: Dialect, is_whole: bool) -> _Trial:
+    """Reads the first rows of a file in a dialect, and counts those that fit the header."""
+    rows = list(islice(_read_rows(lines, dialect, is_whole=is_whole), _MOST_ROWS))
+    width = len(rows[0].cells) if rows else 0
+    num_fitting = sum(not row.error and len(row.cells) == width for row in rows)
+    return _Trial(
+        rows=[row.cells for row in rows],
+        num_good=num_fitting if width > 1 else 0,
+        num_bad=len(rows) - num_fitting,
+    )
 
 
 def _find_tab_dialect(lines: Sequence[Line], is_whole: bool) -> Dialect | None:
     r"""Returns the dialect of a file with tabs, or None if its rows do not decide.
 
-    A file of MySQL has cells \N, and most other files with tabs do not use quotes.
+    A cell \N is a sign of MySQL. Other files with tabs rarely use quotes, so quotes are ordinary
+    characters unless the rows show that they are needed.
     """
     if any(_NULL_CELL.search(line.data.decode(errors="replace")) for line in lines):
         return _ESCAPED_TABS
-    plain = _Tried.of(lines, _PLAIN_TABS, is_whole)
-    quoted = _Tried.of(lines, Dialect("\t"), is_whole)
-    if plain.num_bad == 0 and quoted.num_bad == 0:
-        return Dialect("\t") if _needs_quotes(quoted.rows, plain.rows) else _PLAIN_TABS
-    return _PLAIN_TABS if plain.num_bad == 0 else None
+
+    plain = _try_dialect(lines, _PLAIN_TABS, is_whole)
+    quoted = _try_dialect(lines, _QUOTED_TABS, is_whole)
+    if plain.num_bad > 0:
+        return None
+    if quoted.num_bad == 0 and _needs_quotes(quoted.rows, plain.rows):
+        return _QUOTED_TABS
+    return _PLAIN_TABS
 
 
 def _needs_quotes(quoted_rows: Sequence[list[str]], plain_rows: Sequence[list[str]]) -> bool:
-    """Returns whether some quoted cell needs its quotes, or all cells of a column have them."""
-    # Rows that are whole without quotes need none for their line ends: a quotation that begins in
-    # one row and ends in another would join the two. Of a single column every row is whole.
+    """Returns whether quotes in a file with tabs are quoting, and not ordinary characters.
+
+    They are quoting if a cell holds a character that has to be quoted, or if all cells of a column
+    but its name are in quotes.
+
+    Args:
+        quoted_rows: The first rows, read with quotes around cells.
+        plain_rows: The same rows, read with quotes as ordinary characters. All rows have equally
+            many cells.
+    """
+    # A line end within a cell counts only if there is a single column. With several columns, both
+    # lines are whole rows without quoting, so they are two rows with a stray quote in each.
     width = max(map(len, plain_rows), default=1)
-    marks = '"' if width > 1 else '"\n'
-    if any(mark in cell for row in quoted_rows for cell in row for mark in marks):
-        return True
+    must_be_quoted = '"' if width > 1 else '"\n'
+    for row in quoted_rows:
+        for cell in row:
+            if any(character in cell for character in must_be_quoted):
+                return True
+
+    if len(plain_rows) <= _FEW_ROWS:
+        return False
     columns = zip(*plain_rows[1:], strict=True)
-    return len(plain_rows) > _FEW_ROWS and any(
-        all(len(cell) > 1 and cell[0] == cell[-1] == '"' for cell in column) for column in columns
-    )
+    return any(all(map(_is_in_quotes, column)) for column in columns)
+
+
+def _is_in_quotes(cell: str) -> bool:
+    return len(cell) > 1 and cell[0] == cell[-1] == '"'
 
 
 def split_csv(lines: Iterable[Line], file_range: FileRange) -> Iterator[Record]:
-    """Yields one record for each row: a JSON object of the cells by column name."""
+    """Yields a record for every row but the header: a JSON object of the cells by column name."""
     rows = split_rows(lines, file_range.url)
     header = next(rows, None)
     names = header.cells if header else []
@@ -326,7 +399,10 @@ def split_csv(lines: Iterable[Line], file_range: FileRange) -> Iterator[Record]:
 
 
 def _to_json(names: Sequence[str], cells: Sequence[str]) -> bytes:
-    """Returns a JSON object of cells by name. A name that two columns share is in it twice."""
+    """Returns a JSON object of the cells by column name. If two columns share a name, it has both.
+
+    `parse_jsonl` then refuses the object if the text is in such a column.
+    """
     if len(set(names)) == len(names):
         return json.dumps(dict(zip(names, cells, strict=True))).encode()
     pairs = zip(names, cells, strict=True)
@@ -337,7 +413,7 @@ def _to_json(names: Sequence[str], cells: Sequence[str]) -> bytes:
 def read_beginning(
     file_range: FileRange, storage_options: StorageOptions = None
 ) -> tuple[Dialect, list[str]]:
-    """Returns the dialect of a file and the names of its columns; reads its first bytes alone."""
+    """Returns the dialect of a file and the names of its columns, from the first bytes alone."""
     head = read_head(file_range.url, file_range.size, storage_options)
     is_whole = len(head) < TAIL_BLOCK_BYTES
     lines = list(split_lines([head_to_text(head).encode()]))
