@@ -1,8 +1,14 @@
-"""Input files of any layout and place to documents: found, cut into parts, read as a stream.
+"""Reads documents from files of many formats, at any fsspec URL.
 
-`parts` says which bytes a task reads and `read` reads them: `files` gives blocks, `lines` lines of
-UTF-8, one module a layout records of them, and `formats` puts these together. Open to the trainer
-are `parts.find_inputs` and `text_files`.
+The modules are layers:
+
+1. `listing` and `parts` find the input files and cut them into parts, one for each task.
+2. `files` reads the bytes of a part as blocks, and `lines` makes lines of UTF-8 of the blocks.
+3. One module for each format (`jsonl`, `mediawiki`, ...) makes records of the lines or blocks, and
+   text of a record. `source.LAYOUTS` lists the formats.
+4. `ranges` reads the records of a byte range, and `read` reads the documents of a part.
+
+The trainer uses only `parts.find_inputs` and `text_files`.
 """
 
 from dataclasses import dataclass
@@ -39,22 +45,40 @@ _EXAMPLE_CHARACTERS = 200
 
 @dataclass(frozen=True)
 class DroppedDocument:
-    """An example of what was left out, for people to look at; it enters no hash."""
+    """An example of a document that was left out, for people to look at. It enters no hash.
+
+    Attributes:
+        reason: The name of the counter that counts such documents, without "dropped_".
+        where: The document's place in the input.
+        text: The beginning of the document, or all of it.
+    """
 
     reason: str
-    """The counter's name without "dropped_"."""
     where: str
     text: str
-    """How the document begins."""
 
 
 def add_example(
     examples: list[DroppedDocument], reason: str, where: str, text: str, keeps_all: bool = False
 ) -> None:
-    """Appends an example unless there are enough of its reason, or all are kept, with all text."""
+    """Appends an example to the list, unless the list has enough examples of the same reason.
+
+    Args:
+        examples: The list, which is changed.
+        reason: Why the document was dropped.
+        where: The document's place in the input.
+        text: The document, of which only the beginning is kept.
+        keeps_all: Whether every document is appended, with its whole text.
+    """
     if keeps_all:
         examples.append(DroppedDocument(reason, where, text))
-    elif sum(each.reason == reason for each in examples) < EXAMPLES_PER_REASON:
-        # A lone surrogate, which no file can hold, becomes a question mark.
-        begin = (each[:_EXAMPLE_CHARACTERS].encode(errors="replace") for each in (where, text))
-        examples.append(DroppedDocument(reason, *map(bytes.decode, begin)))
+    elif sum(example.reason == reason for example in examples) < EXAMPLES_PER_REASON:
+        examples.append(DroppedDocument(reason, _shorten(where), _shorten(text)))
+
+
+def _shorten(text: str) -> str:
+    """Returns the beginning of a text, with lone surrogates as question marks.
+
+    A JSON string can hold half of a surrogate pair, but no file in UTF-8 can.
+    """
+    return text[:_EXAMPLE_CHARACTERS].encode(errors="replace").decode()

@@ -1,8 +1,9 @@
-"""What the format `auto` means for the files of a source, by names and first bytes.
+"""Chooses the format of each file of a source, if the user asked for `auto`.
 
-Whether a plain text is one document or many with blank lines between them is decided for a source,
-never for a file alone, and where the evidence does not suffice the user has to say it: both errors
-would be silent.
+The name and the first bytes of a file decide. Plain text is harder: it may be one document per
+file, or many documents of one sentence per line with blank lines between them. This is decided for
+all plain texts of a source together. If their first lines are no clear evidence, the user has to
+give the format, because nobody would notice the wrong one.
 """
 
 from collections.abc import Sequence
@@ -17,27 +18,43 @@ from pipeline.storage.ahead import map_ahead
 from pipeline.storage.archives import archive_kind
 
 _NUM_FILES_LOOKED_AT = 64
-_LEAST_BLOCKS_OF_MANY_FILES = 10  # on average
+_LEAST_BLOCKS_OF_MANY_FILES = 10  # groups of lines between blank lines, on average over the files
 
-File = tuple[str, int]  # URL and size
+File = tuple[str, int]
+"""URL and size in bytes."""
 
 
 def choose_formats(
     files: Sequence[File], text_format: str, wrapping: str, storage_options: StorageOptions = None
 ) -> list[str]:
-    """The format of each file; of an archive, whose members are looked at later, it stays auto."""
+    """Returns the format of each file.
+
+    An archive has the format "auto" as well, because its members are looked at when they are read.
+
+    Args:
+        files: All files of a source.
+        text_format: The format that the user gave, or "auto".
+        wrapping: How paragraphs of plain text end, one of `WRAPPINGS`. Files of one sentence per
+            line are looked for only if it is "auto".
+        storage_options: Options of the files' filesystem.
+
+    Raises:
+        ValueError: There is no such format, a file cannot be read, or it is not clear whether plain
+            texts have one sentence per line.
+    """
     if text_format in FORMATS:
         return [text_format] * len(files)
     if text_format != "auto":
         raise ValueError(f"format is {text_format!r}, expected auto or one of {', '.join(FORMATS)}")
-    found = list(map_ahead(lambda file: _detect(file, storage_options), files))
-    texts = [file for file, own in zip(files, found, strict=True) if own == "text" and file[1]]
+    formats = list(map_ahead(lambda file: _detect(file, storage_options), files))
+    texts = [file for file, name in zip(files, formats, strict=True) if name == "text" and file[1]]
     if wrapping == "auto" and texts and _has_sentence_lines(texts, storage_options):
-        return [SENTENCE_LINES if own == "text" else own for own in found]
-    return found
+        return [SENTENCE_LINES if name == "text" else name for name in formats]
+    return formats
 
 
 def _detect(file: File, storage_options: StorageOptions) -> str:
+    """Returns the format of one file by its name and first bytes, "auto" for an archive."""
     url, size = file
     head = read_head(url, size, storage_options)
     if kind := archive_kind(url):
@@ -47,23 +64,31 @@ def _detect(file: File, storage_options: StorageOptions) -> str:
 
 
 def _has_sentence_lines(files: Sequence[File], storage_options: StorageOptions) -> bool:
-    """Whether texts hold a sentence a line and blank lines between documents, by some of them."""
-    looked_at = files[:: -(-len(files) // _NUM_FILES_LOOKED_AT)]
-    looks = map_ahead(lambda file: _look(*file, storage_options), looked_at)
-    seen = {url: look for (url, _), look in zip(looked_at, looks, strict=True)}
-    likely = {url: own for url, own in seen.items() if own.is_likely}
+    """Returns whether plain texts have one sentence per line, and blank lines between documents.
+
+    Raises:
+        ValueError: Some files look like this, but the evidence is too weak to be sure.
+    """
+    sample = files[:: -(-len(files) // _NUM_FILES_LOOKED_AT)]
+    looks = map_ahead(lambda file: _look(*file, storage_options), sample)
+    seen = {url: look for (url, _), look in zip(sample, looks, strict=True)}
+    likely = {url: look for url, look in seen.items() if look.is_likely}
     if not likely:
         return False
-    blocks = sum(own.blocks for own in likely.values()) / len(likely)
-    is_sure = all(own.is_sure for own in likely.values())
-    is_plain = any(own.has_enough and not own.is_likely for own in seen.values())
-    if is_sure and not is_plain and (len(files) == 1 or blocks >= _LEAST_BLOCKS_OF_MANY_FILES):
+
+    mean_blocks = sum(look.blocks for look in likely.values()) / len(likely)
+    is_sure = all(look.is_sure for look in likely.values())
+    has_other_text = any(look.has_enough and not look.is_likely for look in seen.values())
+    has_many_blocks = len(files) == 1 or mean_blocks >= _LEAST_BLOCKS_OF_MANY_FILES
+    if is_sure and not has_other_text and has_many_blocks:
         return True
-    url, own = min(likely.items(), key=lambda each: (each[1].is_sure, each[0]))
+
+    url, look = min(likely.items(), key=lambda item: (item[1].is_sure, item[0]))
     among = f", as in {len(likely):,} of {len(seen):,} files looked at" * (len(seen) > 1)
-    raise ValueError(f"{url}: its beginning has {own}{among}; {WHICH_FLAG}")
+    raise ValueError(f"{url}: its beginning has {look}{among}; {WHICH_FLAG}")
 
 
 def _look(url: str, size: int, storage_options: StorageOptions) -> Seen:
+    """Returns what the first lines of a file look like."""
     head = read_head(url, size, storage_options, TAIL_BLOCK_BYTES + 1)
     return look_at_lines(head_to_text(head), is_whole=len(head) <= TAIL_BLOCK_BYTES)

@@ -1,9 +1,9 @@
-"""What a command says at its end: documents kept and dropped, by source."""
+"""Formats the lines with which a command ends: documents kept and dropped, by source."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
 _DROPPED = "dropped_"
-_SAID_OF_REASONS = {
+_SAID_OF_REASONS = {  # completes "12 of 34 documents ..."
     "empty": "have no text",
     "duplicate": "are copies of others",
     "near_duplicate": "are like another",
@@ -21,23 +21,33 @@ _SAID_OF_REASONS = {
 def format_counts(
     counters: Mapping[str, Mapping[str, int]], without_text: Sequence[str] = ()
 ) -> Iterator[str]:
-    """Lines of each source's counters and of some of the files that gave no text."""
-    for name, own in counters.items():
-        yield f"{name}: {format_mean(own['documents'], own['distinct_tokens'])}"
-    num_read = sum(own.get("documents_read", 0) for own in counters.values())
-    dropped = {name for own in counters.values() for name in own if name.startswith(_DROPPED)}
-    for counter in sorted(dropped):
-        numbers = {name: own[counter] for name, own in counters.items() if own.get(counter)}
-        reason = counter.removeprefix(_DROPPED)
+    """Yields lines about the documents of each source, the dropped ones, and files without text.
+
+    Args:
+        counters: The counters of each source, by the source's name.
+        without_text: Some of the files that gave no text.
+    """
+    for source, counts in counters.items():
+        yield f"{source}: {format_mean(counts['documents'], counts['distinct_tokens'])}"
+
+    num_read = sum(counts.get("documents_read", 0) for counts in counters.values())
+    names = {name for counts in counters.values() for name in counts if name.startswith(_DROPPED)}
+    for name in sorted(names):
+        by_source = {
+            source: counts[name] for source, counts in counters.items() if counts.get(name)
+        }
+        reason = name.removeprefix(_DROPPED)
         said = _SAID_OF_REASONS.get(reason, f"are left out as {reason}")
-        if numbers:
-            each = ", ".join(f"{name} {number:,}" for name, number in numbers.items())
-            yield f"{sum(numbers.values()):,} of {num_read:,} documents {said}: {each}"
-    if number := sum(own.get("files_without_text", 0) for own in counters.values()):
-        more = ", ..." * (number > len(without_text))
-        yield f"{number:,} input file(s) gave no text: {', '.join(without_text)}{more}"
+        if by_source:
+            shares = ", ".join(f"{source} {number:,}" for source, number in by_source.items())
+            yield f"{sum(by_source.values()):,} of {num_read:,} documents {said}: {shares}"
+
+    num_files = sum(counts.get("files_without_text", 0) for counts in counters.values())
+    if num_files:
+        more = ", ..." * (num_files > len(without_text))
+        yield f"{num_files:,} input file(s) gave no text: {', '.join(without_text)}{more}"
 
 
 def format_mean(documents: int, tokens: int) -> str:
-    """So many documents and their mean length."""
+    """Returns words for a number of documents and their mean length in tokens."""
     return f"{documents:,} documents of {tokens / max(1, documents):,.0f} tokens on average"

@@ -1,4 +1,4 @@
-"""Ranges of files as blocks of bytes, decompressed."""
+"""Reads byte ranges of files as blocks of decompressed bytes."""
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -9,59 +9,80 @@ from pipeline.storage.compression import decompress, is_compressed, slices
 from pipeline.storage.folder import Folder
 
 BLOCK_BYTES = 8 * 2**20
-TAIL_BLOCK_BYTES = 256 * 2**10  # beyond a range's end only the rest of one document is wanted
+TAIL_BLOCK_BYTES = 256 * 2**10  # after a range's end only the rest of one document is needed
 
 StorageOptions = Mapping[str, Any] | None
 
 
 @dataclass
 class Meter:
-    """Stored bytes of ranges as a reader takes them, for somebody who stops in the middle."""
+    """Counts the bytes of ranges as they are read, so that a caller knows how far reading got.
+
+    Attributes:
+        num_bytes: Number of bytes read so far, as stored.
+    """
 
     num_bytes: int = 0
 
 
 @dataclass(frozen=True)
 class FileRange:
-    """Bytes of one file as stored; documents that start before `end` are read to their end.
+    """A range of the bytes of one file, as stored.
 
-    Which range a document belongs to is told by `pipeline.documents.formats`.
+    The docstring of `pipeline.documents.formats` defines which documents belong to a range. The
+    last of them is read to its end, even if that is after the end of the range.
+
+    Attributes:
+        url: The file.
+        start: First byte of the range.
+        end: The byte after the last byte of the range.
+        size: Size of the whole file in bytes.
+        format: The name of the file's format. It is "auto" for an archive whose members' formats
+            are found when they are read.
+        wrapping: How paragraphs of plain text end, one of `WRAPPINGS`.
+        meter: Counts the bytes that are read, if there is one.
     """
 
     url: str
     start: int
     end: int
     size: int
-    """Of the whole file."""
     format: str
-    """Only "auto" where the members of an archive are to be looked at."""
     wrapping: str = "auto"
     meter: Meter | None = field(default=None, compare=False, repr=False)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes as stored, compressed or not."""
+        """Number of bytes in the range, as stored."""
         return self.end - self.start
 
     @property
     def last_offset(self) -> int:
-        """Where documents of the range must start before, in the decompressed text."""
+        """Offset in the decompressed file before which documents of the range must start."""
         return sys.maxsize if is_compressed(self.url) or self.end >= self.size else self.end
 
     def count(self, num_bytes: int) -> None:
-        """Tells the meter, if there is one, that so many stored bytes are taken."""
+        """Adds bytes that were read to the meter, if there is one."""
         if self.meter:
             self.meter.num_bytes += num_bytes
 
     def counted(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
-        """The blocks; each counts when it is taken."""
+        """Yields the blocks unchanged, and adds the size of each to the meter."""
         for block in blocks:
             self.count(len(block))
             yield block
 
 
 def read_blocks(file_range: FileRange, storage_options: StorageOptions = None) -> Iterator[bytes]:
-    """Decompressed bytes from one before the range's start to the end of the file, lazily."""
+    """Returns the decompressed bytes of a range, lazily, as an iterator over blocks.
+
+    They begin one byte before the start of the range, so that a reader of lines sees whether a line
+    starts with the range. They continue to the end of the file, so that the last document can be
+    read to its end; the caller stops there.
+
+    Raises:
+        ValueError: The file has another size than it had when it was listed.
+    """
     blocks = read_stored(file_range, storage_options)
     if not is_compressed(file_range.url):
         return file_range.counted(blocks)
@@ -69,15 +90,20 @@ def read_blocks(file_range: FileRange, storage_options: StorageOptions = None) -
 
 
 def read_stored(file_range: FileRange, storage_options: StorageOptions = None) -> Iterator[bytes]:
-    """As `read_blocks`, but bytes as stored, and not counted."""
+    """Returns the blocks of `read_blocks` as stored, still compressed, without counting them."""
     folder, name = open_sized(file_range, storage_options)
     return _read_ranges(folder, name, file_range)
 
 
 def open_sized(file_range: FileRange, storage_options: StorageOptions = None) -> tuple[Folder, str]:
-    """The folder and name of a range's file; raises ValueError where it is not the size it was."""
+    """Returns the folder and the name of a range's file, after checking the file's size.
+
+    Raises:
+        ValueError: The file has another size than it had when it was listed.
+    """
     folder, name = Folder.of_file(file_range.url, storage_options)
-    if (size := folder.size(name)) != file_range.size:
+    size = folder.size(name)
+    if size != file_range.size:
         found = (
             f"found {size} bytes, expected {file_range.size}: the file changed since it was listed"
         )
@@ -88,7 +114,15 @@ def open_sized(file_range: FileRange, storage_options: StorageOptions = None) ->
 def read_head(
     url: str, size: int, storage_options: StorageOptions = None, num_bytes: int = TAIL_BLOCK_BYTES
 ) -> bytes:
-    """The first bytes of a file, decompressed: `num_bytes` or some more, where it has so many."""
+    """Returns the first bytes of a file, decompressed.
+
+    Args:
+        url: The file.
+        size: Its size in bytes, as stored.
+        storage_options: Options of its filesystem.
+        num_bytes: Number of decompressed bytes. The result may have some more, and it has fewer
+            only if the whole file has.
+    """
     folder, name = Folder.of_file(url, storage_options)
     blocks = _read_ranges(folder, name, FileRange(url, 0, min(size, num_bytes), size, format=""))
     head = b""
@@ -100,6 +134,7 @@ def read_head(
 
 
 def _read_ranges(folder: Folder, name: str, file_range: FileRange) -> Iterator[bytes]:
+    """Yields blocks from one byte before the range to the file's end, smaller after the range."""
     start = max(0, file_range.start - 1)
     while start < file_range.size:
         is_inside = start < file_range.end

@@ -1,4 +1,4 @@
-"""The layouts of text: how a file is split into records, and how a record becomes a text.
+"""The table of formats, and the functions that depend on a file's format.
 
 A file may be cut into byte ranges. Every document belongs to exactly one range, however the file is
 cut. It is the range that holds:
@@ -9,9 +9,9 @@ cut. It is the range that holds:
   belongs to the range with byte 0.
 - for a member of a zip: the member's header.
 - for row group i of n of a Parquet file: the byte i * size // n.
-- for UTF-16 and all other layouts: byte 0, so the whole file is one range's.
+- for UTF-16 and all other formats: byte 0, so one range has the whole file.
 
-A new layout is a file with its `Format` and a line in LAYOUTS (pipeline.documents.source).
+A new format is a file with its `Format` and a line in LAYOUTS (pipeline.documents.source).
 """
 
 import importlib
@@ -24,18 +24,24 @@ from pipeline.storage.archives import archive_kind, is_archive
 from pipeline.storage.compression import compression_suffix, is_compressed
 
 FORMATS: dict[str, Format] = {}
+"""The formats by their names, in the order in which `auto` tries them."""
 for _name, _layout in LAYOUTS.items():
     _module = importlib.import_module(f"pipeline.documents.{_layout.partition(':')[0]}")
     FORMATS[_name] = getattr(_module, _layout.partition(":")[2])
 
 
 def format_of(record: Record, file_range: FileRange) -> Format:
-    """Returns the layout of a record: the one of its archive member, otherwise the file's."""
+    """Returns the format of a record: the one of its archive member, otherwise the file's."""
     return FORMATS[record.format or file_range.format]
 
 
 def parse_record(record: Record, file_range: FileRange, text_field: str) -> str:
     """Returns the text of a record.
+
+    Args:
+        record: The record.
+        file_range: The range that it was read from.
+        text_field: The name of the field or column that holds the text, if the format has such.
 
     Raises:
         BadDocumentError: The record is malformed.
@@ -47,7 +53,10 @@ def parse_record(record: Record, file_range: FileRange, text_field: str) -> str:
 
 
 def may_be_cut(text_format: str, url: str) -> bool:
-    """Returns whether a file may be read in several ranges. A tar may not: it lists no members."""
+    """Returns whether a file may be cut into ranges.
+
+    A zip archive may be, as it has a list of its members; a tar archive has none.
+    """
     if is_archive(url):
         return archive_kind(url) == "zip"
     layout = FORMATS[text_format]
@@ -55,5 +64,5 @@ def may_be_cut(text_format: str, url: str) -> bool:
 
 
 def is_plain(text_format: str, url: str) -> bool:
-    """Returns whether the file's own bytes are text: no compression, no table, no archive."""
+    """Returns whether the stored bytes of a file are text: no compression, table or archive."""
     return not (is_compressed(url) or is_archive(url)) and FORMATS[text_format].is_text

@@ -1,4 +1,4 @@
-"""Ranges of files as lines of UTF-8, also of UTF-16 where a byte order mark says so."""
+"""Reads ranges of files as lines of UTF-8. UTF-16 with a byte order mark is converted."""
 
 import codecs
 import re
@@ -14,24 +14,26 @@ Decoder = Callable[[bytes], str]
 UTF8_MARK = codecs.BOM_UTF8
 UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 HEAD_BYTES = 64 * 2**10
-"""First bytes of a file that tell its encoding and its line ends, in every range alike."""
-_MARK_BYTES = 2
-_SHORTEST_SIGN = 8  # bytes
-_ENCODING_BYTES = 1024
+"""Number of first bytes of a file that show its line ends, whichever range of it is read."""
+_MARK_BYTES = 2  # of UTF-16
+_SHORTEST_SIGN = 8  # bytes; fewer show no encoding
+_ENCODING_BYTES = 1024  # first bytes that show the encoding
 _HIGHEST_PLANE = 0x10  # of Unicode
-_MOST_BYTES_PER_ZERO = 64  # of UTF-16 with a space or line end here and there
-# What str.strip takes off, as UTF-8.
+_MOST_BYTES_PER_ZERO = 64  # in UTF-16 text whose only zero bytes are in spaces and line ends
+# The characters that str.strip removes, in UTF-8.
 _BLANK = re.compile(
     rb"(?:[\t-\r\x1c- ]|\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f"
     rb"|\xe3\x80\x80)*"
 )
-_FIRST_OF_BLANKS = frozenset(b"\x1c\x1d\x1e\x1f\xc2\xe1\xe2\xe3")  # what bytes.strip leaves
+# First bytes of the blanks that bytes.strip does not remove.
+_FIRST_OF_BLANKS = frozenset(b"\x1c\x1d\x1e\x1f\xc2\xe1\xe2\xe3")
 
 
 def is_blank(line: bytes) -> bool:
-    """Returns whether a line of UTF-8 is blank by `str.strip`, which is the rule of Google's BERT.
+    """Returns whether `str.strip` would leave nothing of a line of UTF-8.
 
-    So a line of no-break (U+00A0) or ideographic spaces (U+3000) is blank.
+    This is the rule of Google's BERT. A line of no-break spaces (U+00A0) or ideographic spaces
+    (U+3000) is blank as well, which `bytes.strip` does not know.
     """
     stripped = line.strip()
     if not stripped:
@@ -40,7 +42,7 @@ def is_blank(line: bytes) -> bool:
 
 
 def has_old_line_ends(head: bytes) -> bool:
-    r"""Returns whether a file's first bytes have "\r" alone as line end, as on old Macs."""
+    r"""Returns whether lines end in "\r" alone, as on old Macs, in the first bytes of a file."""
     # The last byte may be the first half of "\r\n".
     return b"\r" in head[:-1] and b"\n" not in head
 
@@ -60,9 +62,17 @@ def to_new_line_ends(blocks: Iterable[bytes], url: str) -> Iterator[bytes]:
 
 
 def to_utf8(blocks: Iterable[bytes], url: str) -> Iterator[bytes]:
-    """A whole file's blocks, UTF-16 as UTF-8 without its mark; anything else as it is.
+    """Yields the blocks of a whole file, converted to UTF-8 if they are UTF-16.
 
-    Halves of surrogate pairs become bytes that are no UTF-8, so that `decode` names their line.
+    UTF-16 is converted without its byte order mark; other blocks stay as they are. A lone half of a
+    surrogate pair becomes bytes that are not UTF-8, so that `decode` reports its line.
+
+    Args:
+        blocks: The bytes of the file from its start.
+        url: The file, for messages.
+
+    Raises:
+        ValueError: The file is not text, or in an encoding that is not read.
     """
     head, stream = take_head(blocks, _ENCODING_BYTES)
     kinds.refuse_binary(url, head)
@@ -107,20 +117,27 @@ def refuse_other_encodings(head: bytes, url: str) -> None:
 
 
 def _name_encoding(first: bytes) -> str:
-    """Returns words for UTF-32, and for UTF-16 without a mark; nothing for other first bytes."""
+    """Returns words for a message if the first bytes are UTF-32, or UTF-16 without a mark.
+
+    Otherwise the result is empty.
+    """
     if first.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
         return "UTF-32"
     has_mark = first[:_MARK_BYTES] in UTF16
     if has_mark or len(first) < _SHORTEST_SIGN or b"\0" not in first or not any(first):
         return ""
+
+    # In UTF-32 the highest byte of every character is zero, and the second is a plane's number.
     whole = first[: len(first) // 4 * 4]
     for highest, second in ((whole[0::4], whole[1::4]), (whole[3::4], whole[2::4])):
         if not any(highest) and max(second) <= _HIGHEST_PLANE:
             return "UTF-32"
+
     halves = (first[0:64:2], first[1:64:2])
     if any(first[:64]) and not all(any(half) for half in halves):
         return "a zero in every second byte, as UTF-16 without a byte order mark has"
-    # Letters of other scripts have no zero byte, but spaces and line ends have one.
+
+    # Letters of other scripts have no zero byte in UTF-16, but spaces and line ends have one.
     is_one_sided = (0 in first[0::2]) != (0 in first[1::2])
     has_many = first.count(0) * _MOST_BYTES_PER_ZERO >= len(first)
     if is_one_sided and has_many and not kinds.looks_like_text(first.replace(b"\0", b"")):
@@ -129,8 +146,12 @@ def _name_encoding(first: bytes) -> str:
 
 
 def head_to_utf8(head: bytes) -> bytes:
-    """The first bytes of a file as UTF-8 without a mark."""
-    if encoding := UTF16.get(head[:_MARK_BYTES]):
+    """Returns the first bytes of a file as UTF-8, without a byte order mark.
+
+    They may end within a character.
+    """
+    encoding = UTF16.get(head[:_MARK_BYTES])
+    if encoding:
         return head[_MARK_BYTES:].decode(encoding, "ignore").encode()
     return head.removeprefix(UTF8_MARK)
 
@@ -144,7 +165,11 @@ def head_to_text(head: bytes) -> str:
 
 
 def decode(data: bytes) -> str:
-    """UTF-8, or an error that knows the line."""
+    """Decodes UTF-8.
+
+    Raises:
+        BadDocumentError: The bytes are not UTF-8. Its `line` is the line of the first wrong byte.
+    """
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -155,7 +180,15 @@ def decode(data: bytes) -> str:
 
 
 def read_lines(file_range: FileRange, storage_options: StorageOptions = None) -> Iterator[Line]:
-    """Lines from the first that starts in the range to the file's end, no byte order mark first."""
+    """Yields lines of a file as UTF-8 without a byte order mark, lazily.
+
+    They begin with the first line that starts in the range, and continue to the end of the file.
+    The caller stops after the last document that belongs to the range.
+
+    Raises:
+        ValueError: The file is not text, is in an encoding that is not read, mixes kinds of line
+            ends, or has changed since it was listed.
+    """
     blocks = read_blocks(file_range, storage_options)
     if file_range.start == 0:
         return split_file(blocks, file_range.url)
@@ -168,14 +201,19 @@ def read_lines(file_range: FileRange, storage_options: StorageOptions = None) ->
 
 
 def _read_beginning(file_range: FileRange, storage_options: StorageOptions) -> bytes:
-    """Reads the first HEAD_BYTES of a file, from which every range learns the same line ends."""
+    """Reads the first HEAD_BYTES of a file, which decide on the line ends in all of its ranges."""
     return read_head(file_range.url, file_range.size, storage_options, HEAD_BYTES)[:HEAD_BYTES]
 
 
 def split_file(blocks: Iterable[bytes], url: str) -> Iterator[Line]:
-    r"""Yields a file's lines from its start as UTF-8, without a byte order mark.
+    r"""Yields the lines of a whole file as UTF-8, without a byte order mark.
 
-    Lines end in "\n", or in "\r" if the file's first bytes have "\r" alone. UTF-16 is converted.
+    Lines end in "\n". They end in "\r" instead if the first bytes of the file have no other line
+    ends. UTF-16 is converted.
+
+    Args:
+        blocks: The bytes of the file from its start.
+        url: The file, for messages.
     """
     lines = split_lines(_to_text(blocks, url))
     first = next(lines, None)
@@ -185,18 +223,19 @@ def split_file(blocks: Iterable[bytes], url: str) -> Iterator[Line]:
 
 
 def _to_text(blocks: Iterable[bytes], url: str) -> Iterator[bytes]:
-    r"""Yields a whole file as UTF-8 with "\n" as line end."""
+    r"""Yields the blocks of a whole file as UTF-8 with "\n" as line end."""
     head, stream = take_head(to_utf8(blocks, url), HEAD_BYTES)
     text = chain([head], stream)
     return to_new_line_ends(text, url) if has_old_line_ends(head[:HEAD_BYTES]) else text
 
 
 def count_line_ends(file_range: FileRange, stop: int, storage_options: StorageOptions) -> int:
-    """Counts the line ends of a plain file before the byte `stop`; reads all bytes before it."""
+    """Counts the line ends before the byte `stop` of an uncompressed file, reading all of them."""
     head = _read_beginning(file_range, storage_options)
     line_end = b"\r" if has_old_line_ends(head) else b"\n"
     before = FileRange(file_range.url, 0, stop, file_range.size, file_range.format)
-    count, offset = 0, 0
+    count = 0
+    offset = 0
     for block in read_blocks(before, storage_options):
         count += block.count(line_end, 0, max(0, stop - offset))
         offset += len(block)
@@ -206,8 +245,17 @@ def count_line_ends(file_range: FileRange, stop: int, storage_options: StorageOp
 
 
 def split_lines(blocks: Iterable[bytes], offset: int = 0) -> Iterator[Line]:
-    """Lines of blocks from `offset` on; those over the limit keep no bytes."""
-    number, num_pending = 1, 0
+    """Yields the lines of some blocks, numbered from 1.
+
+    A line that is longer than a document may be is yielded without its bytes, which are forgotten
+    as they are read.
+
+    Args:
+        blocks: The bytes.
+        offset: Offset of the first of them in the file.
+    """
+    number = 1
+    num_pending = 0
     pending: list[bytes] = []
     for block in blocks:
         first, *others = block.split(b"\n")
@@ -219,16 +267,20 @@ def split_lines(blocks: Iterable[bytes], offset: int = 0) -> Iterator[Line]:
         if not others:
             continue
         yield _make_line(number, offset, pending, num_pending)
-        number, offset = number + 1, offset + num_pending + 1
+        number += 1
+        offset += num_pending + 1
         for data in others[:-1]:
             yield _make_line(number, offset, [data], len(data))
-            number, offset = number + 1, offset + len(data) + 1
-        pending, num_pending = [others[-1]], len(others[-1])
+            number += 1
+            offset += len(data) + 1
+        pending = [others[-1]]
+        num_pending = len(others[-1])
     if num_pending:
         yield _make_line(number, offset, pending, num_pending)
 
 
 def _make_line(number: int, offset: int, pieces: list[bytes], num_bytes: int) -> Line:
+    """Returns a line of the joined pieces, without bytes if it is longer than a document may be."""
     if num_bytes > records.MAX_DOCUMENT_BYTES:
         return Line(number, offset, b"", is_too_long=True)
     return Line(number, offset, pieces[0] if len(pieces) == 1 else b"".join(pieces))

@@ -1,6 +1,7 @@
-"""The files that a path, a folder or a glob stands for.
+"""Lists the input files that a path, a folder or a glob stands for.
 
-Links are followed; in a folder files that only speak of the data are left out.
+Links are followed. A folder stands for all files below it except for hidden files, and for files
+that only describe the data, such as a README.
 """
 
 import os
@@ -17,7 +18,7 @@ from pipeline.storage.compression import plain_name
 from pipeline.storage.faults import call_patiently
 from pipeline.storage.folder import Folder
 
-# What lies beside the texts of published corpora: described in docs/input.md.
+# Files that published corpora have next to their texts. docs/input.md lists them.
 _ABOUT_THE_DATA = re.compile(
     r"(?:readme|source|licen[cs]e|copying|notice|changelog|citation)(?:\.(?:md|rst|txt|html|cff))?"
     r"|dataset_info\.json|dataset_dict\.json|state\.json|cache-[0-9a-f]+.*\.arrow"
@@ -25,6 +26,7 @@ _ABOUT_THE_DATA = re.compile(
     re.IGNORECASE,
 )
 _MAGIC = re.compile(r"[*?\[]")
+# One file of each kind that a build writes into its folder.
 _WRITTEN_BY_A_BUILD = """
 vocab.txt tokenizer.json vocab.json word_counts.parquet tokens.json prefixes.rows manifest.json
 report.html tokens/0-00000.tokens train/L128/pass-00/shard-00000.tar
@@ -33,31 +35,46 @@ report.html tokens/0-00000.tokens train/L128/pass-00/shard-00000.tar
 
 @dataclass
 class Listing:
-    """Sizes of files found, by path or by URL where they are elsewhere; and those left out."""
+    """The files that a pattern stands for.
+
+    Attributes:
+        sizes: Size of each file in bytes, by its path on a local disk, or by its URL.
+        left_out: Files that only describe the data, which are not read.
+    """
 
     sizes: dict[str, int] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
 
 
 def list_matches(pattern: str, storage_options: StorageOptions = None) -> Listing:
-    """What a pattern stands for; what exists under the very name is no glob."""
+    """Lists the files that a pattern matches. A file with exactly that name wins over globbing.
+
+    Args:
+        pattern: A path, a folder or a glob, at any fsspec URL.
+        storage_options: Options of the filesystem.
+
+    Raises:
+        ValueError: A file's name is not UTF-8, or cannot be written as a URL.
+        FileNotFoundError: A local link leads nowhere, or a bucket does not exist.
+    """
     place = Folder(pattern, storage_options)
     filesystem = place.filesystem
     filesystem.invalidate_cache()
-    found: Listing = call_patiently(pattern, lambda: _list(place), filesystem=filesystem)
-    for path in (*found.sizes, *found.left_out):
+    listing: Listing = call_patiently(pattern, lambda: _list(place), filesystem=filesystem)
+    for path in (*listing.sizes, *listing.left_out):
         _refuse_name(path, is_local=place.is_local)
     if place.is_local:
-        return found
-    if not found.sizes:
+        return listing
+
+    if not listing.sizes:
         place.refuse_absent_bucket()
-    name = filesystem.unstrip_protocol
-    sizes = {name(each): size for each, size in found.sizes.items()}
-    return Listing(sizes, [*map(name, found.left_out)])
+    to_url = filesystem.unstrip_protocol
+    sizes = {to_url(path): size for path, size in listing.sizes.items()}
+    return Listing(sizes, [*map(to_url, listing.left_out)])
 
 
 def _refuse_name(path: str, *, is_local: bool) -> None:
-    """Refuses a file whose name cannot be written as text, or would be read as another file's.
+    """Refuses a file whose name cannot be written as text, or would name another file in a URL.
 
     Raises:
         ValueError: The name is not UTF-8, or has a part with another meaning in a URL.
@@ -76,51 +93,75 @@ def _refuse_name(path: str, *, is_local: bool) -> None:
 
 
 def would_list(pattern: str, folder: str, storage_options: StorageOptions = None) -> bool:
-    """Whether a pattern stands for files that a build would write into a folder."""
-    place, output = Folder(pattern, storage_options), Folder(folder, storage_options)
-    path, below = place.path, output.path
+    """Returns whether an input pattern matches files that a build would write into a folder.
+
+    Args:
+        pattern: A path, a folder or a glob of the input.
+        folder: The folder of the build.
+        storage_options: Options of the filesystem.
+    """
+    place = Folder(pattern, storage_options)
+    output = Folder(folder, storage_options)
+    path = place.path
+    output_path = output.path
     if place.filesystem.unstrip_protocol("") != output.filesystem.unstrip_protocol(""):
         return False
+
     if place.is_local:
-        path, below = (_real(each) for each in (path, below))
+        path = _resolve_links(path)
+        output_path = _resolve_links(output_path)
     if place.ask(lambda: place.filesystem.isdir(path)):
-        return f"{below}/".startswith(f"{path}/")
+        return f"{output_path}/".startswith(f"{path}/")
     matches = re.compile(glob_translate(path)).match
-    written = (f"{below}/{name}" for name in _WRITTEN_BY_A_BUILD.split())
+    written = (f"{output_path}/{name}" for name in _WRITTEN_BY_A_BUILD.split())
     return bool(_MAGIC.search(path)) and any(map(matches, written))
 
 
-def _real(path: str) -> str:
+def _resolve_links(path: str) -> str:
+    """Returns a path or a glob with the links resolved in the folder before any wildcard."""
     fixed = _fixed_folder(path)
     return os.path.realpath(fixed) + path.removeprefix(fixed)
 
 
 def _fixed_folder(path: str) -> str:
-    found = _MAGIC.search(path)
-    return path[: found.start()].rpartition("/")[0] if found and not os.path.lexists(path) else path
+    """Returns the folder before the first wildcard of a glob.
+
+    A path without a wildcard, or that exists under exactly this name, is returned unchanged.
+    """
+    wildcard = _MAGIC.search(path)
+    if not wildcard or os.path.lexists(path):
+        return path
+    return path[: wildcard.start()].rpartition("/")[0]
 
 
 def _list(place: Folder) -> Listing:
-    filesystem, path = place.filesystem, place.path
+    """Lists a file, the files below a folder, or the matches of a glob, by path."""
+    filesystem = place.filesystem
+    path = place.path
     if filesystem.isfile(path):
         return Listing({path: int(filesystem.info(path)["size"])})
     if not filesystem.isdir(path):
         return Listing(_sizes_of_glob(place))
-    found = Listing()
-    below = dict(_walk(path)) if place.is_local else _sizes(filesystem.find(path, detail=True))
-    for name, size in sorted(below.items()):
+
+    listing = Listing()
+    sizes = dict(_walk(path)) if place.is_local else _sizes(filesystem.find(path, detail=True))
+    for name, size in sorted(sizes.items()):
         parts = PurePosixPath(name).relative_to(path).parts
         if any(part.startswith(".") for part in parts):
             continue
         if _ABOUT_THE_DATA.fullmatch(plain_name(parts[-1])):
-            found.left_out.append(name)
+            listing.left_out.append(name)
         else:
-            found.sizes[name] = size
-    return found
+            listing.sizes[name] = size
+    return listing
 
 
 def _sizes_of_glob(place: Folder) -> dict[str, int]:
-    """On local disks by a walk of our own, with the same meaning: fsspec's knows no links."""
+    """Returns the sizes of the files that match a glob, by path.
+
+    fsspec globs local disks without following links to folders, so those are walked here, with
+    fsspec's meaning of a glob.
+    """
     path = place.path
     if not place.is_local:
         return _sizes(place.filesystem.glob(path, detail=True))
@@ -132,14 +173,26 @@ def _sizes_of_glob(place: Folder) -> dict[str, int]:
     return {name: size for name, size in _walk(folder, most) if matches(name)}
 
 
-def _sizes(found: Mapping[str, Any]) -> dict[str, int]:
-    return {name: int(info["size"]) for name, info in found.items() if info["type"] == "file"}
+def _sizes(details: Mapping[str, Any]) -> dict[str, int]:
+    """Returns the sizes of the files among the entries of a detailed fsspec listing, by path."""
+    return {path: int(info["size"]) for path, info in details.items() if info["type"] == "file"}
 
 
 def _walk(
     folder: str, most_levels: int | None = None, above: frozenset[str] = frozenset()
 ) -> Iterator[tuple[str, int]]:
-    """Regular files below a local folder, through links but for those to a folder above."""
+    """Yields path and size of the regular files below a local folder, ordered by name.
+
+    Links are followed, except for links to a folder that the walk is already in.
+
+    Args:
+        folder: The folder.
+        most_levels: How many levels of folders are read; 1 is the folder alone, None is all.
+        above: Real paths of the folders that the walk is in.
+
+    Raises:
+        FileNotFoundError: A link leads nowhere, and its name does not begin with a dot.
+    """
     real = os.path.realpath(folder)
     if real in above or not os.path.isdir(folder):
         return

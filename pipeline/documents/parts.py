@@ -1,4 +1,4 @@
-"""Which files the input is, and which bytes of them one task reads."""
+"""Finds the input files, and cuts them into parts, one for each task."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from pipeline.storage.secret_values import identify
 
 _LEAST_PARTS = 32
 _SMALLEST_PART_BYTES = 2**20
-_COMPRESSION_RATIO = 4  # of English text by zstd, about
+_COMPRESSION_RATIO = 4  # bytes of English text per byte that zstd writes, roughly
 _EXPECTED = (
     "expected a file, a folder with files or a glob such as 'corpus/**/*.jsonl.zst' (quoted, so"
     " that the shell leaves it alone)"
@@ -26,7 +26,13 @@ _EXPECTED = (
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file of the input: its URL, or path on local disks, bytes as stored, source's number."""
+    """A file of the input.
+
+    Attributes:
+        url: Its URL, or its path on a local disk.
+        size: Its size in bytes, as stored.
+        source: The number of its source.
+    """
 
     url: str
     size: int
@@ -35,14 +41,19 @@ class InputFile:
 
 @dataclass(frozen=True)
 class Part:
-    """What one task reads: a range of a large file, or some small files, all of one source."""
+    """The input of one task: a range of a large file, or several small files.
+
+    Attributes:
+        ranges: The byte ranges. A small file is one range.
+        source: The number of the source that all the files belong to.
+    """
 
     ranges: tuple[FileRange, ...]
     source: int = 0
 
     @property
     def key(self) -> str:
-        """32 hex digits, equal for equal ranges, sizes, formats and source numbers."""
+        """A hash of the ranges, file sizes, formats and source number, as 32 hex digits."""
         lines = [
             f"{identify(r.url)}\t{r.start}\t{r.end}\t{r.size}\t{r.format}\n" for r in self.ranges
         ]
@@ -51,8 +62,8 @@ class Part:
 
     @property
     def text_bytes(self) -> int:
-        """Bytes of text, estimated where they are compressed."""
-        return sum(each.num_bytes * _ratio(each.url) for each in self.ranges)
+        """Number of bytes of text, which is an estimate if files are compressed."""
+        return sum(r.num_bytes * _ratio(r.url) for r in self.ranges)
 
 
 def find_inputs(
@@ -60,32 +71,45 @@ def find_inputs(
     storage_options: StorageOptions = None,
     left_out: list[str] | None = None,
 ) -> list[InputFile]:
-    """The files of paths, folders and globs (`**` too) at any fsspec URL, by URL, each once.
+    """Returns the files that some patterns match, each file once, sorted by URL.
 
-    A folder stands for every file below it but hidden ones and those that only speak of the data
-    (docs/input.md), which `left_out` takes. Raises FileNotFoundError where a pattern matches no
-    file, ValueError where all files are empty.
+    Args:
+        patterns: Paths, folders and globs (with `**` as well), at any fsspec URL. A folder stands
+            for every file below it, except for hidden files and files that only describe the data
+            (docs/input.md).
+        storage_options: Options of the filesystem.
+        left_out: A list to which the files that only describe the data are appended, or None.
+
+    Raises:
+        FileNotFoundError: A pattern matches no file.
+        ValueError: All files are empty, or a file has a name that cannot be used.
     """
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for pattern in patterns:
         listing = list_matches(pattern, storage_options)
         if not listing.sizes:
             names = ", ".join(sorted(PurePosixPath(url).name for url in listing.left_out))
             but = f" but {names}, which a folder does not stand for" if names else ""
             raise FileNotFoundError(f"{pattern}: found no file{but}; {_EXPECTED}")
-        found |= listing.sizes
+        sizes |= listing.sizes
         if left_out is not None:
             left_out += listing.left_out
-    if not any(found.values()):
-        what = f"found {len(found)} file(s), all empty"
-        raise ValueError(f"{', '.join(patterns)}: {what}; expected text to read")
-    return [InputFile(url, found[url]) for url in sorted(found)]
+    if not any(sizes.values()):
+        found = f"found {len(sizes)} file(s), all empty"
+        raise ValueError(f"{', '.join(patterns)}: {found}; expected text to read")
+    return [InputFile(url, sizes[url]) for url in sorted(sizes)]
 
 
 def choose_part_bytes(files: Sequence[InputFile], most: int) -> int:
-    """Bytes of text in a part: fewer than `most` where there were less than 32 parts, but 1 MiB.
+    """Returns how many bytes of text a part should have.
 
-    So the workers of a small build end together. The input alone decides, not the workers.
+    It is `most`, or fewer for a small input, so that there are 32 parts and the workers of a small
+    build end together; but never less than 1 MiB. The input alone decides, not the number of
+    workers.
+
+    Args:
+        files: The files of all sources.
+        most: The most bytes of text in a part.
     """
     text_bytes = sum(file.size * _ratio(file.url) for file in files)
     return min(most, max(_SMALLEST_PART_BYTES, -(-text_bytes // _LEAST_PARTS)))
@@ -98,12 +122,20 @@ def plan_parts(
     storage_options: StorageOptions = None,
     wrapping: str = "auto",
 ) -> list[Part]:
-    """Cuts files of one source into parts of at most `part_bytes` of text, and gathers small ones.
+    """Cuts large files of one source into ranges, and puts small files together into parts.
 
-    Compressed files and those that are one document stay whole, however large; compressed ones
-    count four times. `part_bytes` changes speed and memory, never the documents.
+    Args:
+        files: The files, all of one source.
+        text_format: Their format, or "auto".
+        part_bytes: The most bytes of text in a part; a compressed byte counts as four. A file that
+            cannot be cut, such as most compressed files, is a part however large it is. This
+            number changes speed and memory, but never the documents.
+        storage_options: Options of the filesystem.
+        wrapping: How paragraphs of plain text end, one of `WRAPPINGS`.
 
-    Raises ValueError for plain text that may be one document a file or many.
+    Raises:
+        ValueError: A file cannot be read, or it is not clear whether plain texts are one document
+            or many (see `choose_formats`).
     """
     if wrapping not in WRAPPINGS:
         raise ValueError(f"wrapping is {wrapping!r}, expected one of {', '.join(WRAPPINGS)}")
@@ -112,22 +144,30 @@ def plan_parts(
     assert all(file.source == source for file in ordered), "files of several sources in one plan"
     sizes = [(file.url, file.size) for file in ordered]
     formats = choose_formats(sizes, text_format, wrapping, storage_options)
-    found = zip(sizes, formats, strict=True)
-    ranges = (r for file, own in found for r in _cut_file(*file, own, part_bytes, wrapping))
+    ranges: list[FileRange] = []
+    for (url, size), name in zip(sizes, formats, strict=True):
+        ranges += _cut_file(url, size, name, part_bytes, wrapping)
     return _gather(ranges, source, part_bytes)
 
 
 def cut_again(parts: Sequence[Part], part_bytes: int) -> list[Part]:
-    """Parts of one source as `plan_parts` would have planned them; nothing is read."""
-    files = {each.url: each for part in parts for each in part.ranges}
-    found = sorted(files.items())
-    ranges = (
-        r for url, f in found for r in _cut_file(url, f.size, f.format, part_bytes, f.wrapping)
-    )
+    """Returns the parts that `plan_parts` would have planned for another `part_bytes`.
+
+    No file is read, because the parts know the formats.
+
+    Args:
+        parts: All parts of one source.
+        part_bytes: The most bytes of text in a part.
+    """
+    by_url = {file_range.url: file_range for part in parts for file_range in part.ranges}
+    ranges: list[FileRange] = []
+    for url, known in sorted(by_url.items()):
+        ranges += _cut_file(url, known.size, known.format, part_bytes, known.wrapping)
     return _gather(ranges, parts[0].source, part_bytes)
 
 
 def _gather(ranges: Iterable[FileRange], source: int, part_bytes: int) -> list[Part]:
+    """Puts ranges together in their order, as long as a part has at most `part_bytes` of text."""
     parts: list[Part] = []
     gathered: list[FileRange] = []
     num_bytes = 0
@@ -135,20 +175,25 @@ def _gather(ranges: Iterable[FileRange], source: int, part_bytes: int) -> list[P
         text_bytes = file_range.num_bytes * _ratio(file_range.url)
         if gathered and num_bytes + text_bytes > part_bytes:
             parts.append(Part(tuple(gathered), source))
-            gathered, num_bytes = [], 0
+            gathered = []
+            num_bytes = 0
         gathered.append(file_range)
         num_bytes += text_bytes
     return [*parts, Part(tuple(gathered), source)] if gathered else parts
 
 
 def _ratio(url: str) -> int:
+    """Returns how many bytes of text a stored byte counts as."""
     return _COMPRESSION_RATIO if is_compressed(url) or is_archive(url) else 1
 
 
 def _cut_file(
     url: str, size: int, text_format: str, part_bytes: int, wrapping: str
 ) -> Iterator[FileRange]:
-    """Equal ranges of at most `part_bytes`, or the whole file."""
-    num_ranges = max(1, -(-size * _ratio(url) // part_bytes)) if may_be_cut(text_format, url) else 1
-    for start, end in pairwise(size * i // num_ranges for i in range(num_ranges + 1)):
+    """Yields ranges of equal size with at most `part_bytes` of text, or the whole file."""
+    num_ranges = 1
+    if may_be_cut(text_format, url):
+        num_ranges = max(1, -(-size * _ratio(url) // part_bytes))
+    bounds = (size * number // num_ranges for number in range(num_ranges + 1))
+    for start, end in pairwise(bounds):
         yield FileRange(url, start, end, size, text_format, wrapping)

@@ -1,4 +1,8 @@
-"""Plain text: a file is a document, a line is, or blank lines or WikiExtractor's tags divide."""
+"""The formats of plain text.
+
+A document is a whole file, a line, the lines between two blank lines, or what WikiExtractor writes
+between its tags.
+"""
 
 import html
 import re
@@ -15,7 +19,11 @@ _EXPECTED = "expected a WikiExtractor file; give the --format it has"
 
 
 def split_blank_lines(lines: Iterable[Line], file_range: FileRange) -> Iterator[Record]:
-    """Runs of lines; those before the first blank line belong to the range before."""
+    """Yields a record for every group of lines between blank lines.
+
+    A group belongs to the range that holds the last blank line before it. The first group of a file
+    belongs to the range with byte 0.
+    """
     last_offset = file_range.last_offset
     is_ours = file_range.start == 0
     gathered = Gathered()
@@ -34,7 +42,11 @@ def split_blank_lines(lines: Iterable[Line], file_range: FileRange) -> Iterator[
 
 
 def split_wikiextractor(lines: Iterable[Line], file_range: FileRange) -> Iterator[Record]:
-    """Lines from `<doc ...>` on, without the closing one; stray text belongs to the one before."""
+    """Yields a record for every `<doc ...>` that starts in the range, without its closing tag.
+
+    Text outside of the tags is an error, which belongs to the range of the tag before it. It is
+    reported once between two documents.
+    """
     opened = Gathered()
     is_ours = file_range.start == 0
     for line in lines:
@@ -60,11 +72,12 @@ def split_wikiextractor(lines: Iterable[Line], file_range: FileRange) -> Iterato
 
 
 def _unclosed(instead: str) -> BadDocumentError:
+    """Returns the error of a document without a closing tag; `instead` says what follows."""
     return BadDocumentError("unclosed_doc", f"found <doc ...> without its </doc> line: {instead}")
 
 
 def parse_wikiextractor(text: str) -> str:
-    """Returns the unescaped body, without its first line if that is the title."""
+    """Returns the unescaped text of a document, without its first line if that is the title."""
     header, _, body = text.partition("\n")
     first, _, rest = body.partition("\n")
     title = _TITLE.search(header)
@@ -74,6 +87,7 @@ def parse_wikiextractor(text: str) -> str:
 
 
 def _as_it_stands(text: str, *_: object) -> str:
+    """Returns a record's text unchanged."""
     return text
 
 

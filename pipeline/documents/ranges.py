@@ -22,24 +22,39 @@ from pipeline.storage.archives import archive_kind
 from pipeline.storage.tar_archive import TarMember, iterate_members
 from pipeline.storage.zip_archive import ZipMember, list_members
 
-_MARK_BYTES = 4096  # even compressed, they hold a byte order mark
+_MARK_BYTES = 4096  # enough to decompress a byte order mark
 
 
 def read_records(
     file_range: FileRange, text_field: str = "text", storage_options: StorageOptions = None
 ) -> Iterator[Record]:
-    """Yields the records that belong to a range, lazily."""
-    if kind := archive_kind(file_range.url):
-        read = _read_zip if kind == "zip" else _read_tar
-        return read(file_range, storage_options)
+    """Yields the records that belong to a range, lazily.
+
+    Args:
+        file_range: The range.
+        text_field: The name of the field or column that holds the text, if the format has such.
+        storage_options: Options of the filesystem.
+
+    Raises:
+        ValueError: The file is broken or cannot be read. A single record that cannot be read has an
+            `error` instead.
+    """
+    kind = archive_kind(file_range.url)
+    if kind == "zip":
+        return _read_zip(file_range, storage_options)
+    if kind:
+        return _read_tar(file_range, storage_options)
+
     layout = FORMATS[file_range.format]
     is_cut = file_range.num_bytes < file_range.size
     if layout.is_text and is_cut:
+        # UTF-16 is not cut: the range with byte 0 has the whole file.
         head = read_head(file_range.url, file_range.size, storage_options, _MARK_BYTES)
         if head[:2] in lines.UTF16 and file_range.start > 0:
             return iter(())
         end = file_range.size if head[:2] in lines.UTF16 else file_range.end
         file_range = replace(file_range, end=end)
+
     if layout.read:
         return layout.read(file_range, text_field, storage_options)
     if layout.split:
@@ -59,25 +74,30 @@ def _read_zip(file_range: FileRange, storage_options: StorageOptions) -> Iterato
 
 
 def _read_tar(file_range: FileRange, storage_options: StorageOptions) -> Iterator[Record]:
-    """Yields the records of all members; a tar is always one range."""
+    """Yields the records of all members. A tar archive is never cut into ranges."""
     blocks = read_blocks(file_range, storage_options)
     for member in iterate_members(blocks, file_range.url):
         yield from _read_member(member, file_range)
 
 
 def _read_member(member: ZipMember | TarMember, file_range: FileRange) -> Iterator[Record]:
-    """Yields the records of a member of an archive."""
+    """Yields the records of a member of an archive.
+
+    Raises:
+        ValueError: The member is an archive itself, of a format that cannot be read within an
+            archive, or may be one document or many.
+    """
     text_format = file_range.format
     where = member.where
     _refuse_nested(where, archive_kind(where))
-    head, rest = lines.take_head(member.blocks(), TAIL_BLOCK_BYTES)
+    head, later_blocks = lines.take_head(member.blocks(), TAIL_BLOCK_BYTES)
     if text_format == "auto":
         text_format = detect_format(where, head)
         if text_format == "text":
             _refuse_sentence_lines(where, head)
     layout = FORMATS[text_format]
     _refuse_nested(where, text_format if layout.read else "")
-    blocks = chain([head], rest)
+    blocks = chain([head], later_blocks)
     if layout.split:
         whole = FileRange(where, 0, sys.maxsize, sys.maxsize, text_format)
         records = layout.split(lines.split_file(blocks, where), whole)
@@ -87,7 +107,15 @@ def _read_member(member: ZipMember | TarMember, file_range: FileRange) -> Iterat
 
 
 def _refuse_nested(where: str, kind: str) -> None:
-    """Refuses a member that is an archive, or of a format that is not read within archives."""
+    """Refuses a member that is an archive, or of a format that cannot be read within archives.
+
+    Args:
+        where: The member, for the message.
+        kind: What the member is; empty if it can be read.
+
+    Raises:
+        ValueError: `kind` is not empty.
+    """
     if kind:
         found = f"found a {kind} file in an archive, expected text"
         raise ValueError(f"{where}: {found}; unpack the outer archive")
@@ -96,7 +124,11 @@ def _refuse_nested(where: str, kind: str) -> None:
 def _refuse_sentence_lines(where: str, head: bytes) -> None:
     """Refuses a member that may be many documents, one sentence per line.
 
-    A member is read in the middle of the job, when the user can no longer be asked.
+    The user has to give its format: a member is read in the middle of the job, when no other
+    members are at hand to compare it with.
+
+    Raises:
+        ValueError: The beginning of the member looks like this.
     """
     seen = look_at_lines(lines.head_to_text(head), is_whole=False)
     if seen.is_likely:

@@ -1,4 +1,4 @@
-"""A part of the input to its documents, as a stream."""
+"""Reads the documents of a part of the input, one after the other."""
 
 from collections.abc import Iterator, MutableMapping
 
@@ -24,12 +24,23 @@ def read_part(
     examples: list[DroppedDocument] | None = None,
     without_text: list[str] | None = None,
 ) -> Iterator[Document]:
-    """Yields a part's documents in the order of its files; memory is that of the longest document.
+    """Yields the documents of a part in the order of its files, lazily.
 
-    While the stream is read, `skipped` counts skipped documents by reason, `examples` takes a few
-    of them (all, whole, with keep), and `without_text` the URL of every range without text.
+    Memory holds one document at a time.
 
-    Raises ValueError for a malformed document, named by file and line, unless such are skipped.
+    Args:
+        part: The part.
+        text_field: The name of the field or column that holds the text, if the format has such.
+        on_bad_document: What to do with a malformed document, one of `ON_BAD_DOCUMENT`.
+        skipped: Counts by reason the documents that are not yielded, as the stream is read.
+        storage_options: Options of the filesystem.
+        examples: A list to which some malformed documents are appended as the stream is read: their
+            beginnings, or all of them as a whole if `on_bad_document` is "keep".
+        without_text: A list to which the URL of every range without any text is appended.
+
+    Raises:
+        ValueError: A document is malformed and `on_bad_document` is "stop", or a file is broken.
+            The message names file and line.
     """
     if on_bad_document not in ON_BAD_DOCUMENT:
         expected = ", ".join(ON_BAD_DOCUMENT)
@@ -45,7 +56,8 @@ def read_part(
                 if on_bad_document == "stop":
                     place = _find_fault(file_range, record, error.line, storage_options)
                     raise ValueError(f"{place}: {error}; {_HINT}") from error
-                reason, where = error.reason, f"{_describe_place(file_range, record)}: {error}"
+                reason = error.reason
+                where = f"{_describe_place(file_range, record)}: {error}"
                 if examples is not None:
                     text = record.data.decode(errors="replace")
                     add_example(examples, reason, where, text, on_bad_document == "keep")
@@ -60,13 +72,16 @@ def read_part(
 
 
 def _describe_place(file_range: FileRange, record: Record) -> str:
+    """Returns the place of a document for people, such as "FILE:LINE", from what is known of it."""
     if file_range.start and not (record.member or record.place):
-        return f"{file_range.url}, byte {record.offset}"  # lines would need all bytes before
+        # To know the number of the line, all earlier bytes of the file would have to be read.
+        return f"{file_range.url}, byte {record.offset}"
     is_whole = not record.place and format_of(record, file_range).is_whole
     return _name_line(file_range, record, "" if is_whole else f":{record.number}")
 
 
 def _name_line(file_range: FileRange, record: Record, line: str) -> str:
+    """Returns file and member followed by `line`, or file and place if the record has a place."""
     if record.place:
         return f"{file_range.url}, {record.place}"
     return f"{file_range.url}{record.member and f'/{record.member}'}{line}"
@@ -75,7 +90,16 @@ def _name_line(file_range: FileRange, record: Record, line: str) -> str:
 def _find_fault(
     file_range: FileRange, record: Record, line: int, storage_options: StorageOptions
 ) -> str:
-    """FILE:LINE or FILE, PLACE of what is wrong; `line` counts from the record's first."""
+    """Returns the place of a fault as "FILE:LINE" or "FILE, PLACE".
+
+    The file is read up to the record if only that can tell the number of the line.
+
+    Args:
+        file_range: The range that was read.
+        record: The malformed document.
+        line: The line at fault, counted from 0 at the first line of the record.
+        storage_options: Options of the filesystem.
+    """
     first = record.number
     if file_range.start and not (record.member or record.place):
         first = count_line_ends(file_range, record.offset, storage_options) + 1

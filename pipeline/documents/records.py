@@ -1,4 +1,4 @@
-"""What a layout of text is, and the bytes of one document on their way from reader to parser."""
+"""Defines what a format is, and the records that readers of formats pass to their parsers."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -10,56 +10,83 @@ MAX_DOCUMENT_BYTES = 512 * 2**20  # takes some 4 GiB of memory to read, clean an
 
 
 class BadDocumentError(ValueError):
-    """A document that cannot be read: the reason to count it by, and its line at fault, from 0."""
+    """A document cannot be read.
+
+    Attributes:
+        reason: The word by which such documents are counted, such as "not_utf8".
+        line: The line at fault, counted from 0 at the beginning of the document.
+    """
 
     def __init__(self, reason: str, message: str, line: int = 0) -> None:
         super().__init__(message)
-        self.reason, self.line = reason, line
+        self.reason = reason
+        self.line = line
 
 
 class Line(NamedTuple):
-    r"""One line without its "\n"; of one longer than a document may be, without its bytes."""
+    r"""One line of a file.
+
+    Attributes:
+        number: Number of the line, from 1 at the first line that was read.
+        offset: Offset of its first byte in the decompressed file.
+        data: Its bytes in UTF-8 without the line end. Empty if the line is too long.
+        is_too_long: Whether the line is longer than a document may be.
+    """
 
     number: int
-    """From 1."""
     offset: int
-    """Of its first byte in the decompressed file."""
     data: bytes
     is_too_long: bool = False
 
 
 @dataclass(frozen=True)
 class Record:
-    """The bytes of one document."""
+    """The bytes of one document, from which the parser of its format makes the text.
+
+    Attributes:
+        number: Number of the line at which the document starts, from 1 at the first line that was
+            read.
+        offset: Offset of its first byte in the decompressed file.
+        data: Its bytes in UTF-8.
+        error: Why the document cannot be read, or None.
+        place: Where it is in the file, such as "row 7", if it is not told by lines.
+        dropped: Why this is not a document although nothing is wrong, such as "redirect", for the
+            counts; empty for a document.
+        member: Name of the member, if the file is an archive. `number` counts lines of the member.
+        format: Name of the member's format; empty for the format of the file.
+        is_html: Whether the data of a WARC record are HTML, not plain text.
+        hidden_prefixes: Prefixes of links that are not shown in this wikitext.
+    """
 
     number: int
-    """Line it starts at, counted from the first line read."""
     offset: int
-    """Of its first byte in the decompressed file."""
     data: bytes
     error: BadDocumentError | None = None
     place: str = ""
-    """Where it is in the file, if lines do not say: "row 7"."""
     dropped: str = ""
-    """Why it is no document and no error either, for the counts: "redirect"."""
     member: str = ""
-    """Name within an archive, whose lines `number` counts."""
     format: str = ""
-    """The layout of the member."""
     is_html: bool = False
     hidden_prefixes: frozenset[str] = frozenset()
-    """Of wikitext: prefixes of links that are not shown."""
 
 
 @dataclass
 class Gathered:
-    """Lines of the document being read; let go of once they are longer than a document may be."""
+    """The lines of the document that is being read.
+
+    If they become longer than a document may be, all but the first are forgotten.
+
+    Attributes:
+        lines: The lines so far.
+        num_bytes: Number of their bytes with line ends; more than MAX_DOCUMENT_BYTES once there are
+            too many.
+    """
 
     lines: list[Line] = field(default_factory=list)
     num_bytes: int = 0
 
     def add(self, line: Line) -> None:
-        """Keeps a line, or only its length."""
+        """Adds a line, or only its length if the document is too long."""
         self.num_bytes += MAX_DOCUMENT_BYTES + 1 if line.is_too_long else len(line.data) + 1
         if self.num_bytes > MAX_DOCUMENT_BYTES:
             del self.lines[1:]
@@ -67,57 +94,81 @@ class Gathered:
             self.lines.append(line)
 
     def take(self, error: BadDocumentError | None = None) -> Record:
-        """The record of the lines so far, of which there must be one; none are left."""
-        lines, is_too_long = self.lines, self.num_bytes > MAX_DOCUMENT_BYTES
-        self.lines, self.num_bytes = [], 0
+        """Returns a record of the lines so far, and forgets them. There must be at least one.
+
+        Args:
+            error: What the reader found wrong with the document, or None.
+        """
+        lines = self.lines
+        is_too_long = self.num_bytes > MAX_DOCUMENT_BYTES
+        self.lines = []
+        self.num_bytes = 0
         data = b"" if is_too_long else b"\n".join(line.data for line in lines)
         error = error or (too_long() if is_too_long else None)
         return Record(lines[0].number, lines[0].offset, data, error)
 
 
 def too_long() -> BadDocumentError:
-    """The error of a document over the limit."""
+    """Returns the error of a document with more than MAX_DOCUMENT_BYTES."""
     most = f"more than {MAX_DOCUMENT_BYTES} bytes, the most that is read"
     return BadDocumentError("too_long", f"found a document of {most}; cut it into several")
 
 
 class Beginning(NamedTuple):
-    """How a file begins."""
+    """The name and the first bytes of a file, by which its format is detected.
+
+    Attributes:
+        suffix: The extension of the file in lower case, such as ".csv". The extension of a
+            compression, such as ".gz", is passed over.
+        head: The first bytes, decompressed.
+        text: The first bytes as UTF-8, without white space before them.
+    """
 
     suffix: str
-    """The end of its name in lower case, without that of a compression: ".csv"."""
     head: bytes
     text: bytes
-    """The head as stripped UTF-8."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """A layout of text. One that neither splits nor reads makes every file one document."""
+    """A format of input files: how to find the records of a file, and the text of a record.
+
+    A format has `split` if its files are lines, `read` if they are read in another way. If it has
+    neither, every file is one document.
+
+    Attributes:
+        parse: Returns the text of a record. Its arguments are the decoded bytes of the record, the
+            record, the range it was read from, and the name of the field that holds the text. It
+            raises BadDocumentError if the record is malformed.
+        detect: Returns whether a file with this beginning has the format. A format without it is
+            used only if the user names it.
+        split: Makes records of the lines of a range, and stops after the last record that belongs
+            to the range. It is used for members of archives as well.
+        read: Yields the records that belong to a range, for a format that is not made of lines. Its
+            arguments are the range, the name of the field that holds the text, and the options of
+            the filesystem.
+        decoder: Decodes a whole file that names its own encoding. Without it files are UTF-8, or
+            UTF-16 with a byte order mark.
+        names: Returns the names of the columns of a file, or of the fields of its first objects. A
+            format has it if the text is in a field with a name.
+        is_text: Whether files are text, which may be UTF-16.
+        may_be_cut: Whether an uncompressed file may be cut into ranges.
+        cut_suffix: Extension of a compression with which files may be cut as well, or empty.
+        has_sentence_lines: Whether every line is a sentence.
+    """
 
     parse: Callable[[Any, Record, FileRange, str], str]
-    """The text of a record: of its decoded bytes, the record, its range and the field of text."""
     detect: Callable[[Beginning], bool] | None = None
-    """Whether a file begins like this; without it, only users choose the format."""
     split: Callable[[Iterable[Line], FileRange], Iterator[Record]] | None = None
-    """Lines to the records that belong to a range; also reads members of archives."""
     read: Callable[[FileRange, str, StorageOptions], Iterator[Record]] | None = None
-    """The records that belong to a range, of a layout that is not made of lines."""
     decoder: Callable[[bytes], str] | None = None
-    """Makes text of a whole file that tells its encoding itself; without it that is UTF-8."""
     names: Callable[[FileRange, StorageOptions], list[str]] | None = None
-    """Returns the names of a file's columns, or of its first objects' fields; for layouts in which
-    the field of text has a name."""
     is_text: bool = True
-    """Whether files are text, which may be UTF-16."""
     may_be_cut: bool = True
-    """Whether ranges of a file can be read on their own where it is not compressed."""
     cut_suffix: str = ""
-    """A compression of which ranges can be read on their own too."""
     has_sentence_lines: bool = False
-    """Whether every line is a sentence."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether a file is one document."""
+        """Whether every file is one document."""
         return self.split is None and self.read is None
