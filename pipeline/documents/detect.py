@@ -1,10 +1,11 @@
-"""The format `auto`: a file's name and its first bytes decide how it is read.
+"""Detects the format of a file by its name and its first bytes, if the user gave none (`auto`).
 
 1. Files of a kind that holds no readable text are refused (the table in
    `pipeline.documents.kinds`).
 2. Otherwise the first format of `pipeline.documents.source.LAYOUTS` whose `detect` accepts the file
    is taken.
-3. Otherwise the file is plain text. It is refused if it begins like JSON or XML, or has zero bytes.
+3. Otherwise the file is plain text. It is refused if it begins like JSON or XML, or if it has zero
+   bytes.
 """
 
 from pipeline.documents import kinds, lines

@@ -1,4 +1,4 @@
-"""HTML files: each is one document, the main text of the page, as for pages of a WARC file."""
+"""Reads HTML files: each file is one document, with the main text of the page."""
 
 import re
 from typing import Any
@@ -17,7 +17,11 @@ _CLOSING_TAG = re.compile(rb"</[a-z]", re.IGNORECASE)
 
 
 def _is_html(beginning: Beginning) -> bool:
-    """Tells by the name, or by a first tag of HTML that is no word of a sentence about HTML."""
+    """Returns whether a file has an extension of HTML, or begins with a tag of HTML.
+
+    A first tag alone is not enough, as a text about HTML may begin with "<body> is a tag". Another
+    tag must follow it, or a closing tag must be in the first bytes.
+    """
     if beginning.suffix in _SUFFIXES:
         return True
     first = _BEGINS.match(beginning.text)
@@ -28,6 +32,7 @@ def _is_html(beginning: Beginning) -> bool:
 
 
 def _parse_html(html: str, *_: Any) -> str:
+    """Returns the main text of a page; raises BadDocumentError if the page is binary data."""
     if not is_text(html):
         raise BadDocumentError("not_text", "found binary data, expected HTML; leave the file out")
     return extract_text(html)

@@ -1,4 +1,4 @@
-"""HTML to text: finds the encoding of a page's bytes, and the main text of a decoded page.
+"""Makes text of HTML: finds the encoding of a page's bytes, and the main text of the page.
 
 Servers often name an encoding that is not the page's. The encodings named by the header and by the
 page are therefore checked against the bytes. If neither fits, resiliparse's detector decides.
@@ -13,7 +13,7 @@ _MARKS = {
     codecs.BOM_UTF16_LE: "utf-16-le",
     codecs.BOM_UTF16_BE: "utf-16-be",
 }
-_DECLARATION_BYTES = 4096  # of a page in which its own declaration is looked for; browsers: 1024
+_DECLARATION_BYTES = 4096  # first bytes in which a page may declare its encoding; browsers: 1024
 _DECLARATION = re.compile(
     rb"""<(?:meta\b[^>]*?\bcharset|\?xml\b[^>]*?\bencoding)\s*=\s*["']?\s*([\w.:-]+)""",
     re.IGNORECASE,
@@ -24,16 +24,19 @@ _ACCENTED_LETTERS = re.compile("[\u00c0-\u00ff]")
 _NOT_TEXT = re.compile("[\0-\x08\x0e-\x1a\x1c-\x1f\x7f\x80-\x84\x86-\x9f\ufffd]")
 _CHECKED_CHARACTERS = 10_000
 _MOST_NOT_TEXT = 0.05
-"""Compressed or binary data decoded by mistake have more than this share of `_NOT_TEXT`."""
+"""The largest share of `_NOT_TEXT` in a text. Binary data, decoded by mistake, have more."""
 
 
 def decode_html(body: bytes, charset_hint: str | None = None) -> str:
     """Decodes the bytes of an HTML page. It never raises: some encoding is always chosen.
 
-    A byte order mark decides first. Then UTF-8 is chosen if the bytes are UTF-8 with characters
-    beyond ASCII, then the first of the hint and the page's own declaration that fits the bytes,
-    then the choice of resiliparse's detector. If hint and declaration differ and both fit, the
-    detector chooses between them.
+    The first of these that applies decides:
+
+    1. A byte order mark.
+    2. UTF-8, if the bytes are UTF-8 with characters beyond ASCII.
+    3. The hint or the page's own declaration, if it fits the bytes. If they differ and both fit,
+       resiliparse's detector chooses between them.
+    4. The detector.
 
     Args:
         body: The page as the server stored it, without compression.
@@ -48,8 +51,8 @@ def decode_html(body: bytes, charset_hint: str | None = None) -> str:
     if not body.isascii() and b"\0" not in body and (text := _try_decode(body, "utf-8")):
         return text
     declared = _DECLARATION.search(body[:_DECLARATION_BYTES])
-    own = declared[1].decode("ascii", "replace") if declared else None
-    names = list(_known_encodings([charset_hint, own]))
+    declaration = declared[1].decode("ascii", "replace") if declared else None
+    names = list(_known_encodings([charset_hint, declaration]))
     texts = {name: text for name in names if (text := _try_decode(body, name)) is not None}
     plausible = [name for name, text in texts.items() if _is_plausible(text, name)]
     if len(plausible) == 1:
@@ -90,11 +93,11 @@ def _known_encodings(labels: Iterable[str | None]) -> Iterable[str]:
 
 
 def _try_decode(body: bytes, encoding: str) -> str | None:
-    """Returns the decoded bytes, or None if they are not in this encoding.
+    """Decodes a page, or returns None if it is not in this encoding.
 
-    The bytes may end within a character, as the page may have been cut. UTF-8 may have some wrong
-    bytes, but fewer than right characters beyond ASCII: bytes of another encoding are nearly all
-    wrong in UTF-8.
+    A page may have been cut, so its bytes may end within a character. In UTF-8 some bytes may be
+    wrong, but not more than there are right characters beyond ASCII. Text in another encoding has
+    hardly any right ones.
     """
     try:
         return codecs.getincrementaldecoder(encoding)("strict").decode(body)
@@ -108,10 +111,10 @@ def _try_decode(body: bytes, encoding: str) -> str | None:
 
 
 def _is_plausible(text: str, encoding: str) -> bool:
-    """Returns whether decoded text looks right: in Latin text, accented letters are a minority.
+    """Returns whether a decoded page looks like text in this encoding.
 
-    Only cp1252 is checked: it decodes nearly any bytes, and servers name it without looking at the
-    page.
+    Only cp1252 is checked, because nearly any bytes can be decoded by it, and because servers name
+    it without looking at the page. In text of Latin script most letters have no accent.
     """
     if encoding != "cp1252":
         return True

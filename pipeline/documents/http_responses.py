@@ -1,7 +1,7 @@
-"""HTTP responses as crawlers store them: lenient headers, and bodies whose encodings may be wrong.
+"""Parses HTTP responses as crawlers store them, whose headers and encodings may be wrong.
 
 The rules are those of warcio's reader. A body that is not encoded as its header says is kept as it
-is. A body that ends early yields the part that is there.
+is. Of a body that ends early, the part that is there is kept.
 """
 
 import re
@@ -20,12 +20,17 @@ _PIECE_BYTES = 2**20
 
 
 class Response(NamedTuple):
-    """A response with its body still encoded."""
+    """A response whose body is not decoded yet.
+
+    Attributes:
+        status: The status code, such as b"200".
+        header: The value of each header field, by its name in lower case. If a field occurs more
+            than once, the first value counts.
+        body: The bytes after the header.
+    """
 
     status: bytes
-    """The code, such as b"200"."""
     header: Mapping[str, str]
-    """The first value of each field, by its name in small letters."""
     body: bytes
 
     @property
@@ -53,6 +58,7 @@ def parse_response(data: bytes) -> Response:
     words = first.split(None, 2)
     if len(words) < 2 or not words[0].upper().startswith("HTTP/"):
         raise BadDocumentError("bad_http", f"found {data[:20]!r}, expected a response of HTTP")
+
     header: dict[str, str] = {}
     name = ""
     while position < len(data):
@@ -73,7 +79,11 @@ def parse_response(data: bytes) -> Response:
 
 
 def _read_line(data: bytes, start: int) -> tuple[str, int]:
-    """Returns the line at `start` without blanks at its end, and the position of the next line."""
+    """Reads one line of the header.
+
+    Returns:
+        The line without white space at its end, and the position of the next line.
+    """
     end = data.find(b"\n", start)
     stop = len(data) if end < 0 else end + 1
     return data[start:stop].decode("latin-1").rstrip(), stop
@@ -94,7 +104,8 @@ def decode_body(response: Response) -> bytes:
     for coding in reversed(codings):
         decode = _DECODERS.get(coding.strip())
         body = decode(body) if decode else body
-    # No page begins like this: a header that is lost, or bytes that were compressed twice.
+    # No page begins like gzip, so a body that still does was compressed twice, or its header does
+    # not name the compression.
     return _decode_gzip(body)
 
 
@@ -153,6 +164,16 @@ def _decode_deflate(body: bytes) -> bytes:
 
 
 def _decompress(decoder: Any, body: bytes, num_before: int) -> bytes:
+    """Decompresses a body, or one member of it.
+
+    Args:
+        decoder: A `zlib.decompressobj`.
+        body: The compressed bytes.
+        num_before: Number of bytes that earlier members gave.
+
+    Raises:
+        BadDocumentError: The data are broken, or the whole body is longer than a document may be.
+    """
     most = records.MAX_DOCUMENT_BYTES - num_before
     try:
         text = bytes(decoder.decompress(body, most + 1))
@@ -165,6 +186,7 @@ def _decompress(decoder: Any, body: bytes, num_before: int) -> bytes:
 
 
 def _decode_brotli(body: bytes) -> bytes:
+    """Decompresses a body by Brotli. A body of another kind is returned unchanged."""
     import brotli
 
     decoder = brotli.Decompressor()
@@ -184,6 +206,7 @@ def _decode_brotli(body: bytes) -> bytes:
 
 
 def _decode_zstd(body: bytes) -> bytes:
+    """Decompresses all frames of a zstd body. A body of another kind is returned unchanged."""
     import zstandard
 
     if not body.startswith(_ZSTD):

@@ -1,4 +1,7 @@
-"""JSONL: a line is an object with a field of text. In MediaWiki's search dumps, every second is."""
+"""Reads JSON lines: each line is an object, and one field of it holds the text of a document.
+
+Search dumps of MediaWiki (cirrus) are read as well. In them, every second line is a page.
+"""
 
 import contextlib
 import html
@@ -32,7 +35,7 @@ _JSON_SUFFIXES = {".json", ".geojson"}
 
 
 def split_jsonl(lines: Iterable[Line], file_range: FileRange) -> Iterator[Record]:
-    """A record a line; blank lines are no records."""
+    """Yields a record for every line that starts in the range and is not blank."""
     last_offset = file_range.last_offset
     for number, offset, data, is_too_long in lines:
         if offset >= last_offset:
@@ -44,40 +47,47 @@ def split_jsonl(lines: Iterable[Line], file_range: FileRange) -> Iterator[Record
 
 
 def split_cirrus(lines: Iterable[Line], file_range: FileRange) -> Iterator[Record]:
-    """A record a page: the lines between name it to the search engine."""
+    """Yields a record for every page of a search dump that starts in the range.
+
+    The lines between the pages, which tell the search engine to index the next line, are left out.
+    """
     return (record for record in split_jsonl(lines, file_range) if not _ACTION.match(record.data))
 
 
 def parse_jsonl(text: str, text_field: str) -> str:
     """Returns the text of one JSON object.
 
+    Args:
+        text: The object as JSON.
+        text_field: The name of the field that holds the text.
+
     Raises:
         BadDocumentError: The text is no JSON object, the object does not have the field exactly
             once, or the field is not a string.
     """
     try:
-        found: Any = json.loads(text)
+        record: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
         hint = f"; {TO_JSON_LINES}" if text.lstrip()[:1] in "[{" else ""
         message = f"found no JSON ({error}), expected an object in one line{hint}"
         raise BadDocumentError("not_json", message) from error
-    if not isinstance(found, dict):
-        message = f"found a JSON {type(found).__name__}, expected an object with fields"
+    if not isinstance(record, dict):
+        message = f"found a JSON {type(record).__name__}, expected an object with fields"
         raise BadDocumentError("not_an_object", f"{message}; {TO_JSON_LINES}")
-    if text_field not in found:
-        fields = join_names(map(repr, sorted(found)))
+    if text_field not in record:
+        fields = join_names(map(repr, sorted(record)))
         message = f"found the fields [{fields}], expected {text_field!r} among them"
         raise BadDocumentError("no_text_field", f"{message}; give the field as --text_field")
-    value = found[text_field]
+    value = record[text_field]
     if not isinstance(value, str):
         kind = f"found {type(value).__name__} {str(value)[:40]!r}"
         message = f"{kind} in the field {text_field!r}, expected a string"
         raise BadDocumentError("text_not_a_string", message)
-    # Only an object with the name written twice is worth the slower look.
+    # Counting fields takes a second, slower pass, so it is done only if the name occurs twice.
     if text.count(f'"{text_field}"') > 1 and _count_field(text, text_field) > 1:
         message = f"found the field {text_field!r} twice in one object, expected it once"
         raise BadDocumentError("two_text_fields", f"{message}; rename one of them")
-    return unescape_text(value) if _is_wikiextractor(found) else value
+    return unescape_text(value) if _is_wikiextractor(record) else value
 
 
 def _count_field(text: str, text_field: str) -> int:
@@ -97,9 +107,10 @@ def _is_wikiextractor(record: dict[str, Any]) -> bool:
 
 
 def unescape_text(text: str) -> str:
-    """Undoes the HTML escapes of an extractor. A text with a bare "<", ">" or "&" has none.
+    """Undoes the escapes that `html.escape` made, as WikiExtractor uses it.
 
-    `html.escape` leaves no "<" and no ">", and writes "&" only as the start of an entity.
+    A text with a bare "<", ">" or "&" was not escaped, and is returned unchanged: `html.escape`
+    leaves no "<" and no ">", and writes "&" only as the start of an entity.
     """
     if "&" not in text or _BARE_MARK.search(text):
         return text
@@ -107,38 +118,49 @@ def unescape_text(text: str) -> str:
 
 
 def refuse_json(url: str, beginning: Beginning) -> None:
-    """JSON that is no lines of objects would be read as text, brackets, keys and all."""
-    first = beginning.text
-    is_array = bool(_LOOKS_LIKE_ARRAY.match(first))
-    if is_array or (beginning.suffix in _JSON_SUFFIXES and first):
-        found = "a JSON array" if is_array else f"{first[:20].decode(errors='replace')!r}"
+    """Refuses JSON that is not one object per line, such as an array over many lines.
+
+    As plain text, it would be read with its brackets and keys.
+
+    Raises:
+        ValueError: The file begins like an array, or has the extension of JSON.
+    """
+    text = beginning.text
+    is_array = bool(_LOOKS_LIKE_ARRAY.match(text))
+    if is_array or (beginning.suffix in _JSON_SUFFIXES and text):
+        found = "a JSON array" if is_array else f"{text[:20].decode(errors='replace')!r}"
         advice = f"{TO_JSON_LINES}, or give --format text to read the file as text as it stands"
         raise ValueError(f"{url}: begins with {found}, expected an object in each line; {advice}")
 
 
 def _is_jsonl(beginning: Beginning) -> bool:
+    """Returns whether a file has an extension of JSON lines, or begins like a JSON object."""
     return beginning.suffix in {".jsonl", ".ndjson"} or bool(_LOOKS_LIKE_JSON.match(beginning.text))
 
 
 def parse_object(text: str, _: Record, __: FileRange, text_field: str) -> str:
-    """The field of text of a record that is an object."""
+    """Returns the text of a record that is a JSON object, as `Format.parse`."""
     return parse_jsonl(text, text_field)
 
 
 def _is_cirrus(beginning: Beginning) -> bool:
+    """Returns whether a file begins like a search dump of MediaWiki."""
     return bool(_BEGINS_WITH_ACTION.match(beginning.text))
 
 
 def read_field_names(file_range: FileRange, storage_options: StorageOptions = None) -> list[str]:
-    """Returns the distinct names of the fields of a file's first objects; bad lines are skipped."""
+    """Returns the distinct names of the fields in the first 100 lines of a file.
+
+    Lines that are not JSON are skipped.
+    """
     head = read_head(file_range.url, file_range.size, storage_options)
     lines = head_to_text(head).split("\n")
     names: dict[str, None] = {}
     for line in lines[:_NUM_LINES_LOOKED_AT]:
         with contextlib.suppress(ValueError, RecursionError):
-            found = json.loads(line)
-            is_page = isinstance(found, dict) and not _ACTION.match(line.encode(errors="replace"))
-            names |= dict.fromkeys(found) if is_page else {}
+            record = json.loads(line)
+            is_page = isinstance(record, dict) and not _ACTION.match(line.encode(errors="replace"))
+            names |= dict.fromkeys(record) if is_page else {}
     return list(names)
 
 

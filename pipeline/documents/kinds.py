@@ -1,7 +1,7 @@
-"""Files that hold no readable text, such as PDF: recognized by name and first bytes, and refused.
+"""Refuses files from which no text can be read, such as PDF, by their names and first bytes.
 
 The message says how to make text of the file. A new kind is one line of `KINDS`.
-`pipeline.documents.detect` looks into this table before it tries the formats that are read.
+`pipeline.documents.detect` looks into this table before it tries the formats that can be read.
 """
 
 import codecs
@@ -15,21 +15,26 @@ from pipeline.storage.tensorflow_bytes import masked_crc32c
 
 
 class Kind(NamedTuple):
-    """A kind of file that is not read, how to recognize it, and what to do with it."""
+    """A kind of file that cannot be read, how to recognize it, and what to do with it.
+
+    Attributes:
+        name: The kind with its article, for messages: "a PDF document".
+        cure: What the user can do, such as a command that makes text of the file. FILE stands for
+            the name of the file.
+        suffixes: Extensions of such files in lower case, with spaces between them.
+        magic: Bytes that such files have at `offset`. Any of them shows the kind.
+        offset: Offset of the magic bytes in the file.
+        is_binary: Whether files of this kind never look like text, so that a file that does is of
+            another kind whatever its extension. Files of the other kinds can be read as text if
+            the user asks for it.
+    """
 
     name: str
-    """What was found, for messages: "a PDF document"."""
     cure: str
-    """What makes text of it; FILE stands for the file."""
     suffixes: str = ""
-    """Endings of names, in lower case, with spaces between them."""
     magic: tuple[bytes, ...] = ()
-    """How such files begin."""
     offset: int = 0
-    """At which byte the magic stands."""
     is_binary: bool = True
-    """Whether a file that looks like text is none of them, whatever its name. Files of the other
-    kinds may be read as text if a user says so."""
 
 
 _IMAGE = "leave it out, or recognize its text: `tesseract FILE OUT`"
@@ -117,7 +122,7 @@ KINDS = (
     Kind("a font", "leave it out", ".ttf .otf .woff .woff2",
          (b"\0\x01\0\0\0", b"OTTO\0", b"wOFF", b"wOF2")),
 )  # fmt: skip
-"""Kinds that are not read; where several fit the first bytes or the name, the first is taken."""
+"""The kinds that cannot be read. If several match the first bytes or the name, the first counts."""
 
 _BY_NAME = {suffix: kind for kind in reversed(KINDS) for suffix in kind.suffixes.split()}
 _ZIP_MAGIC = (b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")
@@ -136,7 +141,7 @@ _PACKED = {
     b"\xfd7zXZ\0": ("xz", ".xz"),
     b"\x5d\0\0\x80\0\xff": ("lzma", ".lzma"),
 }
-"""Compressions that are read: their first bytes, codec and suffix."""
+"""Name and extension of every compression that can be read, by the first bytes of such files."""
 _XML = re.compile(rb"<\?xml\b|<!(?:DOCTYPE|ELEMENT|ENTITY)\b", re.IGNORECASE)
 _TAG = rb"<[A-Za-z][\w:.-]*(?:\s[^<>]*)?>"
 _TWO_TAGS = re.compile(_TAG + rb"(?:\s*\n\s*)?<[A-Za-z/!?]")
@@ -150,7 +155,7 @@ _HTML_FRAGMENT = re.compile(
 )
 _XML_SUFFIXES = {".xml", ".tei", ".tmx", ".xlf", ".xliff", ".rss", ".sgml", ".sgm"}
 MARKDOWN_SUFFIXES = {".md", ".markdown", ".mdx", ".rmd", ".qmd", ".rst"}
-"""Names of texts that may begin with tags of HTML and stay text."""
+"""Extensions of files that are plain text even if they begin with tags of HTML."""
 _CONTROL = re.compile(rb"[\0-\x08\x0e-\x19\x1c-\x1f\x7f]")
 _LOOKED_AT_BYTES = 1024
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -193,7 +198,7 @@ def refuse_markup(url: str, text: bytes) -> None:
     """Refuses XML and SGML, whose tags would be read as text.
 
     Args:
-        url: The file; names of Markdown are passed over, which may begin with tags of HTML.
+        url: The file. Markdown may begin with tags of HTML, so its extensions are exempt.
         text: The first bytes of the file as UTF-8, without blanks before them.
 
     Raises:
@@ -204,8 +209,8 @@ def refuse_markup(url: str, text: bytes) -> None:
         suffix in _XML_SUFFIXES and (text.startswith(b"<") or b"</" in text)
     )
     is_fragment = bool(_HTML_FRAGMENT.match(text))
-    signs = (_TWO_TAGS, _CLOSED_SECOND_TAG, _TAG_WITH_ATTRIBUTE)
-    has_tags = is_fragment or any(sign.match(text) for sign in signs)
+    patterns = (_TWO_TAGS, _CLOSED_SECOND_TAG, _TAG_WITH_ATTRIBUTE)
+    has_tags = is_fragment or any(pattern.match(text) for pattern in patterns)
     if is_xml or (has_tags and suffix not in MARKDOWN_SUFFIXES):
         found = f"begins with {text[:40].decode(errors='replace')!r}"
         expected = "of XML and other markup only dumps of MediaWiki and HTML are read"
@@ -223,28 +228,29 @@ def refuse_zero_bytes(url: str, head: bytes) -> None:
     Raises:
         ValueError: There is a zero byte among these first bytes.
     """
-    at = head.find(b"\0")
-    if at >= 0:
-        found = f"found a zero byte at byte {at}, expected text, which has none"
+    offset = head.find(b"\0")
+    if offset >= 0:
+        found = f"found a zero byte at byte {offset}, expected text, which has none"
         cure = "leave it out, make text of it, or drop such bytes: `tr -d '\\000' < FILE > NEW`"
         raise ValueError(f"{url}: {found}; {cure}")
 
 
 def refuse_archive(url: str, kind: str, head: bytes) -> None:
-    """Refuses a zip or tar archive that is something else by its first bytes.
+    """Refuses a file that is named like an archive, but is of another kind by its first bytes.
 
-    A zip archive whose members are parts of one document, such as a DOCX's, is something else too.
+    A zip archive whose members are parts of one document, such as DOCX, is of another kind as well.
 
     Args:
         url: The archive.
-        kind: What it is by its name: "zip" or "tar".
-        head: Its first bytes, decompressed as its name says.
+        kind: The kind of archive by its name: "zip" or "tar".
+        head: The first bytes, decompressed as its name says.
 
     Raises:
-        ValueError: It is of another kind that is known.
+        ValueError: The file is of another kind in the table, or its compression is not in its name.
     """
-    if kind == "zip" and (part := _find_in_zip(head)):
-        raise _refusal(url, part)
+    document_kind = _find_in_zip(head) if kind == "zip" else None
+    if document_kind:
+        raise _refusal(url, document_kind)
     is_kind = head.startswith(_ZIP_MAGIC) if kind == "zip" else looks_like_tar(head)
     if not is_kind:
         refuse_binary(url, head)
@@ -263,6 +269,7 @@ def looks_like_text(head: bytes) -> bool:
 
 
 def _refusal(url: str, kind: Kind) -> ValueError:
+    """Returns the error for a file of a kind that cannot be read."""
     cure = kind.cure
     if not kind.is_binary:
         cure += ", or give --format text to read it as it stands"
@@ -270,6 +277,10 @@ def _refusal(url: str, kind: Kind) -> ValueError:
 
 
 def _find_by_magic(url: str, head: bytes) -> Kind | None:
+    """Returns the kind of a file by its first bytes, or None if they show no kind of the table.
+
+    The name of the file only tells apart kinds that are zip archives.
+    """
     if head.startswith(_ZIP_MAGIC):
         return _BY_NAME.get(plain_suffix(url)) or _find_in_zip(head)
     for kind in KINDS:
@@ -279,11 +290,14 @@ def _find_by_magic(url: str, head: bytes) -> Kind | None:
 
 
 def _find_in_zip(head: bytes) -> Kind | None:
-    """Returns the kind of a zip archive that is one document, such as DOCX; None for others."""
+    """Returns the kind of a zip archive that is one document, such as DOCX, by its first members.
+
+    For an archive of documents the result is None.
+    """
     names = []
-    for found in _ZIP_NAME.finditer(head):
-        length = int.from_bytes(found[1], "little")
-        names.append(head[found.end() : found.end() + length])
+    for header in _ZIP_NAME.finditer(head):
+        length = int.from_bytes(header[1], "little")
+        names.append(head[header.end() : header.end() + length])
     for mimetype, suffix in _MIMETYPES.items():
         if names[:1] == [b"mimetype"] and mimetype in head:
             return _BY_NAME[suffix]
@@ -300,7 +314,7 @@ def _find_in_zip(head: bytes) -> Kind | None:
 
 
 def _is_tfrecord(head: bytes) -> bool:
-    """Returns whether the first record's length has its right checksum, as in every TFRecord."""
+    """Returns whether the checksum of the first record's length is right, as in every TFRecord."""
     if len(head) < struct.calcsize("<QI") or any(head[4:8]) or not any(head[:4]):
         return False
     (checksum,) = struct.unpack_from("<I", head, 8)
@@ -308,17 +322,24 @@ def _is_tfrecord(head: bytes) -> bool:
 
 
 def _refuse_packed(url: str, head: bytes) -> None:
-    """Refuses a file that is compressed or packed although its name does not say so."""
+    """Refuses a file that is compressed or packed although its name does not say so.
+
+    Raises:
+        ValueError: The bytes are compressed, or an archive, after the decompression that the name
+            asks for.
+    """
     outer = compression_suffix(url)
     packed = next((_PACKED[magic] for magic in _PACKED if head.startswith(magic)), None)
     if packed is None and head.startswith(_ZIP_MAGIC) and not _find_by_magic(url, head):
         packed = ("zip", ".zip")
+
     if packed and outer:
         codec, suffix = packed
-        command = next(codec for codec, own in _PACKED.values() if own == outer)
+        command = next(name for name, extension in _PACKED.values() if extension == outer)
         found = f"holds {codec} data inside of its {command} data"
         cure = f"undo the outer one: `{command} -dc < FILE > NEW{suffix}`"
         raise ValueError(f"{url}: {found}; {cure}")
+
     if packed is None and looks_like_tar(head):
         packed = ("tar", f".tar{outer}")
     if packed:

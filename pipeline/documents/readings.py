@@ -1,4 +1,4 @@
-"""Describes how the files of a source are read, and checks them, before any work is done."""
+"""Describes how the files of a source are read, and checks them, before any work begins."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -21,10 +21,11 @@ from pipeline.storage.secret_values import show
 NameReader = Callable[[FileRange, StorageOptions], list[str]]
 
 DEFAULT_FIELD = "text"
+"""The name of the field or column that holds the text, unless a user gives another."""
 _NUM_FILES_LOOKED_AT = 64  # of each format
-_NUM_DOCUMENTS = 50
+_NUM_DOCUMENTS = 50  # of the example file, that are searched for escapes
 _SHOWN_CHARACTERS = 70
-_MUCH_ESCAPED = 0.1
+_MUCH_ESCAPED = 0.1  # the share of documents with escapes that is worth a note
 _ESCAPED = re.compile("&(?:amp|lt|gt|quot|nbsp|#[0-9]+|#x[0-9a-fA-F]+);")
 
 
@@ -37,14 +38,14 @@ def check_text_field(
 ) -> None:
     """Refuses a source whose files do not have the field of the text.
 
-    Of each format only some files are looked at.
+    At most 64 files of each format are looked at.
 
     Args:
         parts: The parts of one source.
         text_field: The name of the field or column.
         storage_options: Options of the files' filesystem.
-        counts_bad_lines: Whether JSON lines without the field are counted and left out later, so
-            that they are not checked here.
+        counts_bad_lines: Whether a JSON line without the field is only counted and left out when
+            it is read. JSON lines are then not checked here.
 
     Raises:
         ValueError: A field is named but no file has fields, or a file has this field not at all or
@@ -60,11 +61,12 @@ def check_text_field(
         found = f"no file of its source has fields: they are read as {', '.join(sorted(by_format))}"
         cure = "leave --text_field out, or give the --format that the files have"
         raise ValueError(f"text_field is {text_field!r}, but {found}; {cure}")
+
     for name in named:
         is_table = name in ("csv", "parquet", "arrow")
-        if not (is_table or not counts_bad_lines):
+        if counts_bad_lines and not is_table:
             continue
-        ranges = [each for each in by_format[name].values() if not archive_kind(each.url)]
+        ranges = [r for r in by_format[name].values() if not archive_kind(r.url)]
         chosen = ranges[:: max(1, -(-len(ranges) // _NUM_FILES_LOOKED_AT))]
         read_names = FORMATS[name].names
         assert read_names, f"{name} has names"
@@ -76,6 +78,7 @@ def check_text_field(
 
 
 def _call(read_names: NameReader, options: StorageOptions, file_range: FileRange) -> list[str]:
+    """Calls `read_names` with a file, which is the last argument here so that `partial` works."""
     return read_names(file_range, options)
 
 
@@ -84,8 +87,13 @@ def describe_readings(
 ) -> list[str]:
     """Returns lines that say how the files of one source are read, and how a document begins.
 
-    There is one line for each combination of format, compression and archive, with one file as its
-    example.
+    There is one line for each combination of format, compression and archive. It shows one file as
+    an example.
+
+    Args:
+        parts: The parts of one source.
+        text_field: The name of the field or column that holds the text.
+        storage_options: Options of the files' filesystem.
     """
     groups: dict[tuple[str, str, str], dict[str, FileRange]] = {}
     for part in parts:
@@ -106,6 +114,14 @@ def _describe_group(
     text_field: str,
     storage_options: StorageOptions,
 ) -> str:
+    """Returns the line about files that are read in the same way.
+
+    Args:
+        key: Kind of archive, format and compression of the files, empty if there is none.
+        files: One range of each file.
+        text_field: The name of the field or column that holds the text.
+        storage_options: Options of the files' filesystem.
+    """
     archive, text_format, compression = key
     first = files[0]
     notes: list[str] = []
@@ -118,6 +134,7 @@ def _describe_group(
         notes.append("UTF-16")
     if compression:
         notes.append(f"compressed as {compression}")
+
     kind = f"a {archive} of files, each by its own name" if archive else text_format
     texts = _begin_texts(first, text_format, head, text_field, storage_options)
     beginning = " ".join(texts[0].split())[:_SHOWN_CHARACTERS] if texts else ""
@@ -125,6 +142,7 @@ def _describe_group(
     line += f" ({'; '.join(notes)})" if notes else ""
     line += f", such as {show(first.url)}"
     line += f", which begins {beginning!r}" if beginning else ""
+
     num_escaped = sum(_ESCAPED.search(text) is not None for text in texts)
     if num_escaped > _MUCH_ESCAPED * len(texts):
         line += (
@@ -141,7 +159,15 @@ def _begin_texts(
     text_field: str,
     storage_options: StorageOptions,
 ) -> list[str]:
-    """Returns the first documents, or the first bytes of a file that is one document."""
+    """Returns the texts of the first documents of a file, or the beginning of its only document.
+
+    Args:
+        file_range: A range of the file, or an archive.
+        text_format: Its format, or "auto" for an archive.
+        head: The first bytes of the file, decompressed; unused for an archive.
+        text_field: The name of the field or column that holds the text.
+        storage_options: Options of the file's filesystem.
+    """
     if text_format in FORMATS and FORMATS[text_format].is_whole:
         layout = FORMATS[text_format]
         return [layout.decoder(head) if layout.decoder else head_to_text(head)]

@@ -1,8 +1,11 @@
-"""A sentence a line and blank lines between documents, as create_pretraining_data.py reads.
+"""Recognizes texts with one sentence per line and blank lines between documents.
 
-Novels have blank lines too: between paragraphs, each a line or wrapped, or between chapters. They
-are told by shares of the lines: those that end as a sentence does, few where lines are wrapped, and
-those that hold a single one, at most 0.77 in 37 novels and 65 speeches; corpora have over 0.9.
+This is the input of Google's create_pretraining_data.py. Novels have blank lines as well, between
+paragraphs or chapters, but each of them is one document. Two shares tell them apart:
+
+- Lines that end like a sentence. They are few if paragraphs are wrapped over several lines.
+- Lines that hold a single sentence. They are few if a line is a paragraph: at most 0.77 of the
+  lines in 37 novels and 65 speeches, while corpora of sentences have over 0.9.
 """
 
 import re
@@ -14,9 +17,12 @@ WHICH_FLAG = (
     f"give --format {SENTENCE_LINES} if lines are sentences and blank lines stand between"
     " documents, or --format text if each file is one document"
 )
-_LEAST_BLOCKS, _LEAST_LINES = 3, 20
+_LEAST_BLOCKS = 3
+_LEAST_LINES = 20
 _LEAST_LINES_PER_BLOCK = 2
-_SURE, _LIKELY = (0.85, 0.9), (0.7, 0.8)  # shares of lines that end as sentences do, that hold one
+# The least share of lines that end like a sentence, and of lines that hold a single sentence.
+_SURE = (0.85, 0.9)
+_LIKELY = (0.7, 0.8)
 _NUM_LINES_SEEN = 100
 _CLOSING = "\"'”\u2019»\u203a)\\]」』\uff09*_"
 _OPENING = "\"'“\u2018«\u2039(\\[¿¡「『\u2013-"
@@ -26,53 +32,70 @@ _LONGEST_ABBREVIATION = 3  # letters
 
 
 class Seen(NamedTuple):
-    """What the first lines of a plain text look like."""
+    """Counts and shares of the first lines of a plain text.
+
+    Attributes:
+        blocks: Number of groups of lines between blank lines.
+        lines: Number of lines that are not blank.
+        ending: The share of these lines that end like a sentence.
+        single: The share of these lines that hold a single sentence.
+    """
 
     blocks: int
-    """Runs of the `lines` that are not blank."""
     lines: int
     ending: float
-    """The share of lines that end as a sentence does."""
     single: float
-    """The share that hold one sentence."""
 
     @property
     def has_enough(self) -> bool:
-        """Whether it is long enough to be told."""
+        """Whether there are enough lines to judge the text."""
         return self.blocks > 1 and self.lines >= _LEAST_LINES
 
     @property
     def is_sure(self) -> bool:
-        """Whether blank lines stand between documents of a sentence a line."""
+        """Whether the text certainly has one sentence per line and several documents."""
         return self.blocks >= _LEAST_BLOCKS and self._reaches(*_SURE)
 
     @property
     def is_likely(self) -> bool:
-        """Whether they may stand there."""
+        """Whether the text may have one sentence per line and several documents."""
         return self._reaches(*_LIKELY)
 
     def _reaches(self, ending: float, single: float) -> bool:
-        has_runs = self.lines >= _LEAST_LINES_PER_BLOCK * self.blocks
-        return self.has_enough and has_runs and self.ending >= ending and self.single >= single
+        """Returns whether the text has enough lines, long blocks, and at least these shares."""
+        has_long_blocks = self.lines >= _LEAST_LINES_PER_BLOCK * self.blocks
+        has_shares = self.ending >= ending and self.single >= single
+        return self.has_enough and has_long_blocks and has_shares
 
     def __str__(self) -> str:
-        what = f"{self.ending:.0%} end as sentences do and {self.single:.0%} hold one sentence"
-        return f"{self.blocks:,} blank-line blocks of {self.lines:,} lines, of which {what}"
+        shares = f"{self.ending:.0%} end as sentences do and {self.single:.0%} hold one sentence"
+        return f"{self.blocks:,} blank-line blocks of {self.lines:,} lines, of which {shares}"
 
 
 def look_at_lines(text: str, *, is_whole: bool) -> Seen:
-    """What the beginning of a text looks like; its last line counts only where it is whole."""
+    """Counts the lines of the beginning of a text, and the shares that look like sentences.
+
+    Args:
+        text: The beginning of the text.
+        is_whole: Whether this is all of the text. If not, its last line may be cut off in the
+            middle, and does not count.
+    """
     stripped = [line.strip() for line in text.split("\n")][: None if is_whole else -1]
     blocks = sum(has_text for has_text, _ in groupby(stripped, bool))
     lines = [line for line in stripped if line]
-    shown = lines[:: max(1, len(lines) // _NUM_LINES_SEEN)]
-    ending = sum(_END.search(line) is not None for line in shown)
-    single = sum(not _holds_several(line) for line in shown)
-    return Seen(blocks, len(lines), *(count / max(1, len(shown)) for count in (ending, single)))
+    sample = lines[:: max(1, len(lines) // _NUM_LINES_SEEN)]
+    num_ending = sum(_END.search(line) is not None for line in sample)
+    num_single = sum(not _holds_several(line) for line in sample)
+    num_sample = max(1, len(sample))
+    return Seen(blocks, len(lines), num_ending / num_sample, num_single / num_sample)
 
 
 def _holds_several(line: str) -> bool:
-    """Whether a sentence seems to end within a line, in any language: no rules of one are used."""
+    """Returns whether a sentence seems to end within a line.
+
+    The language is not known, so only marks that end sentences in many languages are looked for. A
+    full stop counts only after a word that is too long for an abbreviation.
+    """
     for found in _STOP.finditer(line):
         before = line[max(0, found.start() - _LONGEST_ABBREVIATION - 1) : found.start()]
         is_long = len(before) > _LONGEST_ABBREVIATION and not any(map(str.isspace, before))

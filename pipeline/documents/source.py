@@ -1,4 +1,7 @@
-"""A named source of a corpus, as settings give it; no reader is imported, so help comes at once."""
+"""The settings of one source of a corpus, and the names of all input formats.
+
+No reader is imported here, so that `--help` is fast.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +23,11 @@ LAYOUTS = {
     "wikiextractor": "plain_text:WIKIEXTRACTOR",
     "html": "html_files:HTML",
 }
-"""The `Format` of each layout, by its module; "auto" is the first that detects a file, or text."""
+"""Where the `Format` of each name is: "module:name" in `pipeline.documents`.
+
+The format "auto" tries them in this order and takes the first that detects the file, otherwise
+"text".
+"""
 if TYPE_CHECKING:
     TextFormat = str
 else:
@@ -69,17 +76,23 @@ class Source:
         return int(_exact(self.weight))
 
     def reading(self) -> dict[str, Any]:
-        """What decides the tokens of its documents, the name aside."""
+        """Returns the settings that decide the tokens of the source's documents, by name."""
         names = ("language", "format", "text_field", "wrapping")
         return {name: getattr(self, name) for name in names}
 
 
 def _exact(weight: float) -> Decimal:
+    """Returns a weight in millionths, without the error of binary fractions."""
     return Decimal(str(weight)) * UNIT
 
 
 def check_sources(sources: Sequence[Source]) -> None:
-    """Raises ValueError where a source cannot be used, or cannot be told from the others."""
+    """Checks the settings of the sources of a corpus.
+
+    Raises:
+        ValueError: There are too many sources, or a source has no name or input, the name of
+            another source, or a weight that cannot be used.
+    """
     if len(sources) > MAX_SOURCES:
         most = f"at most {MAX_SOURCES} can be told apart"
         raise ValueError(f"sources: found {len(sources)}, {most}; join some of them")
@@ -96,6 +109,6 @@ def check_sources(sources: Sequence[Source]) -> None:
             " used": not 0 < source.weight <= MAX_WEIGHT,
             f"{weight} at most 6 decimals, such as 0.333333": is_finer,
         }
-        for problem, is_there in problems.items():
-            if is_there:
+        for problem, has_problem in problems.items():
+            if has_problem:
                 raise ValueError(f"sources[{number}] ({name!r}): {problem}")

@@ -1,7 +1,8 @@
-"""How often each document of a source is used in a pass.
+"""Decides how often each document of a source is used in a pass.
 
-A weight w uses a document floor(u + w (p + 1)) - floor(u + w p) times in pass p, u in [0, 1) coming
-from its id: over P passes w P times, up to one, spread evenly over passes and documents.
+A document of a source with weight w is used floor(u + w (p + 1)) - floor(u + w p) times in pass p.
+Here u in [0, 1) is a hash of the document's id. Over P passes a document is used w P times, rounded
+up or down, and the uses are spread evenly over passes and documents.
 """
 
 from collections.abc import Sequence
@@ -18,13 +19,17 @@ _START_BITS = 32
 
 
 def count_factors(weights: Sequence[int]) -> list[int]:
-    """What word counts are multiplied by: the smallest whole numbers in the ratio of the weights.
+    """Returns the factors by which the word counts of the sources are multiplied.
 
-    Weights are taken to the thousandth, at least one, so that sums over any sample are exact where
-    the learner adds.
+    They are the smallest whole numbers in the ratio of the weights, so that the vocabulary learner
+    adds whole numbers, without rounding. Weights are rounded to thousandths, and are at least one
+    thousandth.
+
+    Args:
+        weights: The weight of each source in millionths.
     """
     thousandths = [max(1, (weight * 1000 + UNIT // 2) // UNIT) for weight in weights]
-    return [each // gcd(*thousandths) for each in thousandths]
+    return [number // gcd(*thousandths) for number in thousandths]
 
 
 def choose_uses(
@@ -34,35 +39,64 @@ def choose_uses(
     seed: int,
     pass_index: int,
 ) -> tuple[list[int], list[int]]:
-    """A document's row for each use of a pass, and how many uses of it came before.
+    """Returns the uses of the documents in one pass.
 
-    `sources` [D] holds the documents' sources, by which `weights`, in millionths, are looked up.
+    Args:
+        ids: The ids of D documents.
+        sources: [D] the number of each document's source.
+        weights: The weight of each source in millionths, by the source's number.
+        seed: The seed of the build.
+        pass_index: The number of the pass, from 0.
+
+    Returns:
+        Two lists with one entry for each use: the index of the document in `ids`, and how many
+        earlier entries are of the same document.
     """
-    pairs = zip(ids, sources.tolist(), strict=True)
-    uses = np.array([count_uses(weights[s], pass_index, seed, i) for i, s in pairs], np.int64)
+    uses = np.array(
+        [
+            count_uses(weights[source], pass_index, seed, document)
+            for document, source in zip(ids, sources.tolist(), strict=True)
+        ],
+        np.int64,
+    )
     rows = np.repeat(np.arange(len(ids)), uses)
-    before = np.arange(len(rows)) - np.repeat(np.cumsum(uses) - uses, uses)
-    return rows.tolist(), before.tolist()
+    num_before = np.arange(len(rows)) - np.repeat(np.cumsum(uses) - uses, uses)
+    return rows.tolist(), num_before.tolist()
 
 
 def apply_weights(
     weights: Sequence[int], documents: Sequence[int], cleaned_bytes: Sequence[int]
 ) -> tuple[int, int]:
-    """Bytes of text that buckets are planned from, of each document once at least; its documents.
+    """Returns how much text and how many documents the buckets of one pass are planned for.
 
-    All arguments are by the source's number; no weights stand for using each document once.
+    Args:
+        weights: The weight of each source in millionths; empty if each document is used once.
+        documents: The number of documents of each source.
+        cleaned_bytes: The bytes of cleaned text of each source.
+
+    Returns:
+        The bytes of text in a pass, with each document counted at least once, and the number of
+        distinct documents in a pass.
     """
     weights = weights or [UNIT] * len(documents)
     used_bytes = sum(max(w, UNIT) * size for w, size in zip(weights, cleaned_bytes, strict=True))
-    used = sum(min(w, UNIT) * number for w, number in zip(weights, documents, strict=True))
-    return used_bytes // UNIT, used // UNIT
+    num_used = sum(min(w, UNIT) * number for w, number in zip(weights, documents, strict=True))
+    return used_bytes // UNIT, num_used // UNIT
 
 
 def count_uses(weight: int, pass_index: int, seed: int, document: bytes) -> int:
-    """How often a document is used in a pass, by its source's weight in millionths."""
+    """Returns how often a document is used in a pass, by the rule at the top of this file.
+
+    Args:
+        weight: The weight of the document's source in millionths.
+        pass_index: The number of the pass, from 0.
+        seed: The seed of the build.
+        document: The id of the document.
+    """
     whole, rest = divmod(weight, UNIT)
     if not rest:
         return whole
     start = (seed_for(seed, _PURPOSE, 0, document.hex()) & ((1 << _START_BITS) - 1)) * UNIT
-    end, begin = (start + (weight * each << _START_BITS) for each in (pass_index + 1, pass_index))
+    begin = start + (weight * pass_index << _START_BITS)
+    end = start + (weight * (pass_index + 1) << _START_BITS)
     return end // (UNIT << _START_BITS) - begin // (UNIT << _START_BITS)

@@ -1,8 +1,10 @@
-"""Parquet, and Arrow files as datasets' `save_to_disk` writes them: a row is a document.
+"""Reads Parquet, and Arrow files as `save_to_disk` of `datasets` writes them: a row is a document.
 
-Of n row groups of a Parquet file, number i belongs to the range that holds the byte i * size // n.
-Arrow is asked for rows alone: where a column is described wrongly, asking for its place or
-statistics ends the process.
+If a Parquet file has n row groups, group number i belongs to the range that holds the byte
+i * size // n.
+
+PyArrow is asked for rows and for nothing else. If a damaged file describes a column wrongly, asking
+for the place or the statistics of the column would end the process.
 """
 
 from collections.abc import Iterator
@@ -19,16 +21,25 @@ from pipeline.storage.quoting import join_names
 _PARQUET_MAGIC = b"PAR1"
 _ARROW_MAGIC = b"ARROW1"  # begins and ends a file
 _ARROW_SUFFIXES = {".arrow", ".arrows", ".feather", ".ipc"}
-_STREAM_START = 8
-_BATCH_ROWS = 64  # a long value of a dictionary may stand in every row
+_STREAM_START = 8  # the byte of an Arrow file at which its stream begins
+_BATCH_ROWS = 64  # few, as every row of a batch may repeat one long value of a dictionary
 _MOST_THRIFT = 2**31 - 1
-# Some of Arrow's own errors, and names that are no UTF-8, come as other kinds.
+# PyArrow raises these as well for damaged files and for names that are not UTF-8.
 OTHER_ERRORS = (OSError, RuntimeError, MemoryError, OverflowError, UnicodeError, IndexError)
 
 
 @contextmanager
 def _opened(file_range: FileRange, options: StorageOptions, kind: str) -> Iterator[BinaryIO]:
-    """The file of a range; a ValueError says what it is said to be where it is damaged."""
+    """Opens the file of a range, and turns PyArrow's errors into one that names the file.
+
+    Args:
+        file_range: The range.
+        options: Options of the filesystem.
+        kind: "Parquet" or "Arrow", for messages.
+
+    Raises:
+        ValueError: The file is compressed as a whole, or broken.
+    """
     from pyarrow import ArrowException
 
     if suffix := compression_suffix(file_range.url):
@@ -46,7 +57,13 @@ def _opened(file_range: FileRange, options: StorageOptions, kind: str) -> Iterat
 def read_parquet(
     file_range: FileRange, text_field: str, storage_options: StorageOptions = None
 ) -> Iterator[Record]:
-    """A record a row, some rows at a time, counted from 1 in the whole file."""
+    """Yields a record for every row of the range's row groups, lazily.
+
+    Rows are numbered from 1 at the first row of the file.
+
+    Raises:
+        ValueError: The file is broken, or does not have exactly one column `text_field`.
+    """
     with _opened(file_range, storage_options, "Parquet") as file:
         table = _open_parquet(file, file_range)
         check_columns(table.schema_arrow.names, text_field, file_range.url)
@@ -54,51 +71,62 @@ def read_parquet(
         for group, first_row in _own_groups(table.metadata, file_range):
             row = first_row
             for batch in table.iter_batches(row_groups=[group], use_threads=False, **chosen):
-                # Counted as the share of the file's bytes that its rows are of the file's rows.
+                # The bytes of a batch are not known: they are taken to be as many as its share of
+                # the file's rows.
                 file_range.count(file_range.size * batch.num_rows // table.metadata.num_rows)
                 yield from _read_column(batch.column(0), row)
                 row += batch.num_rows
 
 
 def _open_parquet(file: BinaryIO, file_range: FileRange) -> Any:
+    """Returns the `pyarrow.parquet.ParquetFile` of an open file."""
     from pyarrow.parquet import ParquetFile
 
-    # A footer tells of no list or text that is longer than the file.
+    # No list or text in a sound footer is longer than the file. Without these limits a damaged
+    # footer could ask for any amount of memory.
     most = max(1, min(file_range.size, _MOST_THRIFT))
     limits = {"thrift_string_size_limit": most, "thrift_container_size_limit": most}
     return ParquetFile(file, pre_buffer=False, **limits)
 
 
 def _own_groups(metadata: Any, file_range: FileRange) -> list[tuple[int, int]]:
-    """Number and first row, from 1, of every row group of the range."""
-    row, found = 1, []
+    """Returns the row groups that belong to a range.
+
+    Returns:
+        For each group its number, from 0, and the number of its first row, from 1.
+    """
+    first_row = 1
+    groups: list[tuple[int, int]] = []
     for number in range(metadata.num_row_groups):
         if file_range.start <= file_range.size * number // metadata.num_row_groups < file_range.end:
-            found.append((number, row))
-        row += metadata.row_group(number).num_rows
-    return found
+            groups.append((number, first_row))
+        first_row += metadata.row_group(number).num_rows
+    return groups
 
 
 def read_arrow(
     file_range: FileRange, text_field: str, storage_options: StorageOptions = None
 ) -> Iterator[Record]:
-    """Yields a record for every row, numbered from 1; memory holds one batch at a time.
+    """Yields a record for every row, numbered from 1, lazily. Memory holds one batch at a time.
 
-    An Arrow file is normally an Arrow stream after eight bytes, and is read as a stream. Polars
-    writes files that are not: their footer says where the batches are. Such a file is mapped from a
-    local disk, and held in memory if it is on a store.
+    An Arrow file is normally an Arrow stream after its first eight bytes, and is read as a stream.
+    Files that Polars writes are no such stream: only their footer says where the batches are. Such
+    a file is mapped into memory if it is on a local disk, and read into memory if it is not.
+
+    Raises:
+        ValueError: The file is broken, or does not have exactly one column `text_field`.
     """
     from pyarrow import ArrowInvalid, ipc
 
     with _opened(file_range, storage_options, "Arrow") as file:
         is_file = file.read(len(_ARROW_MAGIC)) == _ARROW_MAGIC
-        # Arrow's own reader of files reads in threads that hold the Python file for some time more,
-        # and die with the process where it ends then.
+        # `ipc.open_file` would read in threads that use the Python file a little longer than this
+        # function does, and that end the process with an error if it exits in the meantime.
         position = file.seek(_STREAM_START if is_file else 0)
         options = ipc.IpcReadOptions(use_threads=False)
         try:
             reader = ipc.open_stream(file, options=options)
-        except (ArrowInvalid, OSError):  # "Invalid flatbuffers message" comes as the latter
+        except (ArrowInvalid, OSError):  # "Invalid flatbuffers message" is an OSError
             if not is_file:
                 raise
             yield from _read_by_footer(file_range, text_field, storage_options)
@@ -118,7 +146,7 @@ def read_arrow(
 def _read_by_footer(
     file_range: FileRange, text_field: str, storage_options: StorageOptions
 ) -> Iterator[Record]:
-    """Yields a record for every row of an Arrow file that can be read by its footer alone."""
+    """Yields a record for every row of an Arrow file that is not a stream, as its footer says."""
     import pyarrow as pa
     from pyarrow import ipc
 
@@ -139,6 +167,7 @@ def _read_by_footer(
 
 
 def _valid_column(batch: Any, text_field: str) -> Any:
+    """Returns a batch's column of text; raises `ArrowInvalid` if its data are inconsistent."""
     column = batch.column(text_field)
     column.validate(full=True)
     return column
@@ -159,7 +188,7 @@ def check_columns(names: list[str], text_field: str, url: str) -> None:
 
 
 def _plain_column(column: Any) -> Any:
-    """Returns a column with its values stored plainly: no dictionary, run-end or extension type."""
+    """Returns a column's values without dictionary, run-end encoding or extension type."""
     from pyarrow import BaseExtensionType, compute, large_string, types
 
     if isinstance(column.type, BaseExtensionType):
@@ -168,23 +197,27 @@ def _plain_column(column: Any) -> Any:
         column = compute.run_end_decode(column)
     if types.is_dictionary(column.type):
         values = column.dictionary
-        if types.is_string_view(values.type):  # which pyarrow cannot take by number
+        if types.is_string_view(values.type):  # pyarrow cannot decode a dictionary of these
             column = type(column).from_arrays(column.indices, values.cast(large_string()))
         column = column.dictionary_decode()
     return column
 
 
 def _read_column(column: Any, row: int) -> Iterator[Record]:
-    """Yields a record for every value; `row` is the number of the first value's row."""
+    """Yields a record for every value of a column; the first is of the row number `row`.
+
+    A value that is no text has an `error`.
+    """
     from pyarrow import large_binary, types
 
     column = _plain_column(column)
     kinds_of_text = (types.is_string, types.is_large_string, types.is_string_view)
     is_text = any(is_kind(column.type) for is_kind in kinds_of_text)
-    # Text is taken as the bytes it is stored as, which may be no UTF-8.
+    # Text is read as bytes, because it may not be UTF-8. `parse_record` decodes it.
     values = (column.cast(large_binary()) if is_text else column).to_pylist()
     for number, value in enumerate(values, row):
-        place, data, error = f"row {number}", b"", None
+        data = b""
+        error = None
         if value is None or not is_text:
             reason = "text_is_null" if value is None else "text_not_a_string"
             found = f"found {type(value).__name__} {str(value)[:40]!r} in the column of text"
@@ -193,19 +226,19 @@ def _read_column(column: Any, row: int) -> Iterator[Record]:
             error = too_long()
         else:
             data = value
-        yield Record(number, 0, data, error, place)
+        yield Record(number, 0, data, error, f"row {number}")
 
 
 def read_parquet_names(file_range: FileRange, storage_options: StorageOptions = None) -> list[str]:
-    """Returns the names of a file's columns, which its footer holds."""
+    """Returns the names of the columns of a Parquet file, from its footer."""
     with _opened(file_range, storage_options, "Parquet") as file:
         return list(_open_parquet(file, file_range).schema_arrow.names)
 
 
 def read_arrow_names(file_range: FileRange, storage_options: StorageOptions = None) -> list[str]:
-    """Returns the names of a file's columns, which its first message holds.
+    """Returns the names of the columns of an Arrow file, from the first message of its stream.
 
-    The list is empty if only the footer has them; they are then checked when the rows are read.
+    The list is empty if the file is no stream. Its columns are checked when its rows are read.
     """
     from pyarrow import ArrowInvalid, ipc
 

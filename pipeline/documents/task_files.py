@@ -1,7 +1,7 @@
-"""Texts of task files, such as a benchmark's test set, each with its place in the file.
+"""Reads the texts of task files, such as a benchmark's test set, each with its place in the file.
 
-In JSON, JSON lines, Parquet and Arrow every string at any depth is a text; in CSV every cell; in
-other files every line, and every cell of a line with tabs.
+In JSON, JSON lines, Parquet and Arrow a text is a string, at any depth. In CSV it is a cell. In
+other files it is a line, or a cell of a line with tabs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,9 +30,17 @@ _LINES = {"text", "lines", "wikiextractor", "sentence-lines", "text-blank-lines"
 def read_task_texts(
     patterns: Sequence[str], storage_options: StorageOptions = None
 ) -> Iterator[tuple[str, str]]:
-    """Yields place and text of every text in the files of some paths, folders and globs.
+    """Yields the place and the text of every text in task files, lazily.
 
     The files are in the order of their URLs.
+
+    Args:
+        patterns: Paths, folders and globs of the files, at any fsspec URL.
+        storage_options: Options of the filesystem.
+
+    Raises:
+        FileNotFoundError: A pattern matches no file.
+        ValueError: A file is broken, or of a format in which texts cannot be found.
     """
     for _, texts in read_task_files(patterns, storage_options):
         yield from texts
@@ -41,18 +49,27 @@ def read_task_texts(
 def read_task_files(
     patterns: Sequence[str], storage_options: StorageOptions = None
 ) -> Iterator[tuple[str, Iterator[tuple[str, str]]]]:
-    """Yields each file's URL, and an iterator over the places and texts in it.
+    """Yields the URL of each task file, and an iterator over the places and texts in it.
+
+    Args:
+        patterns: Paths, folders and globs of the files, at any fsspec URL.
+        storage_options: Options of the filesystem.
 
     Raises:
         FileNotFoundError: A pattern matches no file.
-        ValueError: A file is broken, or of a kind in which texts cannot be found.
+        ValueError: A file is broken, or of a format in which texts cannot be found.
     """
     for file in find_inputs(patterns, storage_options):
         yield file.url, _read_file(file.url, file.size, storage_options)
 
 
 def hash_task_files(patterns: Sequence[str], storage_options: StorageOptions = None) -> str:
-    """The hash of the files' bytes, whatever their names are."""
+    """Returns a hash of the bytes of all files, as 32 hex digits. Their names do not matter.
+
+    Args:
+        patterns: Paths, folders and globs of the files, at any fsspec URL.
+        storage_options: Options of the filesystem.
+    """
     hashes = []
     for file in find_inputs(patterns, storage_options):
         digest = blake2b(digest_size=16)
@@ -63,6 +80,11 @@ def hash_task_files(patterns: Sequence[str], storage_options: StorageOptions = N
 
 
 def _read_file(url: str, size: int, storage_options: StorageOptions) -> Iterator[tuple[str, str]]:
+    """Returns an iterator over the places and texts of a file, by its name and first bytes.
+
+    Raises:
+        ValueError: The file is an archive, or of a format in which texts cannot be found.
+    """
     if is_archive(url):
         raise ValueError(f"{url}: found an archive, expected task files; unpack it and name them")
     suffix = plain_suffix(url)
@@ -85,19 +107,29 @@ def _read_file(url: str, size: int, storage_options: StorageOptions) -> Iterator
 
 
 def _read_json(text: str, url: str) -> Iterator[tuple[str, str]]:
-    """One value over all lines, or a value a line."""
+    """Yields the places and texts of JSON: one value for the whole file, or one on each line."""
     try:
-        found = parse_json(text, url)
+        value = parse_json(text, url)
     except ValueError:
         for number, line in enumerate(text.split("\n"), 1):
             if line.strip():
                 place = f"{url}:{number}"
                 yield from _walk(parse_json(line, place), place)
     else:
-        yield from _walk(found, url)
+        yield from _walk(value, url)
 
 
 def _read_table(data: bytes, text_format: str, url: str) -> Iterator[tuple[str, str]]:
+    """Yields the places and texts of a table.
+
+    Args:
+        data: The bytes of the file.
+        text_format: "parquet" or "arrow".
+        url: The file, for places and messages.
+
+    Raises:
+        ValueError: The file is broken, or two of its columns have the same name.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -119,13 +151,16 @@ def _read_table(data: bytes, text_format: str, url: str) -> Iterator[tuple[str, 
 
 
 def _walk(value: Any, place: str) -> Iterator[tuple[str, str]]:
-    """The strings of a value, however deep, each with its path in it: data[3].title."""
-    left = [("", value)]
-    while left:
-        path, each = left.pop()
-        if isinstance(each, str):
-            yield (f"{place}, {path.removeprefix('.')}" if path else place), each
-        elif isinstance(each, dict):
-            left += [(f"{path}.{name}", inner) for name, inner in reversed(each.items())]
-        elif isinstance(each, list):
-            left += reversed([(f"{path}[{number}]", inner) for number, inner in enumerate(each)])
+    """Yields the place and the text of every string in a value of JSON, at any depth, in order.
+
+    A place is followed by the path to the string, such as "FILE:7, data[3].title".
+    """
+    stack = [("", value)]
+    while stack:
+        path, inner = stack.pop()
+        if isinstance(inner, str):
+            yield (f"{place}, {path.removeprefix('.')}" if path else place), inner
+        elif isinstance(inner, dict):
+            stack += [(f"{path}.{name}", item) for name, item in reversed(inner.items())]
+        elif isinstance(inner, list):
+            stack += reversed([(f"{path}[{number}]", item) for number, item in enumerate(inner)])

@@ -1,6 +1,6 @@
-"""Files of lines, JSON lines and comma-separated rows as text, each with its place: "FILE:LINE".
+"""Reads files of lines, JSON lines and CSV rows, each with its place in the file: "FILE:LINE".
 
-Files lie at any fsspec URL, compressed or not, in UTF-8, or in UTF-16 with a byte order mark.
+A file may be at any fsspec URL, compressed or not. It is UTF-8, or UTF-16 with a byte order mark.
 """
 
 import json
@@ -15,20 +15,34 @@ from pipeline.storage.folder import Folder
 
 
 def whole_file(url: str, storage_options: StorageOptions = None) -> FileRange:
-    """All of a file; raises FileNotFoundError."""
+    """Returns the range that is a whole file, as text.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+    """
     folder, name = Folder.of_file(url, storage_options)
     size = folder.size(name)
     return FileRange(url, 0, size, size, "text")
 
 
 def read_text_lines(url: str, storage_options: StorageOptions = None) -> Iterator[tuple[str, str]]:
-    r"""Places and lines of a file, lazily, without "\n" and "\r\n"."""
+    r"""Yields the place and the text of every line of a file, without "\n" or "\r\n", lazily.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: A line is too long, or is not text.
+    """
     lines = _decode_lines(read_lines(whole_file(url, storage_options), storage_options), url)
     return ((f"{url}:{number}", text.removesuffix("\r")) for number, text in lines)
 
 
 def read_text(url: str, storage_options: StorageOptions = None) -> str:
-    """The text of a file, its line ends as they are."""
+    """Returns the text of a file with its line ends unchanged.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: The file is too long, or is not text.
+    """
     record = read_whole(read_blocks(whole_file(url, storage_options), storage_options), url)
     return _decode(record.data, record.error, url, 1)
 
@@ -36,22 +50,32 @@ def read_text(url: str, storage_options: StorageOptions = None) -> str:
 def read_json_lines(
     url: str, storage_options: StorageOptions = None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Places and objects of a file of JSON lines, lazily."""
+    """Yields the place and the object of every line of a file of JSON lines, lazily.
+
+    Blank lines are passed over.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: A line is not a JSON object.
+    """
     for place, line in read_text_lines(url, storage_options):
         if line.strip():
-            found = parse_json(line, place)
-            if not isinstance(found, dict):
-                kind = type(found).__name__
+            value = parse_json(line, place)
+            if not isinstance(value, dict):
+                kind = type(value).__name__
                 raise ValueError(f"{place}: found a JSON {kind}, expected an object in each line")
-            yield place, found
+            yield place, value
 
 
 def read_csv_rows(
     url: str, storage_options: StorageOptions = None
 ) -> Iterator[tuple[str, list[str]]]:
-    """Yields the place and the cells of every row of a file, lazily; the dialect is detected.
+    """Yields the place and the cells of every row of a CSV file, lazily.
+
+    The delimiter and the meaning of quotes are found from the first rows.
 
     Raises:
+        FileNotFoundError: There is no such file.
         ValueError: A row is malformed.
     """
     lines = read_lines(whole_file(url, storage_options), storage_options)
@@ -63,7 +87,11 @@ def read_csv_rows(
 
 
 def parse_json(text: str, place: str) -> Any:
-    """The value of a JSON text; raises ValueError."""
+    """Returns the value of a line of JSON.
+
+    Raises:
+        ValueError: The line is not JSON. The message begins with `place`.
+    """
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -72,15 +100,27 @@ def parse_json(text: str, place: str) -> Any:
 
 
 def _decode_lines(lines: Iterable[Line], url: str) -> Iterator[tuple[int, str]]:
+    """Yields number and text of some lines; raises ValueError for a line that cannot be read."""
     for line in lines:
         error = too_long() if line.is_too_long else None
         yield line.number, _decode(line.data, error, url, line.number)
 
 
-def _decode(data: bytes, bad: BadDocumentError | None, url: str, line: int) -> str:
+def _decode(data: bytes, fault: BadDocumentError | None, url: str, line: int) -> str:
+    """Decodes bytes of a file.
+
+    Args:
+        data: The bytes.
+        fault: What is already known to be wrong with them, or None.
+        url: The file, for messages.
+        line: The number of the line at which the bytes begin.
+
+    Raises:
+        ValueError: There is a fault, or the bytes are not UTF-8. The message names the line.
+    """
     try:
-        if bad:
-            raise bad
+        if fault:
+            raise fault
         return decode(data)
     except BadDocumentError as error:
         raise ValueError(f"{url}:{line + error.line}: {error}") from error

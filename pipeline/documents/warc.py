@@ -1,7 +1,8 @@
-"""WARC and WET archives of the web: a page is a document.
+"""Reads WARC and WET archives of the web: each page is a document.
 
-The text of a WET file (conversion records) is taken as it is, HTML of a WARC file (responses with
-status 200) is reduced to its main text. Other records are passed over and only counted.
+The records of a WET file (conversions) hold text, which is kept as it is. The records of a WARC
+file (responses with status 200) hold HTML, of which the main text is kept. Other records are passed
+over and counted.
 """
 
 import re
@@ -27,7 +28,7 @@ _FETCH_AGAIN = "a part of the file is missing; fetch it again"
 
 
 def read_warc(file_range: FileRange, storage_options: StorageOptions = None) -> Iterator[Record]:
-    """Yields one record for every WARC record, lazily; `place` counts them from 1.
+    """Yields one record for every WARC record, lazily. Their `place` has the number, from 1.
 
     Raises:
         ValueError: The file is an ARC file, has no records, or is broken.
@@ -39,7 +40,7 @@ def read_warc(file_range: FileRange, storage_options: StorageOptions = None) -> 
     found = ""
     if first_block[: len(_ARC_MAGIC)] == _ARC_MAGIC:
         found = "an ARC file, expected WARC"
-    elif _LINE_FEED_ALONE.match(first_block):  # fastwarc would pass over what is broken in it
+    elif _LINE_FEED_ALONE.match(first_block):  # fastwarc would silently skip broken records in it
         found = r"a header whose lines end in \n alone, expected \r\n"
     if found:
         cure = "convert the file by `warcio recompress IN OUT.warc.gz`"
@@ -69,17 +70,21 @@ class _CutShortError(Exception):
 
 
 class _Stream:
-    """Blocks of bytes as what fastwarc takes for a file."""
+    """Lets fastwarc read blocks of bytes like a file.
+
+    Attributes:
+        last_bytes: The last four bytes that were read. They show whether the file ends with the
+            blank line that ends a header.
+    """
 
     def __init__(self, blocks: Iterable[bytes]) -> None:
         self._blocks = (memoryview(block) for block in blocks if block)
         self._rest = memoryview(b"")
         self._position = 0
         self.last_bytes = b""
-        """The last bytes that were read, as many as end a header."""
 
     def first_block(self) -> memoryview:
-        """Returns the first block of bytes; nothing is consumed."""
+        """Returns the first block of bytes, which `read` will return again."""
         self._rest = self._rest or next(self._blocks, self._rest)
         return self._rest
 
@@ -96,18 +101,22 @@ class _Stream:
 
 
 def _make_record(record: Any, number: int, kinds: Any) -> Record:
-    """Returns the page of a WARC record; without a page, a record that says why it is dropped.
+    """Returns the page of a WARC record, or a record that says why there is none.
+
+    Args:
+        record: The record of fastwarc.
+        number: The number of the record in the file, from 1.
+        kinds: fastwarc's enumeration of kinds of records.
 
     Raises:
         _CutShortError: The file ends within this record.
     """
     empty = Record(number, 0, b"", None, f"record {number}")
-    if (
-        "Content-Length" not in record.headers
-    ):  # fastwarc takes a header's beginning for a whole one
+    # If the file ends within a header, fastwarc returns the beginning of the header as a whole one.
+    if "Content-Length" not in record.headers:
         raise _CutShortError("found a header without Content-Length")
     is_response = record.record_type == kinds.response
-    # Of DNS and FTP there are responses too.
+    # A response may also be of DNS or FTP.
     media_type = (record.headers.get("Content-Type") or "").lower()
     is_http = is_response and media_type.startswith("application/http")
     is_page = is_http or record.record_type == kinds.conversion

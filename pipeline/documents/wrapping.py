@@ -1,11 +1,16 @@
-"""Lines of plain text to paragraphs, one a line.
+"""Joins the wrapped lines of plain text, so that every paragraph is one line.
 
-With none a line is a paragraph, with blank-lines a blank line ends one, with hard a line into which
-the first word of the next one would have fitted.
+The setting `wrapping` says what ends a paragraph:
 
-`auto` decides for a document: it is wrapped if it has at least 20 lines that are not blank, none
-longer than 100 characters, half of them at least 45 characters and three quarters as long as the
-95th percentile; blank lines separate its paragraphs if every 50 lines have one. By 37 novels.
+- none: every line end.
+- blank-lines: a blank line.
+- hard: a short line, into which the first word of the next line would have fitted.
+- auto: the lines of each document decide which of these it is.
+
+With auto, a document is wrapped if it has at least 20 lines that are not blank, no line is longer
+than 100 characters, and the median line has at least 45 characters and three quarters of the width.
+The width is the 95th percentile of the lines' lengths. Blank lines end the paragraphs if there is
+at least one for every 50 lines, otherwise short lines do. These limits were chosen on 37 novels.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +24,12 @@ _LINES_PER_BLANK = 50
 
 
 def unwrap(text: str, wrapping: str) -> str:
-    """The text with each paragraph in one line, by one of `WRAPPINGS`."""
+    """Returns a text with each paragraph on one line.
+
+    Args:
+        text: The text of a document.
+        wrapping: What ends a paragraph, one of `WRAPPINGS`.
+    """
     if wrapping == "none":
         return text
     lines = [line.strip() for line in text.split("\n")]
@@ -32,11 +42,12 @@ def unwrap(text: str, wrapping: str) -> str:
 
 
 def detect_wrapping(lines: Sequence[str]) -> str:
-    """What `auto` means for a document of these stripped lines."""
+    """Returns what `auto` means for a document with these lines, which are stripped."""
     lengths = sorted(len(line) for line in lines if line)
     if len(lengths) < _MIN_LINES or lengths[-1] > _MAX_WIDTH:
         return "none"
-    median, width = lengths[len(lengths) // 2], _width(lengths)
+    median = lengths[len(lengths) // 2]
+    width = _width(lengths)
     if median < _MIN_MEDIAN or 4 * median < 3 * width:
         return "none"
     num_blank = sum(not line and bool(before) for before, line in pairwise(lines))
@@ -44,27 +55,36 @@ def detect_wrapping(lines: Sequence[str]) -> str:
 
 
 def _width(sorted_lengths: Sequence[int]) -> int:
-    # The 95th percentile: single longer lines would make every paragraph end look full.
+    """Returns the width to which a text is wrapped, by the lengths of its lines.
+
+    It is the 95th percentile. If it were the longest line, a single line that is too long would
+    make all other lines look short, as if each of them ended a paragraph.
+    """
     return sorted_lengths[len(sorted_lengths) * 95 // 100]
 
 
 def _between_blank_lines(lines: Sequence[str]) -> Iterator[list[str]]:
-    return (list(run) for has_text, run in groupby(lines, bool) if has_text)
+    """Yields the groups of lines between blank lines."""
+    return (list(group) for has_text, group in groupby(lines, bool) if has_text)
 
 
 def _by_width(lines: Sequence[str]) -> Iterator[list[str]]:
+    """Yields the lines of each paragraph, which ends at a blank line or at a short line."""
     width = _width(sorted(len(line) for line in lines if line) or [0])
     for block in _between_blank_lines(lines):
         start = 0
-        for i in range(1, len(block)):
-            if len(block[i - 1]) + 1 + len(block[i].split(None, 1)[0]) <= width:
-                yield block[start:i]
-                start = i
+        for number in range(1, len(block)):
+            first_word = block[number].split(None, 1)[0]
+            if len(block[number - 1]) + 1 + len(first_word) <= width:
+                yield block[start:number]
+                start = number
         yield block[start:]
 
 
 def _join(lines: Sequence[str]) -> str:
-    """One paragraph; a word cut or joined by a hyphen at a line's end stays one."""
-    is_open = [line[-1] == "-" and line[-2:-1].isalpha() for line in lines]
-    pieces = (line if own else f"{line} " for line, own in zip(lines, is_open, strict=True))
+    """Joins the lines of a paragraph by spaces. No space follows a hyphen at the end of a word."""
+    pieces: list[str] = []
+    for line in lines:
+        ends_in_hyphen = line[-1] == "-" and line[-2:-1].isalpha()
+        pieces.append(line if ends_in_hyphen else f"{line} ")
     return "".join(pieces).removesuffix(" ")
