@@ -1,1 +1,1 @@
-"""Pure functions of text: cleaning, sentences, filters, languages, and what is like other text."""
+"""Pure functions of text: cleaning, sentences, filters, languages, and comparison of texts."""

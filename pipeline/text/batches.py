@@ -1,4 +1,4 @@
-"""Batches of items by the sum of their sizes."""
+"""Puts items together into batches by their sizes."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
@@ -9,7 +9,16 @@ Item = TypeVar("Item")
 def batch_by_size(
     items: Iterable[Item], size_of: Callable[[Item], int], least: int
 ) -> Iterator[list[Item]]:
-    """Runs of items, each ended by the item that brings it to `least`; the last may be smaller."""
+    """Yields batches of consecutive items, lazily.
+
+    A batch ends with the item that brings the sum of its sizes to `least`. The last batch may be
+    smaller.
+
+    Args:
+        items: The items.
+        size_of: Returns the size of an item.
+        least: The least sum of the sizes of a batch.
+    """
     batch: list[Item] = []
     size = 0
     for item in items:
@@ -17,6 +26,7 @@ def batch_by_size(
         size += size_of(item)
         if size >= least:
             yield batch
-            batch, size = [], 0
+            batch = []
+            size = 0
     if batch:
         yield batch

@@ -1,7 +1,8 @@
-"""Raw text to cleaned text, and the document id that is a hash of it.
+"""Cleans raw text, and makes document ids, which are hashes of cleaned text.
 
-Works by explicit lists of code points: no Unicode table of the Python version can change an id.
-`tokenizer._matcher`, where it is built, does the same by the same lists, 20 times as fast.
+The rules are explicit lists of code points, so that no Python version with another Unicode table
+can change an id. If `tokenizer._matcher` is compiled, it does the same by the same lists, 20 times
+as fast.
 """
 
 from collections.abc import Iterable
@@ -11,13 +12,13 @@ from typing import Any
 from tokenizer.compiled import load
 
 compiled: Any = load("tokenizer._matcher")
-"""The compiled module, or None where the Python path is to be used."""
+"""The compiled module, or None if the Python functions are to be used."""
 
 _SPACES = (0x09, 0x20, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000)
 _LINE_ENDS = (0x0A, 0x0B, 0x0C, 0x0D, 0x85, 0x2028, 0x2029)
-# Halves of surrogate pairs, which JSON can hold and no UTF-8 can.
+# Halves of surrogate pairs. JSON can hold them alone, but UTF-8 cannot.
 _SURROGATES = range(0xD800, 0xE000)
-# Control characters, the byte order mark and the replacement character too.
+# Control characters, the byte order mark, the replacement character and surrogates.
 _DROPPED = (*range(0x20), *range(0x7F, 0xA0), 0xFEFF, 0xFFFD, *_SURROGATES)
 
 _KIND_NUMBERS = {" ": 1, "\n": 2, "": 3}
@@ -40,7 +41,7 @@ class _Replacements:
         kinds = (_KIND_NUMBERS.get(self.of_code.get(code, "x"), 0) for code in range(1 << 16))
         self.kinds = bytes(kinds)
         encoded = {chr(code).encode("utf-8", "ignore") for code in self.of_code}
-        first_bytes = {byte for each in encoded for byte in each[:1]} - set(b" ")
+        first_bytes = {byte for character in encoded for byte in character[:1]} - set(b" ")
         self.plain = bytes(byte not in first_bytes for byte in range(256))
 
 
@@ -65,10 +66,15 @@ def clean_text(raw: bytes | str, *, keeps_words: bool = False) -> str:
         data = text.encode("utf-8", "ignore")
         return str(compiled.clean(data, replacements.kinds, replacements.plain))
     lines = text.translate(replacements.of_code).split("\n")
-    return "\n".join(filter(None, (" ".join(filter(None, line.split(" "))) for line in lines)))
+    single_spaced = (" ".join(filter(None, line.split(" "))) for line in lines)
+    return "\n".join(filter(None, single_spaced))
 
 
 def document_id(cleaned: str | bytes) -> bytes:
-    """16 bytes, from the text or this in UTF-8: equal texts have equal ids."""
+    """Returns the id of a document, a hash of 16 bytes. Equal texts have equal ids.
+
+    Args:
+        cleaned: The cleaned text, or its bytes in UTF-8.
+    """
     data = cleaned.encode() if isinstance(cleaned, str) else cleaned
     return blake2b(data, digest_size=16).digest()

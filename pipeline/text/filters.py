@@ -1,6 +1,7 @@
-"""Which cleaned documents are left out: by length, by language, by functions of the user's own.
+"""Decides which cleaned documents are left out: by length, language, or the user's own functions.
 
-Every rule looks at one document alone, so what is dropped does not depend on how work is cut.
+Every rule looks at one document alone, so the result does not depend on how the input is cut into
+parts.
 """
 
 import importlib
@@ -23,14 +24,15 @@ _EXPECTED = (
 
 @dataclass(frozen=True)
 class FilterRule:
-    """Which documents stay; a field at its default leaves none out.
+    """The settings that decide which documents are kept. By default all are.
 
     Attributes:
-        min_characters: Documents with fewer characters of cleaned text are too_short.
-        max_characters: Documents with more are too_long.
-        languages: Codes of the languages that stay; empty for all.
-        language_threshold: The least probability of all these languages together.
-        own: The user's own functions as "module:function", asked in this order.
+        min_characters: Documents with fewer characters of cleaned text are dropped as too_short.
+        max_characters: Documents with more characters are dropped as too_long; None for no limit.
+        languages: Codes of the languages that are kept; empty for all.
+        language_threshold: The least probability, summed over these languages, of a document that
+            is kept.
+        own: The user's own functions as "module:function". They are called in this order.
     """
 
     min_characters: int = 0
@@ -41,11 +43,14 @@ class FilterRule:
 
     @property
     def keeps_all(self) -> bool:
-        """Whether no document can be left out."""
+        """Whether no document is left out."""
         return not (self.min_characters or self.max_characters or self.languages or self.own)
 
     def content(self) -> dict[str, Any]:
-        """What decides which documents stay, for hashes: nothing of filters that are off."""
+        """Returns the settings that decide which documents are kept, for hashes, by name.
+
+        A filter that is off adds nothing, so that a new filter changes no hash of older settings.
+        """
         found: dict[str, Any] = {}
         if self.min_characters:
             found["min_characters"] = self.min_characters
@@ -63,10 +68,14 @@ class FilterRule:
 
 
 class DocumentFilter:
-    """A rule with its model and functions loaded: made once a worker."""
+    """Applies a `FilterRule`. Making it loads the language model and the user's functions."""
 
     def __init__(self, rule: FilterRule) -> None:
-        """Raises ValueError where a filter cannot be imported, or a language is not known."""
+        """Loads the functions and checks the languages.
+
+        Raises:
+            ValueError: A function cannot be imported, or the model does not know a language.
+        """
         self._rule = rule
         self._own = [(name, load_filter(name)) for name in rule.own]
         if rule.languages:
@@ -75,8 +84,13 @@ class DocumentFilter:
             check_languages(rule.languages)
 
     def find_reason(self, document: Document) -> str | None:
-        """Why a cleaned document is left out, the first reason that holds; None for others."""
-        rule, length = self._rule, len(document.text)
+        """Returns the first reason to drop a cleaned document, or None if it is kept.
+
+        Raises:
+            ValueError: A function of the user fails, or does not return a reason.
+        """
+        rule = self._rule
+        length = len(document.text)
         if length < rule.min_characters:
             return "too_short"
         if rule.max_characters is not None and length > rule.max_characters:
@@ -94,7 +108,11 @@ class DocumentFilter:
 
 
 def load_filter(name: str) -> OwnFilter:
-    """The function that "module:function" names; raises ValueError where there is none."""
+    """Imports the function that "module:function" names.
+
+    Raises:
+        ValueError: The module cannot be imported, or has no such function.
+    """
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name:
         expected = "expected module:function, such as my_filters:keep_prose"
@@ -109,12 +127,16 @@ def load_filter(name: str) -> OwnFilter:
     function = getattr(module, function_name, None)
     if function is None or not callable(function):
         raise ValueError(f"filter {name}: {module_name} has no function {function_name}")
-    found: OwnFilter = function
-    return found
+    own_filter: OwnFilter = function
+    return own_filter
 
 
 def describe_filter(name: str) -> str:
-    """The name, and the `__version__` of the function or its module: what a hash can cover."""
+    """Returns a filter's name and its `__version__`, which a dataset's hash covers.
+
+    The version is an attribute of the function or of its module. Changes of the code itself cannot
+    be seen.
+    """
     function = load_filter(name)
     module = importlib.import_module(name.partition(":")[0])
     version = getattr(function, "__version__", getattr(module, "__version__", None))
@@ -122,7 +144,16 @@ def describe_filter(name: str) -> str:
 
 
 def call_filter(name: str, function: OwnFilter, document: Document) -> str | None:
-    """Why a filter drops a document, None to keep it; raises ValueError for any other answer."""
+    """Calls a filter; returns its reason to drop the document, or None if the document is kept.
+
+    Args:
+        name: The filter as "module:function", for messages.
+        function: The filter.
+        document: The cleaned document.
+
+    Raises:
+        ValueError: The filter fails, or returns neither None, True nor a valid reason.
+    """
     where = f"filter {name}, document {document.where}"
     try:
         answer = function(document.text)

@@ -1,7 +1,8 @@
-"""Which language a document is in, by py3langid's model.
+"""Finds the language of a document by py3langid's model.
 
-The library multiplies counts of byte n-grams with its table in 32-bit floats, whose sum depends on
-the processor and the number of threads; here it is a sum of whole numbers, equal on every machine.
+The library multiplies counts of byte n-grams with its table in 32-bit floats. Their sum depends on
+the processor and the number of threads. Here the sum is of whole numbers, so it is equal on every
+machine.
 """
 
 import importlib.metadata
@@ -13,20 +14,25 @@ import numpy as np
 import numpy.typing as npt
 
 NUM_PLACES = 4
+"""Number of places of a long text that are looked at."""
 PLACE_CHARACTERS = 250
+"""Number of characters that are looked at in each place."""
 LIBRARY = "py3langid"
 _COUNT_SCALE = 2**16
 _TABLE_SCALE = 2**20
 
 
 def describe_method() -> str:
-    """What decides a document's language, for the settings that a dataset's hash covers."""
+    """Returns words for the method that finds the language, which a dataset's hash covers."""
     version = importlib.metadata.version(LIBRARY)
     return f"{LIBRARY} {version}, {NUM_PLACES} places of {PLACE_CHARACTERS} characters"
 
 
 def sample_text(text: str) -> str:
-    """All of a short text; of a longer one four runs of 250 characters, evenly spread."""
+    """Returns the part of a text that is looked at: 4 excerpts of 250 characters, evenly spread.
+
+    A text of at most 1,000 characters is returned as a whole.
+    """
     if len(text) <= NUM_PLACES * PLACE_CHARACTERS:
         return text
     last = len(text) - PLACE_CHARACTERS
@@ -35,12 +41,16 @@ def sample_text(text: str) -> str:
 
 
 def language_shares(text: str) -> Mapping[str, float]:
-    """Probability of every language that the model knows, by its ISO 639-1 code."""
+    """Returns the probability of every language that the model knows, by its ISO 639-1 code."""
     return dict(_identifier().rank(sample_text(text)))
 
 
 def check_languages(codes: Sequence[str]) -> None:
-    """Raises ValueError for codes that the model does not know."""
+    """Refuses codes of languages that the model does not know.
+
+    Raises:
+        ValueError: Some codes are not known. The message lists them, and all known ones.
+    """
     known = sorted(set(_identifier().labels))
     if wrong := ", ".join(code for code in codes if code not in known):
         raise ValueError(f"languages: {wrong} not known; {LIBRARY} knows {', '.join(known)}")
@@ -48,7 +58,10 @@ def check_languages(codes: Sequence[str]) -> None:
 
 @cache
 def _identifier() -> Any:
-    """The library's identifier with its model, 0.8 s and 130 MB, once a process."""
+    """Returns the library's identifier, with sums of whole numbers in place of its own.
+
+    Loading its model takes 0.8 s and 130 MB, so it is done once per process.
+    """
     import py3langid.langid as langid
 
     class Identifier(langid.LanguageIdentifier):  # type: ignore[misc]
@@ -57,13 +70,21 @@ def _identifier() -> Any:
         def _sparse_score(
             self, visits: Mapping[int, int], table: npt.NDArray[Any]
         ) -> npt.NDArray[np.float64]:
+            """Returns [languages] the logarithms of the probabilities, up to a constant."""
             return np.asarray(_score(visits, table) + self.nb_pc, np.float64)
 
     return Identifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
 
 
 def _score(visits: Mapping[int, int], table: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """[languages] log(1 + count) of every feature times its row of the table, in fixed point."""
+    """Returns [languages] the sum over features of log(1 + count) times the feature's row.
+
+    The sum is computed in fixed point.
+
+    Args:
+        visits: The count of each feature, by its row in the table.
+        table: [features, languages] the model's weights.
+    """
     rows = np.fromiter(visits.keys(), np.int64, len(visits))
     counts = np.fromiter(visits.values(), np.float64, len(visits))
     weights = np.rint(np.log1p(counts) * _COUNT_SCALE).astype(np.int64)

@@ -1,11 +1,13 @@
-"""MinHash signatures of documents: how alike two texts are, from 256 bytes of each.
+"""Computes MinHash signatures, by which the similarity of documents is estimated.
 
-A document's shingles are its runs of 5 words, lower-cased (ASCII). Its signature is, for each of
-128 permutations of the 32-bit numbers, the least image of a shingle's hash: the share of equal
-places in two signatures estimates the Jaccard similarity of the two sets of shingles, with standard
-deviation sqrt(J (1 - J) / 128). All is integer arithmetic: equal on every machine.
+A shingle of a document is any 5 consecutive words, in lower case (ASCII). The signature has a place
+for each of 128 permutations of the 32-bit numbers. It holds the least number that the permutation
+makes of the hash of any shingle. The share of equal places in two signatures estimates the Jaccard
+similarity J of the two sets of shingles, with standard deviation sqrt(J (1 - J) / 128).
 
-D documents, N bytes, W words, S shingles, K = 128 permutations.
+All arithmetic is on integers, so signatures are equal on every machine.
+
+Shapes: D documents, N bytes, W words, S shingles, K = 128 permutations.
 """
 
 from collections.abc import Sequence
@@ -23,16 +25,21 @@ SIGNATURE_DTYPE = np.dtype("<u2")
 SKETCH_BYTES = NUM_HASHES // 2
 _BATCH_BYTES = 1 << 19  # arrays that the processor's cache holds
 _WORD_SPACE = 32
-_FIRST_IDEOGRAPH_BYTE, _LAST_IDEOGRAPH_BYTE = 0xE3, 0xE9  # of UTF-8: U+3000 to U+9FFF
-_MULTIPLIER = 0x9E3779B97F4A7C15
+# First bytes of ideographs and kana in UTF-8: U+3000 to U+9FFF.
+_FIRST_IDEOGRAPH_BYTE = 0xE3
+_LAST_IDEOGRAPH_BYTE = 0xE9
+_MULTIPLIER = 0x9E3779B97F4A7C15  # odd, so that its powers have inverses modulo 2^64
 
-Words = npt.NDArray[np.uint64]
+Hashes = npt.NDArray[np.uint64]
 
 
 def sign_texts(texts: Sequence[str]) -> npt.NDArray[np.uint16]:
-    """[D, K] uint16, the low 16 bits of each least image, of cleaned texts that are not empty.
+    """Returns the signatures of D texts, [D, K] uint16: the low 16 bits of each place.
 
-    An ideograph or kana is a word of its own. A text of fewer than 5 words is one shingle.
+    Every ideograph or kana is a word. A text of fewer than 5 words is one shingle.
+
+    Args:
+        texts: Cleaned texts, none of them empty.
     """
     if not texts:
         return np.zeros((0, NUM_HASHES), SIGNATURE_DTYPE)
@@ -42,7 +49,14 @@ def sign_texts(texts: Sequence[str]) -> npt.NDArray[np.uint16]:
 
 
 def sketch_signatures(signatures: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint8]:
-    """[D, K] signatures to [D, K / 2] bytes, four bits of each place, for `count_matches`."""
+    """Shortens signatures to sketches, in which every place has four bits, for `count_matches`.
+
+    Args:
+        signatures: [D, K] uint16.
+
+    Returns:
+        [D, K / 2] uint8, with two places in a byte.
+    """
     low = (signatures & 15).astype(np.uint8)
     return np.asarray(low[:, ::2] | low[:, 1::2] << 4, np.uint8)
 
@@ -50,60 +64,91 @@ def sketch_signatures(signatures: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint
 def count_matches(
     left: npt.NDArray[np.uint8], right: npt.NDArray[np.uint8]
 ) -> npt.NDArray[np.int64]:
-    """[P] equal places of the P pairs of sketches, [P, K / 2] each."""
+    """Returns [P] the number of equal places in each of P pairs of sketches.
+
+    Args:
+        left: [P, K / 2] the first sketch of each pair.
+        right: [P, K / 2] the second sketch of each pair.
+    """
     differing = left ^ right
     equal = np.count_nonzero(differing & 15 == 0, axis=1) + np.count_nonzero(differing < 16, axis=1)
     return np.asarray(equal, np.int64)
 
 
 def similarity_of(matches: int) -> float:
-    """The estimated Jaccard similarity: of four bits one in 16 is equal by chance."""
+    """Returns the estimated Jaccard similarity of two sketches with so many equal places.
+
+    One in 16 places is equal by chance, because a place of a sketch has four bits.
+    """
     return max(0.0, (matches / NUM_HASHES - 1 / 16) / (1 - 1 / 16))
 
 
 def matches_for(similarity: float) -> int:
-    """The least number of equal places whose estimate is at least `similarity`."""
+    """Returns the least number of equal places for which the estimate reaches `similarity`."""
     numbers = range(NUM_HASHES + 1)
-    return next(each for each in numbers if similarity_of(each) >= similarity - 1e-9)
+    return next(matches for matches in numbers if similarity_of(matches) >= similarity - 1e-9)
 
 
 def choose_bands(threshold: float) -> tuple[int, int]:
-    """Bands and the rows of each: the most rows with which 99 % of such pairs share a band.
+    """Returns the number of bands of a signature, and the number of rows (places) of each band.
 
-    At 0.8 these are 21 bands of 6 rows.
+    The bands have as many rows as possible, if 99 % of the pairs with similarity `threshold` still
+    agree on a whole band. For 0.8 these are 21 bands of 6 rows.
     """
     shapes = [(NUM_HASHES // rows, rows) for rows in range(NUM_HASHES, 0, -1)]
     return next(shape for shape in shapes if share_band_probability(threshold, *shape) >= 0.99)
 
 
 def share_band_probability(similarity: float, bands: int, rows: int) -> float:
-    """Probability that two documents of some similarity agree on all rows of at least one band."""
+    """Returns the probability that two documents agree on all rows of at least one band.
+
+    Args:
+        similarity: The Jaccard similarity of the two documents.
+        bands: The number of bands.
+        rows: The number of rows of each band.
+    """
     return float(1 - (1 - similarity**rows) ** bands)
 
 
-def band_keys(signatures: npt.NDArray[np.uint16], bands: int, rows: int) -> Words:
-    """[D, bands] uint64, equal where two documents agree on the rows of a band, and only there."""
+def band_keys(signatures: npt.NDArray[np.uint16], bands: int, rows: int) -> Hashes:
+    """Returns [D, bands] uint64 a key of each document for each band.
+
+    Two documents have the same key of a band if they agree on all of its rows, and otherwise only
+    if two 64-bit hashes collide.
+
+    Args:
+        signatures: [D, K] the signatures of the documents.
+        bands: The number of bands.
+        rows: The number of rows of each band.
+    """
     used = signatures[:, : bands * rows].astype(np.uint64).reshape(len(signatures), bands, rows)
     factors = _constants("row", rows) | np.uint64(1)
     return _mix((used * factors).sum(axis=2, dtype=np.uint64) + _constants("band", bands))
 
 
 def _sign_batch(batch: Sequence[bytes]) -> npt.NDArray[np.uint32]:
-    """[D, K] least images."""
+    """Returns [D, K] the signatures of some texts, with all 32 bits of each place."""
     shingles, starts = _hash_shingles(batch)
     numbers = (shingles >> np.uint64(32)).astype(np.uint32)
-    images = np.empty_like(numbers)
+    permuted = np.empty_like(numbers)
     least = np.empty((len(batch), NUM_HASHES), np.uint32)
     factors, offsets = _permutations()
     for place in range(NUM_HASHES):
-        np.multiply(numbers, factors[place], out=images)
-        np.add(images, offsets[place], out=images)
-        least[:, place] = np.minimum.reduceat(images, starts)
+        np.multiply(numbers, factors[place], out=permuted)
+        np.add(permuted, offsets[place], out=permuted)
+        least[:, place] = np.minimum.reduceat(permuted, starts)
     return least
 
 
-def _hash_shingles(batch: Sequence[bytes]) -> tuple[Words, npt.NDArray[np.int64]]:
-    """[S] hashes of all shingles of some texts, and [D] where each text's begin."""
+def _hash_shingles(batch: Sequence[bytes]) -> tuple[Hashes, npt.NDArray[np.int64]]:
+    """Hashes all shingles of some texts.
+
+    Args:
+        batch: D texts in lower case, without line ends.
+
+    Returns:
+        [S] the hashes, text after text, and [D] the index of each text's first hash.
+    """
     data = np.frombuffer(b" ".join(batch), np.uint8)
     first_bytes = np.cumsum([0, *(len(text) + 1 for text in batch)])
     starts, ends = _find_words(data)
@@ -111,33 +156,50 @@ def _hash_shingles(batch: Sequence[bytes]) -> tuple[Words, npt.NDArray[np.int64]
     num_words = np.diff(first_words)
     num_shingles = np.maximum(num_words - SHINGLE_WORDS + 1, 1)
     first_shingles = np.cumsum(num_shingles) - num_shingles
+
+    # The first and the last word of each shingle.
     shift = np.repeat(first_words[:-1] - first_shingles, num_shingles)
-    begins = np.arange(len(shift)) + shift
-    finishes = begins + np.repeat(np.minimum(num_words, SHINGLE_WORDS), num_shingles) - 1
-    sums, inverses = sum_powers(_constants("byte", 256)[data]), inverse_powers(len(data))
-    firsts = starts[begins]
-    return _mix((sums[ends[finishes]] - sums[firsts]) * inverses[firsts]), first_shingles
+    first_of_shingle = np.arange(len(shift)) + shift
+    num_in_shingle = np.repeat(np.minimum(num_words, SHINGLE_WORDS), num_shingles)
+    last_of_shingle = first_of_shingle + num_in_shingle - 1
+
+    sums = sum_powers(_constants("byte", 256)[data])
+    inverses = inverse_powers(len(data))
+    start_bytes = starts[first_of_shingle]
+    end_bytes = ends[last_of_shingle]
+    return _mix((sums[end_bytes] - sums[start_bytes]) * inverses[start_bytes]), first_shingles
 
 
-def sum_powers(values: Words) -> Words:
-    """[N + 1] running sums of N values times the powers of an odd number, modulo 2^64.
+def sum_powers(values: Hashes) -> Hashes:
+    """Returns sums from which any sequence of consecutive values can be hashed at once.
 
-    The difference of two of them, times the inverse of the power that a run begins at, is a hash of
-    the run of values: equal wherever it stands.
+    Sum number i is the sum of the first i values, each times a power of an odd number, modulo 2^64.
+    The hash of the values from i to j is (sums[j] - sums[i]) * inverse_powers(N)[i]. It is equal
+    for equal sequences, wherever in the array they are.
+
+    Args:
+        values: [N] the values.
+
+    Returns:
+        [N + 1] the sums.
     """
     products = values * _powers(_MULTIPLIER, len(values))
     return np.concatenate([np.zeros(1, np.uint64), np.cumsum(products, dtype=np.uint64)])
 
 
-def inverse_powers(count: int) -> Words:
-    """[count] inverses of the powers that `sum_powers` takes."""
+def inverse_powers(count: int) -> Hashes:
+    """Returns [count] the inverses of the powers in `sum_powers`, modulo 2^64."""
     return _powers(pow(_MULTIPLIER, -1, 1 << 64), count)
 
 
 def _find_words(data: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """[W] first byte of each word and [W] one after its last."""
+    """Finds the words in the bytes of texts, separated by spaces. Every ideograph is a word.
+
+    Returns:
+        [W] the position of each word's first byte, and [W] the position after its last byte.
+    """
     is_space = data == _WORD_SPACE
-    cuts = np.zeros(len(data) + 1, bool)  # a word begins or ends before this byte
+    cuts = np.zeros(len(data) + 1, bool)  # whether a word begins or ends before each byte
     cuts[0] = cuts[-1] = True
     cuts[:-1] |= is_space
     cuts[1:] |= is_space
@@ -149,30 +211,34 @@ def _find_words(data: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int64], npt
     return bounds[:-1][is_word], bounds[1:][is_word]
 
 
-def _mix(values: Words) -> Words:
-    """SplitMix64's finalizer: every bit of the result depends on every bit of the value."""
+def _mix(values: Hashes) -> Hashes:
+    """Returns hashes in which every bit depends on every bit of the value, by SplitMix64."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: Words = values ^ (values >> np.uint64(31))
+    mixed: Hashes = values ^ (values >> np.uint64(31))
     return mixed
 
 
 @cache
-def _constants(name: str, count: int) -> Words:
+def _constants(name: str, count: int) -> Hashes:
+    """Returns [count] uint64 constants that the name decides."""
     names = (f"near-duplicates/{name}/{number}" for number in range(count))
-    return np.array([seed_of(each, num_bytes=8) for each in names], np.uint64)
+    return np.array([seed_of(constant, num_bytes=8) for constant in names], np.uint64)
 
 
 @cache
 def _permutations() -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
-    """[K] odd factors and [K] summands: x -> factor * x + summand is one to one modulo 2^32."""
-    drawn = (_constants(name, NUM_HASHES) >> np.uint64(32) for name in ("factor", "summand"))
-    factors, summands = (each.astype(np.uint32) for each in drawn)
+    """Returns [K] odd factors and [K] summands, each pair of which makes a permutation.
+
+    x -> factor * x + summand modulo 2^32 is a permutation, as the factor is odd.
+    """
+    factors = (_constants("factor", NUM_HASHES) >> np.uint64(32)).astype(np.uint32)
+    summands = (_constants("summand", NUM_HASHES) >> np.uint64(32)).astype(np.uint32)
     return factors | np.uint32(1), summands
 
 
-def _powers(base: int, count: int) -> Words:
-    """[count] 1, base, base^2 ... modulo 2^64."""
+def _powers(base: int, count: int) -> Hashes:
+    """Returns [count] the powers 1, base, base^2 ... modulo 2^64."""
     powers = np.full(count, base, np.uint64)
     powers[:1] = 1
     return np.cumprod(powers, dtype=np.uint64)

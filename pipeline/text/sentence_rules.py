@@ -15,7 +15,7 @@ _STOPS = (
 )
 _OTHER_STOPS = re.compile(f"[{_STOPS}](?! ?[{_STOPS}])")  # the last of several
 _KNOWN_STOP = "。"  # ends a sentence of any language, with a space behind it or without
-# First names as in "J.-P. Sartre"; behind "av. J.-C." a sentence may end.
+# Initials as in "J.-P. Sartre". After "av. J.-C." (before Christ) a sentence may end.
 _INITIALS = re.compile(
     r"(?<!\w)(?:J\.-(?=C\. ?[A-Z\u00c0-\u00de])"
     r"|[A-Z\u00c0-\u00de]\.-[A-Z\u00c0-\u00de]\.(?=,| ?\w))"
@@ -42,7 +42,10 @@ _BEFORE_NAMES = {
     "hu": "ifj özv Ifj Özv Sz Szt",
     "el": "Καθ",
 }
-"""Words whose stop ends no sentence when another word follows. A stop within may have a space."""
+"""Abbreviations by language whose stop ends no sentence if another word follows.
+
+A space may follow a stop within the abbreviation.
+"""
 
 _BEFORE_NUMBERS = {
     "en": (
@@ -64,7 +67,7 @@ _BEFORE_NUMBERS = {
     "ro": "pag fig",
     "el": "σελ",
 }
-"""Words whose stop ends no sentence when a number follows, which may be in brackets."""
+"""Abbreviations by language whose stop ends no sentence if a number follows, even in brackets."""
 
 _SHORTENED_WORDS = {
     "nl": "s t n k m r",
@@ -75,11 +78,19 @@ _SHORTENED_WORDS = {
     "vls": "t s n k",
     "zea": "t s n",
 }
-"""Words that begin with an apostrophe, which `sentencex` takes for the beginning of a quotation."""
+"""Words by language that are written after an apostrophe, such as the Dutch 's.
+
+`sentencex` would take the apostrophe for the beginning of a quotation.
+"""
 
 
 def mark_stops(line: str, language: str) -> str:
-    """Returns a line of the same length in which `sentencex` finds the right ends of sentences."""
+    """Returns a line of the same length in which `sentencex` finds the right ends of sentences.
+
+    Args:
+        line: A line of text.
+        language: The code of its language.
+    """
     if not line.isascii():
         line = _OTHER_STOPS.sub(_KNOWN_STOP, line)
     rules = _rules(language.partition("-")[0])
@@ -95,44 +106,53 @@ def mark_stops(line: str, language: str) -> str:
 
 
 def _without_stops(found: re.Match[str]) -> str:
+    """Returns the matched text with letters in place of its stops and the spaces after them."""
     return re.sub(r"\. ?", lambda stop: _LETTER * len(stop[0]), found[0])
 
 
 class _Rules(NamedTuple):
-    """The patterns of one language."""
+    """The patterns of one language.
+
+    Attributes:
+        stops: Patterns of stops that end no sentence.
+        words_with_stops: Pattern of abbreviations with several stops, such as "d.w.z.", or None.
+        apostrophe: Pattern of apostrophes that begin no quotation, or None.
+    """
 
     stops: list[re.Pattern[str]]
-    """Stops that end no sentence."""
     words_with_stops: re.Pattern[str] | None
-    """Words whose own stops end none either, as in "т. е."."""
     apostrophe: re.Pattern[str] | None
 
 
 @cache
 def _rules(language: str) -> _Rules:
-    names = _BEFORE_NAMES.get(language, "").split()
-    numbers = _BEFORE_NUMBERS.get(language, "").split()
-    ways = [
-        _stop_behind([word for word in names if "." not in word], r"(?= \S)"),
-        _stop_behind(numbers, r"(?= ?[(\[]?\d)"),
+    """Returns the patterns of a language, given by its code without a script or a country."""
+    before_names = _BEFORE_NAMES.get(language, "").split()
+    before_numbers = _BEFORE_NUMBERS.get(language, "").split()
+    stops = [
+        _stop_behind([word for word in before_names if "." not in word], r"(?= \S)"),
+        _stop_behind(before_numbers, r"(?= ?[(\[]?\d)"),
     ]
-    long = [re.escape(word).replace(r"\.", r"\. ?") for word in names if "." in word]
-    words_with_stops = rf"(?<![\w.-])(?:{'|'.join(long)})\.(?= ?\S)"
+    several = [re.escape(word).replace(r"\.", r"\. ?") for word in before_names if "." in word]
+    words_with_stops = rf"(?<![\w.-])(?:{'|'.join(several)})\.(?= ?\S)"
     shortened = "|".join(_SHORTENED_WORDS.get(language, "").split())
     apostrophe = rf"(?<!\w)['\u2019](?=(?:{shortened})\b)"
     return _Rules(
-        [re.compile(way) for way in ways if way],
-        re.compile(words_with_stops) if long else None,
+        [re.compile(stop) for stop in stops if stop],
+        re.compile(words_with_stops) if several else None,
         re.compile(apostrophe) if shortened else None,
     )
 
 
 def _stop_behind(words: list[str], follows: str) -> str:
-    """Returns a pattern for the stop after any of the words; beginning with the stop, it is fast.
+    """Returns a pattern that matches the stop after any of some words.
+
+    The pattern begins with the stop and looks back at the word, which is faster than beginning with
+    a choice of words. It is empty if there are no words.
 
     Args:
         words: The words, without their stop.
-        follows: A pattern of what must come after the stop.
+        follows: A pattern that must match after the stop.
     """
     by_length: dict[int, list[str]] = {}
     for word in words:

@@ -1,4 +1,4 @@
-"""Cleaned text to sentences, and very long documents to pieces."""
+"""Splits cleaned text into sentences, and very long documents into smaller ones."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,25 +11,30 @@ from pipeline.text.language_codes import check_language
 from pipeline.text.sentence_rules import mark_stops
 
 RULES = 3
-"""Number of the rules below and in sentence_rules.py, in the settings of every dataset."""
+"""Version of the rules in this file and in sentence_rules.py.
+
+It is among the settings of every dataset, and rises if the rules change.
+"""
 
 MAX_CHARACTERS = 1000
 """The most characters of a sentence; a longer one is cut at a space."""
 
-# `sentencex` takes quadratic time on opening quotes that nothing closes.
+# The characters given to `sentencex` at once: it takes quadratic time on quotes that never close.
 _WINDOW_CHARACTERS = 10_000
-# `sentencex` never ends a sentence before a digit; without spaces many begin with a date.
+# `sentencex` never ends a sentence before a digit. In languages without spaces between sentences
+# many begin with a date.
 _WITHOUT_SPACES = {"zh", "yue", "wuu", "ja"}
 _STOP_BEFORE_DIGIT = re.compile(r"(?<=[。\uff01\uff1f])(?=\d)")
-# `sentencex` keeps whole what stands between quotation marks, brackets or apostrophes.
-_LONG_QUOTATION = 200  # characters
+# `sentencex` never splits text between quotation marks, brackets or apostrophes. Sentences of more
+# than this many characters are split in another way.
+_LONG_QUOTATION = 200
 _OPENING_MARKS, _CLOSING_MARKS = "“„«\u2039\u2018\u201a([", "”»\u203a\u2019)]"
 _MARKS = dict.fromkeys(map(ord, _OPENING_MARKS + _CLOSING_MARKS + "\"'"), "x")
 _STOP_BEFORE_MARKS = re.compile(rf"([.!?]+)([\"'{re.escape(_CLOSING_MARKS)}]+)(?= )")
 _INNER_STOP = re.compile(
     rf"[.!?。\uff01\uff1f](?:[\"'{re.escape(_CLOSING_MARKS)}]* |(?<=[。\uff01\uff1f]))."
 )
-# It takes the number or letter of a list's item for a sentence.
+# `sentencex` takes the number or letter of a list's item, such as "1.", for a sentence.
 _ITEM = re.compile(r"([•\u2043] ?)?(\d{1,3}|[a-z])\. (?=\S)")
 _OPENING, _CLOSING = "「『“\uff08《", "」』”\uff09》"
 
@@ -37,67 +42,85 @@ _OPENING, _CLOSING = "「『“\uff08《", "」』”\uff09》"
 def split_sentences(
     text: str, language: str = "en", max_characters: int = MAX_CHARACTERS
 ) -> list[str]:
-    """Sentences of cleaned text in order, none empty; a line end always ends one.
+    """Returns the sentences of a cleaned text in order, none of them empty.
 
-    `sentencex` has rules of some 240 languages (ISO 639) and falls back to relatives; ValueError
-    for no code. A sentence beyond `max_characters` is cut at the last space that fits.
+    The end of a line always ends a sentence.
+
+    Args:
+        text: Cleaned text.
+        language: The ISO 639 code of its language. `sentencex` has rules for some 240 languages,
+            and takes those of a related language for others.
+        max_characters: The most characters of a sentence. A longer one is cut at the last space
+            that fits.
+
+    Raises:
+        ValueError: `language` is not a language code.
     """
     has_spaces = _has_spaces(language)
-    found: list[str] = []
+    sentences: list[str] = []
     for line in text.split("\n"):
-        found += _split_list(line, language) if _ITEM.match(line) else _split_line(line, language)
-    found = [
-        part
-        for each in found
-        for part in (
-            (each,) if len(each) <= _LONG_QUOTATION else _split_long_quotation(each, language)
-        )
-    ]
+        split = _split_list if _ITEM.match(line) else _split_line
+        for sentence in split(line, language):
+            if len(sentence) <= _LONG_QUOTATION:
+                sentences.append(sentence)
+            else:
+                sentences += _split_long_quotation(sentence, language)
     if not has_spaces:
-        found = [sentence for each in found for sentence in _split_before_digits(each)]
-    stripped = [sentence for each in found if (sentence := each.strip(" "))]
-    return _cut_sentences(stripped, max_characters)
+        sentences = [part for sentence in sentences for part in _split_before_digits(sentence)]
+    stripped = [sentence.strip(" ") for sentence in sentences]
+    return _cut_sentences(filter(None, stripped), max_characters)
 
 
 def keep_lines(
     text: str, max_characters: int = MAX_CHARACTERS, *, keeps_words: bool = False
 ) -> list[str]:
-    """Returns the non-empty lines of cleaned text as its sentences.
+    """Returns the lines of a cleaned text as its sentences, without empty lines.
 
     Args:
         text: Cleaned text.
-        max_characters: The most characters of a sentence. A longer line is cut as by
-            `split_sentences`.
-        keeps_words: Whether a single word longer than that stays whole.
+        max_characters: The most characters of a sentence. A longer line is cut at the last space
+            that fits.
+        keeps_words: Whether a single word with more characters stays whole.
     """
     return _cut_sentences(filter(None, text.split("\n")), max_characters, keeps_words)
 
 
 def _split_items(line: str) -> Iterator[str]:
-    """The items of a list that is one line: numbers or letters from 1 or a, or behind bullets."""
-    found, start = _ITEM.match(line), 0
-    while found and (found[1] or start or found[2] in ("1", "a")):
-        number = str(int(found[2]) + 1) if found[2].isdecimal() else chr(ord(found[2]) + 1)
-        item = rf"(?<= )({re.escape(found[1] or '')})({re.escape(number)})\. (?=\S)"
-        if following := re.compile(item).search(line, found.end()):
-            yield line[start : following.start()]
-            start = following.start()
-        found = following
+    """Yields the items of a list that was written on one line, each with its number or letter.
+
+    The items are numbered from 1 or from a, or have a bullet before each number. A line that begins
+    with another number is one item.
+    """
+    item = _ITEM.match(line)
+    start = 0
+    while item and (item[1] or start or item[2] in ("1", "a")):
+        number = str(int(item[2]) + 1) if item[2].isdecimal() else chr(ord(item[2]) + 1)
+        next_item = rf"(?<= )({re.escape(item[1] or '')})({re.escape(number)})\. (?=\S)"
+        item = re.compile(next_item).search(line, item.end())
+        if item:
+            yield line[start : item.start()]
+            start = item.start()
     yield line[start:]
 
 
 def _split_list(line: str, language: str) -> Iterator[str]:
-    """Sentences of a line that begins with an item's number, which stays with what follows it."""
+    """Yields the sentences of a list that was written on one line.
+
+    The number of an item is part of the item's first sentence.
+    """
     for item in _split_items(line):
-        found = _ITEM.match(item)
-        assert found is not None, f"{item!r} begins with no number"
-        sentences = iter(_split_line(item[found.end() :], language))
-        yield found[0] + next(sentences, "")
+        number = _ITEM.match(item)
+        assert number is not None, f"{item!r} begins with no number"
+        sentences = iter(_split_line(item[number.end() :], language))
+        yield number[0] + next(sentences, "")
         yield from sentences
 
 
 def _split_long_quotation(sentence: str, language: str) -> Sequence[str]:
-    """Splits what marks or brackets make one long sentence, as if these were letters."""
+    """Splits a long sentence as if its quotation marks, apostrophes and brackets were letters.
+
+    `sentencex` does not split text between such marks.
+    """
     if not _INNER_STOP.search(sentence):
         return (sentence,)
     letters = _STOP_BEFORE_MARKS.sub(r"\2\1", sentence).translate(_MARKS)
@@ -108,9 +131,9 @@ def _split_long_quotation(sentence: str, language: str) -> Sequence[str]:
 
 
 def _split_line(line: str, language: str) -> list[str]:
-    """Splits one line into sentences in time linear in its length.
+    """Splits one line into sentences, in time that is linear in its length.
 
-    Sentences keep the spaces around them.
+    The sentences keep the spaces around them, so that joined they are the line.
     """
     marked = mark_stops(line, language)
     start = 0
@@ -129,19 +152,23 @@ def _split_line(line: str, language: str) -> list[str]:
 
 
 def _split_before_digits(sentence: str) -> list[str]:
-    """In languages without spaces, the parts of one sentence; a quotation stays whole."""
-    pieces = [""]
-    for piece in _STOP_BEFORE_DIGIT.split(sentence):
-        if sum(map(pieces[-1].count, _OPENING)) > sum(map(pieces[-1].count, _CLOSING)):
-            pieces[-1] += piece
+    """Splits a sentence at stops before digits, for languages without spaces between sentences.
+
+    Text between opening and closing marks is not split.
+    """
+    parts = [""]
+    for part in _STOP_BEFORE_DIGIT.split(sentence):
+        if sum(map(parts[-1].count, _OPENING)) > sum(map(parts[-1].count, _CLOSING)):
+            parts[-1] += part
         else:
-            pieces.append(piece)
-    return pieces[1:]
+            parts.append(part)
+    return parts[1:]
 
 
 def _cut_sentences(
     sentences: Iterable[str], max_characters: int, keeps_words: bool = False
 ) -> list[str]:
+    """Returns the sentences, with longer ones than `max_characters` cut."""
     cut: list[str] = []
     for sentence in sentences:
         is_short = len(sentence) <= max_characters
@@ -150,9 +177,13 @@ def _cut_sentences(
 
 
 def _cut_sentence(sentence: str, max_characters: int, keeps_words: bool) -> Iterator[str]:
-    """Cuts a sentence into pieces of at most `max_characters`.
+    """Yields pieces of a sentence, which is cut at the last space that fits.
 
-    With `keeps_words`, a longer word is a longer piece.
+    Args:
+        sentence: The sentence.
+        max_characters: The most characters of a piece.
+        keeps_words: Whether a single word with more characters is a longer piece. Otherwise the
+            word is cut.
     """
     start = 0
     while len(sentence) - start > max_characters:
@@ -169,25 +200,34 @@ def _cut_sentence(sentence: str, max_characters: int, keeps_words: bool) -> Iter
 
 
 def cut_document(sentences: list[str], max_bytes: int = 8 * 2**20) -> list[list[str]]:
-    """Runs of sentences whose text, one sentence a line, is at most `max_bytes` of UTF-8.
+    """Cuts a document into smaller ones, each a list of consecutive sentences.
 
-    A single sentence beyond `max_bytes` is a run of its own.
+    Args:
+        sentences: The sentences of the document.
+        max_bytes: The most bytes of UTF-8 in a smaller document, with a line end after each
+            sentence. A single sentence with more bytes is a document as well.
     """
     if 4 * sum(map(len, sentences)) + len(sentences) <= max_bytes:  # 4 bytes a character at most
         return [sentences] if sentences else []
-    pieces: list[list[str]] = []
-    first, num_bytes = 0, 0
+    documents: list[list[str]] = []
+    first = 0
+    num_bytes = 0
     for index, sentence in enumerate(sentences):
         size = len(sentence.encode()) + 1
         if num_bytes + size > max_bytes and index > first:
-            pieces.append(sentences[first:index])
-            first, num_bytes = index, 0
+            documents.append(sentences[first:index])
+            first = index
+            num_bytes = 0
         num_bytes += size
-    return [*pieces, sentences[first:]]
+    return [*documents, sentences[first:]]
 
 
 @cache
 def _has_spaces(language: str) -> bool:
-    """Whether a language is written with spaces between sentences."""
+    """Returns whether a language is written with spaces between sentences.
+
+    Raises:
+        ValueError: `language` is not a language code.
+    """
     check_language(language)
     return language.split("-", 1)[0] not in _WITHOUT_SPACES
