@@ -1,8 +1,12 @@
-"""Pages of MediaWiki's dumps, and their wikitext as paragraphs, a page at a time."""
+"""Reads a page of a MediaWiki dump, and renders its wikitext as paragraphs."""
 
 
 class BadPageError(ValueError):
-    """A page that cannot be read, and the reason to count it by."""
+    """A page cannot be read.
+
+    Attributes:
+        reason: The word by which such pages are counted, such as "bad_xml".
+    """
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)

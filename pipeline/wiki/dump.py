@@ -1,8 +1,11 @@
-"""Reads facts from a MediaWiki dump: a page's title and text, and which links a wiki does not show.
+"""Reads the pages of a MediaWiki dump, and the facts about the wiki that its beginning names.
 
-A page without `<ns>`, as in old dumps, is in the namespace that its title begins with. A link to a
-file, to a category, or to the same page in another language is not shown as text. The namespaces
-are named by the dump's `<siteinfo>`; the prefixes of languages are a list in this file.
+Titles begin with the prefix of a namespace, such as "Category:", unless they are of articles. In an
+old dump, whose pages have no `<ns>`, this prefix alone shows the namespace of a page.
+
+A link to a file, to a category, or to the same page in another language is not shown as text. The
+names of the namespaces are in the dump's `<siteinfo>`. The prefixes of languages are a list in this
+file.
 """
 
 import html
@@ -20,13 +23,16 @@ _NAMESPACE = re.compile(r"""<namespace key=["'](-?\d+)["'][^>]*>([^<]+)</namespa
 _LANGUAGE = re.compile(r"""<mediawiki\b[^>]*\bxml:lang=["']([\w-]+)["']""")
 _PROJECTS = "i|tionary|inews|ibooks|isource|iquote|iversity|ivoyage"
 _DATABASE = re.compile(rf"<dbname>(\w+?)wik(?:{_PROJECTS})</dbname>")
-_NOT_SHOWN_KEYS = {"-2", "6", "14"}  # media, files and categories
+_NOT_SHOWN_KEYS = {"-2", "6", "14"}  # numbers of the namespaces of media, files and categories
 _CANONICAL = """
 media|special|talk|user|user talk|project|project talk|file|file talk|image|image talk|mediawiki|
 mediawiki talk|template|template talk|help|help talk|category|category talk
 """
 _CANONICAL_NAMESPACES = frozenset(_CANONICAL.replace("\n", "").strip().split("|"))
-"""Names that every wiki knows beside its own, without that of articles."""
+"""English names of namespaces, which every wiki knows as well as its own names.
+
+The namespace of articles has no name.
+"""
 _REDIRECT = re.compile(r"\s*#REDIRECT", re.IGNORECASE)
 _REDIRECT_IN_ANY_LANGUAGE = re.compile(r"\s*#[^\W\d_]+[\s:]*\[\[[^\[\]\n]+\]\]")
 
@@ -47,11 +53,18 @@ tyv udm ug uk ur uz ve vec vep vi vls vo vro wa war wo wuu xal xh xmf yi yo yue 
 zh-classical zh-cn zh-min-nan zh-tw zh-yue zu
 """
 LANGUAGES = frozenset(_CODES.split())
-"""Languages of Wikimedia's wikis: its `langlist`, and the aliases dk, nb, zh-cn, zh-tw."""
+"""Codes of the languages of Wikimedia's wikis.
+
+They are its `langlist`, and the aliases dk, nb, zh-cn and zh-tw.
+"""
 
 
 def take_head(blocks: Iterable[bytes]) -> bytes:
-    """What of a dump stands before its first page, from blocks of UTF-8 read no further."""
+    """Returns the beginning of a dump, at least up to its first page.
+
+    Args:
+        blocks: Blocks of UTF-8. No more of them are read than needed.
+    """
     head = bytearray()
     for block in blocks:
         head += block
@@ -61,14 +74,20 @@ def take_head(blocks: Iterable[bytes]) -> bytes:
 
 
 class Site(NamedTuple):
-    """The facts about a wiki from the beginning of its dump."""
+    """The facts about a wiki from the beginning of its dump.
+
+    Attributes:
+        has_root: Whether the file begins with the root element of a dump. A block of pages does
+            not.
+        hidden_prefixes: Prefixes of links that are not shown as text, as `normalize_prefix` writes
+            them.
+        other_namespaces: Prefixes of titles of pages that are no articles, as `normalize_prefix`
+            writes them.
+    """
 
     has_root: bool
-    """Whether it is the beginning of a dump, and not a block of pages."""
     hidden_prefixes: frozenset[str]
-    """Prefixes of links that are not shown where they stand."""
     other_namespaces: frozenset[str]
-    """Prefixes of titles that are no articles, as `normalize_prefix` writes them."""
 
     def is_article(self, page: "Page") -> bool:
         """Returns whether a page is in the namespace of articles."""
@@ -79,19 +98,20 @@ class Site(NamedTuple):
 
 
 def read_site(head: bytes) -> Site:
-    """Reads the facts about a wiki from the beginning of its dump, which `take_head` returned."""
+    """Reads the facts about a wiki from the beginning of its dump, as `take_head` returns it."""
     names = _namespaces(head.decode(errors="replace"))
     others = {name for key, name in names.items() if key != "0"}
     return Site(b"<mediawiki" in head, hidden_prefixes(head), _CANONICAL_NAMESPACES | others)
 
 
 def hidden_prefixes(head: bytes) -> frozenset[str]:
-    """Returns the prefixes of links that are not shown, from the beginning of a dump."""
+    """Returns the prefixes of links that are not shown as text, from the beginning of a dump."""
     text = head.decode(errors="replace").partition("</siteinfo>")[0]
     names = _namespaces(text)
-    own = {*_LANGUAGE.findall(text), *(name.replace("_", "-") for name in _DATABASE.findall(text))}
-    others = LANGUAGES - own - set(names.values())
-    return others | {name for key, name in names.items() if key in _NOT_SHOWN_KEYS}
+    wiki_languages = set(_LANGUAGE.findall(text))
+    wiki_languages |= {name.replace("_", "-") for name in _DATABASE.findall(text)}
+    other_languages = LANGUAGES - wiki_languages - set(names.values())
+    return other_languages | {name for key, name in names.items() if key in _NOT_SHOWN_KEYS}
 
 
 def _namespaces(text: str) -> dict[str, str]:
@@ -101,10 +121,14 @@ def _namespaces(text: str) -> dict[str, str]:
 
 
 def normalize_prefix(prefix: str) -> str:
-    """A link's prefix as MediaWiki compares it: without regard to case, underscores are spaces."""
+    """Returns the prefix of a link or title in the form in which MediaWiki compares prefixes.
+
+    It is in lower case, and has single spaces in place of underscores.
+    """
     return _SPACES.sub(" ", prefix).strip().lower()
 
 
+# The fields of `Page` by the path of their element.
 _FIELDS = {
     "page/title": "title",
     "page/id": "id",
@@ -116,22 +140,30 @@ _FIELDS = {
 
 
 class Page(NamedTuple):
-    """The parts of a page that are used. `text` is the wikitext of its last revision."""
+    """The parts of a page that are used.
+
+    Attributes:
+        title: The title, with the prefix of the page's namespace.
+        id: The number of the page.
+        namespace: The number of the page's namespace, or None if the dump does not have it.
+        model: The content model, such as "wikitext" or "json".
+        is_redirect: Whether the page has the element `<redirect>`.
+        text: The wikitext of the last revision.
+    """
 
     title: str = ""
     id: str = ""
     namespace: str | None = None
-    """Its number, or None where the dump does not say it."""
     model: str = "wikitext"
     is_redirect: bool = False
     text: str = ""
 
 
 def is_redirect(page: Page) -> bool:
-    """Returns whether a page is a redirect to another one.
+    """Returns whether a page is a redirect to another page.
 
-    Dumps without `<ns>` may also be older than the tag `<redirect>`. In them the word for a
-    redirect in the wiki's language marks the page.
+    A dump that is too old for `<ns>` may be too old for `<redirect>`. In such a dump, a page is a
+    redirect if it begins with "#", any word (#REDIRECT in the wiki's language) and a link.
     """
     if page.is_redirect or _REDIRECT.match(page.text):
         return True
@@ -139,18 +171,27 @@ def is_redirect(page: Page) -> bool:
 
 
 def read_page(data: bytes) -> Page:
-    """The page from its tag on; raises BadPageError: not well-formed, or with declarations."""
-    found: dict[str, str] = {}
+    """Parses one page.
+
+    Args:
+        data: The XML from the opening to the closing tag of the page.
+
+    Raises:
+        BadPageError: The XML is not well-formed, or has a document type or entity declaration.
+    """
+    fields: dict[str, str] = {}
     path: list[str] = []
 
     def start(name: str, _: dict[str, str]) -> None:
         path.append(name)
-        if (where := "/".join(path)) in _FIELDS:
-            found[_FIELDS[where]] = ""
+        field = _FIELDS.get("/".join(path))
+        if field:
+            fields[field] = ""
 
     def text(value: str) -> None:
-        if field := _FIELDS.get("/".join(path)):
-            found[field] += value
+        field = _FIELDS.get("/".join(path))
+        if field:
+            fields[field] += value
 
     def refuse(*_: Any) -> None:
         raise BadPageError("declaration", "found a document type or an entity declaration")
@@ -158,12 +199,14 @@ def read_page(data: bytes) -> Page:
     parser = expat.ParserCreate()
     parser.buffer_text = True
     parser.buffer_size = 2**20
-    parser.StartElementHandler, parser.CharacterDataHandler = start, text
+    parser.StartElementHandler = start
+    parser.CharacterDataHandler = text
     parser.EndElementHandler = lambda _: path.pop()
-    parser.StartDoctypeDeclHandler = parser.EntityDeclHandler = refuse
+    parser.StartDoctypeDeclHandler = refuse
+    parser.EntityDeclHandler = refuse
     try:
         parser.Parse(data, True)
     except expat.ExpatError as error:
         raise BadPageError("bad_xml", f"found no well-formed XML ({error})") from error
-    is_redirect = found.pop("is_redirect", None) is not None
-    return Page(is_redirect=is_redirect, **found)
+    is_redirect = fields.pop("is_redirect", None) is not None
+    return Page(is_redirect=is_redirect, **fields)

@@ -1,13 +1,20 @@
-"""What templates within a sentence show: "{{lang|fr|mot}}" is "mot", "{{convert|5|km}}" "5 km".
+"""Shows templates within a sentence: "{{lang|fr|mot}}" as "mot", "{{convert|5|km}}" as "5 km".
 
-Most templates vanish with what they show, which lies in another page. Those of `_TABLE` stand for a
-word or a number of a sentence: the commonest in articles of 110 languages.
+The text that a template shows is defined on another page of the wiki, so most templates are
+removed. The templates in `_TABLE` stand for a word or a number of a sentence. They are the most
+frequent ones in articles of 110 languages.
 
-A row is `names = ways to show it`, each list divided by " | "; a row goes on behind a "|" at a
-line's end. The first way is taken all of whose arguments are given and not empty: `{1}` is the
-first argument without a name, `{text}` the one of this name, `{0}` the template's own name, `{~}` a
-measure (numbers and the words between them, to the first unit), `_` a space. The first letter of a
-name is small or large.
+A row of the table is `names = ways`: the names of templates, and the ways to show them. Both lists
+are divided by " | ". A row continues on the next line if its line ends in "|". The first way counts
+for which all arguments are there and not empty. A way may contain:
+
+- `{1}`: the first argument without a name.
+- `{text}`: the argument with this name.
+- `{0}`: the name of the template.
+- `{~}`: a measure, which is the numbers and the words between them, up to the first unit.
+- `_`: a space.
+
+The first letter of a name may be small or large.
 """
 
 import re
@@ -16,8 +23,8 @@ from itertools import product
 
 from pipeline.wiki.dump import LANGUAGES
 
-_MAX_CALL_BYTES = 1000  # what is longer is a block, no part of a sentence
-_MAX_PIECES = 12  # arguments that are looked at
+_MAX_CALL_BYTES = 1000  # a longer template is a block, not a part of a sentence
+_MAX_ARGUMENTS = 12  # further arguments are ignored
 _BETWEEN_NUMBERS = frozenset({"to", "and", "or", "by", "x", "×", "-", "–", "+/-", "±"})
 _SIGNS = tuple("0123456789+-.,−")
 _ROMAN = "I II III IV V VI VII VIII IX X"
@@ -115,64 +122,77 @@ pi = π
 
 @cache
 def templates() -> dict[str, str]:
-    """The ways to show a template, divided by "|", by its name."""
-    found: dict[str, str] = {}
+    """Returns the ways to show each template, divided by "|", by the template's name."""
+    ways_of: dict[str, str] = {}
     for row in _TABLE.strip().replace("|\n", "| ").split("\n"):
         names, _, ways = row.partition(" = ")
-        found.update(dict.fromkeys(names.split(" | "), ways.replace("_", " ").replace(" | ", "|")))
+        ways_of.update(
+            dict.fromkeys(names.split(" | "), ways.replace("_", " ").replace(" | ", "|"))
+        )
     for code in LANGUAGES:
-        found.setdefault(f"lang-{code}", "{1}|{text}")
-        found.setdefault(f"internal link helper/{code}", "{1}")
+        ways_of.setdefault(f"lang-{code}", "{1}|{text}")
+        ways_of.setdefault(f"internal link helper/{code}", "{1}")
     for number in range(2, 100):
-        found.setdefault(f"{number}e", "{0} {1}|{0}")
+        ways_of.setdefault(f"{number}e", "{0} {1}|{0}")
     for tens, unit in product(("", "X", "XX"), _ROMAN.split()):
         if len(tens + unit) > 1:
-            found.setdefault(tens + unit, "{0}")
-        found.setdefault(f"{tens}{unit}e siècle", "{0}")
-    for name, ways in list(found.items()):
-        found.setdefault(name[0].upper() + name[1:], ways)
-        found.setdefault(name[0].lower() + name[1:], ways)
-    return found
+            ways_of.setdefault(tens + unit, "{0}")
+        ways_of.setdefault(f"{tens}{unit}e siècle", "{0}")
+    for name, ways in list(ways_of.items()):
+        ways_of.setdefault(name[0].upper() + name[1:], ways)
+        ways_of.setdefault(name[0].lower() + name[1:], ways)
+    return ways_of
 
 
 def show(call: str) -> str:
-    """What a template shows in a sentence, or nothing.
+    """Returns the text that a template shows in a sentence; empty if it is not in the table.
 
-    `call` is what stands between its braces, with links and templates in it as they are shown.
-    Behind a name that ends with a colon stands its first argument: "formatnum:" of "formatnum:10".
+    Args:
+        call: The text between the braces of the template. Links and templates in it are already
+            replaced by the text that they show. In a call like "formatnum:10" the name is
+            "formatnum:", and the first argument follows the colon.
     """
-    name, _, behind = call.partition("|")
-    if (name := name.strip()) not in templates() or name.endswith(":"):
-        name, colon, _ = name.partition(":")
-        name, behind = name + colon, call.strip()[len(name + colon) :]
+    name, _, arguments = call.partition("|")
+    name = name.strip()
+    if name not in templates() or name.endswith(":"):
+        before_colon, colon, _ = name.partition(":")
+        name = before_colon + colon
+        arguments = call.strip()[len(name) :]
     if name not in templates() or len(call.encode()) > _MAX_CALL_BYTES:
         return ""
-    positional, named = _read_arguments(behind.split("|")[:_MAX_PIECES])
-    numbered = {str(number): each for number, each in enumerate(positional, 1)}
+
+    positional, named = _read_arguments(arguments.split("|")[:_MAX_ARGUMENTS])
+    numbered = {str(number): value for number, value in enumerate(positional, 1)}
     values = numbered | named | {"0": name, "~": _measure(positional)}
     for way in templates()[name].split("|"):
         if all(values.get(key) for key in _KEY.findall(way)):
-            shown = _KEY.sub(lambda found: values[found[1]], way)
+            shown = _KEY.sub(lambda key: values[key[1]], way)
             return "" if "\n" in shown else shown
     return ""
 
 
-def _read_arguments(pieces: list[str]) -> tuple[list[str], dict[str, str]]:
-    """Those without a name, and those with one; the first of a name counts."""
+def _read_arguments(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
+    """Reads the arguments of a template, each as it is written between two pipes.
+
+    Returns:
+        The values without a name, and the values by name. If a name is given twice, its first value
+        counts.
+    """
     positional: list[str] = []
     named: dict[str, str] = {}
-    for piece in pieces:
-        name, is_named, value = piece.partition("=")
-        if is_named:
+    for argument in arguments:
+        name, equals_sign, value = argument.partition("=")
+        if equals_sign:
             named.setdefault(name.strip(), value.strip())
         else:
-            positional.append(piece.strip())
+            positional.append(argument.strip())
     return positional, named
 
 
 def _measure(positional: list[str]) -> str:
-    """Numbers and the words between them, and the first unit."""
-    for num_arguments, each in enumerate(positional, 1):
-        if not (each.startswith(_SIGNS) or each in _BETWEEN_NUMBERS):
+    """Returns the measure that some arguments begin with: numbers, words between them, a unit."""
+    for num_arguments, argument in enumerate(positional, 1):
+        is_unit = not argument.startswith(_SIGNS) and argument not in _BETWEEN_NUMBERS
+        if is_unit:
             return " ".join(positional[:num_arguments])
     return " ".join(positional)

@@ -1,14 +1,17 @@
-r"""Renders a page's wikitext as the text that it shows, in lines; `_wikitext` is this in C.
+r"""Renders the wikitext of a page as the text that the page shows. This file is the definition.
 
-The page is read once, from left to right. When a link, a template, a table or a reference is
-opened, a frame is put on a stack, and the opener is written as plain text. When it is closed, the
-text that was written since then is removed (templates, tables, references, files), or a part of it
-is kept (links). So an opener that is never closed stays as text, and no markup is read twice.
-Beyond `_MAX_DEPTH` frames openers are plain text. `_wikitext.c` has a function for each function of
-this file, by the same name.
+`_wikitext.c` does the same faster. It has a function for each function of this file, by the same
+name.
 
-Lists, headings and all other markup of whole lines are left to wikitext.py. An item of an HTML list
-is written between the lines "\n\0\n" and its end.
+The page is read once, from left to right, and the text that it shows is written to a list of
+pieces. When a link, a template, a table or a reference is opened, its opener ("[[", "{{", ...) is
+written as plain text, and a frame is put on a stack. When it is closed, the text that was written
+since then is removed (templates, tables, references, files), or a part of it is kept (links). So an
+opener that is never closed stays as text, and no markup is read twice. If `_MAX_DEPTH` frames are
+open, further openers are only plain text.
+
+Lists, headings and all other markup of whole lines are left to wikitext.py. For an item of an HTML
+list a line with the mark "\0" is written, which ends the paragraph before it.
 """
 
 import re
@@ -21,7 +24,9 @@ from pipeline.wiki.inline_templates import show
 from pipeline.wiki.variants import convert
 
 ENTITIES = name2codepoint | {"apos": ord("'")}
+"""The code point of every named character, such as "amp"."""
 LIST_MARK = "\0"
+"""A line of this mark is written for every item of an HTML list."""
 _ITEM_MARK = f"\n{LIST_MARK}\n"
 _MAX_DEPTH = 100
 _MAX_SCHEME = 9  # characters
@@ -38,17 +43,24 @@ hr i img includeonly ins kbd langconvert link mark meta noinclude ol onlyinclude
 s samp section small span strike strong sub sup td templatestyles th time tr translate tt tvar u ul
 var wbr
 """
-VANISH, BREAK, LIST_ITEM, TABLE_TAG, REFERENCE_TAG, RAW_DROPPED, RAW_WRITTEN = range(7)
+# What a tag does with the text that it holds:
+VANISH = 0  # The text is written, without the tag.
+BREAK = 1  # The tag is a space, and holds no text.
+LIST_ITEM = 2  # LIST_MARK is written. The text is removed if the item has a closing tag.
+TABLE_TAG = 3  # The text is removed.
+REFERENCE_TAG = 4  # The text is removed.
+RAW_DROPPED = 5  # The text is no wikitext, and is removed.
+RAW_WRITTEN = 6  # The text is no wikitext, and is written.
 TAGS = dict.fromkeys(_KNOWN.split(), VANISH)
 TAGS |= {"br": BREAK, "table": TABLE_TAG, "ref": REFERENCE_TAG}
 TAGS |= dict.fromkeys(("li", "dd", "dt"), LIST_ITEM)
 TAGS |= dict.fromkeys(_DROPPED.split(), RAW_DROPPED) | dict.fromkeys(_WRITTEN.split(), RAW_WRITTEN)
-"""What each tag does. A raw tag ends with the first closer of its name, and holds no wikitext."""
+"""What each tag does, by its name. A raw tag ends at the first closing tag of the same name."""
 
 _PLAIN = "bitcoin geo magnet mailto news sip sips sms tel urn xmpp"
 _SLASHED = "ftp ftps git gopher http https irc ircs mms nntp redis sftp ssh svn telnet worldwind"
 SCHEMES = dict.fromkeys(_PLAIN.split(), False) | dict.fromkeys(_SLASHED.split(), True)
-"""Whether two slashes must follow the scheme of an address."""
+"""The schemes of web addresses, and whether two slashes must follow each."""
 
 _SPECIAL = re.compile(r"[\n&:<\[\]{|}]")
 _OPEN_BRACES = re.compile(r"\{+")
@@ -65,6 +77,8 @@ _SPACES = re.compile(r"\s*")
 
 
 class _Kind(Enum):
+    """A kind of markup that is opened and closed."""
+
     BRACES = auto()
     LINK = auto()
     EXTERNAL = auto()
@@ -77,48 +91,68 @@ class _Kind(Enum):
 
 @dataclass
 class _Frame:
-    """A piece of markup that was opened and is not closed yet."""
+    """Markup that was opened and is not closed yet.
+
+    Attributes:
+        kind: The kind of markup.
+        opener: Index of its opener among the pieces that were written.
+        content: Position in the wikitext of the first character after the opener.
+        num_braces: For BRACES, the number of braces that are not closed yet.
+        label: For LINK and EXTERNAL, index of the first piece after the pipe or the address.
+        title_end: For LINK, position of its first pipe in the wikitext; None before it is read.
+    """
 
     kind: _Kind
-    out: int
-    """Where its opener is among the pieces that were written."""
-    source: int
-    """Of the character behind the opener."""
+    opener: int
+    content: int
     num_braces: int = 0
-    """Of BRACES: those not closed yet."""
-    text: int = 0
-    """Of LINK and EXTERNAL: the first piece behind the pipe or the address."""
+    label: int = 0
     title_end: int | None = None
-    """Of LINK: its first pipe."""
 
 
 def render(text: str, is_hidden: Callable[[str], bool]) -> str:
-    """Returns the text of a page.
+    """Returns the text that a page shows, with the markup of whole lines still in it.
 
     Args:
         text: The wikitext.
-        is_hidden: Tells of a link's title that has a colon whether the link is not shown.
+        is_hidden: Returns whether a link is not shown. It is called with the title of every link
+            that has a colon in its title.
     """
     return _Reader(text, is_hidden).read()
 
 
 class _Reader:
+    """Reads one page. A method that begins with `read_` reads the markup at the position `at`.
+
+    Attributes:
+        text: The wikitext.
+        is_hidden: Returns whether a link with this title is not shown.
+        at: Position in the wikitext up to which it was read.
+        plain_start: Position in the wikitext from which on characters were written unchanged, up to
+            the markup that is being read.
+        pieces: The text that was written, in pieces that are not empty.
+        frames: The stack of open frames, the innermost last.
+        unclosed: Names of raw tags without a closing tag in the rest of the page, and "!--" if no
+            comment ends there. So no closing tag is searched for twice.
+        last_close: Position of the last ">" of the page, or -1.
+        close: Position of the ">" that `find_close` found last, or -1.
+        close_from: Position from which that ">" is the next one, or -1.
+    """
+
     def __init__(self, text: str, is_hidden: Callable[[str], bool]) -> None:
         self.text = text
         self.is_hidden = is_hidden
         self.at = 0
-        self.run = 0
-        """From here to the markup at hand, characters were written as they are."""
+        self.plain_start = 0
         self.pieces: list[str] = []
-        """What was written, without empty pieces."""
         self.frames: list[_Frame] = []
         self.unclosed: set[str] = set()
-        """Raw tags that have no closer further on, so that it is looked for once."""
         self.last_close = text.rfind(">")
-        self.close = self.close_from = -1
-        """The next ">" from any character between them."""
+        self.close = -1
+        self.close_from = -1
 
     def read(self) -> str:
+        """Reads the page to its end, and returns the text that was written."""
         actions = {
             "\n": self.read_line_end,
             "&": self.read_entity,
@@ -131,7 +165,7 @@ class _Reader:
             "}": self.read_close_braces,
         }
         while self.at < len(self.text):
-            self.run = self.at
+            self.plain_start = self.at
             special = _SPECIAL.search(self.text, self.at)
             self.take((special.start() if special else len(self.text)) - self.at)
             if special:
@@ -141,23 +175,25 @@ class _Reader:
     # Writing, and frames
 
     def emit(self, text: str) -> None:
+        """Writes a text."""
         if text:
             self.pieces.append(text)
 
     def take(self, num_characters: int) -> None:
-        """Writes the next characters as they are."""
+        """Writes the next characters of the wikitext unchanged, and continues after them."""
         self.emit(self.text[self.at : self.at + num_characters])
         self.at += num_characters
 
     def is_in_title(self) -> bool:
+        """Returns whether the innermost frame is a link whose title has not ended."""
         frame = self.frames[-1] if self.frames else None
         return bool(frame and frame.kind is _Kind.LINK and frame.title_end is None)
 
     def nearest(self, kind: _Kind) -> int:
         """Returns the index of the innermost frame of a kind that may be closed here, or -1.
 
-        Markup within braces or a table closes no frame outside of them. There are two exceptions: a
-        reference, and, from within a table, braces.
+        A frame outside of braces or of a table cannot be closed from within them, with two
+        exceptions: a reference can, and braces can be closed from within a table.
         """
         for index in range(len(self.frames) - 1, -1, -1):
             frame = self.frames[index]
@@ -169,7 +205,11 @@ class _Reader:
         return -1
 
     def open_frame(self, kind: _Kind, num_characters: int) -> _Frame | None:
-        """Writes an opener as text and opens its frame; returns None if the stack is full."""
+        """Writes an opener of some characters as text, and opens its frame.
+
+        Returns:
+            The frame, or None if the stack is full.
+        """
         frame = None
         if len(self.frames) < _MAX_DEPTH:
             frame = _Frame(kind, len(self.pieces), self.at + num_characters)
@@ -178,16 +218,17 @@ class _Reader:
         return frame
 
     def drop_frame(self, index: int) -> None:
-        """Removes the text of a frame, and the frames in it that were never closed."""
-        del self.pieces[self.frames[index].out :]
+        """Closes a frame: removes its text, and the frames in it that were never closed."""
+        del self.pieces[self.frames[index].opener :]
         del self.frames[index:]
 
     def keep_piece(self, index: int, kept: str) -> None:
-        """Replaces the text of a frame by `kept`."""
+        """Closes a frame: replaces its opener and its text by `kept`."""
         self.drop_frame(index)
         self.emit(kept)
 
     def starts_line(self) -> bool:
+        """Returns whether only spaces, tabs and colons are before `at` on its line."""
         start = self.at
         while start > 0 and self.text[start - 1] in " \t:":
             start -= 1
@@ -196,10 +237,12 @@ class _Reader:
     # Braces, pipes and lines
 
     def read_open_braces(self) -> None:
-        found = _OPEN_BRACES.match(self.text, self.at)
-        assert found is not None, "it is called at a brace"
-        num_braces = len(found[0])
-        if num_braces % 2 and self.text.startswith("-", self.at - 1) and self.at > self.run:
+        """Opens templates, a table or variants ("-{"), or writes the braces as text."""
+        braces = _OPEN_BRACES.match(self.text, self.at)
+        assert braces is not None, "it is called at a brace"
+        num_braces = len(braces[0])
+        is_after_dash = self.at > self.plain_start and self.text.startswith("-", self.at - 1)
+        if num_braces % 2 and is_after_dash:
             self.open_variants()
             num_braces -= 1
         if num_braces > 1:
@@ -212,17 +255,18 @@ class _Reader:
             self.take(num_braces)
 
     def open_variants(self) -> None:
-        """Opens a frame of "-{" at the brace; the "-" was already written as text."""
+        """Opens a frame of variants at the brace of "-{", whose "-" was already written as text."""
         before = self.pieces.pop()[:-1]
         self.emit(before)
         self.at -= 1
         self.open_frame(_Kind.VARIANTS, 2)
 
     def read_close_braces(self) -> None:
-        found = _CLOSE_BRACES.match(self.text, self.at)
-        assert found is not None, "it is called at a brace"
-        num_braces = len(found[0])
-        is_variants_end = self.text.startswith("-", found.end())
+        """Closes as many templates as there are braces for, or variants if "-" follows the last."""
+        braces = _CLOSE_BRACES.match(self.text, self.at)
+        assert braces is not None, "it is called at a brace"
+        num_braces = len(braces[0])
+        is_variants_end = self.text.startswith("-", braces.end())
         while num_braces:
             index = self.nearest(_Kind.BRACES)
             variants = self.nearest(_Kind.VARIANTS) if is_variants_end else -1
@@ -236,35 +280,51 @@ class _Reader:
         self.take(num_braces)
 
     def close_braces(self, index: int, num_braces: int) -> int:
-        """Closes a template or a template's argument; returns how many braces that took."""
+        """Closes a template ("}}") or an argument of a template ("}}}").
+
+        The text of a template is replaced by the text that the template shows. An argument shows
+        nothing.
+
+        Args:
+            index: Index of the frame of braces.
+            num_braces: Number of closing braces that follow here.
+
+        Returns:
+            The number of closing braces that were used: 2, 3, or 0 if the braces hold nothing that
+            can be the name of a template. They are then text.
+        """
         frame = self.frames[index]
-        name = _skip_spaces(self.text, frame.source)
-        if name >= self.at or self.text[name] == "[":  # no name of a page: shown as written
+        name = _skip_spaces(self.text, frame.content)
+        if name >= self.at or self.text[name] == "[":
             del self.frames[index:]
             return 0
-        closed = 3 if frame.num_braces > 2 and num_braces > 2 else 2
-        call = "".join(self.pieces[frame.out + 1 :])
-        frame.num_braces -= closed
-        self.at += closed
-        del self.pieces[frame.out :]
+
+        num_closed = 3 if frame.num_braces > 2 and num_braces > 2 else 2
+        call = "".join(self.pieces[frame.opener + 1 :])
+        frame.num_braces -= num_closed
+        self.at += num_closed
+        del self.pieces[frame.opener :]
         self.emit("{" * frame.num_braces)
-        if closed == 2:
+        if num_closed == 2:
             self.emit(show(call))
+        # The frame stays open if enough of its braces are left for another template.
         del self.frames[index + (frame.num_braces > 1) :]
-        return closed
+        return num_closed
 
     def close_variants(self, index: int) -> None:
-        self.keep_piece(index, convert("".join(self.pieces[self.frames[index].out + 1 :])))
+        """Replaces the text of a frame of variants by the one variant that is shown."""
+        self.keep_piece(index, convert("".join(self.pieces[self.frames[index].opener + 1 :])))
         self.at += 2
 
     def read_pipe(self) -> None:
+        """Ends the title of a link, or closes a table ("|}" at the beginning of a line)."""
         ends_table = self.text.startswith("}", self.at + 1)
         table = self.nearest(_Kind.TABLE) if ends_table else -1
         if self.is_in_title():
             frame = self.frames[-1]
             frame.title_end = self.at
             self.take(1)
-            frame.text = len(self.pieces)
+            frame.label = len(self.pieces)
         elif table >= 0 and self.starts_line():
             self.drop_frame(table)
             self.at += 2
@@ -272,6 +332,10 @@ class _Reader:
             self.take(1)
 
     def read_line_end(self) -> None:
+        """Writes a line end. The title of a link, or an external link, cannot continue after it.
+
+        Their frames are removed, so that their openers stay as text.
+        """
         while self.is_in_title() or (self.frames and self.frames[-1].kind is _Kind.EXTERNAL):
             self.frames.pop()
         self.take(1)
@@ -279,13 +343,15 @@ class _Reader:
     # Links and addresses
 
     def match_scheme(self, at: int) -> int | None:
-        """Returns the position after "scheme:" and its slashes, or None without a scheme here."""
-        found = _SCHEME.match(self.text, at)
-        if not found or found[1].lower() not in SCHEMES:
+        """Returns the position after the scheme of an address, such as "https://", or None."""
+        scheme = _SCHEME.match(self.text, at)
+        if not scheme or scheme[1].lower() not in SCHEMES:
             return None
-        return None if SCHEMES[found[1].lower()] and not found[2] else found.end()
+        needs_slashes = SCHEMES[scheme[1].lower()]
+        return None if needs_slashes and not scheme[2] else scheme.end()
 
     def skip_address(self, at: int) -> int:
+        """Returns the position after the web address whose scheme ends at `at`."""
         is_in_call = self.nearest(_Kind.BRACES) >= 0
         pattern = _ADDRESS_END_IN_CALL if is_in_call else _ADDRESS_END
         if self.nearest(_Kind.VARIANTS) >= 0:
@@ -296,7 +362,7 @@ class _Reader:
     def read_colon(self) -> None:
         """Skips a web address in running text; the punctuation after the address is kept."""
         letters = _LETTERS_AT_END.search(
-            self.text, max(self.run, self.at - _MAX_SCHEME - 1), self.at
+            self.text, max(self.plain_start, self.at - _MAX_SCHEME - 1), self.at
         )
         start = letters.start() if letters else self.at
         is_word = self.is_in_title() or start == self.at or _is_within_word(self.text, start)
@@ -305,21 +371,25 @@ class _Reader:
         if name_end is None or end is None or end == name_end:
             self.take(1)
             return
+
         has_bracket = "(" in self.text[name_end:end]
         stops = ",.:;!?" if has_bracket else ",.:;!?)"
         while end > name_end + 1 and self.text[end - 1] in stops:
             end -= 1
+        # The scheme was already written, at the end of the last piece.
         written = self.pieces.pop()
         self.emit(written[: len(written) - (self.at - start)])
         self.at = end
 
     def read_open_bracket(self) -> None:
+        """Opens a link ("[[") or an external link ("[" and an address), or writes the bracket."""
         is_double = self.text.startswith("[", self.at + 1)
         if is_double and self.match_scheme(self.at + 2) is None:
             if self.is_in_title():
                 self.frames.pop()
             self.open_frame(_Kind.LINK, 2)
             return
+
         if is_double:
             self.take(1)
         name = self.at + 1
@@ -328,19 +398,21 @@ class _Reader:
         if end is None or end == address:
             self.take(1)
             return
+
         frame = self.open_frame(_Kind.EXTERNAL, 1)
         self.at = end
         if self.text.startswith(" ", self.at):
             self.take(1)
         if frame:
-            frame.text = len(self.pieces)
+            frame.label = len(self.pieces)
 
     def read_close_bracket(self) -> None:
+        """Closes an external link ("]") or a link ("]]"), whichever is further in, or writes it."""
         external = self.nearest(_Kind.EXTERNAL)
         link = self.nearest(_Kind.LINK)
         is_double = self.text.startswith("]", self.at + 1)
         if external >= 0 and (external > link or not is_double):
-            self.keep_piece(external, "".join(self.pieces[self.frames[external].text :]))
+            self.keep_piece(external, "".join(self.pieces[self.frames[external].label :]))
             self.at += 1
         elif is_double and link >= 0:
             self.close_link(link)
@@ -348,9 +420,13 @@ class _Reader:
             self.take(1)
 
     def close_link(self, index: int) -> None:
+        """Closes a link: nothing is kept if it is hidden, otherwise its label or its title.
+
+        A link without a title stays as text.
+        """
         frame = self.frames[index]
         title_end = self.at if frame.title_end is None else frame.title_end
-        title = self.text[frame.source : title_end]
+        title = self.text[frame.content : title_end]
         if not title:
             del self.frames[index:]
             self.take(2)
@@ -358,12 +434,12 @@ class _Reader:
         if ":" in title and self.is_hidden(title):
             self.drop_frame(index)
         else:
-            start = frame.out + 1
+            start = frame.opener + 1
             end = len(self.pieces)
             if frame.title_end is not None and self.at > frame.title_end + 1:
-                start = frame.text
+                start = frame.label
             elif frame.title_end is not None:
-                end = frame.text - 1
+                end = frame.label - 1  # the label is empty: the title, without the pipe
             self.keep_piece(index, "".join(self.pieces[start:end]).lstrip(":"))
         self.at += 2
 
@@ -380,6 +456,7 @@ class _Reader:
         return end + 3
 
     def is_name(self, at: int, name: str) -> bool:
+        """Returns whether this name of a tag, in upper or lower case, is here as a whole word."""
         end = at + len(name)
         word = self.text[at:end]
         if not word.isascii() or word.lower() != name or end >= len(self.text):
@@ -387,7 +464,7 @@ class _Reader:
         return not (self.text[end].isascii() and self.text[end].isalnum())
 
     def find_close(self, at: int) -> int | None:
-        """Returns the position of the next ">"; no text is searched for it twice."""
+        """Returns the position of the next ">", or None. No text is searched for it twice."""
         if at > self.last_close:
             return None
         if not self.close_from <= at <= self.close:
@@ -396,9 +473,9 @@ class _Reader:
         return self.close
 
     def find_tag_end(self, at: int) -> int | None:
-        """Returns the position of the tag's ">", or None.
+        """Returns the position of the ">" that ends the tag here, or None.
 
-        It is None if a "<" comes first that begins neither a comment nor a nowiki.
+        A tag may hold comments and nowiki tags. If it holds another "<", it is no tag.
         """
         while True:
             close = self.find_close(at)
@@ -417,14 +494,17 @@ class _Reader:
                 return None
 
     def match_closer(self, at: int, name: str) -> int | None:
-        """Returns the position after the closing tag "</name>" at this "<", or None."""
+        """Returns the position after the closing tag of this name whose "<" is here, or None."""
         if not (self.text.startswith("/", at + 1) and self.is_name(at + 2, name)):
             return None
         end = _skip_spaces(self.text, at + 2 + len(name))
         return end + 1 if self.text.startswith(">", end) else None
 
     def find_reference_end(self) -> int | None:
-        """Returns the end of a reference, or None if another one begins before it ends."""
+        """Returns the position after the closing tag of a reference that was opened.
+
+        It is None if another reference is opened before, or if there is no closing tag.
+        """
         at = self.text.find("<", self.at)
         while at >= 0:
             end = self.match_closer(at, "ref")
@@ -437,11 +517,12 @@ class _Reader:
         return None
 
     def skip_raw(self, name: str, is_written: bool) -> None:
-        """Skips to the end of a raw tag's closer. Without a closer, only the tag itself is skipped.
+        """Continues after the closing tag of a raw tag. If there is none, it does nothing.
 
         Args:
             name: The name of the tag.
-            is_written: Whether the text between the tags is written.
+            is_written: Whether the text between the tags is written. Entities in it are replaced,
+                but no other markup is read.
         """
         if name in self.unclosed:
             return
@@ -452,6 +533,7 @@ class _Reader:
         if end is None:
             self.unclosed.add(name)
             return
+
         while is_written and self.at < at:
             entity = self.text.find("&", self.at, at)
             self.take((entity if entity >= 0 else at) - self.at)
@@ -460,7 +542,7 @@ class _Reader:
         self.at = end
 
     def open_tag(self, name: str) -> None:
-        """Handles an opening tag and continues after it."""
+        """Does what the opening tag of this name does. The position is after the tag."""
         kind = TAGS[name]
         if kind in (RAW_DROPPED, RAW_WRITTEN):
             self.skip_raw(name, kind == RAW_WRITTEN)
@@ -480,17 +562,19 @@ class _Reader:
             self.open_frame(_Kind.ITEM, 0)
 
     def close_tag(self, name: str) -> None:
-        closed = {
+        """Closes the frame that a closing tag of this name closes, if there is one."""
+        kinds = {
             LIST_ITEM: _Kind.ITEM,
             TABLE_TAG: _Kind.HTML_TABLE,
             REFERENCE_TAG: _Kind.REFERENCE,
         }
-        kind = closed.get(TAGS[name])
+        kind = kinds.get(TAGS[name])
         index = self.nearest(kind) if kind else -1
         if index >= 0:
             self.drop_frame(index)
 
     def read_tag(self) -> None:
+        """Skips a comment, does what a known tag does, or writes the "<" as text."""
         comment_end = self.find_comment_end(self.at)
         if comment_end is not None:
             self.at = comment_end
@@ -499,12 +583,14 @@ class _Reader:
         word = _TAG_NAME.match(self.text, self.at + 1 + closes)
         assert word is not None, "it may be empty"
         name = word[0].lower()
-        behind = self.text[word.end() : word.end() + 1]
-        is_tag = name in TAGS and (_is_space(behind) or behind in (">", "/"))
+        next_character = self.text[word.end() : word.end() + 1]
+        ends_word = _is_space(next_character) or next_character in (">", "/")
+        is_tag = name in TAGS and ends_word
         end = self.find_tag_end(word.end()) if is_tag else None
         if end is None:
             self.take(1)
             return
+
         self.at = end + 1
         if TAGS[name] == BREAK:
             self.emit(" ")
@@ -514,37 +600,45 @@ class _Reader:
             self.open_tag(name)
 
     def read_entity(self) -> None:
-        found = _ENTITY.match(self.text, self.at)
-        shown = _show_entity(found) if found else ""
-        if found and shown:
-            self.emit(shown)
-            self.at = found.end()
+        """Writes the character that an entity such as "&amp;" stands for, or the "&" as text."""
+        entity = _ENTITY.match(self.text, self.at)
+        character = _show_entity(entity) if entity else ""
+        if entity and character:
+            self.emit(character)
+            self.at = entity.end()
         else:
             self.take(1)
 
 
 def _skip_spaces(text: str, at: int) -> int:
-    found = _SPACES.match(text, at)
-    return found.end() if found else at
+    """Returns the position after the white space at `at`."""
+    spaces = _SPACES.match(text, at)
+    return spaces.end() if spaces else at
 
 
 def _is_space(character: str) -> bool:
+    """Returns whether this is a character of white space; false for an empty text."""
     return bool(character) and _skip_spaces(character, 0) == 1
 
 
 def _is_within_word(text: str, at: int) -> bool:
     """Returns whether the character before `at` is part of a word.
 
-    In ASCII these are letters, digits and "_"; elsewhere all characters but the punctuation of
-    Latin, general, Chinese and full-width text.
+    Parts of words are letters, digits and "_" in ASCII. Beyond ASCII they are all characters except
+    for the blocks of Latin, general, Chinese and full-width punctuation.
     """
     if at == 0:
         return False
     before = text[at - 1]
     if before.isascii():
         return before.isalnum() or before == "_"
-    marks = ("\u0080", "\u00bf"), ("\u2000", "\u203f"), ("\u3000", "\u303f"), ("\uff00", "\uff7f")
-    return not any(first <= before <= last for first, last in marks)
+    punctuation = (
+        ("\u0080", "\u00bf"),
+        ("\u2000", "\u203f"),
+        ("\u3000", "\u303f"),
+        ("\uff00", "\uff7f"),
+    )
+    return not any(first <= before <= last for first, last in punctuation)
 
 
 def _show_entity(entity: re.Match[str]) -> str:

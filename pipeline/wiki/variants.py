@@ -1,7 +1,7 @@
 """Renders "-{zh-hans:..; zh-hant:..}-", the markup of languages with several scripts or variants.
 
-The rules are those of MediaWiki's language converter for readers that chose no variant. The text of
-the first variant in `_PREFERRED` that is there is shown, as on the wiki itself.
+The rules are those of MediaWiki's language converter for readers who chose no variant. Of the
+variants in the markup, the first in the order of `_PREFERRED` is shown, as on the wiki itself.
 """
 
 import re
@@ -14,7 +14,7 @@ shi shi-tfng shi-latn tly tly-cyrl mni mni-mtei mni-beng ban ban-bali ban-x-dhar
 ban-x-pku en en-x-piglatin
 """
 _PREFERRED = tuple(_CODES.split())
-"""Codes of variants. Those of one language are in the order in which MediaWiki falls back."""
+"""Codes of variants. Within a language they are in the order in which MediaWiki prefers them."""
 
 _FLAGS = frozenset("ADHNRST+-")
 _NOT_SHOWN = frozenset("DHNT+-")
@@ -26,31 +26,34 @@ _RULE = re.compile(rf"(?:.*?=>)?\s*({_CODE})\s*:(.*)", re.DOTALL | re.IGNORECASE
 def convert(content: str) -> str:
     """Returns the text that is shown for the content of "-{" ... "}-".
 
-    Rules that only define or remove a conversion, titles, and names of variants show nothing.
-    Content without rules is shown unchanged.
+    The content may begin with flags and a bar. By its flags, it may only define or remove a rule of
+    conversion, set the title, or ask for the name of a variant. It then shows nothing. Content
+    without rules is shown unchanged.
 
     Args:
-        content: The content, in which other markup is rendered already.
+        content: The content, in which other markup was already rendered.
     """
-    before, bar, behind = content.partition("|")
-    flags = {flag.strip() for flag in before.split(";")} if bar else set()
-    if not (flags and all(flag.upper() in _FLAGS or flag.lower() in _PREFERRED for flag in flags)):
+    before_bar, bar, text = content.partition("|")
+    flags = {flag.strip() for flag in before_bar.split(";")} if bar else set()
+    are_known = all(flag.upper() in _FLAGS or flag.lower() in _PREFERRED for flag in flags)
+    if not (flags and are_known):
         flags = set()
-        behind = content
+        text = content
+
     names = {flag.upper() for flag in flags}
     if names & _NOT_SHOWN and "A" not in names:
         return ""
-    rules = {} if "R" in names else _read_rules(behind)
+    rules = {} if "R" in names else _read_rules(text)
     if not rules:
-        return behind
-    shown = {code: text for code, text in rules.items() if text} or rules
-    return next(shown[code] for code in _PREFERRED if code in shown)
+        return text
+    choices = {code: variant for code, variant in rules.items() if variant} or rules
+    return next(choices[code] for code in _PREFERRED if code in choices)
 
 
 def _read_rules(text: str) -> dict[str, str]:
-    """Returns the text of each variant.
+    """Returns the text of each variant, by the variant's code.
 
-    The result is empty if some part of the text is no rule, because then all of it is plain text.
+    If some part of the text is no rule, all of it is plain text, and the result is empty.
     """
     rules: dict[str, str] = {}
     for part in _RULE_END.split(text):

@@ -1,8 +1,8 @@
-"""Wikitext to paragraphs: text passages, no lists, tables and headers (BERT paper, section 3.1).
+"""Makes paragraphs of wikitext: text passages without lists, tables and headers.
 
-References, files, comments and templates are removed too, except for the templates of
-inline_templates.py. `markup.render` defines how markup is read. `pipeline.wiki._wikitext`, if it is
-compiled, gives the same text faster.
+This is the rule of the BERT paper, section 3.1. References, files, comments and templates are
+removed as well, except for the templates of inline_templates.py. `markup.render` defines how markup
+is read. If `pipeline.wiki._wikitext` is compiled, it gives the same text faster.
 """
 
 import re
@@ -18,11 +18,15 @@ from pipeline.wiki.variants import convert
 from tokenizer.compiled import load
 
 compiled: Any = load("pipeline.wiki._wikitext")
-"""The compiled module, or None where the definition is to be used."""
+"""The compiled module, or None if the definition in Python is to be used."""
 
 _TAG_NUMBERS = {name: kind + 8 * number for number, (name, kind) in enumerate(markup.TAGS.items())}
 TABLES = (_TAG_NUMBERS, markup.SCHEMES, markup.ENTITIES)
-"""For the compiled module: what each tag does, in higher bits a number of its own, and the rest."""
+"""Tables for the compiled module.
+
+The first has a number for each tag: the lower three bits are the value of `markup.TAGS`, and the
+higher bits number the tags from 0. The others are `markup.SCHEMES` and `markup.ENTITIES`.
+"""
 
 _FILES_AND_CATEGORIES = """
 file image media category datei bild kategorie fichier catégorie archivo categoría 文件 分类 分類
@@ -34,12 +38,13 @@ _HEADING = re.compile("^=+[^=\n].*=", re.MULTILINE)
 _RULE = re.compile(r"^[ \t]*-{4,}", re.MULTILINE)
 _QUOTES = re.compile("'{2,}")
 _BEHAVIOUR = re.compile("__[A-Z]+__")
-# What is left around something that is not shown; none begins within a run of spaces, so that long
-# ones take linear time.
+# Brackets and punctuation that are left around markup that is not shown. No pattern can begin
+# within a sequence of spaces, so that long sequences take linear time.
 _EMPTY_BRACKETS = re.compile(r" ?\([\s,;]*\)|\uff08[\s\u3001\uff0c\uff1b]*\uff09")
 _STOPS_IN_BRACKETS = re.compile(r"(?<=\()[ ,;]+|(?<![ ,;])[ ,;]* (?=\))")
 _LONE_COMMAS = re.compile(r"(?<! ) +,(?: *,)*|,(?: *,)+")
 _LONE_STOPS = re.compile(r"(?<! ) +\.(?=[ \n]|\Z)")
+# Lines that begin with one of these are lists, headers or tables.
 _LINE_MARKS = (LIST_MARK, "*", "#", ":", ";", "=", "{|", "|", "!")
 
 
@@ -48,7 +53,7 @@ def parse_wikitext(text: str, hidden_prefixes: Set[str] = frozenset()) -> str:
 
     Args:
         text: The wikitext.
-        hidden_prefixes: Prefixes of links that are not shown. Links to files never are.
+        hidden_prefixes: Prefixes of links that are not shown. Links to files are never shown.
     """
     is_hidden = partial(_is_hidden, hidden=_HIDDEN | hidden_prefixes)
     if compiled is None:
@@ -57,11 +62,13 @@ def parse_wikitext(text: str, hidden_prefixes: Set[str] = frozenset()) -> str:
 
 
 def _make_paragraphs(rendered: str) -> str:
+    """Returns the paragraphs of a page, one per line, from the text with the markup of lines."""
     rendered = _BEHAVIOUR.sub("", _QUOTES.sub("", rendered))
     rendered = _STOPS_IN_BRACKETS.sub("", _EMPTY_BRACKETS.sub("", rendered))
     rendered = _LONE_STOPS.sub(".", _LONE_COMMAS.sub(",", rendered))
-    paragraphs: list[list[str]] = [[]]
     rendered = _RULE.sub("\n\n", _HEADING.sub("\n\n", rendered))
+
+    paragraphs: list[list[str]] = [[]]
     for line in map(str.strip, rendered.split("\n")):
         if line and not line.startswith(_LINE_MARKS):
             paragraphs[-1].append(line)
@@ -71,7 +78,12 @@ def _make_paragraphs(rendered: str) -> str:
 
 
 def _is_hidden(title: str, hidden: Set[str]) -> bool:
-    """Whether a link is not shown where it stands: to a file, a category or another language."""
+    """Returns whether a link is not shown as text: to a file, a category or another language.
+
+    Args:
+        title: The title that the link names.
+        hidden: Prefixes of links that are not shown.
+    """
     prefix, colon, _ = title.partition(":")
     is_media = title.rstrip().lower().endswith(_MEDIA)
     return bool(colon) and (is_media or normalize_prefix(prefix) in hidden)
