@@ -383,6 +383,7 @@ def _needs_quotes(quoted_rows: Sequence[list[str]], plain_rows: Sequence[list[st
 
 
 def _is_in_quotes(cell: str) -> bool:
+    """Returns whether a cell begins and ends with a double quote."""
     return len(cell) > 1 and cell[0] == cell[-1] == '"'
 
 
@@ -399,9 +400,10 @@ def split_csv(lines: Iterable[Line], file_range: FileRange) -> Iterator[Record]:
 
 
 def _to_json(names: Sequence[str], cells: Sequence[str]) -> bytes:
-    """Returns a JSON object of the cells by column name. If two columns share a name, it has both.
+    """Returns a JSON object of the cells by column name.
 
-    `parse_jsonl` then refuses the object if the text is in such a column.
+    If two columns have the same name, the object has this name twice. `parse_jsonl` refuses the
+    object if the text is in such a column.
     """
     if len(set(names)) == len(names):
         return json.dumps(dict(zip(names, cells, strict=True))).encode()
@@ -423,7 +425,7 @@ def read_beginning(
 
 
 def read_column_names(file_range: FileRange, storage_options: StorageOptions = None) -> list[str]:
-    """Returns the names of the columns of a file."""
+    """Returns the names of the columns of a file, from its first bytes alone."""
     return read_beginning(file_range, storage_options)[1]
 
 

@@ -230,7 +230,10 @@ def _to_text(blocks: Iterable[bytes], url: str) -> Iterator[bytes]:
 
 
 def count_line_ends(file_range: FileRange, stop: int, storage_options: StorageOptions) -> int:
-    """Counts the line ends before the byte `stop` of an uncompressed file, reading all of them."""
+    """Counts the line ends before the byte `stop` of an uncompressed file.
+
+    The file is read from its start to this byte.
+    """
     head = _read_beginning(file_range, storage_options)
     line_end = b"\r" if has_old_line_ends(head) else b"\n"
     before = FileRange(file_range.url, 0, stop, file_range.size, file_range.format)

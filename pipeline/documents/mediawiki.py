@@ -222,10 +222,10 @@ class _PageScanner:
             self.is_finished = self._reaches_limit(len(self.data) - num_unsure)
 
     def make_page(self, num_bytes: int, *, is_closed: bool) -> PageBytes:
-        """Returns the page that the first `num_bytes` of the text are.
+        """Returns the first bytes of `data` as a page.
 
         Args:
-            num_bytes: Length of the page.
+            num_bytes: Length of the page in bytes.
             is_closed: Whether the page ends with its closing tag.
         """
         is_too_long = self.is_too_long or num_bytes > records.MAX_DOCUMENT_BYTES

@@ -72,7 +72,7 @@ def read_part(
 
 
 def _describe_place(file_range: FileRange, record: Record) -> str:
-    """Returns the place of a document for people, such as "FILE:LINE", from what is known of it."""
+    """Returns the place of a document for messages: "FILE:LINE", "FILE, byte OFFSET" or similar."""
     if file_range.start and not (record.member or record.place):
         # To know the number of the line, all earlier bytes of the file would have to be read.
         return f"{file_range.url}, byte {record.offset}"

@@ -118,8 +118,8 @@ class Beginning(NamedTuple):
     """The name and the first bytes of a file, by which its format is detected.
 
     Attributes:
-        suffix: The extension of the file in lower case, such as ".csv". The extension of a
-            compression, such as ".gz", is passed over.
+        suffix: The extension of the file in lower case, without that of a compression: ".csv" for
+            "A.CSV.gz".
         head: The first bytes, decompressed.
         text: The first bytes as UTF-8, without white space before them.
     """

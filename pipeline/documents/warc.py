@@ -89,6 +89,7 @@ class _Stream:
         return self._rest
 
     def read(self, size: int) -> bytes:
+        """Returns the next bytes, at most `size`; none at the end of the file."""
         self._rest = self._rest or next(self._blocks, self._rest)
         data = bytes(self._rest[:size])
         self._rest = self._rest[size:]
@@ -97,6 +98,7 @@ class _Stream:
         return data
 
     def tell(self) -> int:
+        """Returns the number of bytes that were read."""
         return self._position
 
 

@@ -29,9 +29,10 @@ class _Replacements:
 
     Attributes:
         of_code: The replacement of each code point: a space, a line end or nothing.
-        kinds: [65,536] the kind of each character, by `_KIND_NUMBERS`, for the compiled module.
-        plain: [256] whether no listed character begins with this byte, so that it can be copied;
-            true for the space as well.
+        kinds: [65,536] for the compiled module, the number of each code point's replacement
+            (`_KIND_NUMBERS`), or 0 if the character stays.
+        plain: [256] 1 for every byte with which no listed character begins in UTF-8, so that the
+            compiled module can copy it; 1 for the space as well.
     """
 
     def __init__(self, dropped: Iterable[int]) -> None:

@@ -134,8 +134,8 @@ def load_filter(name: str) -> OwnFilter:
 def describe_filter(name: str) -> str:
     """Returns a filter's name and its `__version__`, which a dataset's hash covers.
 
-    The version is an attribute of the function or of its module. Changes of the code itself cannot
-    be seen.
+    The version is an attribute of the function or of its module. A change of the code alone is not
+    noticed.
     """
     function = load_filter(name)
     module = importlib.import_module(name.partition(":")[0])

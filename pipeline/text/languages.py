@@ -65,6 +65,8 @@ def _identifier() -> Any:
     import py3langid.langid as langid
 
     class Identifier(langid.LanguageIdentifier):  # type: ignore[misc]
+        """The library's identifier, with scores that are sums of whole numbers."""
+
         __slots__ = ()
 
         def _sparse_score(

@@ -92,8 +92,8 @@ def matches_for(similarity: float) -> int:
 def choose_bands(threshold: float) -> tuple[int, int]:
     """Returns the number of bands of a signature, and the number of rows (places) of each band.
 
-    The bands have as many rows as possible, if 99 % of the pairs with similarity `threshold` still
-    agree on a whole band. For 0.8 these are 21 bands of 6 rows.
+    A band has as many rows as possible, such that 99 % of the pairs of documents with similarity
+    `threshold` agree on all rows of at least one band. For 0.8 there are 21 bands of 6 rows.
     """
     shapes = [(NUM_HASHES // rows, rows) for rows in range(NUM_HASHES, 0, -1)]
     return next(shape for shape in shapes if share_band_probability(threshold, *shape) >= 0.99)
@@ -228,9 +228,9 @@ def _constants(name: str, count: int) -> Hashes:
 
 @cache
 def _permutations() -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
-    """Returns [K] odd factors and [K] summands, each pair of which makes a permutation.
+    """Returns [K] the factors and [K] the summands of the permutations.
 
-    x -> factor * x + summand modulo 2^32 is a permutation, as the factor is odd.
+    A permutation maps x to factor * x + summand modulo 2^32. The factor must be odd.
     """
     factors = (_constants("factor", NUM_HASHES) >> np.uint64(32)).astype(np.uint32)
     summands = (_constants("summand", NUM_HASHES) >> np.uint64(32)).astype(np.uint32)

@@ -265,7 +265,7 @@ class WindowFinder:
             yield size, table.first_words[:-1][np.diff(table.first_words) == size]
 
     def _sort_windows(self, words: Places, size: int) -> tuple[Hashes, Places]:
-        """Returns the sorted hashes of the windows that begin with `words`, and their words."""
+        """Returns the hashes of the windows that begin with `words`, sorted, and those words."""
         hashes = self._task_words.hash(words, size)
         order = np.argsort(hashes, kind="stable")
         return hashes[order], words[order]

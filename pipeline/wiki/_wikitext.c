@@ -452,7 +452,7 @@ static const uint8_t *find_comment_end(Reader *reader, const uint8_t *at) {
     return NULL;
 }
 
-/* Returns whether this name of a tag, in upper or lower case, is at `at` as a whole word. */
+/* Returns whether the whole word at `at` is this name, in upper or lower case. */
 static int is_name(const Reader *reader, const uint8_t *at, const char *name) {
     size_t length = strlen(name);
     size_t same = 0;
@@ -491,7 +491,7 @@ static const uint8_t *find_tag_end(Reader *reader, const uint8_t *at) {
     return at_byte(reader, at, '>') ? at : NULL;
 }
 
-/* Returns the byte after the closing tag of this name whose "<" is at `at`, or NULL. A closing tag
+/* Returns the byte after a closing tag of this name that begins at `at`, or NULL. A closing tag
  * holds nothing but its name. */
 static const uint8_t *match_closer(const Reader *reader, const uint8_t *at, const char *name) {
     if (!at_byte(reader, at + 1, '/') || !is_name(reader, at + 2, name)) return NULL;
@@ -542,7 +542,8 @@ static void skip_raw(Reader *reader, const Tag *tag) {
     reader->at = match_closer(reader, closer, tag->name);
 }
 
-/* Does what an opening tag does. `reader->at` is after the tag. */
+/* Opens the frame of a reference, a table or an item, or skips the text of a raw tag. Other opening
+ * tags do nothing. `reader->at` is after the opening tag. */
 static void open_tag(Reader *reader, const Tag *tag) {
     static const uint8_t ITEM_MARK[] = {'\n', 0, '\n'};
     Frame *frame = top(reader);
@@ -577,7 +578,7 @@ static void close_tag(Reader *reader, const Tag *tag) {
     if (index >= 0) drop_frame(reader, index);
 }
 
-/* Skips a comment, does what a known tag does, or writes the "<" as text. */
+/* Reads a comment or a known tag, or writes the "<" as text. */
 static void read_tag(Reader *reader) {
     const uint8_t *comment_end = find_comment_end(reader, reader->at);
     if (comment_end) {

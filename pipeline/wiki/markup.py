@@ -446,7 +446,7 @@ class _Reader:
     # Tags, comments and entities
 
     def find_comment_end(self, at: int) -> int | None:
-        """Returns the position after the comment that begins here, or None."""
+        """Returns the position after a comment that begins at `at`, or None."""
         if "!--" in self.unclosed or not self.text.startswith("<!--", at):
             return None
         end = self.text.find("-->", at + 4)
@@ -456,7 +456,7 @@ class _Reader:
         return end + 3
 
     def is_name(self, at: int, name: str) -> bool:
-        """Returns whether this name of a tag, in upper or lower case, is here as a whole word."""
+        """Returns whether the whole word at `at` is this name, in upper or lower case."""
         end = at + len(name)
         word = self.text[at:end]
         if not word.isascii() or word.lower() != name or end >= len(self.text):
@@ -464,7 +464,10 @@ class _Reader:
         return not (self.text[end].isascii() and self.text[end].isalnum())
 
     def find_close(self, at: int) -> int | None:
-        """Returns the position of the next ">", or None. No text is searched for it twice."""
+        """Returns the position of the next ">" from `at` on, or None.
+
+        No part of the text is searched for it twice.
+        """
         if at > self.last_close:
             return None
         if not self.close_from <= at <= self.close:
@@ -473,7 +476,7 @@ class _Reader:
         return self.close
 
     def find_tag_end(self, at: int) -> int | None:
-        """Returns the position of the ">" that ends the tag here, or None.
+        """Returns the position of the ">" that ends the tag whose name ends at `at`, or None.
 
         A tag may hold comments and nowiki tags. If it holds another "<", it is no tag.
         """
@@ -494,7 +497,7 @@ class _Reader:
                 return None
 
     def match_closer(self, at: int, name: str) -> int | None:
-        """Returns the position after the closing tag of this name whose "<" is here, or None."""
+        """Returns the position after a closing tag of this name that begins at `at`, or None."""
         if not (self.text.startswith("/", at + 1) and self.is_name(at + 2, name)):
             return None
         end = _skip_spaces(self.text, at + 2 + len(name))
@@ -542,7 +545,10 @@ class _Reader:
         self.at = end
 
     def open_tag(self, name: str) -> None:
-        """Does what the opening tag of this name does. The position is after the tag."""
+        """Opens the frame of a reference, a table or an item, or skips the text of a raw tag.
+
+        Other opening tags do nothing. The position is after the opening tag.
+        """
         kind = TAGS[name]
         if kind in (RAW_DROPPED, RAW_WRITTEN):
             self.skip_raw(name, kind == RAW_WRITTEN)
@@ -574,7 +580,7 @@ class _Reader:
             self.drop_frame(index)
 
     def read_tag(self) -> None:
-        """Skips a comment, does what a known tag does, or writes the "<" as text."""
+        """Reads a comment or a known tag, or writes the "<" as text."""
         comment_end = self.find_comment_end(self.at)
         if comment_end is not None:
             self.at = comment_end
