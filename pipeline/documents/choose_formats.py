@@ -57,7 +57,8 @@ def _detect(file: File, storage_options: StorageOptions) -> str:
     """Returns the format of one file by its name and first bytes, "auto" for an archive."""
     url, size = file
     head = read_head(url, size, storage_options)
-    if kind := archive_kind(url):
+    kind = archive_kind(url)
+    if kind:
         refuse_archive(url, kind, head)
         return "auto"
     return detect_format(url, head)

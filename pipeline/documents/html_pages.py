@@ -48,15 +48,23 @@ def decode_html(body: bytes, charset_hint: str | None = None) -> str:
     for mark, encoding in _MARKS.items():
         if body.startswith(mark):
             return body[len(mark) :].decode(encoding, "replace")
-    if not body.isascii() and b"\0" not in body and (text := _try_decode(body, "utf-8")):
-        return text
+    if not body.isascii() and b"\0" not in body:
+        text = _try_decode(body, "utf-8")
+        if text:
+            return text
+
     declared = _DECLARATION.search(body[:_DECLARATION_BYTES])
     declaration = declared[1].decode("ascii", "replace") if declared else None
     names = list(_known_encodings([charset_hint, declaration]))
-    texts = {name: text for name in names if (text := _try_decode(body, name)) is not None}
+    texts: dict[str, str] = {}
+    for name in names:
+        text = _try_decode(body, name)
+        if text is not None:
+            texts[name] = text
     plausible = [name for name, text in texts.items() if _is_plausible(text, name)]
     if len(plausible) == 1:
         return texts[plausible[0]]
+
     detected = detect_encoding(body) or "utf-8"
     if detected in plausible:
         return texts[detected]

@@ -1,7 +1,7 @@
 """Parses HTTP responses as crawlers store them, whose headers and encodings may be wrong.
 
 The rules are those of warcio's reader. A body that is not encoded as its header says is kept as it
-is. Of a body that ends early, the part that is there is kept.
+is. If a body ends early, the part that is there is kept.
 """
 
 import re
@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from pipeline.documents import records
 from pipeline.documents.records import BadDocumentError, too_long
 
-_GZIP, _ZSTD = b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd"
+_GZIP = b"\x1f\x8b\x08"
+_ZSTD = b"\x28\xb5\x2f\xfd"
 _CHUNK_SIZE = re.compile(rb"([0-9a-fA-F]{1,8})[ \t]*(?:;[^\n]*)?\r?\n")
 _CHARSET = re.compile(r"""charset\s*=\s*["']?\s*([^\s"';,]+)""", re.IGNORECASE)
 _BLANKS = " \t"
@@ -41,8 +42,8 @@ class Response(NamedTuple):
     @property
     def charset(self) -> str | None:
         """Returns the charset that the header names, or None."""
-        found = _CHARSET.search(self.header.get("content-type", ""))
-        return found[1] if found else None
+        charset = _CHARSET.search(self.header.get("content-type", ""))
+        return charset[1] if charset else None
 
 
 def parse_response(data: bytes) -> Response:

@@ -111,9 +111,10 @@ def refuse_other_encodings(head: bytes, url: str) -> None:
     Raises:
         ValueError: The file is in one of these encodings.
     """
-    if found := _name_encoding(head[:_ENCODING_BYTES]):
+    encoding = _name_encoding(head[:_ENCODING_BYTES])
+    if encoding:
         expected = "expected UTF-8, or UTF-16 with a byte order mark"
-        raise ValueError(f"{url}: found {found}, {expected}; convert it by iconv")
+        raise ValueError(f"{url}: found {encoding}, {expected}; convert it by iconv")
 
 
 def _name_encoding(first: bytes) -> str:

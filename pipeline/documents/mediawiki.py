@@ -37,7 +37,8 @@ _ROOT_END = b"</mediawiki>"
 _KEPT_BYTES = 64
 _TAG = re.compile(rb"</?page>")
 _HEAD_BYTES = 64 * 2**10  # read for every range to learn the siteinfo, which takes some 3 kB
-_OPEN, _CLOSE = b"<page>", b"</page>"
+_OPEN = b"<page>"
+_CLOSE = b"</page>"
 _DECLARATION = re.compile(rb"<!(DOCTYPE|ENTITY)")
 _PAGES_WITHOUT_ROOT = re.compile(rb"<page>\s*<title>")
 
@@ -66,9 +67,10 @@ def read_pages(file_range: FileRange, storage_options: StorageOptions = None) ->
 
 def _read_site(file_range: FileRange, storage_options: StorageOptions) -> Site:
     """Reads the site's facts from the file's first bytes, wherever the range begins."""
-    url, size = file_range.url, file_range.size
-    head = FileRange(url, 0, min(size, _HEAD_BYTES), size, file_range.format)
-    return read_site(take_head(to_utf8(read_blocks(head, storage_options), url)))
+    size = file_range.size
+    head = FileRange(file_range.url, 0, min(size, _HEAD_BYTES), size, file_range.format)
+    blocks = to_utf8(read_blocks(head, storage_options), file_range.url)
+    return read_site(take_head(blocks))
 
 
 def _read_range(file_range: FileRange, storage_options: StorageOptions) -> Blocks:
@@ -76,7 +78,8 @@ def _read_range(file_range: FileRange, storage_options: StorageOptions) -> Block
     blocks = _read_stored_range(file_range, storage_options)
     if file_range.start or file_range.end < file_range.size:
         return blocks
-    return ((text, True) for text in to_utf8((block for block, _ in blocks), file_range.url))
+    stored = (block for block, _ in blocks)
+    return ((text, True) for text in to_utf8(stored, file_range.url))
 
 
 def _read_stored_range(file_range: FileRange, storage_options: StorageOptions) -> Blocks:
@@ -120,9 +123,9 @@ class PageBytes(NamedTuple):
     """The XML of one page.
 
     Attributes:
-        offset: Offset of its first byte in the text that was read. Of a page that is too long only
-            the last bytes are there, and this is the offset of the first of them.
-        data: The bytes from the opening tag to the end of the closing tag.
+        offset: Offset of the first byte of `data` in the text that was read.
+        data: The bytes from the opening tag to the end of the closing tag. If the page is too long,
+            only its last bytes.
         error: Why the page cannot be read, or None.
     """
 
@@ -169,7 +172,7 @@ class _PageScanner:
         data: The text that was read and is still needed. Within a page it begins with the page's
             opening tag.
         offset: Offset of the first byte of `data` in the text that was read.
-        num_searched: The first bytes of `data` in which no further tag begins.
+        num_searched: Number of bytes at the beginning of `data` in which no further tag begins.
         limit: Offset at which the range ends, once a block beyond it was read. Pages that start
             there or later belong to the next range.
         is_in_page: Whether `data` begins within a page.
@@ -312,9 +315,10 @@ def _refuse_cut(rest: _Rest, url: str, is_last: bool, has_root: bool) -> None:
 
 def _refuse_declarations(data: bytes | bytearray, url: str) -> None:
     """Raises ValueError if the text has a document type or an entity declaration."""
-    if found := _DECLARATION.search(data):
+    declaration = _DECLARATION.search(data)
+    if declaration:
         expected = "expected a MediaWiki dump, which declares no entities"
-        raise ValueError(f"{url}: found {bytes(found[0]).decode()}, {expected}")
+        raise ValueError(f"{url}: found {bytes(declaration[0]).decode()}, {expected}")
 
 
 def _make_record(page_bytes: PageBytes, place: str, site: Site) -> Record:

@@ -42,7 +42,8 @@ def _opened(file_range: FileRange, options: StorageOptions, kind: str) -> Iterat
     """
     from pyarrow import ArrowException
 
-    if suffix := compression_suffix(file_range.url):
+    suffix = compression_suffix(file_range.url)
+    if suffix:
         found = f"found {kind} that is compressed as {suffix}, expected {kind} itself"
         raise ValueError(f"{file_range.url}: {found}; decompress the file")
     folder, name = open_sized(file_range, options)

@@ -102,7 +102,8 @@ class DocumentFilter:
             if sum(shares[code] for code in sorted(set(rule.languages))) < rule.language_threshold:
                 return "language"
         for name, function in self._own:
-            if reason := call_filter(name, function, document):
+            reason = call_filter(name, function, document)
+            if reason:
                 return reason
         return None
 

@@ -28,7 +28,11 @@ def check_language(code: str) -> None:
         return
     written = code.strip().lower().replace("_", "-")
     names = difflib.get_close_matches(written, _CODES, n=1, cutoff=0.8)
-    meant = _CODES[names[0]] if names else written if _CODE.fullmatch(written) else ""
+    meant = ""
+    if names:
+        meant = _CODES[names[0]]
+    elif _CODE.fullmatch(written):
+        meant = written
     proposal = f"; did you mean {meant}?" if meant else ""
     raise ValueError(
         f"language {code!r}: expected an ISO 639 code in lower case such as en or zh, for sentence"

@@ -52,8 +52,9 @@ def check_languages(codes: Sequence[str]) -> None:
         ValueError: Some codes are not known. The message lists them, and all known ones.
     """
     known = sorted(set(_identifier().labels))
-    if wrong := ", ".join(code for code in codes if code not in known):
-        raise ValueError(f"languages: {wrong} not known; {LIBRARY} knows {', '.join(known)}")
+    unknown = ", ".join(code for code in codes if code not in known)
+    if unknown:
+        raise ValueError(f"languages: {unknown} not known; {LIBRARY} knows {', '.join(known)}")
 
 
 @cache

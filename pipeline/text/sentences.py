@@ -28,7 +28,8 @@ _STOP_BEFORE_DIGIT = re.compile(r"(?<=[。\uff01\uff1f])(?=\d)")
 # `sentencex` never splits text between quotation marks, brackets or apostrophes. Sentences of more
 # than this many characters are split in another way.
 _LONG_QUOTATION = 200
-_OPENING_MARKS, _CLOSING_MARKS = "“„«\u2039\u2018\u201a([", "”»\u203a\u2019)]"
+_OPENING_MARKS = "“„«\u2039\u2018\u201a(["
+_CLOSING_MARKS = "”»\u203a\u2019)]"
 _MARKS = dict.fromkeys(map(ord, _OPENING_MARKS + _CLOSING_MARKS + "\"'"), "x")
 _STOP_BEFORE_MARKS = re.compile(rf"([.!?]+)([\"'{re.escape(_CLOSING_MARKS)}]+)(?= )")
 _INNER_STOP = re.compile(
@@ -36,7 +37,8 @@ _INNER_STOP = re.compile(
 )
 # `sentencex` takes the number or letter of a list's item, such as "1.", for a sentence.
 _ITEM = re.compile(r"([•\u2043] ?)?(\d{1,3}|[a-z])\. (?=\S)")
-_OPENING, _CLOSING = "「『“\uff08《", "」』”\uff09》"
+_OPENING = "「『“\uff08《"
+_CLOSING = "」』”\uff09》"
 
 
 def split_sentences(

@@ -31,6 +31,7 @@ _ITEM_MARK = f"\n{LIST_MARK}\n"
 _MAX_DEPTH = 100
 _MAX_SCHEME = 9  # characters
 _MAX_UNICODE = 0x10FFFF
+_MAX_DIGITS = 8  # of the number of a character; more are beyond Unicode
 
 _DROPPED = """
 references gallery math chem score timeline imagemap syntaxhighlight source graph hiero categorytree
@@ -652,7 +653,10 @@ def _show_entity(entity: re.Match[str]) -> str:
     hexadecimal, decimal, name = entity.groups()
     if name:
         return chr(ENTITIES[name]) if name in ENTITIES else ""
+
     digits = (hexadecimal or decimal).lstrip("0")
-    code = int(digits or "0", 16 if hexadecimal else 10) if len(digits) < 9 else 0
+    if not digits or len(digits) > _MAX_DIGITS:
+        return ""
+    code = int(digits, 16 if hexadecimal else 10)
     is_half = 0xD800 <= code < 0xE000  # of a surrogate pair
-    return chr(code) if 0 < code <= _MAX_UNICODE and not is_half else ""
+    return "" if is_half or code > _MAX_UNICODE else chr(code)

@@ -1,7 +1,7 @@
 """Renders "-{zh-hans:..; zh-hant:..}-", the markup of languages with several scripts or variants.
 
-The rules are those of MediaWiki's language converter for readers who chose no variant. Of the
-variants in the markup, the first in the order of `_PREFERRED` is shown, as on the wiki itself.
+The rules are those of MediaWiki's language converter for readers who chose no variant. The variant
+that comes first in `_PREFERRED` is shown, as on the wiki itself.
 """
 
 import re
@@ -26,8 +26,8 @@ _RULE = re.compile(rf"(?:.*?=>)?\s*({_CODE})\s*:(.*)", re.DOTALL | re.IGNORECASE
 def convert(content: str) -> str:
     """Returns the text that is shown for the content of "-{" ... "}-".
 
-    The content may begin with flags and a bar. By its flags, it may only define or remove a rule of
-    conversion, set the title, or ask for the name of a variant. It then shows nothing. Content
+    The content may begin with flags and a bar. If a flag says that it only defines or removes a rule
+    of conversion, sets the title, or asks for the name of a variant, nothing is shown. Content
     without rules is shown unchanged.
 
     Args:
