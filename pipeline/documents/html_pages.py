@@ -56,11 +56,7 @@ def decode_html(body: bytes, charset_hint: str | None = None) -> str:
     declared = _DECLARATION.search(body[:_DECLARATION_BYTES])
     declaration = declared[1].decode("ascii", "replace") if declared else None
     names = list(_known_encodings([charset_hint, declaration]))
-    texts: dict[str, str] = {}
-    for name in names:
-        text = _try_decode(body, name)
-        if text is not None:
-            texts[name] = text
+    texts = _decode_by_all(body, names)
     plausible = [name for name, text in texts.items() if _is_plausible(text, name)]
     if len(plausible) == 1:
         return texts[plausible[0]]
@@ -98,6 +94,16 @@ def _known_encodings(labels: Iterable[str | None]) -> Iterable[str]:
 
     known = (map_encoding_to_html5(label.strip(), fallback_utf8=False) for label in labels if label)
     return dict.fromkeys(str(name) for name in known if name)
+
+
+def _decode_by_all(body: bytes, encodings: Iterable[str]) -> dict[str, str]:
+    """Returns the decoded page by each of the encodings that fits its bytes."""
+    texts: dict[str, str] = {}
+    for encoding in encodings:
+        text = _try_decode(body, encoding)
+        if text is not None:
+            texts[encoding] = text
+    return texts
 
 
 def _try_decode(body: bytes, encoding: str) -> str | None:

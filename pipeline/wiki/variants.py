@@ -26,8 +26,8 @@ _RULE = re.compile(rf"(?:.*?=>)?\s*({_CODE})\s*:(.*)", re.DOTALL | re.IGNORECASE
 def convert(content: str) -> str:
     """Returns the text that is shown for the content of "-{" ... "}-".
 
-    The content may begin with flags and a bar. If a flag says that it only defines or removes a rule
-    of conversion, sets the title, or asks for the name of a variant, nothing is shown. Content
+    The content may begin with flags and a bar. If a flag says that it only defines or removes a
+    rule of conversion, sets the title, or asks for the name of a variant, nothing is shown. Content
     without rules is shown unchanged.
 
     Args:
