@@ -95,7 +95,7 @@ def _count_field(text: str, text_field: str) -> int:
     names: list[str] = []
 
     def keep_names(pairs: list[tuple[str, Any]]) -> None:
-        names[:] = [name for name, _ in pairs]  # the outermost object is the last to end
+        names[:] = [name for name, _ in pairs]  # the outermost object ends last
 
     json.loads(text, object_pairs_hook=keep_names)
     return names.count(text_field)

@@ -15,10 +15,10 @@ UTF8_MARK = codecs.BOM_UTF8
 UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 HEAD_BYTES = 64 * 2**10
 """Number of first bytes of a file that show its line ends, whichever range of it is read."""
-_MARK_BYTES = 2  # of UTF-16
+_MARK_BYTES = 2  # length of a byte order mark of UTF-16
 _SHORTEST_SIGN = 8  # bytes; fewer show no encoding
 _ENCODING_BYTES = 1024  # first bytes that show the encoding
-_HIGHEST_PLANE = 0x10  # of Unicode
+_HIGHEST_PLANE = 0x10  # the highest number of a plane of Unicode
 _MOST_BYTES_PER_ZERO = 64  # in UTF-16 text whose only zero bytes are in spaces and line ends
 # The characters that str.strip removes, in UTF-8.
 _BLANK = re.compile(

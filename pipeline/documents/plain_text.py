@@ -25,18 +25,18 @@ def split_blank_lines(lines: Iterable[Line], file_range: FileRange) -> Iterator[
     belongs to the range with byte 0.
     """
     last_offset = file_range.last_offset
-    is_ours = file_range.start == 0
+    is_in_range = file_range.start == 0
     gathered = Gathered()
     for line in lines:
         if line.is_too_long or not is_blank(line.data):
-            if is_ours:
+            if is_in_range:
                 gathered.add(line)
             continue
         if gathered.lines:
             yield gathered.take()
         if line.offset >= last_offset:
             return
-        is_ours = True
+        is_in_range = True
     if gathered.lines:
         yield gathered.take()
 
@@ -48,7 +48,7 @@ def split_wikiextractor(lines: Iterable[Line], file_range: FileRange) -> Iterato
     reported once between two documents.
     """
     opened = Gathered()
-    is_ours = file_range.start == 0
+    is_in_range = file_range.start == 0
     for line in lines:
         if line.data.startswith(b"<doc "):
             if opened.lines:
@@ -57,16 +57,16 @@ def split_wikiextractor(lines: Iterable[Line], file_range: FileRange) -> Iterato
             if line.offset >= file_range.last_offset:
                 return
             opened.add(line)
-            is_ours = True
+            is_in_range = True
         elif opened.lines and line.data.startswith(b"</doc>"):
             yield opened.take()
         elif opened.lines:
             opened.add(line)
-        elif is_ours and (line.is_too_long or not is_blank(line.data)):
+        elif is_in_range and (line.is_too_long or not is_blank(line.data)):
             found = f"found {line.data[:40]!r} outside <doc ...> ... </doc>"
             error = BadDocumentError("text_outside_doc", f"{found}, {_EXPECTED}")
             yield Record(line.number, line.offset, line.data, error)
-            is_ours = False  # one complaint up to the next document
+            is_in_range = False  # reports stray text once, up to the next document
     if opened.lines:
         yield opened.take(_unclosed("the file ends"))
 

@@ -23,7 +23,7 @@ NUM_HASHES = 128
 SHINGLE_WORDS = 5
 SIGNATURE_DTYPE = np.dtype("<u2")
 SKETCH_BYTES = NUM_HASHES // 2
-_BATCH_BYTES = 1 << 19  # arrays that the processor's cache holds
+_BATCH_BYTES = 1 << 19  # few enough that the arrays fit into the processor's cache
 _WORD_SPACE = 32
 # First bytes of ideographs and kana in UTF-8: U+3000 to U+9FFF.
 _FIRST_IDEOGRAPH_BYTE = 0xE3

@@ -8,13 +8,14 @@ import re
 from functools import cache
 from typing import NamedTuple
 
-# Khmer, Tibetan and Dzongkha, Balinese, Coptic, Chinese from top to bottom, Tulu, Kirat Rai.
+# Stops that `sentencex` does not know: of Khmer, Tibetan and Dzongkha, Balinese, Coptic, Chinese
+# from top to bottom, Tulu and Kirat Rai.
 _STOPS = (
     "\u17d4\u17d5\u0f0d\u0f0e\u0f0f\u0f10\u0f11\u0f14\u1b4e\u1b4f\u1b7f\u2cf9\u2cfa\u2cfb"
     "\ufe12\ufe15\ufe16\U000113d4\U000113d5\U00016d6e\U00016d6f"
 )
-_OTHER_STOPS = re.compile(f"[{_STOPS}](?! ?[{_STOPS}])")  # the last of several
-_KNOWN_STOP = "。"  # ends a sentence of any language, with a space behind it or without
+_OTHER_STOPS = re.compile(f"[{_STOPS}](?! ?[{_STOPS}])")  # the last one of several in a row
+_KNOWN_STOP = "。"  # ends a sentence in any language, with or without a space after it
 # Initials as in "J.-P. Sartre". After "av. J.-C." (before Christ) a sentence may end.
 _INITIALS = re.compile(
     r"(?<!\w)(?:J\.-(?=C\. ?[A-Z\u00c0-\u00de])"
