@@ -79,7 +79,11 @@ def check_predict(settings: PredictSettings) -> None:
 
 
 def check_export(settings: ExportSettings) -> None:
-    """Refuses a run that does not exist, by a FileNotFoundError."""
+    """Refuses a run that does not exist.
+
+    Raises:
+        FileNotFoundError: There is no such folder.
+    """
     folder = _folder_of(settings.run)
     if _is_absent(folder):
         cure = "give the --output of a pretrain command"
@@ -87,19 +91,31 @@ def check_export(settings: ExportSettings) -> None:
 
 
 def check_fill_mask(settings: FillMaskSettings) -> None:
-    """Refuses a model that does not exist, by a FileNotFoundError."""
+    """Refuses a model that does not exist.
+
+    Raises:
+        FileNotFoundError: There is no such model.
+    """
     _check_model(settings.model)
 
 
 def check_evaluate(settings: EvaluateSettings) -> None:
-    """Refuses a dataset or model that does not exist, by a FileNotFoundError."""
+    """Refuses a dataset or model that does not exist.
+
+    Raises:
+        FileNotFoundError: The dataset or the model does not exist.
+    """
     if settings.data is not None:
         _check_data([settings.data])
     _check_model(settings.model)
 
 
 def check_features(settings: FeaturesSettings) -> None:
-    """Refuses an input file or a model that does not exist, by a FileNotFoundError."""
+    """Refuses an input file or a model that does not exist.
+
+    Raises:
+        FileNotFoundError: The file or the model does not exist.
+    """
     _check_files("--input", [settings.input])
     _check_model(settings.model)
 
@@ -115,7 +131,11 @@ def _check_data(entries: Iterable[str]) -> None:
     `open_dataset` raises the error, because it says what the folder has instead.
 
     Args:
-        entries: The datasets as `--data` names them: [NAME=]URL[:WEIGHT].
+        entries: The datasets as `--data` names them: [NAME=]URL[:WEIGHT]. URLs of object stores are
+            not looked up.
+
+    Raises:
+        FileNotFoundError: A folder has no manifest.
     """
     from pipeline.shards.dataset import open_dataset
     from pipeline.shards.manifest import MANIFEST
@@ -127,21 +147,41 @@ def _check_data(entries: Iterable[str]) -> None:
 
 
 def _check_files(flag: str, paths: Iterable[str]) -> None:
-    """Refuses local files that do not exist, by a FileNotFoundError that names the flag."""
+    """Refuses local files that do not exist.
+
+    Args:
+        flag: The flag that names the files, for the message.
+        paths: Paths or URLs; URLs are not looked up.
+
+    Raises:
+        FileNotFoundError: A file does not exist.
+    """
     for path in paths:
         if _is_absent(path):
             raise FileNotFoundError(f"{path}: found no file; {flag} names files that are there")
 
 
 def _check_model(name: str) -> None:
-    """Refuses a model that is neither a local file or folder, nor a URL, nor a name of the Hub."""
+    """Refuses a model that does not exist in a local folder and could not be a name of the Hub.
+
+    Args:
+        name: A path, RUN@STEP, a URL or a name on the Hugging Face Hub. URLs are not looked up.
+
+    Raises:
+        FileNotFoundError: There is no such model.
+    """
     folder = _folder_of(name)
     if _is_absent(folder) and not is_hub_name(name):
         raise FileNotFoundError(f"{folder} holds nothing; {expected_files()}")
 
 
 def _folder_of(name: str) -> str:
-    """Returns RUN of RUN@STEP or RUN@mean5; the whole name if a folder has exactly that name."""
+    """Returns the folder that a name of a model or run is in.
+
+    Args:
+        name: A folder, RUN@STEP or RUN@mean5. The folder is RUN, unless a folder has exactly this
+            name.
+    """
     match = _RUN.fullmatch(name)
     return name if Path(name).exists() or match is None else match["folder"]
 

@@ -1,4 +1,4 @@
-"""Settings of the command `python -m trainer pretrain`: every default, meaning and unit."""
+"""Defines the settings of `python -m trainer pretrain`: their defaults, meanings and units."""
 
 import dataclasses
 import math
@@ -54,7 +54,8 @@ class Phase:
 
     def __post_init__(self) -> None:
         for name in ("seq_len", "global_batch", "steps"):
-            if (value := getattr(self, name)) < 1:
+            value = getattr(self, name)
+            if value < 1:
                 raise ValueError(f"{name} of a phase is {value}; it must be at least 1")
         if self.warmup_fraction is not None and self.warmup_steps is not None:
             raise ValueError("a phase has both warmup_fraction and warmup_steps; give one of them")
@@ -65,7 +66,8 @@ class Phase:
         if self.peak_lr <= 0:
             raise ValueError(f"peak_lr {self.peak_lr} must be above 0")
         for name in ("start_lr", "end_lr"):
-            if not 0 <= (rate := getattr(self, name)) <= self.peak_lr:
+            rate = getattr(self, name)
+            if not 0 <= rate <= self.peak_lr:
                 raise ValueError(f"{name} {rate} must be in 0 to peak_lr, which is {self.peak_lr}")
         if self.decay_form == "cosine" and self.decay_power != 1.0:
             found = f"decay_power is {self.decay_power}, of a polynomial, and decay_form is cosine"
@@ -115,7 +117,8 @@ class ValidationSettings:
 
     def __post_init__(self) -> None:
         for name in ("interval", "num_instances", "pairs_limit"):
-            if (value := getattr(self, name)) < 0:
+            value = getattr(self, name)
+            if value < 0:
                 raise ValueError(f"validation.{name} is {value}; it must be at least 0")
 
 
@@ -139,7 +142,8 @@ class CheckpointSettings:
 
     def __post_init__(self) -> None:
         for name in ("interval", "keep"):
-            if (value := getattr(self, name)) < 0:
+            value = getattr(self, name)
+            if value < 0:
                 raise ValueError(f"checkpoint.{name} is {value}; it must be at least 0")
 
 
@@ -163,10 +167,12 @@ class SafetySettings:
     watchdog_minutes: float = 30.0
 
     def __post_init__(self) -> None:
-        if (factor := self.spike_factor) and factor <= 1:
+        factor = self.spike_factor
+        if factor and factor <= 1:
             raise ValueError(f"safety.spike_factor is {factor}; it must be above 1, or 0 for none")
         for name in ("weights_interval", "watchdog_minutes"):
-            if (value := getattr(self, name)) < 0:
+            value = getattr(self, name)
+            if value < 0:
                 raise ValueError(f"safety.{name} is {value}; it must be at least 0")
 
 
@@ -300,7 +306,8 @@ class PretrainSettings:
         """
         if self.budget_hours is None:
             return None
-        share = self.phases[phase].steps / sum(phase.steps for phase in self.phases)
+        steps_of_phases = [entry.steps for entry in self.phases]
+        share = steps_of_phases[phase] / sum(steps_of_phases)
         return 3_600 * self.budget_hours * share
 
     @property
@@ -308,7 +315,7 @@ class PretrainSettings:
         """The share of masked tokens at the first and at the last step; None for static masks."""
         if self.masking == "static":
             return None
-        first, last, _ = self._mask_line()
+        first, last, _ = self._parse_masking()
         return first, last
 
     @property
@@ -317,10 +324,10 @@ class PretrainSettings:
 
         It is the number after @ in `masking`, or the number of steps of the run.
         """
-        return self._mask_line()[2] or sum(phase.steps for phase in self.phases)
+        return self._parse_masking()[2] or sum(phase.steps for phase in self.phases)
 
-    def _mask_line(self) -> tuple[float, float, int | None]:
-        """Returns the numbers in `masking`.
+    def _parse_masking(self) -> tuple[float, float, int | None]:
+        """Returns the numbers that `masking` is written with; it must not be "static".
 
         Returns:
             The first share, the last share, and the number of steps after @; None if it has no @.
@@ -329,7 +336,8 @@ class PretrainSettings:
             ValueError: `masking` has another form, or a share is not above 0 and at most 0.5.
         """
         match = re.fullmatch(r"(0?\.\d+)(?:-(0?\.\d+)(?:@([1-9]\d*))?)?", self.masking)
-        first, last = (float(match[1]), float(match[2] or match[1])) if match else (0.0, 0.0)
+        first = float(match[1]) if match else 0.0
+        last = float(match[2] or match[1]) if match else 0.0
         if match is None or not 0 < min(first, last) <= max(first, last) <= 0.5:
             raise ValueError(
                 f"masking is {self.masking!r}; give static, a share such as 0.15, or 0.3-0.15 for"
@@ -417,13 +425,15 @@ def resolve(settings: Settings) -> Settings:
         raise ValueError("phases is empty; give at least one phase (see configs/pretrain)")
     phases = [_change_phase(settings, index) for index in range(len(settings.phases))]
     longest = max(phase.seq_len for phase in phases)
-    if (most := settings.micro_tokens) < longest:
-        raise ValueError(f"micro_tokens {most} cannot hold one instance of {longest} tokens")
-    settings.skipped()
+    if settings.micro_tokens < longest:
+        raise ValueError(
+            f"micro_tokens {settings.micro_tokens} cannot hold one instance of {longest} tokens"
+        )
+    settings.skipped()  # for its check of every entry
     _check_training(settings)
     _check_epochs(settings)
-    none_given: dict[str, Any] = {name: [] for name in OF_PHASES}
-    return dataclasses.replace(settings, phases=phases, **none_given)
+    emptied: dict[str, Any] = {name: [] for name in OF_PHASES}
+    return dataclasses.replace(settings, phases=phases, **emptied)
 
 
 def _change_phase(settings: PretrainSettings, index: int) -> Phase:
@@ -468,9 +478,10 @@ def _check_epochs(settings: PretrainSettings) -> None:
         raise ValueError("epochs are passes over a finished dataset; give --steps with follow")
 
 
-def _check_training(settings: PretrainSettings) -> None:
-    """Refuses combinations of settings that would not train what the user asked for."""
-    if settings.zero_stage == 3 and (name := settings.optimizer.name) != "adamw":
+def _check_zero3(settings: PretrainSettings) -> None:
+    """Refuses settings that do not work with ZeRO-3, which partitions the weights."""
+    name = settings.optimizer.name
+    if settings.zero_stage == 3 and name != "adamw":
         raise ValueError(
             f"optimizer {name} cannot run under zero_stage 3: its updates of whole tensors were"
             " held to one process on the partitions of ZeRO-1 and 2 only; use zero_stage 1 or 2, or"
@@ -479,14 +490,23 @@ def _check_training(settings: PretrainSettings) -> None:
     if settings.zero_stage == 3 and settings.compile:
         why = "whose hooks gather weights; use zero_stage 0 to 2"
         raise ValueError(f"compile does not work with zero_stage 3, {why}")
-    if (hours := settings.budget_hours) is not None and hours <= 0:
+
+
+def _check_training(settings: PretrainSettings) -> None:
+    """Refuses combinations of settings that would not train what the user asked for."""
+    _check_zero3(settings)
+    hours = settings.budget_hours
+    if hours is not None and hours <= 0:
         raise ValueError(f"budget_hours is {hours}; it must be above 0, or null to train by steps")
-    others = [name for name in ("init_from", "budget_hours") if getattr(settings, name) is not None]
-    if settings.continue_from is not None and others:
-        raise ValueError(f"continue_from takes a run's weights and steps; leave {others[0]} out")
-    if not (weight := settings.nsp_weight) > 0:
+    if settings.continue_from is not None:
+        for name in ("init_from", "budget_hours"):
+            if getattr(settings, name) is not None:
+                raise ValueError(f"continue_from takes a run's weights and steps; leave {name} out")
+    weight = settings.nsp_weight
+    if not weight > 0:
         raise ValueError(f"nsp_weight is {weight}, not above 0; objective mlm leaves NSP out")
-    if (shares := settings.mask_shares) and settings.objective == "left-to-right":
+    shares = settings.mask_shares
+    if shares and settings.objective == "left-to-right":
         raise ValueError("objective left-to-right masks nothing; leave masking out")
     if shares and shares[0] != shares[1] and settings.budget_hours is not None:
         found = f"masking {settings.masking} moves along the steps"

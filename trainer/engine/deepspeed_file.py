@@ -82,7 +82,8 @@ def read_deepspeed_file(path: str) -> DeepSpeedFile:
         if root.get("allgather_size") not in (None, "auto"):
             root[_ZERO]["allgather_bucket_size"] = root["allgather_size"]
     file = DeepSpeedFile(path)
-    if faults := list(_read_section(file, root, "")):
+    faults = list(_read_section(file, root, ""))
+    if faults:
         raise ValueError("\n".join(faults))
     return file
 

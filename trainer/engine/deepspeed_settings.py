@@ -148,7 +148,7 @@ def settings_of_file(
                 filled[f"{prefix}peak_lr"] = Given(peak, "")
                 value *= peak
             target = f"{prefix}{name}"
-            config_value, where = _given(target, in_files)
+            config_value, where = _config_value(target, in_files)
             if config_value is None:
                 filled[target] = Given(value, f"{path}, {statement.source}: ")
             elif statement.is_stated and config_value not in (value, [value]):
@@ -180,7 +180,7 @@ def _flag_of(name: str) -> str:
     return f"--phases.{name}" if is_under_phases else f"--{name}"
 
 
-def _given(target: str, in_files: Mapping[str, Given]) -> tuple[Any, str]:
+def _config_value(target: str, in_files: Mapping[str, Given]) -> tuple[Any, str]:
     """Returns the value that `--config` files give to a setting, and its place for messages.
 
     A warm-up given as a fraction of the steps is converted to steps. If their number is not known,
@@ -375,7 +375,7 @@ def _find_optimizer(file: DeepSpeedFile) -> Iterator[Statement]:
         key = params["max_grad_norm"]
         yield Statement("optimizer.max_grad_norm", file.values[key], key)
     rate = f"{prefix}{'adam_lr' if name == 'muon' else 'lr'}"
-    if rate not in file.autos and not _has_own_rate(file):
+    if rate not in file.autos and not _schedule_has_rate(file):
         yield Statement("peak_lr", file.values.get(rate, _DEFAULT_RATE), rate, rate in file.values)
 
 
@@ -417,7 +417,7 @@ def _check_params(file: DeepSpeedFile, kind: str, params: Mapping[str, str]) -> 
         raise ValueError(f"{file.path}: {found}; weight decay is decoupled here, as AdamW's is")
 
 
-def _says_a_schedule(file: DeepSpeedFile) -> bool:
+def _decides_schedule(file: DeepSpeedFile) -> bool:
     """Returns whether the file decides the schedule.
 
     It does not if it has no scheduler, or if the scheduler's parameters are "auto" and values that
@@ -434,7 +434,7 @@ def _says_a_schedule(file: DeepSpeedFile) -> bool:
     return "scheduler.type" in file.values and (bool(deciding_keys) or not has_auto)
 
 
-def _has_own_rate(file: DeepSpeedFile) -> bool:
+def _schedule_has_rate(file: DeepSpeedFile) -> bool:
     """Returns whether the schedule has a learning rate, which DeepSpeed prefers to the optimizer's.
 
     WarmupCosineLR has none: it scales the optimizer's rate.
@@ -451,7 +451,7 @@ def _find_schedule(file: DeepSpeedFile) -> Iterator[Statement]:
             ignore the optimizer's learning rate.
     """
     schedule = _schedule_of(file)
-    if schedule is None or not _says_a_schedule(file):
+    if schedule is None or not _decides_schedule(file):
         return
     if file.values["scheduler.type"] == "WarmupDecayLR":
         _check_rate(file)

@@ -107,15 +107,14 @@ def agree_on_step(
 
 
 def agree_on_waiting(ranks: Ranks, is_ready: bool, must_stop: bool) -> tuple[bool, bool]:
-    """Returns what all ranks know together while they wait for data; every rank has to call it.
+    """Returns whether every rank has its next step, and whether any rank was told to stop.
+
+    Ranks that wait for data call it again and again; every rank has to call it equally often.
 
     Args:
         ranks: This process and the others of the run.
         is_ready: Whether this rank has its next step.
         must_stop: Whether this rank was told to stop.
-
-    Returns:
-        Whether every rank has its next step, and whether any rank was told to stop.
     """
     flags = torch.tensor([is_ready, not must_stop], dtype=torch.int64)
     torch.distributed.all_reduce(flags, torch.distributed.ReduceOp.MIN, group=ranks.counts_group)
@@ -168,18 +167,19 @@ def train_step(
 def forward_sums(module: Any, batch: MicroBatch, device: torch.device) -> PretrainingSums:
     """Returns a model's loss sums and numbers of right answers for one micro-batch.
 
-    Divide the sums by the number of masked tokens, or instances, for the mean losses of the BERT
-    paper. The sums are differentiable, so that the model can be trained on them.
+    For a micro-batch of B instances with M masked tokens, the losses of the BERT paper are
+    `mlm_nll / M` and `nsp_nll / B`.
 
     Args:
         module: A BertForPreTraining, or DeepSpeed's engine around one.
-        batch: The micro-batch: B instances with T tokens in all, M of them masked. Its columns may
-            be on any device.
-        device: The device of the module, to which the columns are copied.
+        batch: The micro-batch: B instances with T tokens in all, M of them masked, so `input_ids`
+            is [T], `masked_labels` [M] and `is_random_next` [B]. It may be on any device.
+        device: The device of the module, to which the micro-batch is copied.
 
     Returns:
-        Four scalars on the device: MLM loss over the M masked tokens and NSP loss over the B
-        instances, in nats, float32; and the numbers of right answers of MLM and NSP, int64.
+        Four scalars on the device. `mlm_nll` over the masked tokens and `nsp_nll` over the
+        instances are differentiable sums of losses in nats, float32. `num_mlm_correct` and
+        `num_nsp_correct` are the numbers of right answers, int64.
     """
     batch = to_device(batch, device)
     mlm_logits, nsp_logits = module(batch, batch.masked_positions)

@@ -70,7 +70,7 @@ class SpikeGuard:
 
     @property
     def limit(self) -> float:
-        """The limit below which a norm must be to be taken; infinite if every finite norm is."""
+        """A gradient is taken if its norm is below this limit; infinite takes every finite norm."""
         if not self._settings.spike_factor or len(self._norms) < FEWEST_NORMS:
             return math.inf
         return float(self._settings.spike_factor * median(self._norms))

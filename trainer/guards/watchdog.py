@@ -173,9 +173,9 @@ def describe_hang(peers: Sequence[Peer], answers: Sequence[dict[str, Any] | None
 def _kill_later(pids: Sequence[int]) -> None:
     """Starts a shell that kills processes of this machine after some seconds.
 
-    A stopped process does not end when its launcher asks, and launchers wait long before they kill
-    it. But the launcher should see this process end first, because it then exits with this
-    process's code.
+    A launcher cannot end a stopped process with SIGTERM, and waits long before it kills one.
+    But this process has to end first, because a launcher exits with the code of the rank that ends
+    first.
     """
     if pids:
         numbers = " ".join(map(str, pids))
