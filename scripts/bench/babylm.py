@@ -215,11 +215,18 @@ def list_stages(own: argparse.Namespace, track: Mapping[str, Any], folder: Path)
     return [Stage(name, command) for name, command in commands.items()]
 
 
-def last_rows(metrics: Path) -> tuple[Row, Row]:
-    """Returns the last row of training and of validation of a run."""
+def describe_run(metrics: Path) -> Row:
+    """Returns what a finished run read and reached: steps, tokens, and its last validation."""
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     last = {row["split"]: row for row in rows}
-    return last["train"], last["validation"]
+    validation = last["validation"]
+    return {
+        "steps": last["train"]["step"],
+        "tokens": sum(row["tokens"] for row in rows if row["split"] == "train"),
+        "mlm_loss": validation["mlm_loss"],
+        "mlm_accuracy": validation["mlm_accuracy"],
+        "unigram_entropy": validation["unigram_entropy"],
+    }
 
 
 def main() -> None:
@@ -252,7 +259,6 @@ def run_track(own: argparse.Namespace, track: Mapping[str, Any], price: Mapping[
     seconds = sum_bill(read_bill(folder / "bill.jsonl"))
     minutes = {stage: round(spent / 60, 1) for stage, spent in seconds.items()}
     to_model = round(sum(spent for name, spent in minutes.items() if name != SCORE), 1)
-    train, validation = last_rows(folder / "run/metrics.jsonl")
     pairs = json.loads((folder / "pairs.json").read_text())
     score, phenomena = mean_of_phenomena(pairs)
     print_result(
@@ -266,10 +272,7 @@ def run_track(own: argparse.Namespace, track: Mapping[str, Any], price: Mapping[
         PACKAGES,
         words=words | {"all": sum(words.values())},
         root_hash=open_dataset(str(folder / "data")).manifest.root_hash,
-        steps=train["step"],
-        tokens=train["tokens"],
-        mlm_loss=validation["mlm_loss"],
-        unigram_entropy=validation["unigram_entropy"],
+        **describe_run(folder / "run/metrics.jsonl"),
         score=round(score, 2),
         standard_error=round(100 * pairs["standard_error_of_mean"], 2),
         phenomena={name: round(accuracy, 1) for name, accuracy in phenomena.items()},

@@ -1,5 +1,7 @@
 """scripts/bench/babylm.py: words, the mean of phenomena, the bill."""
 
+import json
+
 import pytest
 import yaml
 import zstandard
@@ -7,6 +9,7 @@ import zstandard
 from scripts.bench.babylm import (
     count_sources,
     count_words,
+    describe_run,
     format_price,
     is_finished,
     mean_of_phenomena,
@@ -79,3 +82,17 @@ def test_a_bill_adds_up_every_attempt(tmp_path):
 def test_a_price_has_its_machine_and_date():
     price = {"machine": "box", "usd_per_hour": 0.3, "vcpus": 3, "date": "2026-11"}
     assert format_price(300, price) == "0.50 USD (box, 2026-11)"
+
+
+def test_a_run_is_described_by_all_its_tokens_and_its_last_validation(tmp_path):
+    first = {"mlm_loss": 6.0, "mlm_accuracy": 0.1, "unigram_entropy": 6.5}
+    last = {"mlm_loss": 4.0, "mlm_accuracy": 0.3, "unigram_entropy": 6.6}
+    rows = [
+        {"split": "train", "step": 1, "tokens": 70},
+        {"split": "validation", "step": 1, **first},
+        {"split": "train", "step": 2, "tokens": 30},
+        {"split": "validation", "step": 2, **last},
+    ]
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert describe_run(metrics) == {"steps": 2, "tokens": 100, **last}
