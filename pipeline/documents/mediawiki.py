@@ -176,6 +176,7 @@ class _PageScanner:
         limit: Offset at which the range ends, once a block beyond it was read. Pages that start
             there or later belong to the next range.
         is_in_page: Whether `data` begins within a page.
+        page_offset: Offset of this page's opening tag in the text that was read.
         is_too_long: Whether this page is longer than a document may be.
         is_finished: Whether all pages of the range were found.
     """
@@ -186,6 +187,7 @@ class _PageScanner:
     num_searched: int = 0
     limit: int | None = None
     is_in_page: bool = False
+    page_offset: int = 0
     is_too_long: bool = False
     is_finished: bool = False
 
@@ -216,6 +218,7 @@ class _PageScanner:
             self.is_in_page = is_opening
             self.is_too_long = False
             self._drop(end)
+            self.page_offset = self.offset
             self.num_searched = len(_OPEN) if is_opening else 0
 
         if not self.is_in_page:
@@ -233,7 +236,7 @@ class _PageScanner:
         """
         is_too_long = self.is_too_long or num_bytes > records.MAX_DOCUMENT_BYTES
         error = _page_error(is_closed, is_too_long)
-        return PageBytes(self.offset, bytes(self.data[:num_bytes]), error)
+        return PageBytes(self.page_offset, bytes(self.data[:num_bytes]), error)
 
     def drop_scanned_text(self) -> None:
         """Drops most text that is outside of pages, or within a page that is too long."""

@@ -98,7 +98,8 @@ def _split_items(line: str) -> Iterator[str]:
     while item and (item[1] or start or item[2] in ("1", "a")):
         number = str(int(item[2]) + 1) if item[2].isdecimal() else chr(ord(item[2]) + 1)
         next_item = rf"(?<= )({re.escape(item[1] or '')})({re.escape(number)})\. (?=\S)"
-        item = re.compile(next_item).search(line, item.end())
+        # An item has a text: in "1. 2. Some words." the second number begins the first item's.
+        item = re.compile(next_item).search(line, item.end() + 1)
         if item:
             yield line[start : item.start()]
             start = item.start()

@@ -154,12 +154,15 @@ def test_entity_bombs_are_refused(policy, pack):
         ("<b>", "found no well-formed XML .mismatched tag", "bad_xml"),
         ('<!DOCTYPE a [<!ENTITY b "c">]>', "found no well-formed XML", "bad_xml"),
         ("x" * 5000, "found a document of more than 2000 bytes", "too_long"),
+        ("x" * 3_000_000, "found a document of more than 2000 bytes", "too_long"),
     ],
+    ids=["entity", "tag", "declaration", "long", "longer than a block"],
 )
 def test_malformed_pages_are_named_and_counted(monkeypatch, text, message, reason):
     monkeypatch.setattr(records, "MAX_DOCUMENT_BYTES", 2000)
     data = (HEAD + PAGES[0] + page(8, text) + PAGES[6] + "</mediawiki>").encode()
-    said = rf"^memory:///dump/d.xml, page at byte \d+ of the text .*: {message}"
+    start = len((HEAD + PAGES[0]).encode()) + page(8, text).index("<page>")
+    said = rf"^memory:///dump/d.xml, page at byte {start} of the text .*: {message}"
     with pytest.raises(ValueError, match=said):
         read(data)
     skipped: dict[str, int] = {}

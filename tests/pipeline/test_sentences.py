@@ -27,6 +27,8 @@ words = st.text(st.sampled_from("aB.!?\"'(“”。1é\u2043"), min_size=1, max_
         ),
         ("1. Wash it. 2. Dry it 3. Go", "en", ["1. Wash it.", "2. Dry it", "3. Go"]),
         ("a. one thing b. another", "en", ["a. one thing", "b. another"]),
+        ("1. 2. Foo bar.", "en", ["1. 2.", "Foo bar."]),
+        ("1. One. 2. Two. 3. 4. Three.", "en", ["1. One.", "2. Two.", "3. 4.", "Three."]),
         ("\u20439. Ninth \u204310. Tenth", "en", ["\u20439. Ninth", "\u204310. Tenth"]),
         ("2. Mai bis 3. Juni. Es regnete.", "de", ["2. Mai bis 3. Juni.", "Es regnete."]),
         ("He said: “It rains. I go.” We left.", "en", ["He said: “It rains. I go.”", "We left."]),
@@ -34,6 +36,12 @@ words = st.text(st.sampled_from("aB.!?\"'(“”。1é\u2043"), min_size=1, max_
 )
 def test_examples(text, language, sentences):
     assert split_sentences(text, language) == sentences
+
+
+@given(st.text(st.sampled_from("123ab. \u2043"), max_size=30))
+def test_numbers_without_a_text_lose_nothing(text):
+    cleaned = clean_text(text)
+    assert "".join(split_sentences(cleaned)).replace(" ", "") == cleaned.replace(" ", "")
 
 
 @pytest.mark.parametrize(
