@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -171,20 +172,30 @@ def run_stage(stage: Stage, folder: Path, where: Path) -> None:
     add_line(bill, {"stage": stage.name, "command": " ".join(command)})
     began = time.time()
     before = children_seconds()
-    code: int | None = None
-    try:
-        with log.open("a") as output:
-            code = subprocess.run(
-                command, cwd=where, env=environment, stdout=output, stderr=output, check=False
-            ).returncode
-    finally:
-        spent = round(children_seconds() - before, 1)
-        seconds = round(time.time() - began, 1)
-        add_line(
-            bill, {"stage": stage.name, "exit": code, "cpu_seconds": spent, "seconds": seconds}
+    with log.open("a") as output:
+        process = subprocess.Popen(
+            command, cwd=where, env=environment, stdout=output, stderr=output
         )
+        code = wait_for(process)
+    spent = round(children_seconds() - before, 2)
+    seconds = round(time.time() - began, 1)
+    add_line(bill, {"stage": stage.name, "exit": code, "cpu_seconds": spent, "seconds": seconds})
     if code:
         raise RuntimeError(f"{stage.name} ended with {code}; see {log}, and run the command again")
+
+
+def wait_for(process: "subprocess.Popen[bytes]") -> int:
+    """Returns the exit code of a command. What stops this program stops the command instead."""
+    handlers = {
+        # A terminal's Ctrl-C reaches the command too, and it saves.
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: process.terminate()),
+    }
+    try:
+        return process.wait()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def children_seconds() -> float:

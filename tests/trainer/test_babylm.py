@@ -7,6 +7,7 @@ import yaml
 import zstandard
 
 from scripts.bench.babylm import (
+    Stage,
     count_sources,
     count_words,
     describe_run,
@@ -14,6 +15,7 @@ from scripts.bench.babylm import (
     is_finished,
     mean_of_phenomena,
     read_bill,
+    run_stage,
     sum_bill,
 )
 
@@ -96,3 +98,20 @@ def test_a_run_is_described_by_all_its_tokens_and_its_last_validation(tmp_path):
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     assert describe_run(metrics) == {"steps": 2, "tokens": 100, **last}
+
+
+@pytest.mark.processes
+def test_a_stage_has_its_cpu_in_the_bill_however_it_ends(tmp_path):
+    bill = tmp_path / "bill.jsonl"
+    run_stage(Stage("build", ["this"]), tmp_path, tmp_path)
+    run_stage(Stage("build", ["this"]), tmp_path, tmp_path)
+    assert [line.get("exit") for line in read_bill(bill)] == [None, 0], "once is enough"
+    assert sum_bill(read_bill(bill))["build"] > 0
+    stopper = "import os, signal, time\nos.kill(os.getppid(), signal.SIGTERM)\ntime.sleep(60)\n"
+    (tmp_path / "stopper.py").write_text(stopper)
+    for module, code in ("nothing_of_this_name", 1), ("stopper", -15):
+        expected = rf"train ended with {code}; see .*train\.log, and run the command again"
+        with pytest.raises(RuntimeError, match=expected):
+            run_stage(Stage("train", [module]), tmp_path, tmp_path)
+    assert [line.get("exit") for line in read_bill(bill)][3::2] == [1, -15]
+    assert not is_finished(read_bill(bill), "train")
