@@ -92,12 +92,7 @@ def _padded_attention(
     sizes = [group.num_rows * group.row_length for group in layout.groups]
     # One split, as the gradient of a slice is a buffer of its own for each group.
     q_parts, k_parts, v_parts = (
-<<<<<<< Updated upstream
         torch.split(buffer_PAD.index_copy(0, layout.positions, x_TAD), sizes) for x_TAD in qkv_TAD
-=======
-        buffer_PAD.index_copy(0, layout.positions, x_TAD).split_with_sizes(sizes)
-        for x_TAD in qkv_TAD
->>>>>>> Stashed changes
     )
     contexts = []
     for group, *parts in zip(layout.groups, q_parts, k_parts, v_parts, strict=True):
