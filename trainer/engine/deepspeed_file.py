@@ -177,9 +177,13 @@ def _read_section(file: DeepSpeedFile, section: Mapping[str, Any], prefix: str) 
 
 
 def _used(name: str, section: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the keys and values of a section that DeepSpeed reads.
+    """Returns the part of a section that DeepSpeed reads.
 
-    They are all, or only `enabled` if the section is one of `SWITCHED` and is off.
+    If a section of `SWITCHED` is off, that is only its key `enabled`; otherwise the whole section.
+
+    Args:
+        name: The section's dotted name.
+        section: The keys and values of the section.
     """
     is_off = name in SWITCHED and section.get("enabled", False) in _FALSE
     if is_off:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 # Reasons that several keys share: why a value is refused, and what to do. They end error messages.
 _ANY_RANKS = "every number of ranks continues a run; leave it out"
-_WHOLE = "gradients are summed and reduced in fp32, whole; leave it out"
+_SUMMED_IN_FP32 = "gradients are summed and reduced in fp32, whole; leave it out"
 _ON_DEVICE = (
     'what ZeRO partitions stays on its device; write "device": "none", and "stage": 2 or 3 saves'
     " memory"
@@ -27,14 +27,14 @@ _NO_OFFLOADING = (
     'what ZeRO partitions stays on its device; leave it out, and "stage": 2 or 3 saves memory'
 )
 _DATA_PARALLEL = "ranks share the data alone, and every rank computes the whole model; leave it out"
-_AS_IT_IS = "the model is BERT as --model says; leave it out"
-_DATASETS = "the dataset decides which instance comes when (docs/order.md); leave it out"
-_HALF = (
+_MODEL_IS_FIXED = "the model is BERT as --model says; leave it out"
+_ORDER_IS_FIXED = "the dataset decides which instance comes when (docs/order.md); leave it out"
+_NO_LOSS_SCALING = (
     'there is no loss scaling here; write "bf16": {"enabled": true} in its place, or leave it out'
     " to train in fp32"
 )
 _COMPILING = "--compile true compiles what surrounds attention; leave it out"
-_OF_COMPILING = (
+_COMPILE_KEYS = (
     "backend", "kwargs", "autoep_non_moe", "free_activation", "free_activation_threshold",
     "offload_activation", "offload_activation_pin_memory", "offload_opt_states", "double_buffer",
     "symmetric_memory", "debug_log", "offload_parameters", "sync_before_reduce",
@@ -80,12 +80,12 @@ class Refused:
     switches: tuple[str, ...] = ()
 
 
-_FREE = Key(Any)
+_IGNORED = Key(Any)
 """The rule for a key that is accepted with any value and ignored: it changes nothing trained."""
 _PASSED_SWITCH = Key(bool, is_passed=True)
 _PASSED_COUNT = Key(int, least=1, is_passed=True)
 _PASSED_SIZE = Key(int, least=0, is_passed=True)
-_FREE_SWITCH = Key(bool)
+_IGNORED_SWITCH = Key(bool)
 
 
 def _only(value: Any, reason: str) -> Key:
@@ -99,6 +99,7 @@ def _only(value: Any, reason: str) -> Key:
     return Key(hint, only=(value,), reason=reason)
 
 
+# Keys of the file's top level, and keys of sections that have no table of their own below.
 _TOP: dict[str, Key | Refused] = {
     # Sizes of batches, and clipping: they become settings of the run.
     "train_batch_size": Key(int, least=1),
@@ -109,37 +110,37 @@ _TOP: dict[str, Key | Refused] = {
     "wall_clock_breakdown": _PASSED_SWITCH,
     "memory_breakdown": _PASSED_SWITCH,
     "dump_state": _PASSED_SWITCH,
-    "steps_per_print": _FREE,
-    "log_level": _FREE,
-    "timers": _FREE,
+    "steps_per_print": _IGNORED,
+    "log_level": _IGNORED,
+    "timers": _IGNORED,
     # How gradients are summed and reduced.
-    "communication_data_type": _only("fp32", _WHOLE),
-    "prescale_gradients": _only(False, _WHOLE),
-    "gradient_predivide_factor": _only(1.0, _WHOLE),
+    "communication_data_type": _only("fp32", _SUMMED_IN_FP32),
+    "prescale_gradients": _only(False, _SUMMED_IN_FP32),
+    "gradient_predivide_factor": _only(1.0, _SUMMED_IN_FP32),
     "gradient_allreduce_op": _only("mean", "the loss is that of the global batch; leave it out"),
-    "sparse_gradients": _only(False, _WHOLE),
-    "fp32_allreduce": _FREE_SWITCH,
-    "allreduce_always_fp32": _FREE_SWITCH,
-    "seq_parallel_communication_data_type": _FREE,
-    "data_types.grad_accum_dtype": _only("fp32", _WHOLE),
+    "sparse_gradients": _only(False, _SUMMED_IN_FP32),
+    "fp32_allreduce": _IGNORED_SWITCH,
+    "allreduce_always_fp32": _IGNORED_SWITCH,
+    "seq_parallel_communication_data_type": _IGNORED,
+    "data_types.grad_accum_dtype": _only("fp32", _SUMMED_IN_FP32),
     "data_types.param_dtype": Refused("--precision says it; leave it out"),
     "data_types.buffer_dtype": Refused("--precision says it; leave it out"),
     "data_types.keep_in_fp32_modules": Refused("--precision says it; leave it out"),
     # DeepSpeed 0.19 reads these keys without effect, or for parts of it that are not used here.
-    "disable_allgather": _FREE_SWITCH,
-    "managed_gradient_accumulation": _FREE_SWITCH,
-    "vocabulary_size": _FREE,
-    "use_data_before_expert_parallelism": _FREE_SWITCH,
-    "zero_allow_untested_optimizer": _FREE_SWITCH,
-    "zero_force_ds_cpu_optimizer": _FREE_SWITCH,
+    "disable_allgather": _IGNORED_SWITCH,
+    "managed_gradient_accumulation": _IGNORED_SWITCH,
+    "vocabulary_size": _IGNORED,
+    "use_data_before_expert_parallelism": _IGNORED_SWITCH,
+    "zero_allow_untested_optimizer": _IGNORED_SWITCH,
+    "zero_force_ds_cpu_optimizer": _IGNORED_SWITCH,
     "disable_python_gc": Refused("memory would grow for as long as a run takes; leave it out"),
     "dataloader_drop_last": _only(False, "the stream leaves no instance out; leave it out"),
-    "aio": _FREE,  # used for offloading to NVMe only, which is refused
+    "aio": _IGNORED,  # used for offloading to NVMe only, which is refused
     # Curves, logs and profiles.
-    "tensorboard.enabled": _FREE_SWITCH,
+    "tensorboard.enabled": _IGNORED_SWITCH,
     "tensorboard.output_path": Refused("curves are written into the run's folder; leave it out"),
     "tensorboard.job_name": Refused("curves are written into the run's folder; leave it out"),
-    "wandb.enabled": _FREE_SWITCH,
+    "wandb.enabled": _IGNORED_SWITCH,
     "wandb.project": Key(str),
     "wandb.team": Refused("wandb reads it from WANDB_ENTITY; leave it out"),
     "wandb.group": Refused("wandb reads it from WANDB_RUN_GROUP; leave it out"),
@@ -158,19 +159,19 @@ _TOP: dict[str, Key | Refused] = {
     "comms_logger.prof_ops": Key(list[str], is_passed=True),
     "comms_logger.debug": _PASSED_SWITCH,
     # Methods of training other than BERT's on ranks that share the data.
-    "amp": Refused(_HALF, ("enabled",)),
+    "amp": Refused(_NO_LOSS_SCALING, ("enabled",)),
     "torch_autocast": Refused("--precision bf16 does it; leave it out", ("enabled",)),
-    "curriculum_learning": Refused(_DATASETS, ("enabled",)),
-    "data_efficiency": Refused(_DATASETS, ("enabled",)),
-    "progressive_layer_drop": Refused(_AS_IT_IS, ("enabled",)),
-    "eigenvalue": Refused(_AS_IT_IS, ("enabled",)),
-    "quantize_training": Refused(_AS_IT_IS, ("enabled",)),
-    "compression_training": Refused(_AS_IT_IS),
-    "weight_quantization": Refused(_AS_IT_IS),
-    "sparse_attention": Refused(_AS_IT_IS),
+    "curriculum_learning": Refused(_ORDER_IS_FIXED, ("enabled",)),
+    "data_efficiency": Refused(_ORDER_IS_FIXED, ("enabled",)),
+    "progressive_layer_drop": Refused(_MODEL_IS_FIXED, ("enabled",)),
+    "eigenvalue": Refused(_MODEL_IS_FIXED, ("enabled",)),
+    "quantize_training": Refused(_MODEL_IS_FIXED, ("enabled",)),
+    "compression_training": Refused(_MODEL_IS_FIXED),
+    "weight_quantization": Refused(_MODEL_IS_FIXED),
+    "sparse_attention": Refused(_MODEL_IS_FIXED),
     "hybrid_engine": Refused("a run only trains; leave it out", ("enabled",)),
     "graph_harvesting": _only(False, _COMPILING),
-    **{f"compile.{name}": _FREE for name in _OF_COMPILING},
+    **{f"compile.{name}": _IGNORED for name in _COMPILE_KEYS},
     "compile.deepcompile": _only(False, _COMPILING),
     "compile.enabled": _only(False, _COMPILING),
     "compile.disable": _only(True, _COMPILING),
@@ -186,16 +187,16 @@ _TOP: dict[str, Key | Refused] = {
     "activation_checkpointing.contiguous_memory_optimization": _only(
         False, "--activation_checkpointing keeps each layer's input by itself; leave it out"
     ),
-    "activation_checkpointing.number_checkpoints": _FREE,
-    "activation_checkpointing.synchronize_checkpoint_boundary": _FREE_SWITCH,
-    "activation_checkpointing.profile": _FREE_SWITCH,
+    "activation_checkpointing.number_checkpoints": _IGNORED,
+    "activation_checkpointing.synchronize_checkpoint_boundary": _IGNORED_SWITCH,
+    "activation_checkpointing.profile": _IGNORED_SWITCH,
     "autotuning": Refused("`python -m trainer plan` says what fits; leave it out", ("enabled",)),
     "elasticity": Refused(_ANY_RANKS, ("enabled",)),
     # Checkpoints.
-    "checkpoint.tag_validation": _FREE,
+    "checkpoint.tag_validation": _IGNORED,
     "checkpoint.load_universal": _only(False, "--init_from opens a universal checkpoint"),
     "checkpoint.use_node_local_storage": _only(False, _CHECKPOINTS),
-    "checkpoint.parallel_write": _FREE,
+    "checkpoint.parallel_write": _IGNORED,
     "checkpoint.writer": Refused(_CHECKPOINTS),
     "nebula": Refused(_CHECKPOINTS, ("enabled",)),
     "datastates": Refused(_CHECKPOINTS),
@@ -228,18 +229,18 @@ _ZERO: dict[str, Key | Refused] = {
     # Ignored: clipping has to see all gradients at once, so all tensors form one group.
     "sub_group_size": Key(int, least=0),
     # Ignored: it balances copies of gradients to the CPU over ranks, and nothing is copied there.
-    "round_robin_gradients": _FREE_SWITCH,
-    "allgather_partitions": _FREE_SWITCH,  # DeepSpeed reads it and does not use it
-    "compute_grad_norm": _FREE_SWITCH,  # our optimizer computes the norm that is logged
+    "round_robin_gradients": _IGNORED_SWITCH,
+    "allgather_partitions": _IGNORED_SWITCH,  # DeepSpeed reads it and does not use it
+    "compute_grad_norm": _IGNORED_SWITCH,  # our optimizer computes the norm that is logged
     # Ignored: DeepSpeed's own checkpoints, which are never written.
-    "load_from_fp32_weights": _FREE_SWITCH,
-    "elastic_checkpoint": _FREE_SWITCH,
-    "pipeline_loading_checkpoint": _FREE_SWITCH,
-    "stage3_gather_16bit_weights_on_model_save": _FREE_SWITCH,
-    "stage3_gather_fp16_weights_on_model_save": _FREE_SWITCH,
+    "load_from_fp32_weights": _IGNORED_SWITCH,
+    "elastic_checkpoint": _IGNORED_SWITCH,
+    "pipeline_loading_checkpoint": _IGNORED_SWITCH,
+    "stage3_gather_16bit_weights_on_model_save": _IGNORED_SWITCH,
+    "stage3_gather_fp16_weights_on_model_save": _IGNORED_SWITCH,
     # Offloading to CPUs or disks, all of which is refused.
-    "cpu_offload_use_pin_memory": _FREE_SWITCH,
-    "save_muon_momentum_buffer_in_memory": _FREE_SWITCH,
+    "cpu_offload_use_pin_memory": _IGNORED_SWITCH,
+    "save_muon_momentum_buffer_in_memory": _IGNORED_SWITCH,
     "offload_param": Refused(_ON_DEVICE, ("device",)),
     "offload_optimizer": Refused(_ON_DEVICE, ("device",)),
     "cpu_offload": Refused(_NO_OFFLOADING),
@@ -247,15 +248,15 @@ _ZERO: dict[str, Key | Refused] = {
     "cpu_offload_params": Refused(_NO_OFFLOADING),
     "zenflow": Refused(_NO_OFFLOADING),
     "legacy_stage1": _only(False, "DeepSpeed has it no more; leave it out"),
-    "grad_hooks": _FREE_SWITCH,
-    "zero_quantized_weights": _only(False, _WHOLE),
-    "zero_quantized_nontrainable_weights": _only(False, _WHOLE),
-    "zero_quantized_gradients": _only(False, _WHOLE),
-    "zeropp_loco_param": Refused(_WHOLE),
+    "grad_hooks": _IGNORED_SWITCH,
+    "zero_quantized_weights": _only(False, _SUMMED_IN_FP32),
+    "zero_quantized_nontrainable_weights": _only(False, _SUMMED_IN_FP32),
+    "zero_quantized_gradients": _only(False, _SUMMED_IN_FP32),
+    "zeropp_loco_param": Refused(_SUMMED_IN_FP32),
     "zero_hpz_partition_size": Key(int, only=(0, 1), reason="every rank has a part; leave it out"),
     "mics_shard_size": Key(int, only=(-1, 0), reason="every rank has a part; leave it out"),
     "mics_hierarchical_params_gather": _only(False, "every rank has a part; leave it out"),
-    "leaf_module": Refused(_AS_IT_IS),
+    "leaf_module": Refused(_MODEL_IS_FIXED),
 }  # fmt: skip
 
 ALIASES = {
@@ -273,25 +274,25 @@ _LOSS_SCALING = (
     "consecutive_hysteresis", "min_loss_scale", "opt_level",
 )  # fmt: skip
 _FP16: dict[str, Key | Refused] = {
-    "enabled": _only(False, _HALF),
-    "fp16_master_weights_and_grads": _only(False, _WHOLE),
-    **dict.fromkeys(_LOSS_SCALING, _FREE),
+    "enabled": _only(False, _NO_LOSS_SCALING),
+    "fp16_master_weights_and_grads": _only(False, _SUMMED_IN_FP32),
+    **dict.fromkeys(_LOSS_SCALING, _IGNORED),
 }
 _BF16: dict[str, Key | Refused] = {
     "enabled": Key(bool),
-    "immediate_grad_update": _FREE_SWITCH,
+    "immediate_grad_update": _IGNORED_SWITCH,
     # Ignored: our optimizer takes no step in any case if the gradient is not finite.
-    "check_grad_overflow": _FREE_SWITCH,
-    "check_overflow": _FREE_SWITCH,
-    "accumulate_grads_via_hooks": _FREE_SWITCH,
+    "check_grad_overflow": _IGNORED_SWITCH,
+    "check_overflow": _IGNORED_SWITCH,
+    "accumulate_grads_via_hooks": _IGNORED_SWITCH,
     "bf16_master_weights_and_grads": _only(False, "weights are updated in fp32; leave it out"),
     "bf16_optimizer_states": _only(False, "moments are kept in fp32; leave it out"),
-    **dict.fromkeys(_LOSS_SCALING, _FREE),
+    **dict.fromkeys(_LOSS_SCALING, _IGNORED),
 }
 _OPTIMIZER: dict[str, Key | Refused] = {
     "type": Key(str),
-    "legacy_fusion": _FREE_SWITCH,
-    "adam_w_mode": _FREE_SWITCH,  # DeepSpeed reads this key in params only
+    "legacy_fusion": _IGNORED_SWITCH,
+    "adam_w_mode": _IGNORED_SWITCH,  # DeepSpeed reads this key in params only
     "params.lr": Key(float, least=0),
     "params.betas": Key(list[float]),
     "params.eps": Key(float, least=0),
@@ -302,12 +303,12 @@ _OPTIMIZER: dict[str, Key | Refused] = {
     "params.amsgrad": _only(False, "there is no such variant; leave it out"),
     "params.maximize": _only(False, "a loss is made smaller; leave it out"),
     # Ignored: they choose between implementations of the same update.
-    "params.torch_adam": _FREE_SWITCH,
-    "params.fused": _FREE_SWITCH,
-    "params.foreach": _FREE_SWITCH,
-    "params.capturable": _FREE_SWITCH,
-    "params.set_grad_none": _FREE_SWITCH,
-    "params.ns_method": _FREE,
+    "params.torch_adam": _IGNORED_SWITCH,
+    "params.fused": _IGNORED_SWITCH,
+    "params.foreach": _IGNORED_SWITCH,
+    "params.capturable": _IGNORED_SWITCH,
+    "params.set_grad_none": _IGNORED_SWITCH,
+    "params.ns_method": _IGNORED,
     "params.fp32_optimizer_states": _only(True, "moments are kept in fp32; leave it out"),
     # LAMB only. Its trust ratios have no bounds here, but files that write DeepSpeed's default
     # bounds are accepted.

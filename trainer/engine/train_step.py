@@ -29,11 +29,13 @@ class StepCounts:
         instances: Number of instances of the global batch.
         masked: Number of masked tokens of the global batch.
         tokens: Number of tokens of the global batch.
-        squared_tokens: Sum of the squared lengths of its instances, which attention costs.
+        squared_tokens: Sum of the squared lengths of its instances in tokens. The cost of attention
+            is proportional to it.
         most_tokens: Number of tokens of the rank that has the most.
         wait_seconds: The longest time that a rank has waited for its instances.
         must_stop: Whether any rank was told to stop after this step.
-        elapsed_seconds: The longest time that any rank counts for the phase so far.
+        elapsed_seconds: The longest time that any rank counts for the phase so far; 0 if steps
+            decide when it ends.
         memory_bytes: The most memory that any rank has used so far.
         drawn: Instances and tokens of the global batch from each dataset of a mixture.
     """

@@ -89,7 +89,8 @@ def iterate_weights(engine: Any, ranks: Ranks) -> Iterator[tuple[str, Tensor]]:
     gathered weight is freed when the next one is asked for, so copy it before.
     """
     if not is_zero3(engine):
-        yield from engine.module.state_dict().items() if ranks.rank == 0 else ()
+        if ranks.rank == 0:
+            yield from engine.module.state_dict().items()
         return
     import deepspeed
 

@@ -50,8 +50,8 @@ class SpikeGuard:
         streak: The newest steps, if their gradients were refused; None if the last one was taken.
         num_skipped: Number of steps refused in the whole run.
         num_rollbacks: How often the run has gone back to a checkpoint.
-        left_out: Ranges of positions that the run leaves out since it went back, as (index of the
-            phase, first position, one past the last position).
+        left_out: Ranges of positions that the run leaves out because it has gone back, each as
+            (index of the phase, first position, one past the last position).
     """
 
     def __init__(self, settings: SafetySettings, state: Mapping[str, Any]) -> None:

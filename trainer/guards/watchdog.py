@@ -94,7 +94,7 @@ class Watchdog:
             self._deadline = time.monotonic() + factor * self._limit
 
     def close(self) -> None:
-        """Stops to watch and to answer."""
+        """Stops watching, and no longer answers other ranks."""
         self._closed.set()
         if self._limit:
             self._listener.close()
@@ -173,8 +173,8 @@ def describe_hang(peers: Sequence[Peer], answers: Sequence[dict[str, Any] | None
 def _kill_later(pids: Sequence[int]) -> None:
     """Starts a shell that kills processes of this machine after some seconds.
 
-    A launcher cannot end a stopped process with SIGTERM, and waits long before it kills one.
-    But this process has to end first, because a launcher exits with the code of the rank that ends
+    A launcher cannot end a stopped process with SIGTERM, and waits long before it kills it. The
+    delay lets this process end first, because a launcher exits with the code of the rank that ends
     first.
     """
     if pids:
