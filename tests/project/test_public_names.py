@@ -80,6 +80,15 @@ def test_a_public_name_is_documented(name):
     package, _, attribute = name.partition(".")
     thing = getattr(importlib.import_module(package), attribute)
     assert inspect.getdoc(thing), name
+    parameters = [*inspect.signature(thing).parameters] if inspect.isfunction(thing) else []
+    if len(parameters) > 1:
+        section = inspect.getdoc(thing).partition("Args:\n")[2]
+        missing = [
+            parameter
+            for parameter in parameters
+            if not re.search(rf"^ +\**{parameter}: ", section, re.MULTILINE)
+        ]
+        assert not missing, f"{name} does not explain {missing}"
 
 
 @pytest.mark.parametrize("package", PACKAGES)
