@@ -89,7 +89,9 @@ def tokens_a_word(
 def _choose_pieces(
     old: Vocabulary, words: Sequence[str], counts_W: Array, num_pieces: int, rule: WordRule
 ) -> list[str]:
-    """Returns the new pieces that save most tokens, best first; equal ones by code points.
+    """Returns the new pieces that save the most tokens, best first.
+
+    Pieces that save equally many are sorted by code points.
 
     Args:
         old: The vocabulary to extend.
@@ -123,7 +125,8 @@ def _find_saved(
     Args:
         encoder: Encodes by old and new pieces.
         num_old: The number of old pieces.
-        spelling: The old pieces and the missing characters, by which words were cut before.
+        spelling: The old vocabulary, and the characters that it lacks. Savings are counted against
+            the tokens that words have in it.
         words: W distinct words.
         counts_W: How often each word occurs.
     """

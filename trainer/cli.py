@@ -185,11 +185,11 @@ def export(settings: ExportSettings, _remainder: object = None) -> None:
 
 
 def _universal_files(opened: Any, files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Returns the files of an export with a universal checkpoint of DeepSpeed as its weights.
+    """Returns the files of an export in which a universal checkpoint replaces the weights.
 
     Args:
         opened: The model, from a checkpoint of a run.
-        files: The files of an export for Hugging Face, by name. The other ones are kept.
+        files: The files of an export for Hugging Face, by name. All but the weights are kept.
 
     Raises:
         ValueError: There is no checkpoint on this machine, or it has no moments that DeepSpeed's

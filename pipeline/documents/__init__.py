@@ -3,9 +3,9 @@
 The modules are layers:
 
 1. `listing` and `parts` find the input files and cut them into parts, one for each task.
-2. `files` reads the bytes of a part as blocks, and `lines` makes lines of UTF-8 of the blocks.
-3. One module for each format (`jsonl`, `mediawiki`, ...) makes records of the lines or blocks, and
-   text of a record. `source.LAYOUTS` lists the formats.
+2. `files` reads the bytes of a part as blocks, and `lines` splits blocks into lines of UTF-8.
+3. One module for each format (`jsonl`, `mediawiki`, ...) splits lines or blocks into records, and
+   extracts the text of a record. `source.LAYOUTS` lists the formats.
 4. `ranges` reads the records of a byte range, and `read` reads the documents of a part.
 
 The trainer uses only `parts.find_inputs` and `text_files`.

@@ -63,7 +63,8 @@ def format_instance(instance: Mapping[str, Any], places: Mapping[str, str]) -> s
 
     Args:
         instance: The result of `describe_instance`.
-        places: Where a document is from, by its id; documents that are missing are not located.
+        places: The origin of each document, by its id. A document that is not in the mapping is
+            shown without an origin.
     """
     ids = {"A": instance["document_a"], "B": instance["document_b"]}
     lines = [

@@ -55,12 +55,15 @@ class BandTask:
 
 @dataclass(frozen=True)
 class KeyRange:
-    """A range of the keys of bands, which one task searches for near-duplicates.
+    """A range of band keys, which one task searches for near-duplicates.
+
+    Documents that share the key of a band may be near-duplicates. A range is all keys whose first
+    byte is within two bounds.
 
     Attributes:
-        first: The lowest first byte of a key.
-        last: The highest first byte of a key, inclusive.
-        file_name: The file of the near-duplicates among these keys.
+        first: The smallest first byte of the range.
+        last: The largest first byte of the range, inclusive.
+        file_name: The file that receives the near-duplicates found in the range.
     """
 
     first: int

@@ -103,7 +103,10 @@ def watch_launcher(path: str) -> None:
 
 
 def _end_workers(path: str, releasing: threading.Event, is_over: threading.Event) -> None:
-    """Waits until the launcher releases its lock, then kills its workers until the job is over."""
+    """Waits until the launcher releases its lock, and then ends the workers that are left.
+
+    Workers that start later are killed too, until the job is over.
+    """
     releasing.wait()
     while not is_over.is_set():
         _kill_workers(path)

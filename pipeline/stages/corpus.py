@@ -209,7 +209,7 @@ def read_vocabulary(settings: BuildSettings, url: str) -> Vocabulary:
     """Reads a vocabulary from a vocab.txt, from the folder of a model, or from a model of the Hub.
 
     Args:
-        settings: Give the options of the filesystem.
+        settings: Settings of the build, of which only the filesystem options are used.
         url: Path or URL of the file or folder, or the name of a model of the Hub.
 
     Raises:

@@ -358,9 +358,10 @@ def _read_place(settings: BuildSettings, read: PlannedRead) -> Place:
 
 
 def _drop_empty_places(places: Sequence[Place]) -> list[Place]:
-    """Drops places where nothing was read and scales the others of each source up to replace them.
+    """Drops the sampled places where nothing was read.
 
-    The scale of a place is changed in the place itself.
+    The other samples of the same source get a larger scale, so that they stand for the dropped ones
+    too. Their `Place` records are changed in place.
     """
     read = [place for place in places if place.scale]
     for place in read:

@@ -88,14 +88,15 @@ def choose_num_buckets(
     """Returns the number of train buckets, or checks the number that the user asked for.
 
     It is the smallest power of two with at most 128 MiB of text in a bucket, halved until buckets
-    have 64 documents on average, and each has at least 2: a random B is from another document.
+    have 64 documents on average. Each bucket has at least 2 documents, because the random B of a
+    pair must be from another document than A.
 
     Args:
         documents_by_prefix: [4096] or [65536], the numbers of distinct train documents by the first
             bits of their ids. There cannot be more buckets than prefixes.
         total_bytes: The bytes of the documents' cleaned text.
         num_wanted: The number of buckets that the user asked for; None to choose it.
-        where: Names the setting, for messages.
+        where: The name of the setting, for messages.
         num_used: The number of documents that a pass uses, if the weights of sources leave some
             out; None if all are used.
 

@@ -208,7 +208,7 @@ def find_tokens(
 def find_documents(
     tokens: EncodedDocuments, id_starts: Sequence[str]
 ) -> dict[str, list[FoundDocument]]:
-    """Finds all copies of the documents whose ids begin in a certain way.
+    """Finds all copies of the documents whose ids have one of some beginnings.
 
     Args:
         tokens: The encoded documents.

@@ -525,7 +525,7 @@ def finish_dataset(
 
 
 def _open_row(written: tuple[Any, ...], expected: Tally) -> dict[str, Any]:
-    """Returns a shard's row of the manifest, after a check of its seal.
+    """Checks the checksum that came with a shard's row of the manifest, and returns the row.
 
     Raises:
         ValueError: The row is not the one that was written, or was written for another plan.

@@ -33,7 +33,8 @@ def evaluate(
     """Measures a model on one split of a dataset, as a run's validation does.
 
     The instances of the split's first pass are read once, in fp32 and without dropout. A model that
-    was trained left to right predicts every token, another one the masked tokens.
+    was trained left to right predicts every token. A masked language model predicts only the masked
+    tokens.
 
     Args:
         opened: The model, from `open_model`.
@@ -47,7 +48,7 @@ def evaluate(
     Returns:
         Numbers by name: "mlm_loss" and "unigram_entropy" (the loss of a guess by frequency alone)
         in nats, "mlm_accuracy", "perplexity", "instances" and "masked" (the number of predicted
-        tokens). A model that judges next sentences also has "nsp_loss", "nsp_accuracy" and
+        tokens). A model with a next-sentence head also has "nsp_loss", "nsp_accuracy" and
         "nsp_majority_share" (the accuracy of always giving the more frequent answer). "loss" is the
         sum of both losses.
 

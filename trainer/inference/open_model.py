@@ -162,14 +162,15 @@ def open_model(name: str, storage_options: Mapping[str, Any] | None = None) -> O
     """Opens a trained model: a run, an export, or a model that was trained elsewhere.
 
     Args:
-        name: RUN, RUN@STEP, RUN@mean5 or RUN@STEP@mean5 for the checkpoint of a run after so many
-            steps, or for the mean of several; the folder of an export, of transformers'
-            save_pretrained or of a checkpoint that Google released; or the name of a model of the
-            Hugging Face Hub. RUN and folders may be fsspec URLs.
+        name: One of these forms. RUN is the newest checkpoint of a run, and RUN@STEP the one after
+            STEP steps. RUN@mean5 and RUN@STEP@mean5 are the mean of the 5 checkpoints up to there.
+            A folder may be an export, from save_pretrained of transformers, or a checkpoint that
+            Google released. Any other name is that of a model of the Hugging Face Hub. RUN and
+            folders may be fsspec URLs.
         storage_options: Options of the filesystem of a run at a URL.
 
     Raises:
-        FileNotFoundError: There is no model, or no checkpoint after so many steps.
+        FileNotFoundError: There is no model, or no checkpoint after STEP steps.
         ValueError: A file is damaged, or the model is not a BERT that is supported.
 
     Example:

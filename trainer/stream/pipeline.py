@@ -294,7 +294,7 @@ class PlannedSteps(webdataset.DataPipeline, webdataset.FluidInterface):  # type:
         self._samples = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what is sent to a worker process: everything but the last iteration."""
+        """Returns the attributes to send to a worker process: all but the running iteration."""
         return {**vars(self), "_samples": None}
 
 

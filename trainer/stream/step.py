@@ -442,7 +442,11 @@ class _Steps:
                 yield self._pack(planned, block, pin_memory)
 
     def _plan(self) -> Iterator[_PlannedShare]:
-        """Yields the rows of this process's next steps, as far as the order is known."""
+        """Yields the rows of this process's next steps.
+
+        It ends before the first step whose instances are not known yet, because the build of their
+        pass is still running.
+        """
         sizes = self._sizes
         order = self._passes.order(self._begin)
         while places := [*islice(self._known_places(), PLANNED_STEPS)]:
